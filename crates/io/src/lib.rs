@@ -1,1 +1,47 @@
-//! See the crate description in Cargo.toml.
+//! Ground floor: workers, engines, buffers, files, sockets, timers.
+//!
+//! # Execution model
+//! A [`Runtime`] starts one *worker* thread per core. Each worker owns one driver (io_uring, or epoll
+//! with a pool of threads), one run queue of local tasks and one set of timers; nothing on the data
+//! path is shared between workers but the buffer [`Pool`]. A task never moves to another worker, so
+//! futures need not be `Send`; another thread reaches a worker through [`Remote`].
+//!
+//! Sockets are non-blocking: a system call is made at once, and only when it would block does the task
+//! wait for readiness through the driver. Files go through the driver as owned operations
+//! ([`File::read_at`] and friends), after an attempt that cannot block ([`File::try_read_at`]).
+//!
+//! # Cancellation contract
+//! *Dropping the future of an operation does not stop the operation.* Whatever the kernel may still
+//! touch (buffer, file) is owned by the driver until the operation has completed, so dropping is
+//! always sound; a write whose future was dropped may or may not reach the file, therefore callers
+//! drain writes instead of dropping them. Waiting for readiness is the exception: it owns nothing and
+//! is withdrawn when dropped. A worker that stops first waits for every file operation still out.
+//!
+//! `unsafe` lives only in this crate, in `sys`, `buf` and `driver`, each block with its reason.
+
+mod buf;
+mod driver;
+mod file;
+mod net;
+mod offload;
+mod op;
+mod pool;
+mod remote;
+mod sync;
+mod sys;
+mod task;
+mod timer;
+mod worker;
+
+pub use buf::{ALIGN, Buf, Data};
+pub use driver::{Engine, Interest, uring_available};
+pub use file::{Allocate, File};
+pub use net::{Listener, Peer, Stream};
+pub use offload::offload;
+pub use op::ready;
+pub use pool::{Pool, Room, TooLarge};
+pub use remote::Remote;
+pub use sync::{Completer, Event, Lost, Ticket, ticket};
+pub use task::{Task, spawn, start, yield_now};
+pub use timer::{Elapsed, sleep, sleep_until, timeout};
+pub use worker::{Config, Runtime, engine_name, worker, worker_count};

@@ -1,0 +1,240 @@
+//! Memory that requests carry: [`Buf`] (unique, aligned) and [`Data`] (shared, sliced).
+#![expect(unsafe_code, reason = "aligned allocation, handed out as byte slices")]
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use crate::pool::Charge;
+
+/// Alignment of every buffer in bytes: enough for O_DIRECT on every device in use.
+pub const ALIGN: usize = 4096;
+
+/// A heap block of a power-of-two size, aligned to [`ALIGN`]; always initialised memory.
+pub(crate) struct Block {
+    ptr: NonNull<u8>,
+    size: usize,
+}
+
+// SAFETY: a `Block` owns its memory exclusively and has no thread affinity.
+unsafe impl Send for Block {}
+// SAFETY: shared access to a `Block` only reads its memory.
+unsafe impl Sync for Block {}
+
+impl Block {
+    /// Allocates `size` zeroed bytes; `size` is a non-zero multiple of [`ALIGN`].
+    pub(crate) fn new(size: usize) -> Block {
+        let layout = Self::layout(size);
+        // SAFETY: the layout has a non-zero size (asserted in `layout`).
+        let ptr = unsafe { alloc_zeroed(layout) };
+        match NonNull::new(ptr) {
+            Some(ptr) => Block { ptr, size },
+            None => handle_alloc_error(layout),
+        }
+    }
+
+    pub(crate) fn size(&self) -> usize {
+        self.size
+    }
+
+    fn layout(size: usize) -> Layout {
+        assert!(size > 0 && size.is_multiple_of(ALIGN), "block size {size}");
+        Layout::from_size_align(size, ALIGN).expect("sizes are far below isize::MAX")
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with the same layout, and not freed before.
+        unsafe { dealloc(self.ptr.as_ptr(), Self::layout(self.size)) }
+    }
+}
+
+/// Unique, aligned, owned bytes. Comes from a [`Pool`](crate::Pool) and goes back to it when dropped.
+pub struct Buf {
+    /// `None` only while the buffer is being dropped.
+    block: Option<Block>,
+    len: usize,
+    charge: Charge,
+}
+
+impl Buf {
+    pub(crate) fn new(block: Block, len: usize, charge: Charge) -> Buf {
+        assert!(len <= block.size());
+        Buf { block: Some(block), len, charge }
+    }
+
+    /// A buffer outside of any pool, zero-filled: for tests and for small fixed needs.
+    pub fn unpooled(len: usize) -> Buf {
+        let size = len.max(1).next_multiple_of(ALIGN);
+        Buf::new(Block::new(size), len, Charge::none())
+    }
+
+    /// Shortens the buffer to `len` bytes; longer than it is: no change.
+    pub fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+    }
+
+    fn block(&self) -> &Block {
+        self.block.as_ref().expect("present until drop")
+    }
+}
+
+impl Deref for Buf {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the block is initialised, at least `len` long, and borrowed with `self`.
+        unsafe { std::slice::from_raw_parts(self.block().ptr.as_ptr(), self.len) }
+    }
+}
+
+impl DerefMut for Buf {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `deref`, and `&mut self` makes the access unique.
+        unsafe { std::slice::from_raw_parts_mut(self.block().ptr.as_ptr(), self.len) }
+    }
+}
+
+impl Drop for Buf {
+    fn drop(&mut self) {
+        if let Some(block) = self.block.take() {
+            self.charge.give_back(block);
+        }
+    }
+}
+
+impl fmt::Debug for Buf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buf({} bytes)", self.len)
+    }
+}
+
+/// A payload: bytes that are only read from here on, shared and sliced without copying.
+///
+/// What stands behind it is private, so that payloads which are not in this process's memory (bytes
+/// parked in a pipe) can join without a change to anyone who passes `Data` on. Whoever must look at
+/// bytes calls [`Data::bytes`].
+#[derive(Clone)]
+pub struct Data {
+    repr: Repr,
+    start: usize,
+    len: usize,
+}
+
+#[derive(Clone)]
+enum Repr {
+    Shared(Arc<Buf>),
+    Static(&'static [u8]),
+}
+
+/// Zeroes to borrow from: one block for everyone who has to write zeroes as data.
+static ZEROES: [u8; Data::ZEROES_MAX] = [0; Data::ZEROES_MAX];
+
+impl Data {
+    /// Most bytes that [`Data::zeroes`] hands out at once.
+    pub const ZEROES_MAX: usize = 256 << 10;
+
+    /// `len` zero bytes without an allocation; `len` is at most [`Data::ZEROES_MAX`].
+    pub fn zeroes(len: usize) -> Data {
+        Data { repr: Repr::Static(&ZEROES[..len]), start: 0, len }
+    }
+
+    /// Bytes that live as long as the program.
+    pub fn from_static(bytes: &'static [u8]) -> Data {
+        Data { repr: Repr::Static(bytes), start: 0, len: bytes.len() }
+    }
+
+    /// A copy of `bytes` outside of any pool: for tests and small payloads.
+    pub fn copy_of(bytes: &[u8]) -> Data {
+        let mut buf = Buf::unpooled(bytes.len());
+        buf.copy_from_slice(bytes);
+        Data::from(buf)
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The bytes.
+    pub fn bytes(&self) -> &[u8] {
+        let all: &[u8] = match &self.repr {
+            Repr::Shared(buf) => buf,
+            Repr::Static(bytes) => bytes,
+        };
+        &all[self.start..self.start + self.len]
+    }
+
+    /// `len` bytes from `start` on, sharing the memory. Panics if that leaves the payload.
+    pub fn slice(&self, start: usize, len: usize) -> Data {
+        let end = start.checked_add(len).expect("slice end overflows");
+        assert!(end <= self.len, "slice {start}+{len} of {} bytes", self.len);
+        Data { repr: self.repr.clone(), start: self.start + start, len }
+    }
+
+    /// The whole buffer back if nobody else holds it; used to change bytes without copying.
+    pub fn try_into_buf(self) -> Result<Buf, Data> {
+        let Data { repr, start, len } = self;
+        match repr {
+            Repr::Shared(shared) if start == 0 => match Arc::try_unwrap(shared) {
+                Ok(mut buf) => {
+                    buf.truncate(len);
+                    Ok(buf)
+                }
+                Err(shared) => Err(Data { repr: Repr::Shared(shared), start, len }),
+            },
+            repr => Err(Data { repr, start, len }),
+        }
+    }
+}
+
+impl From<Buf> for Data {
+    fn from(buf: Buf) -> Data {
+        let len = buf.len();
+        Data { repr: Repr::Shared(Arc::new(buf)), start: 0, len }
+    }
+}
+
+impl fmt::Debug for Data {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Data({} bytes)", self.len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_are_aligned_and_zeroed() {
+        for len in [0, 1, 4095, 4096, 70_000] {
+            let buf = Buf::unpooled(len);
+            assert_eq!(buf.len(), len);
+            assert_eq!(buf.as_ptr().align_offset(ALIGN), 0);
+            assert!(buf.iter().all(|&byte| byte == 0));
+        }
+    }
+
+    #[test]
+    fn slices_share_and_unique_data_turns_back_into_a_buffer() {
+        let data = Data::copy_of(b"0123456789");
+        let part = data.slice(2, 5).slice(1, 3);
+        assert_eq!(part.bytes(), b"345");
+        let data = data.try_into_buf().unwrap_err();
+        drop(part);
+        assert_eq!(&*data.try_into_buf().unwrap(), b"0123456789");
+    }
+
+    #[test]
+    #[should_panic(expected = "slice 8+3 of 10 bytes")]
+    fn a_slice_cannot_leave_its_payload() {
+        Data::copy_of(b"0123456789").slice(8, 3);
+    }
+}

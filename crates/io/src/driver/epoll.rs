@@ -1,0 +1,209 @@
+//! The driver for places where io_uring is refused: epoll for readiness, a bounded pool of threads
+//! for files.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{OwnedFd, RawFd};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+
+use super::{Done, Driver, FileOp, Interest, Sleep};
+use crate::offload;
+use crate::remote::Inbox;
+use crate::sys;
+
+/// Events taken from the kernel at a time.
+const EVENTS: usize = 256;
+/// Event data of the inbox's wakeup: no descriptor has this number.
+const WAKE: u64 = u64::MAX;
+
+pub(crate) struct Epoll {
+    epoll: OwnedFd,
+    inbox: Arc<Inbox>,
+    /// Who waits for what, by descriptor; entries stay when a descriptor is idle or closed.
+    watched: HashMap<RawFd, Watched>,
+    by_slot: HashMap<usize, RawFd>,
+    /// Completions known before the next turn.
+    pending: Vec<Done>,
+    finished: Arc<Mutex<Vec<Done>>>,
+}
+
+#[derive(Default)]
+struct Watched {
+    read: Option<usize>,
+    write: Option<usize>,
+    registered: bool,
+}
+
+impl Epoll {
+    pub(crate) fn new(inbox: Arc<Inbox>) -> io::Result<Epoll> {
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        epoll::add(&epoll, &inbox.wakeup, EventData::new_u64(WAKE), EventFlags::IN)?;
+        Ok(Epoll {
+            epoll,
+            inbox,
+            watched: HashMap::new(),
+            by_slot: HashMap::new(),
+            pending: Vec::new(),
+            finished: Arc::default(),
+        })
+    }
+
+    /// Tells the kernel what is waited for on `fd`; everything is one-shot.
+    fn register(&mut self, fd: RawFd) {
+        let watched = self.watched.entry(fd).or_default();
+        let mut flags = EventFlags::ONESHOT;
+        if watched.read.is_some() {
+            flags |= EventFlags::IN | EventFlags::RDHUP;
+        }
+        if watched.write.is_some() {
+            flags |= EventFlags::OUT;
+        }
+        let data = EventData::new_u64(fd.unsigned_abs().into());
+        let borrowed = sys::borrow(fd);
+        // A number may have been closed and reused since: the kernel then no longer knows it.
+        let mut result = match watched.registered {
+            true => epoll::modify(&self.epoll, borrowed, data, flags),
+            false => epoll::add(&self.epoll, borrowed, data, flags),
+        };
+        match result {
+            Err(rustix::io::Errno::NOENT) => {
+                result = epoll::add(&self.epoll, borrowed, data, flags);
+            }
+            Err(rustix::io::Errno::EXIST) => {
+                result = epoll::modify(&self.epoll, borrowed, data, flags);
+            }
+            _ => {}
+        }
+        watched.registered = result.is_ok();
+        if let Err(error) = result {
+            // Regular files cannot be polled and never block: ready (EPERM). Else the error is told.
+            let code = match error {
+                rustix::io::Errno::PERM => 0,
+                error => -error.raw_os_error(),
+            };
+            for slot in [watched.read.take(), watched.write.take()].into_iter().flatten() {
+                self.by_slot.remove(&slot);
+                self.pending.push(Done { slot, result: code, op: None });
+            }
+        }
+    }
+
+    fn wait(&mut self, sleep: Sleep) -> io::Result<()> {
+        let timeout = match sleep {
+            Sleep::No => Some(Duration::ZERO),
+            Sleep::AtMost(time) => Some(time),
+            Sleep::Forever => None,
+        };
+        let timeout = match timeout {
+            None => None,
+            Some(time) => Some(Timespec::try_from(time).map_err(io::Error::other)?),
+        };
+        let mut events =
+            [epoll::Event { flags: EventFlags::empty(), data: EventData::new_u64(0) }; EVENTS];
+        let count = match epoll::wait(&self.epoll, &mut events[..], timeout.as_ref()) {
+            Ok(count) => count,
+            Err(rustix::io::Errno::INTR) => 0,
+            Err(error) => return Err(error.into()),
+        };
+        for event in &events[..count] {
+            let (data, flags) = (event.data.u64(), event.flags);
+            if data == WAKE {
+                self.inbox.wakeup.clear();
+            } else if let Ok(fd) = RawFd::try_from(data) {
+                self.fire(fd, flags);
+            }
+        }
+        Ok(())
+    }
+
+    fn fire(&mut self, fd: RawFd, flags: EventFlags) {
+        let Some(watched) = self.watched.get_mut(&fd) else { return };
+        let broken = flags.intersects(EventFlags::ERR | EventFlags::HUP);
+        let readable = broken || flags.intersects(EventFlags::IN | EventFlags::RDHUP);
+        let writable = broken || flags.intersects(EventFlags::OUT);
+        let read = if readable { watched.read.take() } else { None };
+        let write = if writable { watched.write.take() } else { None };
+        let more = watched.read.is_some() || watched.write.is_some();
+        for slot in [read, write].into_iter().flatten() {
+            self.by_slot.remove(&slot);
+            self.pending.push(Done { slot, result: 0, op: None });
+        }
+        if more {
+            self.register(fd);
+        }
+    }
+}
+
+impl Driver for Epoll {
+    fn arm(&mut self, fd: RawFd, interest: Interest, slot: usize) {
+        let watched = self.watched.entry(fd).or_default();
+        let place = match interest {
+            Interest::Readable => &mut watched.read,
+            Interest::Writable => &mut watched.write,
+        };
+        // A second waiter for the same thing: let the first look again, it will wait anew.
+        if let Some(first) = place.replace(slot) {
+            self.by_slot.remove(&first);
+            self.pending.push(Done { slot: first, result: 0, op: None });
+        }
+        self.by_slot.insert(slot, fd);
+        self.register(fd);
+    }
+
+    fn disarm(&mut self, slot: usize) {
+        let Some(fd) = self.by_slot.remove(&slot) else { return };
+        if let Some(watched) = self.watched.get_mut(&fd) {
+            if watched.read == Some(slot) {
+                watched.read = None;
+            }
+            if watched.write == Some(slot) {
+                watched.write = None;
+            }
+        }
+        self.pending.push(Done { slot, result: -libc::ECANCELED, op: None });
+    }
+
+    fn start(&mut self, op: FileOp, slot: usize) {
+        let (finished, inbox) = (self.finished.clone(), self.inbox.clone());
+        offload::run(Box::new(move || {
+            let (result, op) = run(op);
+            let done = Done { slot, result, op: Some(op) };
+            finished.lock().expect("no panic under this lock").push(done);
+            inbox.wakeup.wake();
+        }));
+    }
+
+    fn turn(&mut self, sleep: Sleep, done: &mut Vec<Done>) -> io::Result<()> {
+        let ready = !self.pending.is_empty()
+            || !self.finished.lock().expect("no panic under this lock").is_empty();
+        self.wait(if ready { Sleep::No } else { sleep })?;
+        done.append(&mut self.pending);
+        done.append(&mut self.finished.lock().expect("no panic under this lock"));
+        Ok(())
+    }
+}
+
+/// Runs a file operation on the calling thread.
+fn run(mut op: FileOp) -> (i32, FileOp) {
+    let result = match &mut op {
+        FileOp::Read { file, buf, start, at } => rustix::io::pread(file, &mut buf[*start..], *at),
+        FileOp::Write { file, data, start, at } => {
+            rustix::io::pwrite(file, &data.bytes()[*start..], *at)
+        }
+        FileOp::Sync { file, data_only: true } => rustix::fs::fdatasync(file).map(|()| 0),
+        FileOp::Sync { file, data_only: false } => rustix::fs::fsync(file).map(|()| 0),
+        FileOp::Allocate { file, mode, at, len } => {
+            let mode = rustix::fs::FallocateFlags::from_bits_retain(mode.cast_unsigned());
+            rustix::fs::fallocate(file, mode, *at, *len).map(|()| 0)
+        }
+    };
+    let result = match result {
+        Ok(bytes) => i32::try_from(bytes).unwrap_or(i32::MAX),
+        Err(error) => -error.raw_os_error(),
+    };
+    (result, op)
+}

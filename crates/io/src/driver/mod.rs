@@ -1,0 +1,111 @@
+//! The narrow waist: what a kernel interface must do to carry a worker.
+//!
+//! An implementation waits for readiness of descriptors, runs owned file operations, and sleeps until
+//! one of these completes or another thread wakes it. Everything else (sockets, timers, tasks) is
+//! built above, once. A simulator is a third implementation of the same trait.
+
+mod epoll;
+mod uring;
+
+use std::io;
+use std::os::fd::{OwnedFd, RawFd};
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::buf::{Buf, Data};
+use crate::remote::Inbox;
+
+pub use uring::available as uring_available;
+
+/// What to wait for on a descriptor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Interest {
+    /// Bytes or a connection to take, or the end of the stream.
+    Readable,
+    /// Room to send, or the outcome of a connect.
+    Writable,
+}
+
+/// Which kernel interface carries the workers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Engine {
+    /// io_uring where a probe finds it usable, else threads.
+    #[default]
+    Auto,
+    /// io_uring; an error where it is refused.
+    Uring,
+    /// epoll for sockets and a bounded pool of threads for files.
+    Threads,
+}
+
+impl FromStr for Engine {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Engine, String> {
+        match text {
+            "auto" => Ok(Engine::Auto),
+            "uring" => Ok(Engine::Uring),
+            "threads" => Ok(Engine::Threads),
+            other => Err(format!("unknown engine {other:?}; known are auto, uring, threads")),
+        }
+    }
+}
+
+/// An operation on a file, owning all that the kernel touches until it completes.
+pub(crate) enum FileOp {
+    Read { file: Arc<OwnedFd>, buf: Buf, start: usize, at: u64 },
+    Write { file: Arc<OwnedFd>, data: Data, start: usize, at: u64 },
+    Sync { file: Arc<OwnedFd>, data_only: bool },
+    Allocate { file: Arc<OwnedFd>, mode: i32, at: u64, len: u64 },
+}
+
+/// A completion: the system call's result (negative: error number) and, for file operations, the
+/// operation with its buffer.
+pub(crate) struct Done {
+    pub(crate) slot: usize,
+    pub(crate) result: i32,
+    pub(crate) op: Option<FileOp>,
+}
+
+/// How long a turn may sleep.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Sleep {
+    No,
+    AtMost(Duration),
+    Forever,
+}
+
+/// One kernel interface, owned by one worker.
+pub(crate) trait Driver {
+    /// Completes `slot` once, when `fd` is ready for `interest` or has failed.
+    fn arm(&mut self, fd: RawFd, interest: Interest, slot: usize);
+
+    /// Gives up waiting; the slot still completes, soon, with any result.
+    fn disarm(&mut self, slot: usize);
+
+    /// Starts a file operation, at the latest with the next turn.
+    fn start(&mut self, op: FileOp, slot: usize);
+
+    /// Submits what was collected, sleeps until something completes, the inbox's wakeup is signalled
+    /// or the time is over, and appends what has completed.
+    fn turn(&mut self, sleep: Sleep, done: &mut Vec<Done>) -> io::Result<()>;
+}
+
+/// The driver for `engine`, and its name.
+pub(crate) fn open(
+    engine: Engine,
+    inbox: Arc<Inbox>,
+) -> io::Result<(Box<dyn Driver>, &'static str)> {
+    match engine {
+        Engine::Uring => Ok((Box::new(uring::Uring::new(inbox)?), "uring")),
+        Engine::Threads => Ok((Box::new(epoll::Epoll::new(inbox)?), "threads")),
+        Engine::Auto => match uring::Uring::new(inbox.clone()) {
+            Ok(uring) => Ok((Box::new(uring), "uring")),
+            Err(error) => {
+                log::debug!("io_uring is not usable ({error}): using epoll and threads");
+                Ok((Box::new(epoll::Epoll::new(inbox)?), "threads"))
+            }
+        },
+    }
+}

@@ -1,0 +1,203 @@
+//! The io_uring driver: one ring per worker, readiness by one-shot polls, files by owned operations.
+#![expect(unsafe_code, reason = "submission entries carry raw pointers")]
+
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use io_uring::{IoUring, Probe, opcode, squeue, types};
+
+use super::{Done, Driver, FileOp, Interest, Sleep};
+use crate::remote::Inbox;
+
+/// Submission entries a turn can collect before it must enter the kernel: several per request in
+/// flight of the connections that one worker carries. Completions get four times that.
+const ENTRIES: u32 = 512;
+/// `user_data` of the poll on the inbox's wakeup.
+const WAKE: u64 = u64::MAX;
+/// `user_data` of operations whose completion says nothing.
+const IGNORE: u64 = u64::MAX - 1;
+
+pub(crate) struct Uring {
+    ring: IoUring,
+    inbox: Arc<Inbox>,
+    wake_armed: bool,
+    /// File operations by slot: the kernel may touch their memory until they complete.
+    ops: Vec<Option<FileOp>>,
+}
+
+/// Whether a ring with everything that the driver needs can be made here: `Err` says what is missing.
+pub fn available() -> io::Result<()> {
+    make_ring().map(drop)
+}
+
+fn make_ring() -> io::Result<IoUring> {
+    // Completion work is run when we ask for it, on this thread: fewer interruptions.
+    let modern = IoUring::builder()
+        .setup_single_issuer()
+        .setup_defer_taskrun()
+        .setup_cqsize(ENTRIES * 4)
+        .build(ENTRIES);
+    let ring = match modern {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+            IoUring::builder().setup_cqsize(ENTRIES * 4).build(ENTRIES)?
+        }
+        ring => ring?,
+    };
+    let mut probe = Probe::new();
+    ring.submitter().register_probe(&mut probe)?;
+    let needed = [
+        ("read", opcode::Read::CODE),
+        ("write", opcode::Write::CODE),
+        ("fsync", opcode::Fsync::CODE),
+        ("fallocate", opcode::Fallocate::CODE),
+        ("poll", opcode::PollAdd::CODE),
+        ("poll removal", opcode::PollRemove::CODE),
+    ];
+    for (name, code) in needed {
+        if !probe.is_supported(code) {
+            return Err(io::Error::other(format!("the kernel's io_uring has no {name}")));
+        }
+    }
+    if !ring.params().is_feature_ext_arg() {
+        return Err(io::Error::other("the kernel's io_uring has no timeouts on waiting"));
+    }
+    Ok(ring)
+}
+
+impl Uring {
+    pub(crate) fn new(inbox: Arc<Inbox>) -> io::Result<Uring> {
+        Ok(Uring { ring: make_ring()?, inbox, wake_armed: false, ops: Vec::new() })
+    }
+
+    fn push(&mut self, entry: &squeue::Entry) {
+        loop {
+            // SAFETY: memory behind the entry is owned by `self.ops` until its completion is seen,
+            // and descriptors are kept open by the operation or by the waiting future.
+            if unsafe { self.ring.submission().push(entry) }.is_ok() {
+                return;
+            }
+            // The queue is full: hand it to the kernel. EBUSY means that completions have to be
+            // taken first; the completion queue is large enough for that to be short.
+            if let Err(error) = self.ring.submit() {
+                log::trace!("io_uring submit: {error}");
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    fn reap(&mut self, done: &mut Vec<Done>) {
+        for completion in self.ring.completion() {
+            match completion.user_data() {
+                IGNORE => {}
+                WAKE => {
+                    self.wake_armed = false;
+                    self.inbox.wakeup.clear();
+                }
+                slot => {
+                    let slot = usize::try_from(slot).expect("slots are table indexes");
+                    let op = self.ops.get_mut(slot).and_then(Option::take);
+                    done.push(Done { slot, result: completion.result(), op });
+                }
+            }
+        }
+    }
+}
+
+impl Driver for Uring {
+    fn arm(&mut self, fd: RawFd, interest: Interest, slot: usize) {
+        let events = match interest {
+            Interest::Readable => libc::POLLIN | libc::POLLRDHUP,
+            Interest::Writable => libc::POLLOUT,
+        };
+        let events = u32::from(events.unsigned_abs());
+        let entry = opcode::PollAdd::new(types::Fd(fd), events).build().user_data(slot as u64);
+        self.push(&entry);
+    }
+
+    fn disarm(&mut self, slot: usize) {
+        let entry = opcode::PollRemove::new(slot as u64).build().user_data(IGNORE);
+        self.push(&entry);
+    }
+
+    fn start(&mut self, mut op: FileOp, slot: usize) {
+        let entry = match &mut op {
+            FileOp::Read { file, buf, start, at } => {
+                let part = &mut buf[*start..];
+                let len = u32::try_from(part.len()).unwrap_or(u32::MAX);
+                opcode::Read::new(types::Fd(file.as_raw_fd()), part.as_mut_ptr(), len)
+                    .offset(*at)
+                    .build()
+            }
+            FileOp::Write { file, data, start, at } => {
+                let part = &data.bytes()[*start..];
+                let len = u32::try_from(part.len()).unwrap_or(u32::MAX);
+                opcode::Write::new(types::Fd(file.as_raw_fd()), part.as_ptr(), len)
+                    .offset(*at)
+                    .build()
+            }
+            FileOp::Sync { file, data_only } => {
+                let flags = if *data_only {
+                    types::FsyncFlags::DATASYNC
+                } else {
+                    types::FsyncFlags::empty()
+                };
+                opcode::Fsync::new(types::Fd(file.as_raw_fd())).flags(flags).build()
+            }
+            FileOp::Allocate { file, mode, at, len } => {
+                opcode::Fallocate::new(types::Fd(file.as_raw_fd()), *len)
+                    .offset(*at)
+                    .mode(*mode)
+                    .build()
+            }
+        };
+        if self.ops.len() <= slot {
+            self.ops.resize_with(slot + 1, || None);
+        }
+        // Buffers live on the heap, so moving the operation does not move what the entry points at.
+        self.ops[slot] = Some(op);
+        self.push(&entry.user_data(slot as u64));
+    }
+
+    fn turn(&mut self, sleep: Sleep, done: &mut Vec<Done>) -> io::Result<()> {
+        if !self.wake_armed {
+            self.wake_armed = true;
+            let fd = types::Fd(self.inbox.wakeup.as_raw_fd());
+            let events = u32::from(libc::POLLIN.unsigned_abs());
+            let entry = opcode::PollAdd::new(fd, events).build().user_data(WAKE);
+            self.push(&entry);
+        }
+        let result = match sleep {
+            Sleep::Forever => self.ring.submit_and_wait(1),
+            Sleep::No => {
+                let args = types::SubmitArgs::new();
+                let zero = types::Timespec::from(Duration::ZERO);
+                self.ring.submitter().submit_with_args(1, &args.timespec(&zero))
+            }
+            Sleep::AtMost(time) => {
+                let time = types::Timespec::from(time);
+                let args = types::SubmitArgs::new().timespec(&time);
+                self.ring.submitter().submit_with_args(1, &args)
+            }
+        };
+        if let Err(error) = result {
+            let harmless = [libc::ETIME, libc::EINTR, libc::EBUSY, libc::EAGAIN];
+            if !error.raw_os_error().is_some_and(|number| harmless.contains(&number)) {
+                return Err(error);
+            }
+        }
+        self.reap(done);
+        Ok(())
+    }
+}
+
+impl Drop for Uring {
+    fn drop(&mut self) {
+        // The worker ends only when no file operation is out; if one were, its memory must outlive
+        // the ring, so it is leaked rather than freed under the kernel.
+        for op in self.ops.drain(..).flatten() {
+            std::mem::forget(op);
+        }
+    }
+}

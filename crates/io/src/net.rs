@@ -1,0 +1,244 @@
+//! Stream sockets: Unix and TCP, non-blocking, with vectored sends and receives.
+
+use std::fmt;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags, SocketAddrAny,
+    SocketAddrUnix, SocketFlags, SocketType, sockopt,
+};
+
+use crate::driver::Interest;
+use crate::op::ready;
+
+/// Asked for as socket buffers: two of the largest requests in common use (256 KiB) and their
+/// headers, so that one system call can take a whole one. The kernel caps it at its own maximum.
+const SOCKET_BUFFER: usize = 1 << 20;
+/// Connections that may wait to be accepted.
+const BACKLOG: i32 = 128;
+
+/// A connected stream socket. Belongs to the worker that uses it.
+pub struct Stream(OwnedFd);
+
+impl Stream {
+    /// Takes over a connected socket.
+    pub fn new(fd: OwnedFd) -> io::Result<Stream> {
+        rustix::io::ioctl_fionbio(&fd, true)?;
+        // Larger buffers save wake-ups; where they are refused the default does.
+        let _ = sockopt::set_socket_send_buffer_size(&fd, SOCKET_BUFFER);
+        let _ = sockopt::set_socket_recv_buffer_size(&fd, SOCKET_BUFFER);
+        // Requests are sent whole, so waiting to fill packets only adds latency. Unix sockets refuse.
+        let _ = sockopt::set_tcp_nodelay(&fd, true);
+        Ok(Stream(fd))
+    }
+
+    /// Connects to a Unix socket.
+    pub async fn connect_unix(path: &Path) -> io::Result<Stream> {
+        let address = SocketAddrUnix::new(path).map_err(|_| path_too_long(path))?;
+        Self::connect(AddressFamily::UNIX, &address).await
+    }
+
+    /// Connects to a TCP address.
+    pub async fn connect_tcp(address: SocketAddr) -> io::Result<Stream> {
+        let family = match address {
+            SocketAddr::V4(_) => AddressFamily::INET,
+            SocketAddr::V6(_) => AddressFamily::INET6,
+        };
+        Self::connect(family, &address).await
+    }
+
+    async fn connect(
+        family: AddressFamily,
+        address: &impl rustix::net::addr::SocketAddrArg,
+    ) -> io::Result<Stream> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let fd = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
+        loop {
+            match rustix::net::connect(&fd, address) {
+                Ok(()) => break,
+                Err(rustix::io::Errno::INPROGRESS | rustix::io::Errno::INTR) => {
+                    ready(&fd, Interest::Writable).await?;
+                    sockopt::socket_error(&fd)??;
+                    break;
+                }
+                // A Unix listener's backlog is full: there is nothing to wait on, so look again.
+                Err(rustix::io::Errno::AGAIN) => {
+                    crate::sleep(std::time::Duration::from_millis(2)).await;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Stream::new(fd)
+    }
+
+    /// Receives without waiting; 0 is the end of the stream, `WouldBlock` nothing there yet.
+    pub fn try_recv(&self, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        let mut control = RecvAncillaryBuffer::default();
+        Ok(rustix::net::recvmsg(&self.0, bufs, &mut control, RecvFlags::DONTWAIT)?.bytes)
+    }
+
+    /// Receives at least one byte; 0 is the end of the stream.
+    pub async fn recv(&self, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        loop {
+            match self.try_recv(bufs) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    ready(&self.0, Interest::Readable).await?;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                result => return result,
+            }
+        }
+    }
+
+    /// Waits until there is something to receive, or the end of the stream.
+    pub async fn readable(&self) -> io::Result<()> {
+        ready(&self.0, Interest::Readable).await
+    }
+
+    /// Waits until there is room to send.
+    pub async fn writable(&self) -> io::Result<()> {
+        ready(&self.0, Interest::Writable).await
+    }
+
+    /// Sends without waiting as much as there is room for.
+    pub fn try_send(&self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
+        let mut control = SendAncillaryBuffer::new(&mut [] as &mut [MaybeUninit<u8>]);
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        loop {
+            match rustix::net::sendmsg(&self.0, bufs, &mut control, flags) {
+                Err(rustix::io::Errno::INTR) => {}
+                result => return Ok(result?),
+            }
+        }
+    }
+
+    /// Sends all of `bytes`.
+    pub async fn send_all(&self, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            match self.try_send(&[IoSlice::new(bytes)]) {
+                Ok(sent) => bytes = &bytes[sent..],
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.writable().await?,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends both directions: whoever waits on this socket wakes.
+    pub fn shutdown(&self) {
+        // Fails only when the connection has ended already.
+        let _ = rustix::net::shutdown(&self.0, rustix::net::Shutdown::Both);
+    }
+
+    /// Ends the sending direction after what was sent.
+    pub fn shutdown_send(&self) {
+        // Fails only when the connection has ended already.
+        let _ = rustix::net::shutdown(&self.0, rustix::net::Shutdown::Write);
+    }
+
+    /// The other end's address.
+    pub fn peer(&self) -> Peer {
+        Peer(rustix::net::getpeername(&self.0).ok().flatten())
+    }
+
+    /// The descriptor back.
+    pub fn into_fd(self) -> OwnedFd {
+        self.0
+    }
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Stream({})", self.peer())
+    }
+}
+
+/// Address of the other end, for messages.
+#[derive(Clone)]
+pub struct Peer(Option<SocketAddrAny>);
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            None => f.write_str("a closed connection"),
+            Some(address) => match SocketAddr::try_from(address.clone()) {
+                Ok(address) => write!(f, "{address}"),
+                Err(_) => f.write_str("a local client"),
+            },
+        }
+    }
+}
+
+/// A listening socket.
+pub struct Listener(OwnedFd);
+
+impl Listener {
+    /// Takes over a listening socket (socket activation).
+    pub fn new(fd: OwnedFd) -> io::Result<Listener> {
+        rustix::io::ioctl_fionbio(&fd, true)?;
+        Ok(Listener(fd))
+    }
+
+    /// Listens on a Unix socket at `path`, which must not exist yet.
+    pub fn bind_unix(path: &Path) -> io::Result<Listener> {
+        let address = SocketAddrUnix::new(path).map_err(|_| path_too_long(path))?;
+        let fd = Self::socket(AddressFamily::UNIX)?;
+        rustix::net::bind(&fd, &address)?;
+        rustix::net::listen(&fd, BACKLOG)?;
+        Ok(Listener(fd))
+    }
+
+    /// Listens on a TCP address; port 0 takes a free one. An IPv6 address takes IPv6 only.
+    pub fn bind_tcp(address: SocketAddr) -> io::Result<Listener> {
+        let family = match address {
+            SocketAddr::V4(_) => AddressFamily::INET,
+            SocketAddr::V6(_) => AddressFamily::INET6,
+        };
+        let fd = Self::socket(family)?;
+        sockopt::set_socket_reuseaddr(&fd, true)?;
+        if address.is_ipv6() {
+            sockopt::set_ipv6_v6only(&fd, true)?;
+        }
+        rustix::net::bind(&fd, &address)?;
+        rustix::net::listen(&fd, BACKLOG)?;
+        Ok(Listener(fd))
+    }
+
+    fn socket(family: AddressFamily) -> io::Result<OwnedFd> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        Ok(rustix::net::socket_with(family, SocketType::STREAM, flags, None)?)
+    }
+
+    /// The TCP address in use.
+    pub fn local_tcp(&self) -> Option<SocketAddr> {
+        SocketAddr::try_from(rustix::net::getsockname(&self.0).ok()?).ok()
+    }
+
+    /// Waits for a connection. The descriptor may be given to another worker.
+    pub async fn accept(&self) -> io::Result<OwnedFd> {
+        loop {
+            match rustix::net::accept_with(&self.0, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                Ok(fd) => return Ok(fd),
+                Err(rustix::io::Errno::AGAIN) => ready(&self.0, Interest::Readable).await?,
+                Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+fn path_too_long(path: &Path) -> io::Error {
+    let text =
+        format!("socket path {} is longer than the 107 bytes a Unix socket allows", path.display());
+    io::Error::new(io::ErrorKind::InvalidInput, text)
+}

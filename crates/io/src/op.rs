@@ -1,0 +1,142 @@
+//! Operations in flight: the table that joins futures to what the driver completes.
+//! The contract on dropping them is in the crate documentation.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+
+use slab::Slab;
+
+use crate::driver::{Done, FileOp, Interest};
+use crate::worker::{try_with_worker, with_worker};
+
+/// State of one operation.
+enum Slot {
+    Waiting(Option<Waker>),
+    Done(i32, Option<FileOp>),
+    /// The future is gone; the driver still owns the operation.
+    Orphan,
+}
+
+/// All operations of one worker that were given to its driver.
+#[derive(Default)]
+pub(crate) struct Table {
+    slots: Slab<Slot>,
+    /// File operations among them: a worker does not end before these have.
+    pub(crate) files_out: usize,
+}
+
+impl Table {
+    /// Records a completion and says whom to wake.
+    pub(crate) fn complete(&mut self, done: Done) -> Option<Waker> {
+        self.files_out -= usize::from(done.op.is_some());
+        let slot = self.slots.get_mut(done.slot)?;
+        match slot {
+            Slot::Waiting(waker) => {
+                let waker = waker.take();
+                *slot = Slot::Done(done.result, done.op);
+                waker
+            }
+            Slot::Orphan => {
+                self.slots.remove(done.slot);
+                None
+            }
+            Slot::Done(..) => None,
+        }
+    }
+}
+
+/// One operation at the driver.
+struct Op {
+    slot: usize,
+    readiness: bool,
+    over: bool,
+}
+
+impl Future for Op {
+    type Output = (i32, Option<FileOp>);
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let slot = self.slot;
+        let done = with_worker(|worker| {
+            let mut table = worker.ops.borrow_mut();
+            match table.slots.get_mut(slot) {
+                Some(Slot::Waiting(waker)) => {
+                    if !waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
+                        *waker = Some(cx.waker().clone());
+                    }
+                    None
+                }
+                Some(Slot::Done(..)) => match table.slots.remove(slot) {
+                    Slot::Done(result, op) => Some((result, op)),
+                    _ => unreachable!("matched just above"),
+                },
+                _ => unreachable!("an operation is polled after its end"),
+            }
+        });
+        match done {
+            None => Poll::Pending,
+            Some(output) => {
+                self.over = true;
+                Poll::Ready(output)
+            }
+        }
+    }
+}
+
+impl Drop for Op {
+    fn drop(&mut self) {
+        if self.over {
+            return;
+        }
+        try_with_worker(|worker| {
+            let mut table = worker.ops.borrow_mut();
+            match table.slots.get_mut(self.slot) {
+                Some(Slot::Done(..)) => drop(table.slots.remove(self.slot)),
+                Some(slot) => {
+                    *slot = Slot::Orphan;
+                    drop(table);
+                    if self.readiness {
+                        worker.driver.borrow_mut().disarm(self.slot);
+                    }
+                }
+                None => {}
+            }
+        });
+    }
+}
+
+/// Runs one file operation; it starts now, at the latest with the driver's next turn.
+pub(crate) fn file_op(op: FileOp) -> impl Future<Output = (io::Result<usize>, FileOp)> {
+    let slot = with_worker(|worker| {
+        let mut table = worker.ops.borrow_mut();
+        table.files_out += 1;
+        let slot = table.slots.insert(Slot::Waiting(None));
+        drop(table);
+        worker.driver.borrow_mut().start(op, slot);
+        slot
+    });
+    let op = Op { slot, readiness: false, over: false };
+    async move {
+        let (result, op) = op.await;
+        let op = op.expect("drivers give file operations back");
+        (outcome(result), op)
+    }
+}
+
+/// Waits until `fd` is ready for `interest`, or in an error state: the next system call tells.
+pub async fn ready(fd: impl AsFd, interest: Interest) -> io::Result<()> {
+    let raw: RawFd = fd.as_fd().as_raw_fd();
+    let slot = with_worker(|worker| {
+        let slot = worker.ops.borrow_mut().slots.insert(Slot::Waiting(None));
+        worker.driver.borrow_mut().arm(raw, interest, slot);
+        slot
+    });
+    let (result, _) = Op { slot, readiness: true, over: false }.await;
+    outcome(result).map(drop)
+}
+
+fn outcome(result: i32) -> io::Result<usize> {
+    usize::try_from(result).map_err(|_| io::Error::from_raw_os_error(-result))
+}

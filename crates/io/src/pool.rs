@@ -1,0 +1,430 @@
+//! The bounded buffer pool. Waiting for it is the only back-pressure in the program.
+//!
+//! Two steps: [`Pool::reserve`] waits until `len` bytes are free and returns a [`Room`], a promise of
+//! memory; [`Room::into_buf`] then never waits. Bytes are counted, not requests, in power-of-two
+//! classes, and blocks are reused last-in-first-out, because a block that was just used is still in
+//! the cache. A pool may have a parent: [`Pool::share`] gives a connection a part that bounds what it
+//! can pin, while the parent bounds all together.
+//!
+//! Rule for callers: nobody waits for room while holding room of the same pool (deadlock); a request
+//! reserves its worst need at once, and layers that need scratch memory keep their own small pool.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use crate::buf::{ALIGN, Block, Buf};
+use crate::sync::{Completer, ticket};
+
+/// Classes are ALIGN << 0 … ALIGN << 20 (4 GiB): more than any request.
+const CLASSES: usize = 21;
+
+/// A bounded pool of aligned buffers. Cloning shares it; usable from every thread.
+#[derive(Clone)]
+pub struct Pool(Arc<Inner>);
+
+struct Inner {
+    limit: u64,
+    parent: Option<Pool>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    reserved: u64,
+    peak: u64,
+    /// Idle blocks by class. Only the outermost pool keeps blocks.
+    idle: Vec<Vec<Block>>,
+    idle_bytes: u64,
+    waiting: VecDeque<(u64, Completer<Hold>)>,
+}
+
+/// More was asked for than the whole pool holds: waiting would never end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TooLarge {
+    /// Bytes that were asked for, rounded up to a class.
+    pub asked: u64,
+    /// Bytes that the pool holds in all.
+    pub limit: u64,
+}
+
+impl fmt::Display for TooLarge {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a buffer of {} bytes exceeds the pool of {} bytes", self.asked, self.limit)
+    }
+}
+
+impl std::error::Error for TooLarge {}
+
+impl Pool {
+    /// A pool that hands out at most `limit` bytes at a time.
+    pub fn new(limit: u64) -> Pool {
+        let state = State { idle: (0..CLASSES).map(|_| Vec::new()).collect(), ..State::default() };
+        Pool(Arc::new(Inner { limit, parent: None, state: Mutex::new(state) }))
+    }
+
+    /// A part of this pool, itself bounded to `limit` bytes; what it hands out counts in both.
+    pub fn share(&self, limit: u64) -> Pool {
+        let limit = limit.min(self.0.limit);
+        Pool(Arc::new(Inner { limit, parent: Some(self.clone()), state: Mutex::default() }))
+    }
+
+    /// Bytes that a reservation of `len` bytes counts for.
+    pub fn cost(len: usize) -> u64 {
+        (ALIGN << class(len)) as u64
+    }
+
+    /// Most bytes handed out at a time.
+    pub fn limit(&self) -> u64 {
+        self.0.limit
+    }
+
+    /// Bytes handed out now.
+    pub fn reserved(&self) -> u64 {
+        self.lock().reserved
+    }
+
+    /// Most bytes that were handed out at a time so far.
+    pub fn peak(&self) -> u64 {
+        self.lock().peak
+    }
+
+    /// Room for `len` bytes if it is free now and nobody waits for it.
+    pub fn try_reserve(&self, len: usize) -> Option<Room> {
+        let cost = Self::cost(len);
+        let mut held = self.take_now(cost)?;
+        if let Some(parent) = &self.0.parent {
+            held.forget_into(parent.try_reserve(len)?);
+        } else {
+            held.forget();
+        }
+        Some(Room { pool: Some(self.clone()), cost, len })
+    }
+
+    /// Waits for room for `len` bytes, first come first served.
+    pub async fn reserve(&self, len: usize) -> Result<Room, TooLarge> {
+        if let Some(room) = self.try_reserve(len) {
+            return Ok(room);
+        }
+        let cost = Self::cost(len);
+        let mut held = Vec::new();
+        let mut level = Some(self);
+        while let Some(pool) = level {
+            held.push(pool.take(cost).await?);
+            level = pool.0.parent.as_ref();
+        }
+        held.iter_mut().for_each(Hold::forget);
+        Ok(Room { pool: Some(self.clone()), cost, len })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().expect("no panic happens under this lock")
+    }
+
+    fn hold(&self, cost: u64) -> Hold {
+        Hold { pool: Some(self.clone()), cost }
+    }
+
+    fn take_now(&self, cost: u64) -> Option<Hold> {
+        let mut state = self.lock();
+        if !state.waiting.is_empty() || state.reserved + cost > self.0.limit {
+            return None;
+        }
+        state.charge(cost);
+        drop(state);
+        Some(self.hold(cost))
+    }
+
+    async fn take(&self, cost: u64) -> Result<Hold, TooLarge> {
+        let too_large = TooLarge { asked: cost, limit: self.0.limit };
+        if cost > self.0.limit {
+            return Err(too_large);
+        }
+        if let Some(hold) = self.take_now(cost) {
+            return Ok(hold);
+        }
+        let (completer, turn) = ticket();
+        self.lock().waiting.push_back((cost, completer));
+        // Room may have come free between the two locks, with nobody left to tell us.
+        self.admit();
+        turn.await.map_err(|_| too_large)
+    }
+
+    /// Gives free room to those who wait, in order.
+    fn admit(&self) {
+        let mut admitted = Vec::new();
+        {
+            let mut state = self.lock();
+            while let Some((cost, completer)) = state.waiting.front() {
+                let cost = *cost;
+                if completer.is_abandoned() {
+                    state.waiting.pop_front();
+                } else if state.reserved + cost <= self.0.limit {
+                    state.charge(cost);
+                    let completer = state.waiting.pop_front().map(|(_, completer)| completer);
+                    admitted.push((completer, self.hold(cost)));
+                } else {
+                    break;
+                }
+            }
+        }
+        for (completer, hold) in admitted {
+            // Whoever stopped waiting in the meantime drops the hold, which gives the room back.
+            if let Some(completer) = completer {
+                completer.complete(hold);
+            }
+        }
+    }
+
+    fn release(&self, cost: u64) {
+        let waiting = {
+            let mut state = self.lock();
+            state.reserved -= cost;
+            !state.waiting.is_empty()
+        };
+        if waiting {
+            self.admit();
+        }
+    }
+
+    fn release_all(&self, cost: u64) {
+        self.release(cost);
+        if let Some(parent) = &self.0.parent {
+            parent.release_all(cost);
+        }
+    }
+
+    fn root(&self) -> &Pool {
+        self.0.parent.as_ref().map_or(self, Pool::root)
+    }
+
+    fn block(&self, class: usize) -> Block {
+        let root = self.root();
+        let size = ALIGN << class;
+        let recycled = {
+            let mut state = root.lock();
+            let block = state.idle[class].pop();
+            if block.is_some() {
+                state.idle_bytes -= size as u64;
+            }
+            block
+        };
+        recycled.unwrap_or_else(|| Block::new(size))
+    }
+
+    /// Keeps an idle block while all memory, lent and idle, stays within the limit.
+    fn keep(&self, block: Block) {
+        let root = self.root();
+        let size = block.size() as u64;
+        let mut surplus = Vec::new();
+        {
+            let mut state = root.lock();
+            let class = class(block.size());
+            state.idle[class].push(block);
+            state.idle_bytes += size;
+            // The block itself is still charged here, hence the `+ size`.
+            while state.idle_bytes + state.reserved > root.0.limit + size {
+                let Some(class) = (0..CLASSES).rev().find(|&class| !state.idle[class].is_empty())
+                else {
+                    break;
+                };
+                let victim = state.idle[class].remove(0);
+                state.idle_bytes -= victim.size() as u64;
+                surplus.push(victim);
+            }
+        }
+        drop(surplus);
+    }
+}
+
+impl State {
+    fn charge(&mut self, cost: u64) {
+        self.reserved += cost;
+        self.peak = self.peak.max(self.reserved);
+    }
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Pool({} of {} bytes)", self.reserved(), self.0.limit)
+    }
+}
+
+/// A charge on one pool's own account, its parents' not included; taken back when dropped.
+struct Hold {
+    pool: Option<Pool>,
+    cost: u64,
+}
+
+impl Hold {
+    /// The charge now belongs to a `Room`.
+    fn forget(&mut self) {
+        self.pool = None;
+    }
+
+    /// The charge and the parent's room now belong to one `Room`.
+    fn forget_into(&mut self, parent: Room) {
+        self.forget();
+        parent.forget();
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        if let Some(pool) = self.pool.take() {
+            pool.release(self.cost);
+        }
+    }
+}
+
+/// Room for a buffer of `len` bytes, reserved in a pool; given back when dropped.
+pub struct Room {
+    /// `None` for memory outside of pools.
+    pool: Option<Pool>,
+    cost: u64,
+    len: usize,
+}
+
+impl Room {
+    /// Room outside of any pool: for tests and for small fixed needs.
+    pub fn unpooled(len: usize) -> Room {
+        Room { pool: None, cost: 0, len }
+    }
+
+    /// Bytes that the buffer will have.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether the buffer will be empty.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The buffer, without waiting. Its content is arbitrary earlier data or zeroes.
+    pub fn into_buf(mut self) -> Buf {
+        match self.pool.take() {
+            None => Buf::unpooled(self.len),
+            Some(pool) => {
+                let block = pool.block(class(self.len));
+                Buf::new(block, self.len, Charge { pool: Some(pool), cost: self.cost })
+            }
+        }
+    }
+
+    fn forget(mut self) {
+        self.pool = None;
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        if let Some(pool) = self.pool.take() {
+            pool.release_all(self.cost);
+        }
+    }
+}
+
+impl fmt::Debug for Room {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Room({} bytes)", self.len)
+    }
+}
+
+/// What a buffer owes to its pool.
+pub(crate) struct Charge {
+    pool: Option<Pool>,
+    cost: u64,
+}
+
+impl Charge {
+    pub(crate) fn none() -> Charge {
+        Charge { pool: None, cost: 0 }
+    }
+
+    pub(crate) fn give_back(&mut self, block: Block) {
+        if let Some(pool) = self.pool.take() {
+            pool.keep(block);
+            pool.release_all(self.cost);
+        }
+    }
+}
+
+fn class(len: usize) -> usize {
+    let pages = len.div_ceil(ALIGN).max(1);
+    let class = pages.next_power_of_two().trailing_zeros() as usize;
+    assert!(class < CLASSES, "a buffer of {len} bytes");
+    class
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    use super::*;
+
+    #[test]
+    fn costs_are_powers_of_two_pages() {
+        assert_eq!(Pool::cost(0), 4096);
+        assert_eq!(Pool::cost(4096), 4096);
+        assert_eq!(Pool::cost(4097), 8192);
+        assert_eq!(Pool::cost(300 << 10), 512 << 10);
+    }
+
+    #[test]
+    fn room_is_bounded_and_comes_back() {
+        let pool = Pool::new(16 << 10);
+        let first = pool.try_reserve(8 << 10).unwrap();
+        let second = pool.try_reserve(8 << 10).unwrap().into_buf();
+        assert!(pool.try_reserve(1).is_none());
+        drop(first);
+        drop(second);
+        assert_eq!((pool.reserved(), pool.peak()), (0, 16 << 10));
+    }
+
+    #[test]
+    fn waiters_are_served_in_order_and_may_give_up() {
+        let pool = Pool::new(8 << 10);
+        let mut cx = Context::from_waker(Waker::noop());
+        let held = pool.try_reserve(8 << 10).unwrap();
+        let mut large = Box::pin(pool.reserve(8 << 10));
+        let mut small = pin!(pool.reserve(4 << 10));
+        assert!(large.as_mut().poll(&mut cx).is_pending());
+        assert!(small.as_mut().poll(&mut cx).is_pending());
+        drop(held);
+        // The large one stands first and was admitted, but its owner has lost interest.
+        assert!(small.as_mut().poll(&mut cx).is_pending());
+        drop(large);
+        let Poll::Ready(Ok(room)) = small.as_mut().poll(&mut cx) else { panic!("not admitted") };
+        assert_eq!(pool.reserved(), 4 << 10);
+        drop(room);
+        assert_eq!(pool.reserved(), 0);
+    }
+
+    #[test]
+    fn a_share_bounds_its_owner_and_counts_in_the_whole() {
+        let pool = Pool::new(16 << 10);
+        let share = pool.share(8 << 10);
+        let mine = share.try_reserve(8 << 10).unwrap();
+        assert!(share.try_reserve(1).is_none());
+        assert_eq!(pool.reserved(), 8 << 10);
+        let rest = pool.try_reserve(8 << 10).unwrap();
+        let buf = mine.into_buf();
+        drop(buf);
+        assert_eq!((share.reserved(), pool.reserved()), (0, 8 << 10));
+        let other = pool.share(16 << 10);
+        assert!(other.try_reserve(16 << 10).is_none());
+        assert_eq!(other.reserved(), 0);
+        drop(rest);
+    }
+
+    #[test]
+    fn asking_for_more_than_there_is_fails_at_once() {
+        let pool = Pool::new(8 << 10);
+        let mut cx = Context::from_waker(Waker::noop());
+        let asked = pin!(pool.reserve(9 << 10)).poll(&mut cx);
+        let Poll::Ready(Err(error)) = asked else { panic!("should fail") };
+        assert_eq!(error, TooLarge { asked: 16 << 10, limit: 8 << 10 });
+    }
+}

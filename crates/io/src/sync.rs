@@ -1,0 +1,192 @@
+//! Handing results over: [`ticket`] (one value, any thread) and [`Event`] (one worker, many waits).
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
+
+/// A pair for one value: the [`Completer`] may be sent to any thread and is used once; awaiting the
+/// [`Ticket`] yields the value. Dropping the ticket detaches; it cancels nothing.
+pub fn ticket<T>() -> (Completer<T>, Ticket<T>) {
+    let shared = Arc::new(Mutex::new(Slot::Empty(None)));
+    (Completer { shared: Some(shared.clone()) }, Ticket { shared })
+}
+
+enum Slot<T> {
+    Empty(Option<Waker>),
+    Full(T),
+    /// The value was taken, or will never come.
+    Over,
+    /// Nobody waits any more.
+    Abandoned,
+}
+
+/// The giving side of a [`ticket`].
+pub struct Completer<T> {
+    shared: Option<Arc<Mutex<Slot<T>>>>,
+}
+
+impl<T> Completer<T> {
+    /// Hands the value over. If nobody waits any more, the value is dropped here.
+    pub fn complete(mut self, value: T) {
+        if let Some(shared) = self.shared.take() {
+            finish(&shared, Slot::Full(value));
+        }
+    }
+
+    /// Whether the ticket has been dropped.
+    pub fn is_abandoned(&self) -> bool {
+        let Some(shared) = &self.shared else { return true };
+        matches!(*shared.lock().expect("no panic under this lock"), Slot::Abandoned)
+    }
+}
+
+impl<T> Drop for Completer<T> {
+    fn drop(&mut self) {
+        if let Some(shared) = self.shared.take() {
+            finish(&shared, Slot::Over);
+        }
+    }
+}
+
+fn finish<T>(shared: &Mutex<Slot<T>>, new: Slot<T>) {
+    let mut slot = shared.lock().expect("no panic under this lock");
+    if let Slot::Empty(waker) = &mut *slot {
+        let waker = waker.take();
+        *slot = new;
+        drop(slot);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    } else {
+        // Abandoned: drop the value after the lock is gone, it may have a destructor of its own.
+        drop(slot);
+        drop(new);
+    }
+}
+
+/// The waiting side of a [`ticket`].
+pub struct Ticket<T> {
+    shared: Arc<Mutex<Slot<T>>>,
+}
+
+/// The other side went away without a value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lost;
+
+impl fmt::Display for Lost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the operation was dropped without a result")
+    }
+}
+
+impl std::error::Error for Lost {}
+
+impl<T> Future for Ticket<T> {
+    type Output = Result<T, Lost>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut slot = self.shared.lock().expect("no panic under this lock");
+        match std::mem::replace(&mut *slot, Slot::Over) {
+            Slot::Empty(_) => {
+                *slot = Slot::Empty(Some(cx.waker().clone()));
+                Poll::Pending
+            }
+            Slot::Full(value) => Poll::Ready(Ok(value)),
+            Slot::Over | Slot::Abandoned => Poll::Ready(Err(Lost)),
+        }
+    }
+}
+
+impl<T> Drop for Ticket<T> {
+    fn drop(&mut self) {
+        let mut slot = self.shared.lock().expect("no panic under this lock");
+        let old = std::mem::replace(&mut *slot, Slot::Abandoned);
+        drop(slot);
+        drop(old);
+    }
+}
+
+/// A condition to wait for among the tasks of one worker: a counter of notifications.
+///
+/// Take [`Event::mark`] *before* looking at the state that the event guards, then
+/// [`Event::wait_after`] it: a notification in between is not lost. Every waiter wakes.
+#[derive(Default)]
+pub struct Event {
+    count: Cell<u64>,
+    waiting: RefCell<Vec<Waker>>,
+}
+
+impl Event {
+    /// A new event that nobody waits for.
+    pub fn new() -> Event {
+        Event::default()
+    }
+
+    /// Wakes all waiters.
+    pub fn notify(&self) {
+        self.count.set(self.count.get() + 1);
+        let waiting = std::mem::take(&mut *self.waiting.borrow_mut());
+        waiting.into_iter().for_each(Waker::wake);
+    }
+
+    /// The present count.
+    pub fn mark(&self) -> u64 {
+        self.count.get()
+    }
+
+    /// Waits until [`Event::notify`] has been called since `mark` was taken.
+    pub async fn wait_after(&self, mark: u64) {
+        poll_fn(|cx| {
+            if self.count.get() != mark {
+                return Poll::Ready(());
+            }
+            let mut waiting = self.waiting.borrow_mut();
+            if !waiting.iter().any(|waker| waker.will_wake(cx.waker())) {
+                waiting.push(cx.waker().clone());
+            }
+            Poll::Pending
+        })
+        .await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use super::*;
+
+    #[test]
+    fn a_ticket_yields_the_value_once() {
+        let mut cx = Context::from_waker(Waker::noop());
+        let (completer, ticket) = ticket();
+        let mut ticket = pin!(ticket);
+        assert_eq!(ticket.as_mut().poll(&mut cx), Poll::Pending);
+        std::thread::spawn(move || completer.complete(7)).join().unwrap();
+        assert_eq!(ticket.as_mut().poll(&mut cx), Poll::Ready(Ok(7)));
+    }
+
+    #[test]
+    fn a_dropped_completer_is_an_error_and_a_dropped_ticket_is_seen() {
+        let mut cx = Context::from_waker(Waker::noop());
+        let (completer, lost) = ticket::<u8>();
+        drop(completer);
+        assert_eq!(pin!(lost).poll(&mut cx), Poll::Ready(Err(Lost)));
+        let (completer, waiter) = ticket::<u8>();
+        drop(waiter);
+        assert!(completer.is_abandoned());
+    }
+
+    #[test]
+    fn a_notification_between_mark_and_wait_is_not_lost() {
+        let mut cx = Context::from_waker(Waker::noop());
+        let event = Event::new();
+        let mark = event.mark();
+        event.notify();
+        assert!(pin!(event.wait_after(mark)).poll(&mut cx).is_ready());
+        assert!(pin!(event.wait_after(event.mark())).poll(&mut cx).is_pending());
+    }
+}

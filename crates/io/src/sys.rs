@@ -1,0 +1,48 @@
+//! System calls and descriptors that the safe crates do not cover, each with its reason.
+#![expect(unsafe_code, reason = "raw descriptors")]
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+
+use rustix::event::{EventfdFlags, eventfd};
+
+/// Wakes a worker that sleeps in its driver.
+pub(crate) struct Wakeup(OwnedFd);
+
+impl Wakeup {
+    pub(crate) fn new() -> io::Result<Wakeup> {
+        Ok(Wakeup(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
+    }
+
+    /// Makes the worker's driver return from its sleep.
+    pub(crate) fn wake(&self) {
+        // Fails only when the counter is full: then the wake-up is already pending.
+        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+    }
+
+    /// Takes note of all wake-ups so far.
+    pub(crate) fn clear(&self) {
+        // Fails only when there was none.
+        let _ = rustix::io::read(&self.0, &mut [0u8; 8]);
+    }
+}
+
+impl AsFd for Wakeup {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl AsRawFd for Wakeup {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+/// A descriptor known by its number, for calls that only pass it to the kernel.
+pub(crate) fn borrow<'fd>(fd: RawFd) -> BorrowedFd<'fd> {
+    assert!(fd >= 0, "descriptor {fd}");
+    // SAFETY: not -1 (asserted). The number is only handed to epoll_ctl, which reports a closed or
+    // foreign descriptor as an error and touches no memory of ours.
+    unsafe { BorrowedFd::borrow_raw(fd) }
+}

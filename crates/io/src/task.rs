@@ -1,0 +1,82 @@
+//! Local tasks: futures that run on the worker that started them, over the `async-task` crate.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use crate::worker::with_worker;
+
+/// A running task. Awaiting it yields the output; dropping it detaches, the task runs on.
+pub struct Task<T>(Option<async_task::Task<T>>);
+
+impl<T> Task<T> {
+    /// Whether the task has ended; awaiting it is then immediate.
+    pub fn is_finished(&self) -> bool {
+        self.0.as_ref().is_none_or(async_task::Task::is_finished)
+    }
+
+    /// Drops the future now or as soon as it yields. For loops that wait (accept, timers): never for
+    /// a task that has a write in flight.
+    pub fn cancel(mut self) {
+        drop(self.0.take());
+    }
+}
+
+impl<T> Future for Task<T> {
+    type Output = T;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
+        let task = self.0.as_mut().expect("only `cancel` and `drop` take the task out");
+        Pin::new(task).poll(cx)
+    }
+}
+
+impl<T> Drop for Task<T> {
+    fn drop(&mut self) {
+        if let Some(task) = self.0.take() {
+            task.detach();
+        }
+    }
+}
+
+/// Queues a task on the current worker. Panics outside of a worker.
+pub fn spawn<F>(future: F) -> Task<F::Output>
+where
+    F: Future + 'static,
+    F::Output: 'static,
+{
+    let (runnable, task) = with_worker(|worker| {
+        let schedule = worker.scheduler();
+        async_task::spawn_local(future, schedule)
+    });
+    runnable.schedule();
+    Task(Some(task))
+}
+
+/// Runs a task on the current worker up to its first wait before returning: what it does first has
+/// been done when this returns. Panics outside of a worker.
+pub fn start<F>(future: F) -> Task<F::Output>
+where
+    F: Future + 'static,
+    F::Output: 'static,
+{
+    let (runnable, task) = with_worker(|worker| {
+        let schedule = worker.scheduler();
+        async_task::spawn_local(future, schedule)
+    });
+    runnable.run();
+    Task(Some(task))
+}
+
+/// Lets every task that is ready now run first.
+pub async fn yield_now() {
+    let mut yielded = false;
+    poll_fn(|cx| {
+        if std::mem::replace(&mut yielded, true) {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}

@@ -1,0 +1,200 @@
+//! One suite for every driver: what a worker promises must hold whichever kernel interface carries it.
+#![allow(clippy::unwrap_used)]
+
+use std::io::{IoSliceMut, Seek, Write};
+use std::time::{Duration, Instant};
+
+use io::{Allocate, Buf, Config, Data, Engine, File, Listener, Remote, Runtime, Stream};
+
+/// Runs a check on every engine that this machine offers; threads are always there.
+fn on_every_engine(check: impl Fn(&Runtime)) {
+    for engine in [Engine::Uring, Engine::Threads] {
+        if engine == Engine::Uring && io::uring_available().is_err() {
+            eprintln!("io_uring is refused here: checked with threads only");
+            continue;
+        }
+        check(&Runtime::start(&Config { workers: 2, engine }).unwrap());
+    }
+}
+
+#[test]
+fn the_engine_is_the_one_asked_for() {
+    on_every_engine(|runtime| {
+        let name = runtime.block_on(|| async { io::engine_name() });
+        assert!(["uring", "threads"].contains(&name));
+        assert_eq!(runtime.block_on(|| async { (io::worker(), io::worker_count()) }), (0, 2));
+    });
+}
+
+#[test]
+fn sockets_carry_bytes_between_workers() {
+    on_every_engine(|runtime| {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let total = 3 << 20;
+        let received = runtime.block_on(move || async move {
+            let listener = Listener::bind_unix(&path).unwrap();
+            let client = Remote::to(1).spawn(move || async move {
+                let stream = Stream::connect_unix(&path).await.unwrap();
+                let bytes: Vec<u8> = (0..total).map(|i| (i % 251) as u8).collect();
+                stream.send_all(&bytes).await.unwrap();
+                stream.shutdown_send();
+                let mut rest = [0; 8];
+                stream.recv(&mut [IoSliceMut::new(&mut rest)]).await.unwrap()
+            });
+            let stream = Stream::new(listener.accept().await.unwrap()).unwrap();
+            let mut all = Vec::new();
+            let mut chunk = vec![0; 64 << 10];
+            loop {
+                let got = stream.recv(&mut [IoSliceMut::new(&mut chunk)]).await.unwrap();
+                if got == 0 {
+                    break;
+                }
+                all.extend_from_slice(&chunk[..got]);
+            }
+            drop(stream);
+            assert_eq!(client.await.unwrap(), 0, "the end of the stream");
+            all
+        });
+        assert_eq!(received.len(), total);
+        assert!(received.iter().enumerate().all(|(i, &byte)| byte == (i % 251) as u8));
+    });
+}
+
+#[test]
+fn refused_connections_are_errors() {
+    on_every_engine(|runtime| {
+        let kind = runtime.block_on(|| async {
+            let free = Listener::bind_tcp("127.0.0.1:0".parse().unwrap()).unwrap();
+            let address = free.local_tcp().unwrap();
+            drop(free);
+            Stream::connect_tcp(address).await.unwrap_err().kind()
+        });
+        assert_eq!(kind, std::io::ErrorKind::ConnectionRefused);
+    });
+}
+
+#[test]
+fn files_are_written_read_zeroed_and_freed() {
+    on_every_engine(|runtime| {
+        runtime.block_on(|| async {
+            let file = File::new(tempfile::tempfile().unwrap().into());
+            let data = Data::copy_of(&[7; 100_000]);
+            file.write_all_at(data, 5_000).await.unwrap();
+            file.sync().await.unwrap();
+            let (result, buf) = file.read_exact_at(Buf::unpooled(105_000), 0).await;
+            result.unwrap();
+            assert!(buf[..5_000].iter().all(|&byte| byte == 0));
+            assert!(buf[5_000..].iter().all(|&byte| byte == 7));
+            let (result, _) = file.read_exact_at(Buf::unpooled(10), 104_995).await;
+            assert_eq!(result.unwrap_err().kind(), std::io::ErrorKind::UnexpectedEof);
+            match file.allocate(Allocate::PunchHole, 8_192, 8_192).await {
+                Err(error) => assert_eq!(error.raw_os_error(), Some(libc_eopnotsupp())),
+                Ok(()) => {
+                    let (_, buf) = file.read_exact_at(Buf::unpooled(8_192), 8_192).await;
+                    assert!(buf.iter().all(|&byte| byte == 0));
+                }
+            }
+        });
+    });
+}
+
+fn libc_eopnotsupp() -> i32 {
+    95
+}
+
+#[test]
+fn a_dropped_file_operation_keeps_its_buffer_until_it_is_over() {
+    on_every_engine(|runtime| {
+        let mut written = tempfile::tempfile().unwrap();
+        let file = File::new(written.try_clone().unwrap().into());
+        runtime.block_on(move || async move {
+            for round in 0..200_u64 {
+                let write = file.write_all_at(Data::copy_of(&[round as u8; 4096]), round * 4096);
+                // Polled once, then dropped with the operation at the driver.
+                let _ = io::timeout(Duration::ZERO, write).await;
+            }
+            file.sync().await.unwrap();
+        });
+        // Whatever was written is whole: never a freed or reused buffer's bytes.
+        written.flush().unwrap();
+        written.rewind().unwrap();
+        let mut all = Vec::new();
+        std::io::Read::read_to_end(&mut written, &mut all).unwrap();
+        for (round, block) in all.chunks(4096).enumerate() {
+            let byte = block[0];
+            assert!(byte == 0 || byte == round as u8, "block {round} starts with {byte}");
+            assert!(block.iter().all(|&other| other == byte), "block {round} is torn");
+        }
+    });
+}
+
+#[test]
+fn waiting_for_readiness_can_be_given_up() {
+    on_every_engine(|runtime| {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        runtime.block_on(move || async move {
+            let listener = Listener::bind_unix(&path).unwrap();
+            let client = Stream::connect_unix(&path).await.unwrap();
+            let server = Stream::new(listener.accept().await.unwrap()).unwrap();
+            for _ in 0..3 {
+                io::timeout(Duration::from_millis(2), client.readable()).await.unwrap_err();
+            }
+            // The other end sees the close although this side had waited for it.
+            drop(client);
+            let mut byte = [0; 1];
+            let mut bufs = [IoSliceMut::new(&mut byte)];
+            let end = server.recv(&mut bufs);
+            assert_eq!(io::timeout(Duration::from_secs(5), end).await.unwrap().unwrap(), 0);
+        });
+    });
+}
+
+#[test]
+fn timers_fire_in_order_and_sleepers_wake_for_other_threads() {
+    on_every_engine(|runtime| {
+        let started = Instant::now();
+        let order = runtime.block_on(|| async {
+            let late = io::spawn(async {
+                io::sleep(Duration::from_millis(30)).await;
+                Instant::now()
+            });
+            let early = io::spawn(async {
+                io::sleep(Duration::from_millis(5)).await;
+                Instant::now()
+            });
+            early.await < late.await
+        });
+        assert!(order);
+        assert!(started.elapsed() >= Duration::from_millis(30));
+        let (completer, ticket) = io::ticket();
+        std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(10));
+            completer.complete(42);
+        });
+        assert_eq!(runtime.block_on(|| ticket), Ok(42));
+        assert_eq!(runtime.block_on(|| io::offload(|| 6 * 7)), Ok(42));
+    });
+}
+
+#[test]
+fn a_started_task_has_run_to_its_first_wait() {
+    on_every_engine(|runtime| {
+        runtime.block_on(|| async {
+            let seen = std::rc::Rc::new(std::cell::Cell::new(0));
+            let inner = seen.clone();
+            let task = io::start(async move {
+                inner.set(1);
+                io::yield_now().await;
+                inner.set(2);
+            });
+            assert_eq!(seen.get(), 1);
+            // Dropping detaches: the task still runs to its end.
+            drop(task);
+            io::yield_now().await;
+            io::yield_now().await;
+            assert_eq!(seen.get(), 2);
+        });
+    });
+}
