@@ -1,1 +1,35 @@
-//! See the crate description in Cargo.toml.
+//! The NBD protocol as a codec without I/O: bytes in, bytes and decisions out.
+//!
+//! The crate holds the protocol document (`doc/proto.md` and `doc/uri.md` of the `nbd` project) and
+//! its EXTENDED_HEADERS extension as QEMU and libnbd speak it. It opens no socket, allocates no
+//! memory that a peer can choose without a bound ([`limits`]), and panics on no input.
+//!
+//! - `handshake`: both roles of the handshake as state machines, and the greeting of old servers.
+//! - [`request`], [`reply`], [`status`]: the transmission phase.
+//! - [`flags`], [`errno`], [`option`], [`magic`], [`limits`]: the numbers and their names.
+//! - `uri`: NBD URIs.
+//!
+//! Every parser has the same shape: it takes the bytes that have come, and answers `Ok(None)` when
+//! it needs more of them, `Ok(Some((value, consumed)))`, or an [`Error`] after which the connection
+//! is of no use.
+#![forbid(unsafe_code)]
+
+mod bytes;
+mod error;
+
+pub mod errno;
+pub mod flags;
+pub mod limits;
+pub mod magic;
+pub mod option;
+pub mod reply;
+pub mod request;
+pub mod status;
+
+pub use bytes::HeaderBytes;
+pub use errno::Errno;
+pub use error::{Error, printable};
+pub use flags::{ClientFlags, CommandFlags, ExportFlags, HandshakeFlags, ReplyFlags};
+pub use option::{BlockSizes, Context, Infos, ListEntry, OptionCode, OptionError};
+pub use reply::Replies;
+pub use request::{Command, Headers};

@@ -1,0 +1,678 @@
+//! Options of the fixed newstyle handshake and the replies to them: their codes, heads and payloads.
+//! The order in which they may come is the business of [`crate::handshake`].
+
+use std::fmt;
+
+use crate::bytes::Reader;
+use crate::error::{error_text, printable};
+use crate::reply::cut;
+use crate::{Error, ExportFlags, HeaderBytes, limits, magic};
+
+/// Which option ("Option types").
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum OptionCode {
+    /// Choose an export and go to transmission, without any way to be refused politely.
+    ExportName,
+    /// End the session.
+    Abort,
+    /// List the exports.
+    List,
+    /// Go on under TLS.
+    StartTls,
+    /// Tell about an export.
+    Info,
+    /// Tell about an export and go to transmission.
+    Go,
+    /// Use structured replies.
+    StructuredReply,
+    /// List the contexts of an export.
+    ListMetaContext,
+    /// Select contexts of an export.
+    SetMetaContext,
+    /// Use extended headers.
+    ExtendedHeaders,
+    /// A number that is not known here; servers answer [`OptionError::Unsupported`].
+    Other(u32),
+}
+
+impl OptionCode {
+    /// The option of a wire's number.
+    pub const fn from_wire(number: u32) -> OptionCode {
+        match number {
+            magic::OPT_EXPORT_NAME => OptionCode::ExportName,
+            magic::OPT_ABORT => OptionCode::Abort,
+            magic::OPT_LIST => OptionCode::List,
+            magic::OPT_STARTTLS => OptionCode::StartTls,
+            magic::OPT_INFO => OptionCode::Info,
+            magic::OPT_GO => OptionCode::Go,
+            magic::OPT_STRUCTURED_REPLY => OptionCode::StructuredReply,
+            magic::OPT_LIST_META_CONTEXT => OptionCode::ListMetaContext,
+            magic::OPT_SET_META_CONTEXT => OptionCode::SetMetaContext,
+            magic::OPT_EXTENDED_HEADERS => OptionCode::ExtendedHeaders,
+            other => OptionCode::Other(other),
+        }
+    }
+
+    /// The wire's number.
+    pub const fn to_wire(self) -> u32 {
+        match self {
+            OptionCode::ExportName => magic::OPT_EXPORT_NAME,
+            OptionCode::Abort => magic::OPT_ABORT,
+            OptionCode::List => magic::OPT_LIST,
+            OptionCode::StartTls => magic::OPT_STARTTLS,
+            OptionCode::Info => magic::OPT_INFO,
+            OptionCode::Go => magic::OPT_GO,
+            OptionCode::StructuredReply => magic::OPT_STRUCTURED_REPLY,
+            OptionCode::ListMetaContext => magic::OPT_LIST_META_CONTEXT,
+            OptionCode::SetMetaContext => magic::OPT_SET_META_CONTEXT,
+            OptionCode::ExtendedHeaders => magic::OPT_EXTENDED_HEADERS,
+            OptionCode::Other(number) => number,
+        }
+    }
+}
+
+impl fmt::Display for OptionCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            OptionCode::ExportName => "EXPORT_NAME",
+            OptionCode::Abort => "ABORT",
+            OptionCode::List => "LIST",
+            OptionCode::StartTls => "STARTTLS",
+            OptionCode::Info => "INFO",
+            OptionCode::Go => "GO",
+            OptionCode::StructuredReply => "STRUCTURED_REPLY",
+            OptionCode::ListMetaContext => "LIST_META_CONTEXT",
+            OptionCode::SetMetaContext => "SET_META_CONTEXT",
+            OptionCode::ExtendedHeaders => "EXTENDED_HEADERS",
+            OptionCode::Other(number) => return write!(f, "option {number}"),
+        })
+    }
+}
+
+/// Why an option was refused ("Option reply types", those with bit 31).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum OptionError {
+    /// `NBD_REP_ERR_UNSUP`: not known to the server.
+    Unsupported,
+    /// `NBD_REP_ERR_POLICY`: known and forbidden.
+    Policy,
+    /// `NBD_REP_ERR_INVALID`: malformed, or not allowed now.
+    Invalid,
+    /// `NBD_REP_ERR_PLATFORM`: not possible on the server's platform.
+    Platform,
+    /// `NBD_REP_ERR_TLS_REQD`: TLS first.
+    TlsRequired,
+    /// `NBD_REP_ERR_UNKNOWN`: no such export.
+    Unknown,
+    /// `NBD_REP_ERR_SHUTDOWN`: the server is stopping.
+    Shutdown,
+    /// `NBD_REP_ERR_BLOCK_SIZE_REQD`: the client must ask for block sizes.
+    BlockSizeRequired,
+    /// `NBD_REP_ERR_TOO_BIG`: the request or its answer is too large.
+    TooBig,
+    /// `NBD_REP_ERR_EXT_HEADER_REQD`: extended headers first, or already there.
+    ExtendedHeadersRequired,
+    /// An error that is not known here, with bit 31.
+    Other(u32),
+}
+
+impl OptionError {
+    /// The error of a wire's number; `None` when its bit 31 is clear.
+    pub const fn from_wire(number: u32) -> Option<OptionError> {
+        if number & magic::REP_ERROR_BIT == 0 {
+            return None;
+        }
+        Some(match number {
+            magic::REP_ERR_UNSUP => OptionError::Unsupported,
+            magic::REP_ERR_POLICY => OptionError::Policy,
+            magic::REP_ERR_INVALID => OptionError::Invalid,
+            magic::REP_ERR_PLATFORM => OptionError::Platform,
+            magic::REP_ERR_TLS_REQD => OptionError::TlsRequired,
+            magic::REP_ERR_UNKNOWN => OptionError::Unknown,
+            magic::REP_ERR_SHUTDOWN => OptionError::Shutdown,
+            magic::REP_ERR_BLOCK_SIZE_REQD => OptionError::BlockSizeRequired,
+            magic::REP_ERR_TOO_BIG => OptionError::TooBig,
+            magic::REP_ERR_EXT_HEADER_REQD => OptionError::ExtendedHeadersRequired,
+            other => OptionError::Other(other),
+        })
+    }
+
+    /// The wire's number.
+    pub const fn to_wire(self) -> u32 {
+        match self {
+            OptionError::Unsupported => magic::REP_ERR_UNSUP,
+            OptionError::Policy => magic::REP_ERR_POLICY,
+            OptionError::Invalid => magic::REP_ERR_INVALID,
+            OptionError::Platform => magic::REP_ERR_PLATFORM,
+            OptionError::TlsRequired => magic::REP_ERR_TLS_REQD,
+            OptionError::Unknown => magic::REP_ERR_UNKNOWN,
+            OptionError::Shutdown => magic::REP_ERR_SHUTDOWN,
+            OptionError::BlockSizeRequired => magic::REP_ERR_BLOCK_SIZE_REQD,
+            OptionError::TooBig => magic::REP_ERR_TOO_BIG,
+            OptionError::ExtendedHeadersRequired => magic::REP_ERR_EXT_HEADER_REQD,
+            OptionError::Other(number) => number,
+        }
+    }
+}
+
+impl fmt::Display for OptionError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            OptionError::Unsupported => "not supported",
+            OptionError::Policy => "forbidden by its policy",
+            OptionError::Invalid => "invalid request",
+            OptionError::Platform => "not possible on its platform",
+            OptionError::TlsRequired => "TLS is required",
+            OptionError::Unknown => "no such export",
+            OptionError::Shutdown => "it is shutting down",
+            OptionError::BlockSizeRequired => "block sizes must be asked for",
+            OptionError::TooBig => "too big",
+            OptionError::ExtendedHeadersRequired => "extended headers are required",
+            OptionError::Other(number) => {
+                return write!(f, "unknown error {}", number & !magic::REP_ERROR_BIT);
+            }
+        })
+    }
+}
+
+/// The type of a reply to an option.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ReplyCode {
+    /// The last reply: done.
+    Ack,
+    /// One export of a list.
+    Server,
+    /// One item of information.
+    Info,
+    /// One context.
+    MetaContext,
+    /// The last reply: refused.
+    Error(OptionError),
+    /// A type that is not known here.
+    Other(u32),
+}
+
+impl ReplyCode {
+    /// The type of a wire's number.
+    pub const fn from_wire(number: u32) -> ReplyCode {
+        match number {
+            magic::REP_ACK => ReplyCode::Ack,
+            magic::REP_SERVER => ReplyCode::Server,
+            magic::REP_INFO => ReplyCode::Info,
+            magic::REP_META_CONTEXT => ReplyCode::MetaContext,
+            other => match OptionError::from_wire(other) {
+                Some(error) => ReplyCode::Error(error),
+                None => ReplyCode::Other(other),
+            },
+        }
+    }
+
+    /// The wire's number.
+    pub const fn to_wire(self) -> u32 {
+        match self {
+            ReplyCode::Ack => magic::REP_ACK,
+            ReplyCode::Server => magic::REP_SERVER,
+            ReplyCode::Info => magic::REP_INFO,
+            ReplyCode::MetaContext => magic::REP_META_CONTEXT,
+            ReplyCode::Error(error) => error.to_wire(),
+            ReplyCode::Other(number) => number,
+        }
+    }
+}
+
+/// Which item of information ("NBD_REP_INFO").
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum InfoKind {
+    /// Size and flags; always sent.
+    Export,
+    /// The canonical name.
+    Name,
+    /// The description.
+    Description,
+    /// The block sizes.
+    BlockSize,
+    /// An item that is not known here, to be ignored.
+    Other(u16),
+}
+
+impl InfoKind {
+    /// The item of a wire's number.
+    pub const fn from_wire(number: u16) -> InfoKind {
+        match number {
+            magic::INFO_EXPORT => InfoKind::Export,
+            magic::INFO_NAME => InfoKind::Name,
+            magic::INFO_DESCRIPTION => InfoKind::Description,
+            magic::INFO_BLOCK_SIZE => InfoKind::BlockSize,
+            other => InfoKind::Other(other),
+        }
+    }
+
+    /// The wire's number.
+    pub const fn to_wire(self) -> u16 {
+        match self {
+            InfoKind::Export => magic::INFO_EXPORT,
+            InfoKind::Name => magic::INFO_NAME,
+            InfoKind::Description => magic::INFO_DESCRIPTION,
+            InfoKind::BlockSize => magic::INFO_BLOCK_SIZE,
+            InfoKind::Other(number) => number,
+        }
+    }
+}
+
+/// Which items of information INFO or GO ask for. Size and flags come without asking.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub struct Infos {
+    /// The canonical name.
+    pub name: bool,
+    /// The description.
+    pub description: bool,
+    /// The block sizes. Who asks for them in GO must obey them.
+    pub block_size: bool,
+}
+
+impl Infos {
+    /// All items.
+    pub const ALL: Infos = Infos { name: true, description: true, block_size: true };
+    /// Only the block sizes.
+    pub const BLOCK_SIZE: Infos = Infos { name: false, description: false, block_size: true };
+}
+
+/// The head of an option: magic, code, length of the payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct OptionHeader {
+    /// Which option.
+    pub code: OptionCode,
+    /// Bytes of payload behind the head.
+    pub length: u32,
+}
+
+impl OptionHeader {
+    /// Bytes of the head.
+    pub const LEN: usize = 16;
+
+    /// Parses a head at the start of `bytes`; `Ok(None)` when more bytes are needed.
+    ///
+    /// # Errors
+    /// [`Error::Magic`].
+    pub fn parse(bytes: &[u8]) -> Result<Option<OptionHeader>, Error> {
+        let mut reader = Reader::new(bytes);
+        match reader.u64() {
+            None => return Ok(None),
+            Some(magic::IHAVEOPT) => {}
+            Some(found) => return Err(Error::Magic { what: "option", found }),
+        }
+        let (Some(code), Some(length)) = (reader.u32(), reader.u32()) else { return Ok(None) };
+        Ok(Some(OptionHeader { code: OptionCode::from_wire(code), length }))
+    }
+
+    /// The head as bytes.
+    pub fn encode(&self) -> HeaderBytes {
+        HeaderBytes::new().u64(magic::IHAVEOPT).u32(self.code.to_wire()).u32(self.length)
+    }
+}
+
+/// The head of a reply to an option: magic, the option's code, type, length of the payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct OptionReplyHeader {
+    /// The option that is answered.
+    pub option: OptionCode,
+    /// The type of the reply.
+    pub code: ReplyCode,
+    /// Bytes of payload behind the head.
+    pub length: u32,
+}
+
+impl OptionReplyHeader {
+    /// Bytes of the head.
+    pub const LEN: usize = 20;
+
+    /// Parses a head at the start of `bytes`; `Ok(None)` when more bytes are needed.
+    ///
+    /// # Errors
+    /// [`Error::Magic`].
+    pub fn parse(bytes: &[u8]) -> Result<Option<OptionReplyHeader>, Error> {
+        let mut reader = Reader::new(bytes);
+        match reader.u64() {
+            None => return Ok(None),
+            Some(magic::OPTION_REPLY) => {}
+            Some(found) => return Err(Error::Magic { what: "reply to an option", found }),
+        }
+        let (Some(option), Some(code), Some(length)) = (reader.u32(), reader.u32(), reader.u32())
+        else {
+            return Ok(None);
+        };
+        let (option, code) = (OptionCode::from_wire(option), ReplyCode::from_wire(code));
+        Ok(Some(OptionReplyHeader { option, code, length }))
+    }
+
+    /// The head as bytes.
+    pub fn encode(&self) -> HeaderBytes {
+        HeaderBytes::new()
+            .u64(magic::OPTION_REPLY)
+            .u32(self.option.to_wire())
+            .u32(self.code.to_wire())
+            .u32(self.length)
+    }
+}
+
+/// Appends a whole option.
+pub(crate) fn emit_option(code: OptionCode, payload: &[u8], out: &mut Vec<u8>) {
+    out.extend_from_slice(&OptionHeader { code, length: payload.len() as u32 }.encode());
+    out.extend_from_slice(payload);
+}
+
+/// Appends a whole reply to an option. Payloads are bounded by what this crate puts in them.
+pub(crate) fn emit_reply(option: OptionCode, code: ReplyCode, payload: &[u8], out: &mut Vec<u8>) {
+    let length = payload.len() as u32;
+    out.extend_from_slice(&OptionReplyHeader { option, code, length }.encode());
+    out.extend_from_slice(payload);
+}
+
+/// Appends a refusal with its text, cut to the protocol's bound.
+pub(crate) fn emit_error(option: OptionCode, error: OptionError, text: &str, out: &mut Vec<u8>) {
+    emit_reply(option, ReplyCode::Error(error), cut(text.as_bytes()), out);
+}
+
+/// A string of the protocol: UTF-8 without NUL, at most [`limits::STRING`] bytes ("Conventions").
+pub(crate) fn string<'a>(what: &'static str, bytes: &'a [u8]) -> Result<&'a str, Error> {
+    if bytes.len() > limits::STRING {
+        let (len, max) = (bytes.len() as u64, limits::STRING as u64);
+        return Err(Error::TooLong { what, len, max });
+    }
+    match str::from_utf8(bytes) {
+        Ok(text) if text.contains('\0') => Err(Error::Malformed { what, why: "it holds a NUL" }),
+        Ok(text) => Ok(text),
+        Err(_) => Err(Error::Malformed { what, why: "it is not UTF-8" }),
+    }
+}
+
+/// Checks a string that is to be sent.
+///
+/// # Errors
+/// [`Error::TooLong`] and [`Error::Malformed`], as for a string that came.
+pub fn check_string(what: &'static str, text: &str) -> Result<(), Error> {
+    string(what, text.as_bytes()).map(|_| ())
+}
+
+fn push_counted(text: &str, out: &mut Vec<u8>) {
+    // Checked to be at most limits::STRING where it came in.
+    out.extend_from_slice(&(text.len() as u32).to_be_bytes());
+    out.extend_from_slice(text.as_bytes());
+}
+
+/// The payload of INFO and GO.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct InfoRequest {
+    /// The export, empty for the default one.
+    pub name: String,
+    /// Items that are asked for; those unknown here are left out.
+    pub wants: Infos,
+}
+
+impl InfoRequest {
+    /// Parses a whole payload.
+    ///
+    /// # Errors
+    /// The server answers each with [`OptionError::Invalid`].
+    pub fn parse(payload: &[u8]) -> Result<InfoRequest, Error> {
+        let bad = |why| Error::Malformed { what: "request for information", why };
+        let mut reader = Reader::new(payload);
+        let name = reader.counted().ok_or(bad("the name is longer than the option"))?;
+        let name = string("export name", name)?.to_owned();
+        let count = reader.u16().ok_or(bad("no number of items"))?;
+        if reader.rest().len() != usize::from(count) * 2 {
+            return Err(bad("the number of items differs from the list"));
+        }
+        let mut wants = Infos::default();
+        while let Some(kind) = reader.u16() {
+            match InfoKind::from_wire(kind) {
+                InfoKind::Name => wants.name = true,
+                InfoKind::Description => wants.description = true,
+                InfoKind::BlockSize => wants.block_size = true,
+                InfoKind::Export | InfoKind::Other(_) => {}
+            }
+        }
+        Ok(InfoRequest { name, wants })
+    }
+
+    /// Appends the payload to `out`. The name must pass [`check_string`].
+    pub fn emit(&self, out: &mut Vec<u8>) {
+        push_counted(&self.name, out);
+        let wants = [
+            (self.wants.name, InfoKind::Name),
+            (self.wants.description, InfoKind::Description),
+            (self.wants.block_size, InfoKind::BlockSize),
+        ];
+        let kinds = || wants.iter().filter(|(wanted, _)| *wanted).map(|(_, kind)| kind);
+        out.extend_from_slice(&(kinds().count() as u16).to_be_bytes());
+        for kind in kinds() {
+            out.extend_from_slice(&kind.to_wire().to_be_bytes());
+        }
+    }
+}
+
+/// The payload of LIST_META_CONTEXT and SET_META_CONTEXT.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct MetaRequest {
+    /// The export, empty for the default one.
+    pub export: String,
+    /// The queries; none lists all contexts, or selects none.
+    pub queries: Vec<String>,
+}
+
+impl MetaRequest {
+    /// Parses a whole payload.
+    ///
+    /// # Errors
+    /// The server answers [`Error::TooLong`] of the list of queries with [`OptionError::TooBig`],
+    /// anything else with [`OptionError::Invalid`].
+    pub fn parse(payload: &[u8]) -> Result<MetaRequest, Error> {
+        let bad = |why| Error::Malformed { what: "request for contexts", why };
+        let mut reader = Reader::new(payload);
+        let export = reader.counted().ok_or(bad("the name is longer than the option"))?;
+        let export = string("export name", export)?.to_owned();
+        let count = reader.u32().ok_or(bad("no number of queries"))?;
+        // Each query has at least its length; a count that cannot be true is not a long list.
+        if u64::from(count) * 4 > reader.rest().len() as u64 {
+            return Err(bad("the number of queries differs from the list"));
+        }
+        if count as usize > limits::QUERIES {
+            let (len, max) = (count.into(), limits::QUERIES as u64);
+            return Err(Error::TooLong { what: QUERIES, len, max });
+        }
+        let mut queries = Vec::with_capacity(count as usize);
+        for _ in 0..count {
+            let query = reader.counted().ok_or(bad("a query is longer than the option"))?;
+            queries.push(string("context query", query)?.to_owned());
+        }
+        if !reader.rest().is_empty() {
+            return Err(bad("bytes are left over"));
+        }
+        Ok(MetaRequest { export, queries })
+    }
+
+    /// Appends the payload to `out`. Name and queries must pass [`check_string`].
+    pub fn emit(&self, out: &mut Vec<u8>) {
+        push_counted(&self.export, out);
+        out.extend_from_slice(&(self.queries.len() as u32).to_be_bytes());
+        for query in &self.queries {
+            push_counted(query, out);
+        }
+    }
+}
+
+/// What [`Error::TooLong`] calls a list of queries.
+pub(crate) const QUERIES: &str = "list of context queries";
+
+/// The payload of `NBD_REP_SERVER`: one export of a list.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
+pub struct ListEntry {
+    /// The export's name.
+    pub name: String,
+    /// Text for people; may be empty.
+    pub description: String,
+}
+
+impl ListEntry {
+    /// Parses a whole payload. The description is made fit for printing.
+    ///
+    /// # Errors
+    /// A name longer than the payload or that is no string of the protocol.
+    pub fn parse(payload: &[u8]) -> Result<ListEntry, Error> {
+        let bad = |why| Error::Malformed { what: "export in a list", why };
+        let mut reader = Reader::new(payload);
+        let name = reader.counted().ok_or(bad("the name is longer than the reply"))?;
+        let name = string("export name", name)?.to_owned();
+        Ok(ListEntry { name, description: description(reader.rest()) })
+    }
+
+    /// Appends the payload to `out`. Both strings must pass [`check_string`].
+    pub fn emit(&self, out: &mut Vec<u8>) {
+        push_counted(&self.name, out);
+        out.extend_from_slice(self.description.as_bytes());
+    }
+}
+
+/// A description for people: kept as it is when it is a string of the protocol without control
+/// characters, else escaped and cut.
+pub(crate) fn description(bytes: &[u8]) -> String {
+    match string("description", bytes) {
+        Ok(text) if !text.chars().any(char::is_control) => text.to_owned(),
+        _ => printable(bytes, limits::STRING),
+    }
+}
+
+/// A context: the payload of `NBD_REP_META_CONTEXT`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Context {
+    /// Its number in block status chunks; 0 and without meaning in lists.
+    pub id: u32,
+    /// Its name, namespace and all.
+    pub name: String,
+}
+
+impl Context {
+    /// Parses a whole payload.
+    ///
+    /// # Errors
+    /// A payload without an id, a name that is no string of the protocol.
+    pub fn parse(payload: &[u8]) -> Result<Context, Error> {
+        let mut reader = Reader::new(payload);
+        let id =
+            reader.u32().ok_or(Error::Malformed { what: "context", why: "it has no number" })?;
+        Ok(Context { id, name: string("context name", reader.rest())?.to_owned() })
+    }
+
+    /// Appends the payload to `out`. The name must pass [`check_string`].
+    pub fn emit(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.id.to_be_bytes());
+        out.extend_from_slice(self.name.as_bytes());
+    }
+}
+
+/// Block sizes of an export ("Size constraints"), all in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct BlockSizes {
+    /// Smallest unit and alignment of requests: a power of 2, at most 64 KiB.
+    pub minimum: u32,
+    /// Smallest efficient unit: a power of 2, at least 512 and the minimum.
+    pub preferred: u32,
+    /// Longest payload: at least the preferred size; `u32::MAX` says that there is no fixed limit.
+    pub maximum: u32,
+}
+
+impl BlockSizes {
+    /// What servers should support that name no sizes.
+    pub const DEFAULT: BlockSizes =
+        BlockSizes { minimum: 1, preferred: 4096, maximum: limits::PAYLOAD };
+
+    /// Whether the sizes are within the document's rules.
+    pub const fn is_valid(&self) -> bool {
+        self.minimum.is_power_of_two()
+            && self.minimum <= 1 << 16
+            && self.preferred.is_power_of_two()
+            && self.preferred >= self.minimum
+            && self.preferred >= 512
+            && self.maximum >= self.preferred
+    }
+}
+
+/// One item of information: the payload of `NBD_REP_INFO`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Info {
+    /// Size in bytes, and flags.
+    Export {
+        /// Size of the export in bytes.
+        size: u64,
+        /// What it offers.
+        flags: ExportFlags,
+    },
+    /// The canonical name.
+    Name(String),
+    /// Text for people.
+    Description(String),
+    /// The block sizes, as they were sent: perhaps not valid.
+    BlockSize(BlockSizes),
+    /// An item that is not known here, to be ignored.
+    Other(u16),
+}
+
+impl Info {
+    /// Parses a whole payload. A description is made fit for printing.
+    ///
+    /// # Errors
+    /// An item of the wrong length, a name that is no string of the protocol.
+    pub fn parse(payload: &[u8]) -> Result<Info, Error> {
+        let bad = |why| Error::Malformed { what: "information about an export", why };
+        let mut reader = Reader::new(payload);
+        let kind = reader.u16().ok_or(bad("it has no type"))?;
+        let info = match InfoKind::from_wire(kind) {
+            InfoKind::Export => {
+                let size = reader.u64().ok_or(bad("size and flags are too short"))?;
+                let flags = reader.u16().ok_or(bad("size and flags are too short"))?;
+                Info::Export { size, flags: ExportFlags::from_bits(flags) }
+            }
+            InfoKind::Name => {
+                return Ok(Info::Name(string("export name", reader.rest())?.to_owned()));
+            }
+            InfoKind::Description => return Ok(Info::Description(description(reader.rest()))),
+            InfoKind::BlockSize => {
+                let mut size = || reader.u32().ok_or(bad("block sizes are too short"));
+                let (minimum, preferred, maximum) = (size()?, size()?, size()?);
+                Info::BlockSize(BlockSizes { minimum, preferred, maximum })
+            }
+            InfoKind::Other(kind) => return Ok(Info::Other(kind)),
+        };
+        if reader.rest().is_empty() { Ok(info) } else { Err(bad("bytes are left over")) }
+    }
+
+    /// Appends the payload to `out`. Strings must pass [`check_string`].
+    pub fn emit(&self, out: &mut Vec<u8>) {
+        let kind = match self {
+            Info::Export { .. } => InfoKind::Export,
+            Info::Name(_) => InfoKind::Name,
+            Info::Description(_) => InfoKind::Description,
+            Info::BlockSize(_) => InfoKind::BlockSize,
+            Info::Other(kind) => InfoKind::Other(*kind),
+        };
+        out.extend_from_slice(&kind.to_wire().to_be_bytes());
+        match self {
+            Info::Export { size, flags } => {
+                out.extend_from_slice(&size.to_be_bytes());
+                out.extend_from_slice(&flags.bits().to_be_bytes());
+            }
+            Info::Name(text) | Info::Description(text) => out.extend_from_slice(text.as_bytes()),
+            Info::BlockSize(sizes) => {
+                for size in [sizes.minimum, sizes.preferred, sizes.maximum] {
+                    out.extend_from_slice(&size.to_be_bytes());
+                }
+            }
+            Info::Other(_) => {}
+        }
+    }
+}
+
+/// The text of a refusal, for printing.
+pub(crate) fn refusal_text(payload: &[u8]) -> String {
+    error_text(payload)
+}

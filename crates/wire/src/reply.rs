@@ -1,0 +1,494 @@
+//! Replies of the transmission phase: simple replies, structured reply chunks and the chunks of
+//! EXTENDED_HEADERS, and what is in chunks of data, holes and errors. Extents are in
+//! [`crate::status`].
+
+use std::fmt;
+
+use crate::bytes::Reader;
+use crate::errno::{self, Errno};
+use crate::error::{error_text, printable};
+use crate::{Error, HeaderBytes, ReplyFlags, limits, magic};
+
+/// The form of replies that was negotiated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Replies {
+    /// Simple replies only.
+    #[default]
+    Simple,
+    /// Chunks of 20 bytes; simple replies stay legal for commands other than READ.
+    Structured,
+    /// Chunks of 32 bytes for everything (EXTENDED_HEADERS).
+    Extended,
+}
+
+/// The head of one reply message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Header {
+    /// A simple reply: the whole reply of a request. Behind one to READ without an error follow as
+    /// many bytes as were asked for; only who sent the request knows.
+    Simple {
+        /// The cookie of the request.
+        cookie: u64,
+        /// The error; `None` is success.
+        error: Option<Errno>,
+    },
+    /// One of the chunks of a reply.
+    Chunk(Chunk),
+}
+
+impl Header {
+    /// Parses the head of a reply at the start of `bytes`; `Ok(None)` when more bytes are needed.
+    ///
+    /// What is checked: the magic against what was negotiated, and the length against the kind of
+    /// the chunk and [`limits`], so that a caller may allocate [`Chunk::length`] bytes. What is left
+    /// to the caller, who knows the requests: cookies, offsets, a simple reply to READ after
+    /// structured replies were negotiated, a kind of chunk that does not suit the command.
+    ///
+    /// # Errors
+    /// The connection must be closed after each: the document demands it for unknown kinds of
+    /// chunks that are not errors, and for inconsistent contents.
+    pub fn parse(bytes: &[u8], replies: Replies) -> Result<Option<(Header, usize)>, Error> {
+        let mut reader = Reader::new(bytes);
+        let Some(found) = reader.u32() else { return Ok(None) };
+        let header = match (found, replies) {
+            (magic::SIMPLE_REPLY, Replies::Simple | Replies::Structured) => {
+                return Ok(simple(&mut reader).map(|header| (header, SIMPLE_LEN)));
+            }
+            (magic::STRUCTURED_REPLY, Replies::Structured) => chunk(&mut reader, false),
+            (magic::EXTENDED_REPLY, Replies::Extended) => chunk(&mut reader, true),
+            (magic::SIMPLE_REPLY | magic::STRUCTURED_REPLY | magic::EXTENDED_REPLY, _) => {
+                return Err(Error::Unexpected {
+                    what: format!(
+                        "a reply with magic {found:#x} came, with {replies:?} negotiated"
+                    ),
+                });
+            }
+            _ => return Err(Error::Magic { what: "reply", found: found.into() }),
+        };
+        match header {
+            None => Ok(None),
+            Some(chunk) => {
+                chunk.check()?;
+                Ok(Some((Header::Chunk(chunk), chunk.header_len())))
+            }
+        }
+    }
+
+    /// The cookie of the request that is answered.
+    pub const fn cookie(&self) -> u64 {
+        match self {
+            Header::Simple { cookie, .. } => *cookie,
+            Header::Chunk(chunk) => chunk.cookie,
+        }
+    }
+
+    /// The head as bytes.
+    ///
+    /// # Errors
+    /// As [`Chunk::encode`].
+    pub fn encode(&self) -> Result<HeaderBytes, Error> {
+        match self {
+            Header::Simple { cookie, error } => Ok(simple_bytes(*cookie, *error)),
+            Header::Chunk(chunk) => chunk.encode(),
+        }
+    }
+
+    /// Appends the head to `out`.
+    ///
+    /// # Errors
+    /// As [`Chunk::encode`].
+    pub fn emit(&self, out: &mut Vec<u8>) -> Result<(), Error> {
+        out.extend_from_slice(&self.encode()?);
+        Ok(())
+    }
+}
+
+/// Bytes of a simple reply's head.
+pub const SIMPLE_LEN: usize = 16;
+/// Bytes of a structured reply chunk's head.
+pub const STRUCTURED_LEN: usize = 20;
+/// Bytes of an extended reply chunk's head.
+pub const EXTENDED_LEN: usize = 32;
+/// Bytes before the data of an OFFSET_DATA chunk: its place in the export.
+pub const DATA_PREFIX_LEN: usize = 8;
+
+/// The head of a chunk. Its form follows from `offset`: with one it has 32 bytes, without one 20.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Chunk {
+    /// Reply flags; unknown ones are to be ignored.
+    pub flags: ReplyFlags,
+    /// What the payload holds.
+    pub kind: ChunkKind,
+    /// The cookie of the request.
+    pub cookie: u64,
+    /// With extended headers the offset of the request (not of the chunk's data).
+    pub offset: Option<u64>,
+    /// Bytes of payload behind the head.
+    pub length: u64,
+}
+
+impl Chunk {
+    /// Whether this is the last chunk of its reply.
+    pub const fn is_done(&self) -> bool {
+        self.flags.contains(ReplyFlags::DONE)
+    }
+
+    /// Bytes of this head.
+    pub const fn header_len(&self) -> usize {
+        match self.offset {
+            Some(_) => EXTENDED_LEN,
+            None => STRUCTURED_LEN,
+        }
+    }
+
+    /// The head as bytes.
+    ///
+    /// # Errors
+    /// [`Error::TooLong`] when the length does not fit the 32 bits of a structured chunk.
+    pub fn encode(&self) -> Result<HeaderBytes, Error> {
+        if self.offset.is_none() && self.length > u64::from(u32::MAX) {
+            return Err(Error::TooLong {
+                what: "payload of a structured reply chunk",
+                len: self.length,
+                max: u32::MAX.into(),
+            });
+        }
+        Ok(self.bytes())
+    }
+
+    /// The head as bytes, of a length that is known to fit.
+    fn bytes(&self) -> HeaderBytes {
+        let start = |magic: u32| {
+            HeaderBytes::new()
+                .u32(magic)
+                .u16(self.flags.bits())
+                .u16(self.kind.to_wire())
+                .u64(self.cookie)
+        };
+        match self.offset {
+            Some(offset) => start(magic::EXTENDED_REPLY).u64(offset).u64(self.length),
+            None => start(magic::STRUCTURED_REPLY).u32(self.length as u32),
+        }
+    }
+
+    /// Checks the length against the kind ("Structured reply types") and our limits.
+    fn check(&self) -> Result<(), Error> {
+        let length = self.length;
+        let bad = |why| Err(Error::Malformed { what: "reply chunk", why });
+        let (ok, why, max) = match self.kind {
+            ChunkKind::None if !self.is_done() => {
+                return bad("an empty chunk that is not the last");
+            }
+            ChunkKind::None => (length == 0, "an empty chunk with a payload", 0),
+            ChunkKind::OffsetData => {
+                let max = u64::from(limits::PAYLOAD_HARD) + DATA_PREFIX_LEN as u64;
+                (length > DATA_PREFIX_LEN as u64, "a chunk of data without data", max)
+            }
+            ChunkKind::OffsetHole => (length == 12, "a hole whose length is not 12", 12),
+            ChunkKind::BlockStatus => {
+                let ok = length >= 12 && length % 8 == 4;
+                (ok, "block status with a broken list", 4 + 8 * limits::EXTENTS as u64)
+            }
+            ChunkKind::BlockStatusExt => {
+                let ok = length >= 24 && length % 16 == 8;
+                (ok, "extended block status with a broken list", 8 + 16 * limits::EXTENTS as u64)
+            }
+            ChunkKind::ErrorOffset => {
+                (length >= 14, "an error with an offset, too short", limits::ERROR_PAYLOAD.into())
+            }
+            ChunkKind::Error => (length >= 6, "an error, too short", limits::ERROR_PAYLOAD.into()),
+            ChunkKind::Other(_) if self.kind.is_error() => {
+                (length >= 6, "an unknown error, too short", limits::ERROR_PAYLOAD.into())
+            }
+            ChunkKind::Other(_) => return bad("an unknown kind of chunk"),
+        };
+        if !ok {
+            return bad(why);
+        }
+        if length > max {
+            return Err(Error::TooLong { what: "payload of a reply chunk", len: length, max });
+        }
+        Ok(())
+    }
+}
+
+/// What a chunk holds ("Structured reply types").
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ChunkKind {
+    /// Nothing: the end of a reply.
+    None,
+    /// An offset in the export and data from there on.
+    OffsetData,
+    /// An offset and a length of zeroes.
+    OffsetHole,
+    /// Extents of a context in 32 bits.
+    BlockStatus,
+    /// Extents of a context in 64 bits (EXTENDED_HEADERS).
+    BlockStatusExt,
+    /// An error, and perhaps a text.
+    Error,
+    /// An error, perhaps a text, and where it happened.
+    ErrorOffset,
+    /// A kind that is not known here; an error when bit 15 is set.
+    Other(u16),
+}
+
+impl ChunkKind {
+    /// The kind of a wire's number.
+    pub const fn from_wire(number: u16) -> ChunkKind {
+        match number {
+            magic::REPLY_NONE => ChunkKind::None,
+            magic::REPLY_OFFSET_DATA => ChunkKind::OffsetData,
+            magic::REPLY_OFFSET_HOLE => ChunkKind::OffsetHole,
+            magic::REPLY_BLOCK_STATUS => ChunkKind::BlockStatus,
+            magic::REPLY_BLOCK_STATUS_EXT => ChunkKind::BlockStatusExt,
+            magic::REPLY_ERROR => ChunkKind::Error,
+            magic::REPLY_ERROR_OFFSET => ChunkKind::ErrorOffset,
+            other => ChunkKind::Other(other),
+        }
+    }
+
+    /// The wire's number.
+    pub const fn to_wire(self) -> u16 {
+        match self {
+            ChunkKind::None => magic::REPLY_NONE,
+            ChunkKind::OffsetData => magic::REPLY_OFFSET_DATA,
+            ChunkKind::OffsetHole => magic::REPLY_OFFSET_HOLE,
+            ChunkKind::BlockStatus => magic::REPLY_BLOCK_STATUS,
+            ChunkKind::BlockStatusExt => magic::REPLY_BLOCK_STATUS_EXT,
+            ChunkKind::Error => magic::REPLY_ERROR,
+            ChunkKind::ErrorOffset => magic::REPLY_ERROR_OFFSET,
+            ChunkKind::Other(number) => number,
+        }
+    }
+
+    /// Whether the chunk makes its reply a failure; unknown error kinds count.
+    pub const fn is_error(self) -> bool {
+        self.to_wire() & magic::REPLY_ERROR_BIT != 0
+    }
+}
+
+/// The request that is being answered, and the form its answer has: makes every message that a
+/// server sends in transmission.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Answer {
+    /// The form that was negotiated.
+    pub replies: Replies,
+    /// The cookie of the request.
+    pub cookie: u64,
+    /// The offset of the request.
+    pub offset: u64,
+}
+
+impl Answer {
+    /// The head of a chunk with `length` bytes of payload; not for [`Replies::Simple`].
+    pub const fn chunk(&self, flags: ReplyFlags, kind: ChunkKind, length: u64) -> Chunk {
+        let offset = match self.replies {
+            Replies::Extended => Some(self.offset),
+            Replies::Simple | Replies::Structured => None,
+        };
+        Chunk { flags, kind, cookie: self.cookie, offset, length }
+    }
+
+    /// A whole successful reply without payload: a simple reply, or an empty last chunk where simple
+    /// replies are not allowed. With [`Replies::Structured`] it is not for READ; see
+    /// [`Answer::done`].
+    pub fn success(&self) -> HeaderBytes {
+        match self.replies {
+            Replies::Simple | Replies::Structured => simple_bytes(self.cookie, None),
+            Replies::Extended => self.none(),
+        }
+    }
+
+    /// An empty last chunk, that ends any reply in chunks. `None` with simple replies, which have no
+    /// such thing.
+    pub fn done(&self) -> Option<HeaderBytes> {
+        match self.replies {
+            Replies::Simple => None,
+            Replies::Structured | Replies::Extended => Some(self.none()),
+        }
+    }
+
+    /// What goes before `len` bytes of data that READ answers: the head and, with chunks, the data's
+    /// place `at` in the export. A simple reply holds all that was asked for, and has no flags.
+    ///
+    /// # Errors
+    /// [`Error::TooLong`] when a structured chunk cannot hold so much data.
+    pub fn data(&self, flags: ReplyFlags, at: u64, len: u32) -> Result<HeaderBytes, Error> {
+        if self.replies == Replies::Simple {
+            return Ok(simple_bytes(self.cookie, None));
+        }
+        let length = u64::from(len) + DATA_PREFIX_LEN as u64;
+        Ok(self.chunk(flags, ChunkKind::OffsetData, length).encode()?.u64(at))
+    }
+
+    /// A whole chunk that says that a range is zeroes. `None` with simple replies, which have no
+    /// such thing.
+    pub fn hole(&self, flags: ReplyFlags, hole: Hole) -> Option<HeaderBytes> {
+        if self.replies == Replies::Simple {
+            return None;
+        }
+        let head = self.chunk(flags, ChunkKind::OffsetHole, 12).bytes();
+        Some(head.u64(hole.at).u32(hole.len))
+    }
+
+    /// Appends a whole failed reply: a simple reply, or a last chunk with the text and, when there
+    /// is one, the place of the error.
+    pub fn error(&self, failure: &Failure<'_>, out: &mut Vec<u8>) {
+        if self.replies == Replies::Simple {
+            out.extend_from_slice(&simple_bytes(self.cookie, Some(failure.error)));
+            return;
+        }
+        let kind = match failure.at {
+            None => ChunkKind::Error,
+            Some(_) => ChunkKind::ErrorOffset,
+        };
+        out.extend_from_slice(
+            &self.chunk(ReplyFlags::DONE, kind, failure.payload_len() as u64).bytes(),
+        );
+        failure.emit(out);
+    }
+
+    fn none(&self) -> HeaderBytes {
+        self.chunk(ReplyFlags::DONE, ChunkKind::None, 0).bytes()
+    }
+}
+
+/// The place of an OFFSET_DATA chunk's data in the export, from the first [`DATA_PREFIX_LEN`] bytes
+/// of its payload; `None` when fewer are there.
+pub fn data_at(payload: &[u8]) -> Option<u64> {
+    Reader::new(payload).u64()
+}
+
+/// What an OFFSET_HOLE chunk says: these bytes are zeroes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Hole {
+    /// Where in the export, in bytes.
+    pub at: u64,
+    /// Bytes, not 0.
+    pub len: u32,
+}
+
+impl Hole {
+    /// Parses a whole payload.
+    ///
+    /// # Errors
+    /// A payload that is not 12 bytes long, and a hole of no length.
+    pub fn parse(payload: &[u8]) -> Result<Hole, Error> {
+        let bad = |why| Error::Malformed { what: "hole in a reply", why };
+        let mut reader = Reader::new(payload);
+        match (reader.u64(), reader.u32(), reader.rest()) {
+            (Some(at), Some(len), []) if len != 0 => Ok(Hole { at, len }),
+            (Some(_), Some(_), []) => Err(bad("it has no length")),
+            _ => Err(bad("its payload is not 12 bytes long")),
+        }
+    }
+}
+
+/// What an error chunk says.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Failure<'a> {
+    /// The error.
+    pub error: Errno,
+    /// The server's explanation as it was sent, UTF-8 if the server is right; may be empty. To be
+    /// shown by [`Failure::text`].
+    pub text: &'a [u8],
+    /// Where it happened, in bytes of the export, if the chunk says so.
+    pub at: Option<u64>,
+}
+
+impl<'a> Failure<'a> {
+    /// An error without a text or a place.
+    pub const fn new(error: Errno) -> Failure<'static> {
+        Failure { error, text: &[], at: None }
+    }
+
+    /// Parses the whole payload of an error chunk. Unknown error kinds begin like known ones; what
+    /// they hold behind the text is ignored.
+    ///
+    /// # Errors
+    /// A text longer than the payload, the error 0, bytes that are left over.
+    pub fn parse(kind: ChunkKind, payload: &'a [u8]) -> Result<Failure<'a>, Error> {
+        let bad = |why| Error::Malformed { what: "error in a reply", why };
+        let mut reader = Reader::new(payload);
+        let short = bad("its payload is too short");
+        let (Some(number), Some(text_len)) = (reader.u32(), reader.u16()) else {
+            return Err(short);
+        };
+        let text =
+            reader.take(text_len.into()).ok_or(bad("its text is longer than its payload"))?;
+        let error = Errno::from_wire(number).ok_or(bad("its error number is 0"))?;
+        let at = match kind {
+            ChunkKind::ErrorOffset => Some(reader.u64().ok_or(short)?),
+            _ => None,
+        };
+        let known = matches!(kind, ChunkKind::Error | ChunkKind::ErrorOffset);
+        if known && !reader.rest().is_empty() {
+            return Err(bad("bytes are left over"));
+        }
+        Ok(Failure { error, text, at })
+    }
+
+    /// Appends the payload of an error chunk: of [`ChunkKind::ErrorOffset`] when there is a place,
+    /// else of [`ChunkKind::Error`]. The text is cut to [`limits::STRING`] bytes.
+    pub fn emit(&self, out: &mut Vec<u8>) {
+        let text = cut(self.text);
+        out.extend_from_slice(&self.error.to_wire().to_be_bytes());
+        out.extend_from_slice(&(text.len() as u16).to_be_bytes());
+        out.extend_from_slice(text);
+        if let Some(at) = self.at {
+            out.extend_from_slice(&at.to_be_bytes());
+        }
+    }
+
+    fn payload_len(&self) -> usize {
+        6 + cut(self.text).len() + if self.at.is_some() { 8 } else { 0 }
+    }
+
+    /// The server's explanation, escaped and bounded for printing; may be empty.
+    pub fn text(&self) -> String {
+        error_text(self.text)
+    }
+}
+
+impl fmt::Debug for Failure<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Failure")
+            .field("error", &self.error)
+            .field("text", &printable(self.text, limits::ERROR_TEXT))
+            .field("at", &self.at)
+            .finish()
+    }
+}
+
+/// The text cut to the protocol's bound for strings, not inside a character.
+pub(crate) fn cut(text: &[u8]) -> &[u8] {
+    if text.len() <= limits::STRING {
+        return text;
+    }
+    let mut end = limits::STRING;
+    while end > limits::STRING - 4 && text[end] & 0xc0 == 0x80 {
+        end -= 1;
+    }
+    &text[..end]
+}
+
+fn simple(reader: &mut Reader<'_>) -> Option<Header> {
+    let error = Errno::from_wire(reader.u32()?);
+    Some(Header::Simple { cookie: reader.u64()?, error })
+}
+
+fn simple_bytes(cookie: u64, error: Option<Errno>) -> HeaderBytes {
+    HeaderBytes::new().u32(magic::SIMPLE_REPLY).u32(errno::to_wire(error)).u64(cookie)
+}
+
+fn chunk(reader: &mut Reader<'_>, extended: bool) -> Option<Chunk> {
+    let flags = ReplyFlags::from_bits(reader.u16()?);
+    let kind = ChunkKind::from_wire(reader.u16()?);
+    let cookie = reader.u64()?;
+    let (offset, length) = match extended {
+        true => (Some(reader.u64()?), reader.u64()?),
+        false => (None, reader.u32()?.into()),
+    };
+    Some(Chunk { flags, kind, cookie, offset, length })
+}

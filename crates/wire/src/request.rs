@@ -1,0 +1,242 @@
+//! Requests of the transmission phase ("Request message"), 28 or 32 bytes, and the payload by which
+//! BLOCK_STATUS selects contexts.
+
+use crate::bytes::Reader;
+use crate::{CommandFlags, Error, HeaderBytes, limits, magic};
+
+/// The form of requests that was negotiated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Headers {
+    /// 28 bytes, lengths of 32 bits.
+    #[default]
+    Compact,
+    /// 32 bytes, lengths of 64 bits (EXTENDED_HEADERS).
+    Extended,
+}
+
+impl Headers {
+    /// Bytes of a request header.
+    // A header's size, not a container's length: it is never empty.
+    #[allow(clippy::len_without_is_empty)]
+    pub const fn len(self) -> usize {
+        match self {
+            Headers::Compact => 28,
+            Headers::Extended => 32,
+        }
+    }
+}
+
+/// What a request asks for ("Request types").
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Command {
+    /// Read `length` bytes.
+    Read,
+    /// Write the payload.
+    Write,
+    /// End the connection after what is in flight; has no reply.
+    Disconnect,
+    /// Make completed writes stable.
+    Flush,
+    /// Forget the contents of a range.
+    Trim,
+    /// Fetch a range into the server's cache.
+    Cache,
+    /// Write zeroes without sending them.
+    WriteZeroes,
+    /// Ask for extents of the selected contexts.
+    BlockStatus,
+    /// A number that is not known here; servers answer EINVAL.
+    Other(u16),
+}
+
+impl Command {
+    /// The command of a wire's number.
+    pub const fn from_wire(number: u16) -> Command {
+        match number {
+            magic::CMD_READ => Command::Read,
+            magic::CMD_WRITE => Command::Write,
+            magic::CMD_DISC => Command::Disconnect,
+            magic::CMD_FLUSH => Command::Flush,
+            magic::CMD_TRIM => Command::Trim,
+            magic::CMD_CACHE => Command::Cache,
+            magic::CMD_WRITE_ZEROES => Command::WriteZeroes,
+            magic::CMD_BLOCK_STATUS => Command::BlockStatus,
+            other => Command::Other(other),
+        }
+    }
+
+    /// The wire's number.
+    pub const fn to_wire(self) -> u16 {
+        match self {
+            Command::Read => magic::CMD_READ,
+            Command::Write => magic::CMD_WRITE,
+            Command::Disconnect => magic::CMD_DISC,
+            Command::Flush => magic::CMD_FLUSH,
+            Command::Trim => magic::CMD_TRIM,
+            Command::Cache => magic::CMD_CACHE,
+            Command::WriteZeroes => magic::CMD_WRITE_ZEROES,
+            Command::BlockStatus => magic::CMD_BLOCK_STATUS,
+            Command::Other(number) => number,
+        }
+    }
+}
+
+/// A request without its payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Header {
+    /// Command flags; unknown bits are kept, and servers answer them with EINVAL.
+    pub flags: CommandFlags,
+    /// What is asked for.
+    pub command: Command,
+    /// The client's name for the request, repeated in each reply.
+    pub cookie: u64,
+    /// Where in the export, in bytes.
+    pub offset: u64,
+    /// Bytes of the effect, or of the payload when [`Header::payload_len`] is not 0.
+    pub length: u64,
+}
+
+impl Header {
+    /// Parses a request at the start of `bytes`; `Ok(None)` when more bytes are needed.
+    ///
+    /// # Errors
+    /// [`Error::Magic`] as soon as the first four bytes are wrong.
+    pub fn parse(bytes: &[u8], headers: Headers) -> Result<Option<(Header, usize)>, Error> {
+        let mut reader = Reader::new(bytes);
+        let (due, what) = match headers {
+            Headers::Compact => (magic::REQUEST, "request"),
+            Headers::Extended => (magic::EXTENDED_REQUEST, "extended request"),
+        };
+        match reader.u32() {
+            None => return Ok(None),
+            Some(found) if found != due => {
+                return Err(Error::Magic { what, found: found.into() });
+            }
+            Some(_) => {}
+        }
+        Ok(Header::fields(&mut reader, headers).map(|header| (header, headers.len())))
+    }
+
+    fn fields(reader: &mut Reader<'_>, headers: Headers) -> Option<Header> {
+        Some(Header {
+            flags: CommandFlags::from_bits(reader.u16()?),
+            command: Command::from_wire(reader.u16()?),
+            cookie: reader.u64()?,
+            offset: reader.u64()?,
+            length: match headers {
+                Headers::Compact => reader.u32()?.into(),
+                Headers::Extended => reader.u64()?,
+            },
+        })
+    }
+
+    /// The request as bytes.
+    ///
+    /// # Errors
+    /// [`Error::TooLong`] when the length does not fit the 32 bits of a compact header.
+    pub fn encode(&self, headers: Headers) -> Result<HeaderBytes, Error> {
+        let start = |magic: u32| {
+            HeaderBytes::new()
+                .u32(magic)
+                .u16(self.flags.bits())
+                .u16(self.command.to_wire())
+                .u64(self.cookie)
+                .u64(self.offset)
+        };
+        match headers {
+            Headers::Compact => match u32::try_from(self.length) {
+                Ok(length) => Ok(start(magic::REQUEST).u32(length)),
+                Err(_) => Err(Error::TooLong {
+                    what: "length of a request without extended headers",
+                    len: self.length,
+                    max: u32::MAX.into(),
+                }),
+            },
+            Headers::Extended => Ok(start(magic::EXTENDED_REQUEST).u64(self.length)),
+        }
+    }
+
+    /// Appends the request to `out`.
+    ///
+    /// # Errors
+    /// As [`Header::encode`].
+    pub fn emit(&self, headers: Headers, out: &mut Vec<u8>) -> Result<(), Error> {
+        out.extend_from_slice(&self.encode(headers)?);
+        Ok(())
+    }
+
+    /// Bytes of payload that follow the header: the data of WRITE, and with extended headers the
+    /// payload of any command that says [`CommandFlags::PAYLOAD_LEN`]. A WRITE without that flag has
+    /// its payload all the same (a client's fault that QEMU accepts too).
+    pub const fn payload_len(&self, headers: Headers) -> u64 {
+        let flagged = self.flags.contains(CommandFlags::PAYLOAD_LEN);
+        match (self.command, headers) {
+            (Command::Write, _) => self.length,
+            (_, Headers::Extended) if flagged => self.length,
+            _ => 0,
+        }
+    }
+
+    /// The first byte behind the range, or `None` when that overflows 64 bits.
+    pub const fn end(&self) -> Option<u64> {
+        self.offset.checked_add(self.length)
+    }
+}
+
+/// The payload of a BLOCK_STATUS request: the range's length, and the contexts that are wanted
+/// (EXTENDED_HEADERS, `NBD_FLAG_BLOCK_STATUS_PAYLOAD`).
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Filter {
+    /// Bytes of the range that is asked about, from the request's offset on.
+    pub length: u64,
+    /// Contexts that are wanted, each once, at least one.
+    pub contexts: Vec<u32>,
+}
+
+impl Filter {
+    /// Longest payload worth reading; a server skips longer ones and answers EINVAL.
+    pub const MAX_LEN: usize = 8 + 4 * limits::CONTEXTS;
+
+    /// Parses a whole payload. `negotiated` tells whether a context was negotiated.
+    ///
+    /// # Errors
+    /// The server answers each with EINVAL and keeps the connection: wrong length, no context, a
+    /// context twice or one that was not negotiated.
+    pub fn parse(payload: &[u8], negotiated: impl Fn(u32) -> bool) -> Result<Filter, Error> {
+        let bad = |why| Error::Malformed { what: "payload of a block status request", why };
+        if payload.len() > Filter::MAX_LEN {
+            return Err(bad("more contexts than can be negotiated"));
+        }
+        let mut reader = Reader::new(payload);
+        let length = reader.u64().ok_or(bad("shorter than its length field"))?;
+        let mut contexts = Vec::with_capacity(reader.rest().len() / 4);
+        while !reader.rest().is_empty() {
+            let id = reader.u32().ok_or(bad("ends inside a context"))?;
+            if contexts.contains(&id) {
+                return Err(bad("a context twice"));
+            }
+            if !negotiated(id) {
+                return Err(bad("a context that was not negotiated"));
+            }
+            contexts.push(id);
+        }
+        if contexts.is_empty() {
+            return Err(bad("no context"));
+        }
+        Ok(Filter { length, contexts })
+    }
+
+    /// Appends the payload to `out`; its length is the request's, with
+    /// [`CommandFlags::PAYLOAD_LEN`] set.
+    pub fn emit(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.length.to_be_bytes());
+        for id in &self.contexts {
+            out.extend_from_slice(&id.to_be_bytes());
+        }
+    }
+
+    /// Bytes that [`Filter::emit`] appends.
+    pub const fn payload_len(&self) -> u64 {
+        8 + 4 * self.contexts.len() as u64
+    }
+}

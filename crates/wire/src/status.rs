@@ -1,0 +1,295 @@
+//! Block status: the extents of one context in one chunk, in the 32-bit form and in the 64-bit form
+//! of EXTENDED_HEADERS.
+
+use crate::bytes::Reader;
+use crate::reply::{Answer, ChunkKind};
+use crate::{Error, Replies, ReplyFlags, limits};
+
+/// Name of the context that the protocol document defines.
+pub const BASE_ALLOCATION: &str = "base:allocation";
+/// `NBD_STATE_HOLE` of [`BASE_ALLOCATION`]: not allocated.
+pub const STATE_HOLE: u64 = 1;
+/// `NBD_STATE_ZERO` of [`BASE_ALLOCATION`]: reads as zeroes.
+pub const STATE_ZERO: u64 = 2;
+
+/// A run of bytes with one status.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Extent {
+    /// Bytes; not 0 on the wire.
+    pub len: u64,
+    /// Status flags; what they mean is the context's affair.
+    pub flags: u64,
+}
+
+/// What a request wants to know, as far as the encoding of its answer must obey it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Wanted {
+    /// Bytes of the range that is asked about.
+    pub length: u64,
+    /// Whether only one extent, within `length`, may be answered (REQ_ONE).
+    pub one: bool,
+    /// Extents that the answer may hold; [`limits::EXTENTS`] bounds it in any case.
+    pub max_extents: usize,
+}
+
+impl Wanted {
+    /// As many extents as the protocol likes for `length` bytes.
+    pub const fn new(length: u64) -> Wanted {
+        Wanted { length, one: false, max_extents: limits::EXTENTS }
+    }
+}
+
+/// What an encoder did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Encoded {
+    /// Extents in the chunk.
+    pub extents: usize,
+    /// Bytes that they cover from the request's offset on; may be more than was asked for.
+    pub covered: u64,
+}
+
+/// Appends a whole chunk of block status to `out`: its head, the context and the extents. The form
+/// follows from the answer's.
+///
+/// `extents` are consecutive from the request's offset on. Neighbours with the same flags are
+/// joined, those of
+/// length 0 are skipped, and the iterator is read no further than the answer may reach: the last
+/// extent is the first that reaches the end of what is wanted, and may go beyond it (with REQ_ONE
+/// it is cut there). In the 32-bit form an extent above 4 GiB is split.
+///
+/// # Errors
+/// [`Error::Caller`], with `out` as it was: simple replies; no extents (the protocol wants at least
+/// one); flags that do not fit the 32-bit form.
+pub fn emit(
+    answer: &Answer,
+    flags: ReplyFlags,
+    context: u32,
+    wanted: Wanted,
+    extents: impl IntoIterator<Item = Extent>,
+    out: &mut Vec<u8>,
+) -> Result<Encoded, Error> {
+    let form = match answer.replies {
+        Replies::Simple => {
+            return Err(Error::Caller { what: "block status needs structured replies" });
+        }
+        Replies::Structured => Form::Bits32,
+        Replies::Extended => Form::Bits64,
+    };
+    let start = out.len();
+    let head = |length| answer.chunk(flags, form.kind(), length).encode();
+    out.extend_from_slice(&head(0)?);
+    let payload = out.len();
+    let result = emit_payload(form, context, wanted, extents, out)
+        .and_then(|encoded| Ok((encoded, head((out.len() - payload) as u64)?)));
+    match result {
+        Ok((encoded, head)) => {
+            out[start..payload].copy_from_slice(&head);
+            Ok(encoded)
+        }
+        Err(error) => {
+            out.truncate(start);
+            Err(error)
+        }
+    }
+}
+
+/// Appends the payload of a chunk of block status, without its head; else as [`emit`].
+///
+/// # Errors
+/// As [`emit`], with what was appended left in `out`.
+pub fn emit_payload(
+    form: Form,
+    context: u32,
+    wanted: Wanted,
+    extents: impl IntoIterator<Item = Extent>,
+    out: &mut Vec<u8>,
+) -> Result<Encoded, Error> {
+    out.extend_from_slice(&context.to_be_bytes());
+    let count_at = out.len();
+    if form == Form::Bits64 {
+        out.extend_from_slice(&[0; 4]);
+    }
+    let most = if wanted.one { 1 } else { wanted.max_extents.clamp(1, limits::EXTENTS) };
+    let mut encoded = Encoded { extents: 0, covered: 0 };
+    // The extent that is being joined; it is written when the next one differs.
+    let mut open: Option<Extent> = None;
+    let mut extents = extents.into_iter().filter(|extent| extent.len != 0);
+    loop {
+        let reach = encoded.covered.saturating_add(open.map_or(0, |extent| extent.len));
+        let enough = reach >= wanted.length && reach > 0;
+        let next = if enough { None } else { extents.next() };
+        match (open, next) {
+            (Some(before), Some(next)) if before.flags == next.flags => {
+                // An export has at most 2^64-1 bytes; what goes beyond is cut.
+                open = Some(Extent { len: before.len.saturating_add(next.len), ..before });
+            }
+            (None, Some(next)) => open = Some(next),
+            (None, None) => break,
+            (Some(extent), next) => {
+                close(form, wanted, most, extent, &mut encoded, out)?;
+                open = next;
+                if encoded.extents >= most {
+                    break;
+                }
+            }
+        }
+    }
+    if encoded.extents == 0 {
+        return Err(Error::Caller { what: "block status needs at least one extent" });
+    }
+    if form == Form::Bits64 {
+        // Bounded by limits::EXTENTS.
+        out[count_at..count_at + 4].copy_from_slice(&(encoded.extents as u32).to_be_bytes());
+    }
+    Ok(encoded)
+}
+
+/// Writes one joined extent, in several descriptors when the 32-bit form wants that.
+fn close(
+    form: Form,
+    wanted: Wanted,
+    most: usize,
+    extent: Extent,
+    encoded: &mut Encoded,
+    out: &mut Vec<u8>,
+) -> Result<(), Error> {
+    let mut left = extent.len.min(u64::MAX - encoded.covered);
+    if wanted.one {
+        // REQ_ONE about no bytes at all is undefined; an extent has at least one byte.
+        left = left.min(wanted.length.max(1));
+    }
+    while left != 0 && encoded.extents < most {
+        let len = match form {
+            Form::Bits32 => {
+                let flags = u32::try_from(extent.flags).map_err(|_| Error::Caller {
+                    what: "status flags above 32 bits need extended headers",
+                })?;
+                let len = u32::try_from(left).unwrap_or(SPLIT_32);
+                out.extend_from_slice(&len.to_be_bytes());
+                out.extend_from_slice(&flags.to_be_bytes());
+                u64::from(len)
+            }
+            Form::Bits64 => {
+                out.extend_from_slice(&left.to_be_bytes());
+                out.extend_from_slice(&extent.flags.to_be_bytes());
+                left
+            }
+        };
+        left -= len;
+        encoded.covered += len;
+        encoded.extents += 1;
+        // Only the last extent may go beyond what is wanted.
+        if encoded.covered >= wanted.length {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Where the 32-bit form splits a long extent: the largest length that is a multiple of every
+/// minimum block size the protocol allows (64 KiB).
+const SPLIT_32: u32 = u32::MAX - 0xffff;
+
+/// The form of extents on the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Form {
+    /// `NBD_REPLY_TYPE_BLOCK_STATUS`: lengths and flags of 32 bits.
+    Bits32,
+    /// `NBD_REPLY_TYPE_BLOCK_STATUS_EXT`: a count, and lengths and flags of 64 bits.
+    Bits64,
+}
+
+impl Form {
+    /// The form of a kind of chunk, `None` when that holds no block status.
+    pub const fn of(kind: ChunkKind) -> Option<Form> {
+        match kind {
+            ChunkKind::BlockStatus => Some(Form::Bits32),
+            ChunkKind::BlockStatusExt => Some(Form::Bits64),
+            _ => None,
+        }
+    }
+
+    /// The kind of chunk that has this form.
+    pub const fn kind(self) -> ChunkKind {
+        match self {
+            Form::Bits32 => ChunkKind::BlockStatus,
+            Form::Bits64 => ChunkKind::BlockStatusExt,
+        }
+    }
+}
+
+/// The payload of a chunk of block status, checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Status<'a> {
+    form: Form,
+    context: u32,
+    descriptors: &'a [u8],
+}
+
+impl<'a> Status<'a> {
+    /// Parses a whole payload.
+    ///
+    /// # Errors
+    /// A payload that ends inside a descriptor or has none, a count that differs from the list, an
+    /// extent of length 0, extents that together go beyond 64 bits.
+    pub fn parse(form: Form, payload: &'a [u8]) -> Result<Status<'a>, Error> {
+        let bad = |why| Error::Malformed { what: "block status", why };
+        let mut reader = Reader::new(payload);
+        let context = reader.u32().ok_or(bad("it is shorter than its context"))?;
+        let (count, size) = match form {
+            Form::Bits32 => (None, 8),
+            Form::Bits64 => (Some(reader.u32().ok_or(bad("it is shorter than its count"))?), 16),
+        };
+        let descriptors = reader.rest();
+        let held = descriptors.len() / size;
+        if !descriptors.len().is_multiple_of(size) {
+            return Err(bad("it ends inside an extent"));
+        }
+        if held == 0 {
+            return Err(bad("it has no extent"));
+        }
+        if held > limits::EXTENTS {
+            let (len, max) = (held as u64, limits::EXTENTS as u64);
+            return Err(Error::TooLong { what: "list of extents", len, max });
+        }
+        if count.is_some_and(|count| u64::from(count) != held as u64) {
+            return Err(bad("its count differs from its list"));
+        }
+        let status = Status { form, context, descriptors };
+        let mut sum = 0u64;
+        for extent in status.extents() {
+            if extent.len == 0 {
+                return Err(bad("an extent of length 0"));
+            }
+            sum = sum.checked_add(extent.len).ok_or(bad("its extents go beyond 64 bits"))?;
+        }
+        Ok(status)
+    }
+
+    /// The context whose extents these are, as SET_META_CONTEXT numbered it.
+    pub const fn context(&self) -> u32 {
+        self.context
+    }
+
+    /// Number of extents, at least 1.
+    // It is never empty, so it has no is_empty.
+    #[allow(clippy::len_without_is_empty)]
+    pub const fn len(&self) -> usize {
+        self.descriptors.len()
+            / match self.form {
+                Form::Bits32 => 8,
+                Form::Bits64 => 16,
+            }
+    }
+
+    /// The extents in order, the first at the request's offset. Neighbours may have the same flags,
+    /// and the last may go beyond what was asked for.
+    pub fn extents(&self) -> impl Iterator<Item = Extent> + use<'a> {
+        let form = self.form;
+        let mut reader = Reader::new(self.descriptors);
+        std::iter::from_fn(move || match form {
+            Form::Bits32 => Some(Extent { len: reader.u32()?.into(), flags: reader.u32()?.into() }),
+            Form::Bits64 => Some(Extent { len: reader.u64()?, flags: reader.u64()? }),
+        })
+    }
+}
