@@ -1,1 +1,115 @@
-fn main() {}
+//! `cargo xtask`: the developer's tasks. One table of commands; each command has a file of its own.
+
+mod apt;
+mod enter;
+mod fuzz;
+mod lint;
+mod peers;
+mod run;
+mod test;
+
+use std::process::ExitCode;
+
+/// What a task ends with: nothing, or one line that says what failed, where, and what to do next.
+type Outcome = Result<(), String>;
+
+/// A subcommand: its name, its line in the overview, its own help, and what runs it.
+struct Task {
+    name: &'static str,
+    summary: &'static str,
+    help: &'static str,
+    run: fn(&[String]) -> Outcome,
+}
+
+/// Every subcommand, in the order of the overview. To add one, add a file and a line here.
+const TASKS: &[Task] = &[
+    Task {
+        name: "peers",
+        summary: "unpack the peer programs (nbdkit, libnbd, QEMU, fio) into target/peers",
+        help: peers::HELP,
+        run: peers::main,
+    },
+    Task {
+        name: "test",
+        summary: "peers, then build everything and run every test",
+        help: test::HELP,
+        run: test::main,
+    },
+    Task {
+        name: "lint",
+        summary: "formatting, clippy, documentation, and where unsafe code may stand",
+        help: lint::HELP,
+        run: lint::main,
+    },
+    Task { name: "ci", summary: "lint, then test", help: CI_HELP, run: ci },
+    Task {
+        name: "fuzz",
+        summary: "fuzz the parsers, coverage-guided where the toolchain allows",
+        help: fuzz::HELP,
+        run: fuzz::main,
+    },
+];
+
+const CI_HELP: &str = "\
+cargo xtask ci
+
+Runs `cargo xtask lint` and then `cargo xtask test`.
+";
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let Some((name, rest)) = args.split_first() else {
+        eprint!("{}", overview());
+        return ExitCode::from(2);
+    };
+    if matches!(name.as_str(), "help" | "--help" | "-h") {
+        print!("{}", overview());
+        return ExitCode::SUCCESS;
+    }
+    let Some(task) = TASKS.iter().find(|task| task.name == name) else {
+        let known: Vec<&str> = TASKS.iter().map(|task| task.name).collect();
+        eprintln!("xtask: no command '{name}'; the commands are {}", known.join(", "));
+        return ExitCode::from(2);
+    };
+    // What follows `--` belongs to the program that the task runs.
+    let own = rest.iter().take_while(|arg| *arg != "--");
+    if own.clone().any(|arg| arg == "--help" || arg == "-h") {
+        print!("{}", task.help);
+        return ExitCode::SUCCESS;
+    }
+    match (task.run)(rest) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("xtask {name}: {why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn ci(args: &[String]) -> Outcome {
+    run::no_more(args)?;
+    lint::main(&[])?;
+    test::main(&[])
+}
+
+fn overview() -> String {
+    let mut text = String::from("cargo xtask COMMAND [OPTIONS]\n\n");
+    for task in TASKS {
+        text += &format!("  {:8}{}\n", task.name, task.summary);
+    }
+    text + "\n`cargo xtask COMMAND --help` tells more.\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn overview_names_every_task_once_and_helps_say_how_to_call_it() {
+        let text = overview();
+        for task in TASKS {
+            assert_eq!(text.matches(&format!("\n  {} ", task.name)).count(), 1, "{}", task.name);
+            assert!(task.help.starts_with(&format!("cargo xtask {}", task.name)), "{}", task.name);
+        }
+    }
+}

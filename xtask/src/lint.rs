@@ -1,0 +1,131 @@
+//! `cargo xtask lint`: formatting, clippy, documentation, and where unsafe code may stand.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::{Outcome, run};
+
+pub const HELP: &str = "\
+cargo xtask lint
+
+Checks the formatting (cargo fmt), lints (cargo clippy, warnings are errors), builds the
+documentation (warnings are errors), and makes sure that unsafe code stands in crates/io only.
+";
+
+/// The one crate that may hold unsafe code.
+const UNSAFE_HOME: &str = "crates/io";
+
+/// The word that is searched for, written so that this file does not hold it.
+const WORD: &str = concat!("un", "safe");
+
+pub fn main(args: &[String]) -> Outcome {
+    run::no_more(args)?;
+    let quiet = |command: &mut std::process::Command| {
+        if run::ci() {
+            command.env("CARGO_TERM_QUIET", "true");
+        }
+        run::show(command)
+    };
+    run::show(run::cargo("fmt").args(["--all", "--check"]))?;
+    let mut clippy = run::cargo("clippy");
+    quiet(clippy.args(["--workspace", "--all-targets", "--", "-D", "warnings"]))?;
+    let mut doc = run::cargo("doc");
+    quiet(doc.args(["--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings"))?;
+    let found = misplaced(&run::workspace())?;
+    if found.is_empty() {
+        println!("lint: clean; no {WORD} code outside {UNSAFE_HOME}");
+        return Ok(());
+    }
+    Err(format!("{WORD} code outside {UNSAFE_HOME}:\n  {}", found.join("\n  ")))
+}
+
+/// Places of the word in code, `PATH:LINE`, outside its home.
+fn misplaced(root: &Path) -> Result<Vec<String>, String> {
+    let mut files = Vec::new();
+    rust_files(root, Path::new(""), &mut files)?;
+    files.sort();
+    let mut found = Vec::new();
+    for file in files.iter().filter(|file| !file.starts_with(UNSAFE_HOME)) {
+        let text = fs::read_to_string(root.join(file))
+            .map_err(|error| format!("cannot read {}: {error}", file.display()))?;
+        for (index, line) in text.lines().enumerate() {
+            if has_word(&code_of(line)) {
+                found.push(format!("{}:{}", file.display(), index + 1));
+            }
+        }
+    }
+    Ok(found)
+}
+
+fn rust_files(root: &Path, below: &Path, files: &mut Vec<PathBuf>) -> Outcome {
+    let dir = root.join(below);
+    let entries =
+        fs::read_dir(&dir).map_err(|error| format!("cannot read {}: {error}", dir.display()))?;
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let path = below.join(&name);
+        let is_dir = entry.file_type().is_ok_and(|kind| kind.is_dir());
+        if is_dir && name != "target" && !name.to_string_lossy().starts_with('.') {
+            rust_files(root, &path, files)?;
+        } else if !is_dir && path.extension().is_some_and(|extension| extension == "rs") {
+            files.push(path);
+        }
+    }
+    Ok(())
+}
+
+/// The line without a `//` comment and without what stands in double quotes. This does not know
+/// strings and comments of several lines; the word in those is reported, which is seen at once.
+fn code_of(line: &str) -> String {
+    let mut code = String::new();
+    let mut quoted = false;
+    let mut chars = line.chars().peekable();
+    while let Some(c) = chars.next() {
+        match c {
+            '\\' if quoted => {
+                chars.next();
+            }
+            // A quotation mark as a character literal opens no string.
+            '\'' if !quoted && chars.peek() == Some(&'"') => {
+                chars.next();
+            }
+            '"' => quoted = !quoted,
+            '/' if !quoted && chars.peek() == Some(&'/') => break,
+            _ if !quoted => code.push(c),
+            _ => {}
+        }
+    }
+    code
+}
+
+fn has_word(code: &str) -> bool {
+    code.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').any(|word| word == WORD)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_word_counts_in_code_only() {
+        let found = |line: &str| has_word(&code_of(&line.replace('#', WORD)));
+        assert!(found("    # { *pointer }"));
+        assert!(found("pub # fn f() {}"));
+        assert!(found("let s = \"a\\\"\"; #{}"));
+        assert!(found("let c = '\"'; # {}"));
+        assert!(!found("//! no # here"));
+        assert!(!found("let s = \"# \\\" #\"; // #"));
+        assert!(!found("#_code = \"deny\""));
+    }
+
+    #[test]
+    fn files_outside_the_home_are_found() {
+        let root = std::env::temp_dir().join(format!("xtask-lint-{}", std::process::id()));
+        for dir in ["crates/io/src", "crates/wire/src", "target/x"] {
+            fs::create_dir_all(root.join(dir)).unwrap();
+            fs::write(root.join(dir).join("a.rs"), format!("\n{WORD} {{}}\n")).unwrap();
+        }
+        assert_eq!(misplaced(&root).unwrap(), ["crates/wire/src/a.rs:2"]);
+        fs::remove_dir_all(&root).unwrap();
+    }
+}
