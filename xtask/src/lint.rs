@@ -20,17 +20,11 @@ const WORD: &str = concat!("un", "safe");
 
 pub fn main(args: &[String]) -> Outcome {
     run::no_more(args)?;
-    let quiet = |command: &mut std::process::Command| {
-        if run::ci() {
-            command.env("CARGO_TERM_QUIET", "true");
-        }
-        run::show(command)
-    };
     run::show(run::cargo("fmt").args(["--all", "--check"]))?;
     let mut clippy = run::cargo("clippy");
-    quiet(clippy.args(["--workspace", "--all-targets", "--", "-D", "warnings"]))?;
+    run::show(clippy.args(["--workspace", "--all-targets", "--", "-D", "warnings"]))?;
     let mut doc = run::cargo("doc");
-    quiet(doc.args(["--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings"))?;
+    run::show(doc.args(["--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings"))?;
     let found = misplaced(&run::workspace())?;
     if found.is_empty() {
         println!("lint: clean; no {WORD} code outside {UNSAFE_HOME}");

@@ -129,11 +129,9 @@ impl Peers {
         }
         for name in VERSIONS {
             let text = run::quiet(Command::new(self.dir.join("bin").join(name)).arg("--version"))?;
-            // libnbd's programs name the library on the second line.
-            println!(
-                "  {}",
-                text.lines().take(2).filter(|line| is_version(line)).collect::<Vec<_>>().join(", ")
-            );
+            // libnbd's programs name the library on the second line; qemu-nbd its own path first.
+            let lines: Vec<&str> = text.lines().take(2).filter(|line| is_version(line)).collect();
+            println!("  {}", lines.join(", ").trim_start_matches("/usr/bin/"));
         }
         let engines = run::quiet(Command::new(self.dir.join("bin/fio")).arg("--enghelp"))?;
         if engines.split_whitespace().any(|engine| engine == "nbd") {

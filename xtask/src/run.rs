@@ -40,11 +40,21 @@ pub fn no_more(args: &[String]) -> Outcome {
     }
 }
 
-/// Cargo, in the workspace's root, without chatter in continuous integration: its lines about what
-/// it compiles name paths of the machine.
+/// Cargo, in the workspace's root; quiet about what it compiles in continuous integration, as those
+/// lines name hosts and paths of the machine.
 pub fn cargo(subcommand: &str) -> Command {
+    let mut command = loud_cargo(subcommand);
+    if ci() {
+        command.env("CARGO_TERM_QUIET", "true");
+    }
+    command
+}
+
+/// Cargo, in the workspace's root, with its ordinary output. Test programs that a quiet cargo runs
+/// would not name their tests.
+pub fn loud_cargo(subcommand: &str) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    command.current_dir(workspace()).arg(subcommand);
+    command.current_dir(workspace()).arg(subcommand).env_remove("CARGO_TERM_QUIET");
     // These are about xtask itself and mean nothing to the cargo that it starts.
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();

@@ -8,7 +8,7 @@ cargo xtask test [-- ARGS…]
 
 Unpacks the peer programs where they are missing (see `cargo xtask peers`), prints their versions,
 builds the whole workspace and runs every test, documentation tests too. ARGS go to `cargo test`
-(`-- -p blockhaul-wire`, `-- interop -- --nocapture`, …).
+(`-- interop`, `-- interop -- --nocapture`; `-- -p blockhaul-wire` builds and tests one package).
 
 Without the peers (not a Debian machine, no network) the tests that need them are skipped, each with
 a reason; where CI=true or BLOCKHAUL_REQUIRE_PEERS=1 they fail instead.
@@ -26,23 +26,16 @@ pub fn main(args: &[String]) -> Outcome {
         Err(why) if run::ci() => return Err(why),
         Err(why) => println!("going on without peers: {why}"),
     }
-    println!("building");
-    run::show(cargo("build").args(["--workspace", "--all-targets"]))?;
-    let mut tests = cargo("test");
+    let mut chosen: Vec<&str> = passed_on.iter().map(String::as_str).collect();
+    let mut own = chosen.iter().take_while(|arg| **arg != "--");
     // A choice of packages and the whole workspace exclude each other.
-    let own = passed_on.iter().take_while(|arg| *arg != "--");
-    if !own.clone().any(|arg| arg.starts_with("-p") || arg.starts_with("--package")) {
-        tests.arg("--workspace");
+    if !own.any(|arg| arg.starts_with("-p") || arg.starts_with("--package")) {
+        chosen.insert(0, "--workspace");
+        run::show(run::cargo("build").args(["--workspace", "--all-targets"]))?;
     }
-    run::show(tests.arg("--no-fail-fast").args(passed_on))
-}
-
-/// Cargo, quiet about what it compiles in continuous integration: those lines name paths of the
-/// machine. The closing lines of test runs are the test programs' own and always appear.
-fn cargo(subcommand: &str) -> std::process::Command {
-    let mut command = run::cargo(subcommand);
     if run::ci() {
-        command.env("CARGO_TERM_QUIET", "true");
+        // What is still to be compiled is compiled here, where cargo is quiet about it.
+        run::show(run::cargo("test").arg("--no-run").args(&chosen))?;
     }
-    command
+    run::show(run::loud_cargo("test").arg("--no-fail-fast").args(&chosen))
 }

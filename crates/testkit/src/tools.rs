@@ -63,6 +63,7 @@ impl Peer {
     ///
     /// # Panics
     /// Where there is no such peer and peers are required (`CI=true`, `BLOCKHAUL_REQUIRE_PEERS=1`).
+    #[track_caller]
     pub fn require(name: &str) -> Option<Peer> {
         match Peer::find(name) {
             Ok(peer) => Some(peer),
@@ -194,6 +195,7 @@ macro_rules! require_peer {
 ///
 /// # Panics
 /// Where what is missing must be there: `CI=true` or `BLOCKHAUL_REQUIRE_PEERS=1`.
+#[track_caller]
 pub fn skip_or_fail(reason: &Reason) {
     let set = |name: &str| std::env::var(name).is_ok_and(|value| value == "1" || value == "true");
     assert!(!set("CI") && !set("BLOCKHAUL_REQUIRE_PEERS"), "{reason}");
