@@ -1,1 +1,67 @@
-//! See the crate description in Cargo.toml.
+//! A block device is its facts and one verb.
+//!
+//! Everything that stores, computes, transports or changes blocks implements [`Device`]; everything
+//! that uses blocks (server, copy engine, `info`, tests) calls it. A layer is a device over a device.
+//! Nothing here knows NBD: `client` and `server` translate.
+//!
+//! # The contract of [`Device::submit`]
+//! What an implementation must do, and what it may rely on; the conformance suite in `testkit` has a
+//! test for each sentence.
+//!
+//! 1. It never blocks. It may do work that is known to be short, and waits in the returned
+//!    [`Pending`] for the rest.
+//! 2. The request has *started* when `submit` returns: a caller that submits 64 requests and then
+//!    awaits them in turn has 64 at work.
+//! 3. Each request completes exactly once. Polling the [`Pending`] observes; dropping it detaches;
+//!    neither cancels. A submitted write is drained, never abandoned.
+//! 4. Requests in flight may complete in any order, and overlapping ones have no defined order:
+//!    whoever needs an order awaits the first before submitting the second. What a completed write
+//!    wrote is seen by every read that is submitted afterwards.
+//! 5. A flush makes durable every write that had *completed* when the flush was submitted, on this
+//!    handle; on all handles of the same storage when the facts say [`Can::MULTI_CONN`]. A write with
+//!    [`Flags::FUA`] is durable when it completes.
+//! 6. A read answers with exactly the bytes asked for, or [`Reply::Hole`] if all are zero, or an error;
+//!    never with fewer. An error leaves undefined which part of a write has happened.
+//! 7. [`Op::Zero`] makes the range read as zeroes; it may free the storage unless [`Flags::NO_HOLE`].
+//!    With [`Flags::FAST`] it fails at once ([`Kind::Unsupported`]) where it would be no faster than
+//!    writing. [`Op::Trim`] may do nothing, and leaves undefined what the range reads as.
+//! 8. [`Op::Extents`] answers one list per context asked for, in ascending order of context, each
+//!    starting at the request's offset, not empty, and not reaching beyond the request's end. It may
+//!    cover less than was asked. With [`Flags::ONE_EXTENT`] each list has one entry.
+//!    Data must never be called zero or hole; the reverse is allowed.
+//! 9. It is called on a worker. Handles may move between workers; completions may come from anywhere.
+//! 10. An implementation may rely on the *fence*: ranges lie inside the device and are not empty
+//!     (flush: both zero), aligned to the minimum block; payloads have the length of the request and
+//!     do not exceed the maximum; commands and flags are among those that the facts announce.
+//!
+//! Callers hand in the memory that a read fills (as [`io::Room`], reserved before), so that devices
+//! never wait for buffers. A layer that needs scratch memory owns a small pool of its own.
+
+mod backend;
+mod device;
+pub mod emulate;
+mod error;
+mod ext;
+mod extents;
+mod facts;
+mod fence;
+mod param;
+mod pending;
+mod request;
+mod size;
+mod spec;
+
+pub use backend::{
+    Another, Backend, Intent, Layer, LayerKind, Opened, Opening, Registry, Stack, Target,
+};
+pub use device::{Access, Device, FileRange};
+pub use error::{Error, Kind, Result};
+pub use ext::DeviceExt;
+pub use extents::{Extent, Extents, HOLE, ZERO};
+pub use facts::{BASE_ALLOCATION, BlockSizes, Can, Contexts, Facts};
+pub use fence::fence;
+pub use param::{Args, Param, ParamKind, parse_options};
+pub use pending::{Outcome, Pending};
+pub use request::{Flags, Op, OpKind, Reply, Request};
+pub use size::{format_size, parse_duration, parse_rate, parse_size};
+pub use spec::{Spec, percent_decode};

@@ -141,10 +141,8 @@ impl Runtime {
             runtime.threads.push(thread);
         }
         drop(ready_sender);
-        for failed in ready {
-            if let Some(error) = failed {
-                return Err(error);
-            }
+        if let Some(error) = ready.into_iter().flatten().next() {
+            return Err(error);
         }
         Ok(runtime)
     }

@@ -1,0 +1,251 @@
+//! The control plane: a description in, a device out.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use crate::emulate::emulate;
+use crate::{Args, Device, Error, Kind, Param, Result, Spec, fence, parse_options, percent_decode};
+
+/// What a device is opened for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Intent {
+    /// It will be written.
+    pub write: bool,
+    /// It is the target of a copy of this many bytes: made, or made larger, where it can be.
+    pub target_size: Option<u64>,
+}
+
+impl Intent {
+    /// To be read.
+    pub const READ: Intent = Intent { write: false, target_size: None };
+    /// To be read and written.
+    pub const WRITE: Intent = Intent { write: true, target_size: None };
+
+    /// To be the target of a copy of `size` bytes.
+    pub fn target(size: u64) -> Intent {
+        Intent { write: true, target_size: Some(size) }
+    }
+}
+
+/// What a backend is asked to open.
+#[derive(Debug, Clone)]
+pub struct Target {
+    /// The scheme under which it was asked for; empty for bare paths and commands.
+    pub scheme: String,
+    /// What stands behind the scheme: percent-decoded, without options, unless the backend has a
+    /// grammar of its own ([`Backend::raw`]); then all of it as typed.
+    pub rest: OsString,
+    /// For `[ CMD … ]`: the words.
+    pub command: Vec<OsString>,
+    /// Checked options.
+    pub args: Args,
+    /// What it is opened for.
+    pub intent: Intent,
+}
+
+/// A device that is being opened; runs on a worker.
+pub type Opening<T> = Pin<Box<dyn Future<Output = Result<T>>>>;
+
+/// An open device and the way to more handles on the same storage.
+pub struct Opened {
+    /// The device.
+    pub device: Arc<dyn Device>,
+    /// Opens a further handle, for another lane. `None`: all lanes share the device.
+    pub more: Option<Arc<dyn Another>>,
+}
+
+impl From<Arc<dyn Device>> for Opened {
+    fn from(device: Arc<dyn Device>) -> Opened {
+        Opened { device, more: None }
+    }
+}
+
+/// Opens further handles on storage that is open already.
+pub trait Another: Send + Sync {
+    /// A further handle; to be called on the worker that will use it.
+    fn another(&self) -> Opening<Arc<dyn Device>>;
+}
+
+/// A kind of storage.
+pub trait Backend: Sync {
+    /// The schemes it answers to; the first is its name.
+    fn schemes(&self) -> &'static [&'static str];
+
+    /// What stands behind the scheme, for the help: `SIZE`, `PATH`.
+    fn operand(&self) -> &'static str;
+
+    /// One line for the help.
+    fn summary(&self) -> &'static str;
+
+    /// Its options.
+    fn params(&self) -> &'static [Param] {
+        &[]
+    }
+
+    /// Whether it parses what stands behind the scheme by itself (URIs).
+    fn raw(&self) -> bool {
+        false
+    }
+
+    /// Opens a device.
+    fn open(&self, target: Target) -> Opening<Opened>;
+}
+
+/// A kind of layer.
+pub trait LayerKind: Sync {
+    /// Its name.
+    fn name(&self) -> &'static str;
+
+    /// One line for the help.
+    fn summary(&self) -> &'static str;
+
+    /// Its options.
+    fn params(&self) -> &'static [Param];
+
+    /// Makes a layer with these options. Handles that it wraps share what the layer keeps (a rate).
+    fn configure(&self, args: &Args) -> Result<Arc<dyn Layer>>;
+}
+
+/// A layer with its options.
+pub trait Layer: Send + Sync {
+    /// Puts the layer over a device.
+    fn wrap(&self, inner: Arc<dyn Device>) -> Result<Arc<dyn Device>>;
+}
+
+/// All kinds of storage and layers that a program knows.
+#[derive(Clone, Default)]
+pub struct Registry {
+    /// Kinds of storage.
+    pub backends: Vec<&'static dyn Backend>,
+    /// Kinds of layers.
+    pub layers: Vec<&'static dyn LayerKind>,
+    /// Scheme that takes bare paths.
+    pub path: &'static str,
+    /// Scheme that takes `[ CMD … ]`.
+    pub command: &'static str,
+}
+
+impl Registry {
+    /// The kind of storage behind a scheme.
+    pub fn backend(&self, scheme: &str) -> Result<&'static dyn Backend> {
+        let found = self.backends.iter().find(|backend| backend.schemes().contains(&scheme));
+        found.copied().ok_or_else(|| {
+            let known: Vec<_> =
+                self.backends.iter().flat_map(|b| b.schemes().iter().copied()).collect();
+            let text = format!(
+                "unknown scheme {scheme:?}; known are {}; for a file whose name has a colon write \
+                 file:PATH or ./PATH",
+                known.join(", ")
+            );
+            Error::new(Kind::Usage, text)
+        })
+    }
+
+    /// Makes a layer from `NAME[?key=value&…]`.
+    pub fn layer(&self, text: &str) -> Result<Arc<dyn Layer>> {
+        let (name, options) = text.split_once('?').unwrap_or((text, ""));
+        let Some(kind) = self.layers.iter().find(|kind| kind.name() == name) else {
+            let known: Vec<_> = self.layers.iter().map(|kind| kind.name()).collect();
+            let text = format!("unknown layer {name:?}; known are {}", known.join(", "));
+            return Err(Error::new(Kind::Usage, text));
+        };
+        kind.configure(&Args::check(name, kind.params(), &parse_options(options)?)?)
+    }
+
+    /// Checks a description without opening anything.
+    pub fn target(&self, spec: &Spec, intent: Intent) -> Result<(&'static dyn Backend, Target)> {
+        let plain = |scheme: &'static str, rest: OsString, command| {
+            let backend = self.backend(scheme)?;
+            let args = Args::check(scheme, backend.params(), &[])?;
+            Ok((backend, Target { scheme: String::new(), rest, command, args, intent }))
+        };
+        match spec {
+            Spec::Path(path) => plain(self.path, path.clone().into_os_string(), Vec::new()),
+            Spec::Command(words) => plain(self.command, OsString::new(), words.clone()),
+            Spec::Pipe => {
+                let text = "- is a pipe and cannot be used here; copy reads from and writes to it";
+                Err(Error::new(Kind::Usage, text))
+            }
+            Spec::Scheme { scheme, rest } => {
+                let backend = self.backend(scheme)?;
+                let (rest, options) = match backend.raw() {
+                    true => (rest.clone(), Vec::new()),
+                    false => {
+                        let (rest, options) = rest.split_once('?').unwrap_or((rest, ""));
+                        (percent_decode(rest)?, parse_options(options)?)
+                    }
+                };
+                let args = Args::check(scheme, backend.params(), &options)?;
+                let (scheme, rest, command) = (scheme.clone(), rest.into(), Vec::new());
+                Ok((backend, Target { scheme, rest, command, args, intent }))
+            }
+        }
+    }
+
+    /// Opens a device with layers over it, the last one outermost. Call it on a worker.
+    pub async fn open(
+        &self,
+        spec: &Spec,
+        layers: Vec<Arc<dyn Layer>>,
+        intent: Intent,
+    ) -> Result<Stack> {
+        let (backend, target) = self.target(spec, intent)?;
+        let Opened { device, more } = backend.open(target).await?;
+        let device = assemble(device, &layers)?;
+        Ok(Stack { device, more, layers })
+    }
+}
+
+/// An open device, fenced, with its layers, and the way to more handles.
+#[derive(Clone)]
+pub struct Stack {
+    device: Arc<dyn Device>,
+    more: Option<Arc<dyn Another>>,
+    layers: Vec<Arc<dyn Layer>>,
+}
+
+impl Stack {
+    /// A stack over a device that is there already: every handle is this one.
+    pub fn over(device: Arc<dyn Device>) -> Result<Stack> {
+        Ok(Stack { device: assemble(device, &[])?, more: None, layers: Vec::new() })
+    }
+
+    /// The first handle.
+    pub fn device(&self) -> &Arc<dyn Device> {
+        &self.device
+    }
+
+    /// Whether further handles are connections of their own.
+    pub fn has_more(&self) -> bool {
+        self.more.is_some()
+    }
+
+    /// A further handle for another lane; the first one again where all lanes share it.
+    pub async fn another(&self) -> Result<Arc<dyn Device>> {
+        match &self.more {
+            None => Ok(self.device.clone()),
+            Some(more) => assemble(more.another().await?, &self.layers),
+        }
+    }
+}
+
+fn assemble(mut device: Arc<dyn Device>, layers: &[Arc<dyn Layer>]) -> Result<Arc<dyn Device>> {
+    for layer in layers {
+        device = layer.wrap(emulate(device))?;
+    }
+    Ok(fence(emulate(device)))
+}
+
+impl Target {
+    /// What stands behind the scheme, as a path.
+    pub fn path(&self) -> PathBuf {
+        PathBuf::from(&self.rest)
+    }
+
+    /// What stands behind the scheme, as text.
+    pub fn text(&self) -> Result<&str> {
+        self.rest.to_str().ok_or_else(|| Error::new(Kind::Usage, "the name is not UTF-8"))
+    }
+}

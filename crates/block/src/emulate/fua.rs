@@ -1,0 +1,40 @@
+//! FUA by a flush after the request, for devices that can flush.
+
+use std::sync::Arc;
+
+use crate::{Access, Can, Device, Facts, FileRange, Flags, Pending, Request};
+
+pub(super) struct Fua {
+    inner: Arc<dyn Device>,
+    facts: Arc<Facts>,
+}
+
+impl Fua {
+    pub(super) fn new(inner: Arc<dyn Device>) -> Fua {
+        let facts = Arc::new(super::supply(&inner.facts(), Can::FUA));
+        Fua { inner, facts }
+    }
+}
+
+impl Device for Fua {
+    fn facts(&self) -> Arc<Facts> {
+        self.facts.clone()
+    }
+
+    fn submit(&self, mut request: Request) -> Pending {
+        if !request.flags.contains(Flags::FUA) {
+            return self.inner.submit(request);
+        }
+        request.flags -= Flags::FUA;
+        let inner = self.inner.clone();
+        Pending::start(async move {
+            let reply = inner.submit(request).await?;
+            inner.submit(Request::flush()).await?;
+            Ok(reply)
+        })
+    }
+
+    fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
+        self.inner.file_at(at, len, access)
+    }
+}

@@ -1,0 +1,229 @@
+//! Errors: what the caller can do about it, what was tried, on what, where, and why.
+
+use std::borrow::Cow;
+use std::error::Error as StdError;
+use std::fmt;
+use std::sync::Arc;
+
+use crate::OpKind;
+
+/// Result of an operation on devices.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What the caller can do about an error. Names the remedy, not the cause.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// The device may not be written: choose another, or open it for writing.
+    ReadOnly,
+    /// The storage failed on this range; other ranges may work.
+    Io,
+    /// Too little memory now; a smaller or later request may work.
+    NoMemory,
+    /// The request itself is wrong: mend the caller.
+    Invalid,
+    /// The storage is full: make room.
+    NoSpace,
+    /// The request is larger than can be answered in one piece: split it.
+    TooLarge,
+    /// The device cannot do this: use another way.
+    Unsupported,
+    /// The device is going away: connect elsewhere or later.
+    ShuttingDown,
+    /// The connection is gone: reconnect; whether the request took effect is unknown.
+    Disconnected,
+    /// No answer in time; whether the request took effect is unknown.
+    TimedOut,
+    /// What was named does not exist.
+    NotFound,
+    /// Access was refused.
+    Refused,
+    /// What was typed cannot be understood.
+    Usage,
+}
+
+/// Numbers as NBD puts them on the wire (its document, "Error values"); Linux uses the same.
+const NUMBERS: [(u32, Kind); 9] = [
+    (1, Kind::ReadOnly),
+    (5, Kind::Io),
+    (12, Kind::NoMemory),
+    (22, Kind::Invalid),
+    (28, Kind::NoSpace),
+    (75, Kind::TooLarge),
+    (95, Kind::Unsupported),
+    (108, Kind::ShuttingDown),
+    (110, Kind::TimedOut),
+];
+
+impl Kind {
+    /// The number for other programs. What has none of its own is an input/output error.
+    pub fn number(self) -> u32 {
+        match self {
+            Kind::Disconnected | Kind::TimedOut | Kind::NotFound => 5,
+            Kind::Refused => 1,
+            Kind::Usage => 22,
+            kind => NUMBERS.iter().find(|row| row.1 == kind).map_or(5, |row| row.0),
+        }
+    }
+
+    /// The kind behind another program's number; what is not known counts as a failed storage.
+    pub fn from_number(number: u32) -> Kind {
+        NUMBERS.iter().find(|row| row.0 == number).map_or(Kind::Io, |row| row.1)
+    }
+}
+
+/// An error. One allocation; cheap to pass on.
+#[derive(Clone)]
+pub struct Error(Arc<Inner>);
+
+#[derive(Clone)]
+struct Inner {
+    kind: Kind,
+    text: Cow<'static, str>,
+    during: Option<(OpKind, u64, u64)>,
+    device: Option<Arc<str>>,
+    source: Option<Arc<dyn StdError + Send + Sync>>,
+}
+
+impl Error {
+    /// An error of this kind; the text says what went wrong, lower case, no full stop.
+    pub fn new(kind: Kind, text: impl Into<Cow<'static, str>>) -> Error {
+        Error(Arc::new(Inner { kind, text: text.into(), during: None, device: None, source: None }))
+    }
+
+    /// A failed system call, its kind taken from the error number.
+    pub fn system(text: impl Into<Cow<'static, str>>, error: std::io::Error) -> Error {
+        use std::io::ErrorKind;
+        let kind = match error.raw_os_error() {
+            Some(libc_number) => match libc_number {
+                // EFBIG and EDQUOT: the file system's ways to say that there is no room.
+                27 | 122 => Kind::NoSpace,
+                // EROFS and EACCES.
+                30 => Kind::ReadOnly,
+                13 => Kind::Refused,
+                2 => Kind::NotFound,
+                // EPIPE, ECONNRESET, ECONNABORTED, ENOTCONN.
+                32 | 103 | 104 | 107 => Kind::Disconnected,
+                number => Kind::from_number(number.unsigned_abs()),
+            },
+            None => match error.kind() {
+                ErrorKind::NotFound => Kind::NotFound,
+                ErrorKind::InvalidInput => Kind::Invalid,
+                ErrorKind::TimedOut => Kind::TimedOut,
+                _ => Kind::Io,
+            },
+        };
+        Error::new(kind, text).because(error)
+    }
+
+    /// The same error with its cause.
+    #[must_use]
+    pub fn because(self, source: impl StdError + Send + Sync + 'static) -> Error {
+        self.change(|inner| inner.source = Some(Arc::new(source)))
+    }
+
+    /// The same error, saying in which request it happened, unless that is known already.
+    #[must_use]
+    pub fn during(self, kind: OpKind, at: u64, len: u64) -> Error {
+        if self.0.during.is_some() {
+            return self;
+        }
+        self.change(|inner| inner.during = Some((kind, at, len)))
+    }
+
+    /// The same error, saying on which device it happened, unless that is known already.
+    #[must_use]
+    pub fn on(self, device: &Arc<str>) -> Error {
+        if self.0.device.is_some() {
+            return self;
+        }
+        self.change(|inner| inner.device = Some(device.clone()))
+    }
+
+    fn change(mut self, change: impl FnOnce(&mut Inner)) -> Error {
+        change(Arc::make_mut(&mut self.0));
+        self
+    }
+
+    /// What the caller can do about it.
+    pub fn kind(&self) -> Kind {
+        self.0.kind
+    }
+
+    /// The request in which it happened: what, offset, length.
+    pub fn request(&self) -> Option<(OpKind, u64, u64)> {
+        self.0.during
+    }
+
+    /// What went wrong, without device and place: what a server tells its client.
+    pub fn text(&self) -> String {
+        match &self.0.source {
+            Some(source) => format!("{}: {}", self.0.text, describe(source.as_ref())),
+            None => self.0.text.to_string(),
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(device) = &self.0.device {
+            write!(f, "{device}: ")?;
+        }
+        match self.0.during {
+            Some((OpKind::Flush, ..)) => f.write_str("flush: ")?,
+            Some((kind, at, len)) => write!(f, "{kind} of {len} bytes at offset {at}: ")?,
+            None => {}
+        }
+        f.write_str(&self.text())
+    }
+}
+
+/// Error texts of the system without "(os error N)", which helps nobody at night.
+fn describe(error: &(dyn StdError + 'static)) -> String {
+    let text = error.to_string();
+    match text.find(" (os error ") {
+        Some(at) => text[..at].to_string(),
+        None => text,
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}({self})", self.0.kind)
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.0.source.as_ref().map(|source| source.as_ref() as &(dyn StdError + 'static))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_says_what_where_and_why_once() {
+        let device: Arc<str> = "file:disk.raw".into();
+        let error = Error::system("cannot read", std::io::Error::from_raw_os_error(5))
+            .during(OpKind::Read, 8192, 4096)
+            .during(OpKind::Write, 1, 1)
+            .on(&device)
+            .on(&"other".into());
+        assert_eq!(
+            error.to_string(),
+            "file:disk.raw: read of 4096 bytes at offset 8192: cannot read: Input/output error"
+        );
+        assert_eq!(error.kind(), Kind::Io);
+    }
+
+    #[test]
+    fn numbers_and_kinds_agree() {
+        for (number, kind) in NUMBERS.iter().filter(|row| row.1 != Kind::TimedOut) {
+            assert_eq!(Kind::from_number(*number), *kind);
+            assert_eq!(kind.number(), *number);
+        }
+        assert_eq!(Kind::from_number(77), Kind::Io);
+        assert_eq!(Kind::TimedOut.number(), 5);
+    }
+}

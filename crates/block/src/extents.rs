@@ -1,0 +1,173 @@
+//! Extent lists: what state runs of bytes are in.
+
+/// `base:allocation`: the range occupies no storage.
+pub const HOLE: u64 = 1;
+/// `base:allocation`: the range reads as zeroes.
+pub const ZERO: u64 = 2;
+
+/// A run of bytes in one state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Extent {
+    /// Length in bytes, not 0.
+    pub len: u64,
+    /// The state; its meaning depends on the context. For `base:allocation` [`HOLE`] and [`ZERO`].
+    pub state: u64,
+}
+
+/// Runs that follow each other without gaps; neighbours differ in state.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Extents {
+    runs: Vec<Extent>,
+    total: u64,
+}
+
+impl Extents {
+    /// No runs.
+    pub fn new() -> Extents {
+        Extents::default()
+    }
+
+    /// One run.
+    pub fn one(len: u64, state: u64) -> Extents {
+        let mut extents = Extents::new();
+        extents.push(len, state);
+        extents
+    }
+
+    /// Appends a run, joining it to the last one of the same state. Runs of length 0 are left out, and
+    /// so is what would make the total overflow.
+    pub fn push(&mut self, len: u64, state: u64) {
+        let len = len.min(u64::MAX - self.total);
+        if len == 0 {
+            return;
+        }
+        self.total += len;
+        match self.runs.last_mut() {
+            Some(last) if last.state == state => last.len += len,
+            _ => self.runs.push(Extent { len, state }),
+        }
+    }
+
+    /// Bytes covered.
+    pub fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// The runs, in order.
+    pub fn runs(&self) -> &[Extent] {
+        &self.runs
+    }
+
+    /// How many runs there are.
+    pub fn len(&self) -> usize {
+        self.runs.len()
+    }
+
+    /// Whether nothing is covered.
+    pub fn is_empty(&self) -> bool {
+        self.runs.is_empty()
+    }
+
+    /// Keeps the first `len` bytes.
+    pub fn truncate(&mut self, len: u64) {
+        let mut left = len.min(self.total);
+        self.total = left;
+        for (index, run) in self.runs.iter_mut().enumerate() {
+            if left <= run.len {
+                run.len = left;
+                let keep = if left == 0 { index } else { index + 1 };
+                self.runs.truncate(keep);
+                return;
+            }
+            left -= run.len;
+        }
+    }
+
+    /// Removes the first `len` bytes.
+    pub fn skip(&mut self, len: u64) {
+        let mut left = len.min(self.total);
+        self.total -= left;
+        let mut gone = 0;
+        for run in &mut self.runs {
+            if left < run.len {
+                run.len -= left;
+                break;
+            }
+            left -= run.len;
+            gone += 1;
+        }
+        self.runs.drain(..gone);
+    }
+
+    /// Keeps the first run only.
+    pub fn first_only(&mut self) {
+        self.runs.truncate(1);
+        self.total = self.runs.first().map_or(0, |run| run.len);
+    }
+
+    /// The runs with their offsets, when the list starts at `at`.
+    pub fn ranges(&self, at: u64) -> impl Iterator<Item = (u64, Extent)> + '_ {
+        let mut next = at;
+        self.runs.iter().map(move |run| {
+            let here = next;
+            next += run.len;
+            (here, *run)
+        })
+    }
+}
+
+impl FromIterator<Extent> for Extents {
+    fn from_iter<I: IntoIterator<Item = Extent>>(runs: I) -> Extents {
+        let mut extents = Extents::new();
+        for run in runs {
+            extents.push(run.len, run.state);
+        }
+        extents
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// The same list as one state per byte.
+    fn bytes(extents: &Extents) -> Vec<u64> {
+        let runs = extents.runs().iter();
+        runs.flat_map(|run| std::iter::repeat_n(run.state, run.len as usize)).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn lists_agree_with_a_state_per_byte(
+            runs in prop::collection::vec((0_u64..20, 0_u64..3), 0..20),
+            cut in 0_u64..200,
+        ) {
+            let mut extents = Extents::new();
+            let mut model = Vec::new();
+            for (len, state) in runs {
+                extents.push(len, state);
+                model.extend(std::iter::repeat_n(state, len as usize));
+            }
+            prop_assert_eq!(bytes(&extents), model.clone());
+            prop_assert!(extents.runs().windows(2).all(|pair| pair[0].state != pair[1].state));
+            let at = (cut as usize).min(model.len());
+            let mut front = extents.clone();
+            front.truncate(cut);
+            prop_assert_eq!(bytes(&front), &model[..at]);
+            prop_assert_eq!(front.total(), at as u64);
+            extents.skip(cut);
+            prop_assert_eq!(bytes(&extents), &model[at..]);
+            prop_assert_eq!(extents.total(), (model.len() - at) as u64);
+            prop_assert!(extents.runs().iter().all(|run| run.len > 0));
+        }
+    }
+
+    #[test]
+    fn a_total_never_overflows() {
+        let mut extents = Extents::one(u64::MAX - 1, 0);
+        extents.push(5, 1);
+        assert_eq!((extents.total(), extents.len()), (u64::MAX, 2));
+    }
+}

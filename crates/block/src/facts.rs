@@ -1,0 +1,163 @@
+//! What is true of a device: data, not ability traits.
+
+use std::sync::Arc;
+
+use bitflags::bitflags;
+
+/// The context that every device with extents has: which ranges are holes and which read as zeroes
+/// (NBD's document, "Metadata contexts").
+pub const BASE_ALLOCATION: &str = "base:allocation";
+
+/// What is true of a device, found out when it was opened.
+#[derive(Debug, Clone)]
+pub struct Facts {
+    /// For messages: what the user typed, shortened, without secrets.
+    pub name: Arc<str>,
+    /// For people: what the device holds; may be empty.
+    pub description: String,
+    /// Size in bytes, at most 2^63 - 1.
+    pub size: u64,
+    /// Limits on offsets and lengths.
+    pub block: BlockSizes,
+    /// Abilities.
+    pub can: Can,
+    /// Abilities among `can` that `emulate` supplies.
+    pub emulated: Can,
+    /// Seeking costs time.
+    pub rotational: bool,
+    /// The whole device reads as zeroes, because it was just made so.
+    pub zeroed: bool,
+    /// Granularity in bytes in which storage is allocated and freed; a power of two, at least 1.
+    pub allocation_unit: u32,
+    /// Names of the contexts that extents can be asked for; at most [`Contexts::MAX`].
+    pub contexts: Vec<String>,
+}
+
+impl Facts {
+    /// The facts of a writable device in memory: everything else is a change to these.
+    pub fn new(name: impl Into<Arc<str>>, size: u64) -> Facts {
+        Facts {
+            name: name.into(),
+            description: String::new(),
+            size,
+            block: BlockSizes::default(),
+            can: Can::WRITE,
+            emulated: Can::empty(),
+            rotational: false,
+            zeroed: false,
+            allocation_unit: 4096,
+            contexts: Vec::new(),
+        }
+    }
+
+    /// All contexts of the device.
+    pub fn all_contexts(&self) -> Contexts {
+        (0..self.contexts.len()).fold(Contexts::empty(), Contexts::with)
+    }
+
+    /// The context of this name.
+    pub fn context(&self, name: &str) -> Option<Contexts> {
+        let index = self.contexts.iter().position(|context| context == name)?;
+        Some(Contexts::empty().with(index))
+    }
+}
+
+/// Limits on offsets and lengths, in bytes (NBD's document, "Block size constraints").
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockSizes {
+    /// Offsets and lengths are multiples of this; a power of two, 1 to 65536. A size that is no
+    /// multiple leaves a tail that cannot be reached.
+    pub minimum: u32,
+    /// Requests of multiples of this, so aligned, need no extra work; a power of two, at least 512.
+    pub preferred: u32,
+    /// Longest read or write.
+    pub maximum: u32,
+}
+
+impl Default for BlockSizes {
+    /// Bytes, pages, and the 32 MiB that every client may count on.
+    fn default() -> BlockSizes {
+        BlockSizes { minimum: 1, preferred: 4096, maximum: 32 << 20 }
+    }
+}
+
+bitflags! {
+    /// Abilities. Reading is always there.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
+    pub struct Can: u16 {
+        /// Write.
+        const WRITE = 1 << 0;
+        /// Flush means something.
+        const FLUSH = 1 << 1;
+        /// `Flags::FUA` on everything that changes.
+        const FUA = 1 << 2;
+        /// Trim.
+        const TRIM = 1 << 3;
+        /// Zero without a payload.
+        const ZERO = 1 << 4;
+        /// `Flags::FAST` is understood: zeroing is fast, or fails at once.
+        const FAST_ZERO = 1 << 5;
+        /// Cache.
+        const CACHE = 1 << 6;
+        /// Extents.
+        const EXTENTS = 1 << 7;
+        /// A flush on one handle covers completed writes of all handles on the same storage.
+        const MULTI_CONN = 1 << 8;
+    }
+}
+
+impl Can {
+    /// Everything that needs writing to make sense.
+    pub const CHANGES: Can =
+        Can::WRITE.union(Can::FUA).union(Can::TRIM).union(Can::ZERO).union(Can::FAST_ZERO);
+}
+
+/// A set of contexts, by their index in [`Facts::contexts`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
+pub struct Contexts(u64);
+
+impl Contexts {
+    /// Most contexts of one device: more than any peer offers, and a set is one word.
+    pub const MAX: usize = 64;
+
+    /// No context.
+    pub const fn empty() -> Contexts {
+        Contexts(0)
+    }
+
+    /// The context at index 0: `base:allocation` on devices that have it.
+    pub const fn first() -> Contexts {
+        Contexts(1)
+    }
+
+    /// This set and the context at `index`; indexes from [`Contexts::MAX`] on are left out.
+    #[must_use]
+    pub const fn with(self, index: usize) -> Contexts {
+        if index < Self::MAX { Contexts(self.0 | 1 << index) } else { self }
+    }
+
+    /// Whether the context at `index` is in it.
+    pub const fn contains(self, index: usize) -> bool {
+        index < Self::MAX && self.0 & (1 << index) != 0
+    }
+
+    /// How many contexts are in it.
+    pub const fn count(self) -> usize {
+        self.0.count_ones() as usize
+    }
+
+    /// Whether there is none.
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Whether all of `other` are in it.
+    pub const fn includes(self, other: Contexts) -> bool {
+        other.0 & !self.0 == 0
+    }
+
+    /// The indexes, ascending.
+    pub fn iter(self) -> impl Iterator<Item = usize> {
+        (0..Self::MAX).filter(move |&index| self.contains(index))
+    }
+}

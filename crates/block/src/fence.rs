@@ -1,0 +1,135 @@
+//! The fence checks every request once, in one place, so that devices need not.
+
+use std::sync::Arc;
+
+use crate::pending::Check;
+use crate::{
+    Access, Can, Device, Error, Facts, FileRange, Flags, Kind, Op, OpKind, Pending, Request,
+};
+
+/// Puts the fence before a device. Error texts get the device's name and the request's place here.
+pub fn fence(inner: Arc<dyn Device>) -> Arc<dyn Device> {
+    Arc::new(Fence { facts: inner.facts(), inner })
+}
+
+struct Fence {
+    inner: Arc<dyn Device>,
+    facts: Arc<Facts>,
+}
+
+impl Device for Fence {
+    fn facts(&self) -> Arc<Facts> {
+        self.inner.facts()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        let check = Check {
+            device: self.facts.name.clone(),
+            kind: request.kind(),
+            at: request.at,
+            len: request.len,
+        };
+        match refuse(&self.facts, &request) {
+            Some(error) => Pending::from(error).with_check(check),
+            None => self.inner.submit(request).with_check(check),
+        }
+    }
+
+    fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
+        let writable = access == Access::Read || self.facts.can.contains(Can::WRITE);
+        let inside = at.checked_add(len).is_some_and(|end| end <= self.facts.size);
+        if len > 0 && inside && writable { self.inner.file_at(at, len, access) } else { None }
+    }
+}
+
+/// Why a request cannot be passed on, if it cannot.
+fn refuse(facts: &Facts, request: &Request) -> Option<Error> {
+    let kind = request.kind();
+    refuse_ability(facts, request, kind)
+        .or_else(|| refuse_flags(facts, request, kind))
+        .or_else(|| refuse_range(facts, request, kind))
+        .or_else(|| refuse_payload(facts, request))
+}
+
+fn refuse_ability(facts: &Facts, request: &Request, kind: OpKind) -> Option<Error> {
+    if kind.changes() && !facts.can.contains(Can::WRITE) {
+        return Some(Error::new(Kind::ReadOnly, "the device is read-only"));
+    }
+    let needed = match kind {
+        OpKind::Read | OpKind::Write => Can::empty(),
+        OpKind::Zero => Can::ZERO,
+        OpKind::Trim => Can::TRIM,
+        OpKind::Flush => Can::FLUSH,
+        OpKind::Cache => Can::CACHE,
+        OpKind::Extents => Can::EXTENTS,
+    };
+    if !facts.can.contains(needed) {
+        return Some(Error::new(Kind::Invalid, format!("the device has no {kind}")));
+    }
+    if let Op::Extents(contexts) = &request.op
+        && (contexts.is_empty() || !facts.all_contexts().includes(*contexts))
+    {
+        return Some(Error::new(Kind::Invalid, "the device has no such context"));
+    }
+    None
+}
+
+fn refuse_flags(facts: &Facts, request: &Request, kind: OpKind) -> Option<Error> {
+    let allowed = match kind {
+        OpKind::Write | OpKind::Trim => Flags::FUA,
+        OpKind::Zero => Flags::FUA | Flags::NO_HOLE | Flags::FAST,
+        OpKind::Extents => Flags::ONE_EXTENT,
+        OpKind::Read | OpKind::Flush | OpKind::Cache => Flags::empty(),
+    };
+    if !allowed.contains(request.flags) {
+        return Some(Error::new(Kind::Invalid, format!("{kind} does not take these flags")));
+    }
+    if request.flags.contains(Flags::FUA) && !facts.can.contains(Can::FUA) {
+        return Some(Error::new(Kind::Invalid, "the device has no FUA"));
+    }
+    if request.flags.contains(Flags::FAST) && !facts.can.contains(Can::FAST_ZERO) {
+        return Some(Error::new(
+            Kind::Unsupported,
+            "the device cannot tell whether zeroing is fast",
+        ));
+    }
+    None
+}
+
+fn refuse_range(facts: &Facts, request: &Request, kind: OpKind) -> Option<Error> {
+    if kind == OpKind::Flush {
+        let clean = request.at == 0 && request.len == 0;
+        return (!clean).then(|| Error::new(Kind::Invalid, "a flush has no range"));
+    }
+    if request.len == 0 {
+        return Some(Error::new(Kind::Invalid, "the range is empty"));
+    }
+    if request.end().is_none_or(|end| end > facts.size) {
+        // As nbdkit and QEMU answer: no space for what writes, invalid for what reads.
+        let kind = if kind.changes() { Kind::NoSpace } else { Kind::Invalid };
+        let text = format!("the range ends behind the device's {} bytes", facts.size);
+        return Some(Error::new(kind, text));
+    }
+    let minimum = u64::from(facts.block.minimum.max(1));
+    if !request.at.is_multiple_of(minimum) || !request.len.is_multiple_of(minimum) {
+        let text = format!("offset and length must be multiples of {minimum} bytes");
+        return Some(Error::new(Kind::Invalid, text));
+    }
+    None
+}
+
+fn refuse_payload(facts: &Facts, request: &Request) -> Option<Error> {
+    let payload = match &request.op {
+        Op::Read(room) => room.len(),
+        Op::Write(data) => data.len(),
+        _ => return None,
+    };
+    if payload as u64 != request.len {
+        return Some(Error::new(Kind::Invalid, "the payload does not have the request's length"));
+    }
+    if request.len > u64::from(facts.block.maximum) {
+        let text = format!("longer than the {} bytes that are taken at once", facts.block.maximum);
+        return Some(Error::new(Kind::Invalid, text));
+    }
+    None
+}

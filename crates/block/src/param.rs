@@ -1,0 +1,226 @@
+//! One declaration per parameter: parsing, help, man page and completion follow from it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::spec::percent_decode_value;
+use crate::{Error, Kind, Result, parse_duration, parse_rate, parse_size};
+
+/// A parameter of a backend or a layer, given as `key=value`.
+#[derive(Debug, Clone, Copy)]
+pub struct Param {
+    /// The key.
+    pub name: &'static str,
+    /// What a value looks like.
+    pub kind: ParamKind,
+    /// The value when it is not given, as it would be typed; `None`: there is none.
+    pub default: Option<&'static str>,
+    /// One sentence for the help and the manual.
+    pub doc: &'static str,
+}
+
+/// What a value looks like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ParamKind {
+    /// Bytes: `10G`.
+    Size,
+    /// Bytes per second: `100M`.
+    Rate,
+    /// A time: `50ms`.
+    Duration,
+    /// A whole number.
+    Number,
+    /// A share, as `30%` or `0.3`.
+    Share,
+    /// `on` or `off` (also yes, no, true, false, 1, 0).
+    Switch,
+    /// One of these words.
+    Choice(&'static [&'static str]),
+    /// Any text.
+    Text,
+}
+
+impl ParamKind {
+    /// For the help: what stands for the value.
+    pub fn placeholder(self) -> String {
+        match self {
+            ParamKind::Size => "SIZE".into(),
+            ParamKind::Rate => "RATE".into(),
+            ParamKind::Duration => "TIME".into(),
+            ParamKind::Number => "N".into(),
+            ParamKind::Share => "PERCENT".into(),
+            ParamKind::Switch => "on|off".into(),
+            ParamKind::Choice(words) => words.join("|"),
+            ParamKind::Text => "TEXT".into(),
+        }
+    }
+
+    fn check(self, text: &str) -> Result<()> {
+        match self {
+            ParamKind::Size => parse_size(text).map(drop),
+            ParamKind::Rate => parse_rate(text).map(drop),
+            ParamKind::Duration => parse_duration(text).map(drop),
+            ParamKind::Number => number(text).map(drop),
+            ParamKind::Share => share(text).map(drop),
+            ParamKind::Switch => switch(text).map(drop),
+            ParamKind::Choice(words) if words.contains(&text) => Ok(()),
+            ParamKind::Choice(words) => {
+                let text = format!("{text:?} is not one of {}", words.join(", "));
+                Err(Error::new(Kind::Usage, text))
+            }
+            ParamKind::Text => Ok(()),
+        }
+    }
+}
+
+/// Values for declared parameters, each checked against its declaration.
+#[derive(Debug, Clone, Default)]
+pub struct Args {
+    values: BTreeMap<&'static str, String>,
+}
+
+impl Args {
+    /// Checks typed options against the declarations of `owner` (for messages).
+    pub fn check(owner: &str, params: &[Param], typed: &[(String, String)]) -> Result<Args> {
+        let mut values = BTreeMap::new();
+        for (key, value) in typed {
+            let Some(param) = params.iter().find(|param| param.name == key) else {
+                return Err(unknown(owner, params, key));
+            };
+            param.kind.check(value).map_err(|error| {
+                Error::new(Kind::Usage, format!("{owner}: {key}: {}", error.text()))
+            })?;
+            if values.insert(param.name, value.clone()).is_some() {
+                return Err(Error::new(Kind::Usage, format!("{owner}: {key} is given twice")));
+            }
+        }
+        for param in params {
+            if let Some(default) = param.default {
+                values.entry(param.name).or_insert_with(|| default.to_string());
+            }
+        }
+        Ok(Args { values })
+    }
+
+    /// The text of a value, typed or default.
+    pub fn text(&self, name: &str) -> Option<&str> {
+        self.values.get(name).map(String::as_str)
+    }
+
+    /// A size in bytes.
+    pub fn size(&self, name: &str) -> Option<u64> {
+        self.text(name).and_then(|text| parse_size(text).ok())
+    }
+
+    /// A rate in bytes per second.
+    pub fn rate(&self, name: &str) -> Option<u64> {
+        self.text(name).and_then(|text| parse_rate(text).ok())
+    }
+
+    /// A time.
+    pub fn duration(&self, name: &str) -> Option<Duration> {
+        self.text(name).and_then(|text| parse_duration(text).ok())
+    }
+
+    /// A whole number.
+    pub fn number(&self, name: &str) -> Option<u64> {
+        self.text(name).and_then(|text| number(text).ok())
+    }
+
+    /// A share between 0 and 1.
+    pub fn share(&self, name: &str) -> Option<f64> {
+        self.text(name).and_then(|text| share(text).ok())
+    }
+
+    /// A switch; off when not given.
+    pub fn switch(&self, name: &str) -> bool {
+        self.text(name).and_then(|text| switch(text).ok()).unwrap_or(false)
+    }
+}
+
+fn unknown(owner: &str, params: &[Param], key: &str) -> Error {
+    let known: Vec<_> = params.iter().map(|param| param.name).collect();
+    let known = match known.is_empty() {
+        true => format!("{owner} takes none"),
+        false => format!("known are {}", known.join(", ")),
+    };
+    Error::new(Kind::Usage, format!("{owner}: unknown option {key:?}; {known}"))
+}
+
+/// Splits `key=value&key=value`, both percent-decoded.
+pub fn parse_options(text: &str) -> Result<Vec<(String, String)>> {
+    let mut options = Vec::new();
+    for part in text.split('&').filter(|part| !part.is_empty()) {
+        let Some((key, value)) = part.split_once('=') else {
+            let text = format!("option {part:?} has no value: write {part}=VALUE");
+            return Err(Error::new(Kind::Usage, text));
+        };
+        options.push((percent_decode_value(key)?, percent_decode_value(value)?));
+    }
+    Ok(options)
+}
+
+fn number(text: &str) -> Result<u64> {
+    text.parse()
+        .map_err(|_| Error::new(Kind::Usage, format!("{text:?} is not a whole number from 0 on")))
+}
+
+fn share(text: &str) -> Result<f64> {
+    let (digits, scale) = match text.strip_suffix('%') {
+        Some(digits) => (digits, 100.0),
+        None => (text, 1.0),
+    };
+    match digits.parse::<f64>() {
+        Ok(value) if (0.0..=1.0).contains(&(value / scale)) => Ok(value / scale),
+        _ => {
+            let text = format!("{text:?} is not a share: give 0% to 100%, or 0 to 1");
+            Err(Error::new(Kind::Usage, text))
+        }
+    }
+}
+
+fn switch(text: &str) -> Result<bool> {
+    match text.to_ascii_lowercase().as_str() {
+        "on" | "yes" | "true" | "1" => Ok(true),
+        "off" | "no" | "false" | "0" => Ok(false),
+        _ => Err(Error::new(Kind::Usage, format!("{text:?} is neither on nor off"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PARAMS: &[Param] = &[
+        Param { name: "size", kind: ParamKind::Size, default: None, doc: "" },
+        Param { name: "data", kind: ParamKind::Share, default: Some("30%"), doc: "" },
+        Param { name: "direct", kind: ParamKind::Switch, default: None, doc: "" },
+        Param { name: "mode", kind: ParamKind::Choice(&["a", "b"]), default: None, doc: "" },
+    ];
+
+    fn args(text: &str) -> Result<Args> {
+        Args::check("thing", PARAMS, &parse_options(text)?)
+    }
+
+    #[test]
+    fn values_are_checked_and_defaults_apply() {
+        let args = args("size=1M&direct=on&mode=b").unwrap();
+        assert_eq!(args.size("size"), Some(1 << 20));
+        assert_eq!(args.share("data"), Some(0.3));
+        assert!(args.switch("direct"));
+        assert_eq!(args.text("mode"), Some("b"));
+    }
+
+    #[test]
+    fn errors_name_what_is_known() {
+        let text = |typed: &str| args(typed).unwrap_err().to_string();
+        assert_eq!(
+            text("sise=1"),
+            "thing: unknown option \"sise\"; known are size, data, direct, mode"
+        );
+        assert!(text("mode=c").contains("not one of a, b"));
+        assert!(text("size=1&size=2").contains("given twice"));
+        assert!(text("direct").contains("direct=VALUE"));
+        assert!(text("data=130%").contains("0% to 100%"));
+    }
+}

@@ -1,0 +1,121 @@
+//! A request on its way.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use io::{Completer, Task, Ticket};
+
+use crate::{Error, Kind, OpKind, Reply};
+
+/// How a request ended.
+pub type Outcome = Result<Reply, Error>;
+
+/// A request that has started. Awaiting it yields the outcome; dropping it detaches.
+#[must_use = "a request's outcome must be looked at"]
+pub struct Pending {
+    state: State,
+    /// What the fence knows about the request, for messages and to check the answer.
+    check: Option<Check>,
+}
+
+enum State {
+    Ready(Option<Outcome>),
+    Task(Task<Outcome>),
+    Ticket(Ticket<Outcome>),
+}
+
+pub(crate) struct Check {
+    pub(crate) device: Arc<str>,
+    pub(crate) kind: OpKind,
+    pub(crate) at: u64,
+    pub(crate) len: u64,
+}
+
+impl Pending {
+    /// A request that is over already.
+    pub fn ready(outcome: Outcome) -> Pending {
+        Pending { state: State::Ready(Some(outcome)), check: None }
+    }
+
+    /// A request that a task carries out; it runs up to its first wait before this returns.
+    pub fn start(work: impl Future<Output = Outcome> + 'static) -> Pending {
+        Pending { state: State::Task(io::start(work)), check: None }
+    }
+
+    /// A request that somebody completes, from any thread.
+    pub fn completer() -> (Completer<Outcome>, Pending) {
+        let (completer, ticket) = io::ticket();
+        (completer, Pending { state: State::Ticket(ticket), check: None })
+    }
+
+    /// The outcome if it is there without waiting, else the request back.
+    pub fn now(mut self) -> Result<Outcome, Pending> {
+        match &mut self.state {
+            State::Ready(outcome) => match outcome.take() {
+                Some(outcome) => Ok(self.checked(outcome)),
+                None => Err(self),
+            },
+            _ => Err(self),
+        }
+    }
+
+    pub(crate) fn with_check(mut self, check: Check) -> Pending {
+        self.check = Some(check);
+        self
+    }
+
+    fn checked(&self, outcome: Outcome) -> Outcome {
+        let Some(check) = &self.check else { return outcome };
+        let fits = match (&outcome, check.kind) {
+            (Err(_), _) => true,
+            (Ok(Reply::Data(data)), OpKind::Read) => data.len() as u64 == check.len,
+            (Ok(Reply::Hole), OpKind::Read) => true,
+            (Ok(Reply::Extents(lists)), OpKind::Extents) => lists.iter().all(|list| {
+                let covered = list.total();
+                covered > 0 && covered <= check.len
+            }),
+            (Ok(Reply::Done), kind) => !matches!(kind, OpKind::Read | OpKind::Extents),
+            _ => false,
+        };
+        let outcome = match fits {
+            true => outcome,
+            false => Err(Error::new(Kind::Io, "the device gave an answer that does not fit")),
+        };
+        outcome.map_err(|error| error.during(check.kind, check.at, check.len).on(&check.device))
+    }
+}
+
+impl Future for Pending {
+    type Output = Outcome;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Outcome> {
+        let outcome = match &mut self.state {
+            State::Ready(outcome) => outcome.take().expect("a request completes once"),
+            State::Task(task) => match Pin::new(task).poll(cx) {
+                Poll::Ready(outcome) => outcome,
+                Poll::Pending => return Poll::Pending,
+            },
+            State::Ticket(ticket) => match Pin::new(ticket).poll(cx) {
+                Poll::Ready(Ok(outcome)) => outcome,
+                Poll::Ready(Err(lost)) => {
+                    Err(Error::new(Kind::Disconnected, "the request got lost").because(lost))
+                }
+                Poll::Pending => return Poll::Pending,
+            },
+        };
+        Poll::Ready(self.checked(outcome))
+    }
+}
+
+impl From<Outcome> for Pending {
+    fn from(outcome: Outcome) -> Pending {
+        Pending::ready(outcome)
+    }
+}
+
+impl From<Error> for Pending {
+    fn from(error: Error) -> Pending {
+        Pending::ready(Err(error))
+    }
+}

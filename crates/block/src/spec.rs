@@ -1,0 +1,137 @@
+//! The grammar of devices, the same in every command.
+//!
+//! `PATH` · `SCHEME:REST[?key=value&…]` · `nbd…://…` · `-` · `[ CMD … ]`
+
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::path::PathBuf;
+
+use crate::{Error, Kind, Result};
+
+/// A device as it was typed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Spec {
+    /// A bare path: literal, without options.
+    Path(PathBuf),
+    /// `SCHEME:REST`; what REST means is the backend's business.
+    Scheme {
+        /// Lower case, without the colon.
+        scheme: String,
+        /// Everything behind the first colon, as typed.
+        rest: String,
+    },
+    /// `[ CMD … ]`: a server to be started, by socket activation.
+    Command(Vec<OsString>),
+    /// `-`: standard input or output.
+    Pipe,
+}
+
+impl Spec {
+    /// Parses one word of a command line.
+    pub fn parse(word: &OsStr) -> Result<Spec> {
+        if word == "-" {
+            return Ok(Spec::Pipe);
+        }
+        if word.is_empty() {
+            return Err(Error::new(Kind::Usage, "a device name is empty"));
+        }
+        let Some(text) = word.to_str() else {
+            return Ok(Spec::Path(word.into()));
+        };
+        let Some((scheme, rest)) = text.split_once(':') else {
+            return Ok(Spec::Path(word.into()));
+        };
+        let mut letters = scheme.chars();
+        let named = letters.next().is_some_and(|c| c.is_ascii_alphabetic())
+            && letters.all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c));
+        if !named {
+            return Ok(Spec::Path(word.into()));
+        }
+        Ok(Spec::Scheme { scheme: scheme.to_ascii_lowercase(), rest: rest.to_string() })
+    }
+}
+
+impl fmt::Display for Spec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Spec::Path(path) => write!(f, "{}", path.display()),
+            Spec::Scheme { scheme, rest } => write!(f, "{scheme}:{rest}"),
+            Spec::Command(words) => {
+                f.write_str("[")?;
+                words.iter().try_for_each(|word| write!(f, " {}", word.display()))?;
+                f.write_str(" ]")
+            }
+            Spec::Pipe => f.write_str("-"),
+        }
+    }
+}
+
+/// Replaces `%XX` by the byte; the result must be UTF-8.
+pub fn percent_decode(text: &str) -> Result<String> {
+    let strict = "% must be followed by two hexadecimal digits (%25 for %)";
+    decode(text, |_| Err(Error::new(Kind::Usage, format!("{text:?}: {strict}"))))
+}
+
+/// As [`percent_decode`], but a `%` that no two hexadecimal digits follow stands for itself, so that
+/// shares can be typed as `30%`.
+pub(crate) fn percent_decode_value(text: &str) -> Result<String> {
+    decode(text, Ok)
+}
+
+fn decode(text: &str, lone_percent: impl Fn(u8) -> Result<u8>) -> Result<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&first, tail)) = rest.split_first() {
+        rest = tail;
+        if first != b'%' {
+            bytes.push(first);
+            continue;
+        }
+        let digits = tail.get(..2).filter(|digits| digits.iter().all(u8::is_ascii_hexdigit));
+        let byte = digits
+            .and_then(|digits| std::str::from_utf8(digits).ok())
+            .and_then(|digits| u8::from_str_radix(digits, 16).ok());
+        match byte {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = &tail[2..];
+            }
+            None => bytes.push(lone_percent(first)?),
+        }
+    }
+    String::from_utf8(bytes)
+        .map_err(|_| Error::new(Kind::Usage, format!("{text:?}: not UTF-8 after decoding")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Spec {
+        Spec::parse(OsStr::new(text)).unwrap()
+    }
+
+    #[test]
+    fn words_are_paths_schemes_or_pipes() {
+        assert_eq!(parse("disk.raw"), Spec::Path("disk.raw".into()));
+        assert_eq!(parse("./a:b"), Spec::Path("./a:b".into()));
+        assert_eq!(parse("/x%20y?z=1"), Spec::Path("/x%20y?z=1".into()));
+        assert_eq!(parse("-"), Spec::Pipe);
+        let memory = Spec::Scheme { scheme: "memory".into(), rest: "1G".into() };
+        assert_eq!(parse("memory:1G"), memory);
+        assert_eq!(parse("MEMORY:1G"), memory);
+        let uri = Spec::Scheme { scheme: "nbd+unix".into(), rest: "///?socket=/s".into() };
+        assert_eq!(parse("nbd+unix:///?socket=/s"), uri);
+        assert!(Spec::parse(OsStr::new("")).is_err());
+    }
+
+    #[test]
+    fn percent_signs_are_decoded_strictly() {
+        assert_eq!(percent_decode("a%20b%2fc").unwrap(), "a b/c");
+        for bad in ["%", "%2", "%zz", "%+1", "%ff"] {
+            assert!(percent_decode(bad).is_err(), "{bad}");
+        }
+        assert_eq!(percent_decode_value("30%").unwrap(), "30%");
+        assert_eq!(percent_decode_value("30%25%").unwrap(), "30%%");
+    }
+}
