@@ -4,7 +4,7 @@
 //! its EXTENDED_HEADERS extension as QEMU and libnbd speak it. It opens no socket, allocates no
 //! memory that a peer can choose without a bound ([`limits`]), and panics on no input.
 //!
-//! - `handshake`: both roles of the handshake as state machines, and the greeting of old servers.
+//! - [`handshake`]: both roles of the handshake as state machines, and the greeting of old servers.
 //! - [`request`], [`reply`], [`status`]: the transmission phase.
 //! - [`flags`], [`errno`], [`option`], [`magic`], [`limits`]: the numbers and their names.
 //! - `uri`: NBD URIs.
@@ -19,6 +19,7 @@ mod error;
 
 pub mod errno;
 pub mod flags;
+pub mod handshake;
 pub mod limits;
 pub mod magic;
 pub mod option;

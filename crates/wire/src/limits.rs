@@ -34,6 +34,9 @@ pub const OPTION_REPLY: usize = 64 * 1024;
 /// Exports that a client takes from one LIST (nbdkit's bound, too).
 pub const EXPORTS: usize = 10_000;
 
+/// Names and descriptions that a client takes from one LIST, in bytes together.
+pub const LIST_BYTES: usize = 16 * 1024 * 1024;
+
 /// Information replies that a client takes for one INFO or GO; the document defines four kinds and
 /// says that each should come once.
 pub const INFOS: usize = 64;

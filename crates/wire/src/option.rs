@@ -4,7 +4,7 @@
 use std::fmt;
 
 use crate::bytes::Reader;
-use crate::error::{error_text, printable};
+use crate::error::printable;
 use crate::reply::cut;
 use crate::{Error, ExportFlags, HeaderBytes, limits, magic};
 
@@ -670,9 +670,4 @@ impl Info {
             Info::Other(_) => {}
         }
     }
-}
-
-/// The text of a refusal, for printing.
-pub(crate) fn refusal_text(payload: &[u8]) -> String {
-    error_text(payload)
 }

@@ -1,0 +1,196 @@
+//! The usual order of a client's options, with the fallbacks that old servers need:
+//! EXTENDED_HEADERS, else STRUCTURED_REPLY, SET_META_CONTEXT, GO, else EXPORT_NAME.
+
+use super::Protocol;
+use super::client::{Event, Handshake, Negotiated};
+use crate::option::{Infos, OptionCode, OptionError, check_string};
+use crate::{Error, Replies, printable};
+
+/// What a client would like; what the server does not have is left out, but the export.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wants {
+    /// The export; empty for the default one. Oldstyle servers have one export and no names.
+    pub export: String,
+    /// Contexts to select.
+    pub contexts: Vec<String>,
+    /// Ask for extended headers.
+    pub extended: bool,
+    /// Ask for structured replies when there are no extended headers.
+    pub structured: bool,
+    /// Information to ask for. Who asks for the block sizes must obey them.
+    pub infos: Infos,
+    /// What to end with.
+    pub end: End,
+}
+
+impl Wants {
+    /// All that a client of `export` has use for, with `base:allocation` as its only context.
+    pub fn new(export: impl Into<String>) -> Wants {
+        Wants {
+            export: export.into(),
+            contexts: vec![crate::status::BASE_ALLOCATION.to_owned()],
+            extended: true,
+            structured: true,
+            infos: Infos::BLOCK_SIZE,
+            end: End::Transmission,
+        }
+    }
+}
+
+/// Where a negotiation ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum End {
+    /// When requests may be sent.
+    #[default]
+    Transmission,
+    /// When headers and replies are negotiated, for callers that send options of their own.
+    Options,
+}
+
+/// What to do next.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Read; see [`Event::NeedMore`].
+    NeedMore {
+        /// Bytes that must be there before the next call is of use.
+        bytes: usize,
+    },
+    /// Options may be sent through [`Negotiation::into_handshake`] (with [`End::Options`]).
+    Options,
+    /// Requests may be sent. Also with [`End::Options`] when the server is oldstyle.
+    Transmission(Box<Negotiated>),
+}
+
+/// A handshake that runs by itself.
+#[derive(Debug)]
+pub struct Negotiation {
+    wants: Wants,
+    handshake: Handshake,
+}
+
+impl Negotiation {
+    /// Starts a negotiation; the server speaks first.
+    ///
+    /// # Errors
+    /// A name or a context that is no string of the protocol.
+    pub fn new(wants: Wants) -> Result<Negotiation, Error> {
+        check_string("export name", &wants.export)?;
+        for context in &wants.contexts {
+            check_string("context name", context)?;
+        }
+        Ok(Negotiation { wants, handshake: Handshake::new() })
+    }
+
+    /// The handshake, for options of the caller's own.
+    pub fn into_handshake(self) -> Handshake {
+        self.handshake
+    }
+
+    /// What it means that the server has closed the connection now; see [`Handshake::closed`].
+    ///
+    /// # Errors
+    /// Always one, but after a failure that made this side end the session.
+    pub fn closed(&self, left: &[u8]) -> Result<(), Error> {
+        self.handshake.closed(left)
+    }
+
+    /// Takes what has come; see [`Handshake::receive`].
+    ///
+    /// # Errors
+    /// The connection must be closed. When the server refused something ([`Error::Refused`]), `out`
+    /// holds the polite end of the session, which should be sent before.
+    pub fn receive(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<(usize, Step), Error> {
+        let mut used = 0;
+        loop {
+            let (consumed, event) = self.handshake.receive(&input[used..], out)?;
+            used += consumed;
+            if let Some(step) = self.next(event, out)? {
+                return Ok((used, step));
+            }
+        }
+    }
+
+    /// Sends the option that follows an event, or tells that the caller must act.
+    fn next(&mut self, event: Event, out: &mut Vec<u8>) -> Result<Option<Step>, Error> {
+        match event {
+            Event::NeedMore { bytes } => return Ok(Some(Step::NeedMore { bytes })),
+            Event::Transmission(negotiated) => return Ok(Some(Step::Transmission(negotiated))),
+            Event::Greeted(Protocol::FixedNewstyle) if self.wants.extended => {
+                self.handshake.extended_headers(out)?;
+            }
+            Event::Greeted(Protocol::FixedNewstyle) => return self.structured(out),
+            Event::Greeted(_) if self.wants.end == End::Options => {
+                return Ok(Some(Step::Options));
+            }
+            Event::Greeted(_) => self.handshake.export_name(&self.wants.export, out)?,
+            Event::Accepted(_) => return self.contexts(out),
+            Event::Contexts(_) => self.go(out)?,
+            Event::Refused { option, reason, text } => {
+                return self.refused(option, reason, text, out);
+            }
+            Event::StartTls | Event::Listed(_) | Event::Info(_) | Event::Aborted => {
+                return Err(Error::Caller { what: "the negotiation is over" });
+            }
+        }
+        Ok(None)
+    }
+
+    fn refused(
+        &mut self,
+        option: OptionCode,
+        reason: OptionError,
+        text: String,
+        out: &mut Vec<u8>,
+    ) -> Result<Option<Step>, Error> {
+        // TLS_REQD and SHUTDOWN hold for every option that could come next.
+        let fatal = matches!(reason, OptionError::TlsRequired | OptionError::Shutdown);
+        match option {
+            OptionCode::ExtendedHeaders if !fatal => return self.structured(out),
+            OptionCode::StructuredReply if !fatal => return self.contexts(out),
+            OptionCode::SetMetaContext if !fatal => {
+                self.go(out)?;
+                return Ok(None);
+            }
+            OptionCode::Go
+                if reason == OptionError::Unsupported
+                    && self.handshake.replies() != Replies::Extended =>
+            {
+                self.handshake.export_name(&self.wants.export, out)?;
+                return Ok(None);
+            }
+            _ => {}
+        }
+        self.handshake.abort(out)?;
+        let what = match option {
+            OptionCode::Go => {
+                format!("export \"{}\"", printable(self.wants.export.as_bytes(), 256))
+            }
+            other => other.to_string(),
+        };
+        Err(Error::Refused { what, reason, text })
+    }
+
+    fn structured(&mut self, out: &mut Vec<u8>) -> Result<Option<Step>, Error> {
+        if !self.wants.structured {
+            return self.contexts(out);
+        }
+        self.handshake.structured_replies(out)?;
+        Ok(None)
+    }
+
+    fn contexts(&mut self, out: &mut Vec<u8>) -> Result<Option<Step>, Error> {
+        if self.wants.end == End::Options {
+            return Ok(Some(Step::Options));
+        }
+        if self.wants.contexts.is_empty() || self.handshake.replies() == Replies::Simple {
+            self.go(out)?;
+        } else {
+            self.handshake.set_meta_contexts(&self.wants.export, &self.wants.contexts, out)?;
+        }
+        Ok(None)
+    }
+
+    fn go(&mut self, out: &mut Vec<u8>) -> Result<(), Error> {
+        self.handshake.go(&self.wants.export, self.wants.infos, out)
+    }
+}
