@@ -1,1 +1,220 @@
-//! See the crate description in Cargo.toml.
+//! Serves any [`block::Device`] over NBD.
+//!
+//! One task per connection reads requests in batches and submits them at once; replies are queued and
+//! leave in vectored sends, many at a time. Memory is bounded by what a connection's share of the
+//! buffer pool allows: a client that does not read its replies stops being read from, and harms
+//! nobody else.
+//!
+//! - [`Server`]: what is served, to whom, and the orderly stop.
+//! - `session`: a connection in transmission. `handshake`: a connection before that.
+//! - `reply`: outcomes as NBD replies.
+
+mod handshake;
+mod limits;
+mod reply;
+mod session;
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use block::Device;
+use io::{Listener, Pool, Remote, Stream};
+
+pub use limits::Limits;
+
+/// Something that clients can ask for by name.
+#[derive(Clone)]
+pub struct Export {
+    /// The name; empty for the default export.
+    pub name: String,
+    /// Text for people; empty: the device's own.
+    pub description: String,
+    /// The device, fenced.
+    pub device: Arc<dyn Device>,
+}
+
+/// What a server offers in its handshakes.
+#[derive(Debug, Clone, Copy)]
+pub struct Offers {
+    /// Structured replies.
+    pub structured: bool,
+    /// Extended headers.
+    pub extended: bool,
+    /// Metadata contexts.
+    pub contexts: bool,
+}
+
+impl Default for Offers {
+    fn default() -> Offers {
+        Offers { structured: true, extended: true, contexts: true }
+    }
+}
+
+/// How to serve.
+pub struct Config {
+    /// What is served. A client that asks for the empty name gets the first one.
+    pub exports: Vec<Export>,
+    /// What a client may cost.
+    pub limits: Limits,
+    /// What handshakes offer.
+    pub offers: Offers,
+    /// Memory for requests of all connections.
+    pub pool: Pool,
+}
+
+/// A server: exports, limits, and the connections that are open. Shared by all workers.
+pub struct Server {
+    config: Config,
+    next: AtomicUsize,
+    ids: AtomicU64,
+    stopping: AtomicBool,
+    open: Mutex<HashMap<u64, OwnedFd>>,
+    served: AtomicU64,
+}
+
+impl Server {
+    /// A server without listeners yet.
+    pub fn new(config: Config) -> Arc<Server> {
+        Arc::new(Server {
+            config,
+            next: AtomicUsize::new(0),
+            ids: AtomicU64::new(1),
+            stopping: AtomicBool::new(false),
+            open: Mutex::default(),
+            served: AtomicU64::new(0),
+        })
+    }
+
+    /// Accepts connections until [`Server::stop`] and spreads them over the workers. Any number of
+    /// listeners may run. Returns when the server stops.
+    pub async fn listen(self: Arc<Self>, listener: Listener) {
+        while !self.stopping.load(Ordering::Relaxed) {
+            // Looks up now and then, for the stop.
+            let accepted = match io::timeout(Duration::from_millis(100), listener.accept()).await {
+                Ok(accepted) => accepted,
+                Err(io::Elapsed) => continue,
+            };
+            match accepted {
+                Ok(fd) => self.hand_over(fd),
+                Err(error) => {
+                    // Out of descriptors or memory: others may end; trying at once would spin.
+                    log::warn!("cannot accept a connection: {error}");
+                    io::sleep(Duration::from_millis(100)).await;
+                }
+            }
+        }
+    }
+
+    /// Serves one connection on some worker, in the background.
+    pub fn hand_over(self: &Arc<Self>, fd: OwnedFd) {
+        let open = self.open.lock().expect("no panic under this lock").len();
+        if open >= self.config.limits.connections {
+            log::warn!("refused a connection: {open} are open already");
+            return;
+        }
+        let worker = self.next.fetch_add(1, Ordering::Relaxed);
+        let server = self.clone();
+        drop(Remote::to(worker).spawn(move || server.serve(fd)));
+    }
+
+    /// Serves one connection on this worker, to its end.
+    pub async fn serve(self: Arc<Self>, fd: OwnedFd) {
+        let id = self.ids.fetch_add(1, Ordering::Relaxed);
+        let twin = match fd.try_clone() {
+            Ok(twin) => twin,
+            Err(error) => {
+                log::warn!("refused a connection: {error}");
+                return;
+            }
+        };
+        self.open.lock().expect("no panic under this lock").insert(id, twin);
+        // The stop may have begun before the connection was entered.
+        if self.stopping.load(Ordering::SeqCst) {
+            self.shutdown_all(rustix::net::Shutdown::Read);
+        }
+        let _entered = Entered { server: &self, id };
+        let stream = match Stream::new(fd) {
+            Ok(stream) => stream,
+            Err(error) => {
+                log::warn!("refused a connection: {error}");
+                return;
+            }
+        };
+        let peer = stream.peer();
+        log::debug!("connection {id} from {peer}");
+        match self.converse(stream).await {
+            Ok(()) => log::debug!("connection {id} ended"),
+            Err(why) => log::info!("connection {id} from {peer}: {why}"),
+        }
+        self.served.fetch_add(1, Ordering::Relaxed);
+    }
+
+    async fn converse(&self, stream: Stream) -> Result<(), String> {
+        let limits = &self.config.limits;
+        let greeted = match limits.handshake {
+            Duration::ZERO => handshake::run(&self.config, &stream).await,
+            time => io::timeout(time, handshake::run(&self.config, &stream))
+                .await
+                .map_err(|_| format!("no handshake within {} s", time.as_secs_f32()))?,
+        };
+        let Some(chosen) = greeted? else { return Ok(()) };
+        session::run(stream, chosen, limits, self.config.pool.share(limits.client_bytes)).await
+    }
+
+    /// Connections that are open now.
+    pub fn open(&self) -> usize {
+        self.open.lock().expect("no panic under this lock").len()
+    }
+
+    /// Connections that have ended.
+    pub fn served(&self) -> u64 {
+        self.served.load(Ordering::Relaxed)
+    }
+
+    /// Orderly stop: nothing new is read, what is in progress is finished and answered. After
+    /// `patience` connections are cut. Returns the number of connections that were still open
+    /// `patience` later: their devices hold on to requests.
+    pub async fn stop(&self, patience: Duration) -> usize {
+        self.stopping.store(true, Ordering::SeqCst);
+        self.shutdown_all(rustix::net::Shutdown::Read);
+        if !self.wait_until_empty(patience).await {
+            log::info!("cutting {} connections that take too long", self.open());
+            self.shutdown_all(rustix::net::Shutdown::Both);
+            self.wait_until_empty(patience).await;
+        }
+        self.open()
+    }
+
+    fn shutdown_all(&self, how: rustix::net::Shutdown) {
+        for fd in self.open.lock().expect("no panic under this lock").values() {
+            // Fails only for connections that the client has ended.
+            let _ = rustix::net::shutdown(fd.as_fd(), how);
+        }
+    }
+
+    async fn wait_until_empty(&self, patience: Duration) -> bool {
+        let deadline = Instant::now() + patience;
+        while self.open() > 0 {
+            if Instant::now() >= deadline {
+                return false;
+            }
+            io::sleep(Duration::from_millis(2)).await;
+        }
+        true
+    }
+}
+
+/// A connection's place in the table of open ones.
+struct Entered<'a> {
+    server: &'a Server,
+    id: u64,
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        self.server.open.lock().expect("no panic under this lock").remove(&self.id);
+    }
+}

@@ -1,0 +1,121 @@
+//! Received bytes that have not been taken yet: a protocol reads its messages from here.
+
+use std::io::{self, IoSliceMut};
+
+use crate::Stream;
+
+/// Bytes asked for at a time when messages are small: many of them per system call.
+const STAGE: usize = 64 << 10;
+/// Bytes asked for at a time while large payloads come: what is received here of a payload is copied
+/// once more, so little, but enough for the headers that stand between payloads.
+const STAGE_LARGE: usize = 4 << 10;
+/// From here on a payload is large.
+const LARGE: usize = 16 << 10;
+
+/// A window of received bytes in front of a stream.
+pub struct RecvWindow {
+    stage: Vec<u8>,
+    start: usize,
+    end: usize,
+    /// The last receive filled less than it could have: the socket is probably empty.
+    drained: bool,
+    /// Bytes asked for beyond what a caller wants now.
+    ahead: usize,
+}
+
+impl Default for RecvWindow {
+    fn default() -> RecvWindow {
+        RecvWindow::new()
+    }
+}
+
+impl RecvWindow {
+    /// An empty window.
+    pub fn new() -> RecvWindow {
+        RecvWindow { stage: vec![0; STAGE], start: 0, end: 0, drained: true, ahead: STAGE }
+    }
+
+    /// Most bytes that can be here at a time.
+    pub fn capacity(&self) -> usize {
+        self.stage.len()
+    }
+
+    /// Makes room for a message of `size` bytes.
+    pub fn grow(&mut self, size: usize) {
+        self.stage.resize(size.max(self.stage.len()), 0);
+    }
+
+    /// What has come and was not taken.
+    pub fn bytes(&self) -> &[u8] {
+        &self.stage[self.start..self.end]
+    }
+
+    /// Takes `count` bytes off the front.
+    pub fn consume(&mut self, count: usize) {
+        self.start += count;
+        debug_assert!(self.start <= self.end);
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        }
+    }
+
+    /// Receives more behind what is there; false at the end of the stream.
+    pub async fn fill(&mut self, stream: &Stream) -> io::Result<bool> {
+        if self.start > 0 && self.end + self.ahead > self.stage.len() {
+            self.stage.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        if self.drained {
+            stream.readable().await?;
+        }
+        let most = (self.end + self.ahead).min(self.stage.len());
+        let space = &mut self.stage[self.end..most];
+        let room = space.len();
+        let received = stream.recv(&mut [IoSliceMut::new(space)]).await?;
+        self.drained = received < room;
+        self.end += received;
+        Ok(received > 0)
+    }
+
+    /// Fills a payload: first from what is here, then from the stream straight into place, with
+    /// whatever comes behind it kept here. False if the stream ends before.
+    pub async fn payload(&mut self, stream: &Stream, payload: &mut [u8]) -> io::Result<bool> {
+        let here = self.bytes().len().min(payload.len());
+        payload[..here].copy_from_slice(&self.stage[self.start..self.start + here]);
+        self.consume(here);
+        let mut filled = here;
+        self.ahead = if payload.len() >= LARGE { STAGE_LARGE } else { STAGE };
+        while filled < payload.len() {
+            // The stage is empty now, or the payload would be full.
+            let missing = payload.len() - filled;
+            let mut bufs = [
+                IoSliceMut::new(&mut payload[filled..]),
+                IoSliceMut::new(&mut self.stage[..self.ahead]),
+            ];
+            let received = stream.recv(&mut bufs).await?;
+            if received == 0 {
+                return Ok(false);
+            }
+            filled += received.min(missing);
+            (self.start, self.end) = (0, received.saturating_sub(missing));
+            self.drained = received < missing + self.ahead;
+        }
+        Ok(true)
+    }
+
+    /// Drops `count` bytes of the stream. False if it ends before.
+    pub async fn skip(&mut self, stream: &Stream, mut count: u64) -> io::Result<bool> {
+        loop {
+            let here = (self.bytes().len() as u64).min(count);
+            // Bounded by the bytes that are here.
+            self.consume(here as usize);
+            count -= here;
+            if count == 0 {
+                return Ok(true);
+            }
+            if !self.fill(stream).await? {
+                return Ok(false);
+            }
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! Drives a connection's handshake: `wire` decides what is said, this looks up exports.
+
+use std::sync::Arc;
+
+use block::{Can, Device, Facts};
+use io::{RecvWindow, Stream};
+use wire::handshake::server::{Event, ExportInfo, Handshake, Negotiated, Refusal, Tls};
+use wire::{BlockSizes, Context, ExportFlags, ListEntry, OptionError};
+
+use crate::{Config, Export};
+
+/// What a client has chosen, and what it sent behind the handshake.
+pub(crate) struct Chosen {
+    pub(crate) negotiated: Negotiated,
+    pub(crate) device: Arc<dyn Device>,
+    pub(crate) inbox: RecvWindow,
+}
+
+/// Runs the handshake; `None` when the client left politely.
+pub(crate) async fn run(config: &Config, stream: &Stream) -> Result<Option<Chosen>, String> {
+    let offers = &config.offers;
+    let mut out = Vec::new();
+    let mut handshake = Handshake::new(
+        wire::handshake::server::Config {
+            structured: offers.structured,
+            extended: offers.extended,
+            meta_contexts: offers.contexts,
+            tls: Tls::Off,
+            ..Default::default()
+        },
+        &mut out,
+    );
+    // Small until a client needs more: a crowd of silent clients must stay cheap.
+    let mut inbox = RecvWindow::new();
+    loop {
+        let (used, event) = match handshake.receive(inbox.bytes(), &mut out) {
+            Ok(step) => step,
+            Err(error) => {
+                // What there is to say is said; whether it is heard does not matter any more.
+                let _ = stream.send_all(&out).await;
+                return Err(error.to_string());
+            }
+        };
+        inbox.consume(used);
+        match event {
+            Event::NeedMore { bytes } => {
+                stream.send_all(&out).await.map_err(|error| error.to_string())?;
+                out.clear();
+                if bytes > inbox.capacity() {
+                    inbox.grow(Handshake::MAX_MESSAGE);
+                }
+                match inbox.fill(stream).await {
+                    Ok(true) => {}
+                    Ok(false) => return Ok(None),
+                    Err(error) => return Err(error.to_string()),
+                }
+            }
+            Event::Export { name, .. } => {
+                let answer = match find(config, &name) {
+                    Some(export) => Ok(describe(config, export, &name)),
+                    None => Err(unknown(&name)),
+                };
+                handshake.answer_export(answer, &mut out).map_err(|error| error.to_string())?;
+            }
+            Event::List => {
+                let exports: Vec<_> = config.exports.iter().map(entry).collect();
+                handshake.answer_list(Ok(&exports), &mut out).map_err(|error| error.to_string())?;
+            }
+            Event::MetaContext { export, queries, set } => {
+                let answer = match find(config, &export) {
+                    Some(found) => Ok(contexts(&found.device.facts(), &queries, set)),
+                    None => Err(unknown(&export)),
+                };
+                handshake.answer_contexts(answer, &mut out).map_err(|error| error.to_string())?;
+            }
+            Event::StartTls => return Err("TLS was started although it was not offered".into()),
+            Event::Abort => {
+                // The client may have closed already.
+                let _ = stream.send_all(&out).await;
+                return Ok(None);
+            }
+            Event::Transmission(negotiated) => {
+                stream.send_all(&out).await.map_err(|error| error.to_string())?;
+                let device = match find(config, &negotiated.export) {
+                    Some(export) => export.device.clone(),
+                    None => return Err("the export has gone".into()),
+                };
+                return Ok(Some(Chosen { negotiated: *negotiated, device, inbox }));
+            }
+        }
+    }
+}
+
+/// The export of this name; the empty name also stands for the first one.
+fn find<'a>(config: &'a Config, name: &str) -> Option<&'a Export> {
+    let named = config.exports.iter().find(|export| export.name == name);
+    named.or_else(|| config.exports.first().filter(|_| name.is_empty()))
+}
+
+fn unknown(name: &str) -> Refusal {
+    let shown = wire::printable(name.as_bytes(), 256);
+    Refusal::new(OptionError::Unknown, format!("there is no export \"{shown}\""))
+}
+
+fn describe(config: &Config, export: &Export, asked: &str) -> ExportInfo {
+    let facts = export.device.facts();
+    let maximum = facts.block.maximum.min(config.limits.payload);
+    ExportInfo {
+        size: facts.size,
+        flags: flags(&facts),
+        block_sizes: Some(BlockSizes {
+            minimum: facts.block.minimum,
+            preferred: facts.block.preferred.max(512).min(maximum),
+            maximum,
+        }),
+        require_block_sizes: false,
+        name: (export.name != asked).then(|| export.name.clone()),
+        description: Some(entry(export).description).filter(|text| !text.is_empty()),
+    }
+}
+
+fn entry(export: &Export) -> ListEntry {
+    let description = match export.description.is_empty() {
+        true => export.device.facts().description.clone(),
+        false => export.description.clone(),
+    };
+    ListEntry { name: export.name.clone(), description }
+}
+
+fn flags(facts: &Facts) -> ExportFlags {
+    let can = facts.can;
+    ExportFlags::SEND_DF
+        .with(ExportFlags::READ_ONLY, !can.contains(Can::WRITE))
+        .with(ExportFlags::SEND_FLUSH, can.contains(Can::FLUSH))
+        .with(ExportFlags::SEND_FUA, can.contains(Can::FUA))
+        .with(ExportFlags::ROTATIONAL, facts.rotational)
+        .with(ExportFlags::SEND_TRIM, can.contains(Can::TRIM))
+        .with(ExportFlags::SEND_WRITE_ZEROES, can.contains(Can::ZERO))
+        .with(ExportFlags::SEND_FAST_ZERO, can.contains(Can::FAST_ZERO))
+        .with(ExportFlags::CAN_MULTI_CONN, can.contains(Can::MULTI_CONN))
+        .with(ExportFlags::SEND_CACHE, can.contains(Can::CACHE))
+}
+
+/// Contexts that the queries select. When listing, no query means all, and a query that ends in a
+/// colon means everything behind it ("Metadata querying"). A context's id is its index.
+fn contexts(facts: &Facts, queries: &[String], set: bool) -> Vec<Context> {
+    let all = facts.contexts.iter().take(wire::limits::CONTEXTS).zip(0_u32..);
+    let wanted = |name: &str| match set {
+        true => queries.iter().any(|query| query == name),
+        false => {
+            queries.is_empty()
+                || queries.iter().any(|query| {
+                    query == name || (query.ends_with(':') && name.starts_with(query.as_str()))
+                })
+        }
+    };
+    all.filter(|(name, _)| wanted(name))
+        .map(|(name, id)| Context { id: if set { id } else { 0 }, name: name.clone() })
+        .collect()
+}

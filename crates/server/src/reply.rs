@@ -1,0 +1,111 @@
+//! Outcomes of requests as NBD replies.
+
+use block::{Error, Extents, Kind, Reply};
+use io::{Data, SendQueue};
+use wire::reply::{Answer, Failure, Hole};
+use wire::request::{Command, Header};
+use wire::status::{Extent, Wanted};
+use wire::{CommandFlags, Errno, Replies, ReplyFlags};
+
+/// What a reply is made from: the request's header, and for block status the ids that were asked for.
+pub(crate) struct Asked {
+    pub(crate) header: Header,
+    /// Bytes of the effect; differs from the header's length when that is a payload's.
+    pub(crate) len: u64,
+    pub(crate) ids: Vec<u32>,
+}
+
+/// Queues the reply to a request.
+pub(crate) fn reply(
+    out: &mut SendQueue,
+    replies: Replies,
+    asked: &Asked,
+    outcome: Result<Reply, Error>,
+    max_extents: usize,
+) {
+    let header = &asked.header;
+    let answer = Answer { replies, cookie: header.cookie, offset: header.offset };
+    let result = match outcome {
+        Ok(Reply::Done) => {
+            out.head(&answer.success());
+            Ok(())
+        }
+        Ok(Reply::Data(data)) => read(out, &answer, asked, data),
+        Ok(Reply::Hole) => hole(out, &answer, asked),
+        Ok(Reply::Extents(lists)) => extents(out, &answer, asked, &lists, max_extents),
+        Err(error) => Err(error),
+    };
+    if let Err(error) = result {
+        log::debug!("{error}");
+        failure(out, &answer, errno(&error, header), &error.text());
+    }
+}
+
+/// Queues an error.
+pub(crate) fn failure(out: &mut SendQueue, answer: &Answer, error: Errno, text: &str) {
+    let mut bytes = Vec::new();
+    answer.error(&Failure { error, text: text.as_bytes(), at: None }, &mut bytes);
+    out.head(&bytes);
+}
+
+fn read(out: &mut SendQueue, answer: &Answer, asked: &Asked, data: Data) -> Result<(), Error> {
+    let len = u32::try_from(data.len()).map_err(misfit)?;
+    let head = answer.data(ReplyFlags::DONE, asked.header.offset, len).map_err(misfit)?;
+    out.head(&head);
+    out.data(data);
+    Ok(())
+}
+
+/// A read of zeroes: one small chunk where the client understands it, else zeroes.
+fn hole(out: &mut SendQueue, answer: &Answer, asked: &Asked) -> Result<(), Error> {
+    let len = u32::try_from(asked.len).map_err(misfit)?;
+    if let Some(hole) = answer.hole(ReplyFlags::DONE, Hole { at: asked.header.offset, len }) {
+        out.head(&hole);
+        return Ok(());
+    }
+    let head = answer.data(ReplyFlags::DONE, asked.header.offset, len).map_err(misfit)?;
+    out.head(&head);
+    let mut left = len as usize;
+    while left > 0 {
+        let part = left.min(Data::ZEROES_MAX);
+        out.data(Data::zeroes(part));
+        left -= part;
+    }
+    Ok(())
+}
+
+fn extents(
+    out: &mut SendQueue,
+    answer: &Answer,
+    asked: &Asked,
+    lists: &[Extents],
+    max_extents: usize,
+) -> Result<(), Error> {
+    let one = asked.header.flags.contains(CommandFlags::REQ_ONE);
+    let wanted = Wanted { length: asked.len, one, max_extents };
+    let mut bytes = Vec::new();
+    for (index, (list, id)) in lists.iter().zip(&asked.ids).enumerate() {
+        let last = index + 1 == lists.len();
+        let flags = if last { ReplyFlags::DONE } else { ReplyFlags::NONE };
+        let runs = list.runs().iter().map(|run| Extent { len: run.len, flags: run.state });
+        wire::status::emit(answer, flags, *id, wanted, runs, &mut bytes).map_err(misfit)?;
+    }
+    out.head(&bytes);
+    Ok(())
+}
+
+fn misfit(error: impl std::error::Error + Send + Sync + 'static) -> Error {
+    Error::new(Kind::Io, "the answer cannot be put into a reply").because(error)
+}
+
+/// The number for a failed request. The document allows ENOTSUP only for FAST_ZERO and EOVERFLOW
+/// only with DF ("Error values").
+fn errno(error: &Error, header: &Header) -> Errno {
+    let fast =
+        header.command == Command::WriteZeroes && header.flags.contains(CommandFlags::FAST_ZERO);
+    match error.kind() {
+        Kind::Unsupported if !fast => Errno::Inval,
+        Kind::TooLarge if !header.flags.contains(CommandFlags::DF) => Errno::Inval,
+        kind => Errno::from_wire(kind.number()).unwrap_or(Errno::Io),
+    }
+}
