@@ -1,7 +1,6 @@
 //! `cargo xtask fuzz`: the parsers' fuzz targets, coverage-guided where the toolchain allows and
 //! seeded from a corpus everywhere.
 
-use std::path::PathBuf;
 use std::process::Command;
 
 use crate::{Outcome, run};
@@ -32,6 +31,12 @@ struct Wish {
 /// Seconds for each target when none are given.
 const DEFAULT_SECONDS: u64 = 20;
 
+/// The file with the table of targets.
+const TABLE: &str = "crates/wire/src/fuzz.rs";
+
+/// Inputs that are kept with the tree, a folder for each target.
+const CORPUS: &str = "crates/wire/tests/corpus";
+
 /// The toolchain that cargo-fuzz needs.
 const NIGHTLY: &str = "nightly";
 
@@ -42,17 +47,18 @@ pub fn main(args: &[String]) -> Outcome {
         known.iter().for_each(|name| println!("{name}"));
         return Ok(());
     }
-    let chosen: Vec<&String> = match &wish.target {
-        None => known.iter().collect(),
-        Some(name) => vec![known.iter().find(|known| *known == name).ok_or_else(|| {
-            format!("no fuzz target '{name}'; the targets are {}", known.join(", "))
-        })?],
-    };
-    let guided = !wish.stable && have_cargo_fuzz();
-    let runner = if guided { "cargo-fuzz, coverage-guided" } else { "the seeded stable runner" };
-    println!("fuzzing with {runner}: {} targets", chosen.len());
-    for target in chosen {
-        if guided { run_guided(target, &wish)? } else { run_stable(target, &wish)? }
+    if let Some(name) = &wish.target
+        && !known.contains(name)
+    {
+        return Err(format!("no fuzz target '{name}'; the targets are {}", known.join(", ")));
+    }
+    if wish.stable || !have_cargo_fuzz() {
+        println!("fuzzing with the seeded runner of the stable toolchain");
+        return run_stable(&wish);
+    }
+    println!("fuzzing with cargo-fuzz, guided by coverage");
+    for target in known.iter().filter(|name| wish.target.as_ref().is_none_or(|one| one == *name)) {
+        run_guided(target, &wish)?;
     }
     Ok(())
 }
@@ -81,23 +87,20 @@ impl Wish {
     }
 }
 
-/// Names of the fuzz targets: one file each, of the same name, in fuzz/fuzz_targets.
+/// Names of the fuzz targets, from the table that both runners use.
 fn targets() -> Result<Vec<String>, String> {
-    let dir = fuzz_dir().join("fuzz_targets");
-    let entries = std::fs::read_dir(&dir)
-        .map_err(|error| format!("cannot read the fuzz targets in {}: {error}", dir.display()))?;
-    let mut names: Vec<String> = entries
-        .flatten()
-        .map(|entry| entry.path())
-        .filter(|path| path.extension().is_some_and(|extension| extension == "rs"))
-        .filter_map(|path| Some(path.file_stem()?.to_str()?.to_owned()))
-        .collect();
-    names.sort();
-    Ok(names)
+    let path = run::workspace().join(TABLE);
+    let text = std::fs::read_to_string(&path)
+        .map_err(|error| format!("cannot read the fuzz targets in {}: {error}", path.display()))?;
+    let names = names_in(&text);
+    if names.is_empty() { Err(format!("{TABLE} has no table of fuzz targets")) } else { Ok(names) }
 }
 
-fn fuzz_dir() -> PathBuf {
-    run::workspace().join("fuzz")
+/// Names in the table `TARGETS`, whose lines are `("NAME", FUNCTION),`.
+fn names_in(text: &str) -> Vec<String> {
+    let table = text.lines().skip_while(|line| !line.starts_with("pub const TARGETS"));
+    let entries = table.skip(1).take_while(|line| !line.starts_with("];"));
+    entries.filter_map(|line| Some(line.split('"').nth(1)?.to_owned())).collect()
 }
 
 fn have_cargo_fuzz() -> bool {
@@ -107,27 +110,48 @@ fn have_cargo_fuzz() -> bool {
 }
 
 fn run_guided(target: &str, wish: &Wish) -> Outcome {
+    // New inputs go to the first directory; those of the tree are read only.
+    let own = run::target().join("fuzz");
+    let found = own.join("corpus").join(target);
+    let artifacts = own.join("artifacts").join(target);
+    for dir in [&found, &artifacts] {
+        std::fs::create_dir_all(dir)
+            .map_err(|error| format!("cannot make {}: {error}", dir.display()))?;
+    }
     let mut command = Command::new("rustup");
     // The variables of the cargo that runs us point at its own toolchain.
     for name in ["CARGO", "RUSTC", "RUSTDOC", "RUSTUP_TOOLCHAIN", "LD_LIBRARY_PATH"] {
         command.env_remove(name);
     }
-    command.current_dir(run::workspace());
-    command.args(["run", NIGHTLY, "cargo", "fuzz", "run", target, "--"]);
+    command.current_dir(run::workspace()).env("BLOCKHAUL_FUZZ_TARGET", target);
+    command.args(["run", NIGHTLY, "cargo", "fuzz", "run", "--target-dir"]).arg(&own);
+    // The parsers have no code that a sanitizer of memory could find fault with.
+    command.args(["--sanitizer", "none", "parser"]).arg(&found);
+    let tree = run::workspace().join(CORPUS).join(target);
+    if tree.is_dir() {
+        command.arg(tree);
+    }
+    command.args(["--", "-timeout=10", "-max_len=4096"]);
+    command.arg(format!("-artifact_prefix={}/", artifacts.display()));
     command.arg(format!("-max_total_time={}", wish.seconds.unwrap_or(DEFAULT_SECONDS)));
     if let Some(seed) = wish.seed {
         command.arg(format!("-seed={seed}"));
     }
+    println!("target {target}");
     run::show(&mut command)
 }
 
-fn run_stable(target: &str, wish: &Wish) -> Outcome {
-    let mut command = run::cargo("test");
-    command.args(["--release", "-p", "blockhaul-wire", "--test", "fuzz_smoke", "--", target]);
+fn run_stable(wish: &Wish) -> Outcome {
+    let mut command = run::loud_cargo("test");
+    command.args(["--release", "-p", "blockhaul-wire", "--test", "fuzz_smoke", "--"]);
+    command.arg("--nocapture");
     let seconds = wish.seconds.unwrap_or(DEFAULT_SECONDS);
     command.env("BLOCKHAUL_FUZZ_SECONDS", seconds.to_string());
     if let Some(seed) = wish.seed {
         command.env("BLOCKHAUL_FUZZ_SEED", seed.to_string());
+    }
+    if let Some(target) = &wish.target {
+        command.env("BLOCKHAUL_FUZZ_TARGET", target);
     }
     run::show(&mut command)
 }
@@ -150,5 +174,13 @@ mod tests {
         assert!(parse(&["--seconds", "x"]).unwrap_err().contains("--seconds"));
         assert!(parse(&["--seed"]).is_err());
         assert!(parse(&["--what"]).is_err());
+    }
+
+    #[test]
+    fn names_come_from_the_table_alone() {
+        let text = "(\"no\", f),\npub const TARGETS: &[Target] = &[\n    (\"a\", fuzz_a),\n    \
+            (\"b_32\", fuzz_b_32),\n];\n    (\"no\", f),\n";
+        assert_eq!(names_in(text), ["a", "b_32"]);
+        assert!(names_in("").is_empty());
     }
 }

@@ -21,6 +21,7 @@ const WORD: &str = concat!("un", "safe");
 pub fn main(args: &[String]) -> Outcome {
     run::no_more(args)?;
     run::show(run::cargo("fmt").args(["--all", "--check"]))?;
+    run::show(run::cargo("fmt").args(["--manifest-path", "fuzz/Cargo.toml", "--check"]))?;
     let mut clippy = run::cargo("clippy");
     run::show(clippy.args(["--workspace", "--all-targets", "--", "-D", "warnings"]))?;
     let mut doc = run::cargo("doc");
