@@ -7,7 +7,7 @@
 //! - [`handshake`]: both roles of the handshake as state machines, and the greeting of old servers.
 //! - [`request`], [`reply`], [`status`]: the transmission phase.
 //! - [`flags`], [`errno`], [`option`], [`magic`], [`limits`]: the numbers and their names.
-//! - `uri`: NBD URIs.
+//! - [`uri`]: NBD URIs.
 //!
 //! Every parser has the same shape: it takes the bytes that have come, and answers `Ok(None)` when
 //! it needs more of them, `Ok(Some((value, consumed)))`, or an [`Error`] after which the connection
@@ -19,6 +19,8 @@ mod error;
 
 pub mod errno;
 pub mod flags;
+#[doc(hidden)]
+pub mod fuzz;
 pub mod handshake;
 pub mod limits;
 pub mod magic;
@@ -26,6 +28,7 @@ pub mod option;
 pub mod reply;
 pub mod request;
 pub mod status;
+pub mod uri;
 
 pub use bytes::HeaderBytes;
 pub use errno::Errno;

@@ -438,10 +438,11 @@ impl InfoRequest {
     /// Appends the payload to `out`. The name must pass [`check_string`].
     pub fn emit(&self, out: &mut Vec<u8>) {
         push_counted(&self.name, out);
+        // libnbd's order, so that captures of its sessions compare to the byte.
         let wants = [
+            (self.wants.block_size, InfoKind::BlockSize),
             (self.wants.name, InfoKind::Name),
             (self.wants.description, InfoKind::Description),
-            (self.wants.block_size, InfoKind::BlockSize),
         ];
         let kinds = || wants.iter().filter(|(wanted, _)| *wanted).map(|(_, kind)| kind);
         out.extend_from_slice(&(kinds().count() as u16).to_be_bytes());

@@ -1,0 +1,507 @@
+//! Fuzz targets: each takes any bytes and asserts what must hold for all of them. Run by
+//! `tests/fuzz_smoke.rs` with seeded mutations, and by coverage-guided fuzzers.
+//!
+//! Held by all: no panic; no more bytes are consumed than there are; what was parsed and emitted
+//! again is what was parsed; what a parser asks for is bounded.
+
+use crate::handshake::client::{self, Handshake as Client};
+use crate::handshake::negotiation::{End, Negotiation, Step, Wants};
+use crate::handshake::server::{self, Config, ExportInfo, Handshake as Server, Refusal, Tls};
+use crate::option::{
+    BlockSizes, Context, Info, InfoRequest, Infos, ListEntry, MetaRequest, OptionError,
+    OptionHeader, OptionReplyHeader,
+};
+use crate::reply::{self, Answer, ChunkKind, Failure, Hole};
+use crate::request::{self, Filter};
+use crate::status::{self, Form, Status, Wanted};
+use crate::uri::Uri;
+use crate::{Error, ExportFlags, Headers, Replies, ReplyFlags, limits, printable};
+
+/// A target's name and function.
+pub type Target = (&'static str, fn(&[u8]));
+
+/// All targets. Corpus files are in `tests/corpus/NAME`.
+pub const TARGETS: &[Target] = &[
+    ("request_compact", fuzz_request_compact),
+    ("request_extended", fuzz_request_extended),
+    ("request_filter", fuzz_request_filter),
+    ("reply_simple", fuzz_reply_simple),
+    ("reply_structured", fuzz_reply_structured),
+    ("reply_extended", fuzz_reply_extended),
+    ("reply_payload", fuzz_reply_payload),
+    ("status_32", fuzz_status_32),
+    ("status_64", fuzz_status_64),
+    ("option_payload", fuzz_option_payload),
+    ("server_handshake", fuzz_server_handshake),
+    ("client_handshake", fuzz_client_handshake),
+    ("negotiation", fuzz_negotiation),
+    ("uri", fuzz_uri),
+    ("printable", fuzz_printable),
+];
+
+/// A request of 28 bytes.
+pub fn fuzz_request_compact(data: &[u8]) {
+    request(data, Headers::Compact);
+}
+
+/// A request of 32 bytes.
+pub fn fuzz_request_extended(data: &[u8]) {
+    request(data, Headers::Extended);
+}
+
+fn request(data: &[u8], headers: Headers) {
+    match request::Header::parse(data, headers) {
+        Ok(None) => assert!(data.len() < headers.len()),
+        Ok(Some((header, used))) => {
+            assert_eq!(used, headers.len());
+            let mut out = Vec::new();
+            header.emit(headers, &mut out).expect("what came in this form goes in this form");
+            assert_eq!(out, data[..used]);
+            assert!(header.payload_len(headers) <= header.length);
+        }
+        Err(_) => assert!(data.len() >= 4),
+    }
+}
+
+/// The payload of a BLOCK_STATUS request. Even contexts count as negotiated.
+pub fn fuzz_request_filter(data: &[u8]) {
+    if let Ok(filter) = Filter::parse(data, |id| id % 2 == 0) {
+        assert!(!filter.contexts.is_empty() && filter.contexts.len() <= limits::CONTEXTS);
+        assert!(filter.contexts.iter().all(|id| id % 2 == 0));
+        let mut out = Vec::new();
+        filter.emit(&mut out);
+        assert_eq!(out, data);
+        assert_eq!(filter.payload_len(), data.len() as u64);
+    }
+}
+
+/// A reply with nothing negotiated.
+pub fn fuzz_reply_simple(data: &[u8]) {
+    reply(data, Replies::Simple);
+}
+
+/// A reply with structured replies.
+pub fn fuzz_reply_structured(data: &[u8]) {
+    reply(data, Replies::Structured);
+}
+
+/// A reply with extended headers.
+pub fn fuzz_reply_extended(data: &[u8]) {
+    reply(data, Replies::Extended);
+}
+
+fn reply(data: &[u8], replies: Replies) {
+    match reply::Header::parse(data, replies) {
+        Ok(None) => assert!(data.len() < reply::EXTENDED_LEN),
+        Ok(Some((header, used))) => {
+            assert!(used <= data.len());
+            assert_eq!(*header.encode().expect("what came in a form goes in it"), data[..used]);
+            let reply::Header::Chunk(chunk) = header else { return };
+            assert_ne!(replies, Replies::Simple);
+            assert_eq!(chunk.offset.is_some(), replies == Replies::Extended);
+            assert!(chunk.length <= u64::from(limits::PAYLOAD_HARD) + 8);
+            // A payload that is there is parsed as the chunk says, and may be wrong.
+            let Some(payload) = data[used..].get(..chunk.length as usize) else { return };
+            payload_of(chunk.kind, payload);
+        }
+        Err(_) => assert!(data.len() >= 4),
+    }
+}
+
+fn payload_of(kind: ChunkKind, payload: &[u8]) {
+    if let Some(form) = Form::of(kind) {
+        return block_status(form, payload);
+    }
+    match kind {
+        ChunkKind::OffsetHole => {
+            if let Ok(hole) = Hole::parse(payload) {
+                let answer = Answer { replies: Replies::Structured, cookie: 1, offset: 2 };
+                let out = answer.hole(ReplyFlags::DONE, hole).expect("chunks can say it");
+                assert_eq!(out[reply::STRUCTURED_LEN..], *payload);
+            }
+        }
+        kind if kind.is_error() => {
+            if let Ok(failure) = Failure::parse(kind, payload) {
+                assert!(failure.text().len() <= limits::ERROR_TEXT + 3);
+                assert!(!failure.text().chars().any(char::is_control));
+                let mut out = Vec::new();
+                failure.emit(&mut out);
+                if failure.text.len() <= limits::STRING && !matches!(kind, ChunkKind::Other(_)) {
+                    assert_eq!(out, payload);
+                }
+                let kind = failure.at.map_or(ChunkKind::Error, |_| ChunkKind::ErrorOffset);
+                let again = Failure::parse(kind, &out).expect("what is emitted is parsed");
+                assert_eq!((again.error, again.at), (failure.error, failure.at));
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Payloads of chunks; the first byte chooses the kind.
+pub fn fuzz_reply_payload(data: &[u8]) {
+    let Some((kind, payload)) = data.split_first() else { return };
+    let kind = match kind % 4 {
+        0 => ChunkKind::OffsetHole,
+        1 => ChunkKind::Error,
+        2 => ChunkKind::ErrorOffset,
+        _ => ChunkKind::Other(0x8000 | u16::from(*kind)),
+    };
+    payload_of(kind, payload);
+}
+
+/// Block status in 32 bits.
+pub fn fuzz_status_32(data: &[u8]) {
+    block_status(Form::Bits32, data);
+}
+
+/// Block status in 64 bits.
+pub fn fuzz_status_64(data: &[u8]) {
+    block_status(Form::Bits64, data);
+}
+
+fn block_status(form: Form, payload: &[u8]) {
+    let Ok(status) = Status::parse(form, payload) else { return };
+    assert_eq!(status.extents().count(), status.len());
+    let sum: u64 = status.extents().map(|extent| extent.len).sum();
+    let mut last = None;
+    let mut joined = 0;
+    for extent in status.extents() {
+        assert_ne!(extent.len, 0);
+        joined += usize::from(last != Some(extent.flags));
+        last = Some(extent.flags);
+    }
+    let mut out = Vec::new();
+    let wanted = Wanted::new(sum);
+    let encoded = status::emit_payload(form, status.context(), wanted, status.extents(), &mut out)
+        .expect("what came in this form goes in this form");
+    assert_eq!(encoded.covered, sum);
+    if joined == status.len() {
+        assert_eq!(out, payload);
+    }
+    let again = Status::parse(form, &out).expect("what is emitted is parsed");
+    assert_eq!(again.context(), status.context());
+    assert_eq!(again.len(), encoded.extents);
+    // One extent, no longer than what was asked for.
+    let half = sum / 2 + 1;
+    let one = Wanted { one: true, ..Wanted::new(half) };
+    out.clear();
+    let encoded =
+        status::emit_payload(form, 0, one, status.extents(), &mut out).expect("there is an extent");
+    assert_eq!(encoded.extents, 1);
+    assert!(encoded.covered <= half);
+}
+
+/// Payloads of options and of replies to them; the first byte chooses.
+pub fn fuzz_option_payload(data: &[u8]) {
+    let Some((which, payload)) = data.split_first() else { return };
+    let mut out = Vec::new();
+    match which % 5 {
+        0 => {
+            let Ok(request) = InfoRequest::parse(payload) else { return };
+            request.emit(&mut out);
+            assert_eq!(InfoRequest::parse(&out).as_ref(), Ok(&request));
+        }
+        1 => {
+            let Ok(request) = MetaRequest::parse(payload) else { return };
+            assert!(request.queries.len() <= limits::QUERIES);
+            request.emit(&mut out);
+            assert_eq!(out, payload);
+        }
+        2 => {
+            let Ok(entry) = ListEntry::parse(payload) else { return };
+            assert!(!entry.description.chars().any(char::is_control));
+            entry.emit(&mut out);
+            let again = ListEntry::parse(&out).map(|again| again.name);
+            assert_eq!(again, Ok(entry.name));
+        }
+        3 => {
+            let Ok(context) = Context::parse(payload) else { return };
+            context.emit(&mut out);
+            assert_eq!(out, payload);
+        }
+        _ => {
+            let Ok(info) = Info::parse(payload) else { return };
+            info.emit(&mut out);
+            if !matches!(info, Info::Description(_)) {
+                assert_eq!(Info::parse(&out).as_ref(), Ok(&info));
+            }
+        }
+    }
+}
+
+/// A server's handshake: the first byte chooses what is offered, the second how the rest, the
+/// client's bytes, is cut.
+pub fn fuzz_server_handshake(data: &[u8]) {
+    let [offers, cut, input @ ..] = data else { return };
+    let bit = |n: u8| offers >> n & 1 != 0;
+    let config = Config {
+        fixed_newstyle: !bit(0),
+        no_zeroes: !bit(1),
+        structured: !bit(2),
+        extended: !bit(3),
+        meta_contexts: !bit(4),
+        tls: [Tls::Off, Tls::Off, Tls::Offered, Tls::Required][usize::from(offers >> 5 & 3)],
+    };
+    let whole = serve(config, input, input.len().max(1));
+    // How the bytes arrive makes no difference, but to what may stand behind STARTTLS.
+    if config.tls == Tls::Off {
+        let cut = serve(config, input, usize::from(*cut).max(1));
+        assert_eq!(whole, cut);
+    }
+}
+
+/// Everything a server said and did.
+type Transcript = (Vec<u8>, Vec<String>, Option<Error>);
+
+fn serve(config: Config, input: &[u8], step: usize) -> Transcript {
+    let mut out = Vec::new();
+    let mut events = Vec::new();
+    let mut server = Server::new(config, &mut out);
+    let greeting = out.len();
+    let (mut used, mut there) = (0, step.min(input.len()));
+    let mut transmission = false;
+    let end = loop {
+        let (consumed, event) = match server.receive(&input[used..there], &mut out) {
+            Ok(received) => received,
+            Err(error) => break Some(error),
+        };
+        used += consumed;
+        assert!(used <= there);
+        if let server::Event::NeedMore { bytes } = event {
+            assert!(bytes > there - used && bytes <= Server::MAX_MESSAGE);
+            if there == input.len() {
+                break None;
+            }
+            there = input.len().min(there + step);
+            continue;
+        }
+        events.push(format!("{event:?}"));
+        let done = match event {
+            server::Event::NeedMore { .. } => Ok(()),
+            server::Event::Export { name, .. } => server.answer_export(export(&name), &mut out),
+            server::Event::List => server.answer_list(Ok(&exports()), &mut out),
+            server::Event::MetaContext { export, queries, .. } => {
+                let refusal = Refusal::new(OptionError::Unknown, "no such export");
+                let answer = if export == "none" { Err(refusal) } else { Ok(contexts(&queries)) };
+                server.answer_contexts(answer, &mut out)
+            }
+            server::Event::StartTls => server.tls_started(),
+            server::Event::Abort => break None,
+            server::Event::Transmission(negotiated) => {
+                assert!(negotiated.contexts.len() <= limits::CONTEXTS);
+                assert!(negotiated.contexts.is_empty() || negotiated.replies != Replies::Simple);
+                transmission = true;
+                break None;
+            }
+        };
+        if let Err(error) = done {
+            break Some(error);
+        }
+    };
+    if let Some(Error::Caller { what }) = &end {
+        panic!("the driver breaks the contract: {what}");
+    }
+    // Every reply is whole and well-formed; EXPORT_NAME's has no head and is the last.
+    let mut rest = &out[greeting..];
+    while let Ok(Some(head)) = OptionReplyHeader::parse(rest) {
+        rest = &rest[OptionReplyHeader::LEN + head.length as usize..];
+    }
+    assert!(rest.is_empty() || transmission && (rest.len() == 10 || rest.len() == 134));
+    assert!(events.len() as u32 <= limits::OPTIONS + 2 * limits::OPTIONS_PER_EXPORT + 1);
+    (out, events, end)
+}
+
+fn export(name: &str) -> Result<ExportInfo, Refusal> {
+    if name == "none" {
+        return Err(Refusal::new(OptionError::Unknown, "no such export"));
+    }
+    Ok(ExportInfo {
+        size: name.len() as u64,
+        flags: ExportFlags::from_bits(name.bytes().map(u16::from).sum()),
+        block_sizes: name.len().is_multiple_of(2).then_some(BlockSizes::DEFAULT),
+        require_block_sizes: name.starts_with('r'),
+        name: name.starts_with('c').then(|| "canonical".to_owned()),
+        description: name.starts_with('d').then(|| "described".to_owned()),
+    })
+}
+
+fn exports() -> [ListEntry; 2] {
+    ["a", "b"].map(|name| ListEntry { name: name.to_owned(), description: String::new() })
+}
+
+fn contexts(queries: &[String]) -> Vec<Context> {
+    let known = queries.iter().filter(|query| query.contains(':'));
+    known.zip(3..).map(|(name, id)| Context { id, name: name.clone() }).collect()
+}
+
+/// A client's handshake: the first byte chooses the options, the second how the rest, the server's
+/// bytes, is cut.
+pub fn fuzz_client_handshake(data: &[u8]) {
+    let [options, cut, input @ ..] = data else { return };
+    let whole = ask(*options, input, input.len().max(1));
+    let cut = ask(*options, input, usize::from(*cut).max(1));
+    // How the bytes arrive makes a difference only to what may stand behind STARTTLS's answer, and
+    // to how much is shown of what is no greeting.
+    let tls = |transcript: &Transcript| transcript.1.iter().any(|event| event == "StartTls");
+    let behind = matches!(whole.2, Some(Error::Unexpected { .. } | Error::NotNbd { .. }));
+    if !tls(&whole) && !behind {
+        assert_eq!(whole, cut);
+    }
+}
+
+fn ask(options: u8, input: &[u8], step: usize) -> Transcript {
+    let mut out = Vec::new();
+    let mut events = Vec::new();
+    let mut client = Client::new();
+    let (mut used, mut there) = (0, step.min(input.len()));
+    let mut turn = options;
+    let end = loop {
+        let (consumed, event) = match client.receive(&input[used..there], &mut out) {
+            Ok(received) => received,
+            Err(error) => break Some(error),
+        };
+        used += consumed;
+        assert!(used <= there);
+        if let client::Event::NeedMore { bytes } = event {
+            assert!(bytes > there - used && bytes <= Client::MAX_MESSAGE);
+            if there == input.len() {
+                break None;
+            }
+            there = input.len().min(there + step);
+            continue;
+        }
+        events.push(format!("{event:?}"));
+        match event {
+            client::Event::Aborted => break None,
+            client::Event::Transmission(negotiated) => {
+                check_negotiated(&negotiated);
+                break None;
+            }
+            client::Event::StartTls => {
+                client.tls_started().expect("it was the last event");
+            }
+            client::Event::Info(info) => check_info(&info),
+            client::Event::Refused { text, .. } => {
+                assert!(text.len() <= limits::ERROR_TEXT + 3);
+                assert!(!text.chars().any(char::is_control));
+            }
+            _ => {}
+        }
+        let queries = ["base:allocation".to_owned()];
+        // What cannot be sent now is refused by the handshake itself, and something else is sent.
+        let sent = (0..11).any(|_| {
+            turn = turn.wrapping_mul(5).wrapping_add(1);
+            let sent = match turn % 11 {
+                0 => client.list(&mut out),
+                1 => client.info("a", Infos::ALL, &mut out),
+                2 => client.go("a", Infos::BLOCK_SIZE, &mut out),
+                3 => client.export_name("a", &mut out),
+                4 => client.structured_replies(&mut out),
+                5 => client.extended_headers(&mut out),
+                6 => client.list_meta_contexts("a", &[], &mut out),
+                7 | 8 => client.set_meta_contexts("a", &queries, &mut out),
+                9 => client.starttls(&mut out),
+                _ => client.abort(&mut out),
+            };
+            sent.is_ok()
+        });
+        if !sent && client.export_name("a", &mut out).is_err() {
+            panic!("nothing can be sent after {events:?}");
+        }
+    };
+    if let Some(Error::Caller { what }) = &end {
+        panic!("the driver breaks the contract: {what}");
+    }
+    check_options(&out);
+    // Whatever the state, a close is explained.
+    if let Err(error) = client.closed(&input[used..]) {
+        assert!(!error.to_string().chars().any(char::is_control));
+    }
+    (out, events, end)
+}
+
+/// What a client sends: its flags, then whole options.
+fn check_options(out: &[u8]) {
+    let mut rest = out.get(4..).unwrap_or(&[]);
+    while !rest.is_empty() {
+        let head = OptionHeader::parse(rest).expect("an option").expect("a whole head");
+        rest = &rest[OptionHeader::LEN + head.length as usize..];
+    }
+}
+
+fn check_info(info: &client::ExportInfo) {
+    assert!(info.block_sizes.is_none_or(|sizes| sizes.is_valid()));
+    assert!(info.description.as_ref().is_none_or(|text| !text.chars().any(char::is_control)));
+}
+
+fn check_negotiated(negotiated: &client::Negotiated) {
+    check_info(&negotiated.info);
+    assert!(negotiated.contexts.len() <= limits::CONTEXTS);
+    let extended = negotiated.headers == Headers::Extended;
+    assert_eq!(extended, negotiated.replies == Replies::Extended);
+    assert!(negotiated.contexts.is_empty() || negotiated.replies != Replies::Simple);
+}
+
+/// A client's negotiation: the first byte chooses what it wants, the rest are the server's bytes.
+pub fn fuzz_negotiation(data: &[u8]) {
+    let Some((wants, input)) = data.split_first() else { return };
+    let bit = |n: u8| wants >> n & 1 != 0;
+    let wants = Wants {
+        contexts: if bit(0) { Vec::new() } else { vec!["base:allocation".to_owned()] },
+        extended: !bit(1),
+        structured: !bit(2),
+        infos: if bit(3) { Infos::ALL } else { Infos::default() },
+        end: if bit(4) { End::Options } else { End::Transmission },
+        ..Wants::new("a")
+    };
+    let mut negotiation = Negotiation::new(wants).expect("a good name");
+    let mut out = Vec::new();
+    let mut used = 0;
+    for there in 0..=input.len() {
+        match negotiation.receive(&input[used..there], &mut out) {
+            Ok((consumed, step)) => {
+                used += consumed;
+                assert!(used <= there);
+                match step {
+                    Step::NeedMore { bytes } => assert!(bytes > there - used),
+                    Step::Options => break,
+                    Step::Transmission(negotiated) => {
+                        check_negotiated(&negotiated);
+                        break;
+                    }
+                }
+            }
+            Err(Error::Caller { what }) => panic!("the negotiation breaks the contract: {what}"),
+            Err(error) => {
+                assert!(!error.to_string().chars().any(char::is_control));
+                break;
+            }
+        }
+    }
+    check_options(&out);
+}
+
+/// A URI.
+pub fn fuzz_uri(data: &[u8]) {
+    let Ok(text) = str::from_utf8(data) else { return };
+    match Uri::parse(text) {
+        Ok(uri) => {
+            let canonical = uri.to_string();
+            assert!(canonical.is_ascii());
+            assert_eq!(Uri::parse(&canonical).as_ref(), Ok(&uri), "{canonical}");
+        }
+        Err(error) => {
+            let error = error.to_string();
+            assert!(!error.is_empty() && !error.chars().any(char::is_control), "{error}");
+        }
+    }
+}
+
+/// Text of a peer for printing; the first byte is the bound.
+pub fn fuzz_printable(data: &[u8]) {
+    let Some((max, text)) = data.split_first() else { return };
+    let shown = printable(text, (*max).into());
+    assert!(shown.len() <= usize::from(*max) + 3);
+    assert!(!shown.chars().any(char::is_control));
+}

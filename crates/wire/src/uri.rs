@@ -1,0 +1,578 @@
+//! NBD URIs (`doc/uri.md` of the `nbd` project, with the parameters that libnbd adds).
+//!
+//! ```text
+//! nbd://host:10809/export            nbds://…            TCP, TLS
+//! nbd+unix:///export?socket=PATH     nbds+unix://…       Unix socket
+//! nbd+vsock://cid:port/export        nbds+vsock://…      virtual machine socket
+//! ```
+//!
+//! Export names and parameters are percent-decoded. Names may be any text without NUL; a socket's
+//! path may be any bytes (a leading NUL is Linux's abstract namespace).
+
+use std::fmt;
+use std::fmt::Write as _;
+use std::net::Ipv6Addr;
+
+use crate::{limits, magic, printable};
+
+/// A parsed URI. Its `Display` is the canonical form.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Uri {
+    /// Where the server is.
+    pub transport: Transport,
+    /// The export's name, decoded; empty for the default one.
+    pub export: String,
+    /// What is needed for TLS, when the scheme demands it (`nbds`).
+    pub tls: Option<TlsParameters>,
+}
+
+/// Where a server is.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Transport {
+    /// TCP.
+    Tcp {
+        /// Host name or address, without the brackets of IPv6. Empty in the URI is `localhost`.
+        host: String,
+        /// Port, 10809 when the URI has none.
+        port: u16,
+    },
+    /// A Unix socket.
+    Unix {
+        /// Path of the socket, as bytes; the first is NUL in the abstract namespace.
+        socket: Vec<u8>,
+    },
+    /// A virtual machine socket.
+    Vsock {
+        /// Context id, 2 (the host) when the URI has none.
+        cid: u32,
+        /// Port, 10809 when the URI has none.
+        port: u32,
+    },
+}
+
+/// Parameters that matter only to TLS.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
+pub struct TlsParameters {
+    /// User name for PSK, from the authority.
+    pub username: Option<String>,
+    /// Directory with certificates.
+    pub certificates: Option<String>,
+    /// File with pre-shared keys.
+    pub psk_file: Option<String>,
+    /// Name to check the server's certificate against, instead of the host.
+    pub hostname: Option<String>,
+    /// Whether to check the server's certificate.
+    pub verify_peer: Option<bool>,
+}
+
+/// Context id of the host that a virtual machine runs on.
+const VSOCK_HOST: u32 = 2;
+
+/// Schemes that are understood.
+pub const SCHEMES: [&str; 6] = ["nbd", "nbds", "nbd+unix", "nbds+unix", "nbd+vsock", "nbds+vsock"];
+
+/// Parameters that are understood, in the order of the canonical form.
+pub const PARAMETERS: [&str; 5] =
+    ["socket", "tls-certificates", "tls-psk-file", "tls-hostname", "tls-verify-peer"];
+
+/// Whether a text claims to be an NBD URI: one of the known schemes, or that of SSH, and `://`. It
+/// may still not parse.
+pub fn is_uri(text: &str) -> bool {
+    text.split_once("://").is_some_and(|(scheme, _)| {
+        let scheme = scheme.to_ascii_lowercase();
+        SCHEMES.contains(&scheme.as_str()) || matches!(scheme.as_str(), "nbd+ssh" | "nbds+ssh")
+    })
+}
+
+impl Uri {
+    /// Parses a URI.
+    ///
+    /// # Errors
+    /// An [`Error`] whose text says what to write instead.
+    pub fn parse(text: &str) -> Result<Uri, Error> {
+        if text.len() > limits::URI {
+            return Err(Error(format!("NBD URI is too long: {} bytes", text.len())));
+        }
+        let Some((scheme, rest)) = text.split_once(':').filter(|(scheme, _)| is_scheme(scheme))
+        else {
+            return Err(Error(format!(
+                "\"{}\" is no NBD URI, it does not start with a scheme; to connect to a local \
+                 socket write \"nbd+unix:///?socket=PATH\"",
+                shown(text)
+            )));
+        };
+        let (secure, kind) = scheme_of(scheme)?;
+        let Some(rest) = rest.strip_prefix("//") else {
+            return Err(Error(format!(
+                "\"{}\" lacks the slashes behind its scheme: write \"{}://...\"",
+                shown(text),
+                shown(scheme)
+            )));
+        };
+        // A fragment names a part of a document; an export has none.
+        if rest.contains('#') {
+            return Err(Error(format!("\"{}\" holds a \"#\": write it as \"%23\"", shown(text))));
+        }
+        let (place, query) = match rest.split_once('?') {
+            Some((place, query)) => (place, Some(query)),
+            None => (rest, None),
+        };
+        let (authority, path) = match place.split_once('/') {
+            Some((authority, path)) => (authority, path),
+            None => (place, ""),
+        };
+        let export = decode_text("export name", path)?;
+        if export.len() > limits::STRING {
+            return Err(Error(format!(
+                "export name is too long: {} bytes, at most {} are allowed",
+                export.len(),
+                limits::STRING
+            )));
+        }
+        let (user, authority) = match authority.rsplit_once('@') {
+            Some((user, rest)) => (Some(user), rest),
+            None => (None, authority),
+        };
+        let parameters = Parameters::parse(query.unwrap_or(""))?;
+        let transport = transport(kind, scheme, authority, parameters.socket)?;
+        let mut tls = parameters.tls;
+        if let Some(user) = user {
+            tls.username = Some(decode_text("user name", user)?);
+        }
+        // The user and parameters of TLS are of no use without it, and harmless: libnbd takes them.
+        Ok(Uri { transport, export, tls: secure.then_some(tls) })
+    }
+}
+
+impl fmt::Display for Uri {
+    /// The canonical form, as libnbd gives it back, but always valid: what must be escaped is.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.tls.is_some() { "nbds" } else { "nbd" })?;
+        f.write_str(match self.transport {
+            Transport::Tcp { .. } => "://",
+            Transport::Unix { .. } => "+unix://",
+            Transport::Vsock { .. } => "+vsock://",
+        })?;
+        if let Some(user) = self.tls.as_ref().and_then(|tls| tls.username.as_ref()) {
+            write!(f, "{}@", Escaped(user.as_bytes(), UNRESERVED))?;
+        }
+        match &self.transport {
+            Transport::Tcp { host, port } if host.contains(':') => {
+                write!(f, "[{}]:{port}", Escaped(host.as_bytes(), ":"))?;
+            }
+            Transport::Tcp { host, port } => {
+                write!(f, "{}:{port}", Escaped(host.as_bytes(), UNRESERVED))?;
+            }
+            Transport::Vsock { cid, port } => write!(f, "{cid}:{port}")?,
+            Transport::Unix { .. } => {}
+        }
+        write!(f, "/{}", Escaped(self.export.as_bytes(), "/:@"))?;
+        let mut separator = '?';
+        let mut parameter = |name: &str, value: &[u8]| {
+            let before = std::mem::replace(&mut separator, '&');
+            write!(f, "{before}{name}={}", Escaped(value, "/:@"))
+        };
+        if let Transport::Unix { socket } = &self.transport {
+            parameter("socket", socket)?;
+        }
+        let Some(tls) = &self.tls else { return Ok(()) };
+        let texts = [
+            ("tls-certificates", &tls.certificates),
+            ("tls-psk-file", &tls.psk_file),
+            ("tls-hostname", &tls.hostname),
+        ];
+        for (name, value) in texts {
+            if let Some(value) = value {
+                parameter(name, value.as_bytes())?;
+            }
+        }
+        if let Some(verify) = tls.verify_peer {
+            parameter("tls-verify-peer", if verify { b"true" } else { b"false" })?;
+        }
+        Ok(())
+    }
+}
+
+impl std::str::FromStr for Uri {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Uri, Error> {
+        Uri::parse(text)
+    }
+}
+
+/// Why a text is no NBD URI that can be used; one line, with what to write instead.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Error(String);
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Error {}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Tcp,
+    Unix,
+    Vsock,
+}
+
+/// Whether the text before the first colon can be a scheme (RFC 3986, section 3.1).
+fn is_scheme(text: &str) -> bool {
+    text.starts_with(|c: char| c.is_ascii_alphabetic())
+        && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.'))
+}
+
+fn scheme_of(scheme: &str) -> Result<(bool, Kind), Error> {
+    Ok(match scheme.to_ascii_lowercase().as_str() {
+        "nbd" => (false, Kind::Tcp),
+        "nbds" => (true, Kind::Tcp),
+        "nbd+unix" => (false, Kind::Unix),
+        "nbds+unix" => (true, Kind::Unix),
+        "nbd+vsock" => (false, Kind::Vsock),
+        "nbds+vsock" => (true, Kind::Vsock),
+        "nbd+ssh" | "nbds+ssh" => {
+            return Err(Error(format!(
+                "\"{scheme}:\" is not supported: forward the server's socket with \"ssh -L \
+                 PATH:PATH HOST\" and write \"nbd+unix:///?socket=PATH\""
+            )));
+        }
+        _ => {
+            return Err(Error(format!(
+                "unknown scheme \"{}:\" in an NBD URI, known are {}",
+                shown(scheme),
+                SCHEMES.join(", ")
+            )));
+        }
+    })
+}
+
+fn transport(
+    kind: Kind,
+    scheme: &str,
+    authority: &str,
+    socket: Option<Vec<u8>>,
+) -> Result<Transport, Error> {
+    match (kind, socket) {
+        (Kind::Unix, None) => Err(Error(format!(
+            "\"{scheme}:\" needs a socket: write \"{scheme}:///EXPORT?socket=PATH\""
+        ))),
+        (Kind::Unix, Some(_)) if !authority.is_empty() => Err(Error(format!(
+            "\"{scheme}:\" has no host, but \"{}\" stands before the export: write \
+             \"{scheme}:///EXPORT?socket=PATH\", with three slashes",
+            shown(authority)
+        ))),
+        (Kind::Unix, Some(socket)) if socket.is_empty() => {
+            Err(Error("the parameter \"socket\" is empty".to_owned()))
+        }
+        (Kind::Unix, Some(socket)) if socket[1..].contains(&0) => {
+            Err(Error("the parameter \"socket\" holds a NUL behind its start".to_owned()))
+        }
+        (Kind::Unix, Some(socket)) => Ok(Transport::Unix { socket }),
+        (_, Some(_)) => {
+            let secure = if scheme[3..].starts_with(['s', 'S']) { "s" } else { "" };
+            Err(Error(format!(
+                "the parameter \"socket\" does not go with \"{scheme}:\": write \
+                 \"nbd{secure}+unix:///EXPORT?socket=PATH\""
+            )))
+        }
+        (Kind::Tcp, None) => tcp(authority),
+        (Kind::Vsock, None) => vsock(authority),
+    }
+}
+
+fn tcp(authority: &str) -> Result<Transport, Error> {
+    let (host, port) = match authority.strip_prefix('[') {
+        Some(rest) => {
+            let Some((host, port)) = rest.split_once(']') else {
+                return Err(Error(format!("\"{}\" lacks a \"]\"", shown(authority))));
+            };
+            let address = decode_text("host", host)?;
+            // A zone (fe80::1%eth0, "%25" in a URI) is the resolver's business.
+            let numeric = address.split_once('%').map_or(address.as_str(), |(numeric, _)| numeric);
+            if numeric.parse::<Ipv6Addr>().is_err() {
+                return Err(Error(format!("\"{}\" is no IPv6 address", shown(&address))));
+            }
+            match port {
+                "" => (address, ""),
+                _ => match port.strip_prefix(':') {
+                    Some(port) => (address, port),
+                    None => {
+                        return Err(Error(format!(
+                            "\"{}\" stands behind the address, where only a port may",
+                            shown(port)
+                        )));
+                    }
+                },
+            }
+        }
+        None => {
+            let (host, port) = authority.split_once(':').unwrap_or((authority, ""));
+            if port.contains(':') {
+                return Err(Error(format!(
+                    "\"{}\" has several colons: write IPv6 addresses in brackets, \
+                     \"nbd://[::1]:{}/\"",
+                    shown(authority),
+                    magic::PORT
+                )));
+            }
+            (decode_text("host", host)?, port)
+        }
+    };
+    if let Some(c) =
+        host.chars().find(|c| c.is_control() || c.is_whitespace() || "/[]".contains(*c))
+    {
+        return Err(Error(format!("a host name cannot hold {c:?}")));
+    }
+    // In brackets only an address was let through, so a colon here came from an escape.
+    if !authority.starts_with('[') && host.contains(':') {
+        return Err(Error("a host name cannot hold ':'".to_owned()));
+    }
+    let host = if host.is_empty() { "localhost".to_owned() } else { host };
+    let port = match port {
+        "" => magic::PORT,
+        _ => number(port)
+            .filter(|port| *port != 0)
+            .ok_or_else(|| Error(format!("port \"{}\" is not in 1..65535", shown(port))))?,
+    };
+    Ok(Transport::Tcp { host, port })
+}
+
+fn vsock(authority: &str) -> Result<Transport, Error> {
+    let (cid, port) = authority.split_once(':').unwrap_or((authority, ""));
+    let cid = match cid {
+        "" => VSOCK_HOST,
+        _ => number(cid).ok_or_else(|| {
+            Error(format!("\"{}\" is no vsock context id, which is a number", shown(cid)))
+        })?,
+    };
+    let port = match port {
+        "" => magic::PORT.into(),
+        _ => number(port).ok_or_else(|| Error(format!("\"{}\" is no vsock port", shown(port))))?,
+    };
+    Ok(Transport::Vsock { cid, port })
+}
+
+/// Digits only: `parse` would take a sign.
+fn number<T: std::str::FromStr>(text: &str) -> Option<T> {
+    text.bytes().all(|b| b.is_ascii_digit()).then(|| text.parse().ok())?
+}
+
+#[derive(Default)]
+struct Parameters {
+    socket: Option<Vec<u8>>,
+    tls: TlsParameters,
+}
+
+impl Parameters {
+    fn parse(query: &str) -> Result<Parameters, Error> {
+        let mut parameters = Parameters::default();
+        let tls = &mut parameters.tls;
+        for part in query.split(['&', ';']).filter(|part| !part.is_empty()) {
+            let (name, value) = part.split_once('=').unwrap_or((part, ""));
+            let again = match name {
+                "socket" => parameters.socket.replace(decode(name, value)?).is_some(),
+                "tls-certificates" => tls.certificates.replace(decode_text(name, value)?).is_some(),
+                "tls-psk-file" => tls.psk_file.replace(decode_text(name, value)?).is_some(),
+                "tls-hostname" => tls.hostname.replace(decode_text(name, value)?).is_some(),
+                "tls-verify-peer" => tls.verify_peer.replace(boolean(name, value)?).is_some(),
+                _ => {
+                    return Err(Error(format!(
+                        "unknown parameter \"{}\" in an NBD URI, known are {}",
+                        shown(name),
+                        PARAMETERS.join(", ")
+                    )));
+                }
+            };
+            if again {
+                return Err(Error(format!("the parameter \"{name}\" stands twice")));
+            }
+        }
+        Ok(parameters)
+    }
+}
+
+fn boolean(name: &str, value: &str) -> Result<bool, Error> {
+    match value.to_ascii_lowercase().as_str() {
+        "1" | "true" | "t" | "yes" | "y" | "on" => Ok(true),
+        "0" | "false" | "f" | "no" | "n" | "off" => Ok(false),
+        _ => Err(Error(format!(
+            "the parameter \"{name}\" is \"{}\", it may be true or false",
+            shown(value)
+        ))),
+    }
+}
+
+/// Percent-decodes. Bytes that should have been escaped are taken as they are.
+fn decode(what: &str, text: &str) -> Result<Vec<u8>, Error> {
+    let mut out = Vec::with_capacity(text.len());
+    let mut bytes = text.bytes();
+    while let Some(byte) = bytes.next() {
+        if byte != b'%' {
+            out.push(byte);
+            continue;
+        }
+        let mut digit = || bytes.next().and_then(|digit| char::from(digit).to_digit(16));
+        let (Some(high), Some(low)) = (digit(), digit()) else {
+            return Err(Error(format!(
+                "a \"%\" without two hexadecimal digits behind it in {what} \"{}\": write \"%25\" \
+                 for a percent sign",
+                shown(text)
+            )));
+        };
+        out.push((high * 16 + low) as u8);
+    }
+    Ok(out)
+}
+
+/// Percent-decodes to text without NUL.
+fn decode_text(what: &str, text: &str) -> Result<String, Error> {
+    match String::from_utf8(decode(what, text)?) {
+        Ok(decoded) if decoded.contains('\0') => {
+            Err(Error(format!("{what} \"{}\" holds a NUL", shown(text))))
+        }
+        Ok(decoded) => Ok(decoded),
+        Err(_) => Err(Error(format!("{what} \"{}\" is not UTF-8 when decoded", shown(text)))),
+    }
+}
+
+fn shown(text: &str) -> String {
+    printable(text.as_bytes(), 256)
+}
+
+/// No characters but the unreserved ones go unescaped.
+const UNRESERVED: &str = "";
+
+/// Bytes escaped for a URI, but for the unreserved characters of RFC 3986 and those in the second
+/// field.
+struct Escaped<'a>(&'a [u8], &'static str);
+
+impl fmt::Display for Escaped<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for byte in self.0 {
+            let c = char::from(*byte);
+            if c.is_ascii_alphanumeric() || "-._~".contains(c) || self.1.contains(c) {
+                f.write_char(c)?;
+            } else {
+                write!(f, "%{byte:02x}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn canonical(text: &str) -> String {
+        Uri::parse(text).unwrap().to_string()
+    }
+
+    fn error(text: &str) -> String {
+        Uri::parse(text).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn the_documents_examples() {
+        for (text, export) in [
+            ("nbd://example.com/disk", "disk"),
+            ("nbd+unix:///disk?socket=sock", "disk"),
+            ("nbd://example.com/", ""),
+            ("nbd://example.com", ""),
+            ("nbd://example.com//disk", "/disk"),
+            ("nbd://example.com/hello%20world", "hello world"),
+        ] {
+            assert_eq!(Uri::parse(text).unwrap().export, export, "{text}");
+        }
+        let uri = Uri::parse("nbd+unix:///?socket=%00/abstract").unwrap();
+        assert_eq!(uri.transport, Transport::Unix { socket: b"\0/abstract".to_vec() });
+        assert_eq!(uri.to_string(), "nbd+unix:///?socket=%00/abstract");
+    }
+
+    #[test]
+    fn canonical_forms() {
+        for (text, form) in [
+            ("nbd://", "nbd://localhost:10809/"),
+            ("NBD://Host", "nbd://Host:10809/"),
+            ("nbd://[::1]", "nbd://[::1]:10809/"),
+            ("nbd://[fe80::1%25eth0]:1/", "nbd://[fe80::1%25eth0]:1/"),
+            ("nbd://127.0.0.1:1/a/b", "nbd://127.0.0.1:1/a/b"),
+            ("nbd+unix://?socket=/tmp/s", "nbd+unix:///?socket=/tmp/s"),
+            ("nbd+unix:///b%20c.img?socket=/a%26b", "nbd+unix:///b%20c.img?socket=/a%26b"),
+            (
+                "nbds+unix://alice@/?tls-psk-file=/k&socket=/s&tls-verify-peer=0",
+                "nbds+unix://alice@/?socket=/s&tls-psk-file=/k&tls-verify-peer=false",
+            ),
+            ("nbd+vsock:///x", "nbd+vsock://2:10809/x"),
+            ("nbds+vsock://3:4", "nbds+vsock://3:4/"),
+        ] {
+            assert_eq!(canonical(text), form, "{text}");
+        }
+    }
+
+    #[test]
+    fn parameters_of_tls_need_tls_to_matter() {
+        assert_eq!(canonical("nbd://user@h/?tls-hostname=x"), "nbd://h:10809/");
+        let tls = Uri::parse("nbds://h/?tls-hostname=x;tls-certificates=/c").unwrap().tls.unwrap();
+        assert_eq!(tls.hostname.as_deref(), Some("x"));
+        assert_eq!(tls.certificates.as_deref(), Some("/c"));
+    }
+
+    #[test]
+    fn errors_say_what_to_write() {
+        for (text, part) in [
+            ("/tmp/sock", "write \"nbd+unix:///?socket=PATH\""),
+            ("host:1:2", "unknown scheme \"host:\""),
+            ("http://x/", "known are nbd, nbds"),
+            ("nbd:host", "\"nbd://...\""),
+            ("nbd+ssh://host/", "\"nbd+ssh:\" is not supported"),
+            ("nbd://h/?socket=/s", "\"nbd+unix:///EXPORT?socket=PATH\""),
+            ("nbds://h/?socket=/s", "\"nbds+unix:///EXPORT?socket=PATH\""),
+            ("nbd+vsock:///?socket=/s", "does not go with \"nbd+vsock:\""),
+            ("nbd+unix:///x", "write \"nbd+unix:///EXPORT?socket=PATH\""),
+            ("nbd+unix://disk?socket=s", "three slashes"),
+            ("nbd+unix:///?socket=", "is empty"),
+            ("nbd+unix:///?socket=a%00b", "NUL"),
+            ("nbd://h/?tls-foo=1", "known are socket, tls-certificates"),
+            ("nbds://h/?tls-verify-peer=maybe", "may be true or false"),
+            ("nbds://h/?tls-hostname=a&tls-hostname=b", "stands twice"),
+            ("nbd://h/%zz", "%25"),
+            ("nbd://h/%2", "%25"),
+            ("nbd://h/%ff", "not UTF-8"),
+            ("nbd://h/%00", "NUL"),
+            ("nbd://h/a#b", "%23"),
+            ("nbd://h:0/", "1..65535"),
+            ("nbd://h:65536/", "1..65535"),
+            ("nbd://h:+1/", "1..65535"),
+            ("nbd://::1/", "brackets"),
+            ("nbd://[::1/", "lacks a \"]\""),
+            ("nbd://[x]/", "no IPv6 address"),
+            ("nbd://[::1]x/", "only a port"),
+            ("nbd://a b/", "cannot hold"),
+            ("nbd://a%3ab/", "cannot hold"),
+            ("nbd+vsock://x/", "number"),
+            ("", "scheme"),
+        ] {
+            let error = error(text);
+            assert!(error.contains(part), "{text}: {error}");
+            assert!(!error.contains('\n'), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn long_names_are_refused() {
+        assert!(error(&format!("nbd://h/{}", "a".repeat(4097))).contains("too long"));
+        assert!(Uri::parse(&format!("nbd://h/{}", "a".repeat(4096))).is_ok());
+        assert!(error(&"x".repeat(limits::URI + 1)).contains("too long"));
+    }
+
+    #[test]
+    fn recognises_its_schemes() {
+        assert!(is_uri("nbd://x") && is_uri("NBDS+UNIX://") && is_uri("nbd+ssh://h"));
+        assert!(!is_uri("nbd:x") && !is_uri("file://x") && !is_uri("nbdx://"));
+    }
+}
