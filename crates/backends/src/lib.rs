@@ -1,1 +1,26 @@
-//! See the crate description in Cargo.toml.
+//! Devices that store or compute bytes: file, memory, null, zero, pattern, sample, data.
+//!
+//! One file per kind of storage. To add one, write its file and add a line to [`all`]: parsing, help
+//! and completion follow from what it declares.
+
+mod file;
+mod fill;
+mod memory;
+mod null;
+mod operand;
+mod pattern;
+mod zero;
+
+pub use file::{File, identity};
+pub use memory::{Memory, memory};
+pub use null::Null;
+pub use pattern::Pattern;
+pub use zero::Zero;
+
+/// Every kind of storage of this crate, for a [`block::Registry`].
+pub fn all() -> Vec<&'static dyn block::Backend> {
+    vec![&File, &Memory, &Null, &Zero, &Pattern]
+}
+
+/// The scheme that takes bare paths.
+pub const PATH_SCHEME: &str = "file";

@@ -1,0 +1,289 @@
+//! Requests on an open file.
+//!
+//! What is sure to be short is done at once on the worker: reads that the page cache answers, small
+//! buffered writes, anything on a file system in memory. The rest goes through the worker's driver.
+
+use std::num::NonZeroU64;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use block::{
+    Access, Can, Device, Error, Facts, FileRange, Flags, Kind, Op, Outcome, Pending, Reply,
+    Request, Result,
+};
+use io::{Buf, Data, Pool, Room};
+use rustix::fs::{Advice, fadvise, fstat};
+
+use super::limits::Nearness;
+use super::{extents, zero};
+
+/// Longest request that is copied on the worker itself: about 100 us from memory to memory.
+pub(super) const INLINE_MAX: usize = 1 << 20;
+/// Longest buffered write that is done on the worker itself: dearer to hand over than to do, and
+/// the kernel holds back larger amounts when too much is waiting for the disk.
+const INLINE_WRITE: usize = 128 << 10;
+
+/// An open file or block device, as [`super::open`] found it.
+pub(super) struct Storage {
+    /// For data: with direct I/O if it was asked for.
+    pub(super) file: io::File,
+    /// The same file through the page cache, where some requests cannot be direct.
+    pub(super) buffered: Option<io::File>,
+    /// Alignment in bytes of direct I/O; 1 without.
+    pub(super) align: u32,
+    /// It is a block device.
+    pub(super) is_disk: bool,
+    /// How far the file system can be trusted to answer at once.
+    pub(super) nearness: Nearness,
+}
+
+pub(super) struct FileDevice {
+    facts: Arc<Facts>,
+    inner: Arc<Inner>,
+}
+
+/// What requests that go on after `submit` hold on to.
+pub(super) struct Inner {
+    pub(super) storage: Storage,
+    pub(super) size: u64,
+    /// Ways to zero that have not failed yet.
+    pub(super) zero: zero::Ways,
+    /// Cleared when the file system turns out not to know where its holes are.
+    pub(super) seeks: AtomicBool,
+    /// Cleared when the file system turns out not to tell whether a read would wait.
+    tells_cached: AtomicBool,
+    /// For payloads whose memory is not aligned for direct I/O; those who wait hold none of it.
+    scratch: Pool,
+}
+
+impl FileDevice {
+    pub(super) fn new(facts: Facts, storage: Storage) -> FileDevice {
+        let inner = Inner {
+            size: facts.size,
+            zero: zero::Ways::new(storage.is_disk),
+            seeks: AtomicBool::new(!storage.is_disk),
+            tells_cached: AtomicBool::new(true),
+            scratch: Pool::new(u64::from(facts.block.maximum)),
+            storage,
+        };
+        FileDevice { facts: Arc::new(facts), inner: Arc::new(inner) }
+    }
+
+    #[cfg(test)]
+    pub(super) fn inner(&self) -> &Inner {
+        &self.inner
+    }
+}
+
+impl Device for FileDevice {
+    fn facts(&self) -> Arc<Facts> {
+        self.facts.clone()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        let Request { op, at, len, flags } = request;
+        let inner = &self.inner;
+        match op {
+            Op::Read(room) => inner.read(at, room),
+            Op::Write(data) => inner.write(at, data, flags.contains(Flags::FUA)),
+            Op::Zero | Op::Trim => {
+                let (inner, trim) = (inner.clone(), matches!(op, Op::Trim));
+                Pending::start(async move {
+                    match trim {
+                        true => inner.trim(at, len).await?,
+                        false => inner.zero(at, len, flags).await?,
+                    }
+                    if flags.contains(Flags::FUA) {
+                        inner.sync().await?;
+                    }
+                    Ok(Reply::Done)
+                })
+            }
+            Op::Flush => {
+                let inner = inner.clone();
+                Pending::start(async move { inner.sync().await.map(|()| Reply::Done) })
+            }
+            Op::Cache => inner.cache(at, len),
+            Op::Extents(contexts) => extents::answer(inner, at, len, contexts.count(), flags),
+        }
+    }
+
+    fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
+        let writable = self.facts.can.contains(Can::WRITE);
+        let buffered = self.inner.storage.align == 1;
+        let len = len.min(self.inner.size.checked_sub(at)?);
+        let ours = buffered && len > 0 && (access == Access::Read || writable);
+        ours.then(|| FileRange { file: self.inner.storage.file.clone(), at, len })
+    }
+}
+
+impl Inner {
+    /// The descriptor for a request, and whether it is a direct one. What is not aligned for direct
+    /// I/O goes through the page cache, which the kernel keeps coherent.
+    pub(super) fn route(&self, at: u64, len: u64) -> (&io::File, bool) {
+        let align = u64::from(self.storage.align);
+        let aligned = at.is_multiple_of(align) && len.is_multiple_of(align);
+        match &self.storage.buffered {
+            Some(buffered) if !aligned => (buffered, false),
+            _ => (&self.storage.file, align > 1),
+        }
+    }
+
+    /// Whether everything is in memory, so that no call waits.
+    pub(super) fn in_memory(&self) -> bool {
+        self.storage.nearness == Nearness::Memory
+    }
+
+    fn read(self: &Arc<Inner>, at: u64, room: Room) -> Pending {
+        let mut buf = room.into_buf();
+        let mut filled = 0;
+        let (file, direct) = self.route(at, buf.len() as u64);
+        if !direct && buf.len() <= INLINE_MAX {
+            filled = self.read_cached(file, at, &mut buf);
+            if filled == buf.len() {
+                return Pending::ready(Ok(Reply::Data(buf.into())));
+            }
+        }
+        let (inner, file) = (self.clone(), file.clone());
+        Pending::start(async move { inner.read_rest(&file, at, buf, filled).await })
+    }
+
+    /// Reads what is there without waiting; errors are left to whoever reads the rest.
+    fn read_cached(&self, file: &io::File, at: u64, buf: &mut [u8]) -> usize {
+        if self.in_memory() {
+            let mut filled = 0;
+            while filled < buf.len() {
+                match file.read_now(&mut buf[filled..], at + filled as u64) {
+                    Ok(bytes) if bytes > 0 => filled += bytes,
+                    _ => break,
+                }
+            }
+            return filled;
+        }
+        if !self.tells_cached.load(Ordering::Relaxed) {
+            return 0;
+        }
+        match file.try_read_at(buf, at) {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                if error.kind() == std::io::ErrorKind::Unsupported {
+                    self.tells_cached.store(false, Ordering::Relaxed);
+                }
+                0
+            }
+        }
+    }
+
+    async fn read_rest(&self, file: &io::File, at: u64, buf: Buf, filled: usize) -> Outcome {
+        let (mut buf, mut filled) = (buf, filled);
+        while filled < buf.len() {
+            let (result, same) = file.read_at(buf, filled, at + filled as u64).await;
+            buf = same;
+            match result {
+                Ok(bytes) if bytes > 0 => filled += bytes,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                result => return Err(self.read_failed(at + filled as u64, result.err())),
+            }
+        }
+        Ok(Reply::Data(buf.into()))
+    }
+
+    /// Why a read stopped at `at`: the file may have become shorter, which direct I/O reports as an
+    /// invalid offset.
+    fn read_failed(&self, at: u64, error: Option<std::io::Error>) -> Error {
+        let now = fstat(&self.storage.file).ok().and_then(|stat| u64::try_from(stat.st_size).ok());
+        match (now, error) {
+            (Some(now), _) if !self.storage.is_disk && now < self.size => {
+                let text = format!(
+                    "the file is {now} bytes long now and was {} when it was opened: do not shrink \
+                     it while it is in use",
+                    self.size
+                );
+                Error::new(Kind::Io, text)
+            }
+            (_, Some(error)) => Error::system(format!("cannot read at offset {at}"), error),
+            (_, None) => Error::new(Kind::Io, format!("nothing to read at offset {at}")),
+        }
+    }
+
+    fn write(self: &Arc<Inner>, at: u64, data: Data, durable: bool) -> Pending {
+        let (file, direct) = self.route(at, data.len() as u64);
+        let short = if self.in_memory() { INLINE_MAX } else { INLINE_WRITE };
+        let inline = !direct && data.len() <= short;
+        if inline {
+            if let Err(error) = write_now(file, at, data.bytes()) {
+                return write_failed(error).into();
+            }
+            if !durable {
+                return Pending::ready(Ok(Reply::Done));
+            }
+        }
+        let (inner, file) = (self.clone(), file.clone());
+        Pending::start(async move {
+            if !inline {
+                let data = if direct { inner.aligned(data).await? } else { data };
+                file.write_all_at(data, at).await.map_err(write_failed)?;
+            }
+            if durable {
+                inner.sync().await?;
+            }
+            Ok(Reply::Done)
+        })
+    }
+
+    /// The same bytes in memory that direct I/O takes.
+    async fn aligned(&self, data: Data) -> Result<Data> {
+        if data.bytes().as_ptr().addr().is_multiple_of(self.storage.align as usize) {
+            return Ok(data);
+        }
+        let room = self.scratch.reserve(data.len()).await.map_err(|error| {
+            Error::new(Kind::NoMemory, "no aligned memory for the write").because(error)
+        })?;
+        let mut buf = room.into_buf();
+        buf.copy_from_slice(data.bytes());
+        Ok(buf.into())
+    }
+
+    /// Makes completed writes durable.
+    async fn sync(&self) -> Result<()> {
+        if self.in_memory() {
+            return Ok(());
+        }
+        let synced = self.storage.file.sync().await;
+        synced.map_err(|error| Error::system("cannot make it durable", error))
+    }
+
+    fn cache(self: &Arc<Inner>, at: u64, len: u64) -> Pending {
+        let (Some(len), false) = (NonZeroU64::new(len), self.in_memory()) else {
+            return Pending::ready(Ok(Reply::Done));
+        };
+        let file = self.storage.file.clone();
+        // Starting to read ahead may itself wait for the file's block map or a full disk queue.
+        let advised = io::offload(move || fadvise(&file, at, Some(len), Advice::WillNeed));
+        Pending::start(async move {
+            // Only a hint: where it is not taken, reads are slower, not wrong.
+            if let Ok(Err(errno)) = advised.await {
+                log::debug!("reading ahead was refused: {errno}");
+            }
+            Ok(Reply::Done)
+        })
+    }
+}
+
+/// Writes all of `bytes` on the calling thread.
+pub(super) fn write_now(file: &io::File, at: u64, bytes: &[u8]) -> std::io::Result<()> {
+    let mut written = 0;
+    while written < bytes.len() {
+        match file.write_now(&bytes[written..], at + written as u64) {
+            Ok(0) => return Err(std::io::ErrorKind::WriteZero.into()),
+            Ok(bytes) => written += bytes,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn write_failed(error: std::io::Error) -> Error {
+    Error::system("cannot write", error)
+}

@@ -1,0 +1,70 @@
+//! `file:PATH` and bare paths: regular files and block devices.
+//!
+//! [`open`] finds out what the path is and what it can do, [`device`] carries out requests, [`zero`]
+//! knows the ways to zero a range, [`extents`] finds holes, and [`limits`] asks the kernel for
+//! alignments and file systems.
+
+mod device;
+mod extents;
+mod limits;
+mod open;
+mod zero;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use block::{Backend, Device, Error, Kind, Opened, Opening, Param, ParamKind, Target};
+
+/// The backend `file:PATH`, which also takes bare paths.
+pub struct File;
+
+impl Backend for File {
+    fn schemes(&self) -> &'static [&'static str] {
+        &["file"]
+    }
+
+    fn operand(&self) -> &'static str {
+        "PATH"
+    }
+
+    fn summary(&self) -> &'static str {
+        "a file or block device; as a copy target it is created if absent, and emptied if not"
+    }
+
+    fn params(&self) -> &'static [Param] {
+        &[Param {
+            name: "direct",
+            kind: ParamKind::Switch,
+            default: Some("off"),
+            doc: "Bypass the page cache (O_DIRECT); offsets and lengths are then multiples of the \
+                  storage's block size.",
+        }]
+    }
+
+    fn open(&self, target: Target) -> Opening<Opened> {
+        // Opening may wait for a disk or a network: not on the worker.
+        let opening = io::offload(move || open::open(&target));
+        Box::pin(async move {
+            let device = opening.await.map_err(|lost| {
+                Error::new(Kind::Io, "opening the file was given up").because(lost)
+            })??;
+            Ok(Opened::from(Arc::new(device) as Arc<dyn Device>))
+        })
+    }
+}
+
+/// What makes two paths the same storage: device and inode of a file; of a block device its number,
+/// so that two nodes of one device are equal, and 0. `None` if there is nothing at the path or it
+/// cannot be looked at.
+///
+/// For callers that must not open a source as the target, because opening a target empties it.
+pub fn identity(path: &Path) -> Option<(u64, u64)> {
+    let stat = rustix::fs::stat(path).ok()?;
+    match rustix::fs::FileType::from_raw_mode(stat.st_mode) {
+        rustix::fs::FileType::BlockDevice => Some((stat.st_rdev, 0)),
+        _ => Some((stat.st_dev, stat.st_ino)),
+    }
+}
+
+#[cfg(test)]
+mod tests;

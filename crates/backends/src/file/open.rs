@@ -1,0 +1,162 @@
+//! From a path to a device: what is there, how it may be used, and what the facts are.
+
+use std::path::Path;
+
+use block::{BASE_ALLOCATION, BlockSizes, Can, Error, Facts, Kind, Result, Target};
+use rustix::fs::{FileType, Mode, OFlags, SeekFrom, Stat, fstat, ftruncate, seek, stat};
+use rustix::io::Errno;
+
+use super::device::{FileDevice, Storage};
+use super::limits::{self, Nearness};
+use crate::operand;
+
+/// Bounds in bytes on the preferred block that a file system may ask for: a page, and what is still
+/// one short request.
+const PREFERRED: (u32, u32) = (4096, 1 << 20);
+
+/// Opens the file that a description names; blocks.
+pub(super) fn open(target: &Target) -> Result<FileDevice> {
+    let name = operand::name(target);
+    let path = target.path();
+    if path.as_os_str().is_empty() {
+        return Err(Error::new(Kind::Usage, "file: has no path: write file:PATH"));
+    }
+    let open = Open { path: &path, target };
+    open.run(&name).map_err(|error| error.on(&name.as_str().into()))
+}
+
+struct Open<'a> {
+    path: &'a Path,
+    target: &'a Target,
+}
+
+impl Open<'_> {
+    fn run(&self, name: &str) -> Result<FileDevice> {
+        // Looked at before it is opened, because opening a pipe waits for its other end.
+        match stat(self.path) {
+            Ok(stat) => drop(check_type(&stat)?),
+            Err(Errno::NOENT) if self.target.intent.target_size.is_some() => {}
+            Err(errno) => return Err(self.refused(errno)),
+        }
+        let direct = self.target.args.switch("direct");
+        let file = self.descriptor(direct)?;
+        let stat = fstat(&file).map_err(|errno| system("cannot look at the file", errno))?;
+        let is_disk = check_type(&stat)?;
+        if let Some(size) = self.target.intent.target_size
+            && !is_disk
+        {
+            // Emptied first, so that what was there before reads as zeroes.
+            let empty = ftruncate(&file, 0).and_then(|()| ftruncate(&file, size));
+            empty.map_err(|errno| system(format!("cannot make it {size} bytes large"), errno))?;
+        }
+        let size = seek(&file, SeekFrom::End(0))
+            .map_err(|errno| system("cannot find out its size", errno))?;
+        let disk = if is_disk { stat.st_rdev } else { stat.st_dev };
+
+        let mut align = 1;
+        let mut buffered = None;
+        if direct {
+            let known = limits::direct_align(&file, is_disk.then_some(disk));
+            align = known.ok_or_else(no_direct)?;
+            // A size that is no multiple leaves an end that only the page cache can reach.
+            if !size.is_multiple_of(u64::from(align)) {
+                buffered = Some(self.descriptor(false)?);
+            }
+        }
+        let minimum = if buffered.is_some() { 1 } else { align };
+        let wanted = match is_disk {
+            true => limits::queue_number(disk, "physical_block_size"),
+            false => u64::try_from(stat.st_blksize).ok(),
+        };
+        let unit = limits::block_size(wanted).unwrap_or(4096);
+        let preferred = unit.clamp(PREFERRED.0, PREFERRED.1).max(align);
+        let mut can = Can::FLUSH | Can::EXTENTS | Can::MULTI_CONN;
+        if self.target.intent.write {
+            can |= Can::CHANGES;
+        }
+        if !direct {
+            can |= Can::CACHE;
+        }
+        let facts = Facts {
+            block: BlockSizes { minimum, preferred, ..BlockSizes::default() },
+            can,
+            rotational: limits::rotational(disk),
+            zeroed: !is_disk && self.target.intent.target_size.is_some(),
+            allocation_unit: unit,
+            contexts: vec![BASE_ALLOCATION.to_string()],
+            ..Facts::new(name, size)
+        };
+        let nearness = match is_disk {
+            // A device node lies on a file system of its own that says nothing about the device.
+            true => Nearness::Local,
+            false => limits::nearness(&file),
+        };
+        Ok(FileDevice::new(facts, Storage { file, buffered, align, is_disk, nearness }))
+    }
+
+    fn descriptor(&self, direct: bool) -> Result<io::File> {
+        let intent = self.target.intent;
+        let mut flags = OFlags::CLOEXEC | OFlags::NOCTTY;
+        flags |= if intent.write { OFlags::RDWR } else { OFlags::RDONLY };
+        if intent.target_size.is_some() {
+            flags |= OFlags::CREATE;
+        }
+        if direct {
+            flags |= OFlags::DIRECT;
+        }
+        match rustix::fs::open(self.path, flags, Mode::from_raw_mode(0o666)) {
+            Ok(fd) => Ok(io::File::new(fd)),
+            Err(Errno::INVAL) if direct => Err(no_direct()),
+            Err(errno) => Err(self.refused(errno)),
+        }
+    }
+
+    /// Why the path could not be opened, and what to do about it.
+    fn refused(&self, errno: Errno) -> Error {
+        let intent = self.target.intent;
+        let text = match errno {
+            Errno::NOENT if intent.target_size.is_some() => {
+                "cannot create it: make the folder that it is to lie in first"
+            }
+            Errno::NOENT if intent.write => {
+                "cannot open it: check the name, or make it first, for example with \
+                 truncate -s 10G FILE"
+            }
+            Errno::NOENT => "cannot open it: check the name",
+            Errno::ACCESS | Errno::PERM | Errno::ROFS if intent.write => {
+                "cannot open it for writing: open it read-only, or get the permission"
+            }
+            Errno::ACCESS | Errno::PERM => "cannot open it: get the permission to read it",
+            Errno::TXTBSY | Errno::BUSY => "cannot open it: end the program that uses it first",
+            _ => "cannot open it",
+        };
+        system(text, errno)
+    }
+}
+
+/// Whether it is a block device; an error if it is neither that nor a regular file.
+fn check_type(stat: &Stat) -> Result<bool> {
+    let what = match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => return Ok(false),
+        FileType::BlockDevice => return Ok(true),
+        FileType::Directory => "is a directory: name a disk image in it",
+        FileType::Fifo => {
+            "is a pipe, which cannot be read out of order: use - to copy from or to it"
+        }
+        FileType::Socket => "is a socket: for an NBD server write nbd+unix:///?socket=PATH",
+        FileType::CharacterDevice => {
+            "is a character device: name a block device or a file, or use null: or zero:"
+        }
+        _ => "is neither a file nor a block device",
+    };
+    Err(Error::new(Kind::Usage, what))
+}
+
+fn no_direct() -> Error {
+    let text = "its file system has no direct I/O: leave direct=on out";
+    Error::new(Kind::Unsupported, text)
+}
+
+fn system(text: impl Into<std::borrow::Cow<'static, str>>, errno: Errno) -> Error {
+    Error::system(text, errno.into())
+}

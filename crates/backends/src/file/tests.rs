@@ -1,0 +1,1 @@
+//! The file backend on tmpfs and on the disk's file system, with both engines.

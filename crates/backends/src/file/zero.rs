@@ -1,0 +1,167 @@
+//! The ways to zero a range, best first, each left out for good once the file has refused it.
+//!
+//! Range may become a hole: punch it out; else let the file system mark it as zero; else write. Must
+//! stay allocated: mark it as zero; else punch it out and reserve it again; else write. For block
+//! devices the same calls reach the disk: punching unmaps and fails where that does not read as
+//! zeroes, marking has the kernel write zeroes where the disk cannot. The order is nbdcopy's
+//! (copy/file-ops.c).
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use block::{Error, Flags, Kind, Result};
+use io::{Allocate, Buf, Data};
+use rustix::fs::{FallocateFlags, fallocate};
+
+use super::device::{INLINE_MAX, Inner, write_failed};
+
+/// What the file has not refused yet.
+pub(super) struct Ways {
+    is_disk: bool,
+    punch: AtomicBool,
+    zero_range: AtomicBool,
+    reserve: AtomicBool,
+}
+
+/// One way to zero without sending zeroes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Punch,
+    ZeroRange,
+    PunchAndReserve,
+}
+
+impl Ways {
+    pub(super) fn new(is_disk: bool) -> Ways {
+        let yes = || AtomicBool::new(true);
+        Ways { is_disk, punch: yes(), zero_range: yes(), reserve: AtomicBool::new(!is_disk) }
+    }
+
+    /// What to try, in order.
+    fn order(&self, flags: Flags) -> &'static [Way] {
+        let keep = flags.contains(Flags::NO_HOLE);
+        match (self.is_disk, flags.contains(Flags::FAST), keep) {
+            // A disk that cannot mark a range as zero is written by the kernel: not fast.
+            (true, true, true) => &[],
+            (true, true, false) => &[Way::Punch],
+            (true, false, true) => &[Way::ZeroRange],
+            (false, _, true) => &[Way::ZeroRange, Way::PunchAndReserve],
+            (_, _, false) => &[Way::Punch, Way::ZeroRange],
+        }
+    }
+
+    fn flag(&self, how: Allocate) -> &AtomicBool {
+        match how {
+            Allocate::PunchHole => &self.punch,
+            Allocate::ZeroRange => &self.zero_range,
+            Allocate::Reserve => &self.reserve,
+        }
+    }
+
+    fn left(&self, way: Way) -> bool {
+        way.steps().iter().all(|&how| self.flag(how).load(Ordering::Relaxed))
+    }
+
+    /// As if the file had refused this.
+    #[cfg(test)]
+    pub(super) fn refuse(&self, how: Allocate) {
+        self.flag(how).store(false, Ordering::Relaxed);
+    }
+}
+
+impl Way {
+    fn steps(self) -> &'static [Allocate] {
+        match self {
+            Way::Punch => &[Allocate::PunchHole],
+            Way::ZeroRange => &[Allocate::ZeroRange],
+            Way::PunchAndReserve => &[Allocate::PunchHole, Allocate::Reserve],
+        }
+    }
+}
+
+impl Inner {
+    /// Makes the range read as zeroes.
+    pub(super) async fn zero(&self, at: u64, len: u64, flags: Flags) -> Result<()> {
+        for &way in self.zero.order(flags) {
+            if self.zero.left(way) && self.zero_by(way, at, len).await? {
+                return Ok(());
+            }
+        }
+        if flags.contains(Flags::FAST) {
+            let text = "zeroing is no faster than writing here";
+            return Err(Error::new(Kind::Unsupported, text));
+        }
+        self.write_zeroes(at, len).await
+    }
+
+    /// Frees the range where that can be done.
+    pub(super) async fn trim(&self, at: u64, len: u64) -> Result<()> {
+        if self.zero.left(Way::Punch) {
+            self.zero_by(Way::Punch, at, len).await?;
+        }
+        Ok(())
+    }
+
+    /// Whether the range could be zeroed this way.
+    async fn zero_by(&self, way: Way, at: u64, len: u64) -> Result<bool> {
+        for &how in way.steps() {
+            match self.allocate(how, at, len).await {
+                Ok(()) => {}
+                Err(error) if refused_for_good(&error) => {
+                    self.zero.flag(how).store(false, Ordering::Relaxed);
+                    log::debug!("the file has no {how:?}: {error}");
+                    return Ok(false);
+                }
+                // A disk takes whole blocks only; the next request may have them.
+                Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => return Ok(false),
+                Err(error) => return Err(Error::system("cannot zero", error)),
+            }
+        }
+        Ok(true)
+    }
+
+    async fn allocate(&self, how: Allocate, at: u64, len: u64) -> std::io::Result<()> {
+        if self.in_memory() && len <= INLINE_MAX as u64 {
+            let flags = match how {
+                Allocate::PunchHole => FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+                Allocate::ZeroRange => FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE,
+                Allocate::Reserve => FallocateFlags::KEEP_SIZE,
+            };
+            match fallocate(&self.storage.file, flags, at, len) {
+                Err(rustix::io::Errno::INTR) => {}
+                result => return Ok(result?),
+            }
+        }
+        loop {
+            match self.storage.file.allocate(how, at, len).await {
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                result => return result,
+            }
+        }
+    }
+
+    async fn write_zeroes(&self, at: u64, len: u64) -> Result<()> {
+        let (file, direct) = self.route(at, len);
+        let most = Data::ZEROES_MAX as u64;
+        let zeroes = match direct {
+            // Shared zeroes are not aligned for direct I/O.
+            true => Data::from(Buf::unpooled(Data::ZEROES_MAX)),
+            false => Data::zeroes(Data::ZEROES_MAX),
+        };
+        let (mut at, mut left) = (at, len);
+        while left > 0 {
+            let piece = left.min(most);
+            let data = zeroes.slice(0, usize::try_from(piece).expect("at most ZEROES_MAX"));
+            file.write_all_at(data, at).await.map_err(write_failed)?;
+            at += piece;
+            left -= piece;
+        }
+        Ok(())
+    }
+}
+
+/// The file system or the kernel does not know the call: EOPNOTSUPP, ENOSYS; disks also say ENODEV.
+fn refused_for_good(error: &std::io::Error) -> bool {
+    [libc::EOPNOTSUPP, libc::ENOSYS, libc::ENODEV]
+        .iter()
+        .any(|&number| error.raw_os_error() == Some(number))
+}

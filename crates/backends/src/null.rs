@@ -1,0 +1,63 @@
+//! `null:[SIZE]`: takes every write and forgets it; reads as zeroes.
+
+use std::sync::Arc;
+
+use block::{
+    BASE_ALLOCATION, Backend, Can, Device, Extents, Facts, HOLE, Op, Opened, Opening, Pending,
+    Reply, Request, Target, ZERO,
+};
+
+use crate::operand;
+
+/// The backend `null:[SIZE]`.
+pub struct Null;
+
+impl Backend for Null {
+    fn schemes(&self) -> &'static [&'static str] {
+        &["null"]
+    }
+
+    fn operand(&self) -> &'static str {
+        "[SIZE]"
+    }
+
+    fn summary(&self) -> &'static str {
+        "forgets what is written and reads as zeroes; as a copy target as large as the source"
+    }
+
+    fn open(&self, target: Target) -> Opening<Opened> {
+        let device = operand::optional_size(&target).map(|size| {
+            let size = size.or(target.intent.target_size).unwrap_or(0);
+            let facts = Facts {
+                can: Can::all(),
+                zeroed: true,
+                allocation_unit: 1,
+                contexts: vec![BASE_ALLOCATION.to_string()],
+                ..Facts::new(operand::name(&target), size)
+            };
+            Opened::from(Arc::new(Nothing { facts: Arc::new(facts) }) as Arc<dyn Device>)
+        });
+        Box::pin(std::future::ready(device))
+    }
+}
+
+/// A device without content: also what `zero:` is, without the abilities to change.
+pub(crate) struct Nothing {
+    pub(crate) facts: Arc<Facts>,
+}
+
+impl Device for Nothing {
+    fn facts(&self) -> Arc<Facts> {
+        self.facts.clone()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        Pending::ready(Ok(match request.op {
+            Op::Read(_) => Reply::Hole,
+            Op::Extents(contexts) => Reply::Extents(
+                contexts.iter().map(|_| Extents::one(request.len, HOLE | ZERO)).collect(),
+            ),
+            _ => Reply::Done,
+        }))
+    }
+}

@@ -1,0 +1,41 @@
+//! `zero:SIZE`: a read-only device of zeroes.
+
+use std::sync::Arc;
+
+use block::{BASE_ALLOCATION, Backend, Can, Device, Facts, Opened, Opening, Result, Target};
+
+use crate::null::Nothing;
+use crate::operand;
+
+/// The backend `zero:SIZE`.
+pub struct Zero;
+
+impl Backend for Zero {
+    fn schemes(&self) -> &'static [&'static str] {
+        &["zero"]
+    }
+
+    fn operand(&self) -> &'static str {
+        "SIZE"
+    }
+
+    fn summary(&self) -> &'static str {
+        "zeroes, read-only"
+    }
+
+    fn open(&self, target: Target) -> Opening<Opened> {
+        Box::pin(std::future::ready(open(&target)))
+    }
+}
+
+fn open(target: &Target) -> Result<Opened> {
+    operand::source_only(target)?;
+    let size = operand::size(target)?;
+    let facts = Facts {
+        can: Can::CACHE | Can::EXTENTS | Can::FLUSH | Can::MULTI_CONN,
+        zeroed: true,
+        contexts: vec![BASE_ALLOCATION.to_string()],
+        ..Facts::new(operand::name(target), size)
+    };
+    Ok(Opened::from(Arc::new(Nothing { facts: Arc::new(facts) }) as Arc<dyn Device>))
+}
