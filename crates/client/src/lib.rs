@@ -1,1 +1,19 @@
-//! See the crate description in Cargo.toml.
+//! A device over an NBD connection.
+//!
+//! - [`connect`]: dials, negotiates everything the server offers, and yields a [`block::Device`].
+//! - `session`: one connection in transmission, many requests in flight, replies in any order.
+//! - [`options`]: a connection that stays in the handshake, to ask about exports.
+//! - `command`: `[ CMD … ]`, a server started by socket activation.
+//! - `backends`: the schemes `nbd:`, `nbd+unix:` … and `[ CMD … ]` for the registry.
+
+mod backends;
+mod command;
+mod connect;
+mod device;
+pub mod options;
+mod reply;
+mod session;
+
+pub use backends::all;
+pub use command::ServerProcess;
+pub use connect::{Address, Connected, Options, connect};

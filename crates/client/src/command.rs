@@ -1,0 +1,121 @@
+//! `[ CMD … ]`: a server started by systemd socket activation (sd_listen_fds(3)), as nbdcopy does.
+
+use std::ffi::OsString;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use block::{Error, Kind, Result};
+
+/// Moves the listening socket from standard input to descriptor 3 and tells the server about it. The
+/// shell's process id stays the server's, which LISTEN_PID must name.
+const ACTIVATE: &str =
+    r#"exec 3<&0 </dev/null; LISTEN_PID=$$ LISTEN_FDS=1; export LISTEN_PID LISTEN_FDS; exec "$@""#;
+
+/// Time for a server to end after it was asked to, before it is killed.
+const STOP_PATIENCE: Duration = Duration::from_secs(5);
+
+/// A server that was started for one purpose; it is stopped when the last handle is dropped.
+pub struct ServerProcess {
+    child: Mutex<Child>,
+    dir: PathBuf,
+    socket: PathBuf,
+    name: String,
+}
+
+impl ServerProcess {
+    /// Starts a server. The word `blockhaul` in front is this program itself.
+    pub fn start(words: &[OsString]) -> Result<Arc<ServerProcess>> {
+        let name =
+            words.iter().map(|word| word.display().to_string()).collect::<Vec<_>>().join(" ");
+        let name = format!("[ {name} ]");
+        let Some(program) = words.first() else {
+            return Err(Error::new(Kind::Usage, "no command between [ and ]"));
+        };
+        let program = match program.to_str() {
+            Some("blockhaul") => std::env::current_exe()
+                .map_err(|error| Error::system("cannot find this program itself", error))?
+                .into_os_string(),
+            _ => program.clone(),
+        };
+        let dir = private_dir()?;
+        let socket = dir.join("s");
+        let cannot = |error| Error::system(format!("cannot start {name}"), error);
+        let listener = UnixListener::bind(&socket).map_err(cannot)?;
+        let child = Command::new("/bin/sh")
+            .args(["-c", ACTIVATE, "sh"])
+            .arg(program)
+            .args(&words[1..])
+            .stdin(Stdio::from(OwnedFd::from(listener)))
+            .spawn()
+            .map_err(cannot)?;
+        Ok(Arc::new(ServerProcess { child: Mutex::new(child), dir, socket, name }))
+    }
+
+    /// Where it listens.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// What was typed.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// How it ended, if it has.
+    pub fn ended(&self) -> Option<String> {
+        let mut child = self.child.lock().expect("no panic under this lock");
+        let status = child.try_wait().ok().flatten()?;
+        Some(format!("the command has ended with {status}"))
+    }
+}
+
+impl Drop for ServerProcess {
+    fn drop(&mut self) {
+        let child = self.child.get_mut().expect("no panic under this lock");
+        let ended = |child: &mut Child| !matches!(child.try_wait(), Ok(None));
+        if !ended(child) {
+            let id = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw);
+            if let Some(id) = id {
+                // Fails only if it has just ended.
+                let _ = rustix::process::kill_process(id, rustix::process::Signal::TERM);
+            }
+            let deadline = Instant::now() + STOP_PATIENCE;
+            while !ended(child) && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            if !ended(child) {
+                log::warn!("{} does not stop: killing it", self.name);
+                // Fails only if it has just ended.
+                let _ = child.kill();
+                let _ = child.wait();
+            }
+        }
+        // What cannot be removed is two empty names in the temporary folder.
+        let _ = std::fs::remove_file(&self.socket);
+        let _ = std::fs::remove_dir(&self.dir);
+    }
+}
+
+/// A folder that only this user can enter.
+fn private_dir() -> Result<PathBuf> {
+    use std::os::unix::fs::DirBuilderExt;
+    let base = std::env::temp_dir();
+    for attempt in 0..100_u32 {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        let salt = now.map_or(0, |now| now.subsec_nanos());
+        let dir = base.join(format!("blockhaul-{}-{salt:x}-{attempt}", std::process::id()));
+        match std::fs::DirBuilder::new().mode(0o700).create(&dir) {
+            Ok(()) => return Ok(dir),
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+            Err(error) => {
+                let text = format!("cannot make a folder in {}", base.display());
+                return Err(Error::system(text, error));
+            }
+        }
+    }
+    Err(Error::new(Kind::Io, format!("cannot make a folder in {}", base.display())))
+}

@@ -1,0 +1,235 @@
+//! Dialling and the handshake.
+
+use std::fmt;
+use std::net::ToSocketAddrs;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use block::{Device, Error, Kind, Result};
+use io::{RecvWindow, Stream};
+use wire::handshake::client::{Handshake, Negotiated};
+use wire::handshake::negotiation::{End, Negotiation, Step, Wants};
+use wire::{Infos, OptionError};
+
+use crate::device;
+
+/// Where a server listens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Address {
+    /// A Unix socket.
+    Unix(PathBuf),
+    /// A host name or address, and a port.
+    Tcp(String, u16),
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Address::Unix(path) => write!(f, "Unix socket {}", path.display()),
+            Address::Tcp(host, port) => write!(f, "{host} port {port}"),
+        }
+    }
+}
+
+/// How to connect.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Time for dialling and the handshake together; zero: none.
+    pub connect_timeout: Duration,
+    /// Time without a byte either way while requests are in flight, after which the connection is
+    /// given up; zero: none.
+    pub timeout: Duration,
+    /// Ask for extended headers.
+    pub extended: bool,
+    /// Ask for structured replies.
+    pub structured: bool,
+    /// Contexts to ask for.
+    pub contexts: Vec<String>,
+    /// Ask for name and description, too.
+    pub full_info: bool,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            connect_timeout: Duration::from_secs(30),
+            timeout: Duration::from_secs(60),
+            extended: true,
+            structured: true,
+            contexts: vec![block::BASE_ALLOCATION.to_string()],
+            full_info: false,
+        }
+    }
+}
+
+/// An open connection.
+pub struct Connected {
+    /// The export, as a device.
+    pub device: Arc<dyn Device>,
+    /// What was agreed on.
+    pub negotiated: Negotiated,
+}
+
+/// Connects to an export. `name` is for messages: what the user typed.
+pub async fn connect(
+    name: &str,
+    address: &Address,
+    export: &str,
+    options: &Options,
+) -> Result<Connected> {
+    let wants = Wants {
+        contexts: options.contexts.clone(),
+        extended: options.extended,
+        structured: options.structured,
+        infos: Infos { name: options.full_info, description: options.full_info, block_size: true },
+        ..Wants::new(export)
+    };
+    let dialled = within(options.connect_timeout, async {
+        let stream = dial(address).await?;
+        let negotiation = Negotiation::new(wants).map_err(|error| refused(&error))?;
+        let mut link = Link { stream, window: RecvWindow::new() };
+        let negotiated = negotiate(&mut link, negotiation).await?;
+        Ok((link, negotiated))
+    });
+    let place = |error: Error| at(name, address, error);
+    let (link, ended) = dialled.await.map_err(place)?;
+    match ended {
+        Ended::Transmission(negotiated) => {
+            let device = device::open(name, link, &negotiated, options.timeout).map_err(place)?;
+            Ok(Connected { device, negotiated: *negotiated })
+        }
+        Ended::Options(_) => Err(place(Error::new(Kind::Io, "the handshake stopped too early"))),
+    }
+}
+
+/// A connected stream and what has been received from it but not yet taken.
+pub(crate) struct Link {
+    pub(crate) stream: Stream,
+    pub(crate) window: RecvWindow,
+}
+
+/// How a negotiation ended.
+pub(crate) enum Ended {
+    Transmission(Box<Negotiated>),
+    Options(Box<Handshake>),
+}
+
+/// Connects and negotiates headers and replies, but stays in the handshake.
+pub(crate) async fn connect_for_options(
+    address: &Address,
+    options: &Options,
+) -> Result<(Link, Ended)> {
+    let wants = Wants {
+        extended: options.extended,
+        structured: options.structured,
+        end: End::Options,
+        ..Wants::new("")
+    };
+    let dialled = within(options.connect_timeout, async {
+        let stream = dial(address).await?;
+        let negotiation = Negotiation::new(wants).map_err(|error| refused(&error))?;
+        let mut link = Link { stream, window: RecvWindow::new() };
+        let ended = negotiate(&mut link, negotiation).await?;
+        Ok((link, ended))
+    });
+    dialled.await
+}
+
+pub(crate) async fn within<T>(time: Duration, work: impl Future<Output = Result<T>>) -> Result<T> {
+    if time.is_zero() {
+        return work.await;
+    }
+    io::timeout(time, work).await.unwrap_or_else(|_| {
+        let text = format!("no answer within {} s: is this an NBD server?", time.as_secs_f32());
+        Err(Error::new(Kind::TimedOut, text))
+    })
+}
+
+/// Adds where it happened to an error.
+pub(crate) fn at(name: &str, address: &Address, error: Error) -> Error {
+    let text = format!("cannot connect to {address}: {}", error.text());
+    Error::new(error.kind(), text).on(&name.into())
+}
+
+async fn dial(address: &Address) -> Result<Stream> {
+    match address {
+        Address::Unix(path) => {
+            Stream::connect_unix(path).await.map_err(|error| Error::system("connect", error))
+        }
+        Address::Tcp(host, port) => {
+            let target = (host.clone(), *port);
+            let found = io::offload(move || target.to_socket_addrs().map(Vec::from_iter)).await;
+            let found = found.map_err(|lost| Error::new(Kind::Io, "look-up").because(lost))?;
+            let addresses = found.map_err(|error| {
+                Error::new(Kind::NotFound, format!("cannot look up host {host:?}")).because(error)
+            })?;
+            let mut last = Error::new(Kind::NotFound, format!("host {host:?} has no address"));
+            for address in addresses {
+                match Stream::connect_tcp(address).await {
+                    Ok(stream) => return Ok(stream),
+                    Err(error) => last = Error::system(format!("connect to {address}"), error),
+                }
+            }
+            Err(last)
+        }
+    }
+}
+
+async fn negotiate(link: &mut Link, mut negotiation: Negotiation) -> Result<Ended> {
+    let mut out = Vec::new();
+    loop {
+        let step = negotiation.receive(link.window.bytes(), &mut out);
+        // What there is to say is said first: also the polite end after a refusal.
+        let sent = link.stream.send_all(&out).await;
+        out.clear();
+        let (used, step) = step.map_err(|error| refused(&error))?;
+        sent.map_err(|error| Error::system("send", error))?;
+        link.window.consume(used);
+        match step {
+            Step::NeedMore { bytes } => {
+                if bytes > link.window.capacity() {
+                    link.window.grow(Handshake::MAX_MESSAGE);
+                }
+                let more = link.window.fill(&link.stream).await;
+                if !more.map_err(|error| Error::system("receive", error))? {
+                    negotiation
+                        .closed(link.window.bytes())
+                        .map_err(|error| refused(&error).during_handshake())?;
+                    return Err(Error::new(Kind::Disconnected, "the server closed the connection"));
+                }
+            }
+            Step::Transmission(negotiated) => return Ok(Ended::Transmission(negotiated)),
+            Step::Options => return Ok(Ended::Options(Box::new(negotiation.into_handshake()))),
+        }
+    }
+}
+
+/// Errors of the codec, by what the caller can do about them.
+pub(crate) fn refused(error: &wire::Error) -> Error {
+    let kind = match error {
+        wire::Error::Refused { reason, .. } => match reason {
+            OptionError::Unknown => Kind::NotFound,
+            OptionError::TlsRequired | OptionError::Policy => Kind::Refused,
+            OptionError::Shutdown => Kind::ShuttingDown,
+            OptionError::Unsupported => Kind::Unsupported,
+            _ => Kind::Invalid,
+        },
+        _ => Kind::Io,
+    };
+    Error::new(kind, error.to_string())
+}
+
+/// Marks an end of the stream as such.
+trait DuringHandshake {
+    fn during_handshake(self) -> Error;
+}
+
+impl DuringHandshake for Error {
+    fn during_handshake(self) -> Error {
+        match self.kind() {
+            Kind::Io => Error::new(Kind::Disconnected, self.text()),
+            _ => self,
+        }
+    }
+}

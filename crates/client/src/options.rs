@@ -1,0 +1,164 @@
+//! A connection that stays in the handshake: lists exports, asks for facts and contexts.
+
+use block::{Error, Kind, Result};
+use wire::handshake::Protocol;
+use wire::handshake::client::{Event, ExportInfo, Handshake, Negotiated};
+use wire::{Context, Infos, ListEntry, Replies};
+
+use crate::backends::parse;
+use crate::connect::{Address, Ended, Link, Options, at, connect_for_options, refused};
+
+/// Where to connect to: an address, the export that was named, and the name for messages.
+#[derive(Debug, Clone)]
+pub struct Place {
+    /// What the user typed.
+    pub name: String,
+    /// Where the server listens.
+    pub address: Address,
+    /// The export's name.
+    pub export: String,
+}
+
+impl Place {
+    /// The place that a URI names.
+    pub fn parse(uri: &str) -> Result<Place> {
+        let (address, export) = parse(uri)?;
+        Ok(Place { name: uri.to_string(), address, export })
+    }
+}
+
+/// A connection in the option phase.
+pub struct OptionSession {
+    place: Place,
+    link: Link,
+    options: Options,
+    state: State,
+}
+
+enum State {
+    Asking(Box<Handshake>),
+    /// An oldstyle server: it has one export, and said all there is to say.
+    Told(Box<Negotiated>),
+}
+
+impl OptionSession {
+    /// Connects and negotiates headers and replies.
+    pub async fn connect(place: Place, options: &Options) -> Result<OptionSession> {
+        let (link, ended) = connect_for_options(&place.address, options)
+            .await
+            .map_err(|error| at(&place.name, &place.address, error))?;
+        let state = match ended {
+            Ended::Options(handshake) => State::Asking(handshake),
+            Ended::Transmission(negotiated) => State::Told(negotiated),
+        };
+        Ok(OptionSession { place, link, options: options.clone(), state })
+    }
+
+    /// How the server greeted.
+    pub fn protocol(&self) -> Option<Protocol> {
+        match &self.state {
+            State::Asking(handshake) => handshake.protocol(),
+            State::Told(negotiated) => Some(negotiated.protocol),
+        }
+    }
+
+    /// The form of replies that was negotiated.
+    pub fn replies(&self) -> Replies {
+        match &self.state {
+            State::Asking(handshake) => handshake.replies(),
+            State::Told(negotiated) => negotiated.replies,
+        }
+    }
+
+    /// The exports that the server lists.
+    pub async fn list(&mut self) -> Result<Vec<ListEntry>> {
+        let event = self.ask("list exports", |handshake, out| handshake.list(out)).await?;
+        match event {
+            Event::Listed(entries) => Ok(entries),
+            other => Err(self.unexpected(other)),
+        }
+    }
+
+    /// Facts of an export.
+    pub async fn info(&mut self, export: &str) -> Result<ExportInfo> {
+        if let State::Told(negotiated) = &self.state {
+            return Ok(negotiated.info.clone());
+        }
+        let wants = Infos { name: true, description: true, block_size: true };
+        let asked =
+            self.ask("ask about an export", |handshake, out| handshake.info(export, wants, out));
+        match asked.await? {
+            Event::Info(info) => Ok(*info),
+            other => Err(self.unexpected(other)),
+        }
+    }
+
+    /// Names of the contexts of an export; none where the server has no contexts.
+    pub async fn contexts(&mut self, export: &str) -> Result<Vec<Context>> {
+        if matches!(self.state, State::Told(_)) || self.replies() == Replies::Simple {
+            return Ok(Vec::new());
+        }
+        let asked = self.ask("list contexts", |handshake, out| {
+            handshake.list_meta_contexts(export, &[] as &[String], out)
+        });
+        match asked.await? {
+            Event::Contexts(contexts) => Ok(contexts),
+            Event::Refused { .. } => Ok(Vec::new()),
+            other => Err(self.unexpected(other)),
+        }
+    }
+
+    /// Ends the session politely.
+    pub async fn abort(mut self) {
+        if matches!(self.state, State::Asking(_)) {
+            // The answers are only politeness: a server may close at once.
+            let _ = self.ask("end the session", |handshake, out| handshake.abort(out)).await;
+        }
+    }
+
+    async fn ask(
+        &mut self,
+        what: &str,
+        say: impl FnOnce(&mut Handshake, &mut Vec<u8>) -> Result<(), wire::Error>,
+    ) -> Result<Event> {
+        let State::Asking(handshake) = &mut self.state else {
+            let text = format!("cannot {what}: the server speaks the old protocol without options");
+            return Err(Error::new(Kind::Unsupported, text).on(&self.place.name.as_str().into()));
+        };
+        let mut out = Vec::new();
+        let link = &mut self.link;
+        let talk = async {
+            say(handshake, &mut out).map_err(|error| refused(&error))?;
+            loop {
+                let sent = link.stream.send_all(&out).await;
+                sent.map_err(|error| Error::system("send", error))?;
+                out.clear();
+                let (used, event) = handshake
+                    .receive(link.window.bytes(), &mut out)
+                    .map_err(|error| refused(&error))?;
+                link.window.consume(used);
+                let Event::NeedMore { bytes } = event else { return Ok(event) };
+                if bytes > link.window.capacity() {
+                    link.window.grow(Handshake::MAX_MESSAGE);
+                }
+                let more = link.window.fill(&link.stream).await;
+                if !more.map_err(|error| Error::system("receive", error))? {
+                    let text = format!("cannot {what}: the server closed the connection");
+                    return Err(Error::new(Kind::Disconnected, text));
+                }
+            }
+        };
+        let event = crate::connect::within(self.options.connect_timeout, talk).await;
+        event.map_err(|error| at(&self.place.name, &self.place.address, error))
+    }
+
+    fn unexpected(&self, event: Event) -> Error {
+        let error = match event {
+            Event::Refused { option, reason, text } => {
+                refused(&wire::Error::Refused { what: option.to_string(), reason, text })
+            }
+            _ => Error::new(Kind::Io, "the server's answer does not fit the question"),
+        };
+        at(&self.place.name, &self.place.address, error)
+    }
+}

@@ -1,0 +1,116 @@
+//! What has come of the reply to one request.
+
+use block::{Error, Extents, Kind, Outcome, Reply};
+use io::{Buf, Room};
+use wire::reply::Hole;
+
+/// A request in flight and what its reply has brought so far.
+pub(crate) struct Expected {
+    pub(crate) at: u64,
+    pub(crate) len: u64,
+    pub(crate) want: Want,
+    /// The first error that the reply told.
+    pub(crate) error: Option<Error>,
+}
+
+/// What kind of answer is expected.
+pub(crate) enum Want {
+    /// Nothing but success.
+    Done,
+    /// Bytes.
+    Read(Reading),
+    /// One list for each of these context ids, in this order.
+    Extents(Vec<(u32, Option<Extents>)>),
+}
+
+/// A read that is being answered.
+pub(crate) struct Reading {
+    /// Until the first byte comes.
+    room: Option<Room>,
+    buf: Option<Buf>,
+    /// Ranges that chunks covered, relative to the request, in order of arrival.
+    covered: Vec<(u64, u64)>,
+    holes: Vec<(u64, u64)>,
+}
+
+impl Reading {
+    pub(crate) fn new(room: Room) -> Reading {
+        Reading { room: Some(room), buf: None, covered: Vec::new(), holes: Vec::new() }
+    }
+
+    /// Takes the buffer out to be filled; give it back with [`Reading::filled`].
+    pub(crate) fn take_buf(&mut self) -> Buf {
+        match (self.buf.take(), self.room.take()) {
+            (Some(buf), _) => buf,
+            (None, Some(room)) => room.into_buf(),
+            (None, None) => {
+                unreachable!("a buffer that is out is given back before the next chunk")
+            }
+        }
+    }
+
+    pub(crate) fn filled(&mut self, buf: Buf, start: u64, len: u64) {
+        self.buf = Some(buf);
+        self.covered.push((start, len));
+    }
+}
+
+impl Expected {
+    /// The place of a chunk's bytes in the request, if they lie inside.
+    pub(crate) fn place(&self, at: u64, len: u64) -> Option<u64> {
+        let start = at.checked_sub(self.at)?;
+        let end = start.checked_add(len)?;
+        (end <= self.len && len > 0).then_some(start)
+    }
+
+    /// Notes a hole.
+    pub(crate) fn hole(&mut self, hole: Hole) -> Result<(), &'static str> {
+        let len = u64::from(hole.len);
+        let start = self.place(hole.at, len).ok_or("a hole outside of the request")?;
+        let Want::Read(reading) = &mut self.want else {
+            return Err("a hole in reply to another command than read");
+        };
+        reading.covered.push((start, len));
+        reading.holes.push((start, len));
+        Ok(())
+    }
+
+    /// The outcome when the reply is complete.
+    pub(crate) fn finish(self) -> Outcome {
+        if let Some(error) = self.error {
+            return Err(error);
+        }
+        match self.want {
+            Want::Done => Ok(Reply::Done),
+            Want::Read(reading) => reading.finish(self.len),
+            Want::Extents(lists) => {
+                let lists: Option<Vec<_>> = lists.into_iter().map(|(_, list)| list).collect();
+                let missing = || Error::new(Kind::Io, "the server left out a metadata context");
+                Ok(Reply::Extents(lists.ok_or_else(missing)?))
+            }
+        }
+    }
+}
+
+impl Reading {
+    fn finish(mut self, len: u64) -> Outcome {
+        self.covered.sort_unstable();
+        let mut reached = 0;
+        for (start, part) in self.covered {
+            if start != reached {
+                break;
+            }
+            reached += part;
+        }
+        if reached != len {
+            let text = "the server left out bytes of a read, or sent some twice";
+            return Err(Error::new(Kind::Io, text));
+        }
+        let Some(mut buf) = self.buf else { return Ok(Reply::Hole) };
+        for (start, part) in self.holes {
+            // Inside the buffer, which has the request's length: checked when it was noted.
+            buf[start as usize..(start + part) as usize].fill(0);
+        }
+        Ok(Reply::Data(buf.into()))
+    }
+}

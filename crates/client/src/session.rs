@@ -1,0 +1,477 @@
+//! One connection in transmission: requests out in batches, replies in, in any order.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::{Poll, Waker};
+use std::time::{Duration, Instant};
+
+use block::{Error, Extents, Kind, Outcome};
+use io::{Completer, Data, RecvWindow, SendQueue, Stream};
+use slab::Slab;
+use wire::reply::{self, Chunk, ChunkKind, Failure, Header};
+use wire::status::{Form, Status};
+use wire::{Command, Headers, Replies, request};
+
+use crate::connect::Link;
+use crate::reply::{Expected, Want};
+
+/// State that submitters (any worker) and the connection's own tasks (one worker) share.
+pub(crate) struct Session {
+    stream: Stream,
+    headers: Headers,
+    replies: Replies,
+    state: Mutex<State>,
+}
+
+struct State {
+    queue: SendQueue,
+    in_flight: Slab<InFlight>,
+    /// Makes cookies of reused slots differ.
+    generation: u32,
+    writer: Option<Waker>,
+    /// The socket takes no more for now.
+    blocked: bool,
+    /// Why nothing more can be sent.
+    broken: Option<Error>,
+    closing: bool,
+    /// When the last byte went either way, or the first request in flight was queued.
+    active: Instant,
+}
+
+struct InFlight {
+    cookie: u64,
+    expected: Expected,
+    completer: Completer<Outcome>,
+}
+
+/// Starts the tasks of a connection on this worker.
+pub(crate) fn start(
+    link: Link,
+    headers: Headers,
+    replies: Replies,
+    timeout: Duration,
+) -> Arc<Session> {
+    let Link { stream, window } = link;
+    let session = Arc::new(Session {
+        stream,
+        headers,
+        replies,
+        state: Mutex::new(State {
+            queue: SendQueue::default(),
+            in_flight: Slab::new(),
+            generation: 0,
+            writer: None,
+            blocked: false,
+            broken: None,
+            closing: false,
+            active: Instant::now(),
+        }),
+    });
+    drop(io::spawn(session.clone().write_requests()));
+    drop(io::spawn(session.clone().read_replies(window)));
+    if !timeout.is_zero() {
+        drop(io::spawn(session.clone().watch(timeout)));
+    }
+    session
+}
+
+impl Session {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no panic under this lock")
+    }
+
+    /// The form of requests.
+    pub(crate) fn headers(&self) -> Headers {
+        self.headers
+    }
+
+    /// Queues a request; it leaves with others that are queued before the worker gets to it.
+    pub(crate) fn submit(
+        &self,
+        mut header: request::Header,
+        payload: Payload,
+        expected: Expected,
+        completer: Completer<Outcome>,
+    ) {
+        let mut state = self.lock();
+        if let Some(error) = state.broken.clone() {
+            drop(state);
+            completer.complete(Err(error));
+            return;
+        }
+        if state.in_flight.is_empty() {
+            state.active = Instant::now();
+        }
+        state.generation = state.generation.wrapping_add(1);
+        let generation = u64::from(state.generation) << 32;
+        let entry = state.in_flight.vacant_entry();
+        // Slots are few, so 32 bits hold them.
+        header.cookie = entry.key() as u64 | generation;
+        let encoded = match header.encode(self.headers) {
+            Ok(encoded) => encoded,
+            Err(error) => {
+                drop(state);
+                completer.complete(Err(crate::connect::refused(&error)));
+                return;
+            }
+        };
+        entry.insert(InFlight { cookie: header.cookie, expected, completer });
+        state.queue.head(&encoded);
+        match payload {
+            Payload::None => {}
+            Payload::Data(data) => state.queue.data(data),
+            Payload::Bytes(bytes) => state.queue.head(&bytes),
+        }
+        let writer = if state.blocked { None } else { state.writer.take() };
+        drop(state);
+        if let Some(writer) = writer {
+            writer.wake();
+        }
+    }
+
+    /// Says goodbye: after what is queued, as far as the socket takes it without waiting.
+    pub(crate) fn close(&self) {
+        let mut state = self.lock();
+        if state.closing || state.broken.is_some() {
+            return;
+        }
+        state.closing = true;
+        let goodbye = request::Header {
+            flags: wire::CommandFlags::NONE,
+            command: Command::Disconnect,
+            cookie: 0,
+            offset: 0,
+            length: 0,
+        };
+        if let Ok(encoded) = goodbye.encode(self.headers) {
+            state.queue.head(&encoded);
+        }
+        // A failure means that the server has gone first.
+        let _ = state.queue.send(&self.stream);
+        let writer = state.writer.take();
+        drop(state);
+        if let Some(writer) = writer {
+            writer.wake();
+        }
+    }
+
+    /// Fails everything in flight and everything to come.
+    fn break_off(&self, error: Error) {
+        let mut state = self.lock();
+        if state.broken.is_some() {
+            return;
+        }
+        state.broken = Some(error.clone());
+        state.queue.clear();
+        let in_flight = std::mem::take(&mut state.in_flight);
+        let writer = state.writer.take();
+        let quiet = state.closing && in_flight.is_empty();
+        drop(state);
+        if !quiet {
+            log::debug!("connection lost with {} requests in flight: {error}", in_flight.len());
+        }
+        self.stream.shutdown();
+        for (_, request) in in_flight {
+            request.completer.complete(Err(error.clone()));
+        }
+        if let Some(writer) = writer {
+            writer.wake();
+        }
+    }
+
+    async fn write_requests(self: Arc<Self>) {
+        loop {
+            let sent = std::future::poll_fn(|cx| {
+                let mut state = self.lock();
+                if state.broken.is_some() {
+                    return Poll::Ready(None);
+                }
+                if state.queue.queued() == 0 {
+                    if state.closing {
+                        return Poll::Ready(None);
+                    }
+                    state.writer = Some(cx.waker().clone());
+                    return Poll::Pending;
+                }
+                let sent = state.queue.send(&self.stream);
+                state.blocked = matches!(sent, Ok(false));
+                state.active = Instant::now();
+                Poll::Ready(Some(sent))
+            });
+            match sent.await {
+                None => return,
+                Some(Ok(true)) => {}
+                Some(Ok(false)) => {
+                    let waited = self.stream.writable().await;
+                    self.lock().blocked = false;
+                    if let Err(error) = waited {
+                        self.break_off(Error::system("cannot send", error));
+                    }
+                }
+                Some(Err(error)) => self.break_off(lost("cannot send", error)),
+            }
+        }
+    }
+
+    async fn read_replies(self: Arc<Self>, mut window: RecvWindow) {
+        loop {
+            match self.next_reply(&mut window).await {
+                Ok(true) => {}
+                Ok(false) => {
+                    let text = "the server closed the connection";
+                    self.break_off(Error::new(Kind::Disconnected, text));
+                    return;
+                }
+                Err(error) => {
+                    self.break_off(error);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Takes one reply message; false at an orderly end of the stream.
+    async fn next_reply(&self, window: &mut RecvWindow) -> Result<bool, Error> {
+        let header = loop {
+            match Header::parse(window.bytes(), self.replies).map_err(|error| wrong(&error))? {
+                Some((header, used)) => {
+                    window.consume(used);
+                    break header;
+                }
+                None => {
+                    let more = window.fill(&self.stream).await;
+                    self.lock().active = Instant::now();
+                    if !more.map_err(|error| lost("cannot receive", error))? {
+                        return match window.bytes().is_empty() {
+                            true => Ok(false),
+                            false => Err(cut_off()),
+                        };
+                    }
+                }
+            }
+        };
+        match header {
+            Header::Simple { cookie, error } => self.simple(window, cookie, error).await?,
+            Header::Chunk(chunk) => self.chunk(window, chunk).await?,
+        }
+        Ok(true)
+    }
+
+    async fn simple(
+        &self,
+        window: &mut RecvWindow,
+        cookie: u64,
+        error: Option<wire::Errno>,
+    ) -> Result<(), Error> {
+        let mut request = self.take(cookie)?;
+        if let Some(errno) = error {
+            request.expected.error = Some(server_error(errno, ""));
+        } else if let Want::Read(reading) = &mut request.expected.want {
+            if self.replies != Replies::Simple {
+                self.put_back(request);
+                return Err(violation("a simple reply to a read, with structured replies on"));
+            }
+            let mut buf = reading.take_buf();
+            let received = self.payload(window, &mut buf).await;
+            let len = request.expected.len;
+            if let Want::Read(reading) = &mut request.expected.want {
+                reading.filled(buf, 0, len);
+            }
+            if let Err(error) = received {
+                self.put_back(request);
+                return Err(error);
+            }
+        } else if let Want::Extents(_) = request.expected.want {
+            self.put_back(request);
+            return Err(violation("a simple reply to block status"));
+        }
+        self.finish(request);
+        Ok(())
+    }
+
+    async fn chunk(&self, window: &mut RecvWindow, chunk: Chunk) -> Result<(), Error> {
+        let mut request = self.take(chunk.cookie)?;
+        let result = self.chunk_payload(window, &chunk, &mut request.expected).await;
+        if result.is_err() || !chunk.is_done() {
+            self.put_back(request);
+            return result;
+        }
+        self.finish(request);
+        Ok(())
+    }
+
+    async fn chunk_payload(
+        &self,
+        window: &mut RecvWindow,
+        chunk: &Chunk,
+        expected: &mut Expected,
+    ) -> Result<(), Error> {
+        if chunk.offset.is_some_and(|offset| offset != expected.at) {
+            return Err(violation("a reply with another offset than the request's"));
+        }
+        match chunk.kind {
+            ChunkKind::None => Ok(()),
+            ChunkKind::OffsetData => {
+                let mut prefix = [0; reply::DATA_PREFIX_LEN];
+                self.payload(window, &mut prefix).await?;
+                let len = chunk.length.saturating_sub(prefix.len() as u64);
+                let place = expected.place(u64::from_be_bytes(prefix), len);
+                let start = place.ok_or_else(|| violation("data outside of the request"))?;
+                let Want::Read(reading) = &mut expected.want else {
+                    return Err(violation("data in reply to another command than read"));
+                };
+                let mut buf = reading.take_buf();
+                // Inside the buffer, which has the request's length.
+                let part = &mut buf[start as usize..(start + len) as usize];
+                let received = self.payload(window, part).await;
+                reading.filled(buf, start, len);
+                received
+            }
+            kind => {
+                // Bounded by the codec for every kind.
+                let mut payload = vec![0; chunk.length as usize];
+                self.payload(window, &mut payload).await?;
+                small_chunk(kind, &payload, expected)
+            }
+        }
+    }
+
+    async fn payload(&self, window: &mut RecvWindow, into: &mut [u8]) -> Result<(), Error> {
+        let whole = window.payload(&self.stream, into).await;
+        self.lock().active = Instant::now();
+        match whole {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(cut_off()),
+            Err(error) => Err(lost("cannot receive", error)),
+        }
+    }
+
+    /// Takes a request out of the table while its reply is worked on.
+    fn take(&self, cookie: u64) -> Result<InFlight, Error> {
+        let mut state = self.lock();
+        let slot = (cookie & u64::from(u32::MAX)) as usize;
+        match state.in_flight.get(slot) {
+            Some(request) if request.cookie == cookie => {}
+            _ => return Err(violation("a reply to a request that is not in flight")),
+        }
+        let placeholder = Expected { at: 0, len: 0, want: Want::Done, error: None };
+        let (completer, _) = io::ticket();
+        let taken = InFlight { cookie: !cookie, expected: placeholder, completer };
+        Ok(std::mem::replace(&mut state.in_flight[slot], taken))
+    }
+
+    /// Enters a request again whose reply goes on.
+    fn put_back(&self, request: InFlight) {
+        let mut state = self.lock();
+        let slot = (request.cookie & u64::from(u32::MAX)) as usize;
+        if state.broken.is_none()
+            && let Some(place) = state.in_flight.get_mut(slot)
+        {
+            let placeholder = std::mem::replace(place, request);
+            drop(state);
+            drop(placeholder);
+            return;
+        }
+        let error = state.broken.clone().unwrap_or_else(cut_off);
+        drop(state);
+        request.completer.complete(Err(error));
+    }
+
+    fn finish(&self, request: InFlight) {
+        let mut state = self.lock();
+        let slot = (request.cookie & u64::from(u32::MAX)) as usize;
+        if state.in_flight.contains(slot) {
+            state.in_flight.remove(slot);
+        }
+        drop(state);
+        request.completer.complete(request.expected.finish());
+    }
+
+    /// Gives the connection up when nothing moves although something should.
+    async fn watch(self: Arc<Self>, timeout: Duration) {
+        loop {
+            io::sleep((timeout / 4).max(Duration::from_millis(10))).await;
+            let state = self.lock();
+            if state.broken.is_some() || (state.closing && state.in_flight.is_empty()) {
+                return;
+            }
+            let silent = state.active.elapsed();
+            let waiting = state.in_flight.len();
+            drop(state);
+            if waiting > 0 && silent >= timeout {
+                let text = format!(
+                    "no byte from the server for {} s with {waiting} requests in flight",
+                    timeout.as_secs_f32()
+                );
+                self.break_off(Error::new(Kind::TimedOut, text));
+                return;
+            }
+        }
+    }
+}
+
+/// What follows a request's header.
+pub(crate) enum Payload {
+    None,
+    Data(Data),
+    Bytes(Vec<u8>),
+}
+
+/// Chunks whose payload is small: holes, errors, extents.
+fn small_chunk(kind: ChunkKind, payload: &[u8], expected: &mut Expected) -> Result<(), Error> {
+    if kind.is_error() {
+        let failure = Failure::parse(kind, payload).map_err(|error| wrong(&error))?;
+        let error = server_error(failure.error, &failure.text());
+        expected.error.get_or_insert(error);
+        return Ok(());
+    }
+    if kind == ChunkKind::OffsetHole {
+        let hole = reply::Hole::parse(payload).map_err(|error| wrong(&error))?;
+        return expected.hole(hole).map_err(violation);
+    }
+    let Some(form) = Form::of(kind) else {
+        return Err(violation("an unknown kind of chunk"));
+    };
+    let status = Status::parse(form, payload).map_err(|error| wrong(&error))?;
+    let len = expected.len;
+    let Want::Extents(lists) = &mut expected.want else {
+        return Err(violation("extents in reply to another command than block status"));
+    };
+    let wanted = lists.iter_mut().find(|list| list.0 == status.context());
+    // A context that nobody asked for here was negotiated for somebody else: ignored.
+    if let Some((_, list)) = wanted {
+        let runs = status.extents();
+        let mut extents: Extents =
+            runs.map(|run| block::Extent { len: run.len, state: run.flags }).collect();
+        // The last extent may reach beyond what was asked for.
+        extents.truncate(len);
+        *list = Some(extents);
+    }
+    Ok(())
+}
+
+fn server_error(errno: wire::Errno, text: &str) -> Error {
+    let kind = Kind::from_number(errno.known().to_wire());
+    let text = match text.is_empty() {
+        true => format!("the server answers {errno}"),
+        false => format!("the server answers {errno} ({text})"),
+    };
+    Error::new(kind, text)
+}
+
+/// The stream ended or failed.
+fn lost(what: &'static str, error: std::io::Error) -> Error {
+    Error::new(Kind::Disconnected, what).because(error)
+}
+
+fn cut_off() -> Error {
+    Error::new(Kind::Disconnected, "the server closed the connection in the middle of a reply")
+}
+
+/// The server broke the protocol: nothing that comes after can be trusted.
+fn violation(what: &'static str) -> Error {
+    Error::new(Kind::Io, format!("the server broke the protocol: {what}"))
+}
+
+fn wrong(error: &wire::Error) -> Error {
+    Error::new(Kind::Io, format!("the server broke the protocol: {error}"))
+}
