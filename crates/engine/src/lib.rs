@@ -1,1 +1,27 @@
-//! See the crate description in Cargo.toml.
+//! The copy engine: moves what one device holds to another.
+//!
+//! A *plan* says what to copy, from extents fetched ahead. *Lanes* carry it out: a lane is one source
+//! handle and one target handle, and each segment of 128 MiB is written by one lane, so that writes
+//! of different lanes never overlap or share a block, and the target is never read back while copying
+//! (the reasoning of libnbd's "copy: Always allow multiple connections"). A *window* bounds what a
+//! lane has in flight, and the buffer pool bounds all together. A *route* is chosen for each range:
+//! skip, zero, or read and write with or without looking for zeroes.
+//!
+//! On an error or a cancel, nothing more is submitted, everything in flight is awaited, and the first
+//! error is returned: what the target holds then is undefined where it was not copied yet, nowhere
+//! else.
+
+mod lane;
+mod options;
+mod plan;
+mod progress;
+mod stream;
+mod verify;
+mod zeroes;
+
+pub use lane::copy;
+pub use options::{MAX_REQUEST, MIN_REQUEST, Options, SEGMENT, Summary};
+pub use progress::{Progress, Snapshot};
+pub use stream::{copy_from_pipe, copy_to_pipe};
+pub use verify::{Verified, verify};
+pub use zeroes::is_zero;

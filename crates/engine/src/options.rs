@@ -1,0 +1,89 @@
+//! How to copy, and what came of it.
+
+use std::fmt;
+use std::time::Duration;
+
+/// Bytes of a segment: the unit that is written by one lane (libnbd's THREAD_WORK_SIZE).
+pub const SEGMENT: u64 = 128 << 20;
+/// Smallest request size that may be asked for, in bytes.
+pub const MIN_REQUEST: u32 = 4096;
+/// Largest request size that may be asked for, in bytes.
+pub const MAX_REQUEST: u32 = 32 << 20;
+
+/// How to copy. The defaults are nbdcopy's but for the number of connections, which does not depend
+/// on the number of cores.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Lanes: connections to each side; at least 1.
+    pub connections: usize,
+    /// Requests in flight per lane, reads and writes together; at least 1.
+    pub requests: usize,
+    /// Bytes per read and write; a power of two from [`MIN_REQUEST`] to [`MAX_REQUEST`].
+    pub request_size: u32,
+    /// Bytes in flight per lane.
+    pub queue_size: u64,
+    /// Runs of zeroes of at least this many bytes, so aligned, are zeroed instead of written; a power
+    /// of two from 512 on, or 0: bytes are not looked at.
+    pub sparse: u32,
+    /// Keep the target allocated: zeroes do not make holes.
+    pub allocated: bool,
+    /// The target is known to read as zeroes: zeroes need not be written.
+    pub target_is_zero: bool,
+    /// Ask the source for extents.
+    pub extents: bool,
+    /// Make the target durable before returning.
+    pub flush: bool,
+    /// One request at a time, in order.
+    pub synchronous: bool,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            connections: 4,
+            requests: 64,
+            request_size: 256 << 10,
+            queue_size: 16 << 20,
+            sparse: 4096,
+            allocated: false,
+            target_is_zero: false,
+            extents: true,
+            flush: false,
+            synchronous: false,
+        }
+    }
+}
+
+/// What a copy has done.
+#[derive(Debug, Clone, Default)]
+pub struct Summary {
+    /// Bytes of the source.
+    pub size: u64,
+    /// Bytes written as data.
+    pub data: u64,
+    /// Bytes zeroed on the target.
+    pub zeroed: u64,
+    /// Bytes that the target had as zeroes already.
+    pub skipped: u64,
+    /// Lanes that were in use.
+    pub lanes: usize,
+    /// Time it took.
+    pub elapsed: Duration,
+    /// What the user should know although the copy succeeded.
+    pub warnings: Vec<String>,
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} bytes: {} data, {} zeroed, {} skipped, {} lanes, {:.3} s",
+            self.size,
+            self.data,
+            self.zeroed,
+            self.skipped,
+            self.lanes,
+            self.elapsed.as_secs_f64()
+        )
+    }
+}

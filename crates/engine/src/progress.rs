@@ -1,0 +1,84 @@
+//! Counters of a copy, read without locks by whoever shows them.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// Counters of a copy under way, in bytes.
+#[derive(Debug, Default)]
+pub struct Progress {
+    total: AtomicU64,
+    data: AtomicU64,
+    zeroed: AtomicU64,
+    skipped: AtomicU64,
+    verified: AtomicU64,
+    cancelled: AtomicBool,
+}
+
+/// The counters at one moment, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Snapshot {
+    /// Size of the source; 0 while it is not known (a pipe).
+    pub total: u64,
+    /// Written as data.
+    pub data: u64,
+    /// Zeroed on the target.
+    pub zeroed: u64,
+    /// Zeroes that the target had already.
+    pub skipped: u64,
+    /// Compared by the verification that follows the copy.
+    pub verified: u64,
+}
+
+impl Snapshot {
+    /// Bytes of the source that are done.
+    pub fn done(&self) -> u64 {
+        self.data + self.zeroed + self.skipped
+    }
+}
+
+impl Progress {
+    /// Counters at zero.
+    pub fn new() -> Progress {
+        Progress::default()
+    }
+
+    /// The counters now.
+    pub fn snapshot(&self) -> Snapshot {
+        Snapshot {
+            total: self.total.load(Ordering::Relaxed),
+            data: self.data.load(Ordering::Relaxed),
+            zeroed: self.zeroed.load(Ordering::Relaxed),
+            skipped: self.skipped.load(Ordering::Relaxed),
+            verified: self.verified.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Asks the copy to stop: nothing more is submitted, what is in flight is awaited.
+    pub fn cancel(&self) {
+        self.cancelled.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the copy was asked to stop.
+    pub fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_total(&self, bytes: u64) {
+        self.total.store(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn add_data(&self, bytes: u64) {
+        self.data.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn add_zeroed(&self, bytes: u64) {
+        self.zeroed.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn add_skipped(&self, bytes: u64) {
+        self.skipped.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn add_verified(&self, bytes: u64) {
+        self.verified.fetch_add(bytes, Ordering::Relaxed);
+    }
+}
