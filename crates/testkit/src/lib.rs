@@ -1,1 +1,8 @@
-//! See the crate description in Cargo.toml.
+//! What tests are made of: a model device, the conformance suite of the device contract, random
+//! requests, faults, power cuts, scripted peers, disk images, and a finder of peer programs.
+
+pub mod arbitrary;
+pub mod conform;
+pub mod model;
+pub mod rng;
+pub mod tools;

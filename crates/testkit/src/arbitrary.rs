@@ -1,0 +1,397 @@
+//! Random requests within a device's facts, as data: they can be printed, repeated and shrunk.
+
+use std::fmt;
+use std::ops::Range;
+
+use block::{Can, Contexts, Facts, Flags, Op, OpKind, Request};
+use io::{Buf, Data, Room};
+
+use crate::rng::Rng;
+
+/// One request of a random sequence.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Step {
+    /// What.
+    pub kind: OpKind,
+    /// Offset in bytes.
+    pub at: u64,
+    /// Length in bytes; 0 for a flush.
+    pub len: u64,
+    /// How.
+    pub flags: Flags,
+    /// What a write writes.
+    pub fill: Fill,
+    /// It is submitted while the steps before it, back to the last one that is not `together`, are in
+    /// flight. Their ranges do not overlap, unless neither changes anything.
+    pub together: bool,
+}
+
+/// Bytes of a write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fill {
+    /// Zeroes.
+    Zeroes,
+    /// One byte over and over.
+    Byte(u8),
+    /// Random bytes, none of them zero, of this seed.
+    Random(u64),
+    /// Zeroes but for some random bytes at the start and the end of each 4096, of this seed.
+    Sparse(u64),
+}
+
+impl Fill {
+    /// Fills memory.
+    pub fn fill(self, bytes: &mut [u8]) {
+        match self {
+            Fill::Zeroes => bytes.fill(0),
+            Fill::Byte(byte) => bytes.fill(byte),
+            Fill::Random(seed) => {
+                Rng::new(seed).fill(bytes);
+                bytes.iter_mut().for_each(|byte| *byte = (*byte).max(1));
+            }
+            Fill::Sparse(seed) => {
+                let mut rng = Rng::new(seed);
+                bytes.fill(0);
+                for page in bytes.chunks_mut(4096) {
+                    let (head, tail) = (rng.below(9) as usize, rng.below(9) as usize);
+                    let len = page.len();
+                    rng.fill(&mut page[..head.min(len)]);
+                    rng.fill(&mut page[len - tail.min(len)..]);
+                }
+            }
+        }
+    }
+
+    /// `len` bytes.
+    pub fn bytes(self, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        self.fill(&mut bytes);
+        bytes
+    }
+}
+
+impl Step {
+    /// The request, with memory outside of any pool. `contexts` are those that extents are asked for.
+    pub fn request(&self, contexts: Contexts) -> Request {
+        self.request_in(Room::unpooled(self.payload()), contexts)
+    }
+
+    /// The request with this room of [`Step::payload`] bytes for what it reads or writes.
+    pub fn request_in(&self, room: Room, contexts: Contexts) -> Request {
+        let op = match self.kind {
+            OpKind::Read => Op::Read(room),
+            OpKind::Write => {
+                let mut buf: Buf = room.into_buf();
+                self.fill.fill(&mut buf);
+                Op::Write(Data::from(buf))
+            }
+            OpKind::Zero => Op::Zero,
+            OpKind::Trim => Op::Trim,
+            OpKind::Flush => Op::Flush,
+            OpKind::Cache => Op::Cache,
+            OpKind::Extents => Op::Extents(contexts),
+        };
+        Request { op, at: self.at, len: self.len, flags: self.flags }
+    }
+
+    /// Bytes that go over with the request or its answer.
+    pub fn payload(&self) -> usize {
+        match self.kind {
+            OpKind::Read | OpKind::Write => self.len as usize,
+            _ => 0,
+        }
+    }
+
+    /// End of the range.
+    pub fn end(&self) -> u64 {
+        self.at + self.len
+    }
+
+    fn conflicts(&self, other: &Step) -> bool {
+        let overlap = self.at < other.end() && other.at < self.end();
+        overlap && (self.kind.changes() || other.kind.changes())
+    }
+}
+
+impl fmt::Debug for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}+{}", self.kind, self.at, self.len)?;
+        if !self.flags.is_empty() {
+            write!(f, " {:?}", self.flags)?;
+        }
+        if self.kind == OpKind::Write {
+            write!(f, " {:?}", self.fill)?;
+        }
+        f.write_str(if self.together { " (together with the step before)" } else { "" })
+    }
+}
+
+/// How often each kind of request comes, relative to the others.
+#[derive(Debug, Clone, Copy)]
+#[expect(missing_docs, reason = "named as the requests")]
+pub struct Weights {
+    pub read: u32,
+    pub write: u32,
+    pub zero: u32,
+    pub trim: u32,
+    pub flush: u32,
+    pub cache: u32,
+    pub extents: u32,
+}
+
+impl Default for Weights {
+    fn default() -> Weights {
+        Weights { read: 30, write: 30, zero: 12, trim: 8, flush: 3, cache: 3, extents: 14 }
+    }
+}
+
+/// Makes random steps that the facts allow.
+pub struct Generator {
+    can: Can,
+    minimum: u64,
+    preferred: u64,
+    len_max: u64,
+    kinds: Vec<(OpKind, u32)>,
+    windows: Vec<Range<u64>>,
+    together_max: usize,
+    rng: Rng,
+}
+
+impl Generator {
+    /// A generator over the whole device, requests up to 128 KiB.
+    pub fn new(facts: &Facts, seed: u64) -> Generator {
+        let minimum = u64::from(facts.block.minimum.max(1));
+        let whole = 0..facts.size - facts.size % minimum;
+        let generator = Generator {
+            can: facts.can,
+            minimum,
+            preferred: u64::from(facts.block.preferred).max(minimum),
+            len_max: u64::from(facts.block.maximum).min(128 << 10).max(minimum),
+            kinds: Vec::new(),
+            windows: vec![whole],
+            together_max: 16,
+            rng: Rng::new(seed),
+        };
+        generator.weights(Weights::default())
+    }
+
+    /// Only within these ranges, which are not empty and aligned to the minimum block.
+    #[must_use]
+    pub fn windows(mut self, windows: Vec<Range<u64>>) -> Generator {
+        self.windows = windows;
+        self
+    }
+
+    /// With these weights; kinds that the facts do not allow never come.
+    #[must_use]
+    pub fn weights(mut self, weights: Weights) -> Generator {
+        let Weights { read, write, zero, trim, flush, cache, extents } = weights;
+        let all = [
+            (OpKind::Read, read, Can::empty()),
+            (OpKind::Write, write, Can::WRITE),
+            (OpKind::Zero, zero, Can::WRITE | Can::ZERO),
+            (OpKind::Trim, trim, Can::WRITE | Can::TRIM),
+            (OpKind::Flush, flush, Can::FLUSH),
+            (OpKind::Cache, cache, Can::CACHE),
+            (OpKind::Extents, extents, Can::EXTENTS),
+        ];
+        let allowed = all.iter().filter(|(_, weight, can)| *weight > 0 && self.can.contains(*can));
+        self.kinds = allowed.map(|&(kind, weight, _)| (kind, weight)).collect();
+        self
+    }
+
+    /// Requests of at most this many bytes.
+    #[must_use]
+    pub fn len_max(mut self, len_max: u64) -> Generator {
+        self.len_max = len_max.max(self.minimum);
+        self
+    }
+
+    /// At most this many requests in flight; 1 means one after the other.
+    #[must_use]
+    pub fn together_max(mut self, together_max: usize) -> Generator {
+        self.together_max = together_max;
+        self
+    }
+
+    /// A sequence of `count` steps; empty if the device or all windows are.
+    pub fn steps(&mut self, count: usize) -> Vec<Step> {
+        self.windows.retain(|window| !window.is_empty());
+        let mut steps: Vec<Step> = Vec::new();
+        if self.windows.is_empty() || self.kinds.is_empty() {
+            return steps;
+        }
+        let mut group = 0;
+        for index in 0..count {
+            let mut step = self.step();
+            let room = index > group && index - group < self.together_max;
+            step.together = room
+                && self.rng.chance(75)
+                && !steps[group..].iter().any(|other| other.conflicts(&step));
+            if !step.together {
+                group = index;
+            }
+            steps.push(step);
+        }
+        steps
+    }
+
+    fn step(&mut self) -> Step {
+        let total: u64 = self.kinds.iter().map(|&(_, weight)| u64::from(weight)).sum();
+        let mut drawn = self.rng.below(total);
+        let mut kind = self.kinds[0].0;
+        for &(next, weight) in &self.kinds {
+            kind = next;
+            if drawn < weight.into() {
+                break;
+            }
+            drawn -= u64::from(weight);
+        }
+        let (at, len) = if kind == OpKind::Flush { (0, 0) } else { self.range() };
+        let (flags, fill) = (self.flags(kind), self.fill());
+        Step { kind, at, len, flags, fill, together: false }
+    }
+
+    /// A range in a window: odd ones and aligned ones, small and large, often at an end.
+    fn range(&mut self) -> (u64, u64) {
+        let rng = &mut self.rng;
+        let window = rng.pick(&self.windows).clone();
+        let grain = if rng.chance(40) { self.preferred } else { self.minimum };
+        let size = window.end - window.start;
+        let bound = match rng.below(4) {
+            0 => self.minimum,
+            1 => 600,
+            2 => 8192,
+            _ => self.len_max,
+        };
+        let whole = |bytes: u64| (bytes / grain * grain).max(self.minimum);
+        let len = whole(rng.between(1, bound.min(self.len_max))).min(size);
+        let len = len - len % self.minimum;
+        let slack = size - len;
+        let skip = match rng.below(10) {
+            0 => 0,
+            1 => slack,
+            _ => rng.below(slack + 1) / grain * grain,
+        };
+        (window.start + skip, len)
+    }
+
+    fn flags(&mut self, kind: OpKind) -> Flags {
+        let mut flags = Flags::empty();
+        let mut sometimes = |flag, allowed: bool| {
+            if allowed && self.rng.chance(15) {
+                flags |= flag;
+            }
+        };
+        sometimes(Flags::FUA, kind.changes() && self.can.contains(Can::FUA));
+        sometimes(Flags::NO_HOLE, kind == OpKind::Zero);
+        sometimes(Flags::FAST, kind == OpKind::Zero && self.can.contains(Can::FAST_ZERO));
+        sometimes(Flags::ONE_EXTENT, kind == OpKind::Extents);
+        flags
+    }
+
+    fn fill(&mut self) -> Fill {
+        match self.rng.below(6) {
+            0 => Fill::Zeroes,
+            1 => Fill::Byte(self.rng.number() as u8),
+            2 => Fill::Sparse(self.rng.number()),
+            _ => Fill::Random(self.rng.number()),
+        }
+    }
+}
+
+/// Makes a failing sequence shorter: leaves out halves, quarters … single steps for as long as `fails`
+/// says that what is left still fails, at most `tries` times.
+pub async fn shrink(
+    mut steps: Vec<Step>,
+    mut tries: usize,
+    mut fails: impl AsyncFnMut(&[Step]) -> bool,
+) -> Vec<Step> {
+    let mut piece = steps.len() / 2;
+    while piece > 0 {
+        let mut start = 0;
+        while start < steps.len() && tries > 0 {
+            let end = (start + piece).min(steps.len());
+            // A step that was together with what is left out stays together with what was before
+            // that only if there is nothing in between that it would overlap; awaiting is always fine.
+            let mut fewer = [&steps[..start], &steps[end..]].concat();
+            if let Some(next) = fewer.get_mut(start)
+                && steps[start..end].iter().any(|step| !step.together)
+            {
+                next.together = false;
+            }
+            tries -= 1;
+            if !fewer.is_empty() && fails(&fewer).await {
+                steps = fewer;
+            } else {
+                start = end;
+            }
+        }
+        piece /= 2;
+    }
+    steps
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    use super::*;
+    use crate::model::Model;
+
+    #[test]
+    fn steps_stay_within_the_facts() {
+        for (seed, minimum) in [(1, 1), (2, 512), (3, 4096)] {
+            let mut facts = Model::all_facts(100_001);
+            facts.block.minimum = minimum;
+            facts.block.maximum = 16 << 10;
+            facts.can -= Can::FUA | Can::TRIM;
+            let steps = Generator::new(&facts, seed).steps(2000);
+            let minimum = u64::from(minimum);
+            for step in &steps {
+                assert!(step.end() <= 100_001, "{step:?}");
+                assert!(step.at % minimum == 0 && step.len % minimum == 0, "{step:?}");
+                assert!(step.len <= 16 << 10, "{step:?}");
+                assert!((step.len == 0) == (step.kind == OpKind::Flush), "{step:?}");
+                assert!(step.kind != OpKind::Trim && !step.flags.contains(Flags::FUA));
+            }
+            let last = 100_001 - 100_001 % minimum;
+            assert!(steps.iter().any(|step| step.end() == last), "the end is reached");
+            assert!(steps.iter().any(|step| step.together));
+        }
+    }
+
+    #[test]
+    fn steps_in_flight_do_not_overlap_what_changes() {
+        let steps = Generator::new(&Model::all_facts(64 << 10), 5).steps(3000);
+        let mut group: Vec<Step> = Vec::new();
+        for step in steps {
+            if !step.together {
+                group.clear();
+            }
+            assert!(group.iter().all(|other| !other.conflicts(&step)));
+            group.push(step);
+            assert!(group.len() <= 16);
+        }
+    }
+
+    #[test]
+    fn an_empty_device_has_no_steps() {
+        assert!(Generator::new(&Model::all_facts(0), 1).steps(10).is_empty());
+    }
+
+    #[test]
+    fn shrinking_finds_the_two_steps_that_matter() {
+        let steps = Generator::new(&Model::all_facts(1 << 20), 7).steps(200);
+        let (one, two) = (steps[31].at, steps[144].at);
+        let both = |steps: &[Step]| {
+            steps.iter().any(|step| step.at == one) && steps.iter().any(|step| step.at == two)
+        };
+        let shrunk = pin!(shrink(steps, 10_000, async |steps: &[Step]| both(steps)));
+        let Poll::Ready(shrunk) = shrunk.poll(&mut Context::from_waker(Waker::noop())) else {
+            panic!("nothing to wait for")
+        };
+        assert!(both(&shrunk) && shrunk.len() <= 2, "{shrunk:?}");
+    }
+}

@@ -1,0 +1,232 @@
+//! One check's device, what is known about its content, and short ways to use it.
+
+use std::cell::RefCell;
+use std::ops::Range;
+use std::sync::Arc;
+
+use block::{Can, Device, Facts, Flags, Outcome, Pending, Reply, Request, Stack};
+use io::Data;
+
+use super::{Content, Options, Subject};
+use crate::arbitrary::Fill;
+use crate::rng::Rng;
+
+/// Devices up to this size are looked at as a whole, larger ones only at some places.
+pub(super) const WHOLE_MAX: u64 = 64 << 20;
+
+/// Length of the places that are looked at: a few of the largest common requests.
+const WINDOW: u64 = 1 << 20;
+
+/// Most bytes that the helpers here read or write at once.
+const CHUNK: u64 = 1 << 20;
+
+pub(super) struct Case {
+    pub device: Arc<dyn Device>,
+    pub facts: Arc<Facts>,
+    pub options: Arc<Options>,
+    pub subject: Subject,
+    pub seed: u64,
+    stack: Stack,
+    rng: RefCell<Rng>,
+}
+
+impl Case {
+    pub fn new(subject: Subject, options: Arc<Options>, seed: u64) -> Result<Case, String> {
+        let stack = match &subject.stack {
+            Some(stack) => stack.clone(),
+            None => Stack::over(subject.device.clone()).map_err(|error| error.to_string())?,
+        };
+        let device = stack.device().clone();
+        let (facts, rng) = (device.facts(), RefCell::new(Rng::new(seed)));
+        Ok(Case { device, facts, options, subject, seed, stack, rng })
+    }
+
+    /// Another handle on the same storage, fenced; `None` if the subject offers none.
+    pub async fn another(&self) -> Result<Option<Arc<dyn Device>>, String> {
+        let named = |error: block::Error| format!("cannot open another handle: {error}");
+        if self.stack.has_more() {
+            return Ok(Some(self.stack.another().await.map_err(named)?));
+        }
+        let Some(more) = &self.subject.more else { return Ok(None) };
+        let device = more.another().await.map_err(named)?;
+        let stack = Stack::over(device).map_err(named)?;
+        Ok(Some(stack.device().clone()))
+    }
+
+    pub fn random(&self, bound: u64) -> u64 {
+        self.rng.borrow_mut().below(bound)
+    }
+
+    pub fn shuffle<T>(&self, items: &mut [T]) {
+        self.rng.borrow_mut().shuffle(items);
+    }
+
+    pub fn can(&self, can: Can) -> bool {
+        self.facts.can.contains(can)
+    }
+
+    /// The device can be written, and shows what was written.
+    pub fn keeps(&self) -> bool {
+        self.can(Can::WRITE) && self.options.keeps_writes
+    }
+
+    pub fn minimum(&self) -> u64 {
+        u64::from(self.facts.block.minimum.max(1))
+    }
+
+    /// Bytes that can be reached: the size without a tail shorter than the minimum block.
+    pub fn reach(&self) -> u64 {
+        self.facts.size - self.facts.size % self.minimum()
+    }
+
+    /// Longest read or write here.
+    pub fn chunk(&self) -> u64 {
+        self.down(CHUNK.min(self.facts.block.maximum.into())).max(self.minimum())
+    }
+
+    /// Rounded down to the minimum block.
+    pub fn down(&self, bytes: u64) -> u64 {
+        bytes - bytes % self.minimum()
+    }
+
+    /// Rounded up to the minimum block.
+    pub fn up(&self, bytes: u64) -> u64 {
+        bytes.next_multiple_of(self.minimum())
+    }
+
+    /// The places that are looked at, aligned and apart from each other: all of a small device, the
+    /// start, the middle and the end of a larger one.
+    pub fn windows(&self) -> Vec<Range<u64>> {
+        let reach = self.reach();
+        if reach == 0 {
+            return Vec::new();
+        }
+        if reach <= 4 * WINDOW {
+            let whole = 0..reach;
+            return vec![whole];
+        }
+        let middle = self.down(reach / 2);
+        vec![0..WINDOW, middle..middle + WINDOW / 2, self.down(reach - WINDOW)..reach]
+    }
+
+    /// All of the device up to 64 MiB, else its windows.
+    pub fn most(&self) -> Vec<Range<u64>> {
+        let whole = 0..self.reach();
+        if self.reach() <= WHOLE_MAX { vec![whole] } else { self.windows() }
+    }
+
+    /// `count` disjoint ranges of `len` bytes (rounded up to the minimum block), fewer where there is
+    /// no room for so many; spread over the windows, in random order.
+    pub fn places(&self, count: usize, len: u64) -> Vec<Range<u64>> {
+        let len = self.up(len);
+        let mut places = Vec::new();
+        for window in self.windows() {
+            let mut at = window.start;
+            while at + len <= window.end {
+                places.push(at..at + len);
+                at += len;
+            }
+        }
+        self.shuffle(&mut places);
+        places.truncate(count);
+        places
+    }
+
+    /// Awaits the outcome, which must come in time.
+    pub async fn wait(&self, pending: Pending, what: &str) -> Result<Outcome, String> {
+        let limit = self.options.request_timeout;
+        let outcome = io::timeout(limit, pending).await;
+        outcome.map_err(|_| format!("{what} did not complete within {limit:?}"))
+    }
+
+    /// Submits, awaits, and requires success.
+    pub async fn ok(&self, request: Request) -> Result<Reply, String> {
+        self.ok_on(&self.device, request).await
+    }
+
+    pub async fn ok_on(&self, device: &dyn Device, request: Request) -> Result<Reply, String> {
+        let what = format!("{} {}+{}", request.kind(), request.at, request.len);
+        let outcome = self.wait(device.submit(request), &what).await?;
+        outcome.map_err(|error| format!("{what} failed: {error}"))
+    }
+
+    /// The bytes of a range, however long.
+    pub async fn read(&self, range: Range<u64>) -> Result<Vec<u8>, String> {
+        self.read_on(&self.device, range, self.chunk()).await
+    }
+
+    /// The bytes of a range, read in pieces of `chunk` bytes.
+    pub async fn read_on(
+        &self,
+        device: &dyn Device,
+        range: Range<u64>,
+        chunk: u64,
+    ) -> Result<Vec<u8>, String> {
+        let mut bytes = Vec::new();
+        let mut at = range.start;
+        while at < range.end {
+            let len = chunk.min(range.end - at) as usize;
+            let reply = self.ok_on(device, Request::read(at, io::Room::unpooled(len))).await?;
+            bytes.extend_from_slice(&read_bytes(reply, len)?);
+            at += len as u64;
+        }
+        Ok(bytes)
+    }
+
+    /// Writes bytes, however many.
+    pub async fn write(&self, at: u64, bytes: &[u8]) -> Result<(), String> {
+        self.write_on(&self.device, at, bytes, Flags::empty()).await
+    }
+
+    pub async fn write_on(
+        &self,
+        device: &dyn Device,
+        mut at: u64,
+        bytes: &[u8],
+        flags: Flags,
+    ) -> Result<(), String> {
+        for piece in bytes.chunks(self.chunk() as usize) {
+            self.ok_on(device, Request::write(at, Data::copy_of(piece)).with(flags)).await?;
+            at += piece.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Random bytes, none of them zero.
+    pub fn noise(&self, len: u64) -> Vec<u8> {
+        Fill::Random(self.random(u64::MAX)).bytes(len as usize)
+    }
+
+    /// What the device must hold at the start, where that was told.
+    pub fn told(&self, range: Range<u64>) -> Option<Vec<u8>> {
+        match &self.options.content {
+            Content::Any if self.facts.zeroed => Some(vec![0; (range.end - range.start) as usize]),
+            Content::Any => None,
+            Content::Zeroes => Some(vec![0; (range.end - range.start) as usize]),
+            Content::Oracle(byte) => Some(range.map(|at| byte(at)).collect()),
+        }
+    }
+}
+
+/// The bytes of a reply to a read of `len` bytes.
+pub(super) fn read_bytes(reply: Reply, len: usize) -> Result<Vec<u8>, String> {
+    match reply {
+        Reply::Hole => Ok(vec![0; len]),
+        Reply::Data(data) if data.len() == len => Ok(data.bytes().to_vec()),
+        Reply::Data(data) => Err(format!("a read of {len} bytes gave {}", data.len())),
+        other => Err(format!("a read was answered by {other:?}")),
+    }
+}
+
+/// Nothing if both are the same, else where they differ first and how. `at` is the offset of both.
+pub(super) fn same(at: u64, found: &[u8], expected: &[u8]) -> Result<(), String> {
+    if found.len() != expected.len() {
+        return Err(format!("{} bytes instead of {}", found.len(), expected.len()));
+    }
+    let Some(first) = found.iter().zip(expected).position(|(a, b)| a != b) else {
+        return Ok(());
+    };
+    let count = found.iter().zip(expected).filter(|(a, b)| a != b).count();
+    let (offset, found, expected) = (at + first as u64, found[first], expected[first]);
+    Err(format!("byte {offset} is {found:#04x} instead of {expected:#04x} ({count} bytes differ)"))
+}

@@ -1,0 +1,385 @@
+//! The conformance suite: one check per sentence of the contract in the documentation of `block`, to
+//! be run over every backend, layer and client, on every engine that the machine has.
+//!
+//! ```no_run
+//! # use std::sync::Arc;
+//! use testkit::conform::{self, Options};
+//! use testkit::model::{Completion, Model, ModelDevice};
+//!
+//! conform::check("model", Options::default(), || async {
+//!     let device = ModelDevice::new(Model::new(1 << 20), Completion::Deferred);
+//!     Ok(device as Arc<dyn block::Device>)
+//! });
+//! ```
+//!
+//! The device is made anew for each check, on a worker; the suite puts `block::emulate` and
+//! `block::fence` over it, as every caller does. What the device must be able to do is read from its
+//! facts; a check that does not apply is skipped, and the report says why. The content at the start
+//! may be anything: it is read, and from then on known ([`Content`] says more).
+//!
+//! What the suite cannot see: whether a flush makes durable (unless [`Subject::durable`] shows the
+//! durable bytes), whether cached data comes faster, and a second completion of one request, which
+//! the types of `Pending` make impossible.
+
+mod case;
+mod content;
+mod extents;
+mod limits;
+mod random;
+mod requests;
+
+use std::any::Any;
+use std::fmt::Write as _;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use block::{Another, Device, Opened, Stack};
+use io::{Config, Engine, Runtime};
+
+use crate::rng;
+use case::Case;
+
+/// How a subject is checked.
+#[derive(Clone)]
+pub struct Options {
+    /// What the device holds at the start.
+    pub content: Content,
+    /// What is written can be read again. False for devices that throw writes away.
+    pub keeps_writes: bool,
+    /// Each request takes at least this long, because the subject delays it: 64 in flight must not
+    /// take much longer than one.
+    pub latency: Option<Duration>,
+    /// `submit` must return within this, in the best of five tries.
+    pub submit_max: Duration,
+    /// One request must complete within this.
+    pub request_timeout: Duration,
+    /// One check must end within this.
+    pub check_timeout: Duration,
+    /// How many random sequences.
+    pub rounds: usize,
+    /// How many requests in each of them.
+    pub steps: usize,
+    /// Checks to leave out, with the reason; names as in the report.
+    pub skip: Vec<(&'static str, &'static str)>,
+    /// Engines to run on; uring is left out where the kernel refuses it.
+    pub engines: Vec<Engine>,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            content: Content::Any,
+            keeps_writes: true,
+            latency: None,
+            submit_max: Duration::from_millis(50),
+            request_timeout: Duration::from_secs(20),
+            check_timeout: Duration::from_secs(120),
+            rounds: 6,
+            steps: 120,
+            skip: Vec::new(),
+            engines: vec![Engine::Uring, Engine::Threads],
+        }
+    }
+}
+
+impl Options {
+    /// The same, without the check of this name.
+    #[must_use]
+    pub fn without(mut self, check: &'static str, reason: &'static str) -> Options {
+        self.skip.push((check, reason));
+        self
+    }
+
+    /// The same, for a device with this content at the start.
+    #[must_use]
+    pub fn content(mut self, content: Content) -> Options {
+        self.content = content;
+        self
+    }
+}
+
+/// What a device holds at the start.
+#[derive(Clone)]
+pub enum Content {
+    /// Anything, but the same whenever it is read.
+    Any,
+    /// Zeroes.
+    Zeroes,
+    /// The byte at an offset.
+    Oracle(Arc<dyn Fn(u64) -> u8 + Send + Sync>),
+}
+
+impl Content {
+    /// Content by a function from offset to byte.
+    pub fn oracle(byte: impl Fn(u64) -> u8 + Send + Sync + 'static) -> Content {
+        Content::Oracle(Arc::new(byte))
+    }
+}
+
+/// A device to be checked, and what the suite may know about it.
+pub struct Subject {
+    device: Arc<dyn Device>,
+    stack: Option<Stack>,
+    more: Option<Arc<dyn Another>>,
+    durable: Option<Box<dyn Fn() -> Vec<u8>>>,
+    keep: Vec<Box<dyn Any>>,
+}
+
+impl Subject {
+    /// A device alone.
+    pub fn new(device: Arc<dyn Device>) -> Subject {
+        Subject { device, stack: None, more: None, durable: None, keep: Vec::new() }
+    }
+
+    /// With a way to look at what would be left after a power cut, so that flush and FUA can be
+    /// checked.
+    #[must_use]
+    pub fn durable(mut self, durable: impl Fn() -> Vec<u8> + 'static) -> Subject {
+        self.durable = Some(Box::new(durable));
+        self
+    }
+
+    /// With something that must live as long as the device: a directory, a server.
+    #[must_use]
+    pub fn keep(mut self, thing: impl Any) -> Subject {
+        self.keep.push(Box::new(thing));
+        self
+    }
+}
+
+impl From<Arc<dyn Device>> for Subject {
+    fn from(device: Arc<dyn Device>) -> Subject {
+        Subject::new(device)
+    }
+}
+
+impl From<Opened> for Subject {
+    fn from(opened: Opened) -> Subject {
+        Subject { more: opened.more, ..Subject::new(opened.device) }
+    }
+}
+
+impl From<Stack> for Subject {
+    fn from(stack: Stack) -> Subject {
+        Subject { stack: Some(stack.clone()), ..Subject::new(stack.device().clone()) }
+    }
+}
+
+/// How a check ended, if it did not fail.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// What the sentence says is so.
+    Held,
+    /// It does not apply, because of this.
+    Skipped(String),
+}
+
+/// What a check answers: an error says what is wrong.
+type Checked = Result<Verdict, String>;
+
+/// Fails the check unless the condition holds.
+macro_rules! ensure {
+    ($condition:expr, $($text:tt)+) => {
+        if !$condition {
+            return Err(format!($($text)+));
+        }
+    };
+}
+pub(crate) use ensure;
+
+/// Leaves the check, which does not apply.
+macro_rules! skip_if {
+    ($condition:expr, $reason:expr) => {
+        if $condition {
+            return Ok($crate::conform::Verdict::Skipped($reason.to_string()));
+        }
+    };
+}
+pub(crate) use skip_if;
+
+type Check = fn(Case) -> std::pin::Pin<Box<dyn Future<Output = Checked>>>;
+
+macro_rules! checks {
+    ($($module:ident::$name:ident,)+) => {
+        &[$((stringify!($name), |case| Box::pin($module::$name(case)))),+]
+    };
+}
+
+/// All checks, in the order of the sentences of the contract.
+const CHECKS: &[(&str, Check)] = checks![
+    limits::the_facts_are_consistent,
+    requests::submit_never_blocks,
+    requests::a_request_has_started_when_submit_returns,
+    requests::sixty_four_requests_are_at_work_at_once,
+    requests::each_request_completes,
+    requests::dropping_a_pending_detaches,
+    requests::requests_in_flight_may_be_awaited_in_any_order,
+    requests::a_completed_write_is_seen_by_later_reads,
+    requests::a_flush_makes_completed_writes_durable,
+    requests::a_flush_covers_all_handles,
+    requests::fua_is_durable_on_completion,
+    content::the_content_is_as_told,
+    content::a_read_answers_exactly_the_bytes_asked_for,
+    content::a_write_changes_its_range_and_nothing_else,
+    content::zero_makes_the_range_read_as_zeroes,
+    content::fast_zero_works_or_is_unsupported,
+    content::trim_leaves_its_neighbours_alone,
+    extents::extents_start_at_the_offset_and_end_within_the_request,
+    extents::one_extent_means_one,
+    extents::data_is_never_called_zero_or_hole,
+    extents::no_hole_keeps_the_range_allocated,
+    requests::handles_move_between_workers,
+    requests::workers_write_disjoint_ranges,
+    limits::the_fence_refuses_what_the_facts_forbid,
+    limits::read_only_devices_refuse_changes,
+    limits::requests_at_the_limits_are_served,
+    limits::a_lease_shows_the_same_bytes,
+    limits::a_pool_of_one_request_is_enough,
+    random::random_requests_match_the_model,
+];
+
+/// Names of all checks.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    CHECKS.iter().map(|(name, _)| *name)
+}
+
+/// How all checks of one subject ended.
+#[derive(Debug)]
+pub struct Report {
+    /// The subject.
+    pub name: String,
+    /// The seed of everything random; `BLOCKHAUL_SEED` repeats it.
+    pub seed: u64,
+    /// Engine, check, and how it ended.
+    pub results: Vec<(Engine, &'static str, Result<Verdict, String>)>,
+}
+
+impl Report {
+    /// The checks that failed, and how.
+    pub fn failures(&self) -> impl Iterator<Item = (Engine, &'static str, &str)> {
+        self.results.iter().filter_map(|(engine, check, result)| {
+            Some((*engine, *check, result.as_ref().err()?.as_str()))
+        })
+    }
+
+    /// Whether this check failed on any engine.
+    pub fn failed(&self, check: &str) -> bool {
+        self.failures().any(|(_, name, _)| name == check)
+    }
+
+    /// Why this check was skipped, if it was.
+    pub fn skipped(&self, check: &str) -> Option<&str> {
+        self.results.iter().find_map(|(_, name, result)| match result {
+            Ok(Verdict::Skipped(reason)) if *name == check => Some(reason.as_str()),
+            _ => None,
+        })
+    }
+}
+
+/// Runs all checks, prints those that were skipped, and panics with all that failed.
+pub fn check<M, F, S>(name: &str, options: Options, make: M)
+where
+    M: Fn() -> F + Send + Sync + 'static,
+    F: Future<Output = block::Result<S>> + 'static,
+    S: Into<Subject> + 'static,
+{
+    let report = run(name, options, make);
+    let mut text = String::new();
+    for (engine, check, result) in &report.results {
+        match result {
+            Ok(Verdict::Held) => {}
+            Ok(Verdict::Skipped(reason)) => eprintln!("{name}: {check} skipped: {reason}"),
+            Err(failure) => {
+                // Writing to a string cannot fail.
+                let _ = write!(text, "\n  {check} ({engine:?}): {failure}");
+            }
+        }
+    }
+    let seed = report.seed;
+    assert!(text.is_empty(), "{name} breaks the contract (BLOCKHAUL_SEED={seed:#x}):{text}");
+}
+
+/// Runs all checks.
+pub fn run<M, F, S>(name: &str, options: Options, make: M) -> Report
+where
+    M: Fn() -> F + Send + Sync + 'static,
+    F: Future<Output = block::Result<S>> + 'static,
+    S: Into<Subject> + 'static,
+{
+    let unknown = options.skip.iter().find(|(skip, _)| !names().any(|name| name == *skip));
+    assert!(unknown.is_none(), "no check has the name {unknown:?}");
+    let seed = rng::seed();
+    let mut report = Report { name: name.to_string(), seed, results: Vec::new() };
+    let (options, make) = (Arc::new(options), Arc::new(make));
+    for &engine in &options.engines {
+        if engine == Engine::Uring && io::uring_available().is_err() {
+            eprintln!("{name}: the kernel refuses io_uring here: checked without it");
+            continue;
+        }
+        let mut runtime = None;
+        for &(check_name, check) in CHECKS {
+            let skip = options.skip.iter().find(|(name, _)| *name == check_name);
+            let result = match skip {
+                Some((_, reason)) => Ok(Verdict::Skipped((*reason).to_string())),
+                None => run_one(engine, &mut runtime, &options, seed, &make, check),
+            };
+            report.results.push((engine, check_name, result));
+        }
+    }
+    report
+}
+
+/// Workers of a check: more than one, so that handles can move.
+const WORKERS: usize = 3;
+
+fn run_one<M, F, S>(
+    engine: Engine,
+    runtime: &mut Option<Runtime>,
+    options: &Arc<Options>,
+    seed: u64,
+    make: &Arc<M>,
+    check: Check,
+) -> Checked
+where
+    M: Fn() -> F + Send + Sync + 'static,
+    F: Future<Output = block::Result<S>> + 'static,
+    S: Into<Subject> + 'static,
+{
+    if runtime.is_none() {
+        let started = Runtime::start(&Config { workers: WORKERS, engine });
+        *runtime = Some(started.map_err(|error| format!("cannot start workers: {error}"))?);
+    }
+    let worker = runtime.as_ref().map(|runtime| runtime.workers()[0].clone());
+    let worker = worker.expect("it was started above");
+    let (sender, receiver) = mpsc::channel();
+    let sender = Arc::new(Mutex::new(sender));
+    let (options_there, make) = (options.clone(), make.clone());
+    drop(worker.spawn(move || async move {
+        let checked = async {
+            let made = io::timeout(options_there.check_timeout, make()).await;
+            let made = made.map_err(|_| "the device was not opened in time".to_string())?;
+            let subject = made.map_err(|error| format!("cannot open the device: {error}"))?;
+            check(Case::new(subject.into(), options_there, seed)?).await
+        };
+        let checked = checked.await;
+        // Whoever waited for this may have given up.
+        let _ = crate::model::lock(&sender).send(checked);
+    }));
+    match receiver.recv_timeout(options.check_timeout) {
+        Ok(checked) => checked,
+        Err(error) => {
+            // Its workers may never end, and must not be waited for.
+            if let Some(stuck) = runtime.take() {
+                std::mem::forget(stuck);
+            }
+            Err(match error {
+                RecvTimeoutError::Timeout => {
+                    let limit = options.check_timeout;
+                    format!("the check did not end within {limit:?}: something blocks or is lost")
+                }
+                RecvTimeoutError::Disconnected => "the check was dropped by its worker".to_string(),
+            })
+        }
+    }
+}

@@ -1,0 +1,416 @@
+//! The reference device: an array of bytes that does what the contract says, in the most obvious way.
+
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use block::{
+    BASE_ALLOCATION, Can, Device, Error, Extents, Facts, Flags, HOLE, Kind, Op, OpKind, Outcome,
+    Pending, Reply, Request, ZERO,
+};
+use io::{Data, Room};
+
+use crate::rng::Rng;
+
+/// Bytes and their states. Takes two bytes of memory for each byte: for devices up to some 100 MiB.
+#[derive(Debug, Clone)]
+pub struct Model {
+    facts: Arc<Facts>,
+    bytes: Vec<u8>,
+    /// `HOLE` and `ZERO` bits for each byte, as `base:allocation` tells them.
+    states: Vec<u8>,
+    trim: Trim,
+    holes: bool,
+    slow_zero: bool,
+    runs_max: usize,
+}
+
+/// What a trim does to the bytes: the contract allows anything, so callers must bear anything.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Trim {
+    /// They become zeroes.
+    #[default]
+    Zeroes,
+    /// They stay as they are.
+    Nothing,
+    /// They become other bytes than they were.
+    Garbage,
+}
+
+impl Model {
+    /// A device of `size` zero bytes that can do everything, and is one hole.
+    pub fn new(size: u64) -> Model {
+        Model::with_facts(Model::all_facts(size))
+    }
+
+    /// The facts of [`Model::new`], to take abilities away from or to set limits in.
+    pub fn all_facts(size: u64) -> Facts {
+        let mut facts = Facts::new("model", size);
+        facts.can = Can::all();
+        facts.zeroed = true;
+        facts.contexts = vec![BASE_ALLOCATION.to_string()];
+        facts
+    }
+
+    /// A device of zero bytes with these facts. Panics if the size does not fit into memory.
+    pub fn with_facts(facts: Facts) -> Model {
+        let size = usize::try_from(facts.size).expect("a model fits into memory");
+        Model {
+            facts: Arc::new(facts),
+            bytes: vec![0; size],
+            states: vec![(HOLE | ZERO) as u8; size],
+            trim: Trim::default(),
+            holes: false,
+            slow_zero: false,
+            runs_max: usize::MAX,
+        }
+    }
+
+    /// The same with this content, all of it allocated. Panics unless it has the device's size.
+    #[must_use]
+    pub fn with_content(mut self, bytes: Vec<u8>) -> Model {
+        assert_eq!(bytes.len(), self.bytes.len(), "the content has the device's size");
+        self.states.fill(0);
+        self.bytes = bytes;
+        Arc::make_mut(&mut self.facts).zeroed = false;
+        self
+    }
+
+    /// The same with another way to trim.
+    #[must_use]
+    pub fn with_trim(mut self, trim: Trim) -> Model {
+        self.trim = trim;
+        self
+    }
+
+    /// The same, but reads of zeroes are answered by [`Reply::Hole`].
+    #[must_use]
+    pub fn with_holes(mut self) -> Model {
+        self.holes = true;
+        self
+    }
+
+    /// The same, but [`Flags::FAST`] always fails as unsupported.
+    #[must_use]
+    pub fn with_slow_zero(mut self) -> Model {
+        self.slow_zero = true;
+        self
+    }
+
+    /// The same, but an answer has at most `runs_max` extents, at least 1.
+    #[must_use]
+    pub fn with_runs_max(mut self, runs_max: usize) -> Model {
+        self.runs_max = runs_max.max(1);
+        self
+    }
+
+    /// What is true of the device.
+    pub fn facts(&self) -> Arc<Facts> {
+        self.facts.clone()
+    }
+
+    /// What it holds.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// What it holds, to change it behind the device's back; states are not touched.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes
+    }
+
+    /// The state of the byte at `at` in `base:allocation`.
+    pub fn state(&self, at: u64) -> u64 {
+        self.states[at as usize].into()
+    }
+
+    /// Carries out a request. A range outside of the device is an error, never a panic.
+    pub fn apply(&mut self, request: Request) -> Outcome {
+        let Request { op, at, len, flags } = request;
+        let end = at.checked_add(len).filter(|&end| end <= self.facts.size);
+        let Some(end) = end else {
+            return Err(Error::new(Kind::Invalid, "the range leaves the model"));
+        };
+        let range = at as usize..end as usize;
+        match op {
+            Op::Read(room) => return Ok(self.read(room, &self.bytes[range])),
+            Op::Write(data) if data.len() != range.len() => {
+                return Err(Error::new(Kind::Invalid, "the payload has another length"));
+            }
+            Op::Write(data) => {
+                self.bytes[range.clone()].copy_from_slice(data.bytes());
+                self.states[range].fill(0);
+            }
+            Op::Zero if self.slow_zero && flags.contains(Flags::FAST) => {
+                return Err(Error::new(Kind::Unsupported, "this model zeroes slowly"));
+            }
+            Op::Zero => {
+                let state = if flags.contains(Flags::NO_HOLE) { ZERO } else { HOLE | ZERO };
+                self.bytes[range.clone()].fill(0);
+                self.states[range].fill(state as u8);
+            }
+            Op::Trim => match self.trim {
+                Trim::Nothing => {}
+                Trim::Zeroes => {
+                    self.bytes[range.clone()].fill(0);
+                    self.states[range].fill((HOLE | ZERO) as u8);
+                }
+                Trim::Garbage => {
+                    self.bytes[range.clone()].iter_mut().for_each(|byte| *byte ^= 0xa5);
+                    self.states[range].fill(0);
+                }
+            },
+            Op::Flush | Op::Cache => {}
+            Op::Extents(contexts) => {
+                let lists = contexts.iter().map(|context| self.extents(context, at, len, flags));
+                return Ok(Reply::Extents(lists.collect()));
+            }
+        }
+        Ok(Reply::Done)
+    }
+
+    fn read(&self, room: Room, bytes: &[u8]) -> Reply {
+        if self.holes && bytes.iter().all(|&byte| byte == 0) {
+            return Reply::Hole;
+        }
+        let mut buf = room.into_buf();
+        if buf.len() == bytes.len() {
+            buf.copy_from_slice(bytes);
+        }
+        Reply::Data(Data::from(buf))
+    }
+
+    fn extents(&self, context: usize, at: u64, len: u64, flags: Flags) -> Extents {
+        let runs_max = if flags.contains(Flags::ONE_EXTENT) { 1 } else { self.runs_max };
+        let mut extents = Extents::new();
+        let mut here = at;
+        while here < at + len {
+            let (state, end) = self.run(context, here, at + len);
+            extents.push(end - here, state);
+            if extents.len() > runs_max {
+                let last = extents.runs().last().map_or(0, |run| run.len);
+                extents.truncate(extents.total() - last);
+                break;
+            }
+            here = end;
+        }
+        extents
+    }
+
+    /// The state at `at` in a context, and where it ends at the latest, before `limit`. Contexts other
+    /// than the first have states of their own, which differ from one 64 KiB piece to the next.
+    fn run(&self, context: usize, at: u64, limit: u64) -> (u64, u64) {
+        if context > 0 {
+            let piece = at >> 16;
+            return (((context as u64) << 32) | piece, limit.min((piece + 1) << 16));
+        }
+        let states = &self.states[at as usize..limit as usize];
+        let same = states.iter().take_while(|&&state| state == states[0]).count();
+        (states[0].into(), at + same as u64)
+    }
+}
+
+/// When the model's device completes requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Completion {
+    /// Within `submit`.
+    #[default]
+    Immediate,
+    /// On the worker, after others had their turn.
+    Deferred,
+    /// In any of these ways and from another thread, in random order by this seed.
+    Shuffled(u64),
+}
+
+/// One request that a device has seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Seen {
+    /// What.
+    pub kind: OpKind,
+    /// Offset in bytes.
+    pub at: u64,
+    /// Length in bytes.
+    pub len: u64,
+    /// How.
+    pub flags: Flags,
+}
+
+impl Seen {
+    /// What there is to remember of a request.
+    pub fn of(request: &Request) -> Seen {
+        let Request { at, len, flags, .. } = *request;
+        Seen { kind: request.kind(), at, len, flags }
+    }
+}
+
+/// A [`Model`] as a device. It does not check requests: put [`block::fence`] before it.
+pub struct ModelDevice {
+    facts: Arc<Facts>,
+    model: Arc<Mutex<Model>>,
+    completion: Completion,
+    rng: Mutex<Rng>,
+    seen: Mutex<Vec<Seen>>,
+    finisher: OnceLock<Sender<Job>>,
+}
+
+type Job = Box<dyn FnOnce() + Send>;
+
+impl ModelDevice {
+    /// The device over a model.
+    pub fn new(model: Model, completion: Completion) -> Arc<ModelDevice> {
+        let seed = if let Completion::Shuffled(seed) = completion { seed } else { 0 };
+        Arc::new(ModelDevice {
+            facts: model.facts(),
+            model: Arc::new(Mutex::new(model)),
+            completion,
+            rng: Mutex::new(Rng::new(seed)),
+            seen: Mutex::default(),
+            finisher: OnceLock::new(),
+        })
+    }
+
+    /// The model, to look at or to change.
+    pub fn model(&self) -> MutexGuard<'_, Model> {
+        lock(&self.model)
+    }
+
+    /// A copy of what the device holds.
+    pub fn bytes(&self) -> Vec<u8> {
+        self.model().bytes.clone()
+    }
+
+    /// All requests so far, in the order of their submission.
+    pub fn seen(&self) -> Vec<Seen> {
+        lock(&self.seen).clone()
+    }
+
+    /// Takes a request to another thread, which completes it a little later.
+    fn hand_over(&self, job: Job) {
+        let finisher = self.finisher.get_or_init(|| {
+            let (sender, receiver) = mpsc::channel::<Job>();
+            // Ends when the device is gone, with all jobs done.
+            let thread = std::thread::Builder::new().name("model".to_string());
+            let spawned = thread.spawn(move || receiver.into_iter().for_each(|job| job()));
+            spawned.expect("a test can start a thread");
+            sender
+        });
+        finisher.send(job).expect("the thread lives as long as the device");
+    }
+}
+
+impl Device for ModelDevice {
+    fn facts(&self) -> Arc<Facts> {
+        self.facts.clone()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        lock(&self.seen).push(Seen::of(&request));
+        let turns = match self.completion {
+            Completion::Immediate => return self.model().apply(request).into(),
+            Completion::Deferred => 2,
+            Completion::Shuffled(_) => {
+                let mut rng = lock(&self.rng);
+                match rng.below(4) {
+                    0 => return self.model().apply(request).into(),
+                    1 => {
+                        let pause = Duration::from_micros(rng.below(200));
+                        let model = self.model.clone();
+                        let (completer, pending) = Pending::completer();
+                        self.hand_over(Box::new(move || {
+                            std::thread::sleep(pause);
+                            let outcome = lock(&model).apply(request);
+                            completer.complete(outcome);
+                        }));
+                        return pending;
+                    }
+                    2 => {
+                        let outcome = self.model().apply(request);
+                        let pause = Duration::from_micros(rng.below(1000));
+                        return Pending::start(async move {
+                            io::sleep(pause).await;
+                            outcome
+                        });
+                    }
+                    _ => rng.below(40),
+                }
+            }
+        };
+        let model = self.model.clone();
+        Pending::start(async move {
+            for _ in 0..turns {
+                io::yield_now().await;
+            }
+            lock(&model).apply(request)
+        })
+    }
+}
+
+/// What a test thread that panicked left behind is still good to look at.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use block::Contexts;
+
+    use super::*;
+
+    fn read(model: &mut Model, at: u64, len: usize) -> Vec<u8> {
+        match model.apply(Request::read(at, Room::unpooled(len))).unwrap() {
+            Reply::Data(data) => data.bytes().to_vec(),
+            Reply::Hole => vec![0; len],
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn extents(model: &mut Model, request: Request) -> Vec<Vec<(u64, u64)>> {
+        let Reply::Extents(lists) = model.apply(request).unwrap() else { panic!("no extents") };
+        let pairs = |list: &Extents| list.runs().iter().map(|run| (run.len, run.state)).collect();
+        lists.iter().map(pairs).collect()
+    }
+
+    #[test]
+    fn it_holds_what_was_written_and_knows_what_is_a_hole() {
+        let mut model = Model::new(100);
+        model.apply(Request::write(10, Data::copy_of(b"abcde"))).unwrap();
+        model.apply(Request::zero(12, 1)).unwrap();
+        model.apply(Request::zero(13, 1).with(Flags::NO_HOLE)).unwrap();
+        assert_eq!(read(&mut model, 9, 7), b"\0ab\0\0e\0");
+        let all = Request::extents(0, 100, Contexts::first());
+        let expected = [(10, 3), (2, 0), (1, 3), (1, 2), (1, 0), (85, 3)];
+        assert_eq!(extents(&mut model, all), [expected]);
+        let one = Request::extents(11, 80, Contexts::first()).with(Flags::ONE_EXTENT);
+        assert_eq!(extents(&mut model, one), [[(1, 0)]]);
+        let mut short = model.with_runs_max(2);
+        let all = Request::extents(0, 100, Contexts::first());
+        assert_eq!(extents(&mut short, all), [[(10, 3), (2, 0)]]);
+    }
+
+    #[test]
+    fn trims_do_what_was_asked_for() {
+        for (trim, left) in [(Trim::Zeroes, 0), (Trim::Nothing, 7), (Trim::Garbage, 7 ^ 0xa5)] {
+            let mut model = Model::new(10).with_content(vec![7; 10]).with_trim(trim);
+            model.apply(Request::trim(2, 3)).unwrap();
+            assert_eq!(read(&mut model, 0, 10), [7, 7, left, left, left, 7, 7, 7, 7, 7]);
+        }
+    }
+
+    #[test]
+    fn what_lies_outside_is_an_error() {
+        let mut model = Model::new(10);
+        for (at, len) in [(0, 11), (10, 1), (u64::MAX, 1), (1, u64::MAX)] {
+            assert_eq!(model.apply(Request::trim(at, len)).unwrap_err().kind(), Kind::Invalid);
+        }
+    }
+
+    #[test]
+    fn further_contexts_have_states_of_their_own() {
+        let mut facts = Model::all_facts(100 << 10);
+        facts.contexts.push("test:piece".to_string());
+        let mut model = Model::with_facts(facts);
+        let lists = extents(&mut model, Request::extents(0, 100 << 10, Contexts::first().with(1)));
+        assert_eq!(lists[0], [(100 << 10, 3)]);
+        assert_eq!(lists[1], [(64 << 10, 1 << 32), (36 << 10, 1 << 32 | 1)]);
+    }
+}
