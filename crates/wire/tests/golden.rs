@@ -1,4 +1,5 @@
-//! Sessions of real programs, captured between client and server, decoded and made again.
+//! Sessions of real programs, captured by a proxy on the Unix socket between client and server,
+//! decoded and made again.
 //!
 //! Each file of `tests/golden` names its programs and versions in its first lines (`#`), holds what
 //! the client (`C`) and the server (`S`) sent in the order of time, in hexadecimal (`+` goes on with

@@ -1,0 +1,306 @@
+//! Payloads of options and of the replies to them, and the strings in them.
+
+use super::{InfoKind, Infos};
+use crate::bytes::Reader;
+use crate::error::printable;
+use crate::{Error, ExportFlags, limits};
+
+/// A string of the protocol: UTF-8 without NUL, at most [`limits::STRING`] bytes ("Conventions").
+pub(crate) fn string<'a>(what: &'static str, bytes: &'a [u8]) -> Result<&'a str, Error> {
+    if bytes.len() > limits::STRING {
+        let (len, max) = (bytes.len() as u64, limits::STRING as u64);
+        return Err(Error::TooLong { what, len, max });
+    }
+    match str::from_utf8(bytes) {
+        Ok(text) if text.contains('\0') => Err(Error::Malformed { what, why: "it holds a NUL" }),
+        Ok(text) => Ok(text),
+        Err(_) => Err(Error::Malformed { what, why: "it is not UTF-8" }),
+    }
+}
+
+/// Checks a string that is to be sent.
+///
+/// # Errors
+/// [`Error::TooLong`] and [`Error::Malformed`], as for a string that came.
+pub fn check_string(what: &'static str, text: &str) -> Result<(), Error> {
+    string(what, text.as_bytes()).map(|_| ())
+}
+
+fn push_counted(text: &str, out: &mut Vec<u8>) {
+    // Checked to be at most limits::STRING where it came in.
+    out.extend_from_slice(&(text.len() as u32).to_be_bytes());
+    out.extend_from_slice(text.as_bytes());
+}
+
+/// The payload of INFO and GO.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct InfoRequest {
+    /// The export, empty for the default one.
+    pub name: String,
+    /// Items that are asked for; those unknown here are left out.
+    pub wants: Infos,
+}
+
+impl InfoRequest {
+    /// Parses a whole payload.
+    ///
+    /// # Errors
+    /// The server answers each with [`super::OptionError::Invalid`].
+    pub fn parse(payload: &[u8]) -> Result<InfoRequest, Error> {
+        let bad = |why| Error::Malformed { what: "request for information", why };
+        let mut reader = Reader::new(payload);
+        let name = reader.counted().ok_or(bad("the name is longer than the option"))?;
+        let name = string("export name", name)?.to_owned();
+        let count = reader.u16().ok_or(bad("no number of items"))?;
+        if reader.rest().len() != usize::from(count) * 2 {
+            return Err(bad("the number of items differs from the list"));
+        }
+        let mut wants = Infos::default();
+        while let Some(kind) = reader.u16() {
+            match InfoKind::from_wire(kind) {
+                InfoKind::Name => wants.name = true,
+                InfoKind::Description => wants.description = true,
+                InfoKind::BlockSize => wants.block_size = true,
+                InfoKind::Export | InfoKind::Other(_) => {}
+            }
+        }
+        Ok(InfoRequest { name, wants })
+    }
+
+    /// Appends the payload to `out`. The name must pass [`check_string`].
+    pub fn emit(&self, out: &mut Vec<u8>) {
+        push_counted(&self.name, out);
+        // libnbd's order, so that captures of its sessions compare to the byte.
+        let wants = [
+            (self.wants.block_size, InfoKind::BlockSize),
+            (self.wants.name, InfoKind::Name),
+            (self.wants.description, InfoKind::Description),
+        ];
+        let kinds = || wants.iter().filter(|(wanted, _)| *wanted).map(|(_, kind)| kind);
+        out.extend_from_slice(&(kinds().count() as u16).to_be_bytes());
+        for kind in kinds() {
+            out.extend_from_slice(&kind.to_wire().to_be_bytes());
+        }
+    }
+}
+
+/// The payload of LIST_META_CONTEXT and SET_META_CONTEXT.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct MetaRequest {
+    /// The export, empty for the default one.
+    pub export: String,
+    /// The queries; none lists all contexts, or selects none.
+    pub queries: Vec<String>,
+}
+
+impl MetaRequest {
+    /// Parses a whole payload.
+    ///
+    /// # Errors
+    /// The server answers [`Error::TooLong`] of the list of queries with [`super::OptionError::TooBig`],
+    /// anything else with [`super::OptionError::Invalid`].
+    pub fn parse(payload: &[u8]) -> Result<MetaRequest, Error> {
+        let bad = |why| Error::Malformed { what: "request for contexts", why };
+        let mut reader = Reader::new(payload);
+        let export = reader.counted().ok_or(bad("the name is longer than the option"))?;
+        let export = string("export name", export)?.to_owned();
+        let count = reader.u32().ok_or(bad("no number of queries"))?;
+        // Each query has at least its length; a count that cannot be true is not a long list.
+        if u64::from(count) * 4 > reader.rest().len() as u64 {
+            return Err(bad("the number of queries differs from the list"));
+        }
+        if count as usize > limits::QUERIES {
+            let (len, max) = (count.into(), limits::QUERIES as u64);
+            return Err(Error::TooLong { what: QUERIES, len, max });
+        }
+        let mut queries = Vec::with_capacity(count as usize);
+        for _ in 0..count {
+            let query = reader.counted().ok_or(bad("a query is longer than the option"))?;
+            queries.push(string("context query", query)?.to_owned());
+        }
+        if !reader.rest().is_empty() {
+            return Err(bad("bytes are left over"));
+        }
+        Ok(MetaRequest { export, queries })
+    }
+
+    /// Appends the payload to `out`. Name and queries must pass [`check_string`].
+    pub fn emit(&self, out: &mut Vec<u8>) {
+        push_counted(&self.export, out);
+        out.extend_from_slice(&(self.queries.len() as u32).to_be_bytes());
+        for query in &self.queries {
+            push_counted(query, out);
+        }
+    }
+}
+
+/// What [`Error::TooLong`] calls a list of queries.
+pub(crate) const QUERIES: &str = "list of context queries";
+
+/// The payload of `NBD_REP_SERVER`: one export of a list.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
+pub struct ListEntry {
+    /// The export's name.
+    pub name: String,
+    /// Text for people; may be empty.
+    pub description: String,
+}
+
+impl ListEntry {
+    /// Parses a whole payload. The description is made fit for printing.
+    ///
+    /// # Errors
+    /// A name longer than the payload or that is no string of the protocol.
+    pub fn parse(payload: &[u8]) -> Result<ListEntry, Error> {
+        let bad = |why| Error::Malformed { what: "export in a list", why };
+        let mut reader = Reader::new(payload);
+        let name = reader.counted().ok_or(bad("the name is longer than the reply"))?;
+        let name = string("export name", name)?.to_owned();
+        Ok(ListEntry { name, description: description(reader.rest()) })
+    }
+
+    /// Appends the payload to `out`. Both strings must pass [`check_string`].
+    pub fn emit(&self, out: &mut Vec<u8>) {
+        push_counted(&self.name, out);
+        out.extend_from_slice(self.description.as_bytes());
+    }
+}
+
+/// A description for people: kept as it is when it is a string of the protocol without control
+/// characters, else escaped and cut.
+pub(crate) fn description(bytes: &[u8]) -> String {
+    match string("description", bytes) {
+        Ok(text) if !text.chars().any(char::is_control) => text.to_owned(),
+        _ => printable(bytes, limits::STRING),
+    }
+}
+
+/// A context: the payload of `NBD_REP_META_CONTEXT`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Context {
+    /// Its number in block status chunks; 0 and without meaning in lists.
+    pub id: u32,
+    /// Its name, namespace and all.
+    pub name: String,
+}
+
+impl Context {
+    /// Parses a whole payload.
+    ///
+    /// # Errors
+    /// A payload without an id, a name that is no string of the protocol.
+    pub fn parse(payload: &[u8]) -> Result<Context, Error> {
+        let mut reader = Reader::new(payload);
+        let id =
+            reader.u32().ok_or(Error::Malformed { what: "context", why: "it has no number" })?;
+        Ok(Context { id, name: string("context name", reader.rest())?.to_owned() })
+    }
+
+    /// Appends the payload to `out`. The name must pass [`check_string`].
+    pub fn emit(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.id.to_be_bytes());
+        out.extend_from_slice(self.name.as_bytes());
+    }
+}
+
+/// Block sizes of an export ("Size constraints"), all in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct BlockSizes {
+    /// Smallest unit and alignment of requests: a power of 2, at most 64 KiB.
+    pub minimum: u32,
+    /// Smallest efficient unit: a power of 2, at least 512 and the minimum.
+    pub preferred: u32,
+    /// Longest payload: at least the preferred size; `u32::MAX` says that there is no fixed limit.
+    pub maximum: u32,
+}
+
+impl BlockSizes {
+    /// What servers should support that name no sizes.
+    pub const DEFAULT: BlockSizes =
+        BlockSizes { minimum: 1, preferred: 4096, maximum: limits::PAYLOAD };
+
+    /// Whether the sizes are within the document's rules.
+    pub const fn is_valid(&self) -> bool {
+        self.minimum.is_power_of_two()
+            && self.minimum <= 1 << 16
+            && self.preferred.is_power_of_two()
+            && self.preferred >= self.minimum
+            && self.preferred >= 512
+            && self.maximum >= self.preferred
+    }
+}
+
+/// One item of information: the payload of `NBD_REP_INFO`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Info {
+    /// Size in bytes, and flags.
+    Export {
+        /// Size of the export in bytes.
+        size: u64,
+        /// What it offers.
+        flags: ExportFlags,
+    },
+    /// The canonical name.
+    Name(String),
+    /// Text for people.
+    Description(String),
+    /// The block sizes, as they were sent: perhaps not valid.
+    BlockSize(BlockSizes),
+    /// An item that is not known here, to be ignored.
+    Other(u16),
+}
+
+impl Info {
+    /// Parses a whole payload. A description is made fit for printing.
+    ///
+    /// # Errors
+    /// An item of the wrong length, a name that is no string of the protocol.
+    pub fn parse(payload: &[u8]) -> Result<Info, Error> {
+        let bad = |why| Error::Malformed { what: "information about an export", why };
+        let mut reader = Reader::new(payload);
+        let kind = reader.u16().ok_or(bad("it has no type"))?;
+        let info = match InfoKind::from_wire(kind) {
+            InfoKind::Export => {
+                let size = reader.u64().ok_or(bad("size and flags are too short"))?;
+                let flags = reader.u16().ok_or(bad("size and flags are too short"))?;
+                Info::Export { size, flags: ExportFlags::from_bits(flags) }
+            }
+            InfoKind::Name => {
+                return Ok(Info::Name(string("export name", reader.rest())?.to_owned()));
+            }
+            InfoKind::Description => return Ok(Info::Description(description(reader.rest()))),
+            InfoKind::BlockSize => {
+                let mut size = || reader.u32().ok_or(bad("block sizes are too short"));
+                let (minimum, preferred, maximum) = (size()?, size()?, size()?);
+                Info::BlockSize(BlockSizes { minimum, preferred, maximum })
+            }
+            InfoKind::Other(kind) => return Ok(Info::Other(kind)),
+        };
+        if reader.rest().is_empty() { Ok(info) } else { Err(bad("bytes are left over")) }
+    }
+
+    /// Appends the payload to `out`. Strings must pass [`check_string`].
+    pub fn emit(&self, out: &mut Vec<u8>) {
+        let kind = match self {
+            Info::Export { .. } => InfoKind::Export,
+            Info::Name(_) => InfoKind::Name,
+            Info::Description(_) => InfoKind::Description,
+            Info::BlockSize(_) => InfoKind::BlockSize,
+            Info::Other(kind) => InfoKind::Other(*kind),
+        };
+        out.extend_from_slice(&kind.to_wire().to_be_bytes());
+        match self {
+            Info::Export { size, flags } => {
+                out.extend_from_slice(&size.to_be_bytes());
+                out.extend_from_slice(&flags.bits().to_be_bytes());
+            }
+            Info::Name(text) | Info::Description(text) => out.extend_from_slice(text.as_bytes()),
+            Info::BlockSize(sizes) => {
+                for size in [sizes.minimum, sizes.preferred, sizes.maximum] {
+                    out.extend_from_slice(&size.to_be_bytes());
+                }
+            }
+            Info::Other(_) => {}
+        }
+    }
+}
