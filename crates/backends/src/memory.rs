@@ -87,6 +87,17 @@ impl MemoryDevice {
     pub(crate) fn write_now(&self, at: u64, bytes: &[u8]) -> Result<()> {
         self.pages.write(at, bytes)
     }
+
+    /// Zeroes at once, on the calling thread.
+    pub(crate) fn zero_now(&self, at: u64, len: u64) -> Result<()> {
+        self.pages.zero(at, len, false)
+    }
+
+    /// Reads at once, on the calling thread.
+    #[cfg(test)]
+    pub(crate) fn read_now(&self, at: u64, out: &mut [u8]) {
+        self.pages.read(at, out);
+    }
 }
 
 impl Device for MemoryDevice {
