@@ -16,6 +16,7 @@ mod options;
 mod plan;
 mod progress;
 mod stream;
+mod trust;
 mod verify;
 mod zeroes;
 

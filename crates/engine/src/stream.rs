@@ -1,0 +1,304 @@
+//! Copying from and to pipes: what is on the pipe's side is in order and of unknown size; the device's
+//! side has many requests in flight.
+
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+use block::{Can, Device, Error, Flags, Kind, Op, Reply, Request, Result, Stack};
+use io::{Buf, Data, File, Pool, Task};
+
+use crate::lane::Settled;
+use crate::options::{Options, Summary};
+use crate::progress::Progress;
+use crate::zeroes;
+
+/// Copies everything that comes from `fd` to the start of `target`. An error if there is more than
+/// the target holds.
+pub async fn copy_from_pipe(
+    fd: OwnedFd,
+    target: &Stack,
+    options: &Options,
+    pool: &Pool,
+    progress: &Arc<Progress>,
+) -> Result<Summary> {
+    let started = Instant::now();
+    let device = target.device();
+    let facts = device.facts();
+    crate::lane::check_target(0, &facts)?;
+    let settled = Settled::new(options, device, device, pool);
+    let pipe = File::new(fd);
+    let mut window = Window::new(&settled);
+    let mut at = 0;
+    while !progress.is_cancelled() {
+        let room = window.room(pool, settled.request_size).await?;
+        let (buf, ended) = match fill(&pipe, room.into_buf()).await {
+            Ok(filled) => filled,
+            Err(error) => {
+                // The pipe's error counts; what is on its way is awaited.
+                let _ = window.drain_all().await;
+                return Err(error);
+            }
+        };
+        let len = buf.len() as u64;
+        if len > 0 {
+            if at + len > facts.size {
+                let text =
+                    format!("more comes from the pipe than the {} bytes of the target", facts.size);
+                window.drain().await?;
+                return Err(Error::new(Kind::NoSpace, text).on(&facts.name));
+            }
+            let work = store(device.clone(), at, buf.into(), settled.clone(), progress.clone());
+            window.push(len, io::start(work));
+        }
+        at += len;
+        if ended {
+            break;
+        }
+    }
+    window.drain().await?;
+    progress.set_total(at);
+    finish(device, &settled, progress, at, started).await
+}
+
+/// Copies all of `source` to `fd`, in order, zeroes as zeroes.
+pub async fn copy_to_pipe(
+    source: &Stack,
+    fd: OwnedFd,
+    options: &Options,
+    pool: &Pool,
+    progress: &Arc<Progress>,
+) -> Result<Summary> {
+    let started = Instant::now();
+    let device = source.device();
+    let size = device.facts().size;
+    progress.set_total(size);
+    let settled = Settled::new(options, device, device, pool);
+    let pipe = File::new(fd);
+    // Reads run ahead in order; each is written when its turn comes.
+    let mut ahead: VecDeque<(u64, Task<Result<Option<Data>>>)> = VecDeque::new();
+    let mut queued = 0;
+    let (mut at, mut written) = (0, 0);
+    while written < size && !progress.is_cancelled() {
+        while at < size && ahead.len() < settled.requests {
+            let len = settled.request_size.min(size - at);
+            if queued > 0 && queued + len > settled.queue_size {
+                break;
+            }
+            let Some(room) = room_now(pool, len, ahead.is_empty()).await? else { break };
+            let read = device.submit(Request::read(at, room));
+            let task = io::start(async move {
+                Ok(match read.await? {
+                    Reply::Data(data) => Some(data),
+                    _ => None,
+                })
+            });
+            ahead.push_back((len, task));
+            queued += len;
+            at += len;
+        }
+        let Some((len, read)) = ahead.pop_front() else { break };
+        let data = read.await?;
+        queued -= len;
+        match data {
+            Some(data) => write_out(&pipe, data).await?,
+            None => write_zeroes(&pipe, len).await?,
+        }
+        progress.add_data(len);
+        written += len;
+    }
+    if progress.is_cancelled() {
+        return Err(Error::new(Kind::ShuttingDown, "stopped before the end of the copy"));
+    }
+    Ok(summary(progress, size, started))
+}
+
+/// Requests on their way to the target, oldest first.
+struct Window {
+    out: VecDeque<(u64, Task<Result<()>>)>,
+    bytes: u64,
+    requests: usize,
+    queue_size: u64,
+}
+
+impl Window {
+    fn new(settled: &Settled) -> Window {
+        let (requests, queue_size) = (settled.requests, settled.queue_size);
+        Window { out: VecDeque::new(), bytes: 0, requests, queue_size }
+    }
+
+    /// Room for another request, when the window allows it.
+    async fn room(&mut self, pool: &Pool, len: u64) -> Result<io::Room> {
+        while self.out.len() >= self.requests
+            || (self.bytes > 0 && self.bytes + len > self.queue_size)
+        {
+            self.pop().await?;
+        }
+        loop {
+            match room_now(pool, len, self.out.is_empty()).await? {
+                Some(room) => return Ok(room),
+                None => self.pop().await?,
+            }
+        }
+    }
+
+    fn push(&mut self, len: u64, task: Task<Result<()>>) {
+        self.bytes += len;
+        self.out.push_back((len, task));
+    }
+
+    async fn pop(&mut self) -> Result<()> {
+        let Some((len, task)) = self.out.pop_front() else { return Ok(()) };
+        self.bytes -= len;
+        let result = task.await;
+        if result.is_err() {
+            // The first error counts; what else is out is awaited all the same.
+            let _ = self.drain_all().await;
+        }
+        result
+    }
+
+    async fn drain(&mut self) -> Result<()> {
+        while !self.out.is_empty() {
+            self.pop().await?;
+        }
+        Ok(())
+    }
+
+    async fn drain_all(&mut self) -> Result<()> {
+        let mut result = Ok(());
+        while let Some((_, task)) = self.out.pop_front() {
+            result = result.and(task.await);
+        }
+        self.bytes = 0;
+        result
+    }
+}
+
+/// Room if there is some, or waits for it when nothing of ours could free any.
+async fn room_now(pool: &Pool, len: u64, wait: bool) -> Result<Option<io::Room>> {
+    if let Some(room) = pool.try_reserve(len as usize) {
+        return Ok(Some(room));
+    }
+    if !wait {
+        return Ok(None);
+    }
+    let room = pool.reserve(len as usize).await;
+    let error = |error| Error::new(Kind::NoMemory, "no buffer of this size").because(error);
+    room.map(Some).map_err(error)
+}
+
+/// Writes a piece to the target, zeroes as zeroes.
+async fn store(
+    device: Arc<dyn Device>,
+    at: u64,
+    data: Data,
+    settled: Settled,
+    progress: Arc<Progress>,
+) -> Result<()> {
+    let runs = match settled.sparse {
+        0 => vec![(0, data.len(), false)],
+        grain => zeroes::runs(data.bytes(), at, grain),
+    };
+    let mut parts = Vec::new();
+    for (start, len, zero) in runs {
+        let here = at + start as u64;
+        let bytes = len as u64;
+        match zero {
+            true if settled.target_is_zero => progress.add_skipped(bytes),
+            true => parts.push((bytes, true, device.submit(Request::zero(here, bytes)))),
+            false => {
+                let op = Op::Write(data.slice(start, len));
+                let request = Request { op, at: here, len: bytes, flags: Flags::empty() };
+                parts.push((bytes, false, device.submit(request)));
+            }
+        }
+    }
+    let mut result = Ok(());
+    for (bytes, zero, pending) in parts {
+        match pending.await {
+            Ok(_) if zero => progress.add_zeroed(bytes),
+            Ok(_) => progress.add_data(bytes),
+            Err(error) => result = result.and(Err(error)),
+        }
+    }
+    result
+}
+
+/// Reads until the buffer is full or the pipe ends; says which. Blocks a thread of its own.
+async fn fill(pipe: &File, mut buf: Buf) -> Result<(Buf, bool)> {
+    let pipe = pipe.clone();
+    let filled = io::offload(move || {
+        let mut filled = 0;
+        while filled < buf.len() {
+            match rustix::io::read(&pipe, &mut buf[filled..]) {
+                Ok(0) => {
+                    buf.truncate(filled);
+                    return Ok((buf, true));
+                }
+                Ok(bytes) => filled += bytes,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(std::io::Error::from(error)),
+            }
+        }
+        Ok((buf, false))
+    });
+    let filled = filled.await.map_err(|lost| Error::new(Kind::Io, "pipe").because(lost))?;
+    filled.map_err(|error| Error::system("cannot read from the pipe", error))
+}
+
+async fn write_out(pipe: &File, data: Data) -> Result<()> {
+    let pipe = pipe.clone();
+    let written = io::offload(move || {
+        let mut bytes = data.bytes();
+        while !bytes.is_empty() {
+            match rustix::io::write(&pipe, bytes) {
+                Ok(written) => bytes = &bytes[written..],
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(std::io::Error::from(error)),
+            }
+        }
+        Ok(())
+    });
+    let written = written.await.map_err(|lost| Error::new(Kind::Io, "pipe").because(lost))?;
+    written.map_err(|error| Error::system("cannot write to the pipe", error))
+}
+
+async fn write_zeroes(pipe: &File, mut len: u64) -> Result<()> {
+    while len > 0 {
+        let part = len.min(Data::ZEROES_MAX as u64);
+        write_out(pipe, Data::zeroes(part as usize)).await?;
+        len -= part;
+    }
+    Ok(())
+}
+
+async fn finish(
+    device: &Arc<dyn Device>,
+    settled: &Settled,
+    progress: &Progress,
+    size: u64,
+    started: Instant,
+) -> Result<Summary> {
+    if progress.is_cancelled() {
+        return Err(Error::new(Kind::ShuttingDown, "stopped before the end of the copy"));
+    }
+    if settled.flush && device.facts().can.contains(Can::FLUSH) {
+        device.submit(Request::flush()).await?;
+    }
+    Ok(summary(progress, size, started))
+}
+
+fn summary(progress: &Progress, size: u64, started: Instant) -> Summary {
+    let done = progress.snapshot();
+    Summary {
+        size,
+        data: done.data,
+        zeroed: done.zeroed,
+        skipped: done.skipped,
+        lanes: 1,
+        elapsed: started.elapsed(),
+        warnings: Vec::new(),
+    }
+}
