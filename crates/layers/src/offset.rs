@@ -98,7 +98,7 @@ impl Device for OffsetDevice {
     fn submit(&self, mut request: Request) -> Pending {
         if !matches!(request.op, Op::Flush) {
             // The fence has checked the range against a size that fits below.
-            request.at += self.offset;
+            request.at = request.at.saturating_add(self.offset);
         }
         self.inner.submit(request)
     }

@@ -1,0 +1,183 @@
+//! `delay`: lets every request wait first, as a slow disk or a far server does.
+//!
+//! The time runs from the moment of `submit`; requests wait side by side, not in a queue. With
+//! `exclusive=on` a request for extents is alone: it waits until everything else is done, and
+//! everything else waits for it, as on servers that hold one lock for both.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use block::{
+    Args, Device, Facts, Layer, LayerKind, Op, OpKind, Outcome, Param, ParamKind, Pending, Request,
+    Result,
+};
+use io::Completer;
+
+/// The layer `delay`.
+pub struct Delay;
+
+/// A parameter that is a time, none by default.
+const fn time(name: &'static str, doc: &'static str) -> Param {
+    Param { name, kind: ParamKind::Duration, default: Some("0"), doc }
+}
+
+impl LayerKind for Delay {
+    fn name(&self) -> &'static str {
+        "delay"
+    }
+
+    fn summary(&self) -> &'static str {
+        "lets requests wait before they reach the device"
+    }
+
+    fn params(&self) -> &'static [Param] {
+        const {
+            &[
+                time("read", "How long a read waits."),
+                time("write", "How long a write waits."),
+                time("zero", "How long a zeroing waits."),
+                time("trim", "How long a trim waits."),
+                time("flush", "How long a flush waits."),
+                time("cache", "How long a cache hint waits."),
+                time("extents", "How long a request for extents waits."),
+                Param {
+                    name: "exclusive",
+                    kind: ParamKind::Switch,
+                    default: Some("off"),
+                    doc: "While a request for extents runs, all others are held back.",
+                },
+            ]
+        }
+    }
+
+    fn configure(&self, args: &Args) -> Result<Arc<dyn Layer>> {
+        let times = OpKind::ALL.map(|kind| args.duration(kind.name()).unwrap_or_default());
+        let gate = args.switch("exclusive").then(|| Arc::new(Gate::default()));
+        Ok(Arc::new(DelayLayer { times, gate }))
+    }
+}
+
+/// Times in the order of [`OpKind::ALL`].
+struct DelayLayer {
+    times: [Duration; 7],
+    gate: Option<Arc<Gate>>,
+}
+
+impl Layer for DelayLayer {
+    fn wrap(&self, inner: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
+        Ok(Arc::new(DelayDevice { inner, times: self.times, gate: self.gate.clone() }))
+    }
+}
+
+struct DelayDevice {
+    inner: Arc<dyn Device>,
+    times: [Duration; 7],
+    gate: Option<Arc<Gate>>,
+}
+
+impl Device for DelayDevice {
+    fn facts(&self) -> Arc<Facts> {
+        self.inner.facts()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        let delay = self.times[request.kind() as usize];
+        if delay.is_zero() && self.gate.is_none() {
+            return self.inner.submit(request);
+        }
+        let (inner, gate) = (self.inner.clone(), self.gate.clone());
+        let due = Instant::now().checked_add(delay);
+        Pending::start(async move {
+            let alone = matches!(request.op, Op::Extents(_));
+            let pass = match gate {
+                Some(gate) => Some(Gate::enter(gate, alone).await),
+                None => None,
+            };
+            // A time too far to be represented never comes: a century stands for it in `sleep`.
+            match due {
+                // Behind the gate the time starts when the gate opens, as the work would.
+                _ if pass.is_some() => io::sleep(delay).await,
+                Some(due) => io::sleep_until(due).await,
+                None => io::sleep(delay).await,
+            }
+            let outcome: Outcome = inner.submit(request).await;
+            drop(pass);
+            outcome
+        })
+    }
+}
+
+/// Many may pass at a time, or one that is alone; first come, first served.
+#[derive(Default)]
+struct Gate(Mutex<Inside>);
+
+#[derive(Default)]
+struct Inside {
+    many: usize,
+    alone: bool,
+    waiting: VecDeque<(bool, Completer<Pass>)>,
+}
+
+impl Inside {
+    /// Lets one in if it may.
+    fn admit(&mut self, alone: bool) -> bool {
+        let free = !self.alone && (!alone || self.many == 0);
+        if free {
+            self.alone = alone;
+            self.many += usize::from(!alone);
+        }
+        free
+    }
+}
+
+/// The right to be inside; given back when dropped.
+struct Pass {
+    gate: Arc<Gate>,
+    alone: bool,
+}
+
+impl Gate {
+    async fn enter(gate: Arc<Gate>, alone: bool) -> Pass {
+        let turn = {
+            let mut inside = gate.lock();
+            if inside.waiting.is_empty() && inside.admit(alone) {
+                return Pass { gate: gate.clone(), alone };
+            }
+            let (completer, turn) = io::ticket();
+            inside.waiting.push_back((alone, completer));
+            turn
+        };
+        turn.await.expect("the gate lets in all who wait, and they keep it alive")
+    }
+
+    fn leave(gate: &Arc<Gate>, alone: bool) {
+        let mut admitted = Vec::new();
+        {
+            let mut inside = gate.lock();
+            match alone {
+                true => inside.alone = false,
+                false => inside.many -= 1,
+            }
+            while let Some(&(alone, _)) = inside.waiting.front()
+                && inside.admit(alone)
+            {
+                admitted.extend(inside.waiting.pop_front());
+            }
+        }
+        // Without the lock: whoever no longer waits drops the pass, which leads back here.
+        for (alone, completer) in admitted {
+            completer.complete(Pass { gate: gate.clone(), alone });
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inside> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Pass {
+    fn drop(&mut self) {
+        Gate::leave(&self.gate, self.alone);
+    }
+}
