@@ -145,6 +145,9 @@ impl Default for Weights {
     }
 }
 
+/// Draws of a step that does not overlap those in flight, before waiting for them instead.
+const TRIES: usize = 6;
+
 /// Makes random steps that the facts allow.
 pub struct Generator {
     can: Can,
@@ -154,6 +157,8 @@ pub struct Generator {
     kinds: Vec<(OpKind, u32)>,
     windows: Vec<Range<u64>>,
     together_max: usize,
+    /// Where the range before ended: many follow it directly.
+    last_end: u64,
     rng: Rng,
 }
 
@@ -170,6 +175,7 @@ impl Generator {
             kinds: Vec::new(),
             windows: vec![whole],
             together_max: 16,
+            last_end: 0,
             rng: Rng::new(seed),
         };
         generator.weights(Weights::default())
@@ -223,13 +229,20 @@ impl Generator {
         }
         let mut group = 0;
         for index in 0..count {
+            let wanted = index > group && index - group < self.together_max && self.rng.chance(85);
             let mut step = self.step();
-            let room = index > group && index - group < self.together_max;
-            step.together = room
-                && self.rng.chance(75)
-                && !steps[group..].iter().any(|other| other.conflicts(&step));
+            for _ in 0..TRIES {
+                if !wanted || !steps[group..].iter().any(|other| other.conflicts(&step)) {
+                    step.together = wanted;
+                    break;
+                }
+                step = self.step();
+            }
             if !step.together {
                 group = index;
+            }
+            if step.len > 0 {
+                self.last_end = step.end();
             }
             steps.push(step);
         }
@@ -271,6 +284,7 @@ impl Generator {
         let skip = match rng.below(10) {
             0 => 0,
             1 => slack,
+            2 | 3 if self.last_end >= window.start => slack.min(self.last_end - window.start),
             _ => rng.below(slack + 1) / grain * grain,
         };
         (window.start + skip, len)

@@ -3,6 +3,8 @@
 
 pub mod arbitrary;
 pub mod conform;
+pub mod crash;
+pub mod fault;
 pub mod model;
 pub mod rng;
 pub mod tools;

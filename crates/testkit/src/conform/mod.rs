@@ -62,6 +62,10 @@ pub struct Options {
     pub steps: usize,
     /// Checks to leave out, with the reason; names as in the report.
     pub skip: Vec<(&'static str, &'static str)>,
+    /// If not empty: only these checks.
+    pub only: Vec<&'static str>,
+    /// The seed of everything random; `None`: that of [`rng::seed`].
+    pub seed: Option<u64>,
     /// Engines to run on; uring is left out where the kernel refuses it.
     pub engines: Vec<Engine>,
 }
@@ -78,6 +82,8 @@ impl Default for Options {
             rounds: 6,
             steps: 120,
             skip: Vec::new(),
+            only: Vec::new(),
+            seed: None,
             engines: vec![Engine::Uring, Engine::Threads],
         }
     }
@@ -215,6 +221,7 @@ const CHECKS: &[(&str, Check)] = checks![
     requests::each_request_completes,
     requests::dropping_a_pending_detaches,
     requests::requests_in_flight_may_be_awaited_in_any_order,
+    requests::neighbours_in_flight_leave_each_other_alone,
     requests::a_completed_write_is_seen_by_later_reads,
     requests::a_flush_makes_completed_writes_durable,
     requests::a_flush_covers_all_handles,
@@ -307,9 +314,10 @@ where
     F: Future<Output = block::Result<S>> + 'static,
     S: Into<Subject> + 'static,
 {
-    let unknown = options.skip.iter().find(|(skip, _)| !names().any(|name| name == *skip));
+    let named = options.skip.iter().map(|(name, _)| name).chain(&options.only);
+    let unknown = { named }.find(|&name| !names().any(|known| known == *name));
     assert!(unknown.is_none(), "no check has the name {unknown:?}");
-    let seed = rng::seed();
+    let seed = options.seed.unwrap_or_else(rng::seed);
     let mut report = Report { name: name.to_string(), seed, results: Vec::new() };
     let (options, make) = (Arc::new(options), Arc::new(make));
     for &engine in &options.engines {
@@ -319,6 +327,9 @@ where
         }
         let mut runtime = None;
         for &(check_name, check) in CHECKS {
+            if !options.only.is_empty() && !options.only.contains(&check_name) {
+                continue;
+            }
             let skip = options.skip.iter().find(|(name, _)| *name == check_name);
             let result = match skip {
                 Some((_, reason)) => Ok(Verdict::Skipped((*reason).to_string())),

@@ -170,8 +170,8 @@ pub(super) async fn random_requests_match_the_model(case: Case) -> Checked {
         if round % 3 == 2 {
             // A narrow place, where requests meet more often.
             let first = &windows[0];
-            let narrow = first.start..first.end.min(first.start + case.up(20_000));
-            generator = generator.windows(vec![narrow]).len_max(case.up(5000));
+            let narrow = first.start..first.end.min(first.start + case.up(12_000));
+            generator = generator.windows(vec![narrow]).len_max(case.up(700));
         }
         let steps = generator.steps(case.options.steps);
         let Err(failure) = play(&case, &case.device, &steps).await else { continue };

@@ -211,6 +211,38 @@ pub(super) async fn requests_in_flight_may_be_awaited_in_any_order(case: Case) -
     Ok(Verdict::Held)
 }
 
+/// 4. Only overlapping requests have no defined order: neighbours in flight leave each other alone,
+///    also within one sector or page.
+pub(super) async fn neighbours_in_flight_leave_each_other_alone(case: Case) -> Checked {
+    skip_if!(!case.keeps(), "the device does not keep writes");
+    let len = case.up(150);
+    let count = (case.reach() / len).min(MANY as u64);
+    skip_if!(count < 2, "the device is too small");
+    for round in 0..4 {
+        let start = case.down(case.random(case.reach() - count * len + 1));
+        let mut expected = vec![0; (count * len) as usize];
+        let mut requests = Vec::new();
+        for (index, bytes) in expected.chunks_mut(len as usize).enumerate() {
+            let at = start + index as u64 * len;
+            if case.can(Can::ZERO) && (index + round) % 4 == 0 {
+                requests.push(Request::zero(at, len));
+            } else {
+                bytes.copy_from_slice(&case.noise(len));
+                requests.push(Request::write(at, Data::copy_of(bytes)));
+            }
+        }
+        case.shuffle(&mut requests);
+        let out: Vec<_> = requests.into_iter().map(|request| case.device.submit(request)).collect();
+        for pending in out {
+            let outcome = case.wait(pending, "one of several neighbours").await?;
+            outcome.map_err(|error| format!("one of several neighbours failed: {error}"))?;
+        }
+        let found = case.read(start..start + count * len).await?;
+        same(start, &found, &expected).map_err(|text| format!("a neighbour's bytes: {text}"))?;
+    }
+    Ok(Verdict::Held)
+}
+
 /// 4. What a completed write wrote is seen by every read that is submitted afterwards; whoever awaits
 ///    the first write before submitting the second has an order.
 pub(super) async fn a_completed_write_is_seen_by_later_reads(case: Case) -> Checked {

@@ -1,0 +1,224 @@
+//! A device that loses power: it keeps what is live apart from what is durable.
+//!
+//! Every change that has completed is remembered with the handle that made it. A flush makes those of
+//! its handle durable that had completed when it was submitted (those of all handles, when the facts
+//! say [`Can::MULTI_CONN`]); FUA makes one change durable. A power cut leaves what is durable, and of
+//! the rest a random part, sector by sector, in the order of completion.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+
+use block::{
+    Another, Can, Device, Error, Facts, Flags, Kind, OpKind, Opening, Outcome, Pending, Request,
+};
+
+use crate::model::{Completion, Model, lock};
+use crate::rng::Rng;
+
+/// What a disk writes in one piece.
+const SECTOR: usize = 512;
+
+/// One handle on storage that can lose power.
+pub struct CrashDevice {
+    facts: Arc<Facts>,
+    store: Arc<Mutex<Store>>,
+    handle: usize,
+    ignores_flush: bool,
+    ignores_fua: bool,
+}
+
+struct Store {
+    model: Model,
+    /// What is durable without the log.
+    base: Vec<u8>,
+    /// Changes since then, in the order of completion.
+    log: Vec<Change>,
+    /// Changes that have left the log.
+    gone: usize,
+    handles: usize,
+    completion: Completion,
+    rng: Rng,
+    cut: bool,
+}
+
+struct Change {
+    handle: usize,
+    at: usize,
+    /// The bytes as they were afterwards.
+    bytes: Vec<u8>,
+    durable: bool,
+}
+
+impl CrashDevice {
+    /// Storage with this content, all of it durable, and the first handle on it.
+    pub fn new(model: Model, completion: Completion) -> Arc<CrashDevice> {
+        let seed = if let Completion::Shuffled(seed) = completion { seed } else { 0 };
+        let facts = model.facts();
+        let store = Store {
+            base: model.bytes().to_vec(),
+            model,
+            log: Vec::new(),
+            gone: 0,
+            handles: 1,
+            completion,
+            rng: Rng::new(seed),
+            cut: false,
+        };
+        let store = Arc::new(Mutex::new(store));
+        let (ignores_flush, ignores_fua) = (false, false);
+        Arc::new(CrashDevice { facts, store, handle: 0, ignores_flush, ignores_fua })
+    }
+
+    /// Another handle on the same storage.
+    pub fn handle(&self) -> Arc<CrashDevice> {
+        let mut store = lock(&self.store);
+        let handle = store.handles;
+        store.handles += 1;
+        let (facts, store) = (self.facts.clone(), self.store.clone());
+        let (ignores_flush, ignores_fua) = (self.ignores_flush, self.ignores_fua);
+        Arc::new(CrashDevice { facts, store, handle, ignores_flush, ignores_fua })
+    }
+
+    /// The same handle, lying: flush succeeds without effect. To see whether tests find out.
+    pub fn ignoring_flush(&self) -> Arc<CrashDevice> {
+        let handle = self.handle();
+        let (facts, store, handle) = (handle.facts.clone(), handle.store.clone(), handle.handle);
+        Arc::new(CrashDevice { facts, store, handle, ignores_flush: true, ignores_fua: false })
+    }
+
+    /// The same handle, lying: FUA has no effect. To see whether tests find out.
+    pub fn ignoring_fua(&self) -> Arc<CrashDevice> {
+        let handle = self.handle();
+        let (facts, store, handle) = (handle.facts.clone(), handle.store.clone(), handle.handle);
+        Arc::new(CrashDevice { facts, store, handle, ignores_flush: false, ignores_fua: true })
+    }
+
+    /// What callers read now.
+    pub fn live(&self) -> Vec<u8> {
+        lock(&self.store).model.bytes().to_vec()
+    }
+
+    /// What is left after a power cut in the worst case: every change that may be lost is.
+    pub fn durable(&self) -> Vec<u8> {
+        lock(&self.store).after_cut(|_| false)
+    }
+
+    /// Cuts the power: what is left, by this seed. All handles answer [`Kind::Disconnected`] from now
+    /// on; [`Model::with_content`] starts again with what is left.
+    pub fn power_cut(&self, seed: u64) -> Vec<u8> {
+        let mut rng = Rng::new(seed);
+        // Everything from "nothing got to the disk" to "all of it".
+        let percent = rng.between(0, 100);
+        let mut store = lock(&self.store);
+        store.cut = true;
+        store.after_cut(|_| rng.chance(percent))
+    }
+}
+
+impl Another for CrashDevice {
+    fn another(&self) -> Opening<Arc<dyn Device>> {
+        let handle = self.handle();
+        Box::pin(async move { Ok(handle as Arc<dyn Device>) })
+    }
+}
+
+impl Store {
+    fn after_cut(&self, mut lucky: impl FnMut(Range<usize>) -> bool) -> Vec<u8> {
+        let mut bytes = self.base.clone();
+        for change in &self.log {
+            let (mut from, end) = (change.at, change.at + change.bytes.len());
+            while from < end {
+                let to = end.min((from / SECTOR + 1) * SECTOR);
+                if change.durable || lucky(from..to) {
+                    bytes[from..to]
+                        .copy_from_slice(&change.bytes[from - change.at..to - change.at]);
+                }
+                from = to;
+            }
+        }
+        bytes
+    }
+
+    fn apply(&mut self, request: Request, handle: usize, durable: bool) -> Outcome {
+        if self.cut {
+            return Err(Error::new(Kind::Disconnected, "the power is off"));
+        }
+        let changes = request.kind().changes();
+        let (at, end) = (request.at, request.end());
+        let reply = self.model.apply(request)?;
+        if let Some(end) = end.filter(|_| changes) {
+            let at = at as usize;
+            let bytes = self.model.bytes()[at..end as usize].to_vec();
+            self.log.push(Change { handle, at, bytes, durable });
+            self.settle();
+        }
+        Ok(reply)
+    }
+
+    /// How many changes had completed so far.
+    fn mark(&self) -> usize {
+        self.gone + self.log.len()
+    }
+
+    fn flush(&mut self, mark: usize, handle: Option<usize>) -> Outcome {
+        if self.cut {
+            return Err(Error::new(Kind::Disconnected, "the power is off"));
+        }
+        let count = mark.saturating_sub(self.gone);
+        for change in self.log.iter_mut().take(count) {
+            change.durable |= handle.is_none_or(|handle| handle == change.handle);
+        }
+        self.settle();
+        Ok(block::Reply::Done)
+    }
+
+    /// Takes durable changes at the front of the log into the base.
+    fn settle(&mut self) {
+        let count = self.log.iter().take_while(|change| change.durable).count();
+        for change in self.log.drain(..count) {
+            self.base[change.at..change.at + change.bytes.len()].copy_from_slice(&change.bytes);
+        }
+        self.gone += count;
+    }
+
+    fn turns(&mut self) -> u64 {
+        match self.completion {
+            Completion::Immediate => 0,
+            Completion::Deferred => 2,
+            Completion::Shuffled(_) => self.rng.below(40),
+        }
+    }
+}
+
+impl Device for CrashDevice {
+    fn facts(&self) -> Arc<Facts> {
+        self.facts.clone()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        let mut guard = lock(&self.store);
+        let (mark, turns) = (guard.mark(), guard.turns());
+        drop(guard);
+        let store = self.store.clone();
+        let (handle, all) = (self.handle, self.facts.can.contains(Can::MULTI_CONN));
+        let durable = request.flags.contains(Flags::FUA) && !self.ignores_fua;
+        let ignores_flush = self.ignores_flush;
+        let work = move || {
+            let mut store = lock(&store);
+            match request.kind() {
+                OpKind::Flush if ignores_flush => Ok(block::Reply::Done),
+                OpKind::Flush => store.flush(mark, (!all).then_some(handle)),
+                _ => store.apply(request, handle, durable),
+            }
+        };
+        if turns == 0 {
+            return work().into();
+        }
+        Pending::start(async move {
+            for _ in 0..turns {
+                io::yield_now().await;
+            }
+            work()
+        })
+    }
+}

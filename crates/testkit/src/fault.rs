@@ -1,0 +1,319 @@
+//! A layer that delays, reorders, fails and hangs requests, by rules and a seed.
+//!
+//! ```no_run
+//! # use std::sync::Arc;
+//! # use block::{Kind, OpKind};
+//! # fn example(inner: Arc<dyn block::Device>) {
+//! use testkit::fault::{FaultDevice, Rule, Then};
+//!
+//! let device = FaultDevice::over(inner, 1);
+//! // The third write fails; whatever touches the second MiB hangs until it is released.
+//! device.add(Rule::new(Then::Fail(Kind::NoSpace)).kind(OpKind::Write).nth(3));
+//! device.add(Rule::new(Then::Hang).range(1 << 20..2 << 20));
+//! // … use it …
+//! device.release();
+//! # }
+//! ```
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use block::{Device, Error, Facts, Kind, Op, OpKind, Pending, Request};
+use io::Completer;
+
+use crate::model::{Seen, lock};
+use crate::rng::Rng;
+
+/// What happens to a request that a rule is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Then {
+    /// It fails, and nothing has happened.
+    Fail(Kind),
+    /// It is carried out, and fails nevertheless: its effect is there.
+    FailAfter(Kind),
+    /// The first half of it is carried out, then it fails. What cannot be halved fails as `Fail`.
+    FailHalfway(Kind),
+    /// It takes this long before it reaches the device.
+    Delay(Duration),
+    /// It does not reach the device until [`FaultDevice::release`].
+    Hang,
+    /// It reaches the device, but its completion is held back until [`FaultDevice::release`].
+    HangAfter,
+    /// Its completion gets lost: the caller sees [`Kind::Disconnected`], and nothing has happened.
+    Lose,
+}
+
+/// Which requests, and what happens to them.
+#[derive(Debug, Clone)]
+pub struct Rule {
+    then: Then,
+    kind: Option<OpKind>,
+    range: Option<Range<u64>>,
+    nth: Option<u64>,
+    percent: Option<u64>,
+    times: Option<u64>,
+    matched: u64,
+    applied: u64,
+}
+
+impl Rule {
+    /// For each request; the other methods narrow it down.
+    pub fn new(then: Then) -> Rule {
+        let (matched, applied) = (0, 0);
+        Rule {
+            then,
+            kind: None,
+            range: None,
+            nth: None,
+            percent: None,
+            times: None,
+            matched,
+            applied,
+        }
+    }
+
+    /// Only for requests of this kind.
+    #[must_use]
+    pub fn kind(mut self, kind: OpKind) -> Rule {
+        self.kind = Some(kind);
+        self
+    }
+
+    /// Only for requests that touch this range.
+    #[must_use]
+    pub fn range(mut self, range: Range<u64>) -> Rule {
+        self.range = Some(range);
+        self
+    }
+
+    /// Only for the `nth` of those that match otherwise, counted from 1.
+    #[must_use]
+    pub fn nth(mut self, nth: u64) -> Rule {
+        self.nth = Some(nth);
+        self
+    }
+
+    /// Only for some of those that match otherwise, by chance.
+    #[must_use]
+    pub fn percent(mut self, percent: u64) -> Rule {
+        self.percent = Some(percent);
+        self
+    }
+
+    /// At most so often.
+    #[must_use]
+    pub fn times(mut self, times: u64) -> Rule {
+        self.times = Some(times);
+        self
+    }
+
+    fn applies(&mut self, seen: &Seen, rng: &mut Rng) -> bool {
+        let touched = self.range.as_ref().is_none_or(|range| {
+            let end = seen.at.saturating_add(seen.len);
+            seen.at < range.end && range.start < end
+        });
+        if self.kind.is_some_and(|kind| kind != seen.kind) || !touched {
+            return false;
+        }
+        self.matched += 1;
+        let due = self.nth.is_none_or(|nth| nth == self.matched)
+            && self.percent.is_none_or(|percent| rng.chance(percent))
+            && self.times.is_none_or(|times| self.applied < times);
+        self.applied += u64::from(due);
+        due
+    }
+}
+
+/// The layer; it is its own control. Without rules it passes everything on.
+pub struct FaultDevice {
+    inner: Arc<dyn Device>,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    plan: Mutex<Plan>,
+    in_flight: AtomicUsize,
+}
+
+struct Plan {
+    rng: Rng,
+    rules: Vec<Rule>,
+    delay_max: Duration,
+    turns_max: u64,
+    seen: Vec<Seen>,
+    hanging: Vec<Completer<()>>,
+    in_flight_max: usize,
+}
+
+impl FaultDevice {
+    /// The layer over a device; everything random comes from the seed.
+    pub fn over(inner: Arc<dyn Device>, seed: u64) -> Arc<FaultDevice> {
+        let plan = Mutex::new(Plan {
+            rng: Rng::new(seed),
+            rules: Vec::new(),
+            delay_max: Duration::ZERO,
+            turns_max: 0,
+            seen: Vec::new(),
+            hanging: Vec::new(),
+            in_flight_max: 0,
+        });
+        let shared = Arc::new(Shared { plan, in_flight: AtomicUsize::new(0) });
+        Arc::new(FaultDevice { inner, shared })
+    }
+
+    /// Adds a rule; of several rules that are for a request, the first one counts.
+    pub fn add(&self, rule: Rule) {
+        lock(&self.shared.plan).rules.push(rule);
+    }
+
+    /// Drops all rules; hanging requests stay so until they are released.
+    pub fn heal(&self) {
+        lock(&self.shared.plan).rules.clear();
+    }
+
+    /// From now on each request takes a random time up to this.
+    pub fn delay_up_to(&self, delay_max: Duration) {
+        lock(&self.shared.plan).delay_max = delay_max;
+    }
+
+    /// From now on each request lets others pass, a random number of turns of the worker up to this.
+    pub fn reorder(&self, turns_max: u64) {
+        lock(&self.shared.plan).turns_max = turns_max;
+    }
+
+    /// Lets all hanging requests go on; how many they were.
+    pub fn release(&self) -> usize {
+        let hanging = std::mem::take(&mut lock(&self.shared.plan).hanging);
+        let count = hanging.len();
+        hanging.into_iter().for_each(|completer| completer.complete(()));
+        count
+    }
+
+    /// How many requests hang now.
+    pub fn hanging(&self) -> usize {
+        lock(&self.shared.plan).hanging.len()
+    }
+
+    /// All requests so far, in the order of their submission.
+    pub fn seen(&self) -> Vec<Seen> {
+        lock(&self.shared.plan).seen.clone()
+    }
+
+    /// Requests that have not completed.
+    pub fn in_flight(&self) -> usize {
+        self.shared.in_flight.load(Ordering::SeqCst)
+    }
+
+    /// The most requests that were in flight at a time.
+    pub fn in_flight_max(&self) -> usize {
+        lock(&self.shared.plan).in_flight_max
+    }
+}
+
+/// Counts a request for as long as it lives.
+struct InFlight(Arc<Shared>);
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.in_flight.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Device for FaultDevice {
+    fn facts(&self) -> Arc<Facts> {
+        self.inner.facts()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        let seen = Seen::of(&request);
+        let mut guard = lock(&self.shared.plan);
+        let plan = &mut *guard;
+        plan.seen.push(seen);
+        let in_flight = InFlight(self.shared.clone());
+        let now = self.shared.in_flight.fetch_add(1, Ordering::SeqCst) + 1;
+        plan.in_flight_max = plan.in_flight_max.max(now);
+        let mut then = None;
+        for rule in &mut plan.rules {
+            if rule.applies(&seen, &mut plan.rng) {
+                then = Some(rule.then);
+                break;
+            }
+        }
+        let micros = u64::try_from(plan.delay_max.as_micros()).unwrap_or(u64::MAX);
+        let delay = Duration::from_micros(plan.rng.between(0, micros));
+        let turns = plan.rng.between(0, plan.turns_max);
+        let hang = matches!(then, Some(Then::Hang | Then::HangAfter)).then(|| {
+            let (completer, ticket) = io::ticket();
+            plan.hanging.push(completer);
+            ticket
+        });
+        drop(guard);
+        if then == Some(Then::Lose) {
+            return Pending::completer().1;
+        }
+        let inner = self.inner.clone();
+        Pending::start(async move {
+            let _in_flight = in_flight;
+            for _ in 0..turns {
+                io::yield_now().await;
+            }
+            if !delay.is_zero() {
+                io::sleep(delay).await;
+            }
+            match then {
+                None | Some(Then::Lose) => inner.submit(request).await,
+                Some(Then::Fail(kind)) => Err(injected(kind)),
+                Some(Then::FailAfter(kind)) => {
+                    inner.submit(request).await?;
+                    Err(injected(kind))
+                }
+                Some(Then::FailHalfway(kind)) => {
+                    if let Some(half) = half(request, &inner.facts()) {
+                        inner.submit(half).await?;
+                    }
+                    Err(injected(kind))
+                }
+                Some(Then::Delay(delay)) => {
+                    io::sleep(delay).await;
+                    inner.submit(request).await
+                }
+                Some(Then::Hang) => {
+                    wait(hang).await;
+                    inner.submit(request).await
+                }
+                Some(Then::HangAfter) => {
+                    let outcome = inner.submit(request).await;
+                    wait(hang).await;
+                    outcome
+                }
+            }
+        })
+    }
+}
+
+fn injected(kind: Kind) -> Error {
+    Error::new(kind, "injected by a test")
+}
+
+/// Waits for the release; a layer that is gone releases too.
+async fn wait(hang: Option<io::Ticket<()>>) {
+    if let Some(hang) = hang {
+        let _released_or_gone = hang.await;
+    }
+}
+
+/// The first half of a change, if there is one.
+fn half(request: Request, facts: &Facts) -> Option<Request> {
+    let minimum = u64::from(facts.block.minimum.max(1));
+    let len = request.len / 2 / minimum * minimum;
+    if len == 0 || !request.kind().changes() {
+        return None;
+    }
+    let op = match request.op {
+        Op::Write(data) => Op::Write(data.slice(0, usize::try_from(len).ok()?)),
+        op => op,
+    };
+    Some(Request { op, len, at: request.at, flags: request.flags })
+}
