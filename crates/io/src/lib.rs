@@ -46,6 +46,7 @@ pub use recv_window::RecvWindow;
 pub use remote::Remote;
 pub use send_queue::SendQueue;
 pub use sync::{Completer, Event, Lost, Ticket, ticket};
+pub use sys::inherited;
 pub use task::{Task, spawn, start, yield_now};
 pub use timer::{Elapsed, sleep, sleep_until, timeout};
 pub use worker::{Config, Runtime, engine_name, worker, worker_count};

@@ -2,9 +2,11 @@
 #![expect(unsafe_code, reason = "raw descriptors")]
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::Mutex;
 
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::{FdFlags, fcntl_getfd, fcntl_setfd};
 
 /// Wakes a worker that sleeps in its driver.
 pub(crate) struct Wakeup(OwnedFd);
@@ -45,4 +47,27 @@ pub(crate) fn borrow<'fd>(fd: RawFd) -> BorrowedFd<'fd> {
     // SAFETY: not -1 (asserted). The number is only handed to epoll_ctl, which reports a closed or
     // foreign descriptor as an error and touches no memory of ours.
     unsafe { BorrowedFd::borrow_raw(fd) }
+}
+
+/// Takes over a descriptor that this process got from the one that started it, by its number: a
+/// listening socket (sd_listen_fds(3)), a pipe for progress. 0 to 2 belong to the standard library.
+/// `None` where there is no such descriptor, or it has been taken already.
+pub fn inherited(number: RawFd) -> Option<OwnedFd> {
+    static TAKING: Mutex<()> = Mutex::new(());
+    // Nothing is kept under the lock that a panic could leave half done.
+    let _one_at_a_time = TAKING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    if number <= 2 {
+        return None;
+    }
+    let fd = borrow(number);
+    let flags = fcntl_getfd(fd).ok()?;
+    if flags.contains(FdFlags::CLOEXEC) {
+        return None;
+    }
+    fcntl_setfd(fd, flags | FdFlags::CLOEXEC).ok()?;
+    // SAFETY: the descriptor is open (fcntl answered) and nobody in this process owns it: whatever
+    // this program opens itself (the standard library, rustix as it is called here, io_uring) is
+    // close-on-exec, and this one was not, so it came from outside through exec. It is close-on-exec
+    // from here on, and there is one caller at a time, so it is given away once.
+    Some(unsafe { OwnedFd::from_raw_fd(number) })
 }
