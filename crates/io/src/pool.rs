@@ -36,6 +36,8 @@ struct State {
     /// Idle blocks by class. Only the outermost pool keeps blocks.
     idle: Vec<Vec<Block>>,
     idle_bytes: u64,
+    /// Bytes of blocks that are lent. Less than `reserved` while rooms have no block yet.
+    lent: u64,
     waiting: VecDeque<(u64, Completer<Hold>)>,
 }
 
@@ -207,6 +209,7 @@ impl Pool {
             if block.is_some() {
                 state.idle_bytes -= size as u64;
             }
+            state.lent += size as u64;
             block
         };
         recycled.unwrap_or_else(|| Block::new(size))
@@ -222,8 +225,8 @@ impl Pool {
             let class = class(block.size());
             state.idle[class].push(block);
             state.idle_bytes += size;
-            // The block itself is still charged here, hence the `+ size`.
-            while state.idle_bytes + state.reserved > root.0.limit + size {
+            state.lent -= size;
+            while state.idle_bytes + state.lent > root.0.limit {
                 let Some(class) = (0..CLASSES).rev().find(|&class| !state.idle[class].is_empty())
                 else {
                     break;
