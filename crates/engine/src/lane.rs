@@ -14,6 +14,7 @@ use crate::options::{MAX_REQUEST, MIN_REQUEST, Options, Summary};
 use crate::plan::{Plan, Segment};
 use crate::progress::Progress;
 use crate::trust::{Sample, Trust};
+use crate::window::Window;
 use crate::zeroes;
 
 /// Time for a further connection to be made; the copy goes on meanwhile and without it.
@@ -107,6 +108,7 @@ pub(crate) fn check_target(size: u64, target: &block::Facts) -> Result<()> {
 pub(crate) struct Settled {
     pub(crate) connections: usize,
     pub(crate) requests: usize,
+    pub(crate) adaptive: bool,
     pub(crate) request_size: u64,
     pub(crate) queue_size: u64,
     /// Grain of zero detection; 0: bytes are not looked at.
@@ -142,6 +144,7 @@ impl Settled {
         Settled {
             connections: if alone { 1 } else { options.connections.max(1) },
             requests: if alone { 1 } else { options.requests.max(1) },
+            adaptive: options.adaptive,
             request_size,
             queue_size: options.queue_size.max(request_size),
             sparse,
@@ -267,6 +270,7 @@ struct Lane {
     target: Arc<dyn Device>,
     /// The first lane brings the sample by which others are examined.
     first: bool,
+    window: RefCell<Window>,
     in_flight: Cell<usize>,
     bytes: Cell<u64>,
     wrote: Cell<bool>,
@@ -282,8 +286,10 @@ impl Lane {
         target: Arc<dyn Device>,
         first: bool,
     ) -> Rc<Lane> {
+        let window = Window::new(job.settled.requests, !job.settled.adaptive);
         Rc::new(Lane {
             job,
+            window: RefCell::new(window),
             source,
             target,
             first,
@@ -352,7 +358,7 @@ impl Lane {
     async fn turn(&self, len: u64) {
         let settled = &self.job.settled;
         self.wait_until(|lane| {
-            lane.in_flight.get() < settled.requests
+            lane.in_flight.get() < lane.window.borrow().limit()
                 && (lane.bytes.get() == 0 || lane.bytes.get() + len <= settled.queue_size)
         })
         .await;
@@ -372,9 +378,14 @@ impl Lane {
         self.in_flight.set(self.in_flight.get() + 1);
         self.bytes.set(self.bytes.get() + len);
         let lane = self.clone();
+        // Only what fills the window tells how full the path is.
+        let started = (len == self.job.settled.request_size).then(Instant::now);
         drop(io::start(async move {
             if let Err(error) = work.await {
                 lane.job.fail(error);
+            }
+            if let Some(started) = started {
+                lane.window.borrow_mut().learn(started.elapsed());
             }
             lane.in_flight.set(lane.in_flight.get() - 1);
             lane.bytes.set(lane.bytes.get() - len);

@@ -18,6 +18,7 @@ mod progress;
 mod stream;
 mod trust;
 mod verify;
+mod window;
 mod zeroes;
 
 pub use lane::copy;

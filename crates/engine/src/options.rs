@@ -16,8 +16,10 @@ pub const MAX_REQUEST: u32 = 32 << 20;
 pub struct Options {
     /// Lanes: connections to each side; at least 1.
     pub connections: usize,
-    /// Requests in flight per lane, reads and writes together; at least 1.
+    /// Most requests in flight per lane; at least 1.
     pub requests: usize,
+    /// Find out how many requests in flight pay, up to `requests`; otherwise always use that many.
+    pub adaptive: bool,
     /// Bytes per read and write; a power of two from [`MIN_REQUEST`] to [`MAX_REQUEST`].
     pub request_size: u32,
     /// Bytes in flight per lane.
@@ -42,6 +44,7 @@ impl Default for Options {
         Options {
             connections: 4,
             requests: 64,
+            adaptive: true,
             request_size: 256 << 10,
             queue_size: 16 << 20,
             sparse: 4096,
