@@ -206,6 +206,7 @@ enum Place<'a> {
 }
 
 struct Pages {
+    size: u64,
     root: Node,
     /// Levels of inner nodes above the leaves, at least 1.
     levels: u32,
@@ -217,7 +218,7 @@ impl Pages {
         while levels < 4 && size > LEAF << (levels * FAN_BITS) {
             levels += 1;
         }
-        Pages { root: Node::inner(), levels }
+        Pages { size, root: Node::inner(), levels }
     }
 
     /// Bytes under one child of a node `level` levels above the leaves.
@@ -316,10 +317,12 @@ impl Pages {
             };
             match place {
                 Place::Page(lock) => {
+                    // The last page of a device may be whole with fewer bytes.
+                    let whole = start == 0 && (len as u64 == PAGE || at + len as u64 == self.size);
                     let mut page = write(lock);
                     let mut freed = None;
                     match &mut *page {
-                        Some(_) if len as u64 == PAGE && !keep => freed = page.take(),
+                        Some(_) if whole && !keep => freed = page.take(),
                         Some(bytes) => bytes[start..start + len].fill(0),
                         None if keep => *page = Some(new_page(0, &[]).map_err(no_memory)?),
                         None => {}
@@ -387,4 +390,72 @@ fn read(page: &RwLock<Page>) -> RwLockReadGuard<'_, Page> {
 
 fn write(page: &RwLock<Page>) -> RwLockWriteGuard<'_, Page> {
     page.write().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Pages that are allocated.
+    fn allocated(pages: &Pages, at: u64, len: u64) -> u64 {
+        let extents = pages.extents(at, len);
+        assert_eq!(extents.total(), len);
+        extents.runs().iter().filter(|run| run.state == 0).map(|run| run.len / PAGE).sum()
+    }
+
+    #[test]
+    fn pages_come_with_writes_and_go_with_zeroes() {
+        let pages = Pages::new(100 * PAGE);
+        pages.write(PAGE - 1, &[1, 2]).unwrap();
+        assert_eq!(allocated(&pages, 0, 100 * PAGE), 2);
+        // Part of a page is zeroed in place, a whole one is freed.
+        pages.zero(PAGE - 1, PAGE + 1, false).unwrap();
+        assert_eq!(allocated(&pages, 0, 100 * PAGE), 1);
+        assert!(!pages.absent(0, 1) && pages.absent(PAGE, 99 * PAGE));
+        pages.zero(10 * PAGE + 5, 2 * PAGE, true).unwrap();
+        assert_eq!(allocated(&pages, 10 * PAGE, 10 * PAGE), 3);
+        pages.zero(0, 100 * PAGE, false).unwrap();
+        assert_eq!(allocated(&pages, 0, 100 * PAGE), 0);
+    }
+
+    #[test]
+    fn a_device_as_large_as_can_be_is_cheap_where_it_is_empty() {
+        let size = i64::MAX as u64;
+        let pages = Pages::new(size);
+        pages.write(size - 3, &[1, 2, 3]).unwrap();
+        pages.write(size / 3, &[4; 100_000]).unwrap();
+        let mut read = [9; 5];
+        pages.read(size - 5, &mut read);
+        assert_eq!(read, [0, 0, 1, 2, 3]);
+        let runs = pages.extents(0, size);
+        assert_eq!((runs.len(), runs.total()), (4, size));
+        pages.zero(0, size, false).unwrap();
+        assert!(pages.absent(0, size));
+    }
+
+    #[test]
+    fn threads_that_write_side_by_side_do_not_disturb_each_other() {
+        let pages = Pages::new(64 * PAGE);
+        std::thread::scope(|scope| {
+            for thread in 0..4_u8 {
+                let pages = &pages;
+                scope.spawn(move || {
+                    for round in 0..200_u64 {
+                        // Quarters of the same pages.
+                        let at = round % 64 * PAGE + u64::from(thread) * PAGE / 4;
+                        pages.write(at, &[thread + 1; (PAGE / 4) as usize]).unwrap();
+                        pages.zero(at, 100, false).unwrap();
+                    }
+                });
+            }
+        });
+        let mut page = vec![0; PAGE as usize];
+        for number in 0..64 {
+            pages.read(number * PAGE, &mut page);
+            for (index, &byte) in page.iter().enumerate() {
+                let (thread, offset) = (index / (PAGE as usize / 4), index % (PAGE as usize / 4));
+                assert_eq!(byte, if offset < 100 { 0 } else { thread as u8 + 1 });
+            }
+        }
+    }
 }

@@ -1,1 +1,322 @@
-//! The file backend on tmpfs and on the disk's file system, with both engines.
+//! What the conformance suite cannot see: ways to zero that a file system refuses, blocks on the
+//! disk, files that change under us, and what can go wrong when opening.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use block::{
+    Access, Args, Backend, Can, Contexts, Device, DeviceExt, Extents, Flags, HOLE, Intent, Kind,
+    Reply, Request, Result, Target, ZERO,
+};
+use io::{Allocate, Config, Data, Engine, Runtime};
+use tempfile::TempDir;
+
+use super::device::FileDevice;
+use super::{File, identity, open};
+
+const HOLE_AND_ZERO: u64 = HOLE | ZERO;
+
+/// Runs a check in a folder of each kind of file system, on every engine that this machine offers.
+fn everywhere<F: Future<Output = ()> + 'static>(check: fn(PathBuf) -> F) {
+    for engine in [Engine::Uring, Engine::Threads] {
+        if engine == Engine::Uring && io::uring_available().is_err() {
+            eprintln!("io_uring is refused here: checked with threads only");
+            continue;
+        }
+        let runtime = Runtime::start(&Config { workers: 1, engine }).unwrap();
+        for folder in ["/var/tmp", "/dev/shm"] {
+            let dir = tempfile::tempdir_in(folder).unwrap();
+            let path = dir.path().to_path_buf();
+            runtime.block_on(move || check(path));
+        }
+    }
+}
+
+fn target(path: &Path, query: &str, intent: Intent) -> Target {
+    let typed = block::parse_options(query).unwrap();
+    let args = Args::check("file", File.params(), &typed).unwrap();
+    let (scheme, rest, command) = ("file".into(), path.into(), Vec::new());
+    Target { scheme, rest, command, args, intent }
+}
+
+fn device(path: &Path, query: &str, intent: Intent) -> Result<Arc<FileDevice>> {
+    open::open(&target(path, query, intent)).map(Arc::new)
+}
+
+fn open_error(path: &Path, query: &str, intent: Intent) -> block::Error {
+    device(path, query, intent).err().unwrap()
+}
+
+/// Bytes that the file occupies.
+fn occupied(path: &Path) -> u64 {
+    fs::metadata(path).unwrap().blocks() * 512
+}
+
+async fn all_extents(device: &FileDevice, at: u64, len: u64) -> Extents {
+    let mut all = Extents::new();
+    while all.total() < len {
+        let rest = (at + all.total(), len - all.total());
+        let found = device.extents(rest.0, rest.1, Contexts::first()).await.unwrap();
+        found[0].runs().iter().for_each(|run| all.push(run.len, run.state));
+    }
+    all
+}
+
+#[test]
+fn every_way_to_zero_zeroes_its_range_and_nothing_else() {
+    everywhere(|folder| async move {
+        let all = [Allocate::PunchHole, Allocate::ZeroRange, Allocate::Reserve];
+        for refused in 0..8 {
+            for flags in [Flags::empty(), Flags::NO_HOLE, Flags::NO_HOLE | Flags::FUA] {
+                // More than one call of 64 MiB where zeroes have to be written, and unaligned.
+                let (at, len, size) = (5_000, (70 << 20) + 77, 80 << 20);
+                let path = folder.join("disk");
+                let device = device(&path, "", Intent::target(size)).unwrap();
+                for (index, how) in all.into_iter().enumerate() {
+                    if refused >> index & 1 == 1 {
+                        device.inner().zero.refuse(how);
+                    }
+                }
+                let places = [at - 1, at, at + (40 << 20), at + (66 << 20), at + len - 1, at + len];
+                for place in places {
+                    device.write(place, Data::copy_of(&[9])).await.unwrap();
+                }
+                let zeroed = device.submit(Request::zero(at, len).with(flags)).await;
+                assert!(matches!(zeroed, Ok(Reply::Done)), "{refused} {flags:?}: {zeroed:?}");
+                for place in places {
+                    let inside = (at..at + len).contains(&place);
+                    let byte = device.read(place, 1).await.unwrap().bytes()[0];
+                    assert_eq!(byte == 0, inside, "{refused} {flags:?} at {place}");
+                }
+                let occupied = occupied(&path);
+                if flags.contains(Flags::NO_HOLE) {
+                    assert!(occupied >= len, "{refused} {flags:?}: {occupied} bytes kept");
+                } else if refused & 1 == 0 {
+                    assert!(occupied < 1 << 20, "{refused}: {occupied} bytes are left");
+                }
+                assert_eq!(fs::metadata(&path).unwrap().len(), size);
+                fs::remove_file(path).unwrap();
+            }
+        }
+    });
+}
+
+#[test]
+fn fast_zeroing_fails_at_once_rather_than_write_and_trim_may_do_nothing() {
+    everywhere(|folder| async move {
+        let device = device(&folder.join("disk"), "", Intent::target(1 << 20)).unwrap();
+        device.write(0, Data::copy_of(&[9; 8192])).await.unwrap();
+        for how in [Allocate::PunchHole, Allocate::ZeroRange] {
+            device.inner().zero.refuse(how);
+        }
+        for flags in [Flags::FAST, Flags::FAST | Flags::NO_HOLE] {
+            let error = device.submit(Request::zero(0, 8192).with(flags)).await.unwrap_err();
+            assert_eq!(error.kind(), Kind::Unsupported);
+        }
+        device.trim(0, 8192).await.unwrap();
+        assert_eq!(device.read(0, 8192).await.unwrap().bytes(), [9; 8192]);
+    });
+}
+
+#[test]
+fn extents_are_found_however_many_there_are() {
+    everywhere(|folder| async move {
+        // Blocks of 64 KiB: large enough for the pages of every file system.
+        let (unit, count) = (64 << 10, 5_000);
+        let path = folder.join("disk");
+        let device = device(&path, "", Intent::target(unit * 2 * count + 100)).unwrap();
+        let mut expected = Extents::new();
+        for index in 0..count {
+            let at = (index * 2 + 1) * unit;
+            device.write(at, Data::copy_of(&[1; 4096])).await.unwrap();
+            expected.push(unit, HOLE_AND_ZERO);
+            expected.push(unit, 0);
+        }
+        expected.push(100, HOLE_AND_ZERO);
+        let size = expected.total();
+        let found = all_extents(&device, 0, size).await;
+        let data: u64 = found.runs().iter().filter(|run| run.state == 0).map(|run| run.len).sum();
+        assert!(found.len() >= 10_000, "{} runs", found.len());
+        // A file system may call more than the written page data, never less.
+        assert!((count * 4096..=count * unit).contains(&data), "{data} bytes of data");
+        for (at, run) in found.ranges(0) {
+            if run.state == 0 {
+                assert_eq!(at % (2 * unit), unit, "data at {at}");
+            }
+        }
+        let part = device.extents(unit, 4096, Contexts::first()).await.unwrap();
+        assert_eq!(part, [Extents::one(4096, 0)]);
+        let first = Request::extents(0, size, Contexts::first()).with(Flags::ONE_EXTENT);
+        let Ok(Reply::Extents(lists)) = device.submit(first).await else { panic!("no extents") };
+        assert_eq!(lists, [Extents::one(unit, HOLE_AND_ZERO)]);
+    });
+}
+
+#[test]
+fn a_file_that_shrinks_is_an_error_and_never_zeroes() {
+    everywhere(|folder| async move {
+        for query in ["", "direct=on"] {
+            let path = folder.join("disk");
+            fs::write(&path, vec![5; 1 << 20]).unwrap();
+            let device = match device(&path, query, Intent::READ) {
+                Ok(device) => device,
+                Err(error) => {
+                    assert_eq!(error.kind(), Kind::Unsupported, "{error}");
+                    continue;
+                }
+            };
+            assert_eq!(device.read(4096, 4096).await.unwrap().bytes(), [5; 4096]);
+            fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(300_000).unwrap();
+            for (at, len) in [(299_008, 4096), (524_288, 4096), (0, 1 << 20)] {
+                let error = device.read(at, len).await.unwrap_err();
+                assert_eq!(error.kind(), Kind::Io);
+                let text = error.to_string();
+                assert!(text.contains("300000") && text.contains("1048576"), "{text}");
+            }
+            assert_eq!(device.read(8192, 4096).await.unwrap().bytes(), [5; 4096]);
+            let found = all_extents(&device, 0, 1 << 20).await;
+            assert_eq!(found, Extents::one(1 << 20, 0), "what is missing is no hole");
+        }
+    });
+}
+
+#[test]
+fn facts_follow_the_intent() {
+    let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+    let path = dir.path().join("disk");
+    fs::write(&path, [1; 10_000]).unwrap();
+    let read = device(&path, "", Intent::READ).unwrap().facts();
+    assert!(!read.can.intersects(Can::CHANGES) && read.can.contains(Can::EXTENTS | Can::FLUSH));
+    assert_eq!((read.size, read.block.minimum, read.zeroed), (10_000, 1, false));
+    assert!(read.name.starts_with("file:/") && read.contexts == ["base:allocation"]);
+    let write = device(&path, "", Intent::WRITE).unwrap().facts();
+    assert!(write.can.contains(Can::CHANGES | Can::CACHE) && !write.zeroed);
+    assert_eq!(fs::read(&path).unwrap(), [1; 10_000], "opening for writing keeps the content");
+}
+
+#[test]
+fn a_copy_target_is_made_or_emptied() {
+    let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+    let path = dir.path().join("disk");
+    for size in [5_000, 0, 70_000] {
+        let facts = device(&path, "", Intent::target(size)).unwrap().facts();
+        assert_eq!((facts.size, facts.zeroed), (size, true));
+        assert_eq!(fs::read(&path).unwrap(), vec![0; usize::try_from(size).unwrap()]);
+        fs::write(&path, [7; 60_000]).unwrap();
+    }
+    let huge = open_error(&path, "", Intent::target(i64::MAX as u64));
+    assert_eq!(huge.kind(), Kind::NoSpace, "{huge}");
+}
+
+#[test]
+fn direct_files_tell_their_alignment_and_reach_an_odd_end() {
+    let runtime = Runtime::start(&Config { workers: 1, engine: Engine::Auto }).unwrap();
+    let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+    let path = dir.path().join("disk");
+    runtime.block_on(move || async move {
+        let even = match device(&path, "direct=on", Intent::target(1 << 20)) {
+            Ok(device) => device,
+            Err(error) => return eprintln!("no direct I/O here: {error}"),
+        };
+        let facts = even.facts();
+        assert!(facts.block.minimum >= 512 && facts.block.preferred >= facts.block.minimum);
+        // A payload in the middle of other memory is not aligned.
+        let crooked = Data::copy_of(&[3; 5000]).slice(77, 4096);
+        even.write(4096, crooked).await.unwrap();
+        assert_eq!(even.read(4096, 4096).await.unwrap().bytes(), [3; 4096]);
+        let lease = even.file_at(0, 4096, Access::Read);
+        assert!(lease.is_none(), "direct files give no leases");
+
+        let odd = device(&path, "direct=on", Intent::target((1 << 20) + 77)).unwrap();
+        assert_eq!(odd.facts().block.minimum, 1);
+        odd.write(1 << 20, Data::copy_of(&[4; 77])).await.unwrap();
+        odd.write(100, Data::copy_of(&[5; 8000])).await.unwrap();
+        odd.write(4096, Data::copy_of(&[6; 4096])).await.unwrap();
+        odd.flush().await.unwrap();
+        assert_eq!(odd.read(1 << 20, 77).await.unwrap().bytes(), [4; 77]);
+        let read = odd.read(0, 8192).await.unwrap();
+        assert_eq!(&read.bytes()[100..4096], [5; 3996]);
+        assert_eq!(&read.bytes()[4096..], [6; 4096]);
+        assert_eq!(fs::read(&path).unwrap().len(), (1 << 20) + 77);
+    });
+}
+
+#[test]
+fn a_lease_is_the_file_itself() {
+    let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+    let path = dir.path().join("disk");
+    fs::write(&path, [1; 10_000]).unwrap();
+    let device = device(&path, "", Intent::READ).unwrap();
+    let lease = device.file_at(9_000, 5_000, Access::Read).unwrap();
+    assert_eq!((lease.at, lease.len), (9_000, 1_000));
+    assert!(device.file_at(10_000, 1, Access::Read).is_none());
+    assert!(device.file_at(0, 1, Access::Write).is_none(), "not open for writing");
+}
+
+#[test]
+fn what_cannot_be_opened_says_why_and_what_to_do() {
+    let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+    let at = |name: &str| dir.path().join(name);
+    let pipe = at("pipe");
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status().unwrap();
+    assert!(made.success());
+    let _socket = std::os::unix::net::UnixListener::bind(at("socket")).unwrap();
+    std::os::unix::fs::symlink("nowhere", at("dangling")).unwrap();
+    let cases = [
+        (at("absent"), Intent::READ, Kind::NotFound, "check the name"),
+        (at("absent"), Intent::WRITE, Kind::NotFound, "truncate"),
+        (at("dangling"), Intent::READ, Kind::NotFound, "check the name"),
+        (at("no/folder"), Intent::target(1), Kind::NotFound, "make the folder"),
+        (dir.path().into(), Intent::READ, Kind::Usage, "is a directory"),
+        (pipe, Intent::READ, Kind::Usage, "is a pipe"),
+        (at("socket"), Intent::WRITE, Kind::Usage, "nbd+unix"),
+        ("/dev/null".into(), Intent::target(1), Kind::Usage, "character device"),
+        // Not even the superuser may write this one.
+        ("/sys/kernel/notes".into(), Intent::WRITE, Kind::Refused, "read-only"),
+        (PathBuf::new(), Intent::READ, Kind::Usage, "file:PATH"),
+    ];
+    for (path, intent, kind, part) in cases {
+        let error = open_error(&path, "", intent);
+        let text = error.to_string();
+        assert!(text.contains(part), "{}: {text}", path.display());
+        assert_eq!(error.kind(), kind, "{text}");
+        assert!(text.contains(&*path.to_string_lossy()), "names the path: {text}");
+    }
+}
+
+#[test]
+fn two_names_of_one_file_have_one_identity() {
+    let dir: TempDir = tempfile::tempdir_in("/var/tmp").unwrap();
+    let (one, two) = (dir.path().join("one"), dir.path().join("two"));
+    fs::write(&one, "x").unwrap();
+    fs::hard_link(&one, &two).unwrap();
+    std::os::unix::fs::symlink("one", dir.path().join("three")).unwrap();
+    assert_eq!(identity(&one), identity(&two));
+    assert_eq!(identity(&one), identity(&dir.path().join("three")));
+    assert_ne!(identity(&one), identity(dir.path()));
+    assert_eq!(identity(&dir.path().join("four")), None);
+}
+
+#[test]
+fn a_backend_opens_on_a_worker_by_its_description() {
+    let runtime = Runtime::start(&Config { workers: 1, engine: Engine::Auto }).unwrap();
+    let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+    let path = dir.path().join("a disk");
+    fs::write(&path, "hello").unwrap();
+    let typed = format!("file:{}", path.display().to_string().replace(' ', "%20"));
+    runtime.block_on(move || async move {
+        let registry = block::Registry {
+            backends: crate::all(),
+            path: crate::PATH_SCHEME,
+            ..block::Registry::default()
+        };
+        for word in [OsStr::new(&typed), path.as_os_str()] {
+            let spec = block::Spec::parse(word).unwrap();
+            let stack = registry.open(&spec, Vec::new(), Intent::READ).await.unwrap();
+            assert_eq!(stack.device().read(0, 5).await.unwrap().bytes(), b"hello");
+        }
+    });
+}

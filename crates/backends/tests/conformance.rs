@@ -1,0 +1,109 @@
+//! Every backend keeps the contract of devices, on every engine.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use block::{Intent, Registry, Spec, Stack};
+use testkit::conform::{self, Content, Options, Subject};
+
+async fn open(spec: &str, intent: Intent) -> block::Result<Stack> {
+    let registry =
+        Registry { backends: backends::all(), path: backends::PATH_SCHEME, ..Registry::default() };
+    registry.open(&Spec::parse(OsStr::new(spec))?, Vec::new(), intent).await
+}
+
+/// A device that is made from its description alone.
+fn check(spec: &'static str, options: Options) {
+    conform::check(spec, options, move || open(spec, Intent::WRITE));
+}
+
+#[test]
+fn memory() {
+    check("memory:8M", Options::default().content(Content::Zeroes));
+    check("memory:1000001", Options::default().content(Content::Zeroes));
+    check("memory:9223372036854775807", Options::default().content(Content::Zeroes));
+}
+
+#[test]
+fn null_and_zero() {
+    let forgets = Options { keeps_writes: false, ..Options::default().content(Content::Zeroes) };
+    check("null:1T", forgets.clone());
+    check("null:", forgets);
+    check("zero:5000000", Options::default().content(Content::Zeroes));
+}
+
+#[test]
+fn pattern() {
+    let pattern = |at: u64| (at & !7).to_be_bytes()[(at % 8) as usize];
+    for spec in ["pattern:3M", "pattern:12345", "pattern:9223372036854775807"] {
+        check(spec, Options::default().content(Content::oracle(pattern)));
+    }
+}
+
+#[test]
+fn sample() {
+    check("sample:20M", Options::default());
+    check("sample:1000?data=100%", Options::default());
+    let walk = "extents_start_at_the_offset_and_end_within_the_request";
+    let options = Options::default().without(walk, "walking 2^63 bytes of mixed runs never ends");
+    check("sample:9223372036854775807?seed=3", options);
+}
+
+#[test]
+fn data() {
+    let content = |at: u64| if at == 0 { 7 } else { u8::from(at >= 100) };
+    check("data:7 @100 1*99900", Options::default().content(Content::oracle(content)));
+}
+
+/// A folder to test in, on a file system in memory or on a disk.
+fn folders() -> Vec<PathBuf> {
+    let disk = Path::new(env!("CARGO_TARGET_TMPDIR")).to_path_buf();
+    let memory = PathBuf::from("/dev/shm");
+    if !memory.is_dir() {
+        eprintln!("no file system in memory here: checked on disk only");
+        return vec![disk];
+    }
+    vec![memory, disk]
+}
+
+/// A new file of `size` bytes as a copy target, in each folder.
+fn check_file(size: u64, query: &'static str) {
+    for folder in folders() {
+        let name = format!("{size} bytes in {}{query}", folder.display());
+        // lseek(2) calls blocks a hole that are allocated but were never written.
+        let options = Options::default().content(Content::Zeroes).without(
+            "no_hole_keeps_the_range_allocated",
+            "extents of files do not tell reserved blocks from holes; blocks are counted instead",
+        );
+        conform::check(&name, options, move || {
+            let folder = folder.clone();
+            async move {
+                let dir = Arc::new(tempfile::tempdir_in(&folder).expect("a folder for the test"));
+                let spec = format!("file:{}{query}", dir.path().join("disk").display());
+                let stack = open(&spec, Intent::target(size)).await?;
+                Ok(Subject::from(stack).keep(dir))
+            }
+        });
+    }
+}
+
+#[test]
+fn file_through_the_page_cache() {
+    check_file(6 << 20, "");
+}
+
+#[test]
+fn file_of_odd_size() {
+    check_file(1_000_001, "");
+}
+
+#[test]
+fn file_direct() {
+    check_file(6 << 20, "?direct=on");
+}
+
+#[test]
+fn file_direct_of_odd_size() {
+    check_file(1_000_001, "?direct=on");
+}
