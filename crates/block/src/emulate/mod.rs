@@ -4,6 +4,7 @@
 //! noted in [`Facts::emulated`]. Nothing is pretended: trim, flush and cache stay absent when they are
 //! absent, because leaving them out is what callers handle best.
 
+mod align;
 mod extents;
 mod fua;
 mod zero;
@@ -14,7 +15,8 @@ use crate::{Can, Device, Facts};
 
 /// The device with everything that can be supplied.
 ///
-/// Zero: by writing zeroes. FUA: by a flush after the request. Extents: everything is data.
+/// Zero: by writing zeroes. FUA: by a flush after the request. Extents: everything is data. Offsets and
+/// lengths that are no multiples of the minimum block: by reading and writing back partial blocks.
 pub fn emulate(device: Arc<dyn Device>) -> Arc<dyn Device> {
     let can = device.facts().can;
     let mut device = device;
@@ -26,6 +28,9 @@ pub fn emulate(device: Arc<dyn Device>) -> Arc<dyn Device> {
     }
     if !can.contains(Can::EXTENTS) {
         device = Arc::new(extents::AllData::new(device));
+    }
+    if device.facts().block.minimum > 1 {
+        device = Arc::new(align::Align::new(device));
     }
     device
 }

@@ -1,0 +1,259 @@
+//! Requests of any offset and length on devices with a minimum block above one byte: partial blocks
+//! are read, changed and written back.
+
+use std::future::poll_fn;
+use std::sync::{Arc, Mutex};
+use std::task::{Poll, Waker};
+
+use io::{Buf, Data, Pool, Room};
+
+use crate::{
+    Access, BlockSizes, Contexts, Device, Error, Facts, FileRange, Flags, Kind, Op, Pending, Reply,
+    Request, Result,
+};
+
+/// Requests with partial blocks that may hold scratch memory at a time. Waiting for it is safe: who
+/// holds it waits only for the device below.
+const SCRATCH_REQUESTS: u64 = 4;
+
+pub(super) struct Align {
+    shared: Arc<Shared>,
+    facts: Arc<Facts>,
+}
+
+struct Shared {
+    inner: Arc<dyn Device>,
+    minimum: u64,
+    scratch: Pool,
+    locks: RangeLocks,
+}
+
+impl Align {
+    pub(super) fn new(inner: Arc<dyn Device>) -> Align {
+        let mut facts = Facts::clone(&inner.facts());
+        let minimum = u64::from(facts.block.minimum);
+        let maximum = facts.block.maximum - facts.block.maximum % facts.block.minimum;
+        // Widening a request by up to a block at each end must stay below the device's maximum.
+        let room = maximum.saturating_sub(2 * facts.block.minimum).max(facts.block.minimum);
+        facts.block = BlockSizes {
+            minimum: 1,
+            preferred: facts.block.preferred.max(facts.block.minimum),
+            maximum: room,
+        };
+        let one = Pool::cost(maximum.max(facts.block.preferred) as usize);
+        let scratch = Pool::new(one * SCRATCH_REQUESTS);
+        let shared = Shared { inner, minimum, scratch, locks: RangeLocks::default() };
+        Align { shared: Arc::new(shared), facts: Arc::new(facts) }
+    }
+
+    fn is_aligned(&self, request: &Request) -> bool {
+        let minimum = self.shared.minimum;
+        request.at.is_multiple_of(minimum) && request.len.is_multiple_of(minimum)
+    }
+}
+
+impl Device for Align {
+    fn facts(&self) -> Arc<Facts> {
+        self.facts.clone()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        let aligned = self.is_aligned(&request);
+        if aligned && !request.kind().changes() {
+            return self.shared.inner.submit(request);
+        }
+        let minimum = self.shared.minimum;
+        let reachable = self.facts.size - self.facts.size % minimum;
+        if request.end().is_none_or(|end| end > reachable) {
+            let text = format!(
+                "the last {} bytes cannot be reached: the size is no multiple of the device's \
+                 block of {minimum} bytes",
+                self.facts.size - reachable
+            );
+            return Error::new(Kind::Invalid, text).into();
+        }
+        let shared = self.shared.clone();
+        Pending::start(async move { shared.unaligned(request, aligned).await })
+    }
+
+    fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
+        self.shared.inner.file_at(at, len, access)
+    }
+}
+
+impl Shared {
+    async fn unaligned(&self, request: Request, aligned: bool) -> Result<Reply> {
+        let Request { op, at, len, flags } = request;
+        let start = at - at % self.minimum;
+        // In range: `submit` has checked the end against a multiple of the minimum.
+        let end = (at + len).next_multiple_of(self.minimum);
+        match op {
+            Op::Read(room) => self.read(at, room, start, end - start).await,
+            Op::Extents(contexts) => {
+                self.extents(at, len, start, end - start, contexts, flags).await
+            }
+            Op::Cache => self.inner.submit(Request::cache(start, end - start)).await,
+            Op::Flush => self.inner.submit(Request::flush()).await,
+            op => {
+                let _lock = self.locks.lock(start, end).await;
+                let request = Request { op, at, len, flags };
+                match aligned {
+                    true => self.inner.submit(request).await,
+                    false => self.change(request).await,
+                }
+            }
+        }
+    }
+
+    async fn read(&self, at: u64, room: Room, start: u64, len: u64) -> Result<Reply> {
+        let wide = self.scratch(len).await?;
+        let skip = (at - start) as usize;
+        match self.inner.submit(Request::read(start, wide)).await? {
+            Reply::Data(data) => {
+                // Copied, so that a slow consumer does not hold scratch memory that all share.
+                let mut buf = room.into_buf();
+                let wanted = buf.len();
+                buf.copy_from_slice(&data.bytes()[skip..skip + wanted]);
+                Ok(Reply::Data(buf.into()))
+            }
+            reply => Ok(reply),
+        }
+    }
+
+    async fn extents(
+        &self,
+        at: u64,
+        len: u64,
+        start: u64,
+        wide: u64,
+        contexts: Contexts,
+        flags: Flags,
+    ) -> Result<Reply> {
+        let request = Request::extents(start, wide, contexts).with(flags);
+        let Reply::Extents(mut lists) = self.inner.submit(request).await? else {
+            return Err(Error::new(Kind::Io, "the device gave an answer that does not fit"));
+        };
+        for list in &mut lists {
+            list.skip(at - start);
+            list.truncate(len);
+        }
+        Ok(Reply::Extents(lists))
+    }
+
+    /// A write, zero or trim with partial blocks at its ends; the range is locked.
+    async fn change(&self, request: Request) -> Result<Reply> {
+        let Request { op, at, len, flags } = request;
+        let end = at + len;
+        let inner_start = at.next_multiple_of(self.minimum);
+        let inner_end = end - end % self.minimum;
+        let data = match op {
+            // Partial blocks may keep what they hold.
+            Op::Trim if inner_start >= inner_end => return Ok(Reply::Done),
+            Op::Trim => {
+                let inside = Request::trim(inner_start, inner_end - inner_start).with(flags);
+                return self.inner.submit(inside).await;
+            }
+            Op::Write(data) => Some(data),
+            _ => None,
+        };
+        if flags.contains(Flags::FAST) {
+            let text = "zeroing part of a block is no faster than writing";
+            return Err(Error::new(Kind::Unsupported, text));
+        }
+        let fua = flags & Flags::FUA;
+        if inner_start >= inner_end {
+            // Within one block, or two that are both partial: both at once.
+            return self.rewrite(at, len, data, fua).await;
+        }
+        let part = |from: u64, to: u64| {
+            data.as_ref().map(|data| data.slice((from - at) as usize, (to - from) as usize))
+        };
+        if at < inner_start {
+            self.rewrite(at, inner_start - at, part(at, inner_start), fua).await?;
+        }
+        let middle = match part(inner_start, inner_end) {
+            Some(data) => Request::write(inner_start, data).with(fua),
+            None => Request::zero(inner_start, inner_end - inner_start).with(flags),
+        };
+        self.inner.submit(middle).await?;
+        if inner_end < end {
+            self.rewrite(inner_end, end - inner_end, part(inner_end, end), fua).await?;
+        }
+        Ok(Reply::Done)
+    }
+
+    /// Changes part of a few blocks: `data`, or zeroes.
+    async fn rewrite(&self, at: u64, len: u64, data: Option<Data>, fua: Flags) -> Result<Reply> {
+        let start = at - at % self.minimum;
+        let wide = (at + len).next_multiple_of(self.minimum) - start;
+        let room = self.scratch(wide).await?;
+        let mut buf: Buf = match self.inner.submit(Request::read(start, room)).await? {
+            Reply::Data(old) => match old.try_into_buf() {
+                Ok(buf) => buf,
+                Err(old) => {
+                    let mut buf = Buf::unpooled(old.len());
+                    buf.copy_from_slice(old.bytes());
+                    buf
+                }
+            },
+            // Two blocks at most, or the request is of one piece with a whole block in it.
+            _ => Buf::unpooled(wide as usize),
+        };
+        let skip = (at - start) as usize;
+        let part = &mut buf[skip..skip + len as usize];
+        match data {
+            Some(data) => part.copy_from_slice(data.bytes()),
+            None => part.fill(0),
+        }
+        self.inner.submit(Request::write(start, buf.into()).with(fua)).await
+    }
+
+    async fn scratch(&self, len: u64) -> Result<Room> {
+        let room = self.scratch.reserve(len as usize).await;
+        room.map_err(|error| Error::new(Kind::NoMemory, "no scratch memory").because(error))
+    }
+}
+
+/// Ranges that are being changed; overlapping ones wait for each other.
+#[derive(Default)]
+struct RangeLocks(Mutex<Held>);
+
+#[derive(Default)]
+struct Held {
+    ranges: Vec<(u64, u64)>,
+    waiting: Vec<Waker>,
+}
+
+impl RangeLocks {
+    async fn lock(&self, start: u64, end: u64) -> RangeLock<'_> {
+        poll_fn(|cx| {
+            let mut held = self.0.lock().expect("no panic under this lock");
+            if held.ranges.iter().any(|range| range.0 < end && start < range.1) {
+                held.waiting.push(cx.waker().clone());
+                return Poll::Pending;
+            }
+            held.ranges.push((start, end));
+            Poll::Ready(RangeLock { locks: self, start, end })
+        })
+        .await
+    }
+}
+
+struct RangeLock<'a> {
+    locks: &'a RangeLocks,
+    start: u64,
+    end: u64,
+}
+
+impl Drop for RangeLock<'_> {
+    fn drop(&mut self) {
+        let mut held = self.locks.0.lock().expect("no panic under this lock");
+        let mine = held.ranges.iter().position(|range| *range == (self.start, self.end));
+        if let Some(mine) = mine {
+            held.ranges.swap_remove(mine);
+        }
+        let waiting = std::mem::take(&mut held.waiting);
+        drop(held);
+        waiting.into_iter().for_each(Waker::wake);
+    }
+}
