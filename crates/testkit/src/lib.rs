@@ -5,6 +5,8 @@ pub mod arbitrary;
 pub mod conform;
 pub mod crash;
 pub mod fault;
+pub mod image;
 pub mod model;
+pub mod peer;
 pub mod rng;
 pub mod tools;

@@ -325,7 +325,7 @@ impl Device for ModelDevice {
                     }
                     2 => {
                         let outcome = self.model().apply(request);
-                        let pause = Duration::from_micros(rng.below(1000));
+                        let pause = Duration::from_micros(rng.below(200));
                         return Pending::start(async move {
                             io::sleep(pause).await;
                             outcome

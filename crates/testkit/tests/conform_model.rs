@@ -50,12 +50,12 @@ fn larger_devices_are_looked_at_in_windows() {
 }
 
 #[test]
-fn block_sizes_are_respected() {
-    for completion in [Completion::Immediate, Completion::Shuffled(3)] {
-        check("minimum 512", Options::default(), completion, || {
+fn block_sizes_are_respected_and_small_blocks_are_emulated() {
+    for options in [Options::default(), Options::default().raw()] {
+        check("minimum 512", options.clone(), Completion::Shuffled(3), || {
             Model::with_facts(facts(|facts| facts.block.minimum = 512))
         });
-        check("minimum 4096, maximum 64 KiB", Options::default(), completion, || {
+        check("minimum 4096, maximum 64 KiB", options, Completion::Deferred, || {
             Model::with_facts(facts(|facts| {
                 facts.block.minimum = 4096;
                 facts.block.maximum = 64 << 10;
@@ -79,8 +79,11 @@ fn whatever_is_lacking_is_supplied_or_left_out() {
         Can::all() - Can::WRITE,
         Can::CHANGES,
     ];
-    for lacking in lacking {
-        conform::check(&format!("without {lacking:?}"), Options::default(), move || async move {
+    let options = [Options::default(), Options::default().raw()];
+    for (lacking, options) in lacking.iter().flat_map(|can| options.iter().map(move |o| (*can, o)))
+    {
+        let name = format!("without {lacking:?}, emulate {}", options.emulate);
+        conform::check(&name, options.clone(), move || async move {
             let facts = facts(|facts| {
                 facts.can -= lacking;
                 if lacking.contains(Can::EXTENTS) {

@@ -26,31 +26,29 @@ pub(super) struct Case {
     pub options: Arc<Options>,
     pub subject: Subject,
     pub seed: u64,
-    stack: Stack,
     rng: RefCell<Rng>,
 }
 
 impl Case {
     pub fn new(subject: Subject, options: Arc<Options>, seed: u64) -> Result<Case, String> {
-        let stack = match &subject.stack {
-            Some(stack) => stack.clone(),
-            None => Stack::over(subject.device.clone()).map_err(|error| error.to_string())?,
+        let device = match &subject.stack {
+            Some(stack) => stack.device().clone(),
+            None => cover(subject.device.clone(), &options)?,
         };
-        let device = stack.device().clone();
         let (facts, rng) = (device.facts(), RefCell::new(Rng::new(seed)));
-        Ok(Case { device, facts, options, subject, seed, stack, rng })
+        Ok(Case { device, facts, options, subject, seed, rng })
     }
 
     /// Another handle on the same storage, fenced; `None` if the subject offers none.
     pub async fn another(&self) -> Result<Option<Arc<dyn Device>>, String> {
         let named = |error: block::Error| format!("cannot open another handle: {error}");
-        if self.stack.has_more() {
-            return Ok(Some(self.stack.another().await.map_err(named)?));
+        match (&self.subject.stack, &self.subject.more) {
+            (Some(stack), _) if stack.has_more() => Ok(Some(stack.another().await.map_err(named)?)),
+            (None, Some(more)) => {
+                Ok(Some(cover(more.another().await.map_err(named)?, &self.options)?))
+            }
+            _ => Ok(None),
         }
-        let Some(more) = &self.subject.more else { return Ok(None) };
-        let device = more.another().await.map_err(named)?;
-        let stack = Stack::over(device).map_err(named)?;
-        Ok(Some(stack.device().clone()))
     }
 
     pub fn random(&self, bound: u64) -> u64 {
@@ -74,9 +72,11 @@ impl Case {
         u64::from(self.facts.block.minimum.max(1))
     }
 
-    /// Bytes that can be reached: the size without a tail shorter than the minimum block.
+    /// Bytes that can be reached: the size without a tail shorter than the minimum block. Emulation
+    /// takes smaller blocks, but cannot reach that tail either.
     pub fn reach(&self) -> u64 {
-        self.facts.size - self.facts.size % self.minimum()
+        let below = u64::from(self.subject.device.facts().block.minimum);
+        self.facts.size - self.facts.size % self.minimum().max(below)
     }
 
     /// Longest read or write here.
@@ -206,6 +206,15 @@ impl Case {
             Content::Oracle(byte) => Some(range.map(|at| byte(at)).collect()),
         }
     }
+}
+
+/// The device with what callers put over it.
+fn cover(device: Arc<dyn Device>, options: &Options) -> Result<Arc<dyn Device>, String> {
+    if !options.emulate {
+        return Ok(block::fence(device));
+    }
+    let stack = Stack::over(device).map_err(|error| error.to_string())?;
+    Ok(stack.device().clone())
 }
 
 /// The bytes of a reply to a read of `len` bytes.

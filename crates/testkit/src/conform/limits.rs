@@ -35,9 +35,14 @@ pub(super) async fn the_facts_are_consistent(case: Case) -> Checked {
         let base = facts.contexts.iter().position(|name| name == BASE_ALLOCATION);
         ensure!(base.is_none_or(|index| index == 0), "base:allocation is not the first context");
     }
+    if !case.options.emulate {
+        return Ok(Verdict::Held);
+    }
     ensure!(case.can(Can::EXTENTS), "emulate has not supplied extents");
     let zero = !case.can(Can::WRITE) || case.can(Can::ZERO);
     ensure!(zero, "emulate has not supplied zero");
+    let minimum = case.facts.block.minimum;
+    ensure!(minimum == 1, "emulate has left a minimum block of {minimum}");
     Ok(Verdict::Held)
 }
 
@@ -102,9 +107,9 @@ pub(super) async fn the_fence_refuses_what_the_facts_forbid(case: Case) -> Check
         return Ok(Verdict::Held);
     }
     refused(&case, "a write at the end", write(last, minimum * 2), Kind::NoSpace).await?;
-    refused(&case, "a zero at the end", Request::zero(last, minimum * 2), Kind::NoSpace).await?;
-    let wraps = Request::zero(minimum, u64::MAX);
-    refused(&case, "a zero that wraps", wraps, Kind::NoSpace).await?;
+    let zero = if case.can(Can::ZERO) { Kind::NoSpace } else { Kind::Invalid };
+    refused(&case, "a zero at the end", Request::zero(last, minimum * 2), zero).await?;
+    refused(&case, "a zero that wraps", Request::zero(minimum, u64::MAX), zero).await?;
     if !case.can(Can::TRIM) {
         refused(&case, "a trim", Request::trim(0, minimum), Kind::Invalid).await?;
     }
@@ -112,7 +117,7 @@ pub(super) async fn the_fence_refuses_what_the_facts_forbid(case: Case) -> Check
         let fua = write(0, minimum).with(Flags::FUA);
         refused(&case, "a write with FUA", fua, Kind::Invalid).await?;
     }
-    if !case.can(Can::FAST_ZERO) && size >= minimum {
+    if case.can(Can::ZERO) && !case.can(Can::FAST_ZERO) && size >= minimum {
         let fast = Request::zero(0, minimum).with(Flags::FAST);
         refused(&case, "a fast zero", fast, Kind::Unsupported).await?;
     }

@@ -12,8 +12,9 @@
 //! });
 //! ```
 //!
-//! The device is made anew for each check, on a worker; the suite puts `block::emulate` and
-//! `block::fence` over it, as every caller does. What the device must be able to do is read from its
+//! The device is made anew for each check, on a worker; the suite puts `block::emulate` (unless the
+//! options say [`Options::raw`]) and `block::fence` over it, as every caller does. A device with a
+//! minimum block above one byte should be checked both ways. What the device must be able to do is read from its
 //! facts; a check that does not apply is skipped, and the report says why. The content at the start
 //! may be anything: it is read, and from then on known ([`Content`] says more).
 //!
@@ -45,6 +46,10 @@ use case::Case;
 pub struct Options {
     /// What the device holds at the start.
     pub content: Content,
+    /// What the device lacks is supplied by `block::emulate`, as callers do. Without it the device is
+    /// checked with its own block sizes and nothing but the fence before it; a [`Stack`] has its
+    /// emulation in any case.
+    pub emulate: bool,
     /// What is written can be read again. False for devices that throw writes away.
     pub keeps_writes: bool,
     /// Each request takes at least this long, because the subject delays it: 64 in flight must not
@@ -74,6 +79,7 @@ impl Default for Options {
     fn default() -> Options {
         Options {
             content: Content::Any,
+            emulate: true,
             keeps_writes: true,
             latency: None,
             submit_max: Duration::from_millis(50),
@@ -94,6 +100,13 @@ impl Options {
     #[must_use]
     pub fn without(mut self, check: &'static str, reason: &'static str) -> Options {
         self.skip.push((check, reason));
+        self
+    }
+
+    /// The same, without emulation.
+    #[must_use]
+    pub fn raw(mut self) -> Options {
+        self.emulate = false;
         self
     }
 

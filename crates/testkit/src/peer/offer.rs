@@ -1,0 +1,238 @@
+//! What a plain server offers, and the ways to spoil it.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use block::Facts;
+use wire::{Command, Replies};
+
+use crate::model::{Model, lock};
+
+/// What the server offers, and what it does wrong.
+pub struct Offer {
+    /// The content, shared by all connections.
+    pub model: Arc<Mutex<Model>>,
+    /// The form of its handshake.
+    pub style: Style,
+    /// Structured replies may be negotiated.
+    pub structured: bool,
+    /// Extended headers may be negotiated.
+    pub extended: bool,
+    /// Connections from this number on are left waiting, as by servers for one client at a time.
+    pub connections_max: usize,
+    /// How long each answer takes.
+    pub delay: Duration,
+    /// What goes wrong in the handshake.
+    pub handshake: Option<HandshakeFault>,
+    /// What goes wrong afterwards.
+    pub spoils: Vec<Spoil>,
+}
+
+/// The form of a server's handshake.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Style {
+    /// Size and flags at once; nothing can be negotiated.
+    Oldstyle,
+    /// Only EXPORT_NAME; the connection ends at any other option.
+    Newstyle,
+    /// Options have answers, but GO is not known.
+    FixedWithoutGo,
+    /// As servers are today.
+    Fixed,
+}
+
+/// What goes wrong in the handshake.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum HandshakeFault {
+    /// Not one byte is sent, the connection stays open.
+    Silent,
+    /// The connection is closed at once.
+    CloseAtOnce,
+    /// Something that is not NBD.
+    NotNbd,
+    /// `NBDMAGIC`, then something unknown.
+    WrongSecondMagic,
+    /// Half of the greeting, then the end.
+    HalfGreeting,
+    /// No answer to the option with this number (from 1), the connection stays open.
+    StopAtOption(usize),
+    /// The end instead of an answer to the option with this number (from 1).
+    CloseAtOption(usize),
+    /// An answer with a wrong magic number.
+    WrongReplyMagic,
+    /// An answer to another option than was sent.
+    AnswerToAnother,
+    /// An answer that claims 4 GiB - 1.
+    HugeAnswer,
+    /// GO is refused by this reply, with this text.
+    Refuse(u32, String),
+    /// GO succeeds without saying size and flags.
+    NoExportInfo,
+    /// GO brings an information item that nobody knows; harmless.
+    UnknownInfo,
+    /// Minimum, preferred and maximum block size that do not make sense.
+    BlockSizes(u32, u32, u32),
+    /// The size in place of the model's.
+    Size(u64),
+    /// Each byte takes this long.
+    Slow(Duration),
+}
+
+/// One answer that goes wrong.
+#[derive(Debug)]
+pub struct Spoil {
+    command: Command,
+    nth: u64,
+    every: bool,
+    how: How,
+    seen: AtomicU64,
+}
+
+impl Spoil {
+    /// The `nth` request of this command over all connections, from 1.
+    pub fn nth(command: Command, nth: u64, how: How) -> Spoil {
+        Spoil { command, nth, every: false, how, seen: AtomicU64::new(0) }
+    }
+
+    /// All requests of this command from the `nth` on, from 1.
+    pub fn from(command: Command, nth: u64, how: How) -> Spoil {
+        Spoil { every: true, ..Spoil::nth(command, nth, how) }
+    }
+}
+
+/// How an answer goes wrong. What needs chunks is an ordinary answer where they were not negotiated.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum How {
+    /// None is sent; later requests are answered.
+    Silence,
+    /// None is sent, and nothing else any more; the connection stays open.
+    Hang,
+    /// The connection ends instead.
+    Close,
+    /// The connection ends after half of the head.
+    CloseInHead,
+    /// The connection ends in the middle of the data.
+    CloseInPayload,
+    /// The cookie of no request.
+    WrongCookie,
+    /// Random bytes instead of a head.
+    Garbage,
+    /// The whole answer twice.
+    Twice,
+    /// It takes this long, and then comes byte by byte, with as much between as in `piece`.
+    Slow {
+        /// Before the first byte.
+        first: Duration,
+        /// Between pieces of 64 bytes.
+        piece: Duration,
+    },
+    /// An error of this number.
+    Error(u32),
+    /// As `Error`, with a text and the place where it happened. Chunks.
+    ErrorAt(u32, u64, String),
+    /// An error chunk that says success. Chunks.
+    ErrorZero,
+    /// An error chunk of an unknown kind: an error all the same. Chunks.
+    UnknownError,
+    /// A chunk of an unknown kind that is no error. Chunks.
+    UnknownChunk,
+    /// A chunk that claims 2 GiB - 1 of data. Chunks.
+    Oversized,
+    /// Data from before the range that was asked for. Chunks; reads.
+    OutsideRange,
+    /// Only the first half of the data. Chunks; reads.
+    Missing,
+    /// Some of the data twice. Chunks; reads.
+    Overlap,
+    /// The data in several chunks, the last one first; right. Chunks; reads.
+    Backwards,
+    /// A hole for all of it. Chunks; reads. Right if there are only zeroes.
+    Hole,
+    /// A simple reply although chunks were negotiated. Chunks; reads.
+    SimpleInstead,
+    /// A chunk that is not the last, and then nothing. Chunks.
+    NeverDone,
+    /// Half of the data, then an error chunk. Chunks; reads.
+    ErrorHalfway(u32),
+    /// The answer's offset is not the request's. Extended headers.
+    WrongOffset,
+    /// Extents of a context that was not asked for. BLOCK_STATUS.
+    WrongContext,
+    /// Extents of length 0. BLOCK_STATUS.
+    EmptyExtent,
+    /// No extent at all. BLOCK_STATUS.
+    NoExtents,
+    /// The last chunk without any extents: success that says nothing. BLOCK_STATUS.
+    NoStatus,
+    /// The only extent reaches far beyond the request; allowed. BLOCK_STATUS.
+    LongExtent,
+}
+
+impl Offer {
+    /// All that the protocol has, without faults.
+    pub fn new(model: Model) -> Offer {
+        Offer {
+            model: Arc::new(Mutex::new(model)),
+            style: Style::Fixed,
+            structured: true,
+            extended: true,
+            connections_max: usize::MAX,
+            delay: Duration::ZERO,
+            handshake: None,
+            spoils: Vec::new(),
+        }
+    }
+
+    /// The same with a fault.
+    #[must_use]
+    pub fn spoil(mut self, spoil: Spoil) -> Offer {
+        self.spoils.push(spoil);
+        self
+    }
+
+    /// The same with a fault in the handshake.
+    #[must_use]
+    pub fn handshake(mut self, fault: HandshakeFault) -> Offer {
+        self.handshake = Some(fault);
+        self
+    }
+
+    /// The same without extended headers, or without structured replies, too.
+    #[must_use]
+    pub fn replies(mut self, replies: Replies) -> Offer {
+        self.extended = replies == Replies::Extended;
+        self.structured = replies != Replies::Simple;
+        self
+    }
+
+    /// The same with another form of handshake.
+    #[must_use]
+    pub fn style(mut self, style: Style) -> Offer {
+        self.style = style;
+        self
+    }
+
+    pub(super) fn facts(&self) -> Arc<Facts> {
+        lock(&self.model).facts()
+    }
+
+    pub(super) fn size(&self) -> u64 {
+        match self.handshake {
+            Some(HandshakeFault::Size(size)) => size,
+            _ => self.facts().size,
+        }
+    }
+
+    /// What goes wrong with this request, if anything.
+    pub(super) fn how(&self, command: Command) -> Option<&How> {
+        let mut found = None;
+        for spoil in self.spoils.iter().filter(|spoil| spoil.command == command) {
+            let seen = spoil.seen.fetch_add(1, Ordering::SeqCst) + 1;
+            if seen == spoil.nth || (spoil.every && seen > spoil.nth) {
+                found = found.or(Some(&spoil.how));
+            }
+        }
+        found
+    }
+}

@@ -1,0 +1,511 @@
+//! A whole plain server over a model, one request after the other, that spoils what it is told to.
+
+use block::{Can, Contexts, Extents, Facts, Flags, Op, Reply, Request};
+use io::{Data, Room};
+use wire::request::{Filter, Header};
+use wire::{Command, CommandFlags, ExportFlags, Headers, Replies, magic};
+
+use super::offer::{HandshakeFault, How, Offer, Style};
+use super::{Conversation, Said};
+use crate::model::lock;
+
+/// Transmission flags that tell these abilities.
+fn export_flags(facts: &Facts, structured: bool, extended: bool) -> u16 {
+    let can = |ability| facts.can.contains(ability);
+    ExportFlags::HAS_FLAGS
+        .with(ExportFlags::READ_ONLY, !can(Can::WRITE))
+        .with(ExportFlags::SEND_FLUSH, can(Can::FLUSH))
+        .with(ExportFlags::SEND_FUA, can(Can::WRITE | Can::FUA))
+        .with(ExportFlags::ROTATIONAL, facts.rotational)
+        .with(ExportFlags::SEND_TRIM, can(Can::WRITE | Can::TRIM))
+        .with(ExportFlags::SEND_WRITE_ZEROES, can(Can::WRITE | Can::ZERO))
+        .with(ExportFlags::SEND_FAST_ZERO, can(Can::WRITE | Can::ZERO | Can::FAST_ZERO))
+        .with(ExportFlags::SEND_CACHE, can(Can::CACHE))
+        .with(ExportFlags::CAN_MULTI_CONN, can(Can::MULTI_CONN))
+        .with(ExportFlags::SEND_DF, structured)
+        .with(ExportFlags::BLOCK_STATUS_PAYLOAD, extended && can(Can::EXTENTS))
+        .bits()
+}
+
+/// One connection of a plain server: handshake and requests until the client leaves.
+///
+/// # Errors
+/// What the client did that it should not, or that it is gone in the middle of something.
+pub fn serve(conversation: &mut Conversation, number: usize, offer: &Offer) -> Said {
+    if number >= offer.connections_max {
+        return conversation.hang();
+    }
+    let mut session = Session { talk: conversation, offer, selected: Contexts::empty() };
+    if !session.handshake()? {
+        return Ok(());
+    }
+    session.transmit()
+}
+
+struct Session<'a> {
+    talk: &'a mut Conversation,
+    offer: &'a Offer,
+    /// Contexts that were negotiated; the wire's number is the index.
+    selected: Contexts,
+}
+
+impl Session<'_> {
+    /// Whether requests follow.
+    fn handshake(&mut self) -> Said<bool> {
+        use HandshakeFault as Fault;
+        let talk = &mut *self.talk;
+        let fault = self.offer.handshake.as_ref();
+        match fault {
+            Some(Fault::Silent) => return talk.hang().map(|()| false),
+            Some(Fault::CloseAtOnce) => return Ok(false),
+            Some(Fault::NotNbd) => {
+                // As a server of another protocol that speaks first.
+                talk.send(b"220 mail.example ready for you\r\n")?;
+                return talk.hang().map(|()| false);
+            }
+            Some(Fault::WrongSecondMagic) => {
+                let first = magic::INIT_PASSWD.to_be_bytes();
+                talk.send(&[first, 0x1122_3344_5566_7788_u64.to_be_bytes()].concat())?;
+                return talk.hang().map(|()| false);
+            }
+            Some(Fault::HalfGreeting) => {
+                talk.send(&magic::INIT_PASSWD.to_be_bytes())?;
+                talk.send(b"IHAV")?;
+                return Ok(false);
+            }
+            _ => {}
+        }
+        let facts = self.offer.facts();
+        if self.offer.style == Style::Oldstyle {
+            let mut bytes = magic::INIT_PASSWD.to_be_bytes().to_vec();
+            bytes.extend_from_slice(&magic::CLISERV.to_be_bytes());
+            bytes.extend_from_slice(&self.offer.size().to_be_bytes());
+            bytes.extend_from_slice(&0_u16.to_be_bytes());
+            bytes.extend_from_slice(&export_flags(&facts, false, false).to_be_bytes());
+            bytes.resize(bytes.len() + magic::RESERVED_ZEROES, 0);
+            talk.send(&bytes)?;
+            return Ok(true);
+        }
+        let flags = if self.offer.style == Style::Newstyle { 0 } else { 3 };
+        let client = talk.greet(flags)?;
+        self.options(client & 2 != 0)
+    }
+
+    fn options(&mut self, no_zeroes: bool) -> Said<bool> {
+        use HandshakeFault as Fault;
+        let facts = self.offer.facts();
+        let mut number = 0;
+        loop {
+            let (code, payload) = self.talk.receive_option()?;
+            number += 1;
+            match &self.offer.handshake {
+                Some(Fault::StopAtOption(at)) if *at == number => {
+                    return self.talk.hang().map(|()| false);
+                }
+                Some(Fault::CloseAtOption(at)) if *at == number => return Ok(false),
+                Some(Fault::WrongReplyMagic) => {
+                    self.talk.send(&[0x5a; 20])?;
+                    return self.talk.hang().map(|()| false);
+                }
+                Some(Fault::AnswerToAnother) => {
+                    self.talk.reply_option(code ^ 0x40, magic::REP_ACK, &[])?;
+                    return self.talk.hang().map(|()| false);
+                }
+                Some(Fault::HugeAnswer) => {
+                    let mut head = magic::OPTION_REPLY.to_be_bytes().to_vec();
+                    for number in [code, magic::REP_INFO, u32::MAX] {
+                        head.extend_from_slice(&number.to_be_bytes());
+                    }
+                    self.talk.send(&head)?;
+                    return self.talk.hang().map(|()| false);
+                }
+                Some(Fault::Slow(pause)) => std::thread::sleep(*pause),
+                _ => {}
+            }
+            if code == magic::OPT_EXPORT_NAME {
+                if self.talk.replies == Replies::Extended {
+                    return Err("EXPORT_NAME after extended headers".to_string());
+                }
+                let flags = export_flags(&facts, self.talk.replies != Replies::Simple, false);
+                let mut bytes = self.offer.size().to_be_bytes().to_vec();
+                bytes.extend_from_slice(&flags.to_be_bytes());
+                if !no_zeroes {
+                    bytes.resize(bytes.len() + magic::RESERVED_ZEROES, 0);
+                }
+                self.talk.send(&bytes)?;
+                return Ok(true);
+            }
+            if self.offer.style == Style::Newstyle {
+                return Ok(false);
+            }
+            if self.option(&facts, code, &payload)? {
+                return Ok(code == magic::OPT_GO);
+            }
+        }
+    }
+
+    /// Answers one option; true when it was the last.
+    fn option(&mut self, facts: &Facts, code: u32, payload: &[u8]) -> Said<bool> {
+        let offer = self.offer;
+        match code {
+            magic::OPT_ABORT => {
+                // Clients may leave without waiting for the answer.
+                let _ = self.talk.reply_option(code, magic::REP_ACK, &[]);
+                return Ok(true);
+            }
+            magic::OPT_STRUCTURED_REPLY if offer.structured => {
+                if self.talk.replies == Replies::Simple {
+                    self.talk.replies = Replies::Structured;
+                }
+                self.talk.reply_option(code, magic::REP_ACK, &[])?;
+            }
+            magic::OPT_EXTENDED_HEADERS if offer.extended => {
+                self.talk.reply_option(code, magic::REP_ACK, &[])?;
+                self.talk.replies = Replies::Extended;
+                self.talk.headers = Headers::Extended;
+            }
+            magic::OPT_LIST => {
+                self.talk.reply_option(code, magic::REP_SERVER, &[0; 4])?;
+                self.talk.reply_option(code, magic::REP_ACK, &[])?;
+            }
+            magic::OPT_SET_META_CONTEXT | magic::OPT_LIST_META_CONTEXT
+                if self.talk.replies != Replies::Simple && facts.can.contains(Can::EXTENTS) =>
+            {
+                self.contexts(facts, code, payload)?;
+            }
+            magic::OPT_GO | magic::OPT_INFO if offer.style == Style::Fixed => {
+                return self.go(facts, code);
+            }
+            _ => self.talk.reply_option(code, magic::REP_ERR_UNSUP, &[])?,
+        }
+        Ok(false)
+    }
+
+    fn contexts(&mut self, facts: &Facts, code: u32, payload: &[u8]) -> Said {
+        let queries = queries(payload).ok_or("a context option that makes no sense")?;
+        let setting = code == magic::OPT_SET_META_CONTEXT;
+        let mut selected = Contexts::empty();
+        for (index, name) in facts.contexts.iter().enumerate() {
+            let wanted = queries.iter().any(|query| query == name);
+            if wanted || (!setting && queries.is_empty()) {
+                selected = selected.with(index);
+                let mut answer = (index as u32).to_be_bytes().to_vec();
+                answer.extend_from_slice(name.as_bytes());
+                self.talk.reply_option(code, magic::REP_META_CONTEXT, &answer)?;
+            }
+        }
+        if setting {
+            self.selected = selected;
+        }
+        self.talk.reply_option(code, magic::REP_ACK, &[])
+    }
+
+    fn go(&mut self, facts: &Facts, code: u32) -> Said<bool> {
+        use HandshakeFault as Fault;
+        let fault = self.offer.handshake.as_ref();
+        if let Some(Fault::Refuse(reply, text)) = fault {
+            self.talk.reply_option(code, *reply, text.as_bytes())?;
+            return Ok(false);
+        }
+        if fault == Some(&Fault::UnknownInfo) {
+            self.talk.reply_option(code, magic::REP_INFO, &[0x77, 0x77, 1, 2, 3])?;
+        }
+        if fault != Some(&Fault::NoExportInfo) {
+            let structured = self.talk.replies != Replies::Simple;
+            let extended = self.talk.replies == Replies::Extended;
+            let mut info = magic::INFO_EXPORT.to_be_bytes().to_vec();
+            info.extend_from_slice(&self.offer.size().to_be_bytes());
+            info.extend_from_slice(&export_flags(facts, structured, extended).to_be_bytes());
+            self.talk.reply_option(code, magic::REP_INFO, &info)?;
+        }
+        let block = facts.block;
+        let sizes = match fault {
+            Some(Fault::BlockSizes(minimum, preferred, maximum)) => {
+                [*minimum, *preferred, *maximum]
+            }
+            _ => [block.minimum, block.preferred, block.maximum],
+        };
+        let mut info = magic::INFO_BLOCK_SIZE.to_be_bytes().to_vec();
+        sizes.iter().for_each(|size| info.extend_from_slice(&size.to_be_bytes()));
+        self.talk.reply_option(code, magic::REP_INFO, &info)?;
+        self.talk.reply_option(code, magic::REP_ACK, &[])?;
+        Ok(code == magic::OPT_GO)
+    }
+
+    fn transmit(&mut self) -> Said {
+        loop {
+            let Some((request, payload)) = self.talk.receive_request()? else { return Ok(()) };
+            if request.command == Command::Disconnect {
+                return Ok(());
+            }
+            std::thread::sleep(self.offer.delay);
+            let how = self.offer.how(request.command);
+            let answer = match self.carry_out(&request, payload) {
+                Ok((reply, contexts)) => self.answer(&request, reply, contexts, how),
+                Err(error) => self.talk.done(&request, error),
+            };
+            if !self.send(&request, answer, how)? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Sends the answer, or spoils it; false when the connection shall end.
+    fn send(&mut self, request: &Header, mut answer: Vec<u8>, how: Option<&How>) -> Said<bool> {
+        match how {
+            Some(How::Silence) => return Ok(true),
+            Some(How::Hang) => return self.talk.hang().map(|()| false),
+            Some(How::Close) => return Ok(false),
+            Some(How::CloseInHead) => {
+                self.talk.send(&answer[..answer.len().min(10)])?;
+                return Ok(false);
+            }
+            Some(How::CloseInPayload) => {
+                self.talk.send(&answer[..answer.len() - answer.len().min(200) / 2])?;
+                return Ok(false);
+            }
+            Some(How::WrongCookie) => {
+                let wrong = (request.cookie ^ 0x5555_0000_0000).to_be_bytes();
+                // The cookie stands at the same place in all forms.
+                answer[8..16].copy_from_slice(&wrong);
+            }
+            Some(How::Garbage) => {
+                self.talk.send_garbage(request.cookie, answer.len().max(64))?;
+                return Ok(true);
+            }
+            Some(How::Twice) => answer = [&answer[..], &answer[..]].concat(),
+            Some(How::Slow { first, piece }) => {
+                std::thread::sleep(*first);
+                self.talk.send_slowly(&answer, 64, *piece)?;
+                return Ok(true);
+            }
+            _ => {}
+        }
+        self.talk.send(&answer)?;
+        Ok(true)
+    }
+
+    /// Does what the request asks for, and tells which contexts that were; an error is the wire's
+    /// number.
+    fn carry_out(&self, request: &Header, payload: Vec<u8>) -> Result<(Reply, Contexts), u32> {
+        let flags = |table: &[(CommandFlags, Flags)]| {
+            let mut flags = Flags::empty();
+            for (theirs, ours) in table {
+                flags.set(*ours, request.flags.contains(*theirs));
+            }
+            flags
+        };
+        let fua = (CommandFlags::FUA, Flags::FUA);
+        let (at, len) = (request.offset, request.length);
+        let ours = match request.command {
+            Command::Read => {
+                let len = usize::try_from(len).ok().filter(|&len| len <= 64 << 20).ok_or(22_u32)?;
+                Request::read(at, Room::unpooled(len))
+            }
+            Command::Write => Request::write(at, Data::copy_of(&payload)).with(flags(&[fua])),
+            Command::Flush => Request::flush(),
+            Command::Trim => Request::trim(at, len).with(flags(&[fua])),
+            Command::Cache => Request::cache(at, len),
+            Command::WriteZeroes => Request::zero(at, len).with(flags(&[
+                fua,
+                (CommandFlags::NO_HOLE, Flags::NO_HOLE),
+                (CommandFlags::FAST_ZERO, Flags::FAST),
+            ])),
+            Command::BlockStatus if !self.selected.is_empty() => {
+                let one = flags(&[(CommandFlags::REQ_ONE, Flags::ONE_EXTENT)]);
+                let (len, contexts) = match payload.is_empty() {
+                    true => (len, self.selected),
+                    false => {
+                        let selected = self.selected;
+                        let known = |id| selected.contains(id as usize);
+                        let filter = Filter::parse(&payload, known).map_err(|_| 22_u32)?;
+                        let ids = filter.contexts.iter();
+                        let set = ids.fold(Contexts::empty(), |set, &id| set.with(id as usize));
+                        (filter.length, set)
+                    }
+                };
+                Request::extents(at, len, contexts).with(one)
+            }
+            _ => return Err(22),
+        };
+        if len == 0 && request.command != Command::Flush {
+            return Err(22);
+        }
+        let mut model = lock(&self.offer.model);
+        let writable = model.facts().can.contains(Can::WRITE);
+        if ours.kind().changes() && !writable {
+            return Err(1);
+        }
+        let contexts = if let Op::Extents(contexts) = ours.op { contexts } else { self.selected };
+        let reply = model.apply(ours).map_err(|error| error.kind().number())?;
+        Ok((reply, contexts))
+    }
+
+    /// The bytes of an answer, with the faults that lie in its content.
+    fn answer(
+        &self,
+        request: &Header,
+        reply: Reply,
+        contexts: Contexts,
+        how: Option<&How>,
+    ) -> Vec<u8> {
+        if let Some(How::Error(number)) = how {
+            return self.talk.done(request, *number);
+        }
+        let chunks = self.talk.replies != Replies::Simple;
+        if let Some(how) = how.filter(|_| chunks)
+            && let Some(answer) = self.wrong_chunks(request, &reply, how)
+        {
+            return answer;
+        }
+        match reply {
+            Reply::Done => self.talk.done(request, 0),
+            Reply::Data(data) if chunks => self.data(request, 1, request.offset, data.bytes()),
+            Reply::Data(data) => [&self.talk.simple(request.cookie, 0), data.bytes()].concat(),
+            Reply::Hole if chunks => self.hole(request),
+            Reply::Hole => {
+                let zeroes = vec![0; request.length as usize];
+                [self.talk.simple(request.cookie, 0), zeroes].concat()
+            }
+            Reply::Extents(lists) => {
+                let lists: Vec<_> = contexts.iter().zip(lists).collect();
+                self.status(request, &lists, how)
+            }
+        }
+    }
+
+    /// A chunk of data.
+    fn data(&self, request: &Header, flags: u16, at: u64, bytes: &[u8]) -> Vec<u8> {
+        let payload = [&at.to_be_bytes()[..], bytes].concat();
+        self.talk.chunk(request, flags, magic::REPLY_OFFSET_DATA, &payload)
+    }
+
+    fn hole(&self, request: &Header) -> Vec<u8> {
+        let len = (request.length as u32).to_be_bytes();
+        let payload = [&request.offset.to_be_bytes()[..], &len].concat();
+        self.talk.chunk(request, 1, magic::REPLY_OFFSET_HOLE, &payload)
+    }
+
+    /// Answers in chunks that are wrong or unusual; `None` where that does not apply.
+    fn wrong_chunks(&self, request: &Header, reply: &Reply, how: &How) -> Option<Vec<u8>> {
+        let talk = &self.talk;
+        let at = request.offset;
+        let whatever = match how {
+            How::ErrorAt(number, at, text) => {
+                let mut payload = number.to_be_bytes().to_vec();
+                payload.extend_from_slice(&(text.len() as u16).to_be_bytes());
+                payload.extend_from_slice(text.as_bytes());
+                payload.extend_from_slice(&at.to_be_bytes());
+                Some(talk.chunk(request, 1, magic::REPLY_ERROR_OFFSET, &payload))
+            }
+            How::ErrorZero => Some(talk.chunk(request, 1, magic::REPLY_ERROR, &[0; 6])),
+            How::UnknownError => {
+                let payload = [&5_u32.to_be_bytes()[..], &[0, 2], b"??"].concat();
+                Some(talk.chunk(request, 1, magic::REPLY_ERROR_BIT | 77, &payload))
+            }
+            How::UnknownChunk => Some(talk.chunk(request, 1, 77, b"what is this")),
+            How::Oversized => {
+                let kind = magic::REPLY_OFFSET_DATA;
+                Some(talk.chunk_head(request, 1, kind, (1 << 31) - 1))
+            }
+            How::NeverDone => Some(talk.chunk(request, 0, magic::REPLY_NONE, &[])),
+            How::WrongOffset if talk.replies == Replies::Extended => {
+                let moved = Header { offset: at ^ 0x1000, ..*request };
+                match reply {
+                    Reply::Data(data) => Some(self.data(&moved, 1, at, data.bytes())),
+                    _ => Some(talk.done(&moved, 0)),
+                }
+            }
+            _ => None,
+        };
+        if whatever.is_some() {
+            return whatever;
+        }
+        let Reply::Data(data) = reply else { return None };
+        let bytes = data.bytes();
+        let half = bytes.len() / 2;
+        let second = at + half as u64;
+        Some(match how {
+            How::OutsideRange => self.data(request, 1, at.wrapping_sub(4096), bytes),
+            How::Missing => self.data(request, 1, at, &bytes[..half]),
+            How::Overlap => {
+                let first = self.data(request, 0, at, bytes);
+                [first, self.data(request, 1, second, &bytes[half..])].concat()
+            }
+            How::Backwards => {
+                let last = self.data(request, 0, second, &bytes[half..]);
+                let first = self.data(request, 0, at, &bytes[..half]);
+                let end = talk.chunk(request, 1, magic::REPLY_NONE, &[]);
+                if half == 0 { [last, end].concat() } else { [last, first, end].concat() }
+            }
+            How::Hole => self.hole(request),
+            How::SimpleInstead => [&talk.simple(request.cookie, 0), bytes].concat(),
+            How::ErrorHalfway(number) => {
+                let first = self.data(request, 0, at, &bytes[..half]);
+                [first, talk.done(request, *number)].concat()
+            }
+            _ => return None,
+        })
+    }
+
+    /// One chunk of block status for each context.
+    fn status(&self, request: &Header, lists: &[(usize, Extents)], how: Option<&How>) -> Vec<u8> {
+        let extended = self.talk.replies == Replies::Extended;
+        if how == Some(&How::NoStatus) {
+            return self.talk.chunk(request, 1, magic::REPLY_NONE, &[]);
+        }
+        let mut answer = Vec::new();
+        for (index, list) in lists {
+            let id = if how == Some(&How::WrongContext) { 4711 } else { *index as u32 };
+            let mut runs: Vec<(u64, u64)> = match how {
+                Some(How::EmptyExtent) => vec![(0, 0)],
+                Some(How::NoExtents) => Vec::new(),
+                Some(How::LongExtent) => vec![(1 << 31, 0)],
+                _ => list.runs().iter().map(|run| (run.len, run.state)).collect(),
+            };
+            runs.truncate(1 << 16);
+            let mut payload = id.to_be_bytes().to_vec();
+            if extended {
+                payload.extend_from_slice(&(runs.len() as u32).to_be_bytes());
+            }
+            for (len, state) in runs {
+                if extended {
+                    payload.extend_from_slice(&len.to_be_bytes());
+                    payload.extend_from_slice(&state.to_be_bytes());
+                } else {
+                    payload.extend_from_slice(&(len as u32).to_be_bytes());
+                    payload.extend_from_slice(&(state as u32).to_be_bytes());
+                }
+            }
+            let long = magic::REPLY_BLOCK_STATUS_EXT;
+            let kind = if extended { long } else { magic::REPLY_BLOCK_STATUS };
+            answer.extend_from_slice(&self.talk.chunk(request, 0, kind, &payload));
+        }
+        answer.extend_from_slice(&self.talk.chunk(request, 1, magic::REPLY_NONE, &[]));
+        answer
+    }
+}
+
+/// The queries of a context option.
+fn queries(payload: &[u8]) -> Option<Vec<String>> {
+    let mut rest = payload;
+    let name = number(&mut rest)?;
+    take(&mut rest, name)?;
+    let count = number(&mut rest)?;
+    let mut queries = Vec::new();
+    for _ in 0..count {
+        let len = number(&mut rest)?;
+        queries.push(std::str::from_utf8(take(&mut rest, len)?).ok()?.to_string());
+    }
+    rest.is_empty().then_some(queries)
+}
+
+fn number(rest: &mut &[u8]) -> Option<u32> {
+    Some(u32::from_be_bytes(take(rest, 4)?.try_into().ok()?))
+}
+
+fn take<'a>(rest: &mut &'a [u8], len: u32) -> Option<&'a [u8]> {
+    let (taken, left) = rest.split_at_checked(len as usize)?;
+    *rest = left;
+    Some(taken)
+}

@@ -1,0 +1,141 @@
+//! A listening server that runs a script for each connection.
+
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+use super::{Conversation, Offer, Said, serve};
+use crate::model::lock;
+use crate::tools::Scratch;
+
+/// A server on a Unix socket of its own; stops, with all its connections, when dropped.
+pub struct Scripted {
+    path: PathBuf,
+    state: Arc<State>,
+    thread: Option<JoinHandle<()>>,
+    _scratch: Scratch,
+}
+
+#[derive(Default)]
+struct State {
+    stop: AtomicBool,
+    accepted: AtomicUsize,
+    streams: Mutex<Vec<UnixStream>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    errors: Mutex<Vec<String>>,
+}
+
+impl Scripted {
+    /// Listens, and runs the script on a thread for each connection; it is told the connection's
+    /// number, from 0. Panics when the machine has no room for a socket.
+    pub fn start(
+        script: impl Fn(&mut Conversation, usize) -> Said + Send + Sync + 'static,
+    ) -> Scripted {
+        let scratch = Scratch::new().expect("a scratch directory can be made");
+        let path = scratch.socket("peer");
+        let listener = UnixListener::bind(&path).expect("a socket can be bound there");
+        let state = Arc::new(State::default());
+        let thread = {
+            let (state, script) = (state.clone(), Arc::new(script));
+            std::thread::spawn(move || accept(&listener, &state, script))
+        };
+        Scripted { path, state, thread: Some(thread), _scratch: scratch }
+    }
+
+    /// Starts a plain server over a model, right but for the faults in the offer.
+    pub fn offer(offer: Offer) -> Scripted {
+        Scripted::start(move |conversation, number| serve(conversation, number, &offer))
+    }
+
+    /// Where it listens.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Its URI, for the default export.
+    pub fn uri(&self) -> String {
+        format!("nbd+unix:///?socket={}", self.path.display())
+    }
+
+    /// How many connections there were.
+    pub fn connections(&self) -> usize {
+        self.state.accepted.load(Ordering::SeqCst)
+    }
+
+    /// What went wrong in scripts so far: what the peer did wrong, seen from here.
+    pub fn errors(&self) -> Vec<String> {
+        lock(&self.state.errors).clone()
+    }
+
+    /// Stops, and tells what went wrong in scripts.
+    ///
+    /// # Errors
+    /// What went wrong, one line each.
+    pub fn finish(mut self) -> Said {
+        self.stop();
+        let errors = self.errors();
+        if errors.is_empty() { Ok(()) } else { Err(errors.join("\n")) }
+    }
+
+    fn stop(&mut self) {
+        self.state.stop.store(true, Ordering::SeqCst);
+        // Wakes the thread out of accept; if that fails it has ended already.
+        let _ = UnixStream::connect(&self.path);
+        if let Some(thread) = self.thread.take() {
+            // Panics of scripts are told by their own threads.
+            let _ = thread.join();
+        }
+        for stream in lock(&self.state.streams).drain(..) {
+            // It may be closed already.
+            let _ = stream.shutdown(std::net::Shutdown::Both);
+        }
+        let threads = std::mem::take(&mut *lock(&self.state.threads));
+        for thread in threads {
+            if thread.join().is_err() {
+                lock(&self.state.errors).push("a script panicked".to_string());
+            }
+        }
+    }
+}
+
+impl Drop for Scripted {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn accept<S>(listener: &UnixListener, state: &Arc<State>, script: Arc<S>)
+where
+    S: Fn(&mut Conversation, usize) -> Said + Send + Sync + 'static,
+{
+    for stream in listener.incoming() {
+        if state.stop.load(Ordering::SeqCst) {
+            return;
+        }
+        let Ok(stream) = stream else { return };
+        let number = state.accepted.fetch_add(1, Ordering::SeqCst);
+        if let Ok(copy) = stream.try_clone() {
+            lock(&state.streams).push(copy);
+        }
+        let (state_there, script) = (state.clone(), script.clone());
+        let thread = std::thread::spawn(move || {
+            let result = Conversation::new(stream)
+                .and_then(|mut conversation| {
+                    let result = script(&mut conversation, number);
+                    // The copy above keeps the socket open otherwise.
+                    conversation.end();
+                    result
+                })
+                .map_err(|error| format!("connection {number}: {error}"));
+            // When the test has ended, a connection that is cut is no error.
+            if let Err(error) = result
+                && !state_there.stop.load(Ordering::SeqCst)
+            {
+                lock(&state_there.errors).push(error);
+            }
+        });
+        lock(&state.threads).push(thread);
+    }
+}
