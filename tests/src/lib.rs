@@ -1,1 +1,250 @@
-//! Tests against the real peers.
+//! Tests of the `blockhaul` program against the real peers: what they share. Each file of the folder
+//! of tests beside this one is a theme.
+//!
+//! [`blockhaul`] is the program under test, with every unpacked peer in its search path, so that
+//! `[ nbdkit … ]` works; [`run`] bounds and captures a run, [`serve`] starts a server.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+use std::time::{Duration, SystemTime};
+
+use testkit::image;
+use testkit::tools::{self, Peer, Scratch, Server};
+
+/// Longer than any command here takes on a slow and busy machine.
+pub const LIMIT: Duration = Duration::from_secs(120);
+
+/// The program under test: that of this build, which is built if a source is newer, or the one that
+/// `BLOCKHAUL_UNDER_TEST` names.
+///
+/// # Panics
+/// Where it cannot be built.
+pub fn program() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| match std::env::var_os("BLOCKHAUL_UNDER_TEST") {
+        Some(path) => path.into(),
+        None => built(),
+    })
+}
+
+/// A test lies in `TARGET/PROFILE/deps`, the program in `TARGET/PROFILE`.
+fn built() -> PathBuf {
+    let exe = std::env::current_exe().expect("a test knows its own path");
+    let profile = exe.ancestors().nth(2).expect("a test lies in target/PROFILE/deps");
+    let program = profile.join("blockhaul");
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(1);
+    let workspace = workspace.expect("this package lies in the workspace");
+    let modified = fs::metadata(&program).and_then(|data| data.modified());
+    let newest = newest_source(&workspace.join("crates"));
+    if modified.is_ok_and(|built| built >= newest) {
+        return program;
+    }
+    let name = match profile.file_name().and_then(OsStr::to_str) {
+        None | Some("debug") => "dev",
+        Some(name) => name,
+    };
+    let target = profile.parent().expect("a profile's directory lies in target");
+    // Several test programs may do so at once: Cargo has a lock.
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.current_dir(workspace).args(["build", "--quiet", "--package", "blockhaul"]);
+    cargo.args(["--profile", name, "--target-dir"]).arg(target);
+    let output = tools::output(&mut cargo, Duration::from_secs(1800));
+    let output = output.unwrap_or_else(|why| panic!("{why}"));
+    assert!(output.status.success(), "cannot build blockhaul: {}", lossy(&output.stderr));
+    program
+}
+
+/// When the newest source of the program was changed.
+fn newest_source(folder: &Path) -> SystemTime {
+    let mut newest = SystemTime::UNIX_EPOCH;
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let (path, name) = (entry.path(), entry.file_name());
+        let found = match entry.file_type() {
+            Ok(kind) if kind.is_dir() && name != "testkit" && name != "tests" => {
+                newest_source(&path)
+            }
+            Ok(_) if name == "Cargo.toml" || path.extension() == Some(OsStr::new("rs")) => {
+                entry.metadata().and_then(|data| data.modified()).unwrap_or(newest)
+            }
+            _ => newest,
+        };
+        newest = newest.max(found);
+    }
+    newest
+}
+
+/// A command that runs the program under test, with the unpacked peers in its search path.
+pub fn blockhaul(args: &[&str]) -> Command {
+    let mut command = Command::new(program());
+    command.args(args);
+    // All peers lie in one directory.
+    let peers = Peer::find("nbdkit").ok();
+    if let Some(dir) = peers.as_ref().and_then(|peer| peer.program().parent()) {
+        let mut path = dir.as_os_str().to_owned();
+        path.push(":");
+        path.push(std::env::var_os("PATH").unwrap_or_default());
+        command.env("PATH", path);
+    }
+    command
+}
+
+/// Runs the program under test to its end, at most [`LIMIT`].
+///
+/// # Panics
+/// Where it does not end.
+#[track_caller]
+pub fn run(args: &[&str]) -> Output {
+    bounded(&mut blockhaul(args), LIMIT)
+}
+
+/// Runs the program under test, which has to succeed; gives what it printed.
+///
+/// # Panics
+/// Where it fails or does not end.
+#[track_caller]
+pub fn succeed(args: &[&str]) -> String {
+    done(&mut blockhaul(args))
+}
+
+/// Runs a command to its end, at most [`LIMIT`]; it has to succeed. Gives what it printed.
+///
+/// # Panics
+/// Where it fails or does not end.
+#[track_caller]
+pub fn done(command: &mut Command) -> String {
+    let output = bounded(command, LIMIT);
+    assert!(
+        output.status.success(),
+        "{command:?}: {}\n{}{}",
+        output.status,
+        lossy(&output.stdout),
+        lossy(&output.stderr)
+    );
+    lossy(&output.stdout)
+}
+
+/// Runs a peer, which has to succeed; gives what it printed.
+///
+/// # Panics
+/// Where it fails or does not end.
+#[track_caller]
+pub fn peer(peer: &Peer, args: &[&str]) -> String {
+    done(peer.command().args(args))
+}
+
+/// Runs a command to its end.
+///
+/// # Panics
+/// Where it has not ended within the limit.
+#[track_caller]
+pub fn bounded(command: &mut Command, limit: Duration) -> Output {
+    match tools::output(command, limit) {
+        Ok(output) => output,
+        Err(why) => panic!("{command:?}: {why}"),
+    }
+}
+
+/// Starts `blockhaul serve` on a socket of that name in the scratch directory. It ends when the thread
+/// that started it ends.
+///
+/// # Panics
+/// Where it does not start.
+#[track_caller]
+pub fn serve(scratch: &Scratch, name: &str, args: &[&str]) -> Server {
+    let socket = scratch.socket(name);
+    let mut command = blockhaul(&["serve", "--exit-with-parent", "--unix"]);
+    command.arg(&socket).args(args);
+    Server::start(command, &socket).unwrap_or_else(|why| panic!("{why}"))
+}
+
+/// What a program wrote, as text.
+pub fn lossy(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// A path as an argument. Those of scratch directories are UTF-8.
+///
+/// # Panics
+/// Where it is not.
+pub fn text(path: &Path) -> &str {
+    path.to_str().expect("the path is UTF-8")
+}
+
+/// Makes a file full of bytes that no image of these tests has at the same place in a run.
+///
+/// # Errors
+/// When it cannot be written.
+pub fn garbage(path: &Path, size: u64) -> io::Result<()> {
+    let file = File::create(path)?;
+    let bytes = vec![0xA5; 1 << 20];
+    let mut at = 0;
+    while at < size {
+        let len = (size - at).min(bytes.len() as u64) as usize;
+        file.write_all_at(&bytes[..len], at)?;
+        at += len as u64;
+    }
+    Ok(())
+}
+
+/// Bytes in those blocks of `grain` bytes of a file that are not all zero: what a sparse copy has to
+/// store.
+///
+/// # Errors
+/// When it cannot be read.
+pub fn nonzero(path: &Path, grain: u64) -> io::Result<u64> {
+    let file = File::open(path)?;
+    let size = file.metadata()?.len();
+    let zeroes = vec![0; grain as usize];
+    let mut bytes = zeroes.clone();
+    let (mut sum, mut done) = (0, 0);
+    for range in image::data_ranges(path)? {
+        let mut at = done.max(range.start / grain * grain);
+        while at < range.end {
+            let len = grain.min(size - at);
+            let block = &mut bytes[..len as usize];
+            file.read_exact_at(block, at)?;
+            if *block != zeroes[..len as usize] {
+                sum += grain;
+            }
+            at += grain;
+        }
+        done = at;
+    }
+    Ok(sum)
+}
+
+/// Asserts that two files hold the same bytes.
+///
+/// # Panics
+/// Where they differ; `what` tells what was done.
+#[track_caller]
+pub fn assert_same(one: &Path, two: &Path, what: &str) {
+    if let Err(difference) = image::compare(one, two) {
+        panic!("{what}: {} and {}: {difference}", one.display(), two.display());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_blocks_with_something_in_them_count() {
+        let scratch = Scratch::new().unwrap();
+        let path = scratch.file("x");
+        let file = File::create(&path).unwrap();
+        file.set_len(100_001).unwrap();
+        file.write_all_at(&[0; 10_000], 0).unwrap();
+        file.write_all_at(&[1], 5000).unwrap();
+        file.write_all_at(&[1], 100_000).unwrap();
+        assert_eq!(nonzero(&path, 4096).unwrap(), 8192);
+        assert_eq!(nonzero(&path, 65536).unwrap(), 131_072);
+        garbage(&path, 3 << 20).unwrap();
+        assert_eq!(nonzero(&path, 4096).unwrap(), 3 << 20);
+    }
+}
