@@ -5,8 +5,9 @@ use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, OnceLock};
 
+use crate::park::Parked;
 use crate::pool::Charge;
 
 /// Alignment of every buffer in bytes: enough for O_DIRECT on every device in use.
@@ -113,9 +114,8 @@ impl fmt::Debug for Buf {
 
 /// A payload: bytes that are only read from here on, shared and sliced without copying.
 ///
-/// What stands behind it is private, so that payloads which are not in this process's memory (bytes
-/// parked in a pipe) can join without a change to anyone who passes `Data` on. Whoever must look at
-/// bytes calls [`Data::bytes`].
+/// The bytes are in memory, or *parked* in the kernel. Whoever passes a payload on need not know;
+/// whoever must look calls [`Data::bytes`], which copies parked bytes out, once.
 #[derive(Clone)]
 pub struct Data {
     repr: Repr,
@@ -127,6 +127,25 @@ pub struct Data {
 enum Repr {
     Shared(Arc<Buf>),
     Static(&'static [u8]),
+    Parked(Arc<InKernel>),
+}
+
+/// A parked payload, and its bytes once somebody has looked at them.
+struct InKernel {
+    parked: Mutex<Option<Parked>>,
+    copied: OnceLock<Buf>,
+}
+
+impl InKernel {
+    fn bytes(&self) -> &[u8] {
+        self.copied.get_or_init(|| {
+            let parked = self.parked.lock().expect("no panic under this lock").take();
+            let parked = parked.expect("taken out only by the sole owner, or here, once");
+            let (mut buf, len) = parked.into_buf().expect("a pipe of our own gives what it holds");
+            buf.truncate(len);
+            buf
+        })
+    }
 }
 
 /// Zeroes to borrow from: one block for everyone who has to write zeroes as data.
@@ -168,6 +187,7 @@ impl Data {
         let all: &[u8] = match &self.repr {
             Repr::Shared(buf) => buf,
             Repr::Static(bytes) => bytes,
+            Repr::Parked(kernel) => kernel.bytes(),
         };
         &all[self.start..self.start + self.len]
     }
@@ -177,6 +197,32 @@ impl Data {
         let end = start.checked_add(len).expect("slice end overflows");
         assert!(end <= self.len, "slice {start}+{len} of {} bytes", self.len);
         Data { repr: self.repr.clone(), start: self.start + start, len }
+    }
+
+    /// The payload as it is parked in the kernel, if it is, nobody has looked at it and nobody else
+    /// holds it: to be moved on without a copy. Else the payload back.
+    pub fn take_parked(self) -> Result<Parked, Data> {
+        let Data { repr, start, len } = self;
+        let Repr::Parked(kernel) = repr else { return Err(Data { repr, start, len }) };
+        match Arc::try_unwrap(kernel) {
+            Ok(InKernel { parked, copied }) if copied.get().is_none() => {
+                let parked = parked.into_inner().expect("no panic under this lock");
+                match parked {
+                    Some(parked) if start == 0 && parked.held() == len => Ok(parked),
+                    parked => {
+                        let kernel = InKernel { parked: Mutex::new(parked), copied };
+                        Err(Data { repr: Repr::Parked(Arc::new(kernel)), start, len })
+                    }
+                }
+            }
+            Ok(kernel) => Err(Data { repr: Repr::Parked(Arc::new(kernel)), start, len }),
+            Err(kernel) => Err(Data { repr: Repr::Parked(kernel), start, len }),
+        }
+    }
+
+    /// Whether the bytes are in the kernel: looking at them costs a copy.
+    pub fn is_parked(&self) -> bool {
+        matches!(&self.repr, Repr::Parked(kernel) if kernel.copied.get().is_none())
     }
 
     /// The whole buffer back if nobody else holds it; used to change bytes without copying.
@@ -199,6 +245,14 @@ impl From<Buf> for Data {
     fn from(buf: Buf) -> Data {
         let len = buf.len();
         Data { repr: Repr::Shared(Arc::new(buf)), start: 0, len }
+    }
+}
+
+impl From<Parked> for Data {
+    fn from(parked: Parked) -> Data {
+        let len = parked.held();
+        let kernel = InKernel { parked: Mutex::new(Some(parked)), copied: OnceLock::new() };
+        Data { repr: Repr::Parked(Arc::new(kernel)), start: 0, len }
     }
 }
 

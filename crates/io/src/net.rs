@@ -104,10 +104,12 @@ impl Stream {
         ready(&self.0, Interest::Writable).await
     }
 
-    /// Sends without waiting as much as there is room for.
-    pub fn try_send(&self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
+    /// Sends without waiting as much as there is room for. `more` follows at once: packets need not
+    /// leave before.
+    pub fn try_send(&self, bufs: &[IoSlice<'_>], more: bool) -> io::Result<usize> {
         let mut control = SendAncillaryBuffer::new(&mut [] as &mut [MaybeUninit<u8>]);
-        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        let mut flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        flags.set(SendFlags::MORE, more);
         loop {
             match rustix::net::sendmsg(&self.0, bufs, &mut control, flags) {
                 Err(rustix::io::Errno::INTR) => {}
@@ -119,7 +121,7 @@ impl Stream {
     /// Sends all of `bytes`.
     pub async fn send_all(&self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
-            match self.try_send(&[IoSlice::new(bytes)]) {
+            match self.try_send(&[IoSlice::new(bytes)], false) {
                 Ok(sent) => bytes = &bytes[sent..],
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.writable().await?,
                 Err(error) => return Err(error),

@@ -100,7 +100,7 @@ impl Pool {
         } else {
             held.forget();
         }
-        Some(Room { pool: Some(self.clone()), cost, len })
+        Some(Room { pool: Some(self.clone()), cost, len, park: false })
     }
 
     /// Waits for room for `len` bytes, first come first served.
@@ -116,7 +116,7 @@ impl Pool {
             level = pool.0.parent.as_ref();
         }
         held.iter_mut().for_each(Hold::forget);
-        Ok(Room { pool: Some(self.clone()), cost, len })
+        Ok(Room { pool: Some(self.clone()), cost, len, park: false })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -286,12 +286,27 @@ pub struct Room {
     pool: Option<Pool>,
     cost: u64,
     len: usize,
+    /// Whoever reserved it does not mean to look at the bytes.
+    park: bool,
 }
 
 impl Room {
     /// Room outside of any pool: for tests and for small fixed needs.
     pub fn unpooled(len: usize) -> Room {
-        Room { pool: None, cost: 0, len }
+        Room { pool: None, cost: 0, len, park: false }
+    }
+
+    /// The same room, which may also be filled with bytes that stay in the kernel
+    /// ([`Parked`](crate::Parked)): the caller will most likely not look at them.
+    #[must_use]
+    pub fn parkable(mut self) -> Room {
+        self.park = true;
+        self
+    }
+
+    /// Whether the bytes may stay in the kernel.
+    pub fn may_park(&self) -> bool {
+        self.park
     }
 
     /// Bytes that the buffer will have.

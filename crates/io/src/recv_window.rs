@@ -2,7 +2,7 @@
 
 use std::io::{self, IoSliceMut};
 
-use crate::Stream;
+use crate::{Data, Parked, Room, Stream};
 
 /// Bytes asked for at a time when messages are small: many of them per system call.
 const STAGE: usize = 64 << 10;
@@ -21,6 +21,9 @@ pub struct RecvWindow {
     drained: bool,
     /// Bytes asked for beyond what a caller wants now.
     ahead: usize,
+    /// Bytes asked for while payloads are parked: a header, and no payload behind it, for that would
+    /// have to be copied into its pipe.
+    header: usize,
 }
 
 impl Default for RecvWindow {
@@ -32,7 +35,19 @@ impl Default for RecvWindow {
 impl RecvWindow {
     /// An empty window.
     pub fn new() -> RecvWindow {
-        RecvWindow { stage: vec![0; STAGE], start: 0, end: 0, drained: true, ahead: STAGE }
+        RecvWindow {
+            stage: vec![0; STAGE],
+            start: 0,
+            end: 0,
+            drained: true,
+            ahead: STAGE,
+            header: 32,
+        }
+    }
+
+    /// Says how long the header in front of a payload is, in bytes.
+    pub fn expect_headers_of(&mut self, len: usize) {
+        self.header = len;
     }
 
     /// Most bytes that can be here at a time.
@@ -101,6 +116,53 @@ impl RecvWindow {
             self.drained = received < missing + self.ahead;
         }
         Ok(true)
+    }
+
+    /// Takes a payload of `room.len()` bytes: parked in the kernel if the room allows it, else in
+    /// memory. `None` if the stream ends before.
+    pub async fn payload_or_parked(
+        &mut self,
+        stream: &Stream,
+        room: Room,
+    ) -> io::Result<Option<Data>> {
+        let mut parked = match Parked::begin(room) {
+            Ok(parked) => parked,
+            Err(room) => {
+                let mut buf = room.into_buf();
+                let whole = self.payload(stream, &mut buf).await?;
+                return Ok(whole.then(|| buf.into()));
+            }
+        };
+        let here = self.bytes().len().min(parked.missing());
+        parked.fill_from_bytes(&self.stage[self.start..self.start + here])?;
+        self.consume(here);
+        self.ahead = self.header;
+        self.drained = false;
+        // An attempt that takes nothing although the socket is ready: the pipe has no slot left.
+        let mut stuck = false;
+        while parked.missing() > 0 {
+            match parked.fill_from_stream(stream) {
+                Ok(0) => return Ok(None),
+                Ok(_) => stuck = false,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    if stuck {
+                        return self.copy_rest(stream, parked).await;
+                    }
+                    stream.readable().await?;
+                    stuck = true;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Some(parked.into()))
+    }
+
+    /// A payload that does not fit into its pipe after all.
+    async fn copy_rest(&mut self, stream: &Stream, parked: Parked) -> io::Result<Option<Data>> {
+        let (mut buf, filled) = parked.into_buf()?;
+        let whole = self.payload(stream, &mut buf[filled..]).await?;
+        Ok(whole.then(|| buf.into()))
     }
 
     /// Drops `count` bytes of the stream. False if it ends before.

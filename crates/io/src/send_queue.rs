@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 
-use crate::{Data, Stream};
+use crate::{Data, Parked, Stream};
 
 /// Slices per send: more does not fit into socket buffers anyway.
 const SLICES: usize = 64;
@@ -13,13 +13,16 @@ const HEADS: usize = 4096;
 enum Piece {
     Heads(Vec<u8>),
     Data(Data),
+    Parked(Parked),
 }
 
 impl Piece {
-    fn bytes(&self) -> &[u8] {
+    /// The bytes, if they are in memory.
+    fn bytes(&self) -> Option<&[u8]> {
         match self {
-            Piece::Heads(bytes) => bytes,
-            Piece::Data(data) => data.bytes(),
+            Piece::Heads(bytes) => Some(bytes),
+            Piece::Data(data) => Some(data.bytes()),
+            Piece::Parked(_) => None,
         }
     }
 }
@@ -57,36 +60,57 @@ impl SendQueue {
 
     /// Queues a payload.
     pub fn data(&mut self, data: Data) {
-        if !data.is_empty() {
-            self.queued += data.len();
-            self.pieces.push_back(Piece::Data(data));
+        if data.is_empty() {
+            return;
         }
+        self.queued += data.len();
+        self.pieces.push_back(match data.take_parked() {
+            Ok(parked) => Piece::Parked(parked),
+            Err(data) => Piece::Data(data),
+        });
     }
 
     /// Sends what the socket takes; true when nothing is left.
     pub fn send(&mut self, stream: &Stream) -> io::Result<bool> {
-        while !self.pieces.is_empty() {
-            let mut slices = [IoSlice::new(&[]); SLICES];
-            let count = self.pieces.len().min(SLICES);
-            for (slice, piece) in slices.iter_mut().zip(&self.pieces) {
-                *slice = IoSlice::new(piece.bytes());
-            }
-            slices[0] = IoSlice::new(&self.pieces[0].bytes()[self.sent..]);
-            let sent = match stream.try_send(&slices[..count]) {
-                Ok(sent) => sent,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
-                Err(error) => return Err(error),
+        while let Some(first) = self.pieces.front_mut() {
+            let sent = match first {
+                Piece::Parked(parked) => parked.drain_to_stream(stream),
+                _ => self.send_memory(stream),
             };
-            self.advance(sent);
+            match sent {
+                Ok(sent) => self.advance(sent),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
         }
         Ok(true)
     }
 
+    /// One vectored send of what is in memory at the front.
+    fn send_memory(&self, stream: &Stream) -> io::Result<usize> {
+        let mut slices = [IoSlice::new(&[]); SLICES];
+        let mut count = 0;
+        let in_memory = self.pieces.iter().map_while(Piece::bytes);
+        for (slice, bytes) in slices.iter_mut().zip(in_memory) {
+            let sent = if count == 0 { self.sent } else { 0 };
+            *slice = IoSlice::new(&bytes[sent..]);
+            count += 1;
+        }
+        let more = self.pieces.len() > count;
+        stream.try_send(&slices[..count], more)
+    }
+
     fn advance(&mut self, sent: usize) {
         self.queued -= sent;
+        if let Some(Piece::Parked(parked)) = self.pieces.front() {
+            if parked.held() == 0 {
+                self.pieces.pop_front();
+            }
+            return;
+        }
         self.sent += sent;
-        while let Some(first) = self.pieces.front() {
-            let len = first.bytes().len();
+        while let Some(len) = self.pieces.front().and_then(Piece::bytes).map(<[u8]>::len) {
             if self.sent < len {
                 break;
             }
