@@ -7,7 +7,7 @@ use std::sync::Arc;
 use block::{Another, Backend, Device, Error, Kind, Opened, Opening, Result, Target};
 use wire::uri::{Transport, Uri};
 
-use crate::connect::{Address, Options, connect};
+use crate::connect::{Address, Options, connect_keeping};
 use crate::{Connected, ServerProcess};
 
 /// The backends of this crate, connecting with these options.
@@ -123,7 +123,9 @@ impl Place {
     }
 
     async fn connect(&self) -> Result<Arc<dyn Device>> {
-        let connected = connect(&self.name, &self.address, &self.export, self.options).await;
+        let (process, name) = (self.process.clone(), &self.name);
+        let connected =
+            connect_keeping(process, name, &self.address, &self.export, self.options).await;
         connected.map(|Connected { device, .. }| device).map_err(|error| {
             match self.process.as_ref().and_then(|process| process.ended()) {
                 Some(how) => Error::new(error.kind(), format!("{}: {how}", self.name)),

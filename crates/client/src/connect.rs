@@ -12,7 +12,7 @@ use wire::handshake::client::{Handshake, Negotiated};
 use wire::handshake::negotiation::{End, Negotiation, Step, Wants};
 use wire::{Infos, OptionError};
 
-use crate::device;
+use crate::{ServerProcess, device};
 
 /// Where a server listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -78,6 +78,17 @@ pub async fn connect(
     export: &str,
     options: &Options,
 ) -> Result<Connected> {
+    connect_keeping(None, name, address, export, options).await
+}
+
+/// The same; the device keeps the process that serves it.
+pub(crate) async fn connect_keeping(
+    process: Option<Arc<ServerProcess>>,
+    name: &str,
+    address: &Address,
+    export: &str,
+    options: &Options,
+) -> Result<Connected> {
     let wants = Wants {
         contexts: options.contexts.clone(),
         extended: options.extended,
@@ -96,7 +107,8 @@ pub async fn connect(
     let (link, ended) = dialled.await.map_err(place)?;
     match ended {
         Ended::Transmission(negotiated) => {
-            let device = device::open(name, link, &negotiated, options.timeout).map_err(place)?;
+            let timeout = options.timeout;
+            let device = device::open(name, link, &negotiated, timeout, process).map_err(place)?;
             Ok(Connected { device, negotiated: *negotiated })
         }
         Ended::Options(_) => Err(place(Error::new(Kind::Io, "the handshake stopped too early"))),

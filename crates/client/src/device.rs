@@ -12,6 +12,7 @@ use wire::handshake::client::Negotiated;
 use wire::request::{Filter, Header};
 use wire::{Command, CommandFlags, ExportFlags, Headers};
 
+use crate::ServerProcess;
 use crate::connect::Link;
 use crate::reply::{Expected, Reading, Want};
 use crate::session::{self, Payload, Session};
@@ -20,7 +21,7 @@ use crate::session::{self, Payload, Session};
 const PIECES_IN_FLIGHT: usize = 16;
 
 struct NbdDevice {
-    session: Arc<Session>,
+    connection: Arc<Connection>,
     facts: Arc<Facts>,
     /// Ids of the contexts, by their index in the facts.
     ids: Vec<u32>,
@@ -30,12 +31,26 @@ struct NbdDevice {
     effect_max: u64,
 }
 
+/// A connection in use: by a device, and by requests that go out in pieces. The last user says goodbye.
+struct Connection {
+    session: Arc<Session>,
+    /// The server, if it was started for this: it must live as long as its connections.
+    _process: Option<Arc<ServerProcess>>,
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.session.close();
+    }
+}
+
 /// Makes a device of a negotiated connection; its tasks run on this worker.
 pub(crate) fn open(
     name: &str,
     link: Link,
     negotiated: &Negotiated,
     timeout: Duration,
+    process: Option<Arc<ServerProcess>>,
 ) -> Result<Arc<dyn Device>> {
     let info = &negotiated.info;
     if i64::try_from(info.size).is_err() {
@@ -48,9 +63,11 @@ pub(crate) fn open(
     facts.rotational = info.flags.contains(ExportFlags::ROTATIONAL);
     facts.block = block_sizes(negotiated);
     facts.allocation_unit = facts.block.preferred;
-    let contexts = negotiated.contexts.iter().take(Contexts::MAX);
-    facts.contexts = contexts.clone().map(|context| context.name.clone()).collect();
-    let ids = contexts.map(|context| context.id).collect();
+    let mut contexts: Vec<_> = negotiated.contexts.iter().take(Contexts::MAX).collect();
+    // Callers find it at the first place, wherever the server put it.
+    contexts.sort_by_key(|context| context.name != block::BASE_ALLOCATION);
+    facts.contexts = contexts.iter().map(|context| context.name.clone()).collect();
+    let ids = contexts.iter().map(|context| context.id).collect();
     let effect_max = match negotiated.headers {
         Headers::Extended => u64::MAX,
         // The largest 32-bit length that is aligned to every block size.
@@ -58,7 +75,7 @@ pub(crate) fn open(
     };
     let session = session::start(link, negotiated.headers, negotiated.replies, timeout);
     Ok(Arc::new(NbdDevice {
-        session,
+        connection: Arc::new(Connection { session, _process: process }),
         facts: Arc::new(facts),
         ids,
         filter: info.flags.contains(ExportFlags::BLOCK_STATUS_PAYLOAD),
@@ -74,10 +91,11 @@ fn abilities(flags: ExportFlags, contexts: bool) -> Can {
     can.set(Can::EXTENTS, contexts);
     if !flags.contains(ExportFlags::READ_ONLY) {
         can |= Can::WRITE;
+        let fast_zero = ExportFlags::SEND_WRITE_ZEROES | ExportFlags::SEND_FAST_ZERO;
         can.set(Can::FUA, flags.contains(ExportFlags::SEND_FUA));
         can.set(Can::TRIM, flags.contains(ExportFlags::SEND_TRIM));
         can.set(Can::ZERO, flags.contains(ExportFlags::SEND_WRITE_ZEROES));
-        can.set(Can::FAST_ZERO, flags.contains(ExportFlags::SEND_FAST_ZERO));
+        can.set(Can::FAST_ZERO, flags.contains(fast_zero));
     }
     can
 }
@@ -87,11 +105,13 @@ fn block_sizes(negotiated: &Negotiated) -> BlockSizes {
     let usual = BlockSizes::default();
     match negotiated.info.block_sizes {
         None => usual,
-        Some(sizes) => BlockSizes {
-            minimum: sizes.minimum,
-            preferred: sizes.preferred,
-            maximum: sizes.maximum.min(usual.maximum),
-        },
+        Some(sizes) => {
+            // The codec lets only valid sizes pass, but a maximum need be no multiple of the minimum.
+            let maximum = sizes.maximum.min(usual.maximum);
+            let maximum = maximum - maximum % sizes.minimum;
+            let preferred = sizes.preferred.min(1 << maximum.ilog2());
+            BlockSizes { minimum: sizes.minimum, preferred, maximum }
+        }
     }
 }
 
@@ -122,7 +142,7 @@ impl NbdDevice {
             length: len,
         };
         let mut payload = Payload::None;
-        let mut expected = Expected { at, len, want: Want::Done, error: None };
+        let mut expected = Expected::new(at, len, Want::Done);
         match op {
             Op::Read(room) => {
                 header.command = Command::Read;
@@ -130,7 +150,7 @@ impl NbdDevice {
             }
             Op::Write(data) => {
                 header.command = Command::Write;
-                if self.session.headers() == Headers::Extended {
+                if self.connection.session.headers() == Headers::Extended {
                     header.flags |= CommandFlags::PAYLOAD_LEN;
                 }
                 payload = Payload::Data(data);
@@ -153,11 +173,12 @@ impl NbdDevice {
                     header.flags |= CommandFlags::PAYLOAD_LEN;
                     payload = Payload::Bytes(bytes);
                 }
-                expected.want = Want::Extents(ids.into_iter().map(|id| (id, None)).collect());
+                let lists = ids.into_iter().map(|id| (id, None)).collect();
+                expected.want = Want::Extents { lists, one: flags.contains(Flags::ONE_EXTENT) };
             }
         }
         let (completer, pending) = Pending::completer();
-        self.session.submit(header, payload, expected, completer);
+        self.connection.session.submit(header, payload, expected, completer);
         pending
     }
 
@@ -166,16 +187,17 @@ impl NbdDevice {
         let Request { op, mut at, len: mut left, flags } = request;
         let kind = if matches!(op, Op::Zero) { Command::WriteZeroes } else { Command::Trim };
         let command = if matches!(op, Op::Cache) { Command::Cache } else { kind };
-        let (session, max) = (self.session.clone(), self.effect_max);
+        // Keeps the goodbye back until the last piece is out.
+        let (connection, max) = (self.connection.clone(), self.effect_max);
         let mut next = move || {
             let len = left.min(max);
             let flags = command_flags(flags);
             let header = Header { flags, command, cookie: 0, offset: at, length: len };
-            let expected = Expected { at, len, want: Want::Done, error: None };
+            let expected = Expected::new(at, len, Want::Done);
             left -= len;
             at = at.saturating_add(len);
             let (completer, pending) = Pending::completer();
-            session.submit(header, Payload::None, expected, completer);
+            connection.session.submit(header, Payload::None, expected, completer);
             (left > 0, pending)
         };
         Pending::start(async move {
@@ -199,12 +221,6 @@ impl NbdDevice {
                 }
             }
         })
-    }
-}
-
-impl Drop for NbdDevice {
-    fn drop(&mut self) {
-        self.session.close();
     }
 }
 

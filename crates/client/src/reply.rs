@@ -11,6 +11,8 @@ pub(crate) struct Expected {
     pub(crate) want: Want,
     /// The first error that the reply told.
     pub(crate) error: Option<Error>,
+    /// Chunks so far.
+    pub(crate) chunks: u32,
 }
 
 /// What kind of answer is expected.
@@ -20,7 +22,11 @@ pub(crate) enum Want {
     /// Bytes.
     Read(Reading),
     /// One list for each of these context ids, in this order.
-    Extents(Vec<(u32, Option<Extents>)>),
+    Extents {
+        lists: Vec<(u32, Option<Extents>)>,
+        /// Of each list the first extent only.
+        one: bool,
+    },
 }
 
 /// A read that is being answered.
@@ -56,6 +62,10 @@ impl Reading {
 }
 
 impl Expected {
+    pub(crate) fn new(at: u64, len: u64, want: Want) -> Expected {
+        Expected { at, len, want, error: None, chunks: 0 }
+    }
+
     /// The place of a chunk's bytes in the request, if they lie inside.
     pub(crate) fn place(&self, at: u64, len: u64) -> Option<u64> {
         let start = at.checked_sub(self.at)?;
@@ -83,7 +93,7 @@ impl Expected {
         match self.want {
             Want::Done => Ok(Reply::Done),
             Want::Read(reading) => reading.finish(self.len),
-            Want::Extents(lists) => {
+            Want::Extents { lists, .. } => {
                 let lists: Option<Vec<_>> = lists.into_iter().map(|(_, list)| list).collect();
                 let missing = || Error::new(Kind::Io, "the server left out a metadata context");
                 Ok(Reply::Extents(lists.ok_or_else(missing)?))

@@ -1,6 +1,8 @@
 //! One connection in transmission: requests out in batches, replies in, in any order.
 
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
@@ -14,6 +16,10 @@ use wire::{Command, Headers, Replies, request};
 use crate::connect::Link;
 use crate::reply::{Expected, Want};
 
+/// Chunks of one reply: one for every 512 bytes of the longest read, and as many again. A server that
+/// sends more makes a list that never ends.
+const CHUNKS_MAX: u32 = 128 << 10;
+
 /// State that submitters (any worker) and the connection's own tasks (one worker) share.
 pub(crate) struct Session {
     stream: Stream,
@@ -24,7 +30,8 @@ pub(crate) struct Session {
 
 struct State {
     queue: SendQueue,
-    in_flight: Slab<InFlight>,
+    /// Requests by the lower half of their cookies; `None` while a reply is worked on.
+    in_flight: Slab<Option<InFlight>>,
     /// Makes cookies of reused slots differ.
     generation: u32,
     writer: Option<Waker>,
@@ -69,7 +76,7 @@ pub(crate) fn start(
     drop(io::spawn(session.clone().write_requests()));
     drop(io::spawn(session.clone().read_replies(window)));
     if !timeout.is_zero() {
-        drop(io::spawn(session.clone().watch(timeout)));
+        drop(io::spawn(watch(Arc::downgrade(&session), timeout)));
     }
     session
 }
@@ -114,7 +121,7 @@ impl Session {
                 return;
             }
         };
-        entry.insert(InFlight { cookie: header.cookie, expected, completer });
+        entry.insert(Some(InFlight { cookie: header.cookie, expected, completer }));
         state.queue.head(&encoded);
         match payload {
             Payload::None => {}
@@ -128,7 +135,8 @@ impl Session {
         }
     }
 
-    /// Says goodbye: after what is queued, as far as the socket takes it without waiting.
+    /// Says goodbye: after what is queued, as far as the socket takes it without waiting. The
+    /// connection ends when everything in flight has been answered.
     pub(crate) fn close(&self) {
         let mut state = self.lock();
         if state.closing || state.broken.is_some() {
@@ -147,10 +155,19 @@ impl Session {
         }
         // A failure means that the server has gone first.
         let _ = state.queue.send(&self.stream);
+        self.end_if_done(&state);
         let writer = state.writer.take();
         drop(state);
         if let Some(writer) = writer {
             writer.wake();
+        }
+    }
+
+    /// Ends the connection once the goodbye is out and nothing is owed any more: a server that does
+    /// not close for its part must not keep it open for ever.
+    fn end_if_done(&self, state: &State) {
+        if state.closing && state.in_flight.is_empty() && state.queue.queued() == 0 {
+            self.stream.shutdown();
         }
     }
 
@@ -170,7 +187,8 @@ impl Session {
             log::debug!("connection lost with {} requests in flight: {error}", in_flight.len());
         }
         self.stream.shutdown();
-        for (_, request) in in_flight {
+        // The one whose reply is worked on is completed by the reader.
+        for request in in_flight.into_iter().filter_map(|(_, request)| request) {
             request.completer.complete(Err(error.clone()));
         }
         if let Some(writer) = writer {
@@ -180,13 +198,14 @@ impl Session {
 
     async fn write_requests(self: Arc<Self>) {
         loop {
-            let sent = std::future::poll_fn(|cx| {
+            let sent = poll_fn(|cx| {
                 let mut state = self.lock();
                 if state.broken.is_some() {
                     return Poll::Ready(None);
                 }
                 if state.queue.queued() == 0 {
                     if state.closing {
+                        self.end_if_done(&state);
                         return Poll::Ready(None);
                     }
                     state.writer = Some(cx.waker().clone());
@@ -280,7 +299,7 @@ impl Session {
                 self.put_back(request);
                 return Err(error);
             }
-        } else if let Want::Extents(_) = request.expected.want {
+        } else if let Want::Extents { .. } = request.expected.want {
             self.put_back(request);
             return Err(violation("a simple reply to block status"));
         }
@@ -290,7 +309,11 @@ impl Session {
 
     async fn chunk(&self, window: &mut RecvWindow, chunk: Chunk) -> Result<(), Error> {
         let mut request = self.take(chunk.cookie)?;
-        let result = self.chunk_payload(window, &chunk, &mut request.expected).await;
+        request.expected.chunks += 1;
+        let result = match request.expected.chunks > CHUNKS_MAX {
+            true => Err(violation("a reply in more pieces than there can be")),
+            false => self.chunk_payload(window, &chunk, &mut request.expected).await,
+        };
         if result.is_err() || !chunk.is_done() {
             self.put_back(request);
             return result;
@@ -336,39 +359,35 @@ impl Session {
     }
 
     async fn payload(&self, window: &mut RecvWindow, into: &mut [u8]) -> Result<(), Error> {
-        let whole = window.payload(&self.stream, into).await;
-        self.lock().active = Instant::now();
-        match whole {
+        let mut receiving = pin!(window.payload(&self.stream, into));
+        // Each turn means that bytes came: a large payload on a slow line is not silence.
+        let whole = poll_fn(|cx| {
+            let polled = receiving.as_mut().poll(cx);
+            self.lock().active = Instant::now();
+            polled
+        });
+        match whole.await {
             Ok(true) => Ok(()),
             Ok(false) => Err(cut_off()),
             Err(error) => Err(lost("cannot receive", error)),
         }
     }
 
-    /// Takes a request out of the table while its reply is worked on.
+    /// Takes a request out of the table while its reply is worked on; its slot stays taken.
     fn take(&self, cookie: u64) -> Result<InFlight, Error> {
         let mut state = self.lock();
-        let slot = (cookie & u64::from(u32::MAX)) as usize;
-        match state.in_flight.get(slot) {
-            Some(request) if request.cookie == cookie => {}
-            _ => return Err(violation("a reply to a request that is not in flight")),
-        }
-        let placeholder = Expected { at: 0, len: 0, want: Want::Done, error: None };
-        let (completer, _) = io::ticket();
-        let taken = InFlight { cookie: !cookie, expected: placeholder, completer };
-        Ok(std::mem::replace(&mut state.in_flight[slot], taken))
+        let slot = state.in_flight.get_mut(slot(cookie));
+        let request = slot.and_then(|slot| slot.take_if(|request| request.cookie == cookie));
+        request.ok_or_else(|| violation("a reply to a request that is not in flight"))
     }
 
     /// Enters a request again whose reply goes on.
     fn put_back(&self, request: InFlight) {
         let mut state = self.lock();
-        let slot = (request.cookie & u64::from(u32::MAX)) as usize;
         if state.broken.is_none()
-            && let Some(place) = state.in_flight.get_mut(slot)
+            && let Some(slot) = state.in_flight.get_mut(slot(request.cookie))
         {
-            let placeholder = std::mem::replace(place, request);
-            drop(state);
-            drop(placeholder);
+            *slot = Some(request);
             return;
         }
         let error = state.broken.clone().unwrap_or_else(cut_off);
@@ -378,33 +397,38 @@ impl Session {
 
     fn finish(&self, request: InFlight) {
         let mut state = self.lock();
-        let slot = (request.cookie & u64::from(u32::MAX)) as usize;
-        if state.in_flight.contains(slot) {
-            state.in_flight.remove(slot);
-        }
+        // Not there any more if the connection has been given up meanwhile.
+        let _ = state.in_flight.try_remove(slot(request.cookie));
+        self.end_if_done(&state);
         drop(state);
         request.completer.complete(request.expected.finish());
     }
+}
 
-    /// Gives the connection up when nothing moves although something should.
-    async fn watch(self: Arc<Self>, timeout: Duration) {
-        loop {
-            io::sleep((timeout / 4).max(Duration::from_millis(10))).await;
-            let state = self.lock();
-            if state.broken.is_some() || (state.closing && state.in_flight.is_empty()) {
-                return;
-            }
-            let silent = state.active.elapsed();
-            let waiting = state.in_flight.len();
-            drop(state);
-            if waiting > 0 && silent >= timeout {
-                let text = format!(
-                    "no byte from the server for {} s with {waiting} requests in flight",
-                    timeout.as_secs_f32()
-                );
-                self.break_off(Error::new(Kind::TimedOut, text));
-                return;
-            }
+/// The place of a cookie's request in the table.
+fn slot(cookie: u64) -> usize {
+    (cookie & u64::from(u32::MAX)) as usize
+}
+
+/// Gives a connection up when nothing moves although something should. Does not keep it alive.
+async fn watch(session: Weak<Session>, timeout: Duration) {
+    loop {
+        io::sleep((timeout / 4).max(Duration::from_millis(10))).await;
+        let Some(session) = session.upgrade() else { return };
+        let state = session.lock();
+        if state.broken.is_some() {
+            return;
+        }
+        let silent = state.active.elapsed();
+        let waiting = state.in_flight.len();
+        drop(state);
+        if waiting > 0 && silent >= timeout {
+            let text = format!(
+                "no byte from the server for {} s with {waiting} requests in flight",
+                timeout.as_secs_f32()
+            );
+            session.break_off(Error::new(Kind::TimedOut, text));
+            return;
         }
     }
 }
@@ -420,8 +444,11 @@ pub(crate) enum Payload {
 fn small_chunk(kind: ChunkKind, payload: &[u8], expected: &mut Expected) -> Result<(), Error> {
     if kind.is_error() {
         let failure = Failure::parse(kind, payload).map_err(|error| wrong(&error))?;
-        let error = server_error(failure.error, &failure.text());
-        expected.error.get_or_insert(error);
+        let text = match failure.at {
+            Some(at) => format!("{} at offset {at}", failure.text()),
+            None => failure.text(),
+        };
+        expected.error.get_or_insert_with(|| server_error(failure.error, text.trim()));
         return Ok(());
     }
     if kind == ChunkKind::OffsetHole {
@@ -433,7 +460,7 @@ fn small_chunk(kind: ChunkKind, payload: &[u8], expected: &mut Expected) -> Resu
     };
     let status = Status::parse(form, payload).map_err(|error| wrong(&error))?;
     let len = expected.len;
-    let Want::Extents(lists) = &mut expected.want else {
+    let Want::Extents { lists, one } = &mut expected.want else {
         return Err(violation("extents in reply to another command than block status"));
     };
     let wanted = lists.iter_mut().find(|list| list.0 == status.context());
@@ -444,6 +471,9 @@ fn small_chunk(kind: ChunkKind, payload: &[u8], expected: &mut Expected) -> Resu
             runs.map(|run| block::Extent { len: run.len, state: run.flags }).collect();
         // The last extent may reach beyond what was asked for.
         extents.truncate(len);
+        if *one {
+            extents.first_only();
+        }
         *list = Some(extents);
     }
     Ok(())
