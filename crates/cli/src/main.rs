@@ -1,1 +1,60 @@
-fn main() {}
+//! The `blockhaul` command: serves, copies and inspects disk images over NBD.
+//!
+//! - `args`: every option, declared once; help, man pages and completions follow (`generate`).
+//! - `brackets`: `[ CMD … ]` groups, taken out of the command line before it is parsed.
+//! - `serve`, `copy`, `info` (with `map`): a command each.
+//! - `devices`: the registry of backends and layers, and the help about them.
+//! - `exit`: failures, what to do about them, and exit statuses.
+//! - `progress`, `signals`, `out`, `logger`: what the commands share.
+
+mod args;
+mod brackets;
+mod copy;
+mod devices;
+mod exit;
+mod generate;
+mod info;
+mod logger;
+mod out;
+mod progress;
+mod serve;
+mod signals;
+
+use std::process::ExitCode;
+
+use args::Command;
+use exit::{Failure, Outcome};
+
+fn main() -> ExitCode {
+    let words = std::env::args_os().collect();
+    let (words, groups) = match brackets::take(words) {
+        Ok(taken) => taken,
+        Err(text) => return report("", Err(Failure::usage(text))),
+    };
+    let cli = match args::parse(words) {
+        Ok(cli) => cli,
+        Err(error) => return ExitCode::from(args::show_error(&error)),
+    };
+    match cli.command {
+        Command::Serve(args) => report("serve: ", serve::run(&args, &groups)),
+        Command::Copy(args) => report("copy: ", copy::run(&args, &groups)),
+        Command::Info(args) => {
+            // As nbdinfo, whose status 2 is an answer.
+            let result = info::run(&args, &groups);
+            report("info: ", result.map_err(|failure| failure.with_status(exit::FAILED)))
+        }
+        Command::Map(args) => report("map: ", info::run_map(&args, &groups)),
+        Command::Man(args) => report("man: ", generate::man(args.dir.as_deref())),
+        Command::Completions(args) => report("completions: ", generate::completions(args.shell)),
+    }
+}
+
+fn report(command: &str, outcome: Outcome) -> ExitCode {
+    match outcome {
+        Ok(status) => ExitCode::from(status),
+        Err(failure) => {
+            out::error(&format!("blockhaul: {command}{failure}\n"));
+            ExitCode::from(failure.status())
+        }
+    }
+}

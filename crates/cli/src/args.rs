@@ -1,0 +1,601 @@
+//! Every command and option, declared once: parsing, help, man pages and completions follow.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{ArgGroup, Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+
+use crate::{brackets, devices, exit, out};
+
+/// Serve, copy and inspect disk images over NBD.
+///
+/// Everything is a device: a file, memory, an export of an NBD server far away. Each command takes
+/// devices, written the same way everywhere; see DEVICES below.
+#[derive(Debug, Parser)]
+#[command(name = "blockhaul", version, infer_long_args = true)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Serve a device over NBD
+    ///
+    /// Serves any device to NBD clients until it is asked to stop (SIGTERM, SIGINT). Options are
+    /// nbdkit's, except that --export names what is served. Without --unix and --port it listens on
+    /// TCP port 10809 of all addresses. It goes to the background once it is ready, unless
+    /// --foreground or --run is given or it was started by socket activation.
+    Serve(Box<Serve>),
+    /// Copy a device to another
+    ///
+    /// Copies all of SOURCE to TARGET over many connections and with many requests in flight. Holes
+    /// and zeroes are not transferred. Options are nbdcopy's. TARGET must be at least as large as
+    /// SOURCE; a file is made as large, whatever was in it is gone.
+    Copy(Box<Copy>),
+    /// Show what a device is and can
+    ///
+    /// Prints what nbdinfo prints, to the byte, for exports of NBD servers; the same facts for all
+    /// other devices.
+    Info(Box<Info>),
+    /// Show which parts of a device hold data
+    ///
+    /// The same as blockhaul info --map.
+    Map(Map),
+    /// Write the man pages
+    #[command(hide = true)]
+    Man(Man),
+    /// Write completions for a shell
+    #[command(hide = true)]
+    Completions(Completions),
+}
+
+/// How work is carried out: for every command that moves much.
+#[derive(Debug, Args)]
+pub struct Engine {
+    /// How to talk to the kernel: uring, threads (epoll and threads), or auto, which takes io_uring
+    /// where it is allowed
+    #[arg(long, value_name = "NAME", default_value = "auto", help_heading = "Tuning")]
+    pub engine: io::Engine,
+}
+
+/// Options of `blockhaul serve`.
+#[derive(Debug, Args)]
+#[command(infer_long_args = true)]
+pub struct Serve {
+    /// What to serve; see DEVICES
+    #[arg(value_name = "DEVICE")]
+    pub device: OsString,
+
+    /// Listen on this Unix socket; - for a private one, which is removed in the end; may be repeated
+    #[arg(short = 'U', long, value_name = "SOCKET")]
+    pub unix: Vec<PathBuf>,
+
+    /// Listen on this TCP port; 0 takes a free one and prints it
+    #[arg(short, long)]
+    pub port: Option<u16>,
+
+    /// Listen on this address or host name only (with TCP)
+    #[arg(short, long = "ip-addr", alias = "ipaddr", value_name = "ADDR")]
+    pub ip_addr: Option<String>,
+
+    /// Serve it read-only
+    #[arg(short, long, alias = "read-only")]
+    pub readonly: bool,
+
+    /// Name of the export; clients that ask for none get it, too
+    #[arg(
+        short,
+        long,
+        aliases = ["export-name", "exportname"],
+        value_name = "NAME",
+        default_value = "",
+        hide_default_value = true
+    )]
+    pub export: String,
+
+    /// Text that tells people what the export is
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    pub description: String,
+
+    /// Put a layer over the device; repeated, the last is outermost; see LAYERS
+    #[arg(long, value_name = "NAME[?key=value&…]")]
+    pub layer: Vec<String>,
+
+    /// Stay in the foreground
+    #[arg(short, long, alias = "no-fork")]
+    pub foreground: bool,
+
+    /// Write the process id to this file when ready
+    #[arg(short = 'P', long, alias = "pid-file", value_name = "FILE")]
+    pub pidfile: Option<PathBuf>,
+
+    /// Run this shell command while serving, then stop with its exit status. The command sees
+    /// $uri (also $nbd), $unixsocket, $port and $exportname. Without --unix and --port it is served
+    /// on a private Unix socket
+    #[arg(long, value_name = "CMD")]
+    pub run: Option<String>,
+
+    /// End when the process that started this one ends; implies --foreground
+    #[arg(long)]
+    pub exit_with_parent: bool,
+
+    /// Requests of one connection in progress at a time, at most. By default their bytes are
+    /// bounded instead
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub threads: Option<u32>,
+
+    /// Time that a client has for the handshake; 0 for no limit
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
+    pub timeout: Duration,
+
+    /// Say what is going on
+    #[arg(short, long)]
+    pub verbose: bool,
+
+    /// Do not offer structured replies (for tests of clients)
+    #[arg(long, aliases = ["no-sr", "no-structured-replies"], help_heading = "Protocol")]
+    pub no_structured: bool,
+
+    /// Do not offer extended headers (for tests of clients)
+    #[arg(long, aliases = ["no-eh", "no-extended-headers"], help_heading = "Protocol")]
+    pub no_extended: bool,
+
+    /// Do not offer metadata contexts (for tests of clients)
+    #[arg(long, aliases = ["no-mc", "no-meta-contexts"], help_heading = "Protocol")]
+    pub no_contexts: bool,
+
+    /// Threads that serve; 0 for one per core
+    #[arg(long, value_name = "N", default_value = "0", help_heading = "Tuning",
+          value_parser = clap::value_parser!(u16).range(0..=1024))]
+    pub workers: u16,
+
+    /// Memory for requests of all clients together
+    #[arg(long, value_name = "SIZE", default_value = "512M", help_heading = "Tuning",
+          value_parser = memory)]
+    pub memory: u64,
+
+    #[command(flatten)]
+    pub engine: Engine,
+
+    /// Set by a server that starts itself again to go to the background.
+    #[arg(long, hide = true)]
+    pub in_background: bool,
+}
+
+/// Options of `blockhaul copy`.
+#[derive(Debug, Args)]
+#[command(infer_long_args = true)]
+pub struct Copy {
+    /// What to copy; - reads standard input; see DEVICES
+    #[arg(value_name = "SOURCE")]
+    pub source: OsString,
+
+    /// Where to copy it; - writes standard output; see DEVICES
+    #[arg(value_name = "TARGET")]
+    pub target: OsString,
+
+    /// Connections to each side
+    #[arg(short = 'C', long, value_name = "N", default_value = "4",
+          value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub connections: u16,
+
+    /// Requests in flight on each connection, reads and writes together. Without this, as many as
+    /// are found to pay, up to 64
+    #[arg(short = 'R', long, value_name = "N",
+          value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub requests: Option<u32>,
+
+    /// Bytes of a request: a power of two from 4k to 32m
+    #[arg(long, value_name = "SIZE", default_value = "256k", value_parser = request_size)]
+    pub request_size: u32,
+
+    /// Bytes in flight on each connection
+    #[arg(long, value_name = "SIZE", default_value = "16m", value_parser = queue_size)]
+    pub queue_size: u64,
+
+    /// Threads that copy; 0 for one per core
+    #[arg(short = 'T', long, value_name = "N", default_value = "0",
+          value_parser = clap::value_parser!(u16).range(0..=1024))]
+    pub threads: u16,
+
+    /// Runs of zeroes at least this long become holes: a power of two from 512; 0 to not look
+    #[arg(short = 'S', long, value_name = "SIZE", default_value = "4096", value_parser = sparse)]
+    pub sparse: u32,
+
+    /// Make no holes on the target
+    #[arg(long)]
+    pub allocated: bool,
+
+    /// The target reads as zeroes already: leave out zeroes
+    #[arg(long, alias = "target-is-zero")]
+    pub destination_is_zero: bool,
+
+    /// Do not ask the source where its holes are
+    #[arg(long)]
+    pub no_extents: bool,
+
+    /// Make the target durable before ending
+    #[arg(long)]
+    pub flush: bool,
+
+    /// One request at a time, in order
+    #[arg(long)]
+    pub synchronous: bool,
+
+    /// Read both sides again after the copy and compare their digests
+    #[arg(long)]
+    pub verify: bool,
+
+    /// Show progress: as a bar, as lines of N/100 on descriptor FD, or as one JSON object a line
+    /// (json, or json:FD). A terminal gets a bar by default
+    #[arg(short, long, value_name = "FD|json", num_args = 0..=1, require_equals = true,
+          default_missing_value = "bar")]
+    pub progress: Option<crate::progress::Style>,
+
+    /// Show no bar
+    #[arg(long, conflicts_with = "progress")]
+    pub no_progress: bool,
+
+    /// Give up on a connection after this time without a byte either way while requests are in
+    /// flight; 0 for never
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
+    pub timeout: Duration,
+
+    /// Put a layer over the source; repeated, the last is outermost; see LAYERS
+    #[arg(long, value_name = "NAME[?key=value&…]")]
+    pub source_layer: Vec<String>,
+
+    /// Put a layer over the target
+    #[arg(long, value_name = "NAME[?key=value&…]")]
+    pub target_layer: Vec<String>,
+
+    /// Say what is going on, and in the end what was done
+    #[arg(short, long)]
+    pub verbose: bool,
+
+    #[command(flatten)]
+    pub engine: Engine,
+}
+
+/// Options of `blockhaul info`.
+#[derive(Debug, Args)]
+#[command(
+    infer_long_args = true,
+    group = ArgGroup::new("question").args(["list", "size", "uri", "map", "can", "cannot"])
+)]
+pub struct Info {
+    /// What to ask about; see DEVICES
+    #[arg(value_name = "DEVICE")]
+    pub device: OsString,
+
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+
+    /// All exports of the server
+    #[arg(short = 'L', long)]
+    pub list: bool,
+
+    /// Only the size in bytes
+    #[arg(long)]
+    pub size: bool,
+
+    /// Only the canonical URI
+    #[arg(long)]
+    pub uri: bool,
+
+    /// Which parts hold data, or what another context tells
+    #[arg(long, value_name = "CONTEXT", num_args = 0..=1, require_equals = true,
+          default_missing_value = block::BASE_ALLOCATION)]
+    pub map: Option<String>,
+
+    /// With --map: how much there is of each
+    #[arg(long, alias = "total", requires = "map")]
+    pub totals: bool,
+
+    /// Tell by the exit status whether the device can do something, 0 for yes and 2 for no: connect,
+    /// read, write, tls, structured-reply, extended-header, read-only, rotational,
+    /// block-status-payload, cache, df, fast-zero, flush, fua, multi-conn, trim, zero
+    #[arg(long, value_name = "X", visible_aliases = ["is", "has"], alias = "have")]
+    pub can: Option<String>,
+
+    /// The opposite of --can
+    #[arg(long, value_name = "X", visible_alias = "isnt", aliases = [
+        "isnot", "is-not", "can-not", "cant", "hasnt", "hasnot", "has-not", "havent", "havenot",
+        "have-not",
+    ])]
+    pub cannot: Option<String>,
+
+    /// Read the beginning and guess what it is (needs the file program); default except with --list
+    #[arg(long, overrides_with = "no_content")]
+    pub content: bool,
+
+    /// Do not guess what the device holds
+    #[arg(long)]
+    pub no_content: bool,
+
+    /// Use colours; default on a terminal
+    #[arg(long, aliases = ["colour", "colors", "colours"], overrides_with = "no_color")]
+    pub color: bool,
+
+    /// Use no colours
+    #[arg(long, aliases = ["no-colour", "no-colors", "no-colours"])]
+    pub no_color: bool,
+}
+
+/// Options of `blockhaul map`.
+#[derive(Debug, Args)]
+#[command(infer_long_args = true)]
+pub struct Map {
+    /// What to ask about; see DEVICES
+    #[arg(value_name = "DEVICE")]
+    pub device: OsString,
+
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+
+    /// How much there is of each
+    #[arg(long, alias = "total")]
+    pub totals: bool,
+
+    /// The context to ask for
+    #[arg(long, value_name = "NAME", default_value = block::BASE_ALLOCATION)]
+    pub context: String,
+
+    /// Use colours; default on a terminal
+    #[arg(long, aliases = ["colour", "colors", "colours"], overrides_with = "no_color")]
+    pub color: bool,
+
+    /// Use no colours
+    #[arg(long, aliases = ["no-colour", "no-colors", "no-colours"])]
+    pub no_color: bool,
+}
+
+/// Options of `blockhaul man`.
+#[derive(Debug, Args)]
+pub struct Man {
+    /// Directory to write all pages to; without it, the main page is printed
+    #[arg(value_name = "DIR")]
+    pub dir: Option<PathBuf>,
+}
+
+/// Options of `blockhaul completions`.
+#[derive(Debug, Args)]
+pub struct Completions {
+    /// The shell
+    #[arg(value_name = "SHELL")]
+    pub shell: clap_complete::Shell,
+}
+
+/// The command line's definition, with help on devices and exit statuses.
+pub fn definition() -> clap::Command {
+    let statuses = || {
+        let rows = exit::TABLE.iter().map(|(status, what)| devices::entry(status, what, 10));
+        format!("EXIT STATUS\n{}", rows.collect::<String>())
+    };
+    let about_devices = devices::help();
+    let with = |examples: &str| format!("{examples}\n{about_devices}\n{}", statuses());
+    Cli::command()
+        .after_long_help(with(EXAMPLES))
+        .mut_subcommand("serve", |command| command.after_long_help(with(SERVE_EXAMPLES)))
+        .mut_subcommand("copy", |command| command.after_long_help(with(COPY_EXAMPLES)))
+        .mut_subcommand("info", |command| command.after_long_help(with(INFO_EXAMPLES)))
+        .mut_subcommand("map", |command| command.after_long_help(with(MAP_EXAMPLES)))
+}
+
+const EXAMPLES: &str = "\
+EXAMPLES
+  Copy an export of a server to a file and verify it:
+      blockhaul copy --verify nbd://server/disk disk.raw
+  Serve an image on a Unix socket:
+      blockhaul serve -U /run/disk.sock disk.raw
+  See what a server exports:
+      blockhaul info --list nbd://server
+";
+
+const SERVE_EXAMPLES: &str = "\
+EXAMPLES
+  Serve an image to this machine only, in the foreground:
+      blockhaul serve -f -i localhost disk.raw
+  Copy from a server that lives as long as the copy:
+      blockhaul serve sample:2G --run 'nbdcopy \"$uri\" disk.raw'
+  Serve what another server exports, slower:
+      blockhaul serve -U /run/slow.sock --layer 'rate?rate=10M' nbd://server/disk
+";
+
+const COPY_EXAMPLES: &str = "\
+EXAMPLES
+  Serve a generated disk image, copy it and verify it:
+      blockhaul copy --verify [ blockhaul serve sample:2G ] disk.raw
+  From one server to another, over 8 connections:
+      blockhaul copy -C 8 nbd://old/disk nbd://new/disk
+  Through a pipe:
+      blockhaul copy nbd://server/disk - | zstd > disk.raw.zst
+  Convert to qcow2 with QEMU's server:
+      blockhaul copy disk.raw [ qemu-nbd -f qcow2 disk.qcow2 ]
+  Progress for programs, one JSON object a line: done, total, data, zeroed, skipped (bytes), rate
+  (bytes/s), eta (s, null while unknown), phase (copy or verify), finished:
+      blockhaul copy --progress=json nbd://server/disk disk.raw
+";
+
+const INFO_EXAMPLES: &str = "\
+EXAMPLES
+  blockhaul info nbd://server/disk
+  blockhaul info --list --json nbd+unix:///?socket=/run/disk.sock
+  blockhaul info --map --totals [ qemu-nbd -r -f qcow2 disk.qcow2 ]
+  blockhaul info --can write nbd://server/disk && echo writable
+";
+
+const MAP_EXAMPLES: &str = "\
+EXAMPLES
+  blockhaul map disk.raw
+  blockhaul map --context qemu:dirty-bitmap:b0 --json nbd://server/disk
+";
+
+/// Parses the words of a command line, groups replaced.
+pub fn parse(words: Vec<OsString>) -> Result<Cli, clap::Error> {
+    let mut definition = definition();
+    let parsed = definition.try_get_matches_from_mut(words);
+    let matches = parsed.map_err(|error| error.format(&mut definition))?;
+    Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut definition))
+}
+
+/// Shows what clap has to say: help and version on standard output, errors on standard error. Returns
+/// the exit status.
+pub fn show_error(error: &clap::Error) -> u8 {
+    let colors = |terminal| {
+        let rendered = error.render();
+        let text = if terminal { rendered.ansi().to_string() } else { rendered.to_string() };
+        brackets::readable(&text)
+    };
+    use std::io::IsTerminal as _;
+    if error.use_stderr() {
+        out::error(&colors(std::io::stderr().is_terminal()));
+        // As nbdinfo, whose status 2 is an answer.
+        let info = std::env::args_os().nth(1).is_some_and(|command| command == "info");
+        return if info { exit::FAILED } else { exit::USAGE };
+    }
+    match out::print(colors(std::io::stdout().is_terminal()).as_bytes()) {
+        Ok(_) => 0,
+        Err(failure) => failure.status(),
+    }
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    block::parse_duration(text).map_err(|error| error.text())
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    block::parse_size(text).map_err(|error| error.text())
+}
+
+fn power_of_two(text: &str, least: u32, most: u32) -> Result<u32, String> {
+    let wrong = || {
+        let (least, most) = (block::format_size(least.into()), block::format_size(most.into()));
+        format!("{text} is not a power of two from {least} to {most}")
+    };
+    let size = u32::try_from(size(text)?).map_err(|_| wrong())?;
+    let fits = size.is_power_of_two() && (least..=most).contains(&size);
+    if fits { Ok(size) } else { Err(wrong()) }
+}
+
+fn request_size(text: &str) -> Result<u32, String> {
+    power_of_two(text, engine::MIN_REQUEST, engine::MAX_REQUEST)
+}
+
+fn sparse(text: &str) -> Result<u32, String> {
+    if size(text)? == 0 { Ok(0) } else { power_of_two(text, 512, 1 << 31) }
+}
+
+fn queue_size(text: &str) -> Result<u64, String> {
+    // More than this is no window but the whole disk in memory.
+    const MOST: u64 = 64 << 30;
+    match size(text)? {
+        bytes @ 1..=MOST => Ok(bytes),
+        _ => Err(format!("{text} is not between 1 byte and {}", block::format_size(MOST))),
+    }
+}
+
+fn memory(text: &str) -> Result<u64, String> {
+    // The largest request, and room for what comes with it.
+    const LEAST: u64 = 64 << 20;
+    match size(text)? {
+        bytes if bytes >= LEAST => Ok(bytes),
+        _ => Err(format!(
+            "{text} is less than the {} that one client may need",
+            block::format_size(LEAST)
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse_text(text: &str) -> Result<Cli, clap::Error> {
+        parse(text.split_whitespace().map(OsString::from).collect())
+    }
+
+    fn copy(text: &str) -> Copy {
+        match parse_text(&format!("blockhaul copy {text}")).unwrap().command {
+            Command::Copy(copy) => *copy,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_definition_is_sound() {
+        definition().debug_assert();
+    }
+
+    #[test]
+    fn copy_has_nbdcopys_defaults() {
+        let copy = copy("a b");
+        assert_eq!((copy.connections, copy.requests, copy.threads), (4, None, 0));
+        assert_eq!((copy.request_size, copy.queue_size, copy.sparse), (262_144, 16 << 20, 4096));
+        assert_eq!(copy.timeout, Duration::from_secs(60));
+        assert!(copy.progress.is_none() && !copy.flush && !copy.allocated);
+    }
+
+    #[test]
+    fn options_may_follow_devices_and_be_shortened() {
+        let copy = copy("a -C 8 b --request-s=64k --target-is-zero -S 0 --alloc -p=3");
+        assert_eq!((copy.connections, copy.request_size, copy.sparse), (8, 65536, 0));
+        assert!(copy.destination_is_zero && copy.allocated);
+        assert_eq!(copy.progress, Some(crate::progress::Style::Percent(3)));
+    }
+
+    #[test]
+    fn values_out_of_range_are_refused() {
+        let bad = [
+            "copy a b -C 0",
+            "copy a b -R 0",
+            "copy a b --request-size=5000",
+            "copy a b --request-size=2k",
+            "copy a b --request-size=64m",
+            "copy a b --request-size=1.5k",
+            "copy a b -S 513",
+            "copy a b -S 256",
+            "copy a b --queue-size=0",
+            "copy a b --timeout=x",
+            "copy a b --progress=x",
+            "copy a",
+            "copy a b c",
+            "copy a b --what",
+            "serve",
+            "serve a -p 65536",
+            "serve a -t 0",
+            "serve a --memory 1k",
+            "serve a --engine x",
+            "info a --list --size",
+            "info a --totals",
+            "what",
+        ];
+        for text in bad {
+            let error = parse_text(&format!("blockhaul {text}")).unwrap_err();
+            assert!(error.use_stderr(), "{text}");
+        }
+    }
+
+    #[test]
+    fn info_knows_nbdinfos_synonyms() {
+        for word in ["--can", "--is", "--has", "--have"] {
+            let cli = parse_text(&format!("blockhaul info {word} write a")).unwrap();
+            let Command::Info(info) = cli.command else { panic!("{cli:?}") };
+            assert_eq!(info.can.as_deref(), Some("write"), "{word}");
+        }
+        for word in ["--cannot", "--can-not", "--isnt", "--is-not", "--hasnt", "--have-not"] {
+            let cli = parse_text(&format!("blockhaul info {word} write a")).unwrap();
+            let Command::Info(info) = cli.command else { panic!("{cli:?}") };
+            assert_eq!(info.cannot.as_deref(), Some("write"), "{word}");
+        }
+        let cli = parse_text("blockhaul info --map a --totals").unwrap();
+        let Command::Info(info) = cli.command else { panic!("{cli:?}") };
+        assert_eq!(info.map.as_deref(), Some("base:allocation"));
+    }
+}

@@ -1,0 +1,368 @@
+//! `blockhaul copy`: opens both sides, has the engine copy, shows progress, tells what failed.
+
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
+
+use block::{Can, Error, Intent, Kind, Layer, OpKind, Registry, Spec, Stack};
+use engine::{Options, Progress, Summary};
+use io::{Pool, Runtime};
+use wire::uri::{Transport, Uri};
+
+use crate::brackets::Groups;
+use crate::exit::{self, Failure, Outcome, plain};
+use crate::progress::Reporter;
+use crate::{args, devices, logger, out, signals};
+
+/// Sizes to which a file is made while it takes in a pipe of unknown length, tried in this order: what
+/// large file systems take, and ext4's limit with blocks of 4096. It is cut to length in the end.
+const PIPE_SIZES: [u64; 2] = [1 << 60, (16 << 40) - 4096];
+
+/// Runs `blockhaul copy`.
+pub fn run(args: &args::Copy, groups: &Groups) -> Outcome {
+    logger::start(args.verbose);
+    let source = groups.spec(&args.source)?;
+    let target = groups.spec(&args.target)?;
+    let registry = devices::registry(args.timeout);
+    for spec in [&source, &target].into_iter().filter(|spec| **spec != Spec::Pipe) {
+        registry.target(spec, Intent::READ)?;
+    }
+    let source_layers = devices::layers(&registry, &args.source_layer)?;
+    let target_layers = devices::layers(&registry, &args.target_layer)?;
+    check_ends(args, &source, &target)?;
+    let sink = Reporter::open(args.progress, args.no_progress)?;
+
+    let progress = Arc::new(Progress::new());
+    let signal = Arc::new(AtomicI32::new(0));
+    let (cancelled, caught) = (progress.clone(), signal.clone());
+    let on_signal = move |number| {
+        caught.store(number, Ordering::Relaxed);
+        cancelled.cancel();
+        out::error(
+            "\nblockhaul: copy: stopping: waiting for requests under way; again to end at once\n",
+        );
+    };
+    signals::on_stop(on_signal, || {})?;
+    let config = io::Config { workers: usize::from(args.threads), engine: args.engine.engine };
+    let runtime = Runtime::start(&config).map_err(|error| {
+        Failure::new(exit::FAILED, format!("cannot start workers: {}", plain(&error)))
+    })?;
+    let reporter = match sink {
+        None => None,
+        Some(sink) => Some(Reporter::start(sink, progress.clone())?),
+    };
+    let job = Job {
+        registry,
+        source,
+        source_layers,
+        target,
+        target_layers,
+        options: options(args),
+        verify: args.verify,
+        progress,
+    };
+    let result = runtime.block_on(move || job.run());
+    if let Some(reporter) = reporter {
+        reporter.finish(result.is_ok());
+    }
+    let number = signal.load(Ordering::Relaxed);
+    match result {
+        Ok(report) => {
+            for warning in &report.warnings {
+                out::error(&format!("blockhaul: copy: warning: {warning}\n"));
+            }
+            if args.verbose {
+                out::error(&format!("blockhaul: copy: {}\n", report.text));
+            }
+            Ok(0)
+        }
+        Err(_) if number != 0 => {
+            let text = "stopped by a signal; the target holds a part of the source: copy it again";
+            Err(Failure::new(signals::status(number), text))
+        }
+        Err(failure) => Err(failure),
+    }
+}
+
+fn options(args: &args::Copy) -> Options {
+    let usual = Options::default();
+    Options {
+        connections: usize::from(args.connections),
+        requests: args.requests.map_or(usual.requests, |n| n as usize),
+        // Who asks for a number gets it.
+        adaptive: args.requests.is_none(),
+        request_size: args.request_size,
+        queue_size: args.queue_size.max(args.request_size.into()),
+        sparse: args.sparse,
+        allocated: args.allocated,
+        target_is_zero: args.destination_is_zero,
+        extents: !args.no_extents,
+        flush: args.flush,
+        synchronous: args.synchronous,
+    }
+}
+
+/// Refuses what cannot be meant, before anything is opened.
+fn check_ends(args: &args::Copy, source: &Spec, target: &Spec) -> Result<(), Failure> {
+    let pipes = [source, target].map(|spec| *spec == Spec::Pipe);
+    if pipes == [true, true] {
+        return Err(Failure::usage("copies from - to -: one of them must be a device"));
+    }
+    if args.verify && pipes != [false, false] {
+        return Err(Failure::usage("--verify reads both sides again: neither can be a pipe"));
+    }
+    if same(source, target) {
+        return Err(Failure::usage(format!(
+            "source {source} and target {target} are the same: choose another target"
+        )));
+    }
+    Ok(())
+}
+
+/// Whether two descriptions name the same storage.
+fn same(one: &Spec, other: &Spec) -> bool {
+    if let (Some(one), Some(other)) = (path_of(one), path_of(other)) {
+        return backends::identity(&one)
+            .is_some_and(|found| Some(found) == backends::identity(&other));
+    }
+    match (one, other) {
+        (Spec::Scheme { .. }, Spec::Scheme { .. }) => {
+            let uris = (Uri::parse(&one.to_string()), Uri::parse(&other.to_string()));
+            matches!(uris, (Ok(one), Ok(other)) if same_export(&one, &other))
+        }
+        _ => false,
+    }
+}
+
+/// The path of a file, if it is one.
+fn path_of(spec: &Spec) -> Option<PathBuf> {
+    match spec {
+        Spec::Path(path) => Some(path.clone()),
+        Spec::Scheme { scheme, rest } if scheme == backends::PATH_SCHEME => {
+            let rest = rest.split_once('?').map_or(rest.as_str(), |(path, _)| path);
+            block::percent_decode(rest).ok().map(PathBuf::from)
+        }
+        _ => None,
+    }
+}
+
+fn same_export(one: &Uri, other: &Uri) -> bool {
+    let same_server = match (&one.transport, &other.transport) {
+        (Transport::Unix { socket: one }, Transport::Unix { socket: other }) => {
+            one == other || same_socket(one, other)
+        }
+        (Transport::Tcp { host, port }, Transport::Tcp { host: host_2, port: port_2 }) => {
+            port == port_2 && host.eq_ignore_ascii_case(host_2)
+        }
+        (one, other) => one == other,
+    };
+    same_server && one.export == other.export
+}
+
+fn same_socket(one: &[u8], other: &[u8]) -> bool {
+    use std::os::unix::ffi::OsStrExt as _;
+    let identity = |path| backends::identity(Path::new(std::ffi::OsStr::from_bytes(path)));
+    identity(one).is_some_and(|found| Some(found) == identity(other))
+}
+
+/// A copy that is about to run.
+struct Job {
+    registry: Registry,
+    source: Spec,
+    source_layers: Vec<Arc<dyn Layer>>,
+    target: Spec,
+    target_layers: Vec<Arc<dyn Layer>>,
+    options: Options,
+    verify: bool,
+    progress: Arc<Progress>,
+}
+
+/// What a copy has done, for people.
+struct Report {
+    text: String,
+    warnings: Vec<String>,
+}
+
+impl Job {
+    async fn run(mut self) -> Result<Report, Failure> {
+        // The window of every lane, in full, and one request to spare for each.
+        let lane = self.options.queue_size.saturating_add(2 * u64::from(self.options.request_size));
+        let lanes = u64::try_from(self.options.connections).unwrap_or(1);
+        let pool = Pool::new(lane.saturating_mul(lanes));
+        let mut summary = match (&self.source, &self.target) {
+            (Spec::Pipe, _) => self.read_pipe(&pool).await?,
+            (_, Spec::Pipe) => {
+                let source = self.open_source().await?;
+                let fd = standard(std::io::stdout().as_fd().try_clone_to_owned())?;
+                let copied =
+                    engine::copy_to_pipe(&source, fd, &self.options, &pool, &self.progress).await;
+                match copied {
+                    Ok(summary) => summary,
+                    // Whoever reads has had enough.
+                    Err(error)
+                        if error.kind() == Kind::Disconnected && error.request().is_none() =>
+                    {
+                        Summary::default()
+                    }
+                    Err(error) => return Err(self.failed(&error)),
+                }
+            }
+            _ => return self.between_devices(&pool).await,
+        };
+        let warnings = std::mem::take(&mut summary.warnings);
+        Ok(Report { text: summary.to_string(), warnings })
+    }
+
+    async fn between_devices(&mut self, pool: &Pool) -> Result<Report, Failure> {
+        let source = self.open_source().await?;
+        let size = source.device().facts().size;
+        let target = self.open_target(Intent::target(size)).await?;
+        self.check_target(&source, &target)?;
+        let copied = engine::copy(&source, &target, &self.options, pool, &self.progress).await;
+        let mut summary = copied.map_err(|error| self.failed(&error))?;
+        let warnings = std::mem::take(&mut summary.warnings);
+        let mut text = summary.to_string();
+        if self.verify {
+            let verified =
+                engine::verify(&source, &target, &self.options, pool, &self.progress).await;
+            let verified = verified.map_err(|error| self.different(&error))?;
+            text += &format!("; verified {} bytes, digest {}", verified.bytes, verified.digest);
+        }
+        Ok(Report { text, warnings })
+    }
+
+    async fn read_pipe(&mut self, pool: &Pool) -> Result<Summary, Failure> {
+        let fd = standard(std::io::stdin().as_fd().try_clone_to_owned())?;
+        let grown = path_of(&self.target).filter(|path| is_file_or_absent(path));
+        let target = match &grown {
+            None => self.open_target(Intent::WRITE).await?,
+            Some(_) => self.open_growing().await?,
+        };
+        let copied = engine::copy_from_pipe(fd, &target, &self.options, pool, &self.progress).await;
+        drop(target);
+        if let Some(path) = grown {
+            cut(&path, self.progress.snapshot().done())?;
+        }
+        copied.map_err(|error| self.failed(&error))
+    }
+
+    async fn open_source(&mut self) -> Result<Stack, Failure> {
+        let layers = std::mem::take(&mut self.source_layers);
+        let opened = self.registry.open(&self.source, layers, Intent::READ).await;
+        opened.map_err(|error| Failure::opening("source", &self.source.to_string(), &error))
+    }
+
+    async fn open_target(&mut self, intent: Intent) -> Result<Stack, Failure> {
+        let layers = std::mem::take(&mut self.target_layers);
+        let opened = self.registry.open(&self.target, layers, intent).await;
+        opened.map_err(|error| Failure::opening("target", &self.target.to_string(), &error))
+    }
+
+    /// A file for a pipe of unknown length.
+    async fn open_growing(&mut self) -> Result<Stack, Failure> {
+        let layers = std::mem::take(&mut self.target_layers);
+        let mut last = None;
+        for size in PIPE_SIZES {
+            match self.registry.open(&self.target, layers.clone(), Intent::target(size)).await {
+                Ok(stack) => return Ok(stack),
+                Err(error) => last = Some(error),
+            }
+        }
+        let error = last.unwrap_or_else(|| Error::new(Kind::NoSpace, "no size fits"));
+        Err(Failure::opening("target", &self.target.to_string(), &error))
+    }
+
+    /// Checks that the target can take the source before anything is written.
+    fn check_target(&self, source: &Stack, target: &Stack) -> Result<(), Failure> {
+        let (from, to) = (source.device().facts(), target.device().facts());
+        if !to.can.contains(Can::WRITE) {
+            let text = format!(
+                "cannot copy {} to {}: the target is read-only: choose another, or have its server \
+                 serve it for writing",
+                self.source, self.target
+            );
+            return Err(Failure::new(exit::OPEN, text));
+        }
+        if to.size < from.size {
+            let text = format!(
+                "cannot copy {} to {}: the target ({} bytes) is smaller than the source ({} bytes): \
+                 make it larger",
+                self.source, self.target, to.size, from.size
+            );
+            return Err(Failure::new(exit::OPEN, text));
+        }
+        Ok(())
+    }
+
+    /// Which side failed, and what to do.
+    fn failed(&self, error: &Error) -> Failure {
+        let text = error.to_string();
+        let side = self.side(error, &text);
+        let status = match (error.kind(), side) {
+            (Kind::NoSpace, Some(exit::TARGET)) => exit::FULL,
+            (Kind::Disconnected | Kind::TimedOut | Kind::ShuttingDown, _) => exit::LOST,
+            (_, Some(side)) => side,
+            (_, None) => exit::FAILED,
+        };
+        let what = match side {
+            Some(exit::SOURCE) => "the source failed: ",
+            Some(_) => "the target failed: ",
+            None => "",
+        };
+        let next = exit::next(error.kind(), &text, false);
+        Failure::new(status, format!("{what}{text}{next}"))
+    }
+
+    /// The side on which an error happened, as its exit status.
+    fn side(&self, error: &Error, text: &str) -> Option<u8> {
+        match error.request() {
+            Some((OpKind::Read | OpKind::Extents | OpKind::Cache, ..)) => {
+                return Some(exit::SOURCE);
+            }
+            Some((OpKind::Write | OpKind::Zero | OpKind::Trim | OpKind::Flush, ..)) => {
+                return Some(exit::TARGET);
+            }
+            None => {}
+        }
+        match error.kind() {
+            Kind::ReadOnly | Kind::NoSpace => Some(exit::TARGET),
+            _ if text.starts_with(&self.source.to_string()) => Some(exit::SOURCE),
+            _ if text.starts_with(&self.target.to_string()) => Some(exit::TARGET),
+            _ => None,
+        }
+    }
+
+    /// A verification that failed: because the sides differ, or because one cannot be read.
+    fn different(&self, error: &Error) -> Failure {
+        if error.kind() == Kind::Io && error.request().is_none() {
+            let (source, target) = (&self.source, &self.target);
+            let text = format!("verification of {target} against {source}: {error}; copy it again");
+            return Failure::new(exit::DIFFERENT, text);
+        }
+        let failure = self.failed(error);
+        Failure::new(failure.status(), format!("verification: {failure}"))
+    }
+}
+
+fn standard(fd: std::io::Result<OwnedFd>) -> Result<OwnedFd, Failure> {
+    fd.map_err(|error| {
+        Failure::new(exit::OPEN, format!("the standard stream is not open: {}", plain(&error)))
+    })
+}
+
+fn is_file_or_absent(path: &Path) -> bool {
+    match std::fs::metadata(path) {
+        Ok(data) => data.is_file(),
+        Err(error) => error.kind() == std::io::ErrorKind::NotFound,
+    }
+}
+
+/// Cuts a file to what came through the pipe.
+fn cut(path: &Path, size: u64) -> Result<(), Failure> {
+    let file = std::fs::File::options().write(true).open(path);
+    file.and_then(|file| file.set_len(size)).map_err(|error| {
+        let text = format!("cannot cut {} to {size} bytes: {}", path.display(), plain(&error));
+        Failure::new(exit::TARGET, text)
+    })
+}

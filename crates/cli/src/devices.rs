@@ -1,0 +1,119 @@
+//! The devices and layers that commands know, and the help about them, made from the registry.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use block::{Layer, Param, Registry, Result};
+
+/// Everything that can be opened; connections give up after `timeout` without a byte.
+pub fn registry(timeout: Duration) -> Registry {
+    let options = client::Options { timeout, ..client::Options::default() };
+    let mut backends = backends::all();
+    backends.extend(client::all(options));
+    Registry { backends, layers: layers::all(), path: backends::PATH_SCHEME, command: "command" }
+}
+
+/// Makes the layers that were asked for, first innermost.
+pub fn layers(registry: &Registry, names: &[String]) -> Result<Vec<Arc<dyn Layer>>> {
+    names.iter().map(|name| registry.layer(name)).collect()
+}
+
+/// The devices and layers with their options, for the help.
+pub fn help() -> String {
+    let registry = registry(Duration::ZERO);
+    let mut text = String::from("DEVICES\n");
+    text += &entry("PATH", "a file or block device; the path is literal, without options", 26);
+    text += &entry("-", "standard input or output, for copy only", 26);
+    text += &entry(
+        "[ CMD ARG… ]",
+        "an NBD server that is started for this run, by systemd socket activation; blockhaul as CMD \
+         is this program itself",
+        26,
+    );
+    for backend in &registry.backends {
+        let Some(scheme) = backend.schemes().first() else { continue };
+        if *scheme == registry.command {
+            continue;
+        }
+        text += &entry(&format!("{scheme}:{}", backend.operand()), backend.summary(), 26);
+        if backend.raw() {
+            let others = backend.schemes().join(" ");
+            text += &indented(&format!("schemes: {others}"), 28);
+        }
+        params(&mut text, backend.params());
+    }
+    text += "  Options of a device follow a question mark: file:PATH?key=value&key=value; there, and in \
+             URIs,\n  %XX is a byte. Sizes: a number and b k m g t p e (base 1024, either case), KiB \
+             MiB GiB TiB, or\n  s for sectors of 512 bytes. Rates are bytes per second.\n\nLAYERS\n";
+    for layer in &registry.layers {
+        text += &entry(layer.name(), layer.summary(), 26);
+        params(&mut text, layer.params());
+    }
+    text
+}
+
+fn params(text: &mut String, params: &[Param]) {
+    for param in params {
+        let head = format!("  {}={}", param.name, param.kind.placeholder());
+        let default = param.default.map(|value| format!(" (default {value})")).unwrap_or_default();
+        *text += &entry(&head, &format!("{}{default}", param.doc.trim_end_matches('.')), 26);
+    }
+}
+
+/// An entry of a list: a name, and what it is from column `column` on.
+pub fn entry(name: &str, what: &str, column: usize) -> String {
+    let mut text = format!("  {name}");
+    let body = indented(what, column);
+    if name.chars().count() + 4 > column {
+        text.push('\n');
+        text += &body;
+    } else {
+        let used = text.chars().count();
+        text += body.get(used..).unwrap_or(&body);
+    }
+    text
+}
+
+/// Text in lines of at most 100 columns, indented.
+fn indented(what: &str, column: usize) -> String {
+    let mut text = String::new();
+    let mut line = String::new();
+    for word in what.split_whitespace() {
+        if !line.is_empty() && column + line.chars().count() + 1 + word.chars().count() > 100 {
+            let _ = writeln!(text, "{:column$}{line}", "");
+            line.clear();
+        }
+        if !line.is_empty() {
+            line.push(' ');
+        }
+        line += word;
+    }
+    let _ = writeln!(text, "{:column$}{line}", "");
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_help_names_every_device_and_layer_and_keeps_its_width() {
+        let text = help();
+        for name in ["memory:SIZE", "pattern:", "nbd+unix", "[ CMD ARG… ]", "readonly"] {
+            assert!(text.contains(name), "{name} in {text}");
+        }
+        assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+    }
+
+    #[test]
+    fn no_two_devices_share_a_scheme() {
+        let registry = registry(Duration::ZERO);
+        let mut schemes: Vec<_> =
+            registry.backends.iter().flat_map(|backend| backend.schemes()).collect();
+        let count = schemes.len();
+        schemes.sort();
+        schemes.dedup();
+        assert_eq!(schemes.len(), count);
+    }
+}

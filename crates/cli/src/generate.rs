@@ -1,0 +1,62 @@
+//! Man pages and shell completions, from the command line's definition.
+
+use std::path::Path;
+
+use crate::exit::{FAILED, Failure, Outcome};
+use crate::{args, exit, out};
+
+/// Writes a page for each command to `dir`, or prints the main page.
+pub fn man(dir: Option<&Path>) -> Outcome {
+    let definition = args::definition();
+    let Some(dir) = dir else {
+        out::print(&page(&definition, "blockhaul")?)?;
+        return Ok(0);
+    };
+    let mut pages = vec![("blockhaul".to_string(), definition.clone())];
+    for command in definition.get_subcommands().filter(|command| !command.is_hide_set()) {
+        pages.push((format!("blockhaul-{}", command.get_name()), command.clone()));
+    }
+    for (name, command) in pages {
+        let path = dir.join(format!("{name}.1"));
+        std::fs::write(&path, page(&command, &name)?).map_err(|error| {
+            let why = exit::plain(&error);
+            Failure::new(FAILED, format!("cannot write {}: {why}", path.display()))
+        })?;
+    }
+    Ok(0)
+}
+
+fn page(command: &clap::Command, name: &str) -> Result<Vec<u8>, Failure> {
+    let (name, bin) = (name.to_string(), name.replace('-', " "));
+    let command = command.clone().name(name).bin_name(bin).version(env!("CARGO_PKG_VERSION"));
+    let mut bytes = Vec::new();
+    clap_mangen::Man::new(command)
+        .render(&mut bytes)
+        .map_err(|error| Failure::new(FAILED, exit::plain(&error)))?;
+    Ok(bytes)
+}
+
+/// Prints completions for a shell.
+pub fn completions(shell: clap_complete::Shell) -> Outcome {
+    let mut bytes = Vec::new();
+    clap_complete::generate(shell, &mut args::definition(), "blockhaul", &mut bytes);
+    out::print(&bytes)?;
+    Ok(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_visible_command_gets_a_page() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(man(Some(dir.path())), Ok(0));
+        for name in ["blockhaul", "blockhaul-serve", "blockhaul-copy", "blockhaul-info"] {
+            let text = std::fs::read_to_string(dir.path().join(format!("{name}.1"))).unwrap();
+            assert!(text.contains("EXIT STATUS"), "{name}: {text}");
+        }
+        assert!(!dir.path().join("blockhaul-man.1").exists());
+        assert_eq!(man(Some(Path::new("/nowhere"))).unwrap_err().status(), FAILED);
+    }
+}

@@ -1,0 +1,97 @@
+//! `--run`: a shell command that lives as long as the server.
+
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::{Command, ExitStatus};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::exit::{FAILED, Failure, plain};
+
+/// Time that the command has to end when the server is stopped by a signal.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// A running command.
+pub struct Running {
+    pid: Option<Pid>,
+    ended: mpsc::Receiver<()>,
+}
+
+/// Starts a script with variables set in front of it (nbdkit's, not exported), and calls `ended` with
+/// its exit status.
+pub fn start(
+    script: &str,
+    variables: &[(&str, String)],
+    ended: impl FnOnce(u8) + Send + 'static,
+) -> Result<Running, Failure> {
+    let mut text = String::new();
+    for (name, value) in variables {
+        text += &format!("{name}={}\n", quoted(value));
+    }
+    text += script;
+    let cannot = |error: std::io::Error| {
+        Failure::new(FAILED, format!("cannot run {script:?}: {}", plain(&error)))
+    };
+    let mut child = Command::new("/bin/sh").arg("-c").arg(text).spawn().map_err(cannot)?;
+    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+    let (sender, receiver) = mpsc::channel();
+    let wait = move || {
+        let status = child.wait().map_or(FAILED, exit_status);
+        // Nobody waits for this but a server that is stopping.
+        let _ = sender.send(());
+        ended(status);
+    };
+    std::thread::Builder::new().name("run".into()).spawn(wait).map_err(cannot)?;
+    Ok(Running { pid, ended: receiver })
+}
+
+impl Running {
+    /// Asks the command to end, and waits a little for it.
+    pub fn stop(&mut self) {
+        if let Some(pid) = self.pid {
+            // Fails only if it has just ended.
+            let _ = kill_process(pid, Signal::TERM);
+        }
+        // Whether it ends in time changes nothing here.
+        let _ = self.ended.recv_timeout(PATIENCE);
+    }
+}
+
+/// The status of a command as a shell tells it.
+pub fn exit_status(status: ExitStatus) -> u8 {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => u8::try_from(code).unwrap_or(FAILED),
+        (None, Some(signal)) => crate::signals::status(signal),
+        (None, None) => FAILED,
+    }
+}
+
+/// A word of a shell script that stands for exactly this text.
+pub fn quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(script: &str, variables: &[(&str, String)]) -> u8 {
+        let (sender, receiver) = mpsc::channel();
+        let running = start(script, variables, move |status| sender.send(status).unwrap()).unwrap();
+        let status = receiver.recv_timeout(Duration::from_secs(20)).unwrap();
+        drop(running);
+        status
+    }
+
+    #[test]
+    fn status_and_variables_are_handed_through() {
+        assert_eq!(run("exit 7", &[]), 7);
+        assert_eq!(run("kill -KILL $$", &[]), 137);
+        let odd = "it's $HOME `x` \"y\" \\ \n z";
+        let check = format!("test \"$uri\" = {}", quoted(odd));
+        assert_eq!(run(&check, &[("uri", odd.to_string())]), 0);
+        // Not exported: programs that the script starts do not see it.
+        assert_eq!(run("sh -c 'test -z \"$uri\"'", &[("uri", "x".into())]), 0);
+    }
+}

@@ -1,0 +1,33 @@
+//! SIGINT, SIGTERM, SIGHUP and SIGQUIT: the first asks for an orderly stop, the second stops at once.
+
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::exit::{FAILED, Failure};
+
+/// Calls `first` with the first signal's number, on a thread of its own; `at_once` before the process
+/// ends on the second.
+pub fn on_stop(
+    first: impl FnOnce(i32) + Send + 'static,
+    at_once: impl FnOnce() + Send + 'static,
+) -> Result<(), Failure> {
+    let cannot = |error: std::io::Error| {
+        Failure::new(FAILED, format!("cannot handle signals: {}", crate::exit::plain(&error)))
+    };
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGQUIT]).map_err(cannot)?;
+    let wait = move || {
+        let mut signals = signals.forever();
+        let Some(signal) = signals.next() else { return };
+        first(signal);
+        let Some(signal) = signals.next() else { return };
+        at_once();
+        std::process::exit(i32::from(status(signal)));
+    };
+    std::thread::Builder::new().name("signals".into()).spawn(wait).map_err(cannot)?;
+    Ok(())
+}
+
+/// The exit status that tells of a signal, as a shell does.
+pub fn status(signal: i32) -> u8 {
+    u8::try_from(128 + signal).unwrap_or(u8::MAX)
+}
