@@ -31,6 +31,7 @@ impl Backend for Null {
             let facts = Facts {
                 can: Can::all(),
                 zeroed: true,
+                takes_parked: true,
                 allocation_unit: 1,
                 contexts: vec![BASE_ALLOCATION.to_string()],
                 ..Facts::new(operand::name(&target), size)

@@ -27,6 +27,9 @@ pub struct Facts {
     pub rotational: bool,
     /// The whole device reads as zeroes, because it was just made so.
     pub zeroed: bool,
+    /// Payloads of writes that are parked in the kernel ([`io::Parked`]) are moved on without a copy:
+    /// callers that do not look at the bytes should park them.
+    pub takes_parked: bool,
     /// Granularity in bytes in which storage is allocated and freed; a power of two, at least 1.
     pub allocation_unit: u32,
     /// Names of the contexts that extents can be asked for; at most [`Contexts::MAX`].
@@ -45,6 +48,7 @@ impl Facts {
             emulated: Can::empty(),
             rotational: false,
             zeroed: false,
+            takes_parked: false,
             allocation_unit: 4096,
             contexts: Vec::new(),
         }

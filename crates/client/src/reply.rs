@@ -1,7 +1,7 @@
 //! What has come of the reply to one request.
 
 use block::{Error, Extents, Kind, Outcome, Reply};
-use io::{Buf, Room};
+use io::{Buf, Data, Room};
 use wire::reply::Hole;
 
 /// A request in flight and what its reply has brought so far.
@@ -34,6 +34,8 @@ pub(crate) struct Reading {
     /// Until the first byte comes.
     room: Option<Room>,
     buf: Option<Buf>,
+    /// All of it at once, in memory or parked.
+    whole: Option<Data>,
     /// Ranges that chunks covered, relative to the request, in order of arrival.
     covered: Vec<(u64, u64)>,
     holes: Vec<(u64, u64)>,
@@ -41,7 +43,22 @@ pub(crate) struct Reading {
 
 impl Reading {
     pub(crate) fn new(room: Room) -> Reading {
-        Reading { room: Some(room), buf: None, covered: Vec::new(), holes: Vec::new() }
+        Reading { room: Some(room), buf: None, whole: None, covered: Vec::new(), holes: Vec::new() }
+    }
+
+    /// The room, when nothing has come yet: for a payload that is all of the answer.
+    pub(crate) fn take_room(&mut self) -> Option<Room> {
+        self.room.take()
+    }
+
+    /// Whether nothing has come yet.
+    pub(crate) fn is_untouched(&self) -> bool {
+        self.room.is_some() && self.covered.is_empty()
+    }
+
+    pub(crate) fn filled_whole(&mut self, data: Data) {
+        self.covered.push((0, data.len() as u64));
+        self.whole = Some(data);
     }
 
     /// Takes the buffer out to be filled; give it back with [`Reading::filled`].
@@ -115,6 +132,9 @@ impl Reading {
         if reached != len {
             let text = "the server left out bytes of a read, or sent some twice";
             return Err(Error::new(Kind::Io, text));
+        }
+        if let Some(data) = self.whole {
+            return Ok(Reply::Data(data));
         }
         let Some(mut buf) = self.buf else { return Ok(Reply::Hole) };
         for (start, part) in self.holes {

@@ -14,7 +14,7 @@ use wire::status::{Form, Status};
 use wire::{Command, Headers, Replies, request};
 
 use crate::connect::Link;
-use crate::reply::{Expected, Want};
+use crate::reply::{Expected, Reading, Want};
 
 /// Chunks of one reply: one for every 512 bytes of the longest read, and as many again. A server that
 /// sends more makes a list that never ends.
@@ -57,7 +57,12 @@ pub(crate) fn start(
     replies: Replies,
     timeout: Duration,
 ) -> Arc<Session> {
-    let Link { stream, window } = link;
+    let Link { stream, mut window } = link;
+    window.expect_headers_of(match replies {
+        Replies::Simple => reply::SIMPLE_LEN,
+        Replies::Structured => reply::STRUCTURED_LEN + reply::DATA_PREFIX_LEN,
+        Replies::Extended => reply::EXTENDED_LEN + reply::DATA_PREFIX_LEN,
+    });
     let session = Arc::new(Session {
         stream,
         headers,
@@ -289,12 +294,7 @@ impl Session {
                 self.put_back(request);
                 return Err(violation("a simple reply to a read, with structured replies on"));
             }
-            let mut buf = reading.take_buf();
-            let received = self.payload(window, &mut buf).await;
-            let len = request.expected.len;
-            if let Want::Read(reading) = &mut request.expected.want {
-                reading.filled(buf, 0, len);
-            }
+            let received = self.whole_payload(window, reading).await;
             if let Err(error) = received {
                 self.put_back(request);
                 return Err(error);
@@ -342,6 +342,9 @@ impl Session {
                 let Want::Read(reading) = &mut expected.want else {
                     return Err(violation("data in reply to another command than read"));
                 };
+                if len == expected.len && reading.is_untouched() {
+                    return self.whole_payload(window, reading).await;
+                }
                 let mut buf = reading.take_buf();
                 // Inside the buffer, which has the request's length.
                 let part = &mut buf[start as usize..(start + len) as usize];
@@ -355,6 +358,27 @@ impl Session {
                 self.payload(window, &mut payload).await?;
                 small_chunk(kind, &payload, expected)
             }
+        }
+    }
+
+    /// Takes a payload that is all of the answer to a read.
+    async fn whole_payload(
+        &self,
+        window: &mut RecvWindow,
+        reading: &mut Reading,
+    ) -> Result<(), Error> {
+        let Some(room) = reading.take_room() else {
+            return Err(violation("more data than was asked for"));
+        };
+        let received = window.payload_or_parked(&self.stream, room).await;
+        self.lock().active = Instant::now();
+        match received {
+            Ok(Some(data)) => {
+                reading.filled_whole(data);
+                Ok(())
+            }
+            Ok(None) => Err(cut_off()),
+            Err(error) => Err(lost("cannot receive", error)),
         }
     }
 

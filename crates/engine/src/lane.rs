@@ -268,6 +268,7 @@ struct Lane {
     job: Arc<Job>,
     source: Arc<dyn Device>,
     target: Arc<dyn Device>,
+    takes_parked: bool,
     /// The first lane brings the sample by which others are examined.
     first: bool,
     window: RefCell<Window>,
@@ -290,6 +291,7 @@ impl Lane {
         Rc::new(Lane {
             job,
             window: RefCell::new(window),
+            takes_parked: target.facts().takes_parked,
             source,
             target,
             first,
@@ -341,6 +343,8 @@ impl Lane {
                 }
                 // A request's worst need is one buffer: it is read into and written from.
                 let room = match self.job.pool.reserve(len as usize).await {
+                    // What nobody looks at may stay in the kernel on its way.
+                    Ok(room) if !self.looks() => room.parkable(),
                     Ok(room) => room,
                     Err(error) => {
                         let text = "no buffer for a request of this size";
@@ -393,6 +397,11 @@ impl Lane {
         }));
     }
 
+    /// Whether bytes come to memory to be looked at.
+    fn looks(&self) -> bool {
+        self.job.settled.sparse != 0 || !self.takes_parked
+    }
+
     async fn zero_run(self: Rc<Self>, at: u64, len: u64) -> Result<()> {
         self.zero(at, len).await
     }
@@ -422,8 +431,13 @@ impl Lane {
         }
         let sparse = self.job.settled.sparse;
         if sparse == 0 {
-            self.write(at, data.clone()).await?;
-            return self.offer_sample(at, &data).await;
+            // Somebody may wait for a sample of it; else it goes on without a second holder.
+            let sample = self.is_sample_due().then(|| data.clone());
+            self.write(at, data).await?;
+            return match sample {
+                Some(data) => self.offer_sample(at, &data).await,
+                None => Ok(()),
+            };
         }
         let runs = zeroes::runs(data.bytes(), at, sparse);
         if let [(_, _, false)] = runs[..] {
@@ -469,9 +483,13 @@ impl Lane {
         Ok(())
     }
 
+    fn is_sample_due(&self) -> bool {
+        self.first && self.job.trust.wanted() && *self.sample_due.borrow()
+    }
+
     /// Hands out the first block with content that was written, for lanes that must be examined.
     async fn offer_sample(&self, at: u64, data: &io::Data) -> Result<()> {
-        if !self.first || !self.job.trust.wanted() || !*self.sample_due.borrow() {
+        if !self.is_sample_due() {
             return Ok(());
         }
         let Some(sample) = Sample::of(at, data.bytes()) else { return Ok(()) };

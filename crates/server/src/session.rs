@@ -32,10 +32,12 @@ pub(crate) async fn run(
     limits: &Limits,
     pool: Pool,
 ) -> Result<(), String> {
-    let Chosen { negotiated, device, inbox } = chosen;
+    let Chosen { negotiated, device, mut inbox } = chosen;
+    inbox.expect_headers_of(negotiated.headers.len());
     let session = Rc::new(Session {
         stream,
         negotiated,
+        takes_parked: device.facts().takes_parked,
         device,
         limits: limits.clone(),
         pool,
@@ -60,6 +62,8 @@ struct Session {
     stream: Stream,
     negotiated: Negotiated,
     device: Arc<dyn Device>,
+    /// Payloads of writes may stay in the kernel.
+    takes_parked: bool,
     limits: Limits,
     pool: Pool,
     out: RefCell<SendQueue>,
@@ -137,7 +141,8 @@ impl Session {
         let mut asked = Asked { header, len: header.length, ids: Vec::new() };
         let op = match header.command {
             Command::Read => match self.room(header.length).await {
-                Ok(room) => Op::Read(room),
+                // The reply goes out as it is: the device may leave it in the kernel.
+                Ok(room) => Op::Read(room.parkable()),
                 Err(error) => {
                     self.complete(&asked, Err(error));
                     return Ok(());
@@ -145,6 +150,7 @@ impl Session {
             },
             Command::Write => {
                 let room = match self.room(header.length).await {
+                    Ok(room) if self.takes_parked => room.parkable(),
                     Ok(room) => room,
                     Err(error) => {
                         self.skip(inbox, payload).await?;
@@ -152,9 +158,11 @@ impl Session {
                         return Ok(());
                     }
                 };
-                let mut buf = room.into_buf();
-                self.whole(inbox.payload(&self.stream, &mut buf).await)?;
-                Op::Write(buf.into())
+                let received = inbox.payload_or_parked(&self.stream, room).await;
+                match received.map_err(|error| error.to_string())? {
+                    Some(data) => Op::Write(data),
+                    None => return Err("the client left in the middle of a payload".into()),
+                }
             }
             Command::WriteZeroes => Op::Zero,
             Command::Trim => Op::Trim,

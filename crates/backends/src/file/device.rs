@@ -11,7 +11,7 @@ use block::{
     Access, Can, Device, Error, Facts, FileRange, Flags, Kind, Op, Outcome, Pending, Reply,
     Request, Result,
 };
-use io::{Buf, Data, Pool, Room};
+use io::{Buf, Data, Parked, Pool, Room};
 use rustix::fs::{Advice, fadvise, fstat};
 
 use super::limits::Nearness;
@@ -135,17 +135,47 @@ impl Inner {
     }
 
     fn read(self: &Arc<Inner>, at: u64, room: Room) -> Pending {
-        let mut buf = room.into_buf();
-        let mut filled = 0;
-        let (file, direct) = self.route(at, buf.len() as u64);
+        let (file, direct) = self.route(at, room.len() as u64);
+        let (mut buf, mut filled) = match Parked::begin(room) {
+            Err(room) => (room.into_buf(), 0),
+            Ok(parked) if direct || !self.is_cached(file, at, parked.missing()) => {
+                match parked.into_buf() {
+                    Ok(start) => start,
+                    Err(error) => return Error::system("cannot empty a pipe", error).into(),
+                }
+            }
+            Ok(mut parked) => {
+                // An error is met again, and told, by whoever reads the rest.
+                let moved = parked.fill_from_file(file, at);
+                match (moved, parked.missing()) {
+                    (Ok(_), 0) => return Pending::ready(Ok(Reply::Data(parked.into()))),
+                    _ => match parked.into_buf() {
+                        Ok(start) => start,
+                        Err(error) => return Error::system("cannot empty a pipe", error).into(),
+                    },
+                }
+            }
+        };
         if !direct && buf.len() <= INLINE_MAX {
-            filled = self.read_cached(file, at, &mut buf);
+            filled += self.read_cached(file, at + filled as u64, &mut buf[filled..]);
             if filled == buf.len() {
                 return Pending::ready(Ok(Reply::Data(buf.into())));
             }
         }
         let (inner, file) = (self.clone(), file.clone());
         Pending::start(async move { inner.read_rest(&file, at, buf, filled).await })
+    }
+
+    /// Whether a range is very likely in memory: moving it would not wait for a disk. Looks at a few
+    /// bytes, which is cheaper than the range's pages one by one.
+    fn is_cached(&self, file: &io::File, at: u64, len: usize) -> bool {
+        let probe = |place: usize| {
+            let mut byte = [0];
+            matches!(file.try_read_at(&mut byte, at + place as u64), Ok(1))
+        };
+        self.in_memory()
+            || (self.tells_cached.load(Ordering::Relaxed)
+                && [0, len / 3, len - len / 3, len - 1].into_iter().all(probe))
     }
 
     /// Reads what is there without waiting; errors are left to whoever reads the rest.
@@ -210,6 +240,11 @@ impl Inner {
         let (file, direct) = self.route(at, data.len() as u64);
         let short = if self.in_memory() { INLINE_MAX } else { INLINE_WRITE };
         let inline = !direct && data.len() <= short;
+        let data = match (direct, data.take_parked()) {
+            (false, Ok(parked)) => return self.write_parked(at, parked, inline, durable),
+            (true, Ok(parked)) => Data::from(parked),
+            (_, Err(data)) => data,
+        };
         if inline {
             if let Err(error) = write_now(file, at, data.bytes()) {
                 return write_failed(error).into();
@@ -223,6 +258,39 @@ impl Inner {
             if !inline {
                 let data = if direct { inner.aligned(data).await? } else { data };
                 file.write_all_at(data, at).await.map_err(write_failed)?;
+            }
+            if durable {
+                inner.sync().await?;
+            }
+            Ok(Reply::Done)
+        })
+    }
+
+    /// Moves a payload from its pipe into the page cache.
+    fn write_parked(
+        self: &Arc<Inner>,
+        at: u64,
+        mut parked: Parked,
+        inline: bool,
+        durable: bool,
+    ) -> Pending {
+        let (inner, file) = (self.clone(), self.storage.file.clone());
+        let moved = match inline {
+            true => {
+                let moved = parked.drain_to_file(&file, at);
+                if !durable || moved.is_err() {
+                    return Pending::ready(moved.map(|()| Reply::Done).map_err(write_failed));
+                }
+                None
+            }
+            false => Some(io::offload(move || parked.drain_to_file(&file, at))),
+        };
+        Pending::start(async move {
+            if let Some(moving) = moved {
+                let moved = moving.await;
+                moved
+                    .map_err(|lost| Error::new(Kind::Io, "cannot write").because(lost))?
+                    .map_err(write_failed)?;
             }
             if durable {
                 inner.sync().await?;

@@ -82,6 +82,7 @@ impl Open<'_> {
             can,
             rotational: limits::rotational(disk),
             zeroed: !is_disk && self.target.intent.target_size.is_some(),
+            takes_parked: !direct,
             allocation_unit: unit,
             contexts: vec![BASE_ALLOCATION.to_string()],
             ..Facts::new(name, size)
