@@ -24,6 +24,8 @@ pub(super) struct Align {
 struct Shared {
     inner: Arc<dyn Device>,
     minimum: u64,
+    /// Longest request of the device, a multiple of the minimum.
+    maximum: u64,
     scratch: Pool,
     locks: RangeLocks,
 }
@@ -31,18 +33,17 @@ struct Shared {
 impl Align {
     pub(super) fn new(inner: Arc<dyn Device>) -> Align {
         let mut facts = Facts::clone(&inner.facts());
-        let minimum = u64::from(facts.block.minimum);
-        let maximum = facts.block.maximum - facts.block.maximum % facts.block.minimum;
-        // Widening a request by up to a block at each end must stay below the device's maximum.
-        let room = maximum.saturating_sub(2 * facts.block.minimum).max(facts.block.minimum);
+        let block = facts.block;
+        let minimum = u64::from(block.minimum);
+        let maximum = (block.maximum - block.maximum % block.minimum).max(block.minimum);
         facts.block = BlockSizes {
             minimum: 1,
-            preferred: facts.block.preferred.max(facts.block.minimum),
-            maximum: room,
+            preferred: block.preferred.max(block.minimum).min(maximum),
+            maximum,
         };
-        let one = Pool::cost(maximum.max(facts.block.preferred) as usize);
-        let scratch = Pool::new(one * SCRATCH_REQUESTS);
-        let shared = Shared { inner, minimum, scratch, locks: RangeLocks::default() };
+        let scratch = Pool::new(Pool::cost(maximum as usize) * SCRATCH_REQUESTS);
+        let maximum = u64::from(maximum);
+        let shared = Shared { inner, minimum, maximum, scratch, locks: RangeLocks::default() };
         Align { shared: Arc::new(shared), facts: Arc::new(facts) }
     }
 
@@ -105,19 +106,30 @@ impl Shared {
         }
     }
 
+    /// Reads the blocks around a range, in pieces that the device takes, and copies the range out:
+    /// so that a slow consumer does not hold scratch memory that all share.
     async fn read(&self, at: u64, room: Room, start: u64, len: u64) -> Result<Reply> {
-        let wide = self.scratch(len).await?;
-        let skip = (at - start) as usize;
-        match self.inner.submit(Request::read(start, wide)).await? {
-            Reply::Data(data) => {
-                // Copied, so that a slow consumer does not hold scratch memory that all share.
-                let mut buf = room.into_buf();
-                let wanted = buf.len();
-                buf.copy_from_slice(&data.bytes()[skip..skip + wanted]);
-                Ok(Reply::Data(buf.into()))
+        let mut buf = room.into_buf();
+        let end = at + buf.len() as u64;
+        let mut all_zero = true;
+        let mut piece = start;
+        while piece < start + len {
+            let piece_len = self.maximum.min(start + len - piece);
+            let wide = self.scratch(piece_len).await?;
+            let reply = self.inner.submit(Request::read(piece, wide)).await?;
+            let (from, to) = (piece.max(at), (piece + piece_len).min(end));
+            let part = &mut buf[(from - at) as usize..(to - at) as usize];
+            match reply {
+                Reply::Data(data) => {
+                    all_zero = false;
+                    let skip = (from - piece) as usize;
+                    part.copy_from_slice(&data.bytes()[skip..skip + part.len()]);
+                }
+                _ => part.fill(0),
             }
-            reply => Ok(reply),
+            piece += piece_len;
         }
+        Ok(if all_zero { Reply::Hole } else { Reply::Data(buf.into()) })
     }
 
     async fn extents(
@@ -161,8 +173,8 @@ impl Shared {
             return Err(Error::new(Kind::Unsupported, text));
         }
         let fua = flags & Flags::FUA;
-        if inner_start >= inner_end {
-            // Within one block, or two that are both partial: both at once.
+        if inner_start > inner_end {
+            // Within one block.
             return self.rewrite(at, len, data, fua).await;
         }
         let part = |from: u64, to: u64| {
@@ -171,18 +183,20 @@ impl Shared {
         if at < inner_start {
             self.rewrite(at, inner_start - at, part(at, inner_start), fua).await?;
         }
-        let middle = match part(inner_start, inner_end) {
-            Some(data) => Request::write(inner_start, data).with(fua),
-            None => Request::zero(inner_start, inner_end - inner_start).with(flags),
-        };
-        self.inner.submit(middle).await?;
+        if inner_start < inner_end {
+            let middle = match part(inner_start, inner_end) {
+                Some(data) => Request::write(inner_start, data).with(fua),
+                None => Request::zero(inner_start, inner_end - inner_start).with(flags),
+            };
+            self.inner.submit(middle).await?;
+        }
         if inner_end < end {
             self.rewrite(inner_end, end - inner_end, part(inner_end, end), fua).await?;
         }
         Ok(Reply::Done)
     }
 
-    /// Changes part of a few blocks: `data`, or zeroes.
+    /// Changes part of one block: `data`, or zeroes.
     async fn rewrite(&self, at: u64, len: u64, data: Option<Data>, fua: Flags) -> Result<Reply> {
         let start = at - at % self.minimum;
         let wide = (at + len).next_multiple_of(self.minimum) - start;
@@ -196,7 +210,7 @@ impl Shared {
                     buf
                 }
             },
-            // Two blocks at most, or the request is of one piece with a whole block in it.
+            // A hole; one block.
             _ => Buf::unpooled(wide as usize),
         };
         let skip = (at - start) as usize;
