@@ -2,6 +2,7 @@
 //! handle, with a bounded window of requests in flight.
 
 use std::cell::{Cell, RefCell};
+use std::collections::HashSet;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 use block::{Can, Device, Error, Flags, Kind, Op, Reply, Request, Result, Stack};
 use io::{Event, Pool, Remote};
 
-use crate::options::{MAX_REQUEST, MIN_REQUEST, Options, Summary};
+use crate::options::{MAX_REQUEST, MIN_REQUEST, Options, SEGMENT, Summary};
 use crate::plan::{Plan, Segment};
 use crate::progress::Progress;
 use crate::trust::{Sample, Trust};
@@ -19,6 +20,8 @@ use crate::zeroes;
 
 /// Time for a further connection to be made; the copy goes on meanwhile and without it.
 const DIAL_MAX: Duration = Duration::from_secs(10);
+/// One request in so many is looked at for zeroes when samples suffice.
+const SAMPLE_EVERY: u64 = 16;
 /// Target blocks larger than this do not widen what is copied as data.
 const GRAIN_MAX: u32 = 64 << 10;
 
@@ -44,6 +47,7 @@ pub async fn copy(
         pool: pool.clone(),
         first_error: std::sync::Mutex::new(None),
         trust: Trust::new(),
+        zeroes_in: std::sync::Mutex::default(),
         lanes: AtomicUsize::new(0),
         warnings: std::sync::Mutex::default(),
     });
@@ -113,6 +117,7 @@ pub(crate) struct Settled {
     pub(crate) queue_size: u64,
     /// Grain of zero detection; 0: bytes are not looked at.
     pub(crate) sparse: u32,
+    pub(crate) sampled: bool,
     pub(crate) allocated: bool,
     pub(crate) target_is_zero: bool,
     pub(crate) flush: bool,
@@ -148,6 +153,7 @@ impl Settled {
             request_size,
             queue_size: options.queue_size.max(request_size),
             sparse,
+            sampled: options.sampled,
             allocated: options.allocated,
             target_is_zero: options.target_is_zero || (to.zeroed && !options.allocated),
             flush: options.flush,
@@ -163,6 +169,8 @@ struct Job {
     pool: Pool,
     first_error: std::sync::Mutex<Option<Error>>,
     trust: Trust,
+    /// Segments, by number, that are looked at as a whole because zeroes turned up there or before.
+    zeroes_in: std::sync::Mutex<HashSet<u64>>,
     lanes: AtomicUsize,
     warnings: std::sync::Mutex<Vec<String>>,
 }
@@ -176,6 +184,18 @@ impl Job {
     fn stopped(&self) -> bool {
         self.progress.is_cancelled()
             || self.first_error.lock().expect("no panic under this lock").is_some()
+    }
+
+    /// Notes that a sample at `at` had zeroes: this segment and the next are looked at.
+    fn found_zeroes(&self, at: u64) {
+        let segment = at / SEGMENT;
+        let mut zeroes_in = self.zeroes_in.lock().expect("no panic under this lock");
+        zeroes_in.extend([segment, segment + 1]);
+    }
+
+    fn has_zeroes(&self, at: u64) -> bool {
+        let zeroes_in = self.zeroes_in.lock().expect("no panic under this lock");
+        zeroes_in.contains(&(at / SEGMENT))
     }
 
     fn warn(&self, text: String) {
@@ -323,6 +343,7 @@ impl Lane {
     async fn segment(self: &Rc<Self>, segment: Segment) {
         let size = self.job.settled.request_size;
         let mut at = segment.at;
+        let mut requests = 0_u64;
         for run in segment.runs {
             let end = at + run.len;
             if run.zero {
@@ -342,9 +363,11 @@ impl Lane {
                     return;
                 }
                 // A request's worst need is one buffer: it is read into and written from.
+                let look = self.looks(segment.told, requests, at);
+                requests += 1;
                 let room = match self.job.pool.reserve(len as usize).await {
                     // What nobody looks at may stay in the kernel on its way.
-                    Ok(room) if !self.looks() => room.parkable(),
+                    Ok(room) if !look && self.takes_parked => room.parkable(),
                     Ok(room) => room,
                     Err(error) => {
                         let text = "no buffer for a request of this size";
@@ -352,7 +375,7 @@ impl Lane {
                         return;
                     }
                 };
-                self.start(len, Rc::clone(self).data_chunk(at, room));
+                self.start(len, Rc::clone(self).data_chunk(at, room, look));
                 at += len;
             }
         }
@@ -397,9 +420,14 @@ impl Lane {
         }));
     }
 
-    /// Whether bytes come to memory to be looked at.
-    fn looks(&self) -> bool {
-        self.job.settled.sparse != 0 || !self.takes_parked
+    /// Whether zeroes are looked for in the request at `at`, the `requests`th of its segment.
+    fn looks(&self, told: bool, requests: u64, at: u64) -> bool {
+        let settled = &self.job.settled;
+        settled.sparse != 0
+            && (!settled.sampled
+                || !told
+                || requests.is_multiple_of(SAMPLE_EVERY)
+                || self.job.has_zeroes(at))
     }
 
     async fn zero_run(self: Rc<Self>, at: u64, len: u64) -> Result<()> {
@@ -420,7 +448,7 @@ impl Lane {
         Ok(())
     }
 
-    async fn data_chunk(self: Rc<Self>, at: u64, room: io::Room) -> Result<()> {
+    async fn data_chunk(self: Rc<Self>, at: u64, room: io::Room, look: bool) -> Result<()> {
         let len = room.len() as u64;
         let data = match self.source.submit(Request::read(at, room)).await? {
             Reply::Data(data) => data,
@@ -429,8 +457,7 @@ impl Lane {
         if self.job.stopped() {
             return Ok(());
         }
-        let sparse = self.job.settled.sparse;
-        if sparse == 0 {
+        if !look {
             // Somebody may wait for a sample of it; else it goes on without a second holder.
             let sample = self.is_sample_due().then(|| data.clone());
             self.write(at, data).await?;
@@ -439,10 +466,13 @@ impl Lane {
                 None => Ok(()),
             };
         }
-        let runs = zeroes::runs(data.bytes(), at, sparse);
+        let runs = zeroes::runs(data.bytes(), at, self.job.settled.sparse);
         if let [(_, _, false)] = runs[..] {
             self.write(at, data.clone()).await?;
             return self.offer_sample(at, &data).await;
+        }
+        if self.job.settled.sampled {
+            self.job.found_zeroes(at);
         }
         // Parts go out together; all are awaited, also after an error.
         let mut parts = Vec::with_capacity(runs.len());

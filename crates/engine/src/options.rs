@@ -27,6 +27,10 @@ pub struct Options {
     /// Runs of zeroes of at least this many bytes, so aligned, are zeroed instead of written; a power
     /// of two from 512 on, or 0: bytes are not looked at.
     pub sparse: u32,
+    /// Look for zeroes only in a sample where the source told its extents: in one request in 16, and,
+    /// where zeroes turn up, in the rest of that segment and in the next. What nobody looks at may
+    /// stay in the kernel on its way.
+    pub sampled: bool,
     /// Keep the target allocated: zeroes do not make holes.
     pub allocated: bool,
     /// The target is known to read as zeroes: zeroes need not be written.
@@ -48,6 +52,7 @@ impl Default for Options {
             request_size: 256 << 10,
             queue_size: 16 << 20,
             sparse: 4096,
+            sampled: true,
             allocated: false,
             target_is_zero: false,
             extents: true,

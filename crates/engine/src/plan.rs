@@ -21,6 +21,8 @@ const QUERY: u64 = 2 << 30;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Segment {
     pub(crate) at: u64,
+    /// The source has told which of it is data.
+    pub(crate) told: bool,
     /// Runs that follow each other from `at` on.
     pub(crate) runs: Vec<Run>,
 }
@@ -162,6 +164,8 @@ impl Plan {
             true => facts.context(BASE_ALLOCATION),
             false => None,
         };
+        // What emulation calls data is not known to be data.
+        let told = context.is_some() && !facts.emulated.contains(Can::EXTENTS);
         let mut cutter = Cutter::new(size, grain);
         let mut at = 0;
         let mut asks = context;
@@ -185,7 +189,8 @@ impl Plan {
             at += known.total();
             for run in known.runs() {
                 cutter.push(run.len, run.state & ZERO != 0);
-                while let Some(segment) = cutter.take() {
+                while let Some(mut segment) = cutter.take() {
+                    segment.told = told;
                     if !self.add(segment).await {
                         return;
                     }
@@ -236,7 +241,7 @@ impl Cutter {
             at: 0,
             open_at: 0,
             open: None,
-            segment: Segment { at: 0, runs: Vec::new() },
+            segment: Segment { at: 0, told: false, runs: Vec::new() },
             done: VecDeque::new(),
         }
     }
@@ -298,7 +303,7 @@ impl Cutter {
 
     fn close_segment(&mut self) {
         if !self.segment.runs.is_empty() {
-            let next = Segment { at: self.open_at, runs: Vec::new() };
+            let next = Segment { at: self.open_at, told: false, runs: Vec::new() };
             self.done.push_back(std::mem::replace(&mut self.segment, next));
         }
     }

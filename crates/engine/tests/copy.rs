@@ -88,6 +88,7 @@ fn every_option_gives_the_same_bytes() {
                     request_size: 4096 << rng.below(7),
                     queue_size: rng.between(1, 4 << 20),
                     sparse: *rng.pick(&[0, 512, 4096, 65536]),
+                    sampled: rng.chance(50),
                     allocated: rng.chance(30),
                     target_is_zero: zeroed && rng.chance(50),
                     extents: rng.chance(70),
@@ -115,10 +116,9 @@ fn zeroes_become_zero_requests_and_no_write_overlaps_another() {
         bytes[..1 << 20].fill(1);
         bytes[(SEGMENT as usize)..][..300_000].fill(2);
         let target = dirty(size);
+        let options = Options { sampled: false, ..Options::default() };
         let summary =
-            run(&stack(source_of(&bytes, false)), &stack(target.clone()), &Options::default())
-                .await
-                .unwrap();
+            run(&stack(source_of(&bytes, false)), &stack(target.clone()), &options).await.unwrap();
         assert!(target.bytes() == bytes);
         // The source calls everything data, so the zeroes were found by looking.
         assert!(summary.data < 2 << 20 && summary.zeroed > 150 << 20, "{summary}");
@@ -140,7 +140,7 @@ fn a_target_that_is_zero_gets_only_data() {
         let mut bytes = vec![0; 8 << 20];
         bytes[3 << 20..4 << 20].fill(9);
         let target = ModelDevice::new(Model::new(8 << 20), Completion::Immediate);
-        let options = Options::default();
+        let options = Options { sampled: false, ..Options::default() };
         run(&stack(source_of(&bytes, false)), &stack(target.clone()), &options).await.unwrap();
         assert!(target.bytes() == bytes);
         assert!(target.seen().iter().all(|seen| seen.kind != OpKind::Zero));
@@ -159,6 +159,25 @@ fn looking_at_nothing_writes_whole_requests() {
             target.seen().into_iter().filter(|s| s.kind == OpKind::Write).collect();
         assert_eq!(writes.len(), 32);
         assert!(writes.iter().all(|write| write.len == 1 << 20));
+    });
+}
+
+#[test]
+fn samples_find_zeroes_that_the_source_calls_data() {
+    on_worker(|| async {
+        let size = 64 << 20;
+        let mut bytes = vec![7; size];
+        bytes[24 << 20..].fill(0);
+        let target = dirty(size);
+        let source = stack(source_of(&bytes, false));
+        let options = Options { connections: 1, requests: 1, ..Options::default() };
+        let summary = run(&source, &stack(target.clone()), &options).await.unwrap();
+        assert!(target.bytes() == bytes);
+        // At most 15 requests pass before a sample finds the zeroes.
+        assert!(summary.zeroed >= (40 << 20) - 16 * (256 << 10), "{summary}");
+        let all = Options { sparse: 0, ..options };
+        let summary = run(&source, &stack(dirty(size)), &all).await.unwrap();
+        assert_eq!(summary.zeroed, 0);
     });
 }
 
