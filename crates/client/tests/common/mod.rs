@@ -16,10 +16,10 @@ pub struct Serving {
     scratch: Scratch,
 }
 
-/// Serves a device from this worker on.
+/// Serves a device from this worker on, with nothing supplied that it lacks: the client side must.
 pub fn serve(device: Arc<dyn Device>, offers: Offers, limits: Limits, pool: u64) -> Serving {
     let scratch = Scratch::new().unwrap();
-    let device = block::fence(block::emulate::emulate(device));
+    let device = block::fence(device);
     let export = Export { name: String::new(), description: String::new(), device };
     let pool = io::Pool::new(pool);
     let server = Server::new(Config { exports: vec![export], limits, offers, pool });
