@@ -311,7 +311,16 @@ impl Parser<'_> {
 
     fn size(&mut self) -> Result<u64> {
         let word = self.word();
-        parse_size(&word).map_err(|error| self.wrong(&error.text()))
+        // As nbdkit: C's prefixes, and else a size.
+        let number = match word.as_bytes() {
+            [b'0', b'x' | b'X', ..] => u64::from_str_radix(&word[2..], 16).ok(),
+            [b'0', _, ..] => u64::from_str_radix(&word[1..], 8).ok(),
+            _ => None,
+        };
+        match number {
+            Some(number) => Ok(number),
+            None => parse_size(&word).map_err(|error| self.wrong(&error.text())),
+        }
     }
 
     fn byte(&mut self) -> Result<u8> {
@@ -425,11 +434,13 @@ mod tests {
 
     #[test]
     fn descriptions_unfold_to_their_bytes() {
-        let cases: [(&str, &[u8]); 16] = [
+        let cases: [(&str, &[u8]); 18] = [
             ("", b""),
             ("1 0x2 03 255", &[1, 2, 3, 255]),
             ("\"a\\n\\x41\\101\\\"\" 0", b"a\nAA\"\0"),
             ("@3 1", &[0, 0, 0, 1]),
+            ("@0x3 1", &[0, 0, 0, 1]),
+            ("@03 1*0x2", &[0, 0, 0, 1, 1]),
             ("1 @+2 2 @-1 3", &[1, 0, 0, 3]),
             ("1 @^4 2 @^4 @^4", &[1, 0, 0, 0, 2, 0, 0, 0]),
             ("7*3", &[7, 7, 7]),
