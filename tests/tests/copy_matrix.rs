@@ -6,9 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use blockhaul_tests::{
-    assert_same, blockhaul, done, garbage, nonzero, peer, serve, succeed, text,
-};
+use blockhaul_tests::{assert_same, blockhaul, done, garbage, nonzero, peer, serve, succeed, text};
 use testkit::image;
 use testkit::require_peer;
 use testkit::rng::{self, Rng};
@@ -53,14 +51,8 @@ enum End {
 }
 
 impl End {
-    const ALL: [End; 6] = [
-        End::Ours,
-        End::NbdkitFile,
-        End::NbdkitMemory,
-        End::QemuRaw,
-        End::QemuQcow2,
-        End::File,
-    ];
+    const ALL: [End; 6] =
+        [End::Ours, End::NbdkitFile, End::NbdkitMemory, End::QemuRaw, End::QemuQcow2, End::File];
 
     /// Whether it takes any size. QEMU's images are made of sectors.
     fn takes_odd_sizes(self) -> bool {
@@ -97,14 +89,7 @@ impl Place {
     }
 
     /// Something of `size` bytes to write to, either empty or full of garbage.
-    fn target(
-        end: End,
-        size: u64,
-        filled: bool,
-        peers: &Peers,
-        dir: &Scratch,
-        tag: &str,
-    ) -> Place {
+    fn target(end: End, size: u64, filled: bool, peers: &Peers, dir: &Scratch, tag: &str) -> Place {
         let file = dir.file(&format!("{tag}.raw"));
         if filled {
             // What is in a local file, and behind its end, is gone afterwards.
@@ -252,7 +237,8 @@ fn every_pair(image: &Path, filled: bool, on_disk: bool, options: &[&str], peers
 fn ext4(scratch: &Scratch, size: u64, content_max: u64) -> Option<PathBuf> {
     require_peer!("mkfs.ext4", None);
     let image = scratch.file("ext4.raw");
-    let folder = Path::new(if Path::new("/usr/share/doc").is_dir() { "/usr/share" } else { "/usr" });
+    let folder =
+        Path::new(if Path::new("/usr/share/doc").is_dir() { "/usr/share" } else { "/usr" });
     image::ext4(&image, size, folder, content_max).unwrap();
     Some(image)
 }
