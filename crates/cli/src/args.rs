@@ -202,9 +202,10 @@ pub struct Copy {
           value_parser = clap::value_parser!(u16).range(0..=1024))]
     pub threads: u16,
 
-    /// Runs of zeroes at least this long become holes: a power of two from 512; 0 to not look
-    #[arg(short = 'S', long, value_name = "SIZE", default_value = "4096", value_parser = sparse)]
-    pub sparse: u32,
+    /// Runs of zeroes at least this long become holes: a power of two from 512; 0 to not look.
+    /// Without this 4096, where a source that tells its holes is looked at in samples only
+    #[arg(short = 'S', long, value_name = "SIZE", value_parser = sparse)]
+    pub sparse: Option<u32>,
 
     /// Make no holes on the target
     #[arg(long)]
@@ -418,8 +419,9 @@ EXAMPLES
       blockhaul copy nbd://server/disk - | zstd > disk.raw.zst
   Convert to qcow2 with QEMU's server:
       blockhaul copy disk.raw [ qemu-nbd -f qcow2 disk.qcow2 ]
-  Progress for programs, one JSON object a line: done, total, data, zeroed, skipped (bytes), rate
-  (bytes/s), eta (s, null while unknown), phase (copy or verify), finished:
+  Progress for programs, one JSON object a line: done, total (0 while unknown), data, zeroed,
+  skipped, verified (bytes), rate (bytes/s), elapsed, eta (s, null while unknown), phase (copy or
+  verify), finished; the last line has success, too:
       blockhaul copy --progress=json nbd://server/disk disk.raw
 ";
 
@@ -537,7 +539,7 @@ mod tests {
     fn copy_has_nbdcopys_defaults() {
         let copy = copy("a b");
         assert_eq!((copy.connections, copy.requests, copy.threads), (4, None, 0));
-        assert_eq!((copy.request_size, copy.queue_size, copy.sparse), (262_144, 16 << 20, 4096));
+        assert_eq!((copy.request_size, copy.queue_size, copy.sparse), (262_144, 16 << 20, None));
         assert_eq!(copy.timeout, Duration::from_secs(60));
         assert!(copy.progress.is_none() && !copy.flush && !copy.allocated);
     }
@@ -545,7 +547,7 @@ mod tests {
     #[test]
     fn options_may_follow_devices_and_be_shortened() {
         let copy = copy("a -C 8 b --request-s=64k --target-is-zero -S 0 --alloc -p=3");
-        assert_eq!((copy.connections, copy.request_size, copy.sparse), (8, 65536, 0));
+        assert_eq!((copy.connections, copy.request_size, copy.sparse), (8, 65536, Some(0)));
         assert!(copy.destination_is_zero && copy.allocated);
         assert_eq!(copy.progress, Some(crate::progress::Style::Percent(3)));
     }

@@ -61,8 +61,12 @@ pub fn run(args: &args::Copy, groups: &Groups) -> Outcome {
         options: options(args),
         verify: args.verify,
         progress,
+        open: Vec::new(),
     };
-    let result = runtime.block_on(move || job.run());
+    let (result, job) = runtime.block_on(move || job.run());
+    // Not on a worker: the servers of `[ CMD ]` are awaited here, which end when workers have closed
+    // their connections.
+    drop(job);
     if let Some(reporter) = reporter {
         reporter.finish(result.is_ok());
     }
@@ -94,7 +98,8 @@ fn options(args: &args::Copy) -> Options {
         adaptive: args.requests.is_none(),
         request_size: args.request_size,
         queue_size: args.queue_size.max(args.request_size.into()),
-        sparse: args.sparse,
+        sparse: args.sparse.unwrap_or(usual.sparse),
+        sampled: args.sparse.is_none(),
         allocated: args.allocated,
         target_is_zero: args.destination_is_zero,
         extents: !args.no_extents,
@@ -176,6 +181,8 @@ struct Job {
     options: Options,
     verify: bool,
     progress: Arc<Progress>,
+    /// What was opened.
+    open: Vec<Stack>,
 }
 
 /// What a copy has done, for people.
@@ -185,7 +192,12 @@ struct Report {
 }
 
 impl Job {
-    async fn run(mut self) -> Result<Report, Failure> {
+    async fn run(mut self) -> (Result<Report, Failure>, Job) {
+        let result = self.copy().await;
+        (result, self)
+    }
+
+    async fn copy(&mut self) -> Result<Report, Failure> {
         // The window of every lane, in full, and one request to spare for each.
         let lane = self.options.queue_size.saturating_add(2 * u64::from(self.options.request_size));
         let lanes = u64::try_from(self.options.connections).unwrap_or(1);
@@ -250,13 +262,19 @@ impl Job {
     async fn open_source(&mut self) -> Result<Stack, Failure> {
         let layers = std::mem::take(&mut self.source_layers);
         let opened = self.registry.open(&self.source, layers, Intent::READ).await;
-        opened.map_err(|error| Failure::opening("source", &self.source.to_string(), &error))
+        let opened =
+            opened.map_err(|error| Failure::opening("source", &self.source.to_string(), &error))?;
+        self.open.push(opened.clone());
+        Ok(opened)
     }
 
     async fn open_target(&mut self, intent: Intent) -> Result<Stack, Failure> {
         let layers = std::mem::take(&mut self.target_layers);
         let opened = self.registry.open(&self.target, layers, intent).await;
-        opened.map_err(|error| Failure::opening("target", &self.target.to_string(), &error))
+        let opened =
+            opened.map_err(|error| Failure::opening("target", &self.target.to_string(), &error))?;
+        self.open.push(opened.clone());
+        Ok(opened)
     }
 
     /// A file for a pipe of unknown length.

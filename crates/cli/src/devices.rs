@@ -6,9 +6,13 @@ use std::time::Duration;
 
 use block::{Layer, Param, Registry, Result};
 
-/// Everything that can be opened; connections give up after `timeout` without a byte.
+/// Everything that can be opened; connections give up after `timeout` without a byte (zero: never),
+/// and on a handshake not later than that.
 pub fn registry(timeout: Duration) -> Registry {
-    let options = client::Options { timeout, ..client::Options::default() };
+    let mut options = client::Options { timeout, ..client::Options::default() };
+    if !timeout.is_zero() {
+        options.connect_timeout = options.connect_timeout.min(timeout);
+    }
     let mut backends = backends::all();
     backends.extend(client::all(options));
     Registry { backends, layers: layers::all(), path: backends::PATH_SCHEME, command: "command" }

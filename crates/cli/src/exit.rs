@@ -70,7 +70,7 @@ impl Failure {
     pub fn opening(role: &str, what: &str, error: &Error) -> Failure {
         let status = match error.kind() {
             Kind::Usage => USAGE,
-            Kind::Disconnected | Kind::TimedOut => LOST,
+            Kind::TimedOut => LOST,
             Kind::NoSpace => FULL,
             _ => OPEN,
         };
@@ -120,7 +120,8 @@ impl From<Error> for Failure {
 /// What to do next about an error, to be put behind its text.
 pub fn next(kind: Kind, text: &str, opening: bool) -> &'static str {
     // Texts that say it themselves are not followed by more.
-    let advises = ["write ", "choose ", "is this an NBD server", "make it larger", "known are"];
+    let advises =
+        [": write ", "choose ", "check ", "make ", "copy to ", "is this an NBD", "known are"];
     if advises.iter().any(|advice| text.contains(advice)) {
         return "";
     }
@@ -137,6 +138,7 @@ pub fn next(kind: Kind, text: &str, opening: bool) -> &'static str {
         Kind::NoSpace => "; make room, then run it again",
         Kind::NoMemory => "; ask for less at once (--request-size, --queue-size)",
         Kind::TimedOut => "; check that the server is alive, or wait longer with --timeout",
+        Kind::Disconnected if opening => "; see the messages of the server",
         Kind::Disconnected => "; see the server's messages, then run it again",
         Kind::ShuttingDown => "; connect to another server, or later",
         Kind::Io if opening && nbd => "; check that an NBD server listens there",

@@ -234,7 +234,7 @@ fn json(now: &Snapshot, rate: &Rate, end: Option<bool>) -> serde_json::Value {
     let mut line = serde_json::json!({
         "phase": if verifying(now) { "verify" } else { "copy" },
         "done": now.done(),
-        "total": (now.total > 0).then_some(now.total),
+        "total": now.total,
         "data": now.data,
         "zeroed": now.zeroed,
         "skipped": now.skipped,

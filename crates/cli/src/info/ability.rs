@@ -27,7 +27,7 @@ const WORDS: &[(&[&str], bool, Ability)] = &[
     (&["sr", "structured", "structured-reply", "structured-replies"], true, Ability::Structured),
     (&["eh", "extended", "extended-header", "extended-headers"], true, Ability::Extended),
     (&["block-status-payload"], true, Ability::Flag(ExportFlags::BLOCK_STATUS_PAYLOAD)),
-    (&["connect", "read"], false, Ability::Always),
+    (&["read", "connect"], false, Ability::Always),
     (&["write"], false, Ability::Write),
     (&["tls"], false, Ability::Tls),
     (&["readonly", "read-only"], false, Ability::Flag(ExportFlags::READ_ONLY)),
@@ -37,7 +37,7 @@ const WORDS: &[(&[&str], bool, Ability)] = &[
     (&["fastzero", "fast-zero"], false, Ability::Flag(ExportFlags::SEND_FAST_ZERO)),
     (&["flush"], false, Ability::Flag(ExportFlags::SEND_FLUSH)),
     (&["fua"], false, Ability::Flag(ExportFlags::SEND_FUA)),
-    (&["multi-conn", "multiconn"], false, Ability::Flag(ExportFlags::CAN_MULTI_CONN)),
+    (&["multiconn", "multi-conn"], false, Ability::Flag(ExportFlags::CAN_MULTI_CONN)),
     (&["trim"], false, Ability::Flag(ExportFlags::SEND_TRIM)),
     (&["zero"], false, Ability::Flag(ExportFlags::SEND_WRITE_ZEROES)),
 ];

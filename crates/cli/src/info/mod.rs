@@ -77,13 +77,20 @@ fn ask(asked: Asked, spec: block::Spec) -> Outcome {
     let runtime = Runtime::start(&config).map_err(|error| {
         Failure::new(FAILED, format!("cannot start: {}", crate::exit::plain(&error)))
     })?;
-    let (output, status) = runtime.block_on(move || answer(subject, asked))?;
+    let (answered, subject) = runtime.block_on(move || async move {
+        let answered = answer(&subject, asked).await;
+        (answered, subject)
+    });
+    // Not on a worker: the server of `[ CMD ]` is awaited here, which ends when the worker has closed
+    // its connections.
+    drop(subject);
+    let (output, status) = answered?;
     output.finish()?;
     status
 }
 
 /// What is to be printed, and how the command ends after that.
-async fn answer(subject: Subject, asked: Asked) -> Result<(Output, Outcome), Failure> {
+async fn answer(subject: &Subject, asked: Asked) -> Result<(Output, Outcome), Failure> {
     let mut output = Output::default();
     let Asked { question, json, color } = asked;
     match question {

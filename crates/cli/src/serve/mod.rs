@@ -109,8 +109,17 @@ pub fn run(args: &args::Serve, groups: &Groups) -> Outcome {
         pidfile: args.pidfile.clone(),
         run: args.run.clone(),
         verbose: args.verbose,
+        open: None,
     };
-    runtime.block_on(move || job.serve(stopped))
+    let (outcome, open) = runtime.block_on(move || async move {
+        let mut job = job;
+        let outcome = job.serve(stopped).await;
+        (outcome, job.open)
+    });
+    // Not on a worker: the server of `[ CMD ]` is awaited here, which ends when workers have closed
+    // their connections.
+    drop(open);
+    outcome
 }
 
 /// All that the server needs to know once it runs.
@@ -130,10 +139,12 @@ struct Job {
     pidfile: Option<std::path::PathBuf>,
     run: Option<String>,
     verbose: bool,
+    /// What was opened.
+    open: Option<block::Stack>,
 }
 
 impl Job {
-    async fn serve(mut self, stopped: io::Ticket<Stop>) -> Outcome {
+    async fn serve(&mut self, stopped: io::Ticket<Stop>) -> Outcome {
         let what = self.spec.to_string();
         let layers = std::mem::take(&mut self.layers);
         let stack = self.registry.open(&self.spec, layers, self.intent).await;
@@ -146,6 +157,7 @@ impl Job {
                 _ => failure,
             }
         })?;
+        self.open = Some(stack.clone());
         let device = match self.intent.write {
             true => stack.device().clone(),
             // Some backends can be written however they were opened.

@@ -1,0 +1,320 @@
+//! `blockhaul copy` as a process: what it copies, how it shows progress, and how each bad input ends.
+#![allow(clippy::unwrap_used, reason = "a test that fails")]
+
+use std::io::{Read as _, Write as _};
+use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::net::UnixListener;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use testkit::tools::{self, Scratch, Server};
+
+const LIMIT: Duration = Duration::from_secs(60);
+const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
+
+fn copy(args: &[&str]) -> Output {
+    tools::output(Command::new(OURS).arg("copy").args(args), LIMIT).unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[track_caller]
+fn assert_copies(args: &[&str]) -> Output {
+    let output = copy(args);
+    assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
+    output
+}
+
+/// One line that holds these words, and this status.
+#[track_caller]
+fn assert_fails(args: &[&str], status: i32, words: &[&str]) {
+    let output = copy(args);
+    check_failure(&output, status, words);
+}
+
+#[track_caller]
+fn check_failure(output: &Output, status: i32, words: &[&str]) {
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(status), "{said}");
+    let lines: Vec<_> = said.lines().filter(|line| line.starts_with("blockhaul: copy: ")).collect();
+    assert_eq!(lines.len(), 1, "{said}");
+    assert!(words.iter().all(|word| lines[0].contains(word)), "{words:?} in {said}");
+    assert!(!said.contains("panicked"), "{said}");
+}
+
+fn serve(scratch: &Scratch, args: &[&str]) -> Server {
+    let socket = scratch.socket("own");
+    let mut command = Command::new(OURS);
+    command.args(["serve", "--foreground", "--exit-with-parent", "--unix"]).arg(&socket).args(args);
+    Server::start(command, &socket).unwrap()
+}
+
+/// Bytes of `pattern:`.
+fn pattern(len: usize) -> Vec<u8> {
+    let words = (0..len.div_ceil(8)).flat_map(|word| (word as u64 * 8).to_be_bytes());
+    words.take(len).collect()
+}
+
+#[test]
+fn the_first_command_of_the_readme() {
+    let scratch = Scratch::new().unwrap();
+    let disk = scratch.file("disk.raw");
+    let path = disk.to_str().unwrap();
+    let output =
+        assert_copies(&["--verify", "-v", "[", "blockhaul", "serve", "sample:256M", "]", path]);
+    assert!(text(&output.stderr).contains("verified 268435456 bytes"), "{}", text(&output.stderr));
+    let data = std::fs::metadata(&disk).unwrap();
+    assert_eq!(data.len(), 256 << 20);
+    assert!(data.blocks() * 512 < data.len() / 2, "{} blocks", data.blocks());
+    // The same bytes without NBD.
+    assert_copies(&["--verify", "sample:256M", path]);
+}
+
+#[test]
+fn sizes_of_all_kinds() {
+    let scratch = Scratch::new().unwrap();
+    let disk = scratch.file("d");
+    let path = disk.to_str().unwrap();
+    for size in [0_usize, 1, 511, 513, 4095, 1_000_001] {
+        assert_copies(&["--verify", &format!("pattern:{size}"), path]);
+        assert_eq!(std::fs::read(&disk).unwrap(), pattern(size), "{size}");
+    }
+    // A larger target keeps what is behind.
+    let server = serve(&scratch, &["memory:2M"]);
+    assert_copies(&["--verify", "pattern:1000", &server.uri("")]);
+}
+
+#[test]
+fn pipes_in_and_out() {
+    let scratch = Scratch::new().unwrap();
+    let disk = scratch.file("d");
+    std::fs::write(&disk, "what was there before").unwrap();
+    let shell = |line: &str| {
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", line, "sh", OURS]).arg(&disk);
+        let output = tools::output(&mut command, LIMIT).unwrap();
+        assert!(output.status.success(), "{line}: {}", text(&output.stderr));
+        output.stdout
+    };
+    shell("\"$1\" copy pattern:3000001 - | \"$1\" copy - \"$2\"");
+    assert_eq!(std::fs::read(&disk).unwrap(), pattern(3_000_001));
+    assert_eq!(shell("\"$1\" copy - \"$2\" </dev/null; \"$1\" copy \"$2\" -"), b"");
+    // Whoever reads has had enough: no failure.
+    assert_eq!(shell("{ \"$1\" copy pattern:64M -; echo $? >&2; } | head -c 16"), pattern(16));
+    let output = copy(&["-", "-"]);
+    check_failure(&output, 2, &["one of them must be a device"]);
+}
+
+#[test]
+fn progress_for_scripts_and_programs() {
+    let mut command = Command::new("/bin/sh");
+    let line = "exec \"$1\" copy --progress=3 sample:64M null: 3>&1 >/dev/null";
+    let output = tools::output(command.args(["-c", line, "sh", OURS]), LIMIT).unwrap();
+    let told = text(&output.stdout);
+    let lines: Vec<_> = told.lines().collect();
+    assert_eq!((lines.first(), lines.last()), (Some(&"0/100"), Some(&"100/100")), "{told}");
+
+    let output = assert_copies(&["--progress=json", "sample:64M", "memory:64M"]);
+    let told = text(&output.stderr);
+    let last: serde_json::Value = serde_json::from_str(told.lines().last().unwrap()).unwrap();
+    assert_eq!((&last["finished"], &last["success"]), (&true.into(), &true.into()), "{told}");
+    assert_eq!((&last["done"], &last["total"]), (&(64 << 20).into(), &(64 << 20).into()), "{told}");
+    let parts = ["data", "zeroed", "skipped"].map(|part| last[part].as_u64().unwrap());
+    assert_eq!(parts.iter().sum::<u64>(), 64 << 20, "{told}");
+    assert!(last["rate"].is_u64() && last.get("eta").is_some(), "{told}");
+
+    let output = assert_copies(&["--progress", "sample:64M", "null:"]);
+    assert!(text(&output.stderr).contains("100% [***"), "{}", text(&output.stderr));
+    assert_eq!(text(&assert_copies(&["sample:1M", "null:"]).stderr), "");
+    assert_fails(&["--progress=9", "sample:1M", "null:"], 2, &["descriptor 9"]);
+}
+
+#[test]
+fn servers_that_are_not_there() {
+    let scratch = Scratch::new().unwrap();
+    let target = scratch.file("t");
+    let target = target.to_str().unwrap();
+    assert_fails(&["nbd+unix:///?socket=/no/such", target], 3, &["/no/such", "server runs"]);
+    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    assert_fails(&[&format!("nbd://{closed}/"), target], 3, &["Connection refused", "listens"]);
+    let server = serve(&scratch, &["-e", "disk", "memory:1M"]);
+    assert_fails(&[&server.uri("other"), target], 3, &["other", "--list"]);
+    assert_fails(&["sample:1M", &server.uri("other")], 3, &["target", "other", "--list"]);
+    assert_fails(&["[", "false", "]", target], 3, &["[ false ]", "ended"]);
+    assert_fails(&["nbds://localhost/", target], 3, &["TLS"]);
+    assert_fails(&["nbd:/localhost/", target], 2, &["nbd:/localhost/"]);
+    assert!(!std::fs::exists(target).unwrap(), "nothing is made before the source is there");
+}
+
+/// Answers every client with these bytes, and keeps connections open if told to.
+fn impostor(scratch: &Scratch, answer: &'static [u8], keep: bool) -> String {
+    let socket = scratch.socket("impostor");
+    let listener = UnixListener::bind(&socket).unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            std::thread::spawn(move || {
+                let mut stream = stream;
+                // The client may go away at any time.
+                let _ = stream.write_all(answer);
+                if keep {
+                    let _ = stream.read_to_end(&mut Vec::new());
+                }
+            });
+        }
+    });
+    format!("nbd+unix:///?socket={}", socket.display())
+}
+
+#[test]
+fn servers_that_do_not_speak_nbd_or_nothing_at_all() {
+    let scratch = Scratch::new().unwrap();
+    let uri = impostor(&scratch, b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n", true);
+    assert_fails(&[&uri, "null:"], 3, &["NBD server"]);
+    let scratch = Scratch::new().unwrap();
+    let uri = impostor(&scratch, b"", false);
+    assert_fails(&[&uri, "null:"], 3, &["closed", "not an NBD server"]);
+    // In the middle of a handshake.
+    let scratch = Scratch::new().unwrap();
+    let uri = impostor(&scratch, b"NBDMAGIC", true);
+    let begun = Instant::now();
+    assert_fails(&["--timeout=1", &uri, "null:"], 7, &["no answer", "is this an NBD server?"]);
+    assert!(begun.elapsed() < Duration::from_secs(20));
+}
+
+#[test]
+fn servers_that_fall_silent_or_die() {
+    let scratch = Scratch::new().unwrap();
+    let server = serve(&scratch, &["--layer", "delay?read=60s", "pattern:1M"]);
+    assert_fails(&["--timeout=1", &server.uri(""), "null:"], 7, &["source", "--timeout"]);
+    drop(server);
+    let scratch = Scratch::new().unwrap();
+    let server = serve(&scratch, &["--layer", "rate?rate=1M", "pattern:64M"]);
+    let uri = server.uri("");
+    let client = std::thread::spawn(move || copy(&[&uri, "null:"]));
+    std::thread::sleep(Duration::from_millis(700));
+    // Killed.
+    drop(server);
+    check_failure(&client.join().unwrap(), 7, &["source"]);
+}
+
+#[test]
+fn targets_that_do_not_fit() {
+    let scratch = Scratch::new().unwrap();
+    let server = serve(&scratch, &["-e", "small", "memory:1M"]);
+    let words = ["sample:2M", "smaller", "1048576", "2097152", "small?"];
+    assert_fails(&["sample:2M", &server.uri("small")], 3, &words);
+    drop(server);
+    let scratch = Scratch::new().unwrap();
+    let server = serve(&scratch, &["-r", "memory:2M"]);
+    assert_fails(&["sample:2M", &server.uri("")], 3, &["read-only", "sample:2M"]);
+    assert_fails(&["sample:2M", "pattern:2M"], 3, &["pattern:2M", "cannot be written"]);
+    assert_fails(&["zero:9223372036854775807", "memory:1M"], 3, &["smaller"]);
+    assert_fails(&["sample:1M", "/no/such/dir/file"], 3, &["/no/such/dir/file"]);
+}
+
+#[test]
+fn source_and_target_that_are_the_same() {
+    let scratch = Scratch::new().unwrap();
+    let disk = scratch.file("d");
+    std::fs::write(&disk, "precious").unwrap();
+    std::os::unix::fs::symlink(&disk, scratch.file("link")).unwrap();
+    let path = disk.to_str().unwrap();
+    let link = format!("file:{}", scratch.file("link").display());
+    assert_fails(&[path, path], 2, &["the same"]);
+    assert_fails(&[path, &link], 2, &["the same"]);
+    assert_eq!(std::fs::read(&disk).unwrap(), b"precious");
+    let server = serve(&scratch, &["memory:1M"]);
+    let other = format!("nbd+unix:///%61?socket={}", server.socket().display());
+    assert_fails(&[&server.uri("a"), &other], 2, &["the same"]);
+    assert_fails(&["NBD://Localhost/x", "nbd://localhost:10809/x"], 2, &["the same"]);
+}
+
+#[test]
+fn errors_on_one_side_name_side_and_place() {
+    let read = ["--source-layer", "error?read=100%&at=1M,512", "pattern:4M", "null:"];
+    assert_fails(&read, 4, &["source", "pattern:4M", "offset 1048576"]);
+    let write = ["--target-layer", "error?write=100%&at=1M,512", "pattern:4M", "memory:4M"];
+    assert_fails(&write, 5, &["target", "memory:4M", "offset 1048576"]);
+    let full =
+        ["--target-layer", "error?write=100%&error=ENOSPC&after=3", "pattern:4M", "memory:4M"];
+    assert_fails(&full, 6, &["target", "make room"]);
+    // The same over NBD.
+    let scratch = Scratch::new().unwrap();
+    let layer = ["--layer", "error?write=100%&error=ENOSPC&after=3"];
+    let server = serve(&scratch, &[&layer[..], &["memory:4M"]].concat());
+    assert_fails(&["pattern:4M", &server.uri("")], 6, &["target", "make room"]);
+}
+
+#[test]
+fn a_real_file_system_that_is_full() {
+    let scratch = Scratch::new().unwrap();
+    let dir = scratch.path().display().to_string();
+    // In a mount namespace of its own, so that nothing is left behind.
+    let line = "mount -t tmpfs -o size=2m none \"$2\" && exec \"$1\" copy pattern:8M \"$2/disk\"";
+    let mut command = Command::new("unshare");
+    command.args(["--user", "--map-root-user", "--mount", "/bin/sh", "-c", line, "sh", OURS, &dir]);
+    match tools::output(&mut command, LIMIT) {
+        Ok(output) if output.status.code() == Some(6) => {
+            check_failure(&output, 6, &["target", "offset", "make room"]);
+        }
+        Ok(output) if text(&output.stderr).contains("blockhaul") => {
+            panic!("{:?}: {}", output.status, text(&output.stderr))
+        }
+        other => eprintln!("skipped: cannot mount: {other:?}"),
+    }
+}
+
+#[test]
+fn a_source_that_shrinks() {
+    let scratch = Scratch::new().unwrap();
+    let disk = scratch.file("d");
+    std::fs::write(&disk, vec![b'x'; 8 << 20]).unwrap();
+    let path = disk.to_str().unwrap().to_string();
+    let client = std::thread::spawn(move || {
+        copy(&["-C", "1", "-R", "1", "--source-layer", "rate?rate=4M&burst=64k", &path, "null:"])
+    });
+    std::thread::sleep(Duration::from_millis(500));
+    std::fs::File::options().write(true).open(&disk).unwrap().set_len(1 << 20).unwrap();
+    check_failure(&client.join().unwrap(), 4, &["source", "offset"]);
+}
+
+#[test]
+fn interrupted_it_drains_and_says_so() {
+    for (signal, status) in [(Signal::INT, 130), (Signal::TERM, 143)] {
+        let child = Command::new(OURS)
+            .args(["copy", "--source-layer", "rate?rate=1M", "pattern:64M", "memory:64M"])
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        std::thread::sleep(Duration::from_millis(500));
+        let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
+        kill_process(pid, signal).unwrap();
+        let begun = Instant::now();
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(status), "{}", text(&output.stderr));
+        assert!(text(&output.stderr).contains("stopped by a signal"), "{}", text(&output.stderr));
+        assert!(begun.elapsed() < Duration::from_secs(20));
+    }
+}
+
+#[test]
+fn words_that_cannot_be_understood() {
+    assert_fails(&["tape:1", "null:"], 2, &["tape", "known are"]);
+    assert_fails(&["", "null:"], 2, &["empty"]);
+    assert_fails(&["sample:1M?dta=3", "null:"], 2, &["dta", "known are"]);
+    assert_fails(&["file:%zz", "null:"], 2, &["%"]);
+    assert_fails(&["--verify", "-", "null:"], 2, &["--verify"]);
+    for args in
+        [&["--request-size=5000", "a", "b"][..], &["a"], &["a", "b", "c"], &["-C", "0", "a", "b"]]
+    {
+        let output = copy(args);
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        assert!(text(&output.stderr).starts_with("error: "), "{}", text(&output.stderr));
+    }
+    let output = copy(&["[", "a", "[", "b", "]", "null:"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(text(&output.stderr).lines().count(), 1);
+}

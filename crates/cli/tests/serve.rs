@@ -1,0 +1,193 @@
+//! `blockhaul serve` as a process: readiness, listeners, `--run`, socket activation, the stop.
+#![allow(clippy::unwrap_used, reason = "a test that fails")]
+
+use std::io::{BufRead as _, BufReader};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use testkit::tools::{self, Scratch, Server};
+
+const LIMIT: Duration = Duration::from_secs(30);
+const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
+
+fn blockhaul(args: &[&str]) -> Output {
+    tools::output(Command::new(OURS).args(args), LIMIT).unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn pid(number: u32) -> Pid {
+    Pid::from_raw(i32::try_from(number).unwrap()).unwrap()
+}
+
+#[track_caller]
+fn assert_fails(args: &[&str], status: i32, words: &[&str]) {
+    let output = blockhaul(args);
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(status), "{args:?}: {said}");
+    assert_eq!(said.lines().count(), 1, "{args:?}: {said}");
+    assert!(words.iter().all(|word| said.contains(word)), "{args:?}: {said}");
+    assert!(!said.contains("panic"), "{said}");
+}
+
+#[test]
+fn in_the_background_it_returns_when_ready_and_cleans_up_when_stopped() {
+    let scratch = Scratch::new().unwrap();
+    let (socket, pidfile) = (scratch.socket("s"), scratch.file("pid"));
+    let uri = format!("nbd+unix:///disk?socket={}", socket.display());
+    let (s, p) = (socket.to_str().unwrap(), pidfile.to_str().unwrap());
+    let output = blockhaul(&["serve", "-U", s, "-P", p, "-e", "disk", "memory:64M"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(text(&blockhaul(&["info", "--size", &uri]).stdout), "67108864\n");
+    let server = pid(std::fs::read_to_string(&pidfile).unwrap().trim().parse().unwrap());
+    kill_process(server, Signal::TERM).unwrap();
+    let begun = Instant::now();
+    while socket.exists() {
+        assert!(begun.elapsed() < LIMIT, "the socket is there still");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn in_the_background_a_failure_is_told_before_it_returns() {
+    let scratch = Scratch::new().unwrap();
+    let socket = scratch.socket("s");
+    assert_fails(
+        &["serve", "-U", socket.to_str().unwrap(), "/no/such/file"],
+        3,
+        &["/no/such/file"],
+    );
+    assert!(!socket.exists());
+}
+
+#[test]
+fn run_has_variables_and_hands_its_status_through() {
+    let script = format!("{OURS} info --size \"$uri\"; test -S \"$unixsocket\" || exit 1; exit 7");
+    let output = blockhaul(&["serve", "--run", &script, "memory:1M"]);
+    assert_eq!(output.status.code(), Some(7), "{}", text(&output.stderr));
+    assert_eq!(text(&output.stdout), "1048576\n");
+    let echo = "echo \"$uri|$nbd|$exportname|$port\"; kill -KILL $$";
+    let output = blockhaul(&[
+        "serve",
+        "-i",
+        "127.0.0.1",
+        "-p",
+        "0",
+        "-e",
+        "a b",
+        "memory:1M",
+        "--run",
+        echo,
+    ]);
+    assert_eq!(output.status.code(), Some(137), "{}", text(&output.stderr));
+    let said = text(&output.stdout);
+    let mut lines = said.lines();
+    let port: u16 = lines.next().unwrap().parse().unwrap();
+    let uri = format!("nbd://127.0.0.1:{port}/a%20b");
+    assert_eq!(lines.next().unwrap(), format!("{uri}|{uri}|a b|{port}"));
+}
+
+#[test]
+fn a_private_socket_is_removed() {
+    let output = blockhaul(&["serve", "-U", "-", "--run", "echo $unixsocket", "memory:1M"]);
+    let said = text(&output.stdout);
+    let socket = Path::new(said.trim());
+    assert!(socket.is_absolute() && !socket.exists(), "{said}");
+    assert!(!socket.parent().unwrap().exists(), "{said}");
+}
+
+fn start(scratch: &Scratch, args: &[&str]) -> Server {
+    let socket = scratch.socket("own");
+    let mut command = Command::new(OURS);
+    command.args(["serve", "--foreground", "--exit-with-parent", "--unix"]).arg(&socket).args(args);
+    Server::start(command, &socket).unwrap()
+}
+
+#[test]
+fn it_stops_within_a_second_with_idle_and_half_connected_clients() {
+    for signal in [Signal::TERM, Signal::INT] {
+        let scratch = Scratch::new().unwrap();
+        let server = start(&scratch, &["memory:1M"]);
+        let silent = UnixStream::connect(server.socket()).unwrap();
+        let mut client =
+            Command::new(OURS).args(["serve", "-f", "-U", "-", &server.uri("")]).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(300));
+        let begun = Instant::now();
+        kill_process(pid(server.pid()), signal).unwrap();
+        while server.socket().exists() {
+            assert!(begun.elapsed() < Duration::from_secs(1), "{signal:?}");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        assert!(server.stop().unwrap().success());
+        kill_process(pid(client.id()), Signal::TERM).unwrap();
+        assert!(client.wait().unwrap().success());
+        drop(silent);
+    }
+}
+
+#[test]
+fn a_command_that_runs_is_stopped_with_the_server() {
+    let mut server = Command::new(OURS)
+        .args(["serve", "memory:1M", "--run", "echo ready; exec sleep 60"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(server.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let begun = Instant::now();
+    kill_process(pid(server.id()), Signal::TERM).unwrap();
+    assert_eq!(server.wait().unwrap().code(), Some(143));
+    assert!(begun.elapsed() < Duration::from_secs(5));
+}
+
+#[test]
+fn sockets_of_the_service_manager_are_taken_over() {
+    let scratch = Scratch::new().unwrap();
+    let socket = scratch.socket("s");
+    let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let activate = "exec 3<&0 </dev/null; LISTEN_PID=$$ LISTEN_FDS=1; export LISTEN_PID LISTEN_FDS; \
+                    exec \"$@\"";
+    let mut server: Child = Command::new("/bin/sh")
+        .args(["-c", activate, "sh", OURS, "serve", "--exit-with-parent", "pattern:1M"])
+        .stdin(Stdio::from(std::os::fd::OwnedFd::from(listener)))
+        .spawn()
+        .unwrap();
+    let uri = format!("nbd+unix:///?socket={}", socket.display());
+    assert_eq!(text(&blockhaul(&["info", "--size", &uri]).stdout), "1048576\n");
+    kill_process(pid(server.id()), Signal::TERM).unwrap();
+    assert!(server.wait().unwrap().success());
+    // Not ours to remove.
+    assert!(socket.exists());
+    let wrong = "LISTEN_PID=$$ LISTEN_FDS=2; export LISTEN_PID LISTEN_FDS; exec \"$@\"";
+    let mut command = Command::new("/bin/sh");
+    command.args(["-c", wrong, "sh", OURS, "serve", "pattern:1M"]);
+    let output = tools::output(&mut command, LIMIT).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
+}
+
+#[test]
+fn what_cannot_be_served_is_said_in_one_line() {
+    let scratch = Scratch::new().unwrap();
+    let taken = scratch.file("taken");
+    std::fs::write(&taken, "").unwrap();
+    let taken = taken.to_str().unwrap();
+    assert_fails(&["serve", "-f", "-U", taken, "memory:1M"], 3, &["exists", "remove it"]);
+    assert_fails(&["serve", "-f", "-U", "/no/dir/s", "memory:1M"], 3, &["/no/dir/s"]);
+    let long = format!("/{}", "x".repeat(200));
+    assert_fails(&["serve", "-f", "-U", &long, "memory:1M"], 3, &["107 bytes"]);
+    assert_fails(&["serve", "-f", "tape:1M"], 2, &["tape", "known are", "memory"]);
+    assert_fails(&["serve", "-f", "memory:1M?sise=1"], 2, &["sise"]);
+    assert_fails(&["serve", "-f", "memory:lots"], 2, &["lots", "not a size"]);
+    assert_fails(&["serve", "-f", "--layer", "ratte", "memory:1M"], 2, &["ratte", "known are"]);
+    assert_fails(&["serve", "-f", "-"], 2, &["pipe"]);
+    assert_fails(&["serve", "-f", "[", "memory:1M"], 2, &["[ without ]"]);
+    let busy = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = busy.local_addr().unwrap().port().to_string();
+    let args = ["serve", "-f", "-i", "127.0.0.1", "-p", &port, "memory:1M"];
+    assert_fails(&args, 3, &[port.as_str(), "choose another port"]);
+}
