@@ -61,15 +61,10 @@ impl Reading {
         self.whole = Some(data);
     }
 
-    /// Takes the buffer out to be filled; give it back with [`Reading::filled`].
-    pub(crate) fn take_buf(&mut self) -> Buf {
-        match (self.buf.take(), self.room.take()) {
-            (Some(buf), _) => buf,
-            (None, Some(room)) => room.into_buf(),
-            (None, None) => {
-                unreachable!("a buffer that is out is given back before the next chunk")
-            }
-        }
+    /// Takes the buffer out to be filled; give it back with [`Reading::filled`]. `None` when all of the
+    /// answer has come at once before.
+    pub(crate) fn take_buf(&mut self) -> Option<Buf> {
+        self.buf.take().or_else(|| self.room.take().map(Room::into_buf))
     }
 
     pub(crate) fn filled(&mut self, buf: Buf, start: u64, len: u64) {

@@ -345,7 +345,9 @@ impl Session {
                 if len == expected.len && reading.is_untouched() {
                     return self.whole_payload(window, reading).await;
                 }
-                let mut buf = reading.take_buf();
+                let Some(mut buf) = reading.take_buf() else {
+                    return Err(violation("data after all of it has come"));
+                };
                 // Inside the buffer, which has the request's length.
                 let part = &mut buf[start as usize..(start + len) as usize];
                 let received = self.payload(window, part).await;
@@ -370,9 +372,7 @@ impl Session {
         let Some(room) = reading.take_room() else {
             return Err(violation("more data than was asked for"));
         };
-        let received = window.payload_or_parked(&self.stream, room).await;
-        self.lock().active = Instant::now();
-        match received {
+        match self.alive(window.payload_or_parked(&self.stream, room)).await {
             Ok(Some(data)) => {
                 reading.filled_whole(data);
                 Ok(())
@@ -383,18 +383,23 @@ impl Session {
     }
 
     async fn payload(&self, window: &mut RecvWindow, into: &mut [u8]) -> Result<(), Error> {
-        let mut receiving = pin!(window.payload(&self.stream, into));
-        // Each turn means that bytes came: a large payload on a slow line is not silence.
-        let whole = poll_fn(|cx| {
-            let polled = receiving.as_mut().poll(cx);
-            self.lock().active = Instant::now();
-            polled
-        });
-        match whole.await {
+        match self.alive(window.payload(&self.stream, into)).await {
             Ok(true) => Ok(()),
             Ok(false) => Err(cut_off()),
             Err(error) => Err(lost("cannot receive", error)),
         }
+    }
+
+    /// Notes each turn of a reception, which means that bytes came: a large payload on a slow line is
+    /// not silence.
+    async fn alive<T>(&self, receiving: impl Future<Output = T>) -> T {
+        let mut receiving = pin!(receiving);
+        poll_fn(|cx| {
+            let polled = receiving.as_mut().poll(cx);
+            self.lock().active = Instant::now();
+            polled
+        })
+        .await
     }
 
     /// Takes a request out of the table while its reply is worked on; its slot stays taken.
