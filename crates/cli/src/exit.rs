@@ -120,8 +120,7 @@ impl From<Error> for Failure {
 /// What to do next about an error, to be put behind its text.
 pub fn next(kind: Kind, text: &str, opening: bool) -> &'static str {
     // Texts that say it themselves are not followed by more.
-    let advises =
-        [": write ", "choose ", "check ", "make ", "copy to ", "is this an NBD", "known are"];
+    let advises = ["choose ", "check ", "make ", "copy to ", "is this an NBD", "known are"];
     if advises.iter().any(|advice| text.contains(advice)) {
         return "";
     }

@@ -143,7 +143,7 @@ fn servers_that_are_not_there() {
     let server = serve(&scratch, &["-e", "disk", "memory:1M"]);
     assert_fails(&[&server.uri("other"), target], 3, &["other", "--list"]);
     assert_fails(&["sample:1M", &server.uri("other")], 3, &["target", "other", "--list"]);
-    assert_fails(&["[", "false", "]", target], 3, &["[ false ]", "ended"]);
+    assert_fails(&["[", "false", "]", target], 3, &["source", "[ false ]"]);
     assert_fails(&["nbds://localhost/", target], 3, &["TLS"]);
     assert_fails(&["nbd:/localhost/", target], 2, &["nbd:/localhost/"]);
     assert!(!std::fs::exists(target).unwrap(), "nothing is made before the source is there");
