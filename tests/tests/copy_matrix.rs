@@ -1,5 +1,6 @@
 //! `blockhaul copy` between every pair of {our server, nbdkit with a file, nbdkit with memory, qemu-nbd
 //! on raw, qemu-nbd on qcow2, a local file}: contents to the byte, and holes.
+#![allow(clippy::unwrap_used)]
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -204,7 +205,7 @@ impl Place {
 fn every_pair(image: &Path, filled: bool, on_disk: bool, options: &[&str], peers: &Peers) {
     let scratch = || if on_disk { Scratch::on_disk() } else { Scratch::new() }.unwrap();
     let size = image::space(image).unwrap().apparent;
-    let fits = |end: &End| size % 512 == 0 || end.takes_odd_sizes();
+    let fits = |end: &End| size.is_multiple_of(512) || end.takes_odd_sizes();
     let dir = scratch();
     let ends: Vec<End> = End::ALL.into_iter().filter(fits).collect();
     let place = |(n, end): (usize, &End)| Place::source(*end, image, peers, &dir, &n.to_string());

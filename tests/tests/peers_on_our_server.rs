@@ -1,5 +1,6 @@
 //! Other people's clients on `blockhaul serve`: nbdcopy, qemu-img, qemu-io, fio, libnbd's shell and
 //! nbdinfo. Where a peer's server has the same file, both have to give the same answer.
+#![allow(clippy::unwrap_used)]
 
 use std::fs;
 use std::path::Path;
