@@ -249,6 +249,13 @@ fn errors_on_one_side_name_side_and_place() {
 }
 
 #[test]
+fn verification_finds_what_differs() {
+    let words = ["verification", "pattern:1M", "null:", "offset"];
+    assert_fails(&["--verify", "pattern:1M", "null:"], 8, &words);
+    assert_copies(&["--verify", "zero:1M", "null:"]);
+}
+
+#[test]
 fn a_real_file_system_that_is_full() {
     let scratch = Scratch::new().unwrap();
     let dir = scratch.path().display().to_string();

@@ -97,8 +97,9 @@ fn compare_all(server: &Server, exports: &[&str], lists: bool) {
         MODES.iter().for_each(|mode| compare(mode, &uri));
         for ability in ABILITIES {
             compare(&["--can", ability], &uri);
-            compare(&["--isnt", ability], &uri);
         }
+        compare(&["--isnt", "write"], &uri);
+        compare(&["--has-not", "trim"], &uri);
     }
     if lists {
         LISTS.iter().for_each(|mode| compare(mode, &server.uri("")));
