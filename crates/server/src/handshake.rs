@@ -9,6 +9,9 @@ use wire::{BlockSizes, Context, ExportFlags, ListEntry, OptionError};
 
 use crate::{Config, Export};
 
+/// Bytes of answers that are collected before they are sent.
+const OUT_MAX: usize = 64 << 10;
+
 /// What a client has chosen, and what it sent behind the handshake.
 pub(crate) struct Chosen {
     pub(crate) negotiated: Negotiated,
@@ -42,6 +45,11 @@ pub(crate) async fn run(config: &Config, stream: &Stream) -> Result<Option<Chose
             }
         };
         inbox.consume(used);
+        // Answers to options that came in one go: a list may be long, and asked for often.
+        if out.len() > OUT_MAX {
+            stream.send_all(&out).await.map_err(|error| error.to_string())?;
+            out.clear();
+        }
         match event {
             Event::NeedMore { bytes } => {
                 stream.send_all(&out).await.map_err(|error| error.to_string())?;
@@ -104,13 +112,15 @@ fn unknown(name: &str) -> Refusal {
 
 fn describe(config: &Config, export: &Export, asked: &str) -> ExportInfo {
     let facts = export.device.facts();
-    let maximum = facts.block.maximum.min(config.limits.payload);
+    // Whatever the limits are, what is told must be valid: a power of two in the middle, and in order.
+    let least = facts.block.minimum.max(512);
+    let maximum = facts.block.maximum.min(config.limits.payload).max(least);
     ExportInfo {
         size: facts.size,
         flags: flags(&facts),
         block_sizes: Some(BlockSizes {
             minimum: facts.block.minimum,
-            preferred: facts.block.preferred.max(512).min(maximum),
+            preferred: facts.block.preferred.max(least).min(1 << maximum.ilog2()),
             maximum,
         }),
         require_block_sizes: false,

@@ -71,7 +71,9 @@ pub struct Server {
     next: AtomicUsize,
     ids: AtomicU64,
     stopping: AtomicBool,
-    open: Mutex<HashMap<u64, OwnedFd>>,
+    /// Connections that wait for memory which others hold.
+    starving: AtomicUsize,
+    open: Mutex<HashMap<u64, Arc<Stream>>>,
     served: AtomicU64,
 }
 
@@ -83,6 +85,7 @@ impl Server {
             next: AtomicUsize::new(0),
             ids: AtomicU64::new(1),
             stopping: AtomicBool::new(false),
+            starving: AtomicUsize::new(0),
             open: Mutex::default(),
             served: AtomicU64::new(0),
         })
@@ -110,49 +113,56 @@ impl Server {
 
     /// Serves one connection on some worker, in the background.
     pub fn hand_over(self: &Arc<Self>, fd: OwnedFd) {
-        let open = self.open.lock().expect("no panic under this lock").len();
-        if open >= self.config.limits.connections {
-            log::warn!("refused a connection: {open} are open already");
-            return;
-        }
+        let Some(entered) = self.enter(fd) else { return };
         let worker = self.next.fetch_add(1, Ordering::Relaxed);
         let server = self.clone();
-        drop(Remote::to(worker).spawn(move || server.serve(fd)));
+        drop(Remote::to(worker).spawn(move || server.attend(entered)));
     }
 
     /// Serves one connection on this worker, to its end.
     pub async fn serve(self: Arc<Self>, fd: OwnedFd) {
-        let id = self.ids.fetch_add(1, Ordering::Relaxed);
-        let twin = match fd.try_clone() {
-            Ok(twin) => twin,
-            Err(error) => {
-                log::warn!("refused a connection: {error}");
-                return;
-            }
-        };
-        self.open.lock().expect("no panic under this lock").insert(id, twin);
-        // The stop may have begun before the connection was entered.
-        if self.stopping.load(Ordering::SeqCst) {
-            self.shutdown_all(rustix::net::Shutdown::Read);
+        if let Some(entered) = self.enter(fd) {
+            self.attend(entered).await;
         }
-        let _entered = Entered { server: &self, id };
+    }
+
+    /// Enters a connection into the table of open ones, if it may be served.
+    fn enter(self: &Arc<Self>, fd: OwnedFd) -> Option<Entered> {
+        // A client whose machine is gone must not hold its place for ever; without this it does.
+        let _ = rustix::net::sockopt::set_socket_keepalive(&fd, true);
         let stream = match Stream::new(fd) {
-            Ok(stream) => stream,
+            Ok(stream) => Arc::new(stream),
             Err(error) => {
                 log::warn!("refused a connection: {error}");
-                return;
+                return None;
             }
         };
-        let peer = stream.peer();
+        let id = self.ids.fetch_add(1, Ordering::Relaxed);
+        let mut open = self.open.lock().expect("no panic under this lock");
+        if open.len() >= self.config.limits.connections {
+            log::warn!("refused a connection: {} are open already", open.len());
+            return None;
+        }
+        open.insert(id, stream.clone());
+        drop(open);
+        Some(Entered { server: self.clone(), id, stream })
+    }
+
+    async fn attend(self: Arc<Self>, entered: Entered) {
+        // The stop may have begun before the connection was entered.
+        if self.is_stopping() {
+            return;
+        }
+        let (id, peer) = (entered.id, entered.stream.peer());
         log::debug!("connection {id} from {peer}");
-        match self.converse(stream).await {
+        match self.converse(entered.stream.clone()).await {
             Ok(()) => log::debug!("connection {id} ended"),
             Err(why) => log::info!("connection {id} from {peer}: {why}"),
         }
         self.served.fetch_add(1, Ordering::Relaxed);
     }
 
-    async fn converse(&self, stream: Stream) -> Result<(), String> {
+    async fn converse(self: &Arc<Self>, stream: Arc<Stream>) -> Result<(), String> {
         let limits = &self.config.limits;
         let greeted = match limits.handshake {
             Duration::ZERO => handshake::run(&self.config, &stream).await,
@@ -161,7 +171,30 @@ impl Server {
                 .map_err(|_| format!("no handshake within {} s", time.as_secs_f32()))?,
         };
         let Some(chosen) = greeted? else { return Ok(()) };
-        session::run(stream, chosen, limits, self.config.pool.share(limits.client_bytes)).await
+        session::run(self.clone(), stream, chosen).await
+    }
+
+    fn limits(&self) -> &Limits {
+        &self.config.limits
+    }
+
+    /// A connection's part of the memory.
+    fn share(&self) -> Pool {
+        self.config.pool.share(self.config.limits.client_bytes)
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Relaxed)
+    }
+
+    /// Says that a connection waits for memory that others hold, until this is dropped.
+    fn starving(&self) -> Starving<'_> {
+        self.starving.fetch_add(1, Ordering::Relaxed);
+        Starving(&self.starving)
+    }
+
+    fn is_starving(&self) -> bool {
+        self.starving.load(Ordering::Relaxed) > 0
     }
 
     /// Connections that are open now.
@@ -189,9 +222,9 @@ impl Server {
     }
 
     fn shutdown_all(&self, how: rustix::net::Shutdown) {
-        for fd in self.open.lock().expect("no panic under this lock").values() {
+        for stream in self.open.lock().expect("no panic under this lock").values() {
             // Fails only for connections that the client has ended.
-            let _ = rustix::net::shutdown(fd.as_fd(), how);
+            let _ = rustix::net::shutdown(stream.as_fd(), how);
         }
     }
 
@@ -207,14 +240,24 @@ impl Server {
     }
 }
 
-/// A connection's place in the table of open ones.
-struct Entered<'a> {
-    server: &'a Server,
+/// A connection and its place in the table of open ones.
+struct Entered {
+    server: Arc<Server>,
     id: u64,
+    stream: Arc<Stream>,
 }
 
-impl Drop for Entered<'_> {
+impl Drop for Entered {
     fn drop(&mut self) {
         self.server.open.lock().expect("no panic under this lock").remove(&self.id);
+    }
+}
+
+/// One connection that waits for memory.
+struct Starving<'a>(&'a AtomicUsize);
+
+impl Drop for Starving<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }

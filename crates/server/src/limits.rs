@@ -5,7 +5,7 @@ use std::time::Duration;
 /// Limits of a server. Every queue and wait that a client can influence has one.
 #[derive(Debug, Clone)]
 pub struct Limits {
-    /// Open connections: each costs two descriptors and about 100 KiB at rest.
+    /// Open connections: each costs a descriptor and about 100 KiB at rest.
     pub connections: usize,
     /// Time for the handshake, so that silent clients do not pile up; zero: none.
     pub handshake: Duration,
@@ -17,6 +17,9 @@ pub struct Limits {
     /// Longest read or write in bytes: what is announced as the maximum block size, if the device's
     /// own is not smaller.
     pub payload: u32,
+    /// Time without a byte after which a client that does not read its replies is cut, if other
+    /// clients wait for the memory they hold, or it asks for nothing any more; zero: never.
+    pub stalled: Duration,
     /// Extents in one reply to block status.
     pub extents: usize,
 }
@@ -29,6 +32,8 @@ impl Default for Limits {
             requests: 1024,
             client_bytes: 64 << 20,
             payload: 32 << 20,
+            // Longer than any pause of a client that means to read on.
+            stalled: Duration::from_secs(10),
             // Half a megabyte in the 32-bit form: a large answer, but one that clients can read in
             // one go while others are served.
             extents: 64 << 10,

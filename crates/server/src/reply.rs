@@ -1,7 +1,7 @@
 //! Outcomes of requests as NBD replies.
 
 use block::{Error, Extents, Kind, Reply};
-use io::{Data, SendQueue};
+use io::{Data, Room, SendQueue};
 use wire::reply::{Answer, Failure, Hole};
 use wire::request::{Command, Header};
 use wire::status::{Extent, Wanted};
@@ -13,17 +13,19 @@ pub(crate) struct Asked {
     /// Bytes of the effect; differs from the header's length when that is a payload's.
     pub(crate) len: u64,
     pub(crate) ids: Vec<u32>,
+    /// Memory for a long list of extents, none for other requests.
+    pub(crate) room: Option<Room>,
 }
 
 /// Queues the reply to a request.
 pub(crate) fn reply(
     out: &mut SendQueue,
     replies: Replies,
-    asked: &Asked,
+    asked: &mut Asked,
     outcome: Result<Reply, Error>,
     max_extents: usize,
 ) {
-    let header = &asked.header;
+    let header = asked.header;
     let answer = Answer { replies, cookie: header.cookie, offset: header.offset };
     let result = match outcome {
         Ok(Reply::Done) => {
@@ -37,7 +39,7 @@ pub(crate) fn reply(
     };
     if let Err(error) = result {
         log::debug!("{error}");
-        failure(out, &answer, errno(&error, header), &error.text());
+        failure(out, &answer, errno(&error, &header), &error.text());
     }
 }
 
@@ -74,14 +76,21 @@ fn hole(out: &mut SendQueue, answer: &Answer, asked: &Asked) -> Result<(), Error
     Ok(())
 }
 
+/// Lists shorter than this are sent along with other heads.
+const SHORT: usize = 4096;
+
 fn extents(
     out: &mut SendQueue,
     answer: &Answer,
-    asked: &Asked,
+    asked: &mut Asked,
     lists: &[Extents],
     max_extents: usize,
 ) -> Result<(), Error> {
     let one = asked.header.flags.contains(CommandFlags::REQ_ONE);
+    if lists.is_empty() || lists.len() != asked.ids.len() {
+        return Err(Error::new(Kind::Io, "the device did not answer each context"));
+    }
+    let room = asked.room.take();
     let wanted = Wanted { length: asked.len, one, max_extents };
     let mut bytes = Vec::new();
     for (index, (list, id)) in lists.iter().zip(&asked.ids).enumerate() {
@@ -90,7 +99,15 @@ fn extents(
         let runs = list.runs().iter().map(|run| Extent { len: run.len, flags: run.state });
         wire::status::emit(answer, flags, *id, wanted, runs, &mut bytes).map_err(misfit)?;
     }
-    out.head(&bytes);
+    match room {
+        Some(room) if bytes.len() > SHORT && bytes.len() <= room.len() => {
+            let mut buf = room.into_buf();
+            buf[..bytes.len()].copy_from_slice(&bytes);
+            buf.truncate(bytes.len());
+            out.data(buf.into());
+        }
+        _ => out.head(&bytes),
+    }
     Ok(())
 }
 

@@ -1,8 +1,11 @@
 //! A connection in transmission: reads requests, submits them, answers.
 
 use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use block::{Contexts, Device, Error, Flags, Kind, Op, Outcome, Request};
 use io::{Event, Pool, RecvWindow, Room, SendQueue, Stream};
@@ -11,27 +14,35 @@ use wire::reply::Answer;
 use wire::request::{Command, Filter, Header};
 use wire::{CommandFlags, Errno, limits::PAYLOAD_HARD};
 
-use crate::Limits;
 use crate::handshake::Chosen;
 use crate::reply::{self, Asked};
+use crate::{Limits, Server};
 
 /// Replies are sent when this many bytes wait: a payload leaves while it is still in the cache, and
 /// its buffer is free for the next request.
 const SEND_AT: usize = 192 << 10;
-/// No request is taken up while more than this waits to be sent: bounds what is not buffers of the
-/// pool (extent lists).
-const QUEUED_MAX: usize = 64 << 20;
+/// No request is taken up while more than this waits to be sent that is not in buffers of the pool:
+/// heads and texts of replies that a client does not read.
+const LOOSE_MAX: u64 = 1 << 20;
 
-/// Requests taken from one connection before others have their turn.
-const REQUESTS_PER_TURN: u64 = 64;
+/// What is taken from one connection before others have their turn, in requests; their bytes count
+/// as well, by [`BYTES_PER_SHARE`].
+const TURN: u64 = 64;
+/// Bytes that count as much as one request: a turn has at most a few milliseconds.
+const BYTES_PER_SHARE: u64 = 128 << 10;
+/// Time between two looks at whether a client that reads nothing harms others.
+const STALLED_AGAIN: Duration = Duration::from_millis(250);
+/// Bytes of an extent in the longest form.
+const EXTENT_BYTES: usize = 16;
 
 /// Serves requests until the client leaves or breaks the protocol; then finishes what is in progress.
 pub(crate) async fn run(
-    stream: Stream,
+    server: Arc<Server>,
+    stream: Arc<Stream>,
     chosen: Chosen,
-    limits: &Limits,
-    pool: Pool,
 ) -> Result<(), String> {
+    let limits = server.limits().clone();
+    let pool = server.share();
     let Chosen { negotiated, device, mut inbox } = chosen;
     inbox.expect_headers_of(negotiated.headers.len());
     let session = Rc::new(Session {
@@ -39,8 +50,9 @@ pub(crate) async fn run(
         negotiated,
         takes_parked: device.facts().takes_parked,
         device,
-        limits: limits.clone(),
+        limits,
         pool,
+        server,
         out: RefCell::default(),
         to_send: Event::new(),
         progress: Event::new(),
@@ -48,9 +60,11 @@ pub(crate) async fn run(
         blocked: Cell::new(false),
         broken: Cell::new(false),
         closing: Cell::new(false),
+        leaving: Cell::new(false),
     });
     let writer = io::spawn(session.clone().write_replies());
     let result = session.read_requests(inbox).await;
+    session.leaving.set(true);
     session.finish_all().await;
     session.closing.set(true);
     session.to_send.notify();
@@ -59,13 +73,14 @@ pub(crate) async fn run(
 }
 
 struct Session {
-    stream: Stream,
+    stream: Arc<Stream>,
     negotiated: Negotiated,
     device: Arc<dyn Device>,
     /// Payloads of writes may stay in the kernel.
     takes_parked: bool,
     limits: Limits,
     pool: Pool,
+    server: Arc<Server>,
     out: RefCell<SendQueue>,
     /// Something was queued by a task, or the session closes: the writer looks.
     to_send: Event,
@@ -76,12 +91,14 @@ struct Session {
     blocked: Cell<bool>,
     broken: Cell<bool>,
     closing: Cell<bool>,
+    /// No more requests come.
+    leaving: Cell<bool>,
 }
 
 impl Session {
     async fn read_requests(self: &Rc<Self>, mut inbox: RecvWindow) -> Result<(), String> {
         let headers = self.negotiated.headers;
-        let mut requests = 0_u64;
+        let mut turn = 0;
         loop {
             let parsed =
                 Header::parse(inbox.bytes(), headers).map_err(|error| error.to_string())?;
@@ -96,13 +113,15 @@ impl Session {
                 }
             };
             inbox.consume(used);
-            // A client that never pauses must not keep others on this worker waiting.
-            requests += 1;
-            if requests.is_multiple_of(REQUESTS_PER_TURN) {
-                io::yield_now().await;
-            }
-            if header.command == Command::Disconnect {
+            // What a client sent in time may still be in the socket's buffer when the server stops.
+            if header.command == Command::Disconnect || self.server.is_stopping() {
                 return Ok(());
+            }
+            // A client that never pauses must not keep others on this worker waiting.
+            turn += 1 + header.length.min(self.limits.payload.into()) / BYTES_PER_SHARE;
+            if turn >= TURN {
+                turn = 0;
+                io::yield_now().await;
             }
             self.wait_for_turn().await;
             self.request(header, &mut inbox).await?;
@@ -113,9 +132,10 @@ impl Session {
     async fn wait_for_turn(&self) {
         loop {
             let mark = self.progress.mark();
+            let queued = self.out.borrow().queued() as u64;
             let busy = self.in_flight.get() >= self.limits.requests
-                || self.out.borrow().queued() > QUEUED_MAX;
-            if !busy || self.broken.get() {
+                || (queued > LOOSE_MAX && queued > LOOSE_MAX + self.pool.reserved());
+            if !busy {
                 return;
             }
             self.send();
@@ -138,13 +158,13 @@ impl Session {
             self.fail(&header, &why);
             return Ok(());
         }
-        let mut asked = Asked { header, len: header.length, ids: Vec::new() };
+        let mut asked = Asked { header, len: header.length, ids: Vec::new(), room: None };
         let op = match header.command {
             Command::Read => match self.room(header.length).await {
                 // The reply goes out as it is: the device may leave it in the kernel.
                 Ok(room) => Op::Read(room.parkable()),
                 Err(error) => {
-                    self.complete(&asked, Err(error));
+                    self.complete(&mut asked, Err(error));
                     return Ok(());
                 }
             },
@@ -154,12 +174,12 @@ impl Session {
                     Ok(room) => room,
                     Err(error) => {
                         self.skip(inbox, payload).await?;
-                        self.complete(&asked, Err(error));
+                        self.complete(&mut asked, Err(error));
                         return Ok(());
                     }
                 };
-                let received = inbox.payload_or_parked(&self.stream, room).await;
-                match received.map_err(|error| error.to_string())? {
+                let received = inbox.payload_or_parked(&self.stream, room);
+                match self.answering(received).await.map_err(|error| error.to_string())? {
                     Some(data) => Op::Write(data),
                     None => return Err("the client left in the middle of a payload".into()),
                 }
@@ -169,7 +189,13 @@ impl Session {
             Command::Flush => Op::Flush,
             Command::Cache => Op::Cache,
             Command::BlockStatus => match self.contexts(&mut asked, payload, inbox).await? {
-                Ok(contexts) => Op::Extents(contexts),
+                Ok(contexts) => {
+                    // Lists are as large as reads, and a client need not read them at once.
+                    let most = self.limits.extents.saturating_mul(EXTENT_BYTES * contexts.count());
+                    let limit = usize::try_from(self.pool.limit() / 2).unwrap_or(usize::MAX);
+                    asked.room = self.room(most.min(limit) as u64).await.ok();
+                    Op::Extents(contexts)
+                }
                 Err(why) => {
                     self.fail(&header, &why);
                     return Ok(());
@@ -186,10 +212,10 @@ impl Session {
         Ok(())
     }
 
-    fn submit(self: &Rc<Self>, asked: Asked, request: Request) {
+    fn submit(self: &Rc<Self>, mut asked: Asked, request: Request) {
         match self.device.submit(request).now() {
             Ok(outcome) => {
-                self.complete(&asked, outcome);
+                self.complete(&mut asked, outcome);
                 if self.out.borrow().queued() >= SEND_AT {
                     self.send();
                 }
@@ -200,7 +226,7 @@ impl Session {
                 drop(io::spawn(async move {
                     let outcome = pending.await;
                     session.in_flight.set(session.in_flight.get() - 1);
-                    session.complete(&asked, outcome);
+                    session.complete(&mut asked, outcome);
                     session.to_send.notify();
                     session.progress.notify();
                 }));
@@ -257,7 +283,7 @@ impl Session {
         } else {
             // Bounded just above.
             let mut buf = io::Buf::unpooled(payload as usize);
-            self.whole(inbox.payload(&self.stream, &mut buf).await)?;
+            self.whole(self.answering(inbox.payload(&self.stream, &mut buf)).await)?;
             match Filter::parse(&buf, known) {
                 Ok(filter) => (asked.len, asked.ids) = (filter.length, filter.contexts),
                 Err(error) => return Ok(Err(error.to_string())),
@@ -281,11 +307,14 @@ impl Session {
         // What waits to be sent holds room.
         self.send();
         self.to_send.notify();
+        // Others have it, unless this client's own share is used up.
+        let own = self.pool.reserved() + Pool::cost(len) > self.pool.limit();
+        let _starving = (!own).then(|| self.server.starving());
         let room = self.pool.reserve(len).await;
         room.map_err(|error| Error::new(Kind::NoMemory, "no buffer of this size").because(error))
     }
 
-    fn complete(&self, asked: &Asked, outcome: Outcome) {
+    fn complete(&self, asked: &mut Asked, outcome: Outcome) {
         if !self.broken.get() {
             let mut out = self.out.borrow_mut();
             let replies = self.negotiated.replies;
@@ -300,8 +329,22 @@ impl Session {
         reply::failure(&mut self.out.borrow_mut(), &answer, Errno::Inval, why);
     }
 
+    /// Receives, and sends what is queued as soon as there is nothing to receive: an answer must not
+    /// wait for the payload of another request.
+    async fn answering<T>(&self, receiving: impl Future<Output = T>) -> T {
+        let mut receiving = pin!(receiving);
+        poll_fn(|cx| {
+            let polled = receiving.as_mut().poll(cx);
+            if polled.is_pending() && self.out.borrow().queued() > 0 {
+                self.send();
+            }
+            polled
+        })
+        .await
+    }
+
     async fn skip(&self, inbox: &mut RecvWindow, count: u64) -> Result<(), String> {
-        self.whole(inbox.skip(&self.stream, count).await)
+        self.whole(self.answering(inbox.skip(&self.stream, count)).await)
     }
 
     fn whole(&self, received: std::io::Result<bool>) -> Result<(), String> {
@@ -339,13 +382,34 @@ impl Session {
                 Ok(true) => self.to_send.wait_after(mark).await,
                 Ok(false) => {
                     self.blocked.set(true);
-                    let waited = self.stream.writable().await;
+                    let waited = self.writable().await;
                     self.blocked.set(false);
                     if let Err(error) = waited {
                         self.break_off(&error);
                     }
                 }
                 Err(error) => self.break_off(&error),
+            }
+        }
+    }
+
+    /// Waits for the socket. A client that reads nothing for long is cut when others wait for the
+    /// memory that its replies hold, and when it asks for nothing any more.
+    async fn writable(&self) -> std::io::Result<()> {
+        let patience = self.limits.stalled;
+        if patience.is_zero() {
+            return self.stream.writable().await;
+        }
+        let mut ready = pin!(self.stream.writable());
+        let mut patience = patience;
+        loop {
+            match io::timeout(patience, ready.as_mut()).await {
+                Ok(ready) => return ready,
+                Err(io::Elapsed) if self.server.is_starving() || self.leaving.get() => {
+                    let text = "the client does not read its replies";
+                    return Err(std::io::Error::new(std::io::ErrorKind::TimedOut, text));
+                }
+                Err(io::Elapsed) => patience = STALLED_AGAIN,
             }
         }
     }

@@ -1,0 +1,112 @@
+//! A server in this process, for scripted clients on the test's own threads.
+#![allow(dead_code, clippy::unwrap_used, reason = "each test uses a part")]
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use block::Device;
+use io::{Engine, Listener, Pool, Runtime};
+use server::{Config, Export, Limits, Offers, Server};
+use testkit::model::{Completion, Model, ModelDevice};
+use testkit::peer::Conversation;
+use testkit::tools::Scratch;
+use wire::Replies;
+
+pub const FORMS: [Replies; 3] = [Replies::Simple, Replies::Structured, Replies::Extended];
+
+/// The error numbers of the protocol document.
+pub const EPERM: u32 = 1;
+pub const EIO: u32 = 5;
+pub const EINVAL: u32 = 22;
+pub const ENOSPC: u32 = 28;
+pub const ENOTSUP: u32 = 95;
+
+pub struct Fixture {
+    pub server: Arc<Server>,
+    pub pool: Pool,
+    pub scratch: Scratch,
+    pub runtime: Runtime,
+}
+
+/// Serves a device on two workers, with 256 MiB of memory.
+pub fn serve(device: Arc<dyn Device>, limits: Limits) -> Fixture {
+    serve_with(device, limits, 256 << 20, Engine::Auto)
+}
+
+pub fn serve_with(device: Arc<dyn Device>, limits: Limits, memory: u64, engine: Engine) -> Fixture {
+    let runtime = Runtime::start(&io::Config { workers: 2, engine }).unwrap();
+    let scratch = Scratch::new().unwrap();
+    let pool = Pool::new(memory);
+    let export =
+        Export { name: String::new(), description: String::new(), device: block::fence(device) };
+    let offers = Offers::default();
+    let config = Config { exports: vec![export], limits, offers, pool: pool.clone() };
+    let server = Server::new(config);
+    let (there, path) = (server.clone(), scratch.socket("server"));
+    runtime.block_on(move || async move {
+        drop(io::spawn(there.listen(Listener::bind_unix(&path).unwrap())));
+    });
+    Fixture { server, pool, scratch, runtime }
+}
+
+/// A device of `size` bytes, each telling its place.
+pub fn device(size: u64, completion: Completion) -> Arc<ModelDevice> {
+    ModelDevice::new(Model::new(size).with_content(content(0, size as usize)), completion)
+}
+
+/// What a fresh [`device`] holds at an offset.
+pub fn content(at: u64, len: usize) -> Vec<u8> {
+    (at..at + len as u64).map(|at| (at % 251) as u8 + 1).collect()
+}
+
+impl Fixture {
+    pub fn connect(&self) -> Conversation {
+        Conversation::connect(&self.scratch.socket("server")).unwrap()
+    }
+
+    /// A client that may send requests.
+    pub fn client(&self, replies: Replies) -> Conversation {
+        let mut client = self.connect();
+        client.open("", replies).unwrap();
+        client
+    }
+
+    /// A client that may also ask for extents.
+    pub fn client_with_contexts(
+        &self,
+        replies: Replies,
+        contexts: &[&str],
+    ) -> (Conversation, Vec<u32>) {
+        let mut client = self.connect();
+        client.hello(3).unwrap();
+        client.negotiate(replies).unwrap();
+        let ids = client.select("", contexts).unwrap();
+        client.go("").unwrap();
+        (client, ids)
+    }
+
+    /// Stops the server; the number of connections that were left.
+    pub fn stop(&self, patience: Duration) -> usize {
+        let server = self.server.clone();
+        self.runtime.block_on(move || async move { server.stop(patience).await })
+    }
+
+    /// Waits until so many connections are open.
+    pub fn wait_for_open(&self, count: usize) {
+        wait_until(&format!("{count} connections are open"), || self.server.open() == count);
+    }
+
+    /// Other clients are served as if nothing had happened.
+    pub fn is_well(&self) {
+        let mut client = self.client(Replies::Structured);
+        assert_eq!(client.read(100, 5000).unwrap(), content(100, 5000));
+    }
+}
+
+pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !condition() {
+        assert!(Instant::now() < deadline, "{what}: not within 10 s");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
