@@ -6,7 +6,7 @@
 //! payload keeps its [`Room`], so that whoever does look ([`Parked::into_buf`]) has memory for it.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::{Mutex, OnceLock};
 
 use rustix::io::Errno;
@@ -72,10 +72,31 @@ fn take_pipe() -> Option<Pipe> {
 
 fn make_pipe() -> rustix::io::Result<Pipe> {
     let (read, write) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
-    match fcntl_setpipe_size(&write, PIPE_SIZE)? {
-        size if size >= PIPE_SIZE => Ok(Pipe { read, write }),
-        _ => Err(Errno::PERM),
+    if fcntl_setpipe_size(&write, PIPE_SIZE)? < PIPE_SIZE {
+        return Err(Errno::PERM);
     }
+    let pipe = Pipe { read, write };
+    pipe.probe()?;
+    Ok(pipe)
+}
+
+impl Pipe {
+    /// Tries splice(2) where nothing can be lost: some sandboxes refuse it.
+    fn probe(&self) -> rustix::io::Result<()> {
+        rustix::io::write(&self.write, &[0])?;
+        match splice(&self.read, None, sink().ok_or(Errno::NOENT)?, None, 1, SpliceFlags::NONBLOCK)
+        {
+            Ok(1) => Ok(()),
+            Ok(_) => Err(Errno::IO),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Takes what nobody wants.
+fn sink() -> Option<&'static std::fs::File> {
+    static SINK: OnceLock<Option<std::fs::File>> = OnceLock::new();
+    SINK.get_or_init(|| std::fs::File::options().write(true).open("/dev/null").ok()).as_ref()
 }
 
 /// A payload on its way into or out of a pipe.
@@ -204,12 +225,10 @@ impl Parked {
 
     /// Empties the pipe without looking.
     fn discard(&mut self) {
-        static SINK: OnceLock<Option<std::fs::File>> = OnceLock::new();
-        let sink = SINK.get_or_init(|| std::fs::File::options().write(true).open("/dev/null").ok());
-        let Some(sink) = sink else { return };
+        let Some(sink) = sink() else { return };
         while self.held > 0 {
             let flags = SpliceFlags::NONBLOCK;
-            match splice(&self.pipe().read, None, sink.as_fd(), None, self.held, flags) {
+            match splice(&self.pipe().read, None, sink, None, self.held, flags) {
                 Ok(moved) if moved > 0 => self.held -= moved,
                 _ => return,
             }
