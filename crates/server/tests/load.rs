@@ -1,0 +1,400 @@
+//! Many clients, greedy clients and the end of the server: memory stays bounded, nobody holds up
+//! others, and what was asked for in time is carried out.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use block::OpKind;
+use common::{FORMS, Fixture, content, device, serve, serve_with, wait_until};
+use io::{Engine, Listener};
+use server::Limits;
+use testkit::fault::{FaultDevice, Rule, Then};
+use testkit::model::Completion;
+use testkit::peer::Conversation;
+use testkit::rng::{self, Rng};
+use wire::{Command, Replies, magic};
+
+const SIZE: u64 = 8 << 20;
+
+/// Sends `count` reads of `len` bytes without taking the answers, as many as the socket takes.
+fn greedy(fixture: &Fixture, replies: Replies, count: usize, len: u64) -> Conversation {
+    let mut client = fixture.client(replies);
+    client.patience(Duration::from_millis(200)).unwrap();
+    let mut bytes = Vec::new();
+    for _ in 0..count {
+        let request = client.request(Command::Read, 0, len);
+        bytes.extend_from_slice(&request.encode(client.headers).unwrap());
+    }
+    // The server stops reading at some point; then this gives up.
+    let _ = client.send(&bytes);
+    client
+}
+
+/// Time that 256 reads of 16 KiB take, one after the other.
+fn time_to_read(fixture: &Fixture) -> Duration {
+    let mut client = fixture.client(Replies::Structured);
+    let started = Instant::now();
+    for at in 0..256 {
+        assert_eq!(client.read(at << 14, 16 << 10).unwrap(), content(at << 14, 16 << 10));
+    }
+    started.elapsed()
+}
+
+#[test]
+fn a_client_that_reads_nothing_pins_its_share_only() {
+    let share = 8 << 20;
+    for completion in [Completion::Immediate, Completion::Deferred] {
+        let limits = Limits { client_bytes: share, ..Limits::default() };
+        let fixture = serve(device(SIZE, completion), limits);
+        let mut greedy: Vec<_> =
+            FORMS.iter().map(|&replies| greedy(&fixture, replies, 500, 1 << 20)).collect();
+        let took = time_to_read(&fixture);
+        assert!(took < Duration::from_secs(3), "others are served at speed: {took:?}");
+        let (peak, most) = (fixture.pool.peak(), 3 * share + (1 << 20));
+        assert!(peak <= most, "{peak} bytes at most {most}");
+        assert!(fixture.pool.reserved() > 0, "their answers wait");
+        greedy.iter_mut().for_each(Conversation::end);
+        fixture.wait_for_open(0);
+        wait_until("all memory is back", || fixture.pool.reserved() == 0);
+    }
+}
+
+#[test]
+fn a_client_that_reads_nothing_is_cut_when_others_need_its_memory() {
+    let stalled = Duration::from_millis(300);
+    let limits = Limits { client_bytes: 8 << 20, stalled, ..Limits::default() };
+    let memory = 16 << 20;
+    let fixture = serve_with(device(SIZE, Completion::Immediate), limits, memory, Engine::Auto);
+    // Together they hold all of the memory.
+    let greedy: Vec<_> =
+        (0..4).map(|_| greedy(&fixture, Replies::Structured, 100, 1 << 20)).collect();
+    let took = time_to_read(&fixture);
+    assert!(took < Duration::from_secs(5), "{took:?}");
+    assert!(fixture.server.served() > 0, "some were cut");
+    assert!(fixture.pool.peak() <= memory);
+    drop(greedy);
+    fixture.wait_for_open(0);
+}
+
+#[test]
+fn a_client_that_leaves_without_reading_is_forgotten() {
+    let stalled = Duration::from_millis(300);
+    let limits = Limits { client_bytes: 8 << 20, stalled, ..Limits::default() };
+    let fixture = serve(device(SIZE, Completion::Immediate), limits);
+    let mut client = fixture.client(Replies::Structured);
+    for _ in 0..8 {
+        let request = client.request(Command::Read, 0, 1 << 20);
+        client.send_request(&request, &[]).unwrap();
+    }
+    let bye = client.request(Command::Disconnect, 0, 0);
+    client.send_request(&bye, &[]).unwrap();
+    fixture.wait_for_open(0);
+    assert_eq!(fixture.pool.reserved(), 0);
+}
+
+#[test]
+fn lists_of_extents_count_in_the_share() {
+    let device = device(SIZE, Completion::Deferred);
+    {
+        // 64 Ki runs: every other piece of 128 bytes is zero.
+        let mut model = device.model();
+        for at in (0..SIZE).step_by(256) {
+            model.apply(block::Request::zero(at, 128)).unwrap();
+        }
+    }
+    let share = 4 << 20;
+    let fixture = serve(device, Limits { client_bytes: share, ..Limits::default() });
+    let (mut client, _) = fixture.client_with_contexts(Replies::Extended, &["base:allocation"]);
+    let status = client.request(Command::BlockStatus, 0, SIZE);
+    for _ in 0..64 {
+        client.send_request(&status, &[]).unwrap();
+    }
+    wait_until("answers wait", || fixture.pool.reserved() > 0);
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(fixture.pool.peak() <= share, "{}", fixture.pool.peak());
+    for _ in 0..64 {
+        let answer = client.receive_answer(&status).unwrap();
+        assert_eq!(answer.status[0].1.len(), 65536);
+        assert_eq!(answer.status[0].1[..2], [(128, 3), (128, 0)]);
+    }
+    wait_until("all memory is back", || fixture.pool.reserved() == 0);
+}
+
+/// Sends 64 writes that take a while, then leaves in some way.
+fn writes_survive(leave: impl FnOnce(&mut Conversation)) -> u64 {
+    let model = device(SIZE, Completion::Immediate);
+    let slow = FaultDevice::over(model.clone(), 1);
+    slow.add(Rule::new(Then::Delay(Duration::from_millis(100))));
+    let fixture = serve(slow.clone(), Limits::default());
+    let mut client = fixture.client(Replies::Extended);
+    let mut expected = content(0, SIZE as usize);
+    for index in 0..64_u64 {
+        let bytes = vec![200 + (index % 50) as u8; 32 << 10];
+        let at = index * (100 << 10);
+        expected[at as usize..][..bytes.len()].copy_from_slice(&bytes);
+        let request = client.request(Command::Write, at, bytes.len() as u64);
+        client.send_request(&request, &bytes).unwrap();
+    }
+    leave(&mut client);
+    fixture.wait_for_open(0);
+    assert_eq!(slow.in_flight(), 0, "a connection ends after its requests");
+    assert!(model.bytes() == expected, "all writes were carried out");
+    assert_eq!(fixture.pool.reserved(), 0);
+    fixture.server.served()
+}
+
+#[test]
+fn writes_are_carried_out_when_the_client_vanishes() {
+    assert_eq!(writes_survive(Conversation::end), 1);
+}
+
+#[test]
+fn writes_are_carried_out_and_answered_when_the_client_says_goodbye() {
+    writes_survive(|client| {
+        let bye = client.request(Command::Disconnect, 0, 0);
+        client.send_request(&bye, &[]).unwrap();
+        let answered = client.expect_close().unwrap();
+        assert_eq!(answered, 64 * 32, "64 answers and nothing else");
+    });
+    writes_survive(|client| {
+        client.shut();
+        assert_eq!(client.expect_close().unwrap(), 64 * 32);
+    });
+}
+
+#[test]
+fn a_stop_does_not_wait_for_idle_clients() {
+    for engine in [Engine::Auto, Engine::Threads] {
+        let device = device(SIZE, Completion::Immediate);
+        let fixture = serve_with(device, Limits::default(), 64 << 20, engine);
+        let mut idle: Vec<_> = (0..40).map(|_| fixture.client(Replies::Structured)).collect();
+        let mut silent: Vec<_> = (0..10).map(|_| fixture.connect()).collect();
+        fixture.wait_for_open(50);
+        let started = Instant::now();
+        assert_eq!(fixture.stop(Duration::from_millis(800)), 0);
+        assert!(started.elapsed() < Duration::from_millis(500), "{:?}", started.elapsed());
+        idle.iter_mut().chain(&mut silent).for_each(|client| {
+            client.expect_close().unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_stop_finishes_what_is_in_progress() {
+    let slow = FaultDevice::over(device(SIZE, Completion::Immediate), 1);
+    slow.add(Rule::new(Then::Delay(Duration::from_millis(200))));
+    let fixture = serve(slow, Limits::default());
+    let mut client = fixture.client(Replies::Structured);
+    let request = client.request(Command::Read, 5, 1000);
+    client.send_request(&request, &[]).unwrap();
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(fixture.stop(Duration::from_secs(2)), 0);
+    let answer = client.receive_answer(&request).unwrap();
+    assert_eq!(answer.bytes(5, 1000).unwrap(), content(5, 1000));
+    client.expect_close().unwrap();
+}
+
+#[test]
+fn a_stop_tells_when_a_device_holds_requests() {
+    let stuck = FaultDevice::over(device(SIZE, Completion::Immediate), 1);
+    stuck.add(Rule::new(Then::Hang).kind(OpKind::Write));
+    let fixture = serve(stuck.clone(), Limits::default());
+    let mut client = fixture.client(Replies::Structured);
+    let request = client.request(Command::Write, 0, 3);
+    client.send_request(&request, b"abc").unwrap();
+    wait_until("it hangs", || stuck.hanging() == 1);
+    let started = Instant::now();
+    assert_eq!(fixture.stop(Duration::from_millis(200)), 1);
+    assert!(started.elapsed() < Duration::from_secs(1));
+    assert_eq!(stuck.release(), 1);
+    fixture.wait_for_open(0);
+}
+
+#[test]
+fn a_stop_cuts_clients_that_read_nothing() {
+    let fixture = serve(device(SIZE, Completion::Immediate), Limits::default());
+    let _greedy = greedy(&fixture, Replies::Structured, 100, 1 << 20);
+    assert_eq!(fixture.stop(Duration::from_millis(200)), 0);
+}
+
+/// What has arrived in a TCP socket can be read after its shutdown, so that alone stops no one who
+/// sends without a pause.
+#[test]
+fn a_stop_ends_clients_that_never_pause() {
+    let fixture = serve(device(SIZE, Completion::Immediate), Limits::default());
+    let server = fixture.server.clone();
+    let address = fixture.runtime.block_on(move || async move {
+        let listener = Listener::bind_tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
+        let address = listener.local_tcp().unwrap();
+        drop(io::spawn(server.listen(listener)));
+        address
+    });
+    let mut client = TcpStream::connect(address).unwrap();
+    client.read_exact(&mut [0; 18]).unwrap();
+    client.write_all(&[0, 0, 0, 3]).unwrap();
+    let option = [&magic::IHAVEOPT.to_be_bytes()[..], &[0, 0, 0, 1], &[0; 4]].concat();
+    client.write_all(&option).unwrap();
+    client.read_exact(&mut [0; 10]).unwrap();
+    let mut read = magic::REQUEST.to_be_bytes().to_vec();
+    read.extend_from_slice(&[0; 20]);
+    read.extend_from_slice(&512_u32.to_be_bytes());
+    let (mut sender, busy) = (client.try_clone().unwrap(), Arc::new(AtomicBool::new(false)));
+    let sending = busy.clone();
+    let writer = std::thread::spawn(move || {
+        let batch = read.repeat(100);
+        while sender.write_all(&batch).is_ok() {
+            sending.store(true, Ordering::Relaxed);
+        }
+    });
+    let reader = std::thread::spawn(move || {
+        let mut bytes = vec![0; 1 << 20];
+        while client.read(&mut bytes).is_ok_and(|count| count > 0) {}
+    });
+    wait_until("it sends", || busy.load(Ordering::Relaxed));
+    let started = Instant::now();
+    assert_eq!(fixture.stop(Duration::from_secs(5)), 0);
+    assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
+    writer.join().unwrap();
+    reader.join().unwrap();
+}
+
+#[test]
+fn connections_are_limited_even_in_a_burst() {
+    let limits = Limits { connections: 10, ..Limits::default() };
+    let fixture = serve(device(SIZE, Completion::Immediate), limits);
+    let clients: Vec<_> = (0..30).map(|_| fixture.connect()).collect();
+    let mut served = Vec::new();
+    for mut client in clients {
+        if client.open("", Replies::Simple).is_ok() {
+            served.push(client);
+        }
+    }
+    assert_eq!(served.len(), 10);
+    assert_eq!(fixture.server.open(), 10);
+    served.truncate(5);
+    // Dropping closes; places come free.
+    fixture.wait_for_open(5);
+    fixture.is_well();
+}
+
+#[test]
+fn requests_in_progress_are_limited() {
+    let stuck = FaultDevice::over(device(SIZE, Completion::Immediate), 1);
+    stuck.add(Rule::new(Then::Hang));
+    let fixture = serve(stuck.clone(), Limits { requests: 16, ..Limits::default() });
+    let mut client = fixture.client(Replies::Structured);
+    let flush = client.request(Command::Flush, 0, 0);
+    for _ in 0..100 {
+        client.send_request(&flush, &[]).unwrap();
+    }
+    wait_until("they hang", || stuck.hanging() == 16);
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(stuck.in_flight_max(), 16);
+    // Neither are they when the client is gone already.
+    client.end();
+    stuck.heal();
+    stuck.release();
+    fixture.wait_for_open(0);
+    assert_eq!((stuck.in_flight_max(), stuck.in_flight()), (16, 0));
+}
+
+/// One reply in one chunk: its cookie, and the data of a read.
+fn receive_any(client: &mut Conversation) -> (u64, Vec<u8>) {
+    let magic = client.receive_u32().unwrap();
+    if magic == magic::SIMPLE_REPLY {
+        assert_eq!(client.receive_u32().unwrap(), 0);
+        return (client.receive_u64().unwrap(), Vec::new());
+    }
+    assert_eq!(magic, magic::STRUCTURED_REPLY);
+    assert_eq!(client.receive_u16().unwrap(), 1, "done");
+    assert_eq!(client.receive_u16().unwrap(), magic::REPLY_OFFSET_DATA);
+    let cookie = client.receive_u64().unwrap();
+    let len = client.receive_u32().unwrap();
+    (cookie, client.receive(len as usize).unwrap()[8..].to_vec())
+}
+
+#[test]
+fn answers_come_in_any_order_each_to_its_request() {
+    let seed = rng::seed();
+    eprintln!("BLOCKHAUL_SEED={seed:#x}");
+    let fixture = serve(device(SIZE, Completion::Shuffled(seed)), Limits::default());
+    let mut client = fixture.client(Replies::Structured);
+    let mut rng = Rng::new(seed);
+    let mut out_of_order = false;
+    for _ in 0..10 {
+        let mut waiting = HashMap::new();
+        let mut order = Vec::new();
+        for _ in 0..100 {
+            let len = rng.between(1, 20_000);
+            let at = rng.below(SIZE - len);
+            let request = client.request(Command::Read, at, len);
+            client.send_request(&request, &[]).unwrap();
+            waiting.insert(request.cookie, request);
+            order.push(request.cookie);
+        }
+        let mut answered = Vec::new();
+        while !waiting.is_empty() {
+            let (cookie, bytes) = receive_any(&mut client);
+            let request = waiting.remove(&cookie).expect("each is answered once");
+            assert_eq!(bytes, content(request.offset, request.length as usize));
+            answered.push(cookie);
+        }
+        out_of_order |= answered != order;
+    }
+    assert!(out_of_order, "the device shuffles");
+}
+
+/// Writers on all workers, each in its own part, each knowing what must be there.
+#[test]
+fn concurrent_writers_leave_each_other_alone() {
+    let seed = rng::seed();
+    eprintln!("BLOCKHAUL_SEED={seed:#x}");
+    for engine in [Engine::Auto, Engine::Threads] {
+        let model = device(SIZE, Completion::Shuffled(seed));
+        let fixture = serve_with(model.clone(), Limits::default(), 64 << 20, engine);
+        let until = Instant::now() + Duration::from_millis(1500);
+        let part = (SIZE / 8) as usize;
+        std::thread::scope(|scope| {
+            for index in 0..8_usize {
+                let mut client = fixture.client(FORMS[index % 3]);
+                scope.spawn(move || {
+                    let base = (index * part) as u64;
+                    let mut mirror = content(base, part);
+                    let mut rng = Rng::new(seed ^ index as u64);
+                    while Instant::now() < until {
+                        let len = rng.between(1, 70_000) as usize;
+                        let at = rng.below((part - len) as u64) as usize;
+                        let place = base + at as u64;
+                        match rng.below(4) {
+                            0 => {
+                                let mut bytes = vec![0; len];
+                                rng.fill(&mut bytes);
+                                assert_eq!(client.write(place, &bytes).unwrap(), 0);
+                                mirror[at..at + len].copy_from_slice(&bytes);
+                            }
+                            1 => {
+                                let zero = client.request(Command::WriteZeroes, place, len as u64);
+                                assert_eq!(client.ask(&zero, &[]).unwrap().error, 0);
+                                mirror[at..at + len].fill(0);
+                            }
+                            _ => {
+                                let bytes = client.read(place, len).unwrap();
+                                assert!(bytes == mirror[at..at + len], "{len} at {place}");
+                            }
+                        }
+                    }
+                    assert!(client.read(base, part).unwrap() == mirror);
+                });
+            }
+        });
+        fixture.wait_for_open(0);
+        assert_eq!(fixture.pool.reserved(), 0);
+    }
+}
