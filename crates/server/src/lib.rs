@@ -79,7 +79,8 @@ pub struct Server {
 
 impl Server {
     /// A server without listeners yet.
-    pub fn new(config: Config) -> Arc<Server> {
+    pub fn new(mut config: Config) -> Arc<Server> {
+        config.limits.payload = config.limits.payload.max(limits::PAYLOAD_LEAST);
         Arc::new(Server {
             config,
             next: AtomicUsize::new(0),

@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+/// The largest minimum block that the document allows: a request of one block must be possible.
+pub(crate) const PAYLOAD_LEAST: u32 = 64 << 10;
+
 /// Limits of a server. Every queue and wait that a client can influence has one.
 #[derive(Debug, Clone)]
 pub struct Limits {
@@ -15,7 +18,7 @@ pub struct Limits {
     /// included. At least the largest request, else it could never be served.
     pub client_bytes: u64,
     /// Longest read or write in bytes: what is announced as the maximum block size, if the device's
-    /// own is not smaller.
+    /// own is not smaller. Less than 64 KiB counts as that much.
     pub payload: u32,
     /// Time without a byte after which a client that does not read its replies is cut, if other
     /// clients wait for the memory they hold, or it asks for nothing any more; zero: never.

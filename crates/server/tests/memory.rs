@@ -1,0 +1,72 @@
+//! What clients cost this process in memory and descriptors. One test alone, for its numbers are
+//! those of the whole process.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::{content, device, serve};
+use rustix::process::{Resource, getrlimit, setrlimit};
+use server::Limits;
+use testkit::model::Completion;
+use wire::{Command, Replies};
+
+const SIZE: u64 = 8 << 20;
+const CROWD: usize = 500;
+
+/// Memory of this process now, in bytes.
+fn resident() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
+}
+
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+#[test]
+fn clients_are_cheap() {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    setrlimit(Resource::Nofile, limit).unwrap();
+    let fixture = serve(device(SIZE, Completion::Immediate), Limits::default());
+    fixture.is_well();
+    fixture.wait_for_open(0);
+
+    // A crowd that rests.
+    let (memory, files) = (resident(), descriptors());
+    let started = Instant::now();
+    let mut crowd: Vec<_> = (0..CROWD).map(|_| fixture.client(Replies::Extended)).collect();
+    assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+    assert_eq!(fixture.server.open(), CROWD);
+    assert_eq!(descriptors() - files, 2 * CROWD, "one at each end");
+    let cost = resident().saturating_sub(memory) / CROWD as u64;
+    assert!(cost < 120 << 10, "{cost} bytes a connection");
+    // All of it is served, and forgotten.
+    for (index, client) in crowd.iter_mut().enumerate() {
+        let at = (index * 1000) as u64;
+        assert_eq!(client.read(at, 1000).unwrap(), content(at, 1000));
+    }
+    drop(crowd);
+    fixture.wait_for_open(0);
+    assert_eq!(descriptors(), files);
+
+    // Requests that fail cost no buffers; a client that does not read the answers is not read from.
+    let memory = resident();
+    let mut flood: Vec<_> = (0..4).map(|_| fixture.client(Replies::Structured)).collect();
+    for client in &mut flood {
+        client.patience(Duration::from_millis(300)).unwrap();
+        let wrong = client.request(Command::Read, SIZE, 512);
+        let batch = wrong.encode(client.headers).unwrap().repeat(1000);
+        let stuck = (0..2000).any(|_| client.send(&batch).is_err());
+        assert!(stuck, "56 MB of requests are not taken without end");
+    }
+    let cost = resident().saturating_sub(memory) / 4;
+    assert!(cost < 6 << 20, "{cost} bytes for a client that reads nothing");
+    fixture.is_well();
+    drop(flood);
+    fixture.wait_for_open(0);
+    assert_eq!(fixture.pool.reserved(), 0);
+}

@@ -1,0 +1,179 @@
+//! What flags and kinds of replies mean: they reach the device, and come back as the client may take
+//! them.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use block::{Flags, OpKind};
+use common::{EINVAL, ENOTSUP, FORMS, content, device, serve, wait_until};
+use server::Limits;
+use testkit::model::{Completion, Model, ModelDevice};
+use wire::request::Header;
+use wire::{Command, CommandFlags, ExportFlags, Replies};
+
+const SIZE: u64 = 1 << 20;
+
+#[test]
+fn flags_reach_the_device() {
+    let model = device(SIZE, Completion::Deferred);
+    let fixture = serve(model.clone(), Limits::default());
+    let (mut client, _) = fixture.client_with_contexts(Replies::Structured, &["base:allocation"]);
+    let fua = CommandFlags::FUA;
+    let cases = [
+        (Command::Write, fua, OpKind::Write, Flags::FUA),
+        (Command::Write, CommandFlags::NONE, OpKind::Write, Flags::empty()),
+        (Command::Trim, fua, OpKind::Trim, Flags::FUA),
+        (Command::WriteZeroes, fua, OpKind::Zero, Flags::FUA),
+        (Command::WriteZeroes, CommandFlags::NO_HOLE, OpKind::Zero, Flags::NO_HOLE),
+        (Command::WriteZeroes, CommandFlags::FAST_ZERO, OpKind::Zero, Flags::FAST),
+        (
+            Command::WriteZeroes,
+            fua | CommandFlags::NO_HOLE | CommandFlags::FAST_ZERO,
+            OpKind::Zero,
+            Flags::FUA | Flags::NO_HOLE | Flags::FAST,
+        ),
+        (Command::BlockStatus, CommandFlags::REQ_ONE, OpKind::Extents, Flags::ONE_EXTENT),
+        // Without a meaning, not wrong.
+        (Command::Read, fua, OpKind::Read, Flags::empty()),
+        (Command::Read, CommandFlags::DF, OpKind::Read, Flags::empty()),
+        (Command::Flush, fua, OpKind::Flush, Flags::empty()),
+        (Command::Cache, fua, OpKind::Cache, Flags::empty()),
+    ];
+    for (command, flags, kind, expected) in cases {
+        let len = if command == Command::Flush { 0 } else { 4096 };
+        let request = Header { flags, ..client.request(command, 0, len) };
+        let payload = if command == Command::Write { vec![1; 4096] } else { Vec::new() };
+        assert_eq!(client.ask(&request, &payload).unwrap().error, 0, "{command:?}");
+        let seen = *model.seen().last().unwrap();
+        assert_eq!((seen.kind, seen.flags, seen.len), (kind, expected, len), "{command:?}");
+    }
+}
+
+#[test]
+fn fast_zero_fails_at_once_where_it_is_slow() {
+    let slow = ModelDevice::new(Model::new(SIZE).with_slow_zero(), Completion::Immediate);
+    let fixture = serve(slow, Limits::default());
+    for replies in FORMS {
+        let mut client = fixture.client(replies);
+        let zero = client.request(Command::WriteZeroes, 0, 4096);
+        let fast = Header { flags: CommandFlags::FAST_ZERO, ..zero };
+        assert_eq!(client.ask(&fast, &[]).unwrap().error, ENOTSUP);
+        let zero = client.request(Command::WriteZeroes, 0, 4096);
+        assert_eq!(client.ask(&zero, &[]).unwrap().error, 0);
+    }
+}
+
+#[test]
+fn what_the_device_lacks_is_not_offered_and_refused() {
+    let mut facts = Model::all_facts(SIZE);
+    facts.can = block::Can::WRITE;
+    facts.contexts.clear();
+    let device = ModelDevice::new(Model::with_facts(facts), Completion::Immediate);
+    let fixture = serve(device, Limits::default());
+    let mut client = fixture.connect();
+    let exported = client.open("", Replies::Structured).unwrap();
+    let offered = ExportFlags::from_bits(exported.flags);
+    for flag in [
+        ExportFlags::READ_ONLY,
+        ExportFlags::SEND_FLUSH,
+        ExportFlags::SEND_FUA,
+        ExportFlags::SEND_TRIM,
+        ExportFlags::SEND_WRITE_ZEROES,
+        ExportFlags::SEND_FAST_ZERO,
+        ExportFlags::SEND_CACHE,
+        ExportFlags::CAN_MULTI_CONN,
+    ] {
+        assert!(!offered.contains(flag), "{offered:?}");
+    }
+    for command in [Command::Trim, Command::WriteZeroes, Command::Cache, Command::BlockStatus] {
+        let request = client.request(command, 0, 512);
+        assert_eq!(client.ask(&request, &[]).unwrap().error, EINVAL, "{command:?}");
+    }
+    let flush = client.request(Command::Flush, 0, 0);
+    assert_eq!(client.ask(&flush, &[]).unwrap().error, EINVAL);
+    let fua = Header { flags: CommandFlags::FUA, ..client.request(Command::Write, 0, 1) };
+    assert_eq!(client.ask(&fua, &[1]).unwrap().error, EINVAL);
+    assert_eq!(client.write(0, &[1]).unwrap(), 0);
+}
+
+#[test]
+fn holes_are_told_as_the_client_may_take_them() {
+    let mut model = Model::new(40 << 20).with_holes();
+    model.apply(block::Request::write(4096, io::Data::copy_of(&[5; 4096]))).unwrap();
+    let fixture = serve(ModelDevice::new(model, Completion::Immediate), Limits::default());
+    let most = 32 << 20;
+    for replies in FORMS {
+        let mut client = fixture.client(replies);
+        for (at, len) in [(0, 4096), (8191 + 1, 1), (8192, 300_001), (8192, most)] {
+            let request = client.request(Command::Read, at, len);
+            let answer = client.ask(&request, &[]).unwrap();
+            if replies == Replies::Simple {
+                assert!(answer.data[0].1.iter().all(|&byte| byte == 0));
+                assert_eq!(answer.data[0].1.len() as u64, len);
+            } else {
+                assert_eq!(answer.holes, [(at, len)]);
+                assert!(answer.data.is_empty());
+            }
+        }
+        let mut expected = vec![0; 12288];
+        expected[4096..8192].fill(5);
+        assert_eq!(client.read(0, 12288).unwrap(), expected);
+    }
+    // The server lets go of an answer after it was sent.
+    wait_until("all memory is back", || fixture.pool.reserved() == 0);
+}
+
+#[test]
+fn data_comes_in_one_chunk() {
+    let fixture = serve(device(SIZE, Completion::Deferred), Limits::default());
+    for replies in [Replies::Structured, Replies::Extended] {
+        let mut client = fixture.client(replies);
+        for flags in [CommandFlags::NONE, CommandFlags::DF] {
+            let request = Header { flags, ..client.request(Command::Read, 77, 900_000) };
+            let answer = client.ask(&request, &[]).unwrap();
+            assert_eq!((answer.messages, answer.data.len()), (1, 1));
+            assert_eq!(answer.data[0], (77, content(77, 900_000)));
+        }
+    }
+}
+
+#[test]
+fn extents_are_bounded_and_cut() {
+    let model = device(SIZE, Completion::Immediate);
+    for at in (0..SIZE).step_by(8192) {
+        model.model().apply(block::Request::zero(at, 4096)).unwrap();
+    }
+    let fixture = serve(model, Limits { extents: 10, ..Limits::default() });
+    for replies in [Replies::Structured, Replies::Extended] {
+        let (mut client, ids) = fixture.client_with_contexts(replies, &["base:allocation"]);
+        let request = client.request(Command::BlockStatus, 0, SIZE);
+        let answer = client.ask(&request, &[]).unwrap();
+        let expected: Vec<_> = (0..10).map(|i| (4096, if i % 2 == 0 { 3 } else { 0 })).collect();
+        assert_eq!(answer.status, [(ids[0], expected)]);
+        let request = client.request(Command::BlockStatus, 5000, 100_000);
+        let request = Header { flags: CommandFlags::REQ_ONE, ..request };
+        let answer = client.ask(&request, &[]).unwrap();
+        assert_eq!(answer.status, [(ids[0], vec![(3192, 0)])]);
+        let request = client.request(Command::BlockStatus, 4097, 100);
+        let request = Header { flags: CommandFlags::REQ_ONE, ..request };
+        let answer = client.ask(&request, &[]).unwrap();
+        assert_eq!(answer.status, [(ids[0], vec![(100, 0)])]);
+    }
+}
+
+#[test]
+fn small_limits_still_make_a_valid_offer() {
+    for payload in [1, 1000, 4095, 65_537] {
+        let limits = Limits { payload, ..Limits::default() };
+        let fixture = serve(device(SIZE, Completion::Immediate), limits);
+        let mut client = fixture.connect();
+        client.hello(3).unwrap();
+        let (minimum, preferred, maximum) = client.go("").unwrap().block_sizes.unwrap();
+        assert!(preferred.is_power_of_two() && preferred >= 512 && preferred >= minimum);
+        assert!(maximum >= preferred);
+        let most = maximum as usize;
+        assert_eq!(client.read(3, most).unwrap(), content(3, most));
+        let longer = client.request(Command::Read, 0, u64::from(maximum) + 1);
+        assert_eq!(client.ask(&longer, &[]).unwrap().error, EINVAL);
+    }
+}
