@@ -218,6 +218,21 @@ pub fn nonzero(path: &Path, grain: u64) -> io::Result<u64> {
     Ok(sum)
 }
 
+/// Bytes in those blocks of `grain` bytes of a file that are not wholly holes.
+///
+/// # Errors
+/// When it cannot be read.
+pub fn allocated(path: &Path, grain: u64) -> io::Result<u64> {
+    let (mut sum, mut done) = (0, 0);
+    for range in image::data_ranges(path)? {
+        let start = done.max(range.start / grain * grain);
+        let end = range.end.next_multiple_of(grain);
+        sum += end.saturating_sub(start);
+        done = done.max(end);
+    }
+    Ok(sum)
+}
+
 /// Asserts that two files hold the same bytes.
 ///
 /// # Panics
@@ -244,6 +259,8 @@ mod tests {
         file.write_all_at(&[1], 100_000).unwrap();
         assert_eq!(nonzero(&path, 4096).unwrap(), 8192);
         assert_eq!(nonzero(&path, 65536).unwrap(), 131_072);
+        assert_eq!(allocated(&path, 4096).unwrap(), 4096 * 4);
+        assert_eq!(allocated(&path, 65536).unwrap(), 131_072);
         garbage(&path, 3 << 20).unwrap();
         assert_eq!(nonzero(&path, 4096).unwrap(), 3 << 20);
     }
