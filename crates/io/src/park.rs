@@ -236,6 +236,12 @@ impl Parked {
     }
 }
 
+impl std::fmt::Debug for Parked {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Parked({} bytes)", self.held)
+    }
+}
+
 impl Drop for Parked {
     fn drop(&mut self) {
         self.discard();

@@ -19,7 +19,7 @@ fn file_of(bytes: &[u8]) -> File {
 }
 
 fn park(file: &File, at: u64, len: usize) -> Parked {
-    let mut parked = Parked::begin(Room::unpooled(len).parkable()).ok().expect("a pipe is free");
+    let mut parked = Parked::begin(Room::unpooled(len).parkable()).expect("a pipe is free");
     assert_eq!(parked.fill_from_file(file, at).unwrap(), len);
     assert_eq!(parked.missing(), 0);
     parked
@@ -47,7 +47,7 @@ fn looking_copies_once_and_room_comes_back() {
     let file = file_of(&bytes);
     let pool = Pool::new(1 << 20);
     let room = pool.try_reserve(200_000).unwrap().parkable();
-    let mut parked = Parked::begin(room).ok().unwrap();
+    let mut parked = Parked::begin(room).unwrap();
     parked.fill_from_file(&file, 1000).unwrap();
     let data = Data::from(parked);
     assert!(data.is_parked());
@@ -65,7 +65,7 @@ fn looking_copies_once_and_room_comes_back() {
 #[test]
 fn a_file_that_ends_parks_less() {
     let file = file_of(&pattern(100_000));
-    let mut parked = Parked::begin(Room::unpooled(100_000).parkable()).ok().unwrap();
+    let mut parked = Parked::begin(Room::unpooled(100_000).parkable()).unwrap();
     assert_eq!(parked.fill_from_file(&file, 50_000).unwrap(), 50_000);
     assert_eq!(parked.missing(), 50_000);
     let (buf, copied) = parked.into_buf().unwrap();
