@@ -9,7 +9,8 @@ pub const HELP: &str = "\
 cargo xtask lint
 
 Checks the formatting (cargo fmt), lints (cargo clippy, warnings are errors), builds the
-documentation (warnings are errors), and makes sure that unsafe code stands in crates/io only.
+documentation (warnings are errors), and makes sure that code which the compiler cannot vouch for
+stands in crates/io only.
 ";
 
 /// The one crate that may hold unsafe code.
