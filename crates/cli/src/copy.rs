@@ -105,6 +105,7 @@ fn options(args: &args::Copy) -> Options {
         extents: !args.no_extents,
         flush: args.flush,
         synchronous: args.synchronous,
+        ..usual
     }
 }
 

@@ -11,18 +11,23 @@
 //! error is returned: what the target holds then is undefined where it was not copied yet, nowhere
 //! else.
 
+mod copy;
+mod end;
 mod lane;
+mod ledger;
 mod options;
 mod plan;
 mod progress;
+mod recheck;
+mod settled;
 mod stream;
 mod trust;
 mod verify;
 mod window;
 mod zeroes;
 
-pub use lane::copy;
-pub use options::{MAX_REQUEST, MIN_REQUEST, Options, SEGMENT, Summary};
+pub use copy::copy;
+pub use options::{MAX_REQUEST, MIN_REQUEST, Options, RETRY_DELAY_MAX, Retried, SEGMENT, Summary};
 pub use progress::{Progress, Snapshot};
 pub use stream::{copy_from_pipe, copy_to_pipe};
 pub use verify::{Verified, verify};

@@ -41,7 +41,18 @@ pub struct Options {
     pub flush: bool,
     /// One request at a time, in order.
     pub synchronous: bool,
+    /// Bytes of a segment; a power of two from [`MAX_REQUEST`] on is sensible, anything from 64 KiB on
+    /// works.
+    pub segment: u64,
+    /// How often a request is repeated, and a lost connection dialled again, before the copy fails;
+    /// 0: never.
+    pub retries: u32,
+    /// Time before the first repetition; doubles each time, up to [`RETRY_DELAY_MAX`].
+    pub retry_delay: Duration,
 }
+
+/// Longest time between repetitions: a server that is back is noticed within half a minute.
+pub const RETRY_DELAY_MAX: Duration = Duration::from_secs(30);
 
 impl Default for Options {
     fn default() -> Options {
@@ -58,6 +69,9 @@ impl Default for Options {
             extents: true,
             flush: false,
             synchronous: false,
+            segment: SEGMENT,
+            retries: 0,
+            retry_delay: Duration::from_secs(1),
         }
     }
 }
@@ -75,10 +89,48 @@ pub struct Summary {
     pub skipped: u64,
     /// Lanes that were in use.
     pub lanes: usize,
+    /// What did not work the first time.
+    pub retried: Retried,
     /// Time it took.
     pub elapsed: Duration,
     /// What the user should know although the copy succeeded.
     pub warnings: Vec<String>,
+}
+
+/// What was repeated in a copy that succeeded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Retried {
+    /// Requests to the source that were repeated.
+    pub source_requests: u64,
+    /// Requests to the target that were repeated.
+    pub target_requests: u64,
+    /// Connections to the source that were replaced.
+    pub source_connections: u64,
+    /// Connections to the target that were replaced.
+    pub target_connections: u64,
+    /// Bytes written over connections that were lost, which were read back and compared.
+    pub checked: u64,
+    /// Bytes that were written again because they were not there, or may not have been durable.
+    pub rewritten: u64,
+}
+
+impl fmt::Display for Retried {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "retried: {} requests and {} connections of the source, {} and {} of the target",
+            self.source_requests,
+            self.source_connections,
+            self.target_requests,
+            self.target_connections
+        )?;
+        match (self.checked, self.rewritten) {
+            (0, 0) => Ok(()),
+            (checked, rewritten) => {
+                write!(f, "; read back {checked} bytes, wrote {rewritten} again")
+            }
+        }
+    }
 }
 
 impl fmt::Display for Summary {
@@ -92,6 +144,10 @@ impl fmt::Display for Summary {
             self.skipped,
             self.lanes,
             self.elapsed.as_secs_f64()
-        )
+        )?;
+        match self.retried == Retried::default() {
+            true => Ok(()),
+            false => write!(f, "; {}", self.retried),
+        }
     }
 }

@@ -5,9 +5,9 @@ use std::future::poll_fn;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Poll, Waker};
 
-use block::{BASE_ALLOCATION, Can, Contexts, Device, DeviceExt, Extents, Kind, ZERO};
+use block::{BASE_ALLOCATION, Can, Contexts, DeviceExt, Extents, Kind, ZERO};
 
-use crate::options::SEGMENT;
+use crate::end::End;
 use crate::progress::Progress;
 
 /// Runs that may be waiting for lanes: bounds the memory of a disk in a million pieces.
@@ -150,23 +150,24 @@ impl Plan {
         room
     }
 
-    /// Makes the segments of `source`: `size` bytes, runs cut at multiples of `grain`.
+    /// Makes the segments of `source`, of `segment` bytes each, runs cut at multiples of `grain`.
     pub(crate) async fn make(
         self: Arc<Plan>,
-        source: Arc<dyn Device>,
-        size: u64,
+        source: End,
+        segment: u64,
         grain: u64,
         extents: bool,
         progress: Arc<Progress>,
     ) {
         let facts = source.facts();
+        let size = facts.size;
         let context = match extents && facts.can.contains(Can::EXTENTS) {
             true => facts.context(BASE_ALLOCATION),
             false => None,
         };
         // What emulation calls data is not known to be data.
         let told = context.is_some() && !facts.emulated.contains(Can::EXTENTS);
-        let mut cutter = Cutter::new(size, grain);
+        let mut cutter = Cutter::new(size, segment, grain);
         let mut at = 0;
         let mut asks = context;
         while at < size && !progress.is_cancelled() {
@@ -184,7 +185,7 @@ impl Plan {
                     }
                 },
                 // Segment by segment, so that lanes start at once.
-                None => Extents::one(len.min(SEGMENT), 0),
+                None => Extents::one(len.min(segment), 0),
             };
             at += known.total();
             for run in known.runs() {
@@ -204,17 +205,17 @@ impl Plan {
     }
 }
 
-async fn query(
-    source: &Arc<dyn Device>,
-    at: u64,
-    len: u64,
-    context: Contexts,
-) -> block::Result<Extents> {
-    let mut lists = source.extents(at, len, context).await?;
-    let list = lists.pop().unwrap_or_default();
-    match list.is_empty() {
-        true => Ok(Extents::one(len, 0)),
-        false => Ok(list),
+async fn query(source: &End, at: u64, len: u64, context: Contexts) -> block::Result<Extents> {
+    let mut attempts = 0;
+    loop {
+        let generation = source.generation();
+        match source.device().extents(at, len, context).await {
+            Ok(mut lists) => {
+                let list = lists.pop().filter(|list| !list.is_empty());
+                return Ok(list.unwrap_or_else(|| Extents::one(len, 0)));
+            }
+            Err(error) => source.recover(error, generation, &mut attempts).await?,
+        }
     }
 }
 
@@ -222,6 +223,7 @@ async fn query(
 /// share a block of the target.
 struct Cutter {
     size: u64,
+    segment_size: u64,
     grain: u64,
     /// Where the next run that comes in starts.
     at: u64,
@@ -234,9 +236,10 @@ struct Cutter {
 }
 
 impl Cutter {
-    fn new(size: u64, grain: u64) -> Cutter {
+    fn new(size: u64, segment_size: u64, grain: u64) -> Cutter {
         Cutter {
             size,
+            segment_size,
             grain: grain.max(1),
             at: 0,
             open_at: 0,
@@ -277,7 +280,7 @@ impl Cutter {
         }
         // What fills whole segments need not wait for the next run of another kind.
         while let Some(run) = self.open {
-            let to_end = SEGMENT - self.open_at % SEGMENT;
+            let to_end = self.segment_size - self.open_at % self.segment_size;
             if run.len < to_end {
                 break;
             }
@@ -296,7 +299,7 @@ impl Cutter {
     fn emit(&mut self, len: u64, zero: bool) {
         self.segment.runs.push(Run { len, zero });
         self.open_at += len;
-        if self.open_at.is_multiple_of(SEGMENT) {
+        if self.open_at.is_multiple_of(self.segment_size) {
             self.close_segment();
         }
     }
@@ -318,10 +321,11 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::options::SEGMENT;
 
     fn cut(runs: &[(u64, bool)], grain: u64) -> Vec<Segment> {
         let size = runs.iter().map(|run| run.0).sum();
-        let mut cutter = Cutter::new(size, grain);
+        let mut cutter = Cutter::new(size, SEGMENT, grain);
         let mut segments = Vec::new();
         for (len, zero) in runs {
             cutter.push(*len, *zero);

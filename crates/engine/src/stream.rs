@@ -9,9 +9,9 @@ use std::time::Instant;
 use block::{Can, Device, Error, Flags, Kind, Op, Reply, Request, Result, Stack};
 use io::{Buf, Data, File, Pool, Task};
 
-use crate::lane::Settled;
 use crate::options::{Options, Summary};
 use crate::progress::Progress;
+use crate::settled::Settled;
 use crate::zeroes;
 
 /// Copies everything that comes from `fd` to the start of `target`. An error if there is more than
@@ -26,7 +26,7 @@ pub async fn copy_from_pipe(
     let started = Instant::now();
     let device = target.device();
     let facts = device.facts();
-    crate::lane::check_target(0, &facts)?;
+    crate::settled::check_target(0, &facts)?;
     let settled = Settled::new(options, device, device, pool);
     let pipe = File::new(fd);
     let mut window = Window::new(&settled);
@@ -298,6 +298,7 @@ fn summary(progress: &Progress, size: u64, started: Instant) -> Summary {
         zeroed: done.zeroed,
         skipped: done.skipped,
         lanes: 1,
+        retried: crate::options::Retried::default(),
         elapsed: started.elapsed(),
         warnings: Vec::new(),
     }

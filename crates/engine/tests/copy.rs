@@ -94,6 +94,7 @@ fn every_option_gives_the_same_bytes() {
                     extents: rng.chance(70),
                     flush: rng.chance(50),
                     synchronous: rng.chance(10),
+                    ..Options::default()
                 };
                 let source = source_of(&bytes, rng.chance(50));
                 let told = format!("seed {seed}, round {round}: {size}+{extra} bytes, {options:?}");

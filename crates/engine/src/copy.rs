@@ -1,0 +1,222 @@
+//! The copy of one device to another: a plan, lanes that carry it out, and what they share.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Instant;
+
+use block::{Can, Device, Error, Kind, Result, Stack};
+use io::{Pool, Remote};
+
+use crate::end::{DIAL_MAX, End, Retries, Side, differs};
+use crate::lane::Lane;
+use crate::options::{Options, Summary};
+use crate::plan::Plan;
+use crate::progress::Progress;
+use crate::settled::{GRAIN_MAX, Settled, check_target};
+use crate::trust::Trust;
+
+/// Requests under way that compare what was written, all lanes together.
+const CHECKS_MAX: u64 = 16;
+
+/// Copies all of `source` to the start of `target`, which must be at least as large. Call it on a
+/// worker; lanes are spread over all workers.
+pub async fn copy(
+    source: &Stack,
+    target: &Stack,
+    options: &Options,
+    pool: &Pool,
+    progress: &Arc<Progress>,
+) -> Result<Summary> {
+    let started = Instant::now();
+    let (from, to) = (source.device().facts(), target.device().facts());
+    check_target(from.size, &to)?;
+    progress.set_total(from.size);
+    let settled = Settled::new(options, source.device(), target.device(), pool);
+    let plan = Arc::new(Plan::new());
+    let retries = Retries::new(options, progress);
+    let segment = settled.segment;
+    let job = Arc::new(Job {
+        plan: plan.clone(),
+        // Of its own: nobody waits for a buffer of the pool that they hold one of.
+        check_pool: Pool::new(CHECKS_MAX * Pool::cost(settled.request_size as usize)),
+        settled,
+        retries: retries.clone(),
+        progress: progress.clone(),
+        pool: pool.clone(),
+        first_error: Mutex::new(None),
+        trust: Trust::new(),
+        one_disk: AtomicBool::new(false),
+        zeroes_in: Mutex::default(),
+        lanes: AtomicUsize::new(0),
+        warnings: Mutex::default(),
+    });
+    let grain = u64::from(to.block.preferred.max(to.block.minimum).min(GRAIN_MAX));
+    let teller = End::new(Side::Source, source.clone(), source.device().clone(), retries.clone());
+    let making =
+        io::spawn(plan.clone().make(teller, segment, grain, options.extents, progress.clone()));
+    let mut lanes = Vec::new();
+    for index in 1..job.settled.connections {
+        let (job, source, target) = (job.clone(), source.clone(), target.clone());
+        let lane = Remote::to(index).spawn(move || further_lane(job, source, target));
+        lanes.push(lane);
+    }
+    job.clone().first_lane(source, target).await;
+    for lane in lanes {
+        if lane.await.is_err() {
+            job.fail(Error::new(Kind::Io, "a worker ended before its lane"));
+        }
+    }
+    making.await;
+    if let Some(error) = job.first_error.lock().expect("no panic under this lock").take() {
+        return Err(error);
+    }
+    if progress.is_cancelled() {
+        return Err(Error::new(Kind::ShuttingDown, "stopped before the end of the copy"));
+    }
+    let done = progress.snapshot();
+    let warnings = std::mem::take(&mut *job.warnings.lock().expect("no panic under this lock"));
+    Ok(Summary {
+        size: from.size,
+        data: done.data,
+        zeroed: done.zeroed,
+        skipped: done.skipped,
+        lanes: job.lanes.load(Ordering::Relaxed),
+        retried: retries.summary(),
+        elapsed: started.elapsed(),
+        warnings,
+    })
+}
+
+/// What all lanes of a copy share.
+pub(crate) struct Job {
+    pub(crate) plan: Arc<Plan>,
+    pub(crate) settled: Settled,
+    pub(crate) retries: Arc<Retries>,
+    pub(crate) progress: Arc<Progress>,
+    pub(crate) pool: Pool,
+    /// For what is read back from the target.
+    pub(crate) check_pool: Pool,
+    first_error: Mutex<Option<Error>>,
+    pub(crate) trust: Trust,
+    /// Several connections were seen to show the same target.
+    pub(crate) one_disk: AtomicBool,
+    /// Segments, by number, that are looked at as a whole because zeroes turned up there or before.
+    zeroes_in: Mutex<HashSet<u64>>,
+    pub(crate) lanes: AtomicUsize,
+    warnings: Mutex<Vec<String>>,
+}
+
+impl Job {
+    pub(crate) fn fail(&self, error: Error) {
+        self.first_error.lock().expect("no panic under this lock").get_or_insert(error);
+        self.retries.fail();
+        self.plan.stop();
+    }
+
+    pub(crate) fn stopped(&self) -> bool {
+        self.retries.stopped()
+    }
+
+    /// Notes that a sample at `at` had zeroes: this segment and the next are looked at.
+    pub(crate) fn found_zeroes(&self, at: u64) {
+        let segment = at / self.settled.segment;
+        let mut zeroes_in = self.zeroes_in.lock().expect("no panic under this lock");
+        zeroes_in.extend([segment, segment + 1]);
+    }
+
+    pub(crate) fn has_zeroes(&self, at: u64) -> bool {
+        let zeroes_in = self.zeroes_in.lock().expect("no panic under this lock");
+        zeroes_in.contains(&(at / self.settled.segment))
+    }
+
+    pub(crate) fn warn(&self, text: String) {
+        log::warn!("{text}");
+        let mut warnings = self.warnings.lock().expect("no panic under this lock");
+        if !warnings.contains(&text) {
+            warnings.push(text);
+        }
+    }
+
+    async fn first_lane(self: Arc<Job>, source: &Stack, target: &Stack) {
+        let [from, to] = [source, target].map(|stack| stack.device().clone());
+        self.clone().lane((source, from), (target, to), true).run().await;
+        // Nobody will bring a sample any more.
+        self.trust.settle(None);
+    }
+
+    fn lane(
+        self: Arc<Job>,
+        (source, from): (&Stack, Arc<dyn Device>),
+        (target, to): (&Stack, Arc<dyn Device>),
+        first: bool,
+    ) -> std::rc::Rc<Lane> {
+        let source = End::new(Side::Source, source.clone(), from, self.retries.clone());
+        let target = End::new(Side::Target, target.clone(), to, self.retries.clone());
+        Lane::new(self, source, target, first)
+    }
+}
+
+/// A lane beyond the first: dials, makes sure that it sees the same disks, then works like the first.
+async fn further_lane(job: Arc<Job>, source: Stack, target: Stack) {
+    let dial = async {
+        let from = source.another().await?;
+        let to = target.another().await?;
+        Ok::<_, Error>((from, to))
+    };
+    // The others may have done all the work before the connection stands.
+    let dialled = futures_or(io::timeout(DIAL_MAX, dial), job.plan.exhausted()).await;
+    let (from, to) = match dialled {
+        None => return,
+        Some(Ok(Ok(handles))) => handles,
+        Some(Ok(Err(error))) => {
+            job.warn(format!("going on with fewer connections: {error}"));
+            return;
+        }
+        Some(Err(io::Elapsed)) => {
+            job.warn(format!(
+                "going on with fewer connections: no handshake within {} s",
+                DIAL_MAX.as_secs()
+            ));
+            return;
+        }
+    };
+    if let Some(why) = differs(&source, &from).or_else(|| differs(&target, &to)) {
+        job.warn(format!("going on with fewer connections: {why}"));
+        return;
+    }
+    let unsure = |stack: &Stack, handle: &Arc<dyn Device>| {
+        (stack.has_more() && !handle.facts().can.contains(Can::MULTI_CONN)).then(|| handle.clone())
+    };
+    let check = (unsure(&source, &from), unsure(&target, &to));
+    let examined = check.1.is_some();
+    if (check.0.is_some() || examined)
+        && let Err(why) = job.trust.examine(check.0, check.1, &job.plan).await
+    {
+        if let Some(why) = why {
+            job.warn(format!("going on with fewer connections: {why}"));
+        }
+        return;
+    }
+    if examined {
+        job.one_disk.store(true, Ordering::Relaxed);
+    }
+    job.lane((&source, from), (&target, to), false).run().await;
+}
+
+/// The first future's output, or `None` when the second ends before it.
+async fn futures_or<T>(
+    first: impl Future<Output = T>,
+    second: impl Future<Output = ()>,
+) -> Option<T> {
+    let mut first = std::pin::pin!(first);
+    let mut second = std::pin::pin!(second);
+    std::future::poll_fn(|cx| {
+        if let std::task::Poll::Ready(output) = first.as_mut().poll(cx) {
+            return std::task::Poll::Ready(Some(output));
+        }
+        second.as_mut().poll(cx).map(|()| None)
+    })
+    .await
+}

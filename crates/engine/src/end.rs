@@ -1,0 +1,277 @@
+//! One side of a copy as a lane sees it: a handle that is replaced when its connection is lost.
+
+use std::cell::{Cell, RefCell};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use block::{Device, Error, Facts, Kind, Result, Stack};
+use io::Event;
+
+use crate::options::{Options, RETRY_DELAY_MAX, Retried};
+use crate::progress::Progress;
+
+/// Time for a connection to be made.
+pub(crate) const DIAL_MAX: Duration = Duration::from_secs(10);
+/// A pause ends not later than this after the copy was stopped.
+const PAUSE_STEP: Duration = Duration::from_millis(100);
+
+/// The two sides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Side {
+    Source,
+    Target,
+}
+
+/// What all ends of a copy share: how often to try, and what was tried.
+pub(crate) struct Retries {
+    limit: u32,
+    delay: Duration,
+    progress: Arc<Progress>,
+    failed: AtomicBool,
+    requests: [AtomicU64; 2],
+    connections: [AtomicU64; 2],
+    pub(crate) checked: AtomicU64,
+    pub(crate) rewritten: AtomicU64,
+}
+
+impl Retries {
+    pub(crate) fn new(options: &Options, progress: &Arc<Progress>) -> Arc<Retries> {
+        Arc::new(Retries {
+            limit: options.retries,
+            delay: options.retry_delay,
+            progress: progress.clone(),
+            failed: AtomicBool::new(false),
+            requests: Default::default(),
+            connections: Default::default(),
+            checked: AtomicU64::new(0),
+            rewritten: AtomicU64::new(0),
+        })
+    }
+
+    /// Whether anything is ever repeated.
+    pub(crate) fn any(&self) -> bool {
+        self.limit > 0
+    }
+
+    /// How often something is repeated.
+    pub(crate) fn limit(&self) -> u32 {
+        self.limit
+    }
+
+    /// Notes that the copy has failed: nothing is repeated any more.
+    pub(crate) fn fail(&self) {
+        self.failed.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether nothing more is to be submitted.
+    pub(crate) fn stopped(&self) -> bool {
+        self.failed.load(Ordering::Relaxed) || self.progress.is_cancelled()
+    }
+
+    pub(crate) fn summary(&self) -> Retried {
+        let [source_requests, target_requests] =
+            [0, 1].map(|side| self.requests[side].load(Ordering::Relaxed));
+        let [source_connections, target_connections] =
+            [0, 1].map(|side| self.connections[side].load(Ordering::Relaxed));
+        Retried {
+            source_requests,
+            target_requests,
+            source_connections,
+            target_connections,
+            checked: self.checked.load(Ordering::Relaxed),
+            rewritten: self.rewritten.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Waits before repetition `number`, counted from 1.
+    async fn pause(&self, number: u32) {
+        let doubled = self.delay.saturating_mul(1 << number.saturating_sub(1).min(16));
+        let due = Instant::now() + doubled.min(RETRY_DELAY_MAX);
+        while !self.stopped() {
+            let left = due.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            io::sleep(left.min(PAUSE_STEP)).await;
+        }
+    }
+}
+
+/// What can be done about a failed request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Remedy {
+    /// The connection is of no more use.
+    Reconnect,
+    /// It may pass.
+    Repeat,
+    /// It will fail again.
+    None,
+}
+
+fn remedy(kind: Kind) -> Remedy {
+    match kind {
+        Kind::Disconnected | Kind::TimedOut | Kind::ShuttingDown => Remedy::Reconnect,
+        Kind::Io | Kind::NoMemory => Remedy::Repeat,
+        Kind::ReadOnly
+        | Kind::Invalid
+        | Kind::NoSpace
+        | Kind::TooLarge
+        | Kind::Unsupported
+        | Kind::NotFound
+        | Kind::Refused
+        | Kind::Usage => Remedy::None,
+    }
+}
+
+/// A handle on one side, for the requests of one lane; lives on that lane's worker.
+pub(crate) struct End {
+    side: Side,
+    stack: Stack,
+    handle: RefCell<Arc<dyn Device>>,
+    /// Counts handles: what failed on an older one does not touch the present one.
+    generation: Cell<u64>,
+    dialling: Cell<bool>,
+    dead: RefCell<Option<Error>>,
+    changed: Event,
+    retries: Arc<Retries>,
+}
+
+impl End {
+    pub(crate) fn new(
+        side: Side,
+        stack: Stack,
+        handle: Arc<dyn Device>,
+        retries: Arc<Retries>,
+    ) -> End {
+        End {
+            side,
+            stack,
+            handle: RefCell::new(handle),
+            generation: Cell::new(0),
+            dialling: Cell::new(false),
+            dead: RefCell::new(None),
+            changed: Event::new(),
+            retries,
+        }
+    }
+
+    /// The present handle.
+    pub(crate) fn device(&self) -> Arc<dyn Device> {
+        self.handle.borrow().clone()
+    }
+
+    /// The number of the present handle, from 0.
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation.get()
+    }
+
+    pub(crate) fn facts(&self) -> Arc<Facts> {
+        self.handle.borrow().facts()
+    }
+
+    /// Whether a new handle is a connection of its own.
+    pub(crate) fn reconnects(&self) -> bool {
+        self.stack.has_more()
+    }
+
+    /// After a request failed that was sent in `generation`: waits, or connects again. Ok: it is to be
+    /// repeated; else the error that ends the copy.
+    pub(crate) async fn recover(
+        &self,
+        error: Error,
+        generation: u64,
+        attempts: &mut u32,
+    ) -> Result<()> {
+        let remedy = remedy(error.kind());
+        if remedy == Remedy::None || *attempts >= self.retries.limit || self.retries.stopped() {
+            return Err(error);
+        }
+        *attempts += 1;
+        log::info!("trying again ({attempts} of {}): {error}", self.retries.limit);
+        self.retries.requests[self.side as usize].fetch_add(1, Ordering::Relaxed);
+        match remedy {
+            Remedy::Reconnect if self.reconnects() => self.reconnect(&error, generation).await?,
+            _ => self.retries.pause(*attempts).await,
+        }
+        match self.retries.stopped() {
+            true => Err(error),
+            false => Ok(()),
+        }
+    }
+
+    /// Replaces the handle unless somebody has done so since `generation`.
+    async fn reconnect(&self, error: &Error, generation: u64) -> Result<()> {
+        loop {
+            let mark = self.changed.mark();
+            if self.generation.get() != generation {
+                return Ok(());
+            }
+            if let Some(dead) = &*self.dead.borrow() {
+                return Err(dead.clone());
+            }
+            if !self.dialling.replace(true) {
+                break;
+            }
+            self.changed.wait_after(mark).await;
+        }
+        let dialled = self.dial(error).await;
+        self.dialling.set(false);
+        let result = dialled.map(|handle| {
+            self.handle.replace(handle);
+            self.generation.set(generation + 1);
+            self.retries.connections[self.side as usize].fetch_add(1, Ordering::Relaxed);
+        });
+        if let Err(error) = &result {
+            self.dead.replace(Some(error.clone()));
+        }
+        self.changed.notify();
+        result
+    }
+
+    async fn dial(&self, error: &Error) -> Result<Arc<dyn Device>> {
+        let mut last = None;
+        for attempt in 0..=self.retries.limit {
+            if attempt > 0 {
+                self.retries.pause(attempt).await;
+            }
+            if self.retries.stopped() {
+                return Err(error.clone());
+            }
+            let failure = match io::timeout(DIAL_MAX, self.stack.another()).await {
+                Ok(Ok(handle)) => match differs(&self.stack, &handle) {
+                    None => return Ok(handle),
+                    Some(why) => {
+                        let text = format!("after connecting again: {why}");
+                        return Err(Error::new(Kind::Invalid, text).on(&self.facts().name));
+                    }
+                },
+                Ok(Err(failure)) => failure,
+                Err(io::Elapsed) => {
+                    let text = format!("no handshake within {} s", DIAL_MAX.as_secs());
+                    Error::new(Kind::TimedOut, text)
+                }
+            };
+            log::info!("cannot connect again: {failure}");
+            last = Some(failure);
+        }
+        let last = last.map(|last| last.to_string()).unwrap_or_default();
+        let tries = self.retries.limit.saturating_add(1);
+        let text = format!("{}; {tries} attempts to connect again failed: {last}", error.text());
+        let told = Error::new(Kind::Disconnected, text).on(&self.facts().name);
+        Err(match error.request() {
+            Some((kind, at, len)) => told.during(kind, at, len),
+            None => told,
+        })
+    }
+}
+
+/// Why a further connection does not look like the first one.
+pub(crate) fn differs(stack: &Stack, handle: &Arc<dyn Device>) -> Option<String> {
+    let (first, other) = (stack.device().facts(), handle.facts());
+    if first.size != other.size {
+        let (name, a, b) = (&first.name, first.size, other.size);
+        return Some(format!("{name} has {a} bytes on one connection and {b} on another"));
+    }
+    (first.can != other.can).then(|| format!("{} differs between connections", first.name))
+}

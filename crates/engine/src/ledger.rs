@@ -1,0 +1,238 @@
+//! What a lane has written, by how sure it is to last.
+//!
+//! A segment is *open* while its requests are under way, *finished* when all have completed on one
+//! connection, and *safe* after a flush on that connection. When the connection is lost, its server
+//! may have lost what was not safe, and may still carry out what got no reply: those segments are
+//! *suspect* and must be looked at again.
+
+use std::collections::BTreeMap;
+
+/// A segment: where it starts and ends.
+pub(crate) type Range = (u64, u64);
+
+/// A segment to be looked at again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Suspect {
+    pub(crate) range: Range,
+    /// Reading it back is not enough, because it may have been readable and not durable.
+    pub(crate) again: bool,
+}
+
+/// The segments of one lane.
+#[derive(Debug, Default)]
+pub(crate) struct Ledger {
+    open: BTreeMap<u64, Open>,
+    finished: Vec<Range>,
+    /// Finished without a write: nothing can be lost of them.
+    unwritten: Vec<Range>,
+    /// Kept only where a new connection may show another disk.
+    safe: Vec<Range>,
+    keep_safe: bool,
+    /// Whether anybody will ask.
+    used: bool,
+    suspect: Vec<Suspect>,
+    /// Generation of the target's handle on which all that is open or finished was written.
+    generation: u64,
+}
+
+#[derive(Debug)]
+struct Open {
+    end: u64,
+    /// Requests under way.
+    left: usize,
+    /// All requests have been started.
+    complete: bool,
+    wrote: bool,
+    tainted: Option<bool>,
+}
+
+impl Ledger {
+    /// A ledger; `used`: somebody will ask what is finished or suspect; `keep_safe`: what was flushed
+    /// over a connection that was lost is suspect as well.
+    pub(crate) fn new(used: bool, keep_safe: bool) -> Ledger {
+        Ledger { used, keep_safe, ..Ledger::default() }
+    }
+
+    /// Starts a segment.
+    pub(crate) fn begin(&mut self, range: Range) {
+        let (at, end) = range;
+        if !self.used {
+            return;
+        }
+        self.open.insert(at, Open { end, left: 0, complete: false, wrote: false, tainted: None });
+    }
+
+    /// A request of the segment at `at` starts.
+    pub(crate) fn request(&mut self, at: u64) {
+        if let Some(open) = self.open.get_mut(&at) {
+            open.left += 1;
+        }
+    }
+
+    /// Something of the segment at `at` is about to be written.
+    pub(crate) fn wrote(&mut self, at: u64) {
+        if let Some(open) = self.open.get_mut(&at) {
+            open.wrote = true;
+        }
+    }
+
+    /// Gives up on the segment at `at`: it is never finished.
+    pub(crate) fn abandon(&mut self, at: u64) {
+        self.open.remove(&at);
+    }
+
+    /// A request of the segment at `at` has completed; true when that finishes the segment.
+    pub(crate) fn completed(&mut self, at: u64) -> bool {
+        if let Some(open) = self.open.get_mut(&at) {
+            open.left -= 1;
+        }
+        self.settle(at)
+    }
+
+    /// No more requests follow for the segment at `at`; true when that
+    /// finishes it.
+    pub(crate) fn complete(&mut self, at: u64) -> bool {
+        if let Some(open) = self.open.get_mut(&at) {
+            open.complete = true;
+        }
+        self.settle(at)
+    }
+
+    fn settle(&mut self, at: u64) -> bool {
+        let done = self.open.get(&at).is_some_and(|open| open.complete && open.left == 0);
+        if !done {
+            return false;
+        }
+        if let Some(open) = self.open.remove(&at) {
+            let range = (at, open.end);
+            match open.tainted {
+                None if !open.wrote => self.unwritten.push(range),
+                None => self.finished.push(range),
+                Some(again) => self.suspect.push(Suspect { range, again }),
+            }
+        }
+        true
+    }
+
+    /// The target's handle is now `generation`: everything that was written over an older one and is
+    /// not safe is suspect. `again`: reading it back is not enough.
+    pub(crate) fn connected(&mut self, generation: u64, again: bool) {
+        if generation == self.generation {
+            return;
+        }
+        self.generation = generation;
+        for open in self.open.values_mut().filter(|open| open.wrote) {
+            open.tainted = Some(open.tainted.unwrap_or(false) || again);
+        }
+        let finished = std::mem::take(&mut self.finished);
+        self.doubt(finished, again);
+        let safe = std::mem::take(&mut self.safe);
+        self.doubt(safe, again);
+    }
+
+    /// Makes segments suspect.
+    pub(crate) fn doubt(&mut self, ranges: Vec<Range>, again: bool) {
+        self.suspect.extend(ranges.into_iter().map(|range| Suspect { range, again }));
+    }
+
+    /// Segments that a flush submitted now makes safe.
+    pub(crate) fn take_finished(&mut self) -> Vec<Range> {
+        let mut ranges = std::mem::take(&mut self.finished);
+        ranges.append(&mut self.unwritten);
+        ranges
+    }
+
+    /// Generation of the target's handle over which is written now.
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// All connections show one disk: what is safe stays so.
+    pub(crate) fn forget_safe(&mut self) {
+        self.keep_safe = false;
+        self.safe.clear();
+    }
+
+    /// A flush has made these safe, over the handle `generation`.
+    pub(crate) fn flushed(&mut self, ranges: &[Range], generation: u64) {
+        match (self.keep_safe, generation == self.generation) {
+            (false, _) => {}
+            (true, true) => self.safe.extend(ranges),
+            (true, false) => self.doubt(ranges.to_vec(), true),
+        }
+    }
+
+    /// Whether a flush would make something safe.
+    pub(crate) fn has_finished(&self) -> bool {
+        !self.finished.is_empty() || !self.unwritten.is_empty()
+    }
+
+    pub(crate) fn has_suspects(&self) -> bool {
+        !self.suspect.is_empty()
+    }
+
+    pub(crate) fn take_suspects(&mut self) -> Vec<Suspect> {
+        std::mem::take(&mut self.suspect)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written(ledger: &mut Ledger, range: Range) {
+        ledger.begin(range);
+        ledger.request(range.0);
+        ledger.wrote(range.0);
+        ledger.complete(range.0);
+        assert!(ledger.completed(range.0));
+    }
+
+    #[test]
+    fn a_segment_is_finished_when_its_last_request_is() {
+        let mut ledger = Ledger::new(true, false);
+        ledger.begin((0, 10));
+        ledger.request(0);
+        ledger.request(0);
+        ledger.wrote(0);
+        assert!(!ledger.completed(0) && !ledger.complete(0));
+        assert!(!ledger.has_finished());
+        assert!(ledger.completed(0));
+        assert_eq!(ledger.take_finished(), [(0, 10)]);
+        assert!(!ledger.has_finished());
+    }
+
+    #[test]
+    fn a_lost_connection_makes_suspect_what_was_not_safe() {
+        let mut ledger = Ledger::new(true, false);
+        written(&mut ledger, (0, 10));
+        let batch = ledger.take_finished();
+        ledger.flushed(&batch, 0);
+        written(&mut ledger, (10, 20));
+        ledger.begin((20, 30));
+        ledger.request(20);
+        ledger.wrote(20);
+        ledger.connected(1, false);
+        // Written in part over each connection.
+        ledger.complete(20);
+        ledger.completed(20);
+        written(&mut ledger, (30, 40));
+        let ranges: Vec<_> = ledger.take_suspects().iter().map(|s| s.range).collect();
+        assert_eq!(ranges, [(10, 20), (20, 30)]);
+        assert_eq!(ledger.take_finished(), [(30, 40)]);
+        // The same generation again changes nothing.
+        written(&mut ledger, (40, 50));
+        ledger.connected(1, false);
+        assert!(!ledger.has_suspects());
+    }
+
+    #[test]
+    fn where_disks_may_be_private_even_what_is_safe_is_suspect() {
+        let mut ledger = Ledger::new(true, true);
+        written(&mut ledger, (0, 10));
+        let batch = ledger.take_finished();
+        ledger.flushed(&batch, 0);
+        ledger.connected(1, true);
+        assert_eq!(ledger.take_suspects(), [Suspect { range: (0, 10), again: true }]);
+    }
+}

@@ -1,0 +1,176 @@
+//! The end of a lane: makes durable what it wrote, and looks again at what may not have lasted.
+//!
+//! A connection that is lost takes with it the replies to writes under way, which its server may still
+//! carry out, and perhaps what was written and not flushed. Once a new one stands and everything else
+//! is written, those segments are read back and compared with the source; where reading back proves
+//! too little, they are written again.
+
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
+
+use block::{Can, Error, Kind, Reply, Request, Result};
+use io::{Data, Room};
+
+use crate::lane::{Done, Failed, Lane};
+use crate::ledger::Suspect;
+use crate::zeroes::is_zero;
+
+impl Lane {
+    /// Tells the ledger when the target's connection is another one.
+    pub(crate) fn note_connection(&self) {
+        let generation = self.target.generation();
+        let mut ledger = self.ledger.borrow_mut();
+        if generation == ledger.generation() {
+            return;
+        }
+        if self.job.one_disk.load(Ordering::Relaxed) {
+            ledger.forget_safe();
+        }
+        // What the old connection wrote is made durable by flushing the new one only if that is
+        // promised.
+        let promised = self.target.facts().can.contains(Can::MULTI_CONN);
+        ledger.connected(generation, self.durable() && !promised);
+    }
+
+    /// Whether what is written must be durable.
+    fn durable(&self) -> bool {
+        self.job.settled.flush && self.target.facts().can.contains(Can::FLUSH)
+    }
+
+    /// After the last segment: flushes, and looks again until nothing is suspect.
+    pub(crate) async fn conclude(self: &Rc<Self>) -> Result<()> {
+        let mut attempts = 0;
+        let mut rounds = 0;
+        loop {
+            if self.job.stopped() {
+                return Ok(());
+            }
+            self.note_connection();
+            let suspects = self.ledger.borrow().has_suspects();
+            let flush = self.wrote.get() && (self.durable() || suspects);
+            if flush && self.target.facts().can.contains(Can::FLUSH) {
+                self.flush(&mut attempts).await?;
+            }
+            let suspects = self.ledger.borrow_mut().take_suspects();
+            if suspects.is_empty() {
+                return Ok(());
+            }
+            rounds += 1;
+            if rounds > self.job.retries.limit().saturating_add(1) {
+                let text = "the connection to the target was lost again and again, and what was \
+                            written over it cannot be relied on";
+                return Err(Error::new(Kind::Disconnected, text).on(&self.target.facts().name));
+            }
+            for suspect in suspects {
+                self.recheck(suspect).await;
+            }
+            self.drained().await;
+        }
+    }
+
+    /// Flushes the target. What a failed flush may have lost is suspect; the error is returned when
+    /// it is not to be tried again.
+    async fn flush(&self, attempts: &mut u32) -> Result<()> {
+        loop {
+            self.note_connection();
+            let generation = self.target.generation();
+            let batch = self.ledger.borrow_mut().take_finished();
+            match self.target.device().submit(Request::flush()).await {
+                Ok(_) => {
+                    self.ledger.borrow_mut().flushed(&batch, generation);
+                    return Ok(());
+                }
+                Err(error) => {
+                    // After a failed flush a system may drop what it could not write and still
+                    // answer reads from memory: only writing it again helps.
+                    self.ledger.borrow_mut().doubt(batch, true);
+                    self.recover(self.target_failed(generation, error), attempts).await?;
+                }
+            }
+        }
+    }
+
+    /// Looks again at a segment.
+    async fn recheck(self: &Rc<Self>, suspect: Suspect) {
+        let (home, end) = suspect.range;
+        self.begin((home, end));
+        let size = self.job.settled.request_size;
+        let mut at = home;
+        while at < end {
+            let len = (size - at % size).min(end - at);
+            self.turn(len).await;
+            if self.job.stopped() {
+                return;
+            }
+            match self.room(len, true).await {
+                Ok(room) => {
+                    let work = Rc::clone(self).recheck_chunk(home, at, room, suspect.again);
+                    self.start(home, len, work);
+                }
+                Err(error) => {
+                    self.job.fail(error);
+                    return;
+                }
+            }
+            at += len;
+        }
+        self.complete(home);
+    }
+
+    async fn recheck_chunk(
+        self: Rc<Self>,
+        home: u64,
+        at: u64,
+        room: Room,
+        again: bool,
+    ) -> Result<()> {
+        let len = room.len() as u64;
+        let mut room = Some(room);
+        let mut attempts = 0;
+        loop {
+            let room = match room.take() {
+                Some(room) => room,
+                None => self.room(len, true).await?,
+            };
+            match self.try_recheck(home, at, room, again).await {
+                Ok(()) => return Ok(()),
+                Err(failed) => self.recover(failed, &mut attempts).await?,
+            }
+        }
+    }
+
+    async fn try_recheck(&self, home: u64, at: u64, room: Room, again: bool) -> Result<(), Failed> {
+        let len = room.len() as u64;
+        let data = self.read(at, room).await?;
+        let counts = &self.job.retries;
+        if !again {
+            counts.checked.fetch_add(len, Ordering::Relaxed);
+            if self.holds(at, len, data.as_ref()).await? {
+                return Ok(());
+            }
+        }
+        counts.rewritten.fetch_add(len, Ordering::Relaxed);
+        let zero = data.as_ref().is_none_or(|data| is_zero(data.bytes()));
+        match data {
+            Some(data) if !zero => self.change(home, Request::write(at, data)).await,
+            // Also where the target was zero before: it may be no longer.
+            _ => self.zero(home, at, len, false, &mut Done::default()).await,
+        }
+    }
+
+    /// Whether the target holds this.
+    async fn holds(&self, at: u64, len: u64, data: Option<&Data>) -> Result<bool, Failed> {
+        let generation = self.target.generation();
+        let room = self.job.check_pool.reserve(len as usize).await.map_err(|error| {
+            let error = Error::new(Kind::TooLarge, "no buffer to read back").because(error);
+            self.target_failed(generation, error)
+        })?;
+        match (self.target.device().submit(Request::read(at, room)).await, data) {
+            (Ok(Reply::Data(held)), Some(data)) => Ok(held.bytes() == data.bytes()),
+            (Ok(Reply::Data(held)), None) => Ok(is_zero(held.bytes())),
+            (Ok(_), Some(data)) => Ok(is_zero(data.bytes())),
+            (Ok(_), None) => Ok(true),
+            (Err(error), _) => Err(self.target_failed(generation, error)),
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! Options with what the devices demand.
+
+use std::sync::Arc;
+
+use block::{Can, Device, Error, Kind, Result};
+use io::Pool;
+
+use crate::options::{MAX_REQUEST, MIN_REQUEST, Options};
+
+/// Target blocks larger than this do not widen what is copied as data.
+pub(crate) const GRAIN_MAX: u32 = 64 << 10;
+/// Segments are not smaller than this, so that they end on the grain.
+const SEGMENT_MIN: u64 = 64 << 10;
+
+/// Whether a target can take `size` bytes.
+pub(crate) fn check_target(size: u64, target: &block::Facts) -> Result<()> {
+    if !target.can.contains(Can::WRITE) {
+        let text = "the target is read-only: choose another, or serve it for writing";
+        return Err(Error::new(Kind::ReadOnly, text).on(&target.name));
+    }
+    if target.size < size {
+        let text = format!(
+            "the target ({} bytes) is smaller than the source ({size} bytes): make it larger",
+            target.size
+        );
+        return Err(Error::new(Kind::NoSpace, text).on(&target.name));
+    }
+    Ok(())
+}
+
+/// Options with what the devices demand.
+#[derive(Debug, Clone)]
+pub(crate) struct Settled {
+    pub(crate) connections: usize,
+    pub(crate) requests: usize,
+    pub(crate) adaptive: bool,
+    pub(crate) request_size: u64,
+    pub(crate) queue_size: u64,
+    /// Grain of zero detection; 0: bytes are not looked at.
+    pub(crate) sparse: u32,
+    pub(crate) sampled: bool,
+    pub(crate) allocated: bool,
+    pub(crate) target_is_zero: bool,
+    pub(crate) flush: bool,
+    pub(crate) segment: u64,
+}
+
+impl Settled {
+    pub(crate) fn new(
+        options: &Options,
+        source: &Arc<dyn Device>,
+        target: &Arc<dyn Device>,
+        pool: &Pool,
+    ) -> Settled {
+        let (from, to) = (source.facts(), target.facts());
+        // As nbdcopy: at least what both sides prefer, and never more than they take.
+        let wish = options.request_size.clamp(MIN_REQUEST, MAX_REQUEST);
+        let preferred = from.block.preferred.max(to.block.preferred);
+        let most = from.block.maximum.min(to.block.maximum).min(MAX_REQUEST);
+        let most = u64::from(most).min(pool.limit());
+        let request_size = u64::from(wish.max(preferred)).min(most).max(1);
+        let minimum = u64::from(from.block.minimum.max(to.block.minimum).max(1));
+        let request_size = (request_size - request_size % minimum).max(minimum);
+        let alone = options.synchronous;
+        // Zeroes are looked for in blocks that the target can free.
+        let sparse = match options.sparse {
+            _ if options.allocated => 0,
+            0 => 0,
+            sparse => sparse.max(to.block.preferred.min(GRAIN_MAX)),
+        };
+        Settled {
+            connections: if alone { 1 } else { options.connections.max(1) },
+            requests: if alone { 1 } else { options.requests.max(1) },
+            adaptive: options.adaptive,
+            request_size,
+            queue_size: options.queue_size.max(request_size),
+            sparse,
+            sampled: options.sampled,
+            allocated: options.allocated,
+            target_is_zero: options.target_is_zero || (to.zeroed && !options.allocated),
+            flush: options.flush,
+            segment: options.segment.max(SEGMENT_MIN).next_power_of_two(),
+        }
+    }
+}
