@@ -1,0 +1,187 @@
+//! What changed between two results. Only ratios to the reference column of the same run are
+//! compared, never times: machines and days differ.
+
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Result};
+use crate::result::{Cell, Report};
+use crate::save;
+
+/// What came of a comparison.
+#[derive(Debug)]
+pub struct Comparison {
+    /// For people.
+    pub text: String,
+    /// Cells that became worse by more than the threshold, or fail now.
+    pub worse: usize,
+}
+
+/// Compares two results, or two folders of results by the scenarios that both have.
+pub fn compare(old: &Path, new: &Path, threshold_percent: f64) -> Result<Comparison> {
+    let mut all = Comparison { text: String::new(), worse: 0 };
+    for (old, new) in pairs(old, new)? {
+        let one = reports(&save::load(&old)?, &save::load(&new)?, threshold_percent)?;
+        all.text.push_str(&one.text);
+        all.worse += one.worse;
+    }
+    Ok(all)
+}
+
+/// Compares two results of the same scenario.
+pub fn reports(old: &Report, new: &Report, threshold_percent: f64) -> Result<Comparison> {
+    let reference = |report: &Report| report.reference.map(|at| report.columns[at].clone());
+    let (before, after) = (reference(old), reference(new));
+    let Some(reference) = before.clone().filter(|_| before == after) else {
+        return Err(Error::usage(format!(
+            "cannot compare results of {}: they must have the same reference column; there are {} \
+             and {}",
+            new.name,
+            before.as_deref().unwrap_or("none"),
+            after.as_deref().unwrap_or("none")
+        )));
+    };
+    if old.name != new.name || old.full != new.full {
+        return Err(Error::usage(format!(
+            "cannot compare {} with {}: results of the same scenario in the same size are needed",
+            whole_name(old),
+            whole_name(new)
+        )));
+    }
+    let mut text = format!(
+        "{}: ratio of wall time to {reference}, {} and {}\n",
+        new.title, old.started, new.started
+    );
+    let (mut worse, mut seen) = (0, 0);
+    for cell in &new.cells {
+        let (row, column) = (&new.rows[cell.row].label, &new.columns[cell.column]);
+        if *column == reference {
+            continue;
+        }
+        let Some(other) = find(old, row, column) else { continue };
+        let line = match (&other.ratio, &cell.ratio) {
+            (Some(before), Some(after)) if before.median > 0.0 => {
+                seen += 1;
+                let percent = 100.0 * (after.median / before.median - 1.0);
+                let mut line =
+                    format!("{:.2} -> {:.2}  {percent:+.0}%", before.median, after.median);
+                if percent > threshold_percent {
+                    worse += 1;
+                    line.push_str("  SLOWER");
+                } else if percent < -threshold_percent {
+                    line.push_str("  faster");
+                }
+                if before.low <= after.high && after.low <= before.high {
+                    line.push_str("  (intervals overlap)");
+                }
+                line
+            }
+            (Some(_), None) if cell.failed > 0 && cell.good == 0 => {
+                worse += 1;
+                "FAILS NOW".to_owned()
+            }
+            _ => continue,
+        };
+        text.push_str(&format!("  {row}, {column}: {line}\n"));
+    }
+    if seen + worse == 0 {
+        return Err(Error::usage(format!(
+            "cannot compare results of {}: no cell was measured in both",
+            new.name
+        )));
+    }
+    text.push_str(&match worse {
+        0 => format!("nothing became worse by more than {threshold_percent} %\n"),
+        n => format!("{n} of {seen} became worse by more than {threshold_percent} %, or fail\n"),
+    });
+    Ok(Comparison { text, worse })
+}
+
+fn whole_name(report: &Report) -> String {
+    format!("{} ({})", report.name, if report.full { "full" } else { "reduced" })
+}
+
+fn find<'a>(report: &'a Report, row: &str, column: &str) -> Option<&'a Cell> {
+    let row = report.rows.iter().position(|known| known.label == row)?;
+    let column = report.columns.iter().position(|known| known == column)?;
+    Some(report.cell(row, column))
+}
+
+/// Results that belong together.
+fn pairs(old: &Path, new: &Path) -> Result<Vec<(PathBuf, PathBuf)>> {
+    if save::is_result(old) && save::is_result(new) {
+        return Ok(vec![(old.to_owned(), new.to_owned())]);
+    }
+    let list = |dir: &Path| -> Result<Vec<PathBuf>> {
+        let entries = std::fs::read_dir(dir).map_err(|error| Error::file("read", dir, error))?;
+        let mut found: Vec<PathBuf> =
+            entries.flatten().map(|entry| entry.path()).filter(|p| save::is_result(p)).collect();
+        found.sort();
+        Ok(found)
+    };
+    let news = list(new)?;
+    let pairs: Vec<(PathBuf, PathBuf)> = list(old)?
+        .into_iter()
+        .filter_map(|old| {
+            let new = news.iter().find(|new| new.file_name() == old.file_name())?;
+            Some((old, new.clone()))
+        })
+        .collect();
+    match pairs.is_empty() {
+        false => Ok(pairs),
+        true => Err(Error::usage(format!(
+            "{} and {} have no result in common; name two folders with a result.json",
+            old.display(),
+            new.display()
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::table::tests::report;
+
+    fn made(ours: &[f64]) -> Report {
+        report(&["peer", "ours"], &[("row", &[&[2.0], ours])])
+    }
+
+    #[test]
+    fn the_threshold_decides() {
+        let (old, same, slow) = (made(&[1.0]), made(&[1.09]), made(&[1.2]));
+        assert_eq!(reports(&old, &same, 10.0).unwrap().worse, 0);
+        let found = reports(&old, &slow, 10.0).unwrap();
+        assert_eq!(found.worse, 1);
+        assert!(found.text.contains("row, ours: 0.50 -> 0.60  +20%  SLOWER"), "{}", found.text);
+        assert_eq!(reports(&old, &slow, 25.0).unwrap().worse, 0);
+        assert!(reports(&slow, &old, 10.0).unwrap().text.contains("-17%  faster"));
+    }
+
+    #[test]
+    fn absolute_times_do_not_matter() {
+        let old = report(&["peer", "ours"], &[("row", &[&[2.0], &[1.0]])]);
+        let new = report(&["peer", "ours"], &[("row", &[&[20.0], &[10.0]])]);
+        assert_eq!(reports(&old, &new, 1.0).unwrap().worse, 0);
+    }
+
+    #[test]
+    fn a_cell_that_fails_now_is_worse() {
+        let found = reports(&made(&[1.0]), &made(&[]), 10.0).unwrap();
+        assert_eq!(found.worse, 1);
+        assert!(found.text.contains("FAILS NOW"), "{}", found.text);
+    }
+
+    #[test]
+    fn what_cannot_be_compared_is_refused() {
+        let old = made(&[1.0]);
+        let mut new = made(&[1.0]);
+        new.full = true;
+        let text = reports(&old, &new, 10.0).unwrap_err().to_string();
+        assert!(text.contains("example (reduced)") && text.contains("example (full)"), "{text}");
+        new = made(&[1.0]);
+        new.reference = Some(1);
+        let text = reports(&old, &new, 10.0).unwrap_err().to_string();
+        assert!(text.contains("there are peer and ours"), "{text}");
+        new = report(&["peer", "new"], &[("row", &[&[2.0], &[1.0]])]);
+        assert!(reports(&old, &new, 10.0).is_err());
+    }
+}

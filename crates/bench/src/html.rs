@@ -1,0 +1,389 @@
+//! Results as one HTML page: charts and tables, nothing from elsewhere, no script.
+//!
+//! Text is HTML and only bars are SVG, so that nothing shrinks on a narrow screen. Colours follow
+//! what the reader prefers, light or dark; on paper they are light.
+
+use crate::result::{Cell, Metric, Report, State};
+use crate::table::{
+    cell_text, circumstances, differences, facts, letter, notes, number, ratio_text, ratio_title,
+};
+
+/// Colours of columns, light and dark; they repeat after the last.
+const COLOURS: [(&str, &str); 8] = [
+    ("#2a6fbb", "#5a9fe6"),
+    ("#c8641b", "#f0924a"),
+    ("#2c8a57", "#4fbf86"),
+    ("#8a4fb0", "#b98adf"),
+    ("#b8324f", "#ee7490"),
+    ("#7a6a12", "#c9b23c"),
+    ("#1d8a94", "#4cc2cc"),
+    ("#6b6f76", "#a3a8b0"),
+];
+
+/// Charts are this high and wide in units of their own.
+const CURVE: (f64, f64) = (360.0, 220.0);
+
+/// The page.
+pub fn page(report: &Report) -> String {
+    let mut body = format!(
+        "<h1>{}</h1>\n<p>{}</p>\n<p class=\"how\">{}</p>\n",
+        escape(&report.title),
+        escape(&report.description),
+        escape(&circumstances(report))
+    );
+    body.push_str(&legend(report));
+    if report.curve.is_some() {
+        body.push_str(&curve(report, Metric::Wall));
+    }
+    for metric in [Metric::Wall, Metric::TotalCpu, Metric::OwnCpu, Metric::OwnPeak] {
+        body.push_str(&format!("<section>\n<h2>{}</h2>\n", escape(metric.title())));
+        body.push_str(match metric {
+            Metric::Wall => {
+                "<p class=\"how\">Bars are medians, marks the confidence interval of the median. \
+                 Each row has a scale of its own; shorter is better.</p>\n"
+            }
+            _ => "",
+        });
+        for row in 0..report.rows.len() {
+            body.push_str(&bars(report, row, metric));
+        }
+        body.push_str("</section>\n");
+    }
+    body.push_str("<section>\n<h2>Tables</h2>\n");
+    for metric in Metric::ALL {
+        body.push_str(&table(report, metric.title(), |cells, at| {
+            let more = differences(cells, at, metric);
+            let text = escape(&cell_text(&cells[at], metric));
+            match more.is_empty() {
+                true => text,
+                false => format!("{text}<br><small>{}</small>", escape(&more)),
+            }
+        }));
+    }
+    if report.reference.is_some() {
+        let title = ratio_title(report);
+        body.push_str(&table(report, &title, |cells, at| escape(&ratio_text(&cells[at]))));
+    }
+    body.push_str("</section>\n");
+    let notes = notes(report);
+    if !notes.is_empty() {
+        let items: String = notes.iter().map(|n| format!("<li>{}</li>\n", escape(n))).collect();
+        body.push_str(&format!("<section>\n<h2>Notes</h2>\n<ul>\n{items}</ul>\n</section>\n"));
+    }
+    let rows: String = facts(report)
+        .iter()
+        .map(|(name, value)| {
+            format!("<tr><th scope=\"row\">{}</th><td>{}</td></tr>\n", escape(name), escape(value))
+        })
+        .collect();
+    body.push_str(&format!(
+        "<section>\n<h2>Machine and programs</h2>\n<div class=\"wide\"><table class=\"facts\">\n\
+         {rows}</table></div>\n</section>\n"
+    ));
+    body.push_str(&commands(report));
+    format!(
+        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+         <meta name=\"color-scheme\" content=\"light dark\">\n<title>{}</title>\n<style>\n{}\
+         </style>\n</head>\n<body>\n<main>\n{body}</main>\n</body>\n</html>\n",
+        escape(&report.title),
+        style()
+    )
+}
+
+fn style() -> String {
+    let colours = |pick: fn(&(&'static str, &'static str)) -> &'static str| -> String {
+        COLOURS.iter().enumerate().map(|(at, pair)| format!("--c{at}:{};", pick(pair))).collect()
+    };
+    let light = format!(
+        "--back:#fff;--text:#1c1e21;--soft:#5b6067;--line:#d5d8dc;--bad:#b3261e;{}",
+        colours(|pair| pair.0)
+    );
+    let dark = format!(
+        "--back:#15171a;--text:#e6e8ea;--soft:#a5abb3;--line:#3a3f45;--bad:#ff8a80;{}",
+        colours(|pair| pair.1)
+    );
+    format!(
+        ":root{{{light}}}\n\
+         @media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}\n{STYLE}"
+    )
+}
+
+const STYLE: &str = "\
+*{box-sizing:border-box}
+body{margin:0;background:var(--back);color:var(--text);font:16px/1.5 system-ui,sans-serif}
+main{max-width:60rem;margin:0 auto;padding:1rem}
+h1{font-size:1.5rem;line-height:1.25;margin:.5rem 0}
+h2{font-size:1.15rem;margin:2rem 0 .25rem}
+h3{font-size:1rem;margin:1rem 0 .25rem}
+p,li,td,th,code{overflow-wrap:anywhere}
+.how,small{color:var(--soft);font-size:.875rem}
+.legend{display:flex;flex-wrap:wrap;gap:.25rem 1rem;list-style:none;padding:0}
+.legend svg{width:.8rem;height:.8rem;margin-right:.4rem}
+.bar{display:grid;grid-template-columns:12rem 1fr 9rem;gap:.1rem .6rem;align-items:center;margin:.15rem 0}
+.bar svg{width:100%;height:1.1rem;display:block;overflow:visible}
+.value{font-variant-numeric:tabular-nums;font-size:.9rem}
+.none{color:var(--soft)}.bad{color:var(--bad);font-weight:600}
+.mark{stroke:var(--text);stroke-width:1.5}
+.axis{stroke:var(--line);stroke-width:1}
+.curve{display:block;width:100%;max-width:36rem;height:auto}
+.curve text{fill:var(--soft);font:11px system-ui,sans-serif}
+.wide{overflow-x:auto}
+table{border-collapse:collapse;margin:.5rem 0 1rem;font-size:.9rem;font-variant-numeric:tabular-nums}
+caption{text-align:left;font-weight:600;padding:.25rem 0}
+th,td{border:1px solid var(--line);padding:.25rem .5rem;text-align:left;vertical-align:top;min-width:6.5rem}
+.facts th{font-weight:400;color:var(--soft)}
+pre{overflow-x:auto;border:1px solid var(--line);padding:.5rem;font-size:.8rem;white-space:pre-wrap;overflow-wrap:anywhere}
+@media (max-width:40rem){.bar{grid-template-columns:1fr 7.5rem}.bar .name{grid-column:1/-1;font-size:.9rem}}
+@media print{body{font-size:11px}main{max-width:none;padding:0}.bar,figure,tr{break-inside:avoid}.wide{overflow:visible}svg{print-color-adjust:exact;-webkit-print-color-adjust:exact}}
+";
+
+/// Text that may stand in HTML, between tags and in attributes.
+fn escape(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            '\'' => out.push_str("&#39;"),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+fn colour(column: usize) -> String {
+    format!("var(--c{})", column % COLOURS.len())
+}
+
+fn name(report: &Report, column: usize) -> String {
+    format!("{} {}", letter(column), escape(&report.columns[column]))
+}
+
+fn legend(report: &Report) -> String {
+    let items: String = (0..report.columns.len())
+        .map(|at| {
+            format!(
+                "<li><svg aria-hidden=\"true\"><rect width=\"100%\" height=\"100%\" \
+                 style=\"fill:{}\"/></svg>{}</li>\n",
+                colour(at),
+                name(report, at)
+            )
+        })
+        .collect();
+    format!("<ul class=\"legend\">\n{items}</ul>\n")
+}
+
+/// The bars of a row.
+fn bars(report: &Report, row: usize, metric: Metric) -> String {
+    let cells = report.row(row);
+    let largest = cells
+        .iter()
+        .filter_map(|cell| metric.of(cell))
+        .map(|summary| summary.high.max(summary.median))
+        .fold(0.0, f64::max);
+    let mut out =
+        format!("<figure style=\"margin:0\">\n<h3>{}</h3>\n", escape(&report.rows[row].label));
+    for (at, cell) in cells.iter().enumerate() {
+        out.push_str(&bar(&name(report, at), cell, metric, largest, &colour(at)));
+    }
+    out.push_str("</figure>\n");
+    out
+}
+
+fn bar(name: &str, cell: &Cell, metric: Metric, largest: f64, colour: &str) -> String {
+    let name = format!("<div class=\"bar\"><span class=\"name\">{name}</span>");
+    let text = escape(&cell_text(cell, metric));
+    let summary = match cell.state(metric) {
+        State::Good(summary) => summary,
+        State::Failed(_) => {
+            return format!("{name}<span></span><span class=\"value bad\">{text}</span></div>\n");
+        }
+        State::Skipped(reason) => {
+            let reason = escape(reason);
+            return format!(
+                "{name}<span class=\"none\">{reason}</span><span class=\"value none\">{text}\
+                 </span></div>\n"
+            );
+        }
+        State::Missing => {
+            return format!("{name}<span></span><span class=\"value none\">{text}</span></div>\n");
+        }
+    };
+    let percent = |value: f64| match largest > 0.0 {
+        true => (100.0 * value / largest).clamp(0.0, 100.0),
+        false => 0.0,
+    };
+    let (low, high) = (percent(summary.low), percent(summary.high));
+    let mut marks =
+        format!("<line x1=\"{low:.2}%\" x2=\"{high:.2}%\" y1=\"50%\" y2=\"50%\" class=\"mark\"/>");
+    for end in [low, high] {
+        marks.push_str(&format!(
+            "<line x1=\"{end:.2}%\" x2=\"{end:.2}%\" y1=\"25%\" y2=\"75%\" class=\"mark\"/>"
+        ));
+    }
+    format!(
+        "{name}<svg role=\"img\" aria-label=\"{text}\"><rect width=\"{:.2}%\" height=\"100%\" \
+         rx=\"2\" style=\"fill:{colour}\"/>{marks}</svg><span class=\"value\">{text}</span></div>\n",
+        percent(summary.median)
+    )
+}
+
+/// All columns over the rows' places on the axis.
+fn curve(report: &Report, metric: Metric) -> String {
+    let places: Vec<f64> = report.rows.iter().map(|row| row.curve_at.unwrap_or(0.0)).collect();
+    let (first, last) =
+        places.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(a, b), x| (a.min(*x), b.max(*x)));
+    let largest = report
+        .cells
+        .iter()
+        .filter_map(|cell| metric.of(cell))
+        .map(|summary| summary.high / metric.unit())
+        .fold(0.0, f64::max);
+    if first >= last || largest <= 0.0 {
+        return String::new();
+    }
+    let (left, right, top, bottom) = (44.0, CURVE.0 - 12.0, 10.0, CURVE.1 - 34.0);
+    let x = |place: f64| left + (place - first) / (last - first) * (right - left);
+    let y = |value: f64| bottom - value / largest * (bottom - top);
+    let mut out = format!(
+        "<figure style=\"margin:0\">\n<h2>{} over {}</h2>\n<svg class=\"curve\" role=\"img\" \
+         aria-label=\"curves; the tables hold the same figures\" viewBox=\"0 0 {} {}\">\n",
+        escape(metric.title()),
+        escape(report.curve.as_deref().unwrap_or_default()),
+        CURVE.0,
+        CURVE.1
+    );
+    for part in 0..=4 {
+        let value = largest * f64::from(part) / 4.0;
+        let y = y(value);
+        out.push_str(&format!(
+            "<line class=\"axis\" x1=\"{left}\" x2=\"{right}\" y1=\"{y:.1}\" y2=\"{y:.1}\"/>\
+             <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>\n",
+            left - 5.0,
+            y + 4.0,
+            number(value)
+        ));
+    }
+    let mut ticks = places.clone();
+    ticks.sort_by(f64::total_cmp);
+    ticks.dedup();
+    for place in ticks {
+        out.push_str(&format!(
+            "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{place}</text>\n",
+            x(place),
+            bottom + 15.0
+        ));
+    }
+    for column in 0..report.columns.len() {
+        let mut points: Vec<(f64, &crate::stats::Summary)> = (0..report.rows.len())
+            .filter_map(|row| Some((places[row], metric.of(report.cell(row, column))?)))
+            .collect();
+        points.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let colour = colour(column);
+        let line: Vec<String> = points
+            .iter()
+            .map(|(place, s)| format!("{:.1},{:.1}", x(*place), y(s.median / metric.unit())))
+            .collect();
+        out.push_str(&format!(
+            "<polyline points=\"{}\" style=\"fill:none;stroke:{colour};stroke-width:2\"/>\n",
+            line.join(" ")
+        ));
+        for (place, summary) in points {
+            let x = x(place);
+            let (low, high) = (y(summary.low / metric.unit()), y(summary.high / metric.unit()));
+            out.push_str(&format!(
+                "<line x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{low:.1}\" y2=\"{high:.1}\" \
+                 style=\"stroke:{colour}\"/><circle cx=\"{x:.1}\" cy=\"{:.1}\" r=\"3\" \
+                 style=\"fill:{colour}\"/>\n",
+                y(summary.median / metric.unit())
+            ));
+        }
+    }
+    out.push_str("</svg>\n</figure>\n");
+    out
+}
+
+fn table(report: &Report, title: &str, cell: impl Fn(&[Cell], usize) -> String) -> String {
+    let mut out =
+        format!("<div class=\"wide\"><table>\n<caption>{}</caption>\n<tr><td></td>", escape(title));
+    for at in 0..report.columns.len() {
+        out.push_str(&format!("<th scope=\"col\">{}</th>", name(report, at)));
+    }
+    out.push_str("</tr>\n");
+    for (row, heading) in report.rows.iter().enumerate() {
+        out.push_str(&format!("<tr><th scope=\"row\">{}</th>", escape(&heading.label)));
+        for at in 0..report.columns.len() {
+            out.push_str(&format!("<td>{}</td>", cell(report.row(row), at)));
+        }
+        out.push_str("</tr>\n");
+    }
+    out.push_str("</table></div>\n");
+    out
+}
+
+fn commands(report: &Report) -> String {
+    let mut out = String::from("<section>\n<h2>Commands</h2>\n");
+    if !report.setup.is_empty() {
+        let lines = escape(&report.setup.join("\n"));
+        out.push_str(&format!("<h3>Before all runs</h3>\n<pre>{lines}</pre>\n"));
+    }
+    for (row, heading) in report.rows.iter().enumerate() {
+        let mut lines = Vec::new();
+        for cell in report.row(row).iter().filter(|cell| cell.skipped.is_none()) {
+            lines.push(format!("# {} {}", letter(cell.column), report.columns[cell.column]));
+            lines.extend(cell.prepare.iter().map(|line| format!("before: {line}")));
+            lines.extend(cell.servers.iter().map(|line| format!("server: {line}")));
+            lines.push(cell.command.clone());
+            lines.extend(cell.check.iter().map(|line| format!("after: {line}")));
+        }
+        let (label, lines) = (escape(&heading.label), escape(&lines.join("\n")));
+        out.push_str(&format!(
+            "<details>\n<summary>{label}</summary>\n<pre>{lines}</pre>\n</details>\n"
+        ));
+    }
+    out.push_str("</section>\n");
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::table::tests::report;
+
+    #[test]
+    fn every_cell_is_there_and_nothing_is_fetched() {
+        let mut report = report(
+            &["ours", "theirs & co"],
+            &[("one", &[&[1.25, 1.5], &[33.3]]), ("two <b>", &[&[7.77], &[]])],
+        );
+        report.cells[1].skipped = Some("the program x is not there".into());
+        report.curve = Some("size".into());
+        let page = page(&report);
+        for text in ["1.38", "7.77", "FAILED", "skipped", "the program x is not there"] {
+            assert!(page.contains(text), "{text} is missing");
+        }
+        for text in ["one", "two &lt;b&gt;", "A ours", "B theirs &amp; co", "Example &lt;title&gt;"]
+        {
+            assert!(page.contains(text), "{text} is missing");
+        }
+        for forbidden in ["http:", "https:", "src=", "href=", "<script", "url(", "@import", "<b>"] {
+            assert!(!page.contains(forbidden), "{forbidden} is there");
+        }
+        assert!(page.contains("prefers-color-scheme:dark") && page.contains("@media print"));
+        assert!(page.contains("<polyline") && page.contains("class=\"mark\""));
+    }
+
+    #[test]
+    fn tags_are_balanced() {
+        let report = report(&["a", "b"], &[("r", &[&[1.0, 2.0], &[]])]);
+        let page = page(&report);
+        for tag in ["div", "section", "table", "tr", "td", "th", "svg", "span", "figure", "ul"] {
+            let opened = page.matches(&format!("<{tag}>")).count()
+                + page.matches(&format!("<{tag} ")).count();
+            assert_eq!(opened, page.matches(&format!("</{tag}>")).count(), "{tag}");
+        }
+    }
+}

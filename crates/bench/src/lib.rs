@@ -1,0 +1,346 @@
+//! `blockhaul bench`: benchmarks as data, honestly.
+//!
+//! A scenario file says what is measured: environments are the columns of a table, a command each,
+//! ours or anybody's; cases are its rows. Every cell is run many times, in random order round by
+//! round, so that what drifts on the machine disturbs all columns alike. Every run is prepared,
+//! timed, and its result checked: a fast wrong run has failed. Results are tables for terminals
+//! and Markdown, raw data, and a page with charts.
+//!
+//! - `scenario`, `vars`: the file format. `plan`: what it comes to on this machine.
+//! - `run`: the rounds. `process`, `usage`: one command measured. `files`: images and comparison.
+//! - `stats`, `result`: from runs to summaries. `table`, `html`, `save`, `compare`: for people.
+//! - `args`: the command line.
+
+#![forbid(unsafe_code)]
+
+pub mod args;
+pub mod compare;
+mod error;
+pub mod files;
+pub mod html;
+pub mod machine;
+pub mod plan;
+pub mod process;
+pub mod progress;
+pub mod random;
+pub mod result;
+pub mod run;
+pub mod save;
+pub mod scenario;
+pub mod stats;
+pub mod table;
+pub mod usage;
+pub mod vars;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+pub use args::Args;
+pub use error::{Error, Result};
+
+use args::{Action, Format, Options};
+use plan::{Act, Choice, Places, Plan, shell_line};
+use process::Ground;
+use progress::Progress;
+use result::Report;
+use scenario::Scenario;
+
+/// Exit status after Ctrl-C: 128 and the number of the signal.
+const INTERRUPTED: u8 = 130;
+
+/// Does what the command line says. Exit status 0 if all went well; 1 if a run failed, or a
+/// comparison found something worse; 2 if the command line or a scenario cannot be understood;
+/// 130 if it was stopped.
+pub fn main(args: Args) -> ExitCode {
+    match act(args) {
+        Ok(status) => ExitCode::from(status),
+        Err(error) => {
+            write_all(&mut std::io::stderr(), &format!("blockhaul: bench: {error}\n"));
+            ExitCode::from(error.status())
+        }
+    }
+}
+
+fn act(args: Args) -> Result<u8> {
+    match args.action {
+        None => {
+            let scenarios = args.files.iter().map(|path| Scenario::load(path));
+            run_all(scenarios.collect::<Result<_>>()?, &args.options)
+        }
+        Some(Action::Run { names, options }) => {
+            let scenarios = names.iter().map(|name| Scenario::built_in(name));
+            run_all(scenarios.collect::<Result<_>>()?, &options)
+        }
+        Some(Action::List) => {
+            for (name, _) in scenario::BUILT_IN {
+                print(&format!("{name:10} {}\n", Scenario::built_in(name)?.1.title));
+            }
+            Ok(0)
+        }
+        Some(Action::Compare { old, new, threshold }) => {
+            let found = compare::compare(&old, &new, threshold)?;
+            print(&found.text);
+            Ok(u8::from(found.worse > 0))
+        }
+        Some(Action::Render { dir }) => {
+            save::write(&save::load(&dir)?, &dir)?;
+            Ok(0)
+        }
+    }
+}
+
+fn run_all(scenarios: Vec<(String, Scenario)>, options: &Options) -> Result<u8> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in
+        [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP]
+    {
+        signal_hook::flag::register(signal, stop.clone())
+            .map_err(|error| Error::new(format!("cannot catch signals: {error}")))?;
+    }
+    let mut status = 0;
+    for (name, scenario) in &scenarios {
+        let Some(report) = run_scenario(name, scenario, options, &stop)? else { continue };
+        print(&match options.format {
+            Format::Text => table::text(&report),
+            Format::Markdown => table::markdown(&report),
+            Format::Csv => table::csv(&report),
+            Format::Json => save::json(&report)?,
+        });
+        if !options.no_save && !report.runs.is_empty() {
+            let dir = save::save(&report, &options.out)?;
+            write_all(&mut std::io::stderr(), &format!("results are in {}\n", dir.display()));
+        }
+        if report.interrupted {
+            return Ok(INTERRUPTED);
+        }
+        if report.failures() > 0 {
+            status = 1;
+        }
+    }
+    Ok(status)
+}
+
+/// Runs a scenario as the options say; None if it was only to be shown. Folders of this machine are
+/// hidden in the report.
+pub fn run_scenario(
+    name: &str,
+    scenario: &Scenario,
+    options: &Options,
+    stop: &AtomicBool,
+) -> Result<Option<Report>> {
+    let scratch = match &options.scratch {
+        Some(dir) => dir.clone(),
+        None if Path::new("/dev/shm").is_dir() => PathBuf::from("/dev/shm"),
+        None => std::env::temp_dir(),
+    };
+    let scratch = Folder::new(&scratch, "scratch", options.keep)?;
+    let disk = Folder::new(&options.disk, "disk", options.keep)?;
+    let logs = Folder::new(&scratch.path, "logs", false)?;
+    let mut search = options.path.clone();
+    search.extend(std::env::var_os("PATH").iter().flat_map(std::env::split_paths));
+    let path: OsString =
+        std::env::join_paths(&search).map_err(|error| Error::usage(format!("--path: {error}")))?;
+    let mut places =
+        Places { scratch: scratch.path.clone(), disk: disk.path.clone(), blockhaul: None, search };
+    places.blockhaul = own_program(options, &places);
+    let choice = Choice {
+        full: options.full,
+        runs: options.runs,
+        warmup: options.warmup,
+        seed: options.seed,
+        set: options.variables(),
+        rows: options.row.clone(),
+        columns: options.column.clone(),
+        drop_caches: options.drop_caches,
+    };
+    let plan = Plan::new(name, scenario, &choice, &places, any_seed())?;
+    if options.dry_run {
+        print(&describe(&plan));
+        return Ok(None);
+    }
+    let mut progress = Progress::new(options.quiet);
+    let ground = Ground { places: &places, path: &path, logs: &logs.path, stop };
+    let machine = machine::Machine::examine(options.label.as_deref(), &scratch.path, &disk.path);
+    let started = result::now_utc();
+    if plan.cells.iter().any(|cell| cell.is_ok()) {
+        run::set_up(&plan, &ground, &mut progress)?;
+    }
+    let programs = versions(&plan, &ground);
+    let outcome = run::run(&plan, &ground, &mut progress);
+    progress.end();
+    let here = std::env::current_dir().unwrap_or_default();
+    let report = Report {
+        format: result::FORMAT,
+        name: plan.name.clone(),
+        title: plan.title.clone(),
+        description: plan.description.clone(),
+        full: plan.full,
+        interrupted: outcome.interrupted,
+        started,
+        machine,
+        load_after: machine::load(),
+        commit: machine::git_commit(&here),
+        programs,
+        settings: result::Settings {
+            runs: plan.runs,
+            warmup: plan.warmup,
+            timeout_s: plan.timeout.as_secs_f64(),
+            drop_caches: plan.drop_caches,
+            seed: plan.seed,
+        },
+        columns: plan.columns.clone(),
+        reference: plan.reference,
+        curve: plan.curve.clone(),
+        rows: plan.rows.iter().map(heading).collect(),
+        setup: setup_lines(&plan),
+        cells: result::summarize(&plan, &outcome.runs),
+        runs: outcome.runs,
+    };
+    secrets(&places, options, &here).hide_in(&report).map(Some)
+}
+
+/// The program that `{blockhaul}` stands for.
+fn own_program(options: &Options, places: &Places) -> Option<PathBuf> {
+    if let Some(given) = &options.blockhaul {
+        return std::path::absolute(given).ok();
+    }
+    let this = std::env::current_exe().ok()?;
+    match this.file_name().is_some_and(|name| name == "blockhaul") {
+        true => Some(this),
+        false => places.find("blockhaul"),
+    }
+}
+
+fn secrets(places: &Places, options: &Options, here: &Path) -> save::Secrets {
+    let mut secrets = save::Secrets::default();
+    secrets.add(&places.scratch, "{scratch}");
+    secrets.add(&places.disk, "{disk}");
+    secrets.add(here, "{root}");
+    for dir in &options.path {
+        secrets.add(dir, "{path}");
+    }
+    if let Some(program) = &places.blockhaul {
+        secrets.add(program, "blockhaul");
+    }
+    if let Some(home) = std::env::var_os("HOME") {
+        secrets.add(Path::new(&home), "~");
+    }
+    secrets
+}
+
+fn heading(row: &plan::Row) -> result::Row {
+    result::Row {
+        label: row.label.clone(),
+        variables: row.variables.clone(),
+        unchecked: row.unchecked.clone(),
+        curve_at: row.curve_at,
+    }
+}
+
+fn setup_lines(plan: &Plan) -> Vec<String> {
+    let images = plan.images.iter().map(|image| {
+        format!(
+            "(image {}: {} bytes, {} of them random in runs of {}, seed {})",
+            image.path.display(),
+            image.size,
+            image.data,
+            image.run,
+            image.seed
+        )
+    });
+    images.chain(plan.setup.iter().map(Act::to_string)).collect()
+}
+
+/// Versions of all programs of a plan, by name.
+fn versions(plan: &Plan, ground: &Ground<'_>) -> BTreeMap<String, String> {
+    let mut programs = BTreeSet::new();
+    for body in plan.cells.iter().flatten() {
+        programs.extend(body.commands().map(|words| words[0].clone()));
+    }
+    programs.remove("/bin/sh");
+    programs
+        .into_iter()
+        .filter_map(|program| {
+            Some((plan::base_name(&program).to_owned(), ground.version(&program)?))
+        })
+        .collect()
+}
+
+/// What would be run.
+fn describe(plan: &Plan) -> String {
+    let mut text = format!("{}: {} runs, {} for warming up\n", plan.title, plan.runs, plan.warmup);
+    for line in setup_lines(plan) {
+        text.push_str(&format!("  setup: {line}\n"));
+    }
+    for (row, heading) in plan.rows.iter().enumerate() {
+        for (column, label) in plan.columns.iter().enumerate() {
+            text.push_str(&format!("{}: {label}\n", heading.label));
+            match plan.cell(row, column) {
+                Err(reason) => text.push_str(&format!("  skipped: {reason}\n")),
+                Ok(body) => {
+                    let mut put = |what: &str, line: &str| {
+                        text.push_str(&format!("  {what:8} {line}\n"));
+                    };
+                    body.prepare.iter().for_each(|act| put("before:", &act.to_string()));
+                    body.servers.iter().for_each(|s| put("server:", &shell_line(&s.command)));
+                    put("timed:", &shell_line(&body.command));
+                    body.check.iter().for_each(|act| put("after:", &act.to_string()));
+                }
+            }
+        }
+    }
+    text
+}
+
+/// A seed for those who did not choose one: the time.
+fn any_seed() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    // Small enough for every reader of JSON, which may take numbers for floating-point ones.
+    since.as_micros() as u64 & ((1 << 48) - 1)
+}
+
+/// A folder of our own, removed with all that is in it when this is dropped.
+struct Folder {
+    path: PathBuf,
+    keep: bool,
+}
+
+impl Folder {
+    fn new(parent: &Path, kind: &str, keep: bool) -> Result<Folder> {
+        use std::os::unix::fs::DirBuilderExt as _;
+        static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let parent = parent.canonicalize().map_err(|error| {
+            Error::usage(format!("cannot use {} as --{kind}: {error}", parent.display()))
+        })?;
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = parent.join(format!("blockhaul-bench-{}-{number}", std::process::id()));
+        std::fs::DirBuilder::new()
+            .mode(0o700)
+            .create(&path)
+            .map_err(|error| Error::file("make", &path, error))?;
+        Ok(Folder { path, keep })
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        if !self.keep {
+            // What cannot be removed is in a folder for such things; there is nobody to tell.
+            std::fs::remove_dir_all(&self.path).ok();
+        }
+    }
+}
+
+fn print(text: &str) {
+    write_all(&mut std::io::stdout(), text);
+}
+
+/// A reader that has gone away wants no more.
+fn write_all(to: &mut dyn std::io::Write, text: &str) {
+    to.write_all(text.as_bytes()).and_then(|()| to.flush()).ok();
+}

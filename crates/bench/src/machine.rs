@@ -1,0 +1,150 @@
+//! What the results were measured on, without telling whose machine it is: no names, no addresses.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use serde::{Deserialize, Serialize};
+
+/// The machine and its state.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Machine {
+    /// A short name for folders, such as `2core-xeon`, or what `--label` says.
+    pub label: String,
+    /// The processor's name, as the kernel tells.
+    pub cpu: String,
+    /// Processors that this program may use.
+    pub cores: usize,
+    /// Memory in bytes.
+    pub memory_bytes: u64,
+    /// Operating system, its kernel and the kernel's release.
+    pub kernel: String,
+    /// Processor architecture.
+    pub architecture: String,
+    /// File system of the scratch folder.
+    pub scratch_file_system: Option<String>,
+    /// File system of the disk folder.
+    pub disk_file_system: Option<String>,
+    /// Processes that wanted to run in the minute before the first run.
+    pub load_before: f64,
+}
+
+impl Machine {
+    /// This machine. `label` replaces the derived one.
+    pub fn examine(label: Option<&str>, scratch: &Path, disk: &Path) -> Machine {
+        let cpu = cpu_name();
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Machine {
+            label: label.map_or_else(|| derived_label(cores, &cpu), str::to_owned),
+            cores,
+            memory_bytes: memory_bytes(),
+            kernel: format!(
+                "{} {}",
+                read_line("/proc/sys/kernel/ostype"),
+                read_line("/proc/sys/kernel/osrelease")
+            ),
+            architecture: std::env::consts::ARCH.to_owned(),
+            scratch_file_system: file_system(scratch),
+            disk_file_system: file_system(disk),
+            load_before: load(),
+            cpu,
+        }
+    }
+}
+
+/// Type of the file system that a path is on, as `/proc/self/mountinfo` names it.
+pub fn file_system(path: &Path) -> Option<String> {
+    let path = path.canonicalize().ok()?;
+    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    // Later mounts hide earlier ones on the same place.
+    let mut best: Option<(usize, &str)> = None;
+    for line in mounts.lines() {
+        let Some((left, right)) = line.split_once(" - ") else { continue };
+        let Some(point) = left.split(' ').nth(4) else { continue };
+        let point = point.replace("\\040", " ");
+        let length = point.len();
+        if path.starts_with(&point) && best.is_none_or(|(known, _)| length >= known) {
+            best = right.split(' ').next().map(|kind| (length, kind));
+        }
+    }
+    best.map(|(_, kind)| kind.to_owned())
+}
+
+/// Bytes that may be used where a path is.
+pub fn free_bytes(path: &Path) -> Option<u64> {
+    let found = rustix::fs::statvfs(path).ok()?;
+    found.f_bavail.checked_mul(found.f_frsize)
+}
+
+/// Commit of the git tree that a folder is in, with a + if files were changed since.
+pub fn git_commit(dir: &Path) -> Option<String> {
+    let git = |args: &[&str]| {
+        let output = Command::new("git").arg("-C").arg(dir).args(args).output().ok()?;
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    };
+    let commit = git(&["rev-parse", "HEAD"]).filter(|commit| !commit.is_empty())?;
+    let changed = git(&["status", "--porcelain", "--untracked-files=no"])?;
+    Some(if changed.is_empty() { commit } else { commit + "+" })
+}
+
+/// Processes that wanted to run in the last minute.
+pub fn load() -> f64 {
+    let text = read_line("/proc/loadavg");
+    text.split(' ').next().and_then(|first| first.parse().ok()).unwrap_or(0.0)
+}
+
+fn read_line(path: &str) -> String {
+    fs::read_to_string(path).unwrap_or_default().trim().to_owned()
+}
+
+fn memory_bytes() -> u64 {
+    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+    kib.unwrap_or(0) << 10
+}
+
+fn cpu_name() -> String {
+    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    // x86 has a model name; Arm machines tell implementer and part only.
+    let value = |name: &str| {
+        let line = text.lines().find(|line| line.starts_with(name))?;
+        Some(line.split_once(':')?.1.trim().to_owned())
+    };
+    value("model name")
+        .or_else(|| {
+            let (implementer, part) = (value("CPU implementer")?, value("CPU part")?);
+            Some(format!("{} implementer {implementer} part {part}", std::env::consts::ARCH))
+        })
+        .unwrap_or_else(|| std::env::consts::ARCH.to_owned())
+}
+
+/// Number of cores and family of the processor.
+fn derived_label(cores: usize, cpu: &str) -> String {
+    const FAMILIES: &[&str] =
+        &["epyc", "ryzen", "threadripper", "xeon", "atom", "celeron", "pentium", "core"];
+    let cpu = cpu.to_ascii_lowercase();
+    let family = FAMILIES.iter().find(|family| cpu.contains(*family));
+    format!("{cores}core-{}", family.unwrap_or(&std::env::consts::ARCH))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_tell_cores_and_family_only() {
+        assert_eq!(derived_label(2, "AMD EPYC 9R14"), "2core-epyc");
+        assert_eq!(derived_label(8, "Intel(R) Xeon(R) Processor"), "8core-xeon");
+        assert_eq!(derived_label(4, "odd"), format!("4core-{}", std::env::consts::ARCH));
+    }
+
+    #[test]
+    fn this_machine_is_examined() {
+        let machine = Machine::examine(None, Path::new("/proc"), Path::new("/no/such/place"));
+        assert!(machine.memory_bytes > 1 << 20 && machine.cores > 0);
+        assert_eq!(machine.scratch_file_system.as_deref(), Some("proc"));
+        assert_eq!(machine.disk_file_system, None);
+        assert!(machine.kernel.starts_with("Linux "));
+    }
+}

@@ -1,0 +1,690 @@
+//! From a scenario to cells that can be run: sizes chosen, matrix multiplied out, variables
+//! replaced, and what this machine cannot run marked with the reason.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+use crate::scenario::{Case, Command, Environment, Image, Needs, Scenario, Step};
+use crate::vars::{Scope, Value, Vars};
+
+/// More cells than this are a mistake in a matrix, not a benchmark that anyone waits for.
+const CELLS_MAX: usize = 4096;
+
+/// What the person who starts it chose.
+#[derive(Clone, Debug, Default)]
+pub struct Choice {
+    /// The full size rather than the quick one.
+    pub full: bool,
+    /// Runs of every cell, instead of the scenario's number.
+    pub runs: Option<u32>,
+    /// Rounds before those that count, instead of the scenario's number.
+    pub warmup: Option<u32>,
+    /// Seed of the order of runs, instead of the scenario's.
+    pub seed: Option<u64>,
+    /// Variables that go before all of the scenario's.
+    pub set: Vars,
+    /// Only rows whose label contains one of these texts.
+    pub rows: Vec<String>,
+    /// Only columns whose label contains one of these texts.
+    pub columns: Vec<String>,
+    /// Whether caches are dropped, instead of what the scenario says.
+    pub drop_caches: Option<bool>,
+}
+
+/// Where things are on this machine.
+#[derive(Clone, Debug)]
+pub struct Places {
+    /// Folder for files in memory.
+    pub scratch: PathBuf,
+    /// Folder for files on a disk.
+    pub disk: PathBuf,
+    /// Our own program, if there is one.
+    pub blockhaul: Option<PathBuf>,
+    /// Folders where programs are searched.
+    pub search: Vec<PathBuf>,
+}
+
+/// What will be done.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Name of the scenario.
+    pub name: String,
+    /// Heading.
+    pub title: String,
+    /// Text for readers.
+    pub description: String,
+    /// Whether it is the full size.
+    pub full: bool,
+    /// Rows, in the scenario's order.
+    pub rows: Vec<Row>,
+    /// Labels of the columns.
+    pub columns: Vec<String>,
+    /// The column that others are compared with, if it takes part.
+    pub reference: Option<usize>,
+    /// Name of the variable that curves are drawn over.
+    pub curve: Option<String>,
+    /// Cells, row by row; `rows.len() * columns.len()` of them.
+    pub cells: Vec<Cell>,
+    /// Images to be made.
+    pub images: Vec<ImagePlan>,
+    /// Steps before the first run.
+    pub setup: Vec<Act>,
+    /// Counted runs of each cell.
+    pub runs: u32,
+    /// Rounds before them.
+    pub warmup: u32,
+    /// Time for one command.
+    pub timeout: Duration,
+    /// Whether caches are dropped before each run.
+    pub drop_caches: bool,
+    /// Seed of the order of runs.
+    pub seed: u64,
+}
+
+/// A row.
+#[derive(Clone, Debug)]
+pub struct Row {
+    /// Heading.
+    pub label: String,
+    /// Variables of the case and of the matrix.
+    pub variables: BTreeMap<String, String>,
+    /// Why its result is not checked.
+    pub unchecked: Option<String>,
+    /// Where it is on the axis of curves.
+    pub curve_at: Option<f64>,
+}
+
+/// A row in a column: what is run, or why it is not.
+pub type Cell = std::result::Result<Body, String>;
+
+/// What one run of a cell consists of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Body {
+    /// Steps before it.
+    pub prepare: Vec<Act>,
+    /// Servers around it.
+    pub servers: Vec<ServerPlan>,
+    /// What is timed.
+    pub command: Vec<String>,
+    /// Steps after it.
+    pub check: Vec<Act>,
+}
+
+/// A server with all variables replaced.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServerPlan {
+    /// Its name in the scenario.
+    pub name: String,
+    /// What is started.
+    pub command: Vec<String>,
+    /// When it is ready.
+    pub ready: Ready,
+}
+
+/// When a server is ready.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ready {
+    /// This Unix socket listens.
+    Socket(PathBuf),
+    /// This port of the loopback address accepts.
+    Port(u16),
+    /// This file exists.
+    Exists(PathBuf),
+}
+
+/// An image with all variables replaced. Lengths are in bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ImagePlan {
+    /// The file.
+    pub path: PathBuf,
+    /// Its size.
+    pub size: u64,
+    /// How much of it is data.
+    pub data: u64,
+    /// Length of a run of data.
+    pub run: u64,
+    /// Seed of the content.
+    pub seed: u64,
+}
+
+/// A step with all variables replaced.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Act {
+    /// Runs a command; it must exit with status 0.
+    Run(Vec<String>),
+    /// Makes an empty file of this size.
+    Fresh(PathBuf, u64),
+    /// Puts wrong bytes into the first file where the second has data.
+    Overwrite(PathBuf, PathBuf),
+    /// Removes a file.
+    Remove(PathBuf),
+    /// Compares the second file with the first.
+    Compare(PathBuf, PathBuf),
+}
+
+impl fmt::Display for Act {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Act::Run(words) => f.write_str(&shell_line(words)),
+            Act::Fresh(path, size) => write!(f, "(fresh file {}, {size} bytes)", path.display()),
+            Act::Overwrite(path, like) => {
+                write!(f, "(wrong bytes into {} where {} has data)", path.display(), like.display())
+            }
+            Act::Remove(path) => write!(f, "(remove {})", path.display()),
+            Act::Compare(expected, found) => {
+                write!(f, "(compare {} with {})", found.display(), expected.display())
+            }
+        }
+    }
+}
+
+impl Plan {
+    /// Works out what is to be done. `seed` is used if neither the choice nor the scenario has one.
+    pub fn new(
+        name: &str,
+        scenario: &Scenario,
+        choice: &Choice,
+        places: &Places,
+        seed: u64,
+    ) -> Result<Plan> {
+        let within = |error: Error| Error::usage(format!("scenario {name}: {error}"));
+        let size = if choice.full { &scenario.full } else { &scenario.quick };
+        let built_in = built_in(places);
+        let mut matrix = scenario.matrix.clone();
+        matrix.extend(size.matrix.clone());
+        let scope_of = |strong: &[&'_ Vars]| -> Vec<Vars> {
+            let mut maps = vec![choice.set.clone()];
+            maps.extend(strong.iter().map(|map| (*map).clone()));
+            maps.extend([size.variables.clone(), scenario.variables.clone(), built_in.clone()]);
+            maps
+        };
+        let maps = scope_of(&[]);
+        let description = Scope::new(&maps).text(scenario.description.trim()).map_err(within)?;
+        let columns: Vec<&Environment> = scenario
+            .environment
+            .iter()
+            .filter(|environment| chosen(&choice.columns, &environment.label))
+            .collect();
+        let reference = scenario.reference.as_ref().unwrap_or(&scenario.environment[0].label);
+        let mut plan = Plan {
+            name: name.to_owned(),
+            title: scenario.title.clone(),
+            description,
+            full: choice.full,
+            rows: Vec::new(),
+            columns: columns.iter().map(|column| column.label.clone()).collect(),
+            reference: columns.iter().position(|column| column.label == *reference),
+            curve: scenario.curve.clone(),
+            cells: Vec::new(),
+            images: Vec::new(),
+            setup: Vec::new(),
+            runs: choice.runs.or(size.runs).unwrap_or(scenario.runs).max(1),
+            warmup: choice.warmup.or(size.warmup).unwrap_or(scenario.warmup),
+            timeout: scenario.timeout,
+            drop_caches: choice.drop_caches.unwrap_or(scenario.drop_caches),
+            seed: choice.seed.or(scenario.seed).unwrap_or(seed),
+        };
+        for case in &scenario.case {
+            for point in product(&matrix) {
+                let maps = scope_of(&[&case.variables, &point]);
+                let scope = Scope::new(&maps);
+                let label = row_label(case, &point, &scope).map_err(within)?;
+                if !chosen(&choice.rows, &label) {
+                    continue;
+                }
+                if (plan.rows.len() + 1) * columns.len() > CELLS_MAX {
+                    return Err(within(Error::usage(format!(
+                        "more than {CELLS_MAX} cells; choose some with --row or --column"
+                    ))));
+                }
+                let row_error = |e: Error| within(Error::usage(format!("case '{label}': {e}")));
+                let cannot = unmet(&scenario.needs, places, &scope)
+                    .and_then(|none| match none {
+                        None => unmet(&case.needs, places, &scope),
+                        reason => Ok(reason),
+                    })
+                    .map_err(row_error)?;
+                let setup = acts(scenario.setup.iter().chain(&case.setup), &scope);
+                let setup = setup.map_err(row_error)?;
+                let cannot = cannot.or_else(|| absent(commands_of(&setup), places));
+                let first = plan.cells.len();
+                for column in &columns {
+                    let cell = match &cannot {
+                        Some(reason) => Err(reason.clone()),
+                        None => {
+                            let maps = scope_of(&[&case.variables, &point, &column.variables]);
+                            let scope = Scope::new(&maps);
+                            cell(scenario, case, column, places, &scope).map_err(|error| {
+                                row_error(Error::usage(format!(
+                                    "environment '{}': {error}",
+                                    column.label
+                                )))
+                            })?
+                        }
+                    };
+                    plan.cells.push(cell);
+                }
+                if plan.cells[first..].iter().any(|cell| cell.is_ok()) {
+                    plan.add_images(&scenario.image, &scope).map_err(row_error)?;
+                    for act in setup {
+                        if !plan.setup.contains(&act) {
+                            plan.setup.push(act);
+                        }
+                    }
+                }
+                let mut variables = BTreeMap::new();
+                for (name, value) in case.variables.iter().chain(&point) {
+                    variables.insert(name.clone(), value.to_string());
+                }
+                let curve_at = match &scenario.curve {
+                    Some(name) => Some(axis(name, &scope).map_err(row_error)?),
+                    None => None,
+                };
+                let unchecked = case.unchecked.clone();
+                plan.rows.push(Row { label, variables, unchecked, curve_at });
+            }
+        }
+        if plan.cells.is_empty() {
+            return Err(within(Error::usage(
+                "no cell is left; --row and --column must each be part of a label",
+            )));
+        }
+        Ok(plan)
+    }
+
+    /// The cell of a row and a column.
+    pub fn cell(&self, row: usize, column: usize) -> &Cell {
+        &self.cells[row * self.columns.len() + column]
+    }
+
+    fn add_images(&mut self, images: &[Image], scope: &Scope<'_>) -> Result<()> {
+        for image in images {
+            let size = scope.size(&image.size)?;
+            let new = ImagePlan {
+                path: PathBuf::from(scope.text(&image.path)?),
+                size,
+                data: image.data.as_ref().map_or(Ok(size), |data| scope.size(data))?,
+                run: image.run.as_ref().map_or(Ok(1 << 20), |run| scope.size(run))?,
+                seed: image.seed,
+            };
+            if new.data > new.size || new.run == 0 {
+                return Err(Error::usage(format!(
+                    "image {}: 'data' must not be larger than 'size', and 'run' not 0",
+                    image.path
+                )));
+            }
+            match self.images.iter().find(|known| known.path == new.path) {
+                None => self.images.push(new),
+                Some(known) if *known == new => {}
+                Some(_) => {
+                    return Err(Error::usage(format!(
+                        "image {}: two rows want different content; put a variable of the matrix \
+                         into 'path'",
+                        image.path
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Body {
+    /// All commands that it runs.
+    pub fn commands(&self) -> impl Iterator<Item = &Vec<String>> {
+        let servers = self.servers.iter().map(|server| &server.command);
+        let steps = commands_of(&self.prepare).chain(commands_of(&self.check));
+        servers.chain([&self.command]).chain(steps)
+    }
+}
+
+impl Places {
+    /// Finds a program: a name along the search path, anything with a slash as it is.
+    pub fn find(&self, program: &str) -> Option<PathBuf> {
+        use std::os::unix::fs::PermissionsExt as _;
+        let runs = |path: &Path| {
+            path.metadata().is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
+        };
+        if program.contains('/') {
+            return Some(PathBuf::from(program)).filter(|path| runs(path));
+        }
+        self.search.iter().map(|dir| dir.join(program)).find(|path| runs(path))
+    }
+}
+
+/// Words as a line that a shell would take, for people to repeat.
+pub fn shell_line(words: &[String]) -> String {
+    if let [shell, option, line] = words
+        && (shell == "/bin/sh" && option == "-c")
+    {
+        return line.clone();
+    }
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_=+./:,@%?{}".contains(c);
+    let quoted = |word: &String| match !word.is_empty() && word.chars().all(plain) {
+        true => word.clone(),
+        false => format!("'{}'", word.replace('\'', "'\\''")),
+    };
+    words.iter().map(quoted).collect::<Vec<_>>().join(" ")
+}
+
+fn built_in(places: &Places) -> Vars {
+    let text = |path: &Path| Value::Text(path.display().to_string());
+    let blockhaul = places.blockhaul.as_deref().unwrap_or(Path::new("blockhaul"));
+    [
+        ("scratch", text(&places.scratch)),
+        ("disk", text(&places.disk)),
+        ("blockhaul", text(blockhaul)),
+    ]
+    .map(|(name, value)| (name.to_owned(), value))
+    .into()
+}
+
+fn chosen(texts: &[String], label: &str) -> bool {
+    texts.is_empty() || texts.iter().any(|text| label.contains(text.as_str()))
+}
+
+/// All combinations of the values of all axes; the last axis changes fastest.
+fn product(matrix: &BTreeMap<String, Vec<Value>>) -> Vec<Vars> {
+    let mut points = vec![Vars::new()];
+    for (axis, values) in matrix {
+        if points.len().saturating_mul(values.len()) > CELLS_MAX {
+            // The caller counts rows and says so.
+            return vec![Vars::new(); CELLS_MAX + 1];
+        }
+        points = points
+            .iter()
+            .flat_map(|point| {
+                values.iter().map(|value| {
+                    let mut point = point.clone();
+                    point.insert(axis.clone(), value.clone());
+                    point
+                })
+            })
+            .collect();
+    }
+    points
+}
+
+fn row_label(case: &Case, point: &Vars, scope: &Scope<'_>) -> Result<String> {
+    let mut label = scope.text(&case.label)?;
+    for (name, value) in point {
+        if !case.label.contains(&format!("{{{name}}}")) {
+            label.push_str(&format!(", {name} {value}"));
+        }
+    }
+    Ok(label)
+}
+
+fn axis(name: &str, scope: &Scope<'_>) -> Result<f64> {
+    let text = scope.text(&format!("{{{name}}}"))?;
+    text.parse().map_err(|_| {
+        Error::usage(format!("'curve' is over {name}, whose value '{text}' is not a number"))
+    })
+}
+
+fn argv(command: &Command, scope: &Scope<'_>) -> Result<Vec<String>> {
+    match command {
+        Command::Shell(line) => Ok(vec!["/bin/sh".into(), "-c".into(), scope.text(line)?]),
+        Command::Words(words) => {
+            let words = scope.words(words)?;
+            match words.first().is_some_and(|program| !program.is_empty()) {
+                true => Ok(words),
+                false => Err(Error::usage("a command is empty when its variables are replaced")),
+            }
+        }
+    }
+}
+
+fn act(step: &Step, scope: &Scope<'_>) -> Result<Act> {
+    let path = |text: &String| scope.text(text).map(PathBuf::from);
+    Ok(match step {
+        Step::Run(command) => Act::Run(argv(command, scope)?),
+        Step::Fresh { path: file, size } => Act::Fresh(path(file)?, scope.size(size)?),
+        Step::Overwrite { path: file, like } => Act::Overwrite(path(file)?, path(like)?),
+        Step::Remove { path: file } => Act::Remove(path(file)?),
+        Step::Compare { expected, found } => Act::Compare(path(expected)?, path(found)?),
+    })
+}
+
+fn acts<'a>(steps: impl IntoIterator<Item = &'a Step>, scope: &Scope<'_>) -> Result<Vec<Act>> {
+    steps.into_iter().map(|step| act(step, scope)).collect()
+}
+
+/// What one cell runs; an inner error is why it is skipped.
+fn cell(
+    scenario: &Scenario,
+    case: &Case,
+    environment: &Environment,
+    places: &Places,
+    scope: &Scope<'_>,
+) -> Result<Cell> {
+    if let Some(labels) = &case.environments
+        && !labels.contains(&environment.label)
+    {
+        return Ok(Err("does not take part".to_owned()));
+    }
+    if let Some(reason) = unmet(&environment.needs, places, scope)? {
+        return Ok(Err(reason));
+    }
+    let mut servers = Vec::new();
+    for name in environment.servers.iter().chain(&case.servers) {
+        servers.push(server(scenario, &scope.text(name)?, scope)?);
+    }
+    let prepare = scenario.prepare.iter().chain(&case.prepare).chain(&environment.prepare);
+    let body = Body {
+        prepare: acts(prepare, scope)?,
+        servers,
+        command: argv(&environment.command, scope)?,
+        check: acts(case.check.as_ref().unwrap_or(&scenario.check), scope)?,
+    };
+    Ok(match absent(body.commands(), places) {
+        Some(reason) => Err(reason),
+        None => Ok(body),
+    })
+}
+
+/// The commands among steps.
+fn commands_of(acts: &[Act]) -> impl Iterator<Item = &Vec<String>> {
+    acts.iter().filter_map(|act| match act {
+        Act::Run(words) => Some(words),
+        _ => None,
+    })
+}
+
+/// Tells the first program that is not there, if one is not.
+fn absent<'a>(
+    mut commands: impl Iterator<Item = &'a Vec<String>>,
+    places: &Places,
+) -> Option<String> {
+    let words = commands.find(|words| places.find(&words[0]).is_none())?;
+    Some(format!("the program {} is not there", base_name(&words[0])))
+}
+
+fn server(scenario: &Scenario, name: &str, scope: &Scope<'_>) -> Result<ServerPlan> {
+    let server = scenario.server.get(name).ok_or_else(|| {
+        let known: Vec<&str> = scenario.server.keys().map(String::as_str).collect();
+        Error::usage(format!(
+            "there is no [server.{name}]; there are: {}",
+            if known.is_empty() { "none".to_owned() } else { known.join(", ") }
+        ))
+    })?;
+    let within = |error: Error| Error::usage(format!("[server.{name}]: {error}"));
+    let path = |text: &String| scope.text(text).map(PathBuf::from).map_err(within);
+    let ready = match (&server.socket, &server.port, &server.exists) {
+        (Some(socket), _, _) => Ready::Socket(path(socket)?),
+        (_, Some(port), _) => {
+            let port = scope.text(&port.to_string()).map_err(within)?;
+            let wrong = || within(Error::usage(format!("'{port}' is no TCP port")));
+            Ready::Port(port.parse().map_err(|_| wrong())?)
+        }
+        (_, _, Some(file)) => Ready::Exists(path(file)?),
+        (None, None, None) => return Err(within(Error::usage("it does not say when it is ready"))),
+    };
+    let command = argv(&server.command, scope).map_err(within)?;
+    Ok(ServerPlan { name: name.to_owned(), command, ready })
+}
+
+/// Why needs are not met on this machine; None if they are.
+fn unmet(needs: &Needs, places: &Places, scope: &Scope<'_>) -> Result<Option<String>> {
+    for program in &needs.programs {
+        if places.find(&scope.text(program)?).is_none() {
+            return Ok(Some(format!("the program {program} is not there")));
+        }
+    }
+    if needs.root && !rustix::process::geteuid().is_root() {
+        return Ok(Some("needs root".to_owned()));
+    }
+    if let Some(wanted) = &needs.file_system {
+        let found = crate::machine::file_system(&places.disk);
+        if found.as_deref() != Some(wanted) {
+            return Ok(Some(format!(
+                "needs {wanted} under --disk, which is on {}",
+                found.as_deref().unwrap_or("an unknown file system")
+            )));
+        }
+    }
+    let free =
+        [(&needs.scratch, &places.scratch, "--scratch"), (&needs.disk, &places.disk, "--disk")];
+    for (wanted, place, option) in free {
+        let Some(wanted) = wanted else { continue };
+        let wanted = scope.size(wanted)?;
+        let free = crate::machine::free_bytes(place);
+        if free.is_some_and(|free| free < wanted) {
+            return Ok(Some(format!(
+                "needs {} MiB under {option}, {} are free",
+                wanted >> 20,
+                free.unwrap_or(0) >> 20
+            )));
+        }
+    }
+    Ok(None)
+}
+
+/// The last part of a path, for messages that must not tell where things are.
+pub fn base_name(program: &str) -> &str {
+    program.rsplit('/').next().unwrap_or(program)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn places() -> Places {
+        Places {
+            scratch: "/scratch".into(),
+            disk: "/disk".into(),
+            blockhaul: None,
+            search: vec!["/bin".into(), "/usr/bin".into()],
+        }
+    }
+
+    fn plan(text: &str, choice: &Choice) -> Result<Plan> {
+        Plan::new("t", &Scenario::parse("t", text)?, choice, &places(), 1)
+    }
+
+    const TEXT: &str = "
+        title = 't'
+        reference = 'two'
+        curve = 'n'
+        setup = [['true', '{n}'], ['true', 'same']]
+        check = [['test', '-e', '{scratch}/x']]
+        [quick.variables]
+        level = 'quick'
+        [full]
+        runs = 9
+        variables = { level = 'full' }
+        [matrix]
+        n = [1, 2]
+        [server.one]
+        command = ['sleep', '{n}']
+        socket = '{scratch}/s'
+        [[environment]]
+        label = 'one'
+        command = ['echo', '{level}', '{flags}', '{own}']
+        variables = { own = '{label} one', label = 'nice', flags = [] }
+        [[environment]]
+        label = 'two'
+        command = 'no-such-program'
+        [[environment]]
+        label = 'three'
+        command = ['no-such-program']
+        [[case]]
+        label = 'case {n}'
+        servers = ['one']
+        environments = ['one', 'three']
+        [[case]]
+        label = 'other'
+        variables = { flags = ['-a', '{n}'] }";
+
+    #[test]
+    fn rows_are_cases_times_matrix() {
+        let plan = plan(TEXT, &Choice::default()).unwrap();
+        let labels: Vec<&str> = plan.rows.iter().map(|row| row.label.as_str()).collect();
+        assert_eq!(labels, ["case 1", "case 2", "other, n 1", "other, n 2"]);
+        assert_eq!(plan.rows[1].curve_at, Some(2.0));
+        assert_eq!((plan.reference, plan.runs), (Some(1), 5));
+        let body = plan.cell(2, 0).as_ref().unwrap();
+        assert_eq!(body.command, ["echo", "quick", "-a", "1", "nice one"]);
+        let body = plan.cell(1, 0).as_ref().unwrap();
+        assert_eq!(body.command, ["echo", "quick", "nice one"]);
+        assert_eq!(body.servers[0].command, ["sleep", "2"]);
+        assert_eq!(body.servers[0].ready, Ready::Socket("/scratch/s".into()));
+        assert_eq!(plan.cell(0, 1), &Err("does not take part".to_owned()));
+        assert_eq!(plan.cell(0, 2), &Err("the program no-such-program is not there".to_owned()));
+        assert_eq!(plan.setup.len(), 3, "equal steps are carried out once: {:?}", plan.setup);
+    }
+
+    #[test]
+    fn choices_go_before_the_scenario() {
+        let set = [("level".to_owned(), Value::Text("mine".into()))].into();
+        let choice = Choice {
+            full: true,
+            warmup: Some(0),
+            set,
+            rows: vec!["other".into()],
+            columns: vec!["one".into()],
+            ..Choice::default()
+        };
+        let plan = plan(TEXT, &choice).unwrap();
+        assert_eq!((plan.runs, plan.warmup, plan.rows.len()), (9, 0, 2));
+        assert_eq!((plan.columns.len(), plan.reference), (1, None));
+        assert_eq!(plan.cell(0, 0).as_ref().unwrap().command[1], "mine");
+    }
+
+    #[test]
+    fn errors_name_the_case_and_the_environment() {
+        let none = Choice { rows: vec!["zzz".into()], ..Choice::default() };
+        let text = plan(TEXT, &none).unwrap_err().to_string();
+        assert!(text.contains("scenario t: no cell is left"), "{text}");
+        let text = plan(&TEXT.replace("{level}", "{leval}"), &Choice::default());
+        let text = text.unwrap_err().to_string();
+        assert!(text.contains("case 'case 1': environment 'one': there is no variable"), "{text}");
+        let text = plan(&TEXT.replace("['one']", "['won']"), &Choice::default());
+        let text = text.unwrap_err().to_string();
+        assert!(text.contains("there is no [server.won]; there are: one"), "{text}");
+        let text = plan(&TEXT.replace("[1, 2]", "['x']"), &Choice::default());
+        let text = text.unwrap_err().to_string();
+        assert!(text.contains("'x' is not a number"), "{text}");
+    }
+
+    #[test]
+    fn images_are_made_once_and_do_not_clash() {
+        let image = |path: &str| format!("[[image]]\npath = '{path}'\nsize = '{{n}}M'\n");
+        let good = plan(&format!("{TEXT}\n{}", image("{scratch}/{n}")), &Choice::default());
+        assert_eq!(good.unwrap().images.len(), 2);
+        let clash = plan(&format!("{TEXT}\n{}", image("{scratch}/x")), &Choice::default());
+        let text = clash.unwrap_err().to_string();
+        assert!(text.contains("two rows want different content"), "{text}");
+    }
+
+    #[test]
+    fn lines_can_be_pasted_into_a_shell() {
+        let words = ["nbdcopy", "nbd+unix:///?socket=x", "a b", "it's", ""].map(str::to_owned);
+        assert_eq!(shell_line(&words), "nbdcopy nbd+unix:///?socket=x 'a b' 'it'\\''s' ''");
+        let line = ["/bin/sh", "-c", "echo $x"].map(str::to_owned);
+        assert_eq!(shell_line(&line), "echo $x");
+    }
+}

@@ -1,0 +1,419 @@
+//! What was measured: raw runs and their summaries. `result.json` is a `Report`.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::machine::Machine;
+use crate::plan::{Act, Plan, shell_line};
+use crate::stats::Summary;
+use crate::usage::Usage;
+
+/// Version of the layout of `result.json`; one more when a reader of the old one would go wrong.
+pub const FORMAT: u32 = 1;
+
+/// A scenario's results with all that is needed to judge and repeat them.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Report {
+    /// `FORMAT` of the program that wrote it.
+    pub format: u32,
+    /// Name of the scenario.
+    pub name: String,
+    /// Heading.
+    pub title: String,
+    /// Text for readers.
+    pub description: String,
+    /// Whether it was run in full size.
+    pub full: bool,
+    /// Whether somebody stopped it before the end.
+    pub interrupted: bool,
+    /// When it was started, UTC.
+    pub started: String,
+    /// Machine and system.
+    pub machine: Machine,
+    /// Processes that wanted to run in the last minute before the end.
+    pub load_after: f64,
+    /// Commit that the tree was at, with a + if files were changed.
+    pub commit: Option<String>,
+    /// What programs say about their version.
+    pub programs: BTreeMap<String, String>,
+    /// How it was run.
+    pub settings: Settings,
+    /// Labels of the columns.
+    pub columns: Vec<String>,
+    /// The column that others are compared with.
+    pub reference: Option<usize>,
+    /// What curves are drawn over.
+    pub curve: Option<String>,
+    /// The rows.
+    pub rows: Vec<Row>,
+    /// What was done before the first run.
+    pub setup: Vec<String>,
+    /// Cells, row by row.
+    pub cells: Vec<Cell>,
+    /// Every run, in the order of time.
+    pub runs: Vec<Run>,
+}
+
+/// How a scenario was run.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Settings {
+    /// Counted runs of each cell.
+    pub runs: u32,
+    /// Rounds before them.
+    pub warmup: u32,
+    /// Time for one command, in seconds.
+    pub timeout_s: f64,
+    /// Whether caches were dropped before each run.
+    pub drop_caches: bool,
+    /// Seed of the order.
+    pub seed: u64,
+}
+
+/// A row's heading.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Row {
+    /// Heading.
+    pub label: String,
+    /// Variables of the case and the matrix.
+    pub variables: BTreeMap<String, String>,
+    /// Why its result was not checked.
+    pub unchecked: Option<String>,
+    /// Where it is on the axis of curves.
+    pub curve_at: Option<f64>,
+}
+
+/// A row in a column.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Cell {
+    /// Index of the row.
+    pub row: usize,
+    /// Index of the column.
+    pub column: usize,
+    /// Why it was not run.
+    pub skipped: Option<String>,
+    /// Steps before each run.
+    pub prepare: Vec<String>,
+    /// Servers around it.
+    pub servers: Vec<String>,
+    /// What was timed.
+    pub command: String,
+    /// Steps after each run.
+    pub check: Vec<String>,
+    /// Counted runs that went well.
+    pub good: usize,
+    /// Counted runs that failed.
+    pub failed: usize,
+    /// Wall time of the command in seconds.
+    pub wall_s: Option<Summary>,
+    /// Processor time of the command in seconds.
+    pub own_cpu_s: Option<Summary>,
+    /// Processor time of the command and all servers in seconds.
+    pub total_cpu_s: Option<Summary>,
+    /// Peak memory of the command in bytes.
+    pub own_peak_bytes: Option<Summary>,
+    /// Peak memory of the command and all servers in bytes; the peaks need not fall together.
+    pub total_peak_bytes: Option<Summary>,
+    /// Wall time divided by that of the reference column in the same round.
+    pub ratio: Option<Summary>,
+}
+
+/// One run of a cell.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Run {
+    /// Index of the row.
+    pub row: usize,
+    /// Index of the column.
+    pub column: usize,
+    /// Round, from 0; those for warming up come first.
+    pub round: u32,
+    /// Whether it was for warming up and does not count.
+    pub warmup: bool,
+    /// Why it failed.
+    pub failure: Option<Failure>,
+    /// Wall time of the command in seconds.
+    pub wall_s: f64,
+    /// What the command used.
+    pub command: Usage,
+    /// What servers used from when they were ready until the command had ended, by name.
+    pub servers: Vec<(String, Usage)>,
+    /// Processor time that everybody else on the machine used meanwhile, in seconds: kernel
+    /// threads, and noise.
+    pub others_cpu_s: f64,
+}
+
+/// Why a run failed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// `prepare`, `servers`, `command` or `check`.
+    pub stage: String,
+    /// One line.
+    pub why: String,
+    /// The last lines of stderr.
+    pub stderr: String,
+}
+
+/// What can be shown of a cell.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum State<'a> {
+    /// It was not run, for this reason.
+    Skipped(&'a str),
+    /// Nothing was measured before it was stopped.
+    Missing,
+    /// All runs failed: so many.
+    Failed(usize),
+    /// The summary of the good runs.
+    Good(&'a Summary),
+}
+
+/// What is shown in a table or a chart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Metric {
+    /// Wall time of the command.
+    Wall,
+    /// Processor time of the command.
+    OwnCpu,
+    /// Processor time of the command and all servers.
+    TotalCpu,
+    /// Peak memory of the command.
+    OwnPeak,
+    /// Peak memory of the command and all servers.
+    TotalPeak,
+}
+
+impl Metric {
+    /// All, in the order they are shown.
+    pub const ALL: [Metric; 5] =
+        [Metric::Wall, Metric::TotalCpu, Metric::OwnCpu, Metric::OwnPeak, Metric::TotalPeak];
+
+    /// Heading, with the unit.
+    pub fn title(self) -> &'static str {
+        match self {
+            Metric::Wall => "Wall time, seconds",
+            Metric::OwnCpu => "Processor time of the command, seconds",
+            Metric::TotalCpu => "Processor time of command and servers, seconds",
+            Metric::OwnPeak => "Peak memory of the command, MiB",
+            Metric::TotalPeak => "Peak memory of command and servers, MiB",
+        }
+    }
+
+    /// What a unit of the heading is in units of the summary.
+    pub fn unit(self) -> f64 {
+        match self {
+            Metric::OwnPeak | Metric::TotalPeak => 1_048_576.0,
+            _ => 1.0,
+        }
+    }
+
+    /// The summary of a cell.
+    pub fn of(self, cell: &Cell) -> Option<&Summary> {
+        match self {
+            Metric::Wall => cell.wall_s.as_ref(),
+            Metric::OwnCpu => cell.own_cpu_s.as_ref(),
+            Metric::TotalCpu => cell.total_cpu_s.as_ref(),
+            Metric::OwnPeak => cell.own_peak_bytes.as_ref(),
+            Metric::TotalPeak => cell.total_peak_bytes.as_ref(),
+        }
+    }
+}
+
+impl Cell {
+    /// What can be shown of it.
+    pub fn state(&self, metric: Metric) -> State<'_> {
+        match (&self.skipped, metric.of(self)) {
+            (Some(reason), _) => State::Skipped(reason),
+            (None, Some(summary)) => State::Good(summary),
+            (None, None) if self.failed > 0 => State::Failed(self.failed),
+            (None, None) => State::Missing,
+        }
+    }
+}
+
+impl Run {
+    /// Processor time of command and servers, in seconds.
+    pub fn total_cpu_s(&self) -> f64 {
+        self.command.cpu_s() + self.servers.iter().map(|(_, usage)| usage.cpu_s()).sum::<f64>()
+    }
+
+    /// Peaks of command and servers added up, in bytes.
+    pub fn total_peak_bytes(&self) -> u64 {
+        let servers: u64 = self.servers.iter().map(|(_, usage)| usage.peak_bytes).sum();
+        self.command.peak_bytes + servers
+    }
+
+    /// Whether it is among those that count and went well.
+    pub fn counts(&self) -> bool {
+        !self.warmup && self.failure.is_none()
+    }
+}
+
+impl Report {
+    /// The cell of a row and a column.
+    pub fn cell(&self, row: usize, column: usize) -> &Cell {
+        &self.cells[row * self.columns.len() + column]
+    }
+
+    /// The cells of a row.
+    pub fn row(&self, row: usize) -> &[Cell] {
+        &self.cells[row * self.columns.len()..(row + 1) * self.columns.len()]
+    }
+
+    /// Whether there is a cell for every row and column, so that the others here cannot fail. For
+    /// reports that were read from files.
+    pub fn is_whole(&self) -> bool {
+        let width = self.columns.len();
+        let in_place = |(at, cell): (usize, &Cell)| cell.row * width + cell.column == at;
+        width > 0
+            && self.cells.len() == self.rows.len() * width
+            && self.cells.iter().all(|cell| cell.column < width && cell.row < self.rows.len())
+            && self.cells.iter().enumerate().all(in_place)
+            && self.reference.is_none_or(|reference| reference < width)
+            && self.runs.iter().all(|run| run.row < self.rows.len() && run.column < width)
+    }
+
+    /// Failed runs that count.
+    pub fn failures(&self) -> usize {
+        self.cells.iter().map(|cell| cell.failed).sum()
+    }
+
+    /// Median share of the machine's processors that others used during the runs, in percent.
+    pub fn noise_percent(&self) -> Option<f64> {
+        let share =
+            |run: &Run| 100.0 * run.others_cpu_s / (run.wall_s * self.machine.cores.max(1) as f64);
+        let shares: Vec<f64> =
+            self.runs.iter().filter(|run| run.counts() && run.wall_s > 0.0).map(share).collect();
+        Summary::of(&shares).map(|summary| summary.median)
+    }
+}
+
+/// Cells of a plan with the summaries of their runs.
+pub fn summarize(plan: &Plan, runs: &[Run]) -> Vec<Cell> {
+    let width = plan.columns.len();
+    let mut cells = Vec::with_capacity(plan.cells.len());
+    for (at, body) in plan.cells.iter().enumerate() {
+        let (row, column) = (at / width, at % width);
+        let mine: Vec<&Run> =
+            runs.iter().filter(|run| run.row == row && run.column == column).collect();
+        let good: Vec<&Run> = mine.iter().copied().filter(|run| run.counts()).collect();
+        let of = |value: &dyn Fn(&Run) -> f64| {
+            Summary::of(&good.iter().map(|run| value(run)).collect::<Vec<f64>>())
+        };
+        let mut cell = Cell { row, column, good: good.len(), ..Cell::default() };
+        match body {
+            Err(reason) => cell.skipped = Some(reason.clone()),
+            Ok(body) => {
+                let lines = |acts: &[Act]| acts.iter().map(Act::to_string).collect();
+                cell.prepare = lines(&body.prepare);
+                cell.check = lines(&body.check);
+                cell.servers = body.servers.iter().map(|s| shell_line(&s.command)).collect();
+                cell.command = shell_line(&body.command);
+            }
+        }
+        cell.failed = mine.iter().filter(|run| !run.warmup && run.failure.is_some()).count();
+        cell.wall_s = of(&|run| run.wall_s);
+        cell.own_cpu_s = of(&|run| run.command.cpu_s());
+        cell.total_cpu_s = of(&Run::total_cpu_s);
+        cell.own_peak_bytes = of(&|run| run.command.peak_bytes as f64);
+        cell.total_peak_bytes = of(&|run| run.total_peak_bytes() as f64);
+        if let Some(reference) = plan.reference {
+            // Rounds are close in time: what disturbs one run of a round disturbs the others, too.
+            let ratios: Vec<f64> = good
+                .iter()
+                .filter_map(|run| {
+                    let other = runs.iter().find(|other| {
+                        (other.row, other.column, other.round) == (row, reference, run.round)
+                    })?;
+                    (other.counts() && other.wall_s > 0.0).then(|| run.wall_s / other.wall_s)
+                })
+                .collect();
+            cell.ratio = Summary::of(&ratios);
+        }
+        cells.push(cell);
+    }
+    cells
+}
+
+/// The time now as `2026-11-20T22:05:56Z`.
+pub fn now_utc() -> String {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    utc(since.map_or(0, |since| since.as_secs()))
+}
+
+/// Seconds since 1970 as a date and a time.
+fn utc(seconds: u64) -> String {
+    let (days, rest) = (seconds / 86_400, seconds % 86_400);
+    // Days of years that start in March, so that the leap day comes last.
+    let shifted = days + 719_468;
+    let (era, day) = (shifted / 146_097, shifted % 146_097);
+    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
+    let day_of_year = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month + 2) / 5 + 1;
+    let (month, next) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
+    format!(
+        "{:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z",
+        era * 400 + year + next,
+        rest / 3600,
+        rest / 60 % 60,
+        rest % 60
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::{Choice, Places};
+    use crate::scenario::Scenario;
+
+    fn run(column: usize, round: u32, wall_s: f64) -> Run {
+        Run {
+            row: 0,
+            column,
+            round,
+            warmup: round == 0,
+            failure: None,
+            wall_s,
+            command: Usage { user_s: 1.0, system_s: 0.5, peak_bytes: 100, ..Usage::default() },
+            servers: vec![("s".into(), Usage { user_s: 2.0, peak_bytes: 11, ..Usage::default() })],
+            others_cpu_s: 0.0,
+        }
+    }
+
+    #[test]
+    fn ratios_are_taken_within_rounds_and_warmups_do_not_count() {
+        let text = "title = 't'\nwarmup = 1\n
+            [[environment]]\nlabel = 'a'\ncommand = 'true'\n
+            [[environment]]\nlabel = 'b'\ncommand = 'true'\n
+            [[case]]\nlabel = 'c'\nunchecked = 'x'";
+        let scenario = Scenario::parse("t", text).unwrap();
+        let places = Places {
+            scratch: "/".into(),
+            disk: "/".into(),
+            blockhaul: None,
+            search: vec!["/bin".into()],
+        };
+        let plan = Plan::new("t", &scenario, &Choice::default(), &places, 1).unwrap();
+        let mut runs = vec![run(0, 0, 99.0), run(1, 0, 99.0)];
+        runs.extend([run(0, 1, 1.0), run(1, 1, 2.0), run(1, 2, 8.0), run(0, 2, 2.0)]);
+        runs.extend([run(0, 3, 1.0), run(1, 3, 3.0), run(1, 4, 3.0), run(0, 4, 1.0)]);
+        let why = Failure { stage: "check".into(), why: "wrong".into(), stderr: String::new() };
+        runs[9].failure = Some(why);
+        let cells = summarize(&plan, &runs);
+        assert_eq!((cells[0].good, cells[0].failed, cells[1].good), (3, 1, 4));
+        let ratio = cells[1].ratio.unwrap();
+        assert_eq!((ratio.count, ratio.median, ratio.min, ratio.max), (3, 3.0, 2.0, 4.0));
+        assert_eq!(cells[0].ratio.unwrap().max, 1.0);
+        assert_eq!(cells[1].total_cpu_s.unwrap().median, 3.5);
+        assert_eq!(cells[1].own_cpu_s.unwrap().median, 1.5);
+        assert_eq!(cells[1].total_peak_bytes.unwrap().median, 111.0);
+    }
+
+    #[test]
+    fn dates_are_right() {
+        assert_eq!(utc(0), "1970-01-01T00:00:00Z");
+        assert_eq!(utc(951_782_399), "2000-02-28T23:59:59Z");
+        assert_eq!(utc(951_782_400), "2000-02-29T00:00:00Z");
+        assert_eq!(utc(1_795_212_356), "2026-11-20T22:05:56Z");
+        assert_eq!(utc(4_107_542_400), "2100-03-01T00:00:00Z");
+    }
+}

@@ -1,0 +1,529 @@
+//! Results as text: tables for the terminal and for Markdown, with differences between columns.
+
+use crate::result::{Cell, Metric, Report, State};
+use crate::run::FAILURES_MAX;
+
+/// Deviations below this many percent are not shown, so that those that matter stand out.
+const DEVIATION_SHOWN: f64 = 1.5;
+
+/// All tables and notes for a terminal.
+pub fn text(report: &Report) -> String {
+    let mut out = format!("{}\n{}\n", report.title, circumstances(report));
+    for metric in [Metric::Wall, Metric::TotalCpu, Metric::OwnCpu, Metric::OwnPeak] {
+        out.push_str(&format!("\n{}\n{}", metric.title(), grid(report, metric).text()));
+    }
+    if let Some(grid) = ratios(report) {
+        out.push_str(&format!("\n{}\n{}", ratio_title(report), grid.text()));
+    }
+    for note in notes(report) {
+        out.push_str(&format!("\n{note}\n"));
+    }
+    out
+}
+
+/// All tables and notes, and how to repeat it, as a Markdown document.
+pub fn markdown(report: &Report) -> String {
+    let mut out = format!("# {}\n\n", report.title);
+    if !report.description.is_empty() {
+        out.push_str(&format!("{}\n\n", report.description));
+    }
+    out.push_str(&format!("{}\n", circumstances(report)));
+    for metric in Metric::ALL {
+        out.push_str(&format!("\n## {}\n\n{}", metric.title(), grid(report, metric).markdown()));
+    }
+    if let Some(grid) = ratios(report) {
+        out.push_str(&format!("\n## {}\n\n{}", ratio_title(report), grid.markdown()));
+    }
+    for note in notes(report) {
+        out.push_str(&format!("\n{note}\n"));
+    }
+    out.push_str("\n## Machine and programs\n\n");
+    for (name, value) in facts(report) {
+        out.push_str(&format!("- {name}: {value}\n"));
+    }
+    out.push_str("\n## Commands\n");
+    for line in &report.setup {
+        out.push_str(&format!("\n    {line}\n"));
+    }
+    for (row, heading) in report.rows.iter().enumerate() {
+        out.push_str(&format!("\n### {}\n\n", heading.label));
+        for cell in report.row(row).iter().filter(|cell| cell.skipped.is_none()) {
+            out.push_str(&format!("{}:\n\n", report.columns[cell.column]));
+            let around = cell.prepare.iter().map(|line| ("    # before: ", line));
+            let around = around.chain(cell.servers.iter().map(|line| ("    # server: ", line)));
+            let around = around.chain([("    ", &cell.command)]);
+            for (prefix, line) in
+                around.chain(cell.check.iter().map(|line| ("    # after:  ", line)))
+            {
+                out.push_str(&format!("{prefix}{}\n", line.replace('\n', "\n    ")));
+            }
+            out.push('\n');
+        }
+    }
+    out
+}
+
+/// One line a run: everything raw, for other programs.
+pub fn csv(report: &Report) -> String {
+    let mut out = String::from(
+        "round,warmup,row,column,outcome,wall_s,own_user_s,own_system_s,own_peak_bytes,\
+         own_threads,own_read_bytes,own_written_bytes,own_reads,own_writes,servers_user_s,\
+         servers_system_s,servers_peak_bytes,total_cpu_s,others_cpu_s\n",
+    );
+    for run in &report.runs {
+        let outcome = match &run.failure {
+            None => "ok".to_owned(),
+            Some(failure) => format!("{}: {}", failure.stage, failure.why),
+        };
+        let sum = |value: fn(&crate::usage::Usage) -> f64| -> f64 {
+            run.servers.iter().map(|(_, usage)| value(usage)).sum()
+        };
+        let io = match run.command.io {
+            Some(io) => {
+                format!("{},{},{},{}", io.read_bytes, io.written_bytes, io.reads, io.writes)
+            }
+            None => ",,,".to_owned(),
+        };
+        out.push_str(&format!(
+            "{},{},{},{},{},{:.6},{:.2},{:.2},{},{},{io},{:.2},{:.2},{},{:.2},{:.2}\n",
+            run.round,
+            run.warmup,
+            quoted(&report.rows[run.row].label),
+            quoted(&report.columns[run.column]),
+            quoted(&outcome),
+            run.wall_s,
+            run.command.user_s,
+            run.command.system_s,
+            run.command.peak_bytes,
+            run.command.threads,
+            sum(|usage| usage.user_s),
+            sum(|usage| usage.system_s),
+            run.total_peak_bytes() - run.command.peak_bytes,
+            run.total_cpu_s(),
+            run.others_cpu_s,
+        ));
+    }
+    out
+}
+
+/// A field of a CSV line.
+fn quoted(text: &str) -> String {
+    match text.contains([',', '"', '\n']) {
+        true => format!("\"{}\"", text.replace('"', "\"\"")),
+        false => text.to_owned(),
+    }
+}
+
+/// Letter of a column: A to Z, then AA and so on.
+pub fn letter(mut column: usize) -> String {
+    let mut letters = Vec::new();
+    loop {
+        letters.push(char::from(b'A' + (column % 26) as u8));
+        if column < 26 {
+            return letters.iter().rev().collect();
+        }
+        column = column / 26 - 1;
+    }
+}
+
+/// A number with three digits that matter.
+pub fn number(value: f64) -> String {
+    match value.abs() {
+        v if v >= 99.95 => format!("{value:.0}"),
+        v if v >= 9.995 => format!("{value:.1}"),
+        v if v >= 0.9995 => format!("{value:.2}"),
+        v if v >= 0.01 || v == 0.0 => format!("{value:.3}"),
+        _ => format!("{value:.5}"),
+    }
+}
+
+/// What a cell shows: `0.594 ± 3% (1 failed)`, FAILED, or why there is nothing.
+pub fn cell_text(cell: &Cell, metric: Metric) -> String {
+    let summary = match cell.state(metric) {
+        State::Skipped(_) => return "skipped".to_owned(),
+        State::Missing => return "not run".to_owned(),
+        State::Failed(_) => return "FAILED".to_owned(),
+        State::Good(summary) => summary,
+    };
+    let mut text = number(summary.median / metric.unit());
+    if summary.deviation_percent() >= DEVIATION_SHOWN {
+        text.push_str(&format!(" ± {:.0}%", summary.deviation_percent().ceil()));
+    }
+    if cell.failed > 0 {
+        text.push_str(&format!(" ({} failed)", cell.failed));
+    }
+    text
+}
+
+/// Differences of a cell's median to those of every earlier column: `A+143%  B-4%`, and `A--` where
+/// one of the two has none.
+pub fn differences(cells: &[Cell], column: usize, metric: Metric) -> String {
+    let mine = metric.of(&cells[column]).map(|summary| summary.median);
+    let of = |(at, other): (usize, &Cell)| {
+        let other = metric.of(other).map(|summary| summary.median);
+        match (mine, other) {
+            (Some(mine), Some(other)) if other != 0.0 => {
+                // Rounding to -0 would print a minus.
+                let percent = (100.0 * (mine / other - 1.0)).round() + 0.0;
+                format!("{}{percent:+.0}%", letter(at))
+            }
+            _ => format!("{}--", letter(at)),
+        }
+    };
+    cells[..column].iter().enumerate().map(of).collect::<Vec<_>>().join("  ")
+}
+
+/// What a person must know before looking at figures.
+pub fn circumstances(report: &Report) -> String {
+    let settings = &report.settings;
+    let mut text = format!(
+        "{} size; median of {} runs after {} for warming up, ± standard deviation; runs of all \
+         cells in random order (seed {}), caches {}; {}, {} cores.",
+        if report.full { "Full" } else { "Reduced" },
+        settings.runs,
+        settings.warmup,
+        settings.seed,
+        if settings.drop_caches { "dropped before each run" } else { "kept" },
+        report.machine.cpu,
+        report.machine.cores,
+    );
+    if let Some(noise) = report.noise_percent()
+        && noise > 5.0
+    {
+        text.push_str(&format!(
+            " NOISY: something else used {noise:.0} % of the processors during the runs."
+        ));
+    }
+    if report.interrupted {
+        text.push_str(" STOPPED before the end: what was measured until then.");
+    }
+    text
+}
+
+/// Remarks: failures, cells that were skipped, rows that are not checked.
+pub fn notes(report: &Report) -> Vec<String> {
+    let mut notes = Vec::new();
+    for cell in &report.cells {
+        let place = format!("{}, {}", report.rows[cell.row].label, report.columns[cell.column]);
+        if let Some(reason) = &cell.skipped {
+            notes.push(format!("Skipped: {place}: {reason}."));
+            continue;
+        }
+        let mut failures = report.runs.iter().filter(|run| {
+            (run.row, run.column) == (cell.row, cell.column) && run.failure.is_some()
+        });
+        let Some(failure) = failures.next().and_then(|run| run.failure.as_ref()) else { continue };
+        let count = failures.count() + 1;
+        let mut note = format!(
+            "Failed: {place}: {count} of {} runs, the first at {}: {}.",
+            cell.good + cell.failed.max(count),
+            failure.stage,
+            failure.why
+        );
+        if cell.good == 0 && count >= FAILURES_MAX as usize {
+            note.push_str(" It was not tried again.");
+        }
+        if !failure.stderr.is_empty() {
+            note.push_str(&format!(" It printed: {}", failure.stderr.replace('\n', " / ")));
+        }
+        notes.push(note);
+    }
+    for row in &report.rows {
+        if let Some(reason) = &row.unchecked {
+            notes.push(format!("Not checked: {}: {reason}.", row.label));
+        }
+    }
+    notes
+}
+
+/// What it was measured on and with.
+pub fn facts(report: &Report) -> Vec<(String, String)> {
+    let machine = &report.machine;
+    let on = |kind: &Option<String>| kind.clone().unwrap_or_else(|| "unknown".to_owned());
+    let mut facts: Vec<(&str, String)> = vec![
+        ("scenario", report.name.clone()),
+        ("started", report.started.clone()),
+        ("processor", format!("{}, {} cores", machine.cpu, machine.cores)),
+        ("memory", format!("{} MiB", machine.memory_bytes >> 20)),
+        ("kernel", format!("{} ({})", machine.kernel, machine.architecture)),
+        ("scratch on", on(&machine.scratch_file_system)),
+        ("disk on", on(&machine.disk_file_system)),
+        ("load before and after", format!("{} and {}", machine.load_before, report.load_after)),
+    ];
+    if let Some(noise) = report.noise_percent() {
+        facts.push(("processors used by others", format!("{noise:.1} % (median over the runs)")));
+    }
+    if let Some(commit) = &report.commit {
+        facts.push(("commit", commit.clone()));
+    }
+    let programs = report.programs.iter().map(|(name, version)| (name.as_str(), version.clone()));
+    facts.extend(programs);
+    facts.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+/// Heading of the table of ratios.
+pub fn ratio_title(report: &Report) -> String {
+    let reference = report.reference.map_or("", |at| report.columns[at].as_str());
+    format!("Wall time as a ratio to {reference} in the same round: median and confidence interval")
+}
+
+/// The ratio of a cell: `1.25 [1.20, 1.31]`.
+pub fn ratio_text(cell: &Cell) -> String {
+    match &cell.ratio {
+        Some(r) => format!("{:.2} [{:.2}, {:.2}]", r.median, r.low, r.high),
+        None => "--".to_owned(),
+    }
+}
+
+fn ratios(report: &Report) -> Option<Grid> {
+    report.reference?;
+    let mut grid = Grid::new(report);
+    for (row, heading) in report.rows.iter().enumerate() {
+        let cells = report.row(row).iter().map(ratio_text).collect();
+        grid.lines.push(Line { label: heading.label.clone(), cells, differences: Vec::new() });
+    }
+    Some(grid)
+}
+
+fn grid(report: &Report, metric: Metric) -> Grid {
+    let mut grid = Grid::new(report);
+    for (row, heading) in report.rows.iter().enumerate() {
+        let cells = report.row(row);
+        grid.lines.push(Line {
+            label: heading.label.clone() + if heading.unchecked.is_some() { " *" } else { "" },
+            cells: cells.iter().map(|cell| cell_text(cell, metric)).collect(),
+            differences: (0..cells.len()).map(|at| differences(cells, at, metric)).collect(),
+        });
+    }
+    grid
+}
+
+/// A table before it is drawn.
+struct Grid {
+    columns: Vec<String>,
+    lines: Vec<Line>,
+}
+
+struct Line {
+    label: String,
+    cells: Vec<String>,
+    /// As many as cells, or none.
+    differences: Vec<String>,
+}
+
+impl Grid {
+    fn new(report: &Report) -> Grid {
+        Grid { columns: report.columns.clone(), lines: Vec::new() }
+    }
+
+    fn text(&self) -> String {
+        let letters: Vec<String> = (0..self.columns.len()).map(letter).collect();
+        let width = |at: usize| {
+            let cells = self
+                .lines
+                .iter()
+                .flat_map(|line| line.cells.get(at).into_iter().chain(line.differences.get(at)));
+            let heads = [&letters[at], &self.columns[at]];
+            cells.chain(heads).map(|text| text.chars().count()).max().unwrap_or(0)
+        };
+        let widths: Vec<usize> = (0..self.columns.len()).map(width).collect();
+        let first = self.lines.iter().map(|line| line.label.chars().count()).max().unwrap_or(0);
+        let mut out = String::new();
+        let mut put = |label: &str, cells: &[String], indent: &str| {
+            let mut line = format!("{label:first$}");
+            for (cell, width) in cells.iter().zip(&widths) {
+                line.push_str(&format!(
+                    "  {:width$}",
+                    format!("{indent}{cell}"),
+                    width = width + 1
+                ));
+            }
+            out.push_str(line.trim_end());
+            out.push('\n');
+        };
+        put("", &letters, "");
+        put("", &self.columns, "");
+        let rules: Vec<String> = widths.iter().map(|width| "-".repeat(*width)).collect();
+        put(&"-".repeat(first), &rules, "");
+        for line in &self.lines {
+            put(&line.label, &line.cells, "");
+            if line.differences.len() > 1 {
+                put("", &line.differences, " ");
+            }
+        }
+        out
+    }
+
+    fn markdown(&self) -> String {
+        let plain = |text: &str| text.replace('|', "\\|");
+        let mut out = String::from("| |");
+        for (at, column) in self.columns.iter().enumerate() {
+            out.push_str(&format!(" {}: {} |", letter(at), plain(column)));
+        }
+        out.push_str(&format!("\n|---|{}\n", "---|".repeat(self.columns.len())));
+        for line in &self.lines {
+            out.push_str(&format!("| {} |", plain(&line.label)));
+            for (at, cell) in line.cells.iter().enumerate() {
+                let differences = match line.differences.get(at) {
+                    Some(text) if !text.is_empty() => format!("<br>{text}"),
+                    _ => String::new(),
+                };
+                out.push_str(&format!(" {}{differences} |", plain(cell)));
+            }
+            out.push('\n');
+        }
+        out
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::result::{Failure, Row, Run, Settings};
+    use crate::stats::Summary;
+    use crate::usage::Usage;
+    use std::collections::BTreeMap;
+
+    /// A report with one row per line; a cell is its wall times, none of them for a failed one.
+    pub fn report(columns: &[&str], lines: &[(&str, &[&[f64]])]) -> Report {
+        let mut report = Report {
+            format: crate::result::FORMAT,
+            name: "example".into(),
+            title: "Example <title>".into(),
+            description: "Text.".into(),
+            full: false,
+            interrupted: false,
+            started: "2026-11-20T22:05:56Z".into(),
+            machine: crate::machine::Machine { cores: 2, ..Default::default() },
+            load_after: 0.5,
+            commit: None,
+            programs: BTreeMap::from([("nbdcopy".to_owned(), "nbdcopy 1.22.2".to_owned())]),
+            settings: Settings { runs: 2, warmup: 1, timeout_s: 1.0, drop_caches: false, seed: 7 },
+            columns: columns.iter().map(|column| (*column).to_owned()).collect(),
+            reference: Some(0),
+            curve: None,
+            rows: Vec::new(),
+            setup: Vec::new(),
+            cells: Vec::new(),
+            runs: Vec::new(),
+        };
+        for (row, (label, cells)) in lines.iter().enumerate() {
+            report.rows.push(Row {
+                label: (*label).to_owned(),
+                variables: BTreeMap::new(),
+                unchecked: None,
+                curve_at: Some(row as f64),
+            });
+            for (column, times) in cells.iter().enumerate() {
+                let wall_s = Summary::of(times);
+                let base = cells[0].first().copied();
+                let ratio = wall_s.zip(base).and_then(|(s, base)| Summary::of(&[s.median / base]));
+                report.cells.push(Cell {
+                    row,
+                    column,
+                    command: format!("run {column} {label}"),
+                    good: times.len(),
+                    failed: usize::from(times.is_empty()) * 2,
+                    wall_s,
+                    own_cpu_s: wall_s,
+                    total_cpu_s: wall_s,
+                    own_peak_bytes: wall_s,
+                    total_peak_bytes: wall_s,
+                    ratio,
+                    ..Cell::default()
+                });
+                let why = Failure {
+                    stage: "check".into(),
+                    why: "not a copy".into(),
+                    stderr: "a, \"b\"".into(),
+                };
+                for (round, time) in
+                    times.iter().chain(times.is_empty().then_some(&0.0)).enumerate()
+                {
+                    report.runs.push(Run {
+                        row,
+                        column,
+                        round: round as u32,
+                        warmup: false,
+                        failure: times.is_empty().then(|| why.clone()),
+                        wall_s: *time,
+                        command: Usage::default(),
+                        servers: Vec::new(),
+                        others_cpu_s: 0.0,
+                    });
+                }
+            }
+        }
+        report
+    }
+
+    #[test]
+    fn differences_are_printed_as_people_know_them() {
+        let report = report(
+            &["mirror", "backup", "new", "odd"],
+            &[
+                ("ssd:ssd", &[&[4.4, 4.4], &[10.6, 10.8], &[10.3], &[]]),
+                ("x", &[&[], &[1.0], &[1.0], &[2.0]]),
+            ],
+        );
+        let text = grid(&report, Metric::Wall).text();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[0].split_whitespace().collect::<String>(), "ABCD");
+        assert!(lines[3].starts_with("ssd:ssd  4.40 "), "{text}");
+        assert!(lines[3].ends_with("FAILED"), "{text}");
+        assert!(lines[4].contains(" A+143% "), "{text}");
+        assert!(lines[4].contains(" A+134%  B-4% "), "{text}");
+        assert!(lines[4].ends_with("A--  B--  C--"), "{text}");
+        assert!(lines[6].contains("A--  B+0%"), "{text}");
+        let widths: Vec<usize> = [1, 2].map(|at| lines[at].find("backup").unwrap_or(0)).into();
+        assert_eq!(lines[3].find("10.7"), Some(widths[0]));
+    }
+
+    #[test]
+    fn a_cell_whose_runs_all_failed_says_so_everywhere() {
+        let report = report(&["a", "b"], &[("row", &[&[1.0], &[]])]);
+        for text in [text(&report), markdown(&report)] {
+            assert!(text.contains("FAILED"), "{text}");
+            assert!(text.contains("Failed: row, b: 1 of 2 runs, the first at check: not a copy."));
+            assert!(text.contains("It printed: a, \"b\""), "{text}");
+        }
+        let csv = csv(&report);
+        assert!(csv.contains("0,false,row,b,check: not a copy,"), "{csv}");
+        let fields = csv.lines().map(|line| line.split(',').count()).collect::<Vec<_>>();
+        assert_eq!(fields, [19, 19, 19]);
+    }
+
+    #[test]
+    fn numbers_have_three_digits_that_matter() {
+        let cases = [(123.4, "123"), (12.34, "12.3"), (9.999, "10.0"), (0.59381, "0.594")];
+        for (value, expected) in cases.into_iter().chain([(0.00123, "0.00123"), (0.0, "0.000")]) {
+            assert_eq!(number(value), expected);
+        }
+    }
+
+    #[test]
+    fn letters_do_not_end() {
+        assert_eq!(
+            [0, 25, 26, 51, 52, 701, 702].map(letter),
+            ["A", "Z", "AA", "AZ", "BA", "ZZ", "AAA"]
+        );
+    }
+
+    #[test]
+    fn markdown_has_every_cell_and_the_commands() {
+        let report =
+            report(&["a|b", "c"], &[("one", &[&[1.5], &[3.0]]), ("two", &[&[7.0], &[8.0]])]);
+        let text = markdown(&report);
+        assert!(
+            text.contains("| | A: a\\|b | B: c |\n|---|---|---|\n| one | 1.50 | 3.00<br>A+100% |")
+        );
+        assert!(text.contains("    run 1 two\n") && text.contains("nbdcopy: nbdcopy 1.22.2"));
+        assert!(text.contains("2.00 [2.00, 2.00]"), "{text}");
+    }
+
+    #[test]
+    fn fields_are_quoted_where_needed() {
+        assert_eq!(quoted("a, \"b\""), "\"a, \"\"b\"\"\"");
+        assert_eq!(quoted("a b"), "a b");
+    }
+}
