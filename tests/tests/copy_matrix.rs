@@ -270,14 +270,18 @@ fn random_images_of_odd_sizes() {
     let seed = rng::seed();
     println!("BLOCKHAUL_SEED={seed}");
     let mut rng = Rng::new(seed);
-    // Of bytes, and of sectors.
-    for (round, unit) in [1, 512, 1, 512].into_iter().enumerate() {
-        let size = rng.between(1, (48 << 20) / unit) * unit;
+    // Sizes in bytes and in sectors, over nothing and over garbage.
+    let rounds: [(u64, bool, &[&str]); 4] = [
+        (1, false, &["--verify"]),
+        (512, false, &["-S", "4096"]),
+        (1, true, &["-S", "4096"]),
+        (512, true, &["--verify", "--engine", "threads"]),
+    ];
+    for (round, (unit, filled, options)) in rounds.into_iter().enumerate() {
+        let size = rng.between(1, (32 << 20) / unit) * unit;
         let image = scratch.file(&format!("{round}.raw"));
         image::sparse(&image, size, rng.number()).unwrap();
-        let options: &[&str] =
-            if (1..3).contains(&round) { &["-S", "4096"] } else { &["--verify"] };
-        every_pair(&image, round >= 2, false, options, &peers);
+        every_pair(&image, filled, false, options, &peers);
     }
 }
 
