@@ -393,7 +393,8 @@ fn copies_stopped_by_signals() {
     let target = scratch.file("target");
     for (signal, status) in [("TERM", 143), ("INT", 130)] {
         let mut command = Command::new("timeout");
-        command.args(["--preserve-status", "--signal", signal, "1"]);
+        // In the background, timeout signals its group, too: that would be a second signal.
+        command.args(["--foreground", "--preserve-status", "--signal", signal, "1"]);
         command.arg(blockhaul_tests::program());
         command.args(["copy", "--source-layer", "rate?rate=5M", "pattern:64M", text(&target)]);
         let begun = Instant::now();
@@ -685,7 +686,7 @@ fn the_largest_device() {
         refused(&["copy", &uri, "memory:1G"], OPEN, &words);
         // Most file systems take no file of this size, tmpfs does.
         let mut command = Command::new("timeout");
-        command.args(["--preserve-status", "--signal", "TERM", "2"]);
+        command.args(["--foreground", "--preserve-status", "--signal", "TERM", "2"]);
         command.arg(blockhaul_tests::program()).args(["copy", &uri, text(&target)]);
         let output = bounded(&mut command, SOON);
         let status = output.status.code().unwrap_or(-1);
