@@ -3,16 +3,18 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use block::{Can, Device, Error, Kind, Result, Stack};
 use io::{Pool, Remote};
 
 use crate::end::{DIAL_MAX, End, Retries, Side, differs};
+use crate::journal::{Identity, Journal, JournalOptions, Recorded};
 use crate::lane::Lane;
+use crate::ledger::Suspect;
 use crate::options::{Options, Summary};
-use crate::plan::Plan;
+use crate::plan::{Earlier, Plan};
 use crate::progress::Progress;
 use crate::settled::{GRAIN_MAX, Settled, check_target};
 use crate::trust::Trust;
@@ -37,7 +39,17 @@ pub async fn copy(
     let plan = Arc::new(Plan::new());
     let retries = Retries::new(options, progress);
     let segment = settled.segment;
+    let opened = match &options.journal {
+        None => None,
+        Some(journal) => {
+            let range = (0, from.size);
+            let told = (settled.segment, range);
+            Some(open_journal(journal, told, source, target, &retries).await?)
+        }
+    };
+    let (journal, recorded) = opened.unzip();
     let job = Arc::new(Job {
+        journal,
         plan: plan.clone(),
         // Of its own: nobody waits for a buffer of the pool that they hold one of.
         check_pool: Pool::new(CHECKS_MAX * Pool::cost(settled.request_size as usize)),
@@ -50,12 +62,20 @@ pub async fn copy(
         one_disk: AtomicBool::new(false),
         zeroes_in: Mutex::default(),
         lanes: AtomicUsize::new(0),
+        lanes_made: AtomicU32::new(0),
         warnings: Mutex::default(),
     });
     let grain = u64::from(to.block.preferred.max(to.block.minimum).min(GRAIN_MAX));
+    let earlier = job.look_at_edge(recorded.unwrap_or_default(), source, target).await;
     let teller = End::new(Side::Source, source.clone(), source.device().clone(), retries.clone());
-    let making =
-        io::spawn(plan.clone().make(teller, segment, grain, options.extents, progress.clone()));
+    let making = io::spawn(plan.clone().make(
+        teller,
+        segment,
+        grain,
+        options.extents,
+        earlier,
+        progress.clone(),
+    ));
     let mut lanes = Vec::new();
     for index in 1..job.settled.connections {
         let (job, source, target) = (job.clone(), source.clone(), target.clone());
@@ -75,6 +95,9 @@ pub async fn copy(
     if progress.is_cancelled() {
         return Err(Error::new(Kind::ShuttingDown, "stopped before the end of the copy"));
     }
+    if let Some(journal) = &job.journal {
+        job.close_journal(journal, target).await;
+    }
     let done = progress.snapshot();
     let warnings = std::mem::take(&mut *job.warnings.lock().expect("no panic under this lock"));
     Ok(Summary {
@@ -82,6 +105,7 @@ pub async fn copy(
         data: done.data,
         zeroed: done.zeroed,
         skipped: done.skipped,
+        resumed: done.resumed,
         lanes: job.lanes.load(Ordering::Relaxed),
         retried: retries.summary(),
         elapsed: started.elapsed(),
@@ -89,8 +113,39 @@ pub async fn copy(
     })
 }
 
+/// A journal with the time between its flushes.
+pub(crate) struct Keeping {
+    pub(crate) file: Journal,
+    pub(crate) interval: Duration,
+}
+
+async fn open_journal(
+    options: &JournalOptions,
+    (segment, range): (u64, (u64, u64)),
+    source: &Stack,
+    target: &Stack,
+    retries: &Arc<Retries>,
+) -> Result<(Keeping, Recorded)> {
+    let end = End::new(Side::Source, source.clone(), source.device().clone(), retries.clone());
+    let identity = Identity {
+        segment,
+        range,
+        source_size: source.device().facts().size,
+        target_size: target.device().facts().size,
+        sample: crate::sample::digest(end).await?,
+        source: options.source.clone(),
+        target: options.target.clone(),
+    };
+    let (wanted, interval) = (options.clone(), options.interval);
+    let opened = io::offload(move || Journal::open(&wanted, &identity)).await;
+    let (file, recorded) =
+        opened.map_err(|lost| Error::new(Kind::Io, "journal").because(lost))??;
+    Ok((Keeping { file, interval }, recorded))
+}
+
 /// What all lanes of a copy share.
 pub(crate) struct Job {
+    pub(crate) journal: Option<Keeping>,
     pub(crate) plan: Arc<Plan>,
     pub(crate) settled: Settled,
     pub(crate) retries: Arc<Retries>,
@@ -105,6 +160,7 @@ pub(crate) struct Job {
     /// Segments, by number, that are looked at as a whole because zeroes turned up there or before.
     zeroes_in: Mutex<HashSet<u64>>,
     pub(crate) lanes: AtomicUsize,
+    lanes_made: AtomicU32,
     warnings: Mutex<Vec<String>>,
 }
 
@@ -136,6 +192,52 @@ impl Job {
         let mut warnings = self.warnings.lock().expect("no panic under this lock");
         if !warnings.contains(&text) {
             warnings.push(text);
+        }
+    }
+
+    /// The number of a lane that is made.
+    pub(crate) fn next_lane(&self) -> u32 {
+        self.lanes_made.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Compares what earlier runs recorded last. Where that is different, nothing that they recorded
+    /// is relied on.
+    async fn look_at_edge(
+        self: &Arc<Job>,
+        recorded: Recorded,
+        source: &Stack,
+        target: &Stack,
+    ) -> Earlier {
+        if recorded.segments.is_empty() {
+            return Earlier::default();
+        }
+        let (size, segment) = (source.device().facts().size, self.settled.segment);
+        let [from, to] = [source, target].map(|stack| stack.device().clone());
+        let lane = self.clone().lane((source, from), (target, to), false);
+        for number in &recorded.edge {
+            let at = number * segment;
+            let range = (at, (at + segment).min(size));
+            lane.recheck(Suspect { range, again: false }).await;
+        }
+        lane.finish().await;
+        let check = self.retries.rewritten.load(Ordering::Relaxed) > 0;
+        if check {
+            let text = "the target does not hold what the journal recorded last: everything that it \
+                        recorded is compared";
+            self.warn(text.to_string());
+        }
+        Earlier { recorded, check }
+    }
+
+    /// After success the journal has no more to say.
+    async fn close_journal(self: &Arc<Job>, journal: &Keeping, target: &Stack) {
+        if !target.device().facts().can.contains(Can::FLUSH) {
+            let text = "the target cannot be flushed: the journal was safe if this program was \
+                        killed, not if the target's machine lost power";
+            self.warn(text.to_string());
+        }
+        if let Err(error) = journal.file.remove() {
+            self.warn(format!("cannot remove the journal: {error}"));
         }
     }
 

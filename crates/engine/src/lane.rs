@@ -16,7 +16,7 @@ use io::{Data, Event, Room};
 
 use crate::copy::Job;
 use crate::end::{End, Side};
-use crate::ledger::{Ledger, Range};
+use crate::ledger::{Ledger, Range, Suspect};
 use crate::plan::Segment;
 use crate::trust::Sample;
 use crate::window::Window;
@@ -41,6 +41,12 @@ pub(crate) struct Lane {
     /// Set while the first lane has not handed out a sample.
     sample_due: Cell<bool>,
     pub(crate) ledger: RefCell<Ledger>,
+    /// For the journal.
+    pub(crate) number: u32,
+    /// A task waits for the next flush, or flushes.
+    pub(crate) armed: Cell<bool>,
+    /// No more segments come.
+    pub(crate) ending: Cell<bool>,
 }
 
 /// A request that failed: over which handle, and how.
@@ -63,7 +69,8 @@ impl Lane {
         let window = Window::new(job.settled.requests, !job.settled.adaptive);
         // A new connection of a target without the promise may show another disk.
         let promised = target.facts().can.contains(Can::MULTI_CONN);
-        let ledger = Ledger::new(job.retries.any(), first && target.reconnects() && !promised);
+        let used = job.retries.any() || job.journal.is_some();
+        let ledger = Ledger::new(used, first && target.reconnects() && !promised);
         Rc::new(Lane {
             window: RefCell::new(window),
             takes_parked: target.facts().takes_parked,
@@ -75,6 +82,9 @@ impl Lane {
             wrote: Cell::new(false),
             done: Event::new(),
             sample_due: Cell::new(first),
+            number: job.next_lane(),
+            armed: Cell::new(false),
+            ending: Cell::new(false),
             ledger: RefCell::new(ledger),
             job,
         })
@@ -86,7 +96,14 @@ impl Lane {
             let Some(segment) = self.job.plan.next().await else { break };
             self.segment(segment).await;
         }
-        self.drained().await;
+        self.finish().await;
+    }
+
+    /// After the last segment: everything that is out is awaited, and what must last is made to.
+    pub(crate) async fn finish(self: &Rc<Self>) {
+        self.ending.set(true);
+        self.done.notify();
+        self.wait_until(|lane| lane.in_flight.get() == 0 && !lane.armed.get()).await;
         if let Err(error) = self.conclude().await {
             self.job.fail(error);
         }
@@ -99,7 +116,11 @@ impl Lane {
 
     async fn segment(self: &Rc<Self>, segment: Segment) {
         let home = segment.at;
-        self.begin((home, home + segment.runs.iter().map(|run| run.len).sum::<u64>()));
+        let range = (home, home + segment.len());
+        if segment.check {
+            return self.recheck(Suspect { range, again: false }).await;
+        }
+        self.begin(range);
         let size = self.job.settled.request_size;
         let mut at = home;
         let mut requests = 0_u64;
@@ -144,7 +165,9 @@ impl Lane {
 
     /// Ends the account of the segment at `home` when its requests have completed.
     pub(crate) fn complete(self: &Rc<Self>, home: u64) {
-        let _ = self.ledger.borrow_mut().complete(home);
+        if self.ledger.borrow_mut().complete(home) {
+            self.arm();
+        }
     }
 
     /// Room for a request. Its worst need is one buffer: it is read into and written from.
@@ -201,7 +224,9 @@ impl Lane {
             if let Some(started) = started {
                 lane.window.borrow_mut().learn(started.elapsed());
             }
-            let _ = lane.ledger.borrow_mut().completed(home);
+            if lane.ledger.borrow_mut().completed(home) {
+                lane.arm();
+            }
             lane.in_flight.set(lane.in_flight.get() - 1);
             lane.bytes.set(lane.bytes.get() - len);
             lane.done.notify();

@@ -13,12 +13,14 @@
 
 mod copy;
 mod end;
+mod journal;
 mod lane;
 mod ledger;
 mod options;
 mod plan;
 mod progress;
 mod recheck;
+mod sample;
 mod settled;
 mod stream;
 mod trust;
@@ -27,6 +29,7 @@ mod window;
 mod zeroes;
 
 pub use copy::copy;
+pub use journal::{JOURNAL_INTERVAL, JournalOptions};
 pub use options::{MAX_REQUEST, MIN_REQUEST, Options, RETRY_DELAY_MAX, Retried, SEGMENT, Summary};
 pub use progress::{Progress, Snapshot};
 pub use stream::{copy_from_pipe, copy_to_pipe};

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::journal::JournalOptions;
+
 /// Bytes of a segment: the unit that is written by one lane (libnbd's THREAD_WORK_SIZE).
 pub const SEGMENT: u64 = 128 << 20;
 /// Smallest request size that may be asked for, in bytes.
@@ -49,6 +51,8 @@ pub struct Options {
     pub retries: u32,
     /// Time before the first repetition; doubles each time, up to [`RETRY_DELAY_MAX`].
     pub retry_delay: Duration,
+    /// Keep a journal, so that a copy that was killed goes on where it was.
+    pub journal: Option<JournalOptions>,
 }
 
 /// Longest time between repetitions: a server that is back is noticed within half a minute.
@@ -72,6 +76,7 @@ impl Default for Options {
             segment: SEGMENT,
             retries: 0,
             retry_delay: Duration::from_secs(1),
+            journal: None,
         }
     }
 }
@@ -87,6 +92,8 @@ pub struct Summary {
     pub zeroed: u64,
     /// Bytes that the target had as zeroes already.
     pub skipped: u64,
+    /// Bytes that an earlier run had copied.
+    pub resumed: u64,
     /// Lanes that were in use.
     pub lanes: usize,
     /// What did not work the first time.
@@ -145,6 +152,9 @@ impl fmt::Display for Summary {
             self.lanes,
             self.elapsed.as_secs_f64()
         )?;
+        if self.resumed > 0 {
+            write!(f, "; {} bytes of an earlier run", self.resumed)?;
+        }
         match self.retried == Retried::default() {
             true => Ok(()),
             false => write!(f, "; {}", self.retried),

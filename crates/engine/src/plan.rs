@@ -8,6 +8,7 @@ use std::task::{Poll, Waker};
 use block::{BASE_ALLOCATION, Can, Contexts, DeviceExt, Extents, Kind, ZERO};
 
 use crate::end::End;
+use crate::journal::Recorded;
 use crate::progress::Progress;
 
 /// Runs that may be waiting for lanes: bounds the memory of a disk in a million pieces.
@@ -23,8 +24,33 @@ pub(crate) struct Segment {
     pub(crate) at: u64,
     /// The source has told which of it is data.
     pub(crate) told: bool,
+    /// An earlier run has written it, but it is not sure to have lasted.
+    pub(crate) check: bool,
     /// Runs that follow each other from `at` on.
     pub(crate) runs: Vec<Run>,
+}
+
+impl Segment {
+    /// Length in bytes.
+    pub(crate) fn len(&self) -> u64 {
+        self.runs.iter().map(|run| run.len).sum()
+    }
+}
+
+/// What earlier runs have done.
+#[derive(Debug, Default)]
+pub(crate) struct Earlier {
+    pub(crate) recorded: Recorded,
+    /// Look again at what is recorded instead of leaving it out.
+    pub(crate) check: bool,
+}
+
+impl Earlier {
+    /// Whether all of a range is recorded.
+    fn covers(&self, at: u64, len: u64, segment: u64) -> bool {
+        let (first, end) = (at / segment, at.saturating_add(len).div_ceil(segment));
+        !self.recorded.segments.is_empty() && (first..end).all(|s| self.recorded.contains(s))
+    }
 }
 
 /// Bytes of a segment that go one way.
@@ -157,6 +183,7 @@ impl Plan {
         segment: u64,
         grain: u64,
         extents: bool,
+        earlier: Earlier,
         progress: Arc<Progress>,
     ) {
         let facts = source.facts();
@@ -173,6 +200,8 @@ impl Plan {
         while at < size && !progress.is_cancelled() {
             let len = (size - at).min(QUERY);
             let known = match asks {
+                // What is left out need not be known.
+                _ if earlier.covers(at, len, segment) => Extents::one(len, 0),
                 Some(context) => match query(&source, at, len, context).await {
                     Ok(known) => known,
                     Err(error) => {
@@ -190,9 +219,16 @@ impl Plan {
             at += known.total();
             for run in known.runs() {
                 cutter.push(run.len, run.state & ZERO != 0);
-                while let Some(mut segment) = cutter.take() {
-                    segment.told = told;
-                    if !self.add(segment).await {
+                while let Some(mut piece) = cutter.take() {
+                    piece.told = told;
+                    if earlier.recorded.contains(piece.at / segment) {
+                        progress.add_resumed(piece.len());
+                        if !earlier.check {
+                            continue;
+                        }
+                        piece.check = true;
+                    }
+                    if !self.add(piece).await {
                         return;
                     }
                 }
@@ -244,7 +280,7 @@ impl Cutter {
             at: 0,
             open_at: 0,
             open: None,
-            segment: Segment { at: 0, told: false, runs: Vec::new() },
+            segment: Segment { at: 0, told: false, check: false, runs: Vec::new() },
             done: VecDeque::new(),
         }
     }
@@ -306,7 +342,7 @@ impl Cutter {
 
     fn close_segment(&mut self) {
         if !self.segment.runs.is_empty() {
-            let next = Segment { at: self.open_at, told: false, runs: Vec::new() };
+            let next = Segment { at: self.open_at, told: false, check: false, runs: Vec::new() };
             self.done.push_back(std::mem::replace(&mut self.segment, next));
         }
     }

@@ -9,6 +9,7 @@ pub struct Progress {
     data: AtomicU64,
     zeroed: AtomicU64,
     skipped: AtomicU64,
+    resumed: AtomicU64,
     verified: AtomicU64,
     cancelled: AtomicBool,
 }
@@ -24,6 +25,8 @@ pub struct Snapshot {
     pub zeroed: u64,
     /// Zeroes that the target had already.
     pub skipped: u64,
+    /// Copied by an earlier run.
+    pub resumed: u64,
     /// Compared by the verification that follows the copy.
     pub verified: u64,
 }
@@ -31,7 +34,7 @@ pub struct Snapshot {
 impl Snapshot {
     /// Bytes of the source that are done.
     pub fn done(&self) -> u64 {
-        self.data + self.zeroed + self.skipped
+        self.data + self.zeroed + self.skipped + self.resumed
     }
 }
 
@@ -48,6 +51,7 @@ impl Progress {
             data: self.data.load(Ordering::Relaxed),
             zeroed: self.zeroed.load(Ordering::Relaxed),
             skipped: self.skipped.load(Ordering::Relaxed),
+            resumed: self.resumed.load(Ordering::Relaxed),
             verified: self.verified.load(Ordering::Relaxed),
         }
     }
@@ -76,6 +80,10 @@ impl Progress {
 
     pub(crate) fn add_skipped(&self, bytes: u64) {
         self.skipped.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn add_resumed(&self, bytes: u64) {
+        self.resumed.fetch_add(bytes, Ordering::Relaxed);
     }
 
     pub(crate) fn add_verified(&self, bytes: u64) {

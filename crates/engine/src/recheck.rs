@@ -7,12 +7,13 @@
 
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use block::{Can, Error, Kind, Reply, Request, Result};
 use io::{Data, Room};
 
 use crate::lane::{Done, Failed, Lane};
-use crate::ledger::Suspect;
+use crate::ledger::{Range, Suspect};
 use crate::zeroes::is_zero;
 
 impl Lane {
@@ -34,7 +35,40 @@ impl Lane {
 
     /// Whether what is written must be durable.
     fn durable(&self) -> bool {
-        self.job.settled.flush && self.target.facts().can.contains(Can::FLUSH)
+        (self.job.settled.flush || self.job.journal.is_some()) && self.can_flush()
+    }
+
+    fn can_flush(&self) -> bool {
+        self.target.facts().can.contains(Can::FLUSH)
+    }
+
+    /// Sees to it that what is finished is flushed and recorded in time.
+    pub(crate) fn arm(self: &Rc<Self>) {
+        let Some(journal) = &self.job.journal else { return };
+        if self.ending.get() || self.armed.replace(true) {
+            return;
+        }
+        let (lane, due) = (self.clone(), Instant::now() + journal.interval);
+        drop(io::spawn(async move {
+            loop {
+                let mark = lane.done.mark();
+                let left = due.saturating_duration_since(Instant::now());
+                if left.is_zero() || lane.ending.get() {
+                    break;
+                }
+                let _ = io::timeout(left, lane.done.wait_after(mark)).await;
+            }
+            if !lane.ending.get()
+                && let Err(error) = lane.make_safe(&mut 0).await
+            {
+                lane.job.fail(error);
+            }
+            lane.armed.set(false);
+            lane.done.notify();
+            if lane.ledger.borrow().has_finished() {
+                lane.arm();
+            }
+        }));
     }
 
     /// After the last segment: flushes, and looks again until nothing is suspect.
@@ -43,13 +77,17 @@ impl Lane {
         let mut rounds = 0;
         loop {
             if self.job.stopped() {
+                // What is finished may as well be recorded; the copy has failed in any case.
+                if self.job.journal.is_some() && self.ledger.borrow().has_finished() {
+                    let _ = self.make_safe(&mut attempts).await;
+                }
                 return Ok(());
             }
             self.note_connection();
             let suspects = self.ledger.borrow().has_suspects();
-            let flush = self.wrote.get() && (self.durable() || suspects);
-            if flush && self.target.facts().can.contains(Can::FLUSH) {
-                self.flush(&mut attempts).await?;
+            let flush = self.wrote.get() && (self.durable() || (suspects && self.can_flush()));
+            if flush || (self.job.journal.is_some() && self.ledger.borrow().has_finished()) {
+                self.make_safe(&mut attempts).await?;
             }
             let suspects = self.ledger.borrow_mut().take_suspects();
             if suspects.is_empty() {
@@ -68,16 +106,21 @@ impl Lane {
         }
     }
 
-    /// Flushes the target. What a failed flush may have lost is suspect; the error is returned when
-    /// it is not to be tried again.
-    async fn flush(&self, attempts: &mut u32) -> Result<()> {
+    /// Flushes the target and records what is durable by that. What a failed flush may have lost is
+    /// suspect; the error is returned when it is not to be tried again.
+    async fn make_safe(&self, attempts: &mut u32) -> Result<()> {
         loop {
             self.note_connection();
             let generation = self.target.generation();
             let batch = self.ledger.borrow_mut().take_finished();
-            match self.target.device().submit(Request::flush()).await {
-                Ok(_) => {
+            let flushed = match self.can_flush() {
+                true => self.target.device().submit(Request::flush()).await.map(drop),
+                false => Ok(()),
+            };
+            match flushed {
+                Ok(()) => {
                     self.ledger.borrow_mut().flushed(&batch, generation);
+                    self.record(&batch).await;
                     return Ok(());
                 }
                 Err(error) => {
@@ -90,8 +133,20 @@ impl Lane {
         }
     }
 
+    async fn record(&self, batch: &[Range]) {
+        let Some(journal) = &self.job.journal else { return };
+        let size = self.job.settled.segment;
+        let segments = batch.iter().map(|range| range.0 / size).collect();
+        if let Err(why) = journal.file.append(self.number, segments).await {
+            self.job.warn(format!(
+                "the journal cannot be written ({why}): going on without, a copy that is killed \
+                 repeats what was done since"
+            ));
+        }
+    }
+
     /// Looks again at a segment.
-    async fn recheck(self: &Rc<Self>, suspect: Suspect) {
+    pub(crate) async fn recheck(self: &Rc<Self>, suspect: Suspect) {
         let (home, end) = suspect.range;
         self.begin((home, end));
         let size = self.job.settled.request_size;

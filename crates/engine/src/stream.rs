@@ -297,6 +297,7 @@ fn summary(progress: &Progress, size: u64, started: Instant) -> Summary {
         data: done.data,
         zeroed: done.zeroed,
         skipped: done.skipped,
+        resumed: 0,
         lanes: 1,
         retried: crate::options::Retried::default(),
         elapsed: started.elapsed(),

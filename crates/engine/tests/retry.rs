@@ -41,8 +41,11 @@ struct Connection {
     size: u64,
     dead: Arc<AtomicBool>,
     /// What was there before each write that was not flushed.
-    before: Arc<Mutex<Vec<(u64, Vec<u8>)>>>,
+    before: Arc<Mutex<Vec<Before>>>,
 }
+
+/// Offset and bytes.
+type Before = (u64, Vec<u8>);
 
 impl Server {
     fn new(disk: Arc<ModelDevice>, seed: u64) -> Server {

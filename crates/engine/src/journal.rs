@@ -1,0 +1,530 @@
+//! The journal of a copy: which segments are durable on the target, so that a copy that was killed
+//! goes on where it was.
+//!
+//! An append-only file: a header that says what is copied where, then records of 32 bytes, each with a
+//! checksum over its content, its place and the journal's own random name. A record is written only
+//! after the segment's writes have completed and the connection that wrote them has been flushed
+//! after that, and is itself made durable before the next batch. What follows the first record that
+//! does not check is what a crash has left of the last batch, and is discarded: its segments are
+//! copied again.
+
+use std::fmt::Write as _;
+use std::fs::{File, OpenOptions};
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use block::{Error, Kind, Result};
+use rustix::fs::{FlockOperation, flock};
+
+/// Where a journal is kept, and what tells the two sides of the copy from others.
+#[derive(Debug, Clone)]
+pub struct JournalOptions {
+    /// The file. It is made by the first run, read by the next ones and removed after success.
+    pub path: PathBuf,
+    /// Begin anew, whatever the journal says.
+    pub restart: bool,
+    /// Longest time for which finished segments wait for a flush and their records.
+    pub interval: Duration,
+    /// What is copied: a name, and whatever changes when it does (inode, time of change).
+    pub source: String,
+    /// Where to: a name, and what tells the storage from another under this name (inode).
+    pub target: String,
+}
+
+/// Longest time between flushes, unless another one is asked for.
+pub const JOURNAL_INTERVAL: Duration = Duration::from_secs(5);
+
+const MAGIC: &[u8; 20] = b"blockhaul journal 1\n";
+/// Bytes before the first record.
+const HEADER: usize = 4096;
+/// Bytes of a record.
+const RECORD: usize = 32;
+/// Bytes of a checksum: of BLAKE3's 32.
+const CHECK: usize = 16;
+/// Longest text that identifies one side; longer ones are replaced by their digest.
+const TEXT_MAX: usize = 1500;
+
+/// What is copied where: must be the same when a copy goes on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Identity {
+    /// Bytes of a segment.
+    pub(crate) segment: u64,
+    /// Where the copy starts and ends in the source.
+    pub(crate) range: (u64, u64),
+    pub(crate) source_size: u64,
+    pub(crate) target_size: u64,
+    /// Digest of samples of the source.
+    pub(crate) sample: [u8; 32],
+    pub(crate) source: String,
+    pub(crate) target: String,
+}
+
+/// A segment that is durable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Record {
+    /// Number of the segment in the source.
+    pub(crate) segment: u64,
+    /// Number of the flush that made it durable.
+    pub(crate) batch: u32,
+    /// Who wrote it.
+    pub(crate) lane: u32,
+}
+
+/// An open journal.
+pub(crate) struct Journal {
+    path: PathBuf,
+    id: [u8; 16],
+    batch: AtomicU32,
+    file: Arc<Mutex<Tail>>,
+}
+
+struct Tail {
+    file: File,
+    /// Records so far.
+    count: u64,
+    /// Why nothing more is recorded.
+    broken: Option<String>,
+}
+
+/// What a journal says of earlier runs.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Recorded {
+    /// Segments that are durable, ascending.
+    pub(crate) segments: Vec<u64>,
+    /// Those among them that each lane recorded last.
+    pub(crate) edge: Vec<u64>,
+}
+
+impl Journal {
+    /// Begins a journal, or goes on with the one that is there. Blocks.
+    pub(crate) fn open(options: &JournalOptions, wanted: &Identity) -> Result<(Journal, Recorded)> {
+        let wanted = wanted.clone().shortened();
+        let path = &options.path;
+        let found = match options.restart {
+            true => None,
+            false => match OpenOptions::new().read(true).write(true).open(path) {
+                Ok(file) => Some(file),
+                Err(error) if error.kind() == ErrorKind::NotFound => None,
+                Err(error) => return Err(failed("open", path, error)),
+            },
+        };
+        match found {
+            Some(file) => Journal::go_on(file, path, &wanted),
+            None => Ok((Journal::begin(path, &wanted)?, Recorded::default())),
+        }
+    }
+
+    fn begin(path: &Path, wanted: &Identity) -> Result<Journal> {
+        // Somebody else's file is not overwritten, and a journal in use neither.
+        match OpenOptions::new().read(true).open(path) {
+            Ok(mut old) => {
+                let mut magic = [0; MAGIC.len()];
+                let is_journal = old.read_exact(&mut magic).is_ok() && magic == *MAGIC;
+                if !is_journal {
+                    return Err(refused(path, "it is not a journal: choose another name"));
+                }
+                lock(&old, path)?;
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(failed("open", path, error)),
+        }
+        let id = random()?;
+        // Complete or not there: the header gets its name when it is durable.
+        let mut fresh = path.as_os_str().to_owned();
+        fresh.push(".new");
+        let fresh = PathBuf::from(fresh);
+        let mut file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .open(&fresh)
+            .map_err(|error| failed("make", &fresh, error))?;
+        lock(&file, path)?;
+        let made = file
+            .write_all(&wanted.encode(&id))
+            .and_then(|()| file.sync_all())
+            .and_then(|()| std::fs::rename(&fresh, path))
+            .and_then(|()| sync_folder(path));
+        made.map_err(|error| failed("write", path, error))?;
+        Ok(Journal::new(path, id, file, 0, 0))
+    }
+
+    fn go_on(mut file: File, path: &Path, wanted: &Identity) -> Result<(Journal, Recorded)> {
+        lock(&file, path)?;
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes).map_err(|error| failed("read", path, error))?;
+        let (id, found) = Identity::decode(&bytes).map_err(|why| refused(path, &why))?;
+        if let Some(why) = found.differs(wanted) {
+            let text = format!("{why}; use --restart to copy everything anew");
+            return Err(refused(path, &text));
+        }
+        let records = recover(&bytes, &id);
+        let segments = wanted.range.1.div_ceil(wanted.segment);
+        let known = records.iter().take_while(|record| record.segment < segments);
+        let records: Vec<_> = known.copied().collect();
+        // The torn tail goes, so that what is appended follows what checks.
+        let len = (HEADER + records.len() * RECORD) as u64;
+        file.set_len(len).map_err(|error| failed("cut", path, error))?;
+        let batch = records.iter().map(|record| record.batch).max().unwrap_or(0);
+        let journal = Journal::new(path, id, file, records.len() as u64, batch);
+        Ok((journal, Recorded::of(&records)))
+    }
+
+    fn new(path: &Path, id: [u8; 16], file: File, count: u64, batch: u32) -> Journal {
+        let tail = Tail { file, count, broken: None };
+        let batch = AtomicU32::new(batch);
+        Journal { path: path.to_owned(), id, batch, file: Arc::new(Mutex::new(tail)) }
+    }
+
+    /// Records segments as durable, durably. An error says why the journal is of no more use; the
+    /// copy itself need not fail.
+    pub(crate) async fn append(&self, lane: u32, segments: Vec<u64>) -> Result<(), String> {
+        if segments.is_empty() {
+            return Ok(());
+        }
+        let batch = self.batch.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+        let (id, file) = (self.id, self.file.clone());
+        let appended = io::offload(move || {
+            let mut tail = file.lock().expect("no panic under this lock");
+            if let Some(why) = &tail.broken {
+                return Err(why.clone());
+            }
+            let mut bytes = Vec::with_capacity(segments.len() * RECORD);
+            let mut index = tail.count;
+            for segment in segments {
+                bytes.extend(Record { segment, batch, lane }.encode(&id, index));
+                index += 1;
+            }
+            let at = HEADER as u64 + tail.count * RECORD as u64;
+            let written = tail.file.write_all_at(&bytes, at);
+            match written.and_then(|()| tail.file.sync_data()) {
+                Ok(()) => {
+                    tail.count = index;
+                    Ok(())
+                }
+                Err(error) => {
+                    tail.broken = Some(error.to_string());
+                    Err(error.to_string())
+                }
+            }
+        });
+        appended.await.unwrap_or_else(|lost| Err(lost.to_string()))
+    }
+
+    /// Removes the file: the copy is complete. Blocks.
+    pub(crate) fn remove(&self) -> std::io::Result<()> {
+        std::fs::remove_file(&self.path).and_then(|()| sync_folder(&self.path))
+    }
+}
+
+impl Identity {
+    fn shortened(mut self) -> Identity {
+        for text in [&mut self.source, &mut self.target] {
+            if text.len() > TEXT_MAX {
+                *text = format!("blake3:{}", blake3::hash(text.as_bytes()).to_hex());
+            }
+        }
+        self
+    }
+
+    fn encode(&self, id: &[u8; 16]) -> Vec<u8> {
+        let mut bytes = MAGIC.to_vec();
+        bytes.extend(id);
+        let numbers =
+            [self.segment, self.range.0, self.range.1, self.source_size, self.target_size];
+        bytes.extend(numbers.iter().flat_map(|number| number.to_be_bytes()));
+        bytes.extend(self.sample);
+        for text in [&self.source, &self.target] {
+            // At most TEXT_MAX bytes.
+            bytes.extend((text.len() as u16).to_be_bytes());
+            bytes.extend(text.as_bytes());
+        }
+        bytes.resize(HEADER - CHECK, 0);
+        let check = blake3::hash(&bytes);
+        bytes.extend(&check.as_bytes()[..CHECK]);
+        bytes
+    }
+
+    fn decode(bytes: &[u8]) -> Result<([u8; 16], Identity), String> {
+        if !bytes.starts_with(MAGIC) {
+            return Err("it is not a journal: choose another name".into());
+        }
+        let damaged = || "its header is damaged: use --restart to copy everything anew".to_string();
+        let header = bytes.get(..HEADER).ok_or_else(damaged)?;
+        let (body, check) = header.split_at(HEADER - CHECK);
+        if blake3::hash(body).as_bytes()[..CHECK] != *check {
+            return Err(damaged());
+        }
+        let mut fields = Fields(&body[MAGIC.len()..]);
+        let parsed = (|| {
+            let id = fields.array()?;
+            let mut number = || Some(u64::from_be_bytes(fields.array()?));
+            let (segment, start, end) = (number()?, number()?, number()?);
+            let (source_size, target_size) = (number()?, number()?);
+            let sample = fields.array()?;
+            let (source, target) = (fields.text()?, fields.text()?);
+            let range = (start, end);
+            Some((
+                id,
+                Identity { segment, range, source_size, target_size, sample, source, target },
+            ))
+        })();
+        parsed.ok_or_else(damaged)
+    }
+
+    /// Why a copy with this identity cannot go on as `now`.
+    fn differs(&self, now: &Identity) -> Option<String> {
+        let mut text = String::new();
+        if self.source != now.source || self.source_size != now.source_size {
+            let _ = write!(
+                text,
+                "the source is not the one it was begun with: {} of {} bytes then, {} of {} bytes now",
+                self.source, self.source_size, now.source, now.source_size
+            );
+        } else if self.sample != now.sample {
+            text = "the content of the source has changed since it was begun".into();
+        } else if self.target != now.target || self.target_size != now.target_size {
+            let _ = write!(
+                text,
+                "the target is not the one it was begun with: {} of {} bytes then, {} of {} bytes now",
+                self.target, self.target_size, now.target, now.target_size
+            );
+        } else if self.segment != now.segment || self.range != now.range {
+            text = "it was begun with another range or segment size".into();
+        }
+        (!text.is_empty()).then_some(text)
+    }
+}
+
+/// Takes fields off bytes.
+struct Fields<'a>(&'a [u8]);
+
+impl Fields<'_> {
+    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (taken, rest) = self.0.split_first_chunk::<N>()?;
+        self.0 = rest;
+        Some(*taken)
+    }
+
+    fn text(&mut self) -> Option<String> {
+        let len = usize::from(u16::from_be_bytes(self.array()?));
+        let (taken, rest) = self.0.split_at_checked(len)?;
+        self.0 = rest;
+        String::from_utf8(taken.to_vec()).ok()
+    }
+}
+
+impl Record {
+    fn encode(&self, id: &[u8; 16], index: u64) -> [u8; RECORD] {
+        let mut bytes = [0; RECORD];
+        bytes[..8].copy_from_slice(&self.segment.to_be_bytes());
+        bytes[8..12].copy_from_slice(&self.batch.to_be_bytes());
+        bytes[12..16].copy_from_slice(&self.lane.to_be_bytes());
+        let check = check(&bytes[..RECORD - CHECK], id, index);
+        bytes[RECORD - CHECK..].copy_from_slice(&check);
+        bytes
+    }
+
+    fn decode(bytes: &[u8], id: &[u8; 16], index: u64) -> Option<Record> {
+        let (body, found) = bytes.split_at_checked(RECORD - CHECK)?;
+        if check(body, id, index) != *found {
+            return None;
+        }
+        let mut fields = Fields(body);
+        let segment = u64::from_be_bytes(fields.array()?);
+        let batch = u32::from_be_bytes(fields.array()?);
+        let lane = u32::from_be_bytes(fields.array()?);
+        Some(Record { segment, batch, lane })
+    }
+}
+
+fn check(body: &[u8], id: &[u8; 16], index: u64) -> [u8; CHECK] {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(id).update(&index.to_be_bytes()).update(body);
+    let mut check = [0; CHECK];
+    check.copy_from_slice(&hasher.finalize().as_bytes()[..CHECK]);
+    check
+}
+
+/// The records of a journal's file, up to the first that does not check.
+fn recover(bytes: &[u8], id: &[u8; 16]) -> Vec<Record> {
+    let records = bytes.get(HEADER..).unwrap_or_default().chunks_exact(RECORD).zip(0..);
+    records.map_while(|(record, index)| Record::decode(record, id, index)).collect()
+}
+
+impl Recorded {
+    fn of(records: &[Record]) -> Recorded {
+        let last = |lane| {
+            let own = records.iter().filter(|record| record.lane == lane);
+            own.map(|record| record.batch).max()
+        };
+        let mut lanes: Vec<u32> = records.iter().map(|record| record.lane).collect();
+        lanes.sort_unstable();
+        lanes.dedup();
+        let last: Vec<_> = lanes.into_iter().map(|lane| (lane, last(lane))).collect();
+        let is_last = |record: &&Record| last.contains(&(record.lane, Some(record.batch)));
+        let mut recorded = Recorded {
+            segments: records.iter().map(|record| record.segment).collect(),
+            edge: records.iter().filter(is_last).map(|record| record.segment).collect(),
+        };
+        for segments in [&mut recorded.segments, &mut recorded.edge] {
+            segments.sort_unstable();
+            segments.dedup();
+        }
+        recorded
+    }
+
+    /// Whether this segment is durable.
+    pub(crate) fn contains(&self, segment: u64) -> bool {
+        self.segments.binary_search(&segment).is_ok()
+    }
+}
+
+fn lock(file: &File, path: &Path) -> Result<()> {
+    match flock(file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(()),
+        Err(rustix::io::Errno::WOULDBLOCK) => {
+            Err(refused(path, "another copy is using it: wait for its end"))
+        }
+        Err(error) => Err(failed("lock", path, error.into())),
+    }
+}
+
+fn sync_folder(path: &Path) -> std::io::Result<()> {
+    let folder = match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    File::open(folder)?.sync_all()
+}
+
+fn random() -> Result<[u8; 16]> {
+    let mut bytes = [0; 16];
+    let got = rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty());
+    got.map_err(|error| Error::system("cannot get random bytes", error.into()))?;
+    Ok(bytes)
+}
+
+fn refused(path: &Path, why: &str) -> Error {
+    Error::new(Kind::Invalid, format!("journal {}: {why}", path.display()))
+}
+
+fn failed(what: &str, path: &Path, error: std::io::Error) -> Error {
+    Error::system(format!("cannot {what} the journal {}", path.display()), error)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const ID: [u8; 16] = *b"0123456789abcdef";
+
+    fn identity() -> Identity {
+        Identity {
+            segment: 1 << 20,
+            range: (0, 100 << 20),
+            source_size: 100 << 20,
+            target_size: 200 << 20,
+            sample: [7; 32],
+            source: "disk.raw inode 5".into(),
+            target: "nbd://host/export".into(),
+        }
+    }
+
+    fn file(segments: &[(u64, u32, u32)]) -> (Vec<u8>, Vec<Record>) {
+        let mut bytes = identity().encode(&ID);
+        let mut records = Vec::new();
+        for (index, &(segment, batch, lane)) in segments.iter().enumerate() {
+            let record = Record { segment, batch, lane };
+            bytes.extend(record.encode(&ID, index as u64));
+            records.push(record);
+        }
+        (bytes, records)
+    }
+
+    proptest! {
+        #[test]
+        fn any_prefix_and_any_damaged_bit_leave_a_prefix_of_the_records(
+            segments in prop::collection::vec((0_u64..100, 1_u32..9, 0_u32..4), 0..20),
+            cut in any::<prop::sample::Index>(),
+            bit in any::<prop::sample::Index>(),
+        ) {
+            let (bytes, records) = file(&segments);
+            prop_assert_eq!(recover(&bytes, &ID), records.clone());
+            prop_assert_eq!(Identity::decode(&bytes).unwrap(), (ID, identity()));
+            // Cut anywhere: whole records before the cut.
+            let cut = cut.index(bytes.len() + 1);
+            match Identity::decode(&bytes[..cut]) {
+                Ok(_) => {
+                    let left = cut.saturating_sub(HEADER) / RECORD;
+                    prop_assert!(cut >= HEADER);
+                    prop_assert_eq!(recover(&bytes[..cut], &ID), &records[..left]);
+                }
+                Err(_) => prop_assert!(cut < HEADER),
+            }
+            // One bit: in the header a refusal, in a record its end.
+            let bit = bit.index(bytes.len() * 8);
+            let mut damaged = bytes.clone();
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            match Identity::decode(&damaged) {
+                Ok(_) => {
+                    prop_assert!(bit / 8 >= HEADER);
+                    let left = (bit / 8 - HEADER) / RECORD;
+                    prop_assert_eq!(recover(&damaged, &ID), &records[..left]);
+                }
+                Err(_) => prop_assert!(bit / 8 < HEADER),
+            }
+        }
+
+        #[test]
+        fn arbitrary_bytes_are_no_records(bytes in prop::collection::vec(any::<u8>(), 0..9000)) {
+            prop_assert!(Identity::decode(&bytes).is_err());
+            prop_assert!(recover(&bytes, &ID).is_empty());
+        }
+    }
+
+    #[test]
+    fn records_of_another_journal_or_place_do_not_count() {
+        let (bytes, _) = file(&[(1, 1, 0), (2, 1, 0)]);
+        assert!(recover(&bytes, b"another journal!").is_empty());
+        let mut moved = bytes[..HEADER].to_vec();
+        moved.extend(&bytes[HEADER + RECORD..]);
+        assert!(recover(&moved, &ID).is_empty());
+    }
+
+    #[test]
+    fn the_edge_is_the_last_batch_of_each_lane() {
+        let (_, records) = file(&[(1, 1, 0), (2, 2, 1), (3, 3, 0), (4, 3, 0), (5, 4, 2)]);
+        let recorded = Recorded::of(&records);
+        assert_eq!(recorded.segments, [1, 2, 3, 4, 5]);
+        assert_eq!(recorded.edge, [2, 3, 4, 5]);
+        assert!(recorded.contains(3) && !recorded.contains(6));
+    }
+
+    #[test]
+    fn long_names_and_changes_are_told_apart() {
+        let mut long = identity();
+        long.source = "x".repeat(70_000);
+        let short = long.clone().shortened();
+        assert_eq!(Identity::decode(&short.encode(&ID)).unwrap().1, short);
+        let mut changes = [identity(), identity(), identity(), identity()];
+        changes[0].source += "!";
+        changes[1].sample[0] = 0;
+        changes[2].target_size += 1;
+        changes[3].segment *= 2;
+        for (changed, word) in
+            changes.iter().zip(["the source is not", "content", "the target", "segment size"])
+        {
+            let why = identity().differs(changed).unwrap();
+            assert!(why.contains(word), "{why}");
+        }
+        assert_eq!(identity().differs(&identity()), None);
+    }
+}
