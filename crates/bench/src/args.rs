@@ -136,6 +136,10 @@ pub struct Options {
     #[arg(long, value_name = "TEXT", value_parser = label, help_heading = "Output")]
     pub label: Option<String>,
 
+    /// Commit that was built, for results; by default that of the tree in the current folder
+    #[arg(long, value_name = "TEXT", help_heading = "Output")]
+    pub commit: Option<String>,
+
     /// What is printed in the end
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t, help_heading = "Output")]
     pub format: Format,

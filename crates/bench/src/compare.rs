@@ -19,12 +19,26 @@ pub struct Comparison {
 /// Compares two results, or two folders of results by the scenarios that both have.
 pub fn compare(old: &Path, new: &Path, threshold_percent: f64) -> Result<Comparison> {
     let mut all = Comparison { text: String::new(), worse: 0 };
-    for (old, new) in pairs(old, new)? {
-        let one = reports(&save::load(&old)?, &save::load(&new)?, threshold_percent)?;
-        all.text.push_str(&one.text);
-        all.worse += one.worse;
+    let pairs = pairs(old, new)?;
+    let (mut compared, mut last) = (0, None);
+    for (old, new) in &pairs {
+        match reports(&save::load(old)?, &save::load(new)?, threshold_percent) {
+            Ok(one) => {
+                compared += 1;
+                all.text.push_str(&one.text);
+                all.worse += one.worse;
+            }
+            // Of several scenarios, those that cannot be compared do not hide the others.
+            Err(error) => {
+                all.text.push_str(&format!("{error}\n"));
+                last = Some(error);
+            }
+        }
     }
-    Ok(all)
+    match last {
+        Some(error) if compared == 0 => Err(error),
+        _ => Ok(all),
+    }
 }
 
 /// Compares two results of the same scenario.
@@ -168,6 +182,26 @@ mod tests {
         let found = reports(&made(&[1.0]), &made(&[]), 10.0).unwrap();
         assert_eq!(found.worse, 1);
         assert!(found.text.contains("FAILS NOW"), "{}", found.text);
+    }
+
+    #[test]
+    fn folders_are_compared_by_scenario() {
+        let (old, new) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        assert!(compare(old.path(), new.path(), 10.0).is_err());
+        for (name, time) in [("one", 1.3), ("two", 1.0), ("odd", 1.0)] {
+            let mut report = made(&[1.0]);
+            report.name = name.to_owned();
+            save::save(&report, old.path()).unwrap();
+            report.cells[1].ratio = made(&[time]).cells[1].ratio;
+            report.full = name == "odd";
+            save::save(&report, new.path()).unwrap();
+        }
+        let folder = "2026-11-20-";
+        let found = compare(&old.path().join(folder), &new.path().join(folder), 10.0).unwrap();
+        assert_eq!(found.worse, 1, "{}", found.text);
+        assert!(found.text.contains("cannot compare odd (reduced)"), "{}", found.text);
+        let odd = |dir: &tempfile::TempDir| dir.path().join(folder).join("odd");
+        assert!(compare(&odd(&old), &odd(&new), 10.0).is_err());
     }
 
     #[test]

@@ -184,7 +184,7 @@ pub fn run_scenario(
         started,
         machine,
         load_after: machine::load(),
-        commit: machine::git_commit(&here),
+        commit: options.commit.clone().or_else(|| machine::git_commit(&here)),
         programs,
         settings: result::Settings {
             runs: plan.runs,

@@ -76,15 +76,41 @@ pub fn free_bytes(path: &Path) -> Option<u64> {
     found.f_bavail.checked_mul(found.f_frsize)
 }
 
-/// Commit of the git tree that a folder is in, with a + if files were changed since.
+/// Commit of the git tree that a folder is in, with a + if files were changed since. Where there is
+/// no git program, as among the peers, the tree's own files tell the commit, with a ? for changes.
 pub fn git_commit(dir: &Path) -> Option<String> {
     let git = |args: &[&str]| {
         let output = Command::new("git").arg("-C").arg(dir).args(args).output().ok()?;
         output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
     };
-    let commit = git(&["rev-parse", "HEAD"]).filter(|commit| !commit.is_empty())?;
-    let changed = git(&["status", "--porcelain", "--untracked-files=no"])?;
-    Some(if changed.is_empty() { commit } else { commit + "+" })
+    match git(&["rev-parse", "HEAD"]).filter(|commit| !commit.is_empty()) {
+        Some(commit) => {
+            let changed = git(&["status", "--porcelain", "--untracked-files=no"])?;
+            Some(if changed.is_empty() { commit } else { commit + "+" })
+        }
+        None => head(&dir.ancestors().find_map(|dir| {
+            let dir = dir.join(".git");
+            dir.is_dir().then_some(dir)
+        })?),
+    }
+}
+
+/// What HEAD of a git folder stands for.
+fn head(git: &Path) -> Option<String> {
+    let head = fs::read_to_string(git.join("HEAD")).ok()?;
+    let commit = match head.trim().strip_prefix("ref: ") {
+        None => head.trim().to_owned(),
+        Some(branch) => match fs::read_to_string(git.join(branch)) {
+            Ok(commit) => commit.trim().to_owned(),
+            Err(_) => {
+                let packed = fs::read_to_string(git.join("packed-refs")).ok()?;
+                let line = packed.lines().find(|line| line.split(' ').nth(1) == Some(branch))?;
+                line.split(' ').next()?.to_owned()
+            }
+        },
+    };
+    let good = commit.len() >= 40 && commit.bytes().all(|byte| byte.is_ascii_hexdigit());
+    good.then(|| commit + "?")
 }
 
 /// Processes that wanted to run in the last minute.
@@ -137,6 +163,22 @@ mod tests {
         assert_eq!(derived_label(2, "AMD EPYC 9R14"), "2core-epyc");
         assert_eq!(derived_label(8, "Intel(R) Xeon(R) Processor"), "8core-xeon");
         assert_eq!(derived_label(4, "odd"), format!("4core-{}", std::env::consts::ARCH));
+    }
+
+    #[test]
+    fn a_commit_is_found_without_git() {
+        let dir = tempfile::tempdir().unwrap();
+        let (one, two) = ("1".repeat(40), "2".repeat(40));
+        let write = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
+        fs::create_dir_all(dir.path().join("refs/heads")).unwrap();
+        assert_eq!(head(dir.path()), None);
+        write("HEAD", "ref: refs/heads/main\n");
+        write("packed-refs", &format!("# pack-refs\n{one} refs/heads/main\n"));
+        assert_eq!(head(dir.path()), Some(format!("{one}?")));
+        write("refs/heads/main", &format!("{two}\n"));
+        assert_eq!(head(dir.path()), Some(format!("{two}?")));
+        write("HEAD", "../../etc/passwd");
+        assert_eq!(head(dir.path()), None);
     }
 
     #[test]

@@ -227,18 +227,17 @@ impl Plan {
             drop_caches: choice.drop_caches.unwrap_or(scenario.drop_caches),
             seed: choice.seed.or(scenario.seed).unwrap_or(seed),
         };
+        let points = product(&matrix).map_err(within)?;
         for case in &scenario.case {
-            for point in product(&matrix) {
-                let maps = scope_of(&[&case.variables, &point]);
+            for point in &points {
+                let maps = scope_of(&[&case.variables, point]);
                 let scope = Scope::new(&maps);
-                let label = row_label(case, &point, &scope).map_err(within)?;
+                let label = row_label(case, point, &scope).map_err(within)?;
                 if !chosen(&choice.rows, &label) {
                     continue;
                 }
                 if (plan.rows.len() + 1) * columns.len() > CELLS_MAX {
-                    return Err(within(Error::usage(format!(
-                        "more than {CELLS_MAX} cells; choose some with --row or --column"
-                    ))));
+                    return Err(within(too_many()));
                 }
                 let row_error = |e: Error| within(Error::usage(format!("case '{label}': {e}")));
                 let cannot = unmet(&scenario.needs, places, &scope)
@@ -255,7 +254,7 @@ impl Plan {
                     let cell = match &cannot {
                         Some(reason) => Err(reason.clone()),
                         None => {
-                            let maps = scope_of(&[&case.variables, &point, &column.variables]);
+                            let maps = scope_of(&[&case.variables, point, &column.variables]);
                             let scope = Scope::new(&maps);
                             cell(scenario, case, column, places, &scope).map_err(|error| {
                                 row_error(Error::usage(format!(
@@ -276,7 +275,7 @@ impl Plan {
                     }
                 }
                 let mut variables = BTreeMap::new();
-                for (name, value) in case.variables.iter().chain(&point) {
+                for (name, value) in case.variables.iter().chain(point) {
                     variables.insert(name.clone(), value.to_string());
                 }
                 let curve_at = match &scenario.curve {
@@ -387,12 +386,11 @@ fn chosen(texts: &[String], label: &str) -> bool {
 }
 
 /// All combinations of the values of all axes; the last axis changes fastest.
-fn product(matrix: &BTreeMap<String, Vec<Value>>) -> Vec<Vars> {
+fn product(matrix: &BTreeMap<String, Vec<Value>>) -> Result<Vec<Vars>> {
     let mut points = vec![Vars::new()];
     for (axis, values) in matrix {
         if points.len().saturating_mul(values.len()) > CELLS_MAX {
-            // The caller counts rows and says so.
-            return vec![Vars::new(); CELLS_MAX + 1];
+            return Err(too_many());
         }
         points = points
             .iter()
@@ -405,7 +403,11 @@ fn product(matrix: &BTreeMap<String, Vec<Value>>) -> Vec<Vars> {
             })
             .collect();
     }
-    points
+    Ok(points)
+}
+
+fn too_many() -> Error {
+    Error::usage(format!("more than {CELLS_MAX} cells; choose some with --row or --column"))
 }
 
 fn row_label(case: &Case, point: &Vars, scope: &Scope<'_>) -> Result<String> {
@@ -665,6 +667,9 @@ mod tests {
         let text = plan(&TEXT.replace("['one']", "['won']"), &Choice::default());
         let text = text.unwrap_err().to_string();
         assert!(text.contains("there is no [server.won]; there are: one"), "{text}");
+        let axis = format!("[{}]", "1, ".repeat(3000));
+        let text = plan(&TEXT.replace("[1, 2]", &axis), &Choice::default());
+        assert!(text.unwrap_err().to_string().contains("more than 4096 cells"));
         let text = plan(&TEXT.replace("[1, 2]", "['x']"), &Choice::default());
         let text = text.unwrap_err().to_string();
         assert!(text.contains("'x' is not a number"), "{text}");

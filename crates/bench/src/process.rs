@@ -116,7 +116,7 @@ impl Ground<'_> {
         let children = usage::reaped_children();
         usage.user_s = children.0 - children_before.0;
         usage.system_s = children.1 - children_before.1;
-        let program = base_name(&words[0]);
+        let program = base_name(words.first().map_or("", String::as_str));
         let why = match (killed, status) {
             (Some(why), _) => Some(format!("{program} {why}")),
             (None, Ok(status)) => ended_badly(status).map(|how| format!("{program} {how}")),
@@ -170,14 +170,16 @@ impl Ground<'_> {
     }
 
     fn spawn(&self, words: &[String], log: &Path) -> Result<Group, String> {
-        let name = base_name(&words[0]);
+        let (program, arguments) =
+            words.split_first().ok_or("cannot start a command without words")?;
+        let name = base_name(program);
         let cannot = |error: &dyn std::fmt::Display| format!("cannot start {name}: {error}");
         let program =
-            self.places.find(&words[0]).ok_or_else(|| cannot(&"the program is not there"))?;
+            self.places.find(program).ok_or_else(|| cannot(&"the program is not there"))?;
         let errors = File::create(log).map_err(|error| cannot(&error))?;
         let output = File::create(log.with_extension("out")).map_err(|error| cannot(&error))?;
         let child = Command::new(program)
-            .args(&words[1..])
+            .args(arguments)
             .env("PATH", self.path)
             // Messages and numbers as in the documentation, whatever the person's language.
             .env("LC_ALL", "C")

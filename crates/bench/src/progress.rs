@@ -38,7 +38,7 @@ impl Progress {
     /// How much there is to do: rounds, and cells in each.
     pub fn start(&mut self, rounds: u32, cells: usize) {
         self.rounds = rounds;
-        self.total = cells * rounds as usize;
+        self.total = cells.saturating_mul(rounds as usize);
     }
 
     /// A run starts.

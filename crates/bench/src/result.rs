@@ -237,8 +237,8 @@ impl Run {
 
     /// Peaks of command and servers added up, in bytes.
     pub fn total_peak_bytes(&self) -> u64 {
-        let servers: u64 = self.servers.iter().map(|(_, usage)| usage.peak_bytes).sum();
-        self.command.peak_bytes + servers
+        let servers = self.servers.iter().map(|(_, usage)| usage.peak_bytes);
+        servers.fold(self.command.peak_bytes, u64::saturating_add)
     }
 
     /// Whether it is among those that count and went well.
@@ -273,7 +273,7 @@ impl Report {
 
     /// Failed runs that count.
     pub fn failures(&self) -> usize {
-        self.cells.iter().map(|cell| cell.failed).sum()
+        self.cells.iter().map(|cell| cell.failed).fold(0, usize::saturating_add)
     }
 
     /// Median share of the machine's processors that others used during the runs, in percent.

@@ -55,7 +55,7 @@ pub fn run(plan: &Plan, ground: &Ground<'_>, progress: &mut Progress) -> Outcome
     let mut runs: Vec<Run> = Vec::new();
     let mut history = vec![(0_u32, false); plan.cells.len()];
     let given_up = |history: (u32, bool)| !history.1 && history.0 >= FAILURES_MAX;
-    let rounds = plan.warmup + plan.runs;
+    let rounds = plan.warmup.saturating_add(plan.runs);
     progress.start(rounds, plan.cells.iter().filter(|cell| cell.is_ok()).count());
     for round in 0..rounds {
         for at in order(plan, round) {

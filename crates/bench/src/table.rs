@@ -216,7 +216,7 @@ pub fn notes(report: &Report) -> Vec<String> {
         let count = failures.count() + 1;
         let mut note = format!(
             "Failed: {place}: {count} of {} runs, the first at {}: {}.",
-            cell.good + cell.failed.max(count),
+            cell.good.saturating_add(cell.failed.max(count)),
             failure.stage,
             failure.why
         );
