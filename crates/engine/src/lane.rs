@@ -183,9 +183,10 @@ impl Lane {
         }
     }
 
-    /// Waits until another request of `len` bytes may be in flight.
+    /// Waits until another request of `len` bytes may be in flight, and is within the limit.
     pub(crate) async fn turn(&self, len: u64) {
         let settled = &self.job.settled;
+        settled.pace(len, || self.job.stopped()).await;
         self.wait_until(|lane| {
             lane.in_flight.get() < lane.window.borrow().limit()
                 && (lane.bytes.get() == 0 || lane.bytes.get() + len <= settled.queue_size)

@@ -1,9 +1,11 @@
 //! How to copy, and what came of it.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::journal::JournalOptions;
+use crate::rate::Rate;
 
 /// Bytes of a segment: the unit that is written by one lane (libnbd's THREAD_WORK_SIZE).
 pub const SEGMENT: u64 = 128 << 20;
@@ -53,6 +55,8 @@ pub struct Options {
     pub retry_delay: Duration,
     /// Keep a journal, so that a copy that was killed goes on where it was.
     pub journal: Option<JournalOptions>,
+    /// A limit for all lanes together; keep a handle on it to change it.
+    pub rate: Option<Arc<Rate>>,
 }
 
 /// Longest time between repetitions: a server that is back is noticed within half a minute.
@@ -77,6 +81,7 @@ impl Default for Options {
             retries: 0,
             retry_delay: Duration::from_secs(1),
             journal: None,
+            rate: None,
         }
     }
 }

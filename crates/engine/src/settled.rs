@@ -6,6 +6,7 @@ use block::{Can, Device, Error, Kind, Result};
 use io::Pool;
 
 use crate::options::{MAX_REQUEST, MIN_REQUEST, Options};
+use crate::rate::Rate;
 
 /// Target blocks larger than this do not widen what is copied as data.
 pub(crate) const GRAIN_MAX: u32 = 64 << 10;
@@ -43,6 +44,7 @@ pub(crate) struct Settled {
     pub(crate) target_is_zero: bool,
     pub(crate) flush: bool,
     pub(crate) segment: u64,
+    rate: Option<Arc<Rate>>,
 }
 
 impl Settled {
@@ -80,6 +82,14 @@ impl Settled {
             target_is_zero: options.target_is_zero || (to.zeroed && !options.allocated),
             flush: options.flush,
             segment: options.segment.max(SEGMENT_MIN).next_power_of_two(),
+            rate: options.rate.clone(),
+        }
+    }
+
+    /// Waits until a request of `bytes` bytes is within the limit.
+    pub(crate) async fn pace(&self, bytes: u64, stopped: impl Fn() -> bool) {
+        if let Some(rate) = &self.rate {
+            rate.take(bytes, stopped).await;
         }
     }
 }

@@ -32,6 +32,7 @@ pub async fn copy_from_pipe(
     let mut window = Window::new(&settled);
     let mut at = 0;
     while !progress.is_cancelled() {
+        settled.pace(settled.request_size, || progress.is_cancelled()).await;
         let room = window.room(pool, settled.request_size).await?;
         let (buf, ended) = match fill(&pipe, room.into_buf()).await {
             Ok(filled) => filled,
@@ -99,6 +100,7 @@ pub async fn copy_to_pipe(
             at += len;
         }
         let Some((len, read)) = ahead.pop_front() else { break };
+        settled.pace(len, || progress.is_cancelled()).await;
         let data = read.await?;
         queued -= len;
         match data {

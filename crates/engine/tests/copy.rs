@@ -363,6 +363,35 @@ fn pipes_are_copied_both_ways() {
     });
 }
 
+#[test]
+fn all_lanes_together_keep_to_the_rate_and_to_its_change() {
+    on_worker(|| async {
+        let size = 4 << 20;
+        let target = dirty(size);
+        let rate = Arc::new(engine::Rate::new(8 << 20, 0));
+        let options = Options {
+            segment: 1 << 20,
+            request_size: 64 << 10,
+            rate: Some(rate.clone()),
+            ..Options::default()
+        };
+        let (source, end) = (stack(source_of(&vec![7; size], false)), stack(target.clone()));
+        let summary = run(&source, &end, &options).await.unwrap();
+        let seconds = summary.elapsed.as_secs_f64();
+        // Half a second's worth, less what may pass at once.
+        assert!((0.35..2.0).contains(&seconds), "{seconds}");
+        // Unbearably slow at first.
+        rate.set(1, 0);
+        drop(io::spawn(async move {
+            io::sleep(std::time::Duration::from_millis(150)).await;
+            rate.set(0, 0);
+        }));
+        let summary = run(&source, &end, &options).await.unwrap();
+        let seconds = summary.elapsed.as_secs_f64();
+        assert!((0.1..2.0).contains(&seconds), "{seconds}");
+    });
+}
+
 /// A store whose handles are connections without the multi-conn promise: all on one disk, or each on
 /// a disk of its own.
 struct Connections {
