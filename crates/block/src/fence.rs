@@ -105,8 +105,9 @@ fn refuse_range(facts: &Facts, request: &Request, kind: OpKind) -> Option<Error>
         return Some(Error::new(Kind::Invalid, "the range is empty"));
     }
     if request.end().is_none_or(|end| end > facts.size) {
-        // As nbdkit and QEMU answer: no space for what writes, invalid for what reads.
-        let kind = if kind.changes() { Kind::NoSpace } else { Kind::Invalid };
+        // As nbdkit and QEMU answer: no space for what stores, invalid for the rest.
+        let stores = matches!(kind, OpKind::Write | OpKind::Zero);
+        let kind = if stores { Kind::NoSpace } else { Kind::Invalid };
         let text = format!("the range ends behind the device's {} bytes", facts.size);
         return Some(Error::new(kind, text));
     }
