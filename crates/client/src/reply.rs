@@ -1,8 +1,9 @@
-//! What has come of the reply to one request.
+//! What has come of the reply to one request, and what its chunks say.
 
 use block::{Error, Extents, Kind, Outcome, Reply};
 use io::{Buf, Data, Room};
-use wire::reply::Hole;
+use wire::reply::{ChunkKind, Failure, Hole};
+use wire::status::{Form, Status};
 
 /// A request in flight and what its reply has brought so far.
 pub(crate) struct Expected {
@@ -138,4 +139,65 @@ impl Reading {
         }
         Ok(Reply::Data(buf.into()))
     }
+}
+
+/// Chunks whose payload is small: holes, errors, extents.
+pub(crate) fn small_chunk(
+    kind: ChunkKind,
+    payload: &[u8],
+    expected: &mut Expected,
+) -> Result<(), Error> {
+    if kind.is_error() {
+        let failure = Failure::parse(kind, payload).map_err(|error| wrong(&error))?;
+        let text = match failure.at {
+            Some(at) => format!("{} at offset {at}", failure.text()),
+            None => failure.text(),
+        };
+        expected.error.get_or_insert_with(|| server_error(failure.error, text.trim()));
+        return Ok(());
+    }
+    if kind == ChunkKind::OffsetHole {
+        let hole = Hole::parse(payload).map_err(|error| wrong(&error))?;
+        return expected.hole(hole).map_err(violation);
+    }
+    let Some(form) = Form::of(kind) else {
+        return Err(violation("an unknown kind of chunk"));
+    };
+    let status = Status::parse(form, payload).map_err(|error| wrong(&error))?;
+    let len = expected.len;
+    let Want::Extents { lists, one } = &mut expected.want else {
+        return Err(violation("extents in reply to another command than block status"));
+    };
+    let wanted = lists.iter_mut().find(|list| list.0 == status.context());
+    // A context that nobody asked for here was negotiated for somebody else: ignored.
+    if let Some((_, list)) = wanted {
+        let runs = status.extents();
+        let mut extents: Extents =
+            runs.map(|run| block::Extent { len: run.len, state: run.flags }).collect();
+        // The last extent may reach beyond what was asked for.
+        extents.truncate(len);
+        if *one {
+            extents.first_only();
+        }
+        *list = Some(extents);
+    }
+    Ok(())
+}
+
+pub(crate) fn server_error(errno: wire::Errno, text: &str) -> Error {
+    let kind = Kind::from_number(errno.known().to_wire());
+    let text = match text.is_empty() {
+        true => format!("the server answers {errno}"),
+        false => format!("the server answers {errno} ({text})"),
+    };
+    Error::new(kind, text)
+}
+
+/// The server broke the protocol: nothing that comes after can be trusted.
+pub(crate) fn violation(what: &'static str) -> Error {
+    Error::new(Kind::Io, format!("the server broke the protocol: {what}"))
+}
+
+pub(crate) fn wrong(error: &wire::Error) -> Error {
+    Error::new(Kind::Io, format!("the server broke the protocol: {error}"))
 }

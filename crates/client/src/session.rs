@@ -6,15 +6,14 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
-use block::{Error, Extents, Kind, Outcome};
+use block::{Error, Kind, Outcome};
 use io::{Completer, Data, RecvWindow, SendQueue, Stream};
 use slab::Slab;
-use wire::reply::{self, Chunk, ChunkKind, Failure, Header};
-use wire::status::{Form, Status};
+use wire::reply::{self, Chunk, ChunkKind, Header};
 use wire::{Command, Headers, Replies, request};
 
 use crate::connect::Link;
-use crate::reply::{Expected, Reading, Want};
+use crate::reply::{Expected, Reading, Want, server_error, small_chunk, violation, wrong};
 
 /// Chunks of one reply: one for every 512 bytes of the longest read, and as many again. A server that
 /// sends more makes a list that never ends.
@@ -469,54 +468,6 @@ pub(crate) enum Payload {
     Bytes(Vec<u8>),
 }
 
-/// Chunks whose payload is small: holes, errors, extents.
-fn small_chunk(kind: ChunkKind, payload: &[u8], expected: &mut Expected) -> Result<(), Error> {
-    if kind.is_error() {
-        let failure = Failure::parse(kind, payload).map_err(|error| wrong(&error))?;
-        let text = match failure.at {
-            Some(at) => format!("{} at offset {at}", failure.text()),
-            None => failure.text(),
-        };
-        expected.error.get_or_insert_with(|| server_error(failure.error, text.trim()));
-        return Ok(());
-    }
-    if kind == ChunkKind::OffsetHole {
-        let hole = reply::Hole::parse(payload).map_err(|error| wrong(&error))?;
-        return expected.hole(hole).map_err(violation);
-    }
-    let Some(form) = Form::of(kind) else {
-        return Err(violation("an unknown kind of chunk"));
-    };
-    let status = Status::parse(form, payload).map_err(|error| wrong(&error))?;
-    let len = expected.len;
-    let Want::Extents { lists, one } = &mut expected.want else {
-        return Err(violation("extents in reply to another command than block status"));
-    };
-    let wanted = lists.iter_mut().find(|list| list.0 == status.context());
-    // A context that nobody asked for here was negotiated for somebody else: ignored.
-    if let Some((_, list)) = wanted {
-        let runs = status.extents();
-        let mut extents: Extents =
-            runs.map(|run| block::Extent { len: run.len, state: run.flags }).collect();
-        // The last extent may reach beyond what was asked for.
-        extents.truncate(len);
-        if *one {
-            extents.first_only();
-        }
-        *list = Some(extents);
-    }
-    Ok(())
-}
-
-fn server_error(errno: wire::Errno, text: &str) -> Error {
-    let kind = Kind::from_number(errno.known().to_wire());
-    let text = match text.is_empty() {
-        true => format!("the server answers {errno}"),
-        false => format!("the server answers {errno} ({text})"),
-    };
-    Error::new(kind, text)
-}
-
 /// The stream ended or failed.
 fn lost(what: &'static str, error: std::io::Error) -> Error {
     Error::new(Kind::Disconnected, what).because(error)
@@ -524,13 +475,4 @@ fn lost(what: &'static str, error: std::io::Error) -> Error {
 
 fn cut_off() -> Error {
     Error::new(Kind::Disconnected, "the server closed the connection in the middle of a reply")
-}
-
-/// The server broke the protocol: nothing that comes after can be trusted.
-fn violation(what: &'static str) -> Error {
-    Error::new(Kind::Io, format!("the server broke the protocol: {what}"))
-}
-
-fn wrong(error: &wire::Error) -> Error {
-    Error::new(Kind::Io, format!("the server broke the protocol: {error}"))
 }

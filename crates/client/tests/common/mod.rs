@@ -1,14 +1,17 @@
-//! A server of our own on a Unix socket, for tests of the client.
+//! Servers for tests of the client: our own on a Unix socket, and scripted ones.
 #![allow(dead_code, clippy::unwrap_used, reason = "each test uses a part")]
 
 use std::ffi::OsStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use block::{Device, Intent, Registry, Spec, Stack};
-use io::Listener;
+use block::{Contexts, Device, Error, Intent, Registry, Reply, Request, Spec, Stack};
+use io::{Data, Listener, Room, Runtime};
 use server::{Config, Export, Limits, Offers, Server};
+use testkit::model::Model;
+use testkit::peer::{Offer, Scripted};
 use testkit::tools::Scratch;
+use wire::Replies;
 
 /// A server that stops when this is dropped, on a worker.
 pub struct Serving {
@@ -59,4 +62,87 @@ pub async fn open_local(spec: &str) -> block::Result<Arc<dyn Device>> {
         Registry { backends: backends::all(), path: backends::PATH_SCHEME, ..Registry::default() };
     let stack = registry.open(&Spec::parse(OsStr::new(spec))?, Vec::new(), Intent::WRITE).await?;
     Ok(stack.device().clone())
+}
+
+pub const SIZE: u64 = 1 << 20;
+pub const FORMS: [Replies; 3] = [Replies::Simple, Replies::Structured, Replies::Extended];
+pub const CHUNKS: [Replies; 2] = [Replies::Structured, Replies::Extended];
+
+pub fn content(at: u64, len: u64) -> Vec<u8> {
+    (at..at + len).map(|at| (at % 251) as u8 + 1).collect()
+}
+
+pub fn offer() -> Offer {
+    Offer::new(Model::new(SIZE).with_content(content(0, SIZE)))
+}
+
+pub fn options() -> client::Options {
+    client::Options {
+        connect_timeout: Duration::from_millis(500),
+        timeout: Duration::from_millis(300),
+        ..client::Options::default()
+    }
+}
+
+/// Runs a test's part on a worker; it must end in time.
+pub fn on_worker<M, F>(make: M) -> F::Output
+where
+    M: FnOnce() -> F + Send + 'static,
+    F: Future + 'static,
+    F::Output: Send + 'static,
+{
+    let runtime = Runtime::start(&io::Config { workers: 1, ..io::Config::default() }).unwrap();
+    runtime.block_on(move || async move {
+        let limit = Duration::from_secs(10);
+        io::timeout(limit, make()).await.expect("it hangs")
+    })
+}
+
+/// Opens the server's export and hands it to `work`.
+pub fn with<F, T>(
+    server: &Scripted,
+    options: client::Options,
+    work: impl FnOnce(Arc<dyn Device>) -> F + Send + 'static,
+) -> Result<T, Error>
+where
+    F: Future<Output = T> + 'static,
+    T: Send + 'static,
+{
+    let uri = server.uri();
+    on_worker(move || async move {
+        let device = open(&uri, options).await?.device().clone();
+        Ok(work(device).await)
+    })
+}
+
+pub async fn read(device: &dyn Device, at: u64, len: usize) -> Result<Vec<u8>, Error> {
+    bytes(device.submit(Request::read(at, Room::unpooled(len))).await, len)
+}
+
+pub fn bytes(outcome: Result<Reply, Error>, len: usize) -> Result<Vec<u8>, Error> {
+    match outcome? {
+        Reply::Data(data) => Ok(data.bytes().to_vec()),
+        Reply::Hole => Ok(vec![0; len]),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// What a client does with every server that it can use at all.
+pub async fn use_it(device: Arc<dyn Device>) -> Result<(), Error> {
+    let facts = device.facts();
+    assert_eq!(facts.size, SIZE);
+    assert_eq!(read(&*device, 1000, 5000).await?, content(1000, 5000));
+    device.submit(Request::write(3000, Data::copy_of(b"hello"))).await?;
+    device.submit(Request::zero(5000, 100)).await?;
+    device.submit(Request::flush()).await?;
+    let mut expected = content(2990, 20);
+    expected[10..15].copy_from_slice(b"hello");
+    assert_eq!(read(&*device, 2990, 20).await?, expected);
+    assert_eq!(read(&*device, 5000, 100).await?, [0; 100]);
+    let Reply::Extents(lists) = device.submit(Request::extents(0, SIZE, Contexts::first())).await?
+    else {
+        panic!("no extents")
+    };
+    assert!(lists[0].total() > 0);
+    Ok(())
 }
