@@ -161,7 +161,7 @@ fn odd_requests_are_answered_and_the_connection_goes_on() {
         odd(Write, none, SIZE - 511, 512, ENOSPC),
         odd(Write, none, u64::MAX, 512, ENOSPC),
         odd(WriteZeroes, none, SIZE, 1, ENOSPC),
-        odd(Trim, none, u64::MAX - 5, 4096, ENOSPC),
+        odd(Trim, none, u64::MAX - 5, 4096, EINVAL),
         odd(Read, none, SIZE - 511, 512, EINVAL),
         odd(Read, none, u64::MAX, 1, EINVAL),
         odd(Cache, none, SIZE, 1, EINVAL),
@@ -198,7 +198,7 @@ fn lengths_above_32_bits_are_answered() {
     for odd in [
         odd(Command::Read, none, 0, 1 << 63, EINVAL),
         odd(Command::WriteZeroes, none, 0, 1 << 63, ENOSPC),
-        odd(Command::Trim, none, 1, u64::MAX, ENOSPC),
+        odd(Command::Trim, none, 1, u64::MAX, EINVAL),
         odd(Command::Cache, none, 4096, u64::MAX - 4095, EINVAL),
         odd(Command::BlockStatus, none, 4096, u64::MAX, EINVAL),
     ] {
