@@ -87,7 +87,8 @@ impl Backend for NbdCommand {
 
 /// Where a URI points: address and export. What this version cannot reach is refused here.
 pub(crate) fn parse(uri: &str) -> Result<(Address, String)> {
-    let parsed = Uri::parse(uri).map_err(|error| Error::new(Kind::Usage, error.to_string()))?;
+    let wrong = |error: wire::uri::Error| Error::new(Kind::Usage, format!("{uri}: {error}"));
+    let parsed = Uri::parse(uri).map_err(wrong)?;
     let unsupported = |what: &str| {
         let text = format!("{uri}: {what} is not supported yet; connect over TCP or a Unix socket");
         Err(Error::new(Kind::Unsupported, text))

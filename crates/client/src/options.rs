@@ -95,7 +95,8 @@ impl OptionSession {
 
     /// Names of the contexts of an export; none where the server has no contexts.
     pub async fn contexts(&mut self, export: &str) -> Result<Vec<Context>> {
-        if matches!(self.state, State::Told(_)) || self.replies() == Replies::Simple {
+        // Also with simple replies: some servers list contexts that cannot be used then.
+        if matches!(self.state, State::Told(_)) {
             return Ok(Vec::new());
         }
         let asked = self.ask("list contexts", |handshake, out| {
