@@ -1,8 +1,10 @@
 //! `cargo xtask`: the developer's tasks. One table of commands; each command has a file of its own.
 
 mod apt;
+mod bench;
 mod enter;
 mod fuzz;
+mod libnbd_suite;
 mod lint;
 mod peers;
 mod run;
@@ -43,10 +45,22 @@ const TASKS: &[Task] = &[
     },
     Task { name: "ci", summary: "lint, then test", help: CI_HELP, run: ci },
     Task {
+        name: "bench",
+        summary: "measure blockhaul next to the peers",
+        help: bench::HELP,
+        run: bench::main,
+    },
+    Task {
         name: "fuzz",
         summary: "fuzz the parsers, coverage-guided where the toolchain allows",
         help: fuzz::HELP,
         run: fuzz::main,
+    },
+    Task {
+        name: "libnbd-suite",
+        summary: "libnbd's own tests of nbdcopy and nbdinfo, with blockhaul in their place",
+        help: libnbd_suite::HELP,
+        run: libnbd_suite::main,
     },
 ];
 
@@ -95,7 +109,7 @@ fn ci(args: &[String]) -> Outcome {
 fn overview() -> String {
     let mut text = String::from("cargo xtask COMMAND [OPTIONS]\n\n");
     for task in TASKS {
-        text += &format!("  {:8}{}\n", task.name, task.summary);
+        text += &format!("  {:14}{}\n", task.name, task.summary);
     }
     text + "\n`cargo xtask COMMAND --help` tells more.\n"
 }

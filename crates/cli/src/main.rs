@@ -3,12 +3,14 @@
 //! - `args`: every option, declared once; help, man pages and completions follow (`generate`).
 //! - `brackets`: `[ CMD … ]` groups, taken out of the command line before it is parsed.
 //! - `serve`, `copy`, `info` (with `map`): a command each.
+//! - `compat`: the program called by the names of libnbd's programs.
 //! - `devices`: the registry of backends and layers, and the help about them.
 //! - `exit`: failures, what to do about them, and exit statuses.
 //! - `progress`, `signals`, `out`, `logger`: what the commands share.
 
 mod args;
 mod brackets;
+mod compat;
 mod copy;
 mod devices;
 mod exit;
@@ -26,7 +28,10 @@ use args::Command;
 use exit::{Failure, Outcome};
 
 fn main() -> ExitCode {
-    let words = std::env::args_os().collect();
+    let words: Vec<_> = std::env::args_os().collect();
+    if let Some(status) = compat::run(&words) {
+        return ExitCode::from(status);
+    }
     let (words, groups) = match brackets::take(words) {
         Ok(taken) => taken,
         Err(text) => return report("", Err(Failure::usage(text))),

@@ -1,0 +1,215 @@
+//! Command lines as getopt_long(3) reads them: options anywhere among the operands until `--`, long
+//! ones shortened as far as they stay clear, values behind `=` or as the next word.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+
+/// An option.
+#[derive(Debug, Clone, Copy)]
+pub struct Opt {
+    /// Its long name, without dashes.
+    pub long: &'static str,
+    /// Its short name.
+    pub short: Option<u8>,
+    /// Whether it has a value.
+    pub value: Value,
+    /// What it means; several options may mean the same.
+    pub means: &'static str,
+}
+
+/// Whether an option has a value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Value {
+    /// None.
+    No,
+    /// One that must be there.
+    Must,
+    /// One that may be there, behind `=`; the short form has none.
+    May,
+}
+
+/// An option that means its own name.
+pub const fn opt(long: &'static str, short: Option<u8>, value: Value) -> Opt {
+    Opt { long, short, value, means: long }
+}
+
+/// An option that means what another one means.
+pub const fn alias(long: &'static str, value: Value, means: &'static str) -> Opt {
+    Opt { long, short: None, value, means }
+}
+
+/// A command line in its parts.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Parts {
+    /// What the options mean and their values, in order.
+    pub options: Vec<(&'static str, Option<OsString>)>,
+    /// Everything else, in order.
+    pub operands: Vec<OsString>,
+}
+
+/// Takes a command line apart; an error says which word cannot be understood.
+pub fn parse(table: &[Opt], words: &[OsString]) -> Result<Parts, String> {
+    let mut parts = Parts::default();
+    let mut words = words.iter();
+    while let Some(word) = words.next() {
+        let bytes = word.as_bytes();
+        if bytes == b"--" {
+            parts.operands.extend(words.by_ref().cloned());
+        } else if let Some(long) = bytes.strip_prefix(b"--") {
+            let (name, value) = match long.iter().position(|&byte| byte == b'=') {
+                Some(at) => (&long[..at], Some(OsString::from_vec(long[at + 1..].to_vec()))),
+                None => (long, None),
+            };
+            let name = String::from_utf8_lossy(name);
+            let opt = find(table, &name)?;
+            let value = match (opt.value, value) {
+                (Value::No, Some(_)) => {
+                    return Err(format!("option --{} takes no value", opt.long));
+                }
+                (Value::Must, None) => {
+                    let missing = || format!("option --{} needs a value", opt.long);
+                    Some(words.next().cloned().ok_or_else(missing)?)
+                }
+                (_, value) => value,
+            };
+            parts.options.push((opt.means, value));
+        } else if bytes.len() > 1 && bytes[0] == b'-' {
+            shorts(table, &bytes[1..], &mut words, &mut parts)?;
+        } else {
+            parts.operands.push(word.clone());
+        }
+    }
+    Ok(parts)
+}
+
+/// A word of short options; the first that takes a value takes the rest of the word, or the next one.
+fn shorts<'a>(
+    table: &[Opt],
+    letters: &[u8],
+    words: &mut impl Iterator<Item = &'a OsString>,
+    parts: &mut Parts,
+) -> Result<(), String> {
+    for (index, letter) in letters.iter().enumerate() {
+        let shown = char::from(*letter).escape_default();
+        let opt = table.iter().find(|opt| opt.short == Some(*letter));
+        let opt = opt.ok_or_else(|| format!("unknown option -{shown}"))?;
+        if opt.value != Value::Must {
+            parts.options.push((opt.means, None));
+            continue;
+        }
+        let value = match &letters[index + 1..] {
+            [] => words.next().cloned(),
+            rest => Some(OsStr::from_bytes(rest).to_owned()),
+        };
+        let value = value.ok_or_else(|| format!("option -{shown} needs a value"))?;
+        parts.options.push((opt.means, Some(value)));
+        return Ok(());
+    }
+    Ok(())
+}
+
+/// The option of this name, or the only one that starts so.
+fn find<'a>(table: &'a [Opt], name: &str) -> Result<&'a Opt, String> {
+    if let Some(opt) = table.iter().find(|opt| opt.long == name) {
+        return Ok(opt);
+    }
+    let found: Vec<&Opt> = table.iter().filter(|opt| opt.long.starts_with(name)).collect();
+    match found[..] {
+        [] => Err(format!("unknown option --{name}")),
+        [first, ref rest @ ..] if rest.iter().all(|opt| opt.means == first.means) => Ok(first),
+        _ => {
+            let names: Vec<String> = found.iter().map(|opt| format!("--{}", opt.long)).collect();
+            Err(format!("option --{name} may be {}", names.join(" or ")))
+        }
+    }
+}
+
+/// The long options, one a line, for completion. Those that make these lists are left out.
+pub fn long_list(table: &[Opt]) -> String {
+    let listed = table.iter().filter(|opt| !HIDDEN.contains(&opt.long));
+    listed.map(|opt| format!("--{}\n", opt.long)).collect()
+}
+
+/// The short options, one a line.
+pub fn short_list(table: &[Opt]) -> String {
+    let letters = table.iter().filter_map(|opt| opt.short);
+    letters.map(|letter| format!("-{}\n", char::from(letter))).collect()
+}
+
+/// Options that only completion uses.
+const HIDDEN: &[&str] = &["long-options", "short-options"];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TABLE: &[Opt] = &[
+        opt("connections", Some(b'C'), Value::Must),
+        opt("color", None, Value::No),
+        alias("colour", Value::No, "color"),
+        opt("progress", Some(b'p'), Value::May),
+        opt("verbose", Some(b'v'), Value::No),
+        opt("long-options", None, Value::No),
+    ];
+
+    fn parsed(text: &str) -> Result<Parts, String> {
+        let words: Vec<OsString> = text.split(' ').map(OsString::from).collect();
+        parse(TABLE, &words)
+    }
+
+    fn options(text: &str) -> Vec<(&'static str, Option<String>)> {
+        let options = parsed(text).unwrap().options;
+        options
+            .into_iter()
+            .map(|(name, value)| (name, value.map(|v| v.into_string().unwrap())))
+            .collect()
+    }
+
+    #[test]
+    fn options_stand_anywhere_and_may_be_shortened() {
+        let parts = parsed("a --conn 4 b -v -- -v --x").unwrap();
+        assert_eq!(parts.operands, ["a", "b", "-v", "--x"]);
+        assert_eq!(parts.options, [("connections", Some("4".into())), ("verbose", None)]);
+        assert_eq!(options("--col"), [("color", None)]);
+        assert_eq!(options("--colour"), [("color", None)]);
+    }
+
+    #[test]
+    fn values_come_behind_or_next() {
+        let four = || Some("4".to_string());
+        for text in ["-C4", "-C 4", "--connections=4", "--connections 4"] {
+            assert_eq!(options(text), [("connections", four())], "{text}");
+        }
+        assert_eq!(options("-vC4"), [("verbose", None), ("connections", four())]);
+        assert_eq!(options("--progress=3"), [("progress", Some("3".into()))]);
+        // What may have a value has it behind = only.
+        assert_eq!(options("-p 3"), [("progress", None)]);
+        assert_eq!(options("--progress 3"), [("progress", None)]);
+        assert_eq!(options("--connections="), [("connections", Some(String::new()))]);
+        assert_eq!(parsed("-").unwrap().operands, ["-"]);
+    }
+
+    #[test]
+    fn what_cannot_be_understood_is_named() {
+        let cases = [
+            ("--what", "--what"),
+            ("-x", "-x"),
+            ("-C", "-C"),
+            ("--connections", "--connections"),
+            ("--verbose=1", "--verbose"),
+            ("--co", "--connections or --color"),
+            ("--=", "may be"),
+        ];
+        for (text, part) in cases {
+            let error = parsed(text).unwrap_err();
+            assert!(error.contains(part), "{text}: {error}");
+        }
+        assert!(parse(TABLE, &[OsString::from_vec(vec![b'-', 0xff])]).is_err());
+    }
+
+    #[test]
+    fn lists_name_options_once() {
+        assert_eq!(long_list(TABLE), "--connections\n--color\n--colour\n--progress\n--verbose\n");
+        assert_eq!(short_list(TABLE), "-C\n-p\n-v\n");
+    }
+}

@@ -1,0 +1,395 @@
+//! `cargo xtask libnbd-suite`: libnbd's own tests of nbdcopy and nbdinfo, run with the originals and
+//! with blockhaul in their place.
+//!
+//! The tests come from Debian's source package, are unpacked below the target directory and used from
+//! there only: they judge, nothing of them is part of this tree.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::apt::{self, Apt};
+use crate::peers::Peers;
+use crate::{Outcome, run};
+
+pub const HELP: &str = "\
+cargo xtask libnbd-suite [NAME…]
+
+Runs libnbd's own tests of nbdcopy and nbdinfo twice: with the original programs among the peers (see
+`cargo xtask peers`), and with blockhaul, built in release mode and called by their names. Prints a
+table, and fails when a test that passes with the original does not pass with blockhaul, unless it is
+listed with a reason in docs/coming-from-libnbd.md, and when a listed one passes. With NAMEs, only
+tests whose file names contain one of them.
+
+The tests are those of Debian trixie's source package, fetched from the mirror of this machine's own
+apt sources. They and what they print are below target/libnbd.
+";
+
+/// The release that the source package comes from: that of the peers.
+const SUITE: &str = "trixie";
+/// Its version has to start so: newer tests ask for newer programs.
+const VERSION: &str = "1.22.";
+/// The version that the programs are expected to print: that of the peers.
+const EXPECTED: &str = "1.22.2";
+/// The folders of tests, and whose tests they are.
+const FOLDERS: &[&str] = &["copy", "info"];
+/// Folders that the tests need beside their own.
+const SUPPORT: &[&str] = &["tests", "examples"];
+/// The programs that are replaced.
+const PROGRAMS: &[&str] = &["nbdcopy", "nbdinfo"];
+/// Seconds after which a test has failed.
+const PATIENCE: &str = "120";
+/// The status with which a test says that it cannot run here (automake's).
+const SKIP: i32 = 77;
+/// Where exceptions are listed: rows of a table that start with the name of a test.
+const EXCEPTIONS: &str = "docs/coming-from-libnbd.md";
+
+pub fn main(args: &[String]) -> Outcome {
+    if let Some(option) = args.iter().find(|arg| arg.starts_with('-')) {
+        return run::no_more(std::slice::from_ref(option));
+    }
+    Peers::here().ensure(false)?;
+    let suite = Suite { dir: run::target().join("libnbd") };
+    suite.ensure_source()?;
+    run::show(run::cargo("build").args(["--release", "-p", "blockhaul"]))?;
+    let tests = suite.tests(args)?;
+    let original = suite.prepare("original", None)?;
+    let ours = suite.prepare("blockhaul", Some(&run::target().join("release/blockhaul")))?;
+    let exceptions = exceptions(&read(&run::workspace().join(EXCEPTIONS))?);
+    let mut rows = Vec::new();
+    println!("{:47} {:9} blockhaul", "test", "original");
+    for test in tests {
+        let (with_original, with_ours) = (original.run(&test)?, ours.run(&test)?);
+        println!("{test:47} {:9} {}", with_original.word(), with_ours.word());
+        rows.push(Row { test, original: with_original, ours: with_ours });
+    }
+    judge(&rows, &exceptions, args.is_empty())
+}
+
+/// How a test ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Pass,
+    Skip,
+    Fail,
+}
+
+impl End {
+    fn word(self) -> &'static str {
+        match self {
+            End::Pass => "pass",
+            End::Skip => "skip",
+            End::Fail => "FAIL",
+        }
+    }
+}
+
+/// A test and how it ended with either program.
+struct Row {
+    test: String,
+    original: End,
+    ours: End,
+}
+
+/// Prints the sums and decides. `all`: every test was run, so that exceptions can be judged, too.
+fn judge(rows: &[Row], exceptions: &BTreeMap<String, String>, all: bool) -> Outcome {
+    let count = |of: fn(&Row) -> End, end| rows.iter().filter(|row| of(row) == end).count();
+    for (name, of) in
+        [("original", (|row| row.original) as fn(&Row) -> End), ("blockhaul", |row| row.ours)]
+    {
+        let [pass, skip, fail] = [End::Pass, End::Skip, End::Fail].map(|end| count(of, end));
+        println!("{name}: {pass} pass, {skip} skip, {fail} fail");
+    }
+    let mut wrong = Vec::new();
+    for row in rows.iter().filter(|row| row.original == End::Pass) {
+        match (row.ours, exceptions.get(&file_name(&row.test))) {
+            (End::Pass, Some(_)) => wrong.push(format!("{} passes but is listed", row.test)),
+            (End::Pass, None) => {}
+            (_, Some(reason)) => println!("{}: listed: {reason}", row.test),
+            (end, None) => wrong.push(format!("{}: {}", row.test, end.word())),
+        }
+    }
+    for name in exceptions.keys().filter(|_| all) {
+        if !rows.iter().any(|row| file_name(&row.test) == **name) {
+            wrong.push(format!("{name} is listed and no such test exists"));
+        }
+    }
+    if count(|row| row.original, End::Pass) == 0 {
+        return Err("no test passes with the original programs: see target/libnbd/log".into());
+    }
+    if wrong.is_empty() {
+        return Ok(());
+    }
+    Err(format!(
+        "{}; what the tests print is in target/libnbd/log, exceptions are listed in {EXCEPTIONS}",
+        wrong.join(", ")
+    ))
+}
+
+fn file_name(test: &str) -> String {
+    test.rsplit('/').next().unwrap_or(test).to_owned()
+}
+
+/// Tests that may fail, and why: rows of a table like ``| `copy-x.sh` | reason |``.
+fn exceptions(text: &str) -> BTreeMap<String, String> {
+    let row = |line: &str| {
+        let (name, rest) = line.strip_prefix("| `")?.split_once("` |")?;
+        let reason = rest.trim().trim_end_matches('|').trim();
+        name.ends_with(".sh").then(|| (name.to_owned(), reason.to_owned()))
+    };
+    text.lines().filter_map(row).collect()
+}
+
+/// The directory with the tests.
+struct Suite {
+    dir: PathBuf,
+}
+
+impl Suite {
+    /// Fetches and unpacks the source package where it is missing.
+    fn ensure_source(&self) -> Outcome {
+        let source = self.dir.join("source");
+        if source.is_dir() {
+            println!("libnbd's tests are ready in target/libnbd");
+            return Ok(());
+        }
+        let apt_dir = self.dir.join("apt");
+        make_dir(&apt_dir)?;
+        let mut failures = Vec::new();
+        let mut fetched = None;
+        for archive in apt::debian_archives(Path::new("/etc/apt"))? {
+            println!("libnbd-suite: fetching the source package libnbd of {SUITE}");
+            match fetch(&apt_dir, &archive) {
+                Ok(tarball) => {
+                    fetched = Some(tarball);
+                    break;
+                }
+                Err(why) => failures.push(why),
+            }
+        }
+        let tarball = fetched.ok_or_else(|| failures.join("; "))?;
+        let part = self.dir.join("source.part");
+        remove(&part)?;
+        make_dir(&part)?;
+        let mut tar = Command::new("tar");
+        tar.arg("-xf").arg(&tarball).args(["--strip-components=1", "-C"]).arg(&part);
+        run::quiet(&mut tar)?;
+        fs::rename(&part, &source).map_err(|error| at("make", &source, &error))?;
+        remove(&apt_dir)
+    }
+
+    /// The tests as `FOLDER/NAME.sh`: those that `names` choose, or all.
+    fn tests(&self, names: &[String]) -> Result<Vec<String>, String> {
+        let mut tests = Vec::new();
+        for folder in FOLDERS {
+            let dir = self.dir.join("source").join(folder);
+            let entries = fs::read_dir(&dir).map_err(|error| at("read", &dir, &error))?;
+            let mut found: Vec<String> = entries
+                .flatten()
+                .map(|entry| entry.file_name().to_string_lossy().into_owned())
+                .filter(|name| name.ends_with(".sh"))
+                .map(|name| format!("{folder}/{name}"))
+                .collect();
+            found.sort();
+            tests.append(&mut found);
+        }
+        tests.retain(|test| names.is_empty() || names.iter().any(|name| test.contains(name)));
+        if tests.is_empty() { Err("no test has such a name".into()) } else { Ok(tests) }
+    }
+
+    /// A copy of the tests, with `program` in the place of the originals if there is one.
+    fn prepare(&self, name: &str, program: Option<&Path>) -> Result<Bench, String> {
+        let dir = self.dir.join("work").join(name);
+        remove(&dir)?;
+        let bin = dir.join("bin");
+        make_dir(&bin)?;
+        for program_name in PROGRAMS {
+            if let Some(program) = program {
+                let link = bin.join(program_name);
+                std::os::unix::fs::symlink(program, &link)
+                    .map_err(|error| at("make", &link, &error))?;
+            }
+        }
+        let source = self.dir.join("source");
+        for folder in FOLDERS.iter().chain(SUPPORT) {
+            run::quiet(Command::new("cp").arg("-R").arg(source.join(folder)).arg(&dir))?;
+        }
+        let functions = dir.join("tests/functions.sh");
+        let template = read(&dir.join("tests/functions.sh.in"))?;
+        let text = configured(&template, &dir.display().to_string());
+        fs::write(&functions, text).map_err(|error| at("write", &functions, &error))?;
+        let log = self.dir.join("log").join(name);
+        remove(&log)?;
+        make_dir(&log)?;
+        let bench = Bench { dir, log };
+        // As libnbd's makefile does it; without it the test with certificates is skipped.
+        let keys = "SRCDIR=. CERTTOOL=certtool ./make-pki.sh pki && touch pki/stamp-pki";
+        run::quiet(&mut bench.command("tests", "bash", &["-c", keys]))?;
+        Ok(bench)
+    }
+}
+
+/// What libnbd's `configure` would write for `@NAME@`: the directory, else the plain name of the
+/// program.
+fn configured(template: &str, top: &str) -> String {
+    let mut text = String::new();
+    let mut rest = template;
+    while let Some((before, after)) = rest.split_once('@') {
+        text.push_str(before);
+        let name = after.split_once('@').map(|(name, _)| name).filter(|name| {
+            !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+        });
+        match name {
+            None => {
+                text.push('@');
+                rest = after;
+            }
+            Some(name) => {
+                match name {
+                    "abs_top_srcdir" | "abs_top_builddir" => text.push_str(top),
+                    "PYTHON" => text.push_str("python3"),
+                    _ => text.push_str(&name.to_ascii_lowercase().replace('_', "-")),
+                }
+                rest = &after[name.len() + 1..];
+            }
+        }
+    }
+    text + rest
+}
+
+/// A copy of the tests, ready to be run.
+struct Bench {
+    dir: PathBuf,
+    log: PathBuf,
+}
+
+impl Bench {
+    fn run(&self, test: &str) -> Result<End, String> {
+        let (folder, script) = test.split_once('/').unwrap_or((".", test));
+        let path = self.log.join(script.replace(".sh", ".log"));
+        let log = fs::File::create(&path).map_err(|error| at("write", &path, &error))?;
+        let copy = log.try_clone().map_err(|error| at("write", &path, &error))?;
+        let script = format!("./{script}");
+        let mut command =
+            self.command(folder, "timeout", &["--kill-after=10", PATIENCE, "bash", &script]);
+        let status = command.stdin(Stdio::null()).stdout(log).stderr(copy).status();
+        let status = status.map_err(|error| format!("cannot start {test}: {error}"))?;
+        Ok(match status.code() {
+            Some(0) => End::Pass,
+            Some(SKIP) => End::Skip,
+            _ => End::Fail,
+        })
+    }
+
+    /// A command in a folder of the tests, among the peers, with `bin` first in its search path.
+    fn command(&self, folder: &str, program: &str, args: &[&str]) -> Command {
+        let mut command = Command::new(run::target().join("peers/enter"));
+        // Inside, as entering puts the peers first.
+        let script = "PATH=\"$0:$PATH\" exec \"$@\"";
+        command.args(["sh", "-c", script]).arg(self.dir.join("bin")).arg(program).args(args);
+        command.current_dir(self.dir.join(folder));
+        command.env("LIBNBD_DEBUG", "1").env("EXPECTED_VERSION", EXPECTED).env("srcdir", ".");
+        command.env("PSKTOOL", "psktool").env("QEMU_NBD", "qemu-nbd");
+        // Cargo's own libraries are nothing to the programs that are tested.
+        command.env_remove("LD_LIBRARY_PATH");
+        command
+    }
+}
+
+/// Fetches the source package from one archive; gives its tarball.
+fn fetch(dir: &Path, archive: &apt::Source) -> Result<PathBuf, String> {
+    let mut apt = Apt::new(dir, archive, SUITE)?;
+    if let Err(why) = apt.update() {
+        if !why.contains("NO_PUBKEY") {
+            return Err(why);
+        }
+        let newer = apt.newer_keyring().map_err(|second| format!("{why}; {second}"))?;
+        apt = Apt::new(dir, &newer, SUITE)?;
+    }
+    // The same archive, verified by the same keys, with its lists of sources, too.
+    let sources = dir.join("archive.sources");
+    let text = read(&sources)?.replacen("Types: deb\n", "Types: deb deb-src\n", 1);
+    fs::write(&sources, text).map_err(|error| at("write", &sources, &error))?;
+    apt.update()?;
+    let download = dir.join("download");
+    make_dir(&download)?;
+    let mut command = Command::new("apt-get");
+    command.args(["source", "-qq", "--download-only", "libnbd"]).current_dir(&download);
+    command.env("APT_CONFIG", dir.join("apt.conf")).env("LC_ALL", "C");
+    run::quiet(&mut command).map_err(|why| match run::ci() {
+        // Apt's words name the host.
+        true => "apt-get source libnbd failed".to_owned(),
+        false => why,
+    })?;
+    let entries = fs::read_dir(&download).map_err(|error| at("read", &download, &error))?;
+    let tarball = entries.flatten().map(|entry| entry.path()).find(|path| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name.starts_with(&format!("libnbd_{VERSION}"))
+            && name.contains(".orig.tar.")
+            && !name.ends_with(".asc")
+    });
+    tarball.ok_or_else(|| format!("{SUITE} has no libnbd {VERSION}x"))
+}
+
+fn read(path: &Path) -> Result<String, String> {
+    fs::read_to_string(path).map_err(|error| at("read", path, &error))
+}
+
+fn make_dir(path: &Path) -> Outcome {
+    fs::create_dir_all(path).map_err(|error| at("make", path, &error))
+}
+
+fn remove(path: &Path) -> Outcome {
+    match fs::remove_dir_all(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(at("remove", path, &error))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn at(what: &str, path: &Path, error: &std::io::Error) -> String {
+    format!("cannot {what} {}: {error}", path.display())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(test: &str, original: End, ours: End) -> Row {
+        Row { test: test.into(), original, ours }
+    }
+
+    #[test]
+    fn exceptions_are_rows_that_start_with_a_test() {
+        let text = "| Test | Why |\n|---|---|\n| `copy-tls.sh` | no TLS yet |\n| `--flush` | x |\n";
+        let found = exceptions(text);
+        assert_eq!(found.len(), 1);
+        assert_eq!(found["copy-tls.sh"], "no TLS yet");
+    }
+
+    #[test]
+    fn what_passes_with_the_original_only_is_wrong_unless_listed() {
+        let listed = exceptions("| `b.sh` | why |");
+        let fine = [row("copy/a.sh", End::Pass, End::Pass), row("copy/b.sh", End::Pass, End::Fail)];
+        assert_eq!(judge(&fine, &listed, true), Ok(()));
+        assert!(judge(&fine, &BTreeMap::new(), true).unwrap_err().contains("b.sh: FAIL"));
+        let passes = [row("copy/b.sh", End::Pass, End::Pass)];
+        assert!(judge(&passes, &listed, true).unwrap_err().contains("is listed"));
+        let gone = [row("copy/a.sh", End::Pass, End::Pass)];
+        assert!(judge(&gone, &listed, true).unwrap_err().contains("no such test"));
+        assert_eq!(judge(&gone, &listed, false), Ok(()));
+        let broken = [row("copy/a.sh", End::Fail, End::Pass)];
+        assert!(judge(&broken, &BTreeMap::new(), true).is_err());
+        let skipped = [row("copy/a.sh", End::Pass, End::Skip), row("x/y.sh", End::Skip, End::Skip)];
+        assert!(judge(&skipped, &BTreeMap::new(), true).unwrap_err().contains("a.sh: skip"));
+    }
+
+    #[test]
+    fn templates_are_filled_in_as_configure_does() {
+        let text = "top=@abs_top_srcdir@ n=@NBDKIT@ p=@PYTHON@ \"$@\" q=@QEMU_STORAGE_DAEMON@ a@b";
+        let filled = configured(text, "/t");
+        assert_eq!(filled, "top=/t n=nbdkit p=python3 \"$@\" q=qemu-storage-daemon a@b");
+    }
+}
