@@ -10,9 +10,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use blockhaul_tests::{
-    LIMIT, assert_same, blockhaul, bounded, done, garbage, lossy, serve, succeed, text,
-};
+use blockhaul_tests::{LIMIT, assert_same, bounded, done, garbage, lossy, serve, succeed, text};
 use testkit::arbitrary::Fill;
 use testkit::image;
 use testkit::model::Model;
@@ -54,6 +52,17 @@ fn refused_by(output: &Output, what: &str, status: i32, words: &[&str]) -> Strin
 fn refused(args: &[&str], status: i32, words: &[&str]) -> String {
     let output = bounded(&mut blockhaul(args), SOON);
     refused_by(&output, &format!("{args:?}"), status, words)
+}
+
+/// The program under test. What fails is not tried again here: the first failure ends a copy, as it
+/// does after the last repetition, which have tests of their own.
+fn blockhaul(args: &[&str]) -> Command {
+    match args {
+        ["copy", rest @ ..] => {
+            blockhaul_tests::blockhaul(&[&["copy", "--retries", "0"], rest].concat())
+        }
+        _ => blockhaul_tests::blockhaul(args),
+    }
 }
 
 /// A sparse random image.
