@@ -246,6 +246,52 @@ pub struct Copy {
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
     pub timeout: Duration,
 
+    /// How often a failed request is repeated, and a lost connection made again, on either side,
+    /// before the copy fails; 0 for never. What would fail again (a full target) is not repeated
+    #[arg(long, value_name = "N", default_value = "5", help_heading = "Long copies",
+          value_parser = clap::value_parser!(u32).range(0..=1000))]
+    pub retries: u32,
+
+    /// Time before the first repetition; doubles each time, up to 30 s
+    #[arg(long, value_name = "TIME", default_value = "1s", help_heading = "Long copies",
+          value_parser = duration)]
+    pub retry_delay: Duration,
+
+    /// Keep a journal of what is durable on the target: run again after a crash or kill, with the same
+    /// FILE, the copy goes on where it was. Both sides must be the same as before; a change that their
+    /// size, times and samples do not show is found by --verify. Removed after success
+    #[arg(long, value_name = "FILE", help_heading = "Long copies")]
+    pub journal: Option<PathBuf>,
+
+    /// With --journal: begin anew
+    #[arg(long, requires = "journal", help_heading = "Long copies")]
+    pub restart: bool,
+
+    /// With --journal: longest time between flushes of the target
+    #[arg(long, value_name = "TIME", default_value = "5s", requires = "journal",
+          help_heading = "Long copies", value_parser = duration)]
+    pub journal_interval: Duration,
+
+    /// Copy at most so many bytes a second, all connections together
+    #[arg(long, value_name = "RATE", help_heading = "Long copies", value_parser = rate)]
+    pub rate: Option<u64>,
+
+    /// Start at most so many requests a second
+    #[arg(long, value_name = "N", help_heading = "Long copies",
+          value_parser = clap::value_parser!(u64).range(1..))]
+    pub iops: Option<u64>,
+
+    /// Take the rate from this file, which is read again each second: a rate as for --rate, 0 or no
+    /// file for none
+    #[arg(long, value_name = "FILE", conflicts_with = "rate", help_heading = "Long copies")]
+    pub rate_file: Option<PathBuf>,
+
+    /// Bytes that one connection writes together, a power of two from 64k to 1g; the unit of the
+    /// journal and of manifests
+    #[arg(long, value_name = "SIZE", default_value = "128m", help_heading = "Long copies",
+          value_parser = segment)]
+    pub segment: u32,
+
     /// Put a layer over the source; repeated, the last is outermost; see LAYERS
     #[arg(long, value_name = "NAME[?key=value&…]")]
     pub source_layer: Vec<String>,
@@ -488,6 +534,14 @@ fn power_of_two(text: &str, least: u32, most: u32) -> Result<u32, String> {
 
 fn request_size(text: &str) -> Result<u32, String> {
     power_of_two(text, engine::MIN_REQUEST, engine::MAX_REQUEST)
+}
+
+fn segment(text: &str) -> Result<u32, String> {
+    power_of_two(text, 64 << 10, 1 << 30)
+}
+
+fn rate(text: &str) -> Result<u64, String> {
+    block::parse_rate(text).map_err(|error| error.text())
 }
 
 fn sparse(text: &str) -> Result<u32, String> {

@@ -6,12 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 use block::{Can, Error, Intent, Kind, Layer, OpKind, Registry, Spec, Stack};
-use engine::{Options, Progress, Summary};
+use engine::{Options, Progress, Retried, Summary};
 use io::{Pool, Runtime};
 use wire::uri::{Transport, Uri};
 
 use crate::brackets::Groups;
 use crate::exit::{self, Failure, Outcome, plain};
+use crate::long::{self, Journal};
 use crate::progress::Reporter;
 use crate::{args, devices, logger, out, signals};
 
@@ -52,13 +53,20 @@ pub fn run(args: &args::Copy, groups: &Groups) -> Outcome {
         None => None,
         Some(sink) => Some(Reporter::start(sink, progress.clone())?),
     };
+    let mut options = options(args);
+    options.rate = long::rate(args)?;
     let job = Job {
         registry,
         source,
         source_layers,
         target,
         target_layers,
-        options: options(args),
+        options,
+        journal: args.journal.clone().map(|path| Journal {
+            path,
+            restart: args.restart,
+            interval: args.journal_interval,
+        }),
         verify: args.verify,
         progress,
         open: Vec::new(),
@@ -82,7 +90,10 @@ pub fn run(args: &args::Copy, groups: &Groups) -> Outcome {
             Ok(0)
         }
         Err(_) if number != 0 => {
-            let text = "stopped by a signal; the target holds a part of the source: copy it again";
+            let text = match args.journal {
+                None => "stopped by a signal; the target holds a part of the source: copy it again",
+                Some(_) => "stopped by a signal: run it again to go on where it was",
+            };
             Err(Failure::new(signals::status(number), text))
         }
         Err(failure) => Err(failure),
@@ -105,6 +116,9 @@ fn options(args: &args::Copy) -> Options {
         extents: !args.no_extents,
         flush: args.flush,
         synchronous: args.synchronous,
+        segment: args.segment.into(),
+        retries: args.retries,
+        retry_delay: args.retry_delay,
         ..usual
     }
 }
@@ -114,6 +128,10 @@ fn check_ends(args: &args::Copy, source: &Spec, target: &Spec) -> Result<(), Fai
     let pipes = [source, target].map(|spec| *spec == Spec::Pipe);
     if pipes == [true, true] {
         return Err(Failure::usage("copies from - to -: one of them must be a device"));
+    }
+    if args.journal.is_some() && pipes != [false, false] {
+        let text = "--journal: what went through a pipe is gone: neither side can be one";
+        return Err(Failure::usage(text));
     }
     if args.verify && pipes != [false, false] {
         return Err(Failure::usage("--verify reads both sides again: neither can be a pipe"));
@@ -142,7 +160,7 @@ fn same(one: &Spec, other: &Spec) -> bool {
 }
 
 /// The path of a file, if it is one.
-fn path_of(spec: &Spec) -> Option<PathBuf> {
+pub(crate) fn path_of(spec: &Spec) -> Option<PathBuf> {
     match spec {
         Spec::Path(path) => Some(path.clone()),
         Spec::Scheme { scheme, rest } if scheme == backends::PATH_SCHEME => {
@@ -180,6 +198,7 @@ struct Job {
     target: Spec,
     target_layers: Vec<Arc<dyn Layer>>,
     options: Options,
+    journal: Option<Journal>,
     verify: bool,
     progress: Arc<Progress>,
     /// What was opened.
@@ -230,11 +249,20 @@ impl Job {
     async fn between_devices(&mut self, pool: &Pool) -> Result<Report, Failure> {
         let source = self.open_source().await?;
         let size = source.device().facts().size;
-        let target = self.open_target(Intent::target(size)).await?;
+        // What an earlier run has written stays.
+        let going_on = self.journal.as_ref().is_some_and(Journal::goes_on);
+        let intent = if going_on { Intent::WRITE } else { Intent::target(size) };
+        let target = self.open_target(intent).await?;
         self.check_target(&source, &target)?;
+        if let Some(journal) = &self.journal {
+            self.options.journal = Some(journal.options(&self.source, &self.target));
+        }
         let copied = engine::copy(&source, &target, &self.options, pool, &self.progress).await;
         let mut summary = copied.map_err(|error| self.failed(&error))?;
-        let warnings = std::mem::take(&mut summary.warnings);
+        let mut warnings = std::mem::take(&mut summary.warnings);
+        if summary.retried != Retried::default() {
+            warnings.push(summary.retried.to_string());
+        }
         let mut text = summary.to_string();
         if self.verify {
             let verified =

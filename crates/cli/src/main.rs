@@ -4,6 +4,7 @@
 //! - `brackets`: `[ CMD … ]` groups, taken out of the command line before it is parsed.
 //! - `serve`, `copy`, `info` (with `map`): a command each.
 //! - `compat`: the program called by the names of libnbd's programs.
+//! - `long`: what copies that take long have: a journal, and a rate that changes.
 //! - `devices`: the registry of backends and layers, and the help about them.
 //! - `exit`: failures, what to do about them, and exit statuses.
 //! - `progress`, `signals`, `out`, `logger`: what the commands share.
@@ -17,6 +18,7 @@ mod exit;
 mod generate;
 mod info;
 mod logger;
+mod long;
 mod out;
 mod progress;
 mod serve;

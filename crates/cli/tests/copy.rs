@@ -188,12 +188,13 @@ fn servers_that_do_not_speak_nbd_or_nothing_at_all() {
 fn servers_that_fall_silent_or_die() {
     let scratch = Scratch::new().unwrap();
     let server = serve(&scratch, &["--layer", "delay?read=60s", "pattern:1M"]);
-    assert_fails(&["--timeout=1", &server.uri(""), "null:"], 7, &["source", "--timeout"]);
+    let silent = ["--timeout=1", "--retries=1", &server.uri(""), "null:"];
+    assert_fails(&silent, 7, &["source", "--timeout"]);
     drop(server);
     let scratch = Scratch::new().unwrap();
     let server = serve(&scratch, &["--layer", "rate?rate=1M", "pattern:64M"]);
     let uri = server.uri("");
-    let client = std::thread::spawn(move || copy(&[&uri, "null:"]));
+    let client = std::thread::spawn(move || copy(&["--retry-delay=1ms", &uri, "null:"]));
     std::thread::sleep(Duration::from_millis(700));
     // Killed.
     drop(server);
@@ -234,9 +235,11 @@ fn source_and_target_that_are_the_same() {
 
 #[test]
 fn errors_on_one_side_name_side_and_place() {
-    let read = ["--source-layer", "error?read=100%&at=1M,512", "pattern:4M", "null:"];
+    let quick = "--retry-delay=1ms";
+    let read = [quick, "--source-layer", "error?read=100%&at=1M,512", "pattern:4M", "null:"];
     assert_fails(&read, 4, &["source", "pattern:4M", "offset 1048576"]);
-    let write = ["--target-layer", "error?write=100%&at=1M,512", "pattern:4M", "memory:4M"];
+    let layer = "error?write=100%&at=1M,512";
+    let write = [quick, "--target-layer", layer, "pattern:4M", "memory:4M"];
     assert_fails(&write, 5, &["target", "memory:4M", "offset 1048576"]);
     let full =
         ["--target-layer", "error?write=100%&error=ENOSPC&after=3", "pattern:4M", "memory:4M"];
@@ -281,7 +284,8 @@ fn a_source_that_shrinks() {
     std::fs::write(&disk, vec![b'x'; 8 << 20]).unwrap();
     let path = disk.to_str().unwrap().to_string();
     let client = std::thread::spawn(move || {
-        copy(&["-C", "1", "-R", "1", "--source-layer", "rate?rate=4M&burst=64k", &path, "null:"])
+        let layer = "rate?rate=4M&burst=64k";
+        copy(&["--retry-delay=1ms", "-C1", "-R1", "--source-layer", layer, &path, "null:"])
     });
     std::thread::sleep(Duration::from_millis(500));
     std::fs::File::options().write(true).open(&disk).unwrap().set_len(1 << 20).unwrap();

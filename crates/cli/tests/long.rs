@@ -1,0 +1,214 @@
+//! Copies that take long, as processes: killed at random moments and resumed; limited; retried.
+#![allow(clippy::unwrap_used, reason = "a test that fails")]
+
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use testkit::rng::{Rng, seed};
+use testkit::tools::{self, Scratch};
+
+const LIMIT: Duration = Duration::from_secs(60);
+const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
+/// Bytes before the first record of a journal.
+const HEADER: u64 = 4096;
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn copy(args: &[&str]) -> Output {
+    tools::output(Command::new(OURS).arg("copy").args(args), LIMIT).unwrap()
+}
+
+/// The number before these words.
+fn number(said: &str, words: &str) -> u64 {
+    let before = said.split(words).next().unwrap_or_default();
+    let digits = before.rsplit(|c: char| !c.is_ascii_digit()).next().unwrap_or_default();
+    if said.contains(words) { digits.parse().unwrap() } else { 0 }
+}
+
+struct Moment {
+    /// After the first record and before the end.
+    between: bool,
+    resumed: u64,
+}
+
+/// Kills a copy, resumes it, and checks what came of it.
+fn kill_and_resume(scratch: &Scratch, source: &Path, number_of: usize, rng: &mut Rng) -> Moment {
+    let [target, journal] = ["target", "journal"].map(|name| {
+        let path = scratch.file(&format!("{name}-{number_of}"));
+        path.to_str().unwrap().to_string()
+    });
+    let source = source.to_str().unwrap();
+    let mut args = vec!["-v", "--journal", &journal, "--journal-interval", "5ms"];
+    args.extend(["--segment", "256k", "--request-size", "64k", source, &target]);
+    let mut child = Command::new(OURS)
+        .arg("copy")
+        .args(&args)
+        .args(["--rate", "40M"])
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let len = || std::fs::metadata(&journal).map_or(0, |data| data.len());
+    if !number_of.is_multiple_of(10) {
+        let started = Instant::now();
+        while len() <= HEADER && started.elapsed() < LIMIT {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    std::thread::sleep(Duration::from_micros(rng.between(0, 150_000)));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let between = len() > HEADER;
+
+    let output = copy(&args);
+    let said = text(&output.stderr);
+    assert!(output.status.success(), "moment {number_of}: {said}");
+    let resumed = number(&said, " bytes of an earlier run");
+    assert!(!Path::new(&journal).exists(), "removed after success");
+    let same = std::fs::read(source).unwrap() == std::fs::read(&target).unwrap();
+    assert!(same, "moment {number_of}: {said}");
+    std::fs::remove_file(&target).unwrap();
+    Moment { between, resumed }
+}
+
+#[test]
+fn a_copy_killed_at_any_moment_goes_on_where_it_was() {
+    const MOMENTS: usize = 100;
+    let seed = seed();
+    let scratch = Scratch::new().unwrap();
+    let source = scratch.file("source");
+    let size = 12 << 20;
+    let mut bytes = vec![0; size];
+    Rng::new(seed).fill(&mut bytes[..9 << 20]);
+    std::fs::write(&source, &bytes).unwrap();
+    let next = Mutex::new(0);
+    let moments = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for worker in 0..4 {
+            let (scratch, source, next, moments) = (&scratch, &source, &next, &moments);
+            scope.spawn(move || {
+                let mut rng = Rng::new(seed ^ worker);
+                loop {
+                    let moment = {
+                        let mut next = next.lock().unwrap();
+                        *next += 1;
+                        *next - 1
+                    };
+                    if moment >= MOMENTS {
+                        return;
+                    }
+                    let ended = kill_and_resume(scratch, source, moment, &mut rng);
+                    moments.lock().unwrap().push(ended);
+                }
+            });
+        }
+    });
+    let moments = moments.into_inner().unwrap();
+    assert_eq!(moments.len(), MOMENTS);
+    let between = moments.iter().filter(|moment| moment.between).count();
+    assert!(between >= 80, "{between} of {MOMENTS} between first record and end, seed {seed}");
+    for moment in moments.iter().filter(|moment| moment.between) {
+        assert!(moment.resumed > 0, "less than the whole is copied again, seed {seed}");
+    }
+}
+
+#[test]
+fn a_changed_source_is_refused_and_restart_copies_it() {
+    let scratch = Scratch::new().unwrap();
+    let [source, target, journal] = ["source", "target", "journal"].map(|name| scratch.file(name));
+    std::fs::write(&source, vec![7; 4 << 20]).unwrap();
+    let [from, to, kept] = [&source, &target, &journal].map(|path| path.to_str().unwrap());
+    let args = ["--journal", kept, "--journal-interval", "5ms", "--segment", "64k", from, to];
+    let mut child = Command::new(OURS)
+        .arg("copy")
+        .args(args)
+        .args(["--rate", "4M", "--request-size", "16k"])
+        .spawn()
+        .unwrap();
+    let started = Instant::now();
+    while std::fs::metadata(&journal).map_or(0, |data| data.len()) <= HEADER {
+        assert!(started.elapsed() < LIMIT);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let before = std::fs::read(&target).unwrap();
+
+    std::fs::write(&source, vec![8; 4 << 20]).unwrap();
+    let output = copy(&args);
+    let said = text(&output.stderr);
+    assert!(!output.status.success());
+    assert!(said.contains("the source is not the one") && said.contains("--restart"), "{said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
+    assert!(std::fs::read(&target).unwrap() == before, "nothing was written");
+
+    let mut anew = vec!["--restart"];
+    anew.extend(args);
+    assert!(copy(&anew).status.success());
+    assert!(std::fs::read(&target).unwrap() == vec![8; 4 << 20]);
+    assert!(!journal.exists());
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    for (args, word) in [
+        (["--journal=j", "-", "null:1M"].as_slice(), "pipe"),
+        (&["--restart", "null:1M", "null:1M"], "--journal"),
+        (&["--rate", "x", "null:1M", "null:1M"], "--rate"),
+        (&["--segment", "100k", "null:1M", "null:1M"], "power of two"),
+        (&["--rate-file", "/proc/self/mem", "null:1M", "null:1M"], "--rate-file"),
+    ] {
+        let output = copy(args);
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        assert!(text(&output.stderr).contains(word), "{args:?}: {}", text(&output.stderr));
+    }
+}
+
+#[test]
+fn a_rate_is_kept_and_its_file_is_read_again() {
+    let scratch = Scratch::new().unwrap();
+    let target = scratch.file("target");
+    let to = target.to_str().unwrap();
+    let start = Instant::now();
+    let output = copy(&["--rate", "8M", "--segment", "1M", "pattern:4M", to]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(start.elapsed() >= Duration::from_millis(300), "{:?}", start.elapsed());
+
+    let file = scratch.file("rate");
+    std::fs::write(&file, "1k").unwrap();
+    let mut child = Command::new(OURS)
+        .args(["copy", "--rate-file", file.to_str().unwrap(), "pattern:4M", to])
+        .spawn()
+        .unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(child.try_wait().unwrap().is_none(), "4 MiB at 1 KiB a second");
+    std::fs::write(&file, "0\n").unwrap();
+    let started = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        assert!(started.elapsed() < LIMIT);
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn errors_that_pass_are_retried_and_told() {
+    let scratch = Scratch::new().unwrap();
+    let target = scratch.file("target");
+    let to = target.to_str().unwrap();
+    let layer = "error?read=10%";
+    let flaky = ["--source-layer", layer, "--retry-delay", "1ms", "--retries", "50"];
+    let mut args = flaky.to_vec();
+    args.extend(["--request-size", "64k", "pattern:8M", to]);
+    let output = copy(&args);
+    let said = text(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains("warning: retried: "), "{said}");
+    assert!(copy(&["--verify", "pattern:8M", to]).status.success());
+    let mut never = vec!["--source-layer", layer, "--retries", "0"];
+    never.extend(["--request-size", "64k", "pattern:8M", to]);
+    assert_eq!(copy(&never).status.code(), Some(4), "the source failed");
+}
