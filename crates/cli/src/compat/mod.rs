@@ -13,6 +13,8 @@ mod options;
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
+use log::{Log, Metadata, Record};
+
 use crate::args::{self, Cli};
 use crate::brackets::{self, Groups};
 use crate::exit::{FAILED, Failure, Outcome};
@@ -65,6 +67,34 @@ fn failure(text: impl Into<String>) -> Failure {
 fn answer(text: &str) -> Outcome {
     out::print(text.as_bytes())?;
     Ok(0)
+}
+
+/// Log records under the name that the program is called by, and only where they are asked for: the
+/// originals say nothing of what they get over.
+struct Logger {
+    name: &'static str,
+    verbose: bool,
+}
+
+impl Log for Logger {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        self.verbose && metadata.level() <= log::max_level()
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        if self.enabled(record.metadata()) {
+            let level = record.level().as_str().to_ascii_lowercase();
+            out::error(&format!("{}: {level}: {}\n", self.name, record.args()));
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+/// Starts logging before the command does, which then only sets the level.
+fn log_as(name: &'static str, verbose: bool) {
+    // Fails only if it was set before; then that one does.
+    let _ = log::set_boxed_logger(Box::new(Logger { name, verbose }));
 }
 
 fn version(name: &str) -> String {

@@ -14,7 +14,7 @@ use client::{Address, ServerProcess};
 use wire::uri::{Transport, Uri};
 
 use super::options::{self, Opt, Value, alias, opt};
-use super::{answer, failure, own, version};
+use super::{answer, failure, log_as, own, version};
 use crate::args::Command;
 use crate::brackets::{self, Groups};
 use crate::exit::{FAILED, Failure, Outcome, plain};
@@ -103,6 +103,7 @@ pub fn run(words: &[OsString]) -> Outcome {
 }
 
 fn carry_out(settings: &Settings, source: End, target: End) -> Outcome {
+    log_as("nbdcopy", settings.has("verbose"));
     let piped = source.is_pipe() || target.is_pipe();
     let mut started = Vec::new();
     let (mut source, mut target) = (source, target);
@@ -250,9 +251,11 @@ impl Settings {
         if let Some(threads) = self.threads {
             options.insert("threads", Some(threads.min(1024).to_string()));
         }
-        // nbdcopy looks at all bytes, shows nothing unasked, and waits as long as it takes.
+        // nbdcopy looks at all bytes, shows nothing unasked, waits as long as it takes, and ends with
+        // the first error.
         options.entry("sparse").or_insert_with(|| Some("4096".to_string()));
         options.insert("timeout", Some("0".to_string()));
+        options.insert("retries", Some("0".to_string()));
         if !self.has("progress") {
             options.insert("no-progress", None);
         }
@@ -306,8 +309,8 @@ impl End {
             return Ok(End::Command(words));
         }
         match word.to_str() {
-            Some("-") if role == Role::Source && is_file(Path::new(STDIN)) => {
-                // Read from its start, out of order.
+            // A file is read from its start, out of order.
+            Some("-") if role == Role::Source && is_file_to_read(Path::new(STDIN)) => {
                 return Ok(End::Storage(STDIN.into()));
             }
             Some("-") => return Ok(End::Standard),
@@ -366,8 +369,9 @@ impl End {
 /// Standard input as a file of its own.
 const STDIN: &str = "/proc/self/fd/0";
 
-fn is_file(path: &Path) -> bool {
-    std::fs::metadata(path).is_ok_and(|data| data.is_file())
+/// Whether it is a file that can be opened once more: who gave it to us may have had other rights.
+fn is_file_to_read(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|data| data.is_file()) && File::open(path).is_ok()
 }
 
 fn is_block_device(path: &Path) -> bool {
@@ -411,6 +415,7 @@ impl Facts {
             End::Null => known("null_ops", "null:", Some(NULL_SIZE)),
             End::Standard => known("pipe_ops", "-", None),
             End::Stream(path) => known("pipe_ops", &path.display().to_string(), None),
+            End::Storage(path) if path == Path::new(STDIN) => known("file_ops", "-", size_of(path)),
             End::Storage(path) => known("file_ops", &path.display().to_string(), size_of(path)),
             End::Server(uri) => {
                 let answer = Place::parse(uri).ok().and_then(ask);
@@ -500,7 +505,10 @@ mod tests {
 
     #[test]
     fn defaults_are_nbdcopys() {
-        assert_eq!(words(""), "--connections=4 --no-progress --sparse=4096 --timeout=0");
+        assert_eq!(
+            words(""),
+            "--connections=4 --no-progress --retries=0 --sparse=4096 --timeout=0"
+        );
         let line = settings("").unwrap().line(false);
         assert_eq!(line, "nbdcopy: connections=4 requests=64 threads=4 synchronous=false\n");
     }
@@ -511,7 +519,7 @@ mod tests {
         assert_eq!(
             words(text),
             "--allocated --connections=2 --destination-is-zero --flush --progress \
-             --queue-size=1048576 --request-size=65536 --requests=5 --sparse=0 --synchronous \
+             --queue-size=1048576 --request-size=65536 --requests=5 --retries=0 --sparse=0 --synchronous \
              --threads=2 --timeout=0"
         );
         assert!(words("--progress=3 --progress=4").contains("--progress=4"));

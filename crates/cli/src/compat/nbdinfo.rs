@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 
 use super::options::{self, Opt, Value, alias, opt};
-use super::{answer, failure, own, version};
+use super::{answer, failure, log_as, own, version};
 use crate::args::Command;
 use crate::brackets;
 use crate::exit::{FAILED, Failure, Outcome};
@@ -136,6 +136,7 @@ pub fn run(words: &[OsString]) -> Outcome {
             return Err(failure(text));
         }
     }
+    log_as("nbdinfo", false);
     let (cli, groups) = own(own_words)?;
     let Command::Info(args) = cli.command else {
         return Err(failure("the command line was not understood"));
