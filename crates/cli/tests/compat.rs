@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use testkit::require_peer;
 use testkit::tools::{self, Scratch};
@@ -265,4 +265,27 @@ fn help_is_printed_for_who_asks() {
     let mut child = place.command("nbdcopy --help").stdout(Stdio::piped()).spawn().unwrap();
     drop(child.stdout.take());
     assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn a_signal_shows_in_the_exit_status() {
+    let place = Place::new();
+    // A source that never ends by itself.
+    let mut child = place.command("nbdcopy - null:").stdin(Stdio::piped()).spawn().unwrap();
+    let pid = rustix::process::Pid::from_child(&child);
+    // Until it handles the signal, that would end it at once.
+    let handles_it = || {
+        let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
+        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
+        u64::from_str_radix(caught.trim(), 16).unwrap() & (1 << 14) != 0
+    };
+    let deadline = Instant::now() + LIMIT;
+    while !handles_it() {
+        assert!(Instant::now() < deadline);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    drop(child.stdin.take());
+    assert_eq!(child.wait().unwrap().code(), Some(128 + 15));
 }

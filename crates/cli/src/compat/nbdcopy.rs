@@ -99,7 +99,11 @@ pub fn run(words: &[OsString]) -> Outcome {
     };
     let source = End::new(source, &groups, Role::Source)?;
     let target = End::new(target, &groups, Role::Target)?;
-    carry_out(&settings, source, target).map_err(|failure: Failure| failure.with_status(FAILED))
+    carry_out(&settings, source, target).map_err(|failure: Failure| match failure.status() {
+        // As a shell sees a program that a signal has ended.
+        128.. => failure,
+        _ => failure.with_status(FAILED),
+    })
 }
 
 fn carry_out(settings: &Settings, source: End, target: End) -> Outcome {
