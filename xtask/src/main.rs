@@ -1,6 +1,7 @@
 //! `cargo xtask`: the developer's tasks. One table of commands; each command has a file of its own.
 
 mod apt;
+mod bench;
 mod enter;
 mod fuzz;
 mod libnbd_suite;
@@ -43,6 +44,12 @@ const TASKS: &[Task] = &[
         run: lint::main,
     },
     Task { name: "ci", summary: "lint, then test", help: CI_HELP, run: ci },
+    Task {
+        name: "bench",
+        summary: "measure blockhaul next to the peers",
+        help: bench::HELP,
+        run: bench::main,
+    },
     Task {
         name: "fuzz",
         summary: "fuzz the parsers, coverage-guided where the toolchain allows",

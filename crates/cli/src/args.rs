@@ -45,6 +45,11 @@ pub enum Command {
     ///
     /// The same as blockhaul info --map.
     Map(Map),
+    /// Measure programs side by side
+    ///
+    /// Runs scenarios: blockhaul and the programs that people use today on the same work, in turn,
+    /// with the results checked; prints medians and ratios and keeps the raw figures.
+    Bench(Box<bench::Args>),
     /// Write the man pages
     #[command(hide = true)]
     Man(Man),

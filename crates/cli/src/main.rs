@@ -51,6 +51,7 @@ fn main() -> ExitCode {
             report("info: ", result.map_err(|failure| failure.with_status(exit::FAILED)))
         }
         Command::Map(args) => report("map: ", info::run_map(&args, &groups)),
+        Command::Bench(args) => bench::main(*args),
         Command::Man(args) => report("man: ", generate::man(args.dir.as_deref())),
         Command::Completions(args) => report("completions: ", generate::completions(args.shell)),
     }
