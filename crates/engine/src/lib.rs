@@ -11,6 +11,7 @@
 //! error is returned: what the target holds then is undefined where it was not copied yet, nowhere
 //! else.
 
+mod compare;
 mod copy;
 mod end;
 mod journal;
@@ -29,6 +30,7 @@ mod verify;
 mod window;
 mod zeroes;
 
+pub use compare::{Comparison, compare};
 pub use copy::copy;
 pub use journal::{JOURNAL_INTERVAL, JournalOptions};
 pub use options::{MAX_REQUEST, MIN_REQUEST, Options, RETRY_DELAY_MAX, Retried, SEGMENT, Summary};

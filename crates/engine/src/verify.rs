@@ -1,12 +1,14 @@
 //! Verification: both ends are read again and compared; the digest says what was found.
 
 use std::collections::VecDeque;
+use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use block::{Device, Error, Kind, Reply, Request, Result, Stack};
 use io::{Data, Pool, Remote};
 
+use crate::end::{End, Retries, Side};
 use crate::options::{Options, SEGMENT};
 use crate::progress::Progress;
 use crate::zeroes::is_zero;
@@ -43,8 +45,9 @@ pub async fn verify(
         Error::new(Kind::TooLarge, "too large to be verified here").because(error)
     })?;
     let walk = Arc::new(Walk {
-        source: source.device().clone(),
-        target: target.device().clone(),
+        source: source.clone(),
+        target: target.clone(),
+        retries: Retries::new(options, progress),
         size,
         next: AtomicU64::new(0),
         differs_at: AtomicU64::new(u64::MAX),
@@ -73,7 +76,7 @@ pub async fn verify(
             "source and target differ, first at offset {differs_at}: the source changed during the \
              copy, or one of them returns wrong data; copy again"
         );
-        return Err(Error::new(Kind::Io, text).on(&walk.target.facts().name));
+        return Err(Error::new(Kind::Io, text).on(&walk.target.device().facts().name));
     }
     if progress.is_cancelled() {
         return Err(Error::new(Kind::ShuttingDown, "stopped before the end of the verification"));
@@ -87,8 +90,9 @@ pub async fn verify(
 }
 
 struct Walk {
-    source: Arc<dyn Device>,
-    target: Arc<dyn Device>,
+    source: Stack,
+    target: Stack,
+    retries: Arc<Retries>,
     size: u64,
     next: AtomicU64,
     differs_at: AtomicU64,
@@ -101,6 +105,12 @@ struct Walk {
 
 impl Walk {
     async fn walk(self: Arc<Self>) -> Result<()> {
+        let end = |side, stack: &Stack| {
+            let device = stack.device().clone();
+            Rc::new(End::new(side, stack.clone(), device, self.retries.clone()))
+        };
+        let source = end(Side::Source, &self.source);
+        let target = end(Side::Target, &self.target);
         loop {
             let index = self.next.fetch_add(1, Ordering::Relaxed);
             let Some(start) = index.checked_mul(SEGMENT).filter(|&start| start < self.size) else {
@@ -110,14 +120,19 @@ impl Walk {
             if behind || self.progress.is_cancelled() {
                 return Ok(());
             }
-            let digest = self.clone().segment(start).await?;
+            let digest = self.clone().segment(&source, &target, start).await?;
             if let Ok(index) = usize::try_from(index) {
                 self.digests.lock().expect("no panic under this lock")[index] = Some(digest);
             }
         }
     }
 
-    async fn segment(self: Arc<Self>, start: u64) -> Result<Digest> {
+    async fn segment(
+        self: Arc<Self>,
+        source: &Rc<End>,
+        target: &Rc<End>,
+        start: u64,
+    ) -> Result<Digest> {
         let end = (start + SEGMENT).min(self.size);
         let mut hasher = blake3::Hasher::new();
         let mut out = VecDeque::new();
@@ -125,7 +140,12 @@ impl Walk {
         loop {
             while at < end && out.len() < IN_FLIGHT {
                 let len = BLOCK.min(end - at);
-                out.push_back(io::start(self.clone().block(at, len)));
+                out.push_back(io::start(self.clone().block(
+                    source.clone(),
+                    target.clone(),
+                    at,
+                    len,
+                )));
                 at += len;
             }
             match out.pop_front() {
@@ -138,10 +158,16 @@ impl Walk {
     }
 
     /// Compares one block and returns its digest.
-    async fn block(self: Arc<Self>, at: u64, len: u64) -> Result<Digest> {
+    async fn block(
+        self: Arc<Self>,
+        source: Rc<End>,
+        target: Rc<End>,
+        at: u64,
+        len: u64,
+    ) -> Result<Digest> {
         let (source, target) = (
-            read(&self.source, &self.source_pool, at, len).await?,
-            read(&self.target, &self.target_pool, at, len).await?,
+            read(&source, &self.source_pool, at, len).await?,
+            read(&target, &self.target_pool, at, len).await?,
         );
         let same = match (&source, &target) {
             (None, None) => true,
@@ -161,7 +187,7 @@ impl Walk {
     }
 }
 
-fn first_difference(a: Option<&Data>, b: Option<&Data>) -> u64 {
+pub(crate) fn first_difference(a: Option<&Data>, b: Option<&Data>) -> u64 {
     let position = match (a, b) {
         (Some(a), Some(b)) => a.bytes().iter().zip(b.bytes()).position(|(a, b)| a != b),
         (Some(data), None) | (None, Some(data)) => data.bytes().iter().position(|&byte| byte != 0),
@@ -170,8 +196,25 @@ fn first_difference(a: Option<&Data>, b: Option<&Data>) -> u64 {
     position.unwrap_or(0) as u64
 }
 
+/// Reads a block, again where that may help; `None`: all zero.
+pub(crate) async fn read(end: &End, pool: &Pool, at: u64, len: u64) -> Result<Option<Data>> {
+    let mut attempts = 0;
+    loop {
+        let generation = end.generation();
+        match try_read(&end.device(), pool, at, len).await {
+            Ok(data) => return Ok(data),
+            Err(error) => end.recover(error, generation, &mut attempts).await?,
+        }
+    }
+}
+
 /// Reads a block, in pieces where the device takes no more at once; `None`: all zero.
-async fn read(device: &Arc<dyn Device>, pool: &Pool, at: u64, len: u64) -> Result<Option<Data>> {
+async fn try_read(
+    device: &Arc<dyn Device>,
+    pool: &Pool,
+    at: u64,
+    len: u64,
+) -> Result<Option<Data>> {
     let facts = device.facts();
     let minimum = facts.block.minimum.max(1);
     let most = u64::from((facts.block.maximum - facts.block.maximum % minimum).max(minimum));

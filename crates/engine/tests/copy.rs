@@ -322,6 +322,80 @@ fn verification_finds_the_first_difference() {
 }
 
 #[test]
+fn a_comparison_finds_the_first_difference_wherever_it_is() {
+    let seed = seed();
+    on_worker(move || async move {
+        let mut rng = Rng::new(seed);
+        let (options, pool) = (Options::default(), Pool::new(4 << 20));
+        for round in 0..60 {
+            let size = rng.between(1, 2 << 20) as usize;
+            let bytes = content(&mut rng, size);
+            let mut changed = bytes.clone();
+            // One may be longer: zeroes there make no difference.
+            changed.resize(size + rng.below(300_000) as usize, 0);
+            let mut expected = None;
+            for _ in 0..rng.below(3) {
+                let at = rng.below(changed.len() as u64) as usize;
+                changed[at] ^= 0x40;
+            }
+            for (at, byte) in changed.iter().enumerate() {
+                if *byte != bytes.get(at).copied().unwrap_or(0) {
+                    expected = Some(at as u64);
+                    break;
+                }
+            }
+            let sizes = (size as u64, changed.len() as u64);
+            // As memory tells its holes: written where there is something.
+            let mut ends = Vec::new();
+            for bytes in [&bytes, &changed] {
+                let model = Model::new(bytes.len() as u64);
+                let device = ModelDevice::new(model, Completion::Shuffled(rng.number()));
+                for (start, block) in bytes.chunks(4096).enumerate() {
+                    if !engine::is_zero(block) {
+                        let data = io::Data::copy_of(block);
+                        device.write(start as u64 * 4096, data).await.unwrap();
+                    }
+                }
+                ends.push((device.clone(), stack(device)));
+            }
+            let flipped = rng.chance(50);
+            let (one, other) = if flipped { (1, 0) } else { (0, 1) };
+            let progress = Arc::new(Progress::new());
+            let found =
+                engine::compare(&ends[one].1, &ends[other].1, &options, &pool, &progress).await;
+            let found = found.unwrap();
+            assert_eq!(found.differs_at, expected, "seed {seed}, round {round}");
+            assert_eq!(found.sizes, if flipped { (sizes.1, sizes.0) } else { sizes });
+            let read = |device: &Arc<ModelDevice>| {
+                let reads = device.seen().into_iter().filter(|seen| seen.kind == OpKind::Read);
+                reads.map(|seen| seen.len).sum::<u64>()
+            };
+            let filled = bytes.chunks(4096).filter(|block| !engine::is_zero(block)).count();
+            assert!(read(&ends[0].0) <= filled as u64 * 4096, "holes are not read");
+            assert_eq!(pool.reserved(), 0);
+        }
+    });
+}
+
+#[test]
+fn a_comparison_tells_what_could_not_be_done() {
+    on_worker(|| async {
+        let bytes = vec![7; 3 << 20];
+        let (options, pool) = (Options::default(), Pool::new(4 << 20));
+        for kind in [OpKind::Read, OpKind::Extents] {
+            let bad = FaultDevice::over(source_of(&bytes, false), 1);
+            bad.add(Rule::new(Then::Fail(Kind::Io)).kind(kind).times(1));
+            let (one, other) = (stack(source_of(&bytes, false)), stack(bad.clone()));
+            let progress = Arc::new(Progress::new());
+            let error =
+                engine::compare(&one, &other, &options, &pool, &progress).await.unwrap_err();
+            assert_eq!(error.request().unwrap().0, kind);
+            assert_eq!((bad.in_flight(), pool.reserved()), (0, 0), "drained");
+        }
+    });
+}
+
+#[test]
 fn pipes_are_copied_both_ways() {
     on_worker(|| async {
         let bytes = content(&mut Rng::new(11), (3 << 20) + 77);

@@ -308,6 +308,9 @@ fn the_first_connection_may_die_and_what_it_wrote_is_read_back() {
         assert!(summary.retried.checked > 0 && summary.retried.rewritten > 0, "{summary}");
         assert!(summary.to_string().contains("0 requests and 0 connections of the source"));
         assert_eq!(server.dials.load(Ordering::SeqCst), 1);
+        // The verification begins on the connection that died, and makes its own.
+        let (pool, progress) = (Pool::new(8 << 20), Arc::new(Progress::new()));
+        engine::verify(&source, &target, &options, &pool, &progress).await.unwrap();
     });
 }
 
