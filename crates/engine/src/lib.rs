@@ -13,6 +13,7 @@
 
 mod compare;
 mod copy;
+mod digest;
 mod end;
 mod journal;
 mod lane;
@@ -32,6 +33,7 @@ mod zeroes;
 
 pub use compare::{Comparison, compare};
 pub use copy::copy;
+pub use digest::{Algorithm, digest};
 pub use journal::{JOURNAL_INTERVAL, JournalOptions};
 pub use options::{MAX_REQUEST, MIN_REQUEST, Options, RETRY_DELAY_MAX, Retried, SEGMENT, Summary};
 pub use progress::{Progress, Snapshot};

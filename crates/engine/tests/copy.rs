@@ -378,6 +378,47 @@ fn a_comparison_finds_the_first_difference_wherever_it_is() {
 }
 
 #[test]
+fn digests_are_those_of_the_bytes_and_holes_are_not_read() {
+    use engine::Algorithm;
+    let seed = seed();
+    on_worker(move || async move {
+        let mut rng = Rng::new(seed);
+        let options = Options { retries: 3, retry_delay: Default::default(), ..Options::default() };
+        for round in 0..30 {
+            let size = rng.between(0, 3 << 20) as usize;
+            let mut bytes = content(&mut rng, size);
+            if size > 2 << 20 {
+                bytes[600_000..1_900_000].fill(0);
+            }
+            let device =
+                ModelDevice::new(Model::new(size as u64), Completion::Shuffled(rng.number()));
+            for (start, block) in bytes.chunks(4096).enumerate() {
+                if !engine::is_zero(block) {
+                    let data = io::Data::copy_of(block);
+                    device.write(start as u64 * 4096, data).await.unwrap();
+                }
+            }
+            let faults = FaultDevice::over(device.clone(), rng.number());
+            faults.add(Rule::new(Then::Fail(Kind::Io)).kind(OpKind::Read).percent(10).times(3));
+            let source = stack(faults);
+            let pool = Pool::new(rng.between(1, 8) * (256 << 10));
+            let progress = Arc::new(Progress::new());
+            let found =
+                engine::digest(&source, Algorithm::Blake3, &options, &pool, &progress).await;
+            let told = format!("seed {seed}, round {round}, {size} bytes");
+            assert_eq!(found.unwrap(), blake3::hash(&bytes).to_hex().as_str(), "{told}");
+            if size > 2 << 20 {
+                let whole_piece = |seen: &testkit::model::Seen| {
+                    seen.kind == OpKind::Read && seen.at >= 3 << 18 && seen.at < 7 << 18
+                };
+                assert!(!device.seen().iter().any(whole_piece), "{told}");
+            }
+            assert_eq!(pool.reserved(), 0);
+        }
+    });
+}
+
+#[test]
 fn a_comparison_tells_what_could_not_be_done() {
     on_worker(|| async {
         let bytes = vec![7; 3 << 20];
