@@ -363,6 +363,16 @@ impl Job {
 
     /// The side on which an error happened, as its exit status.
     fn side(&self, error: &Error, text: &str) -> Option<u8> {
+        // By name where it tells: a verification reads both sides.
+        let names = |spec: &Spec| {
+            let rest = text.strip_prefix(&spec.to_string());
+            rest.is_some_and(|rest| rest.starts_with(": "))
+        };
+        match (names(&self.source), names(&self.target)) {
+            (true, false) => return Some(exit::SOURCE),
+            (false, true) => return Some(exit::TARGET),
+            _ => {}
+        }
         match error.request() {
             Some((OpKind::Read | OpKind::Extents | OpKind::Cache, ..)) => {
                 return Some(exit::SOURCE);
@@ -374,8 +384,6 @@ impl Job {
         }
         match error.kind() {
             Kind::ReadOnly | Kind::NoSpace => Some(exit::TARGET),
-            _ if text.starts_with(&self.source.to_string()) => Some(exit::SOURCE),
-            _ if text.starts_with(&self.target.to_string()) => Some(exit::TARGET),
             _ => None,
         }
     }
