@@ -45,6 +45,17 @@ pub enum Command {
     ///
     /// The same as blockhaul info --map.
     Map(Map),
+    /// Compare two devices
+    ///
+    /// Tells whether two devices hold the same, and where they first differ. What both call zero is
+    /// not read. Where one is longer, zeroes at its end are no difference. The exit status is that of
+    /// qemu-img compare: 0 the same, 1 different, 2 cannot open, 3 cannot get extents, 4 cannot read.
+    Compare(Box<Compare>),
+    /// Print the digest of what a device holds
+    ///
+    /// Prints what b3sum, sha256sum or blksum would print for the same bytes in a raw file. Holes are
+    /// not read.
+    Checksum(Box<Checksum>),
     /// Measure programs side by side
     ///
     /// Runs scenarios: blockhaul and the programs that people use today on the same work, in turn,
@@ -408,6 +419,76 @@ pub struct Map {
     pub no_color: bool,
 }
 
+/// How whole devices are read.
+#[derive(Debug, Args)]
+pub struct Reading {
+    /// Connections to each device
+    #[arg(short = 'C', long, value_name = "N", default_value = "4",
+          value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub connections: u16,
+
+    /// Do not ask where holes are
+    #[arg(long)]
+    pub no_extents: bool,
+
+    /// How often a failed request is repeated, and a lost connection made again; 0 for never
+    #[arg(long, value_name = "N", default_value = "5",
+          value_parser = clap::value_parser!(u32).range(0..=1000))]
+    pub retries: u32,
+
+    /// Give up on a connection after this time without a byte while requests are in flight; 0 for
+    /// never
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
+    pub timeout: Duration,
+
+    /// Say what is going on
+    #[arg(short, long)]
+    pub verbose: bool,
+
+    #[command(flatten)]
+    pub engine: Engine,
+}
+
+/// Options of `blockhaul compare`.
+#[derive(Debug, Args)]
+#[command(infer_long_args = true)]
+pub struct Compare {
+    /// The one; see DEVICES
+    #[arg(value_name = "A")]
+    pub one: OsString,
+
+    /// The other
+    #[arg(value_name = "B")]
+    pub other: OsString,
+
+    /// Different sizes are a difference, too
+    #[arg(short, long)]
+    pub strict: bool,
+
+    /// Tell by the exit status only
+    #[arg(short, long)]
+    pub quiet: bool,
+
+    #[command(flatten)]
+    pub reading: Reading,
+}
+
+/// Options of `blockhaul checksum`.
+#[derive(Debug, Args)]
+#[command(infer_long_args = true)]
+pub struct Checksum {
+    /// What to read; see DEVICES
+    #[arg(value_name = "DEVICE")]
+    pub device: OsString,
+
+    /// The digest: blake3 (as b3sum), sha256 (as sha256sum) or blksum (as the program of that name)
+    #[arg(long, value_name = "NAME", default_value = "blake3", value_parser = algorithm)]
+    pub digest: engine::Algorithm,
+
+    #[command(flatten)]
+    pub reading: Reading,
+}
+
 /// Options of `blockhaul man`.
 #[derive(Debug, Args)]
 pub struct Man {
@@ -438,6 +519,8 @@ pub fn definition() -> clap::Command {
         .mut_subcommand("copy", |command| command.after_long_help(with(COPY_EXAMPLES)))
         .mut_subcommand("info", |command| command.after_long_help(with(INFO_EXAMPLES)))
         .mut_subcommand("map", |command| command.after_long_help(with(MAP_EXAMPLES)))
+        .mut_subcommand("compare", |command| command.after_long_help(with(COMPARE_EXAMPLES)))
+        .mut_subcommand("checksum", |command| command.after_long_help(with(CHECKSUM_EXAMPLES)))
 }
 
 const EXAMPLES: &str = "\
@@ -458,6 +541,20 @@ EXAMPLES
       blockhaul serve sample:2G --run 'nbdcopy \"$uri\" disk.raw'
   Serve what another server exports, slower:
       blockhaul serve -U /run/slow.sock --layer 'rate?rate=10M' nbd://server/disk
+";
+
+const COMPARE_EXAMPLES: &str = "\
+EXAMPLES
+  See whether a copy is one:
+      blockhaul compare nbd://old/disk nbd://new/disk
+";
+
+const CHECKSUM_EXAMPLES: &str = "\
+EXAMPLES
+  The digest that b3sum prints for the same bytes in a file:
+      blockhaul checksum nbd://server/disk
+  The digest that blksum prints, which passes over holes:
+      blockhaul checksum --digest blksum disk.raw
 ";
 
 const COPY_EXAMPLES: &str = "\
@@ -539,6 +636,10 @@ fn power_of_two(text: &str, least: u32, most: u32) -> Result<u32, String> {
 
 fn request_size(text: &str) -> Result<u32, String> {
     power_of_two(text, engine::MIN_REQUEST, engine::MAX_REQUEST)
+}
+
+fn algorithm(text: &str) -> Result<engine::Algorithm, String> {
+    text.parse().map_err(|error: block::Error| error.text())
 }
 
 fn segment(text: &str) -> Result<u32, String> {

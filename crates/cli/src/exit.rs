@@ -41,6 +41,10 @@ pub const TABLE: &[(&str, &str)] = &[
     ("7", "a connection was lost, or nothing came in time"),
     ("8", "verification found source and target different"),
     ("128+N", "stopped by signal N: 130 for Ctrl-C, 143 for SIGTERM"),
+    (
+        "compare",
+        "as qemu-img: 0 the same, 1 different, 2 cannot open, 3 cannot get extents, 4 cannot read",
+    ),
     ("info", "as nbdinfo: 0 success or true, 2 the answer to --can, --is is no, 1 any failure"),
     (
         "serve",

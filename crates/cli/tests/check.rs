@@ -1,0 +1,88 @@
+//! `blockhaul compare` and `blockhaul checksum` as processes: what they say, and their statuses.
+#![allow(clippy::unwrap_used, reason = "a test that fails")]
+
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use testkit::tools::{self, Scratch, Server};
+
+const LIMIT: Duration = Duration::from_secs(60);
+const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
+
+fn run(args: &[&str]) -> Output {
+    tools::output(Command::new(OURS).args(args), LIMIT).unwrap()
+}
+
+/// Status and what was printed.
+fn said(args: &[&str]) -> (i32, String) {
+    let output = run(args);
+    (output.status.code().unwrap(), String::from_utf8(output.stdout).unwrap())
+}
+
+fn serve(scratch: &Scratch, args: &[&str]) -> Server {
+    let socket = scratch.socket("own");
+    let mut command = Command::new(OURS);
+    command.args(["serve", "--foreground", "--exit-with-parent", "--unix"]).arg(&socket).args(args);
+    Server::start(command, &socket).unwrap()
+}
+
+#[test]
+fn comparisons_end_as_those_of_qemu_img() {
+    let scratch = Scratch::new().unwrap();
+    let [one, other] = ["one", "other"].map(|name| scratch.file(name));
+    let mut bytes = vec![0; 3 << 20];
+    bytes[1 << 20..2 << 20].fill(7);
+    std::fs::write(&one, &bytes).unwrap();
+    bytes[1_234_567] = 8;
+    std::fs::write(&other, &bytes).unwrap();
+    let [a, b] = [&one, &other].map(|path| path.to_str().unwrap());
+    assert_eq!(said(&["compare", a, a]), (0, "identical: 3145728 bytes\n".into()));
+    assert_eq!(said(&["compare", a, b]), (1, "different, first at offset 1234567\n".into()));
+    assert_eq!(said(&["compare", "--quiet", a, b]), (1, String::new()));
+    let command = ["compare", a, "[", "blockhaul", "serve", b, "]"];
+    assert_eq!(said(&command), (1, "different, first at offset 1234567\n".into()));
+
+    // Zeroes at the end of the longer one.
+    bytes[1_234_567] = 7;
+    bytes.resize(5 << 20, 0);
+    std::fs::write(&other, &bytes).unwrap();
+    let (status, text) = said(&["compare", a, b]);
+    assert_eq!(status, 0);
+    assert!(text.contains("3145728 and 5242880 bytes"), "{text}");
+    assert_eq!(said(&["compare", "--strict", a, b]).0, 1);
+    bytes[4 << 20] = 1;
+    std::fs::write(&other, &bytes).unwrap();
+    assert_eq!(said(&["compare", a, b]), (1, "different, first at offset 4194304\n".into()));
+
+    assert_eq!(said(&["compare", a, "/no/such/file"]).0, 2);
+    assert_eq!(said(&["compare", a]).0, 2);
+    for (layer, status) in [("error?extents=100%", 3), ("error?read=100%", 4)] {
+        let scratch = Scratch::new().unwrap();
+        let server = serve(&scratch, &["--layer", layer, a]);
+        assert_eq!(said(&["compare", "--retries=0", a, &server.uri("")]).0, status, "{layer}");
+    }
+}
+
+#[test]
+fn checksums_are_those_of_other_programs() {
+    let scratch = Scratch::new().unwrap();
+    let file = scratch.file("hello");
+    std::fs::write(&file, "hello").unwrap();
+    let path = file.to_str().unwrap();
+    let sha256 = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824";
+    let blake3 = "ea8f163db38682925e4491c5e58d4bb3506ef8c14eb78a86e908c5624a67200f";
+    for (name, expected) in [("sha256", sha256), ("blake3", blake3)] {
+        let found = said(&["checksum", "--digest", name, path]);
+        assert_eq!(found, (0, format!("{expected}  {path}\n")), "{name}");
+    }
+    let (status, text) = said(&["checksum", "--digest", "blksum", path]);
+    assert!(status == 0 && text.starts_with("337355fe"), "{text}");
+    // 64 GiB of hole: nothing is read.
+    let sparse = scratch.file("sparse");
+    std::fs::File::create(&sparse).unwrap().set_len(64 << 30).unwrap();
+    let begun = std::time::Instant::now();
+    assert_eq!(said(&["checksum", "--digest=blksum", sparse.to_str().unwrap()]).0, 0);
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+    assert_eq!(said(&["checksum", "--digest", "md5", path]).0, 2);
+    assert_eq!(said(&["checksum", "/no/such/file"]).0, 3);
+}
