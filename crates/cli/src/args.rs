@@ -51,6 +51,11 @@ pub enum Command {
     /// not read. Where one is longer, zeroes at its end are no difference. The exit status is that of
     /// qemu-img compare: 0 the same, 1 different, 2 cannot open, 3 cannot get extents, 4 cannot read.
     Compare(Box<Compare>),
+    /// Check a device against a manifest
+    ///
+    /// Reads a device and compares it with what copy --manifest wrote down: tells the ranges that are
+    /// different, and ends with status 8 if there are any.
+    Verify(Box<Verify>),
     /// Print the digest of what a device holds
     ///
     /// Prints what b3sum, sha256sum or blksum would print for the same bytes in a raw file. Holes are
@@ -247,6 +252,11 @@ pub struct Copy {
     #[arg(long)]
     pub verify: bool,
 
+    /// After the copy, read the source again and write digests of its segments to this file, for
+    /// blockhaul verify
+    #[arg(long, value_name = "FILE")]
+    pub manifest: Option<PathBuf>,
+
     /// Show progress: as a bar, as lines of N/100 on descriptor FD, or as one JSON object a line
     /// (json, or json:FD). A terminal gets a bar by default
     #[arg(short, long, value_name = "FD|json", num_args = 0..=1, require_equals = true,
@@ -303,7 +313,7 @@ pub struct Copy {
     pub rate_file: Option<PathBuf>,
 
     /// Bytes that one connection writes together, a power of two from 64k to 1g; the unit of the
-    /// journal and of manifests
+    /// journal
     #[arg(long, value_name = "SIZE", default_value = "128m", help_heading = "Long copies",
           value_parser = segment)]
     pub segment: u32,
@@ -473,6 +483,22 @@ pub struct Compare {
     pub reading: Reading,
 }
 
+/// Options of `blockhaul verify`.
+#[derive(Debug, Args)]
+#[command(infer_long_args = true)]
+pub struct Verify {
+    /// What to check; see DEVICES
+    #[arg(value_name = "DEVICE")]
+    pub device: OsString,
+
+    /// What copy --manifest wrote
+    #[arg(value_name = "MANIFEST")]
+    pub manifest: PathBuf,
+
+    #[command(flatten)]
+    pub reading: Reading,
+}
+
 /// Options of `blockhaul checksum`.
 #[derive(Debug, Args)]
 #[command(infer_long_args = true)]
@@ -520,6 +546,7 @@ pub fn definition() -> clap::Command {
         .mut_subcommand("info", |command| command.after_long_help(with(INFO_EXAMPLES)))
         .mut_subcommand("map", |command| command.after_long_help(with(MAP_EXAMPLES)))
         .mut_subcommand("compare", |command| command.after_long_help(with(COMPARE_EXAMPLES)))
+        .mut_subcommand("verify", |command| command.after_long_help(with(VERIFY_EXAMPLES)))
         .mut_subcommand("checksum", |command| command.after_long_help(with(CHECKSUM_EXAMPLES)))
 }
 
@@ -547,6 +574,13 @@ const COMPARE_EXAMPLES: &str = "\
 EXAMPLES
   See whether a copy is one:
       blockhaul compare nbd://old/disk nbd://new/disk
+";
+
+const VERIFY_EXAMPLES: &str = "\
+EXAMPLES
+  Keep digests of a backup, and check it a year later:
+      blockhaul copy --manifest disk.manifest nbd://server/disk disk.raw
+      blockhaul verify disk.raw disk.manifest
 ";
 
 const CHECKSUM_EXAMPLES: &str = "\

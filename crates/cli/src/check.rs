@@ -1,9 +1,9 @@
-//! `blockhaul compare` and `blockhaul checksum`: reading whole devices, writing none.
+//! `blockhaul compare`, `blockhaul verify` and `blockhaul checksum`: reading whole devices, writing none.
 
 use std::sync::Arc;
 
 use block::{Error, Intent, OpKind, Registry, Spec, Stack};
-use engine::{Options, Progress};
+use engine::{Manifest, Options, Progress};
 use io::{Pool, Runtime};
 
 use crate::brackets::Groups;
@@ -49,6 +49,32 @@ pub fn compare(args: &args::Compare, groups: &Groups) -> Outcome {
     if args.strict && one != other { Ok(DIFFERENT) } else { Ok(status) }
 }
 
+/// Runs `blockhaul verify`.
+pub fn verify(args: &args::Verify, groups: &Groups) -> Outcome {
+    let spec = groups.spec(&args.device)?;
+    let path = args.manifest.display().to_string();
+    let unusable = |why: String| Failure::new(exit::OPEN, format!("manifest {path}: {why}"));
+    let text = std::fs::read_to_string(&args.manifest).map_err(|error| unusable(plain(&error)))?;
+    let kept: Manifest = text.parse().map_err(|error: Error| unusable(error.text()))?;
+    let result = over(&args.reading, vec![spec], |stacks, options, pool| async move {
+        let progress = Arc::new(Progress::new());
+        engine::manifest(&stacks[0], &options, &pool, &progress).await
+    });
+    let found = result.map_err(reading)?;
+    let differences = kept.differences(&found);
+    if kept.size() != found.size() {
+        out::print(format!("{} bytes, not {}\n", found.size(), kept.size()).as_bytes())?;
+    }
+    for (at, len) in &differences {
+        out::print(format!("different: {len} bytes at offset {at}\n").as_bytes())?;
+    }
+    if differences.is_empty() && kept.size() == found.size() {
+        out::print(format!("as in the manifest: {} bytes\n", found.size()).as_bytes())?;
+        return Ok(0);
+    }
+    Ok(exit::DIFFERENT)
+}
+
 /// Runs `blockhaul checksum`.
 pub fn checksum(args: &args::Checksum, groups: &Groups) -> Outcome {
     let spec = groups.spec(&args.device)?;
@@ -58,14 +84,7 @@ pub fn checksum(args: &args::Checksum, groups: &Groups) -> Outcome {
         let progress = Arc::new(Progress::new());
         engine::digest(&stacks[0], algorithm, &options, &pool, &progress).await
     });
-    let digest = result.map_err(|failure| match failure {
-        Failed::Opening(failure) => failure,
-        Failed::Working(error) => {
-            let failure = Failure::from(error);
-            let lost = failure.status() == exit::LOST;
-            if lost { failure } else { failure.with_status(exit::SOURCE) }
-        }
-    })?;
+    let digest = result.map_err(reading)?;
     out::print(format!("{digest}  {name}\n").as_bytes())?;
     Ok(0)
 }
@@ -73,6 +92,18 @@ pub fn checksum(args: &args::Checksum, groups: &Groups) -> Outcome {
 enum Failed {
     Opening(Failure),
     Working(Error),
+}
+
+/// The failure of a command that reads one device.
+fn reading(failed: Failed) -> Failure {
+    match failed {
+        Failed::Opening(failure) => failure,
+        Failed::Working(error) => {
+            let failure = Failure::from(error);
+            let lost = failure.status() == exit::LOST;
+            if lost { failure } else { failure.with_status(exit::SOURCE) }
+        }
+    }
 }
 
 /// Opens devices for reading, and does something with them on a worker.

@@ -68,6 +68,7 @@ pub fn run(args: &args::Copy, groups: &Groups) -> Outcome {
             interval: args.journal_interval,
         }),
         verify: args.verify,
+        manifest: args.manifest.clone(),
         progress,
         open: Vec::new(),
     };
@@ -131,6 +132,10 @@ fn check_ends(args: &args::Copy, source: &Spec, target: &Spec) -> Result<(), Fai
     }
     if args.journal.is_some() && pipes != [false, false] {
         let text = "--journal: what went through a pipe is gone: neither side can be one";
+        return Err(Failure::usage(text));
+    }
+    if args.manifest.is_some() && pipes != [false, false] {
+        let text = "--manifest reads the source again: neither side can be a pipe";
         return Err(Failure::usage(text));
     }
     if args.verify && pipes != [false, false] {
@@ -200,6 +205,7 @@ struct Job {
     options: Options,
     journal: Option<Journal>,
     verify: bool,
+    manifest: Option<PathBuf>,
     progress: Arc<Progress>,
     /// What was opened.
     open: Vec<Stack>,
@@ -269,6 +275,16 @@ impl Job {
                 engine::verify(&source, &target, &self.options, pool, &self.progress).await;
             let verified = verified.map_err(|error| self.different(&error))?;
             text += &format!("; verified {} bytes, digest {}", verified.bytes, verified.digest);
+        }
+        if let Some(path) = &self.manifest {
+            let made = engine::manifest(&source, &self.options, pool, &self.progress).await;
+            let made = made.map_err(|error| self.failed(&error))?;
+            std::fs::write(path, made.to_string()).map_err(|error| {
+                let text =
+                    format!("cannot write the manifest {}: {}", path.display(), plain(&error));
+                Failure::new(exit::FAILED, text)
+            })?;
+            text += &format!("; manifest with digest {}", made.digest());
         }
         Ok(Report { text, warnings })
     }

@@ -39,7 +39,7 @@ pub const TABLE: &[(&str, &str)] = &[
     ("5", "the target failed while it was written"),
     ("6", "the target is full"),
     ("7", "a connection was lost, or nothing came in time"),
-    ("8", "verification found source and target different"),
+    ("8", "verification found source and target, or device and manifest, different"),
     ("128+N", "stopped by signal N: 130 for Ctrl-C, 143 for SIGTERM"),
     (
         "compare",

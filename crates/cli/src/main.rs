@@ -4,7 +4,7 @@
 //! - `brackets`: `[ CMD … ]` groups, taken out of the command line before it is parsed.
 //! - `serve`, `copy`, `info` (with `map`): a command each.
 //! - `compat`: the program called by the names of libnbd's programs.
-//! - `check`: `compare` and `checksum`.
+//! - `check`: `compare`, `verify` and `checksum`.
 //! - `long`: what copies that take long have: a journal, and a rate that changes.
 //! - `devices`: the registry of backends and layers, and the help about them.
 //! - `exit`: failures, what to do about them, and exit statuses.
@@ -53,6 +53,7 @@ fn main() -> ExitCode {
             report("info: ", result.map_err(|failure| failure.with_status(exit::FAILED)))
         }
         Command::Compare(args) => report("compare: ", check::compare(&args, &groups)),
+        Command::Verify(args) => report("verify: ", check::verify(&args, &groups)),
         Command::Checksum(args) => report("checksum: ", check::checksum(&args, &groups)),
         Command::Map(args) => report("map: ", info::run_map(&args, &groups)),
         Command::Bench(args) => bench::main(*args),

@@ -86,3 +86,24 @@ fn checksums_are_those_of_other_programs() {
     assert_eq!(said(&["checksum", "--digest", "md5", path]).0, 2);
     assert_eq!(said(&["checksum", "/no/such/file"]).0, 3);
 }
+
+#[test]
+fn a_manifest_is_written_and_checked_later() {
+    let scratch = Scratch::new().unwrap();
+    let [disk, manifest] = ["disk", "manifest"].map(|name| scratch.file(name));
+    let [to, kept] = [&disk, &manifest].map(|path| path.to_str().unwrap());
+    assert_eq!(said(&["copy", "--manifest", kept, "sample:200M", to]).0, 0);
+    assert_eq!(said(&["verify", to, kept]), (0, "as in the manifest: 209715200 bytes\n".into()));
+    assert_eq!(said(&["verify", "sample:200M", kept]).0, 0);
+    // One bit in the second segment.
+    let file = std::fs::File::options().read(true).write(true).open(&disk).unwrap();
+    let mut byte = [0];
+    std::os::unix::fs::FileExt::read_exact_at(&file, &mut byte, 150 << 20).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, &[byte[0] ^ 4], 150 << 20).unwrap();
+    let expected = "different: 75497472 bytes at offset 134217728\n";
+    assert_eq!(said(&["verify", to, kept]), (8, expected.into()));
+    let text = std::fs::read_to_string(&manifest).unwrap();
+    std::fs::write(&manifest, &text[..text.len() - 10]).unwrap();
+    assert_eq!(said(&["verify", to, kept]).0, 3);
+    assert_eq!(said(&["copy", "--manifest", kept, "sample:1M", "-"]).0, 2);
+}

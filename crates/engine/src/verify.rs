@@ -9,6 +9,7 @@ use block::{Device, Error, Kind, Reply, Request, Result, Stack};
 use io::{Data, Pool, Remote};
 
 use crate::end::{End, Retries, Side};
+use crate::manifest::{Digest, Manifest};
 use crate::options::{Options, SEGMENT};
 use crate::progress::Progress;
 use crate::zeroes::is_zero;
@@ -28,8 +29,6 @@ pub struct Verified {
     pub digest: String,
 }
 
-type Digest = [u8; blake3::OUT_LEN];
-
 /// Reads `source` and the start of `target` again and compares them. An error of kind `Io` names the
 /// first offset that differs. Call it on a worker after the writes have completed.
 pub async fn verify(
@@ -39,6 +38,35 @@ pub async fn verify(
     pool: &Pool,
     progress: &Arc<Progress>,
 ) -> Result<Verified> {
+    let (manifest, differs_at) = walk(source, Some(target), options, pool, progress).await?;
+    if differs_at != u64::MAX {
+        let text = format!(
+            "source and target differ, first at offset {differs_at}: the source changed during the \
+             copy, or one of them returns wrong data; copy again"
+        );
+        return Err(Error::new(Kind::Io, text).on(&target.device().facts().name));
+    }
+    Ok(Verified { bytes: manifest.size, digest: manifest.digest() })
+}
+
+/// Reads `source` and returns the digests of its segments. Call it on a worker.
+pub async fn manifest(
+    source: &Stack,
+    options: &Options,
+    pool: &Pool,
+    progress: &Arc<Progress>,
+) -> Result<Manifest> {
+    Ok(walk(source, None, options, pool, progress).await?.0)
+}
+
+/// Reads one or two devices: the digests of the first, and where they first differ.
+async fn walk(
+    source: &Stack,
+    target: Option<&Stack>,
+    options: &Options,
+    pool: &Pool,
+    progress: &Arc<Progress>,
+) -> Result<(Manifest, u64)> {
     let size = source.device().facts().size;
     let segments = size.div_ceil(SEGMENT);
     let count = usize::try_from(segments).map_err(|error| {
@@ -46,7 +74,7 @@ pub async fn verify(
     })?;
     let walk = Arc::new(Walk {
         source: source.clone(),
-        target: target.clone(),
+        target: target.cloned(),
         retries: Retries::new(options, progress),
         size,
         next: AtomicU64::new(0),
@@ -70,28 +98,17 @@ pub async fn verify(
         result = result.and(ended.and_then(|walked| walked));
     }
     result?;
-    let differs_at = walk.differs_at.load(Ordering::Relaxed);
-    if differs_at != u64::MAX {
-        let text = format!(
-            "source and target differ, first at offset {differs_at}: the source changed during the \
-             copy, or one of them returns wrong data; copy again"
-        );
-        return Err(Error::new(Kind::Io, text).on(&walk.target.device().facts().name));
-    }
     if progress.is_cancelled() {
         return Err(Error::new(Kind::ShuttingDown, "stopped before the end of the verification"));
     }
-    let mut all = blake3::Hasher::new();
-    all.update(&size.to_be_bytes());
-    for digest in walk.digests.lock().expect("no panic under this lock").iter().flatten() {
-        all.update(digest);
-    }
-    Ok(Verified { bytes: size, digest: all.finalize().to_hex().to_string() })
+    let digests = std::mem::take(&mut *walk.digests.lock().expect("no panic under this lock"));
+    let manifest = Manifest { size, segments: digests.into_iter().flatten().collect() };
+    Ok((manifest, walk.differs_at.load(Ordering::Relaxed)))
 }
 
 struct Walk {
     source: Stack,
-    target: Stack,
+    target: Option<Stack>,
     retries: Arc<Retries>,
     size: u64,
     next: AtomicU64,
@@ -110,7 +127,7 @@ impl Walk {
             Rc::new(End::new(side, stack.clone(), device, self.retries.clone()))
         };
         let source = end(Side::Source, &self.source);
-        let target = end(Side::Target, &self.target);
+        let target = self.target.as_ref().map(|target| end(Side::Target, target));
         loop {
             let index = self.next.fetch_add(1, Ordering::Relaxed);
             let Some(start) = index.checked_mul(SEGMENT).filter(|&start| start < self.size) else {
@@ -130,7 +147,7 @@ impl Walk {
     async fn segment(
         self: Arc<Self>,
         source: &Rc<End>,
-        target: &Rc<End>,
+        target: &Option<Rc<End>>,
         start: u64,
     ) -> Result<Digest> {
         let end = (start + SEGMENT).min(self.size);
@@ -161,22 +178,22 @@ impl Walk {
     async fn block(
         self: Arc<Self>,
         source: Rc<End>,
-        target: Rc<End>,
+        target: Option<Rc<End>>,
         at: u64,
         len: u64,
     ) -> Result<Digest> {
-        let (source, target) = (
-            read(&source, &self.source_pool, at, len).await?,
-            read(&target, &self.target_pool, at, len).await?,
-        );
-        let same = match (&source, &target) {
-            (None, None) => true,
-            (Some(a), Some(b)) => a.bytes() == b.bytes(),
-            (Some(data), None) | (None, Some(data)) => is_zero(data.bytes()),
-        };
-        if !same {
-            let first = first_difference(source.as_ref(), target.as_ref());
-            self.differs_at.fetch_min(at + first, Ordering::Relaxed);
+        let source = read(&source, &self.source_pool, at, len).await?;
+        if let Some(target) = target {
+            let target = read(&target, &self.target_pool, at, len).await?;
+            let same = match (&source, &target) {
+                (None, None) => true,
+                (Some(a), Some(b)) => a.bytes() == b.bytes(),
+                (Some(data), None) | (None, Some(data)) => is_zero(data.bytes()),
+            };
+            if !same {
+                let first = first_difference(source.as_ref(), target.as_ref());
+                self.differs_at.fetch_min(at + first, Ordering::Relaxed);
+            }
         }
         self.progress.add_verified(len);
         Ok(match source {
