@@ -9,7 +9,9 @@ use std::time::Instant;
 use block::{Can, Device, Error, Flags, Kind, Op, Reply, Request, Result, Stack};
 use io::{Buf, Data, File, Pool, Task};
 
+use crate::end::{End, Retries, Side};
 use crate::options::{Options, Summary};
+use crate::plan::{Earlier, Plan, Run};
 use crate::progress::Progress;
 use crate::settled::Settled;
 use crate::zeroes;
@@ -76,18 +78,53 @@ pub async fn copy_to_pipe(
     let size = device.facts().size;
     progress.set_total(size);
     let settled = Settled::new(options, device, device, pool);
-    let pipe = File::new(fd);
-    // Reads run ahead in order; each is written when its turn comes.
-    let mut ahead: VecDeque<(u64, Task<Result<Option<Data>>>)> = VecDeque::new();
+    let plan = Arc::new(Plan::new());
+    let retries = Retries::new(options, progress);
+    let teller = End::new(Side::Source, source.clone(), device.clone(), retries);
+    let (segment, extents) = (settled.segment, options.extents);
+    let earlier = Earlier::default();
+    let making =
+        io::spawn(plan.clone().make(teller, segment, 1, extents, earlier, progress.clone()));
+    let pieces = Pieces { plan: plan.clone(), size: settled.request_size, at: 0, runs: Vec::new() };
+    let written = write_pieces(pieces, device, &File::new(fd), &settled, pool, progress).await;
+    plan.stop();
+    making.await;
+    written?;
+    if progress.is_cancelled() {
+        return Err(Error::new(Kind::ShuttingDown, "stopped before the end of the copy"));
+    }
+    Ok(summary(progress, size, started))
+}
+
+/// A read on its way; `None` is a hole.
+type Reading = Task<Result<Option<Data>>>;
+
+/// Reads ahead, in order, what is data; zeroes that the source told of are not read. Each piece is
+/// written when its turn comes.
+async fn write_pieces(
+    mut pieces: Pieces,
+    device: &Arc<dyn Device>,
+    pipe: &File,
+    settled: &Settled,
+    pool: &Pool,
+    progress: &Arc<Progress>,
+) -> Result<()> {
+    let mut ahead: VecDeque<(u64, Option<Reading>)> = VecDeque::new();
     let mut queued = 0;
-    let (mut at, mut written) = (0, 0);
-    while written < size && !progress.is_cancelled() {
-        while at < size && ahead.len() < settled.requests {
-            let len = settled.request_size.min(size - at);
+    let mut next = pieces.next().await;
+    while !progress.is_cancelled() {
+        while let Some((at, len, zero)) = next
+            && ahead.len() < settled.requests
+        {
+            if zero {
+                ahead.push_back((len, None));
+                next = pieces.next().await;
+                continue;
+            }
             if queued > 0 && queued + len > settled.queue_size {
                 break;
             }
-            let Some(room) = room_now(pool, len, ahead.is_empty()).await? else { break };
+            let Some(room) = room_now(pool, len, queued == 0).await? else { break };
             let read = device.submit(Request::read(at, room));
             let task = io::start(async move {
                 Ok(match read.await? {
@@ -95,25 +132,60 @@ pub async fn copy_to_pipe(
                     _ => None,
                 })
             });
-            ahead.push_back((len, task));
+            ahead.push_back((len, Some(task)));
             queued += len;
-            at += len;
+            next = pieces.next().await;
         }
         let Some((len, read)) = ahead.pop_front() else { break };
-        settled.pace(len, || progress.is_cancelled()).await;
-        let data = read.await?;
-        queued -= len;
+        let data = match read {
+            None => None,
+            Some(read) => {
+                settled.pace(len, || progress.is_cancelled()).await;
+                queued -= len;
+                read.await?
+            }
+        };
         match data {
-            Some(data) => write_out(&pipe, data).await?,
-            None => write_zeroes(&pipe, len).await?,
+            Some(data) => write_out(pipe, data).await?,
+            None => write_zeroes(pipe, len).await?,
         }
         progress.add_data(len);
-        written += len;
     }
-    if progress.is_cancelled() {
-        return Err(Error::new(Kind::ShuttingDown, "stopped before the end of the copy"));
+    Ok(())
+}
+
+/// The plan's runs in order, data cut to the size of requests.
+struct Pieces {
+    plan: Arc<Plan>,
+    size: u64,
+    at: u64,
+    /// What is left of the present segment, last run first.
+    runs: Vec<Run>,
+}
+
+impl Pieces {
+    /// Offset, length, and whether it is known to be zero.
+    async fn next(&mut self) -> Option<(u64, u64, bool)> {
+        while self.runs.is_empty() {
+            let segment = self.plan.next().await?;
+            self.at = segment.at;
+            self.runs = segment.runs;
+            self.runs.reverse();
+        }
+        let run = self.runs.last_mut()?;
+        let at = self.at;
+        let len = match run.zero {
+            true => run.len,
+            false => run.len.min(self.size - at % self.size),
+        };
+        run.len -= len;
+        let zero = run.zero;
+        if run.len == 0 {
+            self.runs.pop();
+        }
+        self.at += len;
+        Some((at, len, zero))
     }
-    Ok(summary(progress, size, started))
 }
 
 /// Requests on their way to the target, oldest first.
