@@ -150,7 +150,10 @@ fn a_copy_whose_target_loses_power_again_and_again_ends_identical() {
         let mut rng = Rng::new(seed);
         let scratch = Scratch::new().unwrap();
         let (mut cuts, mut useful, mut skipped) = (0, 0, 0_u64);
-        for round in 0..120 {
+        // How many cuts leave something to resume from is chance: go on until there were enough.
+        let mut rounds = 0..1000;
+        while cuts < 100 || useful < 30 {
+            let round = rounds.next().expect("a thousand rounds have enough useful cuts");
             let size = rng.between(1 << 20, 3 << 20) as usize;
             let bytes = content(&mut rng, size);
             let source = source_of(&bytes);
@@ -198,7 +201,7 @@ fn a_copy_whose_target_loses_power_again_and_again_ends_identical() {
                 }
             }
         }
-        assert!(cuts >= 100 && useful >= 30 && skipped > 0, "{cuts} {useful} {skipped}");
+        assert!(skipped > 0, "{cuts} {useful} {skipped}");
     });
 }
 
