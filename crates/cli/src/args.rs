@@ -211,7 +211,7 @@ pub struct Copy {
     pub requests: Option<u32>,
 
     /// Bytes of a request: a power of two from 4k to 32m
-    #[arg(long, value_name = "SIZE", default_value = "256k", value_parser = request_size)]
+    #[arg(long, value_name = "SIZE", default_value = "512k", value_parser = request_size)]
     pub request_size: u32,
 
     /// Bytes in flight on each connection
@@ -313,10 +313,9 @@ pub struct Copy {
     pub rate_file: Option<PathBuf>,
 
     /// Bytes that one connection writes together, a power of two from 64k to 1g; the unit of the
-    /// journal
-    #[arg(long, value_name = "SIZE", default_value = "128m", help_heading = "Long copies",
-          value_parser = segment)]
-    pub segment: u32,
+    /// journal. Without this 128m, and less for disks that are too small to keep all connections busy
+    #[arg(long, value_name = "SIZE", help_heading = "Long copies", value_parser = segment)]
+    pub segment: Option<u32>,
 
     /// Put a layer over the source; repeated, the last is outermost; see LAYERS
     #[arg(long, value_name = "NAME[?key=value&…]")]
@@ -733,7 +732,7 @@ mod tests {
     fn copy_has_nbdcopys_defaults() {
         let copy = copy("a b");
         assert_eq!((copy.connections, copy.requests, copy.threads), (4, None, 0));
-        assert_eq!((copy.request_size, copy.queue_size, copy.sparse), (262_144, 16 << 20, None));
+        assert_eq!((copy.request_size, copy.queue_size, copy.sparse), (524_288, 16 << 20, None));
         assert_eq!(copy.timeout, Duration::from_secs(60));
         assert!(copy.progress.is_none() && !copy.flush && !copy.allocated);
     }

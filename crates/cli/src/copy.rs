@@ -117,7 +117,8 @@ fn options(args: &args::Copy) -> Options {
         extents: !args.no_extents,
         flush: args.flush,
         synchronous: args.synchronous,
-        segment: args.segment.into(),
+        segment: args.segment.map_or(engine::SEGMENT, u64::from),
+        spread: args.segment.is_none(),
         retries: args.retries,
         retry_delay: args.retry_delay,
         ..usual

@@ -15,7 +15,7 @@ pub const MIN_REQUEST: u32 = 4096;
 pub const MAX_REQUEST: u32 = 32 << 20;
 
 /// How to copy. The defaults are nbdcopy's but for the number of connections, which does not depend
-/// on the number of cores.
+/// on the number of cores, and the size of requests.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// Lanes: connections to each side; at least 1.
@@ -48,6 +48,8 @@ pub struct Options {
     /// Bytes of a segment; a power of two from [`MAX_REQUEST`] on is sensible, anything from 64 KiB on
     /// works.
     pub segment: u64,
+    /// Make segments smaller where a disk has too few of them for all connections.
+    pub spread: bool,
     /// How often a request is repeated, and a lost connection dialled again, before the copy fails;
     /// 0: never.
     pub retries: u32,
@@ -68,7 +70,9 @@ impl Default for Options {
             connections: 4,
             requests: 64,
             adaptive: true,
-            request_size: 256 << 10,
+            // Between two qemu-nbd a fifth faster than nbdcopy's 256 KiB, elsewhere the same; the
+            // largest that stays in the kernel.
+            request_size: 512 << 10,
             queue_size: 16 << 20,
             sparse: 4096,
             sampled: true,
@@ -78,6 +82,7 @@ impl Default for Options {
             flush: false,
             synchronous: false,
             segment: SEGMENT,
+            spread: true,
             retries: 0,
             retry_delay: Duration::from_secs(1),
             journal: None,

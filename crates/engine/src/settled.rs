@@ -29,6 +29,11 @@ pub(crate) fn check_target(size: u64, target: &block::Facts) -> Result<()> {
     Ok(())
 }
 
+/// Segments that each lane should find at least.
+const SEGMENTS_PER_LANE: u64 = 2;
+/// Requests that a segment has at least, so that lanes need not change places all the time.
+const REQUESTS_PER_SEGMENT: u64 = 16;
+
 /// Options with what the devices demand.
 #[derive(Debug, Clone)]
 pub(crate) struct Settled {
@@ -64,6 +69,7 @@ impl Settled {
         let minimum = u64::from(from.block.minimum.max(to.block.minimum).max(1));
         let request_size = (request_size - request_size % minimum).max(minimum);
         let alone = options.synchronous;
+        let connections = if alone { 1 } else { options.connections.max(1) };
         // Zeroes are looked for in blocks that the target can free.
         let sparse = match options.sparse {
             _ if options.allocated => 0,
@@ -71,7 +77,7 @@ impl Settled {
             sparse => sparse.max(to.block.preferred.min(GRAIN_MAX)),
         };
         Settled {
-            connections: if alone { 1 } else { options.connections.max(1) },
+            connections,
             requests: if alone { 1 } else { options.requests.max(1) },
             adaptive: options.adaptive,
             request_size,
@@ -81,7 +87,7 @@ impl Settled {
             allocated: options.allocated,
             target_is_zero: options.target_is_zero || (to.zeroed && !options.allocated),
             flush: options.flush,
-            segment: options.segment.max(SEGMENT_MIN).next_power_of_two(),
+            segment: segment(options, from.size, connections, request_size),
             rate: options.rate.clone(),
         }
     }
@@ -91,5 +97,35 @@ impl Settled {
         if let Some(rate) = &self.rate {
             rate.take(bytes, stopped).await;
         }
+    }
+}
+
+/// Bytes of a segment: less than what the options say where a disk has too few of them for all
+/// connections to have work until the end, but still many requests long.
+fn segment(options: &Options, size: u64, connections: usize, request_size: u64) -> u64 {
+    let most = options.segment.max(SEGMENT_MIN).next_power_of_two();
+    let pieces = connections as u64 * SEGMENTS_PER_LANE;
+    if !options.spread || connections == 1 || size / pieces >= most {
+        return most;
+    }
+    let least = request_size.saturating_mul(REQUESTS_PER_SEGMENT).max(SEGMENT_MIN);
+    (size / pieces).max(least).next_power_of_two().min(most)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_disks_have_work_for_all_connections() {
+        let options = Options::default();
+        let of = |size, connections| segment(&options, size, connections, 512 << 10);
+        assert_eq!(of(1 << 40, 4), options.segment);
+        assert_eq!(of(128 << 20, 4), 16 << 20);
+        assert_eq!(of(128 << 20, 1), options.segment);
+        assert_eq!(of(1 << 20, 4), 8 << 20);
+        assert_eq!(of(0, 4), 8 << 20);
+        let told = Options { spread: false, ..Options::default() };
+        assert_eq!(segment(&told, 1 << 20, 4, 512 << 10), told.segment);
     }
 }

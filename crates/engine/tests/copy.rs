@@ -175,7 +175,7 @@ fn samples_find_zeroes_that_the_source_calls_data() {
         let summary = run(&source, &stack(target.clone()), &options).await.unwrap();
         assert!(target.bytes() == bytes);
         // At most 15 requests pass before a sample finds the zeroes.
-        assert!(summary.zeroed >= (40 << 20) - 16 * (256 << 10), "{summary}");
+        assert!(summary.zeroed >= (40 << 20) - 16 * (512 << 10), "{summary}");
         let all = Options { sparse: 0, ..options };
         let summary = run(&source, &stack(dirty(size)), &all).await.unwrap();
         assert_eq!(summary.zeroed, 0);
@@ -245,7 +245,7 @@ fn a_pool_of_one_request_is_enough() {
     on_worker(|| async {
         let bytes = content(&mut Rng::new(3), 9 << 20);
         let target = dirty(9 << 20);
-        let pool = Pool::new(256 << 10);
+        let pool = Pool::new(512 << 10);
         let (source, end) = (stack(source_of(&bytes, false)), stack(target.clone()));
         let progress = Arc::new(Progress::new());
         let options = Options::default();

@@ -258,6 +258,8 @@ impl Settings {
         // nbdcopy looks at all bytes, shows nothing unasked, waits as long as it takes, and ends with
         // the first error.
         options.entry("sparse").or_insert_with(|| Some("4096".to_string()));
+        options.entry("request-size").or_insert_with(|| Some("262144".to_string()));
+        options.insert("segment", Some("128m".to_string()));
         options.insert("timeout", Some("0".to_string()));
         options.insert("retries", Some("0".to_string()));
         if !self.has("progress") {
@@ -511,7 +513,7 @@ mod tests {
     fn defaults_are_nbdcopys() {
         assert_eq!(
             words(""),
-            "--connections=4 --no-progress --retries=0 --sparse=4096 --timeout=0"
+            "--connections=4 --no-progress --request-size=262144 --retries=0 --segment=128m --sparse=4096 --timeout=0"
         );
         let line = settings("").unwrap().line(false);
         assert_eq!(line, "nbdcopy: connections=4 requests=64 threads=4 synchronous=false\n");
@@ -523,7 +525,7 @@ mod tests {
         assert_eq!(
             words(text),
             "--allocated --connections=2 --destination-is-zero --flush --progress \
-             --queue-size=1048576 --request-size=65536 --requests=5 --retries=0 --sparse=0 --synchronous \
+             --queue-size=1048576 --request-size=65536 --requests=5 --retries=0 --segment=128m --sparse=0 --synchronous \
              --threads=2 --timeout=0"
         );
         assert!(words("--progress=3 --progress=4").contains("--progress=4"));
