@@ -12,6 +12,10 @@ pub fn man(dir: Option<&Path>) -> Outcome {
         out::print(&page(&definition, "blockhaul")?)?;
         return Ok(0);
     };
+    std::fs::create_dir_all(dir).map_err(|error| {
+        let why = exit::plain(&error);
+        Failure::new(FAILED, format!("cannot make the folder {}: {why}", dir.display()))
+    })?;
     let mut pages = vec![("blockhaul".to_string(), definition.clone())];
     for command in definition.get_subcommands().filter(|command| !command.is_hide_set()) {
         pages.push((format!("blockhaul-{}", command.get_name()), command.clone()));

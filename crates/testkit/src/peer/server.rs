@@ -121,19 +121,23 @@ where
         }
         let (state_there, script) = (state.clone(), script.clone());
         let thread = std::thread::spawn(move || {
-            let result = Conversation::new(stream)
-                .and_then(|mut conversation| {
+            // When the test has ended, a connection that is cut is no error. Asked before the client
+            // can see the end of the connection, for then it may end the test.
+            let over = || state_there.stop.load(Ordering::SeqCst);
+            let (result, over) = match Conversation::new(stream) {
+                Err(error) => (Err(error), over()),
+                Ok(mut conversation) => {
                     let result = script(&mut conversation, number);
+                    let over = over();
                     // The copy above keeps the socket open otherwise.
                     conversation.end();
-                    result
-                })
-                .map_err(|error| format!("connection {number}: {error}"));
-            // When the test has ended, a connection that is cut is no error.
+                    (result, over)
+                }
+            };
             if let Err(error) = result
-                && !state_there.stop.load(Ordering::SeqCst)
+                && !over
             {
-                lock(&state_there.errors).push(error);
+                lock(&state_there.errors).push(format!("connection {number}: {error}"));
             }
         });
         lock(&state.threads).push(thread);
