@@ -61,6 +61,9 @@ mod tests {
             assert!(text.contains("EXIT STATUS"), "{name}: {text}");
         }
         assert!(!dir.path().join("blockhaul-man.1").exists());
-        assert_eq!(man(Some(Path::new("/nowhere"))).unwrap_err().status(), FAILED);
+        // A folder that is missing is made; one below a file cannot be.
+        assert_eq!(man(Some(&dir.path().join("new/folder"))), Ok(0));
+        let below = dir.path().join("blockhaul.1/folder");
+        assert_eq!(man(Some(&below)).unwrap_err().status(), FAILED);
     }
 }
