@@ -4,6 +4,8 @@ use std::future::poll_fn;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
+use async_task::Runnable;
+
 use crate::worker::with_worker;
 
 /// A running task. Awaiting it yields the output; dropping it detaches, the task runs on.
@@ -45,10 +47,7 @@ where
     F: Future + 'static,
     F::Output: 'static,
 {
-    let (runnable, task) = with_worker(|worker| {
-        let schedule = worker.scheduler();
-        async_task::spawn_local(future, schedule)
-    });
+    let (runnable, task) = prepare(future);
     runnable.schedule();
     Task(Some(task))
 }
@@ -60,12 +59,18 @@ where
     F: Future + 'static,
     F::Output: 'static,
 {
-    let (runnable, task) = with_worker(|worker| {
-        let schedule = worker.scheduler();
-        async_task::spawn_local(future, schedule)
-    });
+    let (runnable, task) = prepare(future);
     runnable.run();
     Task(Some(task))
+}
+
+/// A task of the current worker that has neither been queued nor run yet.
+fn prepare<F>(future: F) -> (Runnable, async_task::Task<F::Output>)
+where
+    F: Future + 'static,
+    F::Output: 'static,
+{
+    with_worker(|worker| async_task::spawn_local(future, worker.scheduler()))
 }
 
 /// Lets every task that is ready now run first.
