@@ -101,6 +101,11 @@ pub trait LayerKind: Sync {
     /// One line for the help.
     fn summary(&self) -> &'static str;
 
+    /// Paragraphs for the manual, in Markdown, apart by empty lines; may be empty.
+    fn manual(&self) -> &'static str {
+        ""
+    }
+
     /// Its options.
     fn params(&self) -> &'static [Param];
 

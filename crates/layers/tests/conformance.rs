@@ -65,6 +65,15 @@ fn log_and_stats() {
 }
 
 #[test]
+fn extents_cache() {
+    check("memory:9M", &["extents-cache"], zeroes());
+    // Hardly any memory: everything is forgotten all the time.
+    check("memory:9M", &["extents-cache?memory=1k&bulk=64k", "delay?extents=1ms"], zeroes());
+    check("memory:5M", &["delay?extents=1ms&write=1ms", "extents-cache"], zeroes());
+    check("sample:5M", &["extents-cache?bulk=1M"], Options::default());
+}
+
+#[test]
 fn all_at_once() {
     let layers = &[
         "offset?offset=1M&range=3M",
