@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgGroup, Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use crate::{brackets, devices, exit, out};
@@ -203,6 +204,13 @@ pub struct Copy {
     #[arg(short = 'C', long, value_name = "N", default_value = "4",
           value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub connections: u16,
+
+    /// When to use more than one connection to a server that does not report multi-conn: auto does so
+    /// after reading over the further one what was read and written over the first; always without
+    /// that check; advertised never
+    #[arg(long, value_name = "WHEN", default_value = "auto",
+          value_parser = multi_conn())]
+    pub multi_conn: engine::MultiConn,
 
     /// Requests in flight on each connection, reads and writes together. Without this, as many as
     /// are found to pay, up to 64
@@ -669,6 +677,15 @@ fn power_of_two(text: &str, least: u32, most: u32) -> Result<u32, String> {
 
 fn request_size(text: &str) -> Result<u32, String> {
     power_of_two(text, engine::MIN_REQUEST, engine::MAX_REQUEST)
+}
+
+fn multi_conn() -> impl TypedValueParser<Value = engine::MultiConn> {
+    let names = ["auto", "always", "advertised"];
+    PossibleValuesParser::new(names).map(|name| match &*name {
+        "always" => engine::MultiConn::Always,
+        "advertised" => engine::MultiConn::Advertised,
+        _ => engine::MultiConn::Auto,
+    })
 }
 
 fn algorithm(text: &str) -> Result<engine::Algorithm, String> {

@@ -105,6 +105,7 @@ fn options(args: &args::Copy) -> Options {
     let usual = Options::default();
     Options {
         connections: usize::from(args.connections),
+        multi_conn: args.multi_conn,
         requests: args.requests.map_or(usual.requests, |n| n as usize),
         // Who asks for a number gets it.
         adaptive: args.requests.is_none(),
@@ -229,7 +230,7 @@ impl Job {
         let lane = self.options.queue_size.saturating_add(2 * u64::from(self.options.request_size));
         let lanes = u64::try_from(self.options.connections).unwrap_or(1);
         let pool = Pool::new(lane.saturating_mul(lanes));
-        let mut summary = match (&self.source, &self.target) {
+        let summary = match (&self.source, &self.target) {
             (Spec::Pipe, _) => self.read_pipe(&pool).await?,
             (_, Spec::Pipe) => {
                 let source = self.open_source().await?;
@@ -249,8 +250,8 @@ impl Job {
             }
             _ => return self.between_devices(&pool).await,
         };
-        let warnings = std::mem::take(&mut summary.warnings);
-        Ok(Report { text: summary.to_string(), warnings })
+        // Its warnings have been logged as they arose.
+        Ok(Report { text: summary.to_string(), warnings: Vec::new() })
     }
 
     async fn between_devices(&mut self, pool: &Pool) -> Result<Report, Failure> {
@@ -265,8 +266,9 @@ impl Job {
             self.options.journal = Some(journal.options(&self.source, &self.target));
         }
         let copied = engine::copy(&source, &target, &self.options, pool, &self.progress).await;
-        let mut summary = copied.map_err(|error| self.failed(&error))?;
-        let mut warnings = std::mem::take(&mut summary.warnings);
+        let summary = copied.map_err(|error| self.failed(&error))?;
+        // Its warnings have been logged as they arose.
+        let mut warnings = Vec::new();
         if summary.retried != Retried::default() {
             warnings.push(summary.retried.to_string());
         }

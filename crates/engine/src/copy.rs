@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use block::{Can, Device, Error, Kind, Result, Stack};
 use io::{Pool, Remote};
 
-use crate::end::{DIAL_MAX, End, Retries, Side, differs};
+use crate::end::{End, Retries, Side};
+use crate::further::further_lane;
 use crate::journal::{Identity, Journal, JournalOptions, Recorded};
 use crate::lane::Lane;
 use crate::ledger::Suspect;
@@ -36,6 +37,7 @@ pub async fn copy(
     check_target(from.size, &to)?;
     progress.set_total(from.size);
     let settled = Settled::new(options, source.device(), target.device(), pool);
+    progress.set_request_size(settled.request_size);
     let plan = Arc::new(Plan::new());
     let retries = Retries::new(options, progress);
     let segment = settled.segment;
@@ -107,6 +109,8 @@ pub async fn copy(
         skipped: done.skipped,
         resumed: done.resumed,
         lanes: job.lanes.load(Ordering::Relaxed),
+        requests: done.requests,
+        request_size: done.request_size,
         retried: retries.summary(),
         elapsed: started.elapsed(),
         warnings,
@@ -187,10 +191,12 @@ impl Job {
         zeroes_in.contains(&(at / self.settled.segment))
     }
 
+    /// Tells the user something, once: in the log as it arises, and in the summary for callers
+    /// without a log.
     pub(crate) fn warn(&self, text: String) {
-        log::warn!("{text}");
         let mut warnings = self.warnings.lock().expect("no panic under this lock");
         if !warnings.contains(&text) {
+            log::warn!("{text}");
             warnings.push(text);
         }
     }
@@ -248,7 +254,7 @@ impl Job {
         self.trust.settle(None);
     }
 
-    fn lane(
+    pub(crate) fn lane(
         self: Arc<Job>,
         (source, from): (&Stack, Arc<dyn Device>),
         (target, to): (&Stack, Arc<dyn Device>),
@@ -258,67 +264,4 @@ impl Job {
         let target = End::new(Side::Target, target.clone(), to, self.retries.clone());
         Lane::new(self, source, target, first)
     }
-}
-
-/// A lane beyond the first: dials, makes sure that it sees the same disks, then works like the first.
-async fn further_lane(job: Arc<Job>, source: Stack, target: Stack) {
-    let dial = async {
-        let from = source.another().await?;
-        let to = target.another().await?;
-        Ok::<_, Error>((from, to))
-    };
-    // The others may have done all the work before the connection stands.
-    let dialled = futures_or(io::timeout(DIAL_MAX, dial), job.plan.exhausted()).await;
-    let (from, to) = match dialled {
-        None => return,
-        Some(Ok(Ok(handles))) => handles,
-        Some(Ok(Err(error))) => {
-            job.warn(format!("going on with fewer connections: {error}"));
-            return;
-        }
-        Some(Err(io::Elapsed)) => {
-            job.warn(format!(
-                "going on with fewer connections: no handshake within {} s",
-                DIAL_MAX.as_secs()
-            ));
-            return;
-        }
-    };
-    if let Some(why) = differs(&source, &from).or_else(|| differs(&target, &to)) {
-        job.warn(format!("going on with fewer connections: {why}"));
-        return;
-    }
-    let unsure = |stack: &Stack, handle: &Arc<dyn Device>| {
-        (stack.has_more() && !handle.facts().can.contains(Can::MULTI_CONN)).then(|| handle.clone())
-    };
-    let check = (unsure(&source, &from), unsure(&target, &to));
-    let examined = check.1.is_some();
-    if (check.0.is_some() || examined)
-        && let Err(why) = job.trust.examine(check.0, check.1, &job.plan).await
-    {
-        if let Some(why) = why {
-            job.warn(format!("going on with fewer connections: {why}"));
-        }
-        return;
-    }
-    if examined {
-        job.one_disk.store(true, Ordering::Relaxed);
-    }
-    job.lane((&source, from), (&target, to), false).run().await;
-}
-
-/// The first future's output, or `None` when the second ends before it.
-async fn futures_or<T>(
-    first: impl Future<Output = T>,
-    second: impl Future<Output = ()>,
-) -> Option<T> {
-    let mut first = std::pin::pin!(first);
-    let mut second = std::pin::pin!(second);
-    std::future::poll_fn(|cx| {
-        if let std::task::Poll::Ready(output) = first.as_mut().poll(cx) {
-            return std::task::Poll::Ready(Some(output));
-        }
-        second.as_mut().poll(cx).map(|()| None)
-    })
-    .await
 }

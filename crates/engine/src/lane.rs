@@ -9,7 +9,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use block::{Can, Error, Flags, Kind, Op, Pending, Reply, Request, Result};
 use io::{Data, Event, Room};
@@ -91,7 +91,9 @@ impl Lane {
     }
 
     pub(crate) async fn run(self: Rc<Self>) {
-        self.job.lanes.fetch_add(1, Ordering::Relaxed);
+        let lanes = self.job.lanes.fetch_add(1, Ordering::Relaxed) + 1;
+        self.job.progress.set_connections(lanes);
+        self.job.progress.change_requests(0, self.window.borrow().limit());
         while !self.job.stopped() {
             let Some(segment) = self.job.plan.next().await else { break };
             self.segment(segment).await;
@@ -223,7 +225,7 @@ impl Lane {
                 lane.job.fail(error);
             }
             if let Some(started) = started {
-                lane.window.borrow_mut().learn(started.elapsed());
+                lane.learn(started.elapsed());
             }
             if lane.ledger.borrow_mut().completed(home) {
                 lane.arm();
@@ -232,6 +234,16 @@ impl Lane {
             lane.bytes.set(lane.bytes.get() - len);
             lane.done.notify();
         }));
+    }
+
+    /// Learns from a request that took `time`.
+    fn learn(&self, time: Duration) {
+        let mut window = self.window.borrow_mut();
+        let before = window.limit();
+        window.learn(time);
+        if window.limit() != before {
+            self.job.progress.change_requests(before, window.limit());
+        }
     }
 
     /// Whether zeroes are looked for in the request at `at`, the `requests`th of its segment.

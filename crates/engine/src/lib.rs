@@ -15,6 +15,7 @@ mod compare;
 mod copy;
 mod digest;
 mod end;
+mod further;
 mod journal;
 mod lane;
 mod ledger;
@@ -37,7 +38,9 @@ pub use copy::copy;
 pub use digest::{Algorithm, digest};
 pub use journal::{JOURNAL_INTERVAL, JournalOptions};
 pub use manifest::Manifest;
-pub use options::{MAX_REQUEST, MIN_REQUEST, Options, RETRY_DELAY_MAX, Retried, SEGMENT, Summary};
+pub use options::{
+    MAX_REQUEST, MIN_REQUEST, MultiConn, Options, RETRY_DELAY_MAX, Retried, SEGMENT, Summary,
+};
 pub use progress::{Progress, Snapshot};
 pub use rate::{Rate, Schedule};
 pub use stream::{copy_from_pipe, copy_to_pipe};

@@ -20,6 +20,8 @@ pub const MAX_REQUEST: u32 = 32 << 20;
 pub struct Options {
     /// Lanes: connections to each side; at least 1.
     pub connections: usize,
+    /// When more than one lane is used with devices whose connections are of their own.
+    pub multi_conn: MultiConn,
     /// Most requests in flight per lane; at least 1.
     pub requests: usize,
     /// Find out how many requests in flight pay, up to `requests`; otherwise always use that many.
@@ -61,6 +63,20 @@ pub struct Options {
     pub rate: Option<Arc<Rate>>,
 }
 
+/// When several connections to a server are used. Whether a server promises that all its connections
+/// show one disk (NBD's multi-conn) is in the facts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum MultiConn {
+    /// Where the server promises it, and else after the further connection was seen to show what was
+    /// read and written over the first.
+    #[default]
+    Auto,
+    /// Also where the server does not promise it, without a check.
+    Always,
+    /// Only where the server promises it.
+    Advertised,
+}
+
 /// Longest time between repetitions: a server that is back is noticed within half a minute.
 pub const RETRY_DELAY_MAX: Duration = Duration::from_secs(30);
 
@@ -68,6 +84,7 @@ impl Default for Options {
     fn default() -> Options {
         Options {
             connections: 4,
+            multi_conn: MultiConn::Auto,
             requests: 64,
             adaptive: true,
             // Between two qemu-nbd a fifth faster than nbdcopy's 256 KiB, elsewhere the same; the
@@ -106,11 +123,15 @@ pub struct Summary {
     pub resumed: u64,
     /// Lanes that were in use.
     pub lanes: usize,
+    /// Requests that they could have in flight in the end, all together.
+    pub requests: usize,
+    /// Bytes of a request in the end.
+    pub request_size: u64,
     /// What did not work the first time.
     pub retried: Retried,
     /// Time it took.
     pub elapsed: Duration,
-    /// What the user should know although the copy succeeded.
+    /// What the user should know although the copy succeeded; has been logged as it arose.
     pub warnings: Vec<String>,
 }
 
@@ -154,12 +175,14 @@ impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} bytes: {} data, {} zeroed, {} skipped, {} lanes, {:.3} s",
+            "{} bytes: {} data, {} zeroed, {} skipped, {} lanes, {} requests of {} bytes, {:.3} s",
             self.size,
             self.data,
             self.zeroed,
             self.skipped,
             self.lanes,
+            self.requests,
+            self.request_size,
             self.elapsed.as_secs_f64()
         )?;
         if self.resumed > 0 {

@@ -1,6 +1,6 @@
 //! Counters of a copy, read without locks by whoever shows them.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 /// Counters of a copy under way, in bytes.
 #[derive(Debug, Default)]
@@ -11,10 +11,13 @@ pub struct Progress {
     skipped: AtomicU64,
     resumed: AtomicU64,
     verified: AtomicU64,
+    connections: AtomicUsize,
+    requests: AtomicUsize,
+    request_size: AtomicU64,
     cancelled: AtomicBool,
 }
 
-/// The counters at one moment, in bytes.
+/// The counters at one moment, in bytes, and what was found to pay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Snapshot {
     /// Size of the source; 0 while it is not known (a pipe).
@@ -29,6 +32,12 @@ pub struct Snapshot {
     pub resumed: u64,
     /// Compared by the verification that follows the copy.
     pub verified: u64,
+    /// Lanes in use, which is connections to each side; 0 before the first.
+    pub connections: usize,
+    /// Requests that these lanes may have in flight, all together.
+    pub requests: usize,
+    /// Bytes of a request.
+    pub request_size: u64,
 }
 
 impl Snapshot {
@@ -53,6 +62,9 @@ impl Progress {
             skipped: self.skipped.load(Ordering::Relaxed),
             resumed: self.resumed.load(Ordering::Relaxed),
             verified: self.verified.load(Ordering::Relaxed),
+            connections: self.connections.load(Ordering::Relaxed),
+            requests: self.requests.load(Ordering::Relaxed),
+            request_size: self.request_size.load(Ordering::Relaxed),
         }
     }
 
@@ -88,5 +100,22 @@ impl Progress {
 
     pub(crate) fn add_verified(&self, bytes: u64) {
         self.verified.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn set_connections(&self, lanes: usize) {
+        self.connections.store(lanes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn set_request_size(&self, bytes: u64) {
+        self.request_size.store(bytes, Ordering::Relaxed);
+    }
+
+    /// A window went from `before` requests to `now`.
+    pub(crate) fn change_requests(&self, before: usize, now: usize) {
+        if now >= before {
+            self.requests.fetch_add(now - before, Ordering::Relaxed);
+        } else {
+            self.requests.fetch_sub(before - now, Ordering::Relaxed);
+        }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use block::{Can, Device, Error, Kind, Result};
 use io::Pool;
 
-use crate::options::{MAX_REQUEST, MIN_REQUEST, Options};
+use crate::options::{MAX_REQUEST, MIN_REQUEST, MultiConn, Options};
 use crate::rate::Rate;
 
 /// Target blocks larger than this do not widen what is copied as data.
@@ -38,6 +38,7 @@ const REQUESTS_PER_SEGMENT: u64 = 16;
 #[derive(Debug, Clone)]
 pub(crate) struct Settled {
     pub(crate) connections: usize,
+    pub(crate) multi_conn: MultiConn,
     pub(crate) requests: usize,
     pub(crate) adaptive: bool,
     pub(crate) request_size: u64,
@@ -78,6 +79,7 @@ impl Settled {
         };
         Settled {
             connections,
+            multi_conn: options.multi_conn,
             requests: if alone { 1 } else { options.requests.max(1) },
             adaptive: options.adaptive,
             request_size,

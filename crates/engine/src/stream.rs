@@ -30,6 +30,9 @@ pub async fn copy_from_pipe(
     let facts = device.facts();
     crate::settled::check_target(0, &facts)?;
     let settled = Settled::new(options, device, device, pool);
+    progress.set_connections(1);
+    progress.change_requests(0, settled.requests);
+    progress.set_request_size(settled.request_size);
     let pipe = File::new(fd);
     let mut window = Window::new(&settled);
     let mut at = 0;
@@ -78,6 +81,9 @@ pub async fn copy_to_pipe(
     let size = device.facts().size;
     progress.set_total(size);
     let settled = Settled::new(options, device, device, pool);
+    progress.set_connections(1);
+    progress.change_requests(0, settled.requests);
+    progress.set_request_size(settled.request_size);
     let plan = Arc::new(Plan::new());
     let retries = Retries::new(options, progress);
     let teller = End::new(Side::Source, source.clone(), device.clone(), retries);
@@ -373,6 +379,8 @@ fn summary(progress: &Progress, size: u64, started: Instant) -> Summary {
         skipped: done.skipped,
         resumed: 0,
         lanes: 1,
+        requests: done.requests,
+        request_size: done.request_size,
         retried: crate::options::Retried::default(),
         elapsed: started.elapsed(),
         warnings: Vec::new(),

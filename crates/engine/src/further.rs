@@ -1,0 +1,92 @@
+//! Lanes beyond the first: dialled while the others copy, and used only when they see the same disks.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use block::{Can, Device, Error, Result, Stack};
+
+use crate::copy::Job;
+use crate::end::{DIAL_MAX, differs};
+use crate::options::MultiConn;
+
+/// Dials a lane, makes sure that it sees the same disks, then has it work like the first. What is in
+/// the way of it is a warning: the copy goes on without.
+pub(crate) async fn further_lane(job: Arc<Job>, source: Stack, target: Stack) {
+    match prepare(&job, &source, &target).await {
+        Ok(Some((from, to))) => job.lane((&source, from), (&target, to), false).run().await,
+        Ok(None) => {}
+        Err(why) => job.warn(format!("going on with fewer connections: {why}")),
+    }
+}
+
+type Handle = Arc<dyn Device>;
+
+/// Further handles; `None` where all work is done before they can be used, and why they cannot be.
+async fn prepare(
+    job: &Arc<Job>,
+    source: &Stack,
+    target: &Stack,
+) -> Result<Option<(Handle, Handle)>, String> {
+    let multi_conn = job.settled.multi_conn;
+    if multi_conn == MultiConn::Advertised
+        && let Some(stack) = [source, target].into_iter().find(|stack| !promises(stack))
+    {
+        return Err(format!(
+            "{} does not report multi-conn; --multi-conn=auto examines further connections",
+            stack.device().facts().name
+        ));
+    }
+    let dial = async {
+        let from = source.another().await?;
+        let to = target.another().await?;
+        Ok::<_, Error>((from, to))
+    };
+    // The others may have done all the work before the connection stands.
+    let dialled = futures_or(io::timeout(DIAL_MAX, dial), job.plan.exhausted()).await;
+    let (from, to) = match dialled {
+        None => return Ok(None),
+        Some(Ok(Ok(handles))) => handles,
+        Some(Ok(Err(error))) => return Err(error.to_string()),
+        Some(Err(io::Elapsed)) => {
+            return Err(format!("no handshake within {} s", DIAL_MAX.as_secs()));
+        }
+    };
+    if let Some(why) = differs(source, &from).or_else(|| differs(target, &to)) {
+        return Err(why);
+    }
+    let unsure = |stack: &Stack, handle: &Handle| (!promises(stack)).then(|| handle.clone());
+    let (from_unsure, to_unsure) = (unsure(source, &from), unsure(target, &to));
+    let examined = to_unsure.is_some();
+    if multi_conn == MultiConn::Auto && (from_unsure.is_some() || examined) {
+        match job.trust.examine(from_unsure, to_unsure, &job.plan).await {
+            Ok(()) => {}
+            Err(None) => return Ok(None),
+            Err(Some(why)) => return Err(why),
+        }
+    }
+    if examined {
+        job.one_disk.store(true, Ordering::Relaxed);
+    }
+    Ok(Some((from, to)))
+}
+
+/// Whether all handles of a stack are sure to show one disk.
+fn promises(stack: &Stack) -> bool {
+    !stack.has_more() || stack.device().facts().can.contains(Can::MULTI_CONN)
+}
+
+/// The first future's output, or `None` when the second ends before it.
+async fn futures_or<T>(
+    first: impl Future<Output = T>,
+    second: impl Future<Output = ()>,
+) -> Option<T> {
+    let mut first = std::pin::pin!(first);
+    let mut second = std::pin::pin!(second);
+    std::future::poll_fn(|cx| {
+        if let std::task::Poll::Ready(output) = first.as_mut().poll(cx) {
+            return std::task::Poll::Ready(Some(output));
+        }
+        second.as_mut().poll(cx).map(|()| None)
+    })
+    .await
+}
