@@ -82,6 +82,21 @@ pub struct Engine {
     /// where it is allowed
     #[arg(long, value_name = "NAME", default_value = "auto", help_heading = "Tuning")]
     pub engine: io::Engine,
+
+    /// Move every byte through memory: no splice, no reflink, no copying by the kernel. For comparing,
+    /// and should a kernel do it wrong
+    #[arg(long, help_heading = "Tuning")]
+    pub no_zero_copy: bool,
+}
+
+impl Engine {
+    /// How to run `workers` threads, 0 for one per core.
+    pub fn config(&self, workers: usize) -> io::Config {
+        if self.no_zero_copy {
+            io::disable_parking();
+        }
+        io::Config { workers, engine: self.engine }
+    }
 }
 
 /// Options of `blockhaul serve`.

@@ -123,7 +123,7 @@ where
             .target(spec, Intent::READ)
             .map_err(|error| Failed::Opening(Failure::from(error)))?;
     }
-    let config = io::Config { workers: 0, engine: args.engine.engine };
+    let config = args.engine.config(0);
     let runtime = Runtime::start(&config).map_err(|error| {
         let text = format!("cannot start workers: {}", plain(&error));
         Failed::Opening(Failure::new(exit::FAILED, text))

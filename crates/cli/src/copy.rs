@@ -45,7 +45,7 @@ pub fn run(args: &args::Copy, groups: &Groups) -> Outcome {
         );
     };
     signals::on_stop(on_signal, || {})?;
-    let config = io::Config { workers: usize::from(args.threads), engine: args.engine.engine };
+    let config = args.engine.config(usize::from(args.threads));
     let runtime = Runtime::start(&config).map_err(|error| {
         Failure::new(exit::FAILED, format!("cannot start workers: {}", plain(&error)))
     })?;

@@ -111,6 +111,7 @@ pub async fn copy(
         lanes: job.lanes.load(Ordering::Relaxed),
         requests: done.requests,
         request_size: done.request_size,
+        routes: progress.routes(),
         retried: retries.summary(),
         elapsed: started.elapsed(),
         warnings,

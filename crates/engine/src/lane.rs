@@ -18,6 +18,7 @@ use crate::copy::Job;
 use crate::end::{End, Side};
 use crate::ledger::{Ledger, Range, Suspect};
 use crate::plan::Segment;
+use crate::route;
 use crate::trust::Sample;
 use crate::window::Window;
 use crate::zeroes;
@@ -31,6 +32,8 @@ pub(crate) struct Lane {
     pub(crate) source: End,
     pub(crate) target: End,
     takes_parked: bool,
+    /// The target zeroes without being sent zeroes.
+    target_zeroes: bool,
     /// The first lane brings the sample by which others are examined.
     first: bool,
     window: RefCell<Window>,
@@ -62,6 +65,10 @@ pub(crate) struct Done {
     data: u64,
     zeroed: u64,
     skipped: u64,
+    /// Of `data`: looked at.
+    seen: u64,
+    /// Zeroes that were written as data.
+    zeroes: u64,
 }
 
 impl Lane {
@@ -74,6 +81,7 @@ impl Lane {
         Rc::new(Lane {
             window: RefCell::new(window),
             takes_parked: target.facts().takes_parked,
+            target_zeroes: !target.facts().emulated.contains(Can::ZERO),
             source,
             target,
             first,
@@ -175,9 +183,11 @@ impl Lane {
     /// Room for a request. Its worst need is one buffer: it is read into and written from.
     pub(crate) async fn room(&self, len: u64, look: bool) -> Result<Room> {
         match self.job.pool.reserve(len as usize).await {
-            // What nobody looks at may stay in the kernel on its way.
-            Ok(room) if !look && self.takes_parked => Ok(room.parkable()),
-            Ok(room) => Ok(room),
+            Ok(room) => {
+                // What nobody looks at may stay in the kernel on its way.
+                let room = room.tallied(&self.job.progress.counters.tally);
+                Ok(if !look && self.takes_parked { room.parkable() } else { room })
+            }
             Err(error) => {
                 let text = "no buffer for a request of this size";
                 Err(Error::new(Kind::NoMemory, text).because(error))
@@ -287,6 +297,7 @@ impl Lane {
         let flags = if self.job.settled.allocated { Flags::NO_HOLE } else { Flags::empty() };
         self.change(home, Request::zero(at, len).with(flags)).await?;
         done.zeroed += len;
+        done.zeroes += if self.target_zeroes { 0 } else { len };
         Ok(())
     }
 
@@ -342,8 +353,9 @@ impl Lane {
         }
         let runs = zeroes::runs(data.bytes(), at, self.job.settled.sparse);
         if let [(_, _, false)] = runs[..] {
+            done.zeroes += self.zeroes_within(data.bytes());
             self.change(home, Request::write(at, data.clone())).await?;
-            done.data += len;
+            (done.data, done.seen) = (len, len);
             return self.offer_sample(at, &data).await;
         }
         if self.job.settled.sampled {
@@ -373,7 +385,9 @@ impl Lane {
             let request = match zero {
                 true => Request::zero(here, len),
                 false => {
-                    let op = Op::Write(data.slice(start, part));
+                    let data = data.slice(start, part);
+                    done.zeroes += self.zeroes_within(data.bytes());
+                    let op = Op::Write(data);
                     Request { op, at: here, len, flags: Flags::empty() }
                 }
             };
@@ -382,8 +396,14 @@ impl Lane {
         let mut result = Ok(());
         for (len, zero, pending) in parts {
             match pending.await {
-                Ok(_) if zero => done.zeroed += len,
-                Ok(_) => done.data += len,
+                Ok(_) if zero => {
+                    done.zeroed += len;
+                    done.zeroes += if self.target_zeroes { 0 } else { len };
+                }
+                Ok(_) => {
+                    done.data += len;
+                    done.seen += len;
+                }
                 Err(error) => {
                     let failed = Failed { side: Side::Target, generation, error };
                     result = result.and(Err(failed));
@@ -437,6 +457,16 @@ impl Lane {
         self.job.progress.add_data(done.data);
         self.job.progress.add_zeroed(done.zeroed);
         self.job.progress.add_skipped(done.skipped);
+        route::add(&self.job.progress.counters.seen, done.seen);
+        route::add(&self.job.progress.counters.zeroes_written, done.zeroes);
+    }
+
+    /// Bytes in blocks of zeroes that are too short to be zeroed.
+    fn zeroes_within(&self, bytes: &[u8]) -> u64 {
+        match self.job.settled.sparse > zeroes::BLOCK as u32 {
+            true => zeroes::count(bytes),
+            false => 0,
+        }
     }
 
     fn is_sample_due(&self) -> bool {

@@ -25,6 +25,7 @@ mod plan;
 mod progress;
 mod rate;
 mod recheck;
+mod route;
 mod sample;
 mod settled;
 mod stream;
@@ -43,6 +44,7 @@ pub use options::{
 };
 pub use progress::{Progress, Snapshot};
 pub use rate::{Rate, Schedule};
+pub use route::Routes;
 pub use stream::{copy_from_pipe, copy_to_pipe};
 pub use verify::{Verified, manifest, verify};
 pub use zeroes::is_zero;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::journal::JournalOptions;
 use crate::rate::Rate;
+use crate::route::Routes;
 
 /// Bytes of a segment: the unit that is written by one lane (libnbd's THREAD_WORK_SIZE).
 pub const SEGMENT: u64 = 128 << 20;
@@ -127,6 +128,8 @@ pub struct Summary {
     pub requests: usize,
     /// Bytes of a request in the end.
     pub request_size: u64,
+    /// Which ways the bytes went.
+    pub routes: Routes,
     /// What did not work the first time.
     pub retried: Retried,
     /// Time it took.
@@ -188,6 +191,7 @@ impl fmt::Display for Summary {
         if self.resumed > 0 {
             write!(f, "; {} bytes of an earlier run", self.resumed)?;
         }
+        write!(f, "; routes: {}", self.routes)?;
         match self.retried == Retried::default() {
             true => Ok(()),
             false => write!(f, "; {}", self.retried),

@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
+use crate::route::{Counters, Routes};
+
 /// Counters of a copy under way, in bytes.
 #[derive(Debug, Default)]
 pub struct Progress {
@@ -15,6 +17,7 @@ pub struct Progress {
     requests: AtomicUsize,
     request_size: AtomicU64,
     cancelled: AtomicBool,
+    pub(crate) counters: Counters,
 }
 
 /// The counters at one moment, in bytes, and what was found to pay.
@@ -66,6 +69,12 @@ impl Progress {
             requests: self.requests.load(Ordering::Relaxed),
             request_size: self.request_size.load(Ordering::Relaxed),
         }
+    }
+
+    /// Which ways the bytes went so far.
+    pub fn routes(&self) -> Routes {
+        let Snapshot { data, zeroed, skipped, .. } = self.snapshot();
+        self.counters.routes(data, zeroed, skipped)
     }
 
     /// Asks the copy to stop: nothing more is submitted, what is in flight is awaited.

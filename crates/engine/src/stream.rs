@@ -39,6 +39,7 @@ pub async fn copy_from_pipe(
     while !progress.is_cancelled() {
         settled.pace(settled.request_size, || progress.is_cancelled()).await;
         let room = window.room(pool, settled.request_size).await?;
+        let room = room.tallied(&progress.counters.tally);
         let (buf, ended) = match fill(&pipe, room.into_buf()).await {
             Ok(filled) => filled,
             Err(error) => {
@@ -131,6 +132,7 @@ async fn write_pieces(
                 break;
             }
             let Some(room) = room_now(pool, len, queued == 0).await? else { break };
+            let room = room.tallied(&progress.counters.tally);
             let read = device.submit(Request::read(at, room));
             let task = io::start(async move {
                 Ok(match read.await? {
@@ -299,7 +301,11 @@ async fn store(
     for (bytes, zero, pending) in parts {
         match pending.await {
             Ok(_) if zero => progress.add_zeroed(bytes),
-            Ok(_) => progress.add_data(bytes),
+            Ok(_) => {
+                progress.add_data(bytes);
+                let seen = if settled.sparse == 0 { 0 } else { bytes };
+                crate::route::add(&progress.counters.seen, seen);
+            }
             Err(error) => result = result.and(Err(error)),
         }
     }
@@ -378,6 +384,7 @@ fn summary(progress: &Progress, size: u64, started: Instant) -> Summary {
         zeroed: done.zeroed,
         skipped: done.skipped,
         resumed: 0,
+        routes: progress.routes(),
         lanes: 1,
         requests: done.requests,
         request_size: done.request_size,

@@ -10,6 +10,15 @@ pub fn is_zero(bytes: &[u8]) -> bool {
         && steps.remainder().iter().all(|&byte| byte == 0)
 }
 
+/// Blocks in which zeroes that are written as data are counted.
+pub(crate) const BLOCK: usize = 4096;
+
+/// Bytes in whole blocks that are zero.
+pub(crate) fn count(bytes: &[u8]) -> u64 {
+    let zero = bytes.chunks_exact(BLOCK).filter(|block| is_zero(block)).count();
+    (zero * BLOCK) as u64
+}
+
 /// Splits bytes that start at offset `at` into runs of zero and other blocks: (start in the slice,
 /// length, zero). Blocks are of `grain` bytes and aligned to it in the device; partial blocks at the
 /// ends count as blocks of their own. Neighbours differ.

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::park::Parked;
 use crate::pool::Charge;
+use crate::tally::Tally;
 
 /// Alignment of every buffer in bytes: enough for O_DIRECT on every device in use.
 pub const ALIGN: usize = 4096;
@@ -76,6 +77,11 @@ impl Buf {
     /// Shortens the buffer to `len` bytes; longer than it is: no change.
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
+    }
+
+    /// Counters of whoever reserved the memory.
+    pub fn tally(&self) -> Option<&Tally> {
+        self.charge.tally()
     }
 
     fn block(&self) -> &Block {
@@ -190,6 +196,14 @@ impl Data {
             Repr::Parked(kernel) => kernel.bytes(),
         };
         &all[self.start..self.start + self.len]
+    }
+
+    /// Counters of whoever reserved the memory, if the bytes are in memory.
+    pub fn tally(&self) -> Option<&Tally> {
+        match &self.repr {
+            Repr::Shared(buf) => buf.tally(),
+            Repr::Static(_) | Repr::Parked(_) => None,
+        }
     }
 
     /// `len` bytes from `start` on, sharing the memory. Panics if that leaves the payload.

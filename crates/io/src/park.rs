@@ -14,6 +14,7 @@ use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice
 
 use crate::buf::Buf;
 use crate::pool::Room;
+use crate::tally::Way;
 use crate::{File, Stream};
 
 /// Capacity asked for each pipe: the most that a process without privilege gets.
@@ -106,6 +107,8 @@ pub struct Parked {
     /// Bytes in the pipe.
     held: usize,
     room: Option<Room>,
+    /// The bytes came from a file, not from a socket.
+    from_file: bool,
 }
 
 impl Parked {
@@ -116,7 +119,9 @@ impl Parked {
             return Err(room);
         }
         match take_pipe() {
-            Some(pipe) => Ok(Parked { pipe: Some(pipe), held: 0, room: Some(room) }),
+            Some(pipe) => {
+                Ok(Parked { pipe: Some(pipe), held: 0, room: Some(room), from_file: false })
+            }
             None => Err(room),
         }
     }
@@ -139,6 +144,7 @@ impl Parked {
     /// missing mean the end of the file, or a pipe that is full.
     pub fn fill_from_file(&mut self, file: &File, at: u64) -> io::Result<usize> {
         let mut filled = 0;
+        self.from_file = true;
         while self.missing() > 0 {
             let mut offset = at + filled as u64;
             let (len, flags) = (self.missing(), SpliceFlags::NONBLOCK);
@@ -185,6 +191,7 @@ impl Parked {
         let flags = SpliceFlags::NONBLOCK | SpliceFlags::MOVE;
         let moved = splice(&self.pipe().read, None, stream, None, self.held, flags)?;
         self.held -= moved;
+        self.count(moved, if self.from_file { Way::FileToSocket } else { Way::SocketToSocket });
         Ok(moved)
     }
 
@@ -195,12 +202,22 @@ impl Parked {
             let flags = SpliceFlags::MOVE;
             match splice(&self.pipe().read, None, file, Some(&mut offset), self.held, flags) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(moved) => self.held -= moved,
+                Ok(moved) => {
+                    self.held -= moved;
+                    let way = if self.from_file { Way::FileToFile } else { Way::SocketToFile };
+                    self.count(moved, way);
+                }
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
         }
         Ok(())
+    }
+
+    fn count(&self, moved: usize, way: Way) {
+        if let Some(tally) = self.room.as_ref().and_then(Room::tally) {
+            tally.add(way, moved);
+        }
     }
 
     /// Copies what is parked into a buffer of the payload's full length; what is missing is left as

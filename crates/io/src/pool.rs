@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::buf::{ALIGN, Block, Buf};
 use crate::sync::{Completer, ticket};
+use crate::tally::Tally;
 
 /// Classes are ALIGN << 0 … ALIGN << 20 (4 GiB): more than any request.
 const CLASSES: usize = 21;
@@ -100,7 +101,7 @@ impl Pool {
         } else {
             held.forget();
         }
-        Some(Room { pool: Some(self.clone()), cost, len, park: false })
+        Some(Room { pool: Some(self.clone()), cost, len, park: false, tally: None })
     }
 
     /// Waits for room for `len` bytes, first come first served.
@@ -116,7 +117,7 @@ impl Pool {
             level = pool.0.parent.as_ref();
         }
         held.iter_mut().for_each(Hold::forget);
-        Ok(Room { pool: Some(self.clone()), cost, len, park: false })
+        Ok(Room { pool: Some(self.clone()), cost, len, park: false, tally: None })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -288,12 +289,14 @@ pub struct Room {
     len: usize,
     /// Whoever reserved it does not mean to look at the bytes.
     park: bool,
+    /// Counts what becomes of the bytes.
+    tally: Option<Arc<Tally>>,
 }
 
 impl Room {
     /// Room outside of any pool: for tests and for small fixed needs.
     pub fn unpooled(len: usize) -> Room {
-        Room { pool: None, cost: 0, len, park: false }
+        Room { pool: None, cost: 0, len, park: false, tally: None }
     }
 
     /// The same room, which may also be filled with bytes that stay in the kernel
@@ -309,6 +312,17 @@ impl Room {
         self.park
     }
 
+    /// The same room, whose payload is counted in `tally` where it does not just go through memory.
+    #[must_use]
+    pub fn tallied(mut self, tally: &Arc<Tally>) -> Room {
+        self.tally = Some(tally.clone());
+        self
+    }
+
+    pub(crate) fn tally(&self) -> Option<&Tally> {
+        self.tally.as_deref()
+    }
+
     /// Bytes that the buffer will have.
     pub fn len(&self) -> usize {
         self.len
@@ -321,13 +335,12 @@ impl Room {
 
     /// The buffer, without waiting. Its content is arbitrary earlier data or zeroes.
     pub fn into_buf(mut self) -> Buf {
-        match self.pool.take() {
-            None => Buf::unpooled(self.len),
-            Some(pool) => {
-                let block = pool.block(class(self.len));
-                Buf::new(block, self.len, Charge { pool: Some(pool), cost: self.cost })
-            }
-        }
+        let (pool, cost, tally) = (self.pool.take(), self.cost, self.tally.take());
+        let block = match &pool {
+            None => Block::new(self.len.max(1).next_multiple_of(ALIGN)),
+            Some(pool) => pool.block(class(self.len)),
+        };
+        Buf::new(block, self.len, Charge { pool, cost, tally })
     }
 
     fn forget(mut self) {
@@ -349,15 +362,20 @@ impl fmt::Debug for Room {
     }
 }
 
-/// What a buffer owes to its pool.
+/// What a buffer owes to its pool, and who counts what becomes of it.
 pub(crate) struct Charge {
     pool: Option<Pool>,
     cost: u64,
+    tally: Option<Arc<Tally>>,
 }
 
 impl Charge {
     pub(crate) fn none() -> Charge {
-        Charge { pool: None, cost: 0 }
+        Charge { pool: None, cost: 0, tally: None }
+    }
+
+    pub(crate) fn tally(&self) -> Option<&Tally> {
+        self.tally.as_deref()
     }
 
     pub(crate) fn give_back(&mut self, block: Block) {

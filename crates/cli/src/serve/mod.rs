@@ -80,11 +80,10 @@ pub fn run(args: &args::Serve, groups: &Groups) -> Outcome {
     let cleanup = listeners.cleanup();
     let on_signal = stopper.clone();
     signals::on_stop(move |signal| on_signal.stop(Stop::Signal(signal)), move || cleanup.clean())?;
-    let runtime = Runtime::start(&io::Config {
-        workers: usize::from(args.workers),
-        engine: args.engine.engine,
-    })
-    .map_err(|error| Failure::new(FAILED, format!("cannot start workers: {}", plain(&error))))?;
+    let config = args.engine.config(usize::from(args.workers));
+    let runtime = Runtime::start(&config).map_err(|error| {
+        Failure::new(FAILED, format!("cannot start workers: {}", plain(&error)))
+    })?;
     let job = Job {
         spec,
         registry,

@@ -1,0 +1,49 @@
+//! How payloads travelled: counters that whoever reserves memory for them lends to it.
+//!
+//! The route of a payload is decided where it passes, by sockets, files and pipes that know nothing of
+//! each other. So its [`Room`](crate::Room) carries the caller's counters along.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A way for the bytes of a payload that is not plain memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// From the page cache to a socket, by splice(2).
+    FileToSocket,
+    /// From a socket to a socket, by splice(2).
+    SocketToSocket,
+    /// From a socket to a file, by splice(2).
+    SocketToFile,
+    /// From the page cache to a file, by splice(2).
+    FileToFile,
+    /// From memory to a socket by reference, by vmsplice(2).
+    Vmsplice,
+    /// From a disk to memory past the page cache.
+    DirectRead,
+    /// From memory to a disk past the page cache.
+    DirectWrite,
+    /// From a file to memory that io_uring has registered.
+    FixedRead,
+    /// To a file from memory that io_uring has registered.
+    FixedWrite,
+}
+
+impl Way {
+    const COUNT: usize = 9;
+}
+
+/// Bytes that went each [`Way`].
+#[derive(Debug, Default)]
+pub struct Tally([AtomicU64; Way::COUNT]);
+
+impl Tally {
+    /// Counts `bytes` more.
+    pub fn add(&self, way: Way, bytes: usize) {
+        self.0[way as usize].fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    /// Bytes so far.
+    pub fn get(&self, way: Way) -> u64 {
+        self.0[way as usize].load(Ordering::Relaxed)
+    }
+}
