@@ -10,6 +10,7 @@ use block::{Can, Device, Error, Kind, Result, Stack};
 use io::{Pool, Remote};
 
 use crate::end::{End, Retries, Side};
+use crate::fold::Fold;
 use crate::further::further_lane;
 use crate::journal::{Identity, Journal, JournalOptions, Recorded};
 use crate::lane::Lane;
@@ -50,8 +51,15 @@ pub async fn copy(
         }
     };
     let (journal, recorded) = opened.unzip();
+    let fold = options.digest.filter(|_| settled.in_whole_blocks());
+    let fold = fold.and_then(|algorithm| Fold::new(algorithm, from.size));
+    let mut grain = u64::from(to.block.preferred.max(to.block.minimum).min(GRAIN_MAX));
+    if fold.is_some() {
+        grain = grain.max(crate::digest::BLOCK);
+    }
     let job = Arc::new(Job {
         journal,
+        fold,
         plan: plan.clone(),
         // Of its own: nobody waits for a buffer of the pool that they hold one of.
         check_pool: Pool::new(CHECKS_MAX * Pool::cost(settled.request_size as usize)),
@@ -67,7 +75,6 @@ pub async fn copy(
         lanes_made: AtomicU32::new(0),
         warnings: Mutex::default(),
     });
-    let grain = u64::from(to.block.preferred.max(to.block.minimum).min(GRAIN_MAX));
     let earlier = job.look_at_edge(recorded.unwrap_or_default(), source, target).await;
     let teller = End::new(Side::Source, source.clone(), source.device().clone(), retries.clone());
     let making = io::spawn(plan.clone().make(
@@ -101,6 +108,13 @@ pub async fn copy(
         job.close_journal(journal, target).await;
     }
     let done = progress.snapshot();
+    let digest = match options.digest {
+        None => None,
+        Some(algorithm) => Some(match job.digest() {
+            Some(digest) => digest,
+            None => crate::digest::digest(source, algorithm, options, pool, progress).await?,
+        }),
+    };
     let warnings = std::mem::take(&mut *job.warnings.lock().expect("no panic under this lock"));
     Ok(Summary {
         size: from.size,
@@ -113,6 +127,7 @@ pub async fn copy(
         request_size: done.request_size,
         routes: progress.routes(),
         retried: retries.summary(),
+        digest,
         elapsed: started.elapsed(),
         warnings,
     })
@@ -151,6 +166,8 @@ async fn open_journal(
 /// What all lanes of a copy share.
 pub(crate) struct Job {
     pub(crate) journal: Option<Keeping>,
+    /// The digest that is computed while copying.
+    pub(crate) fold: Option<Fold>,
     pub(crate) plan: Arc<Plan>,
     pub(crate) settled: Settled,
     pub(crate) retries: Arc<Retries>,
@@ -178,6 +195,13 @@ impl Job {
 
     pub(crate) fn stopped(&self) -> bool {
         self.retries.stopped()
+    }
+
+    /// The digest of what was copied, if it was computed on the way.
+    fn digest(&self) -> Option<String> {
+        // What was written again was read again, and may have been something else.
+        let again = self.retries.rewritten.load(Ordering::Relaxed) > 0;
+        self.fold.as_ref().filter(|_| !again)?.finish()
     }
 
     /// Notes that a sample at `at` had zeroes: this segment and the next are looked at.

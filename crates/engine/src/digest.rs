@@ -17,7 +17,7 @@ use crate::verify::read;
 use crate::zeroes::is_zero;
 
 /// Bytes of blksum's blocks. Part of its definition.
-const BLOCK: u64 = 64 << 10;
+pub(crate) const BLOCK: u64 = 64 << 10;
 /// Bytes read at a time: a multiple of [`BLOCK`].
 const PIECE: u64 = 256 << 10;
 /// Pieces read ahead.
@@ -182,46 +182,76 @@ impl Holes {
     }
 }
 
-/// A digest under way.
-enum State {
+/// A digest under way, of bytes that come in order.
+pub(crate) enum State {
     Blake3(Box<blake3::Hasher>),
     Sha256(Sha256),
-    Blksum { outer: Sha256, zero: [u8; 32] },
+    Blksum(Blksum),
+}
+
+/// A blksum under way.
+pub(crate) struct Blksum {
+    outer: Sha256,
+    /// The block that has begun, and how much of it has come.
+    block: Sha256,
+    filled: usize,
+    /// The digest of a block of zeroes.
+    zero: [u8; 32],
+}
+
+impl Blksum {
+    fn bytes(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let len = bytes.len().min(BLOCK as usize - self.filled);
+            let (part, rest) = bytes.split_at(len);
+            bytes = rest;
+            if len as u64 == BLOCK && is_zero(part) {
+                self.outer.update(self.zero);
+                continue;
+            }
+            self.block.update(part);
+            self.filled += len;
+            if self.filled as u64 == BLOCK {
+                self.end_block();
+            }
+        }
+    }
+
+    fn end_block(&mut self) {
+        self.outer.update(self.block.finalize_reset());
+        self.filled = 0;
+    }
 }
 
 impl State {
-    fn new(algorithm: Algorithm) -> State {
+    pub(crate) fn new(algorithm: Algorithm) -> State {
         match algorithm {
             Algorithm::Blake3 => State::Blake3(Box::new(blake3::Hasher::new())),
             Algorithm::Sha256 => State::Sha256(Sha256::new()),
             Algorithm::Blksum => {
                 let zero = Sha256::digest(vec![0; BLOCK as usize]).into();
-                State::Blksum { outer: Sha256::new(), zero }
+                let (outer, block) = (Sha256::new(), Sha256::new());
+                State::Blksum(Blksum { outer, block, filled: 0, zero })
             }
         }
     }
 
-    /// The next bytes; they start on a block.
-    fn bytes(&mut self, bytes: &[u8]) {
+    /// The next bytes.
+    pub(crate) fn bytes(&mut self, bytes: &[u8]) {
         match self {
             State::Blake3(hasher) => drop(hasher.update(bytes)),
             State::Sha256(hasher) => hasher.update(bytes),
-            State::Blksum { outer, zero } => {
-                for block in bytes.chunks(BLOCK as usize) {
-                    match block.len() as u64 == BLOCK && is_zero(block) {
-                        true => outer.update(*zero),
-                        false => outer.update(Sha256::digest(block)),
-                    }
-                }
-            }
+            State::Blksum(blksum) => blksum.bytes(bytes),
         }
     }
 
     /// The next bytes are so many zeroes.
-    fn zeroes(&mut self, mut len: u64) {
-        if let State::Blksum { outer, zero } = self {
+    pub(crate) fn zeroes(&mut self, mut len: u64) {
+        if let State::Blksum(blksum) = self
+            && blksum.filled == 0
+        {
             while len >= BLOCK {
-                outer.update(*zero);
+                blksum.outer.update(blksum.zero);
                 len -= BLOCK;
             }
         }
@@ -232,19 +262,31 @@ impl State {
         }
     }
 
-    fn finish(self, size: u64) -> String {
+    /// The digest in hexadecimal of what came, `size` bytes.
+    pub(crate) fn finish(self, size: u64) -> String {
         match self {
             State::Blake3(hasher) => hasher.finalize().to_hex().to_string(),
             State::Sha256(hasher) => hex(&hasher.finalize()),
-            State::Blksum { mut outer, .. } => {
-                outer.update(size.to_le_bytes());
-                hex(&outer.finalize())
+            State::Blksum(mut blksum) => {
+                if blksum.filled > 0 {
+                    blksum.end_block();
+                }
+                blksum.outer.update(size.to_le_bytes());
+                hex(&blksum.outer.finalize())
             }
         }
     }
 }
 
-fn hex(bytes: &[u8]) -> String {
+/// The digest of these bytes.
+#[cfg(test)]
+pub(crate) fn of_bytes(algorithm: Algorithm, bytes: &[u8]) -> String {
+    let mut state = State::new(algorithm);
+    state.bytes(bytes);
+    state.finish(bytes.len() as u64)
+}
+
+pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
@@ -253,9 +295,7 @@ mod tests {
     use super::*;
 
     fn of(algorithm: Algorithm, bytes: &[u8]) -> String {
-        let mut state = State::new(algorithm);
-        state.bytes(bytes);
-        state.finish(bytes.len() as u64)
+        of_bytes(algorithm, bytes)
     }
 
     #[test]
@@ -276,6 +316,14 @@ mod tests {
                 let mut state = State::new(algorithm);
                 state.zeroes(len);
                 assert_eq!(state.finish(len), of(algorithm, &vec![0; len as usize]));
+                // In pieces that are no blocks.
+                let mut bytes = vec![0; len as usize + 2 * BLOCK as usize];
+                bytes[7] = 1;
+                let mut state = State::new(algorithm);
+                state.bytes(&bytes[..100]);
+                state.zeroes(len);
+                bytes[100 + len as usize..].chunks(5000).for_each(|part| state.bytes(part));
+                assert_eq!(state.finish(bytes.len() as u64), of(algorithm, &bytes));
             }
         }
     }

@@ -186,7 +186,8 @@ impl Lane {
             Ok(room) => {
                 // What nobody looks at may stay in the kernel on its way.
                 let room = room.tallied(&self.job.progress.counters.tally);
-                Ok(if !look && self.takes_parked { room.parkable() } else { room })
+                let stays = !look && self.takes_parked && self.job.fold.is_none();
+                Ok(if stays { room.parkable() } else { room })
             }
             Err(error) => {
                 let text = "no buffer for a request of this size";
@@ -274,10 +275,25 @@ impl Lane {
             match self.zero(home, at, len, known, &mut done).await {
                 Ok(()) => {
                     self.count(&done);
+                    self.digest_zeroes(at, len).await;
                     return Ok(());
                 }
                 Err(failed) => self.recover(failed, &mut attempts).await?,
             }
+        }
+    }
+
+    /// Has zeroes in the digest.
+    async fn digest_zeroes(&self, at: u64, len: u64) {
+        let Some(fold) = &self.job.fold else { return };
+        if !fold.hashes_zeroes() || len <= self.job.settled.request_size {
+            return fold.add(at, fold.zeroes(at, len));
+        }
+        let job = self.job.clone();
+        let hashed = io::offload(move || job.fold.as_ref().map(|fold| fold.zeroes(at, len)));
+        // Lost only when the program ends.
+        if let Ok(Some(values)) = hashed.await {
+            fold.add(at, values);
         }
     }
 
@@ -334,13 +350,33 @@ impl Lane {
             Some(data) => data,
             None => {
                 let known = self.job.settled.target_is_zero;
-                return self.zero(home, at, len, known, done).await;
+                self.zero(home, at, len, known, done).await?;
+                self.digest_zeroes(at, len).await;
+                return Ok(());
             }
         };
         if self.job.stopped() {
             self.ledger.borrow_mut().abandon(home);
             return Ok(());
         }
+        let values = self.job.fold.as_ref().map(|fold| (fold, fold.values(at, data.bytes())));
+        self.put(home, at, data, look, done).await?;
+        if let Some((fold, values)) = values {
+            fold.add(at, values);
+        }
+        Ok(())
+    }
+
+    /// Writes what was read.
+    async fn put(
+        &self,
+        home: u64,
+        at: u64,
+        data: Data,
+        look: bool,
+        done: &mut Done,
+    ) -> Result<(), Failed> {
+        let len = data.len() as u64;
         if !look {
             // Somebody may wait for a sample of it; else it goes on without a second holder.
             let sample = self.is_sample_due().then(|| data.clone());

@@ -15,6 +15,7 @@ mod compare;
 mod copy;
 mod digest;
 mod end;
+mod fold;
 mod further;
 mod journal;
 mod lane;

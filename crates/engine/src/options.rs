@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::digest::Algorithm;
 use crate::journal::JournalOptions;
 use crate::rate::Rate;
 use crate::route::Routes;
@@ -62,6 +63,9 @@ pub struct Options {
     pub journal: Option<JournalOptions>,
     /// A limit for all lanes together; keep a handle on it to change it.
     pub rate: Option<Arc<Rate>>,
+    /// Compute the digest of what was copied: while copying where that is cheap, else by reading the
+    /// source once more.
+    pub digest: Option<Algorithm>,
 }
 
 /// When several connections to a server are used. Whether a server promises that all its connections
@@ -105,6 +109,7 @@ impl Default for Options {
             retry_delay: Duration::from_secs(1),
             journal: None,
             rate: None,
+            digest: None,
         }
     }
 }
@@ -132,6 +137,8 @@ pub struct Summary {
     pub routes: Routes,
     /// What did not work the first time.
     pub retried: Retried,
+    /// The digest that was asked for, in hexadecimal.
+    pub digest: Option<String>,
     /// Time it took.
     pub elapsed: Duration,
     /// What the user should know although the copy succeeded; has been logged as it arose.

@@ -94,6 +94,13 @@ impl Settled {
         }
     }
 
+    /// Whether requests cover whole blocks of digests, and whatever is read for that is looked at for
+    /// zeroes, so that wider reads make no fewer holes.
+    pub(crate) fn in_whole_blocks(&self) -> bool {
+        let whole = |size: u64| size.is_multiple_of(crate::digest::BLOCK);
+        whole(self.request_size) && whole(self.segment) && (self.sparse != 0 || self.allocated)
+    }
+
     /// Waits until a request of `bytes` bytes is within the limit.
     pub(crate) async fn pace(&self, bytes: u64, stopped: impl Fn() -> bool) {
         if let Some(rate) = &self.rate {

@@ -9,6 +9,7 @@ use std::time::Instant;
 use block::{Can, Device, Error, Flags, Kind, Op, Reply, Request, Result, Stack};
 use io::{Buf, Data, File, Pool, Task};
 
+use crate::digest::State;
 use crate::end::{End, Retries, Side};
 use crate::options::{Options, Summary};
 use crate::plan::{Earlier, Plan, Run};
@@ -35,6 +36,7 @@ pub async fn copy_from_pipe(
     progress.set_request_size(settled.request_size);
     let pipe = File::new(fd);
     let mut window = Window::new(&settled);
+    let mut digest = options.digest.map(State::new);
     let mut at = 0;
     while !progress.is_cancelled() {
         settled.pace(settled.request_size, || progress.is_cancelled()).await;
@@ -56,6 +58,9 @@ pub async fn copy_from_pipe(
                 window.drain().await?;
                 return Err(Error::new(Kind::NoSpace, text).on(&facts.name));
             }
+            if let Some(digest) = &mut digest {
+                digest.bytes(&buf);
+            }
             let work = store(device.clone(), at, buf.into(), settled.clone(), progress.clone());
             window.push(len, io::start(work));
         }
@@ -66,7 +71,8 @@ pub async fn copy_from_pipe(
     }
     window.drain().await?;
     progress.set_total(at);
-    finish(device, &settled, progress, at, started).await
+    let digest = digest.map(|digest| digest.finish(at));
+    finish(device, &settled, progress, at, digest, started).await
 }
 
 /// Copies all of `source` to `fd`, in order, zeroes as zeroes.
@@ -93,14 +99,16 @@ pub async fn copy_to_pipe(
     let making =
         io::spawn(plan.clone().make(teller, segment, 1, extents, earlier, progress.clone()));
     let pieces = Pieces { plan: plan.clone(), size: settled.request_size, at: 0, runs: Vec::new() };
-    let written = write_pieces(pieces, device, &File::new(fd), &settled, pool, progress).await;
+    let mut digest = options.digest.map(State::new);
+    let out = Out { pipe: File::new(fd), digest: digest.as_mut() };
+    let written = write_pieces(pieces, device, out, &settled, pool, progress).await;
     plan.stop();
     making.await;
     written?;
     if progress.is_cancelled() {
         return Err(Error::new(Kind::ShuttingDown, "stopped before the end of the copy"));
     }
-    Ok(summary(progress, size, started))
+    Ok(summary(progress, size, digest.map(|digest| digest.finish(size)), started))
 }
 
 /// A read on its way; `None` is a hole.
@@ -111,7 +119,7 @@ type Reading = Task<Result<Option<Data>>>;
 async fn write_pieces(
     mut pieces: Pieces,
     device: &Arc<dyn Device>,
-    pipe: &File,
+    mut out: Out<'_>,
     settled: &Settled,
     pool: &Pool,
     progress: &Arc<Progress>,
@@ -154,12 +162,39 @@ async fn write_pieces(
             }
         };
         match data {
-            Some(data) => write_out(pipe, data).await?,
-            None => write_zeroes(pipe, len).await?,
+            Some(data) => out.data(data).await?,
+            None => out.zeroes(len).await?,
         }
         progress.add_data(len);
     }
     Ok(())
+}
+
+/// Where what was read goes.
+struct Out<'a> {
+    pipe: File,
+    digest: Option<&'a mut State>,
+}
+
+impl Out<'_> {
+    async fn data(&mut self, data: Data) -> Result<()> {
+        if let Some(digest) = &mut self.digest {
+            digest.bytes(data.bytes());
+        }
+        write_out(&self.pipe, data).await
+    }
+
+    async fn zeroes(&mut self, mut len: u64) -> Result<()> {
+        while len > 0 {
+            let part = len.min(Data::ZEROES_MAX as u64);
+            if let Some(digest) = &mut self.digest {
+                digest.zeroes(part);
+            }
+            write_out(&self.pipe, Data::zeroes(part as usize)).await?;
+            len -= part;
+        }
+        Ok(())
+    }
 }
 
 /// The plan's runs in order, data cut to the size of requests.
@@ -351,20 +386,12 @@ async fn write_out(pipe: &File, data: Data) -> Result<()> {
     written.map_err(|error| Error::system("cannot write to the pipe", error))
 }
 
-async fn write_zeroes(pipe: &File, mut len: u64) -> Result<()> {
-    while len > 0 {
-        let part = len.min(Data::ZEROES_MAX as u64);
-        write_out(pipe, Data::zeroes(part as usize)).await?;
-        len -= part;
-    }
-    Ok(())
-}
-
 async fn finish(
     device: &Arc<dyn Device>,
     settled: &Settled,
     progress: &Progress,
     size: u64,
+    digest: Option<String>,
     started: Instant,
 ) -> Result<Summary> {
     if progress.is_cancelled() {
@@ -373,10 +400,10 @@ async fn finish(
     if settled.flush && device.facts().can.contains(Can::FLUSH) {
         device.submit(Request::flush()).await?;
     }
-    Ok(summary(progress, size, started))
+    Ok(summary(progress, size, digest, started))
 }
 
-fn summary(progress: &Progress, size: u64, started: Instant) -> Summary {
+fn summary(progress: &Progress, size: u64, digest: Option<String>, started: Instant) -> Summary {
     let done = progress.snapshot();
     Summary {
         size,
@@ -389,6 +416,7 @@ fn summary(progress: &Progress, size: u64, started: Instant) -> Summary {
         requests: done.requests,
         request_size: done.request_size,
         retried: crate::options::Retried::default(),
+        digest,
         elapsed: started.elapsed(),
         warnings: Vec::new(),
     }
