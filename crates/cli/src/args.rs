@@ -280,6 +280,12 @@ pub struct Copy {
     #[arg(long, value_name = "FILE")]
     pub manifest: Option<PathBuf>,
 
+    /// Print the digest of what was copied, as checksum does: blake3, sha256 or blksum. It is computed
+    /// while copying, except for sha256 and after --journal went on, which read the source once more;
+    /// holes cost blksum nearly nothing. On standard error when the copy goes to standard output
+    #[arg(long, value_name = "NAME", value_parser = algorithm)]
+    pub digest: Option<engine::Algorithm>,
+
     /// Show progress: as a bar, as lines of N/100 on descriptor FD, or as one JSON object a line
     /// (json, or json:FD). A terminal gets a bar by default
     #[arg(short, long, value_name = "FD|json", num_args = 0..=1, require_equals = true,
@@ -321,17 +327,18 @@ pub struct Copy {
           help_heading = "Long copies", value_parser = duration)]
     pub journal_interval: Duration,
 
-    /// Copy at most so many bytes a second, all connections together
-    #[arg(long, value_name = "RATE", help_heading = "Long copies", value_parser = rate)]
-    pub rate: Option<u64>,
+    /// Copy at most so many bytes a second, all connections together; or so many by the local time of
+    /// day, as 08:00-18:00=50M,*=0: the first rule that is for a time counts, 0 is no limit
+    #[arg(long, value_name = "RATE|RULES", help_heading = "Long copies", value_parser = schedule)]
+    pub rate: Option<engine::Schedule>,
 
     /// Start at most so many requests a second
     #[arg(long, value_name = "N", help_heading = "Long copies",
           value_parser = clap::value_parser!(u64).range(1..))]
     pub iops: Option<u64>,
 
-    /// Take the rate from this file, which is read again each second: a rate as for --rate, 0 or no
-    /// file for none
+    /// Take the rate from this file, which is read again each second: a rate or rules as for --rate, 0
+    /// or no file for none
     #[arg(long, value_name = "FILE", conflicts_with = "rate", help_heading = "Long copies")]
     pub rate_file: Option<PathBuf>,
 
@@ -619,6 +626,10 @@ EXAMPLES
       blockhaul copy --verify [ blockhaul serve sample:2G ] disk.raw
   From one server to another, over 8 connections:
       blockhaul copy -C 8 nbd://old/disk nbd://new/disk
+  With half of the line by day and all of it by night:
+      blockhaul copy --rate 08:00-18:00=50M,*=0 nbd://old/disk nbd://new/disk
+  With the digest that b3sum prints for the copy:
+      blockhaul copy --digest blake3 nbd://server/disk disk.raw
   Through a pipe:
       blockhaul copy nbd://server/disk - | zstd > disk.raw.zst
   Convert to qcow2 with QEMU's server:
@@ -711,8 +722,8 @@ fn segment(text: &str) -> Result<u32, String> {
     power_of_two(text, 64 << 10, 1 << 30)
 }
 
-fn rate(text: &str) -> Result<u64, String> {
-    block::parse_rate(text).map_err(|error| error.text())
+fn schedule(text: &str) -> Result<engine::Schedule, String> {
+    engine::Schedule::parse(text).map_err(|error| error.text())
 }
 
 fn sparse(text: &str) -> Result<u32, String> {

@@ -55,6 +55,8 @@ pub fn run(args: &args::Copy, groups: &Groups) -> Outcome {
     };
     let mut options = options(args);
     options.rate = long::rate(args)?;
+    options.digest = args.digest;
+    let to_pipe = target == Spec::Pipe;
     let job = Job {
         registry,
         source,
@@ -87,6 +89,12 @@ pub fn run(args: &args::Copy, groups: &Groups) -> Outcome {
             }
             if args.verbose {
                 out::error(&format!("blockhaul: copy: {}\n", report.text));
+            }
+            if let Some(line) = report.digest {
+                match to_pipe {
+                    true => out::error(&line),
+                    false => drop(out::print(line.as_bytes())?),
+                }
             }
             Ok(0)
         }
@@ -216,6 +224,8 @@ struct Job {
 /// What a copy has done, for people.
 struct Report {
     text: String,
+    /// The line that tells the digest.
+    digest: Option<String>,
     warnings: Vec<String>,
 }
 
@@ -251,7 +261,8 @@ impl Job {
             _ => return self.between_devices(&pool).await,
         };
         // Its warnings have been logged as they arose.
-        Ok(Report { text: summary.to_string(), warnings: Vec::new() })
+        let digest = self.digest_line(&summary);
+        Ok(Report { text: summary.to_string(), digest, warnings: Vec::new() })
     }
 
     async fn between_devices(&mut self, pool: &Pool) -> Result<Report, Failure> {
@@ -289,7 +300,12 @@ impl Job {
             })?;
             text += &format!("; manifest with digest {}", made.digest());
         }
-        Ok(Report { text, warnings })
+        Ok(Report { text, digest: self.digest_line(&summary), warnings })
+    }
+
+    /// As b3sum and others: digest and name.
+    fn digest_line(&self, summary: &Summary) -> Option<String> {
+        summary.digest.as_ref().map(|digest| format!("{digest}  {}\n", self.source))
     }
 
     async fn read_pipe(&mut self, pool: &Pool) -> Result<Summary, Failure> {

@@ -1,12 +1,13 @@
 //! What copies that take long have: a journal, and a rate that changes.
 
+use std::io::Read as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use block::Spec;
-use engine::{JournalOptions, Rate};
+use engine::{JournalOptions, Rate, Schedule};
 
 use crate::args;
 use crate::copy::path_of;
@@ -63,27 +64,85 @@ fn identity(spec: &Spec, unchanged: bool) -> String {
 /// The limit that was asked for, and a thread that changes it.
 pub fn rate(args: &args::Copy) -> Result<Option<Arc<Rate>>, Failure> {
     let iops = args.iops.unwrap_or(0);
-    let Some(file) = &args.rate_file else {
-        let bytes = args.rate.unwrap_or(0);
-        return Ok((bytes > 0 || iops > 0).then(|| Arc::new(Rate::new(bytes, iops))));
+    let limit = match (&args.rate_file, &args.rate) {
+        (Some(file), _) => Limit::File(file.clone()),
+        (None, Some(schedule)) => Limit::Given(schedule.clone()),
+        (None, None) => return Ok((iops > 0).then(|| Arc::new(Rate::new(0, iops)))),
     };
-    let bytes = read(file).map_err(|why| Failure::usage(format!("--rate-file: {why}")))?;
+    let bytes = limit.now().map_err(|why| Failure::usage(format!("{}: {why}", limit.option())))?;
     let rate = Arc::new(Rate::new(bytes, iops));
-    let (watched, file) = (Arc::downgrade(&rate), file.clone());
-    let watching = std::thread::Builder::new().name("rate".into());
-    let started = watching.spawn(move || watch(&watched, &file, bytes, iops));
-    started.map_err(|error| {
-        Failure::new(exit::FAILED, format!("cannot watch the rate: {}", plain(&error)))
-    })?;
+    if limit.changes() {
+        let watched = Arc::downgrade(&rate);
+        let watching = std::thread::Builder::new().name("rate".into());
+        let started = watching.spawn(move || watch(&watched, &limit, bytes, iops));
+        started.map_err(|error| {
+            Failure::new(exit::FAILED, format!("cannot watch the rate: {}", plain(&error)))
+        })?;
+    }
     Ok(Some(rate))
 }
 
-fn watch(rate: &Weak<Rate>, file: &Path, mut bytes: u64, iops: u64) {
+/// Where the rate comes from.
+enum Limit {
+    Given(Schedule),
+    File(PathBuf),
+}
+
+impl Limit {
+    fn option(&self) -> &'static str {
+        match self {
+            Limit::Given(_) => "--rate",
+            Limit::File(_) => "--rate-file",
+        }
+    }
+
+    fn changes(&self) -> bool {
+        match self {
+            Limit::Given(schedule) => schedule.changes(),
+            Limit::File(_) => true,
+        }
+    }
+
+    /// Bytes a second at this moment; 0: no limit.
+    fn now(&self) -> Result<u64, String> {
+        match self {
+            Limit::Given(schedule) => by_the_clock(schedule),
+            Limit::File(file) => {
+                let named = |why: String| format!("{}: {why}", file.display());
+                read(file).and_then(|schedule| by_the_clock(&schedule)).map_err(named)
+            }
+        }
+    }
+}
+
+/// The rate that is for this minute of the local day.
+fn by_the_clock(schedule: &Schedule) -> Result<u64, String> {
+    if !schedule.changes() {
+        return Ok(schedule.rate_at(0));
+    }
+    Ok(schedule.rate_at(minute_of_day()?))
+}
+
+/// Minute of the local day, by TZ or /etc/localtime; UTC where there is neither.
+fn minute_of_day() -> Result<u16, String> {
+    let zone = match jiff::tz::TimeZone::try_system() {
+        Ok(zone) => zone,
+        // Without a zone of its own a machine keeps UTC; a name that means nothing is a mistake.
+        Err(_) if std::env::var_os("TZ").is_none_or(|name| name.is_empty()) => {
+            jiff::tz::TimeZone::UTC
+        }
+        Err(error) => return Err(format!("rates by time need the local time: {error}")),
+    };
+    let now = jiff::Timestamp::now().to_zoned(zone);
+    Ok(u16::from(now.hour().unsigned_abs()) * 60 + u16::from(now.minute().unsigned_abs()))
+}
+
+fn watch(rate: &Weak<Rate>, limit: &Limit, mut bytes: u64, iops: u64) {
     let mut complaint = String::new();
     loop {
         std::thread::sleep(LOOK);
         let Some(rate) = rate.upgrade() else { return };
-        match read(file) {
+        match limit.now() {
             Ok(now) if now != bytes => {
                 log::info!("the rate is now {now} bytes a second");
                 bytes = now;
@@ -92,7 +151,7 @@ fn watch(rate: &Weak<Rate>, file: &Path, mut bytes: u64, iops: u64) {
             Ok(_) => complaint.clear(),
             // The rate stays; said once, not each second.
             Err(why) if why != complaint => {
-                log::warn!("--rate-file: {why}");
+                log::warn!("{}: {why}", limit.option());
                 complaint = why;
             }
             Err(_) => {}
@@ -100,17 +159,45 @@ fn watch(rate: &Weak<Rate>, file: &Path, mut bytes: u64, iops: u64) {
     }
 }
 
-/// The rate in a file.
-fn read(file: &Path) -> Result<u64, String> {
-    let text = match std::fs::read_to_string(file) {
-        Ok(text) => text,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(0),
-        Err(error) => return Err(format!("{}: {}", file.display(), plain(&error))),
-    };
-    match text.trim() {
-        "" | "0" => Ok(0),
-        text => {
-            block::parse_rate(text).map_err(|error| format!("{}: {}", file.display(), error.text()))
+/// The rate in a file, or its rules.
+fn read(file: &Path) -> Result<Schedule, String> {
+    // More is no rate but another file.
+    const LONGEST: u64 = 4096;
+    let mut text = String::new();
+    let read = std::fs::File::open(file)
+        .and_then(|file| file.take(LONGEST).read_to_string(&mut text).map(drop));
+    match read {
+        Ok(()) => {}
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+        Err(error) => return Err(plain(&error)),
+    }
+    let text = if text.trim().is_empty() { "0" } else { text.trim() };
+    Schedule::parse(text).map_err(|error| error.text())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_minute_is_one_of_the_day() {
+        assert!(minute_of_day().unwrap() < 24 * 60);
+    }
+
+    #[test]
+    fn files_hold_rates_or_rules() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let limit = Limit::File(file.path().to_owned());
+        for (text, rate) in
+            [("", 0), ("0\n", 0), (" 5k\n", 5 << 10), ("00:00-24:00=1M,*=0", 1 << 20)]
+        {
+            std::fs::write(file.path(), text).unwrap();
+            assert_eq!(limit.now(), Ok(rate), "{text:?}");
         }
+        for text in ["x", "8-9=1M", "5k 6k"] {
+            std::fs::write(file.path(), text).unwrap();
+            assert!(limit.now().unwrap_err().contains(file.path().to_str().unwrap()), "{text:?}");
+        }
+        assert_eq!(Limit::File("/nowhere/at/all".into()).now(), Ok(0));
     }
 }

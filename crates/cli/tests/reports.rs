@@ -1,0 +1,82 @@
+//! What `blockhaul copy` tells and what it is told while it runs: digests, rates by the time of day.
+#![allow(clippy::unwrap_used, reason = "a test that fails")]
+
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+use testkit::tools::{self, Scratch};
+
+const LIMIT: Duration = Duration::from_secs(60);
+const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
+
+fn copy(args: &[&str]) -> Output {
+    tools::output(Command::new(OURS).arg("copy").args(args), LIMIT).unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn the_digest_is_that_of_the_copy() {
+    let scratch = Scratch::new().unwrap();
+    let disk = scratch.file("disk");
+    let path = disk.to_str().unwrap();
+    for name in ["blake3", "sha256", "blksum"] {
+        let copied = copy(&["--digest", name, "sample:20M", path]);
+        let told = text(&copied.stdout);
+        let (digest, rest) = told.split_at(64);
+        assert!(copied.status.success() && rest == "  sample:20M\n", "{name}: {told}");
+        let args = ["checksum", "--digest", name, path];
+        let output = tools::output(Command::new(OURS).args(args), LIMIT).unwrap();
+        assert!(text(&output.stdout).starts_with(digest), "{name}: {told}");
+        // To standard output go the bytes, and the digest elsewhere.
+        let piped = copy(&["--digest", name, path, "-"]);
+        assert_eq!(piped.stdout, std::fs::read(&disk).unwrap());
+        assert_eq!(text(&piped.stderr), format!("{digest}  {path}\n"));
+    }
+    let sum = Command::new("sha256sum").arg(path).output().unwrap();
+    let ours = copy(&["--digest", "sha256", path, "null:"]);
+    assert_eq!(text(&ours.stdout), text(&sum.stdout));
+    let wrong = copy(&["--digest", "md5", path, "null:"]);
+    assert_eq!(wrong.status.code(), Some(2));
+    assert!(text(&wrong.stderr).contains("blake3, sha256, blksum"), "{}", text(&wrong.stderr));
+}
+
+#[test]
+fn rates_follow_the_local_time_of_day() {
+    let run = |zone: &str, rules: &str| {
+        let mut command = Command::new(OURS);
+        command.env("TZ", zone).args(["copy", "--rate", rules, "pattern:4M", "null:"]);
+        let start = Instant::now();
+        let output = tools::output(&mut command, LIMIT).unwrap();
+        (output, start.elapsed())
+    };
+    // The clock of this zone is always between 00:00 and 24:00; whichever rule is for now, it counts.
+    let slow = Duration::from_millis(400);
+    let (output, time) = run("XXX5", "00:00-12:00=8M,12:00-24:00=8M,*=0");
+    assert!(output.status.success() && time >= slow, "{time:?}: {}", text(&output.stderr));
+    let hours = || {
+        let epoch = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs();
+        epoch / 3600 % 24
+    };
+    // In a zone where it is between 04:00 and 05:00 now; again if the hour has just ended.
+    for _ in 0..2 {
+        let hour = hours();
+        let west = (hour + 24 - 4) % 24;
+        let zone = if west <= 12 { format!("XXX{west}") } else { format!("XXX-{}", 24 - west) };
+        let (output, time) = run(&zone, "04:00-05:00=8M,*=0");
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let (other, _) = run(&zone, "05:00-04:00=1k,*=0");
+        assert!(other.status.success(), "{}", text(&other.stderr));
+        if hours() == hour {
+            assert!(time >= slow, "{zone}: {time:?}");
+            break;
+        }
+    }
+    let (output, _) = run("Nowhere/AtAll", "04:00-05:00=8M,*=0");
+    assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
+    let (output, _) = run("UTC0", "25:00-26:00=8M");
+    assert!(text(&output.stderr).contains("08:00-18:00=50M"), "{}", text(&output.stderr));
+    assert_eq!(output.status.code(), Some(2));
+}
