@@ -6,7 +6,10 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use crate::emulate::emulate;
-use crate::{Args, Device, Error, Kind, Param, Result, Spec, fence, parse_options, percent_decode};
+use crate::exports::Layered;
+use crate::{
+    Args, Device, Error, Exports, Kind, Param, Result, Spec, fence, parse_options, percent_decode,
+};
 
 /// What a device is opened for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -91,6 +94,13 @@ pub trait Backend: Sync {
 
     /// Opens a device.
     fn open(&self, target: Target) -> Opening<Opened>;
+
+    /// For servers: opens storage whose clients each get devices of their own. `None`: all clients
+    /// share the device of [`Backend::open`].
+    fn exports(&self, target: &Target) -> Option<Opening<Arc<dyn Exports>>> {
+        let _ = target;
+        None
+    }
 }
 
 /// A kind of layer.
@@ -201,6 +211,20 @@ impl Registry {
         let device = assemble(device, &layers)?;
         Ok(Stack { device, more, layers })
     }
+
+    /// Opens storage whose clients each get devices of their own, with layers over each; `None` where
+    /// all share one device ([`Registry::open`]). Call it on a worker.
+    pub async fn exports(
+        &self,
+        spec: &Spec,
+        layers: &[Arc<dyn Layer>],
+        intent: Intent,
+    ) -> Result<Option<Arc<dyn Exports>>> {
+        let (backend, target) = self.target(spec, intent)?;
+        let Some(opening) = backend.exports(&target) else { return Ok(None) };
+        let inner = opening.await?;
+        Ok(Some(Arc::new(Layered { inner, layers: layers.into() })))
+    }
 }
 
 /// An open device, fenced, with its layers, and the way to more handles.
@@ -236,7 +260,10 @@ impl Stack {
     }
 }
 
-fn assemble(mut device: Arc<dyn Device>, layers: &[Arc<dyn Layer>]) -> Result<Arc<dyn Device>> {
+pub(crate) fn assemble(
+    mut device: Arc<dyn Device>,
+    layers: &[Arc<dyn Layer>],
+) -> Result<Arc<dyn Device>> {
     for layer in layers {
         device = layer.wrap(emulate(device))?;
     }

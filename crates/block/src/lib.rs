@@ -41,6 +41,7 @@ mod backend;
 mod device;
 pub mod emulate;
 mod error;
+mod exports;
 mod ext;
 mod extents;
 mod facts;
@@ -56,6 +57,7 @@ pub use backend::{
 };
 pub use device::{Access, Device, FileRange};
 pub use error::{Error, Kind, Result};
+pub use exports::{Client, Exports, Listed, Visit};
 pub use ext::DeviceExt;
 pub use extents::{Extent, Extents, HOLE, ZERO};
 pub use facts::{BASE_ALLOCATION, BlockSizes, Can, Contexts, Facts};

@@ -15,6 +15,7 @@ pub fn registry(timeout: Duration) -> Registry {
     }
     let mut backends = backends::all();
     backends.extend(client::all(options));
+    backends.extend(cabi::all());
     Registry { backends, layers: layers::all(), path: backends::PATH_SCHEME, command: "command" }
 }
 

@@ -27,11 +27,23 @@ mod serve;
 mod signals;
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use args::Command;
 use exit::{Failure, Outcome};
 
+/// Time that plugins have to end before the program ends without them.
+const PLUGINS_END: Duration = Duration::from_secs(10);
+
 fn main() -> ExitCode {
+    let status = run();
+    for name in cabi::wait_for_end(PLUGINS_END) {
+        out::error(&format!("blockhaul: warning: plugin {name} has not ended in time\n"));
+    }
+    status
+}
+
+fn run() -> ExitCode {
     let words: Vec<_> = std::env::args_os().collect();
     if let Some(status) = compat::run(&words) {
         return ExitCode::from(status);

@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use block::{Can, Device, Facts};
 use io::{RecvWindow, Stream};
-use wire::handshake::server::{Event, ExportInfo, Handshake, Negotiated, Refusal, Tls};
-use wire::{BlockSizes, Context, ExportFlags, ListEntry, OptionError};
+use wire::handshake::server::{Event, ExportInfo, Handshake, Negotiated, Tls};
+use wire::{BlockSizes, Context, ExportFlags};
 
+use crate::hall::{Hall, entry};
 use crate::{Config, Export};
 
 /// Bytes of answers that are collected before they are sent.
@@ -20,7 +21,11 @@ pub(crate) struct Chosen {
 }
 
 /// Runs the handshake; `None` when the client left politely.
-pub(crate) async fn run(config: &Config, stream: &Stream) -> Result<Option<Chosen>, String> {
+pub(crate) async fn run(
+    config: &Config,
+    hall: &mut Hall<'_>,
+    stream: &Stream,
+) -> Result<Option<Chosen>, String> {
     let offers = &config.offers;
     let mut out = Vec::new();
     let mut handshake = Handshake::new(
@@ -64,21 +69,18 @@ pub(crate) async fn run(config: &Config, stream: &Stream) -> Result<Option<Chose
                 }
             }
             Event::Export { name, .. } => {
-                let answer = match find(config, &name) {
-                    Some(export) => Ok(describe(config, export, &name)),
-                    None => Err(unknown(&name)),
-                };
+                let found = hall.find(&name).await;
+                let answer = found.map(|export| describe(config, &export, &name));
                 handshake.answer_export(answer, &mut out).map_err(|error| error.to_string())?;
             }
             Event::List => {
-                let exports: Vec<_> = config.exports.iter().map(entry).collect();
-                handshake.answer_list(Ok(&exports), &mut out).map_err(|error| error.to_string())?;
+                let exports = hall.list().await;
+                let exports = exports.as_deref().map_err(Clone::clone);
+                handshake.answer_list(exports, &mut out).map_err(|error| error.to_string())?;
             }
             Event::MetaContext { export, queries, set } => {
-                let answer = match find(config, &export) {
-                    Some(found) => Ok(contexts(&found.device.facts(), &queries, set)),
-                    None => Err(unknown(&export)),
-                };
+                let found = hall.find(&export).await;
+                let answer = found.map(|found| contexts(&found.device.facts(), &queries, set));
                 handshake.answer_contexts(answer, &mut out).map_err(|error| error.to_string())?;
             }
             Event::StartTls => return Err("TLS was started although it was not offered".into()),
@@ -89,25 +91,13 @@ pub(crate) async fn run(config: &Config, stream: &Stream) -> Result<Option<Chose
             }
             Event::Transmission(negotiated) => {
                 stream.send_all(&out).await.map_err(|error| error.to_string())?;
-                let device = match find(config, &negotiated.export) {
-                    Some(export) => export.device.clone(),
-                    None => return Err("the export has gone".into()),
+                let Ok(Export { device, .. }) = hall.find(&negotiated.export).await else {
+                    return Err("the export has gone".into());
                 };
                 return Ok(Some(Chosen { negotiated: *negotiated, device, inbox }));
             }
         }
     }
-}
-
-/// The export of this name; the empty name also stands for the first one.
-fn find<'a>(config: &'a Config, name: &str) -> Option<&'a Export> {
-    let named = config.exports.iter().find(|export| export.name == name);
-    named.or_else(|| config.exports.first().filter(|_| name.is_empty()))
-}
-
-fn unknown(name: &str) -> Refusal {
-    let shown = wire::printable(name.as_bytes(), 256);
-    Refusal::new(OptionError::Unknown, format!("there is no export \"{shown}\""))
 }
 
 fn describe(config: &Config, export: &Export, asked: &str) -> ExportInfo {
@@ -127,14 +117,6 @@ fn describe(config: &Config, export: &Export, asked: &str) -> ExportInfo {
         name: (export.name != asked).then(|| export.name.clone()),
         description: Some(entry(export).description).filter(|text| !text.is_empty()),
     }
-}
-
-fn entry(export: &Export) -> ListEntry {
-    let description = match export.description.is_empty() {
-        true => export.device.facts().description.clone(),
-        false => export.description.clone(),
-    };
-    ListEntry { name: export.name.clone(), description }
 }
 
 fn flags(facts: &Facts) -> ExportFlags {

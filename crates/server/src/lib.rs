@@ -9,6 +9,7 @@
 //! - `session`: a connection in transmission. `handshake`: a connection before that.
 //! - `reply`: outcomes as NBD replies.
 
+mod hall;
 mod handshake;
 mod limits;
 mod reply;
@@ -16,13 +17,15 @@ mod session;
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use block::Device;
+use block::{Device, Exports};
 use io::{Listener, Pool, Remote, Stream};
 
+use hall::Hall;
 pub use limits::Limits;
 
 /// Something that clients can ask for by name.
@@ -57,6 +60,8 @@ impl Default for Offers {
 pub struct Config {
     /// What is served. A client that asks for the empty name gets the first one.
     pub exports: Vec<Export>,
+    /// Storage that opens devices for each client, in place of `exports`.
+    pub visits: Option<Arc<dyn Exports>>,
     /// What a client may cost.
     pub limits: Limits,
     /// What handshakes offer.
@@ -165,14 +170,27 @@ impl Server {
 
     async fn converse(self: &Arc<Self>, stream: Arc<Stream>) -> Result<(), String> {
         let limits = &self.config.limits;
+        let mut hall = self.admit(&stream).await?;
         let greeted = match limits.handshake {
-            Duration::ZERO => handshake::run(&self.config, &stream).await,
-            time => io::timeout(time, handshake::run(&self.config, &stream))
+            Duration::ZERO => handshake::run(&self.config, &mut hall, &stream).await,
+            time => io::timeout(time, handshake::run(&self.config, &mut hall, &stream))
                 .await
                 .map_err(|_| format!("no handshake within {} s", time.as_secs_f32()))?,
         };
         let Some(chosen) = greeted? else { return Ok(()) };
         session::run(self.clone(), stream, chosen).await
+    }
+
+    /// Lets a client in. Storage that takes one at a time may keep it waiting: not over a stop.
+    async fn admit(&self, stream: &Arc<Stream>) -> Result<Hall<'_>, String> {
+        let mut entering = pin!(Hall::enter(&self.config, stream.clone()));
+        loop {
+            match io::timeout(Duration::from_millis(100), entering.as_mut()).await {
+                Ok(entered) => return entered,
+                Err(io::Elapsed) if self.is_stopping() => return Err("the server stops".into()),
+                Err(io::Elapsed) => {}
+            }
+        }
     }
 
     fn limits(&self) -> &Limits {

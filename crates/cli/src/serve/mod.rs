@@ -144,47 +144,26 @@ struct Job {
 
 impl Job {
     async fn serve(&mut self, stopped: io::Ticket<Stop>) -> Outcome {
-        let what = self.spec.to_string();
-        let layers = std::mem::take(&mut self.layers);
-        let stack = self.registry.open(&self.spec, layers, self.intent).await;
-        let stack = stack.map_err(|error| {
-            let failure = Failure::opening("device", &what, &error);
-            match (error.kind(), self.intent.write) {
-                (block::Kind::ReadOnly | block::Kind::Refused, true) => {
-                    Failure::new(failure.status(), format!("{failure}, or serve it with -r"))
-                }
-                _ => failure,
-            }
-        })?;
-        self.open = Some(stack.clone());
-        let device = match self.intent.write {
-            true => stack.device().clone(),
-            // Some backends can be written however they were opened.
-            false => self.readonly(&stack)?,
+        let visits = self.visits().await?;
+        let exports = match &visits {
+            Some(_) => Vec::new(),
+            None => vec![self.export().await?],
         };
-        let facts = device.facts();
         let listening = self.listeners.bind().await?;
         let server = Server::new(Config {
-            exports: vec![Export {
-                name: self.name.clone(),
-                description: self.description.clone(),
-                device,
-            }],
+            exports,
+            visits,
             limits: self.limits.clone(),
             offers: self.offers,
             pool: io::Pool::new(self.memory),
         });
         let uri = listening.uri(&self.name);
-        log::debug!(
-            "serving {} ({} bytes) with {} at {uri}",
-            facts.name,
-            facts.size,
-            io::engine_name()
-        );
+        log::debug!("serving {} with {} at {uri}", self.spec, io::engine_name());
         let Listening { listeners, addresses, cleanup: _cleanup } = listening;
-        for listener in listeners {
-            drop(io::start(server.clone().listen(listener)));
-        }
+        let listening: Vec<_> = listeners
+            .into_iter()
+            .map(|listener| io::start(server.clone().listen(listener)))
+            .collect();
         if let Some(path) = &self.pidfile {
             write_pid(path)?;
         }
@@ -203,6 +182,8 @@ impl Job {
             child.stop();
         }
         let left = server.stop(PATIENCE).await;
+        // They hold the server, and with it what is served.
+        listening.into_iter().for_each(io::Task::cancel);
         if left > 0 {
             log::warn!("{left} connections had requests under way and were cut");
         }
@@ -211,6 +192,35 @@ impl Job {
             Stop::Signal(signal) if child.is_some() => signals::status(signal),
             Stop::Signal(_) => 0,
         })
+    }
+
+    /// Storage that has devices of their own for its clients, if this is such.
+    async fn visits(&mut self) -> Result<Option<Arc<dyn block::Exports>>, Failure> {
+        let opened = self.registry.exports(&self.spec, &self.layers, self.intent).await;
+        opened.map_err(|error| Failure::opening("device", &self.spec.to_string(), &error))
+    }
+
+    /// The one device that all clients share.
+    async fn export(&mut self) -> Result<Export, Failure> {
+        let layers = std::mem::take(&mut self.layers);
+        let stack = self.registry.open(&self.spec, layers, self.intent).await;
+        let stack = stack.map_err(|error| {
+            let failure = Failure::opening("device", &self.spec.to_string(), &error);
+            match (error.kind(), self.intent.write) {
+                (block::Kind::ReadOnly | block::Kind::Refused, true) => {
+                    Failure::new(failure.status(), format!("{failure}, or serve it with -r"))
+                }
+                _ => failure,
+            }
+        })?;
+        self.open = Some(stack.clone());
+        let device = match self.intent.write {
+            true => stack.device().clone(),
+            // Some backends can be written however they were opened.
+            false => self.readonly(&stack)?,
+        };
+        let (name, description) = (self.name.clone(), self.description.clone());
+        Ok(Export { name, description, device })
     }
 
     /// The device behind a layer that refuses to change it.

@@ -1,0 +1,79 @@
+//! Storage that has a device for each client, by name: plugins, folders.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::backend::assemble;
+use crate::{Device, Layer, Opening};
+
+/// Who asks for a device.
+#[derive(Clone, Default)]
+pub struct Client {
+    /// The connection; none for commands that open a device for themselves.
+    pub stream: Option<Arc<io::Stream>>,
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.stream {
+            Some(stream) => write!(f, "Client({})", stream.peer()),
+            None => f.write_str("Client(this program)"),
+        }
+    }
+}
+
+/// Storage whose clients each get devices of their own.
+pub trait Exports: Send + Sync {
+    /// Admits a client that has connected; an error sends it away. May wait for others to leave.
+    fn admit(&self, client: Client) -> Opening<Arc<dyn Visit>>;
+}
+
+/// A client that was admitted. It leaves when this is dropped with every device it opened.
+pub trait Visit: Send + Sync {
+    /// What it may open. `tls`: the connection is encrypted by now.
+    fn list(&self, tls: bool) -> Opening<Vec<Listed>>;
+
+    /// A device by its name; the empty name stands for the default one.
+    fn open(&self, name: &str, tls: bool) -> Opening<Arc<dyn Device>>;
+}
+
+/// A device that can be opened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listed {
+    /// Its name.
+    pub name: String,
+    /// For people; may be empty.
+    pub description: String,
+}
+
+/// Exports with layers over each device, the last one outermost; fenced.
+pub(crate) struct Layered {
+    pub(crate) inner: Arc<dyn Exports>,
+    pub(crate) layers: Arc<[Arc<dyn Layer>]>,
+}
+
+impl Exports for Layered {
+    fn admit(&self, client: Client) -> Opening<Arc<dyn Visit>> {
+        let (admitted, layers) = (self.inner.admit(client), self.layers.clone());
+        Box::pin(async move {
+            let visit = LayeredVisit { inner: admitted.await?, layers };
+            Ok(Arc::new(visit) as Arc<dyn Visit>)
+        })
+    }
+}
+
+struct LayeredVisit {
+    inner: Arc<dyn Visit>,
+    layers: Arc<[Arc<dyn Layer>]>,
+}
+
+impl Visit for LayeredVisit {
+    fn list(&self, tls: bool) -> Opening<Vec<Listed>> {
+        self.inner.list(tls)
+    }
+
+    fn open(&self, name: &str, tls: bool) -> Opening<Arc<dyn Device>> {
+        let (opening, layers) = (self.inner.open(name, tls), self.layers.clone());
+        Box::pin(async move { assemble(opening.await?, &layers) })
+    }
+}

@@ -1,0 +1,98 @@
+//! What a client may choose from: the server's exports, or devices that are opened for this client.
+
+use std::sync::Arc;
+
+use block::{Client, Device, Kind, Visit};
+use io::Stream;
+use wire::ListEntry;
+use wire::OptionError;
+use wire::handshake::server::Refusal;
+
+use crate::{Config, Export};
+
+/// The exports as one client sees them.
+pub(crate) struct Hall<'a> {
+    config: &'a Config,
+    visit: Option<Arc<dyn Visit>>,
+    /// The device that was opened last: clients ask about an export before they choose it.
+    open: Option<(String, Arc<dyn Device>)>,
+    /// The connection is encrypted by now.
+    pub(crate) tls: bool,
+}
+
+impl<'a> Hall<'a> {
+    /// Admits a client.
+    pub(crate) async fn enter(config: &'a Config, stream: Arc<Stream>) -> Result<Hall<'a>, String> {
+        let visit = match &config.visits {
+            None => None,
+            Some(visits) => {
+                let admitted = visits.admit(Client { stream: Some(stream) }).await;
+                Some(admitted.map_err(|error| format!("not admitted: {error}"))?)
+            }
+        };
+        Ok(Hall { config, visit, open: None, tls: false })
+    }
+
+    /// The export of this name; the empty name stands for the first one, or the device's own default.
+    pub(crate) async fn find(&mut self, name: &str) -> Result<Export, Refusal> {
+        let Some(visit) = &self.visit else {
+            let exports = &self.config.exports;
+            let named = exports.iter().find(|export| export.name == name);
+            let found = named.or_else(|| exports.first().filter(|_| name.is_empty()));
+            return found.cloned().ok_or_else(|| unknown(name));
+        };
+        let export = |device| Export { name: name.into(), description: String::new(), device };
+        if let Some((open, device)) = &self.open
+            && open == name
+        {
+            return Ok(export(device.clone()));
+        }
+        // Closed before another one is opened.
+        self.open = None;
+        match visit.open(name, self.tls).await {
+            Ok(device) => {
+                self.open = Some((name.into(), device.clone()));
+                Ok(export(device))
+            }
+            Err(error) => {
+                log::warn!("cannot open an export for a client: {error}");
+                let kind = match error.kind() {
+                    Kind::ReadOnly | Kind::Refused => OptionError::Policy,
+                    _ => OptionError::Unknown,
+                };
+                Err(Refusal::new(kind, error.text()))
+            }
+        }
+    }
+
+    /// All exports.
+    pub(crate) async fn list(&self) -> Result<Vec<ListEntry>, Refusal> {
+        let Some(visit) = &self.visit else {
+            return Ok(self.config.exports.iter().map(entry).collect());
+        };
+        match visit.list(self.tls).await {
+            Ok(listed) => Ok(listed
+                .into_iter()
+                .map(|listed| ListEntry { name: listed.name, description: listed.description })
+                .collect()),
+            Err(error) => {
+                log::warn!("cannot list exports: {error}");
+                Err(Refusal::new(OptionError::Policy, error.text()))
+            }
+        }
+    }
+}
+
+/// An export in a list.
+pub(crate) fn entry(export: &Export) -> ListEntry {
+    let description = match export.description.is_empty() {
+        true => export.device.facts().description.clone(),
+        false => export.description.clone(),
+    };
+    ListEntry { name: export.name.clone(), description }
+}
+
+fn unknown(name: &str) -> Refusal {
+    let shown = wire::printable(name.as_bytes(), 256);
+    Refusal::new(OptionError::Unknown, format!("there is no export \"{shown}\""))
+}

@@ -1,0 +1,181 @@
+//! What a callback may ask about its caller, and what it leaves behind: kept for each thread while a
+//! plugin's code runs on it.
+
+use std::cell::{Cell, RefCell};
+use std::ffi::{CStr, CString, c_char, c_int};
+use std::sync::{Arc, Mutex};
+
+use block::Client;
+
+/// Most bytes of error texts that are kept of one callback.
+const TEXT_MAX: usize = 4096;
+
+/// Who calls a plugin.
+#[derive(Default)]
+pub(crate) struct Context {
+    /// The plugin's name, for messages.
+    pub(crate) plugin: String,
+    /// The connection; none in callbacks of the plugin's life.
+    pub(crate) client: Option<Client>,
+    /// The export that the client asked for.
+    pub(crate) export: Option<CString>,
+    /// The connection is encrypted.
+    pub(crate) tls: bool,
+    /// Strings that live as long as the connection.
+    pub(crate) interned: Interned,
+    /// Standard input and output are the plugin's to use.
+    pub(crate) stdio_safe: bool,
+}
+
+impl Context {
+    /// Whether the client has gone: its answer has no reader.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        use std::os::fd::{AsFd as _, AsRawFd as _};
+        let Some(stream) = self.client.as_ref().and_then(|client| client.stream.as_ref()) else {
+            return false;
+        };
+        let mut poll =
+            libc::pollfd { fd: stream.as_fd().as_raw_fd(), events: libc::POLLRDHUP, revents: 0 };
+        // SAFETY: one structure, a descriptor that `stream` keeps open, and no waiting.
+        let ready = unsafe { libc::poll(&raw mut poll, 1, 0) };
+        ready > 0 && poll.revents & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0
+    }
+}
+
+/// Strings that are freed together.
+#[derive(Default)]
+pub(crate) struct Interned(Mutex<Vec<CString>>);
+
+impl Interned {
+    /// Keeps a copy; the pointer is good as long as this lives.
+    pub(crate) fn keep(&self, text: CString) -> *const c_char {
+        let pointer = text.as_ptr();
+        // A string's bytes do not move when it does.
+        self.0.lock().expect("no panic under this lock").push(text);
+        pointer
+    }
+}
+
+/// What a callback left behind.
+#[derive(Default)]
+pub(crate) struct Left {
+    /// `nbdkit_set_error`, 0 if it was not called.
+    pub(crate) error: c_int,
+    /// `errno` when it returned.
+    pub(crate) errno: c_int,
+    /// What it said by `nbdkit_error`; texts are joined.
+    pub(crate) text: String,
+}
+
+struct Current {
+    context: Arc<Context>,
+    left: Left,
+}
+
+thread_local! {
+    static CURRENT: RefCell<Option<Current>> = const { RefCell::new(None) };
+    /// For the handler of crashes, which may only look at plain values: the callback that runs.
+    static CALLBACK: Cell<Option<&'static CStr>> = const { Cell::new(None) };
+}
+
+/// Runs a callback of a plugin, named `name` for messages.
+pub(crate) fn call<R>(
+    context: &Arc<Context>,
+    name: &'static CStr,
+    callback: impl FnOnce() -> R,
+) -> (R, Left) {
+    let fresh = Current { context: context.clone(), left: Left::default() };
+    let outer = CURRENT.replace(Some(fresh));
+    let outer_name = CALLBACK.replace(Some(name));
+    set_errno(0);
+    let result = callback();
+    let errno = errno();
+    CALLBACK.set(outer_name);
+    let mut left = CURRENT.replace(outer).map(|current| current.left).unwrap_or_default();
+    left.errno = errno;
+    (result, left)
+}
+
+/// The callback that runs on this thread. For signal handlers: touches nothing but a plain value.
+pub(crate) fn callback_now() -> Option<&'static CStr> {
+    CALLBACK.try_with(Cell::get).ok().flatten()
+}
+
+/// The context of the callback that runs on this thread.
+pub(crate) fn now() -> Option<Arc<Context>> {
+    CURRENT.with_borrow(|current| current.as_ref().map(|current| current.context.clone()))
+}
+
+/// `nbdkit_set_error`.
+pub(crate) fn set_error(error: c_int) {
+    CURRENT.with_borrow_mut(|current| {
+        if let Some(current) = current {
+            current.left.error = error;
+        }
+    });
+}
+
+/// `nbdkit_error`: kept for whoever called; from a plugin's own threads it goes to the log.
+pub(crate) fn said(text: &str) {
+    let kept = CURRENT.with_borrow_mut(|current| {
+        let Some(current) = current else { return false };
+        let left = &mut current.left.text;
+        if left.len() + text.len() < TEXT_MAX {
+            if !left.is_empty() {
+                left.push_str("; ");
+            }
+            left.push_str(text);
+        }
+        true
+    });
+    if !kept {
+        log::warn!("a plugin says: {text}");
+    }
+}
+
+/// Keeps a string for the connection, or for ever where there is none.
+pub(crate) fn intern(text: CString) -> *const c_char {
+    match now() {
+        Some(context) if context.client.is_some() => context.interned.keep(text),
+        _ => text.into_raw(),
+    }
+}
+
+pub(crate) fn errno() -> c_int {
+    // SAFETY: the C library answers this thread's own errno.
+    unsafe { *libc::__errno_location() }
+}
+
+pub(crate) fn set_errno(value: c_int) {
+    // SAFETY: as in `errno`.
+    unsafe { *libc::__errno_location() = value }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_callback_leaves_is_seen_once_and_nested_calls_do_not_mix() {
+        let context = Arc::new(Context::default());
+        let (inner, left) = call(&context, c"outer", || {
+            said("first");
+            said("second");
+            set_error(libc::ENOSPC);
+            let ((), inner) = call(&context, c"inner", || {
+                said("third");
+                set_errno(libc::EPERM);
+            });
+            assert_eq!(callback_now(), Some(c"outer"));
+            set_errno(libc::EIO);
+            inner
+        });
+        assert_eq!((inner.error, inner.errno, inner.text.as_str()), (0, libc::EPERM, "third"));
+        assert_eq!(left.text, "first; second");
+        assert_eq!((left.error, left.errno), (libc::ENOSPC, libc::EIO));
+        assert!(now().is_none() && callback_now().is_none());
+        let ((), left) = call(&context, c"next", || ());
+        assert_eq!((left.error, left.errno, left.text.as_str()), (0, 0, ""));
+    }
+}

@@ -1,0 +1,42 @@
+//! Hosts plugins written in C (or anything that makes shared objects): unmodified ones for nbdkit's
+//! interface, versions 1 and 2, and asynchronous ones for `blockhaul-plugin.h`.
+//!
+//! - `load`, `abi`, `async_abi`: the shared object and its description.
+//! - `plugin`: its life. `visit`: a connection. `handle`: an open handle and its calls. `device`: that
+//!   as a [`block::Device`]. `backend`: the scheme `nbdkit:`.
+//! - `lane`, `turn`: on which threads callbacks run, and how many at a time.
+//! - `api`, `shim.c`: the functions that plugins call; `context`: what those know about the caller.
+//! - `crash`: a crash names the plugin.
+//!
+//! A program that hosts plugins must export the functions: its build script passes
+//! `-Wl,--export-dynamic-symbol=nbdkit_*` and the same for `blockhaul_*` to the linker.
+//!
+//! Callbacks block, and so never run on a worker: they run on a lane of threads of the plugin's.
+
+mod abi;
+mod api;
+mod async_abi;
+mod backend;
+mod capture;
+mod context;
+mod crash;
+mod device;
+mod handle;
+mod lane;
+mod lists;
+mod load;
+mod parse;
+mod password;
+mod plugin;
+mod turn;
+mod visit;
+
+pub use abi::ThreadModel;
+pub use backend::Nbdkit;
+pub use load::PATH_VARIABLE;
+pub use plugin::{HostSettings, Settings, dump, wait_for_end};
+
+/// Every kind of storage of this crate, for a [`block::Registry`].
+pub fn all() -> Vec<&'static dyn block::Backend> {
+    vec![&Nbdkit]
+}

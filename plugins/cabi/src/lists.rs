@@ -1,0 +1,170 @@
+//! What plugins fill in through functions: lists of extents and of exports.
+
+/// Most extents of one list: more are left out, and asked for again by whoever needs them.
+const EXTENTS_MAX: usize = 1 << 20;
+/// Most exports of one list, and the longest name or description in bytes (NBD's own bound).
+const EXPORTS_MAX: usize = 10_000;
+const STRING_MAX: usize = 4096;
+
+/// A run of bytes in one state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Extent {
+    pub(crate) at: u64,
+    pub(crate) len: u64,
+    /// 1: hole, 2: reads as zeroes.
+    pub(crate) state: u32,
+}
+
+/// The extents of a range, in ascending order and without gaps.
+pub(crate) struct Extents {
+    start: u64,
+    end: u64,
+    /// Where the next extent must begin, once there was one.
+    next: Option<u64>,
+    list: Vec<Extent>,
+}
+
+impl Extents {
+    /// No extents yet of the range from `start` up to `end`.
+    pub(crate) fn new(start: u64, end: u64) -> Extents {
+        Extents { start, end, next: None, list: Vec::new() }
+    }
+
+    /// Adds an extent. What lies outside of the range is left out.
+    pub(crate) fn add(&mut self, at: u64, len: u64, state: u32) -> Result<(), &'static str> {
+        if self.next.is_some_and(|next| next != at) {
+            return Err("extents must be added in ascending order and without gaps");
+        }
+        let end = at.checked_add(len).ok_or("an extent ends behind all offsets")?;
+        if len == 0 {
+            return Ok(());
+        }
+        self.next = Some(end);
+        let (from, to) = (at.max(self.start), end.min(self.end));
+        if from >= to {
+            // Before the range, or behind it.
+            return match self.list.is_empty() && at > self.start {
+                true => Err("the first extent must cover the start of the range"),
+                false => Ok(()),
+            };
+        }
+        if self.list.is_empty() && from > self.start {
+            return Err("the first extent must cover the start of the range");
+        }
+        let full = self.list.len() >= EXTENTS_MAX;
+        match self.list.last_mut() {
+            Some(last) if last.state == state => last.len += to - from,
+            _ if !full => {
+                self.list.push(Extent { at: from, len: to - from, state });
+            }
+            _ => {
+                // The list ends here; nothing behind may be taken up after this gap.
+                self.end = from;
+            }
+        }
+        Ok(())
+    }
+
+    /// The extents so far.
+    pub(crate) fn list(&self) -> &[Extent] {
+        &self.list
+    }
+}
+
+/// An export that a plugin offers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Export {
+    pub(crate) name: String,
+    pub(crate) description: Option<String>,
+}
+
+/// The exports that a plugin offers.
+#[derive(Default)]
+pub(crate) struct Exports {
+    list: Vec<Export>,
+    /// The plugin asked for the name of its default export in this place.
+    pub(crate) default_at: Vec<usize>,
+}
+
+impl Exports {
+    /// Adds an export.
+    pub(crate) fn add(
+        &mut self,
+        name: &str,
+        description: Option<&str>,
+    ) -> Result<(), &'static str> {
+        if self.list.len() + self.default_at.len() >= EXPORTS_MAX {
+            return Err("too many exports");
+        }
+        if name.len() > STRING_MAX || description.is_some_and(|text| text.len() > STRING_MAX) {
+            return Err("the name or description of an export is too long");
+        }
+        self.list.push(Export { name: name.into(), description: description.map(Into::into) });
+        Ok(())
+    }
+
+    /// Adds the plugin's default export, whose name is asked for later.
+    pub(crate) fn add_default(&mut self) -> Result<(), &'static str> {
+        if self.list.len() + self.default_at.len() >= EXPORTS_MAX {
+            return Err("too many exports");
+        }
+        self.default_at.push(self.list.len());
+        Ok(())
+    }
+
+    /// The exports, the default one under the name given.
+    pub(crate) fn resolved(mut self, default: &str) -> Vec<Export> {
+        for &at in self.default_at.iter().rev() {
+            self.list.insert(at, Export { name: default.into(), description: None });
+        }
+        self.list
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn extents_are_clipped_joined_and_checked() {
+        let mut extents = Extents::new(100, 200);
+        extents.add(0, 50, 0).unwrap();
+        extents.add(50, 60, 3).unwrap();
+        extents.add(110, 10, 3).unwrap();
+        extents.add(120, 0, 1).unwrap();
+        extents.add(120, 500, 0).unwrap();
+        extents.add(620, 5, 1).unwrap();
+        let wanted = [Extent { at: 100, len: 20, state: 3 }, Extent { at: 120, len: 80, state: 0 }];
+        assert_eq!(extents.list(), wanted);
+        assert!(extents.add(700, 1, 0).is_err());
+    }
+
+    #[test]
+    fn a_list_must_cover_its_start_and_not_overflow() {
+        assert!(Extents::new(100, 200).add(101, 1, 0).is_err());
+        assert!(Extents::new(100, 200).add(300, 1, 0).is_err());
+        assert!(Extents::new(100, 200).add(u64::MAX, 2, 0).is_err());
+    }
+
+    #[test]
+    fn a_full_list_ends_early_but_has_no_gap() {
+        let mut extents = Extents::new(0, u64::MAX);
+        for at in 0..EXTENTS_MAX as u64 + 10 {
+            extents.add(at, 1, (at % 2) as u32).unwrap();
+        }
+        let list = extents.list();
+        assert_eq!(list.len(), EXTENTS_MAX);
+        assert!(list.windows(2).all(|pair| pair[0].at + pair[0].len == pair[1].at));
+    }
+
+    #[test]
+    fn the_default_export_stands_where_it_was_put() {
+        let mut exports = Exports::default();
+        exports.add("a", None).unwrap();
+        exports.add_default().unwrap();
+        exports.add("b", Some("text")).unwrap();
+        let names: Vec<_> = exports.resolved("d").into_iter().map(|export| export.name).collect();
+        assert_eq!(names, ["a", "d", "b"]);
+    }
+}

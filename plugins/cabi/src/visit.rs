@@ -1,0 +1,206 @@
+//! A connection, as plugins see it: `preconnect`, the list of exports, the default export, handles.
+
+use std::ffi::{CString, c_int};
+use std::sync::{Arc, OnceLock};
+
+use block::{Client, Device, Error, Exports, Kind, Listed, Opening, Result, Visit};
+
+use crate::abi::ThreadModel;
+use crate::context::{self, Context, Left};
+use crate::device::PluginDevice;
+use crate::handle::Handle;
+use crate::lane::Lane;
+use crate::lists;
+use crate::plugin::Plugin;
+use crate::turn::Turn;
+
+/// Longest name of an export in bytes (NBD's bound).
+const NAME_MAX: usize = 4096;
+
+/// A plugin's exports: each client is a connection of its own.
+pub(crate) struct PluginExports {
+    pub(crate) plugin: Arc<Plugin>,
+    pub(crate) readonly: bool,
+}
+
+impl Exports for PluginExports {
+    fn admit(&self, client: Client) -> Opening<Arc<dyn Visit>> {
+        let (plugin, readonly) = (self.plugin.clone(), self.readonly);
+        Box::pin(async move {
+            let visit = PluginVisit::enter(plugin, readonly, client).await?;
+            Ok(Arc::new(visit) as Arc<dyn Visit>)
+        })
+    }
+}
+
+/// A connection. Below `PARALLEL` all its callbacks run on one thread.
+#[derive(Clone)]
+pub(crate) struct PluginVisit(Arc<Connection>);
+
+/// What a connection's handles share.
+pub(crate) struct Connection {
+    pub(crate) plugin: Arc<Plugin>,
+    pub(crate) readonly: bool,
+    pub(crate) lane: Arc<Lane>,
+    client: Client,
+    /// Asked for once.
+    default: OnceLock<Result<String>>,
+    _turn: Option<Turn>,
+}
+
+impl PluginVisit {
+    /// Admits a connection, when it is its turn and the plugin has nothing against it.
+    pub(crate) async fn enter(
+        plugin: Arc<Plugin>,
+        readonly: bool,
+        client: Client,
+    ) -> Result<PluginVisit> {
+        let turn = match plugin.model {
+            ThreadModel::SerializeConnections => plugin.turns.take().await,
+            _ => None,
+        };
+        let lane = match plugin.model {
+            ThreadModel::Parallel => plugin.pool.clone(),
+            ThreadModel::SerializeAllRequests => plugin.control.clone(),
+            _ => Arc::new(Lane::single(plugin.name.clone())),
+        };
+        let default = OnceLock::new();
+        let connection = Connection { plugin, readonly, lane, client, default, _turn: turn };
+        let visit = PluginVisit(Arc::new(connection));
+        if visit.0.plugin.abi.preconnect.is_some() {
+            visit.0.clone().run(Connection::preconnect).await?;
+        }
+        Ok(visit)
+    }
+
+    /// Opens a handle.
+    pub(crate) async fn open_handle(&self, name: &str, tls: bool) -> Result<Arc<dyn Device>> {
+        if name.len() > NAME_MAX {
+            return Err(Error::new(Kind::NotFound, "the export's name is too long"));
+        }
+        let name = name.to_string();
+        let handle = self.0.clone().run(move |connection| connection.open(&name, tls)).await?;
+        Ok(PluginDevice::over(handle))
+    }
+}
+
+impl Visit for PluginVisit {
+    fn list(&self, tls: bool) -> Opening<Vec<Listed>> {
+        let connection = self.0.clone();
+        Box::pin(async move { connection.run(move |connection| connection.list(tls)).await })
+    }
+
+    fn open(&self, name: &str, tls: bool) -> Opening<Arc<dyn Device>> {
+        let (visit, name) = (self.clone(), name.to_string());
+        Box::pin(async move { visit.open_handle(&name, tls).await })
+    }
+}
+
+impl Connection {
+    /// Runs a job on the connection's thread.
+    async fn run<T: Send + 'static>(
+        self: Arc<Self>,
+        job: impl FnOnce(&Arc<Self>) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let (completer, ticket) = io::ticket();
+        let lane = self.lane.clone();
+        lane.run(move || {
+            let result = job(&self);
+            // The connection may end here: then so may its thread, whose queue outlives it.
+            drop(self);
+            completer.complete(result);
+        });
+        ticket.await.map_err(|lost| {
+            Error::new(Kind::Io, "cannot start a thread for a plugin").because(lost)
+        })?
+    }
+
+    pub(crate) fn context(&self, export: Option<CString>, tls: bool) -> Context {
+        Context {
+            plugin: self.plugin.name.clone(),
+            client: Some(self.client.clone()),
+            export,
+            tls,
+            ..Context::default()
+        }
+    }
+
+    fn preconnect(self: &Arc<Self>) -> Result<()> {
+        let Some(preconnect) = self.plugin.abi.preconnect else { return Ok(()) };
+        let context = Arc::new(self.context(None, false));
+        // SAFETY: the callback takes a number; the lane keeps to the thread model.
+        let (result, left) = context::call(&context, c"preconnect", || unsafe {
+            preconnect(c_int::from(self.readonly))
+        });
+        self.settled(c_int::from(result != 0), "preconnect", &left)
+    }
+
+    /// An error for what is not 0.
+    fn settled(&self, result: c_int, name: &str, left: &Left) -> Result<()> {
+        if result == 0 {
+            self.plugin.log_rest(left, 0);
+            return Ok(());
+        }
+        Err(self.plugin.error(name, left))
+    }
+
+    fn list(self: &Arc<Self>, tls: bool) -> Result<Vec<Listed>> {
+        let Some(list_exports) = self.plugin.abi.list_exports else {
+            let name = self.default_export(tls)?;
+            return Ok(vec![Listed { name, description: String::new() }]);
+        };
+        let mut exports = lists::Exports::default();
+        let context = Arc::new(self.context(None, tls));
+        let pointer = (&raw mut exports).cast();
+        // SAFETY: the list lives through the call, and is used by the callback only meanwhile.
+        let (result, left) = context::call(&context, c"list_exports", || unsafe {
+            list_exports(c_int::from(self.readonly), c_int::from(tls), pointer)
+        });
+        self.settled(result, "list_exports", &left)?;
+        let default = match exports.default_at.is_empty() {
+            true => String::new(),
+            false => self.default_export(tls)?,
+        };
+        let listed = exports.resolved(&default).into_iter().map(|export| Listed {
+            name: export.name,
+            description: export.description.unwrap_or_default(),
+        });
+        Ok(listed.collect())
+    }
+
+    /// The name behind the empty name.
+    fn default_export(&self, tls: bool) -> Result<String> {
+        self.default.get_or_init(|| self.ask_default_export(tls)).clone()
+    }
+
+    fn ask_default_export(&self, tls: bool) -> Result<String> {
+        let Some(default_export) = self.plugin.abi.default_export else {
+            return Ok(String::new());
+        };
+        let context = Arc::new(self.context(None, tls));
+        // SAFETY: the callback takes numbers; what it answers is a C string or null.
+        let (name, left) = context::call(&context, c"default_export", || unsafe {
+            default_export(c_int::from(self.readonly), c_int::from(tls))
+        });
+        // SAFETY: as the callback's contract says; copied at once.
+        match unsafe { crate::api::text(name) } {
+            Some(name) if name.len() <= NAME_MAX => Ok(name.into_owned()),
+            Some(_) => Err(Error::new(Kind::NotFound, "the default export's name is too long")),
+            None if left.text.is_empty() => {
+                let text = format!("plugin {} has no default export: name one", self.plugin.name);
+                Err(Error::new(Kind::NotFound, text))
+            }
+            None => Err(Error::new(Kind::NotFound, left.text)),
+        }
+    }
+
+    fn open(self: &Arc<Self>, name: &str, tls: bool) -> Result<Arc<Handle>> {
+        let name = match name.is_empty() {
+            true => self.default_export(tls)?,
+            false => name.to_string(),
+        };
+        let zero = |_| Error::new(Kind::NotFound, "the export's name holds a zero byte");
+        let name = CString::new(name).map_err(zero)?;
+        Handle::open(self.clone(), name, tls)
+    }
+}
