@@ -296,6 +296,12 @@ pub struct Copy {
     #[arg(long, conflicts_with = "progress")]
     pub no_progress: bool,
 
+    /// Serve figures for Prometheus while copying, on a loopback address as localhost:9100 (port 0
+    /// takes a free one and says which) or on unix:PATH: GET /metrics. Without a password, for
+    /// whoever reaches it
+    #[arg(long, value_name = "ADDR", help_heading = "Long copies")]
+    pub metrics: Option<crate::metrics::Address>,
+
     /// Give up on a connection after this time without a byte either way while requests are in
     /// flight; 0 for never
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]

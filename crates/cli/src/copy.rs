@@ -6,15 +6,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 use block::{Can, Error, Intent, Kind, Layer, OpKind, Registry, Spec, Stack};
-use engine::{Options, Progress, Retried, Summary};
+use engine::{Options, Progress, Rate, Retried, Summary};
 use io::{Pool, Runtime};
 use wire::uri::{Transport, Uri};
 
 use crate::brackets::Groups;
 use crate::exit::{self, Failure, Outcome, plain};
+use crate::figures::Watched;
 use crate::long::{self, Journal};
 use crate::progress::Reporter;
-use crate::{args, devices, logger, out, signals};
+use crate::{args, devices, figures, logger, metrics, out, signals};
 
 /// Sizes to which a file is made while it takes in a pipe of unknown length, tried in this order: what
 /// large file systems take, and ext4's limit with blocks of 4096. It is cut to length in the end.
@@ -56,6 +57,8 @@ pub fn run(args: &args::Copy, groups: &Groups) -> Outcome {
     let mut options = options(args);
     options.rate = long::rate(args)?;
     options.digest = args.digest;
+    let watched = Watched { name: None, progress: progress.clone() };
+    let metrics = metrics(args, vec![watched], options.rate.clone())?;
     let to_pipe = target == Spec::Pipe;
     let job = Job {
         registry,
@@ -78,6 +81,7 @@ pub fn run(args: &args::Copy, groups: &Groups) -> Outcome {
     // Not on a worker: the servers of `[ CMD ]` are awaited here, which end when workers have closed
     // their connections.
     drop(job);
+    drop(metrics);
     if let Some(reporter) = reporter {
         reporter.finish(result.is_ok());
     }
@@ -107,6 +111,22 @@ pub fn run(args: &args::Copy, groups: &Groups) -> Outcome {
         }
         Err(failure) => Err(failure),
     }
+}
+
+/// Serves figures, if that was asked for.
+fn metrics(
+    args: &args::Copy,
+    disks: Vec<Watched>,
+    limit: Option<Arc<Rate>>,
+) -> Result<Option<metrics::Server>, Failure> {
+    let Some(address) = &args.metrics else { return Ok(None) };
+    let server = metrics::Server::start(address, figures::page(disks, limit))?;
+    if let metrics::Address::Tcp(asked) = address
+        && asked.port() == 0
+    {
+        out::error(&format!("blockhaul: copy: metrics on {}\n", server.address()));
+    }
+    Ok(Some(server))
 }
 
 fn options(args: &args::Copy) -> Options {

@@ -6,6 +6,7 @@
 //! - `compat`: the program called by the names of libnbd's programs.
 //! - `check`: `compare`, `verify` and `checksum`.
 //! - `long`: what copies that take long have: a journal, and a rate that changes.
+//! - `metrics`: a page for Prometheus; `figures`: what it says of copies.
 //! - `devices`: the registry of backends and layers, and the help about them.
 //! - `exit`: failures, what to do about them, and exit statuses.
 //! - `progress`, `signals`, `out`, `logger`: what the commands share.
@@ -17,10 +18,12 @@ mod compat;
 mod copy;
 mod devices;
 mod exit;
+mod figures;
 mod generate;
 mod info;
 mod logger;
 mod long;
+mod metrics;
 mod out;
 mod progress;
 mod serve;

@@ -1,9 +1,14 @@
-//! What `blockhaul copy` tells and what it is told while it runs: digests, rates by the time of day.
+//! What `blockhaul copy` tells and what it is told while it runs: digests, rates by the time of day,
+//! figures for Prometheus.
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
 
-use std::process::{Command, Output};
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
 use testkit::tools::{self, Scratch};
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -79,4 +84,72 @@ fn rates_follow_the_local_time_of_day() {
     let (output, _) = run("UTC0", "25:00-26:00=8M");
     assert!(text(&output.stderr).contains("08:00-18:00=50M"), "{}", text(&output.stderr));
     assert_eq!(output.status.code(), Some(2));
+}
+
+/// What a server of figures answers on this socket.
+fn page(socket: &Path) -> String {
+    let start = Instant::now();
+    let mut peer = loop {
+        match UnixStream::connect(socket) {
+            Ok(peer) => break peer,
+            Err(error) => assert!(start.elapsed() < LIMIT, "{error}"),
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    peer.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    peer.read_to_string(&mut answer).unwrap();
+    let (head, page) = answer.split_once("\r\n\r\n").unwrap();
+    assert!(head.starts_with("HTTP/1.1 200 OK"), "{head}");
+    page.to_string()
+}
+
+/// The value of a figure.
+fn figure(page: &str, name: &str) -> f64 {
+    let line = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    line.unwrap_or_else(|| panic!("no {name} in {page}")).parse().unwrap()
+}
+
+#[test]
+fn metrics_tell_of_a_copy_under_way() {
+    let scratch = Scratch::new().unwrap();
+    let socket = scratch.socket("metrics");
+    let address = format!("unix:{}", socket.display());
+    let target = scratch.file("target");
+    let mut child = Command::new(OURS)
+        .args(["copy", "--metrics", &address, "--rate", "4M", "--request-size", "64k"])
+        .args(["--source-layer", "error?read=5%", "--retry-delay", "1ms", "--retries", "99"])
+        .args(["pattern:64M", target.to_str().unwrap()])
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let start = Instant::now();
+    let told = loop {
+        let told = page(&socket);
+        let data = figure(&told, "blockhaul_copy_bytes_total{kind=\"data\"}");
+        if data > 2e6 && figure(&told, "blockhaul_copy_retries_total{side=\"source\"}") > 0.0 {
+            break told;
+        }
+        assert!(start.elapsed() < LIMIT, "{told}");
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    assert_eq!(figure(&told, "blockhaul_copy_size_bytes"), f64::from(64 << 20));
+    assert_eq!(figure(&told, "blockhaul_copy_limit_bytes_per_second"), f64::from(4 << 20));
+    assert_eq!(figure(&told, "blockhaul_copy_request_size_bytes"), f64::from(64 << 10));
+    assert!(figure(&told, "blockhaul_copy_connections") >= 1.0, "{told}");
+    for side in ["source", "target"] {
+        let count = format!("blockhaul_copy_request_seconds_count{{side=\"{side}\"}}");
+        assert!(figure(&told, &count) > 20.0, "{told}");
+    }
+    assert!(figure(&told, "blockhaul_copy_route_bytes_total{route=\"memory\"}") > 0.0, "{told}");
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert!(!socket.exists(), "removed in the end");
+    for wrong in ["0.0.0.0:1", "9100", "unix:"] {
+        let output = copy(&["--metrics", wrong, "null:1M", "null:"]);
+        assert_eq!(output.status.code(), Some(2), "{wrong}: {}", text(&output.stderr));
+    }
+    let output = copy(&["--metrics", "unix:/nowhere/at/all", "null:1M", "null:"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("cannot listen on unix:/nowhere"));
 }

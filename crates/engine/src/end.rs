@@ -190,6 +190,7 @@ impl End {
         *attempts += 1;
         log::info!("trying again ({attempts} of {}): {error}", self.retries.limit);
         self.retries.requests[self.side as usize].fetch_add(1, Ordering::Relaxed);
+        self.retries.progress.meter.retried(self.side);
         match remedy {
             Remedy::Reconnect if self.reconnects() => self.reconnect(&error, generation).await?,
             _ => self.retries.pause(*attempts).await,
@@ -221,6 +222,7 @@ impl End {
             self.handle.replace(handle);
             self.generation.set(generation + 1);
             self.retries.connections[self.side as usize].fetch_add(1, Ordering::Relaxed);
+            self.retries.progress.meter.reconnected(self.side);
         });
         if let Err(error) = &result {
             self.dead.replace(Some(error.clone()));

@@ -225,6 +225,7 @@ impl Lane {
         work: impl Future<Output = Result<()>> + 'static,
     ) {
         self.in_flight.set(self.in_flight.get() + 1);
+        self.job.progress.meter.begin();
         self.bytes.set(self.bytes.get() + len);
         self.ledger.borrow_mut().request(home);
         let lane = self.clone();
@@ -242,6 +243,7 @@ impl Lane {
                 lane.arm();
             }
             lane.in_flight.set(lane.in_flight.get() - 1);
+            lane.job.progress.meter.end();
             lane.bytes.set(lane.bytes.get() - len);
             lane.done.notify();
         }));
@@ -429,9 +431,12 @@ impl Lane {
             };
             parts.push((len, zero, self.submit_change(home, request)));
         }
+        let asked = Instant::now();
         let mut result = Ok(());
         for (len, zero, pending) in parts {
-            match pending.await {
+            let reply = pending.await;
+            self.job.progress.meter.took(Side::Target, asked.elapsed());
+            match reply {
                 Ok(_) if zero => {
                     done.zeroed += len;
                     done.zeroes += if self.target_zeroes { 0 } else { len };
@@ -452,7 +457,10 @@ impl Lane {
     /// Reads from the source; `None`: all zero.
     pub(crate) async fn read(&self, at: u64, room: Room) -> Result<Option<Data>, Failed> {
         let generation = self.source.generation();
-        match self.source.device().submit(Request::read(at, room)).await {
+        let asked = Instant::now();
+        let reply = self.source.device().submit(Request::read(at, room)).await;
+        self.job.progress.meter.took(Side::Source, asked.elapsed());
+        match reply {
             Ok(Reply::Data(data)) => Ok(Some(data)),
             Ok(_) => Ok(None),
             Err(error) => Err(Failed { side: Side::Source, generation, error }),
@@ -462,7 +470,10 @@ impl Lane {
     /// Changes the target.
     pub(crate) async fn change(&self, home: u64, request: Request) -> Result<(), Failed> {
         let generation = self.target.generation();
-        match self.submit_change(home, request).await {
+        let asked = Instant::now();
+        let reply = self.submit_change(home, request).await;
+        self.job.progress.meter.took(Side::Target, asked.elapsed());
+        match reply {
             Ok(_) => Ok(()),
             Err(error) => Err(Failed { side: Side::Target, generation, error }),
         }

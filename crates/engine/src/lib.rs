@@ -21,6 +21,7 @@ mod journal;
 mod lane;
 mod ledger;
 mod manifest;
+mod meter;
 mod options;
 mod plan;
 mod progress;
@@ -40,6 +41,7 @@ pub use copy::copy;
 pub use digest::{Algorithm, digest};
 pub use journal::{JOURNAL_INTERVAL, JournalOptions};
 pub use manifest::Manifest;
+pub use meter::{LATENCY_BOUNDS, Latency, Meters};
 pub use options::{
     MAX_REQUEST, MIN_REQUEST, MultiConn, Options, RETRY_DELAY_MAX, Retried, SEGMENT, Summary,
 };

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
+use crate::meter::{Meter, Meters};
 use crate::route::{Counters, Routes};
 
 /// Counters of a copy under way, in bytes.
@@ -18,6 +19,7 @@ pub struct Progress {
     request_size: AtomicU64,
     cancelled: AtomicBool,
     pub(crate) counters: Counters,
+    pub(crate) meter: Meter,
 }
 
 /// The counters at one moment, in bytes, and what was found to pay.
@@ -75,6 +77,11 @@ impl Progress {
     pub fn routes(&self) -> Routes {
         let Snapshot { data, zeroed, skipped, .. } = self.snapshot();
         self.counters.routes(data, zeroed, skipped)
+    }
+
+    /// How long requests take, and what else can be measured.
+    pub fn meters(&self) -> Meters {
+        self.meter.read()
     }
 
     /// Asks the copy to stop: nothing more is submitted, what is in flight is awaited.

@@ -142,8 +142,14 @@ async fn write_pieces(
             let Some(room) = room_now(pool, len, queued == 0).await? else { break };
             let room = room.tallied(&progress.counters.tally);
             let read = device.submit(Request::read(at, room));
+            let progress = progress.clone();
             let task = io::start(async move {
-                Ok(match read.await? {
+                let asked = Instant::now();
+                progress.meter.begin();
+                let reply = read.await;
+                progress.meter.took(Side::Source, asked.elapsed());
+                progress.meter.end();
+                Ok(match reply? {
                     Reply::Data(data) => Some(data),
                     _ => None,
                 })
@@ -332,9 +338,13 @@ async fn store(
             }
         }
     }
+    let asked = Instant::now();
+    progress.meter.begin();
     let mut result = Ok(());
     for (bytes, zero, pending) in parts {
-        match pending.await {
+        let reply = pending.await;
+        progress.meter.took(Side::Target, asked.elapsed());
+        match reply {
             Ok(_) if zero => progress.add_zeroed(bytes),
             Ok(_) => {
                 progress.add_data(bytes);
@@ -344,6 +354,7 @@ async fn store(
             Err(error) => result = result.and(Err(error)),
         }
     }
+    progress.meter.end();
     result
 }
 

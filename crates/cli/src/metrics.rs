@@ -1,0 +1,460 @@
+//! Figures for Prometheus: a page that is served over HTTP/1.1 while a command runs.
+//!
+//! It is read by whoever reaches the address, without a password: therefore only addresses of this
+//! machine, and Unix sockets. One page, few connections, small requests, short times: a peer that is
+//! slow, greedy or wrong costs one of a few threads for a few seconds.
+
+use std::fmt::Write as _;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs as _};
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::exit::{self, Failure, plain};
+
+/// Where the page is served.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Address {
+    /// A loopback address and port; port 0 takes a free one.
+    Tcp(SocketAddr),
+    /// A Unix socket; it is removed in the end.
+    Unix(PathBuf),
+}
+
+impl FromStr for Address {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Address, String> {
+        if let Some(path) = text.strip_prefix("unix:") {
+            return match path {
+                "" => Err("unix: needs a path behind it".to_string()),
+                path => Ok(Address::Unix(path.into())),
+            };
+        }
+        let found = text.to_socket_addrs().map_err(|_| {
+            format!("{text:?} is neither HOST:PORT, as localhost:9100, nor unix:PATH")
+        })?;
+        // Of a name's addresses, as of localhost, the first is as good as the others.
+        found.into_iter().find(|address| address.ip().is_loopback()).map(Address::Tcp).ok_or_else(
+            || {
+                format!(
+                    "{text:?} is no address of this machine alone (127.0.0.1, ::1, localhost): let a \
+                     proxy hand the page on to others"
+                )
+            },
+        )
+    }
+}
+
+/// Makes the page.
+pub type Page = Arc<dyn Fn() -> String + Send + Sync>;
+
+/// Requests longer than this are refused: what Prometheus and browsers send is much shorter.
+const REQUEST_MAX: usize = 8 << 10;
+/// Time for a request and for taking the answer, all of it.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Connections at a time; more are closed at once.
+const CONNECTIONS_MAX: usize = 8;
+/// Time between two looks at whether the command has ended.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Serves a page until it is dropped.
+pub struct Server {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+    address: Address,
+}
+
+impl Server {
+    /// Listens, and answers on threads of its own.
+    pub fn start(address: &Address, page: Page) -> Result<Server, Failure> {
+        let cannot = |error: std::io::Error| {
+            let text = format!("--metrics: cannot listen on {address}: {}", plain(&error));
+            Failure::new(exit::FAILED, text)
+        };
+        let listener = Listener::bind(address).map_err(cannot)?;
+        let address = listener.address().map_err(cannot)?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
+        let thread = std::thread::Builder::new().name("metrics".into());
+        let thread = thread.spawn(move || listener.serve(&page, &stopped)).map_err(cannot)?;
+        Ok(Server { stop, thread: Some(thread), address })
+    }
+
+    /// Where it listens, with the port that was taken.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+}
+
+impl std::fmt::Display for Address {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Address::Tcp(address) => write!(f, "{address}"),
+            Address::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // It panics in no case that is known, and the command is over in any.
+            let _ = thread.join();
+        }
+        if let Address::Unix(path) = &self.address {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+enum Listener {
+    Tcp(TcpListener),
+    Unix(UnixListener, PathBuf),
+}
+
+/// A connection of either kind.
+trait Peer: Read + Write + Send {
+    fn patience(&self, left: Duration) -> std::io::Result<()>;
+}
+
+impl Peer for std::net::TcpStream {
+    fn patience(&self, left: Duration) -> std::io::Result<()> {
+        self.set_read_timeout(Some(left)).and_then(|()| self.set_write_timeout(Some(left)))
+    }
+}
+
+impl Peer for std::os::unix::net::UnixStream {
+    fn patience(&self, left: Duration) -> std::io::Result<()> {
+        self.set_read_timeout(Some(left)).and_then(|()| self.set_write_timeout(Some(left)))
+    }
+}
+
+impl Listener {
+    fn bind(address: &Address) -> std::io::Result<Listener> {
+        let listener = match address {
+            Address::Tcp(address) => Listener::Tcp(TcpListener::bind(address)?),
+            Address::Unix(path) => {
+                let bound = UnixListener::bind(path);
+                let left_over =
+                    bound.as_ref().is_err_and(|error| error.kind() == ErrorKind::AddrInUse)
+                        && std::os::unix::net::UnixStream::connect(path)
+                            .is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused);
+                // Nobody listens there any more: a killed run has left it.
+                let bound = match left_over {
+                    false => bound?,
+                    true => {
+                        std::fs::remove_file(path)?;
+                        UnixListener::bind(path)?
+                    }
+                };
+                Listener::Unix(bound, path.clone())
+            }
+        };
+        match &listener {
+            Listener::Tcp(listener) => listener.set_nonblocking(true)?,
+            Listener::Unix(listener, _) => listener.set_nonblocking(true)?,
+        }
+        Ok(listener)
+    }
+
+    fn address(&self) -> std::io::Result<Address> {
+        Ok(match self {
+            Listener::Tcp(listener) => Address::Tcp(listener.local_addr()?),
+            Listener::Unix(_, path) => Address::Unix(path.clone()),
+        })
+    }
+
+    fn accept(&self) -> std::io::Result<Box<dyn Peer>> {
+        Ok(match self {
+            Listener::Tcp(listener) => {
+                let (peer, _) = listener.accept()?;
+                peer.set_nonblocking(false)?;
+                Box::new(peer)
+            }
+            Listener::Unix(listener, _) => {
+                let (peer, _) = listener.accept()?;
+                peer.set_nonblocking(false)?;
+                Box::new(peer)
+            }
+        })
+    }
+
+    fn serve(&self, page: &Page, stopped: &AtomicBool) {
+        let busy = Arc::new(AtomicUsize::new(0));
+        while !stopped.load(Ordering::Relaxed) {
+            // Also after errors, such as too many open files, a pause.
+            let Ok(mut peer) = self.accept() else {
+                std::thread::sleep(LOOK);
+                continue;
+            };
+            if busy.fetch_add(1, Ordering::Relaxed) >= CONNECTIONS_MAX {
+                busy.fetch_sub(1, Ordering::Relaxed);
+                continue;
+            }
+            let (page, ended) = (page.clone(), busy.clone());
+            let answering = std::thread::Builder::new().name("metrics".into()).spawn(move || {
+                // Whoever goes away does not get an answer.
+                let _ = answer(&mut *peer, &page);
+                ended.fetch_sub(1, Ordering::Relaxed);
+            });
+            if answering.is_err() {
+                busy.fetch_sub(1, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+/// Reads a request and answers it.
+fn answer(peer: &mut dyn Peer, page: &Page) -> std::io::Result<()> {
+    let due = Instant::now() + PATIENCE;
+    let mut request = Vec::new();
+    let mut part = [0; 1024];
+    let complete = loop {
+        if let Some(end) = request.windows(4).position(|four| four == b"\r\n\r\n") {
+            request.truncate(end);
+            break true;
+        }
+        if request.len() >= REQUEST_MAX {
+            break false;
+        }
+        let left = due.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        peer.patience(left)?;
+        match peer.read(&mut part)? {
+            0 => return Ok(()),
+            len => request.extend_from_slice(&part[..len]),
+        }
+    };
+    let (status, head, body) = match complete {
+        false => ("431 Request Header Fields Too Large", false, String::new()),
+        true => reply(&request, page),
+    };
+    let mut text = format!("HTTP/1.1 {status}\r\nConnection: close\r\n");
+    let kind = if status.starts_with("200") { "; version=0.0.4" } else { "" };
+    let _ = write!(text, "Content-Type: text/plain{kind}; charset=utf-8\r\n");
+    if status.starts_with("405") {
+        text += "Allow: GET, HEAD\r\n";
+    }
+    let body = if body.is_empty() { format!("{status}\n") } else { body };
+    let _ = write!(text, "Content-Length: {}\r\n\r\n", body.len());
+    if !head {
+        text += &body;
+    }
+    let mut rest = text.as_bytes();
+    while !rest.is_empty() {
+        let left = due.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        peer.patience(left)?;
+        match peer.write(rest)? {
+            0 => return Err(ErrorKind::WriteZero.into()),
+            len => rest = &rest[len..],
+        }
+    }
+    Ok(())
+}
+
+/// Status, whether only the head is wanted, and the body.
+fn reply(request: &[u8], page: &Page) -> (&'static str, bool, String) {
+    const BAD: (&str, bool, String) = ("400 Bad Request", false, String::new());
+    let line = request.split(|&byte| byte == b'\r').next().unwrap_or_default();
+    let Ok(line) = std::str::from_utf8(line) else { return BAD };
+    let words: Vec<_> = line.split(' ').collect();
+    let [method, target, version] = words[..] else { return BAD };
+    if !version.starts_with("HTTP/1.") || target.is_empty() {
+        return BAD;
+    }
+    let head = method == "HEAD";
+    if !head && method != "GET" {
+        return ("405 Method Not Allowed", false, String::new());
+    }
+    // The whole form of a target, which proxies send, has the path behind its host.
+    let path = target
+        .strip_prefix("http://")
+        .map_or(target, |rest| rest.find('/').map_or("/", |start| &rest[start..]));
+    match path.split('?').next() {
+        Some("/" | "/metrics") => ("200 OK", head, page()),
+        _ => ("404 Not Found", head, String::new()),
+    }
+}
+
+/// Writes figures in Prometheus' text format.
+#[derive(Debug, Default)]
+pub struct Figures {
+    text: String,
+    last: String,
+}
+
+impl Figures {
+    /// A figure. `kind` is counter or gauge; figures of one name follow each other.
+    pub fn add(&mut self, name: &str, kind: &str, help: &str, labels: &[(&str, &str)], value: f64) {
+        self.head(name, kind, help);
+        self.line(name, labels, value);
+    }
+
+    /// A histogram: how often it was at most each of `bounds`, and above; and the sum.
+    pub fn histogram(
+        &mut self,
+        name: &str,
+        help: &str,
+        labels: &[(&str, &str)],
+        (bounds, classes, sum): (&[f64], &[u64], f64),
+    ) {
+        self.head(name, "histogram", help);
+        let mut count = 0;
+        for (index, class) in classes.iter().enumerate() {
+            count += class;
+            let bound = bounds.get(index).map_or("+Inf".to_string(), f64::to_string);
+            let mut labels = labels.to_vec();
+            labels.push(("le", &bound));
+            self.line(&format!("{name}_bucket"), &labels, count as f64);
+        }
+        self.line(&format!("{name}_sum"), labels, sum);
+        self.line(&format!("{name}_count"), labels, count as f64);
+    }
+
+    /// The text.
+    pub fn finish(self) -> String {
+        self.text
+    }
+
+    fn head(&mut self, name: &str, kind: &str, help: &str) {
+        if self.last != name {
+            let _ = writeln!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}");
+            self.last = name.to_string();
+        }
+    }
+
+    fn line(&mut self, name: &str, labels: &[(&str, &str)], value: f64) {
+        self.text += name;
+        let labels: Vec<_> =
+            labels.iter().map(|(key, value)| format!("{key}=\"{}\"", escaped(value))).collect();
+        if !labels.is_empty() {
+            let _ = write!(self.text, "{{{}}}", labels.join(","));
+        }
+        let _ = writeln!(self.text, " {value}");
+    }
+}
+
+fn escaped(value: &str) -> String {
+    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpStream;
+
+    use super::*;
+
+    fn server() -> (Server, SocketAddr) {
+        let address = "127.0.0.1:0".parse().unwrap();
+        let server = Server::start(&address, Arc::new(|| "up 1\n".to_string())).unwrap();
+        let Address::Tcp(address) = *server.address() else { panic!("{}", server.address()) };
+        (server, address)
+    }
+
+    fn ask(address: SocketAddr, request: &[u8]) -> String {
+        let mut peer = TcpStream::connect(address).unwrap();
+        peer.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        // A peer that closes early is what is asked about.
+        let _ = peer.write_all(request);
+        let mut answer = String::new();
+        let _ = peer.read_to_string(&mut answer);
+        answer
+    }
+
+    #[test]
+    fn addresses_are_of_this_machine() {
+        assert_eq!("127.0.0.1:9".parse(), Ok(Address::Tcp("127.0.0.1:9".parse().unwrap())));
+        assert_eq!("[::1]:9".parse(), Ok(Address::Tcp("[::1]:9".parse().unwrap())));
+        assert_eq!("unix:/a:b".parse(), Ok(Address::Unix("/a:b".into())));
+        for wrong in ["", "9100", "127.0.0.1", "unix:", "0.0.0.0:9", "192.0.2.1:80", "[::]:1"] {
+            assert!(wrong.parse::<Address>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn one_page_and_an_answer_to_everything_else() {
+        let (_server, address) = server();
+        let page = ask(address, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
+        assert!(
+            page.starts_with("HTTP/1.1 200 OK\r\n") && page.ends_with("\r\n\r\nup 1\n"),
+            "{page}"
+        );
+        assert!(page.contains("Content-Length: 5\r\n"), "{page}");
+        assert!(page.contains("text/plain; version=0.0.4"), "{page}");
+        let head = ask(address, b"HEAD / HTTP/1.0\r\n\r\n");
+        assert!(head.contains("Content-Length: 5\r\n") && head.ends_with("\r\n\r\n"), "{head}");
+        let long = [b"GET / HTTP/1.1\r\nX: ".to_vec(), vec![b'x'; 2 * REQUEST_MAX]].concat();
+        for (request, status) in [
+            (b"GET /other HTTP/1.1\r\n\r\n".as_slice(), "404"),
+            (b"POST /metrics HTTP/1.1\r\n\r\n", "405"),
+            (b"GET / SPDY/9\r\n\r\n", "400"),
+            (b"\xff\xfe\r\n\r\n", "400"),
+            (b"\r\n\r\n", "400"),
+            (b"GET  HTTP/1.1\r\n\r\n", "400"),
+            (b"GET http://host/metrics?x HTTP/1.1\r\n\r\n", "200"),
+        ] {
+            let answer = ask(address, request);
+            assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{request:?}: {answer}");
+        }
+        let answer = ask(address, &long);
+        // The rest of it may be on its way when the connection is closed, which takes the answer along.
+        assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 431 "), "{answer}");
+    }
+
+    #[test]
+    fn the_slow_and_the_many_do_not_keep_others_out_for_long() {
+        let (server, address) = server();
+        let idle: Vec<_> =
+            (0..CONNECTIONS_MAX + 3).map(|_| TcpStream::connect(address).unwrap()).collect();
+        let began = Instant::now();
+        loop {
+            if ask(address, b"GET / HTTP/1.1\r\n\r\n").contains("200 OK") {
+                break;
+            }
+            assert!(began.elapsed() < 3 * PATIENCE, "patience with the idle ends");
+            std::thread::sleep(LOOK);
+        }
+        drop(idle);
+        drop(server);
+        assert!(TcpStream::connect(address).is_err(), "closed");
+    }
+
+    #[test]
+    fn sockets_are_removed_and_left_ones_taken_over() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m");
+        drop(UnixListener::bind(&path).unwrap());
+        let address = Address::Unix(path.clone());
+        let page: Page = Arc::new(String::new);
+        let server = Server::start(&address, page.clone()).unwrap();
+        assert!(Server::start(&address, page).is_err(), "in use");
+        drop(server);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn figures_are_in_the_text_format() {
+        let mut figures = Figures::default();
+        figures.add("a_total", "counter", "What.", &[("disk", "x\"y\\z\n")], 5.0);
+        figures.add("a_total", "counter", "What.", &[], 1.5);
+        figures.histogram("t_seconds", "Time.", &[], (&[0.1, 1.0], &[1, 2, 3], 9.5));
+        let text = "# HELP a_total What.\n# TYPE a_total counter\n\
+                    a_total{disk=\"x\\\"y\\\\z\\n\"} 5\na_total 1.5\n\
+                    # HELP t_seconds Time.\n# TYPE t_seconds histogram\n\
+                    t_seconds_bucket{le=\"0.1\"} 1\nt_seconds_bucket{le=\"1\"} 3\n\
+                    t_seconds_bucket{le=\"+Inf\"} 6\nt_seconds_sum 9.5\nt_seconds_count 6\n";
+        assert_eq!(figures.finish(), text);
+    }
+}
