@@ -127,6 +127,23 @@ pub trait LayerKind: Sync {
 pub trait Layer: Send + Sync {
     /// Puts the layer over a device.
     fn wrap(&self, inner: Arc<dyn Device>) -> Result<Arc<dyn Device>>;
+
+    /// Puts the layer over a device for a stack; runs on a worker. For layers that must look at the
+    /// device first, or may open it again.
+    fn open(self: Arc<Self>, below: Below) -> Opening<Arc<dyn Device>> {
+        Box::pin(std::future::ready(self.wrap(below.device)))
+    }
+}
+
+/// What a layer in a stack is put over.
+pub struct Below {
+    /// The device.
+    pub device: Arc<dyn Device>,
+    /// Opens the device again, with the layers that it has; none where there is nothing to open.
+    pub reopen: Option<Arc<dyn Another>>,
+    /// For a device that was opened for one client: the name that the client asked for. `None`: all
+    /// handles that the layer is put over are on the same storage.
+    pub export: Option<String>,
 }
 
 /// All kinds of storage and layers that a program knows.
@@ -208,7 +225,7 @@ impl Registry {
     ) -> Result<Stack> {
         let (backend, target) = self.target(spec, intent)?;
         let Opened { device, more } = backend.open(target).await?;
-        let device = assemble(device, &layers)?;
+        let device = assemble(device, &more, &layers, None).await?;
         Ok(Stack { device, more, layers })
     }
 
@@ -238,7 +255,7 @@ pub struct Stack {
 impl Stack {
     /// A stack over a device that is there already: every handle is this one.
     pub fn over(device: Arc<dyn Device>) -> Result<Stack> {
-        Ok(Stack { device: assemble(device, &[])?, more: None, layers: Vec::new() })
+        Ok(Stack { device: fence(emulate(device)), more: None, layers: Vec::new() })
     }
 
     /// The first handle.
@@ -255,19 +272,51 @@ impl Stack {
     pub async fn another(&self) -> Result<Arc<dyn Device>> {
         match &self.more {
             None => Ok(self.device.clone()),
-            Some(more) => assemble(more.another().await?, &self.layers),
+            Some(more) => assemble(more.another().await?, &self.more, &self.layers, None).await,
         }
     }
 }
 
-pub(crate) fn assemble(
-    mut device: Arc<dyn Device>,
+/// The device with its layers, the first innermost, and the fence before all.
+pub(crate) async fn assemble(
+    device: Arc<dyn Device>,
+    more: &Option<Arc<dyn Another>>,
     layers: &[Arc<dyn Layer>],
+    export: Option<&str>,
 ) -> Result<Arc<dyn Device>> {
-    for layer in layers {
-        device = layer.wrap(emulate(device))?;
+    Ok(fence(emulate(pile(device, more, layers, export).await?)))
+}
+
+async fn pile(
+    mut device: Arc<dyn Device>,
+    more: &Option<Arc<dyn Another>>,
+    layers: &[Arc<dyn Layer>],
+    export: Option<&str>,
+) -> Result<Arc<dyn Device>> {
+    for (index, layer) in layers.iter().enumerate() {
+        let reopen = more.clone().map(|more| {
+            Arc::new(Again { more, layers: layers[..index].to_vec() }) as Arc<dyn Another>
+        });
+        let export = export.map(String::from);
+        device = layer.clone().open(Below { device: emulate(device), reopen, export }).await?;
     }
-    Ok(fence(emulate(device)))
+    Ok(device)
+}
+
+/// The way to open the lower part of a stack again.
+struct Again {
+    more: Arc<dyn Another>,
+    layers: Vec<Arc<dyn Layer>>,
+}
+
+impl Another for Again {
+    fn another(&self) -> Opening<Arc<dyn Device>> {
+        let (more, layers) = (self.more.clone(), self.layers.clone());
+        Box::pin(async move {
+            let device = more.another().await?;
+            Ok(emulate(pile(device, &Some(more), &layers, None).await?))
+        })
+    }
 }
 
 impl Target {

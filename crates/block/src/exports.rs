@@ -74,6 +74,7 @@ impl Visit for LayeredVisit {
 
     fn open(&self, name: &str, tls: bool) -> Opening<Arc<dyn Device>> {
         let (opening, layers) = (self.inner.open(name, tls), self.layers.clone());
-        Box::pin(async move { assemble(opening.await?, &layers) })
+        let name = name.to_string();
+        Box::pin(async move { assemble(opening.await?, &None, &layers, Some(&name)).await })
     }
 }

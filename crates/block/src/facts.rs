@@ -19,10 +19,15 @@ pub struct Facts {
     pub size: u64,
     /// Limits on offsets and lengths.
     pub block: BlockSizes,
+    /// What servers tell their clients instead of `block`, because a layer says so.
+    pub told: Option<BlockSizes>,
     /// Abilities.
     pub can: Can,
     /// Abilities among `can` that `emulate` supplies.
     pub emulated: Can,
+    /// Abilities among `can` that servers do not tell their clients of, because a layer hides them;
+    /// callers in this program may use them.
+    pub withheld: Can,
     /// Seeking costs time.
     pub rotational: bool,
     /// The whole device reads as zeroes, because it was just made so.
@@ -44,8 +49,10 @@ impl Facts {
             description: String::new(),
             size,
             block: BlockSizes::default(),
+            told: None,
             can: Can::WRITE,
             emulated: Can::empty(),
+            withheld: Can::empty(),
             rotational: false,
             zeroed: false,
             takes_parked: false,

@@ -53,7 +53,7 @@ mod size;
 mod spec;
 
 pub use backend::{
-    Another, Backend, Intent, Layer, LayerKind, Opened, Opening, Registry, Stack, Target,
+    Another, Backend, Below, Intent, Layer, LayerKind, Opened, Opening, Registry, Stack, Target,
 };
 pub use device::{Access, Device, FileRange};
 pub use error::{Error, Kind, Result};

@@ -44,7 +44,7 @@ pub use net::{Listener, Peer, Stream};
 pub use offload::offload;
 pub use op::ready;
 pub use park::{Parked, disable_parking};
-pub use pool::{Pool, Room, TooLarge};
+pub use pool::{Pool, Room, TooLarge, Wish};
 pub use recv_window::RecvWindow;
 pub use remote::Remote;
 pub use send_queue::SendQueue;

@@ -307,6 +307,18 @@ impl Room {
         self
     }
 
+    /// The same room, to be filled with bytes in memory: a layer looks at them.
+    #[must_use]
+    pub fn in_memory(mut self) -> Room {
+        self.park = false;
+        self
+    }
+
+    /// The way to room of the same kind again, for whoever repeats a request.
+    pub fn like(&self) -> Wish {
+        Wish { pool: self.pool.clone(), len: self.len, park: self.park }
+    }
+
     /// Whether the bytes may stay in the kernel.
     pub fn may_park(&self) -> bool {
         self.park
@@ -345,6 +357,26 @@ impl Room {
 
     fn forget(mut self) {
         self.pool = None;
+    }
+}
+
+/// Room of a kind that was had before.
+#[derive(Debug, Clone)]
+pub struct Wish {
+    pool: Option<Pool>,
+    len: usize,
+    park: bool,
+}
+
+impl Wish {
+    /// Waits for such room, in the pool that the first came from; not while holding room of it.
+    pub async fn room(&self) -> Result<Room, TooLarge> {
+        let mut room = match &self.pool {
+            None => Room::unpooled(self.len),
+            Some(pool) => pool.reserve(self.len).await?,
+        };
+        room.park = self.park;
+        Ok(room)
     }
 }
 
@@ -453,6 +485,23 @@ mod tests {
         assert!(other.try_reserve(16 << 10).is_none());
         assert_eq!(other.reserved(), 0);
         drop(rest);
+    }
+
+    #[test]
+    fn a_wish_is_for_room_of_the_same_pool() {
+        let pool = Pool::new(8 << 10);
+        let room = pool.try_reserve(5000).unwrap().parkable();
+        let wish = room.like();
+        let mut cx = Context::from_waker(Waker::noop());
+        let mut again = pin!(wish.room());
+        assert!(again.as_mut().poll(&mut cx).is_pending(), "the pool is used up");
+        drop(room);
+        let Poll::Ready(Ok(room)) = again.as_mut().poll(&mut cx) else { panic!("room is free") };
+        assert_eq!((room.len(), room.may_park(), pool.reserved()), (5000, true, 8 << 10));
+        let Poll::Ready(Ok(room)) = pin!(Room::unpooled(7).like().room()).poll(&mut cx) else {
+            panic!("memory outside of pools is there")
+        };
+        assert_eq!(room.len(), 7);
     }
 
     #[test]

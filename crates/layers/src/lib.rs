@@ -1,31 +1,82 @@
-//! Devices over devices: offset, readonly, delay, rate, error, log, stats, extents-cache.
+//! Devices over devices: everything that changes, limits, records or refuses what a device does.
 //!
-//! One file per layer. To add one, write its file and add a line to [`all`]: parsing, help and
+//! One file per layer. To add one, write its file and add a line to [`all`]: parsing, help, manual and
 //! completion follow from what it declares. A layer is a value: two stacks may use one kind with
 //! different options, and all handles that one value wraps share what it keeps.
 
+mod blocksize;
+mod checkwrite;
 mod declared;
 mod delay;
 mod error;
+mod extentlist;
 mod extents_cache;
+mod fua;
 mod log;
+mod masked;
+mod multi_conn;
+mod nocache;
+mod noextents;
+mod nozero;
 mod offset;
 mod out;
+mod partition;
+mod protect;
+mod ranges;
 mod rate;
+mod readahead;
 mod readonly;
+mod scratch;
 mod stats;
+mod swab;
+mod truncate;
 
+pub use blocksize::BLOCKSIZE;
+pub use checkwrite::CHECKWRITE;
 pub use declared::Declared;
 pub use delay::Delay;
 pub use error::Failing;
+pub use extentlist::EXTENTLIST;
 pub use extents_cache::EXTENTS_CACHE;
+pub use fua::FUA;
 pub use log::Log;
+pub use multi_conn::MULTI_CONN;
+pub use nocache::NOCACHE;
+pub use noextents::NOEXTENTS;
+pub use nozero::NOZERO;
 pub use offset::Offset;
+pub use partition::PARTITION;
+pub use protect::PROTECT;
 pub use rate::{Bucket, Rate, RateLayer};
+pub use readahead::READAHEAD;
 pub use readonly::Readonly;
 pub use stats::{Counts, Stats, StatsLayer};
+pub use swab::SWAB;
+pub use truncate::TRUNCATE;
 
-/// Every layer of this crate, for a [`block::Registry`].
+/// Every layer of this crate, for a [`block::Registry`], by name.
 pub fn all() -> Vec<&'static dyn block::LayerKind> {
-    vec![&Offset, &Readonly, &Delay, &Rate, &Failing, &Log, &Stats, &EXTENTS_CACHE]
+    vec![
+        &BLOCKSIZE,
+        &CHECKWRITE,
+        &Delay,
+        &Failing,
+        &EXTENTLIST,
+        &EXTENTS_CACHE,
+        &FUA,
+        &Log,
+        &MULTI_CONN,
+        &NOCACHE,
+        &NOEXTENTS,
+        &NOZERO,
+        &Offset,
+        &PARTITION,
+        &PROTECT,
+        &Rate,
+        &READAHEAD,
+        &Readonly,
+        &Stats,
+        &SWAB,
+        &TRUNCATE,
+    ]
 }

@@ -42,9 +42,10 @@ impl LayerKind for Offset {
     }
 }
 
-struct Window {
-    offset: u64,
-    range: Option<u64>,
+/// A part of a device: where it starts, and its length or all that is left.
+pub(crate) struct Window {
+    pub(crate) offset: u64,
+    pub(crate) range: Option<u64>,
 }
 
 impl Layer for Window {

@@ -73,6 +73,91 @@ fn extents_cache() {
     check("sample:5M", &["extents-cache?bulk=1M"], Options::default());
 }
 
+/// Fewer random requests, for layers that change little.
+fn short(options: Options) -> Options {
+    Options { rounds: 2, steps: 60, ..options }
+}
+
+#[test]
+fn blocksize() {
+    check("memory:2M", &["blocksize?minimum=4k&maximum=64k&preferred=32k"], short(zeroes()));
+    check("memory:2M", &["blocksize?minblock=4k&maxdata=8k&maxlen=64k"], short(zeroes()));
+    let unaligned = Options { only: vec!["submit_never_blocks"], ..zeroes() };
+    check("memory:2M", &["blocksize?minimum=1&maximum=32M&error-policy=error"], unaligned);
+}
+
+#[test]
+fn checkwrite() {
+    // What it answers depends on the bytes: there is a test for that. Here it only reads.
+    check("pattern:2M", &["checkwrite", "readonly"], short(Options::default()));
+}
+
+#[test]
+fn extentlist() {
+    // No list fits random writes: a read-only device of data, and a list that says so.
+    const LIST: &str =
+        concat!("extentlist?extentlist=", env!("CARGO_MANIFEST_DIR"), "/tests/all-data.txt");
+    check("pattern:2M", &[LIST], short(Options::default()));
+}
+
+#[test]
+fn masks() {
+    check("memory:2M", &["noextents", "nocache"], short(zeroes()));
+    check("memory:2M", &["nozero", "nocache?cachemode=emulate"], short(zeroes()));
+    check("memory:2M", &["nozero?zeromode=emulate", "nocache?cachemode=nop"], short(zeroes()));
+    check("memory:2M", &["nozero?zeromode=notrim&fastzeromode=ignore"], short(zeroes()));
+    check("memory:2M", &["nozero?zeromode=plugin&fastzeromode=slow"], short(zeroes()));
+}
+
+#[test]
+fn fua_and_multi_conn() {
+    const MODES: [&[&str]; 8] = [
+        &["fua"],
+        &["fua?fuamode=emulate"],
+        &["fua?fuamode=native"],
+        &["fua?fuamode=force"],
+        &["fua?fuamode=discard"],
+        &["multi-conn?mode=emulate"],
+        &["multi-conn?mode=disable"],
+        &["multi-conn?mode=emulate&track-dirty=off"],
+    ];
+    for mode in MODES {
+        check("memory:2M", mode, short(zeroes()));
+    }
+}
+
+#[test]
+fn partition() {
+    // The table: partition 1, 9000 sectors from sector 63 on.
+    let disk = "data:@446 0*4 0x83 0*3 63 0*3 0x28 0x23 0 0 @510 0x55 0xaa?size=5M";
+    check(disk, &["partition?partition=1"], zeroes());
+}
+
+#[test]
+fn protect() {
+    check("memory:5M", &["protect?protect=6M-"], short(zeroes()));
+    check("pattern:2M", &["protect?protect=0-"], short(Options::default()));
+}
+
+#[test]
+fn readahead() {
+    check("memory:5M", &["readahead", "readahead?window=1M"], short(zeroes()));
+}
+
+#[test]
+fn swab() {
+    check("memory:2M", &["swab"], zeroes());
+    check("memory:2097149", &["swab?swab-bits=64"], short(zeroes()));
+}
+
+#[test]
+fn truncate() {
+    check("memory:2M", &["truncate?truncate=1000001"], short(zeroes()));
+    check("zero:1000001", &["readonly", "truncate?round-up=1M"], short(zeroes()));
+    let both = &["readonly", "truncate?truncate=3M&round-down=1000"];
+    check("zero:1000001", both, short(zeroes()));
+}
+
 #[test]
 fn all_at_once() {
     let layers = &[

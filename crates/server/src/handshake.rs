@@ -103,14 +103,15 @@ pub(crate) async fn run(
 fn describe(config: &Config, export: &Export, asked: &str) -> ExportInfo {
     let facts = export.device.facts();
     // Whatever the limits are, what is told must be valid: a power of two in the middle, and in order.
-    let least = facts.block.minimum.max(512);
-    let maximum = facts.block.maximum.min(config.limits.payload).max(least);
+    let told = facts.told.unwrap_or(facts.block);
+    let least = told.minimum.max(512);
+    let maximum = told.maximum.min(config.limits.payload).max(least);
     ExportInfo {
         size: facts.size,
         flags: flags(&facts),
         block_sizes: Some(BlockSizes {
-            minimum: facts.block.minimum,
-            preferred: facts.block.preferred.max(least).min(1 << maximum.ilog2()),
+            minimum: told.minimum,
+            preferred: told.preferred.max(least).min(1 << maximum.ilog2()),
             maximum,
         }),
         require_block_sizes: false,
@@ -120,7 +121,7 @@ fn describe(config: &Config, export: &Export, asked: &str) -> ExportInfo {
 }
 
 fn flags(facts: &Facts) -> ExportFlags {
-    let can = facts.can;
+    let can = facts.can - facts.withheld;
     ExportFlags::SEND_DF
         .with(ExportFlags::READ_ONLY, !can.contains(Can::WRITE))
         .with(ExportFlags::SEND_FLUSH, can.contains(Can::FLUSH))

@@ -1,0 +1,98 @@
+//! `fua`: hides, emulates, forces or drops forced unit access.
+
+use std::sync::Arc;
+
+use block::{
+    Access, Args, Can, Device, Facts, FileRange, Flags, Layer, Op, ParamKind, Pending, Reply,
+    Request, Result, emulate,
+};
+
+use crate::declared::{Declared, layer, param_or, usage};
+use crate::masked::masked;
+
+/// The layer `fua`.
+pub static FUA: Declared = Declared {
+    name: "fua",
+    summary: "says how writes are made durable one by one",
+    manual: "`fuamode=none` tells clients that writes cannot be made durable one by one: they have to \
+flush. `emulate` flushes the device after each such write, even if the device knows better. `native` \
+leaves it to the device and fails at the start if the device cannot. `pass` leaves it to the device, \
+whatever that does. `force` makes every write durable and lets flushes do nothing. `discard` takes the \
+flag and flushes and ignores both: fast, and data is lost if the machine stops.",
+    params: &[param_or(
+        "fuamode",
+        ParamKind::Choice(&["none", "emulate", "native", "force", "pass", "discard"]),
+        "none",
+        "What becomes of the flag.",
+    )],
+    configure: |args| configure(args),
+};
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    Force,
+    Discard,
+}
+
+fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
+    let mode = args.text("fuamode").unwrap_or("none").to_string();
+    layer(move |inner| {
+        let facts = inner.facts();
+        let writable = facts.can.contains(Can::WRITE);
+        let native = facts.can.contains(Can::FUA) && !facts.emulated.contains(Can::FUA);
+        let able = facts.can.intersects(Can::FUA | Can::FLUSH);
+        match mode.as_str() {
+            _ if !writable => Ok(inner),
+            "none" => Ok(masked(inner, |facts| facts.withheld |= Can::FUA)),
+            "emulate" if able => Ok(emulate::emulate(masked(inner, |f| f.can -= Can::FUA))),
+            "native" if native => Ok(inner),
+            "pass" => Ok(inner),
+            "force" if able => Ok(forced(inner, Mode::Force)),
+            "discard" => Ok(forced(inner, Mode::Discard)),
+            mode => Err(usage(format!(
+                "fua: fuamode={mode} is not possible: {} cannot make writes durable that way",
+                facts.name
+            ))),
+        }
+    })
+}
+
+fn forced(inner: Arc<dyn Device>, mode: Mode) -> Arc<dyn Device> {
+    let mut facts = Facts::clone(&inner.facts());
+    facts.can |= Can::FUA | Can::FLUSH;
+    facts.withheld -= Can::FUA | Can::FLUSH;
+    // What a write has made durable needs no flush on any handle.
+    facts.can |= Can::MULTI_CONN;
+    Arc::new(Forced { inner, facts: Arc::new(facts), mode })
+}
+
+struct Forced {
+    inner: Arc<dyn Device>,
+    facts: Arc<Facts>,
+    mode: Mode,
+}
+
+impl Device for Forced {
+    fn facts(&self) -> Arc<Facts> {
+        self.facts.clone()
+    }
+
+    fn submit(&self, mut request: Request) -> Pending {
+        match request.op {
+            Op::Flush => return Pending::ready(Ok(Reply::Done)),
+            Op::Write(_) | Op::Zero | Op::Trim => {
+                request.flags.set(Flags::FUA, self.mode == Mode::Force);
+            }
+            _ => {}
+        }
+        self.inner.submit(request)
+    }
+
+    fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
+        match access {
+            Access::Read => self.inner.file_at(at, len, access),
+            // What is written past the layer would not be durable.
+            Access::Write => None,
+        }
+    }
+}

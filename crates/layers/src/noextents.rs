@@ -1,0 +1,26 @@
+//! `noextents`: all of the device counts as data.
+
+use block::{Can, Param};
+
+use crate::declared::{Declared, layer};
+use crate::masked::masked;
+
+/// The layer `noextents`.
+pub static NOEXTENTS: Declared = Declared {
+    name: "noextents",
+    summary: "hides extents: everything counts as data",
+    manual: "For clients that are confused by holes, for sources whose extents are slow to find out \
+or wrong, and to measure what extents gain. `base:allocation` can still be asked for and says that all \
+is data; other contexts are hidden.",
+    params: NONE,
+    configure: |_| {
+        layer(|inner| {
+            Ok(masked(inner, |facts| {
+                facts.can -= Can::EXTENTS;
+                facts.contexts.clear();
+            }))
+        })
+    },
+};
+
+const NONE: &[Param] = &[];
