@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 use block::{Can, Error, Intent, Kind, Layer, OpKind, Registry, Spec, Stack};
-use engine::{Options, Progress, Rate, Retried, Summary};
+use engine::{ByKernel, Options, Progress, Rate, Retried, Summary};
 use io::{Pool, Runtime};
 use wire::uri::{Transport, Uri};
 
@@ -150,6 +150,7 @@ fn options(args: &args::Copy) -> Options {
         spread: args.segment.is_none(),
         retries: args.retries,
         retry_delay: args.retry_delay,
+        by_kernel: if args.engine.no_zero_copy { ByKernel::Never } else { ByKernel::Auto },
         ..usual
     }
 }

@@ -15,6 +15,7 @@ use crate::further::further_lane;
 use crate::journal::{Identity, Journal, JournalOptions, Recorded};
 use crate::lane::Lane;
 use crate::ledger::Suspect;
+use crate::offload::Offload;
 use crate::options::{Options, Summary};
 use crate::plan::{Earlier, Plan};
 use crate::progress::Progress;
@@ -69,6 +70,7 @@ pub async fn copy(
         pool: pool.clone(),
         first_error: Mutex::new(None),
         trust: Trust::new(),
+        offload: Offload::new(options.by_kernel),
         one_disk: AtomicBool::new(false),
         zeroes_in: Mutex::default(),
         lanes: AtomicUsize::new(0),
@@ -177,6 +179,7 @@ pub(crate) struct Job {
     pub(crate) check_pool: Pool,
     first_error: Mutex<Option<Error>>,
     pub(crate) trust: Trust,
+    pub(crate) offload: Offload,
     /// Several connections were seen to show the same target.
     pub(crate) one_disk: AtomicBool,
     /// Segments, by number, that are looked at as a whole because zeroes turned up there or before.

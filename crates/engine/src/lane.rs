@@ -134,6 +134,7 @@ impl Lane {
         let size = self.job.settled.request_size;
         let mut at = home;
         let mut requests = 0_u64;
+        let mut moved = self.offload(home, &segment.runs).await.into_iter().peekable();
         for run in segment.runs {
             let end = at + run.len;
             if run.zero {
@@ -146,8 +147,13 @@ impl Lane {
                 continue;
             }
             while at < end {
+                if let Some((_, to)) = moved.next_if(|moved| moved.0 == at) {
+                    at = to;
+                    continue;
+                }
+                let stop = moved.peek().map_or(end, |moved| moved.0.min(end));
                 // On the grid of the request size, so that requests are aligned.
-                let len = (size - at % size).min(end - at);
+                let len = (size - at % size).min(stop - at);
                 self.turn(len).await;
                 if self.job.stopped() {
                     return;

@@ -22,6 +22,7 @@ mod lane;
 mod ledger;
 mod manifest;
 mod meter;
+mod offload;
 mod options;
 mod plan;
 mod progress;
@@ -42,6 +43,7 @@ pub use digest::{Algorithm, digest};
 pub use journal::{JOURNAL_INTERVAL, JournalOptions};
 pub use manifest::Manifest;
 pub use meter::{LATENCY_BOUNDS, Latency, Meters};
+pub use offload::ByKernel;
 pub use options::{
     MAX_REQUEST, MIN_REQUEST, MultiConn, Options, RETRY_DELAY_MAX, Retried, SEGMENT, Summary,
 };

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::digest::Algorithm;
 use crate::journal::JournalOptions;
+use crate::offload::ByKernel;
 use crate::rate::Rate;
 use crate::route::Routes;
 
@@ -61,6 +62,8 @@ pub struct Options {
     pub retry_delay: Duration,
     /// Keep a journal, so that a copy that was killed goes on where it was.
     pub journal: Option<JournalOptions>,
+    /// Whether the kernel may copy between two files by itself.
+    pub by_kernel: ByKernel,
     /// A limit for all lanes together; keep a handle on it to change it.
     pub rate: Option<Arc<Rate>>,
     /// Compute the digest of what was copied: while copying where that is cheap, else by reading the
@@ -108,6 +111,7 @@ impl Default for Options {
             retries: 0,
             retry_delay: Duration::from_secs(1),
             journal: None,
+            by_kernel: ByKernel::Auto,
             rate: None,
             digest: None,
         }

@@ -17,13 +17,14 @@
 //! drain writes instead of dropping them. Waiting for readiness is the exception: it owns nothing and
 //! is withdrawn when dropped. A worker that stops first waits for every file operation still out.
 //!
-//! `unsafe` lives only in this crate, in `sys`, `buf` and `driver`, each block with its reason.
+//! `unsafe` lives only in this crate, in `sys`, `buf`, `offload_file` and `driver`, each block with its reason.
 
 mod buf;
 mod driver;
 mod file;
 mod net;
 mod offload;
+mod offload_file;
 mod op;
 mod park;
 mod pool;
