@@ -114,3 +114,47 @@ fn no_zero_copy_takes_everything_through_memory() {
     none(&routes, &KERNEL);
     assert_eq!(some(&routes, "memory"), some(&routes, "unseen"));
 }
+
+/// Forgets what the page cache has of a file.
+fn make_cold(path: &Path) -> io::File {
+    let file = std::fs::File::open(path).unwrap();
+    file.sync_all().unwrap();
+    let file = io::File::new(file.into());
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    file
+}
+
+#[test]
+fn what_is_cold_and_large_goes_past_the_page_cache() {
+    let scratch = Scratch::on_disk().unwrap();
+    let (source, target) = (scratch.file("source.img"), scratch.file("target.img"));
+    let size = (64 << 20) + 1234;
+    image::sparse(&source, size, seed()).unwrap();
+    let ends = [text(&source), text(&target)];
+    let file = make_cold(&source);
+    if file.cached(0, size) != Some(0) {
+        return eprintln!("the page cache cannot be emptied here: not checked");
+    }
+    let taken = routes(&mut copy(&ends));
+    let cached = [file, open(&target)].map(|file| file.cached(0, size).unwrap());
+    assert_same(&source, &target, "past the page cache");
+    let data = some(&taken, "memory");
+    let (read, written) = (some(&taken, "direct-read"), some(&taken, "direct-write"));
+    // The last block is no whole one.
+    assert!(read + 4096 > data && written + 4096 > data, "{taken:?}");
+    // Files are read ahead in steps of this at the end, which alone is read through the page cache.
+    assert!(cached.iter().all(|&bytes| bytes <= 256 << 10), "{cached:?}");
+    // Now the source is cached, by the comparison.
+    none(&routes(&mut copy(&ends)), &["direct-read", "direct-write"]);
+    make_cold(&source);
+    let off = [&["--direct=off"], &ends[..]].concat();
+    none(&routes(&mut copy(&off)), &["direct-read", "direct-write"]);
+    make_cold(&source);
+    let on = [&["--direct=on"], &ends[..]].concat();
+    some(&routes(&mut copy(&on)), "direct-read");
+    assert_same(&source, &target, "all of it past the page cache");
+}
+
+fn open(path: &Path) -> io::File {
+    io::File::new(std::fs::File::open(path).unwrap().into())
+}

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use block::{Intent, Registry, Spec, Stack};
+use block::{Direct, Intent, Registry, Spec, Stack};
 use testkit::conform::{self, Content, Options, Subject};
 
 async fn open(spec: &str, intent: Intent) -> block::Result<Stack> {
@@ -68,7 +68,7 @@ fn folders() -> Vec<PathBuf> {
 }
 
 /// A new file of `size` bytes as a copy target, in each folder.
-fn check_file(size: u64, query: &'static str) {
+fn check_file(size: u64, query: &'static str, direct: Direct) {
     for folder in folders() {
         let name = format!("{size} bytes in {}{query}", folder.display());
         // lseek(2) calls blocks a hole that are allocated but were never written.
@@ -81,7 +81,7 @@ fn check_file(size: u64, query: &'static str) {
             async move {
                 let dir = Arc::new(tempfile::tempdir_in(&folder).expect("a folder for the test"));
                 let spec = format!("file:{}{query}", dir.path().join("disk").display());
-                let stack = open(&spec, Intent::target(size)).await?;
+                let stack = open(&spec, Intent::target(size).direct(direct)).await?;
                 Ok(Subject::from(stack).keep(dir))
             }
         });
@@ -90,20 +90,26 @@ fn check_file(size: u64, query: &'static str) {
 
 #[test]
 fn file_through_the_page_cache() {
-    check_file(6 << 20, "");
+    check_file(6 << 20, "", Direct::Off);
 }
 
 #[test]
 fn file_of_odd_size() {
-    check_file(1_000_001, "");
+    check_file(1_000_001, "", Direct::Off);
 }
 
 #[test]
 fn file_direct() {
-    check_file(6 << 20, "?direct=on");
+    check_file(6 << 20, "?direct=on", Direct::Off);
 }
 
 #[test]
 fn file_direct_of_odd_size() {
-    check_file(1_000_001, "?direct=on");
+    check_file(1_000_001, "?direct=on", Direct::Off);
+}
+
+#[test]
+fn file_past_the_page_cache_where_that_can_be_done() {
+    check_file(6 << 20, "", Direct::Auto);
+    check_file(1_000_001, "", Direct::Auto);
 }

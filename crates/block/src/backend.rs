@@ -18,17 +18,37 @@ pub struct Intent {
     pub write: bool,
     /// It is the target of a copy of this many bytes: made, or made larger, where it can be.
     pub target_size: Option<u64>,
+    /// Whether data goes past the page cache, for devices that have one.
+    pub direct: Direct,
+}
+
+/// Whether data goes past the page cache (O_DIRECT).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Direct {
+    /// Through the page cache.
+    #[default]
+    Off,
+    /// Past it where that can be done, but for reads of what is there.
+    Auto,
+    /// Past it, or the device is not opened.
+    On,
 }
 
 impl Intent {
     /// To be read.
-    pub const READ: Intent = Intent { write: false, target_size: None };
+    pub const READ: Intent = Intent { write: false, target_size: None, direct: Direct::Off };
     /// To be read and written.
-    pub const WRITE: Intent = Intent { write: true, target_size: None };
+    pub const WRITE: Intent = Intent { write: true, target_size: None, direct: Direct::Off };
 
     /// To be the target of a copy of `size` bytes.
     pub fn target(size: u64) -> Intent {
-        Intent { write: true, target_size: Some(size) }
+        Intent { target_size: Some(size), ..Intent::WRITE }
+    }
+
+    /// The same, with data going past the page cache or not.
+    #[must_use]
+    pub fn direct(self, direct: Direct) -> Intent {
+        Intent { direct, ..self }
     }
 }
 

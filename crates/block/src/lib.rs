@@ -53,7 +53,8 @@ mod size;
 mod spec;
 
 pub use backend::{
-    Another, Backend, Below, Intent, Layer, LayerKind, Opened, Opening, Registry, Stack, Target,
+    Another, Backend, Below, Direct, Intent, Layer, LayerKind, Opened, Opening, Registry, Stack,
+    Target,
 };
 pub use device::{Access, Device, FileRange};
 pub use error::{Error, Kind, Result};

@@ -267,6 +267,11 @@ pub struct Copy {
     #[arg(long)]
     pub flush: bool,
 
+    /// Read and write files and disks past the page cache: on, off, or auto, which does so where the
+    /// data would only turn out what others have there: for what is large and not cached already
+    #[arg(long, value_name = "HOW", default_value = "auto")]
+    pub direct: crate::direct::Wanted,
+
     /// One request at a time, in order
     #[arg(long)]
     pub synchronous: bool,

@@ -11,6 +11,7 @@ use io::{Pool, Runtime};
 use wire::uri::{Transport, Uri};
 
 use crate::brackets::Groups;
+use crate::direct::{self, Wanted};
 use crate::exit::{self, Failure, Outcome, plain};
 use crate::figures::Watched;
 use crate::long::{self, Journal};
@@ -72,6 +73,7 @@ pub fn run(args: &args::Copy, groups: &Groups) -> Outcome {
             restart: args.restart,
             interval: args.journal_interval,
         }),
+        direct: args.direct,
         verify: args.verify,
         manifest: args.manifest.clone(),
         progress,
@@ -235,6 +237,7 @@ struct Job {
     target_layers: Vec<Arc<dyn Layer>>,
     options: Options,
     journal: Option<Journal>,
+    direct: Wanted,
     verify: bool,
     manifest: Option<PathBuf>,
     progress: Arc<Progress>,
@@ -292,6 +295,7 @@ impl Job {
         // What an earlier run has written stays.
         let going_on = self.journal.as_ref().is_some_and(Journal::goes_on);
         let intent = if going_on { Intent::WRITE } else { Intent::target(size) };
+        let intent = intent.direct(direct::target(self.direct, &self.source, size));
         let target = self.open_target(intent).await?;
         self.check_target(&source, &target)?;
         if let Some(journal) = &self.journal {
@@ -346,7 +350,8 @@ impl Job {
 
     async fn open_source(&mut self) -> Result<Stack, Failure> {
         let layers = std::mem::take(&mut self.source_layers);
-        let opened = self.registry.open(&self.source, layers, Intent::READ).await;
+        let intent = Intent::READ.direct(direct::source(self.direct, &self.source));
+        let opened = self.registry.open(&self.source, layers, intent).await;
         let opened =
             opened.map_err(|error| Failure::opening("source", &self.source.to_string(), &error))?;
         self.open.push(opened.clone());

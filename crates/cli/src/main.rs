@@ -17,6 +17,7 @@ mod check;
 mod compat;
 mod copy;
 mod devices;
+mod direct;
 mod exit;
 mod figures;
 mod generate;

@@ -17,9 +17,10 @@
 //! drain writes instead of dropping them. Waiting for readiness is the exception: it owns nothing and
 //! is withdrawn when dropped. A worker that stops first waits for every file operation still out.
 //!
-//! `unsafe` lives only in this crate, in `sys`, `buf`, `offload_file` and `driver`, each block with its reason.
+//! `unsafe` lives only in this crate, in `sys`, `buf`, `cached`, `offload_file` and `driver`, each block with its reason.
 
 mod buf;
+mod cached;
 mod driver;
 mod file;
 mod net;

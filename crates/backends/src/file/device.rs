@@ -11,7 +11,7 @@ use block::{
     Access, Can, Device, Error, Facts, FileRange, Flags, Kind, Op, Outcome, Pending, Reply,
     Request, Result,
 };
-use io::{Buf, Data, Parked, Pool, Room};
+use io::{Buf, Data, Parked, Pool, Room, Way};
 use rustix::fs::{Advice, fadvise, fstat};
 
 use super::limits::Nearness;
@@ -29,12 +29,41 @@ pub(super) struct Storage {
     pub(super) file: io::File,
     /// The same file through the page cache, where some requests cannot be direct.
     pub(super) buffered: Option<io::File>,
-    /// Alignment in bytes of direct I/O; 1 without.
+    /// The same file past the page cache, for requests that can and had better.
+    pub(super) past: Option<Past>,
+    /// Alignment in bytes of requests to `file`; 1 unless all are direct.
     pub(super) align: u32,
     /// It is a block device.
     pub(super) is_disk: bool,
     /// How far the file system can be trusted to answer at once.
     pub(super) nearness: Nearness,
+}
+
+/// A second descriptor, for direct I/O.
+pub(super) struct Past {
+    file: io::File,
+    /// Alignment of offsets, lengths and memory, in bytes.
+    align: u32,
+    /// Cleared when the file system refuses after all.
+    works: AtomicBool,
+}
+
+impl Past {
+    pub(super) fn new(file: io::File, align: u32) -> Past {
+        Past { file, align, works: AtomicBool::new(true) }
+    }
+
+    /// Notes that a request was refused as a direct one, if that is what `error` says.
+    fn refused(&self, error: &std::io::Error) -> bool {
+        let refused = [libc::EINVAL, libc::EOPNOTSUPP]
+            .iter()
+            .any(|&number| error.raw_os_error() == Some(number));
+        if refused {
+            log::debug!("direct I/O is not used any more: {error}");
+            self.works.store(false, Ordering::Relaxed);
+        }
+        refused
+    }
 }
 
 pub(super) struct FileDevice {
@@ -134,7 +163,24 @@ impl Inner {
         self.storage.nearness == Nearness::Memory
     }
 
+    /// The descriptor for a request that is to go past the page cache.
+    fn past(&self, at: u64, len: u64) -> Option<&Past> {
+        let aligned = |past: &&Past| {
+            let align = u64::from(past.align);
+            at.is_multiple_of(align) && len.is_multiple_of(align)
+        };
+        let works = |past: &&Past| past.works.load(Ordering::Relaxed);
+        self.storage.past.as_ref().filter(aligned).filter(works)
+    }
+
     fn read(self: &Arc<Inner>, at: u64, room: Room) -> Pending {
+        let len = room.len() as u64;
+        if self.past(at, len).is_some()
+            && self.storage.file.cached(at, len).is_none_or(|cached| cached < len)
+        {
+            let inner = self.clone();
+            return Pending::start(async move { inner.read_past(at, room.into_buf()).await });
+        }
         let (file, direct) = self.route(at, room.len() as u64);
         let (mut buf, mut filled) = match Parked::begin(room) {
             Err(room) => (room.into_buf(), 0),
@@ -163,7 +209,13 @@ impl Inner {
             }
         }
         let (inner, file) = (self.clone(), file.clone());
-        Pending::start(async move { inner.read_rest(&file, at, buf, filled).await })
+        Pending::start(async move {
+            let reply = inner.read_rest(&file, at, buf, filled).await?;
+            if let (true, Reply::Data(data)) = (direct, &reply) {
+                count(data, Way::DirectRead);
+            }
+            Ok(reply)
+        })
     }
 
     /// Whether a range is very likely in memory: moving it would not wait for a disk. Looks at a few
@@ -204,6 +256,30 @@ impl Inner {
         }
     }
 
+    /// Reads past the page cache, or through it where that is refused.
+    async fn read_past(&self, at: u64, mut buf: Buf) -> Outcome {
+        let mut filled = 0;
+        while let Some(past) = self.past(at + filled as u64, (buf.len() - filled) as u64)
+            && filled < buf.len()
+            && buf.as_ptr().addr().is_multiple_of(past.align as usize)
+        {
+            let (result, same) = past.file.read_at(buf, filled, at + filled as u64).await;
+            buf = same;
+            match result {
+                Ok(bytes) if bytes > 0 => {
+                    filled += bytes;
+                    if let Some(tally) = buf.tally() {
+                        tally.add(Way::DirectRead, bytes);
+                    }
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) if past.refused(&error) => break,
+                result => return Err(self.read_failed(at + filled as u64, result.err())),
+            }
+        }
+        self.read_rest(&self.storage.file, at, buf, filled).await
+    }
+
     async fn read_rest(&self, file: &io::File, at: u64, buf: Buf, filled: usize) -> Outcome {
         let (mut buf, mut filled) = (buf, filled);
         while filled < buf.len() {
@@ -237,6 +313,10 @@ impl Inner {
     }
 
     fn write(self: &Arc<Inner>, at: u64, data: Data, durable: bool) -> Pending {
+        if self.past(at, data.len() as u64).is_some() {
+            let inner = self.clone();
+            return Pending::start(async move { inner.write_past(at, data, durable).await });
+        }
         let (file, direct) = self.route(at, data.len() as u64);
         let short = if self.in_memory() { INLINE_MAX } else { INLINE_WRITE };
         let inline = !direct && data.len() <= short;
@@ -256,14 +336,42 @@ impl Inner {
         let (inner, file) = (self.clone(), file.clone());
         Pending::start(async move {
             if !inline {
-                let data = if direct { inner.aligned(data).await? } else { data };
-                file.write_all_at(data, at).await.map_err(write_failed)?;
+                let align = inner.storage.align;
+                let same =
+                    if direct { inner.aligned(data.clone(), align).await? } else { data.clone() };
+                file.write_all_at(same, at).await.map_err(write_failed)?;
+                if direct {
+                    count(&data, Way::DirectWrite);
+                }
             }
             if durable {
                 inner.sync().await?;
             }
             Ok(Reply::Done)
         })
+    }
+
+    /// Writes past the page cache, or through it where that is refused.
+    async fn write_past(&self, at: u64, data: Data, durable: bool) -> Outcome {
+        let mut done = false;
+        if let Some(past) = self.past(at, data.len() as u64) {
+            let aligned = self.aligned(data.clone(), past.align).await?;
+            match past.file.write_all_at(aligned, at).await {
+                Ok(()) => {
+                    done = true;
+                    count(&data, Way::DirectWrite);
+                }
+                Err(error) if past.refused(&error) => {}
+                Err(error) => return Err(write_failed(error)),
+            }
+        }
+        if !done {
+            self.storage.file.write_all_at(data, at).await.map_err(write_failed)?;
+        }
+        if durable {
+            self.sync().await?;
+        }
+        Ok(Reply::Done)
     }
 
     /// Moves a payload from its pipe into the page cache.
@@ -300,8 +408,8 @@ impl Inner {
     }
 
     /// The same bytes in memory that direct I/O takes.
-    async fn aligned(&self, data: Data) -> Result<Data> {
-        if data.bytes().as_ptr().addr().is_multiple_of(self.storage.align as usize) {
+    async fn aligned(&self, data: Data, align: u32) -> Result<Data> {
+        if data.bytes().as_ptr().addr().is_multiple_of(align as usize) {
             return Ok(data);
         }
         let room = self.scratch.reserve(data.len()).await.map_err(|error| {
@@ -335,6 +443,13 @@ impl Inner {
             }
             Ok(Reply::Done)
         })
+    }
+}
+
+/// Counts all of a payload.
+fn count(data: &Data, way: Way) {
+    if let Some(tally) = data.tally() {
+        tally.add(way, data.len());
     }
 }
 

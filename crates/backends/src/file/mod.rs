@@ -35,9 +35,9 @@ impl Backend for File {
         &[Param {
             name: "direct",
             kind: ParamKind::Switch,
-            default: Some("off"),
+            default: None,
             doc: "Bypass the page cache (O_DIRECT); offsets and lengths are then multiples of the \
-                  storage's block size.",
+                  storage's block size. Off, if the command does not choose.",
         }]
     }
 

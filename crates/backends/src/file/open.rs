@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use block::{BASE_ALLOCATION, BlockSizes, Can, Error, Facts, Kind, Result, Target};
+use block::{BASE_ALLOCATION, BlockSizes, Can, Direct, Error, Facts, Kind, Result, Target};
 use rustix::fs::{FileType, Mode, OFlags, SeekFrom, Stat, fstat, ftruncate, seek, stat};
 use rustix::io::Errno;
 
-use super::device::{FileDevice, Storage};
+use super::device::{FileDevice, Past, Storage};
 use super::limits::{self, Nearness};
 use crate::operand;
 
@@ -38,7 +38,12 @@ impl Open<'_> {
             Err(Errno::NOENT) if self.target.intent.target_size.is_some() => {}
             Err(errno) => return Err(self.refused(errno)),
         }
-        let direct = self.target.args.switch("direct");
+        let wanted = match self.target.args.text("direct") {
+            None => self.target.intent.direct,
+            Some(_) if self.target.args.switch("direct") => Direct::On,
+            Some(_) => Direct::Off,
+        };
+        let direct = wanted == Direct::On;
         let file = self.descriptor(direct)?;
         let stat = fstat(&file).map_err(|errno| system("cannot look at the file", errno))?;
         let is_disk = check_type(&stat)?;
@@ -63,6 +68,15 @@ impl Open<'_> {
                 buffered = Some(self.descriptor(false)?);
             }
         }
+        let nearness = match is_disk {
+            // A device node lies on a file system of its own that says nothing about the device.
+            true => Nearness::Local,
+            false => limits::nearness(&file),
+        };
+        let past = match wanted {
+            Direct::Auto if nearness != Nearness::Memory => self.past(is_disk.then_some(disk)),
+            _ => None,
+        };
         let minimum = if buffered.is_some() { 1 } else { align };
         let wanted = match is_disk {
             true => limits::queue_number(disk, "physical_block_size"),
@@ -70,6 +84,7 @@ impl Open<'_> {
         };
         let unit = limits::block_size(wanted).unwrap_or(4096);
         let preferred = unit.clamp(PREFERRED.0, PREFERRED.1).max(align);
+        let writes_past = past.is_some() && self.target.intent.write;
         let mut can = Can::FLUSH | Can::EXTENTS | Can::MULTI_CONN;
         if self.target.intent.write {
             can |= Can::CHANGES;
@@ -82,17 +97,21 @@ impl Open<'_> {
             can,
             rotational: limits::rotational(disk),
             zeroed: !is_disk && self.target.intent.target_size.is_some(),
-            takes_parked: !direct,
+            takes_parked: !direct && !writes_past,
             allocation_unit: unit,
             contexts: vec![BASE_ALLOCATION.to_string()],
             ..Facts::new(name, size)
         };
-        let nearness = match is_disk {
-            // A device node lies on a file system of its own that says nothing about the device.
-            true => Nearness::Local,
-            false => limits::nearness(&file),
-        };
-        Ok(FileDevice::new(facts, Storage { file, buffered, align, is_disk, nearness }))
+        let storage = Storage { file, buffered, past, align, is_disk, nearness };
+        Ok(FileDevice::new(facts, storage))
+    }
+
+    /// The same file for direct I/O, if it can be had.
+    fn past(&self, disk: Option<u64>) -> Option<Past> {
+        // The file is there by now, and as large as it shall be.
+        let file = self.descriptor(true).ok()?;
+        let align = limits::direct_align(&file, disk)?;
+        Some(Past::new(file, align))
     }
 
     fn descriptor(&self, direct: bool) -> Result<io::File> {

@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use block::{
-    Access, Args, Backend, Can, Contexts, Device, DeviceExt, Extents, Flags, HOLE, Intent, Kind,
-    Reply, Request, Result, Target, ZERO,
+    Access, Args, Backend, Can, Contexts, Device, DeviceExt, Direct, Extents, Flags, HOLE, Intent,
+    Kind, Reply, Request, Result, Target, ZERO,
 };
-use io::{Allocate, Config, Data, Engine, Runtime};
+use io::{Allocate, Config, Data, Engine, Room, Runtime, Tally, Way};
 use tempfile::TempDir;
 
 use super::device::FileDevice;
@@ -244,6 +244,56 @@ fn direct_files_tell_their_alignment_and_reach_an_odd_end() {
         assert_eq!(&read.bytes()[100..4096], [5; 3996]);
         assert_eq!(&read.bytes()[4096..], [6; 4096]);
         assert_eq!(fs::read(&path).unwrap().len(), (1 << 20) + 77);
+    });
+}
+
+#[test]
+fn auto_goes_past_the_page_cache_for_what_is_not_in_it() {
+    everywhere(|folder| async move {
+        let path = folder.join("disk");
+        let size = (1 << 20) + 77;
+        let target = device(&path, "", Intent::target(size).direct(Direct::Auto)).unwrap();
+        let past = !target.facts().takes_parked;
+        assert_eq!(past, target.inner().storage.past.is_some());
+        assert_eq!(target.facts().block.minimum, 1);
+        let tally = Arc::new(Tally::default());
+        let room = Room::unpooled(1 << 20).tallied(&tally);
+        let mut buf = room.into_buf();
+        buf.fill(7);
+        target.write(0, buf.into()).await.unwrap();
+        target.write(1 << 20, Data::copy_of(&[8; 77])).await.unwrap();
+        // What is crooked in memory, and what is crooked on the disk.
+        target.write(8192, Data::copy_of(&[9; 5000]).slice(77, 4096)).await.unwrap();
+        target.write(20_001, Data::copy_of(&[9; 50])).await.unwrap();
+        target.flush().await.unwrap();
+        let direct = if past { 1 << 20 } else { 0 };
+        assert_eq!(tally.get(Way::DirectWrite), direct);
+
+        let file = fs::File::open(&path).unwrap();
+        let file = io::File::new(file.into());
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+        let source = device(&path, "", Intent::READ.direct(Direct::Auto)).unwrap();
+        assert!(source.facts().takes_parked);
+        let read = || {
+            let room = Room::unpooled(1 << 20).tallied(&tally);
+            source.submit(Request::read(0, room))
+        };
+        let Ok(Reply::Data(data)) = read().await else { panic!("no data") };
+        assert_eq!(tally.get(Way::DirectRead), direct);
+        if past {
+            assert_eq!(file.cached(0, 1 << 20), Some(0), "the page cache stays as it was");
+        }
+        let mut expected = vec![7; 1 << 20];
+        expected[8192..12_288].fill(9);
+        expected[20_001..20_051].fill(9);
+        assert!(data.bytes() == expected);
+        // The end is no whole block.
+        assert_eq!(source.read(1 << 20, 77).await.unwrap().bytes(), [8; 77]);
+        // What is cached is taken from there.
+        fs::read(&path).unwrap();
+        let Ok(Reply::Data(data)) = read().await else { panic!("no data") };
+        assert!(data.bytes() == expected);
+        assert_eq!(tally.get(Way::DirectRead), direct);
     });
 }
 
