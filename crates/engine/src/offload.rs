@@ -66,8 +66,9 @@ impl Lane {
     /// done, in order.
     pub(crate) async fn offload(self: &Rc<Self>, home: u64, runs: &[Run]) -> Vec<Range> {
         let settled = &self.job.settled;
-        // Shared space is not allocated for the target alone, and whoever asks to look wants it.
-        let looks = settled.sparse != 0 && !settled.sampled;
+        // Shared space is not allocated for the target alone, and whoever asks to look, or for a
+        // digest, wants the bytes.
+        let looks = (settled.sparse != 0 && !settled.sampled) || self.job.fold.is_some();
         if !self.job.offload.left() || settled.allocated || looks {
             return Vec::new();
         }
