@@ -35,6 +35,10 @@ pub trait Visit: Send + Sync {
 
     /// A device by its name; the empty name stands for the default one.
     fn open(&self, name: &str, tls: bool) -> Opening<Arc<dyn Device>>;
+
+    /// The client is gone, and requests of its are still in progress, whose answers nobody reads. They
+    /// may end sooner.
+    fn gone(&self) {}
 }
 
 /// A device that can be opened.
@@ -76,5 +80,9 @@ impl Visit for LayeredVisit {
         let (opening, layers) = (self.inner.open(name, tls), self.layers.clone());
         let name = name.to_string();
         Box::pin(async move { assemble(opening.await?, &None, &layers, Some(&name)).await })
+    }
+
+    fn gone(&self) {
+        self.inner.gone();
     }
 }

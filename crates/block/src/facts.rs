@@ -35,6 +35,9 @@ pub struct Facts {
     /// Payloads of writes that are parked in the kernel ([`io::Parked`]) are moved on without a copy:
     /// callers that do not look at the bytes should park them.
     pub takes_parked: bool,
+    /// Bytes of requests that are worth keeping in flight for one client; none: the caller's own
+    /// choice.
+    pub in_flight: Option<u64>,
     /// Granularity in bytes in which storage is allocated and freed; a power of two, at least 1.
     pub allocation_unit: u32,
     /// Names of the contexts that extents can be asked for; at most [`Contexts::MAX`].
@@ -56,6 +59,7 @@ impl Facts {
             rotational: false,
             zeroed: false,
             takes_parked: false,
+            in_flight: None,
             allocation_unit: 4096,
             contexts: Vec::new(),
         }

@@ -65,6 +65,11 @@ impl<'a> Hall<'a> {
         }
     }
 
+    /// What is told when the client goes.
+    pub(crate) fn visit(&self) -> Option<Arc<dyn Visit>> {
+        self.visit.clone()
+    }
+
     /// All exports.
     pub(crate) async fn list(&self) -> Result<Vec<ListEntry>, Refusal> {
         let Some(visit) = &self.visit else {

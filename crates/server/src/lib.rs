@@ -178,7 +178,7 @@ impl Server {
                 .map_err(|_| format!("no handshake within {} s", time.as_secs_f32()))?,
         };
         let Some(chosen) = greeted? else { return Ok(()) };
-        session::run(self.clone(), stream, chosen).await
+        session::run(self.clone(), stream, chosen, hall.visit()).await
     }
 
     /// Lets a client in. Storage that takes one at a time may keep it waiting: not over a stop.
@@ -197,9 +197,13 @@ impl Server {
         &self.config.limits
     }
 
-    /// A connection's part of the memory.
-    fn share(&self) -> Pool {
-        self.config.pool.share(self.config.limits.client_bytes)
+    /// A connection's part of the memory: what its device is worth, if it says so, but enough for the
+    /// largest request.
+    fn share(&self, in_flight: Option<u64>) -> Pool {
+        let limits = &self.config.limits;
+        let least = Pool::cost(limits.payload as usize);
+        let bytes = in_flight.map_or(limits.client_bytes, |bytes| bytes.max(least));
+        self.config.pool.share(bytes)
     }
 
     fn is_stopping(&self) -> bool {

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use block::{Contexts, Device, Error, Flags, Kind, Op, Outcome, Request};
+use block::{Contexts, Device, Error, Flags, Kind, Op, Outcome, Request, Visit};
 use io::{Event, Pool, RecvWindow, Room, SendQueue, Stream};
 use wire::handshake::server::Negotiated;
 use wire::reply::Answer;
@@ -40,10 +40,11 @@ pub(crate) async fn run(
     server: Arc<Server>,
     stream: Arc<Stream>,
     chosen: Chosen,
+    visit: Option<Arc<dyn Visit>>,
 ) -> Result<(), String> {
     let limits = server.limits().clone();
-    let pool = server.share();
     let Chosen { negotiated, device, mut inbox } = chosen;
+    let pool = server.share(device.facts().in_flight);
     inbox.expect_headers_of(negotiated.headers.len());
     let session = Rc::new(Session {
         stream,
@@ -65,6 +66,12 @@ pub(crate) async fn run(
     let writer = io::spawn(session.clone().write_replies());
     let result = session.read_requests(inbox).await;
     session.leaving.set(true);
+    if let Some(visit) = visit
+        && session.in_flight.get() > 0
+        && !session.server.is_stopping()
+    {
+        visit.gone();
+    }
     session.finish_all().await;
     session.closing.set(true);
     session.to_send.notify();

@@ -74,6 +74,10 @@ struct Current {
 
 thread_local! {
     static CURRENT: RefCell<Option<Current>> = const { RefCell::new(None) };
+    /// What was said outside of callbacks, by threads of a plugin's own: for the answer that follows.
+    static LOOSE: RefCell<Left> = const {
+        RefCell::new(Left { error: 0, errno: 0, text: String::new() })
+    };
     /// For the handler of crashes, which may only look at plain values: the callback that runs.
     static CALLBACK: Cell<Option<&'static CStr>> = const { Cell::new(None) };
 }
@@ -108,28 +112,41 @@ pub(crate) fn now() -> Option<Arc<Context>> {
 
 /// `nbdkit_set_error`.
 pub(crate) fn set_error(error: c_int) {
-    CURRENT.with_borrow_mut(|current| {
-        if let Some(current) = current {
-            current.left.error = error;
-        }
+    CURRENT.with_borrow_mut(|current| match current {
+        Some(current) => current.left.error = error,
+        None => LOOSE.with_borrow_mut(|left| left.error = error),
     });
+}
+
+/// What this thread said last, outside of callbacks or in the one that runs.
+pub(crate) fn take_loose() -> Left {
+    CURRENT.with_borrow_mut(|current| match current {
+        Some(current) => std::mem::take(&mut current.left),
+        None => LOOSE.take(),
+    })
 }
 
 /// `nbdkit_error`: kept for whoever called; from a plugin's own threads it goes to the log.
 pub(crate) fn said(text: &str) {
     let kept = CURRENT.with_borrow_mut(|current| {
         let Some(current) = current else { return false };
-        let left = &mut current.left.text;
-        if left.len() + text.len() < TEXT_MAX {
-            if !left.is_empty() {
-                left.push_str("; ");
-            }
-            left.push_str(text);
-        }
+        current.left.say(text);
         true
     });
     if !kept {
+        LOOSE.with_borrow_mut(|left| left.say(text));
         log::warn!("a plugin says: {text}");
+    }
+}
+
+impl Left {
+    fn say(&mut self, text: &str) {
+        if self.text.len() + text.len() < TEXT_MAX {
+            if !self.text.is_empty() {
+                self.text.push_str("; ");
+            }
+            self.text.push_str(text);
+        }
     }
 }
 

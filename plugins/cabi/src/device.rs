@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use block::{Device, Error, Facts, Kind, Pending, Request};
+use block::{Device, Facts, Pending, Request};
 
+use crate::asynchronous::AsyncDevice;
 use crate::handle::Handle;
 
 /// A device over a handle.
@@ -14,7 +15,10 @@ pub(crate) struct PluginDevice {
 impl PluginDevice {
     /// The device of a handle: asynchronous where the plugin is.
     pub(crate) fn over(handle: Arc<Handle>) -> Arc<dyn Device> {
-        Arc::new(PluginDevice { handle })
+        match handle.connection.plugin.asynchronous {
+            Some(asynchronous) => AsyncDevice::over(handle, asynchronous),
+            None => Arc::new(PluginDevice { handle }),
+        }
     }
 }
 
@@ -24,33 +28,27 @@ impl Device for PluginDevice {
     }
 
     fn submit(&self, request: Request) -> Pending {
-        let (kind, at, len) = (request.kind(), request.at, request.len);
-        let (completer, pending) = Pending::completer();
-        let handle = self.handle.clone();
-        let lane = handle.connection.lane.clone();
-        lane.run(move || {
-            let outcome = handle.perform(request);
-            // Before the answer: whoever hears it may look whether the handle is still open.
-            drop(handle);
-            completer.complete(outcome);
-        });
-        let plugin = &self.handle.connection.plugin;
-        let Some(limit) = plugin.host.timeout else { return pending };
-        let plugin = plugin.clone();
-        Pending::start(async move {
-            match io::timeout(limit, pending).await {
-                Ok(outcome) => outcome,
-                Err(io::Elapsed) => {
-                    let name = &plugin.name;
-                    log::error!(
-                        "plugin {name}: {kind} of {len} bytes at offset {at} has not returned for \
-                         {} s; its buffer stays lent",
-                        limit.as_secs_f32()
-                    );
-                    let text = format!("plugin {name} does not answer");
-                    Err(Error::new(Kind::TimedOut, text))
-                }
-            }
-        })
+        on_lane(&self.handle, request)
     }
+}
+
+/// Has a request done by the plugin's blocking callbacks.
+pub(crate) fn on_lane(handle: &Arc<Handle>, request: Request) -> Pending {
+    let (kind, at, len) = (request.kind(), request.at, request.len);
+    let (completer, pending) = Pending::completer();
+    let (plugin, lane) = (handle.connection.plugin.clone(), handle.connection.lane.clone());
+    let own = handle.clone();
+    lane.run(move || {
+        let outcome = own.perform(request);
+        // Before the answer: whoever hears it may look whether the handle is still open.
+        drop(own);
+        completer.complete(outcome);
+    });
+    let Some(limit) = plugin.host.timeout else { return pending };
+    Pending::start(async move {
+        match io::timeout(limit, pending).await {
+            Ok(outcome) => outcome,
+            Err(io::Elapsed) => Err(plugin.no_answer(kind, at, len, limit)),
+        }
+    })
 }

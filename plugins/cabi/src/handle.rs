@@ -2,7 +2,7 @@
 //! this runs on the threads of the handle's lane.
 
 use std::ffi::{CStr, CString, c_int, c_void};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use block::{
     BASE_ALLOCATION, BlockSizes, Can, Error, Extents, Facts, Flags, Kind, Op, Outcome, Reply,
@@ -19,7 +19,7 @@ use crate::visit::Connection;
 /// Longest read or write that plugins get at once: nbdkit's bound, which plugins may rely on.
 const TRANSFER_MAX: u32 = 64 << 20;
 /// Longest range of other calls: lengths have 32 bits, and stay aligned to any block.
-const RANGE_MAX: u64 = 0xffff_0000;
+pub(crate) const RANGE_MAX: u64 = 0xffff_0000;
 
 /// An open handle. Closed, on its lane, when dropped.
 pub(crate) struct Handle {
@@ -31,6 +31,8 @@ pub(crate) struct Handle {
     native_zero: bool,
     fua: c_int,
     cache: c_int,
+    /// What an asynchronous plugin knows as `conn`.
+    pub(crate) token: OnceLock<u64>,
 }
 
 /// What `open` answered: a token for the plugin.
@@ -76,11 +78,17 @@ impl Handle {
             native_zero: false,
             fua: abi::FUA_NONE,
             cache: 0,
+            token: OnceLock::new(),
             connection: connection.clone(),
         };
         // A failure from here on drops the handle, which closes it.
         handle.ask_all()?;
         Ok(Arc::new(handle))
+    }
+
+    /// Whether the plugin's own calls are durable when asked to be.
+    pub(crate) fn has_native_fua(&self) -> bool {
+        self.fua == abi::FUA_NATIVE
     }
 
     fn plugin(&self) -> &Plugin {
@@ -131,9 +139,14 @@ impl Handle {
             let fast =
                 self.ask(c"can_fast_zero", abi.can_fast_zero, c_int::from(!self.native_zero))?;
             can.set(Can::FAST_ZERO, fast != 0);
-            can |= Can::ZERO;
-            let flush = c_int::from(flushes != 0);
-            self.fua = self.ask(c"can_fua", abi.can_fua, flush * abi::FUA_EMULATE)?;
+            // Where writing is asynchronous, so is what stands in for zeroing: elsewhere.
+            can.set(Can::ZERO, self.native_zero || asynchronous.is_none());
+            let usual = match (flushes != 0, asynchronous.is_some()) {
+                (false, _) => abi::FUA_NONE,
+                (true, false) => abi::FUA_EMULATE,
+                (true, true) => abi::FUA_NATIVE,
+            };
+            self.fua = self.ask(c"can_fua", abi.can_fua, usual)?;
             if !v2 {
                 self.fua = self.fua.min(abi::FUA_EMULATE);
             }
@@ -155,6 +168,7 @@ impl Handle {
         let several = plugin.model != abi::ThreadModel::SerializeConnections;
         can.set(Can::MULTI_CONN, multi && several);
         facts.can = can;
+        facts.in_flight = asynchronous.map(|plugin| plugin.max_bytes).filter(|&bytes| bytes > 0);
         // Unknown; 1 claims nothing.
         facts.allocation_unit = facts.block.minimum.max(1);
         self.facts = Arc::new(facts);
@@ -452,6 +466,9 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
+        if let Some(&token) = self.token.get() {
+            crate::asynchronous::forget(token);
+        }
         let Some(close) = self.connection.plugin.abi.close else { return };
         let (pointer, context) = (self.pointer, self.context.clone());
         let connection = self.connection.clone();

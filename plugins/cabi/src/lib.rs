@@ -4,6 +4,7 @@
 //! - `load`, `abi`, `async_abi`: the shared object and its description.
 //! - `plugin`: its life. `visit`: a connection. `handle`: an open handle and its calls. `device`: that
 //!   as a [`block::Device`]. `backend`: the scheme `nbdkit:`.
+//! - `asynchronous`, `table`, `budget`: plugins that answer later, what they have and how much.
 //! - `lane`, `turn`: on which threads callbacks run, and how many at a time.
 //! - `api`, `shim.c`: the functions that plugins call; `context`: what those know about the caller.
 //! - `crash`: a crash names the plugin.
@@ -16,7 +17,9 @@
 mod abi;
 mod api;
 mod async_abi;
+mod asynchronous;
 mod backend;
+mod budget;
 mod capture;
 mod context;
 mod crash;
@@ -28,6 +31,7 @@ mod load;
 mod parse;
 mod password;
 mod plugin;
+mod table;
 mod turn;
 mod visit;
 

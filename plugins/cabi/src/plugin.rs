@@ -5,10 +5,11 @@ use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use block::{Error, Kind, Result};
+use block::{Error, Kind, OpKind, Result};
 
 use crate::abi::{self, ThreadModel};
 use crate::async_abi::AsyncPlugin;
+use crate::budget::Budget;
 use crate::context::{self, Context, Left};
 use crate::crash;
 use crate::lane::Lane;
@@ -55,6 +56,8 @@ pub(crate) struct Plugin {
     pub(crate) control: Arc<Lane>,
     /// Threads for plugins that take callbacks in parallel.
     pub(crate) pool: Arc<Lane>,
+    /// The bound on what is lent to an asynchronous plugin.
+    pub(crate) budget: Arc<Budget>,
     /// Whose turn it is, where there may be one connection at a time.
     pub(crate) turns: Arc<Turns>,
     /// Taken when the plugin ends.
@@ -101,6 +104,16 @@ impl Plugin {
             true => Error::new(kind, format!("{callback} of plugin {} failed", self.name))
                 .because(cause),
         }
+    }
+
+    /// The error of a request that was not answered in time. What it lends stays lent.
+    pub(crate) fn no_answer(&self, kind: OpKind, at: u64, len: u64, limit: Duration) -> Error {
+        let (name, limit) = (&self.name, limit.as_secs_f32());
+        log::error!(
+            "plugin {name}: {kind} of {len} bytes at offset {at} has not been answered for {limit} s; \
+             its buffer stays lent"
+        );
+        Error::new(Kind::TimedOut, format!("plugin {name} has not answered {kind} for {limit} s"))
     }
 
     fn failed(&self, what: &str, left: &Left) -> Error {
@@ -289,6 +302,7 @@ fn begin(settings: &Settings, control: Arc<Lane>) -> Result<Plugin> {
         control,
         pool,
         turns: Arc::default(),
+        budget: Budget::new(asynchronous.map_or(0, |plugin| plugin.max_bytes)),
         library: Some(library),
         crash_slot,
         name,

@@ -1,11 +1,12 @@
 //! A connection, as plugins see it: `preconnect`, the list of exports, the default export, handles.
 
 use std::ffi::{CString, c_int};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use block::{Client, Device, Error, Exports, Kind, Listed, Opening, Result, Visit};
 
 use crate::abi::ThreadModel;
+use crate::asynchronous;
 use crate::context::{self, Context, Left};
 use crate::device::PluginDevice;
 use crate::handle::Handle;
@@ -45,6 +46,8 @@ pub(crate) struct Connection {
     client: Client,
     /// Asked for once.
     default: OnceLock<Result<String>>,
+    /// Those that are open, for when the client goes.
+    handles: Mutex<Vec<Weak<Handle>>>,
     _turn: Option<Turn>,
 }
 
@@ -65,7 +68,9 @@ impl PluginVisit {
             _ => Arc::new(Lane::single(plugin.name.clone())),
         };
         let default = OnceLock::new();
-        let connection = Connection { plugin, readonly, lane, client, default, _turn: turn };
+        let handles = Mutex::default();
+        let connection =
+            Connection { plugin, readonly, lane, client, default, handles, _turn: turn };
         let visit = PluginVisit(Arc::new(connection));
         if visit.0.plugin.abi.preconnect.is_some() {
             visit.0.clone().run(Connection::preconnect).await?;
@@ -93,6 +98,14 @@ impl Visit for PluginVisit {
     fn open(&self, name: &str, tls: bool) -> Opening<Arc<dyn Device>> {
         let (visit, name) = (self.clone(), name.to_string());
         Box::pin(async move { visit.open_handle(&name, tls).await })
+    }
+
+    fn gone(&self) {
+        let open: Vec<_> = {
+            let handles = self.0.handles.lock().expect("no panic under this lock");
+            handles.iter().filter_map(Weak::upgrade).collect()
+        };
+        open.iter().for_each(|handle| asynchronous::cancel(handle));
     }
 }
 
@@ -201,6 +214,10 @@ impl Connection {
         };
         let zero = |_| Error::new(Kind::NotFound, "the export's name holds a zero byte");
         let name = CString::new(name).map_err(zero)?;
-        Handle::open(self.clone(), name, tls)
+        let handle = Handle::open(self.clone(), name, tls)?;
+        let mut handles = self.handles.lock().expect("no panic under this lock");
+        handles.retain(|handle| handle.strong_count() > 0);
+        handles.push(Arc::downgrade(&handle));
+        Ok(handle)
     }
 }

@@ -1,0 +1,198 @@
+//! Requests that a plugin has and has not answered: by connection and number, so that late, double and
+//! foreign answers are told from good ones without looking behind a pointer of the plugin's.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, RwLock};
+
+use block::Outcome;
+use io::Completer;
+
+/// A connection's requests. Its token is what the plugin knows as `conn`.
+pub(crate) struct Table<T, O> {
+    token: u64,
+    /// Whom the connection belongs to.
+    pub(crate) owner: O,
+    slots: Mutex<Slots<T>>,
+}
+
+struct Slots<T> {
+    slots: Vec<Slot<T>>,
+    free: Vec<u32>,
+}
+
+struct Slot<T> {
+    /// How many requests have had this slot: part of the number, so that an old one does not fit.
+    generation: u32,
+    entry: Option<T>,
+}
+
+type ByToken<T, O> = HashMap<u64, Arc<Table<T, O>>>;
+
+/// Tables by token. Tokens are never used again.
+pub(crate) struct Tables<T, O> {
+    next: AtomicU64,
+    tables: RwLock<Option<ByToken<T, O>>>,
+}
+
+/// Between two tokens: they look like addresses that nothing lives at.
+const STEP: u64 = 16;
+
+impl<T, O> Tables<T, O> {
+    /// No tables yet.
+    pub(crate) const fn new() -> Tables<T, O> {
+        Tables { next: AtomicU64::new(1), tables: RwLock::new(None) }
+    }
+
+    /// A new connection's table.
+    pub(crate) fn open(&self, owner: O) -> Arc<Table<T, O>> {
+        let token = self.next.fetch_add(1, Ordering::Relaxed) * STEP;
+        let slots = Mutex::new(Slots { slots: Vec::new(), free: Vec::new() });
+        let table = Arc::new(Table { token, owner, slots });
+        let mut tables = self.tables.write().expect("no panic under this lock");
+        tables.get_or_insert_default().insert(token, table.clone());
+        table
+    }
+
+    /// Forgets a table: its numbers are foreign from here on.
+    pub(crate) fn close(&self, token: u64) {
+        let closed = {
+            let mut tables = self.tables.write().expect("no panic under this lock");
+            tables.as_mut().and_then(|tables| tables.remove(&token))
+        };
+        drop(closed);
+    }
+
+    /// The table of a token.
+    pub(crate) fn find(&self, token: u64) -> Option<Arc<Table<T, O>>> {
+        let tables = self.tables.read().expect("no panic under this lock");
+        tables.as_ref().and_then(|tables| tables.get(&token).cloned())
+    }
+
+    /// Takes out a request by token and number, once.
+    pub(crate) fn take(&self, token: u64, number: u64) -> Option<T> {
+        self.find(token)?.take(number)
+    }
+}
+
+impl<T, O> Table<T, O> {
+    /// What the plugin knows as `conn`.
+    pub(crate) fn token(&self) -> u64 {
+        self.token
+    }
+
+    /// Enters a request; gives its number.
+    pub(crate) fn enter(&self, entry: T) -> u64 {
+        let mut slots = self.slots.lock().expect("no panic under this lock");
+        let index = match slots.free.pop() {
+            Some(index) => index,
+            None => {
+                slots.slots.push(Slot { generation: 0, entry: None });
+                // Bounded by memory long before.
+                u32::try_from(slots.slots.len() - 1).expect("fewer than 2^32 requests at a time")
+            }
+        };
+        let slot = &mut slots.slots[index as usize];
+        slot.generation = slot.generation.wrapping_add(1);
+        slot.entry = Some(entry);
+        u64::from(slot.generation) << 32 | u64::from(index)
+    }
+
+    /// Takes out a request, once.
+    pub(crate) fn take(&self, number: u64) -> Option<T> {
+        // The lower and the upper half of the number.
+        let (index, generation) = (number as u32, (number >> 32) as u32);
+        let mut slots = self.slots.lock().expect("no panic under this lock");
+        let slot = slots.slots.get_mut(index as usize)?;
+        if slot.generation != generation {
+            return None;
+        }
+        let entry = slot.entry.take()?;
+        slots.free.push(index);
+        Some(entry)
+    }
+
+    /// Looks at a request, if it is still there.
+    pub(crate) fn with<R>(&self, number: u64, look: impl FnOnce(&mut T) -> R) -> Option<R> {
+        let (index, generation) = (number as u32, (number >> 32) as u32);
+        let mut slots = self.slots.lock().expect("no panic under this lock");
+        let slot = slots.slots.get_mut(index as usize)?;
+        if slot.generation != generation {
+            return None;
+        }
+        slot.entry.as_mut().map(look)
+    }
+
+    /// How many requests there are.
+    pub(crate) fn len(&self) -> usize {
+        let slots = self.slots.lock().expect("no panic under this lock");
+        slots.slots.len() - slots.free.len()
+    }
+}
+
+/// Who waits for the answer; nobody any more after a timeout.
+pub(crate) type Waiting = Option<Completer<Outcome>>;
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+
+    use super::*;
+
+    #[test]
+    fn late_double_and_foreign_numbers_find_nothing() {
+        let tables = Tables::new();
+        let (one, two) = (tables.open(()), tables.open(()));
+        let first = one.enter('a');
+        let second = one.enter('b');
+        assert_eq!(tables.take(two.token(), first), None);
+        assert_eq!(tables.take(12345, first), None);
+        assert_eq!(tables.take(0, 0), None);
+        assert_eq!(tables.take(one.token(), first), Some('a'));
+        assert_eq!(tables.take(one.token(), first), None);
+        // The slot is used again under another number.
+        let third = one.enter('c');
+        assert_eq!(third as u32, first as u32);
+        assert_eq!(tables.take(one.token(), first), None);
+        assert_eq!(one.with(third, |entry| *entry), Some('c'));
+        assert_eq!(one.len(), 2);
+        assert_eq!(tables.take(one.token(), second), Some('b'));
+        tables.close(one.token());
+        assert_eq!(tables.take(one.token(), third), None);
+    }
+
+    /// Threads that answer, answer twice, give up and close at random: every request is taken exactly
+    /// once, whoever is first. `BLOCKHAUL_LONG=1` does it a million times.
+    #[test]
+    fn answers_that_race_take_each_request_exactly_once() {
+        let long = std::env::var_os("BLOCKHAUL_LONG").is_some();
+        let rounds: usize = if long { 1_000_000 } else { 20_000 };
+        let tables = Tables::new();
+        let table = tables.open(());
+        let taken = AtomicUsize::new(0);
+        let (senders, receivers): (Vec<_>, Vec<_>) =
+            (0..3).map(|_| std::sync::mpsc::sync_channel::<u64>(64)).unzip();
+        std::thread::scope(|scope| {
+            for receiver in receivers {
+                let (tables, table, taken) = (&tables, &table, &taken);
+                scope.spawn(move || {
+                    for number in receiver {
+                        if tables.take(table.token(), number).is_some() {
+                            taken.fetch_add(1, Ordering::Relaxed);
+                        }
+                    }
+                });
+            }
+            for round in 0..rounds {
+                let number = table.enter(Box::new(round));
+                for sender in &senders {
+                    sender.send(number).unwrap();
+                }
+            }
+            drop(senders);
+        });
+        assert_eq!(taken.load(Ordering::Relaxed), rounds);
+        assert_eq!(table.len(), 0);
+    }
+}
