@@ -3,7 +3,9 @@
 
 use std::sync::Arc;
 
-use block::{Args, Device, Error, Kind, Layer, LayerKind, Param, ParamKind, Result};
+use block::{
+    Args, Below, Device, Error, Kind, Layer, LayerKind, Opening, Param, ParamKind, Result,
+};
 
 /// The declaration of a layer.
 pub struct Declared {
@@ -51,6 +53,28 @@ where
 {
     fn wrap(&self, inner: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
         (self.0)(inner)
+    }
+}
+
+/// A layer that is put over a device by a function that must know what else is below.
+pub(crate) fn opened(
+    open: impl Fn(Below) -> Result<Arc<dyn Device>> + Send + Sync + 'static,
+) -> Result<Arc<dyn Layer>> {
+    Ok(Arc::new(OpenWith(open)))
+}
+
+struct OpenWith<F>(F);
+
+impl<F> Layer for OpenWith<F>
+where
+    F: Fn(Below) -> Result<Arc<dyn Device>> + Send + Sync,
+{
+    fn wrap(&self, device: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
+        (self.0)(Below { device, reopen: None, export: None })
+    }
+
+    fn open(self: Arc<Self>, below: Below) -> Opening<Arc<dyn Device>> {
+        Box::pin(std::future::ready((self.0)(below)))
     }
 }
 

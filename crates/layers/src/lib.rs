@@ -21,11 +21,17 @@ mod nozero;
 mod offset;
 mod out;
 mod partition;
+mod pause;
+mod per_disk;
 mod protect;
 mod ranges;
 mod rate;
 mod readahead;
 mod readonly;
+mod repeat;
+mod retry;
+mod retry_request;
+mod scan;
 mod scratch;
 mod stats;
 mod swab;
@@ -46,10 +52,14 @@ pub use noextents::NOEXTENTS;
 pub use nozero::NOZERO;
 pub use offset::Offset;
 pub use partition::PARTITION;
+pub use pause::PAUSE;
 pub use protect::PROTECT;
 pub use rate::{Bucket, Rate, RateLayer};
 pub use readahead::READAHEAD;
 pub use readonly::Readonly;
+pub use retry::RETRY;
+pub use retry_request::RETRY_REQUEST;
+pub use scan::SCAN;
 pub use stats::{Counts, Stats, StatsLayer};
 pub use swab::SWAB;
 pub use truncate::TRUNCATE;
@@ -71,10 +81,14 @@ pub fn all() -> Vec<&'static dyn block::LayerKind> {
         &NOZERO,
         &Offset,
         &PARTITION,
+        &PAUSE,
         &PROTECT,
         &Rate,
         &READAHEAD,
         &Readonly,
+        &RETRY,
+        &RETRY_REQUEST,
+        &SCAN,
         &Stats,
         &SWAB,
         &TRUNCATE,

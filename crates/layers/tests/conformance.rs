@@ -145,6 +145,30 @@ fn readahead() {
 }
 
 #[test]
+fn retry() {
+    check("memory:2M", &["retry", "retry-request"], short(zeroes()));
+    // One request in ten fails, and is tried again until it does not.
+    let flaky = &["error?all=10%", "retry-request?retries=100&delay=0", "retry?unflushed=fail"];
+    check("memory:2M", flaky, short(zeroes()));
+}
+
+#[test]
+fn scan() {
+    check("memory:2M", &["scan?scan-size=64k&scan-forever=on"], short(zeroes()));
+}
+
+#[test]
+fn pause() {
+    conform::check("pause over memory", short(zeroes()), || async {
+        let dir = tempfile::tempdir().expect("a folder for the socket");
+        let layer = format!("pause?pause-control={}", dir.path().join("s").display());
+        let registry = Registry { layers: layers::all(), ..Registry::default() };
+        let device = registry.layer(&layer)?.wrap(backends::memory(2 << 20))?;
+        Ok(conform::Subject::new(device).keep(dir))
+    });
+}
+
+#[test]
 fn swab() {
     check("memory:2M", &["swab"], zeroes());
     check("memory:2097149", &["swab?swab-bits=64"], short(zeroes()));

@@ -17,7 +17,8 @@ use block::{
 };
 use io::{Completer, Ticket};
 
-use crate::declared::{Declared, layer, misfit, param, param_or, usage};
+use crate::declared::{Declared, misfit, opened, param, param_or, usage};
+use crate::per_disk::PerDisk;
 use map::{Map, Segment};
 
 /// Segments in one answer: 64 Ki runs are a large answer, and the rest is asked for again.
@@ -54,15 +55,16 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
     if bulk == 0 {
         return Err(usage("extents-cache: bulk must be above 0"));
     }
-    let known = Arc::new(Known { memory, bulk, state: Mutex::default() });
-    layer(move |inner| {
-        let facts = inner.facts();
+    let disks = PerDisk::default();
+    opened(move |below| {
+        let facts = below.device.facts();
         if !facts.can.contains(Can::EXTENTS) || facts.emulated.contains(Can::EXTENTS) {
             // There is nothing to ask for.
-            return Ok(inner);
+            return Ok(below.device);
         }
+        let known = disks.get(&below, || Ok(Known { memory, bulk, state: Mutex::default() }))?;
         known.adopt(&facts)?;
-        Ok(Arc::new(CacheDevice { inner, facts, known: known.clone() }))
+        Ok(Arc::new(CacheDevice { inner: below.device, facts, known }))
     })
 }
 

@@ -1,0 +1,210 @@
+//! `pause`: holds requests back while somebody wants it so, through a control socket.
+
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use block::{Args, Device, Error, Facts, Layer, ParamKind, Pending, Request, Result};
+use io::Completer;
+
+use crate::declared::{Declared, layer, param, usage};
+
+/// The layer `pause`.
+pub static PAUSE: Declared = Declared {
+    name: "pause",
+    summary: "holds requests back while it is told to, through a control socket",
+    manual: "`pause-control` names a Unix socket that the layer makes and listens on. The byte `p` \
+pauses: new requests wait, and when those under way have ended the answer is `P`: from then on the \
+device below is quiet, for example to copy it. `r` resumes, and the answer is `R`. Other bytes are \
+answered with `X`. For example: `printf p | nc -U SOCKET`.",
+    params: &[param("pause-control", ParamKind::Text, "Path of the control socket.")],
+    configure: |args| configure(args),
+};
+
+fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
+    let Some(path) = args.text("pause-control").map(PathBuf::from) else {
+        return Err(usage("pause: needs a path for the control socket, pause-control=PATH"));
+    };
+    let cannot = |error| {
+        Error::system(format!("pause: cannot listen on pause-control={}", path.display()), error)
+    };
+    let listener = UnixListener::bind(&path).map_err(cannot)?;
+    let valve = Arc::new(Valve::default());
+    let control = valve.clone();
+    std::thread::Builder::new()
+        .name("pause".into())
+        .spawn(move || listen(&listener, &control))
+        .map_err(cannot)?;
+    // The layer's last owner takes the socket away; the thread ends with the next connection.
+    let socket = Arc::new(Socket { path, valve: valve.clone() });
+    layer(move |inner| {
+        Ok(Arc::new(PauseDevice { inner, valve: valve.clone(), _socket: socket.clone() }))
+    })
+}
+
+/// The control socket in the file system.
+struct Socket {
+    path: PathBuf,
+    valve: Arc<Valve>,
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        self.valve.lock().over = true;
+        self.valve.quiet.notify_all();
+        // Wakes the listener, so that it ends.
+        drop(UnixStream::connect(&self.path));
+        // It may be gone already.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+fn listen(listener: &UnixListener, valve: &Arc<Valve>) {
+    for connection in listener.incoming() {
+        if valve.lock().over {
+            return;
+        }
+        match connection {
+            Ok(connection) => obey(connection, valve),
+            // Out of descriptors: others may end.
+            Err(_) => std::thread::sleep(std::time::Duration::from_millis(100)),
+        }
+    }
+}
+
+/// Does what one visitor of the control socket wants, byte by byte.
+fn obey(mut visitor: UnixStream, valve: &Valve) {
+    let mut byte = [0];
+    // A visitor that says nothing does not keep others away for ever.
+    let patience = Some(std::time::Duration::from_secs(60));
+    if visitor.set_read_timeout(patience).is_err() {
+        return;
+    }
+    while visitor.read_exact(&mut byte).is_ok() {
+        let answer = match &byte {
+            b"p" => {
+                valve.pause();
+                b"P"
+            }
+            b"r" => {
+                valve.resume();
+                b"R"
+            }
+            _ => b"X",
+        };
+        if visitor.write_all(answer).is_err() {
+            return;
+        }
+    }
+}
+
+/// Lets requests pass, or holds them.
+#[derive(Default)]
+struct Valve {
+    state: Mutex<State>,
+    quiet: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    paused: bool,
+    under_way: usize,
+    waiting: Vec<Completer<Pass>>,
+    over: bool,
+}
+
+impl Valve {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Holds new requests back and waits for those under way.
+    fn pause(&self) {
+        let mut state = self.lock();
+        state.paused = true;
+        while state.under_way > 0 && state.paused && !state.over {
+            state = self.quiet.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn resume(self: &Valve) {
+        let waiting = {
+            let mut state = self.lock();
+            state.paused = false;
+            std::mem::take(&mut state.waiting)
+        };
+        // Each of them tries again.
+        drop(waiting);
+        self.quiet.notify_all();
+    }
+
+    /// The right to be under way, or a wait.
+    fn enter(valve: &Arc<Valve>) -> std::result::Result<Pass, io::Ticket<Pass>> {
+        let mut state = valve.lock();
+        if !state.paused {
+            state.under_way += 1;
+            return Ok(Pass(valve.clone()));
+        }
+        let (completer, ticket) = io::ticket();
+        state.waiting.push(completer);
+        Err(ticket)
+    }
+}
+
+/// One request under way.
+struct Pass(Arc<Valve>);
+
+impl Drop for Pass {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        state.under_way -= 1;
+        if state.under_way == 0 {
+            self.0.quiet.notify_all();
+        }
+    }
+}
+
+struct PauseDevice {
+    inner: Arc<dyn Device>,
+    valve: Arc<Valve>,
+    _socket: Arc<Socket>,
+}
+
+impl Device for PauseDevice {
+    fn facts(&self) -> Arc<Facts> {
+        self.inner.facts()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        let entered = match Valve::enter(&self.valve) {
+            Ok(pass) => {
+                let pending = match self.inner.submit(request).now() {
+                    Ok(outcome) => return Pending::ready(outcome),
+                    Err(pending) => pending,
+                };
+                return Pending::start(async move {
+                    let outcome = pending.await;
+                    drop(pass);
+                    outcome
+                });
+            }
+            Err(ticket) => ticket,
+        };
+        let (inner, valve) = (self.inner.clone(), self.valve.clone());
+        Pending::start(async move {
+            let mut wait = entered;
+            let pass = loop {
+                // Woken by the end of the pause.
+                let _ = wait.await;
+                match Valve::enter(&valve) {
+                    Ok(pass) => break pass,
+                    Err(ticket) => wait = ticket,
+                }
+            };
+            let outcome = inner.submit(request).await;
+            drop(pass);
+            outcome
+        })
+    }
+}

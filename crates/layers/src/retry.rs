@@ -1,0 +1,271 @@
+//! `retry`: opens the device again when a request fails, and tries the request again.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use block::{
+    Another, Args, Below, Device, Error, Facts, Flags, Kind, Layer, OpKind, Opening, Outcome,
+    ParamKind, Pending, Request, Result,
+};
+use io::Completer;
+
+use crate::declared::{Declared, param_or};
+use crate::repeat::{ALL_CLASSES, Repeat, classes};
+
+/// Longest wait between two tries.
+const DELAY_MAX: Duration = Duration::from_secs(3600);
+
+/// The layer `retry`.
+pub static RETRY: Declared = Declared {
+    name: "retry",
+    summary: "opens the device again when a request fails, and tries again",
+    manual: "When a request fails, the layer waits `retry-delay` (twice as long each time with \
+`retry-exponential=on`), opens the device below again (a connection is made anew) and tries again, up \
+to `retries` times; then the error is passed on. Requests that fail at the same time share one new \
+connection. Errors that would come again (wrong requests, a full disk, a read-only one) are passed on \
+at once, as are kinds of errors that `errors` does not name. Where there is nothing to open again \
+(memory), requests are just tried again. A device that comes back with another size or fewer abilities \
+is not used.
+
+A server that has crashed may have lost writes that were not flushed. With `unflushed=fail` the first \
+flush after a new connection fails if there were such writes; with `trust` it is believed that the \
+server is still the same, as after a lost network connection. With `retry-readonly=on` everything that \
+would change the device is refused once it had to be opened again.",
+    params: &[
+        param_or("retries", ParamKind::Number, "5", "How often a request is tried again."),
+        param_or("retry-delay", ParamKind::Duration, "2s", "Time before the first new try."),
+        param_or("retry-exponential", ParamKind::Switch, "on", "Wait twice as long each time."),
+        param_or("retry-readonly", ParamKind::Switch, "off", "Refuse changes after a failure."),
+        param_or(
+            "unflushed",
+            ParamKind::Choice(&["trust", "fail"]),
+            "trust",
+            "What becomes of writes that were not flushed when the device failed.",
+        ),
+        param_or("errors", ParamKind::Text, ALL_CLASSES, "Kinds of errors to try again after."),
+    ],
+    configure: |args| configure(args),
+};
+
+fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
+    Ok(Arc::new(RetryLayer(Arc::new(Plan {
+        retries: args.number("retries").unwrap_or(5),
+        delay: args.duration("retry-delay").unwrap_or(Duration::from_secs(2)),
+        exponential: args.switch("retry-exponential"),
+        readonly: args.switch("retry-readonly"),
+        fail_unflushed: args.text("unflushed") == Some("fail"),
+        kinds: classes("retry", args.text("errors").unwrap_or(ALL_CLASSES))?,
+    }))))
+}
+
+struct Plan {
+    retries: u64,
+    delay: Duration,
+    exponential: bool,
+    readonly: bool,
+    fail_unflushed: bool,
+    kinds: Vec<Kind>,
+}
+
+struct RetryLayer(Arc<Plan>);
+
+impl Layer for RetryLayer {
+    fn wrap(&self, inner: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
+        Ok(device(&self.0, inner, None))
+    }
+
+    fn open(self: Arc<Self>, below: Below) -> Opening<Arc<dyn Device>> {
+        let opened = device(&self.0, below.device, below.reopen);
+        Box::pin(std::future::ready(Ok(opened)))
+    }
+}
+
+fn device(
+    plan: &Arc<Plan>,
+    inner: Arc<dyn Device>,
+    reopen: Option<Arc<dyn Another>>,
+) -> Arc<dyn Device> {
+    let mut facts = Facts::clone(&inner.facts());
+    // What may be written again must not be gone with the first try.
+    facts.takes_parked = false;
+    let now = Now { device: inner, generation: 0, opening: None, unflushed: false, lost: false };
+    let shared =
+        Shared { plan: plan.clone(), facts: Arc::new(facts), reopen, now: Mutex::new(now) };
+    Arc::new(RetryDevice(Arc::new(shared)))
+}
+
+struct RetryDevice(Arc<Shared>);
+
+struct Shared {
+    plan: Arc<Plan>,
+    facts: Arc<Facts>,
+    reopen: Option<Arc<dyn Another>>,
+    now: Mutex<Now>,
+}
+
+/// The device as it is open now.
+struct Now {
+    device: Arc<dyn Device>,
+    /// How often it was opened again.
+    generation: u64,
+    /// Somebody is opening it; these wait.
+    opening: Option<Vec<Completer<()>>>,
+    /// Something has been changed since the last flush.
+    unflushed: bool,
+    /// Such changes may be lost.
+    lost: bool,
+}
+
+impl Device for RetryDevice {
+    fn facts(&self) -> Arc<Facts> {
+        self.0.facts.clone()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        let shared = &self.0;
+        let (repeat, kind, fua) =
+            (Repeat::of(&request), request.kind(), request.flags.contains(Flags::FUA));
+        let (device, generation) = match shared.start(kind) {
+            Ok(started) => started,
+            Err(error) => return error.into(),
+        };
+        let first = match device.submit(request).now() {
+            Ok(outcome) if outcome.is_ok() => {
+                shared.done(kind, fua, generation);
+                return Pending::ready(outcome);
+            }
+            Ok(outcome) => Pending::ready(outcome),
+            Err(pending) => pending,
+        };
+        let shared = shared.clone();
+        Pending::start(async move {
+            let outcome = first.await;
+            shared.go_on(outcome, generation, &repeat, kind, fua).await
+        })
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Now> {
+        self.now.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The device for a request, and which opening of it.
+    fn start(&self, kind: OpKind) -> Result<(Arc<dyn Device>, u64)> {
+        let mut now = self.lock();
+        if self.plan.readonly && now.generation > 0 && kind.changes() {
+            let text = "the device had to be opened again and is read-only since";
+            return Err(Error::new(Kind::ReadOnly, text));
+        }
+        if kind == OpKind::Flush && std::mem::take(&mut now.lost) {
+            let text = "the device had to be opened again, and earlier writes may be lost";
+            return Err(Error::new(Kind::Io, text));
+        }
+        Ok((now.device.clone(), now.generation))
+    }
+
+    fn done(&self, kind: OpKind, fua: bool, generation: u64) {
+        if !self.plan.fail_unflushed || !(kind.changes() || kind == OpKind::Flush) {
+            return;
+        }
+        let mut now = self.lock();
+        if now.generation != generation {
+            // Changed through a device that has been given up since.
+            now.lost |= kind.changes() && !fua;
+        } else if kind == OpKind::Flush {
+            now.unflushed = false;
+        } else if !fua {
+            now.unflushed = true;
+        }
+    }
+
+    /// The first try has ended.
+    async fn go_on(
+        &self,
+        mut outcome: Outcome,
+        mut generation: u64,
+        repeat: &Repeat,
+        kind: OpKind,
+        fua: bool,
+    ) -> Outcome {
+        let mut delay = self.plan.delay;
+        for number in 0.. {
+            let error = match outcome {
+                Ok(reply) => {
+                    self.done(kind, fua, generation);
+                    return Ok(reply);
+                }
+                Err(error) => error,
+            };
+            if number >= self.plan.retries || !self.plan.kinds.contains(&error.kind()) {
+                return Err(error);
+            }
+            io::sleep(delay).await;
+            if self.plan.exponential {
+                delay = delay.saturating_mul(2).min(DELAY_MAX);
+            }
+            if let Err(error) = self.again(generation).await {
+                outcome = Err(error);
+                continue;
+            }
+            let (device, now) = self.start(kind)?;
+            generation = now;
+            outcome = device.submit(repeat.request().await?).await;
+        }
+        Err(Error::new(Kind::Io, "tried again without end"))
+    }
+
+    /// Opens the device again, unless somebody has done so since this opening of it.
+    async fn again(&self, generation: u64) -> Result<()> {
+        let Some(reopen) = &self.reopen else { return Ok(()) };
+        let wait = {
+            let mut now = self.lock();
+            if now.generation > generation {
+                return Ok(());
+            }
+            match &mut now.opening {
+                Some(waiting) => {
+                    let (completer, ticket) = io::ticket();
+                    waiting.push(completer);
+                    Some(ticket)
+                }
+                None => {
+                    now.opening = Some(Vec::new());
+                    None
+                }
+            }
+        };
+        if let Some(ticket) = wait {
+            // Whether it worked shows in the next try.
+            let _ = ticket.await;
+            return Ok(());
+        }
+        let opened = reopen.another().await.and_then(|device| self.fits(device));
+        let mut now = self.lock();
+        let waiting = now.opening.take().unwrap_or_default();
+        let result = opened.map(|device| {
+            now.lost |= self.plan.fail_unflushed && std::mem::take(&mut now.unflushed);
+            now.generation += 1;
+            std::mem::replace(&mut now.device, device)
+        });
+        drop(now);
+        waiting.into_iter().for_each(|completer| completer.complete(()));
+        result.map(drop)
+    }
+
+    fn fits(&self, device: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
+        let (new, old) = (device.facts(), &self.facts);
+        let same = new.size == old.size
+            && new.can.contains(old.can)
+            && new.contexts == old.contexts
+            && new.block.minimum <= old.block.minimum
+            && new.block.maximum >= old.block.maximum;
+        match same {
+            true => Ok(device),
+            false => Err(Error::new(
+                Kind::Io,
+                "the device was opened again and is another one: its size or abilities differ",
+            )),
+        }
+    }
+}

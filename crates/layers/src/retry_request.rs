@@ -1,0 +1,78 @@
+//! `retry-request`: tries a failed request again, on the same connection.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use block::{Args, Device, Facts, Kind, Layer, ParamKind, Pending, Request, Result};
+
+use crate::declared::{Declared, layer, param_or};
+use crate::repeat::{ALL_CLASSES, Repeat, classes};
+
+/// The layer `retry-request`.
+pub static RETRY_REQUEST: Declared = Declared {
+    name: "retry-request",
+    summary: "tries a failed request again, a few times",
+    manual: "For sources that fail now and then but stay connected. Each request is tried up to \
+`retries` times more, `delay` apart; then its error is passed on. Errors that would come again (wrong \
+requests, a full disk, a read-only one) are passed on at once, as are kinds of errors that `errors` \
+does not name. `retry` opens the device again as well.",
+    params: &[
+        param_or("retries", ParamKind::Number, "2", "How often a request is tried again."),
+        param_or("delay", ParamKind::Duration, "2s", "Time between tries."),
+        param_or("errors", ParamKind::Text, ALL_CLASSES, "Kinds of errors to try again after."),
+    ],
+    configure: |args| configure(args),
+};
+
+fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
+    let retries = args.number("retries").unwrap_or(2);
+    let delay = args.duration("delay").unwrap_or(Duration::from_secs(2));
+    let kinds = classes("retry-request", args.text("errors").unwrap_or(ALL_CLASSES))?;
+    let plan = Arc::new(Plan { retries, delay, kinds });
+    layer(move |inner| {
+        let mut facts = Facts::clone(&inner.facts());
+        // What may be written again must not be gone with the first try.
+        facts.takes_parked = false;
+        Ok(Arc::new(RetryDevice { inner, facts: Arc::new(facts), plan: plan.clone() }))
+    })
+}
+
+struct Plan {
+    retries: u64,
+    delay: Duration,
+    kinds: Vec<Kind>,
+}
+
+struct RetryDevice {
+    inner: Arc<dyn Device>,
+    facts: Arc<Facts>,
+    plan: Arc<Plan>,
+}
+
+impl Device for RetryDevice {
+    fn facts(&self) -> Arc<Facts> {
+        self.facts.clone()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        let repeat = Repeat::of(&request);
+        let first = match self.inner.submit(request).now() {
+            Ok(Ok(reply)) => return Pending::ready(Ok(reply)),
+            Ok(Err(error)) => Pending::ready(Err(error)),
+            Err(pending) => pending,
+        };
+        let (inner, plan) = (self.inner.clone(), self.plan.clone());
+        Pending::start(async move {
+            let mut outcome = first.await;
+            for _ in 0..plan.retries {
+                match &outcome {
+                    Err(error) if plan.kinds.contains(&error.kind()) => {}
+                    _ => break,
+                }
+                io::sleep(plan.delay).await;
+                outcome = inner.submit(repeat.request().await?).await;
+            }
+            outcome
+        })
+    }
+}
