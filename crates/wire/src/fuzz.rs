@@ -453,6 +453,7 @@ pub fn fuzz_negotiation(data: &[u8]) {
         structured: !bit(2),
         infos: if bit(3) { Infos::ALL } else { Infos::default() },
         end: if bit(4) { End::Options } else { End::Transmission },
+        tls: bit(5),
         ..Wants::new("a")
     };
     let mut negotiation = Negotiation::new(wants).expect("a good name");
@@ -466,6 +467,7 @@ pub fn fuzz_negotiation(data: &[u8]) {
                 match step {
                     Step::NeedMore { bytes } => assert!(bytes > there - used),
                     Step::Options => break,
+                    Step::StartTls => negotiation.tls_started().expect("it was asked for"),
                     Step::Transmission(negotiated) => {
                         check_negotiated(&negotiated);
                         break;

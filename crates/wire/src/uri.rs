@@ -63,6 +63,17 @@ pub struct TlsParameters {
     pub hostname: Option<String>,
     /// Whether to check the server's certificate.
     pub verify_peer: Option<bool>,
+    /// How both sides prove who they are; without it what the other parameters suggest.
+    pub kind: Option<TlsType>,
+}
+
+/// How the sides of a TLS session prove who they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum TlsType {
+    /// Certificates.
+    X509,
+    /// Pre-shared keys.
+    Psk,
 }
 
 /// Context id of the host that a virtual machine runs on.
@@ -72,8 +83,15 @@ const VSOCK_HOST: u32 = 2;
 pub const SCHEMES: [&str; 6] = ["nbd", "nbds", "nbd+unix", "nbds+unix", "nbd+vsock", "nbds+vsock"];
 
 /// Parameters that are understood, in the order of the canonical form.
-pub const PARAMETERS: [&str; 5] =
-    ["socket", "tls-certificates", "tls-psk-file", "tls-hostname", "tls-verify-peer"];
+pub const PARAMETERS: [&str; 7] = [
+    "socket",
+    "tls-certificates",
+    "tls-psk-file",
+    "tls-hostname",
+    "tls-verify-peer",
+    "tls-type",
+    "tls-username",
+];
 
 /// Whether a text claims to be an NBD URI: one of the known schemes, or that of SSH, and `://`. It
 /// may still not parse.
@@ -137,7 +155,12 @@ impl Uri {
         let transport = transport(kind, scheme, authority, parameters.socket)?;
         let mut tls = parameters.tls;
         if let Some(user) = user {
-            tls.username = Some(decode_text("user name", user)?);
+            let user = decode_text("user name", user)?;
+            if tls.username.as_ref().is_some_and(|other| *other != user) {
+                let text = "the user before \"@\" and the parameter \"tls-username\" differ";
+                return Err(Error(text.to_owned()));
+            }
+            tls.username = Some(user);
         }
         // The user and parameters of TLS are of no use without it, and harmless: libnbd takes them.
         Ok(Uri { transport, export, tls: secure.then_some(tls) })
@@ -188,6 +211,9 @@ impl fmt::Display for Uri {
         }
         if let Some(verify) = tls.verify_peer {
             parameter("tls-verify-peer", if verify { b"true" } else { b"false" })?;
+        }
+        if let Some(kind) = tls.kind {
+            parameter("tls-type", if kind == TlsType::Psk { b"psk" } else { b"x509" })?;
         }
         Ok(())
     }
@@ -379,6 +405,8 @@ impl Parameters {
                 "tls-psk-file" => tls.psk_file.replace(decode_text(name, value)?).is_some(),
                 "tls-hostname" => tls.hostname.replace(decode_text(name, value)?).is_some(),
                 "tls-verify-peer" => tls.verify_peer.replace(boolean(name, value)?).is_some(),
+                "tls-username" => tls.username.replace(decode_text(name, value)?).is_some(),
+                "tls-type" => tls.kind.replace(tls_type(value)?).is_some(),
                 _ => {
                     return Err(Error(format!(
                         "unknown parameter \"{}\" in an NBD URI, known are {}",
@@ -392,6 +420,21 @@ impl Parameters {
             }
         }
         Ok(parameters)
+    }
+}
+
+fn tls_type(value: &str) -> Result<TlsType, Error> {
+    match value {
+        "x509" => Ok(TlsType::X509),
+        "psk" => Ok(TlsType::Psk),
+        "anon" => Err(Error(
+            "\"tls-type=anon\" is not supported, for it lets anybody stand between: use x509 or psk"
+                .to_owned(),
+        )),
+        _ => Err(Error(format!(
+            "the parameter \"tls-type\" is \"{}\", it may be x509 or psk",
+            shown(value)
+        ))),
     }
 }
 
@@ -507,6 +550,11 @@ mod tests {
                 "nbds+unix://alice@/?tls-psk-file=/k&socket=/s&tls-verify-peer=0",
                 "nbds+unix://alice@/?socket=/s&tls-psk-file=/k&tls-verify-peer=false",
             ),
+            (
+                "nbds://h/?tls-type=psk;tls-username=bo%20b&tls-psk-file=/k",
+                "nbds://bo%20b@h:10809/?tls-psk-file=/k&tls-type=psk",
+            ),
+            ("nbds://a@h/?tls-username=a&tls-type=x509", "nbds://a@h:10809/?tls-type=x509"),
             ("nbd+vsock:///x", "nbd+vsock://2:10809/x"),
             ("nbds+vsock://3:4", "nbds+vsock://3:4/"),
         ] {
@@ -539,6 +587,9 @@ mod tests {
             ("nbd+unix:///?socket=a%00b", "NUL"),
             ("nbd://h/?tls-foo=1", "known are socket, tls-certificates"),
             ("nbds://h/?tls-verify-peer=maybe", "may be true or false"),
+            ("nbds://h/?tls-type=anon", "use x509 or psk"),
+            ("nbds://h/?tls-type=PSK", "may be x509 or psk"),
+            ("nbds://a@h/?tls-username=b", "differ"),
             ("nbds://h/?tls-hostname=a&tls-hostname=b", "stands twice"),
             ("nbd://h/%zz", "%25"),
             ("nbd://h/%2", "%25"),

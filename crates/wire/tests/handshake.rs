@@ -106,6 +106,7 @@ fn negotiate(
                     match step {
                         Step::NeedMore { .. } => {}
                         Step::Transmission(negotiated) => ours = Some(Ok(*negotiated)),
+                        Step::StartTls => client.tls_started().unwrap(),
                         Step::Options => panic!("{step:?}"),
                     }
                 }
@@ -138,6 +139,8 @@ fn negotiate(
             (None, Some(None)) if down.bytes.is_empty() => {
                 return (Err(client.closed(&[]).unwrap_err()), None);
             }
+            // The client closed without a word.
+            (Some(Err(error)), None) if up.bytes.is_empty() => return (Err(error), None),
             (o, t) => (ours, theirs) = (o, t),
         }
     }
@@ -155,22 +158,31 @@ proptest! {
         (fixed_newstyle, no_zeroes, structured, extended, meta_contexts) in any::<(bool, bool, bool, bool, bool)>(),
         (want_extended, want_structured, want_contexts, default_export) in any::<(bool, bool, bool, bool)>(),
         (name, description, block_size, known) in any::<(bool, bool, bool, bool)>(),
+        tls in proptest::sample::select(vec![
+            (Tls::Off, false), (Tls::Offered, false), (Tls::Offered, true), (Tls::Required, true),
+        ]),
         cuts in proptest::collection::vec(any::<u8>(), 1..20),
     ) {
+        let (tls, want_tls) = tls;
         let config = Config {
-            fixed_newstyle, no_zeroes, structured, extended, meta_contexts, tls: Tls::Off,
+            fixed_newstyle, no_zeroes, structured, extended, meta_contexts, tls,
         };
         let infos = Infos { name, description, block_size };
         let selected = ["x-test:one", "base:allocation", "nobody:knows"].map(str::to_owned);
         let wants = Wants {
             export: if !known { "nope" } else if default_export { "" } else { "a" }.to_owned(),
             contexts: if want_contexts { selected.to_vec() } else { Vec::new() },
+            tls: want_tls,
             extended: want_extended,
             structured: want_structured,
             infos,
             end: End::Transmission,
         };
         let (ours, theirs) = negotiate(config, wants.clone(), &cuts);
+        if want_tls && !fixed_newstyle {
+            prop_assert!(ours.unwrap_err().to_string().contains("TLS is demanded"));
+            return Ok(());
+        }
         if !known {
             prop_assert!(theirs.is_none());
             let error = ours.unwrap_err().to_string();
@@ -191,7 +203,7 @@ proptest! {
         prop_assert_eq!(ours.replies, theirs.replies);
         prop_assert_eq!(&ours.contexts, &theirs.contexts);
         prop_assert_eq!(ours.info.flags, theirs.flags);
-        prop_assert_eq!(ours.tls, theirs.tls);
+        prop_assert_eq!((ours.tls, theirs.tls), (want_tls, want_tls));
 
         // And what they agree on is what it should be.
         let replies = match fixed_newstyle {
@@ -838,6 +850,39 @@ fn old_servers_are_spoken_to() {
     assert_eq!((used, negotiated.info.size), (152, 88));
     assert_eq!(negotiated.protocol, Protocol::Oldstyle);
     assert_eq!(negotiated.info.flags, FLAGS.without(ExportFlags::SEND_DF));
+}
+
+#[test]
+fn a_demand_for_tls_is_never_given_up() {
+    let mut oldstyle = Vec::new();
+    server::oldstyle(88, FLAGS, &mut oldstyle);
+    let greeting = |flags: &[u8]| [&b"NBDMAGICIHAVEOPT"[..], flags].concat();
+    let newstyle = greeting(&[0, 0]);
+    for (bytes, said) in [(oldstyle, 0), (newstyle, 4)] {
+        for end in [End::Options, End::Transmission] {
+            let wants = Wants { tls: true, end, ..Wants::new("a") };
+            let mut out = Vec::new();
+            let mut negotiation = Negotiation::new(wants).unwrap();
+            let error = negotiation.receive(&bytes, &mut out).unwrap_err();
+            assert!(error.to_string().contains("TLS is demanded"), "{error}");
+            assert_eq!(out.len(), said);
+        }
+    }
+    // Refused: the session ends politely, and no other option goes out but that end.
+    let errors = [OptionError::Unsupported, OptionError::Policy, OptionError::Invalid];
+    for refusal in errors {
+        let refused = reply(OptionCode::StartTls, ReplyCode::Error(refusal), &[]);
+        let bytes = [greeting(&[0, 3]), refused].concat();
+        let mut out = Vec::new();
+        let mut negotiation =
+            Negotiation::new(Wants { tls: true, ..Wants::new("a") }).unwrap();
+        let error = negotiation.receive(&bytes, &mut out).unwrap_err();
+        assert!(error.to_string().contains("STARTTLS"), "{error}");
+        let mut due = vec![0, 0, 0, 3];
+        option(OptionCode::StartTls, &[], &mut due);
+        option(OptionCode::Abort, &[], &mut due);
+        assert_eq!(out, due);
+    }
 }
 
 #[test]

@@ -13,7 +13,7 @@ use wire::option::{Info, InfoRequest, MetaRequest, OptionHeader, OptionReplyHead
 use wire::reply::{self, Answer, Chunk, ChunkKind, Failure, Hole};
 use wire::request::{self, Filter};
 use wire::status::{self, Extent, Form, Status, Wanted};
-use wire::uri::{TlsParameters, Transport, Uri};
+use wire::uri::{TlsParameters, TlsType, Transport, Uri};
 use wire::{
     BlockSizes, Command, CommandFlags, Context, Errno, ExportFlags, Headers, Infos, ListEntry,
     OptionCode, Replies, ReplyFlags,
@@ -340,6 +340,7 @@ proptest! {
             psk_file: certificates.clone(),
             hostname: username.clone(),
             username, certificates, verify_peer,
+            kind: verify_peer.map(|psk| if psk { TlsType::Psk } else { TlsType::X509 }),
         });
         let uri = Uri { transport, export, tls };
         let text = uri.to_string();

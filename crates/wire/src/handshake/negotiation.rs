@@ -1,5 +1,6 @@
 //! The usual order of a client's options, with the fallbacks that old servers need:
-//! EXTENDED_HEADERS, else STRUCTURED_REPLY, SET_META_CONTEXT, GO, else EXPORT_NAME.
+//! STARTTLS if it is demanded, EXTENDED_HEADERS, else STRUCTURED_REPLY, SET_META_CONTEXT, GO, else
+//! EXPORT_NAME.
 
 use super::Protocol;
 use super::client::{Event, Handshake, Negotiated};
@@ -13,6 +14,8 @@ pub struct Wants {
     pub export: String,
     /// Contexts to select.
     pub contexts: Vec<String>,
+    /// Start TLS first; without it nothing else is said.
+    pub tls: bool,
     /// Ask for extended headers.
     pub extended: bool,
     /// Ask for structured replies when there are no extended headers.
@@ -29,6 +32,7 @@ impl Wants {
         Wants {
             export: export.into(),
             contexts: vec![crate::status::BASE_ALLOCATION.to_owned()],
+            tls: false,
             extended: true,
             structured: true,
             infos: Infos::BLOCK_SIZE,
@@ -55,6 +59,8 @@ pub enum Step {
         /// Bytes that must be there before the next call is of use.
         bytes: usize,
     },
+    /// Start TLS, then call [`Negotiation::tls_started`] (with [`Wants::tls`]).
+    StartTls,
     /// Options may be sent through [`Negotiation::into_handshake`] (with [`End::Options`]).
     Options,
     /// Requests may be sent. Also with [`End::Options`] when the server is oldstyle.
@@ -66,6 +72,8 @@ pub enum Step {
 pub struct Negotiation {
     wants: Wants,
     handshake: Handshake,
+    /// TLS has just started.
+    resume: bool,
 }
 
 impl Negotiation {
@@ -78,12 +86,23 @@ impl Negotiation {
         for context in &wants.contexts {
             check_string("context name", context)?;
         }
-        Ok(Negotiation { wants, handshake: Handshake::new() })
+        Ok(Negotiation { wants, handshake: Handshake::new(), resume: false })
     }
 
     /// The handshake, for options of the caller's own.
     pub fn into_handshake(self) -> Handshake {
         self.handshake
+    }
+
+    /// After [`Step::StartTls`]: TLS is up, and what comes from now on came through it. The next
+    /// [`Negotiation::receive`] goes on.
+    ///
+    /// # Errors
+    /// As [`Handshake::tls_started`].
+    pub fn tls_started(&mut self) -> Result<(), Error> {
+        self.handshake.tls_started()?;
+        self.resume = true;
+        Ok(())
     }
 
     /// What it means that the server has closed the connection now; see [`Handshake::closed`].
@@ -100,6 +119,11 @@ impl Negotiation {
     /// The connection must be closed. When the server refused something ([`Error::Refused`]), `out`
     /// holds the polite end of the session, which should be sent before.
     pub fn receive(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<(usize, Step), Error> {
+        if std::mem::take(&mut self.resume)
+            && let Some(step) = self.first_option(out)?
+        {
+            return Ok((0, step));
+        }
         let mut used = 0;
         loop {
             let (consumed, event) = self.handshake.receive(&input[used..], out)?;
@@ -114,11 +138,16 @@ impl Negotiation {
     fn next(&mut self, event: Event, out: &mut Vec<u8>) -> Result<Option<Step>, Error> {
         match event {
             Event::NeedMore { bytes } => return Ok(Some(Step::NeedMore { bytes })),
-            Event::Transmission(negotiated) => return Ok(Some(Step::Transmission(negotiated))),
-            Event::Greeted(Protocol::FixedNewstyle) if self.wants.extended => {
-                self.handshake.extended_headers(out)?;
+            Event::Transmission(negotiated) if self.wants.tls && !negotiated.tls => {
+                return Err(too_old_for_tls());
             }
-            Event::Greeted(Protocol::FixedNewstyle) => return self.structured(out),
+            Event::Transmission(negotiated) => return Ok(Some(Step::Transmission(negotiated))),
+            Event::Greeted(Protocol::FixedNewstyle) if self.wants.tls => {
+                self.handshake.starttls(out)?;
+            }
+            Event::StartTls if self.wants.tls => return Ok(Some(Step::StartTls)),
+            Event::Greeted(Protocol::FixedNewstyle) => return self.first_option(out),
+            Event::Greeted(_) if self.wants.tls => return Err(too_old_for_tls()),
             Event::Greeted(_) if self.wants.end == End::Options => {
                 return Ok(Some(Step::Options));
             }
@@ -132,6 +161,15 @@ impl Negotiation {
                 return Err(Error::Caller { what: "the negotiation is over" });
             }
         }
+        Ok(None)
+    }
+
+    /// The first option of a session, or behind TLS.
+    fn first_option(&mut self, out: &mut Vec<u8>) -> Result<Option<Step>, Error> {
+        if !self.wants.extended {
+            return self.structured(out);
+        }
+        self.handshake.extended_headers(out)?;
         Ok(None)
     }
 
@@ -193,4 +231,10 @@ impl Negotiation {
     fn go(&mut self, out: &mut Vec<u8>) -> Result<(), Error> {
         self.handshake.go(&self.wants.export, self.wants.infos, out)
     }
+}
+
+/// Nothing is said to a server that cannot do what was demanded.
+fn too_old_for_tls() -> Error {
+    let what = "TLS is demanded, and the server speaks an old protocol that has none".to_owned();
+    Error::Unexpected { what }
 }
