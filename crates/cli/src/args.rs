@@ -173,6 +173,9 @@ pub struct Serve {
     #[arg(short, long)]
     pub verbose: bool,
 
+    #[command(flatten)]
+    pub tls: ServeTls,
+
     /// Do not offer structured replies (for tests of clients)
     #[arg(long, aliases = ["no-sr", "no-structured-replies"], help_heading = "Protocol")]
     pub no_structured: bool,
@@ -201,6 +204,29 @@ pub struct Serve {
     /// Set by a server that starts itself again to go to the background.
     #[arg(long, hide = true)]
     pub in_background: bool,
+}
+
+/// Whether and how a server uses TLS.
+#[derive(Debug, Args)]
+pub struct ServeTls {
+    /// Whether clients may or must use TLS: off, on, or require, which refuses all else. Without this
+    /// require, where keys or certificates are given, else off
+    #[arg(long, value_name = "MODE", help_heading = "TLS")]
+    pub tls: Option<crate::serve::Mode>,
+
+    /// Directory with server-cert.pem, server-key.pem and ca-cert.pem, and ca-crl.pem if certificates
+    /// were revoked. Without this nbdkit's places: ~/.pki/nbdkit, ~/.config/pki/nbdkit, or
+    /// /etc/pki/nbdkit for root. blockhaul tls init makes them
+    #[arg(long, value_name = "DIR", conflicts_with = "tls_psk", help_heading = "TLS")]
+    pub tls_certificates: Option<PathBuf>,
+
+    /// File of pre-shared keys, in lines USER:HEXKEY; blockhaul tls init --psk makes one
+    #[arg(long, value_name = "FILE", help_heading = "TLS")]
+    pub tls_psk: Option<PathBuf>,
+
+    /// Clients must have a certificate that the authority of ca-cert.pem has signed
+    #[arg(long, conflicts_with = "tls_psk", help_heading = "TLS")]
+    pub tls_verify_peer: bool,
 }
 
 /// Options of `blockhaul copy`.
@@ -606,6 +632,9 @@ EXAMPLES
       blockhaul serve -f -i localhost disk.raw
   Copy from a server that lives as long as the copy:
       blockhaul serve sample:2G --run 'nbdcopy \"$uri\" disk.raw'
+  To those only who have a key:
+      blockhaul tls init --psk alice keys.psk
+      blockhaul serve --tls-psk keys.psk disk.raw
   Serve what another server exports, slower:
       blockhaul serve -U /run/slow.sock --layer 'rate?rate=10M' nbd://server/disk
 ";

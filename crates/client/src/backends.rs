@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use block::{Another, Backend, Device, Error, Kind, Opened, Opening, Result, Target};
-use wire::uri::{Transport, Uri};
+use wire::uri::{TlsParameters, TlsType, Transport, Uri};
 
-use crate::connect::{Address, Options, connect_keeping};
+use crate::connect::{Address, Options, connect_keeping, insecure};
 use crate::{Connected, ServerProcess};
 
 /// The backends of this crate, connecting with these options.
@@ -30,11 +30,13 @@ impl Backend for NbdUri {
     }
 
     fn operand(&self) -> &'static str {
-        "//[HOST[:PORT]]/[EXPORT][?socket=PATH]"
+        "//[USER@][HOST[:PORT]]/[EXPORT][?socket=PATH][&tls-…]"
     }
 
     fn summary(&self) -> &'static str {
-        "an export of an NBD server, by its URI"
+        "an export of an NBD server, by its URI. The schemes with nbds demand TLS: with keys \
+         (tls-psk-file=FILE, and USER), or with certificates (tls-certificates=DIR, else libnbd's \
+         places, else the system's authorities; tls-hostname=NAME, tls-verify-peer=0)"
     }
 
     fn raw(&self) -> bool {
@@ -45,8 +47,8 @@ impl Backend for NbdUri {
         let options = self.options;
         Box::pin(async move {
             let uri = format!("{}:{}", target.scheme, target.text()?);
-            let (address, export) = parse(&uri)?;
-            let place = Place { name: uri, address, export, options, process: None };
+            let Parsed { address, export, tls } = parse(&uri)?;
+            let place = Place { name: uri, address, export, options, tls, process: None };
             place.open().await
         })
     }
@@ -78,6 +80,7 @@ impl Backend for NbdCommand {
                 address: Address::Unix(process.socket().to_path_buf()),
                 export: String::new(),
                 options,
+                tls: None,
                 process: Some(process),
             };
             place.open().await
@@ -85,25 +88,58 @@ impl Backend for NbdCommand {
     }
 }
 
-/// Where a URI points: address and export. What this version cannot reach is refused here.
-pub(crate) fn parse(uri: &str) -> Result<(Address, String)> {
+/// Where a URI points, and how to get there.
+pub(crate) struct Parsed {
+    pub(crate) address: Address,
+    pub(crate) export: String,
+    pub(crate) tls: Option<Arc<tls::Connector>>,
+}
+
+/// Takes a URI apart, and reads the files that TLS needs. What this version cannot reach is refused
+/// here.
+pub(crate) fn parse(uri: &str) -> Result<Parsed> {
     let wrong = |error: wire::uri::Error| Error::new(Kind::Usage, format!("{uri}: {error}"));
     let parsed = Uri::parse(uri).map_err(wrong)?;
-    let unsupported = |what: &str| {
-        let text = format!("{uri}: {what} is not supported yet; connect over TCP or a Unix socket");
-        Err(Error::new(Kind::Unsupported, text))
-    };
-    if parsed.tls.is_some() {
-        return unsupported("TLS");
-    }
-    let address = match parsed.transport {
-        Transport::Tcp { host, port } => Address::Tcp(host, port),
+    let (address, host) = match parsed.transport {
+        Transport::Tcp { host, port } => (Address::Tcp(host.clone(), port), Some(host)),
         Transport::Unix { socket } => {
-            Address::Unix(PathBuf::from(std::ffi::OsString::from_vec(socket)))
+            (Address::Unix(PathBuf::from(std::ffi::OsString::from_vec(socket))), None)
         }
-        Transport::Vsock { .. } => return unsupported("vsock"),
+        Transport::Vsock { .. } => {
+            let text =
+                format!("{uri}: vsock is not supported yet; connect over TCP or a Unix socket");
+            return Err(Error::new(Kind::Unsupported, text));
+        }
     };
-    Ok((address, parsed.export))
+    let tls = match parsed.tls {
+        None => None,
+        Some(parameters) => {
+            let demands = demands(uri, parameters, host)?;
+            let connector = tls::Connector::new(&demands).map_err(insecure);
+            Some(Arc::new(connector.map_err(|error| error.on(&uri.into()))?))
+        }
+    };
+    Ok(Parsed { address, export: parsed.export, tls })
+}
+
+/// What the parameters of a URI ask of TLS. A Unix socket has no name that a certificate could be
+/// for: unless one is given, the certificate must only be signed by an authority that is trusted.
+fn demands(uri: &str, given: TlsParameters, host: Option<String>) -> Result<tls::Demands> {
+    let credentials = match (given.kind, given.psk_file, given.certificates) {
+        (Some(TlsType::Psk), None, _) => {
+            let text = format!("{uri}: tls-type=psk needs a file of keys: add tls-psk-file=FILE");
+            return Err(Error::new(Kind::Usage, text));
+        }
+        (None | Some(TlsType::Psk), Some(file), _) => tls::Credentials::Keys(file.into()),
+        (_, _, Some(dir)) => tls::Credentials::Certificates(dir.into()),
+        (_, _, None) => tls::Credentials::Usual,
+    };
+    Ok(tls::Demands {
+        credentials,
+        user: given.username,
+        hostname: given.hostname.or(host),
+        verify: given.verify_peer.unwrap_or(true),
+    })
 }
 
 /// An export that any number of connections can be made to.
@@ -113,6 +149,7 @@ struct Place {
     address: Address,
     export: String,
     options: &'static Options,
+    tls: Option<Arc<tls::Connector>>,
     /// The server, if it was started for this.
     process: Option<Arc<ServerProcess>>,
 }
@@ -125,8 +162,8 @@ impl Place {
 
     async fn connect(&self) -> Result<Arc<dyn Device>> {
         let (process, name) = (self.process.clone(), &self.name);
-        let connected =
-            connect_keeping(process, name, &self.address, &self.export, self.options).await;
+        let options = Options { tls: self.tls.clone(), ..self.options.clone() };
+        let connected = connect_keeping(process, name, &self.address, &self.export, &options).await;
         connected.map(|Connected { device, .. }| device).map_err(|error| {
             match self.process.as_ref().and_then(|process| process.ended()) {
                 Some(how) => Error::new(error.kind(), format!("{}: {how}", self.name)),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use block::{Device, Error, Kind, Result};
-use io::{RecvWindow, Stream};
+use io::{RecvWindow, SendQueue, Stream};
 use wire::handshake::client::{Handshake, Negotiated};
 use wire::handshake::negotiation::{End, Negotiation, Step, Wants};
 use wire::{Infos, OptionError};
@@ -48,6 +48,8 @@ pub struct Options {
     pub contexts: Vec<String>,
     /// Ask for name and description, too.
     pub full_info: bool,
+    /// Demand TLS, in this way: nothing is said without it.
+    pub tls: Option<Arc<tls::Connector>>,
 }
 
 impl Default for Options {
@@ -59,6 +61,7 @@ impl Default for Options {
             structured: true,
             contexts: vec![block::BASE_ALLOCATION.to_string()],
             full_info: false,
+            tls: None,
         }
     }
 }
@@ -91,6 +94,7 @@ pub(crate) async fn connect_keeping(
 ) -> Result<Connected> {
     let wants = Wants {
         contexts: options.contexts.clone(),
+        tls: options.tls.is_some(),
         extended: options.extended,
         structured: options.structured,
         infos: Infos { name: options.full_info, description: options.full_info, block_size: true },
@@ -99,8 +103,8 @@ pub(crate) async fn connect_keeping(
     let dialled = within(options.connect_timeout, async {
         let stream = dial(address).await?;
         let negotiation = Negotiation::new(wants).map_err(|error| refused(&error))?;
-        let mut link = Link { stream, window: RecvWindow::new() };
-        let negotiated = negotiate(&mut link, negotiation).await?;
+        let mut link = Link::new(stream);
+        let negotiated = negotiate(&mut link, negotiation, options).await?;
         Ok((link, negotiated))
     });
     let place = |error: Error| at(name, address, error);
@@ -115,10 +119,35 @@ pub(crate) async fn connect_keeping(
     }
 }
 
-/// A connected stream and what has been received from it but not yet taken.
+/// A connected stream, what has been received from it but not yet taken, and what is to be sent.
 pub(crate) struct Link {
     pub(crate) stream: Stream,
     pub(crate) window: RecvWindow,
+    pub(crate) queue: SendQueue,
+}
+
+impl Link {
+    fn new(stream: Stream) -> Link {
+        Link { stream, window: RecvWindow::new(), queue: SendQueue::default() }
+    }
+
+    /// Sends all of `out`, and empties it.
+    pub(crate) async fn say(&mut self, out: &mut Vec<u8>) -> Result<()> {
+        self.queue.head(out);
+        out.clear();
+        let sent = self.queue.send_all(&self.stream).await;
+        sent.map_err(|error| Error::system("send", error))
+    }
+
+    /// Starts TLS: what was said before counts no more.
+    async fn secure(&mut self, connector: &tls::Connector) -> Result<()> {
+        let session = connector.connect(&self.stream).await.map_err(insecure)?;
+        let about = &session.about;
+        log::debug!("TLS to {}: {} {}", self.stream.peer(), about.version, about.suite);
+        self.window.secure(session.opener, &session.received);
+        self.queue.secure(session.sealer);
+        Ok(())
+    }
 }
 
 /// How a negotiation ended.
@@ -133,6 +162,7 @@ pub(crate) async fn connect_for_options(
     options: &Options,
 ) -> Result<(Link, Ended)> {
     let wants = Wants {
+        tls: options.tls.is_some(),
         extended: options.extended,
         structured: options.structured,
         end: End::Options,
@@ -141,8 +171,8 @@ pub(crate) async fn connect_for_options(
     let dialled = within(options.connect_timeout, async {
         let stream = dial(address).await?;
         let negotiation = Negotiation::new(wants).map_err(|error| refused(&error))?;
-        let mut link = Link { stream, window: RecvWindow::new() };
-        let ended = negotiate(&mut link, negotiation).await?;
+        let mut link = Link::new(stream);
+        let ended = negotiate(&mut link, negotiation, options).await?;
         Ok((link, ended))
     });
     dialled.await
@@ -188,15 +218,18 @@ async fn dial(address: &Address) -> Result<Stream> {
     }
 }
 
-async fn negotiate(link: &mut Link, mut negotiation: Negotiation) -> Result<Ended> {
+async fn negotiate(
+    link: &mut Link,
+    mut negotiation: Negotiation,
+    options: &Options,
+) -> Result<Ended> {
     let mut out = Vec::new();
     loop {
         let step = negotiation.receive(link.window.bytes(), &mut out);
         // What there is to say is said first: also the polite end after a refusal.
-        let sent = link.stream.send_all(&out).await;
-        out.clear();
+        let sent = link.say(&mut out).await;
         let (used, step) = step.map_err(|error| refused(&error))?;
-        sent.map_err(|error| Error::system("send", error))?;
+        sent?;
         link.window.consume(used);
         match step {
             Step::NeedMore { bytes } => {
@@ -210,6 +243,13 @@ async fn negotiate(link: &mut Link, mut negotiation: Negotiation) -> Result<Ende
                         .map_err(|error| refused(&error).during_handshake())?;
                     return Err(Error::new(Kind::Disconnected, "the server closed the connection"));
                 }
+            }
+            Step::StartTls => {
+                let Some(connector) = &options.tls else {
+                    return Err(Error::new(Kind::Io, "TLS was started although nobody asked"));
+                };
+                link.secure(connector).await?;
+                negotiation.tls_started().map_err(|error| refused(&error))?;
             }
             Step::Transmission(negotiated) => return Ok(Ended::Transmission(negotiated)),
             Step::Options => return Ok(Ended::Options(Box::new(negotiation.into_handshake()))),
@@ -228,6 +268,17 @@ pub(crate) fn refused(error: &wire::Error) -> Error {
             _ => Kind::Invalid,
         },
         _ => Kind::Io,
+    };
+    Error::new(kind, error.to_string())
+}
+
+/// Errors of TLS, by what the caller can do about them.
+pub(crate) fn insecure(error: tls::Error) -> Error {
+    let kind = match error.kind() {
+        tls::Kind::File => Kind::NotFound,
+        tls::Kind::Setup => Kind::Invalid,
+        tls::Kind::Refused => Kind::Refused,
+        tls::Kind::Lost => Kind::Disconnected,
     };
     Error::new(kind, error.to_string())
 }

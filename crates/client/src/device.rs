@@ -60,7 +60,8 @@ pub(crate) fn open(
     let mut facts = Facts::new(name, info.size);
     facts.description = info.description.clone().unwrap_or_default();
     facts.can = abilities(info.flags, !negotiated.contexts.is_empty());
-    facts.takes_parked = true;
+    // What goes through TLS must be looked at.
+    facts.takes_parked = !negotiated.tls;
     facts.rotational = info.flags.contains(ExportFlags::ROTATIONAL);
     facts.block = block_sizes(negotiated);
     facts.allocation_unit = facts.block.preferred;

@@ -1,15 +1,17 @@
 //! A connection that stays in the handshake: lists exports, asks for facts and contexts.
 
+use std::sync::Arc;
+
 use block::{Error, Kind, Result};
 use wire::handshake::Protocol;
 use wire::handshake::client::{Event, ExportInfo, Handshake, Negotiated};
 use wire::{Context, Infos, ListEntry, Replies};
 
-use crate::backends::parse;
+use crate::backends::{Parsed, parse};
 use crate::connect::{Address, Ended, Link, Options, at, connect_for_options, refused};
 
 /// Where to connect to: an address, the export that was named, and the name for messages.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Place {
     /// What the user typed.
     pub name: String,
@@ -17,13 +19,15 @@ pub struct Place {
     pub address: Address,
     /// The export's name.
     pub export: String,
+    /// How to start TLS, where it is demanded.
+    pub tls: Option<Arc<tls::Connector>>,
 }
 
 impl Place {
     /// The place that a URI names.
     pub fn parse(uri: &str) -> Result<Place> {
-        let (address, export) = parse(uri)?;
-        Ok(Place { name: uri.to_string(), address, export })
+        let Parsed { address, export, tls } = parse(uri)?;
+        Ok(Place { name: uri.to_string(), address, export, tls })
     }
 }
 
@@ -44,14 +48,15 @@ enum State {
 impl OptionSession {
     /// Connects and negotiates headers and replies.
     pub async fn connect(place: Place, options: &Options) -> Result<OptionSession> {
-        let (link, ended) = connect_for_options(&place.address, options)
+        let options = Options { tls: place.tls.clone(), ..options.clone() };
+        let (link, ended) = connect_for_options(&place.address, &options)
             .await
             .map_err(|error| at(&place.name, &place.address, error))?;
         let state = match ended {
             Ended::Options(handshake) => State::Asking(handshake),
             Ended::Transmission(negotiated) => State::Told(negotiated),
         };
-        Ok(OptionSession { place, link, options: options.clone(), state })
+        Ok(OptionSession { place, link, options, state })
     }
 
     /// How the server greeted.
@@ -68,6 +73,11 @@ impl OptionSession {
             State::Asking(handshake) => handshake.replies(),
             State::Told(negotiated) => negotiated.replies,
         }
+    }
+
+    /// Whether TLS is in use.
+    pub fn tls(&self) -> bool {
+        self.options.tls.is_some()
     }
 
     /// The exports that the server lists.
@@ -115,6 +125,7 @@ impl OptionSession {
             // The answers are only politeness: a server may close at once.
             let _ = self.ask("end the session", |handshake, out| handshake.abort(out)).await;
         }
+        self.link.queue.close(&self.link.stream);
     }
 
     async fn ask(
@@ -131,9 +142,7 @@ impl OptionSession {
         let talk = async {
             say(handshake, &mut out).map_err(|error| refused(&error))?;
             loop {
-                let sent = link.stream.send_all(&out).await;
-                sent.map_err(|error| Error::system("send", error))?;
-                out.clear();
+                link.say(&mut out).await?;
                 let (used, event) = handshake
                     .receive(link.window.bytes(), &mut out)
                     .map_err(|error| refused(&error))?;

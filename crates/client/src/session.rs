@@ -56,7 +56,7 @@ pub(crate) fn start(
     replies: Replies,
     timeout: Duration,
 ) -> Arc<Session> {
-    let Link { stream, mut window } = link;
+    let Link { stream, mut window, queue } = link;
     window.expect_headers_of(match replies {
         Replies::Simple => reply::SIMPLE_LEN,
         Replies::Structured => reply::STRUCTURED_LEN + reply::DATA_PREFIX_LEN,
@@ -67,7 +67,7 @@ pub(crate) fn start(
         headers,
         replies,
         state: Mutex::new(State {
-            queue: SendQueue::default(),
+            queue,
             in_flight: Slab::new(),
             generation: 0,
             writer: None,
@@ -159,7 +159,7 @@ impl Session {
         }
         // A failure means that the server has gone first.
         let _ = state.queue.send(&self.stream);
-        self.end_if_done(&state);
+        self.end_if_done(&mut state);
         let writer = state.writer.take();
         drop(state);
         if let Some(writer) = writer {
@@ -169,8 +169,9 @@ impl Session {
 
     /// Ends the connection once the goodbye is out and nothing is owed any more: a server that does
     /// not close for its part must not keep it open for ever.
-    fn end_if_done(&self, state: &State) {
+    fn end_if_done(&self, state: &mut State) {
         if state.closing && state.in_flight.is_empty() && state.queue.queued() == 0 {
+            state.queue.close(&self.stream);
             self.stream.shutdown();
         }
     }
@@ -209,7 +210,7 @@ impl Session {
                 }
                 if state.queue.queued() == 0 {
                     if state.closing {
-                        self.end_if_done(&state);
+                        self.end_if_done(&mut state);
                         return Poll::Ready(None);
                     }
                     state.writer = Some(cx.waker().clone());
@@ -427,7 +428,7 @@ impl Session {
         let mut state = self.lock();
         // Not there any more if the connection has been given up meanwhile.
         let _ = state.in_flight.try_remove(slot(request.cookie));
-        self.end_if_done(&state);
+        self.end_if_done(&mut state);
         drop(state);
         request.completer.complete(request.expected.finish());
     }

@@ -2,6 +2,7 @@
 
 use std::io::{self, IoSliceMut};
 
+use crate::seal::{Incoming, Opener, RECORD_PLAIN_MAX};
 use crate::{Data, Parked, Room, Stream};
 
 /// Bytes asked for at a time when messages are small: many of them per system call.
@@ -24,6 +25,8 @@ pub struct RecvWindow {
     /// Bytes asked for while payloads are parked: a header, and no payload behind it, for that would
     /// have to be copied into its pipe.
     header: usize,
+    /// The stream is protected: what is received must be opened.
+    secured: Option<Box<Incoming>>,
 }
 
 impl Default for RecvWindow {
@@ -42,7 +45,15 @@ impl RecvWindow {
             drained: true,
             ahead: STAGE,
             header: 32,
+            secured: None,
         }
+    }
+
+    /// From here on what is received is protected; `first` of it has come already. What is in the
+    /// window came without protection and must have been taken: it is dropped.
+    pub fn secure(&mut self, opener: Box<dyn Opener>, first: &[u8]) {
+        (self.start, self.end) = (0, 0);
+        self.secured = Some(Box::new(Incoming::new(opener, first)));
     }
 
     /// Says how long the header in front of a payload is, in bytes.
@@ -76,6 +87,9 @@ impl RecvWindow {
 
     /// Receives more behind what is there; false at the end of the stream.
     pub async fn fill(&mut self, stream: &Stream) -> io::Result<bool> {
+        if self.secured.is_some() {
+            return self.fill_opened(stream).await;
+        }
         if self.start > 0 && self.end + self.ahead > self.stage.len() {
             self.stage.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
@@ -92,6 +106,32 @@ impl RecvWindow {
         Ok(received > 0)
     }
 
+    /// The same where the stream is protected.
+    async fn fill_opened(&mut self, stream: &Stream) -> io::Result<bool> {
+        let Some(incoming) = &mut self.secured else { return Ok(false) };
+        let before = self.end - self.start;
+        loop {
+            if self.stage.len() - self.end < RECORD_PLAIN_MAX {
+                self.stage.copy_within(self.start..self.end, 0);
+                (self.start, self.end) = (0, self.end - self.start);
+                // A message that needs nearly all of the window.
+                self.stage.resize(self.stage.len().max(self.end + RECORD_PLAIN_MAX), 0);
+            }
+            let opened = incoming.open(&mut self.stage[self.end..], &mut [])?;
+            self.end += opened;
+            let here = self.end - self.start;
+            if opened > 0 && here < self.ahead {
+                continue;
+            }
+            if here > before {
+                return Ok(true);
+            }
+            if !incoming.receive(stream).await? {
+                return Ok(false);
+            }
+        }
+    }
+
     /// Fills a payload: first from what is here, then from the stream straight into place, with
     /// whatever comes behind it kept here. False if the stream ends before.
     pub async fn payload(&mut self, stream: &Stream, payload: &mut [u8]) -> io::Result<bool> {
@@ -103,6 +143,15 @@ impl RecvWindow {
         while filled < payload.len() {
             // The stage is empty now, or the payload would be full.
             let missing = payload.len() - filled;
+            if let Some(incoming) = &mut self.secured {
+                let opened = incoming.open(&mut payload[filled..], &mut self.stage)?;
+                filled += opened.min(missing);
+                (self.start, self.end) = (0, opened.saturating_sub(missing));
+                if opened == 0 && !incoming.receive(stream).await? {
+                    return Ok(false);
+                }
+                continue;
+            }
             let mut bufs = [
                 IoSliceMut::new(&mut payload[filled..]),
                 IoSliceMut::new(&mut self.stage[..self.ahead]),
@@ -125,7 +174,8 @@ impl RecvWindow {
         stream: &Stream,
         room: Room,
     ) -> io::Result<Option<Data>> {
-        let mut parked = match Parked::begin(room) {
+        let begun = if self.secured.is_some() { Err(room) } else { Parked::begin(room) };
+        let mut parked = match begun {
             Ok(parked) => parked,
             Err(room) => {
                 let mut buf = room.into_buf();

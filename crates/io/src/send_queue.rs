@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 
+use crate::seal::{Outgoing, SEAL_MAX, Sealer};
 use crate::{Data, Parked, Stream};
 
 /// Slices per send: more does not fit into socket buffers anyway.
@@ -36,12 +37,20 @@ pub struct SendQueue {
     queued: usize,
     /// An empty block to collect headers in.
     spare: Option<Vec<u8>>,
+    /// The stream is protected: what is sent must be sealed.
+    secured: Option<Box<Outgoing>>,
 }
 
 impl SendQueue {
     /// Bytes waiting.
     pub fn queued(&self) -> usize {
-        self.queued
+        self.queued + self.secured.as_ref().map_or(0, |outgoing| outgoing.waiting())
+    }
+
+    /// From here on what is sent is protected. The queue must be empty.
+    pub fn secure(&mut self, sealer: Box<dyn Sealer>) {
+        debug_assert!(self.pieces.is_empty());
+        self.secured = Some(Box::new(Outgoing::new(sealer)));
     }
 
     /// Queues a header.
@@ -64,14 +73,16 @@ impl SendQueue {
             return;
         }
         self.queued += data.len();
-        self.pieces.push_back(match data.take_parked() {
-            Ok(parked) => Piece::Parked(parked),
-            Err(data) => Piece::Data(data),
-        });
+        // What is sealed must be looked at.
+        let parked = if self.secured.is_some() { Err(data) } else { data.take_parked() };
+        self.pieces.push_back(parked.map_or_else(Piece::Data, Piece::Parked));
     }
 
     /// Sends what the socket takes; true when nothing is left.
     pub fn send(&mut self, stream: &Stream) -> io::Result<bool> {
+        if self.secured.is_some() {
+            return self.send_sealed(stream);
+        }
         while let Some(first) = self.pieces.front_mut() {
             let sent = match first {
                 Piece::Parked(parked) => parked.drain_to_stream(stream),
@@ -85,6 +96,64 @@ impl SendQueue {
             }
         }
         Ok(true)
+    }
+
+    /// Sends everything.
+    pub async fn send_all(&mut self, stream: &Stream) -> io::Result<()> {
+        while !self.send(stream)? {
+            stream.writable().await?;
+        }
+        Ok(())
+    }
+
+    /// Says on a protected stream that nothing more comes, behind what is queued, as far as the socket
+    /// takes it without waiting.
+    pub fn close(&mut self, stream: &Stream) {
+        if !matches!(self.send(stream), Ok(true)) {
+            return;
+        }
+        if let Some(outgoing) = &mut self.secured
+            && outgoing.close().is_ok()
+        {
+            // Only politeness: the peer may have gone.
+            let _ = outgoing.send(stream, false);
+            outgoing.clear();
+        }
+    }
+
+    fn send_sealed(&mut self, stream: &Stream) -> io::Result<bool> {
+        let Some(mut outgoing) = self.secured.take() else { return Ok(true) };
+        let sent = self.seal_and_send(&mut outgoing, stream);
+        self.secured = Some(outgoing);
+        match sent {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn seal_and_send(&mut self, outgoing: &mut Outgoing, stream: &Stream) -> io::Result<()> {
+        loop {
+            outgoing.send(stream, !self.pieces.is_empty())?;
+            if self.pieces.is_empty() {
+                return Ok(());
+            }
+            let mut slices = [IoSlice::new(&[]); SLICES];
+            let (mut count, mut taken) = (0, 0);
+            let in_memory = self.pieces.iter().map_while(Piece::bytes);
+            for (slice, bytes) in slices.iter_mut().zip(in_memory) {
+                let bytes = if count == 0 { &bytes[self.sent..] } else { bytes };
+                let part = bytes.len().min(SEAL_MAX - taken);
+                *slice = IoSlice::new(&bytes[..part]);
+                count += 1;
+                taken += part;
+                if taken == SEAL_MAX {
+                    break;
+                }
+            }
+            outgoing.seal(&slices[..count])?;
+            self.advance(taken);
+        }
     }
 
     /// One vectored send of what is in memory at the front.
@@ -128,5 +197,8 @@ impl SendQueue {
     pub fn clear(&mut self) {
         self.pieces.clear();
         (self.sent, self.queued) = (0, 0);
+        if let Some(outgoing) = &mut self.secured {
+            outgoing.clear();
+        }
     }
 }

@@ -17,7 +17,7 @@ pub(crate) struct Hall<'a> {
     /// The device that was opened last: clients ask about an export before they choose it.
     open: Option<(String, Arc<dyn Device>)>,
     /// The connection is encrypted by now.
-    pub(crate) tls: bool,
+    tls: bool,
 }
 
 impl<'a> Hall<'a> {
@@ -31,6 +31,12 @@ impl<'a> Hall<'a> {
             }
         };
         Ok(Hall { config, visit, open: None, tls: false })
+    }
+
+    /// The connection is encrypted from here on: what was opened before counts no more.
+    pub(crate) fn secured(&mut self) {
+        self.tls = true;
+        self.open = None;
     }
 
     /// The export of this name; the empty name stands for the first one, or the device's own default.

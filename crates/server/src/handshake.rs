@@ -1,14 +1,14 @@
-//! Drives a connection's handshake: `wire` decides what is said, this looks up exports.
+//! Drives a connection's handshake: `wire` decides what is said, this looks up exports and starts TLS.
 
 use std::sync::Arc;
 
 use block::{Can, Device, Facts};
-use io::{RecvWindow, Stream};
-use wire::handshake::server::{Event, ExportInfo, Handshake, Negotiated, Tls};
+use io::{RecvWindow, SendQueue, Stream};
+use wire::handshake::server::{Event, ExportInfo, Handshake, Negotiated};
 use wire::{BlockSizes, Context, ExportFlags};
 
 use crate::hall::{Hall, entry};
-use crate::{Config, Export};
+use crate::{Config, Ending, Export, Tls};
 
 /// Bytes of answers that are collected before they are sent.
 const OUT_MAX: usize = 64 << 10;
@@ -18,6 +18,21 @@ pub(crate) struct Chosen {
     pub(crate) negotiated: Negotiated,
     pub(crate) device: Arc<dyn Device>,
     pub(crate) inbox: RecvWindow,
+    pub(crate) outbox: SendQueue,
+}
+
+/// What a handshake has to say, on its way out: through TLS once that is up.
+struct Mouth<'a> {
+    stream: &'a Stream,
+    queue: SendQueue,
+}
+
+impl Mouth<'_> {
+    async fn say(&mut self, out: &mut Vec<u8>) -> Result<(), String> {
+        self.queue.head(out);
+        out.clear();
+        self.queue.send_all(self.stream).await.map_err(|error| error.to_string())
+    }
 }
 
 /// Runs the handshake; `None` when the client left politely.
@@ -25,15 +40,20 @@ pub(crate) async fn run(
     config: &Config,
     hall: &mut Hall<'_>,
     stream: &Stream,
-) -> Result<Option<Chosen>, String> {
+) -> Result<Option<Chosen>, Ending> {
     let offers = &config.offers;
+    let mut mouth = Mouth { stream, queue: SendQueue::default() };
     let mut out = Vec::new();
     let mut handshake = Handshake::new(
         wire::handshake::server::Config {
             structured: offers.structured,
             extended: offers.extended,
             meta_contexts: offers.contexts,
-            tls: Tls::Off,
+            tls: match config.tls {
+                Tls::Off => wire::handshake::server::Tls::Off,
+                Tls::On(_) => wire::handshake::server::Tls::Offered,
+                Tls::Require(_) => wire::handshake::server::Tls::Required,
+            },
             ..Default::default()
         },
         &mut out,
@@ -45,27 +65,26 @@ pub(crate) async fn run(
             Ok(step) => step,
             Err(error) => {
                 // What there is to say is said; whether it is heard does not matter any more.
-                let _ = stream.send_all(&out).await;
-                return Err(error.to_string());
+                let _ = mouth.say(&mut out).await;
+                mouth.queue.close(stream);
+                return Err(error.to_string().into());
             }
         };
         inbox.consume(used);
         // Answers to options that came in one go: a list may be long, and asked for often.
         if out.len() > OUT_MAX {
-            stream.send_all(&out).await.map_err(|error| error.to_string())?;
-            out.clear();
+            mouth.say(&mut out).await?;
         }
         match event {
             Event::NeedMore { bytes } => {
-                stream.send_all(&out).await.map_err(|error| error.to_string())?;
-                out.clear();
+                mouth.say(&mut out).await?;
                 if bytes > inbox.capacity() {
                     inbox.grow(Handshake::MAX_MESSAGE);
                 }
                 match inbox.fill(stream).await {
                     Ok(true) => {}
                     Ok(false) => return Ok(None),
-                    Err(error) => return Err(error.to_string()),
+                    Err(error) => return Err(error.to_string().into()),
                 }
             }
             Event::Export { name, .. } => {
@@ -83,18 +102,36 @@ pub(crate) async fn run(
                 let answer = found.map(|found| contexts(&found.device.facts(), &queries, set));
                 handshake.answer_contexts(answer, &mut out).map_err(|error| error.to_string())?;
             }
-            Event::StartTls => return Err("TLS was started although it was not offered".into()),
+            Event::StartTls => {
+                mouth.say(&mut out).await?;
+                let (Tls::On(acceptor) | Tls::Require(acceptor)) = &config.tls else {
+                    return Err("TLS was started although it was not offered".to_string().into());
+                };
+                // What came behind the option, before TLS could be up, is refused by the handshake; what
+                // comes from here on is the client's part of TLS, or not understood.
+                let accepted = acceptor.accept(stream).await;
+                let session = accepted.map_err(|error| Ending::refused(error.to_string()))?;
+                let about = &session.about;
+                let who = about.peer.as_deref().unwrap_or("nobody in particular");
+                log::debug!("{} with {}: {} {}", stream.peer(), who, about.version, about.suite);
+                inbox.secure(session.opener, &session.received);
+                mouth.queue.secure(session.sealer);
+                hall.secured();
+                handshake.tls_started().map_err(|error| error.to_string())?;
+            }
             Event::Abort => {
                 // The client may have closed already.
-                let _ = stream.send_all(&out).await;
+                let _ = mouth.say(&mut out).await;
+                mouth.queue.close(stream);
                 return Ok(None);
             }
             Event::Transmission(negotiated) => {
-                stream.send_all(&out).await.map_err(|error| error.to_string())?;
+                mouth.say(&mut out).await?;
                 let Ok(Export { device, .. }) = hall.find(&negotiated.export).await else {
-                    return Err("the export has gone".into());
+                    return Err("the export has gone".to_string().into());
                 };
-                return Ok(Some(Chosen { negotiated: *negotiated, device, inbox }));
+                let outbox = mouth.queue;
+                return Ok(Some(Chosen { negotiated: *negotiated, device, inbox, outbox }));
             }
         }
     }

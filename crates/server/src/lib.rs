@@ -56,6 +56,18 @@ impl Default for Offers {
     }
 }
 
+/// Whether clients may or must use TLS.
+#[derive(Clone, Default)]
+pub enum Tls {
+    /// It is not offered.
+    #[default]
+    Off,
+    /// A client that asks for it gets it, others are served without.
+    On(Arc<tls::Acceptor>),
+    /// Nothing but a client's farewell is answered before it.
+    Require(Arc<tls::Acceptor>),
+}
+
 /// How to serve.
 pub struct Config {
     /// What is served. A client that asks for the empty name gets the first one.
@@ -68,6 +80,27 @@ pub struct Config {
     pub offers: Offers,
     /// Memory for requests of all connections.
     pub pool: Pool,
+    /// TLS.
+    pub tls: Tls,
+}
+
+/// Why a connection ended, other than politely.
+pub(crate) struct Ending {
+    why: String,
+    /// The client could not prove who it is: whoever runs the server should know.
+    refused: bool,
+}
+
+impl Ending {
+    fn refused(why: String) -> Ending {
+        Ending { why, refused: true }
+    }
+}
+
+impl From<String> for Ending {
+    fn from(why: String) -> Ending {
+        Ending { why, refused: false }
+    }
 }
 
 /// A server: exports, limits, and the connections that are open. Shared by all workers.
@@ -163,12 +196,15 @@ impl Server {
         log::debug!("connection {id} from {peer}");
         match self.converse(entered.stream.clone()).await {
             Ok(()) => log::debug!("connection {id} ended"),
-            Err(why) => log::info!("connection {id} from {peer}: {why}"),
+            Err(Ending { why, refused: true }) => {
+                log::warn!("refused connection {id} from {peer}: {why}");
+            }
+            Err(Ending { why, .. }) => log::info!("connection {id} from {peer}: {why}"),
         }
         self.served.fetch_add(1, Ordering::Relaxed);
     }
 
-    async fn converse(self: &Arc<Self>, stream: Arc<Stream>) -> Result<(), String> {
+    async fn converse(self: &Arc<Self>, stream: Arc<Stream>) -> Result<(), Ending> {
         let limits = &self.config.limits;
         let mut hall = self.admit(&stream).await?;
         let greeted = match limits.handshake {
@@ -178,7 +214,7 @@ impl Server {
                 .map_err(|_| format!("no handshake within {} s", time.as_secs_f32()))?,
         };
         let Some(chosen) = greeted? else { return Ok(()) };
-        session::run(self.clone(), stream, chosen, hall.visit()).await
+        Ok(session::run(self.clone(), stream, chosen, hall.visit()).await?)
     }
 
     /// Lets a client in. Storage that takes one at a time may keep it waiting: not over a stop.

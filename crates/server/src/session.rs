@@ -43,18 +43,20 @@ pub(crate) async fn run(
     visit: Option<Arc<dyn Visit>>,
 ) -> Result<(), String> {
     let limits = server.limits().clone();
-    let Chosen { negotiated, device, mut inbox } = chosen;
+    let Chosen { negotiated, device, mut inbox, outbox } = chosen;
     let pool = server.share(device.facts().in_flight);
     inbox.expect_headers_of(negotiated.headers.len());
     let session = Rc::new(Session {
         stream,
-        negotiated,
+        // What goes through TLS must be looked at.
+        parks: !negotiated.tls,
         takes_parked: device.facts().takes_parked,
+        negotiated,
         device,
         limits,
         pool,
         server,
-        out: RefCell::default(),
+        out: RefCell::new(outbox),
         to_send: Event::new(),
         progress: Event::new(),
         in_flight: Cell::new(0),
@@ -76,6 +78,9 @@ pub(crate) async fn run(
     session.closing.set(true);
     session.to_send.notify();
     writer.await;
+    if !session.broken.get() {
+        session.out.borrow_mut().close(&session.stream);
+    }
     result
 }
 
@@ -83,7 +88,9 @@ struct Session {
     stream: Arc<Stream>,
     negotiated: Negotiated,
     device: Arc<dyn Device>,
-    /// Payloads of writes may stay in the kernel.
+    /// Payloads may stay in the kernel.
+    parks: bool,
+    /// Those of writes, too.
     takes_parked: bool,
     limits: Limits,
     pool: Pool,
@@ -169,7 +176,8 @@ impl Session {
         let op = match header.command {
             Command::Read => match self.room(header.length).await {
                 // The reply goes out as it is: the device may leave it in the kernel.
-                Ok(room) => Op::Read(room.parkable()),
+                Ok(room) if self.parks => Op::Read(room.parkable()),
+                Ok(room) => Op::Read(room),
                 Err(error) => {
                     self.complete(&mut asked, Err(error));
                     return Ok(());
@@ -177,7 +185,7 @@ impl Session {
             },
             Command::Write => {
                 let room = match self.room(header.length).await {
-                    Ok(room) if self.takes_parked => room.parkable(),
+                    Ok(room) if self.parks && self.takes_parked => room.parkable(),
                     Ok(room) => room,
                     Err(error) => {
                         self.skip(inbox, payload).await?;

@@ -874,8 +874,7 @@ fn a_demand_for_tls_is_never_given_up() {
         let refused = reply(OptionCode::StartTls, ReplyCode::Error(refusal), &[]);
         let bytes = [greeting(&[0, 3]), refused].concat();
         let mut out = Vec::new();
-        let mut negotiation =
-            Negotiation::new(Wants { tls: true, ..Wants::new("a") }).unwrap();
+        let mut negotiation = Negotiation::new(Wants { tls: true, ..Wants::new("a") }).unwrap();
         let error = negotiation.receive(&bytes, &mut out).unwrap_err();
         assert!(error.to_string().contains("STARTTLS"), "{error}");
         let mut due = vec![0, 0, 0, 3];

@@ -441,7 +441,7 @@ impl Facts {
                     tls: None,
                 };
                 let address = Address::Unix(socket);
-                let place = Place { name: name.clone(), address, export: String::new() };
+                let place = Place { name: name.clone(), address, export: String::new(), tls: None };
                 let answer = ask(place);
                 started.push(process);
                 *end = End::Server(uri.to_string());

@@ -52,6 +52,7 @@ impl Subject {
                     name: spec.to_string(),
                     address: Address::Unix(process.socket().to_path_buf()),
                     export: String::new(),
+                    tls: None,
                 };
                 Ok(Subject::Server(Server { place, uri: None, process: Some(process), options }))
             }
@@ -90,7 +91,7 @@ impl Subject {
     pub async fn head(&self) -> Result<Report, Failure> {
         let Subject::Server(server) = self else { return self.report(false).await };
         let session = server.session().await?;
-        let of = of(session.protocol(), session.replies());
+        let of = of(session.protocol(), session.tls(), session.replies());
         session.abort().await;
         Ok(Report { of, exports: Vec::new() })
     }
@@ -182,7 +183,7 @@ impl Server {
         let export = &self.place.export;
         let mut session = self.session().await?;
         let protocol = session.protocol();
-        let replies = session.replies();
+        let (tls, replies) = (session.tls(), session.replies());
         let asked = match protocol {
             Some(Protocol::Newstyle) => None,
             _ => match session.info(export).await {
@@ -193,14 +194,14 @@ impl Server {
         };
         session.abort().await;
         let (info, contexts, of) = match asked {
-            Some((info, contexts)) => (info, contexts, of(protocol, replies)),
+            Some((info, contexts)) => (info, contexts, of(protocol, tls, replies)),
             None => {
-                let Negotiated { info, contexts, protocol, replies, .. } = self
+                let Negotiated { info, contexts, protocol, tls, replies, .. } = self
                     .connect(export, vec![block::BASE_ALLOCATION.to_string()])
                     .await?
                     .negotiated;
                 let contexts = contexts.into_iter().map(|context| context.name).collect();
-                (info, contexts, self::of(Some(protocol), replies))
+                (info, contexts, self::of(Some(protocol), tls, replies))
             }
         };
         let name = info.name.clone().unwrap_or_else(|| export.clone());
@@ -212,7 +213,7 @@ impl Server {
 
     async fn list(&self, content: bool) -> Result<(Report, Option<Failure>), Failure> {
         let mut session = self.session().await?;
-        let of = of(session.protocol(), session.replies());
+        let of = of(session.protocol(), session.tls(), session.replies());
         let entries = session.list().await.map_err(|error| self.failed(&error))?;
         let mut found = Vec::new();
         let mut failed = None;
@@ -270,7 +271,8 @@ impl Server {
     }
 
     async fn connect(&self, export: &str, contexts: Vec<String>) -> Result<Connected, Failure> {
-        let options = Options { contexts, ..self.options.clone() };
+        let tls = self.place.tls.clone();
+        let options = Options { contexts, tls, ..self.options.clone() };
         let connected = client::connect(&self.place.name, &self.place.address, export, &options);
         connected.await.map_err(|error| self.failed(&error))
     }
@@ -300,13 +302,13 @@ async fn contexts(session: &mut OptionSession, export: &str) -> Vec<String> {
     contexts.into_iter().map(|context| context.name).collect()
 }
 
-fn of(protocol: Option<Protocol>, replies: wire::Replies) -> Of {
+fn of(protocol: Option<Protocol>, tls: bool, replies: wire::Replies) -> Of {
     let protocol = match protocol {
         Some(Protocol::Oldstyle) => "oldstyle",
         Some(Protocol::Newstyle) => "newstyle",
         Some(Protocol::FixedNewstyle) | None => "newstyle-fixed",
     };
-    Of::Server { protocol, tls: false, replies }
+    Of::Server { protocol, tls, replies }
 }
 
 #[cfg(test)]

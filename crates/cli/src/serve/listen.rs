@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 
 use io::Listener;
 
+use super::tls::Secured;
 use super::{Inherited, cannot_listen, wrong_environment};
 use crate::args;
 use crate::exit::{FAILED, Failure, plain};
@@ -221,12 +222,13 @@ fn bind_all(
 
 impl Listening {
     /// The URI of an export, in nbdkit's form.
-    pub fn uri(&self, export: &str) -> String {
+    pub fn uri(&self, export: &str, tls: &Secured) -> String {
+        let scheme = if tls.is_required() { "nbds" } else { "nbd" };
         let mut uri = String::new();
         match (&self.addresses.unix, &self.addresses.tcp) {
-            (Some(_), _) | (None, None) => uri += "nbd+unix://",
+            (Some(_), _) | (None, None) => uri += &format!("{scheme}+unix://"),
             (None, Some((host, port))) => {
-                uri += "nbd://";
+                uri += &format!("{scheme}://");
                 // An address of IPv6 has colons.
                 match host.contains(':') {
                     true => uri += &format!("[{host}]"),
@@ -240,8 +242,11 @@ impl Listening {
         if !export.is_empty() {
             uri += &format!("/{}", escaped(export.as_bytes()));
         }
-        if let Some(path) = &self.addresses.unix {
-            uri += &format!("?socket={}", escaped(path.as_os_str().as_encoded_bytes()));
+        let socket = self.addresses.unix.as_deref().map(|path| ("socket", path));
+        let tls = if tls.is_required() { tls.parameters() } else { Vec::new() };
+        for ((name, path), index) in socket.into_iter().chain(tls).zip(0..) {
+            let separator = if index == 0 { '?' } else { '&' };
+            uri += &format!("{separator}{name}={}", escaped(path.as_os_str().as_encoded_bytes()));
         }
         uri
     }
@@ -355,13 +360,29 @@ mod tests {
 
     #[test]
     fn uris_have_nbdkits_form() {
-        assert_eq!(listening(Some("/r/s"), None).uri(""), "nbd+unix://?socket=/r/s");
+        let secured = |keys: Option<&str>| {
+            Secured::new(&args::ServeTls {
+                tls: None,
+                tls_certificates: None,
+                tls_psk: keys.map(PathBuf::from),
+                tls_verify_peer: false,
+            })
+            .unwrap()
+        };
+        let (off, keys) = (secured(None), secured(Some("/k&k")));
+        let (unix, tcp) = (Some("/r/s"), Some(("localhost", 10809)));
+        assert_eq!(listening(unix, None).uri("", &off), "nbd+unix://?socket=/r/s");
         assert_eq!(
-            listening(Some("/r d/s"), Some(("h", 1))).uri("a b/c"),
+            listening(Some("/r d/s"), Some(("h", 1))).uri("a b/c", &off),
             "nbd+unix:///a%20b/c?socket=/r%20d/s"
         );
-        assert_eq!(listening(None, Some(("localhost", 10809))).uri(""), "nbd://localhost");
-        assert_eq!(listening(None, Some(("::1", 2))).uri("x"), "nbd://[::1]:2/x");
+        assert_eq!(listening(None, tcp).uri("", &off), "nbd://localhost");
+        assert_eq!(listening(None, Some(("::1", 2))).uri("x", &off), "nbd://[::1]:2/x");
+        assert_eq!(
+            listening(unix, None).uri("", &keys),
+            "nbds+unix://?socket=/r/s&tls-psk-file=/k%26k"
+        );
+        assert_eq!(listening(None, tcp).uri("", &keys), "nbds://localhost?tls-psk-file=/k%26k");
     }
 
     #[test]

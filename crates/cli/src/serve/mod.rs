@@ -1,11 +1,12 @@
 //! `blockhaul serve`: a device, its listeners, readiness, and the orderly stop.
 //!
 //! - `listen`: Unix and TCP sockets, sockets from systemd, clean-up. `background`: leaving the
-//!   terminal. `command`: `--run`.
+//!   terminal. `command`: `--run`. `tls`: `--tls`.
 
 mod background;
 mod command;
 mod listen;
+mod tls;
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -21,6 +22,8 @@ use crate::exit::{FAILED, Failure, Outcome, USAGE, plain};
 use crate::{args, devices, logger, signals};
 use background::Background;
 use listen::{Listening, Where};
+pub use tls::Mode;
+use tls::Secured;
 
 /// Time in which requests under way may end before connections are cut; waited twice at most, so that
 /// a stop takes less than a second.
@@ -55,6 +58,8 @@ pub fn run(args: &args::Serve, groups: &Groups) -> Outcome {
     let intent = if args.readonly { Intent::READ } else { Intent::WRITE };
     registry.target(&spec, intent)?;
     let layers = devices::layers(&registry, &args.layer)?;
+    let secured = Secured::new(&args.tls)?;
+    let tls = secured.open()?;
     let inherited = listen::activation()?;
     let activated = !inherited.is_empty();
     if activated && (args.run.is_some() || args.port.is_some() || !args.unix.is_empty()) {
@@ -105,6 +110,8 @@ pub fn run(args: &args::Serve, groups: &Groups) -> Outcome {
             contexts: !args.no_contexts,
         },
         memory: args.memory,
+        secured,
+        tls,
         pidfile: args.pidfile.clone(),
         run: args.run.clone(),
         verbose: args.verbose,
@@ -135,6 +142,8 @@ struct Job {
     limits: Limits,
     offers: Offers,
     memory: u64,
+    secured: Secured,
+    tls: server::Tls,
     pidfile: Option<std::path::PathBuf>,
     run: Option<String>,
     verbose: bool,
@@ -156,8 +165,9 @@ impl Job {
             limits: self.limits.clone(),
             offers: self.offers,
             pool: io::Pool::new(self.memory),
+            tls: self.tls.clone(),
         });
-        let uri = listening.uri(&self.name);
+        let uri = listening.uri(&self.name, &self.secured);
         log::debug!("serving {} with {} at {uri}", self.spec, io::engine_name());
         let Listening { listeners, addresses, cleanup: _cleanup } = listening;
         let listening: Vec<_> = listeners
@@ -174,7 +184,9 @@ impl Job {
             Some(script) => {
                 let stopper = self.stopper.clone();
                 let ended = move |status| stopper.stop(Stop::Command(status));
-                Some(command::start(script, &addresses.variables(&self.name, &uri), ended)?)
+                let mut variables = addresses.variables(&self.name, &uri);
+                variables.extend(self.secured.variables());
+                Some(command::start(script, &variables, ended)?)
             }
         };
         let why = stopped.await.unwrap_or(Stop::Command(FAILED));

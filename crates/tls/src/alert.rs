@@ -1,0 +1,63 @@
+//! Alerts: how one side tells the other why it ends the session (RFC 8446, section 6).
+
+use std::io;
+
+/// Level of an alert that is no failure.
+pub(crate) const WARNING: u8 = 1;
+/// Nothing more comes.
+pub(crate) const CLOSE_NOTIFY: u8 = 0;
+/// The handshake was cancelled; the end follows.
+const USER_CANCELED: u8 = 90;
+
+/// What an alert means: true for the orderly end of what the peer sends.
+///
+/// # Errors
+/// The peer gives up.
+pub(crate) fn received(alert: &[u8]) -> io::Result<bool> {
+    let why = match alert {
+        [_, CLOSE_NOTIFY] => return Ok(true),
+        [_, USER_CANCELED] => return Ok(false),
+        [_, number] => format!("the other side gave up: TLS alert {number} ({})", name(*number)),
+        _ => "the other side sent a malformed TLS alert".to_string(),
+    };
+    Err(io::Error::new(io::ErrorKind::ConnectionAborted, why))
+}
+
+fn name(number: u8) -> &'static str {
+    match number {
+        10 => "unexpected message",
+        20 => "damaged record",
+        22 => "record too long",
+        40 => "handshake failure",
+        42 => "bad certificate",
+        43 => "unsupported certificate",
+        44 => "certificate revoked",
+        45 => "certificate expired",
+        46 => "certificate unknown",
+        47 => "illegal parameter",
+        48 => "unknown certificate authority",
+        49 => "access denied",
+        50 => "cannot decode",
+        51 => "cannot decrypt",
+        70 => "protocol version",
+        71 => "insufficient security",
+        80 => "internal error",
+        115 => "unknown user or wrong key",
+        116 => "certificate required",
+        _ => "unknown",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_goodbye_is_an_end() {
+        assert!(received(&[1, 0]).unwrap());
+        assert!(!received(&[1, 90]).unwrap());
+        for bad in [&[2, 20][..], &[2, 255], &[1], &[], &[1, 0, 0]] {
+            assert!(received(bad).is_err(), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! Why TLS cannot be used, or a session not be begun.
+
+use std::fmt;
+
+use openssl::error::ErrorStack;
+use openssl::ssl;
+
+/// What the caller can do about it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A file is missing or cannot be read.
+    File,
+    /// What was asked for makes no sense, or a file holds something else than it should.
+    Setup,
+    /// The other side could not prove who it is, or did not accept our proof, or speaks no TLS.
+    Refused,
+    /// The connection ended or failed.
+    Lost,
+}
+
+/// One line: what was tried, and why it failed.
+#[derive(Debug, Clone)]
+pub struct Error {
+    kind: Kind,
+    text: String,
+}
+
+impl Error {
+    /// An error of this kind.
+    pub(crate) fn new(kind: Kind, text: impl Into<String>) -> Error {
+        Error { kind, text: text.into() }
+    }
+
+    /// OpenSSL refuses what it was given.
+    pub(crate) fn setup(what: impl fmt::Display, stack: &ErrorStack) -> Error {
+        Error::new(Kind::Setup, format!("{what}: {}", first(stack)))
+    }
+
+    /// What the caller can do about it.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// The reason in OpenSSL's words, without its codes.
+pub(crate) fn reason(error: &ssl::Error) -> String {
+    match (error.ssl_error(), error.io_error()) {
+        (Some(stack), _) => first(stack),
+        (None, Some(error)) => error.to_string(),
+        (None, None) => "the other side closed the connection".to_string(),
+    }
+}
+
+/// The first reason of a stack is the deepest.
+pub(crate) fn first(stack: &ErrorStack) -> String {
+    let reason = stack.errors().first().and_then(|error| error.reason());
+    reason.map_or_else(|| "OpenSSL gives no reason".to_string(), str::to_lowercase)
+}

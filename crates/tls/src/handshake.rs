@@ -1,0 +1,177 @@
+//! A handshake over a stream: OpenSSL decides what is said, this carries it.
+
+use std::io::IoSliceMut;
+use std::sync::{Arc, Mutex};
+
+use io::{Opener, Sealer, Stream};
+use openssl::ex_data::Index;
+use openssl::nid::Nid;
+use openssl::ssl::{self, ErrorCode, Ssl, SslRef, SslStream, SslVersion};
+use openssl::x509::{X509Ref, X509VerifyResult};
+
+use crate::context::{Seen, printable};
+use crate::error::{Error, Kind, reason};
+use crate::records::{self, Suite};
+use crate::wrapped::{self, Pipe};
+
+/// Bytes received at a time. OpenSSL bounds the messages of a handshake itself.
+const RECEIVE: usize = 16 << 10;
+
+/// Which side this is.
+pub(crate) enum Role {
+    Server { keys: bool },
+    Client { keys: bool, hostname: Option<String> },
+}
+
+/// A session that is up.
+pub struct Session {
+    /// Opens what is received.
+    pub opener: Box<dyn Opener>,
+    /// Seals what is sent.
+    pub sealer: Box<dyn Sealer>,
+    /// What was received behind the handshake: for the opener.
+    pub received: Vec<u8>,
+    /// What was agreed on.
+    pub about: About,
+}
+
+/// What was agreed on, and with whom.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct About {
+    /// The version of TLS, as `TLSv1.3`.
+    pub version: String,
+    /// The suite, as `TLS_AES_128_GCM_SHA256`.
+    pub suite: String,
+    /// Who the other side has proved to be: a user, or the name in a certificate.
+    pub peer: Option<String>,
+}
+
+/// Runs a handshake.
+pub(crate) async fn run(
+    mut ssl: Ssl,
+    index: Index<Ssl, Arc<Mutex<Seen>>>,
+    role: Role,
+    stream: &Stream,
+) -> Result<Session, Error> {
+    let seen = Arc::new(Mutex::new(Seen::default()));
+    ssl.set_ex_data(index, seen.clone());
+    match role {
+        Role::Server { .. } => ssl.set_accept_state(),
+        Role::Client { .. } => ssl.set_connect_state(),
+    }
+    let session = SslStream::new(ssl, Pipe::default());
+    let mut session = session.map_err(|stack| Error::setup("TLS", &stack))?;
+    let mut buffer = vec![0; RECEIVE];
+    loop {
+        let step = session.do_handshake();
+        let out = std::mem::take(&mut session.get_mut().outgoing);
+        // After a failure this is the alert that tells the other side.
+        let sent = stream.send_all(&out).await;
+        match step {
+            Ok(()) => {
+                sent.map_err(|error| lost(&error))?;
+                break;
+            }
+            Err(error) if error.code() == ErrorCode::WANT_READ => {
+                sent.map_err(|error| lost(&error))?;
+            }
+            Err(error) => return Err(failed(session.ssl(), &seen, &role, &error)),
+        }
+        let received = stream.recv(&mut [IoSliceMut::new(&mut buffer)]).await;
+        match received.map_err(|error| lost(&error))? {
+            0 => {
+                let text = "TLS: the other side closed the connection during the handshake";
+                return Err(Error::new(Kind::Lost, text));
+            }
+            count => session.get_mut().incoming.extend_from_slice(&buffer[..count]),
+        }
+    }
+    let about = about(session.ssl(), &seen);
+    let secrets = {
+        let mut seen = seen.lock().expect("no panic under this lock");
+        seen.client_secret.take().zip(seen.server_secret.take())
+    };
+    let suite = Suite::named(&about.suite);
+    let received = session.get_ref().rest().to_vec();
+    if let (Some(suite), Some((client, server))) = (suite, secrets)
+        && session.ssl().version2() == Some(SslVersion::TLS1_3)
+    {
+        let (ours, theirs) = match role {
+            Role::Server { .. } => (server, client),
+            Role::Client { .. } => (client, server),
+        };
+        let halves = records::halves(suite, ours, theirs);
+        let (opener, sealer) = halves.map_err(|stack| Error::setup("TLS", &stack))?;
+        return Ok(Session { opener: Box::new(opener), sealer: Box::new(sealer), received, about });
+    }
+    let pipe = session.get_mut();
+    pipe.incoming.clear();
+    pipe.taken = 0;
+    let (opener, sealer) = wrapped::halves(session);
+    Ok(Session { opener: Box::new(opener), sealer: Box::new(sealer), received, about })
+}
+
+fn about(ssl: &SslRef, seen: &Mutex<Seen>) -> About {
+    let user = seen.lock().expect("no panic under this lock").user.take();
+    let certificate = ssl.peer_certificate();
+    About {
+        version: ssl.version_str().to_string(),
+        suite: suite(ssl),
+        peer: user.or_else(|| certificate.map(|certificate| subject(&certificate))),
+    }
+}
+
+fn suite(ssl: &SslRef) -> String {
+    let cipher = ssl.current_cipher();
+    let name = cipher.map(|cipher| cipher.standard_name().unwrap_or_else(|| cipher.name()));
+    name.unwrap_or_default().to_string()
+}
+
+/// The common name of a certificate, or its number.
+fn subject(certificate: &X509Ref) -> String {
+    let mut names = certificate.subject_name().entries_by_nid(Nid::COMMONNAME);
+    match names.next() {
+        Some(name) => printable(name.data().as_slice()),
+        None => "a certificate without a common name".to_string(),
+    }
+}
+
+/// Why a handshake failed, in words that help.
+fn failed(ssl: &SslRef, seen: &Mutex<Seen>, role: &Role, error: &ssl::Error) -> Error {
+    let seen = seen.lock().expect("no panic under this lock");
+    let refused = |text: String| Error::new(Kind::Refused, text);
+    if let Some(user) = &seen.user {
+        return refused(match seen.unknown {
+            true => format!("TLS: user \"{user}\" has no key here"),
+            false => format!("TLS: user \"{user}\" has another key ({})", reason(error)),
+        });
+    }
+    let verified = ssl.verify_result();
+    if verified != X509VerifyResult::OK {
+        let whose = match role {
+            Role::Server { .. } => "the client's",
+            Role::Client { .. } => "the server's",
+        };
+        let name = match role {
+            Role::Client { hostname: Some(name), .. } => format!(" for \"{name}\""),
+            _ => String::new(),
+        };
+        let why = verified.error_string();
+        return refused(format!("TLS: {whose} certificate is not accepted{name}: {why}"));
+    }
+    let hint = match role {
+        Role::Client { keys: true, .. } => {
+            "; check the user name and its key, and that the server has keys and no certificates"
+        }
+        Role::Client { .. } => {
+            "; check that the server has certificates, and what it demands of clients"
+        }
+        Role::Server { keys: true } => "; clients need a user name and a key",
+        Role::Server { .. } => "",
+    };
+    refused(format!("TLS: {}{hint}", reason(error)))
+}
+
+fn lost(error: &std::io::Error) -> Error {
+    Error::new(Kind::Lost, format!("TLS: {error}"))
+}

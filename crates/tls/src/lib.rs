@@ -1,0 +1,20 @@
+//! TLS over streams, both sides, with certificates or pre-shared keys.
+//!
+//! - [`Acceptor`], [`Connector`]: what each side brings, and its handshake. OpenSSL does it.
+//! - `records`: the record layer of TLS 1.3, which moves payloads between pool buffers and what is
+//!   sent without a copy in between; `wrapped`: OpenSSL's own, for TLS 1.2.
+//! - `psk`: files of pre-shared keys.
+//!
+//! Once a session is up, [`io::RecvWindow::secure`] and [`io::SendQueue::secure`] take its halves.
+
+mod alert;
+mod context;
+mod error;
+mod handshake;
+mod psk;
+mod records;
+mod wrapped;
+
+pub use context::{Acceptor, Connector, Credentials, Demands};
+pub use error::{Error, Kind};
+pub use handshake::{About, Session};
