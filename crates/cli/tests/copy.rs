@@ -144,7 +144,10 @@ fn servers_that_are_not_there() {
     assert_fails(&[&server.uri("other"), target], 3, &["other", "--list"]);
     assert_fails(&["sample:1M", &server.uri("other")], 3, &["target", "other", "--list"]);
     assert_fails(&["[", "false", "]", target], 3, &["source", "[ false ]"]);
-    assert_fails(&["nbds://localhost/", target], 3, &["TLS"]);
+    assert_fails(&[&format!("nbds://{closed}/"), target], 3, &["Connection refused"]);
+    let missing = "nbds://localhost/?tls-psk-file=/no/such";
+    assert_fails(&[missing, target], 3, &["cannot read /no/such"]);
+    assert_fails(&["nbds://localhost/?tls-type=psk", target], 2, &["tls-psk-file=FILE"]);
     assert_fails(&["nbd:/localhost/", target], 2, &["nbd:/localhost/"]);
     assert!(!std::fs::exists(target).unwrap(), "nothing is made before the source is there");
 }

@@ -25,7 +25,9 @@ pub fn serve(device: Arc<dyn Device>, offers: Offers, limits: Limits, pool: u64)
     let device = block::fence(device);
     let export = Export { name: String::new(), description: String::new(), device };
     let pool = io::Pool::new(pool);
-    let server = Server::new(Config { exports: vec![export], visits: None, limits, offers, pool });
+    let exports = vec![export];
+    let tls = server::Tls::Off;
+    let server = Server::new(Config { exports, visits: None, limits, offers, pool, tls });
     let listener = Listener::bind_unix(&scratch.socket("server")).unwrap();
     drop(io::spawn(server.clone().listen(listener)));
     Serving { server, scratch }

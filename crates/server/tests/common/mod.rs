@@ -40,7 +40,8 @@ pub fn serve_with(device: Arc<dyn Device>, limits: Limits, memory: u64, engine: 
     let export =
         Export { name: String::new(), description: String::new(), device: block::fence(device) };
     let offers = Offers::default();
-    let config = Config { exports: vec![export], visits: None, limits, offers, pool: pool.clone() };
+    let (exports, tls) = (vec![export], server::Tls::Off);
+    let config = Config { exports, visits: None, limits, offers, pool: pool.clone(), tls };
     let server = Server::new(config);
     let (there, path) = (server.clone(), scratch.socket("server"));
     runtime.block_on(move || async move {
