@@ -110,7 +110,7 @@ impl Limits {
         let maxdata = self.maxdata.unwrap_or(most).min(most);
         if self.maxdata.is_some() || self.maxlen.is_some() {
             let maxlen = self.maxlen.unwrap_or(u64::MAX);
-            let scratch = Scratch::new(maxdata);
+            let scratch = Scratch::new(maxdata.min(Scratch::PIECE));
             device =
                 Arc::new(Split { facts: device.facts(), inner: device, maxdata, maxlen, scratch });
         }
@@ -199,18 +199,11 @@ impl Device for Split {
             Op::Extents(_) => inner.submit(Request { op, at, len: most, flags }),
             Op::Read(room) => Pending::start(async move {
                 let mut buf = room.into_buf();
-                let mut zero = true;
-                for (start, len) in pieces() {
-                    let part = &mut buf[start as usize..(start + len) as usize];
-                    match scratch.read(&inner, at + start, len).await? {
-                        Some(found) => {
-                            part.copy_from_slice(found.bytes());
-                            zero = false;
-                        }
-                        None => part.fill(0),
-                    }
+                // Pieces of the scratch memory are no longer than `maxdata`.
+                match scratch.fill(&inner, at, &mut buf).await? {
+                    true => Ok(Reply::Data(buf.into())),
+                    false => Ok(Reply::Hole),
                 }
-                Ok(if zero { Reply::Hole } else { Reply::Data(buf.into()) })
             }),
             op => Pending::start(async move {
                 for (start, len) in pieces() {

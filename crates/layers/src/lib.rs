@@ -6,12 +6,14 @@
 
 mod blocksize;
 mod checkwrite;
+mod cow;
 mod declared;
 mod delay;
 mod error;
 mod extentlist;
 mod extents_cache;
 mod fua;
+mod locks;
 mod log;
 mod masked;
 mod multi_conn;
@@ -35,10 +37,12 @@ mod scan;
 mod scratch;
 mod stats;
 mod swab;
+mod temporary;
 mod truncate;
 
 pub use blocksize::BLOCKSIZE;
 pub use checkwrite::CHECKWRITE;
+pub use cow::COW;
 pub use declared::Declared;
 pub use delay::Delay;
 pub use error::Failing;
@@ -69,6 +73,7 @@ pub fn all() -> Vec<&'static dyn block::LayerKind> {
     vec![
         &BLOCKSIZE,
         &CHECKWRITE,
+        &COW,
         &Delay,
         &Failing,
         &EXTENTLIST,

@@ -61,6 +61,28 @@ impl Scratch {
         }
     }
 
+    /// Reads into memory that is there already; false if all of it is zeroes.
+    pub(crate) async fn fill(
+        &self,
+        device: &Arc<dyn Device>,
+        at: u64,
+        out: &mut [u8],
+    ) -> Result<bool> {
+        let mut found_data = false;
+        let mut next = at;
+        for part in out.chunks_mut(self.piece as usize) {
+            match self.read(device, next, part.len() as u64).await? {
+                Some(found) => {
+                    part.copy_from_slice(found.bytes());
+                    found_data = true;
+                }
+                None => part.fill(0),
+            }
+            next += part.len() as u64;
+        }
+        Ok(found_data)
+    }
+
     /// Whether the device holds these bytes; without bytes, whether it holds zeroes.
     pub(crate) async fn holds(
         &self,

@@ -36,7 +36,7 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
         facts.block = BlockSizes { minimum, ..facts.block };
         facts.size -= facts.size % u64::from(minimum);
         facts.takes_parked = false;
-        let scratch = Scratch::new(u64::from(facts.block.maximum));
+        let scratch = Scratch::for_device(&inner);
         Ok(Arc::new(SwabDevice { inner, facts: Arc::new(facts), word, scratch }))
     })
 }
@@ -72,16 +72,23 @@ impl Device for SwabDevice {
                 })
             }
             Op::Write(data) => Pending::start(async move {
-                let mut buf: Buf = match data.try_into_buf() {
-                    Ok(buf) => buf,
-                    Err(data) => {
-                        let mut buf = scratch.room(len).await?.into_buf();
-                        buf.copy_from_slice(data.bytes());
-                        buf
+                let data = match data.try_into_buf() {
+                    Ok(mut buf) => {
+                        swap(&mut buf, word);
+                        return inner.submit(Request::write(at, Data::from(buf)).with(flags)).await;
                     }
+                    Err(shared) => shared,
                 };
-                swap(&mut buf, word);
-                inner.submit(Request::write(at, Data::from(buf)).with(flags)).await
+                let mut done = 0;
+                let piece = scratch.piece() as usize;
+                for piece in data.bytes().chunks((piece - piece % word).max(word)) {
+                    let mut buf = scratch.room(piece.len() as u64).await?.into_buf();
+                    buf.copy_from_slice(piece);
+                    swap(&mut buf, word);
+                    inner.submit(Request::write(at + done, buf.into()).with(flags)).await?;
+                    done += piece.len() as u64;
+                }
+                Ok(Reply::Done)
             }),
             op => inner.submit(Request { op, at, len, flags }),
         }

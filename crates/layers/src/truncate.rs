@@ -44,7 +44,7 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
         }
         let size = size.filter(|&size| i64::try_from(size).is_ok());
         facts.size = size.ok_or_else(|| usage("truncate: more than 2^63 - 1 bytes"))?;
-        let scratch = Scratch::new(u64::from(facts.block.maximum));
+        let scratch = Scratch::for_device(&inner);
         Ok(Arc::new(TruncateDevice { inner, facts: Arc::new(facts), real, scratch }))
     })
 }
@@ -94,12 +94,11 @@ impl TruncateDevice {
     fn read(&self, at: u64, room: Room, inside: u64) -> Pending {
         let (inner, scratch) = (self.inner.clone(), self.scratch.clone());
         Pending::start(async move {
-            let Some(found) = scratch.read(&inner, at, inside).await? else {
-                return Ok(Reply::Hole);
-            };
             let mut buf = room.into_buf();
             let (front, back) = buf.split_at_mut(inside as usize);
-            front.copy_from_slice(found.bytes());
+            if !scratch.fill(&inner, at, front).await? {
+                return Ok(Reply::Hole);
+            }
             back.fill(0);
             Ok(Reply::Data(buf.into()))
         })

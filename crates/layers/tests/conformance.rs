@@ -93,6 +93,13 @@ fn checkwrite() {
 }
 
 #[test]
+fn cow() {
+    check("memory:9000001", &["cow?cow-block-size=4k"], zeroes());
+    check("sample:5M", &["readonly", "cow"], Options::default());
+    check("pattern:2000003", &["delay?read=1ms", "cow"], short(Options::default()));
+}
+
+#[test]
 fn extentlist() {
     // No list fits random writes: a read-only device of data, and a list that says so.
     const LIST: &str =

@@ -68,7 +68,7 @@ fn changes_keep_it_true() {
 #[test]
 fn it_is_for_one_device() {
     let cache = layer("extents-cache").unwrap();
-    cache.wrap(backends::memory(1 << 20)).unwrap();
+    let _first = cache.wrap(backends::memory(1 << 20)).unwrap();
     let error = cache.wrap(backends::memory(2 << 20)).err().unwrap();
     assert!(error.to_string().contains("another device"), "{error}");
     assert!(layer("extents-cache?bulk=0").is_err());
