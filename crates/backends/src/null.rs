@@ -36,7 +36,7 @@ impl Backend for Null {
                 contexts: vec![BASE_ALLOCATION.to_string()],
                 ..Facts::new(operand::name(&target), size)
             };
-            Opened::from(Arc::new(Nothing { facts: Arc::new(facts) }) as Arc<dyn Device>)
+            Opened::from(Arc::new(Nothing { facts: Arc::new(facts), runs: 0 }) as Arc<dyn Device>)
         });
         Box::pin(std::future::ready(device))
     }
@@ -45,6 +45,29 @@ impl Backend for Null {
 /// A device without content: also what `zero:` is, without the abilities to change.
 pub(crate) struct Nothing {
     pub(crate) facts: Arc<Facts>,
+    /// Length of extents, holes and not in turn; 0: it is one hole.
+    pub(crate) runs: u64,
+}
+
+/// Runs in one answer about extents.
+const RUNS_MAX: usize = 64 << 10;
+
+impl Nothing {
+    fn extents(&self, mut at: u64, mut left: u64) -> Extents {
+        if self.runs == 0 {
+            return Extents::one(left, HOLE | ZERO);
+        }
+        let mut list = Extents::new();
+        while left > 0 && list.len() < RUNS_MAX {
+            let len = (self.runs - at % self.runs).min(left);
+            let hole = (at / self.runs).is_multiple_of(2);
+            list.push(len, if hole { HOLE | ZERO } else { ZERO });
+            left -= len;
+            // Inside the device.
+            at += len;
+        }
+        list
+    }
 }
 
 impl Device for Nothing {
@@ -56,7 +79,7 @@ impl Device for Nothing {
         Pending::ready(Ok(match request.op {
             Op::Read(_) => Reply::Hole,
             Op::Extents(contexts) => Reply::Extents(
-                contexts.iter().map(|_| Extents::one(request.len, HOLE | ZERO)).collect(),
+                contexts.iter().map(|_| self.extents(request.at, request.len)).collect(),
             ),
             _ => Reply::Done,
         }))

@@ -1,10 +1,11 @@
-//! `pattern:SIZE`: each 8 bytes hold their own offset, big-endian, as nbdkit's pattern plugin.
+//! `pattern:SIZE`: each 8 bytes hold their own offset, big-endian, as nbdkit's pattern plugin. With
+//! holes at regular distances, on request: a disk in as many pieces as one likes.
 
 use std::sync::Arc;
 
 use block::{
-    BASE_ALLOCATION, Backend, Can, Device, Extents, Facts, Op, Opened, Opening, Pending, Reply,
-    Request, Result, Target,
+    BASE_ALLOCATION, Backend, Can, Device, Error, Extents, Facts, HOLE, Kind, Op, Opened, Opening,
+    Param, ParamKind, Pending, Reply, Request, Result, Target, ZERO,
 };
 
 use crate::{fill, operand};
@@ -25,6 +26,25 @@ impl Backend for Pattern {
         "each 8 bytes hold their own offset, big-endian; read-only"
     }
 
+    fn params(&self) -> &'static [Param] {
+        const {
+            &[
+                Param {
+                    name: "data",
+                    kind: ParamKind::Size,
+                    default: Some("0"),
+                    doc: "Bytes between two holes; 0 for no holes.",
+                },
+                Param {
+                    name: "hole",
+                    kind: ParamKind::Size,
+                    default: Some("0"),
+                    doc: "Bytes of each hole.",
+                },
+            ]
+        }
+    }
+
     fn open(&self, target: Target) -> Opening<Opened> {
         Box::pin(std::future::ready(open(&target)))
     }
@@ -33,16 +53,78 @@ impl Backend for Pattern {
 fn open(target: &Target) -> Result<Opened> {
     operand::source_only(target)?;
     let size = operand::size(target)?;
+    let [data, hole] = ["data", "hole"].map(|name| target.args.size(name).unwrap_or(0));
+    if (data == 0) != (hole == 0) || data.checked_add(hole).is_none() {
+        let text = "pattern: data= and hole= go together: the lengths of what is between holes, and of \
+                    holes";
+        return Err(Error::new(Kind::Usage, text));
+    }
     let facts = Facts {
         can: Can::CACHE | Can::EXTENTS | Can::FLUSH | Can::MULTI_CONN,
         contexts: vec![BASE_ALLOCATION.to_string()],
         ..Facts::new(operand::name(target), size)
     };
-    Ok(Opened::from(Arc::new(PatternDevice { facts: Arc::new(facts) }) as Arc<dyn Device>))
+    Ok(Opened::from(Arc::new(PatternDevice {
+        facts: Arc::new(facts),
+        layout: Layout { data, hole },
+    }) as Arc<dyn Device>))
 }
 
 struct PatternDevice {
     facts: Arc<Facts>,
+    layout: Layout,
+}
+
+/// Lengths of data and hole, in turn; both 0: all is data.
+#[derive(Clone, Copy)]
+struct Layout {
+    data: u64,
+    hole: u64,
+}
+
+/// Runs in one answer about extents.
+const RUNS_MAX: usize = 64 << 10;
+
+impl Layout {
+    /// How much there is of what is at `at`, and whether it is a hole.
+    fn run(self, at: u64) -> (u64, bool) {
+        if self.data == 0 {
+            return (u64::MAX, false);
+        }
+        let place = at % (self.data + self.hole);
+        match place < self.data {
+            true => (self.data - place, false),
+            false => (self.data + self.hole - place, true),
+        }
+    }
+
+    fn extents(self, mut at: u64, mut left: u64) -> Extents {
+        let mut list = Extents::new();
+        while left > 0 && list.len() < RUNS_MAX {
+            let (len, hole) = self.run(at);
+            let len = len.min(left);
+            list.push(len, if hole { HOLE | ZERO } else { 0 });
+            left -= len;
+            // Inside the device.
+            at += len;
+        }
+        list
+    }
+
+    /// Writes the bytes from offset `at` on.
+    fn fill(self, mut at: u64, mut out: &mut [u8]) {
+        while !out.is_empty() {
+            let (len, hole) = self.run(at);
+            let len = usize::try_from(len).unwrap_or(usize::MAX).min(out.len());
+            let (part, rest) = out.split_at_mut(len);
+            match hole {
+                true => part.fill(0),
+                false => pattern(at, part),
+            }
+            out = rest;
+            at += len as u64;
+        }
+    }
 }
 
 impl Device for PatternDevice {
@@ -51,10 +133,14 @@ impl Device for PatternDevice {
     }
 
     fn submit(&self, request: Request) -> Pending {
+        let layout = self.layout;
         match request.op {
-            Op::Read(room) => fill::read(request.at, room, pattern),
+            Op::Read(_) if matches!(layout.run(request.at), (len, true) if len >= request.len) => {
+                Pending::ready(Ok(Reply::Hole))
+            }
+            Op::Read(room) => fill::read(request.at, room, move |at, out| layout.fill(at, out)),
             Op::Extents(contexts) => Pending::ready(Ok(Reply::Extents(
-                contexts.iter().map(|_| Extents::one(request.len, 0)).collect(),
+                contexts.iter().map(|_| layout.extents(request.at, request.len)).collect(),
             ))),
             _ => Pending::ready(Ok(Reply::Done)),
         }
@@ -84,6 +170,28 @@ fn pattern(at: u64, out: &mut [u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn holes_come_in_turn_with_data_and_the_data_stays_where_it_is() {
+        let layout = Layout { data: 1000, hole: 500 };
+        let mut whole = vec![0; 10_000];
+        pattern(0, &mut whole);
+        for (at, byte) in whole.iter_mut().enumerate() {
+            *byte = if at % 1500 < 1000 { *byte } else { 0 };
+        }
+        for at in [0, 1, 999, 1000, 1499, 1500, 2000] {
+            let mut out = vec![0; 5000];
+            layout.fill(at as u64, &mut out);
+            assert!(out == whole[at..at + 5000], "{at}");
+            let list = layout.extents(at as u64, 5000);
+            assert_eq!(list.total(), 5000);
+            for (start, run) in list.ranges(at as u64) {
+                assert_eq!(run.state == HOLE | ZERO, start % 1500 >= 1000, "{start}");
+            }
+        }
+        assert_eq!(layout.extents(0, u64::MAX).len(), RUNS_MAX);
+        assert_eq!(Layout { data: 0, hole: 0 }.extents(5, 7), Extents::one(7, 0));
+    }
 
     #[test]
     fn every_byte_is_right_at_every_alignment() {

@@ -1,8 +1,10 @@
-//! `zero:SIZE`: a read-only device of zeroes.
+//! `zero:SIZE`: a read-only device of zeroes, with as many extents as one likes.
 
 use std::sync::Arc;
 
-use block::{BASE_ALLOCATION, Backend, Can, Device, Facts, Opened, Opening, Result, Target};
+use block::{
+    BASE_ALLOCATION, Backend, Can, Device, Facts, Opened, Opening, Param, ParamKind, Result, Target,
+};
 
 use crate::null::Nothing;
 use crate::operand;
@@ -23,6 +25,17 @@ impl Backend for Zero {
         "zeroes, read-only"
     }
 
+    fn params(&self) -> &'static [Param] {
+        const {
+            &[Param {
+                name: "runs",
+                kind: ParamKind::Size,
+                default: Some("0"),
+                doc: "Length of its extents, every other of which is no hole; 0 for one hole.",
+            }]
+        }
+    }
+
     fn open(&self, target: Target) -> Opening<Opened> {
         Box::pin(std::future::ready(open(&target)))
     }
@@ -37,5 +50,6 @@ fn open(target: &Target) -> Result<Opened> {
         contexts: vec![BASE_ALLOCATION.to_string()],
         ..Facts::new(operand::name(target), size)
     };
-    Ok(Opened::from(Arc::new(Nothing { facts: Arc::new(facts) }) as Arc<dyn Device>))
+    let runs = target.args.size("runs").unwrap_or(0);
+    Ok(Opened::from(Arc::new(Nothing { facts: Arc::new(facts), runs }) as Arc<dyn Device>))
 }

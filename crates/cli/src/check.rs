@@ -56,9 +56,10 @@ pub fn verify(args: &args::Verify, groups: &Groups) -> Outcome {
     let unusable = |why: String| Failure::new(exit::OPEN, format!("manifest {path}: {why}"));
     let text = std::fs::read_to_string(&args.manifest).map_err(|error| unusable(plain(&error)))?;
     let kept: Manifest = text.parse().map_err(|error: Error| unusable(error.text()))?;
+    let like = kept.clone();
     let result = over(&args.reading, vec![spec], |stacks, options, pool| async move {
         let progress = Arc::new(Progress::new());
-        engine::manifest(&stacks[0], &options, &pool, &progress).await
+        engine::manifest(&stacks[0], Some(&like), &options, &pool, &progress).await
     });
     let found = result.map_err(reading)?;
     let differences = kept.differences(&found);

@@ -313,10 +313,13 @@ impl Job {
             let verified =
                 engine::verify(&source, &target, &self.options, pool, &self.progress).await;
             let verified = verified.map_err(|error| self.different(&error))?;
-            text += &format!("; verified {} bytes, digest {}", verified.bytes, verified.digest);
+            text += &format!("; verified {} bytes", verified.bytes);
+            if let Some(digest) = verified.digest {
+                text += &format!(", digest {digest}");
+            }
         }
         if let Some(path) = &self.manifest {
-            let made = engine::manifest(&source, &self.options, pool, &self.progress).await;
+            let made = engine::manifest(&source, None, &self.options, pool, &self.progress).await;
             let made = made.map_err(|error| self.failed(&error))?;
             std::fs::write(path, made.to_string()).map_err(|error| {
                 let text =

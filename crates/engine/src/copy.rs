@@ -1,12 +1,13 @@
 //! The copy of one device to another: a plan, lanes that carry it out, and what they share.
 
 use std::collections::HashSet;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use block::{Can, Device, Error, Kind, Result, Stack};
+use block::{Can, Device, Error, Facts, Kind, Result, Stack};
 use io::{Pool, Remote};
 
 use crate::end::{End, Retries, Side};
@@ -17,8 +18,9 @@ use crate::lane::Lane;
 use crate::ledger::Suspect;
 use crate::offload::Offload;
 use crate::options::{Options, Summary};
-use crate::plan::{Earlier, Plan};
+use crate::plan::{Earlier, Making, Plan};
 use crate::progress::Progress;
+use crate::selection::Selection;
 use crate::settled::{GRAIN_MAX, Settled, check_target};
 use crate::trust::Trust;
 
@@ -36,8 +38,15 @@ pub async fn copy(
 ) -> Result<Summary> {
     let started = Instant::now();
     let (from, to) = (source.device().facts(), target.device().facts());
-    check_target(from.size, &to)?;
-    progress.set_total(from.size);
+    let minimum = from.block.minimum.max(to.block.minimum);
+    let selection = Selection::new(options, &from, minimum)?;
+    let range = selection.bounds();
+    check_target(range.1, &to)?;
+    if options.journal.is_some() && options.bitmap.is_some() {
+        let text = "a copy by a bitmap has no journal: the bitmap may say something else next time";
+        return Err(Error::new(Kind::Invalid, text));
+    }
+    progress.set_total(selection.total());
     let settled = Settled::new(options, source.device(), target.device(), pool);
     progress.set_request_size(settled.request_size);
     let plan = Arc::new(Plan::new());
@@ -46,13 +55,13 @@ pub async fn copy(
     let opened = match &options.journal {
         None => None,
         Some(journal) => {
-            let range = (0, from.size);
             let told = (settled.segment, range);
             Some(open_journal(journal, told, source, target, &retries).await?)
         }
     };
     let (journal, recorded) = opened.unzip();
-    let fold = options.digest.filter(|_| settled.in_whole_blocks());
+    let in_blocks = selection.is_whole() && settled.in_whole_blocks();
+    let fold = options.digest.filter(|_| in_blocks);
     let fold = fold.and_then(|algorithm| Fold::new(algorithm, from.size));
     let mut grain = u64::from(to.block.preferred.max(to.block.minimum).min(GRAIN_MAX));
     if fold.is_some() {
@@ -77,16 +86,19 @@ pub async fn copy(
         lanes_made: AtomicU32::new(0),
         warnings: Mutex::default(),
     });
-    let earlier = job.look_at_edge(recorded.unwrap_or_default(), source, target).await;
-    let teller = End::new(Side::Source, source.clone(), source.device().clone(), retries.clone());
-    let making = io::spawn(plan.clone().make(
-        teller,
-        segment,
+    let recorded = recorded.unwrap_or_default();
+    let earlier = job.look_at_edge(recorded, range, source, target).await;
+    let making = io::spawn(plan.clone().make(Making {
+        target: Some(job.end(Side::Target, target)),
+        target_is_zero: job.settled.target_is_zero,
+        allocated: options.allocated,
         grain,
-        options.extents,
+        extents: options.extents,
+        whole: job.whole_zeroes(&to),
+        selection,
         earlier,
-        progress.clone(),
-    ));
+        ..Making::of(job.end(Side::Source, source), segment, progress)
+    }));
     let mut lanes = Vec::new();
     for index in 1..job.settled.connections {
         let (job, source, target) = (job.clone(), source.clone(), target.clone());
@@ -99,7 +111,9 @@ pub async fn copy(
             job.fail(Error::new(Kind::Io, "a worker ended before its lane"));
         }
     }
-    making.await;
+    if let Err(error) = making.await {
+        job.fail(error);
+    }
     if let Some(error) = job.first_error.lock().expect("no panic under this lock").take() {
         return Err(error);
     }
@@ -119,7 +133,7 @@ pub async fn copy(
     };
     let warnings = std::mem::take(&mut *job.warnings.lock().expect("no panic under this lock"));
     Ok(Summary {
-        size: from.size,
+        size: done.total,
         data: done.data,
         zeroed: done.zeroed,
         skipped: done.skipped,
@@ -239,18 +253,19 @@ impl Job {
     async fn look_at_edge(
         self: &Arc<Job>,
         recorded: Recorded,
+        (start, end): (u64, u64),
         source: &Stack,
         target: &Stack,
     ) -> Earlier {
         if recorded.segments.is_empty() {
             return Earlier::default();
         }
-        let (size, segment) = (source.device().facts().size, self.settled.segment);
+        let segment = self.settled.segment;
         let [from, to] = [source, target].map(|stack| stack.device().clone());
         let lane = self.clone().lane((source, from), (target, to), false);
         for number in &recorded.edge {
             let at = number * segment;
-            let range = (at, (at + segment).min(size));
+            let range = (at.max(start), (at + segment).min(end));
             lane.recheck(Suspect { range, again: false }).await;
         }
         lane.finish().await;
@@ -261,6 +276,20 @@ impl Job {
             self.warn(text.to_string());
         }
         Earlier { recorded, check }
+    }
+
+    /// A handle of its own for what is asked beside the lanes.
+    fn end(&self, side: Side, stack: &Stack) -> Rc<End> {
+        let device = stack.device().clone();
+        Rc::new(End::new(side, stack.clone(), device, self.retries.clone()))
+    }
+
+    /// Whether zeroes in any length are for one lane: those to be zeroed, and those that need not.
+    fn whole_zeroes(&self, target: &Facts) -> (bool, bool) {
+        // Who hashes or writes zeroes has all lanes do it.
+        let cheap = self.fold.as_ref().is_none_or(|fold| !fold.hashes_zeroes());
+        let skipped = self.settled.target_is_zero;
+        (cheap && (skipped || !target.emulated.contains(Can::ZERO)), cheap)
     }
 
     /// After success the journal has no more to say.

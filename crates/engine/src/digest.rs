@@ -6,12 +6,13 @@ use std::rc::Rc;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use block::{BASE_ALLOCATION, Can, DeviceExt as _, Error, Kind, Result, Stack, ZERO};
+use block::{Error, Kind, Result, Stack};
 use io::{Data, Pool, Task};
 use sha2::{Digest as _, Sha256};
 
 use crate::end::{End, Retries, Side};
-use crate::options::Options;
+use crate::options::{Options, SEGMENT};
+use crate::plan::{Making, Plan, What};
 use crate::progress::Progress;
 use crate::verify::read;
 use crate::zeroes::is_zero;
@@ -22,8 +23,8 @@ pub(crate) const BLOCK: u64 = 64 << 10;
 const PIECE: u64 = 256 << 10;
 /// Pieces read ahead.
 const AHEAD: usize = 32;
-/// Bytes asked about in one go: less than 4 GiB, so that it fits requests of 32 bits.
-const QUERY: u64 = 2 << 30;
+/// Zeroes that are hashed at a time, so that it can be stopped.
+const ZEROES: u64 = 1 << 30;
 
 /// How a digest is computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,7 +64,8 @@ impl fmt::Display for Algorithm {
     }
 }
 
-/// Reads `source` and returns its digest in hexadecimal; holes are not read. Call it on a worker.
+/// Reads `source` and returns its digest in hexadecimal; holes are not read, but all algorithms except
+/// blksum have to hash their zeroes. Call it on a worker.
 pub async fn digest(
     source: &Stack,
     algorithm: Algorithm,
@@ -74,112 +76,81 @@ pub async fn digest(
     let retries = Retries::new(options, progress);
     let end = End::new(Side::Source, source.clone(), source.device().clone(), retries);
     let (end, size) = (Rc::new(end), source.device().facts().size);
-    let mut holes = Holes::new(end.clone(), options.extents, size);
+    let plan = Arc::new(Plan::new());
+    let making = io::spawn(plan.clone().make(Making {
+        extents: options.extents,
+        grain: PIECE,
+        whole: (true, true),
+        ..Making::of(end.clone(), SEGMENT, progress)
+    }));
     let mut state = State::new(algorithm);
-    // At most what the pool holds, so that a piece that is awaited has its buffer.
-    let ahead = usize::try_from(pool.limit() / Pool::cost(PIECE as usize)).unwrap_or(1);
-    let ahead = ahead.clamp(1, AHEAD);
-    let mut out: VecDeque<(u64, Task<Result<Option<Data>>>)> = VecDeque::new();
-    let mut at = 0;
-    let mut result = Ok(());
-    loop {
-        while at < size && out.len() < ahead && result.is_ok() && !progress.is_cancelled() {
-            let len = PIECE.min(size - at);
-            let hole = holes.is_hole(at, len).await;
-            let (end, pool) = (end.clone(), pool.clone());
-            out.push_back((
-                len,
-                io::start(async move {
-                    match hole {
-                        true => Ok(None),
-                        false => read(&end, &pool, at, len).await,
-                    }
-                }),
-            ));
-            at += len;
-        }
-        // After an error what is out is awaited, too.
-        let Some((len, piece)) = out.pop_front() else { break };
-        match piece.await {
-            Ok(Some(data)) => state.bytes(data.bytes()),
-            Ok(None) => state.zeroes(len),
-            Err(error) => result = result.and(Err(error)),
-        }
-        progress.add_verified(len);
-    }
+    let result = read_all(&plan, &end, pool, progress, &mut state).await;
+    plan.stop();
+    let made = making.await;
     result?;
+    made?;
     if progress.is_cancelled() {
         return Err(Error::new(Kind::ShuttingDown, "stopped before the end of the digest"));
     }
     Ok(state.finish(size))
 }
 
-/// Where the source says that it reads as zeroes, asked ahead of the reads.
-struct Holes {
-    end: Rc<End>,
-    size: u64,
-    asks: bool,
-    /// Ends of runs in order, and whether they are zero.
-    known: VecDeque<(u64, bool)>,
-    known_to: u64,
+/// A piece on its way, and its length; `None`: it is zero.
+type Piece = (u64, Option<Task<Result<Option<Data>>>>);
+
+async fn read_all(
+    plan: &Plan,
+    end: &Rc<End>,
+    pool: &Pool,
+    progress: &Progress,
+    state: &mut State,
+) -> Result<()> {
+    // At most what the pool holds, so that a piece that is awaited has its buffer.
+    let ahead = usize::try_from(pool.limit() / Pool::cost(PIECE as usize)).unwrap_or(1);
+    let ahead = ahead.clamp(1, AHEAD);
+    let mut out: VecDeque<Piece> = VecDeque::new();
+    let mut result = Ok(());
+    while let Some(segment) = plan.next().await {
+        let mut at = segment.at;
+        for run in segment.runs {
+            let run_end = at + run.len;
+            while at < run_end && result.is_ok() && !progress.is_cancelled() {
+                if out.len() >= ahead
+                    && let Some(piece) = out.pop_front()
+                {
+                    result = take(piece, state, progress).await;
+                }
+                let (most, zero) = match run.what {
+                    What::Data | What::New => (PIECE - at % PIECE, false),
+                    What::Zero | What::Clean => (ZEROES, true),
+                };
+                let len = most.min(run_end - at);
+                let (end, pool) = (end.clone(), pool.clone());
+                let read =
+                    (!zero).then(|| io::start(async move { read(&end, &pool, at, len).await }));
+                out.push_back((len, read));
+                at += len;
+            }
+        }
+    }
+    // After an error what is out is awaited, too.
+    for piece in out {
+        result = result.and(take(piece, state, progress).await);
+    }
+    result
 }
 
-impl Holes {
-    fn new(end: Rc<End>, extents: bool, size: u64) -> Holes {
-        let asks = extents && end.facts().can.contains(Can::EXTENTS);
-        Holes { end, size, asks, known: VecDeque::new(), known_to: 0 }
+async fn take((len, piece): Piece, state: &mut State, progress: &Progress) -> Result<()> {
+    let read = match piece {
+        Some(piece) => piece.await?,
+        None => None,
+    };
+    match read {
+        Some(data) => state.bytes(data.bytes()),
+        None => state.zeroes(len),
     }
-
-    /// Whether all of a range is zero; ranges are asked for in order.
-    async fn is_hole(&mut self, at: u64, len: u64) -> bool {
-        let end = at + len;
-        while self.asks && self.known_to < end {
-            self.ask().await;
-        }
-        while self.known.front().is_some_and(|run| run.0 <= at) {
-            self.known.pop_front();
-        }
-        let mut covered = at;
-        for &(run_end, zero) in &self.known {
-            if !zero {
-                return false;
-            }
-            covered = run_end;
-            if covered >= end {
-                break;
-            }
-        }
-        covered >= end
-    }
-
-    async fn ask(&mut self) {
-        let facts = self.end.facts();
-        let Some(context) = facts.context(BASE_ALLOCATION) else {
-            self.asks = false;
-            return;
-        };
-        let len = QUERY.min(self.size - self.known_to);
-        let mut attempts = 0;
-        loop {
-            let generation = self.end.generation();
-            let error = match self.end.device().extents(self.known_to, len, context).await {
-                Ok(mut lists) => {
-                    for run in lists.pop().unwrap_or_default().runs() {
-                        self.known_to += run.len;
-                        self.known.push_back((self.known_to, run.state & ZERO != 0));
-                    }
-                    return;
-                }
-                Err(error) => error,
-            };
-            if let Err(error) = self.end.recover(error, generation, &mut attempts).await {
-                // Extents are a help, not a need.
-                log::warn!("{error}; reading everything from here on");
-                self.asks = false;
-                return;
-            }
-        }
-    }
+    progress.add_verified(len);
+    Ok(())
 }
 
 /// A digest under way, of bytes that come in order.

@@ -47,6 +47,9 @@ const RECORD: usize = 32;
 const CHECK: usize = 16;
 /// Longest text that identifies one side; longer ones are replaced by their digest.
 const TEXT_MAX: usize = 1500;
+/// Bits of a record's number that say which segment is the first; the others are the exponent of
+/// their count.
+const NUMBER_BITS: u32 = 58;
 
 /// What is copied where: must be the same when a copy goes on.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,11 +66,13 @@ pub(crate) struct Identity {
     pub(crate) target: String,
 }
 
-/// A segment that is durable.
+/// Segments that are durable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Record {
-    /// Number of the segment in the source.
+    /// Number of the first segment in the source.
     pub(crate) segment: u64,
+    /// How many there are: 2 to the power of this.
+    pub(crate) exponent: u8,
     /// Number of the flush that made it durable.
     pub(crate) batch: u32,
     /// Who wrote it.
@@ -93,9 +98,9 @@ struct Tail {
 /// What a journal says of earlier runs.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Recorded {
-    /// Segments that are durable, ascending.
-    pub(crate) segments: Vec<u64>,
-    /// Those among them that each lane recorded last.
+    /// Segments that are durable: the first and the one behind the last, ascending, apart.
+    pub(crate) segments: Vec<(u64, u64)>,
+    /// Those among them that each lane recorded last, one by one, ascending.
     pub(crate) edge: Vec<u64>,
 }
 
@@ -165,7 +170,7 @@ impl Journal {
         }
         let records = recover(&bytes, &id);
         let segments = wanted.range.1.div_ceil(wanted.segment);
-        let known = records.iter().take_while(|record| record.segment < segments);
+        let known = records.iter().take_while(|record| record.end() <= segments);
         let records: Vec<_> = known.copied().collect();
         // The torn tail goes, so that what is appended follows what checks.
         let len = (HEADER + records.len() * RECORD) as u64;
@@ -181,9 +186,9 @@ impl Journal {
         Journal { path: path.to_owned(), id, batch, file: Arc::new(Mutex::new(tail)) }
     }
 
-    /// Records segments as durable, durably. An error says why the journal is of no more use; the
-    /// copy itself need not fail.
-    pub(crate) async fn append(&self, lane: u32, segments: Vec<u64>) -> Result<(), String> {
+    /// Records segments as durable, durably: the first of each range and the one behind its last. An
+    /// error says why the journal is of no more use; the copy itself need not fail.
+    pub(crate) async fn append(&self, lane: u32, segments: Vec<(u64, u64)>) -> Result<(), String> {
         if segments.is_empty() {
             return Ok(());
         }
@@ -196,8 +201,8 @@ impl Journal {
             }
             let mut bytes = Vec::with_capacity(segments.len() * RECORD);
             let mut index = tail.count;
-            for segment in segments {
-                bytes.extend(Record { segment, batch, lane }.encode(&id, index));
+            for record in segments.into_iter().flat_map(|range| Record::of(range, batch, lane)) {
+                bytes.extend(record.encode(&id, index));
                 index += 1;
             }
             let at = HEADER as u64 + tail.count * RECORD as u64;
@@ -320,9 +325,27 @@ impl Fields<'_> {
 }
 
 impl Record {
+    /// The records of a range of segments.
+    fn of((first, end): (u64, u64), batch: u32, lane: u32) -> impl Iterator<Item = Record> {
+        let mut next = first;
+        std::iter::from_fn(move || {
+            let exponent = end.checked_sub(next)?.checked_ilog2()? as u8;
+            let record = Record { segment: next, exponent, batch, lane };
+            next += 1 << exponent;
+            Some(record)
+        })
+    }
+
+    /// Number of the segment behind the last.
+    fn end(&self) -> u64 {
+        // An exponent has six bits.
+        self.segment.saturating_add(1 << self.exponent)
+    }
+
     fn encode(&self, id: &[u8; 16], index: u64) -> [u8; RECORD] {
         let mut bytes = [0; RECORD];
-        bytes[..8].copy_from_slice(&self.segment.to_be_bytes());
+        let number = self.segment | u64::from(self.exponent) << NUMBER_BITS;
+        bytes[..8].copy_from_slice(&number.to_be_bytes());
         bytes[8..12].copy_from_slice(&self.batch.to_be_bytes());
         bytes[12..16].copy_from_slice(&self.lane.to_be_bytes());
         let check = check(&bytes[..RECORD - CHECK], id, index);
@@ -336,10 +359,12 @@ impl Record {
             return None;
         }
         let mut fields = Fields(body);
-        let segment = u64::from_be_bytes(fields.array()?);
+        let number = u64::from_be_bytes(fields.array()?);
+        let (segment, exponent) =
+            (number & ((1 << NUMBER_BITS) - 1), (number >> NUMBER_BITS) as u8);
         let batch = u32::from_be_bytes(fields.array()?);
         let lane = u32::from_be_bytes(fields.array()?);
-        Some(Record { segment, batch, lane })
+        Some(Record { segment, exponent, batch, lane })
     }
 }
 
@@ -367,21 +392,43 @@ impl Recorded {
         lanes.sort_unstable();
         lanes.dedup();
         let last: Vec<_> = lanes.into_iter().map(|lane| (lane, last(lane))).collect();
-        let is_last = |record: &&Record| last.contains(&(record.lane, Some(record.batch)));
-        let mut recorded = Recorded {
-            segments: records.iter().map(|record| record.segment).collect(),
-            edge: records.iter().filter(is_last).map(|record| record.segment).collect(),
-        };
-        for segments in [&mut recorded.segments, &mut recorded.edge] {
-            segments.sort_unstable();
-            segments.dedup();
+        let is_last = |record: &Record| last.contains(&(record.lane, Some(record.batch)));
+        let mut recorded = Recorded::default();
+        for record in records {
+            match (is_last(record), record.exponent) {
+                (false, _) => recorded.segments.push((record.segment, record.end())),
+                (true, 0) => {
+                    recorded.segments.push((record.segment, record.end()));
+                    recorded.edge.push(record.segment);
+                }
+                // Zeroes: made again sooner than looked at again.
+                (true, _) => {}
+            }
         }
+        recorded.edge.sort_unstable();
+        recorded.edge.dedup();
+        recorded.segments.sort_unstable();
+        recorded.segments.dedup_by(|next, last| {
+            let joined = next.0 <= last.1;
+            if joined {
+                last.1 = last.1.max(next.1);
+            }
+            joined
+        });
         recorded
     }
 
-    /// Whether this segment is durable.
-    pub(crate) fn contains(&self, segment: u64) -> bool {
-        self.segments.binary_search(&segment).is_ok()
+    /// The number behind the last of the recorded segments that follow this one, if it is recorded.
+    pub(crate) fn reach(&self, segment: u64) -> Option<u64> {
+        let behind = self.segments.partition_point(|range| range.0 <= segment);
+        let range = self.segments.get(behind.checked_sub(1)?)?;
+        (segment < range.1).then_some(range.1)
+    }
+
+    /// The first recorded segment behind this one.
+    pub(crate) fn next(&self, segment: u64) -> Option<u64> {
+        let behind = self.segments.partition_point(|range| range.0 <= segment);
+        self.segments.get(behind).map(|range| range.0)
     }
 }
 
@@ -442,7 +489,7 @@ mod tests {
         let mut bytes = identity().encode(&ID);
         let mut records = Vec::new();
         for (index, &(segment, batch, lane)) in segments.iter().enumerate() {
-            let record = Record { segment, batch, lane };
+            let record = Record { segment, exponent: 0, batch, lane };
             bytes.extend(record.encode(&ID, index as u64));
             records.push(record);
         }
@@ -503,9 +550,32 @@ mod tests {
     fn the_edge_is_the_last_batch_of_each_lane() {
         let (_, records) = file(&[(1, 1, 0), (2, 2, 1), (3, 3, 0), (4, 3, 0), (5, 4, 2)]);
         let recorded = Recorded::of(&records);
-        assert_eq!(recorded.segments, [1, 2, 3, 4, 5]);
+        assert_eq!(recorded.segments, [(1, 6)]);
         assert_eq!(recorded.edge, [2, 3, 4, 5]);
-        assert!(recorded.contains(3) && !recorded.contains(6));
+        assert_eq!(
+            (recorded.reach(0), recorded.reach(3), recorded.reach(6)),
+            (None, Some(6), None)
+        );
+        assert_eq!((recorded.next(0), recorded.next(1)), (Some(1), None));
+    }
+
+    #[test]
+    fn many_segments_are_few_records() {
+        let records: Vec<_> = Record::of((3, 3 + (1 << 47) + 5), 7, 0).collect();
+        assert_eq!(records.len(), 3);
+        assert_eq!(records.last().unwrap().end(), 3 + (1 << 47) + 5);
+        for record in &records {
+            let bytes = record.encode(&ID, 0);
+            assert_eq!(Record::decode(&bytes, &ID, 0), Some(*record));
+        }
+        let mut earlier = records.clone();
+        earlier.push(Record { segment: 0, exponent: 0, batch: 8, lane: 0 });
+        let recorded = Recorded::of(&earlier);
+        assert_eq!(recorded.segments, [(0, 1), (3, 3 + (1 << 47) + 5)]);
+        // Of the last batch only what is looked at again is relied on.
+        let recorded = Recorded::of(&records);
+        let last = 3 + (1 << 47) + 4;
+        assert_eq!((recorded.segments, recorded.edge), (vec![(last, last + 1)], vec![last]));
     }
 
     #[test]

@@ -17,7 +17,7 @@ use io::{Data, Event, Room};
 use crate::copy::Job;
 use crate::end::{End, Side};
 use crate::ledger::{Ledger, Range, Suspect};
-use crate::plan::Segment;
+use crate::plan::{Segment, What};
 use crate::route;
 use crate::trust::Sample;
 use crate::window::Window;
@@ -25,6 +25,9 @@ use crate::zeroes;
 
 /// One request in so many is looked at for zeroes when samples suffice.
 const SAMPLE_EVERY: u64 = 16;
+
+/// Zeroing that took less than this may be four times as long the next time.
+const QUICK: Duration = Duration::from_secs(1);
 
 /// One source handle and one target handle, on one worker.
 pub(crate) struct Lane {
@@ -137,12 +140,13 @@ impl Lane {
         let mut moved = self.offload(home, &segment.runs).await.into_iter().peekable();
         for run in segment.runs {
             let end = at + run.len;
-            if run.zero {
+            if matches!(run.what, What::Zero | What::Clean) {
                 if self.job.stopped() {
                     return;
                 }
                 self.turn(0).await;
-                self.start(home, 0, Rc::clone(self).zero_run(home, at, run.len));
+                let known = run.what == What::Clean;
+                self.start(home, 0, Rc::clone(self).zero_run(home, at, run.len, known));
                 at = end;
                 continue;
             }
@@ -275,20 +279,41 @@ impl Lane {
                 || self.job.has_zeroes(at))
     }
 
-    async fn zero_run(self: Rc<Self>, home: u64, at: u64, len: u64) -> Result<()> {
+    /// Zeroes a run, which may be nearly the whole device: in pieces that grow while the target is
+    /// quick, so that few are needed, and a copy that is stopped need not wait for long. `known`: it
+    /// need not be done.
+    pub(crate) async fn zero_run(
+        self: Rc<Self>,
+        home: u64,
+        mut at: u64,
+        len: u64,
+        known: bool,
+    ) -> Result<()> {
+        let known = known || self.job.settled.target_is_zero;
+        let (end, mut piece) = (at + len, self.job.settled.segment);
         let mut attempts = 0;
-        loop {
-            let mut done = Done::default();
-            let known = self.job.settled.target_is_zero;
-            match self.zero(home, at, len, known, &mut done).await {
+        while at < end {
+            if self.job.stopped() {
+                self.ledger.borrow_mut().abandon(home);
+                return Ok(());
+            }
+            let at_once = known && self.job.fold.is_none();
+            let part = if at_once { end - at } else { piece.min(end - at) };
+            let (started, mut done) = (Instant::now(), Done::default());
+            match self.zero(home, at, part, known, &mut done).await {
                 Ok(()) => {
                     self.count(&done);
-                    self.digest_zeroes(at, len).await;
-                    return Ok(());
+                    self.digest_zeroes(at, part).await;
+                    at += part;
+                    attempts = 0;
+                    if started.elapsed() < QUICK {
+                        piece = piece.saturating_mul(4);
+                    }
                 }
                 Err(failed) => self.recover(failed, &mut attempts).await?,
             }
         }
+        Ok(())
     }
 
     /// Has zeroes in the digest.

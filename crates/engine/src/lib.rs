@@ -13,8 +13,10 @@
 
 mod compare;
 mod copy;
+mod cutter;
 mod digest;
 mod end;
+mod feed;
 mod fold;
 mod further;
 mod journal;
@@ -30,6 +32,7 @@ mod rate;
 mod recheck;
 mod route;
 mod sample;
+mod selection;
 mod settled;
 mod stream;
 mod trust;
@@ -45,7 +48,8 @@ pub use manifest::Manifest;
 pub use meter::{LATENCY_BOUNDS, Latency, Meters};
 pub use offload::ByKernel;
 pub use options::{
-    MAX_REQUEST, MIN_REQUEST, MultiConn, Options, RETRY_DELAY_MAX, Retried, SEGMENT, Summary,
+    Bitmap, MAX_REQUEST, MIN_REQUEST, MultiConn, Options, RETRY_DELAY_MAX, Retried, SEGMENT,
+    Summary,
 };
 pub use progress::{Progress, Snapshot};
 pub use rate::{Rate, Schedule};

@@ -44,8 +44,13 @@ pub struct Options {
     pub allocated: bool,
     /// The target is known to read as zeroes: zeroes need not be written.
     pub target_is_zero: bool,
-    /// Ask the source for extents.
+    /// Ask both sides for extents: what is data, and what the target has as zeroes already.
     pub extents: bool,
+    /// What of the source is copied, to the same place on the target: offsets and lengths in bytes,
+    /// ascending, apart from each other. `None`: all.
+    pub ranges: Option<Arc<[(u64, u64)]>>,
+    /// Of that, copy only what this bitmap of the source says.
+    pub bitmap: Option<Bitmap>,
     /// Make the target durable before returning.
     pub flush: bool,
     /// One request at a time, in order.
@@ -85,6 +90,15 @@ pub enum MultiConn {
     Advertised,
 }
 
+/// A metadata context that says what to copy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Bitmap {
+    /// Its name; the source must have been opened with it.
+    pub context: String,
+    /// What has any of these flags set is copied.
+    pub mask: u64,
+}
+
 /// Longest time between repetitions: a server that is back is noticed within half a minute.
 pub const RETRY_DELAY_MAX: Duration = Duration::from_secs(30);
 
@@ -104,6 +118,8 @@ impl Default for Options {
             allocated: false,
             target_is_zero: false,
             extents: true,
+            ranges: None,
+            bitmap: None,
             flush: false,
             synchronous: false,
             segment: SEGMENT,
@@ -121,7 +137,7 @@ impl Default for Options {
 /// What a copy has done.
 #[derive(Debug, Clone, Default)]
 pub struct Summary {
-    /// Bytes of the source.
+    /// Bytes that were to be copied.
     pub size: u64,
     /// Bytes written as data.
     pub data: u64,

@@ -2,23 +2,31 @@
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
+use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Poll, Waker};
+use std::time::Duration;
 
-use block::{BASE_ALLOCATION, Can, Contexts, DeviceExt, Extents, Kind, ZERO};
+use block::{HOLE, Result, ZERO};
 
+use crate::cutter::Cutter;
 use crate::end::End;
+use crate::feed::{Feed, Known};
 use crate::journal::Recorded;
 use crate::progress::Progress;
+use crate::selection::{Choice, Selection};
 
 /// Runs that may be waiting for lanes: bounds the memory of a disk in a million pieces.
 const RUNS_AHEAD: usize = 64 << 10;
-/// Segments that may be waiting for lanes: 8 TiB of hole.
-const SEGMENTS_AHEAD: usize = 64 << 10;
-/// Bytes asked about in one go: less than 4 GiB, so that it fits requests of 32 bits.
-const QUERY: u64 = 2 << 30;
+/// Segments that may be waiting for lanes.
+const SEGMENTS_AHEAD: usize = 4 << 10;
+/// Segments that are cut from one run at a time, for the same reason.
+const SEGMENTS_AT_ONCE: u64 = 64;
+/// Time for which lanes that have nothing to do wait for extents before they copy without.
+const PATIENCE: Duration = Duration::from_millis(250);
 
-/// A piece of the work, written by one lane.
+/// A piece of the work, written by one lane. One that is longer than segments usually are is all
+/// zero.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Segment {
     pub(crate) at: u64,
@@ -45,20 +53,24 @@ pub(crate) struct Earlier {
     pub(crate) check: bool,
 }
 
-impl Earlier {
-    /// Whether all of a range is recorded.
-    fn covers(&self, at: u64, len: u64, segment: u64) -> bool {
-        let (first, end) = (at / segment, at.saturating_add(len).div_ceil(segment));
-        !self.recorded.segments.is_empty() && (first..end).all(|s| self.recorded.contains(s))
-    }
-}
-
 /// Bytes of a segment that go one way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Run {
     pub(crate) len: u64,
-    /// Known to read as zeroes.
-    pub(crate) zero: bool,
+    pub(crate) what: What,
+}
+
+/// What is known of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum What {
+    /// To be read.
+    Data,
+    /// To be read, where the target reads as zeroes; told apart on request only.
+    New,
+    /// Reads as zeroes.
+    Zero,
+    /// Reads as zeroes, and so does the target already.
+    Clean,
 }
 
 /// The segments of a copy, made by one task and taken by all lanes.
@@ -76,11 +88,23 @@ struct State {
     stopped: bool,
     maker: Option<Waker>,
     takers: Vec<Waker>,
+    /// Those who wait until nothing is left.
+    leavers: Vec<Waker>,
 }
 
 impl State {
     fn exhausted(&self) -> bool {
         self.stopped || (self.complete && self.ready.is_empty())
+    }
+
+    /// Those to be woken after a change.
+    fn waiting(&mut self) -> Vec<Waker> {
+        let mut waiting = std::mem::take(&mut self.takers);
+        if self.exhausted() {
+            waiting.append(&mut self.leavers);
+        }
+        waiting.extend(self.maker.take());
+        waiting
     }
 }
 
@@ -100,23 +124,26 @@ impl Plan {
             if state.stopped {
                 return Poll::Ready(None);
             }
-            if let Some(segment) = state.ready.pop_front() {
-                state.runs -= segment.runs.len();
+            let taken = state.ready.pop_front();
+            if taken.is_none() && !state.complete {
+                // The maker may know no more, and go on without.
                 let maker = state.maker.take();
-                // The last one is gone: whoever waits for the end may know.
-                let takers = match state.exhausted() {
-                    true => std::mem::take(&mut state.takers),
-                    false => Vec::new(),
-                };
+                state.takers.push(cx.waker().clone());
                 drop(state);
-                maker.into_iter().chain(takers).for_each(Waker::wake);
-                return Poll::Ready(Some(segment));
+                maker.into_iter().for_each(Waker::wake);
+                return Poll::Pending;
             }
-            if state.complete {
-                return Poll::Ready(None);
+            let mut woken: Vec<_> = state.maker.take().into_iter().collect();
+            if let Some(segment) = &taken {
+                state.runs -= segment.runs.len();
+                if state.exhausted() {
+                    // The last one is gone: whoever waits for the end may know.
+                    woken = state.waiting();
+                }
             }
-            state.takers.push(cx.waker().clone());
-            Poll::Pending
+            drop(state);
+            woken.into_iter().for_each(Waker::wake);
+            Poll::Ready(taken)
         })
         .await
     }
@@ -128,7 +155,20 @@ impl Plan {
             if state.exhausted() {
                 return Poll::Ready(());
             }
-            state.takers.push(cx.waker().clone());
+            state.leavers.push(cx.waker().clone());
+            Poll::Pending
+        })
+        .await;
+    }
+
+    /// Waits until somebody waits for a segment.
+    async fn wanted(&self) {
+        poll_fn(|cx| {
+            let mut state = self.lock();
+            if state.stopped || (state.ready.is_empty() && !state.takers.is_empty()) {
+                return Poll::Ready(());
+            }
+            state.maker = Some(cx.waker().clone());
             Poll::Pending
         })
         .await;
@@ -146,10 +186,9 @@ impl Plan {
     fn change(&self, change: impl FnOnce(&mut State)) {
         let mut state = self.lock();
         change(&mut state);
-        let maker = state.maker.take();
-        let takers = std::mem::take(&mut state.takers);
+        let waiting = state.waiting();
         drop(state);
-        maker.into_iter().chain(takers).for_each(Waker::wake);
+        waiting.into_iter().for_each(Waker::wake);
     }
 
     /// Adds a segment when there is room; false when the plan was stopped.
@@ -176,241 +215,241 @@ impl Plan {
         room
     }
 
-    /// Makes the segments of `source`, of `segment` bytes each, runs cut at multiples of `grain`.
-    pub(crate) async fn make(
-        self: Arc<Plan>,
-        source: End,
-        segment: u64,
-        grain: u64,
-        extents: bool,
-        earlier: Earlier,
-        progress: Arc<Progress>,
-    ) {
-        let facts = source.facts();
-        let size = facts.size;
-        let context = match extents && facts.can.contains(Can::EXTENTS) {
-            true => facts.context(BASE_ALLOCATION),
-            false => None,
+    /// Makes the segments. An error means that what is to be copied cannot be found out.
+    pub(crate) async fn make(self: Arc<Plan>, making: Making) -> Result<()> {
+        let made = match Maker::new(&self, making) {
+            Ok(maker) => maker.make().await,
+            Err(error) => Err(error),
         };
-        // What emulation calls data is not known to be data.
-        let told = context.is_some() && !facts.emulated.contains(Can::EXTENTS);
-        let mut cutter = Cutter::new(size, segment, grain);
-        let mut at = 0;
-        let mut asks = context;
-        while at < size && !progress.is_cancelled() {
-            let len = (size - at).min(QUERY);
-            let known = match asks {
-                // What is left out need not be known.
-                _ if earlier.covers(at, len, segment) => Extents::one(len, 0),
-                Some(context) => match query(&source, at, len, context).await {
-                    Ok(known) => known,
-                    Err(error) => {
-                        // Extents are a help, not a need: what is not known is data.
-                        log::warn!("{error}; copying all of this range as data");
-                        if error.kind() == Kind::Disconnected {
-                            asks = None;
-                        }
-                        Extents::one(len, 0)
-                    }
-                },
-                // Segment by segment, so that lanes start at once.
-                None => Extents::one(len.min(segment), 0),
-            };
-            at += known.total();
-            for run in known.runs() {
-                cutter.push(run.len, run.state & ZERO != 0);
-                while let Some(mut piece) = cutter.take() {
-                    piece.told = told;
-                    if earlier.recorded.contains(piece.at / segment) {
-                        progress.add_resumed(piece.len());
-                        if !earlier.check {
-                            continue;
-                        }
-                        piece.check = true;
-                    }
-                    if !self.add(piece).await {
-                        return;
-                    }
-                }
-            }
-        }
-        self.change(|state| {
+        match &made {
             // Cancelled before the end: lanes get what is there and stop by themselves.
-            state.complete = true;
-        });
+            Ok(()) => self.change(|state| state.complete = true),
+            Err(_) => self.stop(),
+        }
+        made
     }
 }
 
-async fn query(source: &End, at: u64, len: u64, context: Contexts) -> block::Result<Extents> {
-    let mut attempts = 0;
-    loop {
-        let generation = source.generation();
-        match source.device().extents(at, len, context).await {
-            Ok(mut lists) => {
-                let list = lists.pop().filter(|list| !list.is_empty());
-                return Ok(list.unwrap_or_else(|| Extents::one(len, 0)));
-            }
-            Err(error) => source.recover(error, generation, &mut attempts).await?,
+/// What a plan is made of.
+pub(crate) struct Making {
+    pub(crate) source: Rc<End>,
+    /// Asked what reads as zeroes already, if it may tell.
+    pub(crate) target: Option<Rc<End>>,
+    /// All of it does.
+    pub(crate) target_is_zero: bool,
+    /// Zeroes on the target must have storage.
+    pub(crate) allocated: bool,
+    /// Bytes of a segment.
+    pub(crate) segment: u64,
+    /// Runs of zeroes are cut at multiples of this.
+    pub(crate) grain: u64,
+    /// Ask for extents; when they cannot be had, that is an error.
+    pub(crate) extents: bool,
+    pub(crate) strict: bool,
+    /// Tell [`What::New`] from other data.
+    pub(crate) new: bool,
+    /// Hand out whole what is zero, and what is zero on both sides.
+    pub(crate) whole: (bool, bool),
+    pub(crate) selection: Selection,
+    pub(crate) earlier: Earlier,
+    pub(crate) progress: Arc<Progress>,
+}
+
+impl Making {
+    /// All of a device, in segments of this size.
+    pub(crate) fn of(source: Rc<End>, segment: u64, progress: &Arc<Progress>) -> Making {
+        let selection = Selection::all(source.facts().size);
+        Making {
+            source,
+            target: None,
+            target_is_zero: false,
+            allocated: false,
+            segment,
+            grain: 1,
+            extents: true,
+            strict: false,
+            new: false,
+            whole: (false, false),
+            selection,
+            earlier: Earlier::default(),
+            progress: progress.clone(),
         }
     }
 }
 
-/// Cuts a stream of runs into segments, with zeroes cut inwards to the grain, so that no two writes
-/// share a block of the target.
-struct Cutter {
-    size: u64,
-    segment_size: u64,
-    grain: u64,
-    /// Where the next run that comes in starts.
-    at: u64,
-    /// Where the open run starts: everything before it is in segments.
-    open_at: u64,
-    /// Runs of the same kind are joined before they are cut.
-    open: Option<Run>,
-    segment: Segment,
-    done: VecDeque<Segment>,
+struct Maker<'a> {
+    plan: &'a Plan,
+    making: Making,
+    cutter: Cutter,
+    source: Feed,
+    target: Option<Feed>,
+    choice: Choice,
 }
 
-impl Cutter {
-    fn new(size: u64, segment_size: u64, grain: u64) -> Cutter {
-        Cutter {
-            size,
-            segment_size,
-            grain: grain.max(1),
-            at: 0,
-            open_at: 0,
-            open: None,
-            segment: Segment { at: 0, told: false, check: false, runs: Vec::new() },
-            done: VecDeque::new(),
-        }
-    }
-
-    fn push(&mut self, len: u64, zero: bool) {
-        let (start, end) = (self.at, self.at + len);
-        self.at = end;
-        let zero_start = start.checked_next_multiple_of(self.grain).unwrap_or(end);
-        let zero_end = if end >= self.size { end } else { end - end % self.grain };
-        if zero && zero_start < zero_end {
-            self.join(zero_start - start, false);
-            self.join(zero_end - zero_start, true);
-            self.join(end - zero_end, false);
-        } else {
-            self.join(len, false);
-        }
-        if end >= self.size {
-            self.flush();
-            self.close_segment();
-        }
-    }
-
-    fn join(&mut self, len: u64, zero: bool) {
-        if len == 0 {
-            return;
-        }
-        match &mut self.open {
-            Some(run) if run.zero == zero => run.len += len,
-            _ => {
-                self.flush();
-                self.open = Some(Run { len, zero });
+impl Maker<'_> {
+    fn new(plan: &Plan, making: Making) -> Result<Maker<'_>> {
+        let size = making.source.facts().size;
+        let (from, to) = making.selection.bounds();
+        let feed = |end: &Rc<End>| {
+            let to = to.min(end.facts().size);
+            let feed = Feed::allocation(end.clone(), making.extents, from.min(to), to);
+            if making.strict { feed.or_fail() } else { feed }
+        };
+        let source = feed(&making.source);
+        let target = match &making.target {
+            // Where everything is data, it is of no use.
+            Some(target) if !making.target_is_zero && (source.asks() || making.strict) => {
+                Some(feed(target))
             }
-        }
-        // What fills whole segments need not wait for the next run of another kind.
-        while let Some(run) = self.open {
-            let to_end = self.segment_size - self.open_at % self.segment_size;
-            if run.len < to_end {
-                break;
-            }
-            self.emit(to_end, run.zero);
-            let len = run.len - to_end;
-            self.open = (len > 0).then_some(Run { len, zero: run.zero });
-        }
+            _ => None,
+        };
+        let choice = making.selection.choice(&making.source)?;
+        let cutter = Cutter::new(size, making.segment, making.grain, making.whole);
+        Ok(Maker { plan, making, cutter, source, target, choice })
     }
 
-    fn flush(&mut self) {
-        if let Some(run) = self.open.take() {
-            self.emit(run.len, run.zero);
-        }
-    }
-
-    fn emit(&mut self, len: u64, zero: bool) {
-        self.segment.runs.push(Run { len, zero });
-        self.open_at += len;
-        if self.open_at.is_multiple_of(self.segment_size) {
-            self.close_segment();
-        }
-    }
-
-    fn close_segment(&mut self) {
-        if !self.segment.runs.is_empty() {
-            let next = Segment { at: self.open_at, told: false, check: false, runs: Vec::new() };
-            self.done.push_back(std::mem::replace(&mut self.segment, next));
-        }
-    }
-
-    fn take(&mut self) -> Option<Segment> {
-        self.done.pop_front()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-    use crate::options::SEGMENT;
-
-    fn cut(runs: &[(u64, bool)], grain: u64) -> Vec<Segment> {
-        let size = runs.iter().map(|run| run.0).sum();
-        let mut cutter = Cutter::new(size, SEGMENT, grain);
-        let mut segments = Vec::new();
-        for (len, zero) in runs {
-            cutter.push(*len, *zero);
-            segments.extend(std::iter::from_fn(|| cutter.take()));
-        }
-        segments
-    }
-
-    #[test]
-    fn whole_segments_are_cut_from_long_runs() {
-        let segments = cut(&[(3 * SEGMENT + 5, true)], 4096);
-        assert_eq!(segments.len(), 4);
-        assert_eq!(segments[2].at, 2 * SEGMENT);
-        assert_eq!(segments[3].runs, [Run { len: 5, zero: true }]);
-    }
-
-    proptest! {
-        #[test]
-        fn segments_cover_everything_and_zero_only_what_is_zero(
-            runs in prop::collection::vec((1_u64..60_000_000, any::<bool>()), 1..30),
-            grain in prop::sample::select(vec![1_u64, 512, 4096, 65536]),
-        ) {
-            let size: u64 = runs.iter().map(|run| run.0).sum();
-            let segments = cut(&runs, grain);
-            let mut known = Vec::new();
-            let mut at = 0;
-            for (len, zero) in &runs {
-                known.push((at, at + len, *zero));
-                at += len;
-            }
-            let mut at = 0;
-            for segment in &segments {
-                prop_assert_eq!(segment.at, at);
-                prop_assert_eq!(at % SEGMENT, 0);
-                for run in &segment.runs {
-                    prop_assert!(run.len > 0);
-                    let end = at + run.len;
-                    if run.zero {
-                        prop_assert_eq!(at % grain, 0);
-                        prop_assert!(end % grain == 0 || end == size);
-                        // Every known run that it touches is zero.
-                        let touched = known.iter().filter(|k| k.0 < end && k.1 > at);
-                        prop_assert!(touched.into_iter().all(|k| k.2));
+    async fn make(mut self) -> Result<()> {
+        let segment = self.making.segment;
+        for (start, end) in self.making.selection.ranges().to_vec() {
+            self.cutter.leave_to(start);
+            let mut at = start;
+            while at < end && !self.making.progress.is_cancelled() {
+                let recorded = &self.making.earlier.recorded;
+                let mut len = end - at;
+                if let Some(reach) = recorded.reach(at / segment) {
+                    // What is left out need not be known.
+                    len = len.min(reach.saturating_mul(segment) - at);
+                    if !self.recorded(at, len).await {
+                        return Ok(());
                     }
-                    at = end;
+                } else {
+                    if let Some(next) = recorded.next(at / segment) {
+                        len = len.min(next.saturating_mul(segment) - at);
+                    }
+                    let (known, what, told) = self.look(at, len).await?;
+                    len = known;
+                    match what {
+                        Some(what) => self.cutter.push(len, what, told),
+                        None => {
+                            self.making.progress.leave_out(len);
+                            self.cutter.leave_to(at + len);
+                        }
+                    }
                 }
-                prop_assert!(at - segment.at <= SEGMENT);
+                at += len;
+                while let Some(piece) = self.cutter.take() {
+                    if !self.plan.add(piece).await {
+                        return Ok(());
+                    }
+                }
             }
-            prop_assert_eq!(at, size);
         }
+        self.cutter.finish();
+        while let Some(piece) = self.cutter.take() {
+            if !self.plan.add(piece).await {
+                return Ok(());
+            }
+        }
+        Ok(())
     }
+
+    /// What an earlier run has copied; false when the plan was stopped.
+    async fn recorded(&mut self, at: u64, len: u64) -> bool {
+        self.making.progress.add_resumed(len);
+        self.cutter.leave_to(at + len);
+        if !self.making.earlier.check {
+            return true;
+        }
+        let (segment, end) = (self.making.segment, at + len);
+        let mut at = at;
+        while at < end {
+            let len = (segment - at % segment).min(end - at);
+            let runs = vec![Run { len, what: What::Data }];
+            if !self.plan.add(Segment { at, told: false, check: true, runs }).await {
+                return false;
+            }
+            at += len;
+        }
+        true
+    }
+
+    /// What is known from `at` on: of how many bytes, what they are (`None`: not to be copied), and
+    /// whether the source has told.
+    async fn look(&mut self, at: u64, most: u64) -> Result<(u64, Option<What>, bool)> {
+        let (most, chosen) = self.choice.look(at, most).await?;
+        if !chosen {
+            return Ok((most, None, false));
+        }
+        self.source.skip_to(at);
+        let cell = self.making.segment - at % self.making.segment;
+        let known = patiently(self.plan, &mut self.source, cell).await?;
+        let len = known.len.min(most);
+        // Not all at once, so that segments that wait need little memory.
+        let some = cell + SEGMENTS_AT_ONCE * self.making.segment;
+        let told = known.state.is_some();
+        if known.state.unwrap_or(0) & ZERO == 0 {
+            let len = len.min(some);
+            if !self.making.new {
+                return Ok((len, Some(What::Data), told));
+            }
+            let (len, new) = self.is_clean(at, len, cell).await?;
+            return Ok((len, Some(if new { What::New } else { What::Data }), told));
+        }
+        let (len, clean) = self.is_clean(at, len, cell).await?;
+        let (what, whole) = match clean {
+            true => (What::Clean, self.making.whole.1),
+            false => (What::Zero, self.making.whole.0),
+        };
+        Ok((if whole { len } else { len.min(some) }, Some(what), told))
+    }
+
+    /// Whether the target reads as zeroes from `at` on, and for how many bytes that is known.
+    async fn is_clean(&mut self, at: u64, len: u64, cell: u64) -> Result<(u64, bool)> {
+        if self.making.target_is_zero {
+            return Ok((len, true));
+        }
+        let Some(target) = &mut self.target else { return Ok((len, false)) };
+        let size = self.making.target.as_ref().map_or(0, |target| target.facts().size);
+        if at >= size {
+            // Nothing, which is as good as zeroes.
+            return Ok((len, true));
+        }
+        target.skip_to(at);
+        let known = patiently(self.plan, target, cell).await?;
+        let state = known.state.unwrap_or(0);
+        let clean = state & ZERO != 0 && !(self.making.allocated && state & HOLE != 0);
+        Ok((len.min(known.len), clean))
+    }
+}
+
+/// What is known next; nothing, of a segment, when lanes have waited for it for too long.
+async fn patiently(plan: &Plan, feed: &mut Feed, cell: u64) -> Result<Known> {
+    let Some(since) = feed.waits_since() else { return feed.front().await };
+    if feed.is_strict() {
+        return feed.front().await;
+    }
+    let tired = async {
+        io::sleep_until(since + PATIENCE).await;
+        plan.wanted().await;
+    };
+    match first_of(feed.front(), tired).await {
+        Some(known) => known,
+        None => Ok(Known { len: cell, state: None }),
+    }
+}
+
+/// The first future's output, or `None` when the second ends before it.
+pub(crate) async fn first_of<T>(
+    first: impl Future<Output = T>,
+    second: impl Future<Output = ()>,
+) -> Option<T> {
+    let mut first = std::pin::pin!(first);
+    let mut second = std::pin::pin!(second);
+    poll_fn(|cx| {
+        if let Poll::Ready(output) = first.as_mut().poll(cx) {
+            return Poll::Ready(Some(output));
+        }
+        second.as_mut().poll(cx).map(|()| None)
+    })
+    .await
 }

@@ -94,6 +94,11 @@ impl Progress {
         self.cancelled.load(Ordering::Relaxed)
     }
 
+    /// So many bytes of the total are not to be copied.
+    pub(crate) fn leave_out(&self, bytes: u64) {
+        self.total.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
     pub(crate) fn set_total(&self, bytes: u64) {
         self.total.store(bytes, Ordering::Relaxed);
     }

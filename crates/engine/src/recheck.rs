@@ -136,7 +136,7 @@ impl Lane {
     async fn record(&self, batch: &[Range]) {
         let Some(journal) = &self.job.journal else { return };
         let size = self.job.settled.segment;
-        let segments = batch.iter().map(|range| range.0 / size).collect();
+        let segments = batch.iter().map(|range| (range.0 / size, range.1.div_ceil(size))).collect();
         if let Err(why) = journal.file.append(self.number, segments).await {
             self.job.warn(format!(
                 "the journal cannot be written ({why}): going on without, a copy that is killed \
@@ -149,6 +149,13 @@ impl Lane {
     pub(crate) async fn recheck(self: &Rc<Self>, suspect: Suspect) {
         let (home, end) = suspect.range;
         self.begin((home, end));
+        if end - home > self.job.settled.segment {
+            // Only zeroes come in such lengths: they are made again sooner than looked at again.
+            self.turn(0).await;
+            self.job.retries.rewritten.fetch_add(end - home, Ordering::Relaxed);
+            self.start(home, 0, Rc::clone(self).zero_again(home, end - home));
+            return self.complete(home);
+        }
         let size = self.job.settled.request_size;
         let mut at = home;
         while at < end {
@@ -170,6 +177,16 @@ impl Lane {
             at += len;
         }
         self.complete(home);
+    }
+
+    async fn zero_again(self: Rc<Self>, home: u64, len: u64) -> Result<()> {
+        let mut attempts = 0;
+        loop {
+            match self.zero(home, home, len, false, &mut Done::default()).await {
+                Ok(()) => return Ok(()),
+                Err(failed) => self.recover(failed, &mut attempts).await?,
+            }
+        }
     }
 
     async fn recheck_chunk(

@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -12,8 +13,9 @@ use io::{Buf, Data, File, Pool, Task};
 use crate::digest::State;
 use crate::end::{End, Retries, Side};
 use crate::options::{Options, Summary};
-use crate::plan::{Earlier, Plan, Run};
+use crate::plan::{Making, Plan, Run, What};
 use crate::progress::Progress;
+use crate::selection::Selection;
 use crate::settled::Settled;
 use crate::zeroes;
 
@@ -85,7 +87,13 @@ pub async fn copy_to_pipe(
 ) -> Result<Summary> {
     let started = Instant::now();
     let device = source.device();
-    let size = device.facts().size;
+    let facts = device.facts();
+    let selection = Selection::new(options, &facts, facts.block.minimum)?;
+    if options.bitmap.is_some() {
+        let text = "a pipe has no gaps: what a bitmap leaves out cannot be told through it";
+        return Err(Error::new(Kind::Invalid, text));
+    }
+    let size = selection.total();
     progress.set_total(size);
     let settled = Settled::new(options, device, device, pool);
     progress.set_connections(1);
@@ -93,18 +101,20 @@ pub async fn copy_to_pipe(
     progress.set_request_size(settled.request_size);
     let plan = Arc::new(Plan::new());
     let retries = Retries::new(options, progress);
-    let teller = End::new(Side::Source, source.clone(), device.clone(), retries);
-    let (segment, extents) = (settled.segment, options.extents);
-    let earlier = Earlier::default();
-    let making =
-        io::spawn(plan.clone().make(teller, segment, 1, extents, earlier, progress.clone()));
+    let teller = Rc::new(End::new(Side::Source, source.clone(), device.clone(), retries));
+    let making = io::spawn(plan.clone().make(Making {
+        extents: options.extents,
+        selection,
+        ..Making::of(teller, settled.segment, progress)
+    }));
     let pieces = Pieces { plan: plan.clone(), size: settled.request_size, at: 0, runs: Vec::new() };
     let mut digest = options.digest.map(State::new);
     let out = Out { pipe: File::new(fd), digest: digest.as_mut() };
     let written = write_pieces(pieces, device, out, &settled, pool, progress).await;
     plan.stop();
-    making.await;
+    let made = making.await;
     written?;
+    made?;
     if progress.is_cancelled() {
         return Err(Error::new(Kind::ShuttingDown, "stopped before the end of the copy"));
     }
@@ -223,12 +233,12 @@ impl Pieces {
         }
         let run = self.runs.last_mut()?;
         let at = self.at;
-        let len = match run.zero {
+        let zero = matches!(run.what, What::Zero | What::Clean);
+        let len = match zero {
             true => run.len,
             false => run.len.min(self.size - at % self.size),
         };
         run.len -= len;
-        let zero = run.zero;
         if run.len == 0 {
             self.runs.pop();
         }

@@ -1,17 +1,22 @@
-//! Verification: both ends are read again and compared; the digest says what was found.
+//! Reading one or two devices to the end: verification, manifests, comparison.
+//!
+//! What a device says reads as zeroes is not read, and not hashed either: the digests leave out what is
+//! zero, so that the work is that of the data, not of the size.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use block::{Device, Error, Kind, Reply, Request, Result, Stack};
-use io::{Data, Pool, Remote};
+use block::{Can, Device, Error, Kind, Reply, Request, Result, Stack};
+use io::{Data, Pool, Remote, Task};
 
 use crate::end::{End, Retries, Side};
-use crate::manifest::{Digest, Manifest};
+use crate::manifest::{Digest, Manifest, unit_of};
 use crate::options::{Options, SEGMENT};
+use crate::plan::{Making, Plan, Segment, What};
 use crate::progress::Progress;
+use crate::selection::Selection;
 use crate::zeroes::is_zero;
 
 /// Bytes of a digest block. Part of the digest's definition: do not change.
@@ -22,15 +27,16 @@ const IN_FLIGHT: usize = 8;
 /// What a verification found to be the same.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Verified {
-    /// Bytes compared.
+    /// Bytes compared, known zeroes included.
     pub bytes: u64,
-    /// Digest of the content, in hexadecimal: BLAKE3 over the size (8 bytes, big-endian) and, for each
-    /// segment of 128 MiB, the BLAKE3 of the BLAKE3s of its blocks of 256 KiB.
-    pub digest: String,
+    /// Digest of the content, in hexadecimal, as that of a [`Manifest`]; none where only a part was
+    /// copied.
+    pub digest: Option<String>,
 }
 
-/// Reads `source` and the start of `target` again and compares them. An error of kind `Io` names the
-/// first offset that differs. Call it on a worker after the writes have completed.
+/// Reads `source` and the start of `target` again, as far as the options choose it for a copy, and
+/// compares them. An error of kind `Io` names the first offset that differs. Call it on a worker after
+/// the writes have completed.
 pub async fn verify(
     source: &Stack,
     target: &Stack,
@@ -38,179 +44,349 @@ pub async fn verify(
     pool: &Pool,
     progress: &Arc<Progress>,
 ) -> Result<Verified> {
-    let (manifest, differs_at) = walk(source, Some(target), options, pool, progress).await?;
-    if differs_at != u64::MAX {
+    let facts = source.device().facts();
+    let minimum = facts.block.minimum.max(target.device().facts().block.minimum);
+    let selection = Selection::new(options, &facts, minimum)?;
+    let whole = selection.is_whole();
+    let unit = whole.then(|| unit_of(facts.size));
+    let before = progress.snapshot().verified;
+    let reading = Reading { source, target: Some(target), unit, strict: false, selection };
+    let (units, differs_at) = reading.walk(options, pool, progress).await?;
+    if let Some(at) = differs_at {
         let text = format!(
-            "source and target differ, first at offset {differs_at}: the source changed during the \
-             copy, or one of them returns wrong data; copy again"
+            "source and target differ, first at offset {at}: the source changed during the copy, or \
+             one of them returns wrong data; copy again"
         );
         return Err(Error::new(Kind::Io, text).on(&target.device().facts().name));
     }
-    Ok(Verified { bytes: manifest.size, digest: manifest.digest() })
+    let digest = unit.map(|unit| {
+        let (size, range) = (facts.size, (0, facts.size));
+        Manifest { size, unit, range, units }.digest()
+    });
+    Ok(Verified { bytes: progress.snapshot().verified - before, digest })
 }
 
-/// Reads `source` and returns the digests of its segments. Call it on a worker.
+/// Reads `source`, or the one range that the options choose, and returns the digests of its units.
+/// `like`: units of the same length and the range of this one. Call it on a worker.
 pub async fn manifest(
     source: &Stack,
+    like: Option<&Manifest>,
     options: &Options,
     pool: &Pool,
     progress: &Arc<Progress>,
 ) -> Result<Manifest> {
-    Ok(walk(source, None, options, pool, progress).await?.0)
+    let facts = source.device().facts();
+    let mut chosen = Options { bitmap: None, ..options.clone() };
+    let mut unit = unit_of(facts.size);
+    if let Some(like) = like {
+        unit = like.unit;
+        // A device that has another size now is digested to its end.
+        let end = if like.range.1 == like.size { facts.size } else { like.range.1.min(facts.size) };
+        let start = like.range.0.min(end);
+        chosen.ranges = (like.range != (0, like.size)).then(|| Arc::from([(start, end - start)]));
+    }
+    let selection = Selection::new(&chosen, &facts, 1)?;
+    let range = selection.bounds();
+    let reading = Reading { source, target: None, unit: Some(unit), strict: false, selection };
+    let (units, _) = reading.walk(options, pool, progress).await?;
+    Ok(Manifest { size: facts.size, unit, range, units })
 }
 
-/// Reads one or two devices: the digests of the first, and where they first differ.
-async fn walk(
-    source: &Stack,
-    target: Option<&Stack>,
-    options: &Options,
-    pool: &Pool,
-    progress: &Arc<Progress>,
-) -> Result<(Manifest, u64)> {
-    let size = source.device().facts().size;
-    let segments = size.div_ceil(SEGMENT);
-    let count = usize::try_from(segments).map_err(|error| {
-        Error::new(Kind::TooLarge, "too large to be verified here").because(error)
-    })?;
-    let walk = Arc::new(Walk {
-        source: source.clone(),
-        target: target.cloned(),
-        retries: Retries::new(options, progress),
-        size,
-        next: AtomicU64::new(0),
-        differs_at: AtomicU64::new(u64::MAX),
-        digests: Mutex::new(vec![None; count]),
-        source_pool: pool.clone(),
-        // A pool of its own: nobody waits for a buffer of the pool that they hold one of.
-        target_pool: Pool::new(pool.limit()),
-        zero_block: blake3::hash(&vec![0; BLOCK as usize]).into(),
-        progress: progress.clone(),
-    });
-    let walkers: Vec<_> = (0..options.connections.max(1))
-        .map(|index| {
-            let walk = walk.clone();
-            Remote::to(index).spawn(move || walk.walk())
-        })
-        .collect();
-    let mut result = Ok(());
-    for walker in walkers {
-        let ended = walker.await.map_err(|lost| Error::new(Kind::Io, "verify").because(lost));
-        result = result.and(ended.and_then(|walked| walked));
+/// What is read, and why.
+pub(crate) struct Reading<'a> {
+    pub(crate) source: &'a Stack,
+    /// Compared with it.
+    pub(crate) target: Option<&'a Stack>,
+    /// Digests are wanted of pieces of this many bytes.
+    pub(crate) unit: Option<u64>,
+    /// Extents that cannot be had are an error.
+    pub(crate) strict: bool,
+    pub(crate) selection: Selection,
+}
+
+type Units = Vec<(u64, Digest)>;
+
+impl Reading<'_> {
+    /// Reads: the digests of the units of the source that are not all zero, in order, and where the
+    /// two first differ.
+    pub(crate) async fn walk(
+        self,
+        options: &Options,
+        pool: &Pool,
+        progress: &Arc<Progress>,
+    ) -> Result<(Units, Option<u64>)> {
+        let retries = Retries::new(options, progress);
+        let plan = Arc::new(Plan::new());
+        let end = |side, stack: &Stack| {
+            let device = stack.device().clone();
+            Rc::new(End::new(side, stack.clone(), device, retries.clone()))
+        };
+        let source = end(Side::Source, self.source);
+        let making = io::spawn(plan.clone().make(Making {
+            target: self.target.map(|target| end(Side::Target, target)),
+            // Digests are of whole blocks.
+            grain: if self.unit.is_some() { BLOCK } else { 1 },
+            new: self.unit.is_none(),
+            extents: options.extents,
+            strict: self.strict && options.extents,
+            whole: (self.target.is_none(), true),
+            selection: self.selection,
+            // What is left out counts for a copy only.
+            progress: Arc::new(Progress::new()),
+            ..Making::of(source, SEGMENT, progress)
+        }));
+        let walk = Arc::new(Walk {
+            source: self.source.clone(),
+            target: self.target.cloned(),
+            plan: plan.clone(),
+            retries,
+            unit: self.unit,
+            differs_at: AtomicU64::new(u64::MAX),
+            units: Mutex::default(),
+            source_pool: pool.clone(),
+            // A pool of its own: nobody waits for a buffer of the pool that they hold one of.
+            target_pool: Pool::new(pool.limit()),
+            zero_block: blake3::hash(&vec![0; BLOCK as usize]).into(),
+            progress: progress.clone(),
+        });
+        let walkers: Vec<_> = (0..options.connections.max(1))
+            .map(|index| {
+                let walk = walk.clone();
+                Remote::to(index).spawn(move || walk.walk(index == 0))
+            })
+            .collect();
+        let mut result = Ok(());
+        for walker in walkers {
+            let ended = walker.await.map_err(|lost| Error::new(Kind::Io, "read").because(lost));
+            result = result.and(ended.and_then(|walked| walked));
+        }
+        plan.stop();
+        result.and(making.await)?;
+        if progress.is_cancelled() {
+            return Err(Error::new(Kind::ShuttingDown, "stopped before the end"));
+        }
+        let mut units = std::mem::take(&mut *walk.units.lock().expect("no panic under this lock"));
+        units.sort_unstable_by_key(|unit| unit.0);
+        let differs_at = walk.differs_at.load(Ordering::Relaxed);
+        Ok((units, (differs_at != u64::MAX).then_some(differs_at)))
     }
-    result?;
-    if progress.is_cancelled() {
-        return Err(Error::new(Kind::ShuttingDown, "stopped before the end of the verification"));
-    }
-    let digests = std::mem::take(&mut *walk.digests.lock().expect("no panic under this lock"));
-    let manifest = Manifest { size, segments: digests.into_iter().flatten().collect() };
-    Ok((manifest, walk.differs_at.load(Ordering::Relaxed)))
 }
 
 struct Walk {
     source: Stack,
     target: Option<Stack>,
+    plan: Arc<Plan>,
     retries: Arc<Retries>,
-    size: u64,
-    next: AtomicU64,
+    unit: Option<u64>,
     differs_at: AtomicU64,
-    digests: Mutex<Vec<Option<Digest>>>,
+    units: Mutex<Units>,
     source_pool: Pool,
     target_pool: Pool,
     zero_block: Digest,
     progress: Arc<Progress>,
 }
 
+/// A block on its way: where it is, how long, and its digest; `None` is zero.
+type Block = (u64, u64, Option<Task<Result<Option<Digest>>>>);
+
+/// The two sides as a walker sees them.
+#[derive(Clone)]
+struct Ends {
+    source: Rc<End>,
+    target: Option<Rc<End>>,
+}
+
 impl Walk {
-    async fn walk(self: Arc<Self>) -> Result<()> {
-        let end = |side, stack: &Stack| {
-            let device = stack.device().clone();
-            Rc::new(End::new(side, stack.clone(), device, self.retries.clone()))
+    async fn walk(self: Arc<Self>, first: bool) -> Result<()> {
+        let source = self.end(Side::Source, &self.source, first).await;
+        let target = match &self.target {
+            Some(target) => Some(self.end(Side::Target, target, first).await),
+            None => None,
         };
-        let source = end(Side::Source, &self.source);
-        let target = self.target.as_ref().map(|target| end(Side::Target, target));
-        loop {
-            let index = self.next.fetch_add(1, Ordering::Relaxed);
-            let Some(start) = index.checked_mul(SEGMENT).filter(|&start| start < self.size) else {
-                return Ok(());
-            };
-            let behind = start > self.differs_at.load(Ordering::Relaxed);
-            if behind || self.progress.is_cancelled() {
+        let ends = Ends { source, target };
+        while let Some(segment) = self.plan.next().await {
+            // What comes behind a difference is of no interest any more.
+            let behind = segment.at > self.differs_at.load(Ordering::Relaxed);
+            if behind || self.retries.stopped() {
+                self.plan.stop();
                 return Ok(());
             }
-            let digest = self.clone().segment(&source, &target, start).await?;
-            if let Ok(index) = usize::try_from(index) {
-                self.digests.lock().expect("no panic under this lock")[index] = Some(digest);
+            if let Err(error) = self.clone().segment(&ends, segment).await {
+                self.retries.fail();
+                self.plan.stop();
+                return Err(error);
             }
         }
+        Ok(())
     }
 
-    async fn segment(
-        self: Arc<Self>,
-        source: &Rc<End>,
-        target: &Option<Rc<End>>,
-        start: u64,
-    ) -> Result<Digest> {
-        let end = (start + SEGMENT).min(self.size);
-        let mut hasher = blake3::Hasher::new();
-        let mut out = VecDeque::new();
-        let mut at = start;
-        loop {
-            while at < end && out.len() < IN_FLIGHT {
-                let len = BLOCK.min(end - at);
-                out.push_back(io::start(self.clone().block(
-                    source.clone(),
-                    target.clone(),
-                    at,
-                    len,
-                )));
+    /// A handle for one walker: of its own where all are promised to show the same.
+    async fn end(&self, side: Side, stack: &Stack, first: bool) -> Rc<End> {
+        let mut device = stack.device().clone();
+        if !first && device.facts().can.contains(Can::MULTI_CONN) {
+            // A help, not a need.
+            match io::timeout(crate::end::DIAL_MAX, stack.another()).await {
+                Ok(Ok(another)) if crate::end::differs(stack, &another).is_none() => {
+                    device = another;
+                }
+                _ => {}
+            }
+        }
+        Rc::new(End::new(side, stack.clone(), device, self.retries.clone()))
+    }
+
+    async fn segment(self: Arc<Self>, ends: &Ends, segment: Segment) -> Result<()> {
+        let mut out: VecDeque<Block> = VecDeque::new();
+        let mut hash = Hash { walk: &self, unit: None };
+        let mut result = Ok(());
+        let mut at = segment.at;
+        for run in segment.runs {
+            let end = at + run.len;
+            let (one, other) = match run.what {
+                What::Data => (true, ends.target.is_some()),
+                What::New => (true, false),
+                What::Zero => (false, ends.target.is_some()),
+                What::Clean => (false, false),
+            };
+            while at < end && result.is_ok() && !self.retries.stopped() {
+                if at > self.differs_at.load(Ordering::Relaxed) {
+                    break;
+                }
+                if !one && !other {
+                    // All of it at once but for units that have something else, too.
+                    let len = match self.unit {
+                        Some(unit) if !at.is_multiple_of(unit) => (unit - at % unit).min(end - at),
+                        Some(unit) if end - at > unit => end - at - (end - at) % unit,
+                        _ => end - at,
+                    };
+                    out.push_back((at, len, None));
+                    at += len;
+                    continue;
+                }
+                if out.len() >= IN_FLIGHT
+                    && let Some(oldest) = out.pop_front()
+                {
+                    result = hash.take(oldest).await;
+                }
+                let len = (BLOCK - at % BLOCK).min(end - at);
+                let block = self.clone().block(ends.clone(), at, len, [one, other]);
+                let block = io::start(block);
+                out.push_back((at, len, Some(block)));
                 at += len;
             }
-            match out.pop_front() {
-                None => return Ok(hasher.finalize().into()),
-                Some(block) => {
-                    hasher.update(&block.await?);
-                }
-            }
+            at = end;
         }
+        // After an error what is out is awaited, too.
+        for block in out {
+            result = result.and(hash.take(block).await);
+        }
+        hash.end();
+        result
     }
 
-    /// Compares one block and returns its digest.
+    /// Compares one block and returns its digest, if it is not zero. `reads`: whether source and target
+    /// may have something there.
     async fn block(
         self: Arc<Self>,
-        source: Rc<End>,
-        target: Option<Rc<End>>,
+        ends: Ends,
         at: u64,
         len: u64,
-    ) -> Result<Digest> {
-        let source = read(&source, &self.source_pool, at, len).await?;
-        if let Some(target) = target {
-            let target = read(&target, &self.target_pool, at, len).await?;
-            let same = match (&source, &target) {
-                (None, None) => true,
-                (Some(a), Some(b)) => a.bytes() == b.bytes(),
-                (Some(data), None) | (None, Some(data)) => is_zero(data.bytes()),
+        reads: [bool; 2],
+    ) -> Result<Option<Digest>> {
+        let source = match reads[0] {
+            true => read(&ends.source, &self.source_pool, at, len).await?,
+            false => None,
+        };
+        if let Some(target) = &ends.target {
+            let inside = len.min(target.facts().size.saturating_sub(at));
+            let other = match inside {
+                // Nothing, which is as good as zeroes.
+                0 => None,
+                _ if !reads[1] => None,
+                inside => read(target, &self.target_pool, at, inside).await?,
             };
-            if !same {
-                let first = first_difference(source.as_ref(), target.as_ref());
+            if let Some(first) = first_difference(source.as_ref(), other.as_ref()) {
                 self.differs_at.fetch_min(at + first, Ordering::Relaxed);
             }
         }
-        self.progress.add_verified(len);
-        Ok(match source {
-            None if len == BLOCK => self.zero_block,
-            None => blake3::hash(&vec![0; len as usize]).into(),
-            Some(data) => blake3::hash(data.bytes()).into(),
-        })
+        Ok(source
+            .filter(|data| self.unit.is_some() && !is_zero(data.bytes()))
+            .map(|data| blake3::hash(data.bytes()).into()))
     }
 }
 
-pub(crate) fn first_difference(a: Option<&Data>, b: Option<&Data>) -> u64 {
-    let position = match (a, b) {
-        (Some(a), Some(b)) => a.bytes().iter().zip(b.bytes()).position(|(a, b)| a != b),
-        (Some(data), None) | (None, Some(data)) => data.bytes().iter().position(|&byte| byte != 0),
+/// Digests of blocks in order, put together to those of units.
+struct Hash<'a> {
+    walk: &'a Walk,
+    /// The unit that has begun, and whether it has something that is not zero.
+    unit: Option<(u64, blake3::Hasher, bool)>,
+}
+
+impl Hash<'_> {
+    async fn take(&mut self, (at, len, block): Block) -> Result<()> {
+        let digest = match block {
+            Some(block) => block.await?,
+            None => None,
+        };
+        self.walk.progress.add_verified(len);
+        let Some(unit) = self.walk.unit else { return Ok(()) };
+        let mut start = at;
+        while start < at + len {
+            // Several units of zeroes at once.
+            let whole = (at + len - start) / unit * unit;
+            if digest.is_none() && start.is_multiple_of(unit) && whole > 0 {
+                self.end();
+                start += whole;
+                continue;
+            }
+            let home = start - start % unit;
+            if self.unit.as_ref().is_none_or(|open| open.0 != home) {
+                self.end();
+            }
+            let end = (at + len).min(home + unit);
+            let open = self.unit.get_or_insert_with(|| (home, blake3::Hasher::new(), false));
+            open.2 |= digest.is_some();
+            while start < end {
+                let part = (BLOCK - start % BLOCK).min(end - start);
+                match (&digest, part) {
+                    (Some(digest), _) => open.1.update(digest),
+                    (None, BLOCK) => open.1.update(&self.walk.zero_block),
+                    (None, part) => open.1.update(blake3::hash(&vec![0; part as usize]).as_bytes()),
+                };
+                start += part;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the unit that has begun.
+    fn end(&mut self) {
+        if let Some((at, hasher, true)) = self.unit.take() {
+            let digest = hasher.finalize().into();
+            self.walk.units.lock().expect("no panic under this lock").push((at, digest));
+        }
+    }
+}
+
+/// Where two blocks first differ; `None` is all zero, and what one has beyond the other counts as the
+/// same when it is zero.
+fn first_difference(one: Option<&Data>, other: Option<&Data>) -> Option<u64> {
+    let filled = |bytes: &[u8]| bytes.iter().position(|&byte| byte != 0);
+    let found = match (one, other) {
         (None, None) => None,
+        (Some(data), None) | (None, Some(data)) if is_zero(data.bytes()) => None,
+        (Some(data), None) | (None, Some(data)) => filled(data.bytes()),
+        (Some(one), Some(other)) => {
+            let (one, other) = (one.bytes(), other.bytes());
+            let both = one.len().min(other.len());
+            let rest = if one.len() > both { &one[both..] } else { &other[both..] };
+            match one[..both] == other[..both] {
+                true => filled(rest).map(|at| at + both),
+                false => one.iter().zip(other).position(|(a, b)| a != b),
+            }
+        }
     };
-    position.unwrap_or(0) as u64
+    found.map(|at| at as u64)
 }
 
 /// Reads a block, again where that may help; `None`: all zero.
