@@ -100,7 +100,7 @@ fn a_manifest_is_written_and_checked_later() {
     let mut byte = [0];
     std::os::unix::fs::FileExt::read_exact_at(&file, &mut byte, 150 << 20).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&file, &[byte[0] ^ 4], 150 << 20).unwrap();
-    let expected = "different: 75497472 bytes at offset 134217728\n";
+    let expected = "different: 1048576 bytes at offset 157286400\n";
     assert_eq!(said(&["verify", to, kept]), (8, expected.into()));
     let text = std::fs::read_to_string(&manifest).unwrap();
     std::fs::write(&manifest, &text[..text.len() - 10]).unwrap();

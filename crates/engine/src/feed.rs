@@ -2,7 +2,7 @@
 //! whoever uses it, several questions under way.
 //!
 //! The first question is small enough for every server. While answers are short lists the next
-//! question is eight times as long, so that a disk of any size that is all hole costs a few
+//! question is many times as long, so that a disk of any size that is all hole costs a few
 //! questions; where lists are long, questions get shorter, so that an answer needs little memory.
 //! Once a server was found to answer no more than so many bytes at a time, several such questions
 //! are under way at once.
@@ -11,7 +11,8 @@ use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::rc::Rc;
-use std::time::Instant;
+use std::task::Poll;
+use std::time::{Duration, Instant};
 
 use block::{BASE_ALLOCATION, Can, Contexts, DeviceExt as _, Error, Extents, Kind, Result};
 use io::Task;
@@ -25,8 +26,8 @@ const FIRST: u64 = 0xffff_0000;
 const LEAST: u64 = 1 << 20;
 /// Extents of an answer that questions aim at, so that those under way need little memory.
 const WANTED: u64 = 16 << 10;
-/// How much longer a question is than the one before when that had a short answer.
-const GROWTH: u64 = 8;
+/// How many times longer a question is, at most, than the one before when that had a short answer.
+const GROWTH: u64 = 64;
 /// Questions under way at a time.
 const UNDER_WAY: usize = 4;
 /// A shorter answer than this to a longer question is the server's choice; one from this on is the
@@ -34,6 +35,8 @@ const UNDER_WAY: usize = 4;
 const LIMIT_32: u64 = 0xff00_0000;
 /// Bytes of the next question after one that failed: a bad place does not spoil a long range.
 const AFTER_FAILURE: u64 = 128 << 20;
+/// Time between questions that are asked because answers take long.
+const HURRY: Duration = Duration::from_millis(250);
 /// Failures after which nothing more is asked.
 const FAILURES_MAX: u32 = 8;
 
@@ -60,6 +63,8 @@ pub(crate) struct Feed {
     runs: VecDeque<Known>,
     /// Questions in order, and where the last one ends.
     out: VecDeque<Question>,
+    /// Questions about what was left behind, whose answers still say how this server answers.
+    late: Vec<Question>,
     asked: u64,
     /// Length of the next question, and the longest that the server answers.
     len: u64,
@@ -108,6 +113,7 @@ impl Feed {
             to,
             runs: VecDeque::new(),
             out: VecDeque::new(),
+            late: Vec::new(),
             asked: at,
             len: FIRST,
             most: u64::MAX,
@@ -150,7 +156,22 @@ impl Feed {
             let Some(question) = self.out.front_mut() else {
                 return Ok(Known { len: self.to - self.at, state: None });
             };
-            let answer = poll_fn(|cx| Pin::new(&mut question.answer).poll(cx)).await;
+            let mut told = None;
+            let late = &mut self.late;
+            let answer = poll_fn(|cx| {
+                late.retain_mut(|question| match Pin::new(&mut question.answer).poll(cx) {
+                    Poll::Pending => true,
+                    Poll::Ready(answer) => {
+                        told = answer.ok().map(|list| (question.len, list)).or(told.take());
+                        false
+                    }
+                });
+                Pin::new(&mut question.answer).poll(cx)
+            });
+            let answer = answer.await;
+            if let Some((asked, list)) = told {
+                self.learn(asked, &list);
+            }
             if let Some(question) = self.out.pop_front() {
                 self.answered(&question, answer)?;
             }
@@ -170,7 +191,22 @@ impl Feed {
             self.runs.pop_front();
         }
         while self.out.front().is_some_and(|question| question.at + question.len <= self.at) {
-            self.out.pop_front();
+            self.late.extend(self.out.pop_front());
+        }
+    }
+
+    /// What is not known yet is gone on without: asks about what is farther ahead, so that an answer
+    /// that takes long is not about what is done when it comes.
+    pub(crate) fn hurry(&mut self) {
+        let Some(context) = self.context else { return };
+        let waits = self.out.len() + self.late.len();
+        let recent = self.out.back().is_some_and(|last| last.since.elapsed() < HURRY);
+        if waits < UNDER_WAY && !recent && self.asked < self.to {
+            self.len = self.len.saturating_mul(GROWTH).min(self.most);
+            let len = self.len.min(self.to - self.asked);
+            let question = self.question(context, self.asked, len);
+            self.out.push_back(question);
+            self.asked += len;
         }
     }
 
@@ -235,8 +271,9 @@ impl Feed {
             }
             self.len = told.max(self.len / GROWTH).max(LEAST).min(self.most);
             self.settled = true;
-        } else if asked >= self.len && count < WANTED / GROWTH {
-            self.len = self.len.saturating_mul(GROWTH).min(self.most);
+        } else if asked >= self.len {
+            let growth = (WANTED / count.max(1)).clamp(1, GROWTH);
+            self.len = self.len.saturating_mul(growth).min(self.most);
             self.settled = self.len == self.most;
         }
     }

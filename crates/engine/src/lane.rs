@@ -42,6 +42,8 @@ pub(crate) struct Lane {
     window: RefCell<Window>,
     in_flight: Cell<usize>,
     bytes: Cell<u64>,
+    /// Bytes that are zeroed in one request.
+    zero_piece: Cell<u64>,
     pub(crate) wrote: Cell<bool>,
     pub(crate) done: Event,
     /// Set while the first lane has not handed out a sample.
@@ -90,6 +92,7 @@ impl Lane {
             first,
             in_flight: Cell::new(0),
             bytes: Cell::new(0),
+            zero_piece: Cell::new(job.settled.segment),
             wrote: Cell::new(false),
             done: Event::new(),
             sample_due: Cell::new(first),
@@ -290,7 +293,7 @@ impl Lane {
         known: bool,
     ) -> Result<()> {
         let known = known || self.job.settled.target_is_zero;
-        let (end, mut piece) = (at + len, self.job.settled.segment);
+        let end = at + len;
         let mut attempts = 0;
         while at < end {
             if self.job.stopped() {
@@ -298,6 +301,7 @@ impl Lane {
                 return Ok(());
             }
             let at_once = known && self.job.fold.is_none();
+            let piece = self.zero_piece.get();
             let part = if at_once { end - at } else { piece.min(end - at) };
             let (started, mut done) = (Instant::now(), Done::default());
             match self.zero(home, at, part, known, &mut done).await {
@@ -306,8 +310,8 @@ impl Lane {
                     self.digest_zeroes(at, part).await;
                     at += part;
                     attempts = 0;
-                    if started.elapsed() < QUICK {
-                        piece = piece.saturating_mul(4);
+                    if started.elapsed() < QUICK && part == piece {
+                        self.zero_piece.set(piece.saturating_mul(4));
                     }
                 }
                 Err(failed) => self.recover(failed, &mut attempts).await?,

@@ -434,7 +434,10 @@ async fn patiently(plan: &Plan, feed: &mut Feed, cell: u64) -> Result<Known> {
     };
     match first_of(feed.front(), tired).await {
         Some(known) => known,
-        None => Ok(Known { len: cell, state: None }),
+        None => {
+            feed.hurry();
+            Ok(Known { len: cell, state: None })
+        }
     }
 }
 
