@@ -47,7 +47,7 @@ impl Cutter {
 
     /// The next `len` bytes are this; `told`: by the source.
     pub(crate) fn push(&mut self, len: u64, what: What, told: bool) {
-        if matches!(what, What::Data | What::New) {
+        if what.is_data() {
             self.end_tail();
             self.join(len, what);
             self.at += len;

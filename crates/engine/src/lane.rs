@@ -143,7 +143,7 @@ impl Lane {
         let mut moved = self.offload(home, &segment.runs).await.into_iter().peekable();
         for run in segment.runs {
             let end = at + run.len;
-            if matches!(run.what, What::Zero | What::Clean) {
+            if !run.what.is_data() {
                 if self.job.stopped() {
                     return;
                 }

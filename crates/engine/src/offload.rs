@@ -100,7 +100,7 @@ impl Lane {
             // The last block of a file may be a part.
             let whole = if end == from.size { end } else { end - end % unit };
             let start = at.next_multiple_of(unit);
-            if !run.zero && start < whole {
+            if run.what.is_data() && start < whole {
                 lent(&source, &target, start, whole - start, &mut pieces);
             }
             at = end;

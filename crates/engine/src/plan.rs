@@ -73,6 +73,13 @@ pub(crate) enum What {
     Clean,
 }
 
+impl What {
+    /// Whether it is to be read.
+    pub(crate) fn is_data(self) -> bool {
+        matches!(self, What::Data | What::New)
+    }
+}
+
 /// The segments of a copy, made by one task and taken by all lanes.
 pub(crate) struct Plan {
     state: Mutex<State>,

@@ -13,7 +13,7 @@ use io::{Buf, Data, File, Pool, Task};
 use crate::digest::State;
 use crate::end::{End, Retries, Side};
 use crate::options::{Options, Summary};
-use crate::plan::{Making, Plan, Run, What};
+use crate::plan::{Making, Plan, Run};
 use crate::progress::Progress;
 use crate::selection::Selection;
 use crate::settled::Settled;
@@ -233,7 +233,7 @@ impl Pieces {
         }
         let run = self.runs.last_mut()?;
         let at = self.at;
-        let zero = matches!(run.what, What::Zero | What::Clean);
+        let zero = !run.what.is_data();
         let len = match zero {
             true => run.len,
             false => run.len.min(self.size - at % self.size),
