@@ -6,14 +6,16 @@ use std::mem::MaybeUninit;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::sync::Arc;
 
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags, SocketAddrAny,
     SocketAddrUnix, SocketFlags, SocketType, sockopt,
 };
 
-use crate::driver::Interest;
-use crate::op::ready;
+use crate::driver::{FileOp, Interest};
+use crate::op::{file_op, ready};
+use crate::worker::with_worker;
 
 /// Asked for as socket buffers: two of the largest requests in common use (256 KiB) and their
 /// headers, so that one system call can take a whole one. The kernel caps it at its own maximum.
@@ -22,7 +24,7 @@ const SOCKET_BUFFER: usize = 1 << 20;
 const BACKLOG: i32 = 128;
 
 /// A connected stream socket. Belongs to the worker that uses it.
-pub struct Stream(OwnedFd);
+pub struct Stream(Arc<OwnedFd>);
 
 impl Stream {
     /// Takes over a connected socket.
@@ -33,7 +35,7 @@ impl Stream {
         let _ = sockopt::set_socket_recv_buffer_size(&fd, SOCKET_BUFFER);
         // Requests are sent whole, so waiting to fill packets only adds latency. Unix sockets refuse.
         let _ = sockopt::set_tcp_nodelay(&fd, true);
-        Ok(Stream(fd))
+        Ok(Stream(Arc::new(fd)))
     }
 
     /// Connects to a Unix socket.
@@ -94,6 +96,28 @@ impl Stream {
         }
     }
 
+    /// Receives into `buf[start..end]` when nothing is there yet; gives the buffer back with the number
+    /// of bytes, 0 at the end of the stream. Dropping it loses the buffer, and may lose bytes.
+    pub(crate) async fn recv_later(
+        &self,
+        mut buf: Vec<u8>,
+        start: usize,
+        end: usize,
+    ) -> (io::Result<usize>, Vec<u8>) {
+        if with_worker(|worker| worker.driver.borrow().receives()) {
+            let op = FileOp::Recv { socket: self.0.clone(), buf, start, end };
+            return match file_op(op).await {
+                (result, FileOp::Recv { buf, .. }) => (result, buf),
+                _ => unreachable!("drivers give back the operation they were given"),
+            };
+        }
+        let result = match self.readable().await {
+            Ok(()) => self.recv(&mut [IoSliceMut::new(&mut buf[start..end])]).await,
+            Err(error) => Err(error),
+        };
+        (result, buf)
+    }
+
     /// Waits until there is something to receive, or the end of the stream.
     pub async fn readable(&self) -> io::Result<()> {
         ready(&self.0, Interest::Readable).await
@@ -145,11 +169,6 @@ impl Stream {
     /// The other end's address.
     pub fn peer(&self) -> Peer {
         Peer(rustix::net::getpeername(&self.0).ok().flatten())
-    }
-
-    /// The descriptor back.
-    pub fn into_fd(self) -> OwnedFd {
-        self.0
     }
 }
 

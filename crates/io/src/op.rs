@@ -30,7 +30,7 @@ pub(crate) struct Table {
 impl Table {
     /// Records a completion and says whom to wake.
     pub(crate) fn complete(&mut self, done: Done) -> Option<Waker> {
-        self.files_out -= usize::from(done.op.is_some());
+        self.files_out -= usize::from(done.op.as_ref().is_some_and(FileOp::ends));
         let slot = self.slots.get_mut(done.slot)?;
         match slot {
             Slot::Waiting(waker) => {
@@ -50,8 +50,15 @@ impl Table {
 /// One operation at the driver.
 struct Op {
     slot: usize,
-    readiness: bool,
+    dropped: Dropped,
     over: bool,
+}
+
+/// What becomes of an operation whose future is dropped.
+enum Dropped {
+    Disarm,
+    Cancel,
+    Finish,
 }
 
 impl Future for Op {
@@ -97,8 +104,11 @@ impl Drop for Op {
                 Some(slot) => {
                     *slot = Slot::Orphan;
                     drop(table);
-                    if self.readiness {
-                        worker.driver.borrow_mut().disarm(self.slot);
+                    let mut driver = worker.driver.borrow_mut();
+                    match self.dropped {
+                        Dropped::Disarm => driver.disarm(self.slot),
+                        Dropped::Cancel => driver.cancel(self.slot),
+                        Dropped::Finish => {}
                     }
                 }
                 None => {}
@@ -107,17 +117,18 @@ impl Drop for Op {
     }
 }
 
-/// Runs one file operation; it starts now, at the latest with the driver's next turn.
+/// Runs one operation; it starts now, at the latest with the driver's next turn.
 pub(crate) fn file_op(op: FileOp) -> impl Future<Output = (io::Result<usize>, FileOp)> {
+    let dropped = if op.ends() { Dropped::Finish } else { Dropped::Cancel };
     let slot = with_worker(|worker| {
         let mut table = worker.ops.borrow_mut();
-        table.files_out += 1;
+        table.files_out += usize::from(op.ends());
         let slot = table.slots.insert(Slot::Waiting(None));
         drop(table);
         worker.driver.borrow_mut().start(op, slot);
         slot
     });
-    let op = Op { slot, readiness: false, over: false };
+    let op = Op { slot, dropped, over: false };
     async move {
         let (result, op) = op.await;
         let op = op.expect("drivers give file operations back");
@@ -133,7 +144,7 @@ pub async fn ready(fd: impl AsFd, interest: Interest) -> io::Result<()> {
         worker.driver.borrow_mut().arm(raw, interest, slot);
         slot
     });
-    let (result, _) = Op { slot, readiness: true, over: false }.await;
+    let (result, _) = Op { slot, dropped: Dropped::Disarm, over: false }.await;
     outcome(result).map(drop)
 }
 

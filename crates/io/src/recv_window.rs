@@ -87,6 +87,9 @@ impl RecvWindow {
 
     /// Receives more behind what is there; false at the end of the stream.
     pub async fn fill(&mut self, stream: &Stream) -> io::Result<bool> {
+        if self.stage.is_empty() {
+            return Ok(false);
+        }
         if self.secured.is_some() {
             return self.fill_opened(stream).await;
         }
@@ -94,13 +97,20 @@ impl RecvWindow {
             self.stage.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }
-        if self.drained {
-            stream.readable().await?;
-        }
         let most = (self.end + self.ahead).min(self.stage.len());
-        let space = &mut self.stage[self.end..most];
-        let room = space.len();
-        let received = stream.recv(&mut [IoSliceMut::new(space)]).await?;
+        let room = most - self.end;
+        let received = if self.drained {
+            // Dropped in the middle, this leaves a window at its end: whoever gives up a message gives
+            // up its connection.
+            let stage = std::mem::take(&mut self.stage);
+            let (start, end) = (self.start, self.end);
+            (self.start, self.end) = (0, 0);
+            let (received, stage) = stream.recv_later(stage, end, most).await;
+            (self.stage, self.start, self.end) = (stage, start, end);
+            received?
+        } else {
+            stream.recv(&mut [IoSliceMut::new(&mut self.stage[self.end..most])]).await?
+        };
         self.drained = received < room;
         self.end += received;
         Ok(received > 0)
@@ -135,6 +145,9 @@ impl RecvWindow {
     /// Fills a payload: first from what is here, then from the stream straight into place, with
     /// whatever comes behind it kept here. False if the stream ends before.
     pub async fn payload(&mut self, stream: &Stream, payload: &mut [u8]) -> io::Result<bool> {
+        if self.stage.is_empty() {
+            return Ok(false);
+        }
         let here = self.bytes().len().min(payload.len());
         payload[..here].copy_from_slice(&self.stage[self.start..self.start + here]);
         self.consume(here);

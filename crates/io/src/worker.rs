@@ -234,8 +234,15 @@ fn run(worker: &Worker) {
         let due = worker.timers.borrow_mut().due(Instant::now());
         due.into_iter().for_each(std::task::Waker::wake);
     }
-    // Tasks that still wait are dropped with their queue entries; calls that came late are refused.
+    // Calls that came late are refused. Tasks that still wait are dropped with all that they hold:
+    // a task whose last waker goes is queued once more, and dropping its queue entry drops it.
     drop(worker.inbox.close());
+    let ops = std::mem::take(&mut *worker.ops.borrow_mut());
+    let timers = std::mem::take(&mut *worker.timers.borrow_mut());
+    drop((ops, timers));
+    while let Some(runnable) = LOCAL.with_borrow_mut(VecDeque::pop_front) {
+        drop(runnable);
+    }
 }
 
 fn time_to_sleep(worker: &Worker) -> Sleep {

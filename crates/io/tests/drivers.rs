@@ -4,7 +4,9 @@
 use std::io::{IoSliceMut, Seek, Write};
 use std::time::{Duration, Instant};
 
-use io::{Allocate, Buf, Config, Data, Engine, File, Listener, Remote, Runtime, Stream};
+use io::{
+    Allocate, Buf, Config, Data, Engine, File, Listener, RecvWindow, Remote, Runtime, Stream,
+};
 
 /// Runs a check on every engine that this machine offers; threads are always there.
 fn on_every_engine(check: impl Fn(&Runtime)) {
@@ -149,6 +151,53 @@ fn waiting_for_readiness_can_be_given_up() {
             assert_eq!(io::timeout(Duration::from_secs(5), end).await.unwrap().unwrap(), 0);
         });
     });
+}
+
+#[test]
+fn receiving_can_be_given_up_and_leaves_the_window_at_its_end() {
+    on_every_engine(|runtime| {
+        let (near, mut far) = std::os::unix::net::UnixStream::pair().unwrap();
+        far.write_all(b"head").unwrap();
+        runtime.block_on(move || async move {
+            let stream = Stream::new(near.into()).unwrap();
+            let mut window = RecvWindow::new();
+            assert!(window.fill(&stream).await.unwrap());
+            assert_eq!(window.bytes(), b"head");
+            let wait = Duration::from_millis(5);
+            io::timeout(wait, window.fill(&stream)).await.unwrap_err();
+            if io::engine_name() == "uring" {
+                assert_eq!(window.bytes(), b"");
+                assert!(!window.fill(&stream).await.unwrap());
+                assert!(!window.payload(&stream, &mut [0; 8]).await.unwrap());
+            }
+        });
+        // Nobody holds the socket any more, not even the kernel.
+        far.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        assert_eq!(std::io::Read::read_to_end(&mut far, &mut Vec::new()).unwrap(), 0);
+    });
+}
+
+#[test]
+fn a_runtime_that_ends_closes_what_its_tasks_wait_for() {
+    for engine in [Engine::Uring, Engine::Threads] {
+        if engine == Engine::Uring && io::uring_available().is_err() {
+            continue;
+        }
+        let runtime = Runtime::start(&Config { workers: 1, engine }).unwrap();
+        let (near, mut far) = std::os::unix::net::UnixStream::pair().unwrap();
+        runtime.block_on(move || async move {
+            let waiting = io::spawn(async move {
+                let stream = Stream::new(near.into()).unwrap();
+                RecvWindow::new().fill(&stream).await
+            });
+            io::sleep(Duration::from_millis(5)).await;
+            drop(waiting);
+        });
+        drop(runtime);
+        far.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        let end = std::io::Read::read_to_end(&mut far, &mut Vec::new());
+        assert_eq!(end.unwrap_or_else(|error| panic!("{engine:?}: {error}")), 0);
+    }
 }
 
 #[test]

@@ -177,6 +177,13 @@ impl Driver for Epoll {
         }));
     }
 
+    fn receives(&self) -> bool {
+        false
+    }
+
+    /// What threads have begun they finish.
+    fn cancel(&mut self, _slot: usize) {}
+
     fn turn(&mut self, sleep: Sleep, done: &mut Vec<Done>) -> io::Result<()> {
         let ready = !self.pending.is_empty()
             || !self.finished.lock().expect("no panic under this lock").is_empty();
@@ -199,6 +206,10 @@ fn run(mut op: FileOp) -> (i32, FileOp) {
         FileOp::Allocate { file, mode, at, len } => {
             let mode = rustix::fs::FallocateFlags::from_bits_retain(mode.cast_unsigned());
             rustix::fs::fallocate(file, mode, *at, *len).map(|()| 0)
+        }
+        FileOp::Recv { socket, buf, start, end } => {
+            let flags = rustix::net::RecvFlags::empty();
+            rustix::net::recv(socket, &mut buf[*start..*end], flags).map(|(_, bytes)| bytes)
         }
     };
     let result = match result {

@@ -52,12 +52,44 @@ impl FromStr for Engine {
     }
 }
 
-/// An operation on a file, owning all that the kernel touches until it completes.
+/// An operation on a file or a socket, owning all that the kernel touches until it completes.
 pub(crate) enum FileOp {
-    Read { file: Arc<OwnedFd>, buf: Buf, start: usize, at: u64 },
-    Write { file: Arc<OwnedFd>, data: Data, start: usize, at: u64 },
-    Sync { file: Arc<OwnedFd>, data_only: bool },
-    Allocate { file: Arc<OwnedFd>, mode: i32, at: u64, len: u64 },
+    Read {
+        file: Arc<OwnedFd>,
+        buf: Buf,
+        start: usize,
+        at: u64,
+    },
+    Write {
+        file: Arc<OwnedFd>,
+        data: Data,
+        start: usize,
+        at: u64,
+    },
+    Sync {
+        file: Arc<OwnedFd>,
+        data_only: bool,
+    },
+    Allocate {
+        file: Arc<OwnedFd>,
+        mode: i32,
+        at: u64,
+        len: u64,
+    },
+    /// Receives into `buf[start..end]`; may take for ever. Only where [`Driver::receives`].
+    Recv {
+        socket: Arc<OwnedFd>,
+        buf: Vec<u8>,
+        start: usize,
+        end: usize,
+    },
+}
+
+impl FileOp {
+    /// Whether it completes without anybody else's doing: a worker waits for it before it ends.
+    pub(crate) fn ends(&self) -> bool {
+        !matches!(self, FileOp::Recv { .. })
+    }
 }
 
 /// A completion: the system call's result (negative: error number) and, for file operations, the
@@ -86,6 +118,13 @@ pub(crate) trait Driver {
 
     /// Starts a file operation, at the latest with the next turn.
     fn start(&mut self, op: FileOp, slot: usize);
+
+    /// Whether receiving is one operation here: it saves the system call between "there is something"
+    /// and taking it.
+    fn receives(&self) -> bool;
+
+    /// Gives up an operation that was started; it still completes, soon, with any result.
+    fn cancel(&mut self, slot: usize);
 
     /// Submits what was collected, sleeps until something completes, the inbox's wakeup is signalled
     /// or the time is over, and appends what has completed.

@@ -16,6 +16,9 @@ use crate::remote::Inbox;
 const ENTRIES: u32 = 512;
 /// `user_data` of the poll on the inbox's wakeup.
 const WAKE: u64 = u64::MAX;
+/// Wait for readiness before the first attempt (IORING_RECVSEND_POLL_FIRST): who receives through
+/// the ring has seen that nothing is there.
+const RECV_POLL_FIRST: u16 = 1;
 /// `user_data` of operations whose completion says nothing.
 const IGNORE: u64 = u64::MAX - 1;
 
@@ -54,6 +57,8 @@ fn make_ring() -> io::Result<IoUring> {
         ("fallocate", opcode::Fallocate::CODE),
         ("poll", opcode::PollAdd::CODE),
         ("poll removal", opcode::PollRemove::CODE),
+        ("receive", opcode::Recv::CODE),
+        ("cancel", opcode::AsyncCancel::CODE),
     ];
     for (name, code) in needed {
         if !probe.is_supported(code) {
@@ -151,6 +156,13 @@ impl Driver for Uring {
                     .mode(*mode)
                     .build()
             }
+            FileOp::Recv { socket, buf, start, end } => {
+                let part = &mut buf[*start..*end];
+                let len = u32::try_from(part.len()).unwrap_or(u32::MAX);
+                opcode::Recv::new(types::Fd(socket.as_raw_fd()), part.as_mut_ptr(), len)
+                    .ioprio(RECV_POLL_FIRST)
+                    .build()
+            }
         };
         if self.ops.len() <= slot {
             self.ops.resize_with(slot + 1, || None);
@@ -158,6 +170,15 @@ impl Driver for Uring {
         // Buffers live on the heap, so moving the operation does not move what the entry points at.
         self.ops[slot] = Some(op);
         self.push(&entry.user_data(slot as u64));
+    }
+
+    fn receives(&self) -> bool {
+        true
+    }
+
+    fn cancel(&mut self, slot: usize) {
+        let entry = opcode::AsyncCancel::new(slot as u64).build().user_data(IGNORE);
+        self.push(&entry);
     }
 
     fn turn(&mut self, sleep: Sleep, done: &mut Vec<Done>) -> io::Result<()> {
@@ -194,9 +215,14 @@ impl Driver for Uring {
 
 impl Drop for Uring {
     fn drop(&mut self) {
-        // The worker ends only when no file operation is out; if one were, its memory must outlive
+        // The worker ends when no file operation is out, but receives may be. Their memory must outlive
         // the ring, so it is leaked rather than freed under the kernel.
         for op in self.ops.drain(..).flatten() {
+            if let FileOp::Recv { socket, .. } = &op {
+                // The peer must not wait for a socket that nobody closes. Fails only when the
+                // connection has ended already.
+                let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
+            }
             std::mem::forget(op);
         }
     }
