@@ -234,12 +234,12 @@ pub struct ServeTls {
 #[command(infer_long_args = true)]
 pub struct Copy {
     /// What to copy; - reads standard input; see DEVICES
-    #[arg(value_name = "SOURCE")]
-    pub source: OsString,
+    #[arg(value_name = "SOURCE", required_unless_present = "job", conflicts_with = "job")]
+    pub source: Option<OsString>,
 
     /// Where to copy it; - writes standard output; see DEVICES
-    #[arg(value_name = "TARGET")]
-    pub target: OsString,
+    #[arg(value_name = "TARGET", required_unless_present = "job", conflicts_with = "job")]
+    pub target: Option<OsString>,
 
     /// Connections to each side
     #[arg(short = 'C', long, value_name = "N", default_value = "4",
@@ -383,6 +383,28 @@ pub struct Copy {
     /// journal. Without this 128m, and less for disks that are too small to keep all connections busy
     #[arg(long, value_name = "SIZE", help_heading = "Long copies", value_parser = segment)]
     pub segment: Option<u32>,
+
+    /// Copy several disks: those that this file lists; see JOB FILES. Options given here count for all
+    /// of them, whatever the file says
+    #[arg(long, value_name = "FILE", help_heading = "Several disks")]
+    pub job: Option<PathBuf>,
+
+    /// With --job: disks that are copied at a time; without this 4
+    #[arg(long, value_name = "N",
+          help_heading = "Several disks", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub parallel: Option<u16>,
+
+    /// With --job: memory for what is in flight, all disks together. Without this what the largest of
+    /// them would use alone
+    #[arg(long, value_name = "SIZE", help_heading = "Several disks",
+          value_parser = total_memory)]
+    pub total_memory: Option<u64>,
+
+    /// With --job: connections to the sources, and as many to the targets, of all disks that are copied
+    /// at a time
+    #[arg(long, value_name = "N", help_heading = "Several disks",
+          value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub total_connections: Option<u16>,
 
     /// Put a layer over the source; repeated, the last is outermost; see LAYERS
     #[arg(long, value_name = "NAME[?key=value&…]")]
@@ -608,7 +630,9 @@ pub fn definition() -> clap::Command {
     Cli::command()
         .after_long_help(with(EXAMPLES))
         .mut_subcommand("serve", |command| command.after_long_help(with(SERVE_EXAMPLES)))
-        .mut_subcommand("copy", |command| command.after_long_help(with(COPY_EXAMPLES)))
+        .mut_subcommand("copy", |command| {
+            command.after_long_help(with(&format!("{COPY_EXAMPLES}\n{}", crate::jobfile::HELP)))
+        })
         .mut_subcommand("info", |command| command.after_long_help(with(INFO_EXAMPLES)))
         .mut_subcommand("map", |command| command.after_long_help(with(MAP_EXAMPLES)))
         .mut_subcommand("compare", |command| command.after_long_help(with(COMPARE_EXAMPLES)))
@@ -702,6 +726,38 @@ pub fn parse(words: Vec<OsString>) -> Result<Cli, clap::Error> {
     Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut definition))
 }
 
+/// An option of `copy` that was given, by its long name, and its values; a flag has none.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Given {
+    /// The long name.
+    pub name: String,
+    /// What was given, in order.
+    pub values: Vec<OsString>,
+}
+
+/// The options of `copy` among the words of a command line that was understood.
+pub fn given(words: Vec<OsString>) -> Result<Vec<Given>, clap::Error> {
+    let mut definition = definition();
+    let matches = definition.try_get_matches_from_mut(words)?;
+    let (Some(matches), Some(copy)) =
+        (matches.subcommand_matches("copy"), definition.find_subcommand("copy"))
+    else {
+        return Ok(Vec::new());
+    };
+    let mut found = Vec::new();
+    for option in copy.get_arguments() {
+        let id = option.get_id().as_str();
+        let typed = matches.value_source(id) == Some(clap::parser::ValueSource::CommandLine);
+        let Some(name) = option.get_long().filter(|_| typed) else { continue };
+        let values = match option.get_action().takes_values() {
+            true => matches.get_raw(id).into_iter().flatten().map(OsString::from).collect(),
+            false => Vec::new(),
+        };
+        found.push(Given { name: name.to_string(), values });
+    }
+    Ok(found)
+}
+
 /// Shows what clap has to say: help and version on standard output, errors on standard error. Returns
 /// the exit status.
 pub fn show_error(error: &clap::Error) -> u8 {
@@ -776,6 +832,15 @@ fn queue_size(text: &str) -> Result<u64, String> {
     match size(text)? {
         bytes @ 1..=MOST => Ok(bytes),
         _ => Err(format!("{text} is not between 1 byte and {}", block::format_size(MOST))),
+    }
+}
+
+fn total_memory(text: &str) -> Result<u64, String> {
+    // The largest request, for reading and for verifying.
+    const LEAST: u64 = 2 * engine::MAX_REQUEST as u64;
+    match size(text)? {
+        bytes if bytes >= LEAST => Ok(bytes),
+        _ => Err(format!("{text} is less than {}", block::format_size(LEAST))),
     }
 }
 

@@ -3,11 +3,11 @@
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::time::Instant;
 
 use block::{Can, Error, Intent, Kind, Layer, OpKind, Registry, Spec, Stack};
-use engine::{ByKernel, Options, Progress, Rate, Retried, Summary};
-use io::{Pool, Runtime};
+use engine::{ByKernel, Options, Progress, Retried, Summary};
+use io::Pool;
 use wire::uri::{Transport, Uri};
 
 use crate::brackets::Groups;
@@ -16,7 +16,8 @@ use crate::exit::{self, Failure, Outcome, plain};
 use crate::figures::Watched;
 use crate::long::{self, Journal};
 use crate::progress::Reporter;
-use crate::{args, devices, figures, logger, metrics, out, signals};
+use crate::session::Session;
+use crate::{args, devices, jobs, logger, out, signals};
 
 /// Sizes to which a file is made while it takes in a pipe of unknown length, tried in this order: what
 /// large file systems take, and ext4's limit with blocks of 4096. It is cut to length in the end.
@@ -25,110 +26,47 @@ const PIPE_SIZES: [u64; 2] = [1 << 60, (16 << 40) - 4096];
 /// Runs `blockhaul copy`.
 pub fn run(args: &args::Copy, groups: &Groups) -> Outcome {
     logger::start(args.verbose);
-    let source = groups.spec(&args.source)?;
-    let target = groups.spec(&args.target)?;
-    let registry = devices::registry(args.timeout);
-    for spec in [&source, &target].into_iter().filter(|spec| **spec != Spec::Pipe) {
-        registry.target(spec, Intent::READ)?;
+    if let Some(file) = &args.job {
+        return jobs::run(args, file);
     }
-    let source_layers = devices::layers(&registry, &args.source_layer)?;
-    let target_layers = devices::layers(&registry, &args.target_layer)?;
-    check_ends(args, &source, &target)?;
+    let alone = (args.parallel, args.total_memory, args.total_connections) == (None, None, None);
+    if !alone {
+        let text = "--parallel, --total-memory and --total-connections are for --job";
+        return Err(Failure::usage(text));
+    }
+    let mut job = Job::new(args, groups)?;
     let sink = Reporter::open(args.progress, args.no_progress)?;
-
-    let progress = Arc::new(Progress::new());
-    let signal = Arc::new(AtomicI32::new(0));
-    let (cancelled, caught) = (progress.clone(), signal.clone());
-    let on_signal = move |number| {
-        caught.store(number, Ordering::Relaxed);
-        cancelled.cancel();
-        out::error(
-            "\nblockhaul: copy: stopping: waiting for requests under way; again to end at once\n",
-        );
-    };
-    signals::on_stop(on_signal, || {})?;
-    let config = args.engine.config(usize::from(args.threads));
-    let runtime = Runtime::start(&config).map_err(|error| {
-        Failure::new(exit::FAILED, format!("cannot start workers: {}", plain(&error)))
-    })?;
-    let reporter = match sink {
-        None => None,
-        Some(sink) => Some(Reporter::start(sink, progress.clone())?),
-    };
-    let mut options = options(args);
-    options.rate = long::rate(args)?;
-    options.digest = args.digest;
-    let watched = Watched { name: None, progress: progress.clone() };
-    let metrics = metrics(args, vec![watched], options.rate.clone())?;
-    let to_pipe = target == Spec::Pipe;
-    let job = Job {
-        registry,
-        source,
-        source_layers,
-        target,
-        target_layers,
-        options,
-        journal: args.journal.clone().map(|path| Journal {
-            path,
-            restart: args.restart,
-            interval: args.journal_interval,
-        }),
-        direct: args.direct,
-        verify: args.verify,
-        manifest: args.manifest.clone(),
-        progress,
-        open: Vec::new(),
-    };
-    let (result, job) = runtime.block_on(move || job.run());
+    job.options.rate = long::rate(args)?;
+    let watched = Watched { name: None, progress: job.progress.clone() };
+    let mut session = Session::start(args, sink, vec![watched], job.options.rate.clone())?;
+    let to_pipe = job.target == Spec::Pipe;
+    let pool = Pool::new(job.memory());
+    let hint = job.journal.is_none().then(|| long::hint(job.ends())).flatten();
+    let started = Instant::now();
+    let (result, job) = session.block_on(move || job.run(pool));
     // Not on a worker: the servers of `[ CMD ]` are awaited here, which end when workers have closed
     // their connections.
     drop(job);
-    drop(metrics);
-    if let Some(reporter) = reporter {
-        reporter.finish(result.is_ok());
-    }
-    let number = signal.load(Ordering::Relaxed);
+    session.finish(result.is_ok());
     match result {
         Ok(report) => {
-            for warning in &report.warnings {
-                out::error(&format!("blockhaul: copy: warning: {warning}\n"));
-            }
-            if args.verbose {
-                out::error(&format!("blockhaul: copy: {}\n", report.text));
-            }
-            if let Some(line) = report.digest {
-                match to_pipe {
-                    true => out::error(&line),
-                    false => drop(out::print(line.as_bytes())?),
-                }
-            }
+            report.tell(args.verbose, "", to_pipe)?;
             Ok(0)
         }
-        Err(_) if number != 0 => {
+        Err(_) if session.signal() != 0 => {
             let text = match args.journal {
                 None => "stopped by a signal; the target holds a part of the source: copy it again",
                 Some(_) => "stopped by a signal: run it again to go on where it was",
             };
-            Err(Failure::new(signals::status(number), text))
+            let failure = Failure::new(signals::status(session.signal()), text);
+            Err(failure.and(&hint.unwrap_or_default()))
+        }
+        // Who has lost seconds does not mind.
+        Err(failure) if started.elapsed() >= long::WORTH_A_JOURNAL => {
+            Err(failure.and(&hint.unwrap_or_default()))
         }
         Err(failure) => Err(failure),
     }
-}
-
-/// Serves figures, if that was asked for.
-fn metrics(
-    args: &args::Copy,
-    disks: Vec<Watched>,
-    limit: Option<Arc<Rate>>,
-) -> Result<Option<metrics::Server>, Failure> {
-    let Some(address) = &args.metrics else { return Ok(None) };
-    let server = metrics::Server::start(address, figures::page(disks, limit))?;
-    if let metrics::Address::Tcp(asked) = address
-        && asked.port() == 0
-    {
-        out::error(&format!("blockhaul: copy: metrics on {}\n", server.address()));
-    }
-    Ok(Some(server))
 }
 
 fn options(args: &args::Copy) -> Options {
@@ -153,6 +91,7 @@ fn options(args: &args::Copy) -> Options {
         retries: args.retries,
         retry_delay: args.retry_delay,
         by_kernel: if args.engine.no_zero_copy { ByKernel::Never } else { ByKernel::Auto },
+        digest: args.digest,
         ..usual
     }
 }
@@ -183,7 +122,7 @@ fn check_ends(args: &args::Copy, source: &Spec, target: &Spec) -> Result<(), Fai
 }
 
 /// Whether two descriptions name the same storage.
-fn same(one: &Spec, other: &Spec) -> bool {
+pub(crate) fn same(one: &Spec, other: &Spec) -> bool {
     if let (Some(one), Some(other)) = (path_of(one), path_of(other)) {
         return backends::identity(&one)
             .is_some_and(|found| Some(found) == backends::identity(&other));
@@ -229,41 +168,112 @@ fn same_socket(one: &[u8], other: &[u8]) -> bool {
 }
 
 /// A copy that is about to run.
-struct Job {
+pub(crate) struct Job {
     registry: Registry,
     source: Spec,
     source_layers: Vec<Arc<dyn Layer>>,
     target: Spec,
     target_layers: Vec<Arc<dyn Layer>>,
-    options: Options,
-    journal: Option<Journal>,
+    pub(crate) options: Options,
+    pub(crate) journal: Option<Journal>,
     direct: Wanted,
     verify: bool,
     manifest: Option<PathBuf>,
-    progress: Arc<Progress>,
+    pub(crate) progress: Arc<Progress>,
     /// What was opened.
     open: Vec<Stack>,
+    /// Both sides, once they are open and checked.
+    ready: Option<(Stack, Stack)>,
 }
 
 /// What a copy has done, for people.
-struct Report {
-    text: String,
+pub(crate) struct Report {
+    pub(crate) text: String,
     /// The line that tells the digest.
     digest: Option<String>,
     warnings: Vec<String>,
 }
 
+impl Report {
+    /// Tells people, and prints the digest. `disk` is what each line begins with.
+    pub(crate) fn tell(&self, verbose: bool, disk: &str, to_pipe: bool) -> Result<(), Failure> {
+        for warning in &self.warnings {
+            out::error(&format!("blockhaul: copy: {disk}warning: {warning}\n"));
+        }
+        if verbose {
+            out::error(&format!("blockhaul: copy: {disk}{}\n", self.text));
+        }
+        match &self.digest {
+            None => {}
+            Some(line) if to_pipe => out::error(line),
+            Some(line) => drop(out::print(line.as_bytes())?),
+        }
+        Ok(())
+    }
+}
+
 impl Job {
-    async fn run(mut self) -> (Result<Report, Failure>, Job) {
-        let result = self.copy().await;
+    /// What was typed, checked as far as can be without opening anything.
+    pub(crate) fn new(args: &args::Copy, groups: &Groups) -> Result<Job, Failure> {
+        let (Some(source), Some(target)) = (&args.source, &args.target) else {
+            return Err(Failure::usage("give a source and a target, or --job with a file"));
+        };
+        let (source, target) = (groups.spec(source)?, groups.spec(target)?);
+        let registry = devices::registry(args.timeout);
+        for spec in [&source, &target].into_iter().filter(|spec| **spec != Spec::Pipe) {
+            registry.target(spec, Intent::READ)?;
+        }
+        let source_layers = devices::layers(&registry, &args.source_layer)?;
+        let target_layers = devices::layers(&registry, &args.target_layer)?;
+        check_ends(args, &source, &target)?;
+        let journal = args.journal.clone().map(|path| Journal {
+            path,
+            restart: args.restart,
+            interval: args.journal_interval,
+            keep: false,
+        });
+        Ok(Job {
+            registry,
+            source,
+            source_layers,
+            target,
+            target_layers,
+            options: options(args),
+            journal,
+            direct: args.direct,
+            verify: args.verify,
+            manifest: args.manifest.clone(),
+            progress: Arc::new(Progress::new()),
+            open: Vec::new(),
+            ready: None,
+        })
+    }
+
+    /// Both sides as they were typed.
+    pub(crate) fn ends(&self) -> (&Spec, &Spec) {
+        (&self.source, &self.target)
+    }
+
+    /// Bytes of payloads in flight, at most.
+    pub(crate) fn memory(&self) -> u64 {
+        // The window of every lane, in full, and one request to spare for each.
+        let lane = self.options.queue_size.saturating_add(2 * u64::from(self.options.request_size));
+        lane.saturating_mul(u64::try_from(self.options.connections).unwrap_or(1))
+    }
+
+    /// Opens both sides, so that the copy itself begins at once. For devices, not for pipes.
+    pub(crate) async fn prepare(mut self) -> (Result<(), Failure>, Job) {
+        let opened = self.open_both().await;
+        let result = opened.map(|ready| self.ready = Some(ready));
         (result, self)
     }
 
-    async fn copy(&mut self) -> Result<Report, Failure> {
-        // The window of every lane, in full, and one request to spare for each.
-        let lane = self.options.queue_size.saturating_add(2 * u64::from(self.options.request_size));
-        let lanes = u64::try_from(self.options.connections).unwrap_or(1);
-        let pool = Pool::new(lane.saturating_mul(lanes));
+    pub(crate) async fn run(mut self, pool: Pool) -> (Result<Report, Failure>, Job) {
+        let result = self.copy(pool).await;
+        (result, self)
+    }
+
+    async fn copy(&mut self, pool: Pool) -> Result<Report, Failure> {
         let summary = match (&self.source, &self.target) {
             (Spec::Pipe, _) => self.read_pipe(&pool).await?,
             (_, Spec::Pipe) => {
@@ -289,7 +299,7 @@ impl Job {
         Ok(Report { text: summary.to_string(), digest, warnings: Vec::new() })
     }
 
-    async fn between_devices(&mut self, pool: &Pool) -> Result<Report, Failure> {
+    async fn open_both(&mut self) -> Result<(Stack, Stack), Failure> {
         let source = self.open_source().await?;
         let size = source.device().facts().size;
         // What an earlier run has written stays.
@@ -298,6 +308,15 @@ impl Job {
         let intent = intent.direct(direct::target(self.direct, &self.source, size));
         let target = self.open_target(intent).await?;
         self.check_target(&source, &target)?;
+        self.progress.expect(size);
+        Ok((source, target))
+    }
+
+    async fn between_devices(&mut self, pool: &Pool) -> Result<Report, Failure> {
+        let (source, target) = match self.ready.take() {
+            Some(ready) => ready,
+            None => self.open_both().await?,
+        };
         if let Some(journal) = &self.journal {
             self.options.journal = Some(journal.options(&self.source, &self.target));
         }

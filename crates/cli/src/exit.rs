@@ -94,6 +94,12 @@ impl Failure {
         Failure { status, ..self }
     }
 
+    /// The same failure with more text behind it.
+    #[must_use]
+    pub fn and(self, more: &str) -> Failure {
+        Failure { text: self.text + more, ..self }
+    }
+
     /// The exit status.
     pub fn status(&self) -> u8 {
         self.status

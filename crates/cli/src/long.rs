@@ -24,6 +24,8 @@ pub struct Journal {
     pub restart: bool,
     /// Longest time between flushes.
     pub interval: Duration,
+    /// It stays after success: others belong to it that may fail.
+    pub keep: bool,
 }
 
 impl Journal {
@@ -38,6 +40,7 @@ impl Journal {
             path: self.path.clone(),
             restart: self.restart,
             interval: self.interval,
+            keep: self.keep,
             source: identity(source, true),
             target: identity(target, false),
         }
@@ -58,6 +61,50 @@ fn identity(spec: &Spec, unchanged: bool) -> String {
         }
         Some(((device, inode), _)) => format!("file {device}:{inode}"),
         None => spec.to_string(),
+    }
+}
+
+/// Copies that took at least this long before they failed should have had a journal.
+pub const WORTH_A_JOURNAL: Duration = Duration::from_secs(60);
+
+/// What to say to whoever has copied without a journal between these, to be put behind a failure:
+/// the same command with one. `None` where there cannot be one.
+pub fn hint((source, target): (&Spec, &Spec)) -> Option<String> {
+    let mut words = std::env::args_os();
+    words.next()?;
+    let ours = words.next()? == "copy";
+    let pipe = [source, target].contains(&&Spec::Pipe);
+    let words: Vec<_> = words.map(|word| quoted(&word.to_string_lossy())).collect();
+    (ours && !pipe).then(|| {
+        let journal = quoted(&default_name(target));
+        let words = words.join(" ");
+        format!("; to be able to go on next time: blockhaul copy --journal {journal} {words}")
+    })
+}
+
+/// The name of a journal for a copy to this target, in the current folder: its own name and .journal.
+fn default_name(target: &Spec) -> String {
+    let text = match target {
+        Spec::Path(path) => path.to_string_lossy().into_owned(),
+        Spec::Command(words) => {
+            words.last().map(|word| word.to_string_lossy().into_owned()).unwrap_or_default()
+        }
+        other => other.to_string(),
+    };
+    let text = text.split('?').next().unwrap_or_default();
+    let last = text.trim_end_matches('/').rsplit(['/', ':']).next().unwrap_or_default();
+    let plain: String =
+        last.chars().filter(|c| c.is_alphanumeric() || "._-".contains(*c)).take(100).collect();
+    let plain = plain.trim_start_matches(['-', '.']);
+    format!("{}.journal", if plain.is_empty() { "copy" } else { plain })
+}
+
+/// A word as a shell takes it.
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,%@+".contains(c);
+    match !word.is_empty() && word.chars().all(plain) || word == "[" || word == "]" {
+        true => word.to_string(),
+        false => format!("'{}'", word.replace('\'', "'\\''")),
     }
 }
 
@@ -178,6 +225,26 @@ fn read(file: &Path) -> Result<Schedule, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn journals_are_named_after_the_target_and_words_quoted() {
+        for (target, name) in [
+            ("/dev/vg/root", "root.journal"),
+            ("nbd://host/vm1", "vm1.journal"),
+            ("nbd://host:10810/", "10810.journal"),
+            ("nbd+unix:///disk?socket=/run/x", "disk.journal"),
+            ("file:/a/d%20x.raw?direct=on", "d20x.raw.journal"),
+            ("null:", "copy.journal"),
+            ("/", "copy.journal"),
+        ] {
+            let spec = Spec::parse(std::ffi::OsStr::new(target)).unwrap();
+            assert_eq!(default_name(&spec), name, "{target}");
+        }
+        assert_eq!(quoted("nbd://h/x"), "nbd://h/x");
+        assert_eq!(quoted("it's"), "'it'\\''s'");
+        assert_eq!(quoted(""), "''");
+        assert_eq!(quoted("a?b&c"), "'a?b&c'");
+    }
 
     #[test]
     fn the_minute_is_one_of_the_day() {

@@ -6,6 +6,7 @@
 //! - `compat`: the program called by the names of libnbd's programs.
 //! - `check`: `compare`, `verify` and `checksum`.
 //! - `long`: what copies that take long have: a journal, and a rate that changes.
+//! - `jobs`: several disks in one run, listed in a file (`jobfile`); `session`: what surrounds copies.
 //! - `metrics`: a page for Prometheus; `figures`: what it says of copies.
 //! - `devices`: the registry of backends and layers, and the help about them.
 //! - `exit`: failures, what to do about them, and exit statuses.
@@ -22,12 +23,15 @@ mod exit;
 mod figures;
 mod generate;
 mod info;
+mod jobfile;
+mod jobs;
 mod logger;
 mod long;
 mod metrics;
 mod out;
 mod progress;
 mod serve;
+mod session;
 mod signals;
 
 use std::process::ExitCode;

@@ -4,13 +4,14 @@ use std::fs::File;
 use std::io::{IsTerminal as _, Write as _};
 use std::os::fd::AsFd as _;
 use std::str::FromStr;
-use std::sync::{Arc, mpsc};
+use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use engine::{Progress, Snapshot};
+use engine::Snapshot;
 
 use crate::exit::{Failure, plain};
+use crate::figures::Watched;
 
 /// How to show progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,10 +85,10 @@ impl Reporter {
     }
 
     /// Starts showing.
-    pub fn start(sink: Sink, progress: Arc<Progress>) -> Result<Reporter, Failure> {
+    pub fn start(sink: Sink, disks: Vec<Watched>) -> Result<Reporter, Failure> {
         let (stop, stopped) = mpsc::channel();
         let thread = std::thread::Builder::new().name("progress".into());
-        let thread = thread.spawn(move || report(sink, &progress, &stopped));
+        let thread = thread.spawn(move || report(sink, &disks, &stopped));
         match thread {
             Ok(thread) => Ok(Reporter { stop, thread: Some(thread) }),
             Err(error) => {
@@ -114,12 +115,12 @@ pub struct Sink {
     last: Option<String>,
 }
 
-fn report(mut sink: Sink, progress: &Progress, stopped: &mpsc::Receiver<bool>) {
+fn report(mut sink: Sink, disks: &[Watched], stopped: &mpsc::Receiver<bool>) {
     let mut rate = Rate::new();
     loop {
         let end = stopped.recv_timeout(INTERVAL);
-        let now = progress.snapshot();
-        rate.note(&now);
+        let now = View::of(disks);
+        rate.note(&now.all);
         let end = match end {
             Ok(success) => Some(success),
             Err(mpsc::RecvTimeoutError::Timeout) => None,
@@ -130,6 +131,68 @@ fn report(mut sink: Sink, progress: &Progress, stopped: &mpsc::Receiver<bool>) {
         if shown.is_err() || end.is_some() {
             return;
         }
+    }
+}
+
+/// What there is to show.
+struct View {
+    /// All disks together.
+    all: Snapshot,
+    /// Names and counters of the disks, where there are several.
+    disks: Vec<(String, Snapshot)>,
+    in_flight: usize,
+    /// Repeated requests: to sources, to targets.
+    retried: [u64; 2],
+    /// Bytes by the way they went.
+    routes: Vec<(&'static str, u64)>,
+}
+
+impl View {
+    fn of(disks: &[Watched]) -> View {
+        let mut view = View {
+            all: Snapshot::default(),
+            disks: Vec::new(),
+            in_flight: 0,
+            retried: [0; 2],
+            routes: Vec::new(),
+        };
+        for disk in disks {
+            let (now, meters) = (disk.progress.snapshot(), disk.progress.meters());
+            view.all = together(&view.all, &now);
+            view.in_flight += meters.in_flight;
+            for (sum, count) in view.retried.iter_mut().zip(meters.retried) {
+                *sum += count;
+            }
+            for (index, (name, bytes)) in disk.progress.routes().named().into_iter().enumerate() {
+                match view.routes.get_mut(index) {
+                    Some((_, sum)) => *sum += bytes,
+                    None => view.routes.push((name, bytes)),
+                }
+            }
+            view.disks.extend(disk.name.clone().map(|name| (name, now)));
+        }
+        view
+    }
+
+    /// Disks that are done, of several.
+    fn complete(&self) -> usize {
+        let done = |now: &Snapshot| now.total > 0 && now.done() >= now.total;
+        self.disks.iter().filter(|(_, now)| done(now)).count()
+    }
+}
+
+/// The counters of two copies together.
+fn together(one: &Snapshot, other: &Snapshot) -> Snapshot {
+    Snapshot {
+        total: one.total.saturating_add(other.total),
+        data: one.data + other.data,
+        zeroed: one.zeroed + other.zeroed,
+        skipped: one.skipped + other.skipped,
+        resumed: one.resumed + other.resumed,
+        verified: one.verified + other.verified,
+        connections: one.connections + other.connections,
+        requests: one.requests + other.requests,
+        request_size: one.request_size.max(other.request_size),
     }
 }
 
@@ -175,7 +238,7 @@ impl Rate {
 
 /// Whether the copy is over and is being verified.
 fn verifying(now: &Snapshot) -> bool {
-    now.verified > 0
+    now.verified > 0 && now.done() >= now.total
 }
 
 /// How far the copy is, or its verification.
@@ -196,10 +259,12 @@ fn percent(now: &Snapshot, end: Option<bool>) -> u64 {
 }
 
 impl Sink {
-    fn show(&mut self, now: &Snapshot, rate: &Rate, end: Option<bool>) -> std::io::Result<()> {
+    fn show(&mut self, view: &View, rate: &Rate, end: Option<bool>) -> std::io::Result<()> {
         match self.style {
             Style::Bar => {
-                let mut line = format!("\r{}\x1b[K", bar(now, rate, end));
+                let size = rustix::termios::tcgetwinsize(&self.file);
+                let columns = size.map_or(0, |size| usize::from(size.ws_col));
+                let mut line = format!("\r{}\x1b[K", bar(view, rate, end, columns));
                 if end.is_some() {
                     line.push('\n');
                 }
@@ -210,11 +275,11 @@ impl Sink {
                 if self.last.is_none() {
                     self.line("0/100".to_string())?;
                 }
-                self.line(format!("{}/100", percent(now, end)))
+                self.line(format!("{}/100", percent(&view.all, end)))
             }
             Style::Json(_) => {
                 self.last = None;
-                self.line(json(now, rate, end).to_string())
+                self.line(json(view, rate, end).to_string())
             }
         }
     }
@@ -230,7 +295,11 @@ impl Sink {
     }
 }
 
-fn json(now: &Snapshot, rate: &Rate, end: Option<bool>) -> serde_json::Value {
+fn json(view: &View, rate: &Rate, end: Option<bool>) -> serde_json::Value {
+    let now = &view.all;
+    let used = view.routes.iter().filter(|(_, bytes)| *bytes > 0);
+    let routes: serde_json::Map<_, _> =
+        used.map(|(name, bytes)| ((*name).to_string(), (*bytes).into())).collect();
     let mut line = serde_json::json!({
         "phase": if verifying(now) { "verify" } else { "copy" },
         "done": now.done(),
@@ -238,10 +307,14 @@ fn json(now: &Snapshot, rate: &Rate, end: Option<bool>) -> serde_json::Value {
         "data": now.data,
         "zeroed": now.zeroed,
         "skipped": now.skipped,
+        "resumed": now.resumed,
         "verified": now.verified,
         "connections": now.connections,
         "requests": now.requests,
         "request_size": now.request_size,
+        "in_flight": view.in_flight,
+        "retries": { "source": view.retried[0], "target": view.retried[1] },
+        "routes": routes,
         "rate": rate.bytes_per_second(),
         "eta": rate.eta(now),
         "elapsed": rate.started.elapsed().as_secs_f64(),
@@ -251,10 +324,29 @@ fn json(now: &Snapshot, rate: &Rate, end: Option<bool>) -> serde_json::Value {
         line["success"] = success.into();
         line["eta"] = serde_json::Value::Null;
     }
+    if !view.disks.is_empty() {
+        let disk = |(name, now): &(String, Snapshot)| {
+            serde_json::json!({
+                "name": name,
+                "phase": if verifying(now) { "verify" } else { "copy" },
+                "done": now.done(),
+                "total": now.total,
+                "data": now.data,
+                "zeroed": now.zeroed,
+                "skipped": now.skipped,
+                "resumed": now.resumed,
+                "verified": now.verified,
+            })
+        };
+        line["disks"] = view.disks.iter().map(disk).collect();
+    }
     line
 }
 
-fn bar(now: &Snapshot, rate: &Rate, end: Option<bool>) -> String {
+/// The bar and what stands behind it, in at most `columns` columns; 0: as many as it takes. Data is
+/// `*`, zeroes and holes are `.`, what an earlier run has copied is `=`.
+fn bar(view: &View, rate: &Rate, end: Option<bool>, columns: usize) -> String {
+    let now = &view.all;
     let what = if verifying(now) { "verify " } else { "" };
     let rate_text = format!("{}/s", rounded(rate.bytes_per_second()));
     if now.total == 0 && end != Some(true) {
@@ -262,8 +354,10 @@ fn bar(now: &Snapshot, rate: &Rate, end: Option<bool>) -> String {
     }
     let share = if now.total == 0 { 1.0 } else { position(now) as f64 / now.total as f64 };
     let share = if end == Some(true) { 1.0 } else { share };
-    let filled = ((share * CELLS as f64) as usize).min(CELLS);
-    let cells = format!("{}{}", "*".repeat(filled), "-".repeat(CELLS - filled));
+    let disks = match view.disks.len() {
+        0 => String::new(),
+        count => format!("{}/{count} disks ", view.complete()),
+    };
     let rest = match (end, rate.eta(now)) {
         (Some(_), _) => {
             let seconds = rate.started.elapsed().as_secs_f64();
@@ -272,7 +366,34 @@ fn bar(now: &Snapshot, rate: &Rate, end: Option<bool>) -> String {
         (None, Some(eta)) => format!("{rate_text} {} left", clock(eta)),
         (None, None) => rate_text,
     };
-    format!("{what}{:3}% [{cells}] {rest}", (share * 100.0) as u64)
+    let zeroes = rounded(now.zeroed + now.skipped);
+    let split = format!(" ({} data, {zeroes} zero)", rounded(now.data));
+    let line = |cells: usize, split: &str| {
+        let cells = cells_of(now, share, cells);
+        format!("{what}{disks}{:3}% [{cells}] {rest}{split}", (share * 100.0) as u64)
+    };
+    let fits = |line: &String| columns == 0 || line.chars().count() < columns;
+    let lines = [line(CELLS, &split), line(CELLS / 2, &split), line(CELLS / 2, "")];
+    let line = lines.into_iter().find(fits).unwrap_or_else(|| line(CELLS / 4, ""));
+    match columns {
+        0 => line,
+        columns => line.chars().take(columns.saturating_sub(1).max(1)).collect(),
+    }
+}
+
+/// So many cells, filled by this share and split by what the bytes were.
+fn cells_of(now: &Snapshot, share: f64, cells: usize) -> String {
+    let filled = ((share * cells as f64) as usize).min(cells);
+    let done = now.done().max(1) as f64;
+    let part = |bytes: u64| ((bytes as f64 / done * filled as f64).round() as usize).min(filled);
+    let resumed = part(now.resumed);
+    let zeroes = match now.done() {
+        0 => 0,
+        _ => part(now.zeroed + now.skipped).min(filled - resumed),
+    };
+    let data = filled - resumed - zeroes;
+    let pieces = [("=", resumed), ("*", data), (".", zeroes), ("-", cells - filled)];
+    pieces.iter().map(|(cell, count)| cell.repeat(*count)).collect()
 }
 
 /// A size of three digits or so.
@@ -298,6 +419,8 @@ fn clock(seconds: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
 
     fn at(data: u64, total: u64) -> Snapshot {
@@ -323,19 +446,56 @@ mod tests {
         assert_eq!(percent(&at(u64::MAX, i64::MAX as u64), None), 100);
     }
 
+    fn view(all: Snapshot) -> View {
+        View { all, disks: Vec::new(), in_flight: 3, retried: [1, 2], routes: vec![("zero", 7)] }
+    }
+
     #[test]
     fn lines_are_short_and_json_is_json() {
         let mut rate = Rate::new();
         rate.smoothed = Some(1048576.0);
-        let line = bar(&at(512 << 20, 1 << 30), &rate, None);
-        assert_eq!(
-            line,
-            format!(" 50% [{}{}] 1.0 MiB/s 8:32 left", "*".repeat(20), "-".repeat(20))
-        );
-        let line = json(&at(512 << 20, 1 << 30), &rate, None);
+        let half = view(at(512 << 20, 1 << 30));
+        let line = bar(&half, &rate, None, 0);
+        let cells = format!("{}{}", "*".repeat(20), "-".repeat(20));
+        let split = "(512 MiB data, 0 B zero)";
+        assert_eq!(line, format!(" 50% [{cells}] 1.0 MiB/s 8:32 left {split}"));
+        for columns in [1, 5, 40, 60, 80, 200] {
+            assert!(bar(&half, &rate, None, columns).chars().count() < columns.max(2));
+        }
+        assert!(bar(&half, &rate, None, 60).ends_with("8:32 left"));
+        let line = json(&half, &rate, None);
         assert_eq!((line["eta"].as_u64(), line["finished"].as_bool()), (Some(512), Some(false)));
-        assert_eq!(json(&at(5, 0), &rate, Some(true))["success"], true);
+        assert_eq!((&line["retries"]["target"], &line["routes"]["zero"]), (&2.into(), &7.into()));
+        assert_eq!(json(&view(at(5, 0)), &rate, Some(true))["success"], true);
         assert_eq!(clock(3723), "1:02:03");
         assert_eq!(rounded(1536), "1.5 KiB");
+    }
+
+    #[test]
+    fn the_bar_tells_data_zeroes_and_earlier_runs_apart() {
+        let now = Snapshot {
+            total: 800,
+            data: 100,
+            zeroed: 60,
+            skipped: 40,
+            resumed: 200,
+            ..Snapshot::default()
+        };
+        assert_eq!(cells_of(&now, 0.5, 16), "====**..--------");
+        assert_eq!(cells_of(&Snapshot::default(), 0.0, 4), "----");
+        assert_eq!(cells_of(&Snapshot::default(), 1.0, 4), "****");
+    }
+
+    #[test]
+    fn several_disks_are_shown_together_and_one_by_one() {
+        let disk = |name: &str| Watched { name: Some(name.to_string()), progress: Arc::default() };
+        let disks = [disk("a"), disk("b")];
+        disks[0].progress.expect(10);
+        disks[1].progress.expect(30);
+        let line = json(&View::of(&disks), &Rate::new(), None);
+        assert_eq!((&line["total"], &line["disks"][1]["total"]), (&40.into(), &30.into()));
+        assert_eq!(line["disks"][0]["name"], "a");
+        let line = bar(&View::of(&disks), &Rate::new(), None, 0);
+        assert!(line.starts_with("0/2 disks   0% [---"), "{line}");
     }
 }

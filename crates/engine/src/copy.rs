@@ -152,6 +152,8 @@ pub async fn copy(
 /// A journal with the time between its flushes.
 pub(crate) struct Keeping {
     pub(crate) file: Journal,
+    /// It stays after success.
+    keep: bool,
     pub(crate) interval: Duration,
 }
 
@@ -176,7 +178,7 @@ async fn open_journal(
     let opened = io::offload(move || Journal::open(&wanted, &identity)).await;
     let (file, recorded) =
         opened.map_err(|lost| Error::new(Kind::Io, "journal").because(lost))??;
-    Ok((Keeping { file, interval }, recorded))
+    Ok((Keeping { file, keep: options.keep, interval }, recorded))
 }
 
 /// What all lanes of a copy share.
@@ -299,7 +301,9 @@ impl Job {
                         killed, not if the target's machine lost power";
             self.warn(text.to_string());
         }
-        if let Err(error) = journal.file.remove() {
+        if !journal.keep
+            && let Err(error) = journal.file.remove()
+        {
             self.warn(format!("cannot remove the journal: {error}"));
         }
     }

@@ -27,6 +27,8 @@ pub struct JournalOptions {
     pub path: PathBuf,
     /// Begin anew, whatever the journal says.
     pub restart: bool,
+    /// Leave it there after success: whoever asked for it removes it.
+    pub keep: bool,
     /// Longest time for which finished segments wait for a flush and their records.
     pub interval: Duration,
     /// What is copied: a name, and whatever changes when it does (inode, time of change).

@@ -99,6 +99,11 @@ impl Progress {
         self.total.fetch_sub(bytes, Ordering::Relaxed);
     }
 
+    /// The source is known to have so many bytes, before the copy begins.
+    pub fn expect(&self, bytes: u64) {
+        self.set_total(bytes);
+    }
+
     pub(crate) fn set_total(&self, bytes: u64) {
         self.total.store(bytes, Ordering::Relaxed);
     }
