@@ -117,6 +117,7 @@ fn source_of(bytes: &[u8]) -> Stack {
 
 fn journal(path: &Path) -> JournalOptions {
     JournalOptions {
+        keep: false,
         path: path.to_path_buf(),
         restart: false,
         interval: Duration::from_millis(1),
