@@ -17,7 +17,8 @@
 //! drain writes instead of dropping them. Waiting for readiness is the exception: it owns nothing and
 //! is withdrawn when dropped. A worker that stops first waits for every file operation still out.
 //!
-//! `unsafe` lives only in this crate, in `sys`, `buf`, `cached`, `offload_file` and `driver`, each block with its reason.
+//! `unsafe` lives only in this crate, in `sys`, `process`, `buf`, `cached`, `offload_file` and `driver`,
+//! each block with its reason.
 
 mod buf;
 mod cached;
@@ -29,6 +30,7 @@ mod offload_file;
 mod op;
 mod park;
 mod pool;
+mod process;
 mod recv_window;
 mod remote;
 mod seal;
@@ -48,6 +50,7 @@ pub use offload::offload;
 pub use op::ready;
 pub use park::{Parked, disable_parking};
 pub use pool::{Pool, Room, TooLarge, Wish};
+pub use process::{Cost, processor_time, wait_with_cost};
 pub use recv_window::RecvWindow;
 pub use remote::Remote;
 pub use seal::{Opened, Opener, RECORD_MAX, RECORD_PLAIN_MAX, SEAL_MAX, SEALED_MAX, Sealer};
