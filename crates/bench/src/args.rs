@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Subcommand, ValueEnum};
 
+use crate::device::DeviceArgs;
+use crate::helper::Helper;
 use crate::vars::{Value, Vars};
 
 /// Options of `blockhaul bench`.
@@ -36,6 +38,13 @@ pub enum Action {
         #[allow(missing_docs)]
         options: Box<Options>,
     },
+    /// Measure what a device is capable of, and recommend settings
+    ///
+    /// Reads from it with many combinations of request size, requests in flight and connections, one
+    /// request at a time for latency, asks for extents, and prints the settings to use with
+    /// blockhaul copy. It ends within the time that it was given. Nothing is written without
+    /// --write.
+    Device(DeviceArgs),
     /// List the scenarios that are built in
     List,
     /// Show what changed between two results, and fail if something became slower
@@ -55,6 +64,20 @@ pub enum Action {
         /// How much worse a ratio may be, in percent
         #[arg(long, value_name = "PERCENT", default_value = "10", value_parser = percent)]
         threshold: f64,
+    },
+    /// Write the figures in README.md and docs/performance.md from the newest results
+    #[command(hide = true)]
+    Docs {
+        /// Root of the source tree
+        #[arg(value_name = "DIR", default_value = ".")]
+        root: PathBuf,
+    },
+    /// A small program that scenarios need
+    #[command(hide = true)]
+    Helper {
+        #[command(subcommand)]
+        #[allow(missing_docs)]
+        helper: Helper,
     },
     /// Write a result's tables and page again, from its result.json
     Render {

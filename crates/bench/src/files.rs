@@ -72,6 +72,15 @@ pub fn remove(path: &Path) -> Result<()> {
     }
 }
 
+/// Makes a file durable and asks the kernel to forget what it caches of it.
+pub fn evict(path: &Path) -> Result<()> {
+    let failed = |error: std::io::Error| Error::file("take out of the cache", path, error);
+    let file = open(path)?;
+    file.sync_all().map_err(failed)?;
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)
+        .map_err(|error| failed(error.into()))
+}
+
 /// Puts wrong bytes into a file wherever `like` has data, and makes it a hole elsewhere. What the
 /// file has allocated already is kept.
 pub fn overwrite(path: &Path, like: &Path) -> Result<()> {

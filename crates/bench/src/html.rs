@@ -5,7 +5,7 @@
 
 use crate::result::{Cell, Metric, Report, State};
 use crate::table::{
-    cell_text, circumstances, differences, facts, letter, notes, number, ratio_text, ratio_title,
+    cell_text, circumstances, differences, facts, letter, notes, ratio_text, ratio_title,
 };
 
 /// Colours of columns, light and dark; they repeat after the last.
@@ -20,9 +20,6 @@ const COLOURS: [(&str, &str); 8] = [
     ("#6b6f76", "#a3a8b0"),
 ];
 
-/// Charts are this high and wide in units of their own.
-const CURVE: (f64, f64) = (360.0, 220.0);
-
 /// The page.
 pub fn page(report: &Report) -> String {
     let mut body = format!(
@@ -32,16 +29,15 @@ pub fn page(report: &Report) -> String {
         escape(&circumstances(report))
     );
     body.push_str(&legend(report));
-    if report.curve.is_some() {
-        body.push_str(&curve(report, Metric::Wall));
-    }
-    for metric in [Metric::Wall, Metric::TotalCpu, Metric::OwnCpu, Metric::OwnPeak] {
-        body.push_str(&format!("<section>\n<h2>{}</h2>\n", escape(metric.title())));
+    body.push_str(&crate::curve::charts(report));
+    for metric in report.metrics().into_iter().filter(|metric| *metric != Metric::TotalPeak) {
+        body.push_str(&format!("<section>\n<h2>{}</h2>\n", escape(&metric.title(report))));
         body.push_str(match metric {
             Metric::Wall => {
                 "<p class=\"how\">Bars are medians, marks the confidence interval of the median. \
                  Each row has a scale of its own; shorter is better.</p>\n"
             }
+            Metric::Rate => "<p class=\"how\">Longer is better.</p>\n",
             _ => "",
         });
         for row in 0..report.rows.len() {
@@ -50,8 +46,8 @@ pub fn page(report: &Report) -> String {
         body.push_str("</section>\n");
     }
     body.push_str("<section>\n<h2>Tables</h2>\n");
-    for metric in Metric::ALL {
-        body.push_str(&table(report, metric.title(), |cells, at| {
+    for metric in report.metrics() {
+        body.push_str(&table(report, &metric.title(report), |cells, at| {
             let more = differences(cells, at, metric);
             let text = escape(&cell_text(&cells[at], metric));
             match more.is_empty() {
@@ -139,7 +135,7 @@ pre{overflow-x:auto;border:1px solid var(--line);padding:.5rem;font-size:.8rem;w
 ";
 
 /// Text that may stand in HTML, between tags and in attributes.
-fn escape(text: &str) -> String {
+pub(crate) fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
         match c {
@@ -154,7 +150,7 @@ fn escape(text: &str) -> String {
     out
 }
 
-fn colour(column: usize) -> String {
+pub(crate) fn colour(column: usize) -> String {
     format!("var(--c{})", column % COLOURS.len())
 }
 
@@ -231,81 +227,6 @@ fn bar(name: &str, cell: &Cell, metric: Metric, largest: f64, colour: &str) -> S
     )
 }
 
-/// All columns over the rows' places on the axis.
-fn curve(report: &Report, metric: Metric) -> String {
-    let places: Vec<f64> = report.rows.iter().map(|row| row.curve_at.unwrap_or(0.0)).collect();
-    let (first, last) =
-        places.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(a, b), x| (a.min(*x), b.max(*x)));
-    let largest = report
-        .cells
-        .iter()
-        .filter_map(|cell| metric.of(cell))
-        .map(|summary| summary.high / metric.unit())
-        .fold(0.0, f64::max);
-    if first >= last || largest <= 0.0 {
-        return String::new();
-    }
-    let (left, right, top, bottom) = (44.0, CURVE.0 - 12.0, 10.0, CURVE.1 - 34.0);
-    let x = |place: f64| left + (place - first) / (last - first) * (right - left);
-    let y = |value: f64| bottom - value / largest * (bottom - top);
-    let mut out = format!(
-        "<figure style=\"margin:0\">\n<h2>{} over {}</h2>\n<svg class=\"curve\" role=\"img\" \
-         aria-label=\"curves; the tables hold the same figures\" viewBox=\"0 0 {} {}\">\n",
-        escape(metric.title()),
-        escape(report.curve.as_deref().unwrap_or_default()),
-        CURVE.0,
-        CURVE.1
-    );
-    for part in 0..=4 {
-        let value = largest * f64::from(part) / 4.0;
-        let y = y(value);
-        out.push_str(&format!(
-            "<line class=\"axis\" x1=\"{left}\" x2=\"{right}\" y1=\"{y:.1}\" y2=\"{y:.1}\"/>\
-             <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>\n",
-            left - 5.0,
-            y + 4.0,
-            number(value)
-        ));
-    }
-    let mut ticks = places.clone();
-    ticks.sort_by(f64::total_cmp);
-    ticks.dedup();
-    for place in ticks {
-        out.push_str(&format!(
-            "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{place}</text>\n",
-            x(place),
-            bottom + 15.0
-        ));
-    }
-    for column in 0..report.columns.len() {
-        let mut points: Vec<(f64, &crate::stats::Summary)> = (0..report.rows.len())
-            .filter_map(|row| Some((places[row], metric.of(report.cell(row, column))?)))
-            .collect();
-        points.sort_by(|a, b| a.0.total_cmp(&b.0));
-        let colour = colour(column);
-        let line: Vec<String> = points
-            .iter()
-            .map(|(place, s)| format!("{:.1},{:.1}", x(*place), y(s.median / metric.unit())))
-            .collect();
-        out.push_str(&format!(
-            "<polyline points=\"{}\" style=\"fill:none;stroke:{colour};stroke-width:2\"/>\n",
-            line.join(" ")
-        ));
-        for (place, summary) in points {
-            let x = x(place);
-            let (low, high) = (y(summary.low / metric.unit()), y(summary.high / metric.unit()));
-            out.push_str(&format!(
-                "<line x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{low:.1}\" y2=\"{high:.1}\" \
-                 style=\"stroke:{colour}\"/><circle cx=\"{x:.1}\" cy=\"{:.1}\" r=\"3\" \
-                 style=\"fill:{colour}\"/>\n",
-                y(summary.median / metric.unit())
-            ));
-        }
-    }
-    out.push_str("</svg>\n</figure>\n");
-    out
-}
-
 fn table(report: &Report, title: &str, cell: impl Fn(&[Cell], usize) -> String) -> String {
     let mut out =
         format!("<div class=\"wide\"><table>\n<caption>{}</caption>\n<tr><td></td>", escape(title));
@@ -360,7 +281,6 @@ mod tests {
             &[("one", &[&[1.25, 1.5], &[33.3]]), ("two <b>", &[&[7.77], &[]])],
         );
         report.cells[1].skipped = Some("the program x is not there".into());
-        report.curve = Some("size".into());
         let page = page(&report);
         for text in ["1.38", "7.77", "FAILED", "skipped", "the program x is not there"] {
             assert!(page.contains(text), "{text} is missing");
@@ -373,7 +293,7 @@ mod tests {
             assert!(!page.contains(forbidden), "{forbidden} is there");
         }
         assert!(page.contains("prefers-color-scheme:dark") && page.contains("@media print"));
-        assert!(page.contains("<polyline") && page.contains("class=\"mark\""));
+        assert!(page.contains("class=\"mark\""));
     }
 
     #[test]

@@ -6,19 +6,26 @@
 //! timed, and its result checked: a fast wrong run has failed. Results are tables for terminals
 //! and Markdown, raw data, and a page with charts.
 //!
-//! - `scenario`, `vars`: the file format. `plan`: what it comes to on this machine.
+//! - `scenario`, `step`, `vars`: the file format. `plan`: what it comes to on this machine.
 //! - `run`: the rounds. `process`, `usage`: one command measured. `files`: images and comparison.
-//! - `stats`, `result`: from runs to summaries. `table`, `html`, `save`, `compare`: for people.
-//! - `args`: the command line.
+//! - `device`: what one device is capable of. `mount`: file systems for the runs. `stats`, `metric`, `result`: from runs to summaries. `table`, `html`, `curve`, `save`, `compare`: for
+//!   people.
+//! - `docs`: figures for the README and docs/performance.md. `helper`: small programs that scenarios need. `args`: the command line.
 
 #![forbid(unsafe_code)]
 
 pub mod args;
 pub mod compare;
+pub mod curve;
+pub mod device;
+pub mod docs;
 mod error;
 pub mod files;
+pub mod helper;
 pub mod html;
 pub mod machine;
+pub mod metric;
+pub mod mount;
 pub mod plan;
 pub mod process;
 pub mod progress;
@@ -28,6 +35,7 @@ pub mod run;
 pub mod save;
 pub mod scenario;
 pub mod stats;
+pub mod step;
 pub mod table;
 pub mod usage;
 pub mod vars;
@@ -41,6 +49,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 pub use args::Args;
+pub use device::Devices;
 pub use error::{Error, Result};
 
 use args::{Action, Format, Options};
@@ -56,8 +65,8 @@ const INTERRUPTED: u8 = 130;
 /// Does what the command line says. Exit status 0 if all went well; 1 if a run failed, or a
 /// comparison found something worse; 2 if the command line or a scenario cannot be understood;
 /// 130 if it was stopped.
-pub fn main(args: Args) -> ExitCode {
-    match act(args) {
+pub fn main(args: Args, devices: &Devices<'_>) -> ExitCode {
+    match act(args, devices) {
         Ok(status) => ExitCode::from(status),
         Err(error) => {
             write_all(&mut std::io::stderr(), &format!("blockhaul: bench: {error}\n"));
@@ -66,7 +75,7 @@ pub fn main(args: Args) -> ExitCode {
     }
 }
 
-fn act(args: Args) -> Result<u8> {
+fn act(args: Args, devices: &Devices<'_>) -> Result<u8> {
     match args.action {
         None => {
             let scenarios = args.files.iter().map(|path| Scenario::load(path));
@@ -75,6 +84,10 @@ fn act(args: Args) -> Result<u8> {
         Some(Action::Run { names, options }) => {
             let scenarios = names.iter().map(|name| Scenario::built_in(name));
             run_all(scenarios.collect::<Result<_>>()?, &options)
+        }
+        Some(Action::Device(device)) => {
+            print(&device.run(devices)?);
+            Ok(0)
         }
         Some(Action::List) => {
             for (name, _) in scenario::BUILT_IN {
@@ -86,6 +99,16 @@ fn act(args: Args) -> Result<u8> {
             let found = compare::compare(&old, &new, threshold)?;
             print(&found.text);
             Ok(u8::from(found.worse > 0))
+        }
+        Some(Action::Docs { root }) => {
+            for path in docs::write(&root)? {
+                print(&format!("wrote {}\n", path.display()));
+            }
+            Ok(0)
+        }
+        Some(Action::Helper { helper }) => {
+            helper.run()?;
+            Ok(0)
         }
         Some(Action::Render { dir }) => {
             save::write(&save::load(&dir)?, &dir)?;
@@ -158,7 +181,7 @@ pub fn run_scenario(
         columns: options.column.clone(),
         drop_caches: options.drop_caches,
     };
-    let plan = Plan::new(name, scenario, &choice, &places, any_seed())?;
+    let mut plan = Plan::new(name, scenario, &choice, &places, any_seed())?;
     if options.dry_run {
         print(&describe(&plan));
         return Ok(None);
@@ -167,6 +190,8 @@ pub fn run_scenario(
     let ground = Ground { places: &places, path: &path, logs: &logs.path, stop };
     let machine = machine::Machine::examine(options.label.as_deref(), &scratch.path, &disk.path);
     let started = result::now_utc();
+    // Ends before the folders that it is in are removed.
+    let _mounts = mount::Mounts::make(&mut plan, &ground, &mut progress);
     if plan.cells.iter().any(|cell| cell.is_ok()) {
         run::set_up(&plan, &ground, &mut progress)?;
     }
@@ -196,6 +221,8 @@ pub fn run_scenario(
         columns: plan.columns.clone(),
         reference: plan.reference,
         curve: plan.curve.clone(),
+        show: plan.show.clone(),
+        rate_unit: plan.rate_unit.clone(),
         rows: plan.rows.iter().map(heading).collect(),
         setup: setup_lines(&plan),
         cells: result::summarize(&plan, &outcome.runs),
@@ -239,6 +266,7 @@ fn heading(row: &plan::Row) -> result::Row {
         variables: row.variables.clone(),
         unchecked: row.unchecked.clone(),
         curve_at: row.curve_at,
+        amount: row.amount,
     }
 }
 
@@ -253,7 +281,11 @@ fn setup_lines(plan: &Plan) -> Vec<String> {
             image.seed
         )
     });
-    images.chain(plan.setup.iter().map(Act::to_string)).collect()
+    let mounts = plan.mounts.iter().map(|mount| {
+        let (folder, size) = (mount.folder.display(), mount.size);
+        format!("({} of {size} bytes on {folder}, over a loop device)", mount.kind)
+    });
+    mounts.chain(images).chain(plan.setup.iter().map(Act::to_string)).collect()
 }
 
 /// Versions of all programs of a plan, by name.
@@ -305,13 +337,13 @@ fn any_seed() -> u64 {
 }
 
 /// A folder of our own, removed with all that is in it when this is dropped.
-struct Folder {
-    path: PathBuf,
+pub(crate) struct Folder {
+    pub(crate) path: PathBuf,
     keep: bool,
 }
 
 impl Folder {
-    fn new(parent: &Path, kind: &str, keep: bool) -> Result<Folder> {
+    pub(crate) fn new(parent: &Path, kind: &str, keep: bool) -> Result<Folder> {
         use std::os::unix::fs::DirBuilderExt as _;
         static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let parent = parent.canonicalize().map_err(|error| {

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::error::{Error, Result};
+use crate::metric::Metric;
+use crate::mount::MountPlan;
 use crate::scenario::{Case, Command, Environment, Image, Needs, Scenario, Step};
 use crate::vars::{Scope, Value, Vars};
 
@@ -66,6 +68,12 @@ pub struct Plan {
     pub reference: Option<usize>,
     /// Name of the variable that curves are drawn over.
     pub curve: Option<String>,
+    /// What is shown besides the base.
+    pub show: Vec<Metric>,
+    /// Unit of the rate, where there is one.
+    pub rate_unit: Option<String>,
+    /// File systems to be mounted: those that a cell needs.
+    pub mounts: Vec<MountPlan>,
     /// Cells, row by row; `rows.len() * columns.len()` of them.
     pub cells: Vec<Cell>,
     /// Images to be made.
@@ -95,6 +103,8 @@ pub struct Row {
     pub unchecked: Option<String>,
     /// Where it is on the axis of curves.
     pub curve_at: Option<f64>,
+    /// How much one run does, in the unit of the rate times seconds.
+    pub amount: Option<f64>,
 }
 
 /// A row in a column: what is run, or why it is not.
@@ -103,6 +113,8 @@ pub type Cell = std::result::Result<Body, String>;
 /// What one run of a cell consists of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Body {
+    /// File systems that it uses.
+    pub mounts: Vec<String>,
     /// Steps before it.
     pub prepare: Vec<Act>,
     /// Servers around it.
@@ -161,6 +173,8 @@ pub enum Act {
     Overwrite(PathBuf, PathBuf),
     /// Removes a file.
     Remove(PathBuf),
+    /// Makes the kernel forget what it caches of a file.
+    Evict(PathBuf),
     /// Compares the second file with the first.
     Compare(PathBuf, PathBuf),
 }
@@ -174,6 +188,7 @@ impl fmt::Display for Act {
                 write!(f, "(wrong bytes into {} where {} has data)", path.display(), like.display())
             }
             Act::Remove(path) => write!(f, "(remove {})", path.display()),
+            Act::Evict(path) => write!(f, "(out of the cache: {})", path.display()),
             Act::Compare(expected, found) => {
                 write!(f, "(compare {} with {})", found.display(), expected.display())
             }
@@ -192,7 +207,7 @@ impl Plan {
     ) -> Result<Plan> {
         let within = |error: Error| Error::usage(format!("scenario {name}: {error}"));
         let size = if choice.full { &scenario.full } else { &scenario.quick };
-        let built_in = built_in(places);
+        let built_in = built_in(places, scenario);
         let mut matrix = scenario.matrix.clone();
         matrix.extend(size.matrix.clone());
         let scope_of = |strong: &[&'_ Vars]| -> Vec<Vars> {
@@ -218,6 +233,9 @@ impl Plan {
             columns: columns.iter().map(|column| column.label.clone()).collect(),
             reference: columns.iter().position(|column| column.label == *reference),
             curve: scenario.curve.clone(),
+            show: scenario.show.clone(),
+            rate_unit: scenario.rate.as_ref().map(|rate| rate.unit.clone()),
+            mounts: Vec::new(),
             cells: Vec::new(),
             images: Vec::new(),
             setup: Vec::new(),
@@ -227,6 +245,9 @@ impl Plan {
             drop_caches: choice.drop_caches.unwrap_or(scenario.drop_caches),
             seed: choice.seed.or(scenario.seed).unwrap_or(seed),
         };
+        if plan.rate_unit.is_some() && !plan.show.contains(&Metric::Rate) {
+            plan.show.push(Metric::Rate);
+        }
         let points = product(&matrix).map_err(within)?;
         for case in &scenario.case {
             for point in &points {
@@ -240,15 +261,18 @@ impl Plan {
                     return Err(within(too_many()));
                 }
                 let row_error = |e: Error| within(Error::usage(format!("case '{label}': {e}")));
-                let cannot = unmet(&scenario.needs, places, &scope)
+                let cannot = unmet(scenario, &scenario.needs, places, &scope)
                     .and_then(|none| match none {
-                        None => unmet(&case.needs, places, &scope),
+                        None => unmet(scenario, &case.needs, places, &scope),
                         reason => Ok(reason),
                     })
                     .map_err(row_error)?;
                 let setup = acts(scenario.setup.iter().chain(&case.setup), &scope);
                 let setup = setup.map_err(row_error)?;
-                let cannot = cannot.or_else(|| absent(commands_of(&setup), places));
+                let cannot = cannot.or_else(|| absent(commands_of(&setup), places)).or_else(|| {
+                    let root = rustix::process::geteuid().is_root();
+                    (plan.drop_caches && !root).then(|| "needs root to drop caches".to_owned())
+                });
                 let first = plan.cells.len();
                 for column in &columns {
                     let cell = match &cannot {
@@ -268,6 +292,7 @@ impl Plan {
                 }
                 if plan.cells[first..].iter().any(|cell| cell.is_ok()) {
                     plan.add_images(&scenario.image, &scope).map_err(row_error)?;
+                    plan.add_mounts(first, scenario, places, &scope).map_err(row_error)?;
                     for act in setup {
                         if !plan.setup.contains(&act) {
                             plan.setup.push(act);
@@ -282,8 +307,15 @@ impl Plan {
                     Some(name) => Some(axis(name, &scope).map_err(row_error)?),
                     None => None,
                 };
+                let amount = match &scenario.rate {
+                    Some(rate) => {
+                        let amount = scope.size(&rate.amount).map_err(row_error)?;
+                        Some(amount as f64 / rate.divide as f64)
+                    }
+                    None => None,
+                };
                 let unchecked = case.unchecked.clone();
-                plan.rows.push(Row { label, variables, unchecked, curve_at });
+                plan.rows.push(Row { label, variables, unchecked, curve_at, amount });
             }
         }
         if plan.cells.is_empty() {
@@ -297,6 +329,30 @@ impl Plan {
     /// The cell of a row and a column.
     pub fn cell(&self, row: usize, column: usize) -> &Cell {
         &self.cells[row * self.columns.len() + column]
+    }
+
+    /// The file systems that cells from `first` on need.
+    fn add_mounts(
+        &mut self,
+        first: usize,
+        scenario: &Scenario,
+        places: &Places,
+        scope: &Scope<'_>,
+    ) -> Result<()> {
+        for name in self.cells[first..].iter().flatten().flat_map(|body| &body.mounts) {
+            if let (None, Some(mount)) =
+                (self.mounts.iter().find(|known| known.name == *name), scenario.mount.get(name))
+            {
+                self.mounts.push(MountPlan {
+                    name: name.clone(),
+                    kind: mount.kind.clone(),
+                    size: scope.size(&mount.size)?,
+                    image: places.disk.join(format!("{name}.img")),
+                    folder: crate::mount::folder(places, name),
+                });
+            }
+        }
+        Ok(())
     }
 
     fn add_images(&mut self, images: &[Image], scope: &Scope<'_>) -> Result<()> {
@@ -369,16 +425,20 @@ pub fn shell_line(words: &[String]) -> String {
     words.iter().map(quoted).collect::<Vec<_>>().join(" ")
 }
 
-fn built_in(places: &Places) -> Vars {
+fn built_in(places: &Places, scenario: &Scenario) -> Vars {
     let text = |path: &Path| Value::Text(path.display().to_string());
     let blockhaul = places.blockhaul.as_deref().unwrap_or(Path::new("blockhaul"));
-    [
+    let mut vars: Vars = [
         ("scratch", text(&places.scratch)),
         ("disk", text(&places.disk)),
         ("blockhaul", text(blockhaul)),
     ]
     .map(|(name, value)| (name.to_owned(), value))
-    .into()
+    .into();
+    for name in scenario.mount.keys() {
+        vars.insert(format!("mount_{name}"), text(&crate::mount::folder(places, name)));
+    }
+    vars
 }
 
 fn chosen(texts: &[String], label: &str) -> bool {
@@ -447,6 +507,7 @@ fn act(step: &Step, scope: &Scope<'_>) -> Result<Act> {
         Step::Fresh { path: file, size } => Act::Fresh(path(file)?, scope.size(size)?),
         Step::Overwrite { path: file, like } => Act::Overwrite(path(file)?, path(like)?),
         Step::Remove { path: file } => Act::Remove(path(file)?),
+        Step::Evict { path: file } => Act::Evict(path(file)?),
         Step::Compare { expected, found } => Act::Compare(path(expected)?, path(found)?),
     })
 }
@@ -468,7 +529,7 @@ fn cell(
     {
         return Ok(Err("does not take part".to_owned()));
     }
-    if let Some(reason) = unmet(&environment.needs, places, scope)? {
+    if let Some(reason) = unmet(scenario, &environment.needs, places, scope)? {
         return Ok(Err(reason));
     }
     let mut servers = Vec::new();
@@ -476,7 +537,9 @@ fn cell(
         servers.push(server(scenario, &scope.text(name)?, scope)?);
     }
     let prepare = scenario.prepare.iter().chain(&case.prepare).chain(&environment.prepare);
+    let mounts = [&scenario.needs, &case.needs, &environment.needs];
     let body = Body {
+        mounts: mounts.iter().flat_map(|needs| needs.mounts.clone()).collect(),
         prepare: acts(prepare, scope)?,
         servers,
         command: argv(&environment.command, scope)?,
@@ -530,10 +593,20 @@ fn server(scenario: &Scenario, name: &str, scope: &Scope<'_>) -> Result<ServerPl
 }
 
 /// Why needs are not met on this machine; None if they are.
-fn unmet(needs: &Needs, places: &Places, scope: &Scope<'_>) -> Result<Option<String>> {
+fn unmet(
+    scenario: &Scenario,
+    needs: &Needs,
+    places: &Places,
+    scope: &Scope<'_>,
+) -> Result<Option<String>> {
     for program in &needs.programs {
         if places.find(&scope.text(program)?).is_none() {
             return Ok(Some(format!("the program {program} is not there")));
+        }
+    }
+    for mount in needs.mounts.iter().filter_map(|name| scenario.mount.get(name)) {
+        if let Some(reason) = crate::mount::unmet(&mount.kind, places) {
+            return Ok(Some(reason));
         }
     }
     if needs.root && !rustix::process::geteuid().is_root() {

@@ -12,6 +12,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use io::Cost;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, PidfdFlags, Signal};
 
@@ -32,6 +33,7 @@ const VERSION_TIMEOUT: Duration = Duration::from_secs(5);
 const TAIL_MAX: usize = 2000;
 
 /// Where and how processes are started.
+#[derive(Clone, Copy)]
 pub struct Ground<'a> {
     /// Where programs are.
     pub places: &'a Places,
@@ -70,6 +72,8 @@ pub struct Server {
     group: Group,
     /// What it had used when it was ready.
     before: Usage,
+    /// Peaks that were seen while it was used: threads come and go with connections.
+    seen: Usage,
     log: PathBuf,
 }
 
@@ -77,8 +81,12 @@ impl Ground<'_> {
     /// Runs a command and measures it. It is killed after `timeout`, or when the person wants to
     /// stop.
     pub fn run(&self, words: &[String], timeout: Duration) -> Timed {
+        self.run_with(words, timeout, &mut [])
+    }
+
+    /// The same, with an eye on the servers that it uses.
+    pub fn run_with(&self, words: &[String], timeout: Duration, servers: &mut [Server]) -> Timed {
         let log = self.logs.join("command");
-        let children_before = usage::reaped_children();
         let start = Instant::now();
         let mut group = match self.spawn(words, &log) {
             Ok(group) => group,
@@ -107,15 +115,21 @@ impl Ground<'_> {
                 break;
             }
             usage.watch(group.child.id());
+            for server in &mut *servers {
+                server.seen.watch(server.group.child.id());
+            }
             look = (look * 2).min(LOOK);
         }
         let wall = start.elapsed();
         // Not reaped yet: the kernel still tells about it.
         usage.io = usage::io_of(group.child.id());
-        let status = group.reap();
-        let children = usage::reaped_children();
-        usage.user_s = children.0 - children_before.0;
-        usage.system_s = children.1 - children_before.1;
+        let status = group.reap().map(|(status, cost)| {
+            usage.user_s = cost.user.as_secs_f64();
+            usage.system_s = cost.system.as_secs_f64();
+            usage.peak_bytes = usage.peak_bytes.max(cost.peak);
+            usage.threads = usage.threads.max(1);
+            status
+        });
         let program = base_name(words.first().map_or("", String::as_str));
         let why = match (killed, status) {
             (Some(why), _) => Some(format!("{program} {why}")),
@@ -126,15 +140,19 @@ impl Ground<'_> {
         Timed { wall, usage, failure }
     }
 
+    /// What the command that was run last printed to stdout, from the beginning.
+    pub fn output(&self) -> String {
+        let text = fs::read(self.logs.join("command.out")).unwrap_or_default();
+        String::from_utf8_lossy(&text[..text.len().min(TAIL_MAX)]).into_owned()
+    }
+
     /// First line that a program prints about its version; None if it does not want to tell.
     pub fn version(&self, program: &str) -> Option<String> {
         let words = [program.to_owned(), "--version".to_owned()];
         if self.run(&words, VERSION_TIMEOUT).failure.is_some() {
             return None;
         }
-        let text = fs::read(self.logs.join("command.out")).ok()?;
-        let text = String::from_utf8_lossy(&text[..text.len().min(TAIL_MAX)]).into_owned();
-        text.lines().map(str::trim).find(|line| !line.is_empty()).map(str::to_owned)
+        self.output().lines().map(str::trim).find(|line| !line.is_empty()).map(str::to_owned)
     }
 
     /// Starts a server and waits until it is ready.
@@ -152,7 +170,7 @@ impl Ground<'_> {
         while !is_ready(&plan.ready) {
             if group.ended_within(READY_LOOK) {
                 let how = match group.reap() {
-                    Ok(status) => ended_badly(status).unwrap_or_else(|| "ended".to_owned()),
+                    Ok((status, _)) => ended_badly(status).unwrap_or_else(|| "ended".to_owned()),
                     Err(error) => error.to_string(),
                 };
                 return Err(fail(format!("{how} before it was ready"), Some(&log)));
@@ -166,7 +184,7 @@ impl Ground<'_> {
             }
         }
         let before = Usage::of(group.child.id()).unwrap_or_default();
-        Ok(Server { name: plan.name.clone(), group, before, log })
+        Ok(Server { name: plan.name.clone(), group, before, seen: before, log })
     }
 
     fn spawn(&self, words: &[String], log: &Path) -> Result<Group, String> {
@@ -198,14 +216,17 @@ impl Server {
     pub fn usage(&mut self) -> Result<Usage, Failure> {
         if self.group.ended_within(Duration::ZERO) {
             let how = match self.group.reap() {
-                Ok(status) => ended_badly(status).unwrap_or_else(|| "ended".to_owned()),
+                Ok((status, _)) => ended_badly(status).unwrap_or_else(|| "ended".to_owned()),
                 Err(error) => error.to_string(),
             };
             let why = format!("server {}: {how} while it was used", self.name);
             return Err(Failure { why, stderr: tail(&self.log) });
         }
         let now = Usage::of(self.group.child.id()).unwrap_or(self.before);
-        Ok(now.since(&self.before))
+        let mut used = now.since(&self.before);
+        used.peak_bytes = used.peak_bytes.max(self.seen.peak_bytes);
+        used.threads = used.threads.max(self.seen.threads);
+        Ok(used)
     }
 
     /// Asks it to end, and waits until it has.
@@ -261,14 +282,14 @@ impl Group {
         self.signal(Signal::KILL);
     }
 
-    /// Waits for the child's end, and ends what it left running.
-    fn reap(&mut self) -> std::io::Result<ExitStatus> {
+    /// Waits for the child's end, ends what it left running, and tells what it cost.
+    fn reap(&mut self) -> std::io::Result<(ExitStatus, Cost)> {
         if self.ended_within(Duration::ZERO) {
             self.kill();
         }
-        let status = self.child.wait();
+        let ended = io::wait_with_cost(self.child.id());
         self.reaped = true;
-        status
+        ended
     }
 }
 

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::machine::Machine;
+pub use crate::metric::Metric;
 use crate::plan::{Act, Plan, shell_line};
 use crate::stats::Summary;
 use crate::usage::Usage;
@@ -45,6 +46,12 @@ pub struct Report {
     pub reference: Option<usize>,
     /// What curves are drawn over.
     pub curve: Option<String>,
+    /// What is shown besides the base.
+    #[serde(default)]
+    pub show: Vec<Metric>,
+    /// Unit of the rate, where there is one.
+    #[serde(default)]
+    pub rate_unit: Option<String>,
     /// The rows.
     pub rows: Vec<Row>,
     /// What was done before the first run.
@@ -81,6 +88,9 @@ pub struct Row {
     pub unchecked: Option<String>,
     /// Where it is on the axis of curves.
     pub curve_at: Option<f64>,
+    /// How much one run does, in the unit of the rate times seconds.
+    #[serde(default)]
+    pub amount: Option<f64>,
 }
 
 /// A row in a column.
@@ -116,6 +126,9 @@ pub struct Cell {
     pub total_peak_bytes: Option<Summary>,
     /// Wall time divided by that of the reference column in the same round.
     pub ratio: Option<Summary>,
+    /// What else is shown.
+    #[serde(default)]
+    pub more: BTreeMap<Metric, Summary>,
 }
 
 /// One run of a cell.
@@ -166,57 +179,6 @@ pub enum State<'a> {
     Good(&'a Summary),
 }
 
-/// What is shown in a table or a chart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Metric {
-    /// Wall time of the command.
-    Wall,
-    /// Processor time of the command.
-    OwnCpu,
-    /// Processor time of the command and all servers.
-    TotalCpu,
-    /// Peak memory of the command.
-    OwnPeak,
-    /// Peak memory of the command and all servers.
-    TotalPeak,
-}
-
-impl Metric {
-    /// All, in the order they are shown.
-    pub const ALL: [Metric; 5] =
-        [Metric::Wall, Metric::TotalCpu, Metric::OwnCpu, Metric::OwnPeak, Metric::TotalPeak];
-
-    /// Heading, with the unit.
-    pub fn title(self) -> &'static str {
-        match self {
-            Metric::Wall => "Wall time, seconds",
-            Metric::OwnCpu => "Processor time of the command, seconds",
-            Metric::TotalCpu => "Processor time of command and servers, seconds",
-            Metric::OwnPeak => "Peak memory of the command, MiB",
-            Metric::TotalPeak => "Peak memory of command and servers, MiB",
-        }
-    }
-
-    /// What a unit of the heading is in units of the summary.
-    pub fn unit(self) -> f64 {
-        match self {
-            Metric::OwnPeak | Metric::TotalPeak => 1_048_576.0,
-            _ => 1.0,
-        }
-    }
-
-    /// The summary of a cell.
-    pub fn of(self, cell: &Cell) -> Option<&Summary> {
-        match self {
-            Metric::Wall => cell.wall_s.as_ref(),
-            Metric::OwnCpu => cell.own_cpu_s.as_ref(),
-            Metric::TotalCpu => cell.total_cpu_s.as_ref(),
-            Metric::OwnPeak => cell.own_peak_bytes.as_ref(),
-            Metric::TotalPeak => cell.total_peak_bytes.as_ref(),
-        }
-    }
-}
-
 impl Cell {
     /// What can be shown of it.
     pub fn state(&self, metric: Metric) -> State<'_> {
@@ -248,6 +210,14 @@ impl Run {
 }
 
 impl Report {
+    /// What is shown of it, in order.
+    pub fn metrics(&self) -> Vec<Metric> {
+        let mut metrics = Metric::BASE.to_vec();
+        let more = Metric::MORE.iter().filter(|metric| self.show.contains(metric));
+        metrics.extend(more);
+        metrics
+    }
+
     /// The cell of a row and a column.
     pub fn cell(&self, row: usize, column: usize) -> &Cell {
         &self.cells[row * self.columns.len() + column]
@@ -315,6 +285,12 @@ pub fn summarize(plan: &Plan, runs: &[Run]) -> Vec<Cell> {
         cell.total_cpu_s = of(&Run::total_cpu_s);
         cell.own_peak_bytes = of(&|run| run.command.peak_bytes as f64);
         cell.total_peak_bytes = of(&|run| run.total_peak_bytes() as f64);
+        for metric in &plan.show {
+            let values = good.iter().filter_map(|run| metric.value(run, plan.rows[row].amount));
+            if let Some(summary) = Summary::of(&values.collect::<Vec<f64>>()) {
+                cell.more.insert(*metric, summary);
+            }
+        }
         if let Some(reference) = plan.reference {
             // Rounds are close in time: what disturbs one run of a round disturbs the others, too.
             let ratios: Vec<f64> = good

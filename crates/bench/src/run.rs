@@ -132,7 +132,7 @@ fn stages(
         servers.push(ground.serve(server).map_err(|failure| at("servers", failure))?);
     }
     let busy_before = usage::machine_busy();
-    let timed = ground.run(&body.command, plan.timeout);
+    let timed = ground.run_with(&body.command, plan.timeout, &mut servers);
     let busy = usage::machine_busy();
     run.wall_s = timed.wall.as_secs_f64();
     run.command = timed.usage;
@@ -173,6 +173,7 @@ fn carry_out(
         Act::Fresh(path, size) => files::fresh(path, *size).map(drop),
         Act::Overwrite(path, like) => files::overwrite(path, like),
         Act::Remove(path) => files::remove(path),
+        Act::Evict(path) => files::evict(path),
         Act::Compare(expected, found) => files::compare(expected, found),
     };
     done.map_err(|error| plain(error.to_string()))

@@ -5,22 +5,31 @@
 //! stays as it is.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::path::Path;
 use std::time::Duration;
 
 use serde::Deserialize;
-use serde::de::value::MapAccessDeserializer;
-use serde::de::{self, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde::de::{self, Deserializer};
 
 use crate::error::{Error, Result};
+use crate::metric::Metric;
+pub use crate::step::{Command, Step};
 use crate::vars::{Value, Vars};
 
 /// The scenarios that come with the program, by name.
 pub const BUILT_IN: &[(&str, &str)] = &[
     ("copy", include_str!("../../../bench/scenarios/copy.toml")),
-    ("latency", include_str!("../../../bench/scenarios/latency.toml")),
+    ("curl", include_str!("../../../bench/scenarios/curl.toml")),
+    ("extents", include_str!("../../../bench/scenarios/extents.toml")),
+    ("local", include_str!("../../../bench/scenarios/local.toml")),
+    ("pipes", include_str!("../../../bench/scenarios/pipes.toml")),
+    ("rtt", include_str!("../../../bench/scenarios/rtt.toml")),
     ("seed0", include_str!("../../../bench/scenarios/seed0.toml")),
+    ("seed1", include_str!("../../../bench/scenarios/seed1.toml")),
+    ("seed2", include_str!("../../../bench/scenarios/seed2.toml")),
+    ("seed3", include_str!("../../../bench/scenarios/seed3.toml")),
+    ("seed4", include_str!("../../../bench/scenarios/seed4.toml")),
+    ("server", include_str!("../../../bench/scenarios/server.toml")),
 ];
 
 /// A scenario file.
@@ -50,6 +59,14 @@ pub struct Scenario {
     pub drop_caches: bool,
     /// A variable with a number in every row: results are also drawn as curves over it.
     pub curve: Option<String>,
+    /// What is shown besides times and memory.
+    #[serde(default)]
+    pub show: Vec<Metric>,
+    /// How much is done in a run, to show how much of it is done in a second.
+    pub rate: Option<Rate>,
+    /// File systems to be mounted for the runs, by name.
+    #[serde(default)]
+    pub mount: BTreeMap<String, Mount>,
     /// What the machine must have for the scenario as a whole.
     #[serde(default)]
     pub needs: Needs,
@@ -115,12 +132,40 @@ pub struct Needs {
     /// Whether the user must be root.
     #[serde(default)]
     pub root: bool,
+    /// File systems of `[mount]` that are used.
+    #[serde(default)]
+    pub mounts: Vec<String>,
     /// Type of the file system that `{disk}` must be on, for instance `xfs`.
     pub file_system: Option<String>,
     /// Bytes that must be free where `{scratch}` is.
     pub scratch: Option<Value>,
     /// Bytes that must be free where `{disk}` is.
     pub disk: Option<Value>,
+}
+
+/// How much is done in a run.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Rate {
+    /// A number, or a size with a unit; variables of a row may be used.
+    pub amount: Value,
+    /// The unit of what is shown, for instance `MB/s`.
+    pub unit: String,
+    /// The amount is divided by this: 1000000 for MB of bytes.
+    #[serde(default = "one")]
+    pub divide: u64,
+}
+
+/// A file system of its own: an image file under `{disk}`, mounted through a loop device with direct
+/// I/O. It needs root. Its folder is the variable `{mount_NAME}`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Mount {
+    /// `ext4`, `xfs` or `btrfs`.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// Size of the file system.
+    pub size: Value,
 }
 
 /// A file with known content.
@@ -138,49 +183,6 @@ pub struct Image {
     /// Seed of the bytes and of where they are.
     #[serde(default = "default_seed")]
     pub seed: u64,
-}
-
-/// A program and its arguments, or a line for the shell.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Command {
-    /// Words; one that is a variable with a list stands for all the list's words.
-    Words(Vec<String>),
-    /// A line for `/bin/sh`.
-    Shell(String),
-}
-
-/// Something that is done around the runs, outside the time that counts.
-#[derive(Clone, Debug)]
-pub enum Step {
-    /// Runs a command that must exit with status 0.
-    Run(Command),
-    /// Makes an empty sparse file of this size; one that is there is removed.
-    Fresh {
-        /// The file.
-        path: String,
-        /// Its size in bytes.
-        size: Value,
-    },
-    /// Fills a file with wrong bytes (0xa5) wherever another one has data, and makes holes where it
-    /// has holes. Blocks that the file has already are kept, so that a copy to it allocates none.
-    Overwrite {
-        /// The file.
-        path: String,
-        /// The other one.
-        like: String,
-    },
-    /// Removes a file if it is there.
-    Remove {
-        /// The file.
-        path: String,
-    },
-    /// Compares two files byte for byte.
-    Compare {
-        /// The file with the right bytes.
-        expected: String,
-        /// The file to be judged.
-        found: String,
-    },
 }
 
 /// A server for one run.
@@ -344,6 +346,15 @@ impl Scenario {
                 ));
             }
         }
+        let needs = self.case.iter().map(|case| &case.needs);
+        for needs in needs.chain(self.environment.iter().map(|e| &e.needs)).chain([&self.needs]) {
+            if let Some(name) = needs.mounts.iter().find(|name| !self.mount.contains_key(*name)) {
+                return wrong(format!("'mounts' names '{name}', but there is no [mount.{name}]"));
+            }
+        }
+        if self.rate.as_ref().is_some_and(|rate| rate.divide == 0) {
+            return wrong("[rate] 'divide' is 0".to_owned());
+        }
         for (axis, values) in self.matrix.iter().chain(&self.quick.matrix).chain(&self.full.matrix)
         {
             if values.is_empty() {
@@ -376,6 +387,10 @@ fn default_timeout() -> Duration {
     Duration::from_secs(120)
 }
 
+fn one() -> u64 {
+    1
+}
+
 fn default_seed() -> u64 {
     1
 }
@@ -405,119 +420,6 @@ fn duration<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<Duration,
     parse_duration(&text).map_err(de::Error::custom)
 }
 
-impl<'de> Deserialize<'de> for Command {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Command, D::Error> {
-        struct Words;
-        impl<'de> Visitor<'de> for Words {
-            type Value = Command;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a list of words, or a line for the shell")
-            }
-            fn visit_str<E: de::Error>(self, text: &str) -> std::result::Result<Command, E> {
-                match text.trim() {
-                    "" => Err(E::custom("the command is empty")),
-                    line => Ok(Command::Shell(line.to_owned())),
-                }
-            }
-            fn visit_seq<A: SeqAccess<'de>>(
-                self,
-                mut words: A,
-            ) -> std::result::Result<Command, A::Error> {
-                let mut all = Vec::new();
-                while let Some(word) = words.next_element::<String>()? {
-                    all.push(word);
-                }
-                match all.is_empty() {
-                    true => Err(de::Error::custom("the command is empty")),
-                    false => Ok(Command::Words(all)),
-                }
-            }
-        }
-        from.deserialize_any(Words)
-    }
-}
-
-impl<'de> Deserialize<'de> for Step {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Step, D::Error> {
-        struct AnyStep;
-        impl<'de> Visitor<'de> for AnyStep {
-            type Value = Step;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(
-                    "a step: a command (a list of words, or a line for the shell) or one of \
-                     { fresh = FILE, size = SIZE }, { overwrite = FILE, like = FILE }, \
-                     { remove = FILE }, { compare = [EXPECTED, FOUND] }",
-                )
-            }
-            fn visit_str<E: de::Error>(self, text: &str) -> std::result::Result<Step, E> {
-                let line = de::value::StrDeserializer::new(text);
-                Command::deserialize(line).map(Step::Run)
-            }
-            fn visit_seq<A: SeqAccess<'de>>(self, words: A) -> std::result::Result<Step, A::Error> {
-                let words = de::value::SeqAccessDeserializer::new(words);
-                Command::deserialize(words).map(Step::Run)
-            }
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> std::result::Result<Step, A::Error> {
-                #[derive(Deserialize)]
-                #[serde(deny_unknown_fields)]
-                struct Fields {
-                    fresh: Option<String>,
-                    size: Option<Value>,
-                    overwrite: Option<String>,
-                    like: Option<String>,
-                    remove: Option<String>,
-                    compare: Option<[String; 2]>,
-                }
-                match Fields::deserialize(MapAccessDeserializer::new(map))? {
-                    Fields {
-                        fresh: Some(path),
-                        size: Some(size),
-                        overwrite: None,
-                        like: None,
-                        remove: None,
-                        compare: None,
-                    } => Ok(Step::Fresh { path, size }),
-                    Fields {
-                        overwrite: Some(path),
-                        like: Some(like),
-                        fresh: None,
-                        size: None,
-                        remove: None,
-                        compare: None,
-                    } => Ok(Step::Overwrite { path, like }),
-                    Fields {
-                        remove: Some(path),
-                        fresh: None,
-                        size: None,
-                        overwrite: None,
-                        like: None,
-                        compare: None,
-                    } => Ok(Step::Remove { path }),
-                    Fields {
-                        compare: Some([expected, found]),
-                        fresh: None,
-                        size: None,
-                        overwrite: None,
-                        like: None,
-                        remove: None,
-                    } => Ok(Step::Compare { expected, found }),
-                    _ => Err(de::Error::custom(format!("expected {}", de_expecting(&self)))),
-                }
-            }
-        }
-        fn de_expecting<'de, V: Visitor<'de>>(visitor: &V) -> String {
-            struct Show<'a, V>(&'a V);
-            impl<'de, V: Visitor<'de>> fmt::Display for Show<'_, V> {
-                fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                    self.0.expecting(f)
-                }
-            }
-            Show(visitor).to_string()
-        }
-        from.deserialize_any(AnyStep)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -539,11 +441,22 @@ mod tests {
 
     #[test]
     fn built_in_scenarios_parse() {
+        let places = crate::plan::Places {
+            scratch: "/dev/shm".into(),
+            disk: "/var/tmp".into(),
+            blockhaul: None,
+            search: vec!["/bin".into(), "/usr/bin".into()],
+        };
         for (name, _) in BUILT_IN {
-            Scenario::built_in(name).unwrap();
+            let scenario = Scenario::built_in(name).unwrap().1;
+            for full in [false, true] {
+                let choice = crate::plan::Choice { full, ..Default::default() };
+                let plan = crate::plan::Plan::new(name, &scenario, &choice, &places, 1);
+                assert!(plan.is_ok(), "{name}: {:?}", plan.err());
+            }
         }
         let text = Scenario::built_in("nothing").unwrap_err().to_string();
-        assert!(text.contains("copy, latency, seed0"), "{text}");
+        assert!(text.contains("copy, curl, extents"), "{text}");
     }
 
     #[test]

@@ -9,8 +9,11 @@ const DEVIATION_SHOWN: f64 = 1.5;
 /// All tables and notes for a terminal.
 pub fn text(report: &Report) -> String {
     let mut out = format!("{}\n{}\n", report.title, circumstances(report));
-    for metric in [Metric::Wall, Metric::TotalCpu, Metric::OwnCpu, Metric::OwnPeak] {
-        out.push_str(&format!("\n{}\n{}", metric.title(), grid(report, metric).text()));
+    for metric in report.metrics() {
+        if metric == Metric::TotalPeak {
+            continue;
+        }
+        out.push_str(&format!("\n{}\n{}", metric.title(report), grid(report, metric).text()));
     }
     if let Some(grid) = ratios(report) {
         out.push_str(&format!("\n{}\n{}", ratio_title(report), grid.text()));
@@ -21,6 +24,13 @@ pub fn text(report: &Report) -> String {
     out
 }
 
+/// The table of one metric for Markdown, without the lines of differences.
+pub fn markdown_grid(report: &Report, metric: Metric) -> String {
+    let mut grid = grid(report, metric);
+    grid.lines.iter_mut().for_each(|line| line.differences.clear());
+    grid.markdown()
+}
+
 /// All tables and notes, and how to repeat it, as a Markdown document.
 pub fn markdown(report: &Report) -> String {
     let mut out = format!("# {}\n\n", report.title);
@@ -28,8 +38,9 @@ pub fn markdown(report: &Report) -> String {
         out.push_str(&format!("{}\n\n", report.description));
     }
     out.push_str(&format!("{}\n", circumstances(report)));
-    for metric in Metric::ALL {
-        out.push_str(&format!("\n## {}\n\n{}", metric.title(), grid(report, metric).markdown()));
+    for metric in report.metrics() {
+        let title = metric.title(report);
+        out.push_str(&format!("\n## {title}\n\n{}", grid(report, metric).markdown()));
     }
     if let Some(grid) = ratios(report) {
         out.push_str(&format!("\n## {}\n\n{}", ratio_title(report), grid.markdown()));
@@ -85,7 +96,7 @@ pub fn csv(report: &Report) -> String {
             None => ",,,".to_owned(),
         };
         out.push_str(&format!(
-            "{},{},{},{},{},{:.6},{:.2},{:.2},{},{},{io},{:.2},{:.2},{},{:.2},{:.2}\n",
+            "{},{},{},{},{},{:.6},{:.6},{:.6},{},{},{io},{:.6},{:.6},{},{:.6},{:.2}\n",
             run.round,
             run.warmup,
             quoted(&report.rows[run.row].label),
@@ -141,6 +152,8 @@ pub fn number(value: f64) -> String {
 pub fn cell_text(cell: &Cell, metric: Metric) -> String {
     let summary = match cell.state(metric) {
         State::Skipped(_) => return "skipped".to_owned(),
+        // Nothing of the kind, for instance threads of servers where there are none.
+        State::Missing if cell.good > 0 => return "–".to_owned(),
         State::Missing => return "not run".to_owned(),
         State::Failed(_) => return "FAILED".to_owned(),
         State::Good(summary) => summary,
@@ -402,6 +415,8 @@ pub(crate) mod tests {
             columns: columns.iter().map(|column| (*column).to_owned()).collect(),
             reference: Some(0),
             curve: None,
+            show: Vec::new(),
+            rate_unit: None,
             rows: Vec::new(),
             setup: Vec::new(),
             cells: Vec::new(),
@@ -413,6 +428,7 @@ pub(crate) mod tests {
                 variables: BTreeMap::new(),
                 unchecked: None,
                 curve_at: Some(row as f64),
+                amount: None,
             });
             for (column, times) in cells.iter().enumerate() {
                 let wall_s = Summary::of(times);

@@ -1,13 +1,13 @@
 //! What processes used, as the kernel tells in `/proc` (proc(5)).
 //!
-//! The kernel counts processor time exactly, but `/proc` shows it in ticks, mostly of 10 ms, rounded
-//! down. So only differences are used: their error has mean zero and is below one tick each for
-//! user and system time, which medians over runs take down further. For a command that has ended
-//! the difference is that of the parent's children, which the kernel adds up when it is reaped.
-//! Peak memory is the high-water mark of the resident set (`VmHWM`, shared pages included), looked
-//! at while the process runs, for a command every 20 ms: what it took in its last moment may be
-//! missed. Bytes and calls (`/proc/PID/io`) are those of read, write, sendfile and splice;
-//! the kernel does not count socket calls (send, recv) nor io_uring there.
+//! Processor time is exact: of a command that has ended, what wait4(2) tells; of a server, the
+//! processor clock of its process, before and after. The kernel knows the sum to the nanosecond and
+//! divides it between user and system by samples. Children that a server has waited for are known
+//! in ticks, mostly of 10 ms. Peak memory of a command is the larger of what wait4(2) tells and of
+//! the high-water marks (`VmHWM`, shared pages included) of it and its children, looked at every
+//! 20 ms; of a server it is that mark in the end. Bytes and calls (`/proc/PID/io`) are those of
+//! read, write, sendfile and splice; the kernel does not count socket calls (send, recv) nor
+//! io_uring there.
 
 use std::fs;
 
@@ -49,10 +49,17 @@ impl Usage {
 
     /// What a living process has used so far; None if it has ended.
     pub fn of(pid: u32) -> Option<Usage> {
-        let times = Times::of(&pid.to_string())?;
+        let times = Times::of(pid)?;
         let mut usage = Usage { io: io_of(pid), ..Usage::default() };
-        usage.user_s = times.user_s + times.children_user_s;
-        usage.system_s = times.system_s + times.children_system_s;
+        usage.user_s = times.children_user_s;
+        usage.system_s = times.children_system_s;
+        for pid in family(pid) {
+            let Ok(exact) = ::io::processor_time(pid) else { continue };
+            let exact = exact.as_secs_f64();
+            let system = Times::of(pid).map_or(0.0, |times| times.system_share()) * exact;
+            usage.system_s += system;
+            usage.user_s += exact - system;
+        }
         usage.watch(pid);
         Some(usage)
     }
@@ -68,34 +75,41 @@ impl Usage {
             }),
             _ => None,
         };
-        Usage {
-            user_s: (self.user_s - before.user_s).max(0.0),
-            system_s: (self.system_s - before.system_s).max(0.0),
-            io,
-            ..*self
-        }
+        // The sum is exact; how it is divided may seem to go backwards.
+        let spent = (self.cpu_s() - before.cpu_s()).max(0.0);
+        let system_s = (self.system_s - before.system_s).clamp(0.0, spent);
+        Usage { user_s: spent - system_s, system_s, io, ..*self }
     }
 
     /// Takes over the peaks of a living process and of its children, where the kernel lists them.
     pub fn watch(&mut self, pid: u32) {
         let (mut bytes, mut threads) = (0, 0);
-        // A shell line has a few children; a loop over more would disturb what is measured.
-        let mut pids = vec![pid];
-        let mut at = 0;
-        while at < pids.len().min(16) {
-            let pid = pids[at];
-            at += 1;
+        for pid in family(pid) {
             if let Ok(status) = fs::read_to_string(format!("/proc/{pid}/status")) {
                 bytes += field(&status, "VmHWM:") << 10;
                 threads += field(&status, "Threads:");
-            }
-            if let Ok(children) = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")) {
-                pids.extend(children.split_whitespace().filter_map(|pid| pid.parse::<u32>().ok()));
             }
         }
         self.peak_bytes = self.peak_bytes.max(bytes);
         self.threads = self.threads.max(threads);
     }
+}
+
+/// A process and its children, where the kernel lists them.
+fn family(pid: u32) -> Vec<u32> {
+    // A shell line has a few children; a loop over more would disturb what is measured.
+    const MEMBERS_MAX: usize = 16;
+    let mut pids = vec![pid];
+    let mut at = 0;
+    while at < pids.len() && pids.len() < MEMBERS_MAX {
+        let pid = pids[at];
+        at += 1;
+        if let Ok(children) = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")) {
+            pids.extend(children.split_whitespace().filter_map(|pid| pid.parse::<u32>().ok()));
+        }
+    }
+    pids.truncate(MEMBERS_MAX);
+    pids
 }
 
 /// Bytes and calls of a process that has not been reaped.
@@ -107,12 +121,6 @@ pub fn io_of(pid: u32) -> Option<Io> {
         reads: field(&text, "syscr:"),
         writes: field(&text, "syscw:"),
     })
-}
-
-/// Processor times of this process's children that were reaped: user and system, in seconds.
-pub fn reaped_children() -> (f64, f64) {
-    let times = Times::of("self").unwrap_or_default();
-    (times.children_user_s, times.children_system_s)
 }
 
 /// Processor time of the whole machine that was not idle, in seconds, and of it what a hypervisor
@@ -142,9 +150,15 @@ struct Times {
 }
 
 impl Times {
-    fn of(pid: &str) -> Option<Times> {
+    fn of(pid: u32) -> Option<Times> {
         let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         Times::parse(&text, ticks_per_second())
+    }
+
+    /// How much of the time of the process itself was spent in the kernel: from 0 to 1.
+    fn system_share(&self) -> f64 {
+        let both = self.user_s + self.system_s;
+        if both > 0.0 { self.system_s / both } else { 0.0 }
     }
 
     fn parse(text: &str, ticks_per_second: f64) -> Option<Times> {
@@ -185,6 +199,15 @@ mod tests {
             Times { user_s: 1.1, system_s: 2.2, children_user_s: 3.3, children_system_s: 4.4 };
         assert_eq!(times, expected);
         assert_eq!(Times::parse("12 (a) S 1", 100.0), None);
+    }
+
+    #[test]
+    fn differences_keep_the_sum() {
+        let before = Usage { user_s: 1.0, system_s: 2.0, ..Usage::default() };
+        let now = Usage { user_s: 0.9, system_s: 2.3, ..Usage::default() };
+        let spent = now.since(&before);
+        assert!((spent.cpu_s() - 0.2).abs() < 1e-9 && spent.user_s >= 0.0, "{spent:?}");
+        assert_eq!(before.since(&now).cpu_s(), 0.0);
     }
 
     #[test]

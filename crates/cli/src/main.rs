@@ -76,7 +76,11 @@ fn run() -> ExitCode {
         Command::Verify(args) => report("verify: ", check::verify(&args, &groups)),
         Command::Checksum(args) => report("checksum: ", check::checksum(&args, &groups)),
         Command::Map(args) => report("map: ", info::run_map(&args, &groups)),
-        Command::Bench(args) => bench::main(*args),
+        Command::Bench(args) => {
+            let registry = devices::registry(std::time::Duration::from_secs(60));
+            let spec = |word: &std::ffi::OsStr| groups.spec(word);
+            bench::main(*args, &bench::Devices { registry, spec: &spec })
+        }
         Command::Man(args) => report("man: ", generate::man(args.dir.as_deref())),
         Command::Completions(args) => report("completions: ", generate::completions(args.shell)),
     }

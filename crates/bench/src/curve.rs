@@ -1,0 +1,162 @@
+//! Scaling curves: what happens over threads, requests, connections or latency, as SVG.
+
+use crate::html::{colour, escape};
+use crate::result::{Metric, Report};
+use crate::stats::Summary;
+use crate::table::number;
+
+/// Charts are this wide and high in units of their own.
+const SIZE: (f64, f64) = (360.0, 220.0);
+/// From this ratio of the largest to the smallest place on, the axis is logarithmic.
+const LOG_FROM: f64 = 30.0;
+
+/// A chart for each series of rows, all columns in it; nothing if the scenario has no curves.
+pub fn charts(report: &Report) -> String {
+    let Some(axis) = &report.curve else { return String::new() };
+    let metric = if report.rate_unit.is_some() { Metric::Rate } else { Metric::Wall };
+    let mut series: Vec<(String, Vec<usize>)> = Vec::new();
+    for (row, heading) in report.rows.iter().enumerate() {
+        let Some(place) = heading.curve_at else { continue };
+        // Rows that differ only in their place belong together.
+        let key = heading.label.replacen(&place.to_string(), "", 1);
+        let key = key.trim_matches([' ', ',']).to_owned();
+        match series.iter_mut().find(|(known, _)| *known == key) {
+            Some((_, rows)) => rows.push(row),
+            None => series.push((key, vec![row])),
+        }
+    }
+    let mut out = String::new();
+    for (name, rows) in series {
+        let mut title = format!("{} over {axis}", metric.title(report));
+        if !name.is_empty() {
+            title.push_str(&format!(": {name}"));
+        }
+        out.push_str(&chart(report, metric, &title, &rows));
+    }
+    out
+}
+
+/// Where places are on the axis, from 0 to 1.
+struct Axis {
+    first: f64,
+    last: f64,
+    logarithmic: bool,
+}
+
+impl Axis {
+    fn over(places: &[f64]) -> Option<Axis> {
+        let (first, last) = places
+            .iter()
+            .fold((f64::INFINITY, f64::NEG_INFINITY), |(a, b), x| (a.min(*x), b.max(*x)));
+        let logarithmic = first > 0.0 && last / first >= LOG_FROM;
+        (first < last).then_some(Axis { first, last, logarithmic })
+    }
+
+    fn at(&self, place: f64) -> f64 {
+        match self.logarithmic {
+            true => (place / self.first).ln() / (self.last / self.first).ln(),
+            false => (place - self.first) / (self.last - self.first),
+        }
+    }
+}
+
+fn chart(report: &Report, metric: Metric, title: &str, rows: &[usize]) -> String {
+    let place = |row: usize| report.rows[row].curve_at.unwrap_or(0.0);
+    let mut ticks: Vec<f64> = rows.iter().map(|row| place(*row)).collect();
+    ticks.sort_by(f64::total_cmp);
+    ticks.dedup();
+    let largest = rows
+        .iter()
+        .flat_map(|row| report.row(*row))
+        .filter_map(|cell| metric.of(cell))
+        .map(|summary| summary.high / metric.unit())
+        .fold(0.0, f64::max);
+    let Some(axis) = Axis::over(&ticks).filter(|_| largest > 0.0) else { return String::new() };
+    let (left, right, top, bottom) = (44.0, SIZE.0 - 12.0, 10.0, SIZE.1 - 34.0);
+    let x = |place: f64| left + axis.at(place) * (right - left);
+    let y = |value: f64| bottom - value / largest * (bottom - top);
+    let mut out = format!(
+        "<figure style=\"margin:0\">\n<h2>{}</h2>\n<svg class=\"curve\" role=\"img\" \
+         aria-label=\"curves; the tables hold the same figures\" viewBox=\"0 0 {} {}\">\n",
+        escape(title),
+        SIZE.0,
+        SIZE.1
+    );
+    for part in 0..=4 {
+        let value = largest * f64::from(part) / 4.0;
+        let y = y(value);
+        out.push_str(&format!(
+            "<line class=\"axis\" x1=\"{left}\" x2=\"{right}\" y1=\"{y:.1}\" y2=\"{y:.1}\"/>\
+             <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>\n",
+            left - 5.0,
+            y + 4.0,
+            number(value)
+        ));
+    }
+    for place in ticks {
+        out.push_str(&format!(
+            "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{place}</text>\n",
+            x(place),
+            bottom + 15.0
+        ));
+    }
+    for column in 0..report.columns.len() {
+        let mut points: Vec<(f64, &Summary)> = rows
+            .iter()
+            .filter_map(|row| Some((place(*row), metric.of(report.cell(*row, column))?)))
+            .collect();
+        points.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let colour = colour(column);
+        let line: Vec<String> = points
+            .iter()
+            .map(|(place, s)| format!("{:.1},{:.1}", x(*place), y(s.median / metric.unit())))
+            .collect();
+        out.push_str(&format!(
+            "<polyline points=\"{}\" style=\"fill:none;stroke:{colour};stroke-width:2\"/>\n",
+            line.join(" ")
+        ));
+        for (place, summary) in points {
+            let x = x(place);
+            let (low, high) = (y(summary.low / metric.unit()), y(summary.high / metric.unit()));
+            out.push_str(&format!(
+                "<line x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{low:.1}\" y2=\"{high:.1}\" \
+                 style=\"stroke:{colour}\"/><circle cx=\"{x:.1}\" cy=\"{:.1}\" r=\"3\" \
+                 style=\"fill:{colour}\"/>\n",
+                y(summary.median / metric.unit())
+            ));
+        }
+    }
+    out.push_str("</svg>\n</figure>\n");
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::table::tests::report;
+
+    #[test]
+    fn rows_that_differ_in_their_place_only_are_one_chart() {
+        let cells: &[&[f64]] = &[&[1.0], &[2.0]];
+        let rows = ["0 ms, few", "0 ms, many", "10 ms, few", "10 ms, many"].map(|l| (l, cells));
+        let mut report = report(&["a", "b"], &rows);
+        assert_eq!(charts(&report), "");
+        report.curve = Some("delay".into());
+        for (row, place) in report.rows.iter_mut().zip([0.0, 0.0, 10.0, 10.0]) {
+            row.curve_at = Some(place);
+        }
+        let text = charts(&report);
+        assert_eq!(text.matches("<svg").count(), 2, "{text}");
+        assert_eq!(text.matches("<polyline").count(), 4, "{text}");
+        assert!(text.contains("over delay: ms, few") && text.contains("over delay: ms, many"));
+    }
+
+    #[test]
+    fn wide_axes_are_logarithmic() {
+        let wide = Axis::over(&[1.0, 32.0, 1024.0]).unwrap();
+        assert!((wide.at(32.0) - 0.5).abs() < 1e-9 && wide.at(1.0) == 0.0);
+        let narrow = Axis::over(&[0.0, 10.0, 50.0]).unwrap();
+        assert!((narrow.at(10.0) - 0.2).abs() < 1e-9);
+        assert!(Axis::over(&[3.0]).is_none() && Axis::over(&[]).is_none());
+    }
+}

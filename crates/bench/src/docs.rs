@@ -1,0 +1,324 @@
+//! The figures in the README and in `docs/performance.md`, written from the newest results, so that
+//! each can be traced to a file.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use crate::error::{Error, Result};
+use crate::result::{Cell, Metric, Report};
+use crate::scenario::BUILT_IN;
+use crate::table::{circumstances, number};
+use crate::{save, table};
+
+/// Where results are, from the root of the tree.
+const RESULTS: &str = "bench/results";
+/// Why our columns are not the best where they are not.
+const REASONS: &str = "bench/reasons.toml";
+/// The document that is written as a whole.
+const DOCUMENT: &str = "docs/performance.md";
+/// The document of which the part between the marks is written.
+const README: &str = "README.md";
+/// Before and after what is written in the README.
+const MARKS: (&str, &str) = ("<!-- figures: begin -->\n", "<!-- figures: end -->\n");
+/// The scenario that the README shows.
+const SHOWN: &str = "copy";
+/// Columns with this word in their label are ours.
+const OURS: &str = "blockhaul";
+
+/// Files and what they should hold.
+pub fn documents(root: &Path) -> Result<Vec<(PathBuf, String)>> {
+    let reports = newest(&root.join(RESULTS))?;
+    let reasons = Reasons::load(&root.join(REASONS))?;
+    let readme = root.join(README);
+    let old = fs::read_to_string(&readme).map_err(|error| Error::file("read", &readme, error))?;
+    let misses = || Error::file("write figures into", &readme, "it has no marks for them");
+    let (before, rest) = old.split_once(MARKS.0).ok_or_else(misses)?;
+    let (_, after) = rest.split_once(MARKS.1).ok_or_else(misses)?;
+    let figures = match reports.iter().find(|(_, report)| report.name == SHOWN) {
+        Some((dir, report)) => short(dir, report),
+        None => String::new(),
+    };
+    let new = format!("{before}{}{figures}{}{after}", MARKS.0, MARKS.1);
+    Ok(vec![(readme, new), (root.join(DOCUMENT), document(&reports, &reasons))])
+}
+
+/// Writes what is not up to date; tells which files.
+pub fn write(root: &Path) -> Result<Vec<PathBuf>> {
+    let mut written = Vec::new();
+    for (path, text) in documents(root)? {
+        if fs::read_to_string(&path).ok().as_ref() != Some(&text) {
+            fs::write(&path, &text).map_err(|error| Error::file("write", &path, error))?;
+            written.push(path);
+        }
+    }
+    Ok(written)
+}
+
+/// The newest result of each scenario in the order of the scenarios, with its folder from the root.
+fn newest(dir: &Path) -> Result<Vec<(String, Report)>> {
+    let mut found: BTreeMap<String, (String, Report)> = BTreeMap::new();
+    for day in folders(dir)? {
+        for folder in folders(&day)?.into_iter().filter(|folder| save::is_result(folder)) {
+            let report = save::load(&folder)?;
+            let name = |path: &Path| path.file_name().unwrap_or_default().display().to_string();
+            let place = format!("{RESULTS}/{}/{}", name(&day), name(&folder));
+            let newer = found.get(&report.name).is_none_or(|(_, old)| old.started < report.started);
+            if newer && !report.interrupted {
+                found.insert(report.name.clone(), (place, report));
+            }
+        }
+    }
+    let place = |name: &str| BUILT_IN.iter().position(|(known, _)| *known == name);
+    let mut all: Vec<_> = found.into_values().collect();
+    all.sort_by_key(|(_, report)| (place(&report.name).unwrap_or(usize::MAX), report.name.clone()));
+    Ok(all)
+}
+
+fn folders(dir: &Path) -> Result<Vec<PathBuf>> {
+    let entries = fs::read_dir(dir).map_err(|error| Error::file("read", dir, error))?;
+    let mut all: Vec<PathBuf> =
+        entries.flatten().map(|entry| entry.path()).filter(|path| path.is_dir()).collect();
+    all.sort();
+    Ok(all)
+}
+
+/// The reasons, by scenario and by part of a row's label.
+#[derive(Debug, Default, Deserialize)]
+struct Reasons {
+    #[serde(flatten)]
+    scenarios: BTreeMap<String, BTreeMap<String, String>>,
+}
+
+impl Reasons {
+    fn load(path: &Path) -> Result<Reasons> {
+        let text = fs::read_to_string(path).map_err(|error| Error::file("read", path, error))?;
+        toml::from_str(&text).map_err(|error| Error::file("understand", path, error))
+    }
+
+    /// The reason with the longest part that the label has.
+    fn of(&self, scenario: &str, row: &str) -> Option<&str> {
+        let known = self.scenarios.get(scenario)?;
+        let fits = known.iter().filter(|(part, _)| row.contains(part.as_str()));
+        fits.max_by_key(|(part, _)| part.len()).map(|(_, reason)| reason.as_str())
+    }
+}
+
+/// The median wall time of a cell, if it has one.
+fn wall(cell: &Cell) -> Option<f64> {
+    cell.wall_s.as_ref().map(|summary| summary.median)
+}
+
+fn best<'a>(cells: impl Iterator<Item = &'a Cell>) -> Option<&'a Cell> {
+    cells
+        .filter(|cell| wall(cell).is_some())
+        .min_by(|a, b| wall(a).unwrap_or(f64::MAX).total_cmp(&wall(b).unwrap_or(f64::MAX)))
+}
+
+/// Wall time and processor time of every cell, the fastest of a row in bold.
+fn times(report: &Report) -> String {
+    let plain = |text: &str| text.replace('|', "\\|");
+    let mut out = String::from("| |");
+    for column in &report.columns {
+        out.push_str(&format!(" {} |", plain(column)));
+    }
+    out.push_str(&format!("\n|---|{}\n", "---|".repeat(report.columns.len())));
+    for (row, heading) in report.rows.iter().enumerate() {
+        let fastest = best(report.row(row).iter()).map(|cell| cell.column);
+        out.push_str(&format!("| {} |", plain(&heading.label)));
+        for cell in report.row(row) {
+            let text = match (wall(cell), &cell.total_cpu_s) {
+                (Some(wall), Some(cpu)) => {
+                    let text = format!("{} / {}", number(wall), number(cpu.median));
+                    let failed = match cell.failed {
+                        0 => String::new(),
+                        failed => format!(" ({failed} failed)"),
+                    };
+                    match fastest == Some(cell.column) {
+                        true => format!("**{text}**{failed}"),
+                        false => text + &failed,
+                    }
+                }
+                _ => table::cell_text(cell, Metric::Wall),
+            };
+            out.push_str(&format!(" {text} |"));
+        }
+        out.push('\n');
+    }
+    out
+}
+
+/// Versions of what was measured, without ours, which the commit tells.
+fn versions(report: &Report) -> String {
+    let of = |(name, text): (&String, &String)| {
+        let version = text.split([' ', '(']).find(|word| {
+            word.contains('.')
+                && word.trim_start_matches('v').starts_with(|c: char| c.is_ascii_digit())
+        })?;
+        (name != OURS).then(|| format!("{name} {}", version.trim_end_matches([',', ')'])))
+    };
+    let programs: Vec<String> = report.programs.iter().filter_map(of).collect();
+    let machine = &report.machine;
+    format!(
+        "{} cores of {}, {}, {}",
+        machine.cores,
+        machine.cpu,
+        machine.kernel,
+        programs.join(", ")
+    )
+}
+
+fn commit(report: &Report) -> String {
+    match &report.commit {
+        Some(commit) => format!(", commit {}", &commit[..commit.len().min(12)]),
+        None => String::new(),
+    }
+}
+
+/// What the README shows.
+fn short(dir: &str, report: &Report) -> String {
+    let first = report.description.replace('\n', " ");
+    let first = first.split_inclusive(". ").take(2).collect::<String>();
+    format!(
+        "{} Median wall seconds / processor seconds of the command and its servers; {}. The result of \
+         each run was compared byte for byte, except for the last row.\n\n{}\n\
+         From [{dir}]({dir}/README.md), {}{}; charts are in its index.html. More tables, and where \
+         blockhaul is not the fastest and why: [docs/performance.md](docs/performance.md).\n",
+        first.trim_end(),
+        versions(report),
+        times(report),
+        report.started,
+        commit(report),
+    )
+}
+
+fn document(reports: &[(String, Report)], reasons: &Reasons) -> String {
+    let mut out = String::from(
+        "# Performance\n\n\
+         Written by `cargo xtask bench docs` from the newest results in `bench/results`; do not edit. \
+         Cells are median wall seconds / median processor seconds of the command and its servers, the \
+         fastest of a row in bold. How it is measured: [bench/README.md](../bench/README.md). To \
+         repeat a table: `cargo xtask bench NAME`, and with `--full` the large size.\n",
+    );
+    for (dir, report) in reports {
+        out.push_str(&format!(
+            "\n## {}: {}\n\n{}\n",
+            report.name, report.title, report.description
+        ));
+        out.push_str(&format!(
+            "\n{} {}. From [{dir}](../{dir}/README.md), {}{}.\n\n{}",
+            circumstances(report),
+            versions(report),
+            report.started,
+            commit(report),
+            times(report)
+        ));
+        for metric in &report.show {
+            out.push_str(&format!("\n{}:\n\n", metric.title(report)));
+            out.push_str(&table::markdown_grid(report, *metric));
+        }
+        out.push_str(&behind(report, reasons));
+    }
+    out
+}
+
+/// Rows in which another column is faster than all of ours.
+fn behind(report: &Report, reasons: &Reasons) -> String {
+    let ours = |cell: &&Cell| report.columns[cell.column].contains(OURS);
+    let mut lines = String::new();
+    for (row, heading) in report.rows.iter().enumerate() {
+        let cells = report.row(row);
+        let Some(theirs) = best(cells.iter().filter(|cell| !ours(cell))) else { continue };
+        let Some(mine) = best(cells.iter().filter(ours)) else {
+            if cells.iter().any(|cell| ours(&cell) && cell.failed > 0) {
+                lines.push_str(&format!("- {}: ours failed\n", heading.label));
+            }
+            continue;
+        };
+        let (Some(a), Some(b)) = (mine.wall_s, theirs.wall_s) else { continue };
+        if a.median <= b.median {
+            continue;
+        }
+        let near = match a.low <= b.high {
+            true => ", and the intervals of both overlap",
+            false => "",
+        };
+        let reason = reasons.of(&report.name, &heading.label);
+        lines.push_str(&format!(
+            "- {}: {} takes {} s, {} {} s ({:+.0} %){near}. {}\n",
+            heading.label,
+            report.columns[theirs.column],
+            number(b.median),
+            report.columns[mine.column],
+            number(a.median),
+            100.0 * (a.median / b.median - 1.0),
+            reason.unwrap_or("The reason is not known yet.")
+        ));
+    }
+    match lines.is_empty() {
+        true => String::new(),
+        false => format!("\nWhere we are not the fastest:\n\n{lines}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::table::tests::report;
+
+    fn tree(columns: &[&str], lines: &[(&str, &[&[f64]])]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        let mut report = report(columns, lines);
+        report.name = SHOWN.into();
+        fs::create_dir_all(root.path().join(RESULTS)).unwrap();
+        fs::create_dir_all(root.path().join("docs")).unwrap();
+        save::save(&report, &root.path().join(RESULTS)).unwrap();
+        let text = format!("before\n{}old\n{}after\n", MARKS.0, MARKS.1);
+        fs::write(root.path().join(README), text).unwrap();
+        let reasons = "[copy]\n'fresh' = 'It has a reason.'\n'fresh t' = 'A better one.'\n";
+        fs::write(root.path().join(REASONS), reasons).unwrap();
+        root
+    }
+
+    #[test]
+    fn figures_come_from_the_newest_result_and_say_where_we_are_behind() {
+        let root = tree(
+            &["blockhaul copy", "peer"],
+            &[
+                ("fast", &[&[1.0], &[2.0]]),
+                ("fresh target", &[&[3.0], &[2.0]]),
+                ("odd", &[&[3.0], &[2.5]]),
+                ("broken", &[&[], &[2.5]]),
+            ],
+        );
+        let mut newer =
+            save::load(&root.path().join(RESULTS).join("2026-11-20-").join(SHOWN)).unwrap();
+        newer.started = "2026-11-21T00:00:00Z".into();
+        newer.description = "Newer. Text. More.".into();
+        save::save(&newer, &root.path().join(RESULTS)).unwrap();
+        assert_eq!(write(root.path()).unwrap().len(), 2);
+        assert_eq!(write(root.path()).unwrap().len(), 0, "it is up to date");
+        let readme = fs::read_to_string(root.path().join(README)).unwrap();
+        assert!(readme.starts_with("before\n") && readme.ends_with("after\n"), "{readme}");
+        assert!(readme.contains("| fast | **1.00 / 1.00** | 2.00 / 2.00 |"), "{readme}");
+        assert!(readme.contains("bench/results/2026-11-21-/copy"), "{readme}");
+        assert!(readme.contains("Newer. Text. Median") && !readme.contains("old\n"), "{readme}");
+        let text = fs::read_to_string(root.path().join(DOCUMENT)).unwrap();
+        assert!(text.contains(
+            "- fresh target: peer takes 2.00 s, blockhaul copy 3.00 s (+50 %). A better"
+        ));
+        assert!(
+            text.contains("- odd: peer takes 2.50 s, blockhaul copy 3.00 s (+20 %). The reason is")
+        );
+        assert!(text.contains("- broken: ours failed") && !text.contains("- fast:"), "{text}");
+    }
+
+    #[test]
+    fn a_readme_without_marks_is_refused() {
+        let root = tree(&["a"], &[("r", &[&[1.0]])]);
+        fs::write(root.path().join(README), "nothing").unwrap();
+        assert!(documents(root.path()).unwrap_err().to_string().contains("no marks"));
+    }
+}

@@ -1,0 +1,62 @@
+//! Programs that scenarios need and no system ships: a driver of QEMU's jobs, a web server for
+//! files, many idle connections, and fixed workloads for counting instructions. They are
+//! subcommands of `bench helper`, which people do not see.
+
+pub mod http;
+pub mod idle;
+pub mod job;
+pub mod work;
+
+use std::path::PathBuf;
+
+use clap::Subcommand;
+
+use crate::error::Result;
+
+/// Which helper.
+#[derive(Debug, Subcommand)]
+pub enum Helper {
+    /// Runs a job of qemu-storage-daemon to its end
+    Job(job::Job),
+    /// Serves the files of a folder over HTTP on the loopback address until it is killed
+    Http {
+        /// The folder
+        dir: PathBuf,
+        /// TCP port
+        #[arg(long)]
+        port: u16,
+    },
+    /// Opens connections to an NBD server and keeps them for a while
+    Idle {
+        /// The server
+        uri: String,
+        /// How many
+        #[arg(long)]
+        connections: u32,
+        /// How long they are kept once they are all open, in milliseconds
+        #[arg(long, default_value = "300")]
+        keep_ms: u64,
+    },
+    /// Carries out a fixed workload
+    Work {
+        /// Which
+        #[arg(value_enum)]
+        kind: work::Kind,
+        /// How often
+        count: u32,
+    },
+}
+
+impl Helper {
+    /// Does it.
+    pub fn run(&self) -> Result<()> {
+        match self {
+            Helper::Job(job) => job.run(),
+            Helper::Http { dir, port } => http::serve(dir, *port),
+            Helper::Idle { uri, connections, keep_ms } => {
+                idle::keep(uri, *connections, std::time::Duration::from_millis(*keep_ms))
+            }
+            Helper::Work { kind, count } => work::run(*kind, *count),
+        }
+    }
+}

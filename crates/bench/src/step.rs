@@ -1,0 +1,153 @@
+//! Commands and steps of a scenario, as they are written.
+
+use std::fmt;
+
+use serde::Deserialize;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{self, Deserializer, MapAccess, SeqAccess, Visitor};
+
+use crate::vars::Value;
+
+/// A program and its arguments, or a line for the shell.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// Words; one that is a variable with a list stands for all the list's words.
+    Words(Vec<String>),
+    /// A line for `/bin/sh`.
+    Shell(String),
+}
+
+/// Something that is done around the runs, outside the time that counts.
+#[derive(Clone, Debug)]
+pub enum Step {
+    /// Runs a command that must exit with status 0.
+    Run(Command),
+    /// Makes an empty sparse file of this size; one that is there is removed.
+    Fresh {
+        /// The file.
+        path: String,
+        /// Its size in bytes.
+        size: Value,
+    },
+    /// Fills a file with wrong bytes (0xa5) wherever another one has data, and makes holes where it
+    /// has holes. Blocks that the file has already are kept, so that a copy to it allocates none.
+    Overwrite {
+        /// The file.
+        path: String,
+        /// The other one.
+        like: String,
+    },
+    /// Removes a file if it is there.
+    Remove {
+        /// The file.
+        path: String,
+    },
+    /// Makes a file durable and asks the kernel to forget what it caches of it, so that it is read
+    /// from the disk. Needs no root, unlike `drop_caches`, and does nothing to files in memory.
+    Evict {
+        /// The file.
+        path: String,
+    },
+    /// Compares two files byte for byte.
+    Compare {
+        /// The file with the right bytes.
+        expected: String,
+        /// The file to be judged.
+        found: String,
+    },
+}
+
+impl<'de> Deserialize<'de> for Command {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Command, D::Error> {
+        struct Words;
+        impl<'de> Visitor<'de> for Words {
+            type Value = Command;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list of words, or a line for the shell")
+            }
+            fn visit_str<E: de::Error>(self, text: &str) -> std::result::Result<Command, E> {
+                match text.trim() {
+                    "" => Err(E::custom("the command is empty")),
+                    line => Ok(Command::Shell(line.to_owned())),
+                }
+            }
+            fn visit_seq<A: SeqAccess<'de>>(
+                self,
+                mut words: A,
+            ) -> std::result::Result<Command, A::Error> {
+                let mut all = Vec::new();
+                while let Some(word) = words.next_element::<String>()? {
+                    all.push(word);
+                }
+                match all.is_empty() {
+                    true => Err(de::Error::custom("the command is empty")),
+                    false => Ok(Command::Words(all)),
+                }
+            }
+        }
+        from.deserialize_any(Words)
+    }
+}
+
+impl<'de> Deserialize<'de> for Step {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Step, D::Error> {
+        struct AnyStep;
+        impl<'de> Visitor<'de> for AnyStep {
+            type Value = Step;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(
+                    "a step: a command (a list of words, or a line for the shell) or one of \
+                     { fresh = FILE, size = SIZE }, { overwrite = FILE, like = FILE }, \
+                     { remove = FILE }, { evict = FILE }, { compare = [EXPECTED, FOUND] }",
+                )
+            }
+            fn visit_str<E: de::Error>(self, text: &str) -> std::result::Result<Step, E> {
+                let line = de::value::StrDeserializer::new(text);
+                Command::deserialize(line).map(Step::Run)
+            }
+            fn visit_seq<A: SeqAccess<'de>>(self, words: A) -> std::result::Result<Step, A::Error> {
+                let words = de::value::SeqAccessDeserializer::new(words);
+                Command::deserialize(words).map(Step::Run)
+            }
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> std::result::Result<Step, A::Error> {
+                #[derive(Deserialize)]
+                #[serde(deny_unknown_fields)]
+                struct Fields {
+                    fresh: Option<String>,
+                    size: Option<Value>,
+                    overwrite: Option<String>,
+                    like: Option<String>,
+                    remove: Option<String>,
+                    evict: Option<String>,
+                    compare: Option<[String; 2]>,
+                }
+                let Fields { fresh, size, overwrite, like, remove, evict, compare } =
+                    Fields::deserialize(MapAccessDeserializer::new(map))?;
+                match (fresh, size, overwrite, like, remove, evict, compare) {
+                    (Some(path), Some(size), None, None, None, None, None) => {
+                        Ok(Step::Fresh { path, size })
+                    }
+                    (None, None, Some(path), Some(like), None, None, None) => {
+                        Ok(Step::Overwrite { path, like })
+                    }
+                    (None, None, None, None, Some(path), None, None) => Ok(Step::Remove { path }),
+                    (None, None, None, None, None, Some(path), None) => Ok(Step::Evict { path }),
+                    (None, None, None, None, None, None, Some([expected, found])) => {
+                        Ok(Step::Compare { expected, found })
+                    }
+                    _ => Err(de::Error::custom(format!("expected {}", de_expecting(&self)))),
+                }
+            }
+        }
+        fn de_expecting<'de, V: Visitor<'de>>(visitor: &V) -> String {
+            struct Show<'a, V>(&'a V);
+            impl<'de, V: Visitor<'de>> fmt::Display for Show<'_, V> {
+                fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                    self.0.expecting(f)
+                }
+            }
+            Show(visitor).to_string()
+        }
+        from.deserialize_any(AnyStep)
+    }
+}

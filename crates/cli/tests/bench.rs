@@ -1,0 +1,79 @@
+//! `blockhaul bench` as people start it: stopped by Ctrl-C, and asked about one device.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+fn blockhaul() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_blockhaul"))
+}
+
+#[test]
+fn ctrl_c_keeps_what_was_measured() {
+    let dir = tempfile::tempdir().unwrap();
+    let scenario = dir.path().join("touch.toml");
+    let text = "title = 'Touch'\nruns = 10000\nwarmup = 0\n\
+        [[environment]]\nlabel = 'touch'\ncommand = ['touch', '{scratch}/../mark']\n\
+        [[case]]\nlabel = 'row'\nunchecked = 'a mark'\n";
+    std::fs::write(&scenario, text).unwrap();
+    let out = dir.path().join("results");
+    let mut child = blockhaul()
+        .args(["bench", "--quiet", "--label", "here", "--scratch"])
+        .arg(dir.path())
+        .arg("--disk")
+        .arg(dir.path())
+        .arg("--out")
+        .arg(&out)
+        .arg(&scenario)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !dir.path().join("mark").exists() {
+        assert!(Instant::now() < deadline, "nothing was run");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // The first run has begun; some more may end.
+    std::thread::sleep(Duration::from_millis(200));
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    let result = find(&out, "result.json").expect("a result");
+    let result: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(result).unwrap()).unwrap();
+    assert_eq!(result["interrupted"], true);
+    let runs = result["runs"].as_array().unwrap();
+    assert!(!runs.is_empty() && runs.len() < 10_000, "{} runs", runs.len());
+    assert!(runs.iter().all(|run| run["failure"].is_null()), "{runs:?}");
+    let left = std::fs::read_dir(dir.path()).unwrap().flatten().map(|entry| entry.file_name());
+    let left: Vec<_> = left.filter(|name| name.display().to_string().contains("bench")).collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
+fn a_device_behind_a_command_is_measured() {
+    let output = blockhaul()
+        .args(["bench", "device", "--time", "1s", "--json", "--max-connections", "2"])
+        .args(["--max-requests", "4", "[", "blockhaul", "serve", "sample:8M", "]"])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&found["size"], &found["own_connections"]), (&(8 << 20).into(), &true.into()));
+    let command = found["reading_advice"]["command"].as_str().unwrap();
+    assert!(command.ends_with("[ blockhaul serve sample:8M ] TARGET"), "{command}");
+    let refused = blockhaul().args(["bench", "device", "/no/such/device"]).output().unwrap();
+    assert_eq!(refused.status.code(), Some(1));
+    let refused = blockhaul().args(["bench", "device", "odd:x"]).output().unwrap();
+    assert_eq!(refused.status.code(), Some(2));
+}
+
+fn find(dir: &Path, name: &str) -> Option<std::path::PathBuf> {
+    std::fs::read_dir(dir).ok()?.flatten().map(|entry| entry.path()).find_map(|path| {
+        match path.is_dir() {
+            true => find(&path, name),
+            false => (path.file_name()? == name).then_some(path),
+        }
+    })
+}
