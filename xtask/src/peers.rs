@@ -44,12 +44,12 @@ const PACKAGES: &str = "\
     nbdkit-plugin-dev genisoimage openssh-client openssh-server libnbd-bin python3-libnbd qemu-utils \
     qemu-system-common fio e2fsprogs gnutls-bin jq file bsdextrautils socat fdisk strace bash \
     dash coreutils diffutils findutils grep gzip hostname iproute2 mawk mount perl-base procps \
-    python3-minimal sed tar util-linux xz-utils";
+    python3-minimal sed tar util-linux xfsprogs xz-utils";
 
 /// Programs that get a wrapper in target/peers/bin.
 const PROGRAMS: &str = "\
     nbdkit nbdcopy nbdinfo nbddump nbdfuse nbdsh qemu-img qemu-io qemu-nbd qemu-storage-daemon \
-    fio mkfs.ext4 mke2fs e2fsck dumpe2fs debugfs certtool file hexdump jq psktool python3 sfdisk \
+    fio mkfs.ext4 mkfs.xfs mke2fs e2fsck dumpe2fs debugfs certtool file hexdump jq psktool python3 sfdisk \
     socat strace";
 
 /// Whose versions are printed.
