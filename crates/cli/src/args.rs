@@ -241,10 +241,11 @@ pub struct Copy {
     #[arg(value_name = "TARGET", required_unless_present = "job", conflicts_with = "job")]
     pub target: Option<OsString>,
 
-    /// Connections to each side
-    #[arg(short = 'C', long, value_name = "N", default_value = "4",
+    /// Connections to each side. Without this, as many as are found to pay, from 1 to 16, beginning
+    /// with 4
+    #[arg(short = 'C', long, value_name = "N",
           value_parser = clap::value_parser!(u16).range(1..=1024))]
-    pub connections: u16,
+    pub connections: Option<u16>,
 
     /// When to use more than one connection to a server that does not report multi-conn: auto does so
     /// after reading over the further one what was read and written over the first; always without
@@ -259,9 +260,10 @@ pub struct Copy {
           value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub requests: Option<u32>,
 
-    /// Bytes of a request: a power of two from 4k to 32m
-    #[arg(long, value_name = "SIZE", default_value = "512k", value_parser = request_size)]
-    pub request_size: u32,
+    /// Bytes of a request: a power of two from 4k to 32m. Without this, what is found to pay, from 64k
+    /// to 8m, beginning with 512k
+    #[arg(long, value_name = "SIZE", value_parser = request_size)]
+    pub request_size: Option<u32>,
 
     /// Bytes in flight on each connection
     #[arg(long, value_name = "SIZE", default_value = "16m", value_parser = queue_size)]
@@ -879,8 +881,8 @@ mod tests {
     #[test]
     fn copy_has_nbdcopys_defaults() {
         let copy = copy("a b");
-        assert_eq!((copy.connections, copy.requests, copy.threads), (4, None, 0));
-        assert_eq!((copy.request_size, copy.queue_size, copy.sparse), (524_288, 16 << 20, None));
+        assert_eq!((copy.connections, copy.requests, copy.threads), (None, None, 0));
+        assert_eq!((copy.request_size, copy.queue_size, copy.sparse), (None, 16 << 20, None));
         assert_eq!(copy.timeout, Duration::from_secs(60));
         assert!(copy.progress.is_none() && !copy.flush && !copy.allocated);
     }
@@ -888,7 +890,10 @@ mod tests {
     #[test]
     fn options_may_follow_devices_and_be_shortened() {
         let copy = copy("a -C 8 b --request-s=64k --target-is-zero -S 0 --alloc -p=3");
-        assert_eq!((copy.connections, copy.request_size, copy.sparse), (8, 65536, Some(0)));
+        assert_eq!(
+            (copy.connections, copy.request_size, copy.sparse),
+            (Some(8), Some(65536), Some(0))
+        );
         assert!(copy.destination_is_zero && copy.allocated);
         assert_eq!(copy.progress, Some(crate::progress::Style::Percent(3)));
     }

@@ -72,13 +72,15 @@ pub fn run(args: &args::Copy, groups: &Groups) -> Outcome {
 fn options(args: &args::Copy) -> Options {
     let usual = Options::default();
     Options {
-        connections: usize::from(args.connections),
+        connections: args.connections.map_or(usual.connections, usize::from),
+        // Who asks for a number gets it.
+        adaptive_connections: args.connections.is_none(),
         multi_conn: args.multi_conn,
         requests: args.requests.map_or(usual.requests, |n| n as usize),
-        // Who asks for a number gets it.
         adaptive: args.requests.is_none(),
-        request_size: args.request_size,
-        queue_size: args.queue_size.max(args.request_size.into()),
+        request_size: args.request_size.unwrap_or(usual.request_size),
+        adaptive_size: args.request_size.is_none(),
+        queue_size: args.queue_size.max(args.request_size.unwrap_or(0).into()),
         sparse: args.sparse.unwrap_or(usual.sparse),
         sampled: args.sparse.is_none(),
         allocated: args.allocated,
@@ -256,9 +258,7 @@ impl Job {
 
     /// Bytes of payloads in flight, at most.
     pub(crate) fn memory(&self) -> u64 {
-        // The window of every lane, in full, and one request to spare for each.
-        let lane = self.options.queue_size.saturating_add(2 * u64::from(self.options.request_size));
-        lane.saturating_mul(u64::try_from(self.options.connections).unwrap_or(1))
+        self.options.memory()
     }
 
     /// Opens both sides, so that the copy itself begins at once. For devices, not for pipes.

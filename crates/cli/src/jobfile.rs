@@ -390,7 +390,7 @@ source-layer = ['readonly', 'log']
         let [root, data] = &file.disks[..] else { panic!("{} disks", file.disks.len()) };
         assert_eq!((root.name.as_str(), data.name.as_str()), ("root", "2"));
         assert_eq!((root.args.verify, data.args.verify), (false, true));
-        assert_eq!((root.args.retries, root.args.request_size), (9, 65536));
+        assert_eq!((root.args.retries, root.args.request_size), (9, Some(65536)));
         assert_eq!(data.args.source_layer, ["readonly", "log"]);
         let source = data.groups.spec(data.args.source.as_ref().unwrap()).unwrap();
         let words = ["qemu-nbd", "-r", "[x"].map(OsString::from).to_vec();

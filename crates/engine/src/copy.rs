@@ -13,6 +13,7 @@ use io::{Pool, Remote};
 use crate::end::{End, Retries, Side};
 use crate::fold::Fold;
 use crate::further::further_lane;
+use crate::gate::Gate;
 use crate::journal::{Identity, Journal, JournalOptions, Recorded};
 use crate::lane::Lane;
 use crate::ledger::Suspect;
@@ -23,6 +24,7 @@ use crate::progress::Progress;
 use crate::selection::Selection;
 use crate::settled::{GRAIN_MAX, Settled, check_target};
 use crate::trust::Trust;
+use crate::tuner::Tuner;
 
 /// Requests under way that compare what was written, all lanes together.
 const CHECKS_MAX: u64 = 16;
@@ -48,7 +50,6 @@ pub async fn copy(
     }
     progress.set_total(selection.total());
     let settled = Settled::new(options, source.device(), target.device(), pool);
-    progress.set_request_size(settled.request_size);
     let plan = Arc::new(Plan::new());
     let retries = Retries::new(options, progress);
     let segment = settled.segment;
@@ -67,9 +68,13 @@ pub async fn copy(
     if fold.is_some() {
         grain = grain.max(crate::digest::BLOCK);
     }
+    let gate = Arc::new(Gate::new(settled.connections));
+    let tuner = Tuner::of(&settled, &from, &to, pool, (gate.clone(), progress.clone()));
     let job = Arc::new(Job {
         journal,
         fold,
+        gate,
+        tuner,
         plan: plan.clone(),
         // Of its own: nobody waits for a buffer of the pool that they hold one of.
         check_pool: Pool::new(CHECKS_MAX * Pool::cost(settled.request_size as usize)),
@@ -100,9 +105,9 @@ pub async fn copy(
         ..Making::of(job.end(Side::Source, source), segment, progress)
     }));
     let mut lanes = Vec::new();
-    for index in 1..job.settled.connections {
+    for index in 1..job.settled.connections_max {
         let (job, source, target) = (job.clone(), source.clone(), target.clone());
-        let lane = Remote::to(index).spawn(move || further_lane(job, source, target));
+        let lane = Remote::to(index).spawn(move || further_lane(job, index, source, target));
         lanes.push(lane);
     }
     job.clone().first_lane(source, target).await;
@@ -183,6 +188,8 @@ async fn open_journal(
 
 /// What all lanes of a copy share.
 pub(crate) struct Job {
+    pub(crate) gate: Arc<Gate>,
+    pub(crate) tuner: Tuner,
     pub(crate) journal: Option<Keeping>,
     /// The digest that is computed while copying.
     pub(crate) fold: Option<Fold>,
@@ -210,6 +217,7 @@ impl Job {
         self.first_error.lock().expect("no panic under this lock").get_or_insert(error);
         self.retries.fail();
         self.plan.stop();
+        self.gate.wake();
     }
 
     pub(crate) fn stopped(&self) -> bool {

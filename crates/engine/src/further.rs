@@ -11,11 +11,25 @@ use crate::options::MultiConn;
 
 /// Dials a lane, makes sure that it sees the same disks, then has it work like the first. What is in
 /// the way of it is a warning: the copy goes on without.
-pub(crate) async fn further_lane(job: Arc<Job>, source: Stack, target: Stack) {
+///
+/// Lane number `index` is made when so many are found to pay.
+pub(crate) async fn further_lane(job: Arc<Job>, index: usize, source: Stack, target: Stack) {
+    let wanted = job.gate.wait_for_places(index, || job.stopped());
+    if futures_or(wanted, job.plan.exhausted()).await.is_none() || job.stopped() {
+        return;
+    }
     match prepare(&job, &source, &target).await {
         Ok(Some((from, to))) => job.lane((&source, from), (&target, to), false).run().await,
         Ok(None) => {}
-        Err(why) => job.warn(format!("going on with fewer connections: {why}")),
+        Err(why) => {
+            job.tuner.no_more_lanes();
+            let text = format!("going on with fewer connections: {why}");
+            match index < job.settled.connections {
+                true => job.warn(text),
+                // One more than usual was only tried.
+                false => log::info!("{text}"),
+            }
+        }
     }
 }
 

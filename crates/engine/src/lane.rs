@@ -23,6 +23,8 @@ use crate::trust::Sample;
 use crate::window::Window;
 use crate::zeroes;
 
+/// A wait for a segment that is longer than that leaves the devices idle.
+const IDLE: Duration = Duration::from_millis(5);
 /// One request in so many is looked at for zeroes when samples suffice.
 const SAMPLE_EVERY: u64 = 16;
 
@@ -40,6 +42,10 @@ pub(crate) struct Lane {
     /// The first lane brings the sample by which others are examined.
     first: bool,
     window: RefCell<Window>,
+    /// Holds one of the places for lanes at work.
+    placed: Cell<bool>,
+    /// Bytes of a request, as the window knows it.
+    size: Cell<u64>,
     in_flight: Cell<usize>,
     bytes: Cell<u64>,
     /// Bytes that are zeroed in one request.
@@ -90,6 +96,8 @@ impl Lane {
             source,
             target,
             first,
+            placed: Cell::new(false),
+            size: Cell::new(job.tuner.request_size()),
             in_flight: Cell::new(0),
             bytes: Cell::new(0),
             zero_piece: Cell::new(job.settled.segment),
@@ -105,14 +113,59 @@ impl Lane {
     }
 
     pub(crate) async fn run(self: Rc<Self>) {
-        let lanes = self.job.lanes.fetch_add(1, Ordering::Relaxed) + 1;
-        self.job.progress.set_connections(lanes);
-        self.job.progress.change_requests(0, self.window.borrow().limit());
+        if self.first {
+            self.job.gate.enter_first();
+        } else if !self.job.gate.enter(|| self.job.stopped()).await {
+            return self.finish().await;
+        }
+        self.begin_work();
+        let mut used = false;
         while !self.job.stopped() {
+            let asked = Instant::now();
             let Some(segment) = self.job.plan.next().await else { break };
+            if asked.elapsed() > IDLE {
+                self.job.tuner.disturb();
+            }
+            if !std::mem::replace(&mut used, true) {
+                self.job.lanes.fetch_add(1, Ordering::Relaxed);
+            }
             self.segment(segment).await;
         }
+        self.job.tuner.finish();
+        if self.placed.take() {
+            self.job.gate.leave();
+        }
         self.finish().await;
+    }
+
+    /// The lane has a place.
+    fn begin_work(&self) {
+        self.placed.set(true);
+        self.job.progress.set_connections(self.job.gate.active());
+        self.job.progress.change_requests(0, self.window.borrow().limit());
+    }
+
+    /// Makes place where there are more lanes at work than pay; what is in flight goes on.
+    async fn make_place(&self) {
+        if self.first || !self.placed.get() || !self.job.gate.leave_if_over() {
+            return;
+        }
+        self.placed.set(false);
+        self.job.progress.set_connections(self.job.gate.active());
+        self.job.progress.change_requests(self.window.borrow().limit(), 0);
+        if self.job.gate.enter(|| self.job.stopped()).await {
+            self.begin_work();
+        }
+    }
+
+    /// Bytes of a request now.
+    fn request_size(&self) -> u64 {
+        let size = self.job.tuner.request_size();
+        let before = self.size.replace(size);
+        if before != size {
+            self.change_window(|window| window.resize(size as f64 / before as f64));
+        }
+        size
     }
 
     /// After the last segment: everything that is out is awaited, and what must last is made to.
@@ -137,7 +190,6 @@ impl Lane {
             return self.recheck(Suspect { range, again: false }).await;
         }
         self.begin(range);
-        let size = self.job.settled.request_size;
         let mut at = home;
         let mut requests = 0_u64;
         let mut moved = self.offload(home, &segment.runs).await.into_iter().peekable();
@@ -160,6 +212,7 @@ impl Lane {
                 }
                 let stop = moved.peek().map_or(end, |moved| moved.0.min(end));
                 // On the grid of the request size, so that requests are aligned.
+                let size = self.request_size();
                 let len = (size - at % size).min(stop - at);
                 self.turn(len).await;
                 if self.job.stopped() {
@@ -212,6 +265,7 @@ impl Lane {
     /// Waits until another request of `len` bytes may be in flight, and is within the limit.
     pub(crate) async fn turn(&self, len: u64) {
         let settled = &self.job.settled;
+        self.make_place().await;
         settled.pace(len, || self.job.stopped()).await;
         self.wait_until(|lane| {
             lane.in_flight.get() < lane.window.borrow().limit()
@@ -242,15 +296,21 @@ impl Lane {
         self.bytes.set(self.bytes.get() + len);
         self.ledger.borrow_mut().request(home);
         let lane = self.clone();
+        let started = (len > 0).then(|| self.job.tuner.clock());
         // Only what fills the window tells how full the path is.
-        let started = (len == self.job.settled.request_size).then(Instant::now);
+        let full = len == self.size.get();
         drop(io::start(async move {
             if let Err(error) = work.await {
                 lane.ledger.borrow_mut().abandon(home);
                 lane.job.fail(error);
             }
             if let Some(started) = started {
-                lane.learn(started.elapsed());
+                let now = lane.job.tuner.clock();
+                let time = now.saturating_sub(started);
+                lane.job.tuner.note(len, time, now);
+                if full {
+                    lane.change_window(|window| window.learn(time, now));
+                }
             }
             if lane.ledger.borrow_mut().completed(home) {
                 lane.arm();
@@ -262,12 +322,11 @@ impl Lane {
         }));
     }
 
-    /// Learns from a request that took `time`.
-    fn learn(&self, time: Duration) {
+    fn change_window(&self, change: impl FnOnce(&mut Window)) {
         let mut window = self.window.borrow_mut();
         let before = window.limit();
-        window.learn(time);
-        if window.limit() != before {
+        change(&mut window);
+        if self.placed.get() && window.limit() != before {
             self.job.progress.change_requests(before, window.limit());
         }
     }

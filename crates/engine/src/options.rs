@@ -23,6 +23,9 @@ pub const MAX_REQUEST: u32 = 32 << 20;
 pub struct Options {
     /// Lanes: connections to each side; at least 1.
     pub connections: usize,
+    /// Find out how many lanes pay, from 1 up to 16, beginning with `connections`; otherwise use as many
+    /// as that.
+    pub adaptive_connections: bool,
     /// When more than one lane is used with devices whose connections are of their own.
     pub multi_conn: MultiConn,
     /// Most requests in flight per lane; at least 1.
@@ -31,6 +34,9 @@ pub struct Options {
     pub adaptive: bool,
     /// Bytes per read and write; a power of two from [`MIN_REQUEST`] to [`MAX_REQUEST`].
     pub request_size: u32,
+    /// Find out what size of requests pays, from 64 KiB to 8 MiB, beginning with `request_size`; otherwise
+    /// use that.
+    pub adaptive_size: bool,
     /// Bytes in flight per lane.
     pub queue_size: u64,
     /// Runs of zeroes of at least this many bytes, so aligned, are zeroed instead of written; a power
@@ -99,6 +105,26 @@ pub struct Bitmap {
     pub mask: u64,
 }
 
+/// Bytes of buffers that a copy uses by default: with what the program needs besides and what is read
+/// back after a connection was lost, less than 64 MiB.
+const MEMORY: u64 = 44 << 20;
+
+impl Options {
+    /// Bytes of buffers that a copy can make use of, for [`io::Pool::new`]: the window of every lane in
+    /// full and two requests to spare for each, but not more than 44 MiB where neither lanes nor the
+    /// window are larger than usual.
+    pub fn memory(&self) -> u64 {
+        let usual = Options::default();
+        let requests = 2 * u64::from(self.request_size);
+        let lanes = u64::try_from(self.connections).unwrap_or(u64::MAX);
+        let whole = self.queue_size.saturating_add(requests).saturating_mul(lanes);
+        match self.connections <= usual.connections && self.queue_size <= usual.queue_size {
+            true => whole.min(MEMORY.max(requests.saturating_mul(lanes))),
+            false => whole,
+        }
+    }
+}
+
 /// Longest time between repetitions: a server that is back is noticed within half a minute.
 pub const RETRY_DELAY_MAX: Duration = Duration::from_secs(30);
 
@@ -106,12 +132,14 @@ impl Default for Options {
     fn default() -> Options {
         Options {
             connections: 4,
+            adaptive_connections: true,
             multi_conn: MultiConn::Auto,
             requests: 64,
             adaptive: true,
             // Between two qemu-nbd a fifth faster than nbdcopy's 256 KiB, elsewhere the same; the
             // largest that stays in the kernel.
             request_size: 512 << 10,
+            adaptive_size: true,
             queue_size: 16 << 20,
             sparse: 4096,
             sampled: true,

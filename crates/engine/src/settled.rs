@@ -31,6 +31,8 @@ pub(crate) fn check_target(size: u64, target: &block::Facts) -> Result<()> {
 
 /// Segments that each lane should find at least.
 const SEGMENTS_PER_LANE: u64 = 2;
+/// Most connections that are tried, where the number is not given.
+const CONNECTIONS_MAX: usize = 16;
 /// Requests that a segment has at least, so that lanes need not change places all the time.
 const REQUESTS_PER_SEGMENT: u64 = 16;
 
@@ -38,10 +40,14 @@ const REQUESTS_PER_SEGMENT: u64 = 16;
 #[derive(Debug, Clone)]
 pub(crate) struct Settled {
     pub(crate) connections: usize,
+    /// Lanes that may be in use where more are found to pay.
+    pub(crate) connections_max: usize,
     pub(crate) multi_conn: MultiConn,
     pub(crate) requests: usize,
     pub(crate) adaptive: bool,
     pub(crate) request_size: u64,
+    /// Find out what size of requests pays.
+    pub(crate) adaptive_size: bool,
     pub(crate) queue_size: u64,
     /// Grain of zero detection; 0: bytes are not looked at.
     pub(crate) sparse: u32,
@@ -71,6 +77,9 @@ impl Settled {
         let request_size = (request_size - request_size % minimum).max(minimum);
         let alone = options.synchronous;
         let connections = if alone { 1 } else { options.connections.max(1) };
+        // Where all lanes share one handle on both sides, more of them add nothing.
+        let more = options.adaptive_connections && !alone;
+        let connections_max = if more { connections.max(CONNECTIONS_MAX) } else { connections };
         // Zeroes are looked for in blocks that the target can free.
         let sparse = match options.sparse {
             _ if options.allocated => 0,
@@ -79,17 +88,19 @@ impl Settled {
         };
         Settled {
             connections,
+            connections_max,
             multi_conn: options.multi_conn,
             requests: if alone { 1 } else { options.requests.max(1) },
             adaptive: options.adaptive,
             request_size,
+            adaptive_size: options.adaptive_size && !alone,
             queue_size: options.queue_size.max(request_size),
             sparse,
             sampled: options.sampled,
             allocated: options.allocated,
             target_is_zero: options.target_is_zero || (to.zeroed && !options.allocated),
             flush: options.flush,
-            segment: segment(options, from.size, connections, request_size),
+            segment: segment(options, from.size, connections_max, request_size),
             rate: options.rate.clone(),
         }
     }
@@ -99,6 +110,11 @@ impl Settled {
     pub(crate) fn in_whole_blocks(&self) -> bool {
         let whole = |size: u64| size.is_multiple_of(crate::digest::BLOCK);
         whole(self.request_size) && whole(self.segment) && (self.sparse != 0 || self.allocated)
+    }
+
+    /// Whether the rate is limited.
+    pub(crate) fn is_limited(&self) -> bool {
+        self.rate.is_some()
     }
 
     /// Waits until a request of `bytes` bytes is within the limit.

@@ -17,6 +17,22 @@ const WAITING_LOW: f64 = 3.0;
 const WAITING_HIGH: f64 = 6.0;
 /// Rounds after which the shortest time is found out anew, so that a path that got slower is noticed.
 const ROUNDS_PER_EPOCH: u32 = 64;
+/// Requests that take at least so many seconds, and of which hardly any waits, are on a long path: the
+/// window opens faster there. (A path that is merely slow makes them wait.)
+const LONG: f64 = 0.003;
+const WAITING_HARDLY: f64 = 1.5;
+/// Where requests take at least so many seconds on average, a window twice as large is tried now and
+/// then, and kept where the rate grows by this much: answers from a cache now and then look as if all
+/// others merely waited. Locally that is never so, and noise must not open the window.
+const PROBE_FROM: f64 = 0.015;
+const PROBE_GAIN: f64 = 1.3;
+/// Rounds between such trials, rounds before the first, rounds and time that are measured, and rounds
+/// in which a window that won does not shrink.
+const ROUNDS_PER_PROBE: u32 = 32;
+const ROUNDS_BEFORE_PROBE: u32 = 8;
+const PROBE_ROUNDS: u32 = 2;
+const PROBE_TIME: Duration = Duration::from_millis(50);
+const HOLD: u32 = 64;
 
 /// The window of one lane.
 #[derive(Debug)]
@@ -32,6 +48,11 @@ pub(crate) struct Window {
     rounds: u32,
     sum: f64,
     count: usize,
+    /// What is measured since when: requests and rounds.
+    measured: (Duration, usize, u32),
+    /// Rounds in which the window does not shrink.
+    held: u32,
+    probe: Option<Probe>,
 }
 
 impl Window {
@@ -48,6 +69,9 @@ impl Window {
             rounds: 0,
             sum: 0.0,
             count: 0,
+            measured: (Duration::ZERO, 0, 0),
+            held: 0,
+            probe: None,
         }
     }
 
@@ -56,36 +80,68 @@ impl Window {
         self.limit
     }
 
-    /// Learns from a full-sized request that took `time` while the window was used to the full.
-    pub(crate) fn learn(&mut self, time: Duration) {
+    /// Learns from a full-sized request that took `time` and ended at the time `now`.
+    pub(crate) fn learn(&mut self, time: Duration, now: Duration) {
         if self.fixed {
             return;
+        }
+        if self.rounds == 0 && self.count == 0 {
+            self.measured = (now, 0, 0);
         }
         let time = time.as_secs_f64().max(1e-9);
         self.shortest = self.shortest.min(time);
         self.sum += time;
         self.count += 1;
         if self.count >= self.limit {
-            self.end_round();
+            self.end_round(now);
         }
     }
 
-    fn end_round(&mut self) {
+    /// Requests are `larger` times as large from now on, or smaller where that is less than one: what
+    /// is known of their times is void; as many bytes stay in flight.
+    pub(crate) fn resize(&mut self, larger: f64) {
+        if self.fixed {
+            return;
+        }
+        let limit = (self.limit as f64 / larger).round() as usize;
+        self.limit = limit.clamp(MIN.min(self.max), self.max);
+        (self.shortest, self.shortest_before) = (f64::INFINITY, f64::INFINITY);
+        (self.sum, self.count, self.held) = (0.0, 0, 0);
+        self.probe = None;
+        self.measured.2 = 0;
+    }
+
+    fn end_round(&mut self, now: Duration) {
         let typical = self.sum / self.count as f64;
+        self.measured.1 += self.count;
+        self.measured.2 += 1;
         (self.sum, self.count) = (0.0, 0);
+        self.rounds += 1;
+        if let Some(probe) = self.probe.take() {
+            self.go_on_probing(probe, now);
+            return;
+        }
         let shortest = self.shortest.min(self.shortest_before);
         let waiting = self.limit as f64 * (1.0 - shortest / typical);
+        self.held = self.held.saturating_sub(1);
         if waiting < WAITING_LOW {
-            let grown = if self.opening { self.limit * 2 } else { self.limit + 1 };
+            let long = shortest >= LONG && waiting < WAITING_HARDLY;
+            let grown = match self.opening {
+                true if long => self.limit * 4,
+                true => self.limit * 2,
+                false => self.limit + 1,
+            };
             self.limit = grown.min(self.max);
         } else {
             self.opening = false;
-            if waiting > WAITING_HIGH {
-                self.limit = (self.limit - 1).max(MIN.min(self.max));
+            if waiting > WAITING_HIGH && self.held == 0 {
+                // All at once would be too much where the shortest time was an exception.
+                let excess = (waiting - WAITING_HIGH) / 2.0;
+                let less = (excess as usize).clamp(1, (self.limit / 8).max(1));
+                self.limit = (self.limit - less).max(MIN.min(self.max));
             }
         }
-        self.rounds += 1;
-        if self.rounds.is_multiple_of(ROUNDS_PER_EPOCH) {
+        if self.rounds.is_multiple_of(ROUNDS_PER_EPOCH) && self.held == 0 {
             self.shortest_before = self.shortest;
             self.shortest = f64::INFINITY;
             // A round with half the window shows what a request takes with less before it; a long
@@ -93,45 +149,129 @@ impl Window {
             self.limit = (self.limit / 2).max(MIN.min(self.max));
             self.opening = true;
         }
+        match self.rounds % ROUNDS_PER_PROBE {
+            0 => self.measured = (now, 0, 0),
+            ROUNDS_BEFORE_PROBE if typical >= PROBE_FROM && self.limit < self.max => {
+                if let Some(rate) = self.rate(now) {
+                    self.begin_probe(rate);
+                }
+            }
+            _ => {}
+        }
     }
+
+    /// Requests a second since the measurement began, once it has lasted long enough.
+    fn rate(&self, now: Duration) -> Option<f64> {
+        let (since, count, rounds) = self.measured;
+        let time = now.saturating_sub(since);
+        (rounds >= PROBE_ROUNDS && time >= PROBE_TIME).then(|| count as f64 / time.as_secs_f64())
+    }
+
+    /// Doubles the window to see what that gives.
+    fn begin_probe(&mut self, rate: f64) {
+        self.probe = Some(Probe { before: self.limit, rate, settled: false, won: false });
+        self.limit = (self.limit * 2).min(self.max);
+    }
+
+    fn go_on_probing(&mut self, probe: Probe, now: Duration) {
+        if !probe.settled {
+            // Requests of this round were sent with the window as it was.
+            self.measured = (now, 0, 0);
+            self.probe = Some(Probe { settled: true, ..probe });
+            return;
+        }
+        match self.rate(now) {
+            None => self.probe = Some(probe),
+            Some(rate) if rate < probe.rate * PROBE_GAIN => self.limit = probe.before,
+            Some(_) if !probe.won => {
+                self.measured = (now, 0, 0);
+                self.probe = Some(Probe { won: true, ..probe });
+            }
+            Some(rate) => {
+                self.held = HOLD;
+                if self.limit < self.max {
+                    self.begin_probe(rate);
+                }
+            }
+        }
+    }
+}
+
+/// A window that is doubled for a while.
+#[derive(Debug)]
+struct Probe {
+    before: usize,
+    /// Requests a second before.
+    rate: f64,
+    settled: bool,
+    /// It was faster once; twice is no chance.
+    won: bool,
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// A path that carries `rate` requests a second after `delay` seconds.
-    fn settle(delay: f64, rate: f64, max: usize) -> usize {
+    /// A path that carries `rate` requests a second after `delay` seconds; one request in `cached` is
+    /// answered at once.
+    fn settle(delay: f64, rate: f64, max: usize, cached: usize) -> usize {
         let mut window = Window::new(max, false);
-        for _ in 0..20_000 {
-            let time = delay.max(window.limit() as f64 / rate);
-            window.learn(Duration::from_secs_f64(time));
+        let mut now = 0.0;
+        let mut limits = Vec::new();
+        for number in 0..20_000 {
+            let limit = window.limit() as f64;
+            let time = delay.max(limit / rate);
+            now += time / limit;
+            let time = if number % cached == 0 { 0.000_05 } else { time };
+            window.learn(Duration::from_secs_f64(time), Duration::from_secs_f64(now));
+            limits.push(window.limit());
         }
-        window.limit()
+        limits[10_000..].iter().sum::<usize>() / 10_000
     }
 
     #[test]
     fn a_long_path_opens_the_window_and_a_short_one_does_not() {
-        assert_eq!(settle(0.050, 1e6, 64), 64);
-        let short = settle(0.000_1, 10_000.0, 64);
+        let long = settle(0.050, 1e6, 64, usize::MAX);
+        assert!(long >= 56, "{long}");
+        let short = settle(0.000_1, 10_000.0, 64, usize::MAX);
         assert!((MIN..=12).contains(&short), "{short}");
+    }
+
+    #[test]
+    fn quick_answers_now_and_then_do_not_close_the_window_of_a_long_path() {
+        let limit = settle(0.050, 1e6, 64, 20);
+        assert!(limit >= 40, "{limit}");
     }
 
     #[test]
     fn long_paths_are_filled_within_a_few_rounds() {
         let mut window = Window::new(64, false);
-        let mut requests = 0;
+        let (trip, mut rounds) = (Duration::from_millis(50), 0);
         while window.limit() < 64 {
-            window.learn(Duration::from_millis(50));
-            requests += 1;
+            rounds += 1;
+            (0..window.limit()).for_each(|_| window.learn(trip, trip * rounds));
         }
-        assert!(requests < 128, "{requests}");
+        assert_eq!(rounds, 2);
+    }
+
+    #[test]
+    fn larger_requests_are_fewer() {
+        let mut window = Window::new(64, false);
+        window.limit = 32;
+        window.resize(2.0);
+        assert_eq!(window.limit(), 16);
+        window.resize(0.25);
+        assert_eq!(window.limit(), 64);
+        window.resize(1000.0);
+        assert_eq!(window.limit(), MIN);
     }
 
     #[test]
     fn a_given_window_stays() {
         let mut window = Window::new(7, true);
-        (0..1000).for_each(|_| window.learn(Duration::from_secs(1)));
+        let second = Duration::from_secs(1);
+        (0..1000).for_each(|n| window.learn(second, second * n));
+        window.resize(4.0);
         assert_eq!(window.limit(), 7);
         assert_eq!(Window::new(1, false).limit(), 1);
     }
