@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use crate::emulate::emulate;
-use crate::exports::Layered;
+use crate::exports::{Layered, gated};
 use crate::{
     Args, Device, Error, Exports, Kind, Param, Result, Spec, fence, parse_options, percent_decode,
 };
@@ -153,6 +153,13 @@ pub trait Layer: Send + Sync {
     fn open(self: Arc<Self>, below: Below) -> Opening<Arc<dyn Device>> {
         Box::pin(std::future::ready(self.wrap(below.device)))
     }
+
+    /// For layers that decide about clients instead of requests: what they may open through it.
+    /// `None`: it has nothing to do with clients.
+    fn gate(&self, inner: Arc<dyn Exports>) -> Option<Arc<dyn Exports>> {
+        let _ = inner;
+        None
+    }
 }
 
 /// What a layer in a stack is put over.
@@ -260,7 +267,8 @@ impl Registry {
         let (backend, target) = self.target(spec, intent)?;
         let Some(opening) = backend.exports(&target) else { return Ok(None) };
         let inner = opening.await?;
-        Ok(Some(Arc::new(Layered { inner, layers: layers.into() })))
+        let layered: Arc<dyn Exports> = Arc::new(Layered { inner, layers: layers.into() });
+        Ok(Some(gated(layered.clone(), layers).unwrap_or(layered)))
     }
 }
 

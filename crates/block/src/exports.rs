@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::backend::assemble;
-use crate::{Device, Layer, Opening};
+use crate::{Device, Error, Kind, Layer, Opening};
 
 /// Who asks for a device.
 #[derive(Clone, Default)]
@@ -84,5 +84,60 @@ impl Visit for LayeredVisit {
 
     fn gone(&self) {
         self.inner.gone();
+    }
+}
+
+/// Exports behind the layers that decide about clients, the last one outermost; `None` if there is no
+/// such layer.
+pub fn gated(inner: Arc<dyn Exports>, layers: &[Arc<dyn Layer>]) -> Option<Arc<dyn Exports>> {
+    let mut outer = None;
+    for layer in layers {
+        let below = outer.clone().unwrap_or_else(|| inner.clone());
+        outer = layer.gate(below).or(outer);
+    }
+    outer
+}
+
+/// One device that all clients share, as exports: for gates over devices without exports of their own.
+pub struct Shared {
+    listed: Listed,
+    device: Arc<dyn Device>,
+}
+
+impl Shared {
+    /// The device under a name; clients that ask for the empty name get it too.
+    pub fn new(name: &str, description: &str, device: Arc<dyn Device>) -> Arc<Shared> {
+        let description = match description.is_empty() {
+            true => device.facts().description.clone(),
+            false => description.to_string(),
+        };
+        Arc::new(Shared { listed: Listed { name: name.to_string(), description }, device })
+    }
+}
+
+impl Exports for Shared {
+    fn admit(&self, _client: Client) -> Opening<Arc<dyn Visit>> {
+        let (listed, device) = (self.listed.clone(), self.device.clone());
+        let visit = SharedVisit { listed, device };
+        Box::pin(std::future::ready(Ok(Arc::new(visit) as Arc<dyn Visit>)))
+    }
+}
+
+struct SharedVisit {
+    listed: Listed,
+    device: Arc<dyn Device>,
+}
+
+impl Visit for SharedVisit {
+    fn list(&self, _tls: bool) -> Opening<Vec<Listed>> {
+        Box::pin(std::future::ready(Ok(vec![self.listed.clone()])))
+    }
+
+    fn open(&self, name: &str, _tls: bool) -> Opening<Arc<dyn Device>> {
+        let opened = match name.is_empty() || name == self.listed.name {
+            true => Ok(self.device.clone()),
+            false => Err(Error::new(Kind::NotFound, "there is no export of this name")),
+        };
+        Box::pin(std::future::ready(opened))
     }
 }

@@ -188,6 +188,13 @@ impl fmt::Debug for Stream {
 #[derive(Clone)]
 pub struct Peer(Option<SocketAddrAny>);
 
+impl Peer {
+    /// The address of a client that came over TCP.
+    pub fn ip(&self) -> Option<std::net::IpAddr> {
+        SocketAddr::try_from(self.0.clone()?).ok().map(|address| address.ip())
+    }
+}
+
 impl fmt::Display for Peer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {

@@ -13,6 +13,7 @@ mod error;
 mod extentlist;
 mod extents_cache;
 mod fua;
+mod gates;
 mod locks;
 mod log;
 mod masked;
@@ -49,6 +50,7 @@ pub use error::Failing;
 pub use extentlist::EXTENTLIST;
 pub use extents_cache::EXTENTS_CACHE;
 pub use fua::FUA;
+pub use gates::{EXITLAST, EXITWHEN, EXPORTNAME, IP, LIMIT, TLS_FALLBACK};
 pub use log::Log;
 pub use multi_conn::MULTI_CONN;
 pub use nocache::NOCACHE;
@@ -76,9 +78,14 @@ pub fn all() -> Vec<&'static dyn block::LayerKind> {
         &COW,
         &Delay,
         &Failing,
+        &EXITLAST,
+        &EXITWHEN,
+        &EXPORTNAME,
         &EXTENTLIST,
         &EXTENTS_CACHE,
         &FUA,
+        &IP,
+        &LIMIT,
         &Log,
         &MULTI_CONN,
         &NOCACHE,
@@ -96,6 +103,7 @@ pub fn all() -> Vec<&'static dyn block::LayerKind> {
         &SCAN,
         &Stats,
         &SWAB,
+        &TLS_FALLBACK,
         &TRUNCATE,
     ]
 }

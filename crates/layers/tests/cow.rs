@@ -3,7 +3,7 @@
 
 mod common;
 
-use block::{Can, DeviceExt, HOLE, Layer, ZERO};
+use block::{Can, DeviceExt, HOLE, ZERO};
 use common::{layer, on_workers, read, refused, runs, stacked, write};
 
 const BLOCK: u64 = 64 << 10;

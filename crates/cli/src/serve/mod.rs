@@ -153,11 +153,16 @@ struct Job {
 
 impl Job {
     async fn serve(&mut self, stopped: io::Ticket<Stop>) -> Outcome {
-        let visits = self.visits().await?;
-        let exports = match &visits {
-            Some(_) => Vec::new(),
-            None => vec![self.export().await?],
-        };
+        let mut visits = self.visits().await?;
+        let mut exports = Vec::new();
+        if visits.is_none() {
+            let layers = self.layers.clone();
+            let export = self.export().await?;
+            let shared =
+                block::Shared::new(&export.name, &export.description, export.device.clone());
+            visits = block::gated(shared, &layers);
+            exports.push(export);
+        }
         let listening = self.listeners.bind().await?;
         let server = Server::new(Config {
             exports,
