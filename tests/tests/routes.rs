@@ -6,10 +6,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
-use blockhaul_tests::{LIMIT, assert_same, blockhaul, bounded, lossy, serve, text};
+use blockhaul_tests::{LIMIT, assert_same, blockhaul, bounded, garbage, lossy, serve, text};
 use testkit::image;
 use testkit::rng::seed;
-use testkit::tools::Scratch;
+use testkit::tools::{self, Scratch};
 
 /// Neither a multiple of a block nor of a request.
 const SIZE: u64 = (24 << 20) + 1234;
@@ -157,4 +157,138 @@ fn what_is_cold_and_large_goes_past_the_page_cache() {
 
 fn open(path: &Path) -> io::File {
     io::File::new(std::fs::File::open(path).unwrap().into())
+}
+
+/// An XFS in a file, mounted for a test.
+struct Xfs {
+    scratch: Scratch,
+}
+
+impl Xfs {
+    /// `None` where this machine does not let us, or has no mkfs.xfs.
+    fn mount() -> Option<Xfs> {
+        let scratch = Scratch::on_disk().unwrap();
+        let (image, folder) = (scratch.file("xfs.img"), scratch.file("xfs"));
+        std::fs::create_dir(&folder).unwrap();
+        std::fs::File::create(&image).unwrap().set_len(512 << 20).unwrap();
+        let mut mkfs = tools::among_peers("mkfs.xfs").ok()?;
+        mkfs.args(["-q", text(&image)]);
+        let mut mount = Command::new("mount");
+        mount.args(["-o", "loop", text(&image), text(&folder)]);
+        for mut command in [mkfs, mount] {
+            let output = tools::output(&mut command, LIMIT).ok()?;
+            if !output.status.success() {
+                eprintln!("no XFS can be mounted here: {}", lossy(&output.stderr));
+                return None;
+            }
+        }
+        Some(Xfs { scratch })
+    }
+
+    fn file(&self, name: &str) -> std::path::PathBuf {
+        self.scratch.file("xfs").join(name)
+    }
+}
+
+impl Drop for Xfs {
+    fn drop(&mut self) {
+        let folder = self.scratch.file("xfs");
+        // The loop device goes with the mount; where this fails, the folder cannot be removed either.
+        let _ = tools::output(Command::new("umount").arg(folder), LIMIT);
+    }
+}
+
+#[test]
+fn files_of_one_xfs_share_their_data() {
+    let Some(xfs) = Xfs::mount() else { return };
+    let (source, target) = (xfs.file("source.img"), xfs.file("target.img"));
+    image::sparse(&source, SIZE, seed()).unwrap();
+    let ends = [text(&source), text(&target)];
+    let shared = routes(&mut copy(&ends));
+    assert_same(&source, &target, "shared");
+    let bytes = some(&shared, "reflink");
+    none(&shared, &["memory", "direct-write", "file-to-file"]);
+    assert_eq!(some(&shared, "unseen"), bytes);
+    // Onto what is there already, of which nothing must shine through.
+    garbage(&target, SIZE).unwrap();
+    assert_eq!(some(&routes(&mut copy(&ends)), "reflink"), bytes);
+    assert_same(&source, &target, "shared, over garbage");
+    // Who wants the bytes looked at, allocated, or moved, gets that.
+    for options in [&["-S", "4096"][..], &["--allocated"], &["--no-zero-copy"], &["--direct=on"]] {
+        none(&routes(&mut copy(&[options, &ends].concat())), &["reflink"]);
+        assert_same(&source, &target, &options.join(" "));
+    }
+    // Neither a file of another file system nor a part of a block can be shared.
+    let other = Scratch::on_disk().unwrap();
+    let far = other.file("target.img");
+    none(&routes(&mut copy(&[text(&source), text(&far)])), &["reflink"]);
+    assert_same(&source, &far, "to another file system");
+    let crooked = format!("offset?offset=1000&range={}", SIZE - 1000);
+    none(&routes(&mut copy(&["--source-layer", &crooked, ends[0], ends[1]])), &["reflink"]);
+    assert_eq!(std::fs::metadata(&target).unwrap().len(), SIZE - 1000);
+    let bytes = [&source, &target].map(|path| std::fs::read(path).unwrap());
+    assert!(bytes[0][1000..] == bytes[1]);
+}
+
+/// The same command, for which the kernel refuses these system calls.
+fn refusing(errno: &str, calls: &str, command: &Command) -> Command {
+    let mut refusing = Command::new(env!("CARGO_BIN_EXE_refuse"));
+    refusing.args([errno, calls]).arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        value.map(|value| refusing.env(name, value));
+    }
+    refusing
+}
+
+/// What each refusal keeps from being used.
+const REFUSED: [(&str, &[&str]); 8] = [
+    ("io_uring_setup", &["fixed-read", "fixed-write"]),
+    ("io_uring_register", &["fixed-read", "fixed-write"]),
+    (
+        "splice",
+        &["file-to-socket", "socket-to-socket", "socket-to-file", "file-to-file", "vmsplice"],
+    ),
+    ("vmsplice", &["vmsplice"]),
+    ("cachestat", &[]),
+    ("cachestat,mincore,preadv2", &[]),
+    ("copy_file_range,fallocate", &["copy-file-range"]),
+    ("reflink", &["reflink"]),
+];
+
+#[test]
+fn what_a_sandbox_refuses_is_done_another_way() {
+    let scratch = Scratch::new().unwrap();
+    let disk = Scratch::on_disk().unwrap();
+    let xfs = Xfs::mount();
+    let source = image(&scratch);
+    let cold = disk.file("source.img");
+    image::sparse(&cold, (64 << 20) + 77, seed()).unwrap();
+    let from = serve(&scratch, "from", &["--read-only", text(&source)]);
+    let target = scratch.file("target.img");
+    std::fs::File::create(&target).unwrap().set_len(SIZE).unwrap();
+    let to = serve(&scratch, "to", &[text(&target)]);
+    let (near, far) = (disk.file("target.img"), disk.file("copied.img"));
+    let mut cases = vec![
+        (from.uri(""), to.uri(""), &source, target.clone()),
+        (text(&source).to_string(), to.uri(""), &source, target.clone()),
+        (from.uri(""), text(&near).to_string(), &source, near.clone()),
+        (text(&cold).to_string(), text(&far).to_string(), &cold, far.clone()),
+    ];
+    let shared = xfs.as_ref().map(|xfs| (xfs.file("source.img"), xfs.file("target.img")));
+    if let Some((one, two)) = &shared {
+        std::fs::copy(&source, one).unwrap();
+        cases.push((text(one).to_string(), text(two).to_string(), one, two.clone()));
+    }
+    for (calls, gone) in REFUSED {
+        for errno in ["EPERM", "ENOSYS"] {
+            for (from, to, source, target) in &cases {
+                make_cold(source);
+                // Looked at in part, so that both kinds of payload are on their way.
+                let told = format!("{from} to {to} without {calls} ({errno})");
+                let taken = routes(&mut refusing(errno, calls, &copy(&[from, to])));
+                assert_same(source, target, &told);
+                none(&taken, gone);
+            }
+        }
+    }
 }
