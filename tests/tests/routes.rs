@@ -292,3 +292,49 @@ fn what_a_sandbox_refuses_is_done_another_way() {
         }
     }
 }
+
+/// Payloads that stay in the kernel, and payloads that are sent from memory by reference.
+const LOOKS: [(&str, &str); 2] = [("0", "socket-to-socket"), ("4096", "vmsplice")];
+
+#[test]
+fn writes_that_fail_in_the_middle_are_repeated_with_the_right_bytes() {
+    let scratch = Scratch::new().unwrap();
+    let (source, target) = (image(&scratch), scratch.file("target.img"));
+    let from = serve(&scratch, "from", &["--read-only", text(&source)]);
+    for (look, route) in LOOKS {
+        garbage(&target, SIZE).unwrap();
+        let failing = ["--layer", "error?write=0.2", text(&target)];
+        let to = serve(&scratch, "to", &failing);
+        let mut command = copy(&["-S", look, "--retries=100", "--retry-delay=1ms"]);
+        let taken = routes(command.args([from.uri(""), to.uri("")]));
+        some(&taken, route);
+        assert_same(&source, &target, route);
+        to.stop().unwrap();
+    }
+}
+
+#[test]
+fn a_connection_that_dies_with_payloads_on_their_way_leaves_the_right_bytes() {
+    let scratch = Scratch::new().unwrap();
+    let (source, target) = (image(&scratch), scratch.file("target.img"));
+    let from = serve(&scratch, "from", &["--read-only", text(&source)]);
+    for (look, route) in LOOKS {
+        garbage(&target, SIZE).unwrap();
+        // Slow enough for requests to be on their way when it ends.
+        let slow = ["--layer", "delay?write=100ms", text(&target)];
+        let to = serve(&scratch, route, &slow);
+        let uri = to.uri("");
+        let mut command = copy(&["-S", look, "--retries=50", "--retry-delay=20ms", "-C", "2"]);
+        command.args(["--rate=16M", &from.uri(""), &uri]);
+        let copying = std::thread::spawn(move || routes(&mut command));
+        std::thread::sleep(std::time::Duration::from_millis(700));
+        let killed = Command::new("kill").args(["-9", &to.pid().to_string()]).status().unwrap();
+        assert!(killed.success());
+        drop(to);
+        let _ = std::fs::remove_file(scratch.socket(route));
+        let _again = serve(&scratch, route, &[text(&target)]);
+        let taken = copying.join().unwrap();
+        some(&taken, route);
+        assert_same(&source, &target, route);
+    }
+}

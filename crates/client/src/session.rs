@@ -7,7 +7,7 @@ use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
 use block::{Error, Kind, Outcome};
-use io::{Completer, Data, RecvWindow, SendQueue, Stream};
+use io::{Completer, Data, Lent, RecvWindow, SendQueue, Stream};
 use slab::Slab;
 use wire::reply::{self, Chunk, ChunkKind, Header};
 use wire::{Command, Headers, Replies, request};
@@ -47,6 +47,8 @@ struct InFlight {
     cookie: u64,
     expected: Expected,
     completer: Completer<Outcome>,
+    /// The payload of a write, whose pages the server reads until it answers.
+    lent: Option<Lent>,
 }
 
 /// Starts the tasks of a connection on this worker.
@@ -115,6 +117,7 @@ impl Session {
         state.generation = state.generation.wrapping_add(1);
         let generation = u64::from(state.generation) << 32;
         let entry = state.in_flight.vacant_entry();
+        let key = entry.key();
         // Slots are few, so 32 bits hold them.
         header.cookie = entry.key() as u64 | generation;
         let encoded = match header.encode(self.headers) {
@@ -125,11 +128,16 @@ impl Session {
                 return;
             }
         };
-        entry.insert(Some(InFlight { cookie: header.cookie, expected, completer }));
+        entry.insert(Some(InFlight { cookie: header.cookie, expected, completer, lent: None }));
         state.queue.head(&encoded);
         match payload {
             Payload::None => {}
-            Payload::Data(data) => state.queue.data(data),
+            Payload::Data(data) => {
+                let lent = state.queue.lend(data);
+                if let Some(Some(request)) = state.in_flight.get_mut(key) {
+                    request.lent = lent;
+                }
+            }
             Payload::Bytes(bytes) => state.queue.head(&bytes),
         }
         let writer = if state.blocked { None } else { state.writer.take() };
@@ -424,7 +432,13 @@ impl Session {
         request.completer.complete(Err(error));
     }
 
-    fn finish(&self, request: InFlight) {
+    fn finish(&self, mut request: InFlight) {
+        // A server that answers with an error may not have read the payload yet.
+        if request.expected.error.is_none()
+            && let Some(lent) = request.lent.take()
+        {
+            lent.returned();
+        }
         let mut state = self.lock();
         // Not there any more if the connection has been given up meanwhile.
         let _ = state.in_flight.try_remove(slot(request.cookie));

@@ -5,6 +5,7 @@ use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::park::Parked;
@@ -41,6 +42,15 @@ impl Block {
         self.size
     }
 
+    /// Gives the pages up and gets others, which are zero: whoever still reads the old ones reads what
+    /// they hold now. False where the kernel refuses.
+    pub(crate) fn exchange_pages(&mut self) -> bool {
+        let ptr = self.ptr.as_ptr().cast();
+        // SAFETY: the block is private anonymous memory (of the allocator's), starts and ends at a
+        // page's edge, and is exclusively ours (`&mut`). Its bytes stay initialised: they become zero.
+        unsafe { libc::madvise(ptr, self.size, libc::MADV_DONTNEED) == 0 }
+    }
+
     fn layout(size: usize) -> Layout {
         assert!(size > 0 && size.is_multiple_of(ALIGN), "block size {size}");
         Layout::from_size_align(size, ALIGN).expect("sizes are far below isize::MAX")
@@ -60,12 +70,14 @@ pub struct Buf {
     block: Option<Block>,
     len: usize,
     charge: Charge,
+    /// A peer may still be reading the pages.
+    retired: AtomicBool,
 }
 
 impl Buf {
     pub(crate) fn new(block: Block, len: usize, charge: Charge) -> Buf {
         assert!(len <= block.size());
-        Buf { block: Some(block), len, charge }
+        Buf { block: Some(block), len, charge, retired: AtomicBool::new(false) }
     }
 
     /// A buffer outside of any pool, zero-filled: for tests and for small fixed needs.
@@ -106,7 +118,12 @@ impl DerefMut for Buf {
 
 impl Drop for Buf {
     fn drop(&mut self) {
-        if let Some(block) = self.block.take() {
+        if let Some(mut block) = self.block.take() {
+            if *self.retired.get_mut() && !block.exchange_pages() {
+                // Never to be used again, by nobody; with what replaces it the pool stays as large.
+                let size = block.size();
+                std::mem::forget(std::mem::replace(&mut block, Block::new(size)));
+            }
             self.charge.give_back(block);
         }
     }
@@ -234,6 +251,18 @@ impl Data {
         }
     }
 
+    /// Whether the memory can be lent to a peer and taken back ([`Lent`](crate::Lent)).
+    pub(crate) fn can_be_lent(&self) -> bool {
+        matches!(&self.repr, Repr::Shared(_))
+    }
+
+    /// Has the memory give up its pages when its last holder drops it.
+    pub(crate) fn retire(&self) {
+        if let Repr::Shared(buf) = &self.repr {
+            buf.retired.store(true, Ordering::Release);
+        }
+    }
+
     /// Whether the bytes are in the kernel: looking at them costs a copy.
     pub fn is_parked(&self) -> bool {
         matches!(&self.repr, Repr::Parked(kernel) if kernel.copied.get().is_none())
@@ -244,10 +273,11 @@ impl Data {
         let Data { repr, start, len } = self;
         match repr {
             Repr::Shared(shared) if start == 0 => match Arc::try_unwrap(shared) {
-                Ok(mut buf) => {
+                Ok(mut buf) if !buf.retired.load(Ordering::Acquire) => {
                     buf.truncate(len);
                     Ok(buf)
                 }
+                Ok(buf) => Err(Data { repr: Repr::Shared(Arc::new(buf)), start, len }),
                 Err(shared) => Err(Data { repr: Repr::Shared(shared), start, len }),
             },
             repr => Err(Data { repr, start, len }),

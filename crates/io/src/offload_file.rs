@@ -1,5 +1,5 @@
 //! What the kernel does between two files by itself, on the calling thread.
-#![expect(unsafe_code, reason = "an ioctl that no safe crate has")]
+#![expect(unsafe_code, reason = "ioctls that no safe crate has")]
 
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _};
@@ -53,6 +53,26 @@ impl File {
             }
         }
         Ok(copied)
+    }
+
+    /// Tells a block device that it may forget a range of whole sectors (BLKDISCARD): what it reads as
+    /// then is up to the device. Waits where it must.
+    pub fn discard_now(&self, at: u64, len: u64) -> io::Result<()> {
+        /// Of the kernel's interface (linux/fs.h): _IO(0x12, 119). Another number on MIPS, PowerPC
+        /// and SPARC, where this one is refused (ENOTTY).
+        const BLKDISCARD: libc::Ioctl = 0x1277;
+        let range = [at, len];
+        loop {
+            // SAFETY: the kernel reads two numbers, which live until the call returns.
+            let done = unsafe { libc::ioctl(self.as_fd().as_raw_fd(), BLKDISCARD, &range) };
+            if done == 0 {
+                return Ok(());
+            }
+            let error = io::Error::last_os_error();
+            if error.kind() != io::ErrorKind::Interrupted {
+                return Err(error);
+            }
+        }
     }
 
     /// Whether the file lies on a server that can copy within itself.

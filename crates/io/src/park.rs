@@ -6,14 +6,16 @@
 //! payload keeps its [`Room`], so that whoever does look ([`Parked::into_buf`]) has memory for it.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock};
 
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice};
 
-use crate::buf::Buf;
+use crate::buf::{Buf, Data};
 use crate::pool::Room;
+use crate::sys::lend_pages;
 use crate::tally::Way;
 use crate::{File, Stream};
 
@@ -115,7 +117,7 @@ impl Parked {
     /// An empty pipe for a payload of `room.len()` bytes, or the room back when parking is not allowed,
     /// not worth it, or not possible now.
     pub fn begin(room: Room) -> Result<Parked, Room> {
-        if !room.may_park() || room.len() < PARK_MIN || room.len() > PARK_MAX {
+        if !room.may_park() || !Parked::pays(room.len()) {
             return Err(room);
         }
         match take_pipe() {
@@ -126,6 +128,35 @@ impl Parked {
         }
     }
 
+    /// Whether a payload of `len` bytes is worth a pipe and fits into one.
+    pub(crate) fn pays(len: usize) -> bool {
+        (PARK_MIN..=PARK_MAX).contains(&len) && DISABLED.get().is_none()
+    }
+
+    /// The pages of a payload in memory, by reference; `None` where that cannot be done now.
+    pub(crate) fn of_memory(data: &Data) -> Option<Parked> {
+        static REFUSED: AtomicBool = AtomicBool::new(false);
+        if REFUSED.load(Ordering::Relaxed) {
+            return None;
+        }
+        let mut parked = Parked { pipe: Some(take_pipe()?), held: 0, room: None, from_file: false };
+        let bytes = data.bytes();
+        while parked.held < bytes.len() {
+            match lend_pages(parked.pipe().write.as_fd(), &bytes[parked.held..]) {
+                Ok(lent) if lent > 0 => parked.held += lent,
+                Err(Errno::INTR) => {}
+                // The pipe is full, which it should not be: what it holds is dropped with it.
+                Ok(_) | Err(Errno::AGAIN) => return None,
+                Err(error) => {
+                    log::debug!("vmsplice is not used any more: {error}");
+                    REFUSED.store(true, Ordering::Relaxed);
+                    return None;
+                }
+            }
+        }
+        Some(parked)
+    }
+
     /// Bytes that are parked now.
     pub fn held(&self) -> usize {
         self.held
@@ -133,7 +164,7 @@ impl Parked {
 
     /// Bytes that are still missing.
     pub fn missing(&self) -> usize {
-        self.room.as_ref().map_or(0, Room::len) - self.held
+        self.room.as_ref().map_or(0, Room::len).saturating_sub(self.held)
     }
 
     fn pipe(&self) -> &Pipe {

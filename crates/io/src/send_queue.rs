@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 
+use crate::lend::{Lending, Lent};
 use crate::seal::{Outgoing, SEAL_MAX, Sealer};
 use crate::{Data, Parked, Stream};
 
@@ -15,6 +16,7 @@ enum Piece {
     Heads(Vec<u8>),
     Data(Data),
     Parked(Parked),
+    Lent(Lending),
 }
 
 impl Piece {
@@ -23,7 +25,7 @@ impl Piece {
         match self {
             Piece::Heads(bytes) => Some(bytes),
             Piece::Data(data) => Some(data.bytes()),
-            Piece::Parked(_) => None,
+            Piece::Parked(_) | Piece::Lent(_) => None,
         }
     }
 }
@@ -78,6 +80,26 @@ impl SendQueue {
         self.pieces.push_back(parked.map_or_else(Piece::Data, Piece::Parked));
     }
 
+    /// Queues a payload whose pages may be sent by reference: where they are, the caller keeps what it
+    /// gets until the peer has said that it has the bytes.
+    pub fn lend(&mut self, data: Data) -> Option<Lent> {
+        if self.secured.is_some() || data.is_empty() {
+            self.data(data);
+            return None;
+        }
+        match Lending::begin(data) {
+            Ok((lending, lent)) => {
+                self.queued += lending.len();
+                self.pieces.push_back(Piece::Lent(lending));
+                Some(lent)
+            }
+            Err(data) => {
+                self.data(data);
+                None
+            }
+        }
+    }
+
     /// Sends what the socket takes; true when nothing is left.
     pub fn send(&mut self, stream: &Stream) -> io::Result<bool> {
         if self.secured.is_some() {
@@ -86,6 +108,13 @@ impl SendQueue {
         while let Some(first) = self.pieces.front_mut() {
             let sent = match first {
                 Piece::Parked(parked) => parked.drain_to_stream(stream),
+                Piece::Lent(lending) => {
+                    if !lending.load() {
+                        self.send_as_copy();
+                        continue;
+                    }
+                    lending.drain_to_stream(stream)
+                }
                 _ => self.send_memory(stream),
             };
             match sent {
@@ -156,6 +185,17 @@ impl SendQueue {
         }
     }
 
+    /// The payload at the front cannot be lent after all.
+    fn send_as_copy(&mut self) {
+        match self.pieces.pop_front() {
+            Some(Piece::Lent(lending)) => {
+                self.pieces.push_front(Piece::Data(lending.into_data()));
+            }
+            Some(other) => self.pieces.push_front(other),
+            None => {}
+        }
+    }
+
     /// One vectored send of what is in memory at the front.
     fn send_memory(&self, stream: &Stream) -> io::Result<usize> {
         let mut slices = [IoSlice::new(&[]); SLICES];
@@ -172,8 +212,13 @@ impl SendQueue {
 
     fn advance(&mut self, sent: usize) {
         self.queued -= sent;
-        if let Some(Piece::Parked(parked)) = self.pieces.front() {
-            if parked.held() == 0 {
+        let sent_whole = match self.pieces.front() {
+            Some(Piece::Parked(parked)) => Some(parked.held() == 0),
+            Some(Piece::Lent(lending)) => Some(lending.is_sent()),
+            _ => None,
+        };
+        if let Some(whole) = sent_whole {
+            if whole {
                 self.pieces.pop_front();
             }
             return;

@@ -7,6 +7,7 @@ use std::sync::Mutex;
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{FdFlags, fcntl_getfd, fcntl_setfd};
+use rustix::pipe::{IoSliceRaw, SpliceFlags, vmsplice};
 
 /// Wakes a worker that sleeps in its driver.
 pub(crate) struct Wakeup(OwnedFd);
@@ -47,6 +48,16 @@ pub(crate) fn borrow<'fd>(fd: RawFd) -> BorrowedFd<'fd> {
     // SAFETY: not -1 (asserted). The number is only handed to epoll_ctl, which reports a closed or
     // foreign descriptor as an error and touches no memory of ours.
     unsafe { BorrowedFd::borrow_raw(fd) }
+}
+
+/// Puts the pages of `bytes` into a pipe by reference, as many as it takes (vmsplice(2)). Whoever reads
+/// from the pipe, at whatever end of a connection, reads what they hold then.
+pub(crate) fn lend_pages(pipe: BorrowedFd<'_>, bytes: &[u8]) -> rustix::io::Result<usize> {
+    let slices = [IoSliceRaw::from_slice(bytes)];
+    // SAFETY: the write end of a pipe only reads the memory, during the call and later through
+    // references of its own to the pages, which outlive whatever becomes of our mapping. Pages are
+    // not given away (no GIFT).
+    unsafe { vmsplice(pipe, &slices, SpliceFlags::NONBLOCK) }
 }
 
 /// Takes over a descriptor that this process got from the one that started it, by its number: a

@@ -20,6 +20,8 @@ pub(super) struct Ways {
     punch: AtomicBool,
     zero_range: AtomicBool,
     reserve: AtomicBool,
+    /// Of disks alone: forget without a promise of zeroes.
+    discard: AtomicBool,
 }
 
 /// One way to zero without sending zeroes.
@@ -33,7 +35,13 @@ enum Way {
 impl Ways {
     pub(super) fn new(is_disk: bool) -> Ways {
         let yes = || AtomicBool::new(true);
-        Ways { is_disk, punch: yes(), zero_range: yes(), reserve: AtomicBool::new(!is_disk) }
+        Ways {
+            is_disk,
+            punch: yes(),
+            zero_range: yes(),
+            reserve: AtomicBool::new(!is_disk),
+            discard: AtomicBool::new(is_disk),
+        }
     }
 
     /// What to try, in order.
@@ -95,8 +103,25 @@ impl Inner {
 
     /// Frees the range where that can be done.
     pub(super) async fn trim(&self, at: u64, len: u64) -> Result<()> {
-        if self.zero.left(Way::Punch) {
-            self.zero_by(Way::Punch, at, len).await?;
+        if self.zero.left(Way::Punch) && self.zero_by(Way::Punch, at, len).await? {
+            return Ok(());
+        }
+        // Punching asks a disk for zeroes; what it no longer needs it may forget without.
+        if self.zero.discard.load(Ordering::Relaxed) {
+            let file = self.storage.file.clone();
+            let discarded = io::offload(move || file.discard_now(at, len)).await;
+            match discarded.map_err(|lost| Error::new(Kind::Io, "trimming").because(lost))? {
+                Ok(()) => {}
+                // Only whole sectors can be forgotten; a trim need not do anything.
+                Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => {}
+                Err(error) if error.raw_os_error() == Some(libc::EIO) => {
+                    return Err(Error::system("cannot trim", error));
+                }
+                Err(error) => {
+                    self.zero.discard.store(false, Ordering::Relaxed);
+                    log::debug!("the disk takes no discard: {error}");
+                }
+            }
         }
         Ok(())
     }
