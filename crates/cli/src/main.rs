@@ -4,6 +4,7 @@
 //! - `brackets`: `[ CMD … ]` groups, taken out of the command line before it is parsed.
 //! - `serve`, `copy`, `info` (with `map`): a command each.
 //! - `compat`: the program called by the names of libnbd's programs.
+//! - `tls_init`: keys and certificates.
 //! - `check`: `compare`, `verify` and `checksum`.
 //! - `long`: what copies that take long have: a journal, and a rate that changes.
 //! - `jobs`: several disks in one run, listed in a file (`jobfile`); `session`: what surrounds copies.
@@ -33,6 +34,7 @@ mod progress;
 mod serve;
 mod session;
 mod signals;
+mod tls_init;
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -76,6 +78,7 @@ fn run() -> ExitCode {
         Command::Verify(args) => report("verify: ", check::verify(&args, &groups)),
         Command::Checksum(args) => report("checksum: ", check::checksum(&args, &groups)),
         Command::Map(args) => report("map: ", info::run_map(&args, &groups)),
+        Command::Tls(args) => report("tls: ", tls_init::run(&args)),
         Command::Bench(args) => {
             let registry = devices::registry(std::time::Duration::from_secs(60));
             let spec = |word: &std::ffi::OsStr| groups.spec(word);

@@ -1,6 +1,7 @@
 //! Dialling and the handshake.
 
 use std::fmt;
+use std::io::ErrorKind;
 use std::net::ToSocketAddrs;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -136,7 +137,12 @@ impl Link {
         self.queue.head(out);
         out.clear();
         let sent = self.queue.send_all(&self.stream).await;
-        sent.map_err(|error| Error::system("send", error))
+        let Err(error) = sent else { return Ok(()) };
+        // A server that does not accept who we are says so when our side of TLS is up already.
+        match self.window.fill(&self.stream).await {
+            Err(said) => Err(unheard(said)),
+            Ok(_) => Err(Error::system("send", error)),
+        }
     }
 
     /// Starts TLS: what was said before counts no more.
@@ -237,7 +243,7 @@ async fn negotiate(
                     link.window.grow(Handshake::MAX_MESSAGE);
                 }
                 let more = link.window.fill(&link.stream).await;
-                if !more.map_err(|error| Error::system("receive", error))? {
+                if !more.map_err(unheard)? {
                     negotiation
                         .closed(link.window.bytes())
                         .map_err(|error| refused(&error).during_handshake())?;
@@ -254,6 +260,16 @@ async fn negotiate(
             Step::Transmission(negotiated) => return Ok(Ended::Transmission(negotiated)),
             Step::Options => return Ok(Ended::Options(Box::new(negotiation.into_handshake()))),
         }
+    }
+}
+
+/// A failure to receive; with TLS also one that the server tells.
+fn unheard(error: std::io::Error) -> Error {
+    match error.kind() {
+        ErrorKind::ConnectionAborted if error.raw_os_error().is_none() => {
+            Error::new(Kind::Refused, error.to_string())
+        }
+        _ => Error::system("receive", error),
     }
 }
 

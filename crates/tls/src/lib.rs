@@ -3,7 +3,7 @@
 //! - [`Acceptor`], [`Connector`]: what each side brings, and its handshake. OpenSSL does it.
 //! - `records`: the record layer of TLS 1.3, which moves payloads between pool buffers and what is
 //!   sent without a copy in between; `wrapped`: OpenSSL's own, for TLS 1.2.
-//! - `psk`: files of pre-shared keys.
+//! - `psk`: files of pre-shared keys. [`make`]: makes them, and certificates.
 //!
 //! Once a session is up, [`io::RecvWindow::secure`] and [`io::SendQueue::secure`] take its halves.
 
@@ -11,6 +11,7 @@ mod alert;
 mod context;
 mod error;
 mod handshake;
+pub mod make;
 mod psk;
 mod records;
 mod wrapped;
