@@ -18,6 +18,9 @@ pub struct Intent {
     pub write: bool,
     /// It is the target of a copy of this many bytes: made, or made larger, where it can be.
     pub target_size: Option<u64>,
+    /// The copy may be shorter, and is written from the front: what can grow begins empty and is as
+    /// long as what was written. Reads behind that are not answered.
+    pub grows: bool,
     /// Whether data goes past the page cache, for devices that have one.
     pub direct: Direct,
 }
@@ -36,13 +39,19 @@ pub enum Direct {
 
 impl Intent {
     /// To be read.
-    pub const READ: Intent = Intent { write: false, target_size: None, direct: Direct::Off };
+    pub const READ: Intent =
+        Intent { write: false, target_size: None, grows: false, direct: Direct::Off };
     /// To be read and written.
-    pub const WRITE: Intent = Intent { write: true, target_size: None, direct: Direct::Off };
+    pub const WRITE: Intent = Intent { write: true, ..Intent::READ };
 
     /// To be the target of a copy of `size` bytes.
     pub fn target(size: u64) -> Intent {
         Intent { target_size: Some(size), ..Intent::WRITE }
+    }
+
+    /// To be the target of a copy of unknown length, of at most `most` bytes.
+    pub fn growing(most: u64) -> Intent {
+        Intent { grows: true, ..Intent::target(most) }
     }
 
     /// The same, with data going past the page cache or not.

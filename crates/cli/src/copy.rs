@@ -19,8 +19,9 @@ use crate::progress::Reporter;
 use crate::session::Session;
 use crate::{args, devices, jobs, logger, out, signals};
 
-/// Sizes to which a file is made while it takes in a pipe of unknown length, tried in this order: what
-/// large file systems take, and ext4's limit with blocks of 4096. It is cut to length in the end.
+/// Most bytes that a file takes in through a pipe of unknown length. With direct I/O it is made as
+/// large and cut to length in the end, and these are tried in order: what large file systems take, and
+/// ext4's limit with blocks of 4096.
 const PIPE_SIZES: [u64; 2] = [1 << 60, (16 << 40) - 4096];
 
 /// Runs `blockhaul copy`.
@@ -394,7 +395,7 @@ impl Job {
         let layers = std::mem::take(&mut self.target_layers);
         let mut last = None;
         for size in PIPE_SIZES {
-            match self.registry.open(&self.target, layers.clone(), Intent::target(size)).await {
+            match self.registry.open(&self.target, layers.clone(), Intent::growing(size)).await {
                 Ok(stack) => return Ok(stack),
                 Err(error) => last = Some(error),
             }

@@ -153,3 +153,42 @@ fn metrics_tell_of_a_copy_under_way() {
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stderr).contains("cannot listen on unix:/nowhere"));
 }
+
+#[test]
+fn a_file_grows_with_what_comes_through_the_pipe() {
+    let scratch = Scratch::new().unwrap();
+    let target = scratch.file("target");
+    std::fs::write(&target, vec![7; 9 << 20]).unwrap();
+    let mut child = Command::new(OURS)
+        .args(["copy", "--request-size", "64k", "-", target.to_str().unwrap()])
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut pipe = child.stdin.take().unwrap();
+    let bytes: Vec<u8> = (0..3_000_001_u32).map(|at| (at % 251) as u8).collect();
+    pipe.write_all(&bytes).unwrap();
+    let start = Instant::now();
+    let whole = bytes.len() as u64 / (64 << 10) * (64 << 10);
+    let len = || std::fs::metadata(&target).unwrap().len();
+    while len() != whole {
+        assert!(start.elapsed() < LIMIT, "{} bytes", len());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // What a SIGKILL leaves is no larger than what was written.
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(std::fs::read(&target).unwrap(), bytes[..whole as usize]);
+    // Zeroes at the end are part of it.
+    let zeroes = [vec![1; 5000], vec![0; 200_000]].concat();
+    for options in [&[][..], &["-S", "0"], &["--allocated"], &["--flush"]] {
+        let mut child = Command::new(OURS)
+            .args(["copy", "-", target.to_str().unwrap()])
+            .args(options)
+            .stdin(Stdio::piped())
+            .spawn()
+            .unwrap();
+        child.stdin.take().unwrap().write_all(&zeroes).unwrap();
+        assert!(child.wait().unwrap().success());
+        assert!(std::fs::read(&target).unwrap() == zeroes, "{options:?}");
+    }
+}

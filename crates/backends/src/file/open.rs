@@ -47,15 +47,23 @@ impl Open<'_> {
         let file = self.descriptor(direct)?;
         let stat = fstat(&file).map_err(|errno| system("cannot look at the file", errno))?;
         let is_disk = check_type(&stat)?;
+        // Direct writes of a part of a block need the rest of it, which is not there while it grows.
+        let grows = self.target.intent.grows && !is_disk && !direct;
         if let Some(size) = self.target.intent.target_size
             && !is_disk
         {
             // Emptied first, so that what was there before reads as zeroes.
-            let empty = ftruncate(&file, 0).and_then(|()| ftruncate(&file, size));
+            let empty = ftruncate(&file, 0).and_then(|()| match grows {
+                true => Ok(()),
+                false => ftruncate(&file, size),
+            });
             empty.map_err(|errno| system(format!("cannot make it {size} bytes large"), errno))?;
         }
-        let size = seek(&file, SeekFrom::End(0))
-            .map_err(|errno| system("cannot find out its size", errno))?;
+        let size = match self.target.intent.target_size {
+            Some(size) if grows => size,
+            _ => seek(&file, SeekFrom::End(0))
+                .map_err(|errno| system("cannot find out its size", errno))?,
+        };
         let disk = if is_disk { stat.st_rdev } else { stat.st_dev };
 
         let mut align = 1;
