@@ -83,12 +83,13 @@ mod tests {
     #[test]
     fn a_child_tells_what_it_cost() {
         let line = "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done; exit 7";
-        let child = Command::new("sh").args(["-c", line]).spawn().unwrap();
+        let mut child = Command::new("sh").args(["-c", line]).spawn().unwrap();
         let (status, cost) = wait_with_cost(child.id()).unwrap();
         assert_eq!(status.code(), Some(7));
         assert!(cost.user + cost.system > Duration::from_micros(500), "{cost:?}");
         assert!(cost.peak > 100_000, "{cost:?}");
         assert!(wait_with_cost(child.id()).is_err(), "it was reaped already");
+        assert!(child.wait().is_err());
     }
 
     #[test]

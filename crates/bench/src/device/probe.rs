@@ -431,7 +431,7 @@ mod tests {
         let odd = Ranges::new(vec![(0, 10_001)], 4096, 10_001);
         for number in 0..100 {
             let at = odd.place(number, 4096);
-            assert!(at % 4096 == 0 && at + 4096 <= 10_001, "{at}");
+            assert!(at.is_multiple_of(4096) && at + 4096 <= 10_001, "{at}");
         }
     }
 

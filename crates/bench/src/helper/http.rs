@@ -136,7 +136,7 @@ fn parse(range: &str, size: u64) -> Option<(u64, u64)> {
         "" => u64::MAX,
         last => last.parse().ok()?,
     };
-    let end = last.checked_add(1).unwrap_or(u64::MAX).min(size);
+    let end = last.saturating_add(1).min(size);
     (first < end).then(|| (first, end - first))
 }
 
