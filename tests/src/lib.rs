@@ -41,6 +41,7 @@ fn built() -> PathBuf {
     let workspace = workspace.expect("this package lies in the workspace");
     let modified = fs::metadata(&program).and_then(|data| data.modified());
     let newest = newest_source(&workspace.join("crates"));
+    let newest = newest.max(newest_source(&workspace.join("plugins")));
     if modified.is_ok_and(|built| built >= newest) {
         return program;
     }

@@ -41,7 +41,7 @@ const LAYOUT: u32 = 1;
 /// peers' `/usr` hides the machine's.
 const PACKAGES: &str = "\
     nbdkit nbdkit-plugin-python nbdkit-plugin-perl nbdkit-plugin-tcl nbdkit-plugin-lua \
-    nbdkit-plugin-dev genisoimage openssh-client openssh-server libnbd-bin python3-libnbd qemu-utils \
+    nbdkit-plugin-dev xorriso openssh-client openssh-server libnbd-bin python3-libnbd qemu-utils \
     qemu-system-common fio e2fsprogs gnutls-bin jq file bsdextrautils socat fdisk strace bash \
     dash coreutils diffutils findutils grep gzip hostname iproute2 mawk mount perl-base procps \
     python3-minimal sed tar util-linux xfsprogs xz-utils";

@@ -71,6 +71,8 @@ pub enum Command {
     /// Runs scenarios: blockhaul and the programs that people use today on the same work, in turn,
     /// with the results checked; prints medians and ratios and keeps the raw figures.
     Bench(Box<bench::Args>),
+    /// Show what a plugin says about itself: its version, abilities and thread model
+    Plugin(Plugin),
     /// Write the man pages
     #[command(hide = true)]
     Man(Man),
@@ -661,6 +663,17 @@ pub struct Man {
     /// Directory to write all pages to; without it, the main page is printed
     #[arg(value_name = "DIR")]
     pub dir: Option<PathBuf>,
+}
+
+/// Options of `blockhaul plugin`.
+#[derive(Debug, Args)]
+pub struct Plugin {
+    /// The plugin, by nbdkit's short name (curl) or by path
+    #[arg(value_name = "PLUGIN")]
+    pub plugin: String,
+    /// Its parameters, as nbdkit takes them; some plugins need one before they can tell
+    #[arg(value_name = "KEY=VALUE")]
+    pub config: Vec<String>,
 }
 
 /// Options of `blockhaul completions`.

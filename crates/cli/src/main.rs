@@ -9,6 +9,7 @@
 //! - `long`: what copies that take long have: a journal, and a rate that changes.
 //! - `jobs`: several disks in one run, listed in a file (`jobfile`); `session`: what surrounds copies.
 //! - `metrics`: a page for Prometheus; `figures`: what it says of copies.
+//! - `plugin`: what a plugin says about itself.
 //! - `devices`: the registry of backends and layers, and the help about them.
 //! - `exit`: failures, what to do about them, and exit statuses.
 //! - `progress`, `signals`, `out`, `logger`: what the commands share.
@@ -30,6 +31,7 @@ mod logger;
 mod long;
 mod metrics;
 mod out;
+mod plugin;
 mod progress;
 mod serve;
 mod session;
@@ -84,6 +86,7 @@ fn run() -> ExitCode {
             let spec = |word: &std::ffi::OsStr| groups.spec(word);
             bench::main(*args, &bench::Devices { registry, spec: &spec })
         }
+        Command::Plugin(args) => report("plugin: ", plugin::run(&args)),
         Command::Man(args) => report("man: ", generate::man(args.dir.as_deref())),
         Command::Completions(args) => report("completions: ", generate::completions(args.shell)),
     }

@@ -209,6 +209,13 @@ pub fn skip_or_fail(reason: &Reason) {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reason(String);
 
+impl Reason {
+    /// What is missing.
+    pub fn new(text: impl Into<String>) -> Reason {
+        Reason(text.into())
+    }
+}
+
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)

@@ -152,7 +152,7 @@ pub(crate) fn load(path: &Path) -> Result<Described> {
         let mut loaded = LOADED.lock().expect("no panic under this lock");
         if loaded.contains(&identity) {
             let text = format!(
-                "plugin {shown} is loaded already, and a process holds one of each: serve the other \
+                "plugin {shown} was loaded before, and a process holds each only once: serve the other \
                  one by a process of its own, [ blockhaul serve nbdkit:… ]"
             );
             return Err(Error::new(Kind::Usage, text));
@@ -202,6 +202,10 @@ impl Library {
         // SAFETY: an open handle and a C string.
         unsafe { libc::dlsym(self.handle, name.as_ptr()) }
     }
+
+    /// Leaves the object where it is until the process ends. Its variables are as they are: it cannot
+    /// be loaded a second time.
+    pub(crate) fn keep(self) {}
 
     /// Unloads the object. Nothing of it may run or be called from here on.
     pub(crate) fn close(self) {

@@ -62,6 +62,8 @@ pub(crate) struct Plugin {
     pub(crate) turns: Arc<Turns>,
     /// Taken when the plugin ends.
     library: Option<Library>,
+    /// `get_ready` went well: there is something to clean up.
+    ready: bool,
     crash_slot: crash::Slot,
 }
 
@@ -210,6 +212,7 @@ impl Plugin {
     fn make_ready(mut self) -> Result<Plugin> {
         self.settle_model()?;
         self.step(c"get_ready", self.abi.get_ready, true)?;
+        self.ready = true;
         // A server in the background is a process of its own from the start: the fork is over.
         self.step(c"after_fork", self.abi.after_fork, false)?;
         log::debug!("plugin {} is ready, {}", self.name, self.model.name());
@@ -238,7 +241,8 @@ impl Plugin {
 impl Drop for Plugin {
     fn drop(&mut self) {
         let Some(library) = self.library.take() else { return };
-        let (cleanup, unload) = (self.abi.cleanup, self.abi.unload);
+        let cleanup = self.abi.cleanup.filter(|_| self.ready);
+        let unload = self.abi.unload;
         let (context, name) = (self.life(false), self.name.clone());
         let slot = std::mem::replace(&mut self.crash_slot, crash::Slot::none());
         self.control.run(move || {
@@ -252,7 +256,8 @@ impl Drop for Plugin {
                     }
                 }
             }
-            library.close();
+            // Interpreters leave destructors of threads behind: the code stays mapped.
+            library.keep();
             drop(slot);
             log::debug!("plugin {name} is unloaded");
             LIVE.0.lock().expect("no panic under this lock").retain(|other| *other != name);
@@ -304,6 +309,7 @@ fn begin(settings: &Settings, control: Arc<Lane>) -> Result<Plugin> {
         turns: Arc::default(),
         budget: Budget::new(asynchronous.map_or(0, |plugin| plugin.max_bytes)),
         library: Some(library),
+        ready: false,
         crash_slot,
         name,
     };
