@@ -1,7 +1,7 @@
 //! SIGINT, SIGTERM, SIGHUP and SIGQUIT: the first asks for an orderly stop, the second stops at once.
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
-use signal_hook::iterator::Signals;
+use signal_hook::iterator::{Handle, Signals};
 
 use crate::exit::{FAILED, Failure};
 
@@ -14,17 +14,40 @@ pub fn on_stop(
     let cannot = |error: std::io::Error| {
         Failure::new(FAILED, format!("cannot handle signals: {}", crate::exit::plain(&error)))
     };
-    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGQUIT]).map_err(cannot)?;
-    let wait = move || {
-        let mut signals = signals.forever();
+    let caught = catch()?;
+    let wait = move || caught.attend(first, at_once);
+    std::thread::Builder::new().name("signals".into()).spawn(wait).map_err(cannot)?;
+    Ok(())
+}
+
+/// Signals that are caught from here on, and looked at by [`Caught::attend`].
+pub struct Caught(Signals);
+
+/// Catches the signals.
+pub fn catch() -> Result<Caught, Failure> {
+    let signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGQUIT]);
+    let signals = signals.map_err(|error| {
+        let text = format!("cannot handle signals: {}", crate::exit::plain(&error));
+        Failure::new(FAILED, text)
+    })?;
+    Ok(Caught(signals))
+}
+
+impl Caught {
+    /// What ends [`Caught::attend`].
+    pub fn end(&self) -> Handle {
+        self.0.handle()
+    }
+
+    /// As [`on_stop`], on this thread: until [`Caught::end`] is closed.
+    pub fn attend(mut self, first: impl FnOnce(i32), at_once: impl FnOnce()) {
+        let mut signals = self.0.forever();
         let Some(signal) = signals.next() else { return };
         first(signal);
         let Some(signal) = signals.next() else { return };
         at_once();
         std::process::exit(i32::from(status(signal)));
-    };
-    std::thread::Builder::new().name("signals".into()).spawn(wait).map_err(cannot)?;
-    Ok(())
+    }
 }
 
 /// The exit status that tells of a signal, as a shell does.

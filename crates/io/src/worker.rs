@@ -169,6 +169,11 @@ impl Runtime {
         }));
         receiver.recv().expect("workers end only after this runtime is dropped")
     }
+
+    /// Handle on the first worker, for threads that are none.
+    pub fn remote(&self) -> Remote {
+        self.remotes[0].clone()
+    }
 }
 
 impl Drop for Runtime {

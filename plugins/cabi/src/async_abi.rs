@@ -32,11 +32,28 @@ pub(crate) struct AsyncPlugin {
     pub(crate) cancel: Option<unsafe extern "C" fn(Conn, Handle)>,
     /// Bytes of requests that the plugin wants lent at a time; 0: the host's default.
     pub(crate) max_bytes: u64,
+    /// Where the plugin has this; not part of the layout.
+    source: *const c_void,
 }
 
-const _: () = assert!(size_of::<AsyncPlugin>() == 96);
+/// The layout's size: all but `source`.
+const SIZE: usize = std::mem::offset_of!(AsyncPlugin, source);
+
+const _: () = assert!(SIZE == 96);
 
 impl AsyncPlugin {
+    /// The bound in bytes as the plugin has it by now: its parameters may have changed it.
+    pub(crate) fn max_bytes_now(&self) -> u64 {
+        let at = std::mem::offset_of!(AsyncPlugin, max_bytes);
+        // SAFETY: begins as magic and size, as it did when it was read.
+        let size = unsafe { self.source.cast::<u32>().add(2).read_unaligned() } as usize;
+        if size < at + size_of::<u64>() {
+            return 0;
+        }
+        // SAFETY: inside of what the plugin vouches for, which lives as long as the plugin is loaded.
+        unsafe { self.source.byte_add(at).cast::<u64>().read_unaligned() }
+    }
+
     /// Names of the callbacks that are there.
     pub(crate) fn callbacks(&self) -> Vec<&'static str> {
         let all = [
@@ -72,14 +89,15 @@ pub(crate) unsafe fn read(pointer: *const c_void) -> Result<AsyncPlugin, String>
     if size < 24 {
         return Err(format!("its struct blockhaul_plugin of {size} bytes is too short"));
     }
-    let len = size_of::<AsyncPlugin>().min(size as usize);
+    let len = SIZE.min(size as usize);
     let mut plugin = std::mem::MaybeUninit::<AsyncPlugin>::zeroed();
     // SAFETY: the plugin vouches for `size` bytes, of which we copy no more than there is room for.
     unsafe {
         std::ptr::copy_nonoverlapping(pointer.cast::<u8>(), plugin.as_mut_ptr().cast(), len);
     }
     // SAFETY: numbers, pointers and nullable function pointers, zero where an older header ends.
-    let plugin = unsafe { plugin.assume_init() };
+    let mut plugin = unsafe { plugin.assume_init() };
+    plugin.source = pointer;
     if plugin.version == 0 || plugin.version > VERSION {
         return Err(format!(
             "it is written for version {} of blockhaul-plugin.h; this program knows {VERSION}",

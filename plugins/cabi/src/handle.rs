@@ -168,7 +168,7 @@ impl Handle {
         let several = plugin.model != abi::ThreadModel::SerializeConnections;
         can.set(Can::MULTI_CONN, multi && several);
         facts.can = can;
-        facts.in_flight = asynchronous.map(|plugin| plugin.max_bytes).filter(|&bytes| bytes > 0);
+        facts.in_flight = Some(plugin.budget.limit()).filter(|&bytes| bytes > 0);
         // Unknown; 1 claims nothing.
         facts.allocation_unit = facts.block.minimum.max(1);
         self.facts = Arc::new(facts);

@@ -2,6 +2,7 @@
 //! for plugins that want all callbacks on one thread, more for those that take callbacks in parallel.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -23,7 +24,7 @@ struct Shared {
     /// Most threads.
     most: usize,
     /// Threads stay while the lane lives: whoever calls wants the same one again.
-    stay: bool,
+    stay: AtomicBool,
     state: Mutex<State>,
     work: Condvar,
 }
@@ -50,8 +51,14 @@ impl Lane {
     fn new(mut name: String, most: usize, stay: bool) -> Lane {
         // The kernel keeps 15 bytes; the standard library refuses a NUL.
         name.retain(|c| c != '\0');
+        let stay = AtomicBool::new(stay);
         let shared = Shared { name, most, stay, state: Mutex::default(), work: Condvar::new() };
         Lane { shared: Arc::new(shared) }
+    }
+
+    /// Lets its threads end when idle: whoever calls does not mind which one it is.
+    pub(crate) fn let_go(&self) {
+        self.shared.stay.store(false, Ordering::Relaxed);
     }
 
     /// Queues a job. Without any thread, and unable to start one, the job is dropped.
@@ -107,7 +114,7 @@ impl Shared {
             }
             state.idle += 1;
             let timed_out;
-            if self.stay {
+            if self.stay.load(Ordering::Relaxed) {
                 state = self.work.wait(state).expect("jobs run outside of this lock");
                 timed_out = false;
             } else {

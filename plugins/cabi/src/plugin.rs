@@ -215,6 +215,12 @@ impl Plugin {
         self.ready = true;
         // A server in the background is a process of its own from the start: the fork is over.
         self.step(c"after_fork", self.abi.after_fork, false)?;
+        if let Some(asynchronous) = &self.asynchronous {
+            self.budget.set_limit(asynchronous.max_bytes_now());
+            if self.model == ThreadModel::Parallel {
+                self.control.let_go();
+            }
+        }
         log::debug!("plugin {} is ready, {}", self.name, self.model.name());
         Ok(self)
     }
@@ -307,7 +313,7 @@ fn begin(settings: &Settings, control: Arc<Lane>) -> Result<Plugin> {
         control,
         pool,
         turns: Arc::default(),
-        budget: Budget::new(asynchronous.map_or(0, |plugin| plugin.max_bytes)),
+        budget: Budget::new(0),
         library: Some(library),
         ready: false,
         crash_slot,

@@ -10,7 +10,7 @@ mod tls;
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use block::{Intent, Layer, Registry, Spec};
@@ -84,7 +84,7 @@ pub fn run(args: &args::Serve, groups: &Groups) -> Outcome {
     let listeners = Where::new(args, inherited);
     let cleanup = listeners.cleanup();
     let on_signal = stopper.clone();
-    signals::on_stop(move |signal| on_signal.stop(Stop::Signal(signal)), move || cleanup.clean())?;
+    let caught = signals::catch()?;
     let config = args.engine.config(usize::from(args.workers));
     let runtime = Runtime::start(&config).map_err(|error| {
         Failure::new(FAILED, format!("cannot start workers: {}", plain(&error)))
@@ -117,11 +117,19 @@ pub fn run(args: &args::Serve, groups: &Groups) -> Outcome {
         verbose: args.verbose,
         open: None,
     };
-    let (outcome, open) = runtime.block_on(move || async move {
+    let (sender, served) = mpsc::channel();
+    let end = caught.end();
+    drop(runtime.remote().spawn(move || async move {
         let mut job = job;
         let outcome = job.serve(stopped).await;
-        (outcome, job.open)
-    });
+        // This very function waits for it.
+        let _ = sender.send((outcome, job.open));
+        end.close();
+    }));
+    // The main thread has nothing else to do.
+    caught.attend(move |signal| on_signal.stop(Stop::Signal(signal)), move || cleanup.clean());
+    let (outcome, open) =
+        served.recv().map_err(|_| Failure::new(FAILED, "the server ended without a result"))?;
     // Not on a worker: the server of `[ CMD ]` is awaited here, which ends when workers have closed
     // their connections.
     drop(open);

@@ -1,0 +1,192 @@
+/* A plugin that does what plugins should not, as mode=NAME says. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define NBDKIT_API_VERSION 2
+#include "blockhaul-plugin.h"
+
+#define THREAD_MODEL NBDKIT_THREAD_MODEL_PARALLEL
+
+static const char *mode = "";
+
+static int
+is (const char *name)
+{
+  return strcmp (mode, name) == 0;
+}
+
+static int
+bad_config (const char *key, const char *value)
+{
+  (void)key;
+  mode = value;
+  return 0;
+}
+
+static void *
+bad_open (int readonly)
+{
+  static int handle;
+
+  (void)readonly;
+  if (is ("null-open"))
+    return NULL;
+  if (is ("open-error")) {
+    nbdkit_error ("the cupboard is bare");
+    return NULL;
+  }
+  return &handle;
+}
+
+static int64_t
+bad_get_size (void *handle)
+{
+  (void)handle;
+  return is ("size-odd") ? -5 : 65536;
+}
+
+static int
+bad_block_size (void *handle, uint32_t *minimum, uint32_t *preferred, uint32_t *maximum)
+{
+  (void)handle;
+  *minimum = is ("block-odd") ? 3 : 1;
+  *preferred = 4096;
+  *maximum = is ("block-odd") ? 8192 : 0xffffffff;
+  return 0;
+}
+
+static int
+bad_extents (void *handle, uint32_t count, uint64_t offset, uint32_t flags,
+             struct nbdkit_extents *extents)
+{
+  (void)handle, (void)flags;
+  return is ("extents-none") ? 0 : nbdkit_add_extent (extents, offset, count, 0);
+}
+
+static int
+bad_pread (void *handle, void *buf, uint32_t count, uint64_t offset, uint32_t flags)
+{
+  volatile int *nowhere = NULL;
+
+  (void)handle, (void)flags;
+  memset (buf, 'r', count);
+  if (is ("read-error")) {
+    nbdkit_set_error (EIO);
+    nbdkit_error ("the disk is on fire");
+    return -1;
+  }
+  if (is ("read-odd"))
+    return 7;
+  if (is ("hang") && offset == 0)
+    sleep (2);
+  if (is ("segv"))
+    *nowhere = 1;
+  if (is ("abort"))
+    abort ();
+  return 0;
+}
+
+#ifdef ASYNC
+struct answer { void *conn; uint64_t reqid; void *buf; uint32_t count; };
+static struct answer kept;
+
+static void *
+answer_later (void *closure)
+{
+  struct answer a = *(struct answer *)closure;
+
+  free (closure);
+  if (is ("async-late"))
+    usleep (1000000);
+  else
+    usleep (2000);
+  if (is ("async-error")) {
+    nbdkit_set_error (EIO);
+    nbdkit_error ("later than you think");
+    nbdkit_async_reply_error (a.conn, a.reqid);
+    return NULL;
+  }
+  memset (a.buf, 'r', a.count);
+  nbdkit_async_reply_read (a.conn, a.reqid, a.count, a.buf);
+  if (is ("async-double")) {
+    nbdkit_async_reply (a.conn, a.reqid);
+    nbdkit_async_reply_error (a.conn, a.reqid);
+    nbdkit_async_reply ((char *)a.conn + 12345, a.reqid);
+    nbdkit_async_reply (a.conn, a.reqid + 99);
+    nbdkit_async_reply (NULL, 0);
+  }
+  return NULL;
+}
+
+static int
+bad_async_pread (void *conn, uint64_t reqid, bool flush, void *handle, void *buf, uint32_t count,
+                 uint64_t offset)
+{
+  struct answer *a;
+  pthread_t thread;
+
+  (void)flush, (void)handle;
+  if (is ("async-short"))
+    return nbdkit_async_reply_read (conn, reqid, 100, buf), 0;
+  if (is ("async-refuse")) {
+    nbdkit_error ("no time for this");
+    return -1;
+  }
+  if (is ("async-cancel")) {
+    kept = (struct answer) { conn, reqid, buf, count };
+    return 0;
+  }
+  if (is ("async-late") && offset != 0) {
+    memset (buf, 'r', count);
+    return nbdkit_async_reply (conn, reqid);
+  }
+  a = malloc (sizeof *a);
+  if (a == NULL)
+    abort ();
+  *a = (struct answer) { conn, reqid, buf, count };
+  if (pthread_create (&thread, NULL, answer_later, a) != 0)
+    abort ();
+  pthread_detach (thread);
+  return 0;
+}
+
+static void
+bad_async_cancel (void *conn, void *handle)
+{
+  (void)handle;
+  if (kept.conn == conn) {
+    nbdkit_error ("cancelled");
+    blockhaul_async_reply_error (kept.conn, kept.reqid, ESHUTDOWN, "cancelled");
+  }
+}
+
+#endif
+
+static struct nbdkit_plugin plugin = {
+  .name = "misbehaving",
+  .config = bad_config,
+  .magic_config_key = "mode",
+  .open = bad_open,
+  .get_size = bad_get_size,
+  .block_size = bad_block_size,
+  .extents = bad_extents,
+  .pread = bad_pread,
+  .errno_is_preserved = 1,
+};
+
+#ifdef ASYNC
+static struct blockhaul_plugin later = {
+  .async_pread = bad_async_pread,
+  .async_cancel = bad_async_cancel,
+  .max_bytes = 8 << 20,
+};
+
+BLOCKHAUL_REGISTER_PLUGIN (later, plugin)
+#else
+NBDKIT_REGISTER_PLUGIN (plugin)
+#endif

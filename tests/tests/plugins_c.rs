@@ -1,0 +1,153 @@
+//! Plugins written for these tests, in C: those that misbehave, and those that answer later.
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use blockhaul_tests::{LIMIT, assert_same, bounded, done, lossy, program, text};
+use testkit::tools::{Peer, Reason, Scratch, among_peers, skip_or_fail};
+
+/// Compiles a plugin; `None` (and the reason on standard error) where there is no compiler or no header
+/// of nbdkit's.
+fn compile(source: &Path, define: &str, scratch: &Scratch) -> Option<PathBuf> {
+    let nbdkit = Peer::require("nbdkit")?;
+    let headers = nbdkit.program().parent()?.parent()?.join("root/usr/include");
+    if !headers.join("nbdkit-plugin.h").is_file() {
+        skip_or_fail(&Reason::new("the peers have no nbdkit-plugin.h"));
+        return None;
+    }
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let out =
+        scratch.file(&format!("{define}{}.so", source.file_stem().unwrap().to_str().unwrap()));
+    let mut cc = Command::new("cc");
+    cc.args(["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-I"]);
+    cc.arg(&headers).arg("-I").arg(workspace.join("plugins/cabi/include"));
+    cc.arg(format!("-D{define}")).arg(workspace.join(source)).arg("-o").arg(&out);
+    done(&mut cc);
+    Some(out)
+}
+
+/// Serves `nbdkit:PLUGIN?OPTIONS` while a script runs among the peers.
+#[track_caller]
+fn serve(plugin: &Path, options: &str, script: &str) -> Output {
+    let device = format!("nbdkit:{}?{options}", text(plugin));
+    let mut command = among_peers(program()).unwrap();
+    command.args(["serve", &device, "--run", &format!("set -e; {script}")]);
+    bounded(&mut command, LIMIT)
+}
+
+/// Standard error of a server whose script has to succeed.
+#[track_caller]
+fn served(plugin: &Path, options: &str, script: &str) -> String {
+    let output = serve(plugin, options, script);
+    let said = lossy(&output.stderr);
+    assert!(output.status.success(), "{options}: {}: {said}", output.status);
+    assert!(!said.contains("has not ended"), "{said}");
+    lossy(&output.stdout) + &said
+}
+
+/// The plugin that misbehaves in this way: an asynchronous one for some.
+fn misbehaving(mode: &str, scratch: &Scratch) -> Option<PathBuf> {
+    let define = if mode.starts_with("async-") { "ASYNC" } else { "BLOCKING" };
+    compile(Path::new("tests/tests/misbehaving.c"), define, scratch)
+}
+
+const READ: &str = "nbdsh -u \"$uri\" -c 'h.pread(512, 0)' 2>&1";
+
+#[test]
+fn a_null_handle_and_wrong_answers_have_names() {
+    let scratch = Scratch::new().unwrap();
+    // Our own client shows the server's words; libnbd's programs keep them to themselves.
+    let read = format!("! {} copy --retries 0 \"$uri\" null: 2>&1", text(program()));
+    let map = format!("! {} map \"$uri\" 2>&1", text(program()));
+    for (mode, script, wanted) in [
+        ("null-open", "! nbdinfo \"$uri\" 2>&1", "open answered NULL and gave no reason"),
+        ("open-error", "! nbdinfo \"$uri\" 2>&1", "the cupboard is bare"),
+        ("read-error", read.as_str(), "the disk is on fire"),
+        ("read-odd", read.as_str(), "pread answered 7 instead of 0 or -1"),
+        ("size-odd", "! nbdinfo \"$uri\" 2>&1", "get_size answered -5"),
+        ("block-odd", "! nbdinfo \"$uri\" 2>&1", "block_size answered 3, 4096 and 8192"),
+        ("extents-none", map.as_str(), "extents answered none"),
+        ("async-short", read.as_str(), "answered a read of 65536 bytes with 100"),
+        ("async-refuse", read.as_str(), "no time for this"),
+        ("async-error", read.as_str(), "later than you think"),
+    ] {
+        let Some(plugin) = misbehaving(mode, &scratch) else { return };
+        let said = served(&plugin, &format!("mode={mode}"), script);
+        assert!(said.contains(wanted), "{mode}: {said}");
+    }
+}
+
+#[test]
+fn double_late_and_foreign_answers_harm_nothing() {
+    let scratch = Scratch::new().unwrap();
+    let script =
+        "nbdsh -u \"$uri\" -c 'for i in range(100): assert h.pread(4096, 0) == b\"r\" * 4096'";
+    let Some(plugin) = misbehaving("async-double", &scratch) else { return };
+    let said = served(&plugin, "mode=async-double", script);
+    assert!(said.contains("answered a request that is not there"), "{said}");
+}
+
+#[test]
+fn a_plugin_that_never_answers_is_reported_and_the_server_goes_on() {
+    let scratch = Scratch::new().unwrap();
+    let script = format!("! {READ}; nbdsh -u \"$uri\" -c 'h.pread(512, 4096)'");
+    for (mode, wanted) in
+        [("hang", "has not been answered"), ("async-late", "has not been answered")]
+    {
+        let Some(plugin) = misbehaving(mode, &scratch) else { return };
+        let said = served(&plugin, &format!("mode={mode}&@timeout=300ms"), &script);
+        assert!(said.contains(wanted) && said.contains("read of 512 bytes at offset 0"), "{said}");
+        assert!(said.contains("buffer stays lent"), "{said}");
+    }
+}
+
+#[test]
+fn a_crash_names_the_plugin_and_the_callback() {
+    let scratch = Scratch::new().unwrap();
+    for (mode, wanted) in [
+        ("segv", "segmentation fault in callback pread of plugin misbehaving"),
+        ("abort", "abort in callback pread of plugin misbehaving"),
+    ] {
+        let Some(plugin) = misbehaving(mode, &scratch) else { return };
+        let output = serve(&plugin, &format!("mode={mode}"), &format!("{READ} || true"));
+        let said = lossy(&output.stderr);
+        assert!(!output.status.success(), "{said}");
+        assert!(said.contains(wanted), "{mode}: {said}");
+    }
+}
+
+#[test]
+fn cancelled_requests_are_told_of_when_the_client_goes() {
+    let scratch = Scratch::new().unwrap();
+    // A client that sends a request and leaves without waiting.
+    let script = "nbdsh -u \"$uri\" -c 'h.aio_pread(nbd.Buffer(512), 0)' -c 'h.poll(100)' \
+                  -c 'import os' -c 'os._exit(0)'; sleep 0.5";
+    let Some(plugin) = misbehaving("async-cancel", &scratch) else { return };
+    let said = served(&plugin, "mode=async-cancel", script);
+    assert!(said.contains("cancelled"), "{said}");
+}
+
+#[test]
+fn the_example_in_memory_is_read_and_written_within_its_bound() {
+    let scratch = Scratch::new().unwrap();
+    let Some(plugin) =
+        compile(Path::new("plugins/cabi/examples/async-memory.c"), "EXAMPLE", &scratch)
+    else {
+        return;
+    };
+    let input = scratch.file("in");
+    let bytes: Vec<u8> =
+        (0..1 << 20_u64).flat_map(|n: u64| (n * 0x9e37_79b9).to_be_bytes()).collect();
+    fs::write(&input, bytes).unwrap();
+    let out = scratch.file("out");
+    let script =
+        format!("nbdcopy --flush {} \"$uri\"; nbdcopy \"$uri\" {}", text(&input), text(&out));
+    served(&plugin, "size=8M&delay=2ms&memory=1M", &script);
+    assert_same(&input, &out, "through the asynchronous plugin");
+    // And without a server between.
+    let device = format!("nbdkit:{}?size=8M&delay=1ms", text(&plugin));
+    let mut copy = among_peers(program()).unwrap();
+    done(copy.args(["copy", "--verify", text(&input), &device]));
+}
