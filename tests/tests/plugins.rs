@@ -415,3 +415,45 @@ with_plugin!(bad_parameters_are_the_plugins_own_error, "file", |scratch| {
     }
     drop(scratch);
 });
+
+/// Plugins that nbdkit's versions since 1.0 compiled, from its source package.
+#[test]
+fn plugins_of_every_version_since_the_first_are_read_and_written() {
+    let exe = std::env::current_exe().unwrap();
+    let target = exe.ancestors().nth(3).unwrap();
+    let folder = target.join("nbdkit/source/tests/old-plugins/x86_64/Linux");
+    if !folder.is_dir() {
+        skip_or_fail(&Reason::new("nbdkit's source is absent; run `cargo xtask nbdkit-source`"));
+        return;
+    }
+    if root().is_none() {
+        return;
+    }
+    let mut seen = Vec::new();
+    for entry in fs::read_dir(folder).unwrap().flatten() {
+        let plugin = entry.path().join("nbdkit-file-plugin.so");
+        let said = done(&mut blockhaul(&["plugin", text(&plugin)]));
+        let field = |name: &str| {
+            let line = said.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
+            line.unwrap_or_default().to_string()
+        };
+        assert_eq!(field("name"), "file", "{said}");
+        seen.push((field("struct_size"), field("api_version")));
+        let scratch = Scratch::new().unwrap();
+        let disk = scratch.file("disk");
+        fs::File::create(&disk).unwrap().set_len(3 << 20).unwrap();
+        let device = format!("{}?file={}", text(&plugin), text(&disk));
+        write_and_read(&device, 3 << 20, &scratch);
+        assert_same(&disk, &scratch.file("in"), &device);
+        // Zeroes and flushes, too: each in the form that its version has.
+        let script = "nbdsh -u \"$uri\" -c 'h.zero(65536, 4096)' -c 'h.flush()' \
+                      -c 'assert h.pread(65536, 4096) == bytes(65536)' \
+                      -c 'h.pwrite(b\"x\" * 512, 0, nbd.CMD_FLAG_FUA)'";
+        serving(&device, &[], script);
+        assert_eq!(&fs::read(&disk).unwrap()[..512], &[b'x'; 512]);
+    }
+    seen.sort();
+    let wanted = ["176/1", "200/1", "264/1", "288/2", "336/2", "384/2"];
+    let seen: Vec<_> = seen.iter().map(|(size, api)| format!("{size}/{api}")).collect();
+    assert_eq!(seen, wanted);
+}

@@ -9,9 +9,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::apt::{self, Apt};
 use crate::peers::Peers;
-use crate::{Outcome, run};
+use crate::{Outcome, run, source};
 
 pub const HELP: &str = "\
 cargo xtask libnbd-suite [NAME…]
@@ -149,34 +148,7 @@ struct Suite {
 impl Suite {
     /// Fetches and unpacks the source package where it is missing.
     fn ensure_source(&self) -> Outcome {
-        let source = self.dir.join("source");
-        if source.is_dir() {
-            println!("libnbd's tests are ready in target/libnbd");
-            return Ok(());
-        }
-        let apt_dir = self.dir.join("apt");
-        make_dir(&apt_dir)?;
-        let mut failures = Vec::new();
-        let mut fetched = None;
-        for archive in apt::debian_archives(Path::new("/etc/apt"))? {
-            println!("libnbd-suite: fetching the source package libnbd of {SUITE}");
-            match fetch(&apt_dir, &archive) {
-                Ok(tarball) => {
-                    fetched = Some(tarball);
-                    break;
-                }
-                Err(why) => failures.push(why),
-            }
-        }
-        let tarball = fetched.ok_or_else(|| failures.join("; "))?;
-        let part = self.dir.join("source.part");
-        remove(&part)?;
-        make_dir(&part)?;
-        let mut tar = Command::new("tar");
-        tar.arg("-xf").arg(&tarball).args(["--strip-components=1", "-C"]).arg(&part);
-        run::quiet(&mut tar)?;
-        fs::rename(&part, &source).map_err(|error| at("make", &source, &error))?;
-        remove(&apt_dir)
+        source::ensure(&self.dir, SUITE, "libnbd", VERSION)
     }
 
     /// The tests as `FOLDER/NAME.sh`: those that `names` choose, or all.
@@ -295,41 +267,6 @@ impl Bench {
         command.env_remove("LD_LIBRARY_PATH");
         command
     }
-}
-
-/// Fetches the source package from one archive; gives its tarball.
-fn fetch(dir: &Path, archive: &apt::Source) -> Result<PathBuf, String> {
-    let mut apt = Apt::new(dir, archive, SUITE)?;
-    if let Err(why) = apt.update() {
-        if !why.contains("NO_PUBKEY") {
-            return Err(why);
-        }
-        let newer = apt.newer_keyring().map_err(|second| format!("{why}; {second}"))?;
-        apt = Apt::new(dir, &newer, SUITE)?;
-    }
-    // The same archive, verified by the same keys, with its lists of sources, too.
-    let sources = dir.join("archive.sources");
-    let text = read(&sources)?.replacen("Types: deb\n", "Types: deb deb-src\n", 1);
-    fs::write(&sources, text).map_err(|error| at("write", &sources, &error))?;
-    apt.update()?;
-    let download = dir.join("download");
-    make_dir(&download)?;
-    let mut command = Command::new("apt-get");
-    command.args(["source", "-qq", "--download-only", "libnbd"]).current_dir(&download);
-    command.env("APT_CONFIG", dir.join("apt.conf")).env("LC_ALL", "C");
-    run::quiet(&mut command).map_err(|why| match run::ci() {
-        // Apt's words name the host.
-        true => "apt-get source libnbd failed".to_owned(),
-        false => why,
-    })?;
-    let entries = fs::read_dir(&download).map_err(|error| at("read", &download, &error))?;
-    let tarball = entries.flatten().map(|entry| entry.path()).find(|path| {
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        name.starts_with(&format!("libnbd_{VERSION}"))
-            && name.contains(".orig.tar.")
-            && !name.ends_with(".asc")
-    });
-    tarball.ok_or_else(|| format!("{SUITE} has no libnbd {VERSION}x"))
 }
 
 fn read(path: &Path) -> Result<String, String> {

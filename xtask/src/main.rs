@@ -10,6 +10,7 @@ mod lint;
 mod pages;
 mod peers;
 mod run;
+mod source;
 mod test;
 
 use std::process::ExitCode;
@@ -63,6 +64,12 @@ const TASKS: &[Task] = &[
         summary: "libnbd's own tests of nbdcopy and nbdinfo, with blockhaul in their place",
         help: libnbd_suite::HELP,
         run: libnbd_suite::main,
+    },
+    Task {
+        name: "nbdkit-source",
+        summary: "nbdkit's source package, for its plugins of old versions",
+        help: source::HELP,
+        run: source::main,
     },
 ];
 
