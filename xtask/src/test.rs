@@ -1,7 +1,7 @@
 //! `cargo xtask test`: peers, then everything is built and every test is run.
 
 use crate::peers::Peers;
-use crate::{Outcome, run};
+use crate::{Outcome, run, source};
 
 pub const HELP: &str = "\
 cargo xtask test [-- ARGS…]
@@ -21,7 +21,8 @@ pub fn main(args: &[String]) -> Outcome {
         Some(_) => return run::no_more(args),
     };
     let peers = Peers::here();
-    match peers.ensure(false).and_then(|()| peers.print_versions()) {
+    let ready = peers.ensure(false).and_then(|()| peers.print_versions());
+    match ready.and_then(|()| source::main(&[])) {
         Ok(()) => {}
         Err(why) if run::ci() => return Err(why),
         Err(why) => println!("going on without peers: {why}"),
