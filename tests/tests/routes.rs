@@ -242,8 +242,8 @@ fn refusing(errno: &str, calls: &str, command: &Command) -> Command {
 
 /// What each refusal keeps from being used.
 const REFUSED: [(&str, &[&str]); 8] = [
-    ("io_uring_setup", &["fixed-read", "fixed-write"]),
-    ("io_uring_register", &["fixed-read", "fixed-write"]),
+    ("io_uring_setup", &[]),
+    ("io_uring_register", &[]),
     (
         "splice",
         &["file-to-socket", "socket-to-socket", "socket-to-file", "file-to-file", "vmsplice"],

@@ -35,10 +35,6 @@ pub struct Routes {
     pub direct_read: u64,
     /// Of `memory`: written past the page cache.
     pub direct_write: u64,
-    /// Of `memory`: read into buffers that io_uring has registered.
-    pub fixed_read: u64,
-    /// Of `memory`: written from buffers that io_uring has registered.
-    pub fixed_write: u64,
     /// Zeroes that were written as data, as far as somebody looked: blocks of 4096 bytes within what
     /// was not zero as a whole, and zeroing on a target that cannot zero.
     pub zeroes_written: u64,
@@ -48,7 +44,7 @@ pub struct Routes {
 
 impl Routes {
     /// All counters with their names.
-    pub fn named(&self) -> [(&'static str, u64); 17] {
+    pub fn named(&self) -> [(&'static str, u64); 15] {
         [
             ("skip", self.skip),
             ("zero", self.zero),
@@ -63,8 +59,6 @@ impl Routes {
             ("vmsplice", self.vmsplice),
             ("direct-read", self.direct_read),
             ("direct-write", self.direct_write),
-            ("fixed-read", self.fixed_read),
-            ("fixed-write", self.fixed_write),
             ("zeroes-written", self.zeroes_written),
             ("unseen", self.unseen),
         ]
@@ -136,8 +130,6 @@ impl Counters {
             vmsplice: way(Way::Vmsplice),
             direct_read: way(Way::DirectRead),
             direct_write: way(Way::DirectWrite),
-            fixed_read: way(Way::FixedRead),
-            fixed_write: way(Way::FixedWrite),
             zeroes_written: load(&self.zeroes_written),
             unseen: data.saturating_sub(load(&self.seen)),
         }

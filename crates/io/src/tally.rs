@@ -22,14 +22,10 @@ pub enum Way {
     DirectRead,
     /// From memory to a disk past the page cache.
     DirectWrite,
-    /// From a file to memory that io_uring has registered.
-    FixedRead,
-    /// To a file from memory that io_uring has registered.
-    FixedWrite,
 }
 
 impl Way {
-    const COUNT: usize = 9;
+    const COUNT: usize = 7;
 }
 
 /// Bytes that went each [`Way`].
