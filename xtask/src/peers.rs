@@ -41,16 +41,17 @@ const LAYOUT: u32 = 1;
 /// peers' `/usr` hides the machine's.
 const PACKAGES: &str = "\
     nbdkit nbdkit-plugin-python nbdkit-plugin-perl nbdkit-plugin-tcl nbdkit-plugin-lua \
-    nbdkit-plugin-dev xorriso openssh-client openssh-server libnbd-bin python3-libnbd qemu-utils \
-    qemu-system-common fio e2fsprogs gnutls-bin jq file bsdextrautils socat fdisk strace bash \
+    nbdkit-plugin-dev xorriso openssh-client openssh-server libnbd-bin python3-libnbd nbd-server \
+    qemu-utils qemu-system-common fio e2fsprogs gnutls-bin jq file bsdextrautils socat fdisk \
+    strace bash \
     dash coreutils diffutils findutils grep gzip hostname iproute2 mawk mount perl-base procps \
     python3-minimal sed tar util-linux xfsprogs xz-utils";
 
 /// Programs that get a wrapper in target/peers/bin.
 const PROGRAMS: &str = "\
-    nbdkit nbdcopy nbdinfo nbddump nbdfuse nbdsh qemu-img qemu-io qemu-nbd qemu-storage-daemon \
-    fio mkfs.ext4 mkfs.xfs mke2fs e2fsck dumpe2fs debugfs certtool file hexdump jq psktool python3 sfdisk \
-    socat strace";
+    nbdkit nbdcopy nbdinfo nbddump nbdfuse nbdsh nbd-server qemu-img qemu-io qemu-nbd \
+    qemu-storage-daemon fio mkfs.ext4 mkfs.xfs mke2fs e2fsck dumpe2fs debugfs certtool file \
+    hexdump jq psktool python3 sfdisk socat strace";
 
 /// Whose versions are printed.
 const VERSIONS: &[&str] = &["nbdkit", "nbdinfo", "nbdcopy", "qemu-img", "qemu-nbd", "fio"];

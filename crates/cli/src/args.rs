@@ -352,7 +352,8 @@ pub struct Copy {
           value_parser = clap::value_parser!(u32).range(0..=1000))]
     pub retries: u32,
 
-    /// Time before the first repetition; doubles each time, up to 30 s
+    /// Time before a lost connection is made a second time; doubles each time, up to 30 s. A request that
+    /// fails on a connection that stands is repeated sooner, after 20 ms at first
     #[arg(long, value_name = "TIME", default_value = "1s", help_heading = "Long copies",
           value_parser = duration)]
     pub retry_delay: Duration,

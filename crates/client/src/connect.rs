@@ -15,6 +15,10 @@ use wire::{Infos, OptionError};
 
 use crate::{ServerProcess, device};
 
+/// Time for one address of a host that has others: one that does not answer (IPv6 that leads nowhere)
+/// must not use up the time of all. Longer than it takes to ask twice.
+const ADDRESS_MAX: Duration = Duration::from_millis(2500);
+
 /// Where a server listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Address {
@@ -213,8 +217,17 @@ async fn dial(address: &Address) -> Result<Stream> {
                 Error::new(Kind::NotFound, format!("cannot look up host {host:?}")).because(error)
             })?;
             let mut last = Error::new(Kind::NotFound, format!("host {host:?} has no address"));
-            for address in addresses {
-                match Stream::connect_tcp(address).await {
+            let mut addresses = addresses.into_iter().peekable();
+            while let Some(address) = addresses.next() {
+                let connecting = Stream::connect_tcp(address);
+                // The last one has all the time that is left.
+                let connected = match addresses.peek() {
+                    None => connecting.await,
+                    Some(_) => io::timeout(ADDRESS_MAX, connecting)
+                        .await
+                        .unwrap_or_else(|io::Elapsed| Err(std::io::ErrorKind::TimedOut.into())),
+                };
+                match connected {
                     Ok(stream) => return Ok(stream),
                     Err(error) => last = Error::system(format!("connect to {address}"), error),
                 }

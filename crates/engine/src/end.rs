@@ -1,8 +1,8 @@
 //! One side of a copy as a lane sees it: a handle that is replaced when its connection is lost.
 
 use std::cell::{Cell, RefCell};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use block::{Device, Error, Facts, Kind, Result, Stack};
@@ -10,9 +10,13 @@ use io::Event;
 
 use crate::options::{Options, RETRY_DELAY_MAX, Retried};
 use crate::progress::Progress;
+use crate::trust::Sample;
 
 /// Time for a connection to be made.
 pub(crate) const DIAL_MAX: Duration = Duration::from_secs(10);
+/// First pause before a request is repeated on a connection that stands; four times as long each time,
+/// up to the delay that was asked for.
+const QUICK: Duration = Duration::from_millis(20);
 /// A pause ends not later than this after the copy was stopped.
 const PAUSE_STEP: Duration = Duration::from_millis(100);
 
@@ -31,6 +35,8 @@ pub(crate) struct Retries {
     failed: AtomicBool,
     requests: [AtomicU64; 2],
     connections: [AtomicU64; 2],
+    /// A block of the source, by which a connection that is made again is known.
+    seen: OnceLock<Sample>,
     pub(crate) checked: AtomicU64,
     pub(crate) rewritten: AtomicU64,
 }
@@ -44,6 +50,7 @@ impl Retries {
             failed: AtomicBool::new(false),
             requests: Default::default(),
             connections: Default::default(),
+            seen: OnceLock::new(),
             checked: AtomicU64::new(0),
             rewritten: AtomicU64::new(0),
         })
@@ -84,10 +91,34 @@ impl Retries {
         }
     }
 
+    /// Whether a block of the source is wanted, to know it again by.
+    pub(crate) fn wants_sample(&self) -> bool {
+        self.any() && self.seen.get().is_none()
+    }
+
+    /// Keeps what was read from the source at `at`, if it has content.
+    pub(crate) fn keep_sample(&self, at: u64, bytes: &[u8]) {
+        if let Some(sample) = Sample::of(at, bytes) {
+            // The first one serves as well as any.
+            let _ = self.seen.set(sample);
+        }
+    }
+
+    /// Waits before repetition `number` of a request that failed on a connection that stands: what
+    /// passes does so soon, and what does not should not hold the copy up for half a minute.
+    async fn pause_briefly(&self, number: u32) {
+        let longer = QUICK.saturating_mul(1 << (2 * number.saturating_sub(1)).min(16));
+        self.pause_for(longer.min(self.delay)).await;
+    }
+
     /// Waits before repetition `number`, counted from 1.
     async fn pause(&self, number: u32) {
         let doubled = self.delay.saturating_mul(1 << number.saturating_sub(1).min(16));
-        let due = Instant::now() + doubled.min(RETRY_DELAY_MAX);
+        self.pause_for(doubled.min(RETRY_DELAY_MAX)).await;
+    }
+
+    async fn pause_for(&self, time: Duration) {
+        let due = Instant::now() + time;
         while !self.stopped() {
             let left = due.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -103,7 +134,9 @@ impl Retries {
 enum Remedy {
     /// The connection is of no more use.
     Reconnect,
-    /// It may pass.
+    /// It may pass; the connection stands.
+    RepeatSoon,
+    /// It may pass, in time.
     Repeat,
     /// It will fail again.
     None,
@@ -112,7 +145,8 @@ enum Remedy {
 fn remedy(kind: Kind) -> Remedy {
     match kind {
         Kind::Disconnected | Kind::TimedOut | Kind::ShuttingDown => Remedy::Reconnect,
-        Kind::Io | Kind::NoMemory => Remedy::Repeat,
+        Kind::Io => Remedy::RepeatSoon,
+        Kind::NoMemory => Remedy::Repeat,
         Kind::ReadOnly
         | Kind::Invalid
         | Kind::NoSpace
@@ -193,6 +227,7 @@ impl End {
         self.retries.progress.meter.retried(self.side);
         match remedy {
             Remedy::Reconnect if self.reconnects() => self.reconnect(&error, generation).await?,
+            Remedy::RepeatSoon => self.retries.pause_briefly(*attempts).await,
             _ => self.retries.pause(*attempts).await,
         }
         match self.retries.stopped() {
@@ -240,14 +275,17 @@ impl End {
             if self.retries.stopped() {
                 return Err(error.clone());
             }
-            let failure = match io::timeout(DIAL_MAX, self.stack.another()).await {
-                Ok(Ok(handle)) => match differs(&self.stack, &handle) {
-                    None => return Ok(handle),
-                    Some(why) => {
-                        let text = format!("after connecting again: {why}");
-                        return Err(Error::new(Kind::Invalid, text).on(&self.facts().name));
-                    }
-                },
+            let connected = async {
+                let handle = self.stack.another().await?;
+                let why = self.is_another(&handle).await?;
+                Ok::<_, Error>((handle, why))
+            };
+            let failure = match io::timeout(DIAL_MAX, connected).await {
+                Ok(Ok((handle, None))) => return Ok(handle),
+                Ok(Ok((_, Some(why)))) => {
+                    let text = format!("after connecting again: {why}");
+                    return Err(Error::new(Kind::Invalid, text).on(&self.facts().name));
+                }
                 Ok(Err(failure)) => failure,
                 Err(io::Elapsed) => {
                     let text = format!("no handshake within {} s", DIAL_MAX.as_secs());
@@ -265,6 +303,23 @@ impl End {
             Some((kind, at, len)) => told.during(kind, at, len),
             None => told,
         })
+    }
+}
+
+impl End {
+    /// Why a new handle is not the same disk, if it is not; the source is known by a block of what was
+    /// read from it before.
+    async fn is_another(&self, handle: &Arc<dyn Device>) -> Result<Option<String>> {
+        if let Some(why) = differs(&self.stack, handle) {
+            return Ok(Some(why));
+        }
+        let Some(sample) = self.retries.seen.get().filter(|_| self.side == Side::Source) else {
+            return Ok(None);
+        };
+        Ok((!sample.is_on(&**handle).await?).then(|| {
+            let at = sample.at();
+            format!("the source does not hold what it held before (at offset {at}): another disk?")
+        }))
     }
 }
 

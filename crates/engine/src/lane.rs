@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use block::{Can, Error, Flags, Kind, Op, Pending, Reply, Request, Result};
+use block::{Can, DeviceExt, Error, Flags, Kind, Op, Pending, Reply, Request, Result};
 use io::{Data, Event, Room};
 
 use crate::copy::Job;
@@ -19,7 +19,7 @@ use crate::end::{End, Side};
 use crate::ledger::{Ledger, Range, Suspect};
 use crate::plan::{Segment, What};
 use crate::route;
-use crate::trust::Sample;
+use crate::trust::{SAMPLE, Sample};
 use crate::window::Window;
 use crate::zeroes;
 
@@ -455,12 +455,30 @@ impl Lane {
             self.ledger.borrow_mut().abandon(home);
             return Ok(());
         }
+        self.know_source(at, &data, look).await;
         let values = self.job.fold.as_ref().map(|fold| (fold, fold.values(at, data.bytes())));
         self.put(home, at, data, look, done).await?;
         if let Some((fold, values)) = values {
             fold.add(at, values);
         }
         Ok(())
+    }
+
+    /// Keeps a block of the source, so that it is known again after its connection was lost.
+    async fn know_source(&self, at: u64, data: &Data, look: bool) {
+        let retries = &self.job.retries;
+        if !self.source.reconnects() || !retries.wants_sample() {
+            return;
+        }
+        if look {
+            retries.keep_sample(at, data.bytes());
+        } else if self.job.settled.sparse == 0 && self.first {
+            // Nothing is looked at otherwise, and what is on its way in the kernel stays there.
+            let len = data.len().min(SAMPLE);
+            if let Ok(sample) = self.source.device().read(at, len).await {
+                retries.keep_sample(at, sample.bytes());
+            }
+        }
     }
 
     /// Writes what was read.

@@ -69,7 +69,8 @@ pub struct Options {
     /// How often a request is repeated, and a lost connection dialled again, before the copy fails;
     /// 0: never.
     pub retries: u32,
-    /// Time before the first repetition; doubles each time, up to [`RETRY_DELAY_MAX`].
+    /// Time before a lost connection is made a second time; doubles each time, up to
+    /// [`RETRY_DELAY_MAX`]. What fails on a connection that stands is repeated sooner.
     pub retry_delay: Duration,
     /// Keep a journal, so that a copy that was killed goes on where it was.
     pub journal: Option<JournalOptions>,

@@ -9,13 +9,13 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Poll, Waker};
 
-use block::{Device, DeviceExt};
+use block::{Device, DeviceExt, Result};
 
 use crate::plan::Plan;
 use crate::zeroes::is_zero;
 
 /// Bytes of a sample: one block of every file system in use.
-const SAMPLE: usize = 4096;
+pub(crate) const SAMPLE: usize = 4096;
 
 /// A block that is known to be the same on source and target of the first lane.
 #[derive(Debug, Clone)]
@@ -30,6 +30,17 @@ impl Sample {
         let found = bytes.chunks_exact(SAMPLE).position(|block| !is_zero(block))?;
         let start = found * SAMPLE;
         Some(Sample { at: at + start as u64, bytes: bytes[start..start + SAMPLE].into() })
+    }
+
+    /// Where it is.
+    pub(crate) fn at(&self) -> u64 {
+        self.at
+    }
+
+    /// Whether a device holds the same there.
+    pub(crate) async fn is_on(&self, device: &dyn Device) -> Result<bool> {
+        let data = device.read(self.at, self.bytes.len()).await?;
+        Ok(data.bytes() == &*self.bytes)
     }
 }
 
@@ -89,9 +100,9 @@ impl Trust {
         let Some(sample) = sample.await else { return Err(None) };
         for device in [source, target].into_iter().flatten() {
             let name = device.facts().name.clone();
-            match device.read(sample.at, sample.bytes.len()).await {
-                Ok(data) if data.bytes() == &*sample.bytes => {}
-                Ok(_) => {
+            match sample.is_on(&*device).await {
+                Ok(true) => {}
+                Ok(false) => {
                     return Err(Some(format!(
                         "{name} shows each connection a disk of its own (at offset {})",
                         sample.at

@@ -32,6 +32,8 @@ struct Server {
     refused_dials: AtomicU64,
     dials: AtomicU64,
     size_later: Mutex<Option<u64>>,
+    /// What connections show after the first.
+    disk_later: Mutex<Option<Arc<ModelDevice>>>,
     rng: Mutex<Rng>,
 }
 
@@ -58,6 +60,7 @@ impl Server {
             refused_dials: AtomicU64::new(0),
             dials: AtomicU64::new(0),
             size_later: Mutex::new(None),
+            disk_later: Mutex::new(None),
             rng: Mutex::new(Rng::new(seed)),
         }
     }
@@ -76,6 +79,11 @@ impl Server {
             _ => *self.size_later.lock().unwrap(),
         };
         let size = size.unwrap_or(self.disk.facts().size);
+        let other = self.disk_later.lock().unwrap().clone();
+        let other = other.filter(|_| self.dials.load(Ordering::SeqCst) > 0);
+        if let Some(other) = other {
+            return other;
+        }
         Arc::new(Connection { server: self, size, dead: Arc::default(), before: Arc::default() })
     }
 
@@ -343,6 +351,22 @@ fn another_disk_behind_the_same_name_is_refused() {
         let options = Options { connections: 1, extents: false, ..patient() };
         let error = run(&source, &target, &options).await.unwrap_err();
         assert!(error.to_string().contains("1048576 bytes on one connection and 4096"), "{error}");
+    });
+}
+
+#[test]
+fn a_source_that_holds_something_else_after_connecting_again_is_refused() {
+    on_worker(|| async {
+        for sparse in [4096, 0] {
+            let mut server = Server::new(disk(&vec![7; 1 << 20], 1), 1);
+            (*server.fuse.get_mut(), *server.cuts_left.get_mut()) = (30, 1);
+            *server.disk_later.get_mut().unwrap() = Some(disk(&vec![8; 1 << 20], 1));
+            let (source, _) = server.open().await;
+            let target = Stack::over(disk(&vec![0; 1 << 20], 3)).unwrap();
+            let options = Options { connections: 1, extents: false, sparse, ..patient() };
+            let error = run(&source, &target, &options).await.unwrap_err();
+            assert!(error.to_string().contains("held before"), "sparse {sparse}: {error}");
+        }
     });
 }
 
