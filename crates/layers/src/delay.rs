@@ -31,6 +31,13 @@ impl LayerKind for Delay {
         "lets requests wait before they reach the device"
     }
 
+    fn manual(&self) -> &'static str {
+        "Every request waits so long before it reaches the device, counted from when it \
+         came; requests wait side by side. With `exclusive=on` a request for extents is \
+         alone: all others wait until it is over, as with sources that hold one lock for \
+         both."
+    }
+
     fn params(&self) -> &'static [Param] {
         const {
             &[

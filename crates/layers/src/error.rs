@@ -41,6 +41,12 @@ impl LayerKind for Failing {
         "lets requests fail, all or by share, place and number"
     }
 
+    fn manual(&self) -> &'static str {
+        "For tests of clients. Requests fail before they reach the device: all of them, \
+         or a share of all or of one kind, or those that touch a place, after the first \
+         `after` and at most `count` times. Which ones fail depends on `seed` alone."
+    }
+
     fn params(&self) -> &'static [Param] {
         const {
             &[

@@ -16,6 +16,7 @@ mod fua;
 mod gates;
 mod locks;
 mod log;
+pub mod manual;
 mod masked;
 mod multi_conn;
 mod nocache;

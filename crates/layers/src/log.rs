@@ -31,6 +31,12 @@ impl LayerKind for Log {
         "reports every request when it begins and when it ends"
     }
 
+    fn manual(&self) -> &'static str {
+        "One line when a request begins and one when it ends, with its offset, length and \
+         flags, how it ended and how many microseconds it took; the number in front \
+         counts requests over all connections."
+    }
+
     fn params(&self) -> &'static [Param] {
         &[Param {
             name: "file",

@@ -19,6 +19,12 @@ impl LayerKind for Offset {
         "shows a part of the device, for example a partition"
     }
 
+    fn manual(&self) -> &'static str {
+        "Offsets of clients start at `offset` of the device, and end after `range` bytes. \
+         What does not fit on the device is refused when it is opened. `partition` finds \
+         the place by itself."
+    }
+
     fn params(&self) -> &'static [Param] {
         &[
             Param {

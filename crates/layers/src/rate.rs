@@ -23,6 +23,11 @@ impl LayerKind for Rate {
         "limits the bytes per second of reads and writes together"
     }
 
+    fn manual(&self) -> &'static str {
+        "All connections together read and write at most so many bytes per second; \
+         requests pass in the order in which they came. Zeroes and trims are not counted."
+    }
+
     fn params(&self) -> &'static [Param] {
         &[
             Param { name: "rate", kind: ParamKind::Rate, default: None, doc: "Bytes per second." },

@@ -19,6 +19,11 @@ impl LayerKind for Readonly {
         "refuses everything that would change the device"
     }
 
+    fn manual(&self) -> &'static str {
+        "Clients are told that the device is read-only, and everything that would change \
+         it is refused (EPERM)."
+    }
+
     fn params(&self) -> &'static [Param] {
         &[]
     }

@@ -24,6 +24,12 @@ impl LayerKind for Stats {
         "counts requests, bytes, errors and time, and prints them at the end"
     }
 
+    fn manual(&self) -> &'static str {
+        "When the device is closed, a table tells for each kind of request how many there \
+         were, how many failed, how many bytes they moved and how long they took on \
+         average and at most."
+    }
+
     fn params(&self) -> &'static [Param] {
         &[Param {
             name: "file",
