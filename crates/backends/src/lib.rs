@@ -1,4 +1,5 @@
-//! Devices that store or compute bytes: file, memory, null, zero, pattern, sample, data.
+//! Devices that store or compute bytes: file, memory, null, zero, pattern, sample, data, ones,
+//! random, full, split.
 //!
 //! One file per kind of storage. To add one, write its file and add a line to [`all`]: parsing, help
 //! and completion follow from what it declares.
@@ -6,24 +7,32 @@
 mod data;
 mod file;
 mod fill;
+mod full;
 mod memory;
 mod null;
+mod ones;
 mod operand;
 mod pattern;
+mod random;
 mod sample;
+mod split;
 mod zero;
 
 pub use data::Data;
 pub use file::{File, identity};
+pub use full::Full;
 pub use memory::{Memory, memory};
 pub use null::Null;
+pub use ones::Ones;
 pub use pattern::Pattern;
+pub use random::Random;
 pub use sample::Sample;
+pub use split::Split;
 pub use zero::Zero;
 
 /// Every kind of storage of this crate, for a [`block::Registry`].
 pub fn all() -> Vec<&'static dyn block::Backend> {
-    vec![&File, &Memory, &Null, &Zero, &Pattern, &Sample, &Data]
+    vec![&File, &Memory, &Null, &Zero, &Pattern, &Sample, &Data, &Ones, &Random, &Full, &Split]
 }
 
 /// The scheme that takes bare paths.

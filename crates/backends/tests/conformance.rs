@@ -51,6 +51,57 @@ fn sample() {
 }
 
 #[test]
+fn ones_and_random() {
+    check("ones:3000001", Options::default().content(Content::oracle(|_| 255)));
+    check("ones:1M?byte=7", Options::default().content(Content::oracle(|_| 7)));
+    check("random:3000001?seed=5", Options::default());
+}
+
+#[test]
+fn full_can_be_read_and_not_written() {
+    // All other checks write.
+    let reads = vec![
+        "the_facts_are_consistent",
+        "the_content_is_as_told",
+        "one_extent_means_one",
+        "the_fence_refuses_what_the_facts_forbid",
+    ];
+    let reads = Options { only: reads, keeps_writes: false, ..Options::default() };
+    check("full:3000001", reads.content(Content::Zeroes));
+    let runtime = io::Runtime::start(&io::Config { workers: 1, ..Default::default() }).unwrap();
+    runtime.block_on(|| async {
+        let stack = open("full:1M", Intent::WRITE).await.unwrap();
+        let device = stack.device();
+        let requests =
+            [block::Request::write(5, io::Data::copy_of(b"x")), block::Request::zero(0, 1 << 20)];
+        for request in requests {
+            let error = device.submit(request).await.unwrap_err();
+            assert_eq!(error.kind(), block::Kind::NoSpace);
+        }
+    });
+}
+
+#[test]
+fn split() {
+    let options = Options::default().content(Content::Zeroes).without(
+        "no_hole_keeps_the_range_allocated",
+        "extents of files do not tell reserved blocks from holes",
+    );
+    conform::check("split", options, || async {
+        let dir = tempfile::tempdir().unwrap();
+        let mut names = Vec::new();
+        for (index, size) in [1_000_001, 0, 5, 3 << 20, 4096].into_iter().enumerate() {
+            let path = dir.path().join(format!("{index}, part"));
+            std::fs::File::create(&path).unwrap().set_len(size).unwrap();
+            names.push(path.to_str().unwrap().replace(',', "%2c"));
+        }
+        let stack = open(&format!("split:{}", names.join(",")), Intent::WRITE).await?;
+        assert_eq!(stack.device().facts().size, 1_000_001 + 5 + (3 << 20) + 4096);
+        Ok(Subject::from(stack).keep(dir))
+    });
+}
+
+#[test]
 fn data() {
     let content = |at: u64| if at == 0 { 7 } else { u8::from(at >= 100) };
     check("data:7 @100 1*99900", Options::default().content(Content::oracle(content)));
