@@ -777,9 +777,15 @@ EXAMPLES
   Convert to qcow2 with QEMU's server:
       blockhaul copy disk.raw [ qemu-nbd -f qcow2 disk.qcow2 ]
   Progress for programs, one JSON object a line: done, total (0 while unknown), data, zeroed,
-  skipped, verified (bytes), rate (bytes/s), elapsed, eta (s, null while unknown), phase (copy or
-  verify), finished; the last line has success, too:
+  skipped, resumed, verified (bytes), connections, requests, request_size (what was found to pay),
+  in_flight, retries, routes, rate (bytes/s), elapsed, eta (s, null while unknown), phase (copy or
+  verify), finished; the last line has success, too; with --job all have disks:
       blockhaul copy --progress=json nbd://server/disk disk.raw
+  Figures for Prometheus, read with curl:
+      blockhaul copy --metrics localhost:9100 nbd://server/disk disk.raw
+      curl http://localhost:9100/metrics
+  Several disks, with one limit and one report:
+      blockhaul copy --job vm1.toml --progress
 ";
 
 const INFO_EXAMPLES: &str = "\

@@ -40,7 +40,11 @@ pub const TABLE: &[(&str, &str)] = &[
     ("6", "the target is full"),
     ("7", "a connection was lost, or nothing came in time"),
     ("8", "verification found source and target, or device and manifest, different"),
-    ("128+N", "stopped by signal N: 130 for Ctrl-C, 143 for SIGTERM"),
+    (
+        "128+N",
+        "stopped by signal N: 130 for Ctrl-C, 143 for SIGTERM; a shell says 137 of SIGKILL: what the \
+         journal of a copy had recorded counts",
+    ),
     (
         "compare",
         "as qemu-img: 0 the same, 1 different, 2 cannot open, 3 cannot get extents, 4 cannot read",

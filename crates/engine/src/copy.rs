@@ -91,6 +91,12 @@ pub async fn copy(
         lanes_made: AtomicU32::new(0),
         warnings: Mutex::default(),
     });
+    // Said before it may matter.
+    if job.journal.is_some() && !to.can.contains(Can::FLUSH) {
+        let text = "the target cannot be flushed: the journal is safe if this program is killed, not \
+                    if the target's machine loses power";
+        job.warn(text.to_string());
+    }
     let recorded = recorded.unwrap_or_default();
     let earlier = job.look_at_edge(recorded, range, source, target).await;
     let making = io::spawn(plan.clone().make(Making {
@@ -126,7 +132,7 @@ pub async fn copy(
         return Err(Error::new(Kind::ShuttingDown, "stopped before the end of the copy"));
     }
     if let Some(journal) = &job.journal {
-        job.close_journal(journal, target).await;
+        job.close_journal(journal).await;
     }
     let done = progress.snapshot();
     let digest = match options.digest {
@@ -303,12 +309,7 @@ impl Job {
     }
 
     /// After success the journal has no more to say.
-    async fn close_journal(self: &Arc<Job>, journal: &Keeping, target: &Stack) {
-        if !target.device().facts().can.contains(Can::FLUSH) {
-            let text = "the target cannot be flushed: the journal was safe if this program was \
-                        killed, not if the target's machine lost power";
-            self.warn(text.to_string());
-        }
+    async fn close_journal(self: &Arc<Job>, journal: &Keeping) {
         if !journal.keep
             && let Err(error) = journal.file.remove()
         {

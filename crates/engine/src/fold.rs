@@ -95,12 +95,19 @@ impl Fold {
     /// The values of bytes at `at`, which must be the start of a block. They end with a block, or
     /// with the disk.
     pub(crate) fn values(&self, at: u64, bytes: &[u8]) -> Values {
+        // Of pieces that are no blocks one begins inside of a block, at which `add` gives up.
+        if !at.is_multiple_of(BLOCK) {
+            return Values::Zero(0);
+        }
         let blocks = bytes.chunks(BLOCK as usize).zip(0..);
         Values::Each(blocks.map(|(block, number)| self.value(at + number * BLOCK, block)).collect())
     }
 
     /// The values of so many zeroes at `at`, the start of a block.
     pub(crate) fn zeroes(&self, at: u64, len: u64) -> Values {
+        if !at.is_multiple_of(BLOCK) {
+            return Values::Zero(0);
+        }
         if !self.hashes_zeroes() && len.is_multiple_of(BLOCK) {
             return Values::Zero(len / BLOCK);
         }
@@ -251,6 +258,14 @@ mod tests {
 
     #[test]
     fn what_comes_twice_or_is_too_far_ahead_is_no_digest() {
+        for algorithm in [Algorithm::Blake3, Algorithm::Blksum] {
+            let fold = Fold::new(algorithm, 2 * BLOCK).unwrap();
+            for (at, bytes) in [(0, [1; 1000]), (1000, [0; 1000])] {
+                fold.add(at, fold.values(at, &bytes));
+            }
+            fold.add(2000, fold.zeroes(2000, 2 * BLOCK - 2000));
+            assert_eq!(fold.finish(), None, "pieces that are no blocks");
+        }
         let fold = Fold::new(Algorithm::Blksum, 2 * BLOCK).unwrap();
         fold.add(0, fold.zeroes(0, BLOCK));
         fold.add(0, fold.zeroes(0, BLOCK));

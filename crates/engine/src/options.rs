@@ -232,9 +232,12 @@ impl fmt::Display for Retried {
 
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // What this run has done.
+        let done = self.data + self.zeroed + self.skipped;
         write!(
             f,
-            "{} bytes: {} data, {} zeroed, {} skipped, {} lanes, {} requests of {} bytes, {:.3} s",
+            "{} bytes: {} data, {} zeroed, {} skipped, {} lanes, {} requests of {} bytes, {:.3} s, \
+             {:.1} MiB/s",
             self.size,
             self.data,
             self.zeroed,
@@ -242,7 +245,8 @@ impl fmt::Display for Summary {
             self.lanes,
             self.requests,
             self.request_size,
-            self.elapsed.as_secs_f64()
+            self.elapsed.as_secs_f64(),
+            done as f64 / self.elapsed.as_secs_f64().max(1e-6) / f64::from(1 << 20)
         )?;
         if self.resumed > 0 {
             write!(f, "; {} bytes of an earlier run", self.resumed)?;
