@@ -271,7 +271,7 @@ pub struct Copy {
     #[arg(long, value_name = "SIZE", value_parser = request_size)]
     pub request_size: Option<u32>,
 
-    /// Bytes in flight on each connection
+    /// Bytes in flight on each connection; with the default, 44m on all together
     #[arg(long, value_name = "SIZE", default_value = "16m", value_parser = queue_size)]
     pub queue_size: u64,
 
@@ -289,9 +289,14 @@ pub struct Copy {
     #[arg(long)]
     pub allocated: bool,
 
-    /// The target reads as zeroes already: leave out zeroes
+    /// The target reads as zeroes already: leave out zeroes. A sample of it is looked at first. What a
+    /// target says reads as zeroes is left out in any case
     #[arg(long, alias = "target-is-zero")]
     pub destination_is_zero: bool,
+
+    /// With --destination-is-zero: do not look at a sample
+    #[arg(long, requires = "destination_is_zero")]
+    pub trust: bool,
 
     /// Do not ask the source where its holes are
     #[arg(long)]
@@ -324,6 +329,29 @@ pub struct Copy {
     /// holes cost blksum nearly nothing. On standard error when the copy goes to standard output
     #[arg(long, value_name = "NAME", value_parser = algorithm)]
     pub digest: Option<engine::Algorithm>,
+
+    /// Copy only this range, to the same place on the target, which keeps everything else: offset and
+    /// length, as 1G:64M. To a pipe go the bytes of the range
+    #[arg(long, value_name = "OFFSET:LENGTH", value_parser = range, conflicts_with = "since",
+          help_heading = "Parts of a disk")]
+    pub range: Option<(u64, u64)>,
+
+    /// Copy only what this bitmap of the source says, as qemu:dirty-bitmap:NAME: a metadata context of
+    /// its server. The target must hold the copy that the bitmap was begun with
+    #[arg(long, value_name = "CONTEXT", conflicts_with_all = ["since", "journal"],
+          help_heading = "Parts of a disk")]
+    pub bitmap: Option<String>,
+
+    /// With --bitmap: copy what has any of these flags set. Without this, what has any flag set
+    #[arg(long, value_name = "FLAGS", requires = "bitmap", help_heading = "Parts of a disk",
+          value_parser = clap::value_parser!(u64).range(1..))]
+    pub bitmap_flags: Option<u64>,
+
+    /// Copy only what is not as in this manifest, which an earlier copy to the same target has written.
+    /// All of the source is read, but only what changed is written, in units of 1 to 128 MiB. With
+    /// --manifest, the new one is for the next time
+    #[arg(long, value_name = "MANIFEST", help_heading = "Parts of a disk")]
+    pub since: Option<PathBuf>,
 
     /// Show progress: as a bar, as lines of N/100 on descriptor FD, or as one JSON object a line
     /// (json, or json:FD). A terminal gets a bar by default
@@ -776,6 +804,11 @@ EXAMPLES
       blockhaul copy nbd://server/disk - | zstd > disk.raw.zst
   Convert to qcow2 with QEMU's server:
       blockhaul copy disk.raw [ qemu-nbd -f qcow2 disk.qcow2 ]
+  Only what changed since the last time, by a bitmap of QEMU's, or without one:
+      blockhaul copy --bitmap qemu:dirty-bitmap:b0 nbd://server/disk disk.raw
+      blockhaul copy --since monday --manifest tuesday nbd://server/disk disk.raw
+  The first 512 bytes of a disk:
+      blockhaul copy --range 0:512 nbd://server/disk - | xxd
   Progress for programs, one JSON object a line: done, total (0 while unknown), data, zeroed,
   skipped, resumed, verified (bytes), connections, requests, request_size (what was found to pay),
   in_flight, retries, routes, rate (bytes/s), elapsed, eta (s, null while unknown), phase (copy or
@@ -906,6 +939,16 @@ fn schedule(text: &str) -> Result<engine::Schedule, String> {
     engine::Schedule::parse(text).map_err(|error| error.text())
 }
 
+fn range(text: &str) -> Result<(u64, u64), String> {
+    let wrong = || format!("{text} is not OFFSET:LENGTH, as 1G:64M");
+    let (at, len) = text.split_once(':').ok_or_else(wrong)?;
+    let (at, len) = (size(at)?, size(len)?);
+    if len == 0 {
+        return Err(format!("{text} has no bytes"));
+    }
+    at.checked_add(len).map(|_| (at, len)).ok_or_else(wrong)
+}
+
 fn sparse(text: &str) -> Result<u32, String> {
     if size(text)? == 0 { Ok(0) } else { power_of_two(text, 512, 1 << 31) }
 }
@@ -992,6 +1035,16 @@ mod tests {
             "copy a b -S 513",
             "copy a b -S 256",
             "copy a b --queue-size=0",
+            "copy a b --range 5",
+            "copy a b --range 5:0",
+            "copy a b --range 5:x",
+            "copy a b --range 8e:8e",
+            "copy a b --bitmap-flags 1",
+            "copy a b --bitmap c --bitmap-flags 0",
+            "copy a b --bitmap c --journal j",
+            "copy a b --bitmap c --since m",
+            "copy a b --range 1:1 --since m",
+            "copy a b --trust",
             "copy a b --timeout=x",
             "copy a b --progress=x",
             "copy a",

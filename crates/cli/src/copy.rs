@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use block::{Can, Error, Intent, Kind, Layer, OpKind, Registry, Spec, Stack};
-use engine::{ByKernel, Options, Progress, Retried, Summary};
+use engine::{ByKernel, Manifest, Options, Progress, Retried, Summary};
 use io::Pool;
 use wire::uri::{Transport, Uri};
 
@@ -15,6 +15,7 @@ use crate::direct::{self, Wanted};
 use crate::exit::{self, Failure, Outcome, plain};
 use crate::figures::Watched;
 use crate::long::{self, Journal};
+use crate::part::Part;
 use crate::progress::Reporter;
 use crate::session::Session;
 use crate::{args, devices, jobs, logger, out, signals};
@@ -86,6 +87,7 @@ fn options(args: &args::Copy) -> Options {
         sampled: args.sparse.is_none(),
         allocated: args.allocated,
         target_is_zero: args.destination_is_zero,
+        trust_zero: args.trust,
         extents: !args.no_extents,
         flush: args.flush,
         synchronous: args.synchronous,
@@ -180,6 +182,7 @@ pub(crate) struct Job {
     pub(crate) options: Options,
     pub(crate) journal: Option<Journal>,
     direct: Wanted,
+    part: Part,
     verify: bool,
     manifest: Option<PathBuf>,
     pub(crate) progress: Arc<Progress>,
@@ -222,13 +225,16 @@ impl Job {
             return Err(Failure::usage("give a source and a target, or --job with a file"));
         };
         let (source, target) = (groups.spec(source)?, groups.spec(target)?);
-        let registry = devices::registry(args.timeout);
+        let registry = devices::registry_asking(args.timeout, args.bitmap.as_deref());
         for spec in [&source, &target].into_iter().filter(|spec| **spec != Spec::Pipe) {
             registry.target(spec, Intent::READ)?;
         }
         let source_layers = devices::layers(&registry, &args.source_layer)?;
         let target_layers = devices::layers(&registry, &args.target_layer)?;
         check_ends(args, &source, &target)?;
+        let part = Part::new(args, &source, &target)?;
+        let mut options = options(args);
+        part.set(&mut options);
         let journal = args.journal.clone().map(|path| Journal {
             path,
             restart: args.restart,
@@ -241,9 +247,10 @@ impl Job {
             source_layers,
             target,
             target_layers,
-            options: options(args),
+            options,
             journal,
             direct: args.direct,
+            part,
             verify: args.verify,
             manifest: args.manifest.clone(),
             progress: Arc::new(Progress::new()),
@@ -305,7 +312,17 @@ impl Job {
         let size = source.device().facts().size;
         // What an earlier run has written stays.
         let going_on = self.journal.as_ref().is_some_and(Journal::goes_on);
-        let intent = if going_on { Intent::WRITE } else { Intent::target(size) };
+        let file = path_of(&self.target);
+        let there = file.is_some_and(|path| !is_absent(&path));
+        if self.part.is_increment() && path_of(&self.target).is_some() && !there {
+            let text = format!(
+                "{} is not there: an increment needs the earlier copy; copy all of it first",
+                self.target
+            );
+            return Err(Failure::new(exit::OPEN, text));
+        }
+        let stays = going_on || (self.part.is_some() && there);
+        let intent = if stays { Intent::WRITE } else { Intent::target(size) };
         let intent = intent.direct(direct::target(self.direct, &self.source, size));
         let target = self.open_target(intent).await?;
         self.check_target(&source, &target)?;
@@ -318,8 +335,11 @@ impl Job {
             Some(ready) => ready,
             None => self.open_both().await?,
         };
+        let mut made = self.manifest_before(&source, pool).await?;
         if let Some(journal) = &self.journal {
-            self.options.journal = Some(journal.options(&self.source, &self.target));
+            let mut journal = journal.options(&self.source, &self.target);
+            journal.source += &self.part.identity(made.as_ref());
+            self.options.journal = Some(journal);
         }
         let copied = engine::copy(&source, &target, &self.options, pool, &self.progress).await;
         let summary = copied.map_err(|error| self.failed(&error))?;
@@ -338,9 +358,7 @@ impl Job {
                 text += &format!(", digest {digest}");
             }
         }
-        if let Some(path) = &self.manifest {
-            let made = engine::manifest(&source, None, &self.options, pool, &self.progress).await;
-            let made = made.map_err(|error| self.failed(&error))?;
+        if let Some((path, made)) = self.manifest.as_ref().zip(made.take()) {
             std::fs::write(path, made.to_string()).map_err(|error| {
                 let text =
                     format!("cannot write the manifest {}: {}", path.display(), plain(&error));
@@ -349,6 +367,23 @@ impl Job {
             text += &format!("; manifest with digest {}", made.digest());
         }
         Ok(Report { text, digest: self.digest_line(&summary), warnings })
+    }
+
+    /// The source's manifest where one is needed. It is made before the copy: what changes meanwhile is
+    /// copied again by a later --since, and never taken for copied.
+    async fn manifest_before(
+        &mut self,
+        source: &Stack,
+        pool: &Pool,
+    ) -> Result<Option<Manifest>, Failure> {
+        let (options, progress) = (&mut self.options, &self.progress);
+        let changed = self.part.changed(source, options, pool, progress).await;
+        let mut made = changed.map_err(|error| self.failed(&error))?;
+        if made.is_none() && self.manifest.is_some() {
+            let now = engine::manifest(source, None, &self.options, pool, &self.progress).await;
+            made = Some(now.map_err(|error| self.failed(&error))?);
+        }
+        Ok(made)
     }
 
     /// As b3sum and others: digest and name.
@@ -415,11 +450,20 @@ impl Job {
             );
             return Err(Failure::new(exit::OPEN, text));
         }
-        if to.size < from.size {
+        let needed = self.part.target_size(from.size);
+        if needed > from.size {
             let text = format!(
-                "cannot copy {} to {}: the target ({} bytes) is smaller than the source ({} bytes): \
-                 make it larger",
-                self.source, self.target, to.size, from.size
+                "cannot copy {} to {}: the range ends behind the source's {} bytes",
+                self.source, self.target, from.size
+            );
+            return Err(Failure::new(exit::OPEN, text));
+        }
+        if to.size < needed {
+            let what = if needed < from.size { "end of the range" } else { "source" };
+            let text = format!(
+                "cannot copy {} to {}: the target ({} bytes) is smaller than the {what} ({needed} \
+                 bytes): make it larger",
+                self.source, self.target, to.size
             );
             return Err(Failure::new(exit::OPEN, text));
         }
@@ -488,6 +532,10 @@ fn standard(fd: std::io::Result<OwnedFd>) -> Result<OwnedFd, Failure> {
     fd.map_err(|error| {
         Failure::new(exit::OPEN, format!("the standard stream is not open: {}", plain(&error)))
     })
+}
+
+fn is_absent(path: &Path) -> bool {
+    matches!(std::fs::metadata(path), Err(error) if error.kind() == std::io::ErrorKind::NotFound)
 }
 
 fn is_file_or_absent(path: &Path) -> bool {

@@ -9,7 +9,13 @@ use block::{Layer, Param, Registry, Result};
 /// Everything that can be opened; connections give up after `timeout` without a byte (zero: never),
 /// and on a handshake not later than that.
 pub fn registry(timeout: Duration) -> Registry {
+    registry_asking(timeout, None)
+}
+
+/// The same; servers are asked for this metadata context, too.
+pub fn registry_asking(timeout: Duration, context: Option<&str>) -> Registry {
     let mut options = client::Options { timeout, ..client::Options::default() };
+    options.contexts.extend(context.map(str::to_string));
     if !timeout.is_zero() {
         options.connect_timeout = options.connect_timeout.min(timeout);
     }

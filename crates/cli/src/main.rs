@@ -31,6 +31,7 @@ mod logger;
 mod long;
 mod metrics;
 mod out;
+mod part;
 mod plugin;
 mod progress;
 mod serve;

@@ -68,6 +68,18 @@ pub async fn copy(
     if fold.is_some() {
         grain = grain.max(crate::digest::BLOCK);
     }
+    let told = options.target_is_zero && !options.trust_zero && !to.zeroed;
+    if told && recorded.as_ref().is_none_or(|recorded| recorded.segments.is_empty()) {
+        let device = target.device().clone();
+        let end = End::new(Side::Target, target.clone(), device, retries.clone());
+        if let Some(at) = crate::sample::first_content(Rc::new(end), range).await? {
+            let text = format!(
+                "it is said to read as zeroes, but there is something else at offset {at}: leave out \
+                 --destination-is-zero, or give --trust if that may stay"
+            );
+            return Err(Error::new(Kind::Invalid, text).on(&to.name));
+        }
+    }
     let gate = Arc::new(Gate::new(settled.connections));
     let tuner = Tuner::of(&settled, &from, &to, pool, (gate.clone(), progress.clone()));
     let job = Arc::new(Job {

@@ -54,6 +54,11 @@ impl Manifest {
         self.size
     }
 
+    /// Bytes of a unit.
+    pub fn unit(&self) -> u64 {
+        self.unit
+    }
+
     /// Offset and length of what was digested, in bytes.
     pub fn range(&self) -> (u64, u64) {
         (self.range.0, self.range.1 - self.range.0)

@@ -50,6 +50,8 @@ pub struct Options {
     pub allocated: bool,
     /// The target is known to read as zeroes: zeroes need not be written.
     pub target_is_zero: bool,
+    /// That is not to be checked on a sample.
+    pub trust_zero: bool,
     /// Ask both sides for extents: what is data, and what the target has as zeroes already.
     pub extents: bool,
     /// What of the source is copied, to the same place on the target: offsets and lengths in bytes,
@@ -146,6 +148,7 @@ impl Default for Options {
             sampled: true,
             allocated: false,
             target_is_zero: false,
+            trust_zero: false,
             extents: true,
             ranges: None,
             bitmap: None,

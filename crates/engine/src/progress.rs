@@ -106,6 +106,8 @@ impl Progress {
 
     pub(crate) fn set_total(&self, bytes: u64) {
         self.total.store(bytes, Ordering::Relaxed);
+        // What was read before, to know what to copy, is no verification.
+        self.verified.store(0, Ordering::Relaxed);
     }
 
     pub(crate) fn add_data(&self, bytes: u64) {

@@ -1,10 +1,16 @@
 //! A digest of samples of a device: cheap, and different when a disk was exchanged or went on living.
 
-use block::{Error, Kind, Reply, Request, Result};
+use std::rc::Rc;
+use std::time::Duration;
+
+use block::{Error, Kind, Reply, Request, Result, ZERO};
 use io::Room;
 
 use crate::end::End;
+use crate::feed::{Feed, Known};
 
+/// Time for an answer about extents.
+const PATIENCE: Duration = Duration::from_secs(2);
 /// Places that are looked at, spread evenly; the first and the last block are among them, where
 /// partition tables and many file systems keep what changes.
 const PLACES: u64 = 64;
@@ -23,7 +29,7 @@ pub(crate) async fn digest(source: End) -> Result<[u8; 32]> {
         (0..PLACES).map(|place| last / block * place / (PLACES - 1) * block).collect();
     places.push(last);
     places.dedup();
-    let source = std::rc::Rc::new(source);
+    let source = Rc::new(source);
     let mut hasher = blake3::Hasher::new();
     for group in places.chunks(IN_FLIGHT) {
         let reads: Vec<_> = group
@@ -45,7 +51,59 @@ pub(crate) async fn digest(source: End) -> Result<[u8; 32]> {
     Ok(hasher.finalize().into())
 }
 
-async fn read(source: std::rc::Rc<End>, at: u64, len: u64) -> Result<[u8; 32]> {
+/// Bytes looked at in each place of a target that is said to read as zeroes, and how many places.
+const LOOK: u64 = 4 << 10;
+const LOOKS: u64 = 32;
+/// Runs of extents that are considered.
+const RUNS: usize = 4 << 10;
+
+/// Looks at places of a device that do not read as zeroes by its own account, spread evenly: the
+/// offset of the first byte there that is not zero. Its extents are not waited for much longer than
+/// other questions: without an answer, all of the device is what may hold something.
+pub(crate) async fn first_content(end: Rc<End>, (from, to): (u64, u64)) -> Result<Option<u64>> {
+    let mut feed = Feed::allocation(end.clone(), true, from, to);
+    let mut filled = Vec::new();
+    let mut at = from;
+    while at < to {
+        let known = match io::timeout(PATIENCE, feed.front()).await {
+            Ok(known) if filled.len() < RUNS => known?,
+            _ => Known { len: to - at, state: None },
+        };
+        let len = known.len.clamp(1, to - at);
+        if known.state.unwrap_or(0) & ZERO == 0 {
+            filled.push((at, len));
+        }
+        at += len;
+        feed.skip_to(at);
+    }
+    let total: u64 = filled.iter().map(|run| run.1).sum();
+    let (mut runs, mut before) = (filled.into_iter().peekable(), 0);
+    let mut last = None;
+    for look in 0..LOOKS {
+        // The first and the last byte, and others between them.
+        let wanted =
+            (u128::from(total.saturating_sub(1)) * u128::from(look) / u128::from(LOOKS - 1)) as u64;
+        while runs.peek().is_some_and(|run| before + run.1 <= wanted) {
+            before += runs.next().map_or(0, |run| run.1);
+        }
+        let Some(&(start, _)) = runs.peek() else { return Ok(None) };
+        let place = start + (wanted - before);
+        let place = (place - place % LOOK).max(from);
+        if last.replace(place) == Some(place) {
+            continue;
+        }
+        let len = LOOK.min(to - place);
+        let request = Request::read(place, Room::unpooled(len as usize));
+        if let Reply::Data(data) = end.device().submit(request).await?
+            && let Some(found) = data.bytes().iter().position(|&byte| byte != 0)
+        {
+            return Ok(Some(place + found as u64));
+        }
+    }
+    Ok(None)
+}
+
+async fn read(source: Rc<End>, at: u64, len: u64) -> Result<[u8; 32]> {
     if len == 0 {
         return Ok(blake3::hash(&[]).into());
     }

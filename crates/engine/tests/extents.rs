@@ -30,6 +30,10 @@ struct Told {
     run: Box<dyn Fn(u64) -> (u64, u64) + Send + Sync>,
     /// Time that an answer about extents takes.
     delay: Duration,
+    /// Time that a read takes, and bytes that are being read.
+    read_delay: Duration,
+    reading: AtomicU64,
+    reading_max: AtomicU64,
     /// Bytes that one answer tells of.
     most: u64,
     asked: Mutex<Vec<(u64, u64)>>,
@@ -47,6 +51,9 @@ impl Told {
             facts: Facts { can, contexts, ..Facts::new("told", size) },
             run: Box::new(run),
             delay: Duration::ZERO,
+            read_delay: Duration::ZERO,
+            reading: AtomicU64::new(0),
+            reading_max: AtomicU64::new(0),
             most: u64::MAX,
             asked: Mutex::default(),
             waiting: AtomicUsize::new(0),
@@ -105,7 +112,16 @@ impl Device for Handle {
                 }
                 let mut buf: Buf = room.into_buf();
                 buf.fill(7);
-                Pending::ready(Ok(Reply::Data(buf.into())))
+                if told.read_delay.is_zero() {
+                    return Pending::ready(Ok(Reply::Data(buf.into())));
+                }
+                let reading = told.reading.fetch_add(len, Ordering::Relaxed) + len;
+                told.reading_max.fetch_max(reading, Ordering::Relaxed);
+                Pending::start(async move {
+                    io::sleep(told.read_delay).await;
+                    told.reading.fetch_sub(len, Ordering::Relaxed);
+                    Ok(Reply::Data(buf.into()))
+                })
             }
             Op::Extents(_) => {
                 told.asked.lock().unwrap().push((at, len));
@@ -269,6 +285,52 @@ fn a_million_extents_are_asked_for_in_bulk() {
         // 16 times 64 Ki, asked for in pieces of 16 Ki and more.
         let asked = source.requests(OpKind::Extents);
         assert!((16..=70).contains(&asked), "{asked}");
+    });
+}
+
+#[test]
+fn no_more_than_the_queue_size_is_in_flight_and_no_less() {
+    on_worker(|| async {
+        let mut source = Told::data(16 << 20);
+        source.read_delay = Duration::from_millis(10);
+        let source = Arc::new(source);
+        let target = Arc::new(Told::data(16 << 20));
+        let options = Options {
+            connections: 1,
+            adaptive: false,
+            request_size: 128 << 10,
+            queue_size: 1 << 20,
+            ..Options::default()
+        };
+        run(&stack(&source), &stack(&target), &options).await.unwrap();
+        assert_eq!(source.reading_max.load(Ordering::Relaxed), 1 << 20);
+    });
+}
+
+#[test]
+fn a_target_said_to_be_zero_is_looked_at_where_it_holds_something() {
+    on_worker(|| async {
+        let source = Arc::new(Told::zeroes(1 << 40));
+        let some = |at: u64| match at {
+            0..777_777 => (777_777 - at, ZERO),
+            777_777..777_999 => (777_999 - at, 0),
+            _ => (u64::MAX, ZERO),
+        };
+        let target = Arc::new(Told::new(1 << 40, some));
+        let mut options = Options { target_is_zero: true, ..Options::default() };
+        let error = run(&stack(&source), &stack(&target), &options).await.unwrap_err();
+        assert!(error.to_string().contains("something else at offset 77"), "{error}");
+        assert!(target.requests(OpKind::Read) < 4 && target.requests(OpKind::Zero) == 0);
+        options.trust_zero = true;
+        assert_eq!(run(&stack(&source), &stack(&target), &options).await.unwrap().zeroed, 0);
+        // Without extents, in places all over it.
+        let mut full = Told::data(1 << 40);
+        full.facts.can.remove(Can::EXTENTS);
+        options.trust_zero = false;
+        assert!(run(&stack(&source), &stack(&Arc::new(full)), &options).await.is_err());
+        let empty = Arc::new(Told::zeroes(1 << 40));
+        run(&stack(&source), &stack(&empty), &options).await.unwrap();
+        assert_eq!(empty.requests(OpKind::Read), 0);
     });
 }
 

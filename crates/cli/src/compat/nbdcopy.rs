@@ -249,6 +249,10 @@ impl Settings {
             options.remove("destination-is-zero");
         }
         options.insert("connections", Some(self.connections().min(1024).to_string()));
+        if options.contains_key("destination-is-zero") {
+            // It takes the user's word.
+            options.insert("trust", None);
+        }
         if let Some(requests) = self.requests {
             options.insert("requests", Some(requests.min(65536).to_string()));
         }
@@ -526,7 +530,7 @@ mod tests {
             words(text),
             "--allocated --connections=2 --destination-is-zero --flush --progress \
              --queue-size=1048576 --request-size=65536 --requests=5 --retries=0 --segment=128m --sparse=0 --synchronous \
-             --threads=2 --timeout=0"
+             --threads=2 --timeout=0 --trust"
         );
         assert!(words("--progress=3 --progress=4").contains("--progress=4"));
         // A file that is to be allocated is not taken for zero.
