@@ -123,6 +123,67 @@ answer_later (void *closure)
   return NULL;
 }
 
+/* Every request is answered by all of these threads; the fastest wins. */
+#define RACERS 3
+#define RACES 65536
+static struct { struct answer queue[RACES]; unsigned head, tail; } racers[RACERS];
+static pthread_mutex_t racing = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t started = PTHREAD_COND_INITIALIZER;
+static pthread_t race_threads[RACERS];
+static bool over;
+
+static void *
+race (void *closure)
+{
+  size_t me = (size_t)closure;
+  unsigned seed = (unsigned)me;
+
+  pthread_mutex_lock (&racing);
+  for (;;) {
+    struct answer a;
+
+    while (racers[me].head == racers[me].tail && !over)
+      pthread_cond_wait (&started, &racing);
+    if (racers[me].head == racers[me].tail)
+      break;
+    a = racers[me].queue[racers[me].tail++ % RACES];
+    pthread_mutex_unlock (&racing);
+    if (rand_r (&seed) % 64 == 0)
+      usleep (rand_r (&seed) % 5000);
+    if (rand_r (&seed) % 2)
+      nbdkit_async_reply (a.conn, a.reqid);
+    else
+      blockhaul_async_reply_error (a.conn, a.reqid, EIO, "raced");
+    pthread_mutex_lock (&racing);
+  }
+  pthread_mutex_unlock (&racing);
+  return NULL;
+}
+
+static int
+bad_after_fork (void)
+{
+  size_t i;
+
+  for (i = 0; is ("async-race") && i < RACERS; i++)
+    if (pthread_create (&race_threads[i], NULL, race, (void *)i) != 0)
+      return -1;
+  return 0;
+}
+
+static void
+bad_cleanup (void)
+{
+  size_t i;
+
+  pthread_mutex_lock (&racing);
+  over = true;
+  pthread_cond_broadcast (&started);
+  pthread_mutex_unlock (&racing);
+  for (i = 0; is ("async-race") && i < RACERS; i++)
+    pthread_join (race_threads[i], NULL);
+}
+
 static int
 bad_async_pread (void *conn, uint64_t reqid, bool flush, void *handle, void *buf, uint32_t count,
                  uint64_t offset)
@@ -136,6 +197,19 @@ bad_async_pread (void *conn, uint64_t reqid, bool flush, void *handle, void *buf
   if (is ("async-refuse")) {
     nbdkit_error ("no time for this");
     return -1;
+  }
+  if (is ("async-race")) {
+    size_t i;
+
+    pthread_mutex_lock (&racing);
+    for (i = 0; i < RACERS; i++) {
+      if (racers[i].head - racers[i].tail == RACES)
+        abort ();
+      racers[i].queue[racers[i].head++ % RACES] = (struct answer) { conn, reqid, buf, count };
+    }
+    pthread_cond_broadcast (&started);
+    pthread_mutex_unlock (&racing);
+    return 0;
   }
   if (is ("async-cancel")) {
     kept = (struct answer) { conn, reqid, buf, count };
@@ -177,6 +251,10 @@ static struct nbdkit_plugin plugin = {
   .extents = bad_extents,
   .pread = bad_pread,
   .errno_is_preserved = 1,
+#ifdef ASYNC
+  .after_fork = bad_after_fork,
+  .cleanup = bad_cleanup,
+#endif
 };
 
 #ifdef ASYNC

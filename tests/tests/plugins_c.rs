@@ -35,7 +35,12 @@ fn serve(plugin: &Path, options: &str, script: &str) -> Output {
     let device = format!("nbdkit:{}?{options}", text(plugin));
     let mut command = among_peers(program()).unwrap();
     command.args(["serve", &device, "--run", &format!("set -e; {script}")]);
-    bounded(&mut command, LIMIT)
+    bounded(&mut command, if long() { 20 * LIMIT } else { LIMIT })
+}
+
+/// Whether tests of races are to take their time.
+fn long() -> bool {
+    std::env::var_os("BLOCKHAUL_LONG").is_some()
 }
 
 /// Standard error of a server whose script has to succeed.
@@ -128,6 +133,33 @@ fn cancelled_requests_are_told_of_when_the_client_goes() {
     let Some(plugin) = misbehaving("async-cancel", &scratch) else { return };
     let said = served(&plugin, "mode=async-cancel", script);
     assert!(said.contains("cancelled"), "{said}");
+}
+
+/// Three threads answer each request, some after its time is up, while clients leave without waiting and
+/// the server stops in the midst of it. `BLOCKHAUL_LONG` does it with a million requests.
+#[test]
+fn answers_race_with_clients_that_leave_with_timeouts_and_with_the_stop() {
+    let scratch = Scratch::new().unwrap();
+    let Some(plugin) = misbehaving("async-race", &scratch) else { return };
+    let rounds = if long() { 5000 } else { 50 };
+    let source = format!(
+        "import random\n\
+         def ended(error): return 1\n\
+         for round in range({rounds}):\n  \
+           h = nbd.NBD()\n  \
+           h.connect_uri(uri)\n  \
+           for i in range(200):\n    \
+             h.aio_pread(nbd.Buffer(512), 64 * i, completion=ended)\n  \
+           for i in range(random.randrange(30)):\n    \
+             h.poll(1)\n  \
+           del h\n"
+    );
+    let path = scratch.file("clients.py");
+    fs::write(&path, format!("import nbd, os\nuri = os.environ['URI']\n{source}")).unwrap();
+    let script = format!("URI=\"$uri\" python3 {}", text(&path));
+    let said = served(&plugin, "mode=async-race&@timeout=3ms", &script);
+    assert!(said.contains("answered a request that is not there"), "{said}");
+    assert!(!said.contains("panicked") && !said.contains("internal error"), "{said}");
 }
 
 #[test]

@@ -9,6 +9,7 @@ mod libnbd_suite;
 mod lint;
 mod pages;
 mod peers;
+mod races;
 mod run;
 mod source;
 mod test;
@@ -58,6 +59,12 @@ const TASKS: &[Task] = &[
         summary: "fuzz the parsers, coverage-guided where the toolchain allows",
         help: fuzz::HELP,
         run: fuzz::main,
+    },
+    Task {
+        name: "races",
+        summary: "what threads share, a million rounds under ThreadSanitizer",
+        help: races::HELP,
+        run: races::main,
     },
     Task {
         name: "libnbd-suite",

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use block::{
     Device, Error, Facts, Flags, Kind, Op, OpKind, Outcome, Pending, Reply, Request, Result,
 };
-use io::{Buf, Data};
+use io::{Buf, Completer, Data};
 
 use crate::abi;
 use crate::async_abi::{AsyncPlugin, Conn};
@@ -17,14 +17,15 @@ use crate::context::{self, Left};
 use crate::handle::{Handle, RANGE_MAX};
 use crate::lists;
 use crate::plugin::Plugin;
-use crate::table::{Table, Tables, Waiting};
+use crate::table::{Table, Tables};
 
 /// All requests of all connections.
 static TABLES: Tables<Lent, Arc<Plugin>> = Tables::new();
 
 /// A request that the plugin has.
 struct Lent {
-    waiting: Waiting,
+    /// Who waits for the answer; nobody any more after a timeout.
+    waiting: Option<Completer<Outcome>>,
     kind: OpKind,
     len: u64,
     flags: Flags,
