@@ -253,7 +253,7 @@ fn second_connections_with_a_fault() {
     let scratch = Scratch::new().unwrap();
     let (image, target) = (image(&scratch), scratch.file("target"));
     let cases = [
-        (HandshakeFault::CloseAtOnce, Some("the connection was closed")),
+        (HandshakeFault::CloseAtOnce, Some("cannot connect")),
         (HandshakeFault::Refuse(1 << 31 | 2, "one is enough".into()), Some("one is enough")),
         (HandshakeFault::Size(SIZE / 2), Some("on another")),
         // The copy is over before somebody tires of it.

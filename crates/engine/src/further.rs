@@ -22,9 +22,10 @@ pub(crate) async fn further_lane(job: Arc<Job>, index: usize, source: Stack, tar
         Ok(Some((from, to))) => job.lane((&source, from), (&target, to), false).run().await,
         Ok(None) => {}
         Err(why) => {
-            job.tuner.no_more_lanes();
+            let first = job.tuner.no_more_lanes();
             let text = format!("going on with fewer connections: {why}");
-            match index < job.settled.connections {
+            // One says it all, whatever each of them failed of.
+            match first && index < job.settled.connections {
                 true => job.warn(text),
                 // One more than usual was only tried.
                 false => log::info!("{text}"),

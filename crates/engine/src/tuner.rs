@@ -88,6 +88,8 @@ pub(crate) struct Tuner {
     /// Microseconds from the start at which somebody looks again.
     next_look: AtomicU64,
     disturbed: AtomicBool,
+    /// A connection could not be had.
+    refused: AtomicBool,
     search: Mutex<Search>,
 }
 
@@ -132,6 +134,7 @@ impl Tuner {
             shortest: AtomicU64::new(u64::MAX),
             next_look: AtomicU64::new(next),
             disturbed: AtomicBool::new(false),
+            refused: AtomicBool::new(false),
             search: Mutex::new(search),
         }
     }
@@ -165,10 +168,11 @@ impl Tuner {
         self.disturbed.store(true, Ordering::Relaxed);
     }
 
-    /// A connection beyond those that there are could not be had.
-    pub(crate) fn no_more_lanes(&self) {
+    /// A connection beyond those that there are could not be had; true the first time.
+    pub(crate) fn no_more_lanes(&self) -> bool {
         let active = self.gate.active().max(1);
         self.search.lock().expect("no panic under this lock").no_more_lanes(active);
+        !self.refused.swap(true, Ordering::Relaxed)
     }
 
     /// The end is near: nothing more is tried.
