@@ -30,6 +30,7 @@ pub const BUILT_IN: &[(&str, &str)] = &[
     ("seed3", include_str!("../../../bench/scenarios/seed3.toml")),
     ("seed4", include_str!("../../../bench/scenarios/seed4.toml")),
     ("server", include_str!("../../../bench/scenarios/server.toml")),
+    ("tls", include_str!("../../../bench/scenarios/tls.toml")),
 ];
 
 /// A scenario file.

@@ -17,7 +17,7 @@ use openssl::x509::store::X509Lookup;
 use openssl::x509::verify::X509VerifyFlags;
 
 use crate::error::{Error, Kind};
-use crate::handshake::{self, Role, Session};
+use crate::handshake::{self, Role, Session, Shaking};
 use crate::psk::Users;
 
 /// Where a server has its certificates when nobody says (nbdkit's places).
@@ -113,8 +113,18 @@ impl Acceptor {
     /// # Errors
     /// The client failed to prove who it is, speaks no TLS, or has gone.
     pub async fn accept(&self, stream: &Stream) -> Result<Session, Error> {
-        let ssl = Ssl::new(&self.context).map_err(|stack| Error::setup("TLS", &stack))?;
-        handshake::run(ssl, self.seen, Role::Server { keys: self.keys }, stream).await
+        handshake::run(self.begin(|_| Ok(()))?, stream).await
+    }
+
+    /// A handshake without I/O, with what `change` does to it.
+    pub(crate) fn begin(
+        &self,
+        change: impl FnOnce(&mut Ssl) -> Result<(), ErrorStack>,
+    ) -> Result<Shaking, Error> {
+        let wrong = |stack: ErrorStack| Error::setup("TLS", &stack);
+        let mut ssl = Ssl::new(&self.context).map_err(wrong)?;
+        change(&mut ssl).map_err(wrong)?;
+        Shaking::new(ssl, self.seen, Role::Server { keys: self.keys })
     }
 }
 
@@ -190,9 +200,14 @@ impl Connector {
     /// # Errors
     /// The server failed to prove who it is, does not accept who we are, speaks no TLS, or has gone.
     pub async fn connect(&self, stream: &Stream) -> Result<Session, Error> {
+        handshake::run(self.begin()?, stream).await
+    }
+
+    /// A handshake without I/O.
+    pub(crate) fn begin(&self) -> Result<Shaking, Error> {
         let ssl = self.ssl().map_err(|stack| Error::setup("TLS", &stack))?;
         let hostname = self.hostname.clone();
-        handshake::run(ssl, self.seen, Role::Client { keys: self.keys, hostname }, stream).await
+        Shaking::new(ssl, self.seen, Role::Client { keys: self.keys, hostname })
     }
 
     fn ssl(&self) -> Result<Ssl, ErrorStack> {

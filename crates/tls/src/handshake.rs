@@ -47,35 +47,16 @@ pub struct About {
 }
 
 /// Runs a handshake.
-pub(crate) async fn run(
-    mut ssl: Ssl,
-    index: Index<Ssl, Arc<Mutex<Seen>>>,
-    role: Role,
-    stream: &Stream,
-) -> Result<Session, Error> {
-    let seen = Arc::new(Mutex::new(Seen::default()));
-    ssl.set_ex_data(index, seen.clone());
-    match role {
-        Role::Server { .. } => ssl.set_accept_state(),
-        Role::Client { .. } => ssl.set_connect_state(),
-    }
-    let session = SslStream::new(ssl, Pipe::default());
-    let mut session = session.map_err(|stack| Error::setup("TLS", &stack))?;
+pub(crate) async fn run(mut shaking: Shaking, stream: &Stream) -> Result<Session, Error> {
     let mut buffer = vec![0; RECEIVE];
     loop {
-        let step = session.do_handshake();
-        let out = std::mem::take(&mut session.get_mut().outgoing);
+        let (out, step) = shaking.step();
         // After a failure this is the alert that tells the other side.
         let sent = stream.send_all(&out).await;
-        match step {
-            Ok(()) => {
-                sent.map_err(|error| lost(&error))?;
-                break;
-            }
-            Err(error) if error.code() == ErrorCode::WANT_READ => {
-                sent.map_err(|error| lost(&error))?;
-            }
-            Err(error) => return Err(failed(session.ssl(), &seen, &role, &error)),
+        let done = step?;
+        sent.map_err(|error| lost(&error))?;
+        if done {
+            return shaking.finish();
         }
         let received = stream.recv(&mut [IoSliceMut::new(&mut buffer)]).await;
         match received.map_err(|error| lost(&error))? {
@@ -83,32 +64,98 @@ pub(crate) async fn run(
                 let text = "TLS: the other side closed the connection during the handshake";
                 return Err(Error::new(Kind::Lost, text));
             }
-            count => session.get_mut().incoming.extend_from_slice(&buffer[..count]),
+            count => shaking.receive(&buffer[..count]),
         }
     }
-    let about = about(session.ssl(), &seen);
-    let secrets = {
-        let mut seen = seen.lock().expect("no panic under this lock");
-        seen.client_secret.take().zip(seen.server_secret.take())
-    };
-    let suite = Suite::named(&about.suite);
-    let received = session.get_ref().rest().to_vec();
-    if let (Some(suite), Some((client, server))) = (suite, secrets)
-        && session.ssl().version2() == Some(SslVersion::TLS1_3)
-    {
-        let (ours, theirs) = match role {
+}
+
+/// A handshake under way, without I/O.
+pub(crate) struct Shaking {
+    session: SslStream<Pipe>,
+    seen: Arc<Mutex<Seen>>,
+    role: Role,
+}
+
+impl Shaking {
+    /// Begins one.
+    pub(crate) fn new(
+        mut ssl: Ssl,
+        index: Index<Ssl, Arc<Mutex<Seen>>>,
+        role: Role,
+    ) -> Result<Shaking, Error> {
+        let seen = Arc::new(Mutex::new(Seen::default()));
+        ssl.set_ex_data(index, seen.clone());
+        match role {
+            Role::Server { .. } => ssl.set_accept_state(),
+            Role::Client { .. } => ssl.set_connect_state(),
+        }
+        let session = SslStream::new(ssl, Pipe::default());
+        let session = session.map_err(|stack| Error::setup("TLS", &stack))?;
+        Ok(Shaking { session, seen, role })
+    }
+
+    /// Goes as far as it can: what is to be sent, and whether that was all.
+    pub(crate) fn step(&mut self) -> (Vec<u8>, Result<bool, Error>) {
+        let step = self.session.do_handshake();
+        let out = std::mem::take(&mut self.session.get_mut().outgoing);
+        let step = match step {
+            Ok(()) => Ok(true),
+            Err(error) if error.code() == ErrorCode::WANT_READ => Ok(false),
+            Err(error) => Err(failed(self.session.ssl(), &self.seen, &self.role, &error)),
+        };
+        (out, step)
+    }
+
+    /// Takes what has come.
+    pub(crate) fn receive(&mut self, bytes: &[u8]) {
+        self.session.get_mut().incoming.extend_from_slice(bytes);
+    }
+
+    /// The session, when the handshake is done.
+    pub(crate) fn finish(self) -> Result<Session, Error> {
+        self.finish_with(records::KEY_RECORDS)
+    }
+
+    /// The same, whose keys last for so many records.
+    pub(crate) fn finish_with(self, key_records: u64) -> Result<Session, Error> {
+        let about = about(self.session.ssl(), &self.seen);
+        let secrets = {
+            let mut seen = self.seen.lock().expect("no panic under this lock");
+            seen.client_secret.take().zip(seen.server_secret.take())
+        };
+        let suite = Suite::named(&about.suite);
+        let received = self.session.get_ref().rest().to_vec();
+        let (Some(suite), Some((client, server))) = (suite, secrets) else {
+            return Ok(self.wrap(about, received));
+        };
+        if self.session.ssl().version2() != Some(SslVersion::TLS1_3) {
+            return Ok(self.wrap(about, received));
+        }
+        let (ours, theirs) = match self.role {
             Role::Server { .. } => (server, client),
             Role::Client { .. } => (client, server),
         };
-        let halves = records::halves(suite, ours, theirs);
+        let halves = records::halves(suite, ours, theirs, key_records);
         let (opener, sealer) = halves.map_err(|stack| Error::setup("TLS", &stack))?;
-        return Ok(Session { opener: Box::new(opener), sealer: Box::new(sealer), received, about });
+        Ok(Session { opener: Box::new(opener), sealer: Box::new(sealer), received, about })
     }
-    let pipe = session.get_mut();
-    pipe.incoming.clear();
-    pipe.taken = 0;
-    let (opener, sealer) = wrapped::halves(session);
-    Ok(Session { opener: Box::new(opener), sealer: Box::new(sealer), received, about })
+
+    /// The session with OpenSSL's record layer.
+    fn wrap(mut self, about: About, received: Vec<u8>) -> Session {
+        let pipe = self.session.get_mut();
+        pipe.incoming.clear();
+        pipe.taken = 0;
+        let (opener, sealer) = wrapped::halves(self.session);
+        Session { opener: Box::new(opener), sealer: Box::new(sealer), received, about }
+    }
+
+    /// The same, whatever was agreed on.
+    #[cfg(test)]
+    pub(crate) fn finish_wrapped(self) -> Session {
+        let about = about(self.session.ssl(), &self.seen);
+        let received = self.session.get_ref().rest().to_vec();
+        self.wrap(about, received)
+    }
 }
 
 fn about(ssl: &SslRef, seen: &Mutex<Seen>) -> About {

@@ -28,7 +28,7 @@ const PLAIN_MAX: usize = 16 << 10;
 /// What encryption may add (section 5.2).
 const EXPANSION_MAX: usize = 256;
 /// Records that one key may seal: below the bound for AES-GCM (section 5.5), which is 2^24.5.
-const KEY_RECORDS: u64 = 1 << 24;
+pub(crate) const KEY_RECORDS: u64 = 1 << 24;
 /// Records without data in a row: more is no use of the protocol but an attack.
 const EMPTY_MAX: u32 = 32;
 /// Longest message of the protocol after the handshake: a session ticket fills no more.
@@ -69,10 +69,12 @@ impl Suite {
 }
 
 /// The halves of a session: `ours` is the secret that this side sends with, `theirs` that of the peer.
+/// Our keys are renewed after `limit` records.
 pub(crate) fn halves(
     suite: Suite,
     ours: Vec<u8>,
     theirs: Vec<u8>,
+    limit: u64,
 ) -> Result<(RecordOpener, RecordSealer), ErrorStack> {
     let asked = Arc::new(AtomicBool::new(false));
     let opener = RecordOpener {
@@ -81,8 +83,7 @@ pub(crate) fn halves(
         message: Vec::new(),
         empty: 0,
     };
-    let sealer =
-        RecordSealer { keys: Keys::new(suite, ours, Direction::Seal)?, asked, limit: KEY_RECORDS };
+    let sealer = RecordSealer { keys: Keys::new(suite, ours, Direction::Seal)?, asked, limit };
     Ok((opener, sealer))
 }
 
@@ -403,3 +404,6 @@ fn breach(what: &str) -> io::Error {
 fn no_room() -> io::Error {
     io::Error::other(format!("a TLS record does not fit: {SEALED_MAX} bytes are needed"))
 }
+
+#[cfg(test)]
+mod tests;
