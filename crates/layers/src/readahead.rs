@@ -16,10 +16,10 @@ pub static READAHEAD: Declared = Declared {
     name: "readahead",
     summary: "hints at what a sequential reader will read next",
     manual: "When reads follow each other, the device below is told (as a cache hint) what comes next: \
-first 64 KiB, then twice as much each time, up to `window`. The device or a layer below must do \
-something about hints: a file does, and `cache?cache-on-read=on` or `nocache?cachemode=emulate` does. \
-A device without hints is refused. Readers that ask for much at a time, as `blockhaul copy` does, gain \
-nothing.",
+first 64 KiB, then twice as much each time, up to `window`. The device below must do something \
+about hints, as a file does; one without hints is refused (`nocache?cachemode=emulate` makes hints of \
+reads, for devices that cache what is read). Readers that ask for much at a time, as `blockhaul copy` \
+does, gain nothing.",
     params: &[param_or("window", ParamKind::Size, "4M", "Most bytes to hint at ahead.")],
     configure: |args| configure(args),
 };
@@ -30,7 +30,7 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
         let facts = inner.facts();
         if !facts.can.contains(Can::CACHE) {
             return Err(usage(format!(
-                "readahead: {} does nothing about hints: put nocache?cachemode=emulate or cache below",
+                "readahead: {} does nothing about hints: put nocache?cachemode=emulate below",
                 facts.name
             )));
         }

@@ -49,7 +49,7 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
         let facts = inner.facts();
         if !facts.can.contains(Can::CACHE) {
             return Err(usage(format!(
-                "scan: {} does nothing about hints: put nocache?cachemode=emulate or cache below",
+                "scan: {} does nothing about hints: put nocache?cachemode=emulate below",
                 facts.name
             )));
         }
