@@ -298,6 +298,10 @@ pub struct Copy {
     #[arg(long, requires = "destination_is_zero")]
     pub trust: bool,
 
+    /// Zero all that is zero, segment by segment, as nbdcopy.
+    #[arg(long, hide = true)]
+    pub zero_all: bool,
+
     /// Do not ask the source where its holes are
     #[arg(long)]
     pub no_extents: bool,

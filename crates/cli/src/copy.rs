@@ -89,6 +89,7 @@ fn options(args: &args::Copy) -> Options {
         target_is_zero: args.destination_is_zero,
         trust_zero: args.trust,
         extents: !args.no_extents,
+        zero_all: args.zero_all,
         flush: args.flush,
         synchronous: args.synchronous,
         segment: args.segment.map_or(engine::SEGMENT, u64::from),

@@ -43,6 +43,8 @@ fn the_digest_is_that_of_the_copy() {
     let sum = Command::new("sha256sum").arg(path).output().unwrap();
     let ours = copy(&["--digest", "sha256", path, "null:"]);
     assert_eq!(text(&ours.stdout), text(&sum.stdout));
+    let part = copy(&["--digest", "sha256", "--range", "0:1M", path, "null:"]);
+    assert_eq!(part.status.code(), Some(2), "the digest of a part: {}", text(&part.stderr));
     let wrong = copy(&["--digest", "md5", path, "null:"]);
     assert_eq!(wrong.status.code(), Some(2));
     assert!(text(&wrong.stderr).contains("blake3, sha256, blksum"), "{}", text(&wrong.stderr));

@@ -112,12 +112,12 @@ pub async fn copy(
     let recorded = recorded.unwrap_or_default();
     let earlier = job.look_at_edge(recorded, range, source, target).await;
     let making = io::spawn(plan.clone().make(Making {
-        target: Some(job.end(Side::Target, target)),
+        target: (!options.zero_all).then(|| job.end(Side::Target, target)),
         target_is_zero: job.settled.target_is_zero,
         allocated: options.allocated,
         grain,
         extents: options.extents,
-        whole: job.whole_zeroes(&to),
+        whole: if options.zero_all { (false, false) } else { job.whole_zeroes(&to) },
         selection,
         earlier,
         ..Making::of(job.end(Side::Source, source), segment, progress)

@@ -54,6 +54,9 @@ pub struct Options {
     pub trust_zero: bool,
     /// Ask both sides for extents: what is data, and what the target has as zeroes already.
     pub extents: bool,
+    /// Zero all that is zero, segment by segment, without asking the target what it has: for tools whose
+    /// requests this one is to repeat.
+    pub zero_all: bool,
     /// What of the source is copied, to the same place on the target: offsets and lengths in bytes,
     /// ascending, apart from each other. `None`: all.
     pub ranges: Option<Arc<[(u64, u64)]>>,
@@ -150,6 +153,7 @@ impl Default for Options {
             target_is_zero: false,
             trust_zero: false,
             extents: true,
+            zero_all: false,
             ranges: None,
             bitmap: None,
             flush: false,

@@ -266,6 +266,7 @@ impl Settings {
         options.insert("segment", Some("128m".to_string()));
         options.insert("timeout", Some("0".to_string()));
         options.insert("retries", Some("0".to_string()));
+        options.insert("zero-all", None);
         if !self.has("progress") {
             options.insert("no-progress", None);
         }
@@ -517,7 +518,8 @@ mod tests {
     fn defaults_are_nbdcopys() {
         assert_eq!(
             words(""),
-            "--connections=4 --no-progress --request-size=262144 --retries=0 --segment=128m --sparse=4096 --timeout=0"
+            "--connections=4 --no-progress --request-size=262144 --retries=0 --segment=128m \
+             --sparse=4096 --timeout=0 --zero-all"
         );
         let line = settings("").unwrap().line(false);
         assert_eq!(line, "nbdcopy: connections=4 requests=64 threads=4 synchronous=false\n");
@@ -530,7 +532,7 @@ mod tests {
             words(text),
             "--allocated --connections=2 --destination-is-zero --flush --progress \
              --queue-size=1048576 --request-size=65536 --requests=5 --retries=0 --segment=128m --sparse=0 --synchronous \
-             --threads=2 --timeout=0 --trust"
+             --threads=2 --timeout=0 --trust --zero-all"
         );
         assert!(words("--progress=3 --progress=4").contains("--progress=4"));
         // A file that is to be allocated is not taken for zero.
