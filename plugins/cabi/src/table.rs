@@ -193,10 +193,10 @@ mod tests {
                             if waiting.flatten().is_some() {
                                 heard.fetch_add(1, Ordering::Relaxed);
                             }
-                        } else if let Some(mut entry) = tables.take(token, number) {
-                            if entry.waiting.take().is_some() {
-                                heard.fetch_add(1, Ordering::Relaxed);
-                            }
+                        } else if let Some(mut entry) = tables.take(token, number)
+                            && entry.waiting.take().is_some()
+                        {
+                            heard.fetch_add(1, Ordering::Relaxed);
                         }
                     }
                 });
