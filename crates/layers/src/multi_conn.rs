@@ -19,7 +19,7 @@ pub static MULTI_CONN: Declared = Declared {
 others have written. `mode=auto` makes it so where the device does not do it by itself; `emulate` \
 always. Then a flush flushes every handle that has changed something since its last flush \
 (`track-dirty=on`), or every handle. `plugin` leaves it to the device. `disable` tells clients that it \
-is not so. `unsafe` tells them that it is so without doing anything: for devices where each connection \
+is not so. The last mode tells them that it is so without doing anything: for devices where each connection \
 writes and flushes only its own part, or nothing need be durable.",
     params: &[
         param_or(
