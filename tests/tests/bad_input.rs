@@ -693,13 +693,14 @@ fn the_largest_device() {
         succeed(&["info", &uri]);
         let words = ["smaller", &size.to_string()];
         refused(&["copy", &uri, "memory:1G"], OPEN, &words);
-        // Most file systems take no file of this size, tmpfs does.
+        // Most file systems take no file of this size, tmpfs does: then the copy is over at once
+        // where the server's answers cover all of it, else it is stopped.
         let mut command = Command::new("timeout");
         command.args(["--foreground", "--preserve-status", "--signal", "TERM", "2"]);
         command.arg(blockhaul_tests::program()).args(["copy", &uri, text(&target)]);
         let output = bounded(&mut command, SOON);
         let status = output.status.code().unwrap_or(-1);
-        if status == 143 {
+        if [0, 143].contains(&status) {
             assert_eq!(image::space(&target).unwrap().apparent, size);
         } else {
             assert!([OPEN, FULL].contains(&status), "{status}: {}", lossy(&output.stderr));
