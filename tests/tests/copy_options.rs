@@ -85,14 +85,14 @@ fn ends_and_holes(trim: bool) -> Vec<Seen> {
 #[test]
 fn holes_are_zeroed_a_segment_at_a_time() {
     let nbdkit = require_peer!("nbdkit");
-    let options = ["-S", "0", "--request-size=32k", "--zero-all"];
+    let options = ["-S", "0", "--request-size=32k", "--zero-all", "--segment=128M"];
     let mut seen = arriving(&nbdkit, "1G", &options, &ENDS);
     seen.sort();
     assert_eq!(seen, ends_and_holes(true));
     // What the target says is zero is left alone, unless this is told otherwise.
     let seen = arriving(&nbdkit, "1G", &options[..3], &ENDS);
     assert!(seen.len() == 2 && seen.iter().all(|seen| seen.op == "Write"), "{seen:?}");
-    let options = ["-S", "0", "--request-size=32k", "--zero-all", "--allocated"];
+    let options = ["-S", "0", "--request-size=32k", "--zero-all", "--segment=128M", "--allocated"];
     let mut seen = arriving(&nbdkit, "1G", &options, &ENDS);
     seen.sort();
     assert_eq!(seen, ends_and_holes(false));
