@@ -300,7 +300,35 @@ fn json(view: &View, rate: &Rate, end: Option<bool>) -> serde_json::Value {
     let used = view.routes.iter().filter(|(_, bytes)| *bytes > 0);
     let routes: serde_json::Map<_, _> =
         used.map(|(name, bytes)| ((*name).to_string(), (*bytes).into())).collect();
-    let mut line = serde_json::json!({
+    let mut line = counts(now);
+    line["connections"] = now.connections.into();
+    line["requests"] = now.requests.into();
+    line["request_size"] = now.request_size.into();
+    line["in_flight"] = view.in_flight.into();
+    line["retries"] = serde_json::json!({ "source": view.retried[0], "target": view.retried[1] });
+    line["routes"] = routes.into();
+    line["rate"] = rate.bytes_per_second().into();
+    line["eta"] = rate.eta(now).into();
+    line["elapsed"] = rate.started.elapsed().as_secs_f64().into();
+    line["finished"] = end.is_some().into();
+    if let Some(success) = end {
+        line["success"] = success.into();
+        line["eta"] = serde_json::Value::Null;
+    }
+    if !view.disks.is_empty() {
+        let disk = |(name, now): &(String, Snapshot)| {
+            let mut line = counts(now);
+            line["name"] = name.as_str().into();
+            line
+        };
+        line["disks"] = view.disks.iter().map(disk).collect();
+    }
+    line
+}
+
+/// How far a copy is, of one disk or of all.
+fn counts(now: &Snapshot) -> serde_json::Value {
+    serde_json::json!({
         "phase": if verifying(now) { "verify" } else { "copy" },
         "done": now.done(),
         "total": now.total,
@@ -309,38 +337,7 @@ fn json(view: &View, rate: &Rate, end: Option<bool>) -> serde_json::Value {
         "skipped": now.skipped,
         "resumed": now.resumed,
         "verified": now.verified,
-        "connections": now.connections,
-        "requests": now.requests,
-        "request_size": now.request_size,
-        "in_flight": view.in_flight,
-        "retries": { "source": view.retried[0], "target": view.retried[1] },
-        "routes": routes,
-        "rate": rate.bytes_per_second(),
-        "eta": rate.eta(now),
-        "elapsed": rate.started.elapsed().as_secs_f64(),
-        "finished": end.is_some(),
-    });
-    if let Some(success) = end {
-        line["success"] = success.into();
-        line["eta"] = serde_json::Value::Null;
-    }
-    if !view.disks.is_empty() {
-        let disk = |(name, now): &(String, Snapshot)| {
-            serde_json::json!({
-                "name": name,
-                "phase": if verifying(now) { "verify" } else { "copy" },
-                "done": now.done(),
-                "total": now.total,
-                "data": now.data,
-                "zeroed": now.zeroed,
-                "skipped": now.skipped,
-                "resumed": now.resumed,
-                "verified": now.verified,
-            })
-        };
-        line["disks"] = view.disks.iter().map(disk).collect();
-    }
-    line
+    })
 }
 
 /// The bar and what stands behind it, in at most `columns` columns; 0: as many as it takes. Data is

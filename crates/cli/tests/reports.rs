@@ -61,7 +61,7 @@ fn rates_follow_the_local_time_of_day() {
     };
     // The clock of this zone is always between 00:00 and 24:00; whichever rule is for now, it counts.
     let slow = Duration::from_millis(400);
-    let (output, time) = run("XXX5", "00:00-12:00=8M,12:00-24:00=8M,*=0");
+    let (output, time) = run("BHT5", "00:00-12:00=8M,12:00-24:00=8M,*=0");
     assert!(output.status.success() && time >= slow, "{time:?}: {}", text(&output.stderr));
     let hours = || {
         let epoch = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs();
@@ -71,7 +71,7 @@ fn rates_follow_the_local_time_of_day() {
     for _ in 0..2 {
         let hour = hours();
         let west = (hour + 24 - 4) % 24;
-        let zone = if west <= 12 { format!("XXX{west}") } else { format!("XXX-{}", 24 - west) };
+        let zone = if west <= 12 { format!("BHT{west}") } else { format!("BHT-{}", 24 - west) };
         let (output, time) = run(&zone, "04:00-05:00=8M,*=0");
         assert!(output.status.success(), "{}", text(&output.stderr));
         let (other, _) = run(&zone, "05:00-04:00=1k,*=0");

@@ -33,7 +33,8 @@ impl Default for Limits {
             connections: 4096,
             handshake: Duration::from_secs(30),
             requests: 1024,
-            client_bytes: 64 << 20,
+            // 1024 requests of 128 KiB, the most that common clients keep under way, and room for more.
+            client_bytes: 256 << 20,
             payload: 32 << 20,
             // Longer than any pause of a client that means to read on.
             stalled: Duration::from_secs(10),

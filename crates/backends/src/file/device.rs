@@ -139,10 +139,13 @@ impl Device for FileDevice {
 
     fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
         let writable = self.facts.can.contains(Can::WRITE);
-        let buffered = self.inner.storage.align == 1;
         let len = len.min(self.inner.size.checked_sub(at)?);
-        let ours = buffered && len > 0 && (access == Access::Read || writable);
-        ours.then(|| FileRange { file: self.inner.storage.file.clone(), at, len })
+        let ours = len > 0 && (access == Access::Read || writable);
+        // The kernel shares and copies ranges of direct files like those of others, and what it shares
+        // does not pass through the page cache.
+        let storage = &self.inner.storage;
+        let file = storage.buffered.as_ref().unwrap_or(&storage.file);
+        ours.then(|| FileRange { file: file.clone(), at, len })
     }
 }
 
