@@ -49,11 +49,12 @@ impl Cutter {
     pub(crate) fn push(&mut self, len: u64, what: What, told: bool) {
         if what.is_data() {
             self.end_tail();
-            self.join(len, what);
             self.at += len;
+            // Before the run is cut: cutting closes segments, which then know what is in them.
             if !told {
                 self.untold_to = self.at;
             }
+            self.join(len, what);
         } else {
             self.push_zeroes(len, what);
         }
@@ -211,6 +212,16 @@ mod tests {
         let segments: Vec<_> = std::iter::from_fn(|| cutter.take()).collect();
         let found: Vec<_> = segments.iter().map(|s| (s.at, s.len(), s.told)).collect();
         assert_eq!(found, [(100, 50, false), (200, SEGMENT - 200, true), (SEGMENT, 200, true)]);
+    }
+
+    #[test]
+    fn what_nobody_told_of_is_known_as_such_in_every_segment_it_fills() {
+        let mut cutter = Cutter::new(4 * SEGMENT, SEGMENT, 1, (true, true));
+        cutter.push(SEGMENT, What::Data, true);
+        cutter.push(2 * SEGMENT, What::Data, false);
+        cutter.push(SEGMENT, What::Data, true);
+        let told: Vec<_> = std::iter::from_fn(|| cutter.take()).map(|s| s.told).collect();
+        assert_eq!(told, [true, false, false, true]);
     }
 
     proptest! {
