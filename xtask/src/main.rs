@@ -7,6 +7,8 @@ mod fuzz;
 mod guard;
 mod libnbd_suite;
 mod lint;
+mod nbdkit_bench;
+mod nbdkit_suite;
 mod pages;
 mod peers;
 mod races;
@@ -71,6 +73,12 @@ const TASKS: &[Task] = &[
         summary: "libnbd's own tests of nbdcopy and nbdinfo, with blockhaul in their place",
         help: libnbd_suite::HELP,
         run: libnbd_suite::main,
+    },
+    Task {
+        name: "nbdkit-suite",
+        summary: "nbdkit's own shell tests, with blockhaul in its place",
+        help: nbdkit_suite::HELP,
+        run: nbdkit_suite::main,
     },
     Task {
         name: "nbdkit-source",

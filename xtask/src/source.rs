@@ -25,7 +25,12 @@ pub fn main(args: &[String]) -> Outcome {
     run::no_more(args)?;
     let dir = run::target().join("nbdkit");
     fs::create_dir_all(&dir).map_err(|error| at("make", &dir, &error))?;
-    ensure(&dir, SUITE, "nbdkit", NBDKIT)
+    ensure_nbdkit(&dir)
+}
+
+/// nbdkit's, in `DIR/source`.
+pub fn ensure_nbdkit(dir: &Path) -> Outcome {
+    ensure(dir, SUITE, "nbdkit", NBDKIT)
 }
 
 /// Fetches and unpacks a source package into `DIR/source` where it is missing.

@@ -102,6 +102,7 @@ pub fn gated(inner: Arc<dyn Exports>, layers: &[Arc<dyn Layer>]) -> Option<Arc<d
 pub struct Shared {
     listed: Listed,
     device: Arc<dyn Device>,
+    any: bool,
 }
 
 impl Shared {
@@ -111,14 +112,21 @@ impl Shared {
             true => device.facts().description.clone(),
             false => description.to_string(),
         };
-        Arc::new(Shared { listed: Listed { name: name.to_string(), description }, device })
+        let listed = Listed { name: name.to_string(), description };
+        Arc::new(Shared { listed, device, any: false })
+    }
+
+    /// The same device for clients that ask for any other name, too.
+    pub fn under_any_name(&self) -> Arc<dyn Exports> {
+        let (listed, device) = (self.listed.clone(), self.device.clone());
+        Arc::new(Shared { listed, device, any: true })
     }
 }
 
 impl Exports for Shared {
     fn admit(&self, _client: Client) -> Opening<Arc<dyn Visit>> {
         let (listed, device) = (self.listed.clone(), self.device.clone());
-        let visit = SharedVisit { listed, device };
+        let visit = SharedVisit { listed, device, any: self.any };
         Box::pin(std::future::ready(Ok(Arc::new(visit) as Arc<dyn Visit>)))
     }
 }
@@ -126,6 +134,7 @@ impl Exports for Shared {
 struct SharedVisit {
     listed: Listed,
     device: Arc<dyn Device>,
+    any: bool,
 }
 
 impl Visit for SharedVisit {
@@ -134,7 +143,7 @@ impl Visit for SharedVisit {
     }
 
     fn open(&self, name: &str, _tls: bool) -> Opening<Arc<dyn Device>> {
-        let opened = match name.is_empty() || name == self.listed.name {
+        let opened = match self.any || name.is_empty() || name == self.listed.name {
             true => Ok(self.device.clone()),
             false => Err(Error::new(Kind::NotFound, "there is no export of this name")),
         };

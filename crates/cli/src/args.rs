@@ -162,6 +162,18 @@ pub struct Serve {
     #[arg(long, value_name = "CMD")]
     pub run: Option<String>,
 
+    /// Print the URI for clients when ready, and a command to try it
+    #[arg(long, aliases = ["print-url", "show-uri", "show-url"])]
+    pub print_uri: bool,
+
+    /// Clients get the device whatever name they ask for
+    #[arg(long)]
+    pub any_name: bool,
+
+    /// The name in $uri and $exportname, for devices that have exports of their own
+    #[arg(long, value_name = "NAME")]
+    pub uri_export: Option<String>,
+
     /// End when the process that started this one ends; implies --foreground
     #[arg(long)]
     pub exit_with_parent: bool,

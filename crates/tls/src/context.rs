@@ -63,6 +63,11 @@ pub(crate) struct Seen {
     pub(crate) server_secret: Option<Vec<u8>>,
 }
 
+/// The folder of a server's certificates in the usual places, if there are any.
+pub fn usual_certificates() -> Option<PathBuf> {
+    usual_dirs(SERVER_DIRS).into_iter().find(|dir| dir.join("server-cert.pem").exists())
+}
+
 /// The server's side.
 pub struct Acceptor {
     context: SslContext,

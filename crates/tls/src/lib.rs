@@ -16,6 +16,6 @@ mod psk;
 mod records;
 mod wrapped;
 
-pub use context::{Acceptor, Connector, Credentials, Demands};
+pub use context::{Acceptor, Connector, Credentials, Demands, usual_certificates};
 pub use error::{Error, Kind};
 pub use handshake::{About, Session};

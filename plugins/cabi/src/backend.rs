@@ -30,7 +30,8 @@ impl Backend for Nbdkit {
     fn summary(&self) -> &'static str {
         "an nbdkit plugin (C interface 1 and 2, or blockhaul-plugin.h), by name or path, with its own \
          parameters; @threads=N and @timeout=TIME are the host's: threads for callbacks in parallel \
-         (default 16), and when a request without an answer fails (default never)"
+         (default 16), and when a request without an answer fails (default never); @filter=NAME puts one of \
+         nbdkit's filters over it (1.42 only; repeated, the first is outermost)"
     }
 
     fn raw(&self) -> bool {
@@ -116,9 +117,23 @@ fn host(settings: &mut Settings, key: &str, value: &str) -> Result<()> {
             Ok(time) => settings.host.timeout = Some(time),
             Err(error) => return wrong(error.text()),
         },
-        _ => return wrong("unknown; the host's own are @threads and @timeout".into()),
+        "@filter" => settings.filters.push(value.to_string()),
+        "@debug" => match debug_flag(value) {
+            Some(flag) => settings.debug.push(flag),
+            None => return wrong(format!("{value:?} is not NAME.FLAG=N")),
+        },
+        _ => {
+            let known = "unknown; the host's own are @threads, @timeout, @filter and @debug";
+            return wrong(known.into());
+        }
     }
     Ok(())
+}
+
+fn debug_flag(text: &str) -> Option<(String, String, i32)> {
+    let (path, value) = text.split_once('=')?;
+    let (name, flag) = path.split_once('.')?;
+    Some((name.to_string(), flag.to_string(), value.parse().ok()?))
 }
 
 #[cfg(test)]

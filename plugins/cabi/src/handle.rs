@@ -140,7 +140,9 @@ impl Handle {
                 self.ask(c"can_fast_zero", abi.can_fast_zero, c_int::from(!self.native_zero))?;
             can.set(Can::FAST_ZERO, fast != 0);
             // Where writing is asynchronous, so is what stands in for zeroing: elsewhere.
-            can.set(Can::ZERO, self.native_zero || asynchronous.is_none());
+            // A filter may say that there is no zeroing at all.
+            let never = plugin.filtered && !zero;
+            can.set(Can::ZERO, !never && (self.native_zero || asynchronous.is_none()));
             let usual = match (flushes != 0, asynchronous.is_some()) {
                 (false, _) => abi::FUA_NONE,
                 (true, false) => abi::FUA_EMULATE,

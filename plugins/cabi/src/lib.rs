@@ -1,13 +1,14 @@
 //! Hosts plugins written in C (or anything that makes shared objects): unmodified ones for nbdkit's
 //! interface, versions 1 and 2, and asynchronous ones for `blockhaul-plugin.h`.
 //!
-//! - `load`, `abi`, `async_abi`: the shared object and its description.
+//! - `load`, `abi`, `async_abi`: the shared object and its description; `about`: what that says.
 //! - `plugin`: its life. `visit`: a connection. `handle`: an open handle and its calls. `device`: that
 //!   as a [`block::Device`]. `backend`: the scheme `nbdkit:`.
 //! - `asynchronous`, `table`, `budget`: plugins that answer later, what they have and how much.
+//! - `filter`: nbdkit's filters between the host and a plugin.
 //! - `lane`, `turn`: on which threads callbacks run, and how many at a time.
 //! - `api`, `shim.c`: the functions that plugins call; `context`: what those know about the caller.
-//! - `crash`: a crash names the plugin.
+//! - `crash`: a crash names the plugin. `debug`: global variables that make plugins say more.
 //!
 //! A program that hosts plugins must export the functions: its build script passes
 //! `-Wl,--export-dynamic-symbol=nbdkit_*` and the same for `blockhaul_*` to the linker.
@@ -15,6 +16,7 @@
 //! Callbacks block, and so never run on a worker: they run on a lane of threads of the plugin's.
 
 mod abi;
+mod about;
 mod api;
 mod async_abi;
 mod asynchronous;
@@ -23,7 +25,9 @@ mod budget;
 mod capture;
 mod context;
 mod crash;
+mod debug;
 mod device;
+mod filter;
 mod handle;
 mod lane;
 mod lists;
@@ -36,8 +40,9 @@ mod turn;
 mod visit;
 
 pub use abi::ThreadModel;
+pub use about::{About, about, about_filter};
 pub use backend::Nbdkit;
-pub use load::PATH_VARIABLE;
+pub use load::{PATH_VARIABLE, filter_folder, plugin_folder};
 pub use plugin::{HostSettings, Settings, dump, wait_for_end};
 
 /// Every kind of storage of this crate, for a [`block::Registry`].

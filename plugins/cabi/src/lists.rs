@@ -1,5 +1,7 @@
 //! What plugins fill in through functions: lists of extents and of exports.
 
+use std::ffi::{CString, c_char};
+
 /// Most extents of one list: more are left out, and asked for again by whoever needs them.
 const EXTENTS_MAX: usize = 1 << 20;
 /// Most exports of one list, and the longest name or description in bytes (NBD's own bound).
@@ -78,10 +80,19 @@ pub(crate) struct Export {
     pub(crate) description: Option<String>,
 }
 
+/// An export as C has it (`struct nbdkit_export`).
+#[repr(C)]
+pub struct CExport {
+    pub(crate) name: *const c_char,
+    pub(crate) description: *const c_char,
+}
+
 /// The exports that a plugin offers.
 #[derive(Default)]
 pub(crate) struct Exports {
     list: Vec<Export>,
+    /// Strings that a filter was shown.
+    shown: Vec<CString>,
     /// The plugin asked for the name of its default export in this place.
     pub(crate) default_at: Vec<usize>,
 }
@@ -110,6 +121,39 @@ impl Exports {
         }
         self.default_at.push(self.list.len());
         Ok(())
+    }
+
+    /// How many there are; default exports count once they have a name.
+    pub(crate) fn count(&self) -> usize {
+        self.list.len()
+    }
+
+    /// An export as C has it; null pointers where there is none.
+    pub(crate) fn get(&mut self, index: usize) -> CExport {
+        let Some(export) = self.list.get(index) else {
+            return CExport { name: std::ptr::null(), description: std::ptr::null() };
+        };
+        let shown = &mut self.shown;
+        let mut pointer = |text: &str| {
+            // Came from C strings.
+            let text = CString::new(text).unwrap_or_default();
+            let pointer = text.as_ptr();
+            shown.push(text);
+            pointer
+        };
+        CExport {
+            name: pointer(&export.name),
+            description: export.description.as_deref().map_or(std::ptr::null(), pointer),
+        }
+    }
+
+    /// Gives default exports their name; without one they go.
+    pub(crate) fn resolve(&mut self, default: Option<&str>) {
+        for at in std::mem::take(&mut self.default_at).into_iter().rev() {
+            if let Some(name) = default {
+                self.list.insert(at, Export { name: name.into(), description: None });
+            }
+        }
     }
 
     /// The exports, the default one under the name given.

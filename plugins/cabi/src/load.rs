@@ -51,6 +51,26 @@ pub(crate) fn find(name: &str) -> Result<Found> {
     Err(Error::new(Kind::Usage, format!("plugin {name}: scripts name scripts as interpreters")))
 }
 
+/// The first folder of plugins that exists, else where it is looked for first.
+pub fn plugin_folder() -> PathBuf {
+    let folders = folders();
+    let found = folders.iter().find(|folder| folder.is_dir()).or(folders.first());
+    found.cloned().unwrap_or_default()
+}
+
+/// The folder of nbdkit's filters next to that.
+pub fn filter_folder() -> PathBuf {
+    plugin_folder().with_file_name("filters")
+}
+
+fn folders() -> Vec<PathBuf> {
+    let variable = std::env::var_os(PATH_VARIABLE).unwrap_or_default();
+    std::env::split_paths(&variable)
+        .filter(|folder| !folder.as_os_str().is_empty())
+        .chain(FOLDERS.iter().map(PathBuf::from))
+        .collect()
+}
+
 fn locate(name: &str) -> Result<PathBuf> {
     if name.is_empty() {
         return Err(Error::new(
@@ -65,11 +85,7 @@ fn locate(name: &str) -> Result<PathBuf> {
     if name.contains('.') {
         return Ok(Path::new(".").join(name));
     }
-    let variable = std::env::var_os(PATH_VARIABLE).unwrap_or_default();
-    let folders: Vec<PathBuf> = std::env::split_paths(&variable)
-        .filter(|folder| !folder.as_os_str().is_empty())
-        .chain(FOLDERS.iter().map(PathBuf::from))
-        .collect();
+    let folders = folders();
     for folder in &folders {
         for file in [format!("nbdkit-{name}-plugin.so"), format!("nbdkit-{name}-plugin")] {
             let path = folder.join(file);
@@ -198,7 +214,12 @@ fn loader_error() -> String {
 }
 
 impl Library {
-    fn symbol(&self, name: &CStr) -> *mut c_void {
+    /// Loads a shared object that is not a plugin and is never closed.
+    pub(crate) fn open_at(path: &Path) -> Result<Library> {
+        open(path, (0, 0))
+    }
+
+    pub(crate) fn symbol(&self, name: &CStr) -> *mut c_void {
         // SAFETY: an open handle and a C string.
         unsafe { libc::dlsym(self.handle, name.as_ptr()) }
     }

@@ -12,6 +12,8 @@ use crate::async_abi::AsyncPlugin;
 use crate::budget::Budget;
 use crate::context::{self, Context, Left};
 use crate::crash;
+use crate::debug;
+use crate::filter;
 use crate::lane::Lane;
 use crate::load::{self, Described, Library};
 use crate::turn::Turns;
@@ -23,6 +25,10 @@ pub struct Settings {
     pub plugin: String,
     /// Its parameters, in order; no key: the plugin's magic one.
     pub config: Vec<(Option<String>, String)>,
+    /// Names or paths of filters over it, the outermost first.
+    pub filters: Vec<String>,
+    /// Global variables of plugin and filters to set: name, flag, value.
+    pub debug: Vec<(String, String, i32)>,
     /// The host's own settings.
     pub host: HostSettings,
 }
@@ -62,6 +68,10 @@ pub(crate) struct Plugin {
     pub(crate) turns: Arc<Turns>,
     /// Taken when the plugin ends.
     library: Option<Library>,
+    /// There are filters over it, whose callbacks `abi` has.
+    pub(crate) filtered: bool,
+    /// The plugin's own description.
+    described: abi::Plugin,
     /// `get_ready` went well: there is something to clean up.
     ready: bool,
     crash_slot: crash::Slot,
@@ -298,10 +308,21 @@ fn lane(settings: &Settings, fallback: &str) -> Lane {
 /// Loads a plugin, and calls its `load`.
 fn begin(settings: &Settings, control: Arc<Lane>) -> Result<Plugin> {
     let found = load::find(&settings.plugin)?;
-    let Described { library, plugin: abi, asynchronous } = load::load(&found.path)?;
+    let Described { library, plugin: mut abi, asynchronous } = load::load(&found.path)?;
     // SAFETY: null or a C string: the plugin's description.
     let name = unsafe { crate::api::text(abi.name) }.unwrap_or_default().into_owned();
     let model = ThreadModel::from_number(abi.thread_model).expect("checked when it was loaded");
+    let mut flags = debug::Flags::new(&settings.debug);
+    flags.set(&library, &name);
+    let (filtered, described) = (!settings.filters.is_empty(), abi);
+    if filtered {
+        if asynchronous.is_some() {
+            let text = format!("plugin {name}: filters cannot be put over an asynchronous plugin");
+            return Err(Error::new(Kind::Usage, text));
+        }
+        abi = filter::face(filter::set_up(abi, &name, &found.path, &settings.filters, &mut flags)?);
+    }
+    flags.warn();
     LIVE.0.lock().expect("no panic under this lock").push(name.clone());
     let crash_slot = crash::Slot::take(&name);
     let pool = Arc::new(Lane::parallel(format!("{name}-pool"), settings.host.threads));
@@ -315,6 +336,8 @@ fn begin(settings: &Settings, control: Arc<Lane>) -> Result<Plugin> {
         turns: Arc::default(),
         budget: Budget::new(0),
         library: Some(library),
+        filtered,
+        described,
         ready: false,
         crash_slot,
         name,
@@ -376,7 +399,7 @@ fn dump_here(settings: &Settings, control: Arc<Lane>) -> Result<String> {
 }
 
 fn describe(plugin: &Plugin, path: PathBuf) -> String {
-    let abi = &plugin.abi;
+    let abi = &plugin.described;
     let mut text = String::new();
     let mut line = |key: &str, value: &str| text += &format!("{key}={value}\n");
     line("path", &path.canonicalize().unwrap_or(path).display().to_string());
@@ -397,7 +420,7 @@ fn describe(plugin: &Plugin, path: PathBuf) -> String {
     if let Some(key) = c_text(abi.magic_config_key) {
         line("magic_config_key", &key);
     }
-    let v1 = !plugin.is_v2();
+    let v1 = abi.api_version < 2;
     let has = [
         ("longname", !abi.longname.is_null()),
         ("description", !abi.description.is_null()),

@@ -1,13 +1,15 @@
-//! blockhaul in the place of libnbd's programs: called as `nbdcopy` or `nbdinfo` (a symbolic link), or
-//! as `blockhaul compat NAME`, it takes their command lines and keeps to what scripts read: formats,
-//! descriptors, exit statuses. What differs is in docs/coming-from-libnbd.md.
+//! blockhaul in the place of libnbd's programs and of nbdkit: called as `nbdcopy`, `nbdinfo` or `nbdkit`
+//! (a symbolic link), or as `blockhaul compat NAME`, it takes their command lines and keeps to what
+//! scripts read: formats, descriptors, exit statuses. What differs is in docs/coming-from-libnbd.md and
+//! docs/coming-from-nbdkit.md.
 //!
 //! - `options`: command lines as getopt_long(3) reads them.
-//! - `nbdcopy`, `nbdinfo`: a program each, put into words of `blockhaul copy` and `blockhaul info`, so
-//!   that there is one copy and one info.
+//! - `nbdcopy`, `nbdinfo`, `nbdkit`: a program each, put into words of `blockhaul copy`, `blockhaul info`
+//!   and `blockhaul serve`, so that there is one of each.
 
 mod nbdcopy;
 mod nbdinfo;
+mod nbdkit;
 mod options;
 
 use std::ffi::{OsStr, OsString};
@@ -34,9 +36,10 @@ struct Program {
 const PROGRAMS: &[Program] = &[
     Program { name: "nbdcopy", run: nbdcopy::run },
     Program { name: "nbdinfo", run: nbdinfo::run },
+    Program { name: "nbdkit", run: nbdkit::run },
 ];
 
-/// Runs what the command line calls by one of libnbd's names and gives the exit status; none if it
+/// Runs what the command line calls by one of those names and gives the exit status; none if it
 /// does not.
 pub fn run(words: &[OsString]) -> Option<u8> {
     let (program, rest) = called(words)?;

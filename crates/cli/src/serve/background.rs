@@ -3,6 +3,7 @@
 //! Without `fork`: the command starts itself again as a child in a session of its own, and waits for
 //! the child's word on a pipe. What the child has to print comes through the pipe, too.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::Read as _;
 use std::os::fd::AsFd as _;
@@ -18,14 +19,20 @@ const TEXT_MAX: u64 = 64 << 10;
 
 /// Starts this program again in the background, and returns when it is ready.
 pub fn start() -> Outcome {
+    let words = ["serve", "--in-background"].map(OsString::from).into_iter();
+    start_with(words.chain(std::env::args_os().skip(2)), Stdio::null())
+}
+
+/// The same, with these words as arguments. Whatever the child reads from standard input before it is
+/// ready comes from `input`.
+pub fn start_with(words: impl Iterator<Item = OsString>, input: Stdio) -> Outcome {
     let cannot = |error: std::io::Error| {
         let text = format!("cannot go to the background: {}; try --foreground", plain(&error));
         Failure::new(FAILED, text)
     };
     let (reader, writer) = std::io::pipe().map_err(cannot)?;
     let mut command = Command::new(std::env::current_exe().map_err(cannot)?);
-    command.args(["serve", "--in-background"]).args(std::env::args_os().skip(2));
-    let mut child = command.stdin(Stdio::null()).stdout(writer).spawn().map_err(cannot)?;
+    let mut child = command.args(words).stdin(input).stdout(writer).spawn().map_err(cannot)?;
     // Only the child holds the writing end now.
     drop(command);
     let mut said = Vec::new();
@@ -75,6 +82,7 @@ impl Background {
         let mut message = text.as_bytes().to_vec();
         message.push(READY);
         out::print(&message)?;
+        rustix::stdio::dup2_stdin(null.as_fd()).map_err(|error| cannot(error.into()))?;
         rustix::stdio::dup2_stdout(null.as_fd()).map_err(|error| cannot(error.into()))?;
         if !verbose {
             rustix::stdio::dup2_stderr(null.as_fd()).map_err(|error| cannot(error.into()))?;

@@ -8,6 +8,7 @@ mod command;
 mod listen;
 mod tls;
 
+use std::ffi::OsString;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::{Arc, Mutex, mpsc};
@@ -48,6 +49,16 @@ impl Stopper {
             completer.complete(why);
         }
     }
+}
+
+/// Starts this program again in the background with these words, and returns when its server is ready.
+pub fn again_in_background(words: &[OsString]) -> Outcome {
+    background::start_with(words.iter().cloned(), std::process::Stdio::inherit())
+}
+
+/// Whether the service manager has made the sockets.
+pub fn is_activated() -> bool {
+    std::env::var("LISTEN_PID").is_ok_and(|pid| pid == std::process::id().to_string())
 }
 
 /// Runs `blockhaul serve`.
@@ -109,6 +120,9 @@ pub fn run(args: &args::Serve, groups: &Groups) -> Outcome {
             extended: !args.no_extended && !args.no_structured,
             contexts: !args.no_contexts,
         },
+        any_name: args.any_name,
+        uri_export: args.uri_export.clone(),
+        print_uri: args.print_uri,
         memory: args.memory,
         secured,
         tls,
@@ -149,6 +163,9 @@ struct Job {
     description: String,
     limits: Limits,
     offers: Offers,
+    any_name: bool,
+    uri_export: Option<String>,
+    print_uri: bool,
     memory: u64,
     secured: Secured,
     tls: server::Tls,
@@ -168,7 +185,13 @@ impl Job {
             let export = self.export().await?;
             let shared =
                 block::Shared::new(&export.name, &export.description, export.device.clone());
-            visits = block::gated(shared, &layers);
+            visits = match self.any_name {
+                false => block::gated(shared, &layers),
+                true => {
+                    let shared = shared.under_any_name();
+                    Some(block::gated(shared.clone(), &layers).unwrap_or(shared))
+                }
+            };
             exports.push(export);
         }
         let listening = self.listeners.bind().await?;
@@ -180,7 +203,8 @@ impl Job {
             pool: io::Pool::new(self.memory),
             tls: self.tls.clone(),
         });
-        let uri = listening.uri(&self.name, &self.secured);
+        let told = self.uri_export.as_deref().unwrap_or(&self.name).to_string();
+        let uri = listening.uri(&told, &self.secured);
         log::debug!("serving {} with {} at {uri}", self.spec, io::engine_name());
         let Listening { listeners, addresses, cleanup: _cleanup } = listening;
         let listening: Vec<_> = listeners
@@ -190,14 +214,17 @@ impl Job {
         if let Some(path) = &self.pidfile {
             write_pid(path)?;
         }
-        let say = addresses.free_port.map(|port| format!("{port}\n")).unwrap_or_default();
+        let mut say = addresses.free_port.map(|port| format!("{port}\n")).unwrap_or_default();
+        if self.print_uri {
+            say += &for_people(&uri);
+        }
         self.background.ready(&say, self.verbose)?;
         let mut child = match &self.run {
             None => None,
             Some(script) => {
                 let stopper = self.stopper.clone();
                 let ended = move |status| stopper.stop(Stop::Command(status));
-                let mut variables = addresses.variables(&self.name, &uri);
+                let mut variables = addresses.variables(&told, &uri);
                 variables.extend(self.secured.variables());
                 Some(command::start(script, &variables, ended)?)
             }
@@ -257,6 +284,14 @@ impl Job {
         let layer = self.registry.layer("readonly")?;
         Ok(block::Stack::over(layer.wrap(device)?)?.device().clone())
     }
+}
+
+/// What `--print-uri` prints, as nbdkit.
+fn for_people(uri: &str) -> String {
+    let quoted = command::quoted(uri);
+    format!(
+        "{uri}\nShell-quoted URI: {quoted}\nCommand to query the NBD endpoint:\n  nbdinfo {quoted}\n"
+    )
 }
 
 fn write_pid(path: &Path) -> Result<(), Failure> {

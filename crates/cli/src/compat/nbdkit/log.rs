@@ -1,0 +1,68 @@
+//! Where a server in nbdkit's place says what is wrong: standard error, the system's log, or nowhere.
+
+use std::os::unix::net::UnixDatagram;
+
+use log::{Level, Metadata, Record};
+
+use super::line::{Line, Log};
+use crate::out;
+
+/// The system's log takes datagrams here (syslog(3)).
+const SYSLOG: &str = "/dev/log";
+/// Facility daemon, severity error.
+const DAEMON_ERROR: u8 = 3 << 3 | 3;
+
+/// Says what went wrong before there was a server.
+pub fn error(text: &str) {
+    out::error(&format!("nbdkit: error: {text}\n"));
+}
+
+struct Logger {
+    to: Log,
+    verbose: bool,
+}
+
+impl log::Log for Logger {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.level() <= log::max_level()
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        let level = match record.level() {
+            // Debugging always goes to standard error.
+            Level::Debug | Level::Trace if self.verbose => {
+                return out::error(&format!("nbdkit: debug: {}\n", record.args()));
+            }
+            Level::Debug | Level::Trace => return,
+            Level::Error => "error",
+            Level::Warn | Level::Info => "warning",
+        };
+        match self.to {
+            Log::Null => {}
+            Log::Syslog => syslog(&format!("{level}: {}", record.args())),
+            Log::Usual | Log::Stderr => {
+                out::error(&format!("nbdkit: {level}: {}\n", record.args()));
+            }
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+fn syslog(text: &str) {
+    let Ok(socket) = UnixDatagram::unbound() else { return };
+    let message = format!("<{DAEMON_ERROR}>nbdkit[{}]: {text}", std::process::id());
+    // Where there is no such log there is nobody to tell.
+    let _ = socket.send_to(message.as_bytes(), SYSLOG);
+}
+
+/// Starts logging before the server does, which then only sets the level.
+pub fn start(line: &Line, in_background: bool) {
+    let to = match line.log {
+        // Nobody sees what a server in the background prints, unless it is told to say much.
+        Log::Usual if in_background && !line.verbose => Log::Syslog,
+        to => to,
+    };
+    // Fails only if it was set before; then that one does.
+    let _ = log::set_boxed_logger(Box::new(Logger { to, verbose: line.verbose }));
+}

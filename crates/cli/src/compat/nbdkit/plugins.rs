@@ -1,0 +1,79 @@
+//! nbdkit's plugins as backends. Where a plugin or what is asked of it has no backend that means the
+//! same, the plugin itself is hosted.
+
+use std::ffi::OsString;
+use std::fs::File;
+
+use super::line::{Line, Parameter, escaped};
+
+/// The device behind a plugin's name and parameters, of `blockhaul`'s own; `None`: the plugin is needed.
+pub fn native(line: &Line) -> Option<OsString> {
+    let name = line.plugin.as_deref()?;
+    let parameters = &line.parameters;
+    match name {
+        // Its size is 0 where none is given.
+        "null" => Some(format!("null:{}", size(parameters, "0")?).into()),
+        "memory" => Some(format!("memory:{}", size(parameters, "")?).into()),
+        "full" => Some(format!("full:{}", size(parameters, "")?).into()),
+        // The plugins take writes, which they compare or forget.
+        "pattern" if line.readonly => Some(format!("pattern:{}", size(parameters, "")?).into()),
+        "ones" if line.readonly => Some(format!("ones:{}", size(parameters, "")?).into()),
+        "file" => file(line),
+        "split" => split(parameters),
+        _ => None,
+    }
+}
+
+/// The value of the only parameter, `size`; `otherwise` if there is none.
+fn size(parameters: &[Parameter], otherwise: &str) -> Option<String> {
+    let text = match parameters {
+        [] if !otherwise.is_empty() => otherwise,
+        [(key, value)] if key.as_deref().is_none_or(|key| key == "size") => value,
+        _ => return None,
+    };
+    // What is wrong with a size is the plugin's to say.
+    block::parse_size(text).ok().map(|_| text.to_string())
+}
+
+/// A file that can be opened as it is to be. A plugin that may not write it serves it read-only.
+fn file(line: &Line) -> Option<OsString> {
+    let [(key, path)] = &line.parameters[..] else { return None };
+    if key.as_deref().is_some_and(|key| key != "file") {
+        return None;
+    }
+    let path = std::fs::canonicalize(path).ok()?;
+    File::options().read(true).write(!line.readonly).open(&path).ok()?;
+    Some(path.into_os_string())
+}
+
+fn split(parameters: &[Parameter]) -> Option<OsString> {
+    let mut files = Vec::new();
+    for (key, path) in parameters {
+        if key.as_deref().is_some_and(|key| key != "file") {
+            return None;
+        }
+        let path = std::fs::canonicalize(path).ok()?;
+        files.push(escaped(path.to_str()?));
+    }
+    (!files.is_empty()).then(|| format!("split:{}", files.join(",")).into())
+}
+
+/// The plugin itself, hosted, with filters over it.
+pub fn hosted(line: &Line, filters: &[String]) -> OsString {
+    let mut options = Vec::new();
+    if let Some(threads) = line.threads {
+        options.push(format!("@threads={}", threads.min(1024)));
+    }
+    options.extend(filters.iter().map(|filter| format!("@filter={}", escaped(filter))));
+    for (name, flag, value) in &line.debug {
+        options.push(format!("@debug={}", escaped(&format!("{name}.{flag}={value}"))));
+    }
+    for (key, value) in &line.parameters {
+        // A bare value with `=` in it stays one, as that is escaped.
+        let key = key.as_ref().map(|key| format!("{}=", escaped(key))).unwrap_or_default();
+        options.push(key + &escaped(value));
+    }
+    let plugin = escaped(line.plugin.as_deref().unwrap_or_default());
+    let word = format!("nbdkit:{plugin}?{}", options.join("&"));
+    word.trim_end_matches('?').into()
+}

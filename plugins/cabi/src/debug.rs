@@ -1,0 +1,48 @@
+//! Global variables by which plugins and filters are told to say more: `-D NAME.FLAG=N` of nbdkit sets
+//! `int NAME_debug_FLAG` in the plugin or filter NAME.
+
+use std::ffi::{CString, c_int};
+
+use crate::load::Library;
+
+/// What is to be set, and what of that was found a place for.
+pub(crate) struct Flags<'a> {
+    flags: &'a [(String, String, i32)],
+    used: Vec<bool>,
+}
+
+impl<'a> Flags<'a> {
+    pub(crate) fn new(flags: &'a [(String, String, i32)]) -> Flags<'a> {
+        Flags { flags, used: vec![false; flags.len()] }
+    }
+
+    /// Sets the variables of a plugin or filter.
+    pub(crate) fn set(&mut self, library: &Library, name: &str) {
+        for ((of, flag, value), used) in self.flags.iter().zip(&mut self.used) {
+            if of != name {
+                continue;
+            }
+            *used = true;
+            let variable = format!("{}_debug_{flag}", name.replace(['-', '.'], "_"));
+            let Ok(symbol) = CString::new(variable.as_str()) else { continue };
+            let place = library.symbol(&symbol).cast::<c_int>();
+            if place.is_null() {
+                log::warn!(
+                    "-D {of}.{flag}: {name} does not contain a global variable called {variable}"
+                );
+                continue;
+            }
+            // SAFETY: variables of such names are ints (nbdkit-plugin(3)), which nobody uses yet.
+            unsafe { place.write(*value) };
+        }
+    }
+
+    /// Says which were for nobody.
+    pub(crate) fn warn(&self) {
+        for ((of, flag, _), used) in self.flags.iter().zip(&self.used) {
+            if !used && of != "nbdkit" {
+                log::warn!("debug flag -D {of}.{flag} was not used");
+            }
+        }
+    }
+}

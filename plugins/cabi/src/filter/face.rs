@@ -1,0 +1,202 @@
+//! A chain of filters as one plugin: callbacks that go in at its top.
+
+use std::ffi::{c_char, c_int, c_void};
+
+use super::abi::Next;
+use super::chain::{self, Chain, chain};
+use super::{context as open, data};
+use crate::abi::{CACHE_NATIVE, FUA_NATIVE, Handle, Plugin};
+use crate::context;
+
+/// The chain as a plugin: the plugin's own words about itself, and callbacks of ours.
+pub(crate) fn face(inner: &Chain) -> Plugin {
+    Plugin {
+        struct_size: size_of::<Plugin>() as u64,
+        api_version: crate::abi::API_VERSION,
+        // Done already: the order matters.
+        load: None,
+        unload: Some(unload),
+        config: Some(config),
+        config_complete: Some(config_complete),
+        dump_plugin: Some(dump_plugin),
+        thread_model_now: Some(thread_model),
+        get_ready: Some(get_ready),
+        after_fork: Some(after_fork),
+        cleanup: Some(cleanup),
+        preconnect: Some(preconnect),
+        list_exports: Some(list_exports),
+        default_export: Some(default_export),
+        open: Some(enter),
+        close: Some(leave),
+        get_size: Some(get_size),
+        export_description: Some(export_description),
+        block_size: Some(block_size),
+        can_write: Some(can_write),
+        can_flush: Some(can_flush),
+        is_rotational: Some(is_rotational),
+        can_trim: Some(can_trim),
+        can_zero: Some(can_zero),
+        can_fast_zero: Some(can_fast_zero),
+        can_extents: Some(can_extents),
+        can_fua: Some(can_fua),
+        can_multi_conn: Some(can_multi_conn),
+        can_cache: Some(can_cache),
+        pread: Some(pread),
+        pwrite: Some(pwrite),
+        flush: Some(flush),
+        trim: Some(trim),
+        zero: Some(zero),
+        extents: Some(extents),
+        cache: Some(cache),
+        pread_v1: None,
+        pwrite_v1: None,
+        flush_v1: None,
+        trim_v1: None,
+        zero_v1: None,
+        // What a request leaves is told by its number.
+        errno_is_preserved: 0,
+        ..inner.plugin
+    }
+}
+
+/// What a request's result and error number mean for the host.
+fn told(result: c_int, number: c_int) -> c_int {
+    if result == -1 {
+        context::set_error(number);
+    }
+    result
+}
+
+unsafe extern "C" fn unload() {
+    chain().unload();
+}
+
+unsafe extern "C" fn config(key: *const c_char, value: *const c_char) -> c_int {
+    // SAFETY: the host passes C strings that are never freed.
+    unsafe { chain::config(chain().top(), key, value) }
+}
+
+unsafe extern "C" fn config_complete() -> c_int {
+    // SAFETY: the top is one of the chain's.
+    unsafe { chain::config_complete(chain().top()) }
+}
+
+unsafe extern "C" fn dump_plugin() {
+    chain().dump();
+}
+
+unsafe extern "C" fn thread_model() -> c_int {
+    chain().thread_model()
+}
+
+unsafe extern "C" fn get_ready() -> c_int {
+    chain().get_ready()
+}
+
+unsafe extern "C" fn after_fork() -> c_int {
+    chain().after_fork()
+}
+
+unsafe extern "C" fn cleanup() {
+    chain().cleanup();
+}
+
+unsafe extern "C" fn preconnect(readonly: c_int) -> c_int {
+    // SAFETY: the top is one of the chain's.
+    unsafe { chain::preconnect(chain().top(), readonly) }
+}
+
+unsafe extern "C" fn list_exports(readonly: c_int, _tls: c_int, exports: *mut c_void) -> c_int {
+    // SAFETY: the top is one of the chain's; the host passes its list.
+    unsafe { chain::list_exports(chain().top(), readonly, exports.cast()) }
+}
+
+unsafe extern "C" fn default_export(readonly: c_int, _tls: c_int) -> *const c_char {
+    // SAFETY: the top is one of the chain's.
+    unsafe { chain::default_export(chain().top(), readonly) }
+}
+
+/// Opens the chain for a connection.
+unsafe extern "C" fn enter(readonly: c_int) -> Handle {
+    let name = context::now().and_then(|context| context.export.clone()).unwrap_or_default();
+    // SAFETY: the top is one of the chain's.
+    unsafe {
+        let top = open::open(chain().top(), readonly, name.as_ptr(), false);
+        if !top.is_null() && open::prepare(top) == -1 {
+            open::close(top);
+            return std::ptr::null_mut();
+        }
+        top.cast()
+    }
+}
+
+unsafe extern "C" fn leave(handle: Handle) {
+    let top: Next = handle.cast();
+    // SAFETY: the host passes what `enter` answered, for the last time.
+    unsafe {
+        open::finalize(top);
+        open::close(top);
+    }
+}
+
+/// A callback of the host's that passes what `enter` answered, and what else it takes, to the top.
+macro_rules! pass {
+    ($($name:ident($($arg:ident: $kind:ty),*) -> $result:ty = $to:path;)*) => {$(
+        unsafe extern "C" fn $name(handle: Handle, $($arg: $kind),*) -> $result {
+            // SAFETY: the host passes what `enter` answered, and pointers that are good meanwhile.
+            unsafe { $to(handle.cast(), $($arg),*) }
+        }
+    )*};
+}
+
+pass! {
+    get_size() -> i64 = open::get_size;
+    export_description() -> *const c_char = open::export_description;
+    block_size(minimum: *mut u32, preferred: *mut u32, maximum: *mut u32) -> c_int = open::block_size;
+    can_write() -> c_int = open::can_write;
+    can_flush() -> c_int = open::can_flush;
+    is_rotational() -> c_int = open::is_rotational;
+    can_trim() -> c_int = open::can_trim;
+    can_zero() -> c_int = open::can_zero;
+    can_fast_zero() -> c_int = open::can_fast_zero;
+    can_extents() -> c_int = open::can_extents;
+    can_multi_conn() -> c_int = open::can_multi_conn;
+}
+
+/// Whoever is at the end of the chain does what it takes: the flag goes in at the top.
+unsafe extern "C" fn can_fua(handle: Handle) -> c_int {
+    // SAFETY: the host passes what `enter` answered.
+    let answer = unsafe { open::can_fua(handle.cast()) };
+    if answer > 0 { FUA_NATIVE } else { answer }
+}
+
+/// As for [`can_fua`].
+unsafe extern "C" fn can_cache(handle: Handle) -> c_int {
+    // SAFETY: the host passes what `enter` answered.
+    let answer = unsafe { open::can_cache(handle.cast()) };
+    if answer > 0 { CACHE_NATIVE } else { answer }
+}
+
+/// A request of the host's, passed to the top; its error number is told.
+macro_rules! request {
+    ($($name:ident($($arg:ident: $kind:ty),*) = $to:path, $($passed:expr),*;)*) => {$(
+        unsafe extern "C" fn $name(handle: Handle, $($arg: $kind),*) -> c_int {
+            let mut number = 0;
+            // SAFETY: the host passes what `enter` answered, and pointers that are good meanwhile.
+            let result = unsafe { $to(handle.cast(), $($passed),*, &raw mut number) };
+            told(result, number)
+        }
+    )*};
+}
+
+request! {
+    pread(buf: *mut c_void, count: u32, at: u64, flags: u32) = data::pread, buf, count, at, flags;
+    pwrite(buf: *const c_void, count: u32, at: u64, flags: u32)
+        = data::pwrite, buf, count, at, flags;
+    flush(flags: u32) = data::flush, flags;
+    trim(count: u32, at: u64, flags: u32) = data::trim, count, at, flags;
+    zero(count: u32, at: u64, flags: u32) = data::zero, count, at, flags;
+    extents(count: u32, at: u64, flags: u32, list: *mut c_void)
+        = data::extents, count, at, flags, list.cast();
+    cache(count: u32, at: u64, flags: u32) = data::cache, count, at, flags;
+}

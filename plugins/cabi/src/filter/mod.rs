@@ -1,0 +1,21 @@
+//! Hosts nbdkit's filters, of the one release whose layout is known: shared objects between the host and
+//! a plugin. A chain of filters over a plugin looks to the rest of this crate like one plugin.
+//!
+//! - `abi`: the layout. `chain`: the backends, their life and configuration. `context`: what is open of
+//!   each of them. `data`: requests down the chain. `bottom`: the plugin at its end.
+//! - `face`: the chain as a plugin. `functions`: what filters call.
+//!
+//! One chain exists in a process, as in nbdkit: filters' callbacks get no pointer of ours in some places.
+//! It is made once and never freed, so that pointers into it are good for ever; what is open of it is
+//! freed by whoever closes it.
+
+mod abi;
+mod bottom;
+mod chain;
+mod context;
+mod data;
+mod face;
+mod functions;
+
+pub(crate) use chain::{about, set_up};
+pub(crate) use face::face;

@@ -1,0 +1,298 @@
+//! A copy of nbdkit's tests that runs with one nbdkit or the other: what nbdkit's `configure` and
+//! makefiles would have made, as far as shell tests look at it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::nbdkit_suite::{at, read, write_script};
+use crate::{Outcome, run};
+
+/// Folders of the source package that tests look into.
+const FOLDERS: &[&str] = &["tests", "plugins", "filters", "include", "common", "docs", "fuzzing"];
+/// Plugins of the tests' own, and the sources of each.
+const PLUGINS: &[&str] = &["stdio", "flush", "disconnect", "shutdown", "layers", "read-password"];
+/// Folders of headers that the sources of nbdkit name.
+const INCLUDES: &[&str] =
+    &["include", "common/include", "common/utils", "common/replacements", "plugins/vddk"];
+/// What `configure` finds out on Linux, as far as those sources ask.
+const CONFIG: &str = "\
+#define PACKAGE_NAME \"nbdkit\"
+#define PACKAGE_VERSION \"1.42.3\"
+#define PACKAGE_STRING \"nbdkit 1.42.3\"
+#define SOEXT \"so\"
+#define VDDK_LIBDIR \"/usr/lib/vmware-vix-disklib\"
+#define HAVE_ACCEPT4 1
+#define HAVE_ENVIRON_DECL 1
+#define HAVE_ENDIAN_H 1
+#define HAVE_BYTESWAP_H 1
+#define HAVE_FDATASYNC 1
+#define HAVE_MKOSTEMP 1
+#define HAVE_OPEN_MEMSTREAM 1
+#define HAVE_PIPE2 1
+#define HAVE_PPOLL 1
+#define HAVE_SYS_PRCTL_H 1
+#define HAVE_VFORK 1
+#define HAVE_VASPRINTF 1
+#define HAVE_ASPRINTF 1
+#define HAVE_STRNDUP 1
+#define HAVE_GETLINE 1
+#define HAVE_POSIX_FADVISE 1
+#define HAVE_ATTRIBUTE_CLEANUP 1
+";
+
+/// The tests with one nbdkit.
+pub struct Bench {
+    dir: PathBuf,
+    /// Where the tests' output goes.
+    pub log: PathBuf,
+}
+
+impl Bench {
+    /// Copies the tests and makes what they need. `program`: what stands in for nbdkit.
+    pub fn prepare(
+        base: &Path,
+        name: &str,
+        source: &Path,
+        program: Option<&Path>,
+    ) -> Result<Bench, String> {
+        let dir = base.join(name);
+        let bench = Bench { log: dir.join("log"), dir };
+        // The stamp is written last: an interrupted run is begun again.
+        let stamp = bench.dir.join("stamp");
+        if read(&stamp).is_ok_and(|text| text == stamp_text(program)) {
+            return Ok(bench);
+        }
+        match fs::remove_dir_all(&bench.dir) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(at("remove", &bench.dir, &error));
+            }
+            _ => {}
+        }
+        let tests = bench.dir.join("tests");
+        for path in [&bench.log, &bench.dir.join("bin"), &bench.dir.join("real")] {
+            fs::create_dir_all(path).map_err(|error| at("make", path, &error))?;
+        }
+        for folder in FOLDERS {
+            run::quiet(Command::new("cp").arg("-R").arg(source.join(folder)).arg(&bench.dir))?;
+        }
+        fs::create_dir_all(tests.join(".libs")).map_err(|error| at("make", &tests, &error))?;
+        bench.program(program)?;
+        bench.configure()?;
+        bench.compile()?;
+        bench.data()?;
+        fs::write(&stamp, stamp_text(program)).map_err(|error| at("write", &stamp, &error))?;
+        Ok(bench)
+    }
+
+    /// Puts `nbdkit` first in the search path: a script that gives plugins which are not installed by
+    /// their paths.
+    fn program(&self, program: Option<&Path>) -> Outcome {
+        let real = match program {
+            None => "/usr/bin/nbdkit".to_string(),
+            Some(program) => {
+                let link = self.dir.join("real/nbdkit");
+                std::os::unix::fs::symlink(program, &link)
+                    .map_err(|error| at("make", &link, &error))?;
+                link.display().to_string()
+            }
+        };
+        let vddk = self.dir.join("plugins/vddk/.libs/nbdkit-vddk-plugin.so");
+        let text = format!(
+            "#!/bin/bash\nwords=()\nfor word; do\n  case \"$word\" in\n    \
+             vddk) words+=('{}') ;;\n    *) words+=(\"$word\") ;;\n  esac\ndone\n\
+             exec -a nbdkit '{real}' \"${{words[@]}}\"\n",
+            vddk.display()
+        );
+        write_script(&self.dir.join("bin/nbdkit"), &text)
+    }
+
+    /// Fills in templates, and makes plugins and filters look as if they had been built here.
+    fn configure(&self) -> Outcome {
+        let tests = self.dir.join("tests");
+        let all: Vec<String> = ["plugins", "filters"]
+            .iter()
+            .map(|kind| Ok(installed(&run::target().join("peers/root/usr/lib"), kind)?.join(" ")))
+            .collect::<Result<_, String>>()?;
+        for name in ["functions.sh", "make-pki.sh"] {
+            let template = read(&tests.join(format!("{name}.in")))?;
+            let text = filled(&template, &self.dir, &all[0], &all[1]);
+            write_script(&tests.join(name), &text)?;
+        }
+        for (kind, names) in ["plugins", "filters"].iter().zip(&all) {
+            let what = kind.trim_end_matches('s');
+            for name in names.split(' ') {
+                let libs = self.dir.join(kind).join(name).join(".libs");
+                fs::create_dir_all(&libs).map_err(|error| at("make", &libs, &error))?;
+                let mark = libs.join(format!("nbdkit-{name}-{what}.so"));
+                fs::write(&mark, "").map_err(|error| at("write", &mark, &error))?;
+            }
+        }
+        let config = self.dir.join("include/config.h");
+        fs::write(&config, CONFIG).map_err(|error| at("write", &config, &error))?;
+        let version = self.dir.join("include/nbdkit-version.h");
+        let text = "#define NBDKIT_VERSION_MAJOR 1\n#define NBDKIT_VERSION_MINOR 42\n\
+                    #define NBDKIT_VERSION_MICRO 3\n#define NBDKIT_VERSION_STRING \"1.42.3\"\n";
+        fs::write(&version, text).map_err(|error| at("write", &version, &error))
+    }
+
+    /// Compiles what tests load.
+    fn compile(&self) -> Outcome {
+        for name in PLUGINS {
+            let sources = [format!("tests/test-{name}-plugin.c")];
+            self.shared(&format!("tests/.libs/test-{name}-plugin.so"), &sources, &[])?;
+        }
+        self.shared(
+            "tests/.libs/test-ansi-c-plugin.so",
+            &["tests/test-ansi-c-plugin.c".into()],
+            &["-std=c90", "-pedantic"],
+        )?;
+        for index in 1..=3 {
+            let layer = format!("-Dlayer=\"filter{index}\"");
+            let path = format!("tests/.libs/test-layers-filter{index}.so");
+            self.shared(&path, &["tests/test-layers-filter.c".into()], &[&layer])?;
+        }
+        for what in ["plugin", "filter"] {
+            let path = format!("tests/.libs/test-cxx-{what}.so");
+            self.shared(&path, &[format!("tests/test-cxx-{what}.cpp")], &[])?;
+        }
+        self.shared(
+            "tests/.libs/libvixDiskLib.so.6",
+            &["tests/dummy-vddk.c".into()],
+            &["-Wl,-soname,libvixDiskLib.so.6"],
+        )?;
+        let libs = self.dir.join("plugins/vddk/.libs");
+        fs::create_dir_all(&libs).map_err(|error| at("make", &libs, &error))?;
+        let mut sources: Vec<String> = ["reexec", "stats", "utils", "vddk", "worker"]
+            .iter()
+            .map(|name| format!("plugins/vddk/{name}.c"))
+            .collect();
+        let utils = ["cleanup", "cleanup-nbdkit", "vector", "string-vector", "quote", "utils"];
+        let utils = utils.iter().map(|name| format!("common/utils/{name}.c"));
+        sources.extend(utils.filter(|path| self.dir.join(path).is_file()));
+        self.shared("plugins/vddk/.libs/nbdkit-vddk-plugin.so", &sources, &[])
+    }
+
+    fn shared(&self, out: &str, sources: &[String], flags: &[&str]) -> Outcome {
+        let compiler =
+            if sources.iter().any(|path| path.ends_with(".cpp")) { "g++" } else { "gcc" };
+        let mut command = Command::new(compiler);
+        command.current_dir(&self.dir).args(["-shared", "-fPIC", "-O1", "-g", "-w", "-pthread"]);
+        command.args(["-D_GNU_SOURCE", "-DHAVE_CONFIG_H"]).args(flags);
+        command.args(INCLUDES.iter().map(|folder| format!("-I{folder}")));
+        command.args(sources).args(["-ldl", "-o", out]);
+        run::quiet(&mut command).map(drop)
+    }
+
+    /// Keys, certificates and disks, made as nbdkit's makefile makes them.
+    fn data(&self) -> Outcome {
+        let script = "set -e\n\
+            SRCDIR=. ./make-psk.sh\n./make-pki.sh\n\
+            ./generate-file-data.sh file-data\n\
+            dd if=file-data of=split1 bs=1 count=100\n\
+            dd if=file-data of=split2 bs=1 count=100 skip=100\n\
+            dd if=file-data of=split3 bs=1 skip=200\n\
+            mkdir disk.d\necho -n hello,world > disk.d/hello.txt\n\
+            /usr/bin/nbdkit linuxdisk disk.d size=100M --run 'qemu-img convert \"$uri\" disk'\n\
+            rm -r disk.d\n\
+            tar cf disk.tar disk\n\
+            gzip -9 --keep disk disk.tar\n\
+            xz --best --block-size=32768 --keep disk disk.tar\n\
+            mkdir -p ext2.d/disks\ncp disk ext2.d/disks/disk.img\n\
+            echo /disks/disk.img > ext2.d/manifest\ntruncate -s 2147483648 ext2.img\n\
+            mke2fs -q -F -t ext4 -d ext2.d ext2.img 2147483648\nrm -r ext2.d\n";
+        run::quiet(&mut self.command("bash", &["-c", script])).map(drop)
+    }
+
+    /// A command in the folder of the tests, among the peers, with `bin` first in its search path.
+    pub fn command(&self, program: &str, args: &[&str]) -> Command {
+        let mut command = Command::new(run::target().join("peers/enter"));
+        // Inside, as entering puts the peers first.
+        let script = "PATH=\"$0:$PATH\" exec \"$@\"";
+        command.args(["sh", "-c", script]).arg(self.dir.join("bin")).arg(program).args(args);
+        let tests = self.dir.join("tests");
+        command.current_dir(&tests).env("LIBNBD_DEBUG", "1").env("srcdir", ".");
+        command.env("abs_builddir", &tests).env("abs_srcdir", &tests).env("builddir", ".");
+        // Where the vddk plugin is not installed, its tests find it by this script of ours.
+        command.env_remove("PYTHONUNBUFFERED").env_remove("LD_LIBRARY_PATH");
+        command
+    }
+}
+
+/// Says what a bench was made for.
+fn stamp_text(program: Option<&Path>) -> String {
+    program.map_or("original\n".into(), |program| format!("{}\n", program.display()))
+}
+
+/// Names of plugins or filters in the peers' folder of them, and of those that are compiled here.
+fn installed(lib: &Path, kind: &str) -> Result<Vec<String>, String> {
+    let folder = lib.join(format!("{}-linux-gnu/nbdkit", std::env::consts::ARCH)).join(kind);
+    let entries = fs::read_dir(&folder).map_err(|error| at("read", &folder, &error))?;
+    let what = kind.trim_end_matches('s');
+    let mut names: Vec<String> = entries
+        .flatten()
+        .filter_map(|entry| {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let name = name.strip_prefix("nbdkit-")?.trim_end_matches(".so");
+            Some(name.strip_suffix(&format!("-{what}"))?.to_owned())
+        })
+        .collect();
+    names.sort();
+    Ok(names)
+}
+
+/// What `configure` would write for `@NAME@`: lists and folders, nothing for compilers that tests are to
+/// do without, else the plain name of the program.
+fn filled(template: &str, top: &Path, plugins: &str, filters: &str) -> String {
+    let top = top.display().to_string();
+    let mut text = String::new();
+    let mut rest = template;
+    while let Some((before, after)) = rest.split_once('@') {
+        text.push_str(before);
+        let name = after.split_once('@').map(|(name, _)| name).filter(|name| {
+            !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+        });
+        let Some(name) = name else {
+            text.push('@');
+            rest = after;
+            continue;
+        };
+        match name {
+            "abs_top_srcdir" | "top_builddir" => text.push_str(&top),
+            "plugins" => text.push_str(plugins),
+            "filters" => text.push_str(filters),
+            "PYTHON" => text.push_str("python3"),
+            "SOEXT" => text.push_str("so"),
+            "CUT" | "SED" | "STAT" | "TRUNCATE" | "CERTTOOL" => {
+                text.push_str(&name.to_ascii_lowercase());
+            }
+            _ => {}
+        }
+        rest = &after[name.len() + 1..];
+    }
+    text + rest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn templates_are_filled_in() {
+        let template = "for p in @plugins@; do \"$@\"; done\nSED=\"@SED@\" CXX=\"@CXX@\" a@b\n";
+        let text = filled(template, Path::new("/t"), "a b", "c");
+        assert_eq!(text, "for p in a b; do \"$@\"; done\nSED=\"sed\" CXX=\"\" a@b\n");
+    }
+
+    #[test]
+    fn plugins_are_found_by_their_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder =
+            dir.path().join(format!("{}-linux-gnu/nbdkit/plugins", std::env::consts::ARCH));
+        fs::create_dir_all(&folder).unwrap();
+        for name in ["nbdkit-b-plugin.so", "nbdkit-a-c-plugin", "other.so", "nbdkit-x-filter.so"] {
+            fs::write(folder.join(name), "").unwrap();
+        }
+        assert_eq!(installed(dir.path(), "plugins").unwrap(), ["a-c", "b"]);
+    }
+}

@@ -1,0 +1,306 @@
+//! `cargo xtask nbdkit-suite`: nbdkit's own shell tests, run with Debian's nbdkit and with blockhaul in
+//! its place.
+//!
+//! The tests come from Debian's source package, are unpacked below the target directory and used from
+//! there only: they judge, nothing of them is part of this tree.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::process::Stdio;
+use std::sync::Mutex;
+
+use crate::nbdkit_bench::Bench;
+use crate::peers::Peers;
+use crate::{Outcome, run, source};
+
+pub const HELP: &str = "\
+cargo xtask nbdkit-suite [--again] [--release] [NAME…]
+
+Runs nbdkit's own shell tests twice: with Debian's nbdkit among the peers (see `cargo xtask peers`), and
+with blockhaul, called by its name. Prints a table, and fails when a test that passes with Debian's does
+not pass with blockhaul, unless it is listed with a reason in docs/coming-from-nbdkit.md, and when a
+listed one passes. With NAMEs, only tests whose names contain one of them. How tests end with Debian's
+nbdkit is remembered; --again asks anew. --release runs an optimised blockhaul.
+
+The tests are those of Debian trixie's source package, fetched from the mirror of this machine's own
+apt sources, and need a C compiler. They and what they print are below target/nbdkit-suite.
+";
+
+/// Seconds after which a test has failed.
+const PATIENCE: &str = "100";
+/// Tests at a time.
+const TOGETHER: usize = 2;
+/// The status with which a test says that it cannot run here (automake's).
+const SKIP: i32 = 77;
+/// Where exceptions are listed: rows of a table that start with the name of a test.
+const EXCEPTIONS: &str = "docs/coming-from-nbdkit.md";
+/// What plugins of old interfaces are tested for, each by a run of one script.
+const OLD: &[&str] = &["version", "help", "dump", "nbd"];
+const OLD_PREFIX: &str = "test-old-plugins-";
+
+pub fn main(args: &[String]) -> Outcome {
+    let (options, names): (Vec<_>, Vec<_>) =
+        args.iter().cloned().partition(|arg| arg.starts_with('-'));
+    let (mut again, mut release) = (false, false);
+    for option in &options {
+        match option.as_str() {
+            "--again" => again = true,
+            "--release" => release = true,
+            _ => return run::no_more(std::slice::from_ref(option)),
+        }
+    }
+    Peers::here().ensure(false)?;
+    let source = run::target().join("nbdkit");
+    fs::create_dir_all(&source).map_err(|error| at("make", &source, &error))?;
+    source::ensure_nbdkit(&source)?;
+    let mut build = run::cargo("build");
+    build.args(["-p", "blockhaul"]).args(release.then_some("--release"));
+    run::show(&mut build)?;
+    let program = run::target().join(if release { "release" } else { "debug" }).join("blockhaul");
+    let dir = run::target().join("nbdkit-suite");
+    let original = Bench::prepare(&dir, "original", &source.join("source"), None)?;
+    let ours = Bench::prepare(&dir, "blockhaul", &source.join("source"), Some(&program))?;
+    let tests = tests(&source.join("source/tests"), &names)?;
+    let memory = dir.join("original.txt");
+    let mut remembered = if again { BTreeMap::new() } else { recall(&memory) };
+    let exceptions = exceptions(&read(&run::workspace().join(EXCEPTIONS))?);
+    let unknown: Vec<String> =
+        tests.iter().filter(|test| !remembered.contains_key(*test)).cloned().collect();
+    if !unknown.is_empty() {
+        println!("with Debian's nbdkit: {} tests", unknown.len());
+        remembered.extend(run_all(&original, &unknown, |_, _| {})?);
+        remember(&memory, &remembered)?;
+    }
+    println!("{:47} {:9} blockhaul", "test", "original");
+    // What cannot be judged is not run.
+    let judged: Vec<String> =
+        tests.iter().filter(|test| remembered.get(*test) == Some(&End::Pass)).cloned().collect();
+    let ends = run_all(&ours, &judged, |test, end| println!("{test:47} pass      {}", end.word()))?;
+    let rows: Vec<Row> = tests
+        .iter()
+        .map(|test| Row {
+            test: test.clone(),
+            original: remembered.get(test).copied().unwrap_or(End::Fail),
+            ours: ends.get(test).copied(),
+        })
+        .collect();
+    judge(&rows, &exceptions, names.is_empty())
+}
+
+/// How a test ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Pass,
+    Skip,
+    Fail,
+}
+
+impl End {
+    const ALL: [End; 3] = [End::Pass, End::Skip, End::Fail];
+
+    fn word(self) -> &'static str {
+        match self {
+            End::Pass => "pass",
+            End::Skip => "skip",
+            End::Fail => "FAIL",
+        }
+    }
+}
+
+/// A test and how it ended with either program; with ours only where Debian's passes.
+struct Row {
+    test: String,
+    original: End,
+    ours: Option<End>,
+}
+
+/// The tests that `names` choose, or all: shell scripts, and what one of them does for each old plugin.
+fn tests(dir: &Path, names: &[String]) -> Result<Vec<String>, String> {
+    let entries = fs::read_dir(dir).map_err(|error| at("read", dir, &error))?;
+    let mut tests: Vec<String> = entries
+        .flatten()
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .filter(|name| name.starts_with("test-") && name.ends_with(".sh"))
+        // Takes an argument: below.
+        .filter(|name| name != "test-old-plugins.sh")
+        .collect();
+    tests.sort();
+    let arch = std::env::consts::ARCH;
+    let old = dir.join("old-plugins").join(arch).join("Linux");
+    let mut versions: Vec<String> = fs::read_dir(&old)
+        .map_err(|error| at("read", &old, &error))?
+        .flatten()
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .collect();
+    versions.sort();
+    for version in versions {
+        tests
+            .extend(OLD.iter().map(|what| format!("{OLD_PREFIX}{arch}-Linux-{version}-{what}.sh")));
+    }
+    tests.retain(|test| names.is_empty() || names.iter().any(|name| test.contains(name)));
+    tests.dedup();
+    if tests.is_empty() { Err("no test has such a name".into()) } else { Ok(tests) }
+}
+
+/// Runs tests, a few at a time, and tells of each.
+fn run_all(
+    bench: &Bench,
+    tests: &[String],
+    tell: impl Fn(&str, End) + Sync,
+) -> Result<BTreeMap<String, End>, String> {
+    let left = Mutex::new(tests.iter());
+    let ends = Mutex::new(BTreeMap::new());
+    let next = || left.lock().expect("no panic under this lock").next();
+    let work = || -> Result<(), String> {
+        while let Some(test) = next() {
+            let end = run_one(bench, test)?;
+            tell(test, end);
+            ends.lock().expect("no panic under this lock").insert(test.clone(), end);
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..TOGETHER).map(|_| scope.spawn(work)).collect();
+        workers.into_iter().try_for_each(|worker| worker.join().expect("no panic in a worker"))
+    })?;
+    Ok(ends.into_inner().expect("no panic under this lock"))
+}
+
+fn run_one(bench: &Bench, test: &str) -> Result<End, String> {
+    let path = bench.log.join(test.replace(".sh", ".log"));
+    let log = fs::File::create(&path).map_err(|error| at("write", &path, &error))?;
+    let copy = log.try_clone().map_err(|error| at("write", &path, &error))?;
+    let old = test.strip_prefix(OLD_PREFIX).map(|rest| rest.trim_end_matches(".sh"));
+    let script = match old {
+        Some(_) => "./test-old-plugins.sh".to_string(),
+        None => format!("./{test}"),
+    };
+    let mut words = vec!["--kill-after=10", PATIENCE, "bash", &script];
+    words.extend(old);
+    let mut command = bench.command("timeout", &words);
+    let status = command.stdin(Stdio::null()).stdout(log).stderr(copy).status();
+    let status = status.map_err(|error| format!("cannot start {test}: {error}"))?;
+    Ok(match status.code() {
+        Some(0) => End::Pass,
+        Some(SKIP) => End::Skip,
+        _ => End::Fail,
+    })
+}
+
+/// Prints the sums and decides. `all`: every test was run, so that exceptions can be judged, too.
+fn judge(rows: &[Row], exceptions: &BTreeMap<String, String>, all: bool) -> Outcome {
+    let count = |end| rows.iter().filter(|row| row.original == end).count();
+    let [pass, skip, fail] = End::ALL.map(count);
+    println!("original: {pass} pass, {skip} skip, {fail} fail");
+    let ours = |end| rows.iter().filter(|row| row.ours == Some(end)).count();
+    let [both, skip, fail] = End::ALL.map(ours);
+    println!("of the {pass} that pass, with blockhaul: {both} pass, {skip} skip, {fail} fail");
+    let mut wrong = Vec::new();
+    for row in rows.iter().filter(|row| row.original == End::Pass) {
+        match (row.ours, exceptions.get(&row.test)) {
+            (Some(End::Pass), Some(_)) => wrong.push(format!("{} passes but is listed", row.test)),
+            (Some(End::Pass), None) => {}
+            (_, Some(reason)) => println!("{}: listed: {reason}", row.test),
+            (end, None) => {
+                wrong.push(format!("{}: {}", row.test, end.map_or("not run", End::word)))
+            }
+        }
+    }
+    for name in exceptions.keys().filter(|_| all) {
+        if !rows.iter().any(|row| row.test == *name) {
+            wrong.push(format!("{name} is listed and no such test exists"));
+        }
+    }
+    if pass == 0 {
+        return Err("no test passes with Debian's nbdkit: see target/nbdkit-suite/original".into());
+    }
+    if wrong.is_empty() {
+        return Ok(());
+    }
+    Err(format!(
+        "{}; what the tests print is in target/nbdkit-suite/*/log, exceptions are listed in \
+         {EXCEPTIONS}",
+        wrong.join(", ")
+    ))
+}
+
+/// Tests that may fail, and why: rows of a table like ``| `test-x.sh` | reason |``.
+fn exceptions(text: &str) -> BTreeMap<String, String> {
+    let row = |line: &str| {
+        let (name, rest) = line.strip_prefix("| `")?.split_once("` |")?;
+        let reason = rest.trim().trim_end_matches('|').trim();
+        name.ends_with(".sh").then(|| (name.to_owned(), reason.to_owned()))
+    };
+    text.lines().filter_map(row).collect()
+}
+
+fn recall(path: &Path) -> BTreeMap<String, End> {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    let row = |line: &str| {
+        let (test, word) = line.split_once(' ')?;
+        let end = End::ALL.into_iter().find(|end| end.word() == word)?;
+        Some((test.to_owned(), end))
+    };
+    text.lines().filter_map(row).collect()
+}
+
+fn remember(path: &Path, ends: &BTreeMap<String, End>) -> Outcome {
+    let text: String = ends.iter().map(|(test, end)| format!("{test} {}\n", end.word())).collect();
+    fs::write(path, text).map_err(|error| at("write", path, &error))
+}
+
+pub fn read(path: &Path) -> Result<String, String> {
+    fs::read_to_string(path).map_err(|error| at("read", path, &error))
+}
+
+/// Writes a file that can be run.
+pub fn write_script(path: &Path, text: &str) -> Outcome {
+    fs::write(path, text).map_err(|error| at("write", path, &error))?;
+    let mode = fs::Permissions::from_mode(0o755);
+    fs::set_permissions(path, mode).map_err(|error| at("write", path, &error))
+}
+
+pub fn at(what: &str, path: &Path, error: &std::io::Error) -> String {
+    format!("cannot {what} {}: {error}", path.display())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(test: &str, original: End, ours: Option<End>) -> Row {
+        Row { test: test.into(), original, ours }
+    }
+
+    #[test]
+    fn what_passes_with_the_original_only_is_wrong_unless_listed() {
+        let listed = exceptions("| `test-b.sh` | why |");
+        assert_eq!(listed["test-b.sh"], "why");
+        let fine = [
+            row("test-a.sh", End::Pass, Some(End::Pass)),
+            row("test-b.sh", End::Pass, Some(End::Fail)),
+            row("test-c.sh", End::Skip, None),
+        ];
+        assert_eq!(judge(&fine, &listed, true), Ok(()));
+        assert!(judge(&fine, &BTreeMap::new(), true).unwrap_err().contains("test-b.sh: FAIL"));
+        let passes = [row("test-b.sh", End::Pass, Some(End::Pass))];
+        assert!(judge(&passes, &listed, true).unwrap_err().contains("is listed"));
+        let gone = [row("test-a.sh", End::Pass, Some(End::Pass))];
+        assert!(judge(&gone, &listed, true).unwrap_err().contains("no such test"));
+        assert_eq!(judge(&gone, &listed, false), Ok(()));
+        let none = [row("test-a.sh", End::Fail, None)];
+        assert!(judge(&none, &BTreeMap::new(), true).is_err());
+    }
+
+    #[test]
+    fn ends_are_remembered() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("ends");
+        let ends = BTreeMap::from([("a.sh".to_string(), End::Pass), ("b.sh".into(), End::Skip)]);
+        remember(&path, &ends).unwrap();
+        assert_eq!(recall(&path), ends);
+        assert!(recall(&dir.path().join("none")).is_empty());
+    }
+}
