@@ -1,4 +1,4 @@
-//! Devices that store or compute bytes: file, memory, null, zero, pattern, sample, data, ones,
+//! Devices that store or compute bytes: file, dir, memory, null, zero, pattern, sample, data, ones,
 //! random, full, split.
 //!
 //! One file per kind of storage. To add one, write its file and add a line to [`all`]: parsing, help
@@ -19,7 +19,7 @@ mod split;
 mod zero;
 
 pub use data::Data;
-pub use file::{File, identity};
+pub use file::{Dir, File, identity};
 pub use full::Full;
 pub use memory::{Memory, memory};
 pub use null::Null;
@@ -32,7 +32,9 @@ pub use zero::Zero;
 
 /// Every kind of storage of this crate, for a [`block::Registry`].
 pub fn all() -> Vec<&'static dyn block::Backend> {
-    vec![&File, &Memory, &Null, &Zero, &Pattern, &Sample, &Data, &Ones, &Random, &Full, &Split]
+    vec![
+        &File, &Dir, &Memory, &Null, &Zero, &Pattern, &Sample, &Data, &Ones, &Random, &Full, &Split,
+    ]
 }
 
 /// The scheme that takes bare paths.

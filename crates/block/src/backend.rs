@@ -169,6 +169,11 @@ pub trait Layer: Send + Sync {
         let _ = inner;
         None
     }
+
+    /// Whether that is all it does ([`Layer::gate`]): over several exports it stands before all.
+    fn is_gate(&self) -> bool {
+        false
+    }
 }
 
 /// What a layer in a stack is put over.

@@ -49,6 +49,7 @@ mod fence;
 mod param;
 mod pending;
 mod request;
+mod several;
 mod size;
 mod spec;
 
@@ -66,5 +67,6 @@ pub use fence::fence;
 pub use param::{Args, Param, ParamKind, parse_options};
 pub use pending::{Outcome, Pending};
 pub use request::{Flags, Op, OpKind, Reply, Request};
+pub use several::{Named, Several};
 pub use size::{format_size, parse_duration, parse_rate, parse_size};
 pub use spec::{Spec, percent_decode};

@@ -110,41 +110,53 @@ impl Engine {
 #[command(infer_long_args = true)]
 pub struct Serve {
     /// What to serve; see DEVICES
-    #[arg(value_name = "DEVICE")]
-    pub device: OsString,
+    #[arg(value_name = "DEVICE", required_unless_present = "export")]
+    pub device: Option<OsString>,
 
     /// Listen on this Unix socket; - for a private one, which is removed in the end; may be repeated
     #[arg(short = 'U', long, value_name = "SOCKET")]
     pub unix: Vec<PathBuf>,
 
-    /// Listen on this TCP port; 0 takes a free one and prints it
+    /// Listen on this TCP port; 0 takes a free one and prints it; may be repeated
     #[arg(short, long)]
-    pub port: Option<u16>,
+    pub port: Vec<u16>,
 
-    /// Listen on this address or host name only (with TCP)
+    /// Listen on this address or host name only (with TCP); may be repeated: each port is opened on
+    /// each of them
     #[arg(short, long = "ip-addr", alias = "ipaddr", value_name = "ADDR")]
-    pub ip_addr: Option<String>,
+    pub ip_addr: Vec<String>,
+
+    /// Listen on this port for virtual machines, or in one for its host; with a context id before it,
+    /// on that only; may be repeated
+    #[arg(long, value_name = "[CID:]PORT", value_parser = crate::serve::VsockPlace::from_str)]
+    pub vsock: Vec<crate::serve::VsockPlace>,
+
+    /// Serve the client at standard input and output, and stop when it leaves
+    #[arg(short, long, conflicts_with = "run")]
+    pub single: bool,
 
     /// Serve it read-only
     #[arg(short, long, alias = "read-only")]
     pub readonly: bool,
 
-    /// Name of the export; clients that ask for none get it, too
+    /// Name of DEVICE for clients. With a device behind it, a further export; may be repeated. In
+    /// brackets, as separate words, the device has options of its own: --layer, --readonly,
+    /// --description. Clients that ask for no name get the export without one, or else the first.
+    /// In NAME=, %XX is a byte
     #[arg(
         short,
         long,
         aliases = ["export-name", "exportname"],
-        value_name = "NAME",
-        default_value = "",
-        hide_default_value = true
+        value_name = "NAME | NAME=DEVICE | NAME=[ DEVICE OPTION… ]"
     )]
-    pub export: String,
+    pub export: Vec<OsString>,
 
     /// Text that tells people what the export is
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     pub description: String,
 
-    /// Put a layer over the device; repeated, the last is outermost; see LAYERS
+    /// Put a layer over the device, or over each of several exports; repeated, the last is outermost;
+    /// see LAYERS
     #[arg(long, value_name = "NAME[?key=value&…]")]
     pub layer: Vec<String>,
 
@@ -187,6 +199,16 @@ pub struct Serve {
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
     pub timeout: Duration,
 
+    /// Time that a stop waits for requests which devices hold. What they hold longer is named in the
+    /// log and answered with an error, and the exit status is 9. Clients delay a stop by less than a
+    /// second; a second signal stops at once
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
+    pub drain_timeout: Duration,
+
+    /// Change what clients may cost; may be repeated; see LIMITS
+    #[arg(long, value_name = "NAME=VALUE", value_parser = limit)]
+    pub limit: Vec<String>,
+
     /// Say what is going on
     #[arg(short, long)]
     pub verbose: bool,
@@ -222,6 +244,27 @@ pub struct Serve {
     /// Set by a server that starts itself again to go to the background.
     #[arg(long, hide = true)]
     pub in_background: bool,
+}
+
+/// What stands in the brackets of `--export NAME=[ … ]`.
+#[derive(Debug, Parser)]
+#[command(infer_long_args = true, no_binary_name = true, disable_help_flag = true)]
+pub struct ServeExport {
+    /// What to serve; see DEVICES
+    #[arg(value_name = "DEVICE")]
+    pub device: OsString,
+
+    /// Serve it read-only
+    #[arg(short, long, alias = "read-only")]
+    pub readonly: bool,
+
+    /// Text that tells people what the export is
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    pub description: String,
+
+    /// Put a layer over the device; repeated, the last is outermost; see LAYERS
+    #[arg(long, value_name = "NAME[?key=value&…]")]
+    pub layer: Vec<String>,
 }
 
 /// Whether and how a server uses TLS.
@@ -739,7 +782,9 @@ pub fn definition() -> clap::Command {
     let with = |examples: &str| format!("{examples}\n{about_devices}\n{}", statuses());
     Cli::command()
         .after_long_help(with(EXAMPLES))
-        .mut_subcommand("serve", |command| command.after_long_help(with(SERVE_EXAMPLES)))
+        .mut_subcommand("serve", |command| {
+            command.after_long_help(with(&format!("{SERVE_EXAMPLES}\n{}", limits())))
+        })
         .mut_subcommand("copy", |command| {
             command.after_long_help(with(&format!("{COPY_EXAMPLES}\n{}", crate::jobfile::HELP)))
         })
@@ -769,6 +814,9 @@ EXAMPLES
   To those only who have a key:
       blockhaul tls init --psk alice keys.psk
       blockhaul serve --tls-psk keys.psk disk.raw
+  Several disks, one of them read-only and slower; every file of a folder:
+      blockhaul serve --export a=a.raw --export b=[ b.raw -r --layer 'rate?rate=10M' ]
+      blockhaul serve dir:/var/images
   Serve what another server exports, slower:
       blockhaul serve -U /run/slow.sock --layer 'rate?rate=10M' nbd://server/disk
 ";
@@ -910,6 +958,19 @@ pub fn show_error(error: &clap::Error) -> u8 {
         Ok(_) => 0,
         Err(failure) => failure.status(),
     }
+}
+
+/// The limits of a server, for the help.
+fn limits() -> String {
+    let row = |limit: &server::Limit| {
+        let what = format!("{} (default {})", limit.what, limit.default());
+        devices::entry(limit.name, &what, 18)
+    };
+    format!("LIMITS\n{}", server::Limits::TABLE.iter().map(row).collect::<String>())
+}
+
+fn limit(text: &str) -> Result<String, String> {
+    server::Limits::default().set(text).map(|()| text.to_string())
 }
 
 fn duration(text: &str) -> Result<Duration, String> {
@@ -1068,6 +1129,13 @@ mod tests {
             "copy a b --what",
             "serve",
             "serve a -p 65536",
+            "serve a --vsock 4294967296",
+            "serve a --vsock x:1",
+            "serve a --single --run true",
+            "serve a --limit connections",
+            "serve a --limit connections=0",
+            "serve a --limit what=1",
+            "serve a --drain-timeout x",
             "serve a -t 0",
             "serve a --memory 1k",
             "serve a --engine x",

@@ -25,6 +25,9 @@ pub const LOST: u8 = 7;
 /// Verification found source and target different.
 pub const DIFFERENT: u8 = 8;
 
+/// A server stopped while devices still held requests.
+pub const HELD: u8 = 9;
+
 /// The statuses, for help and manual.
 pub const TABLE: &[(&str, &str)] = &[
     ("0", "success"),
@@ -52,7 +55,8 @@ pub const TABLE: &[(&str, &str)] = &[
     ("info", "as nbdinfo: 0 success or true, 2 the answer to --can, --is is no, 1 any failure"),
     (
         "serve",
-        "0 after an orderly stop; with --run the status of the command, 128+N if signal N ended it",
+        "0 after an orderly stop; 9 if devices still held requests after --drain-timeout; with --run \
+         the status of the command, 128+N if signal N ended it",
     ),
 ];
 

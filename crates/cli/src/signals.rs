@@ -1,7 +1,7 @@
 //! SIGINT, SIGTERM, SIGHUP and SIGQUIT: the first asks for an orderly stop, the second stops at once.
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
-use signal_hook::iterator::{Handle, Signals};
+use signal_hook::iterator::Signals;
 
 use crate::exit::{FAILED, Failure};
 
@@ -11,16 +11,10 @@ pub fn on_stop(
     first: impl FnOnce(i32) + Send + 'static,
     at_once: impl FnOnce() + Send + 'static,
 ) -> Result<(), Failure> {
-    let cannot = |error: std::io::Error| {
-        Failure::new(FAILED, format!("cannot handle signals: {}", crate::exit::plain(&error)))
-    };
-    let caught = catch()?;
-    let wait = move || caught.attend(first, at_once);
-    std::thread::Builder::new().name("signals".into()).spawn(wait).map_err(cannot)?;
-    Ok(())
+    catch()?.spawn(first, at_once)
 }
 
-/// Signals that are caught from here on, and looked at by [`Caught::attend`].
+/// Signals that are caught from here on, and looked at by [`Caught::spawn`].
 pub struct Caught(Signals);
 
 /// Catches the signals.
@@ -34,13 +28,20 @@ pub fn catch() -> Result<Caught, Failure> {
 }
 
 impl Caught {
-    /// What ends [`Caught::attend`].
-    pub fn end(&self) -> Handle {
-        self.0.handle()
+    /// As [`on_stop`].
+    pub fn spawn(
+        self,
+        first: impl FnOnce(i32) + Send + 'static,
+        at_once: impl FnOnce() + Send + 'static,
+    ) -> Result<(), Failure> {
+        let attend = move || self.attend(first, at_once);
+        let started = std::thread::Builder::new().name("signals".into()).spawn(attend);
+        started.map(drop).map_err(|error| {
+            Failure::new(FAILED, format!("cannot handle signals: {}", crate::exit::plain(&error)))
+        })
     }
 
-    /// As [`on_stop`], on this thread: until [`Caught::end`] is closed.
-    pub fn attend(mut self, first: impl FnOnce(i32), at_once: impl FnOnce()) {
+    fn attend(mut self, first: impl FnOnce(i32), at_once: impl FnOnce()) {
         let mut signals = self.0.forever();
         let Some(signal) = signals.next() else { return };
         first(signal);

@@ -191,3 +191,179 @@ fn what_cannot_be_served_is_said_in_one_line() {
     let args = ["serve", "-f", "-i", "127.0.0.1", "-p", &port, "memory:1M"];
     assert_fails(&args, 3, &[port.as_str(), "choose another port"]);
 }
+
+/// What a client sees: names and descriptions of exports.
+fn listed(uri: &str) -> Vec<(String, String)> {
+    let output = blockhaul(&["info", "--list", uri]);
+    let said = text(&output.stdout);
+    let mut all: Vec<(String, String)> = Vec::new();
+    for line in said.lines() {
+        if let Some(name) = line.strip_prefix("export=\"") {
+            all.push((name.trim_end_matches("\":").to_string(), String::new()));
+        } else if let Some(text) = line.strip_prefix("\tdescription: ") {
+            all.last_mut().unwrap().1 = text.to_string();
+        }
+    }
+    all
+}
+
+fn size(uri: &str) -> String {
+    text(&blockhaul(&["info", "--size", uri]).stdout).trim().to_string()
+}
+
+#[test]
+fn several_exports_on_several_listeners_each_with_its_layers() {
+    let scratch = Scratch::new().unwrap();
+    let (one, two) = (scratch.socket("one"), scratch.socket("two"));
+    let other = scratch.file("other.raw");
+    std::fs::write(&other, vec![7; 1 << 20]).unwrap();
+    let folder = scratch.file("folder");
+    std::fs::create_dir(&folder).unwrap();
+    std::fs::write(folder.join("x"), vec![1; 4096]).unwrap();
+    std::os::unix::fs::symlink("../other.raw", folder.join("out")).unwrap();
+    let (vms, plain) =
+        (format!("vms=dir:{}", folder.display()), format!("a%3Db={}", other.display()));
+    let mut command = Command::new(OURS);
+    command.args(["serve", "-f", "--exit-with-parent", "-i", "127.0.0.1", "-p", "0", "-p", "0"]);
+    command.arg("-U").arg(&one).arg("-U").arg(&two);
+    command.args(["--export", &vms, "memory:2M", "-e", "own", "--export", &plain, "--export"]);
+    command.arg("b=[").arg(&other).args([
+        "-r",
+        "--layer",
+        "offset?offset=512",
+        "--description",
+        "it",
+    ]);
+    command.args(["]", "--export", "c=[", "[", OURS, "serve", "memory:3M", "]", "]"]);
+    command.args(["--layer", "truncate?round-up=1M"]).stdout(Stdio::piped());
+    let mut server = command.spawn().unwrap();
+    let mut lines = BufReader::new(server.stdout.take().unwrap()).lines();
+    let ports = [lines.next().unwrap().unwrap(), lines.next().unwrap().unwrap()];
+    let unix = |name: &str| format!("nbd+unix:///{name}?socket={}", one.display());
+    let names =
+        [("own", ""), ("vms/x", "file of 4K (4096 bytes)"), ("a=b", ""), ("b", "it"), ("c", "")];
+    let wanted: Vec<_> = names.map(|(name, what)| (name.to_string(), what.to_string())).to_vec();
+    assert_eq!(listed(&unix("")), wanted);
+    assert_eq!(listed(&format!("nbd://127.0.0.1:{}", ports[1])), wanted);
+    assert_eq!(size(&unix("")), "2097152", "the first one");
+    assert_eq!(size(&unix("own")), "2097152");
+    assert_eq!(size(&unix("vms/x")), "1048576", "the layer of all");
+    assert_eq!(size(&unix("c")), "3145728");
+    assert_eq!(size(&format!("nbd+unix:///a%3Db?socket={}", two.display())), "1048576");
+    for port in &ports {
+        assert_eq!(size(&format!("nbd://127.0.0.1:{port}/own")), "2097152");
+    }
+    // Only this one is read-only.
+    for (name, status) in [("b", 2), ("a=b", 0), ("own", 0)] {
+        let output = blockhaul(&["info", "--can", "write", &unix(&name.replace('=', "%3D"))]);
+        assert_eq!(output.status.code(), Some(status), "{name}");
+    }
+    for bad in ["vms/out", "vms/..", "vms/../other.raw", "vms/", "vms", "nope", ".."] {
+        let output = blockhaul(&["info", &unix(bad)]);
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{bad}: {said}");
+    }
+    kill_process(pid(server.id()), Signal::TERM).unwrap();
+    assert!(server.wait().unwrap().success());
+}
+
+#[test]
+fn what_exports_cannot_be_is_said() {
+    let usage = |args: &[&str], words: &[&str]| {
+        let args = [&["serve", "-f", "-U", "-"], args].concat();
+        assert_fails(&args, 2, words);
+    };
+    usage(&["--export", "a"], &["no device", "a=DEVICE"]);
+    usage(&["-e", "a", "-e", "b", "memory:1M"], &["two names"]);
+    usage(&["-e", "a=memory:1M", "-e", "a=zero:1M"], &["two exports", "\"a\""]);
+    usage(&["-e", "a=memory:1M", "--description", "x"], &["--description"]);
+    usage(&["-e", "a="], &["no device"]);
+    usage(&["-e", "a=tape:1M"], &["tape", "known are"]);
+    usage(&["-e", "a=[", "memory:1M", "--layer", "ratte", "]"], &["ratte", "known are"]);
+    usage(&["-e", "a=[", "memory:1M", "--what", "]"], &["--export a", "--what"]);
+    usage(&["-e", "a=[", "-r", "]"], &["--export a", "DEVICE"]);
+    usage(&["-e", "a=[", "memory:1M"], &["[ without ]"]);
+    let long = format!("{}=memory:1M", "x".repeat(4097));
+    usage(&["-e", &long], &["4096 bytes"]);
+    usage(&["memory:1M", "--limit", "bytes=1M"], &["longest request", "32M"]);
+    assert_fails(&["serve", "-f", "-U", "-", "dir:/no/such"], 3, &["/no/such"]);
+    assert_fails(&["copy", "dir:/tmp", "null:"], 2, &["many devices"]);
+    assert_fails(&["serve", "-f", "-s", "-p", "0", "memory:1M"], 2, &["--port 0"]);
+}
+
+#[test]
+fn the_client_at_standard_input_is_served_through_sockets_and_pipes() {
+    use std::io::{Read as _, Write as _};
+    // As ssh has it: two pipes.
+    let mut server = Command::new(OURS)
+        .args(["serve", "--single", "memory:1M"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let (mut to, mut from) = (server.stdin.take().unwrap(), server.stdout.take().unwrap());
+    let mut greeting = [0; 18];
+    from.read_exact(&mut greeting).unwrap();
+    assert_eq!(&greeting[..8], b"NBDMAGIC");
+    to.write_all(&[0, 0, 0, 3]).unwrap();
+    // ABORT, which is acknowledged before the server ends.
+    to.write_all(b"IHAVEOPT\0\0\0\x02\0\0\0\0").unwrap();
+    let mut rest = Vec::new();
+    from.read_to_end(&mut rest).unwrap();
+    assert_eq!(rest.len(), 20, "{rest:?}");
+    assert!(server.wait().unwrap().success());
+    // As inetd has it: a socket. It ends with the client, whatever else it listens on.
+    let scratch = Scratch::new().unwrap();
+    let (mut client, socket) = UnixStream::pair().unwrap();
+    let mut server = Command::new(OURS)
+        .args(["serve", "-s", "-U", scratch.socket("s").to_str().unwrap(), "memory:1M"])
+        .stdin(Stdio::from(std::os::fd::OwnedFd::from(socket)))
+        .spawn()
+        .unwrap();
+    client.read_exact(&mut greeting).unwrap();
+    assert_eq!(size(&format!("nbd+unix:///?socket={}", scratch.socket("s").display())), "1048576");
+    drop(client);
+    assert!(server.wait().unwrap().success());
+}
+
+#[test]
+fn a_stop_gives_up_what_devices_hold_and_says_so() {
+    let scratch = Scratch::new().unwrap();
+    let socket = scratch.socket("s");
+    let (own, log) = (socket.to_str().unwrap(), scratch.file("log"));
+    let serve = ["serve", "-f", "--exit-with-parent", "-U", own, "memory:1M", "-e", "disk"];
+    let slow = ["--layer", "delay?read=60s", "--drain-timeout"];
+    for second in [false, true] {
+        let mut command = Command::new(OURS);
+        command.args(serve).args(slow).arg(if second { "1000s" } else { "300ms" });
+        let mut server = command.stderr(std::fs::File::create(&log).unwrap()).spawn().unwrap();
+        let mut client = loop {
+            if let Ok(client) = testkit::peer::Conversation::connect(&socket) {
+                break client;
+            }
+            assert_eq!(server.try_wait().unwrap(), None);
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        client.open("disk", wire::Replies::Structured).unwrap();
+        let read = client.request(wire::Command::Read, 4096, 512);
+        client.send_request(&read, &[]).unwrap();
+        std::thread::sleep(Duration::from_millis(200));
+        let begun = Instant::now();
+        kill_process(pid(server.id()), Signal::TERM).unwrap();
+        if second {
+            std::thread::sleep(Duration::from_millis(500));
+            assert_eq!(server.try_wait().unwrap(), None, "it waits for the device");
+            kill_process(pid(server.id()), Signal::TERM).unwrap();
+            assert_eq!(server.wait().unwrap().code(), Some(143));
+        } else {
+            assert_eq!(client.receive_answer(&read).unwrap().error, 108);
+            assert_eq!(server.wait().unwrap().code(), Some(9));
+            let said = std::fs::read_to_string(&log).unwrap();
+            for word in ["gave up", "\"disk\"", "Read of 512 bytes at 4096", "--drain-timeout"] {
+                assert!(said.contains(word), "{word} in {said}");
+            }
+        }
+        assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
+        assert!(!socket.exists(), "it cleans up");
+    }
+}

@@ -17,8 +17,8 @@
 //! drain writes instead of dropping them. Waiting for readiness is the exception: it owns nothing and
 //! is withdrawn when dropped. A worker that stops first waits for every file operation still out.
 //!
-//! `unsafe` lives only in this crate, in `sys`, `process`, `buf`, `cached`, `offload_file` and `driver`,
-//! each block with its reason.
+//! `unsafe` lives only in this crate, in `sys`, `process`, `buf`, `cached`, `offload_file`, `vsock` and
+//! `driver`, each block with its reason.
 
 mod buf;
 mod cached;
@@ -41,6 +41,7 @@ mod sys;
 mod tally;
 mod task;
 mod timer;
+mod vsock;
 mod worker;
 
 pub use buf::{ALIGN, Buf, Data};

@@ -1,4 +1,4 @@
-//! Stream sockets: Unix and TCP, non-blocking, with vectored sends and receives.
+//! Stream sockets: Unix, TCP and vsock, non-blocking, with vectored sends and receives.
 
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -15,6 +15,7 @@ use rustix::net::{
 
 use crate::driver::{FileOp, Interest};
 use crate::op::{file_op, ready};
+use crate::vsock;
 use crate::worker::with_worker;
 
 /// Asked for as socket buffers: two of the largest requests in common use (256 KiB) and their
@@ -201,7 +202,10 @@ impl fmt::Display for Peer {
             None => f.write_str("a closed connection"),
             Some(address) => match SocketAddr::try_from(address.clone()) {
                 Ok(address) => write!(f, "{address}"),
-                Err(_) => f.write_str("a local client"),
+                Err(_) => match vsock::Address::of(address) {
+                    Some(vsock::Address { cid, port }) => write!(f, "vsock:{cid}:{port}"),
+                    None => f.write_str("a local client"),
+                },
             },
         }
     }
@@ -238,6 +242,15 @@ impl Listener {
             sockopt::set_ipv6_v6only(&fd, true)?;
         }
         rustix::net::bind(&fd, &address)?;
+        rustix::net::listen(&fd, BACKLOG)?;
+        Ok(Listener(fd))
+    }
+
+    /// Listens for virtual machines, or the host of this one (vsock(7)): on the context id `cid`, or on
+    /// all that this machine has.
+    pub fn bind_vsock(cid: Option<u32>, port: u32) -> io::Result<Listener> {
+        let fd = Self::socket(AddressFamily::VSOCK)?;
+        rustix::net::bind(&fd, &vsock::Address { cid: cid.unwrap_or(vsock::ANY), port })?;
         rustix::net::listen(&fd, BACKLOG)?;
         Ok(Listener(fd))
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use block::{Client, Device, Kind, Visit};
+use block::{Client, Device, Kind, Listed, Visit};
 use io::Stream;
 use wire::ListEntry;
 use wire::OptionError;
@@ -13,6 +13,7 @@ use crate::{Config, Export};
 /// The exports as one client sees them.
 pub(crate) struct Hall<'a> {
     config: &'a Config,
+    stream: Arc<Stream>,
     visit: Option<Arc<dyn Visit>>,
     /// The device that was opened last: clients ask about an export before they choose it.
     open: Option<(String, Arc<dyn Device>)>,
@@ -26,11 +27,11 @@ impl<'a> Hall<'a> {
         let visit = match &config.visits {
             None => None,
             Some(visits) => {
-                let admitted = visits.admit(Client { stream: Some(stream) }).await;
+                let admitted = visits.admit(Client { stream: Some(stream.clone()) }).await;
                 Some(admitted.map_err(|error| format!("not admitted: {error}"))?)
             }
         };
-        Ok(Hall { config, visit, open: None, tls: false })
+        Ok(Hall { config, stream, visit, open: None, tls: false })
     }
 
     /// The connection is encrypted from here on: what was opened before counts no more.
@@ -61,7 +62,8 @@ impl<'a> Hall<'a> {
                 Ok(export(device))
             }
             Err(error) => {
-                log::warn!("cannot open an export for a client: {error}");
+                let (peer, shown) = (self.stream.peer(), wire::printable(name.as_bytes(), 256));
+                log::warn!("cannot open export \"{shown}\" for {peer}: {error}");
                 let kind = match error.kind() {
                     Kind::ReadOnly | Kind::Refused => OptionError::Policy,
                     _ => OptionError::Unknown,
@@ -76,18 +78,24 @@ impl<'a> Hall<'a> {
         self.visit.clone()
     }
 
-    /// All exports.
+    /// All exports, but not more than a list may have.
     pub(crate) async fn list(&self) -> Result<Vec<ListEntry>, Refusal> {
+        let most = self.config.limits.exports;
         let Some(visit) = &self.visit else {
-            return Ok(self.config.exports.iter().map(entry).collect());
+            return Ok(self.config.exports.iter().take(most).map(entry).collect());
         };
         match visit.list(self.tls).await {
-            Ok(listed) => Ok(listed
-                .into_iter()
-                .map(|listed| ListEntry { name: listed.name, description: listed.description })
-                .collect()),
+            Ok(mut listed) => {
+                if listed.len() > most {
+                    log::warn!("only {most} of {} exports are listed", listed.len());
+                    listed.truncate(most);
+                }
+                let entry =
+                    |one: Listed| ListEntry { name: one.name, description: one.description };
+                Ok(listed.into_iter().map(entry).collect())
+            }
             Err(error) => {
-                log::warn!("cannot list exports: {error}");
+                log::warn!("cannot list exports for {}: {error}", self.stream.peer());
                 Err(Refusal::new(OptionError::Policy, error.text()))
             }
         }

@@ -54,6 +54,9 @@ pub(crate) async fn run(
                 Tls::On(_) => wire::handshake::server::Tls::Offered,
                 Tls::Require(_) => wire::handshake::server::Tls::Required,
             },
+            options: config.limits.options,
+            queries: config.limits.queries,
+            name: config.limits.name,
             ..Default::default()
         },
         &mut out,

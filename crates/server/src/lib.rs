@@ -5,28 +5,30 @@
 //! buffer pool allows: a client that does not read its replies stops being read from, and harms
 //! nobody else.
 //!
-//! - [`Server`]: what is served, to whom, and the orderly stop.
+//! - [`Server`]: what is served, to whom, and the orderly stop. `clients`: the connections that are open.
 //! - `session`: a connection in transmission. `handshake`: a connection before that.
 //! - `reply`: outcomes as NBD replies.
 
+mod clients;
 mod hall;
 mod handshake;
+mod held;
 mod limits;
 mod reply;
 mod session;
 
-use std::collections::HashMap;
-use std::os::fd::{AsFd, OwnedFd};
-use std::pin::pin;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use block::{Device, Exports};
-use io::{Listener, Pool, Remote, Stream};
+use io::{Listener, Pool, Remote, Stream, Ticket};
 
+use clients::{Clients, Leave, unless_told};
 use hall::Hall;
-pub use limits::Limits;
+use held::Everywhere;
+pub use limits::{Limit, Limits};
 
 /// Something that clients can ask for by name.
 #[derive(Clone)]
@@ -70,7 +72,8 @@ pub enum Tls {
 
 /// How to serve.
 pub struct Config {
-    /// What is served. A client that asks for the empty name gets the first one.
+    /// What is served. A client that asks for the empty name gets the export of that name, or else the
+    /// first one.
     pub exports: Vec<Export>,
     /// Storage that opens devices for each client, in place of `exports`.
     pub visits: Option<Arc<dyn Exports>>,
@@ -109,10 +112,28 @@ pub struct Server {
     next: AtomicUsize,
     ids: AtomicU64,
     stopping: AtomicBool,
+    /// When the stop began, and how patient it is.
+    stop: OnceLock<Stop>,
     /// Connections that wait for memory which others hold.
     starving: AtomicUsize,
-    open: Mutex<HashMap<u64, Arc<Stream>>>,
+    clients: Clients,
+    /// Requests in progress.
+    everywhere: Everywhere,
+    /// Requests that were answered ESHUTDOWN because their devices held them for too long.
+    given_up: AtomicUsize,
     served: AtomicU64,
+}
+
+/// Time between two looks at whether those who were told to go have gone.
+const CROWDED_AGAIN: Duration = Duration::from_millis(1);
+
+/// How a stop goes on.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Stop {
+    /// Until then devices may finish requests.
+    pub(crate) drained: Instant,
+    /// Time that a client has to read its last replies.
+    pub(crate) patience: Duration,
 }
 
 impl Server {
@@ -124,8 +145,11 @@ impl Server {
             next: AtomicUsize::new(0),
             ids: AtomicU64::new(1),
             stopping: AtomicBool::new(false),
+            stop: OnceLock::new(),
             starving: AtomicUsize::new(0),
-            open: Mutex::default(),
+            clients: Clients::default(),
+            everywhere: Everywhere::default(),
+            given_up: AtomicUsize::new(0),
             served: AtomicU64::new(0),
         })
     }
@@ -134,6 +158,10 @@ impl Server {
     /// listeners may run. Returns when the server stops.
     pub async fn listen(self: Arc<Self>, listener: Listener) {
         while !self.stopping.load(Ordering::Relaxed) {
+            if self.clients.is_crowded() {
+                io::sleep(CROWDED_AGAIN).await;
+                continue;
+            }
             // Looks up now and then, for the stop.
             let accepted = match io::timeout(Duration::from_millis(100), listener.accept()).await {
                 Ok(accepted) => accepted,
@@ -177,24 +205,22 @@ impl Server {
             }
         };
         let id = self.ids.fetch_add(1, Ordering::Relaxed);
-        let mut open = self.open.lock().expect("no panic under this lock");
-        if open.len() >= self.config.limits.connections {
-            log::warn!("refused a connection: {} are open already", open.len());
+        let Limits { connections, handshakes, .. } = self.config.limits;
+        let Some(told) = self.clients.enter(id, stream.clone(), connections, handshakes) else {
+            log::warn!("refused a connection: {connections} are open already");
             return None;
-        }
-        open.insert(id, stream.clone());
-        drop(open);
-        Some(Entered { server: self.clone(), id, stream })
+        };
+        Some(Entered { server: self.clone(), id, stream, told })
     }
 
-    async fn attend(self: Arc<Self>, entered: Entered) {
+    async fn attend(self: Arc<Self>, mut entered: Entered) {
         // The stop may have begun before the connection was entered.
         if self.is_stopping() {
             return;
         }
         let (id, peer) = (entered.id, entered.stream.peer());
         log::debug!("connection {id} from {peer}");
-        match self.converse(entered.stream.clone()).await {
+        match self.converse(&mut entered).await {
             Ok(()) => log::debug!("connection {id} ended"),
             Err(Ending { why, refused: true }) => {
                 log::warn!("refused connection {id} from {peer}: {why}");
@@ -204,29 +230,43 @@ impl Server {
         self.served.fetch_add(1, Ordering::Relaxed);
     }
 
-    async fn converse(self: &Arc<Self>, stream: Arc<Stream>) -> Result<(), Ending> {
-        let limits = &self.config.limits;
-        let mut hall = self.admit(&stream).await?;
-        let greeted = match limits.handshake {
-            Duration::ZERO => handshake::run(&self.config, &mut hall, &stream).await,
-            time => io::timeout(time, handshake::run(&self.config, &mut hall, &stream))
-                .await
-                .map_err(|_| format!("no handshake within {} s", time.as_secs_f32()))?,
+    async fn converse(self: &Arc<Self>, entered: &mut Entered) -> Result<(), Ending> {
+        let (id, stream) = (entered.id, entered.stream.clone());
+        let told = &mut entered.told;
+        // Storage that takes one client at a time may keep it waiting.
+        let admitting = unless_told(told, || true, Hall::enter(&self.config, stream.clone()));
+        let mut hall = match admitting.await {
+            Ok(admitted) => admitted?,
+            Err(leave) => return Err(self.cut(leave)),
         };
-        let Some(chosen) = greeted? else { return Ok(()) };
-        Ok(session::run(self.clone(), stream, chosen, hall.visit()).await?)
+        let time = self.config.limits.handshake;
+        let greeting = handshake::run(&self.config, &mut hall, &stream);
+        let greeting = async {
+            match time {
+                Duration::ZERO => greeting.await,
+                time => io::timeout(time, greeting)
+                    .await
+                    .map_err(|_| format!("no handshake within {} s", time.as_secs_f32()))?,
+            }
+        };
+        let chosen = match unless_told(told, || true, greeting).await {
+            Ok(greeted) => greeted?,
+            Err(leave) => return Err(self.cut(leave)),
+        };
+        let Some(chosen) = chosen else { return Ok(()) };
+        self.clients.settle(id);
+        Ok(session::run(self.clone(), stream, chosen, hall.visit(), told).await?)
     }
 
-    /// Lets a client in. Storage that takes one at a time may keep it waiting: not over a stop.
-    async fn admit(&self, stream: &Arc<Stream>) -> Result<Hall<'_>, String> {
-        let mut entering = pin!(Hall::enter(&self.config, stream.clone()));
-        loop {
-            match io::timeout(Duration::from_millis(100), entering.as_mut()).await {
-                Ok(entered) => return entered,
-                Err(io::Elapsed) if self.is_stopping() => return Err("the server stops".into()),
-                Err(io::Elapsed) => {}
+    /// Why a connection ends that was told to leave before it had an export.
+    fn cut(&self, leave: Leave) -> Ending {
+        let why = match leave {
+            Leave::Stop => "cut in its handshake: the server stops",
+            Leave::Crowded => {
+                "cut: too many connections, and this one has not finished its handshake for longest"
             }
-        }
+        };
+        why.to_string().into()
     }
 
     fn limits(&self) -> &Limits {
@@ -246,6 +286,11 @@ impl Server {
         self.stopping.load(Ordering::Relaxed)
     }
 
+    /// How the stop goes on, once it has begun.
+    fn stop_order(&self) -> Option<Stop> {
+        self.is_stopping().then(|| self.stop.get().copied()).flatten()
+    }
+
     /// Says that a connection waits for memory that others hold, until this is dropped.
     fn starving(&self) -> Starving<'_> {
         self.starving.fetch_add(1, Ordering::Relaxed);
@@ -258,7 +303,7 @@ impl Server {
 
     /// Connections that are open now.
     pub fn open(&self) -> usize {
-        self.open.lock().expect("no panic under this lock").len()
+        self.clients.count()
     }
 
     /// Connections that have ended.
@@ -266,25 +311,23 @@ impl Server {
         self.served.load(Ordering::Relaxed)
     }
 
-    /// Orderly stop: nothing new is read, what is in progress is finished and answered. After
-    /// `patience` connections are cut. Returns the number of connections that were still open
-    /// `patience` later: their devices hold on to requests.
+    /// Orderly stop: nothing new is read, what is in progress is finished and answered. Clients have
+    /// `patience` to read their last replies, then they are cut. Devices have [`Limits::drain`] to
+    /// finish; requests that they still hold then are named in the log and answered ESHUTDOWN, and
+    /// their number is returned.
     pub async fn stop(&self, patience: Duration) -> usize {
+        let drained = Instant::now() + self.config.limits.drain;
+        self.stop.get_or_init(|| Stop { drained, patience });
         self.stopping.store(true, Ordering::SeqCst);
-        self.shutdown_all(rustix::net::Shutdown::Read);
-        if !self.wait_until_empty(patience).await {
+        self.clients.stop();
+        // Each connection keeps this order by itself. What is left then is in the way of the stop.
+        let most = self.config.limits.drain + 2 * patience;
+        if !self.wait_until_empty(most).await {
             log::info!("cutting {} connections that take too long", self.open());
-            self.shutdown_all(rustix::net::Shutdown::Both);
+            self.clients.cut();
             self.wait_until_empty(patience).await;
         }
-        self.open()
-    }
-
-    fn shutdown_all(&self, how: rustix::net::Shutdown) {
-        for stream in self.open.lock().expect("no panic under this lock").values() {
-            // Fails only for connections that the client has ended.
-            let _ = rustix::net::shutdown(stream.as_fd(), how);
-        }
+        self.given_up.load(Ordering::Relaxed)
     }
 
     async fn wait_until_empty(&self, patience: Duration) -> bool {
@@ -304,11 +347,13 @@ struct Entered {
     server: Arc<Server>,
     id: u64,
     stream: Arc<Stream>,
+    /// Says when it must leave.
+    told: Ticket<Leave>,
 }
 
 impl Drop for Entered {
     fn drop(&mut self) {
-        self.server.open.lock().expect("no panic under this lock").remove(&self.id);
+        self.server.clients.leave(self.id);
     }
 }
 

@@ -5,16 +5,19 @@ use std::future::poll_fn;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use block::{Contexts, Device, Error, Flags, Kind, Op, Outcome, Request, Visit};
-use io::{Event, Pool, RecvWindow, Room, SendQueue, Stream};
+use io::{Event, Pool, RecvWindow, Room, SendQueue, Stream, Ticket};
 use wire::handshake::server::Negotiated;
 use wire::reply::Answer;
 use wire::request::{Command, Filter, Header};
 use wire::{CommandFlags, Errno, limits::PAYLOAD_HARD};
 
+use crate::clients::{Leave, unless_told};
 use crate::handshake::Chosen;
+use crate::held::Held;
 use crate::reply::{self, Asked};
 use crate::{Limits, Server};
 
@@ -32,6 +35,10 @@ const TURN: u64 = 64;
 const BYTES_PER_SHARE: u64 = 128 << 10;
 /// Time between two looks at whether a client that reads nothing harms others.
 const STALLED_AGAIN: Duration = Duration::from_millis(250);
+/// Time between two looks at whether others have less in progress.
+const CROWDED_AGAIN: Duration = Duration::from_millis(1);
+/// Time between two looks at whether the server stops, of a connection that is ending.
+const STOP_AGAIN: Duration = Duration::from_millis(50);
 /// Bytes of an extent in the longest form.
 const EXTENT_BYTES: usize = 16;
 
@@ -41,6 +48,7 @@ pub(crate) async fn run(
     stream: Arc<Stream>,
     chosen: Chosen,
     visit: Option<Arc<dyn Visit>>,
+    told: &mut Ticket<Leave>,
 ) -> Result<(), String> {
     let limits = server.limits().clone();
     let Chosen { negotiated, device, mut inbox, outbox } = chosen;
@@ -59,27 +67,34 @@ pub(crate) async fn run(
         out: RefCell::new(outbox),
         to_send: Event::new(),
         progress: Event::new(),
-        in_flight: Cell::new(0),
+        held: Held::default(),
         blocked: Cell::new(false),
         broken: Cell::new(false),
         closing: Cell::new(false),
         leaving: Cell::new(false),
     });
     let writer = io::spawn(session.clone().write_replies());
-    let result = session.read_requests(inbox).await;
+    let server = session.server.clone();
+    let reading = unless_told(told, || server.is_stopping(), session.read_requests(inbox));
+    // A stop reads no more, whatever is on its way.
+    let result = reading.await.unwrap_or(Ok(()));
     session.leaving.set(true);
     if let Some(visit) = visit
-        && session.in_flight.get() > 0
+        && session.held.count() > 0
         && !session.server.is_stopping()
     {
         visit.gone();
     }
-    session.finish_all().await;
+    let finished = session.finish_all().await;
     session.closing.set(true);
     session.to_send.notify();
     writer.await;
     if !session.broken.get() {
         session.out.borrow_mut().close(&session.stream);
+    }
+    if !finished {
+        // The requests that the device holds hold the socket, too.
+        session.stream.shutdown();
     }
     result
 }
@@ -100,7 +115,7 @@ struct Session {
     to_send: Event,
     /// A request completed or replies left: whoever waits for room looks.
     progress: Event,
-    in_flight: Cell<usize>,
+    held: Held,
     /// The socket takes no more for now; the writer waits for it.
     blocked: Cell<bool>,
     broken: Cell<bool>,
@@ -147,14 +162,23 @@ impl Session {
         loop {
             let mark = self.progress.mark();
             let queued = self.out.borrow().queued() as u64;
-            let busy = self.in_flight.get() >= self.limits.requests
+            let held = self.held.count();
+            let busy = held >= self.limits.requests
                 || (queued > LOOSE_MAX && queued > LOOSE_MAX + self.pool.reserved());
-            if !busy {
+            // One at a time is always taken up, whatever others do.
+            let crowded = held > 0 && self.server.everywhere.is_full(self.limits.requests_all);
+            if !busy && !crowded {
                 return;
             }
             self.send();
             self.to_send.notify();
-            self.progress.wait_after(mark).await;
+            let progress = self.progress.wait_after(mark);
+            if busy {
+                progress.await;
+            } else {
+                // Those who finish do not know who waits. Being late is what is expected here.
+                let _ = io::timeout(CROWDED_AGAIN, progress).await;
+            }
         }
     }
 
@@ -236,14 +260,18 @@ impl Session {
                 }
             }
             Err(pending) => {
-                self.in_flight.set(self.in_flight.get() + 1);
+                let ticket = self.held.add(asked.header);
+                self.server.everywhere.add();
                 let session = self.clone();
                 drop(io::spawn(async move {
                     let outcome = pending.await;
-                    session.in_flight.set(session.in_flight.get() - 1);
-                    session.complete(&mut asked, outcome);
-                    session.to_send.notify();
-                    session.progress.notify();
+                    // What was given up has its answer, and its connection is over.
+                    if session.held.finish(ticket) {
+                        session.server.everywhere.remove(1);
+                        session.complete(&mut asked, outcome);
+                        session.to_send.notify();
+                        session.progress.notify();
+                    }
                 }));
             }
         }
@@ -439,15 +467,58 @@ impl Session {
         self.progress.notify();
     }
 
-    async fn finish_all(&self) {
+    /// Waits until the device has finished all requests and the client has read all replies. When the
+    /// server stops, only for as long as that may take. Whether the device has finished.
+    async fn finish_all(&self) -> bool {
+        let mut finished = true;
+        let mut reads_until = None;
         loop {
             let mark = self.progress.mark();
             self.send();
             let waiting = self.out.borrow().queued() > 0 && !self.broken.get();
-            if self.in_flight.get() == 0 && !waiting {
-                return;
+            if self.held.count() == 0 && !waiting {
+                return finished;
             }
-            self.progress.wait_after(mark).await;
+            let mut wait = STOP_AGAIN;
+            if let Some(stop) = self.server.stop_order() {
+                let now = Instant::now();
+                if self.held.count() > 0 {
+                    if now >= stop.drained {
+                        self.give_up();
+                        finished = false;
+                        continue;
+                    }
+                    wait = stop.drained - now;
+                } else {
+                    let until = *reads_until.get_or_insert(now + stop.patience);
+                    if now >= until {
+                        let text = "the client does not read its replies, and the server stops";
+                        let late = std::io::Error::new(std::io::ErrorKind::TimedOut, text);
+                        self.break_off(&late);
+                        continue;
+                    }
+                    wait = until - now;
+                }
+            }
+            // Either way things are looked at again.
+            let _ = io::timeout(wait, self.progress.wait_after(mark)).await;
+        }
+    }
+
+    /// Answers what the device still holds, so that clients know: it may or may not be carried out.
+    fn give_up(&self) {
+        let held = self.held.give_up();
+        let peer = self.stream.peer();
+        let export = wire::printable(self.negotiated.export.as_bytes(), 256);
+        self.server.everywhere.remove(held.len());
+        self.server.given_up.fetch_add(held.len(), Ordering::Relaxed);
+        let text = "the server stops, and its device has not finished the request";
+        for request in held {
+            log::warn!("gave up, of {peer} on export \"{export}\": {request}");
+            let header = request.header;
+            let replies = self.negotiated.replies;
+            let answer = Answer { replies, cookie: header.cookie, offset: header.offset };
+            reply::failure(&mut self.out.borrow_mut(), &answer, Errno::Shutdown, text);
         }
     }
 }

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use block::OpKind;
-use common::{FORMS, Fixture, content, device, serve, serve_with, wait_until};
+use common::{ESHUTDOWN, FORMS, Fixture, content, device, serve, serve_with, wait_until};
 use io::{Engine, Listener};
 use server::Limits;
 use testkit::fault::{FaultDevice, Rule, Then};
@@ -202,18 +202,49 @@ fn a_stop_finishes_what_is_in_progress() {
 }
 
 #[test]
-fn a_stop_tells_when_a_device_holds_requests() {
-    let stuck = FaultDevice::over(device(SIZE, Completion::Immediate), 1);
-    stuck.add(Rule::new(Then::Hang).kind(OpKind::Write));
-    let fixture = serve(stuck.clone(), Limits::default());
-    let mut client = fixture.client(Replies::Structured);
-    let request = client.request(Command::Write, 0, 3);
-    client.send_request(&request, b"abc").unwrap();
-    wait_until("it hangs", || stuck.hanging() == 1);
+fn a_stop_waits_for_devices_then_answers_for_them() {
+    for replies in FORMS {
+        let stuck = FaultDevice::over(device(SIZE, Completion::Immediate), 1);
+        stuck.add(Rule::new(Then::Hang).kind(OpKind::Write));
+        let drain = Duration::from_millis(500);
+        let fixture = serve(stuck.clone(), Limits { drain, ..Limits::default() });
+        let mut client = fixture.client(replies);
+        // One that hangs does not keep others: they are finished, and answered, at once.
+        let request = client.request(Command::Write, 0, 3);
+        client.send_request(&request, b"abc").unwrap();
+        wait_until("it hangs", || stuck.hanging() == 1);
+        let mut other = fixture.client(replies);
+        let _silent = fixture.connect();
+        let started = Instant::now();
+        assert_eq!(fixture.stop(Duration::from_millis(200)), 1);
+        let took = started.elapsed();
+        assert!((drain..drain + Duration::from_millis(400)).contains(&took), "{took:?}");
+        let answer = client.receive_answer(&request).unwrap();
+        assert_eq!(answer.error, ESHUTDOWN);
+        client.expect_close().unwrap();
+        other.expect_close().unwrap();
+        // Nobody hears of what it comes to.
+        assert_eq!(stuck.release(), 1);
+        fixture.wait_for_open(0);
+    }
+}
+
+#[test]
+fn a_stop_takes_devices_at_their_time_and_clients_not() {
+    // The device needs longer than a client may take to read, and the client reads nothing at all.
+    let slow = FaultDevice::over(device(SIZE, Completion::Immediate), 1);
+    slow.add(Rule::new(Then::Delay(Duration::from_millis(600))).kind(OpKind::Read));
+    let fixture = serve(slow, Limits::default());
+    let mut patient = fixture.client(Replies::Structured);
+    let request = patient.request(Command::Read, 5, 1000);
+    patient.send_request(&request, &[]).unwrap();
+    let _greedy = greedy(&fixture, Replies::Structured, 50, 1 << 20);
+    std::thread::sleep(Duration::from_millis(50));
     let started = Instant::now();
-    assert_eq!(fixture.stop(Duration::from_millis(200)), 1);
-    assert!(started.elapsed() < Duration::from_secs(1));
-    assert_eq!(stuck.release(), 1);
+    assert_eq!(fixture.stop(Duration::from_millis(200)), 0);
+    let took = started.elapsed();
+    assert!(took < Duration::from_millis(1500), "{took:?}");
+    assert_eq!(patient.receive_answer(&request).unwrap().bytes(5, 1000).unwrap(), content(5, 1000));
     fixture.wait_for_open(0);
 }
 
@@ -277,11 +308,62 @@ fn connections_are_limited_even_in_a_burst() {
         }
     }
     assert_eq!(served.len(), 10);
-    assert_eq!(fixture.server.open(), 10);
+    fixture.wait_for_open(10);
+    assert!(fixture.connect().open("", Replies::Simple).is_err(), "who is served stays");
+    for client in &mut served {
+        assert_eq!(client.read(0, 100).unwrap(), content(0, 100));
+    }
     served.truncate(5);
     // Dropping closes; places come free.
     fixture.wait_for_open(5);
     fixture.is_well();
+}
+
+#[test]
+fn a_crowd_that_says_nothing_keeps_nobody_out() {
+    for limits in [
+        Limits { connections: 20, handshake: Duration::ZERO, ..Limits::default() },
+        Limits { handshakes: 20, handshake: Duration::ZERO, ..Limits::default() },
+    ] {
+        let fixture = serve(device(SIZE, Completion::Immediate), limits);
+        let mut client = fixture.client(Replies::Structured);
+        let mut crowd: Vec<_> = (0..100).map(|_| fixture.connect()).collect();
+        for _ in 0..10 {
+            fixture.is_well();
+        }
+        crowd.drain(..70).for_each(|mut silent| {
+            // The oldest had to go, greeted or not.
+            silent.expect_close().unwrap();
+        });
+        assert!(fixture.server.open() <= 21, "{}", fixture.server.open());
+        assert_eq!(client.read(7, 100).unwrap(), content(7, 100), "who is served stays");
+    }
+}
+
+#[test]
+fn requests_of_all_are_limited_and_each_client_has_one() {
+    let stuck = FaultDevice::over(device(SIZE, Completion::Immediate), 1);
+    stuck.add(Rule::new(Then::Hang));
+    // Eight for each of the two workers.
+    let fixture = serve(stuck.clone(), Limits { requests_all: 16, ..Limits::default() });
+    let mut clients: Vec<_> = (0..40).map(|_| fixture.client(Replies::Structured)).collect();
+    for client in &mut clients {
+        let flush = client.request(Command::Flush, 0, 0);
+        for _ in 0..20 {
+            client.send_request(&flush, &[]).unwrap();
+        }
+    }
+    wait_until("each has one", || stuck.hanging() >= 40);
+    std::thread::sleep(Duration::from_millis(50));
+    let most = stuck.in_flight_max();
+    assert!((40..=40 + 16).contains(&most), "{most}");
+    stuck.heal();
+    stuck.release();
+    for client in &mut clients {
+        client.end();
+    }
+    fixture.wait_for_open(0);
+    assert_eq!(stuck.in_flight(), 0);
 }
 
 #[test]

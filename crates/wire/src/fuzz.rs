@@ -242,6 +242,7 @@ pub fn fuzz_server_handshake(data: &[u8]) {
         extended: !bit(3),
         meta_contexts: !bit(4),
         tls: [Tls::Off, Tls::Off, Tls::Offered, Tls::Required][usize::from(offers >> 5 & 3)],
+        ..Config::default()
     };
     let whole = serve(config, input, input.len().max(1));
     // How the bytes arrive makes no difference, but to what may stand behind STARTTLS.

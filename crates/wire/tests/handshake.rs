@@ -165,7 +165,7 @@ proptest! {
     ) {
         let (tls, want_tls) = tls;
         let config = Config {
-            fixed_newstyle, no_zeroes, structured, extended, meta_contexts, tls,
+            fixed_newstyle, no_zeroes, structured, extended, meta_contexts, tls, ..Config::default()
         };
         let infos = Infos { name, description, block_size };
         let selected = ["x-test:one", "base:allocation", "nobody:knows"].map(str::to_owned);

@@ -98,6 +98,13 @@ impl FileDevice {
         FileDevice { facts: Arc::new(facts), inner: Arc::new(inner) }
     }
 
+    /// What makes two open files the same: device and inode.
+    pub(super) fn identity(&self) -> Result<(u64, u64)> {
+        let stat = fstat(&self.inner.storage.file)
+            .map_err(|errno| Error::system("cannot look at the file", errno.into()))?;
+        Ok((stat.st_dev, stat.st_ino))
+    }
+
     #[cfg(test)]
     pub(super) fn inner(&self) -> &Inner {
         &self.inner

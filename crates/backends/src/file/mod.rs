@@ -2,9 +2,10 @@
 //!
 //! [`open`] finds out what the path is and what it can do, [`device`] carries out requests, [`zero`]
 //! knows the ways to zero a range, [`extents`] finds holes, and [`limits`] asks the kernel for
-//! alignments and file systems.
+//! alignments and file systems. [`dir`] has the files of a folder as exports.
 
 mod device;
+mod dir;
 mod extents;
 mod limits;
 mod open;
@@ -14,6 +15,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use block::{Backend, Device, Error, Kind, Opened, Opening, Param, ParamKind, Target};
+
+pub use dir::Dir;
 
 /// The backend `file:PATH`, which also takes bare paths.
 pub struct File;
@@ -32,13 +35,7 @@ impl Backend for File {
     }
 
     fn params(&self) -> &'static [Param] {
-        &[Param {
-            name: "direct",
-            kind: ParamKind::Switch,
-            default: None,
-            doc: "Bypass the page cache (O_DIRECT); offsets and lengths are then multiples of the \
-                  storage's block size. Off, if the command does not choose.",
-        }]
+        &[DIRECT]
     }
 
     fn open(&self, target: Target) -> Opening<Opened> {
@@ -52,6 +49,14 @@ impl Backend for File {
         })
     }
 }
+
+const DIRECT: Param = Param {
+    name: "direct",
+    kind: ParamKind::Switch,
+    default: None,
+    doc: "Bypass the page cache (O_DIRECT); offsets and lengths are then multiples of the storage's \
+          block size. Off, if the command does not choose.",
+};
 
 /// What makes two paths the same storage: device and inode of a file; of a block device its number,
 /// so that two nodes of one device are equal, and 0. `None` if there is nothing at the path or it

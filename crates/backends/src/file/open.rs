@@ -1,9 +1,13 @@
 //! From a path to a device: what is there, how it may be used, and what the facts are.
 
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use block::{BASE_ALLOCATION, BlockSizes, Can, Direct, Error, Facts, Kind, Result, Target};
-use rustix::fs::{FileType, Mode, OFlags, SeekFrom, Stat, fstat, ftruncate, seek, stat};
+use rustix::fs::{
+    AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, SeekFrom, Stat, fcntl_getfl, fcntl_setfl,
+    fstat, ftruncate, openat, openat2, seek, statat,
+};
 use rustix::io::Errno;
 
 use super::device::{FileDevice, Past, Storage};
@@ -21,19 +25,29 @@ pub(super) fn open(target: &Target) -> Result<FileDevice> {
     if path.as_os_str().is_empty() {
         return Err(Error::new(Kind::Usage, "file: has no path: write file:PATH"));
     }
-    let open = Open { path: &path, target };
+    let open = Open { path: &path, target, folder: None };
     open.run(&name).map_err(|error| error.on(&name.as_str().into()))
+}
+
+/// Opens a regular file of a folder by its name; blocks. No link is followed, and nothing outside of
+/// the folder is opened: `name` must be one component.
+pub(super) fn open_in(folder: &OwnedFd, name: &str, target: &Target) -> Result<FileDevice> {
+    let open = Open { path: Path::new(name), target, folder: Some(folder.as_fd()) };
+    open.run(name).map_err(|error| error.on(&name.into()))
 }
 
 struct Open<'a> {
     path: &'a Path,
     target: &'a Target,
+    /// Where the path begins and stays; none for paths that may lead anywhere.
+    folder: Option<BorrowedFd<'a>>,
 }
 
 impl Open<'_> {
     fn run(&self, name: &str) -> Result<FileDevice> {
         // Looked at before it is opened, because opening a pipe waits for its other end.
-        match stat(self.path) {
+        match self.stat() {
+            Ok(stat) if self.folder.is_some() => only_regular(&stat)?,
             Ok(stat) => drop(check_type(&stat)?),
             Err(Errno::NOENT) if self.target.intent.target_size.is_some() => {}
             Err(errno) => return Err(self.refused(errno)),
@@ -47,6 +61,10 @@ impl Open<'_> {
         let file = self.descriptor(direct)?;
         let stat = fstat(&file).map_err(|errno| system("cannot look at the file", errno))?;
         let is_disk = check_type(&stat)?;
+        if self.folder.is_some() {
+            // It may have been replaced since it was looked at.
+            only_regular(&stat)?;
+        }
         // Direct writes of a part of a block need the rest of it, which is not there while it grows.
         let grows = self.target.intent.grows && !is_disk && !direct;
         if let Some(size) = self.target.intent.target_size
@@ -132,11 +150,37 @@ impl Open<'_> {
         if direct {
             flags |= OFlags::DIRECT;
         }
-        match rustix::fs::open(self.path, flags, Mode::from_raw_mode(0o666)) {
+        match self.open(flags, Mode::from_raw_mode(0o666)) {
             Ok(fd) => Ok(io::File::new(fd)),
             Err(Errno::INVAL) if direct => Err(no_direct()),
             Err(errno) => Err(self.refused(errno)),
         }
+    }
+
+    fn stat(&self) -> rustix::io::Result<Stat> {
+        match self.folder {
+            None => statat(CWD, self.path, AtFlags::empty()),
+            Some(folder) => statat(folder, self.path, AtFlags::SYMLINK_NOFOLLOW),
+        }
+    }
+
+    fn open(&self, flags: OFlags, mode: Mode) -> rustix::io::Result<OwnedFd> {
+        let Some(folder) = self.folder else {
+            return openat(CWD, self.path, flags, mode);
+        };
+        // What a pipe in the place of the file would do: wait.
+        let flags = flags | OFlags::NONBLOCK;
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+        let fd = match openat2(folder, self.path, flags, Mode::empty(), resolve) {
+            // Linux before 5.6, or a sandbox. For a name without a slash this is as good.
+            Err(Errno::NOSYS | Errno::PERM) => {
+                openat(folder, self.path, flags | OFlags::NOFOLLOW, Mode::empty())?
+            }
+            opened => opened?,
+        };
+        // io_uring would fail where it has to wait.
+        fcntl_setfl(&fd, fcntl_getfl(&fd)? - OFlags::NONBLOCK)?;
+        Ok(fd)
     }
 
     /// Why the path could not be opened, and what to do about it.
@@ -178,6 +222,14 @@ fn check_type(stat: &Stat) -> Result<bool> {
         _ => "is neither a file nor a block device",
     };
     Err(Error::new(Kind::Usage, what))
+}
+
+/// Refuses all but regular files, the only ones of a folder that are served.
+fn only_regular(stat: &Stat) -> Result<()> {
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => Ok(()),
+        _ => Err(Error::new(Kind::NotFound, "is no regular file, and links are not followed")),
+    }
 }
 
 fn no_direct() -> Error {

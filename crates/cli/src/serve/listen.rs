@@ -1,5 +1,5 @@
-//! Where a server listens: Unix sockets, TCP, sockets that the service manager passes; what is made
-//! for that is removed in the end.
+//! Where a server listens: Unix sockets, TCP, vsock, sockets that the service manager passes; what is
+//! made for that is removed in the end.
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _};
@@ -16,6 +16,8 @@ use crate::exit::{FAILED, Failure, plain};
 
 /// NBD's port (its document, "Introduction").
 const PORT: u16 = 10809;
+/// The context id by which a machine reaches itself (VMADDR_CID_LOCAL).
+const VSOCK_LOCAL: u32 = 1;
 /// First descriptor of socket activation (sd_listen_fds(3)).
 const FIRST_INHERITED: i32 = 3;
 /// Most sockets that are taken over: more is a mistake in the environment.
@@ -56,9 +58,33 @@ pub fn tie_to_parent() -> Result<(), Failure> {
 pub struct Where {
     inherited: Inherited,
     unix: Vec<PathBuf>,
-    /// Port and address.
-    tcp: Option<(u16, Option<String>)>,
+    /// Ports, and the addresses on which to open each of them; none for all there are.
+    ports: Vec<u16>,
+    hosts: Vec<String>,
+    vsock: Vec<VsockPlace>,
     cleanup: Cleanup,
+}
+
+/// A port for virtual machines: `[CID:]PORT`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct VsockPlace {
+    /// The context id to listen on; none for all that this machine has.
+    cid: Option<u32>,
+    port: u32,
+}
+
+impl VsockPlace {
+    /// Parses `PORT` or `CID:PORT`.
+    pub fn from_str(text: &str) -> Result<VsockPlace, String> {
+        let number = |part: &str| {
+            part.parse::<u32>()
+                .map_err(|_| format!("{text:?} is not PORT or CID:PORT, two numbers"))
+        };
+        match text.split_once(':') {
+            None => Ok(VsockPlace { cid: None, port: number(text)? }),
+            Some((cid, port)) => Ok(VsockPlace { cid: Some(number(cid)?), port: number(port)? }),
+        }
+    }
 }
 
 /// Where a server listens.
@@ -76,23 +102,30 @@ pub struct Listening {
 pub struct Addresses {
     /// The first Unix socket.
     pub unix: Option<PathBuf>,
-    /// Host and port of TCP.
+    /// The first host and port of TCP.
     pub tcp: Option<(String, u16)>,
-    /// A port that was chosen by the system.
-    pub free_port: Option<u16>,
+    /// The first vsock port, and its context id.
+    pub vsock: Option<(u32, u32)>,
+    /// Ports that were chosen by the system.
+    pub free_ports: Vec<u16>,
 }
 
 impl Where {
     /// What the options ask for.
     pub fn new(args: &args::Serve, inherited: Inherited) -> Where {
         let mut unix = args.unix.clone();
-        let asked_tcp = args.port.is_some() || args.ip_addr.is_some();
+        let asked_tcp = !args.port.is_empty() || !args.ip_addr.is_empty();
         if args.run.is_some() && unix.is_empty() && !asked_tcp {
             unix.push("-".into());
         }
-        let nothing = unix.is_empty() && inherited.is_empty();
-        let tcp = (asked_tcp || nothing).then(|| (args.port.unwrap_or(PORT), args.ip_addr.clone()));
-        Where { inherited, unix, tcp, cleanup: Cleanup::default() }
+        let nothing =
+            unix.is_empty() && inherited.is_empty() && args.vsock.is_empty() && !args.single;
+        let mut ports = args.port.clone();
+        if ports.is_empty() && (asked_tcp || nothing) {
+            ports.push(PORT);
+        }
+        let (hosts, vsock) = (args.ip_addr.clone(), args.vsock.clone());
+        Where { inherited, unix, ports, hosts, vsock, cleanup: Cleanup::default() }
     }
 
     /// What to call before this process ends in any other way.
@@ -119,10 +152,25 @@ impl Where {
             listeners.push(self.bind_unix(&path)?);
             addresses.unix.get_or_insert(path);
         }
-        if let Some((port, host)) = self.tcp.take() {
-            let (mut tcp, port) = bind_tcp(port, host.clone(), &mut addresses).await?;
-            listeners.append(&mut tcp);
-            addresses.tcp = Some((host.unwrap_or_else(|| "localhost".to_string()), port));
+        let hosts: Vec<_> = match self.hosts.is_empty() {
+            true => vec![None],
+            false => self.hosts.drain(..).map(Some).collect(),
+        };
+        for port in self.ports.drain(..) {
+            for host in &hosts {
+                let (mut tcp, port) = bind_tcp(port, host.clone(), &mut addresses).await?;
+                listeners.append(&mut tcp);
+                let host = || host.clone().unwrap_or_else(|| "localhost".to_string());
+                addresses.tcp.get_or_insert_with(|| (host(), port));
+            }
+        }
+        for VsockPlace { cid, port } in self.vsock.drain(..) {
+            let listener = Listener::bind_vsock(cid, port).map_err(|error| {
+                let place = cid.map(|cid| format!("context {cid}, ")).unwrap_or_default();
+                cannot_listen(&format!("vsock {place}port {port}"), &why_no_vsock(&error))
+            })?;
+            listeners.push(listener);
+            addresses.vsock.get_or_insert((cid.unwrap_or(VSOCK_LOCAL), port));
         }
         Ok(Listening { listeners, addresses, cleanup })
     }
@@ -163,7 +211,7 @@ async fn bind_tcp(
     for attempt in 1.. {
         match bind_all(&found, port) {
             Ok((listeners, bound)) => {
-                addresses.free_port = (port == 0).then_some(bound);
+                addresses.free_ports.extend((port == 0).then_some(bound));
                 return Ok((listeners, bound));
             }
             // The port that was free for one family may be taken for the other.
@@ -185,6 +233,23 @@ async fn bind_tcp(
         }
     }
     Err(cannot_listen("TCP", "no port is free"))
+}
+
+/// Why there is no vsock, and what to do about it.
+fn why_no_vsock(error: &std::io::Error) -> String {
+    let advice = match error.raw_os_error() {
+        // EAFNOSUPPORT.
+        Some(97) => {
+            ": this system has none; load the kernel module vhost_vsock (on the host) or \
+                     vsock_loopback"
+        }
+        // EADDRNOTAVAIL.
+        Some(99) => ": that context id is not this machine's; leave it out",
+        // EADDRINUSE.
+        Some(98) => ": choose another port",
+        _ => "",
+    };
+    format!("{}{advice}", plain(error))
 }
 
 /// Binds one port on all these addresses. A machine without IPv6 (or IPv4) does with the other.
@@ -225,9 +290,15 @@ impl Listening {
     pub fn uri(&self, export: &str, tls: &Secured) -> String {
         let scheme = if tls.is_required() { "nbds" } else { "nbd" };
         let mut uri = String::new();
-        match (&self.addresses.unix, &self.addresses.tcp) {
-            (Some(_), _) | (None, None) => uri += &format!("{scheme}+unix://"),
-            (None, Some((host, port))) => {
+        match (&self.addresses.unix, &self.addresses.tcp, self.addresses.vsock) {
+            (None, None, Some((cid, port))) => {
+                uri += &format!("{scheme}+vsock://{cid}");
+                if port != u32::from(PORT) {
+                    uri += &format!(":{port}");
+                }
+            }
+            (Some(_), _, _) | (None, None, None) => uri += &format!("{scheme}+unix://"),
+            (None, Some((host, port)), _) => {
                 uri += &format!("{scheme}://");
                 // An address of IPv6 has colons.
                 match host.contains(':') {
@@ -354,7 +425,8 @@ mod tests {
 
     fn listening(unix: Option<&str>, tcp: Option<(&str, u16)>) -> Listening {
         let tcp = tcp.map(|(host, port)| (host.to_string(), port));
-        let addresses = Addresses { unix: unix.map(PathBuf::from), tcp, free_port: None };
+        let unix = unix.map(PathBuf::from);
+        let addresses = Addresses { unix, tcp, vsock: None, free_ports: Vec::new() };
         Listening { listeners: Vec::new(), addresses, cleanup: CleanupOnDrop(Cleanup::default()) }
     }
 
@@ -383,6 +455,15 @@ mod tests {
             "nbds+unix://?socket=/r/s&tls-psk-file=/k%26k"
         );
         assert_eq!(listening(None, tcp).uri("", &keys), "nbds://localhost?tls-psk-file=/k%26k");
+    }
+
+    #[test]
+    fn vsock_places_are_numbers() {
+        assert_eq!(VsockPlace::from_str("10809"), Ok(VsockPlace { cid: None, port: 10809 }));
+        assert_eq!(VsockPlace::from_str("2:1"), Ok(VsockPlace { cid: Some(2), port: 1 }));
+        for bad in ["", ":", "1:", "x", "1:2:3", "-1", "4294967296"] {
+            assert!(VsockPlace::from_str(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

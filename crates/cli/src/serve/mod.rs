@@ -1,11 +1,14 @@
-//! `blockhaul serve`: a device, its listeners, readiness, and the orderly stop.
+//! `blockhaul serve`: exports, listeners, readiness, and the orderly stop.
 //!
-//! - `listen`: Unix and TCP sockets, sockets from systemd, clean-up. `background`: leaving the
-//!   terminal. `command`: `--run`. `tls`: `--tls`.
+//! - `exports`: what is served. `listen`: Unix, TCP and vsock sockets, sockets from systemd, clean-up.
+//!   `single`: standard input and output. `background`: leaving the terminal. `command`: `--run`.
+//!   `tls`: `--tls`.
 
 mod background;
 mod command;
+mod exports;
 mod listen;
+mod single;
 mod tls;
 
 use std::ffi::OsString;
@@ -14,21 +17,25 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
-use block::{Intent, Layer, Registry, Spec};
 use io::{Completer, Runtime};
-use server::{Config, Export, Limits, Offers, Server};
+use server::{Config, Limits, Offers, Server};
 
 use crate::brackets::Groups;
-use crate::exit::{FAILED, Failure, Outcome, USAGE, plain};
+use crate::exit::{FAILED, Failure, HELD, Outcome, USAGE, plain};
 use crate::{args, devices, logger, signals};
 use background::Background;
+use exports::{Opened, Wanted};
+pub use listen::VsockPlace;
 use listen::{Listening, Where};
+use single::Single;
 pub use tls::Mode;
 use tls::Secured;
 
-/// Time in which requests under way may end before connections are cut; waited twice at most, so that
-/// a stop takes less than a second.
+/// Time that clients have to read their last replies; waited twice at most, so that they delay a stop
+/// by less than a second.
 const PATIENCE: Duration = Duration::from_millis(400);
+/// Time that devices have to close after one has held requests for too long.
+const CLOSING: Duration = Duration::from_secs(1);
 
 /// Why the server is to stop.
 enum Stop {
@@ -36,6 +43,8 @@ enum Stop {
     Signal(i32),
     /// The command of `--run` has ended with this exit status.
     Command(u8),
+    /// The client of `--single` has left.
+    Left,
 }
 
 /// Completes the wait for the stop; whoever is first says why.
@@ -64,24 +73,27 @@ pub fn is_activated() -> bool {
 /// Runs `blockhaul serve`.
 pub fn run(args: &args::Serve, groups: &Groups) -> Outcome {
     logger::start(args.verbose);
-    let spec = groups.spec(&args.device)?;
-    let registry = devices::registry(Duration::from_secs(60));
-    let intent = if args.readonly { Intent::READ } else { Intent::WRITE };
-    registry.target(&spec, intent)?;
-    let layers = devices::layers(&registry, &args.layer)?;
+    let wanted = Wanted::new(args, groups, devices::registry(Duration::from_secs(60)))?;
+    let limits = limits(args)?;
     let secured = Secured::new(&args.tls)?;
     let tls = secured.open()?;
     let inherited = listen::activation()?;
     let activated = !inherited.is_empty();
-    if activated && (args.run.is_some() || args.port.is_some() || !args.unix.is_empty()) {
+    if activated && args.run.is_some() {
         return Err(Failure::usage(
-            "the sockets come from the environment (LISTEN_FDS): leave out --unix, --port and --run",
+            "--run is of no use with sockets from the environment (LISTEN_FDS)",
         ));
     }
-    if args.ip_addr.is_some() && args.port.is_none() && !args.unix.is_empty() {
+    if !args.ip_addr.is_empty() && args.port.is_empty() && !args.unix.is_empty() {
         return Err(Failure::usage("--ip-addr is of no use with --unix alone: add --port"));
     }
-    let foreground = args.foreground || args.run.is_some() || args.exit_with_parent || activated;
+    if args.single && args.port.contains(&0) {
+        return Err(Failure::usage(
+            "--port 0 prints a port where --single has its client: name a port",
+        ));
+    }
+    let foreground = args.foreground || args.run.is_some() || args.exit_with_parent;
+    let foreground = foreground || activated || args.single;
     if !foreground && !args.in_background {
         return background::start();
     }
@@ -89,6 +101,7 @@ pub fn run(args: &args::Serve, groups: &Groups) -> Outcome {
         listen::tie_to_parent()?;
     }
     let background = if args.in_background { Background::enter()? } else { Background::none() };
+    let single = if args.single { Some(Single::take()?) } else { None };
 
     let (completer, stopped) = io::ticket();
     let stopper = Stopper(Arc::new(Mutex::new(Some(completer))));
@@ -101,111 +114,119 @@ pub fn run(args: &args::Serve, groups: &Groups) -> Outcome {
         Failure::new(FAILED, format!("cannot start workers: {}", plain(&error)))
     })?;
     let job = Job {
-        spec,
-        registry,
-        layers,
-        intent,
+        wanted,
         listeners,
+        single,
         background,
         stopper,
-        name: args.export.clone(),
-        description: args.description.clone(),
-        limits: Limits {
-            handshake: args.timeout,
-            requests: args.threads.map_or(Limits::default().requests, |n| n as usize),
-            ..Limits::default()
-        },
+        limits,
         offers: Offers {
             structured: !args.no_structured,
             extended: !args.no_extended && !args.no_structured,
             contexts: !args.no_contexts,
         },
-        any_name: args.any_name,
         uri_export: args.uri_export.clone(),
         print_uri: args.print_uri,
-        memory: args.memory,
         secured,
         tls,
         pidfile: args.pidfile.clone(),
         run: args.run.clone(),
         verbose: args.verbose,
-        open: None,
     };
     let (sender, served) = mpsc::channel();
-    let end = caught.end();
     drop(runtime.remote().spawn(move || async move {
         let mut job = job;
         let outcome = job.serve(stopped).await;
         // This very function waits for it.
-        let _ = sender.send((outcome, job.open));
-        end.close();
+        let _ = sender.send((outcome, job.wanted.open));
     }));
-    // The main thread has nothing else to do.
-    caught.attend(move |signal| on_signal.stop(Stop::Signal(signal)), move || cleanup.clean());
+    // For as long as this process lives: a second signal ends it whatever it waits for.
+    caught.spawn(move |signal| on_signal.stop(Stop::Signal(signal)), move || cleanup.clean())?;
     let (outcome, open) =
         served.recv().map_err(|_| Failure::new(FAILED, "the server ended without a result"))?;
     // Not on a worker: the server of `[ CMD ]` is awaited here, which ends when workers have closed
     // their connections.
-    drop(open);
-    outcome
+    let close = move || drop((open, runtime));
+    let held = matches!(outcome, Ok(End { held: true, .. }));
+    if !held {
+        close();
+        return outcome.map(|end| end.status);
+    }
+    // What holds requests may never let go.
+    let (sender, closed) = mpsc::channel();
+    let closing = std::thread::Builder::new().name("closing".into()).spawn(move || {
+        close();
+        // Nobody may be waiting any more.
+        let _ = sender.send(());
+    });
+    if closing.is_ok() {
+        let _ = closed.recv_timeout(CLOSING);
+    }
+    std::process::exit(i32::from(outcome.map_or(HELD, |end| end.status)));
+}
+
+/// How a server ended.
+struct End {
+    status: u8,
+    /// Devices still hold requests.
+    held: bool,
+}
+
+/// What clients may cost.
+fn limits(args: &args::Serve) -> Result<Limits, Failure> {
+    let mut limits = Limits {
+        handshake: args.timeout,
+        all_bytes: args.memory,
+        drain: args.drain_timeout,
+        ..Limits::default()
+    };
+    if let Some(requests) = args.threads {
+        limits.requests = requests as usize;
+    }
+    for limit in &args.limit {
+        limits.set(limit).map_err(|why| Failure::usage(format!("--limit {why}")))?;
+    }
+    if limits.client_bytes < io::Pool::cost(limits.payload as usize) {
+        let least = block::format_size(io::Pool::cost(limits.payload as usize));
+        let text = format!("--limit bytes: the longest request needs {least}; or lower payload");
+        return Err(Failure::usage(text));
+    }
+    Ok(limits)
 }
 
 /// All that the server needs to know once it runs.
 struct Job {
-    spec: Spec,
-    registry: Registry,
-    layers: Vec<Arc<dyn Layer>>,
-    intent: Intent,
+    wanted: Wanted,
     listeners: Where,
+    single: Option<Single>,
     background: Background,
     stopper: Stopper,
-    name: String,
-    description: String,
     limits: Limits,
     offers: Offers,
-    any_name: bool,
     uri_export: Option<String>,
     print_uri: bool,
-    memory: u64,
     secured: Secured,
     tls: server::Tls,
     pidfile: Option<std::path::PathBuf>,
     run: Option<String>,
     verbose: bool,
-    /// What was opened.
-    open: Option<block::Stack>,
 }
 
 impl Job {
-    async fn serve(&mut self, stopped: io::Ticket<Stop>) -> Outcome {
-        let mut visits = self.visits().await?;
-        let mut exports = Vec::new();
-        if visits.is_none() {
-            let layers = self.layers.clone();
-            let export = self.export().await?;
-            let shared =
-                block::Shared::new(&export.name, &export.description, export.device.clone());
-            visits = match self.any_name {
-                false => block::gated(shared, &layers),
-                true => {
-                    let shared = shared.under_any_name();
-                    Some(block::gated(shared.clone(), &layers).unwrap_or(shared))
-                }
-            };
-            exports.push(export);
-        }
+    async fn serve(&mut self, stopped: io::Ticket<Stop>) -> Result<End, Failure> {
+        let Opened { exports, visits } = self.wanted.open().await?;
         let listening = self.listeners.bind().await?;
         let server = Server::new(Config {
             exports,
             visits,
             limits: self.limits.clone(),
             offers: self.offers,
-            pool: io::Pool::new(self.memory),
+            pool: io::Pool::new(self.limits.all_bytes),
             tls: self.tls.clone(),
         });
-        let told = self.uri_export.as_deref().unwrap_or(&self.name).to_string();
+        let told = self.uri_export.as_deref().unwrap_or(self.wanted.name()).to_string();
         let uri = listening.uri(&told, &self.secured);
-        log::debug!("serving {} with {} at {uri}", self.spec, io::engine_name());
+        log::debug!("serving {} with {} at {uri}", self.wanted.shown(), io::engine_name());
         let Listening { listeners, addresses, cleanup: _cleanup } = listening;
         let listening: Vec<_> = listeners
             .into_iter()
@@ -214,7 +235,7 @@ impl Job {
         if let Some(path) = &self.pidfile {
             write_pid(path)?;
         }
-        let mut say = addresses.free_port.map(|port| format!("{port}\n")).unwrap_or_default();
+        let mut say: String = addresses.free_ports.iter().map(|port| format!("{port}\n")).collect();
         if self.print_uri {
             say += &for_people(&uri);
         }
@@ -229,60 +250,35 @@ impl Job {
                 Some(command::start(script, &variables, ended)?)
             }
         };
+        let rest = self.single.take().map(|single| {
+            let (socket, rest) = single.split();
+            let (server, stopper) = (server.clone(), self.stopper.clone());
+            drop(io::spawn(async move {
+                server.serve(socket).await;
+                stopper.stop(Stop::Left);
+            }));
+            rest
+        });
         let why = stopped.await.unwrap_or(Stop::Command(FAILED));
         if let (Stop::Signal(_), Some(child)) = (&why, &mut child) {
             child.stop();
         }
-        let left = server.stop(PATIENCE).await;
+        let held = server.stop(PATIENCE).await;
         // They hold the server, and with it what is served.
         listening.into_iter().for_each(io::Task::cancel);
-        if left > 0 {
-            log::warn!("{left} connections had requests under way and were cut");
+        if let Some(rest) = rest {
+            rest.wait(PATIENCE);
         }
-        Ok(match why {
+        let status = match why {
             Stop::Command(status) => status,
             Stop::Signal(signal) if child.is_some() => signals::status(signal),
-            Stop::Signal(_) => 0,
-        })
-    }
-
-    /// Storage that has devices of their own for its clients, if this is such.
-    async fn visits(&mut self) -> Result<Option<Arc<dyn block::Exports>>, Failure> {
-        let opened = self.registry.exports(&self.spec, &self.layers, self.intent).await;
-        opened.map_err(|error| Failure::opening("device", &self.spec.to_string(), &error))
-    }
-
-    /// The one device that all clients share.
-    async fn export(&mut self) -> Result<Export, Failure> {
-        let layers = std::mem::take(&mut self.layers);
-        let stack = self.registry.open(&self.spec, layers, self.intent).await;
-        let stack = stack.map_err(|error| {
-            let failure = Failure::opening("device", &self.spec.to_string(), &error);
-            match (error.kind(), self.intent.write) {
-                (block::Kind::ReadOnly | block::Kind::Refused, true) => {
-                    Failure::new(failure.status(), format!("{failure}, or serve it with -r"))
-                }
-                _ => failure,
-            }
-        })?;
-        self.open = Some(stack.clone());
-        let device = match self.intent.write {
-            true => stack.device().clone(),
-            // Some backends can be written however they were opened.
-            false => self.readonly(&stack)?,
+            Stop::Signal(_) | Stop::Left => 0,
         };
-        let (name, description) = (self.name.clone(), self.description.clone());
-        Ok(Export { name, description, device })
-    }
-
-    /// The device behind a layer that refuses to change it.
-    fn readonly(&self, stack: &block::Stack) -> Result<Arc<dyn block::Device>, Failure> {
-        let device = stack.device().clone();
-        if !device.facts().can.contains(block::Can::WRITE) {
-            return Ok(device);
+        if held == 0 {
+            return Ok(End { status, held: false });
         }
-        let layer = self.registry.layer("readonly")?;
-        Ok(block::Stack::over(layer.wrap(device)?)?.device().clone())
+        log::warn!("devices held {held} requests for longer than --drain-timeout");
+        Ok(End { status: if status == 0 { HELD } else { status }, held: true })
     }
 }
 

@@ -71,6 +71,10 @@ impl<R: Rule> Layer for Gate<R> {
     fn gate(&self, inner: Arc<dyn Exports>) -> Option<Arc<dyn Exports>> {
         Some(Arc::new(Gated { inner, rule: self.0.clone() }))
     }
+
+    fn is_gate(&self) -> bool {
+        true
+    }
 }
 
 struct Gated<R> {

@@ -20,6 +20,7 @@ pub const EIO: u32 = 5;
 pub const EINVAL: u32 = 22;
 pub const ENOSPC: u32 = 28;
 pub const ENOTSUP: u32 = 95;
+pub const ESHUTDOWN: u32 = 108;
 
 pub struct Fixture {
     pub server: Arc<Server>,

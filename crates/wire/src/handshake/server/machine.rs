@@ -66,7 +66,7 @@ impl Handshake {
             tls: false,
             stopping: false,
             options: 0,
-            allowed: limits::OPTIONS,
+            allowed: config.options,
             replies: Replies::Simple,
             selected: None,
             state: State::ClientFlags,
@@ -241,7 +241,7 @@ impl Handshake {
         emit_reply(OptionCode::List, ReplyCode::Ack, &[], out);
         // A client may ask about each of them; asking for the list again earns nothing more.
         let listed = entries.len().min(limits::EXPORTS) as u32;
-        let allowed = limits::OPTIONS + listed * limits::OPTIONS_PER_EXPORT;
+        let allowed = self.config.options.saturating_add(listed * limits::OPTIONS_PER_EXPORT);
         self.allowed = self.allowed.max(allowed);
         Ok(())
     }
@@ -483,6 +483,12 @@ impl Handshake {
                         Refused(OptionError::TooBig, "too many queries")
                     }
                     Err(_) => Refused(OptionError::Invalid, "malformed request for contexts"),
+                    Ok(MetaRequest { queries, .. }) if queries.len() > self.config.queries => {
+                        Refused(OptionError::TooBig, "too many queries")
+                    }
+                    Ok(MetaRequest { export, .. }) if export.len() > self.config.name => {
+                        Refused(OptionError::TooBig, NAME_TOO_LONG)
+                    }
                     Ok(MetaRequest { export, queries }) => {
                         let set = code == OptionCode::SetMetaContext;
                         let empty = queries.is_empty();
@@ -496,6 +502,9 @@ impl Handshake {
     }
 
     fn ask_export(&mut self, code: OptionCode, request: InfoRequest) -> Handled {
+        if request.name.len() > self.config.name {
+            return Handled::Refused(OptionError::TooBig, NAME_TOO_LONG);
+        }
         let (name, wants) = (request.name.clone(), request.wants);
         self.state = State::AskExport { code, request };
         Handled::Event(Event::Export { name, wants, go: code != OptionCode::Info })
@@ -570,6 +579,8 @@ impl Handshake {
         Ok(())
     }
 }
+
+const NAME_TOO_LONG: &str = "the export's name is longer than this server takes";
 
 /// What became of an option.
 enum Handled {

@@ -12,7 +12,7 @@
 //! ```
 
 use crate::option::{BlockSizes, Context, Infos, OptionError};
-use crate::{ExportFlags, Headers, Replies, magic};
+use crate::{ExportFlags, Headers, Replies, limits, magic};
 
 mod machine;
 
@@ -34,10 +34,16 @@ pub struct Config {
     pub meta_contexts: bool,
     /// TLS.
     pub tls: Tls,
+    /// Options that a client may send; [`limits::OPTIONS_PER_EXPORT`] more for each that was listed.
+    pub options: u32,
+    /// Queries in one option about contexts; at most [`limits::QUERIES`].
+    pub queries: usize,
+    /// Bytes of an export's name; at most [`limits::STRING`].
+    pub name: usize,
 }
 
 impl Default for Config {
-    /// All of it but TLS.
+    /// All of it but TLS, within the usual limits.
     fn default() -> Config {
         Config {
             fixed_newstyle: true,
@@ -46,6 +52,9 @@ impl Default for Config {
             extended: true,
             meta_contexts: true,
             tls: Tls::Off,
+            options: limits::OPTIONS,
+            queries: limits::QUERIES,
+            name: limits::STRING,
         }
     }
 }

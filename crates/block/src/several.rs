@@ -1,0 +1,188 @@
+//! Several storages under names of their own, as one server's exports.
+
+use std::sync::{Arc, Mutex};
+
+use crate::{Client, Device, Error, Exports, Kind, Listed, Opening, Result, Visit};
+
+/// Storages under names of their own. A client that asks for the empty name gets the one of that name,
+/// or else the first one.
+///
+/// A storage that has exports itself appears with each of them: its default one under its own name, the
+/// others behind that and a slash (`vms/a.img`), or as they are where it has the empty name.
+pub struct Several(Arc<[Named]>);
+
+/// One of them.
+pub struct Named {
+    /// Its name.
+    pub name: String,
+    /// For people; empty: its own.
+    pub description: String,
+    /// What it opens.
+    pub exports: Arc<dyn Exports>,
+    /// It is one device, and has no exports of its own.
+    pub single: bool,
+}
+
+impl Several {
+    /// Puts storages together, in the order in which they are listed.
+    ///
+    /// # Errors
+    /// Two of one name.
+    pub fn new(storages: Vec<Named>) -> Result<Several> {
+        for (index, one) in storages.iter().enumerate() {
+            if storages[..index].iter().any(|before| before.name == one.name) {
+                let text = format!("two exports have the name {:?}: choose another", one.name);
+                return Err(Error::new(Kind::Usage, text));
+            }
+        }
+        Ok(Several(storages.into()))
+    }
+}
+
+impl Exports for Several {
+    fn admit(&self, client: Client) -> Opening<Arc<dyn Visit>> {
+        let storages = self.0.clone();
+        let visits = Mutex::new(vec![None; storages.len()]);
+        let visit = SeveralVisit(Arc::new(Inside { storages, client, visits }));
+        Box::pin(std::future::ready(Ok(Arc::new(visit) as Arc<dyn Visit>)))
+    }
+}
+
+struct SeveralVisit(Arc<Inside>);
+
+struct Inside {
+    storages: Arc<[Named]>,
+    client: Client,
+    /// With those that the client has asked about so far.
+    visits: Mutex<Vec<Option<Arc<dyn Visit>>>>,
+}
+
+impl Inside {
+    /// Which storage has this name, and the name that it has there.
+    fn find<'name>(&self, name: &'name str) -> Option<(usize, &'name str)> {
+        let named = |wanted: &str| self.storages.iter().position(|one| one.name == wanted);
+        if let Some(index) = named(name) {
+            return Some((index, ""));
+        }
+        if name.is_empty() {
+            return (!self.storages.is_empty()).then_some((0, ""));
+        }
+        let behind = self.storages.iter().enumerate().filter(|(_, one)| !one.single);
+        let mut behind = behind.filter_map(|(index, one)| match one.name.is_empty() {
+            true => Some((index, name)),
+            false => Some((index, name.strip_prefix(&one.name)?.strip_prefix('/')?)),
+        });
+        behind.next()
+    }
+
+    /// The client's visit to a storage: it is admitted there when it asks for the first time.
+    async fn visit(&self, index: usize) -> Result<Arc<dyn Visit>> {
+        let known = |visits: &Mutex<Vec<Option<Arc<dyn Visit>>>>| {
+            visits.lock().expect("no panic under this lock")[index].clone()
+        };
+        if let Some(visit) = known(&self.visits) {
+            return Ok(visit);
+        }
+        let admitted = self.storages[index].exports.admit(self.client.clone()).await?;
+        let mut visits = self.visits.lock().expect("no panic under this lock");
+        Ok(visits[index].get_or_insert(admitted).clone())
+    }
+
+    async fn list(&self, tls: bool) -> Result<Vec<Listed>> {
+        let mut all = Vec::new();
+        for (index, one) in self.storages.iter().enumerate() {
+            let below = match self.visit(index).await {
+                Ok(visit) => visit.list(tls).await?,
+                // One that does not let this client in is none of its business.
+                Err(error) => {
+                    log::debug!("export {:?} is not listed: {error}", one.name);
+                    continue;
+                }
+            };
+            for listed in below {
+                let name = match (one.single, one.name.as_str(), listed.name.as_str()) {
+                    (true, own, _) | (false, own, "") => own.to_string(),
+                    (false, "", below) => below.to_string(),
+                    (false, own, below) => format!("{own}/{below}"),
+                };
+                let own = one.single && !one.description.is_empty();
+                let description = if own { one.description.clone() } else { listed.description };
+                all.push(Listed { name, description });
+            }
+        }
+        Ok(all)
+    }
+}
+
+impl Visit for SeveralVisit {
+    fn list(&self, tls: bool) -> Opening<Vec<Listed>> {
+        let inside = self.0.clone();
+        Box::pin(async move { inside.list(tls).await })
+    }
+
+    fn open(&self, name: &str, tls: bool) -> Opening<Arc<dyn Device>> {
+        let (inside, name) = (self.0.clone(), name.to_string());
+        Box::pin(async move {
+            let Some((index, below)) = inside.find(&name) else {
+                return Err(Error::new(Kind::NotFound, "there is no export of this name"));
+            };
+            inside.visit(index).await?.open(below, tls).await
+        })
+    }
+
+    fn gone(&self) {
+        let visits = self.0.visits.lock().expect("no panic under this lock").clone();
+        visits.iter().flatten().for_each(|visit| visit.gone());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn inside(names: &[(&str, bool)]) -> Inside {
+        let storages = names.iter().map(|&(name, single)| Named {
+            name: name.to_string(),
+            description: String::new(),
+            exports: Arc::new(Several(Arc::new([]))),
+            single,
+        });
+        let storages: Arc<[Named]> = storages.collect();
+        Inside {
+            visits: Mutex::new(vec![None; storages.len()]),
+            storages,
+            client: Client::default(),
+        }
+    }
+
+    #[test]
+    fn names_lead_to_storages() {
+        let all = inside(&[("a", true), ("d", false), ("d/x", true)]);
+        assert_eq!(all.find("a"), Some((0, "")));
+        assert_eq!(all.find(""), Some((0, "")), "the first one");
+        assert_eq!(all.find("d"), Some((1, "")));
+        assert_eq!(all.find("d/y"), Some((1, "y")));
+        assert_eq!(all.find("d/x"), Some((2, "")), "its own name");
+        assert_eq!(all.find("d/y/z"), Some((1, "y/z")), "to be judged there");
+        for unknown in ["b", "a/", "a/x", "/a", "dx", "..", "d.."] {
+            assert_eq!(all.find(unknown), None, "{unknown}");
+        }
+        let all = inside(&[("a", true), ("", true)]);
+        assert_eq!(all.find(""), Some((1, "")));
+        assert_eq!(all.find("b"), None);
+        assert_eq!(inside(&[("a", true), ("", false)]).find("b"), Some((1, "b")));
+    }
+
+    #[test]
+    fn names_are_given_once() {
+        let named = |name: &str| Named {
+            name: name.to_string(),
+            description: String::new(),
+            exports: Arc::new(Several(Arc::new([]))),
+            single: true,
+        };
+        assert!(Several::new(vec![named("a"), named("")]).is_ok());
+        let error = Several::new(vec![named("a"), named("b"), named("a")]).err().unwrap();
+        assert!(error.text().contains("\"a\""), "{error}");
+    }
+}

@@ -1,0 +1,270 @@
+//! What a server serves: its device, and those of `--export NAME=DEVICE`, each with its layers.
+
+use std::ffi::{OsStr, OsString};
+use std::sync::Arc;
+
+use block::{Intent, Layer, Named, Registry, Several, Shared, Spec, Stack, percent_decode};
+use clap::Parser as _;
+use server::Export;
+
+use crate::args::{self, ServeExport};
+use crate::brackets::{self, Groups};
+use crate::devices;
+use crate::exit::Failure;
+
+/// What is to be served.
+pub struct Wanted {
+    registry: Registry,
+    exports: Vec<One>,
+    /// Over each of them.
+    layers: Vec<String>,
+    /// The only one is had by whatever name.
+    any_name: bool,
+    /// What was opened: to be closed when no worker needs it any more.
+    pub open: Vec<Stack>,
+}
+
+/// An export as it was asked for.
+struct One {
+    name: String,
+    description: String,
+    spec: Spec,
+    intent: Intent,
+    /// Below those of all.
+    layers: Vec<String>,
+}
+
+/// What was opened, for a server.
+pub struct Opened {
+    /// Devices that all clients share.
+    pub exports: Vec<Export>,
+    /// In place of them, where clients get devices of their own or are judged.
+    pub visits: Option<Arc<dyn block::Exports>>,
+}
+
+impl Wanted {
+    /// What the command line asks for; nothing is opened yet.
+    pub fn new(args: &args::Serve, groups: &Groups, registry: Registry) -> Result<Wanted, Failure> {
+        let mut exports = Vec::new();
+        let mut name = None;
+        for word in &args.export {
+            match split(word) {
+                Some((name, device)) => {
+                    exports.push(One::parse(name, &device, groups, args.readonly)?);
+                }
+                None if name.is_some() => {
+                    let text =
+                        "two names for one device: write --export NAME=DEVICE for another one";
+                    return Err(Failure::usage(text));
+                }
+                None => name = Some(text(word)?),
+            }
+        }
+        match (&args.device, name) {
+            (Some(device), name) => exports.insert(
+                0,
+                One {
+                    name: name.unwrap_or_default().to_string(),
+                    description: args.description.clone(),
+                    spec: groups.spec(device)?,
+                    intent: intent(args.readonly),
+                    layers: Vec::new(),
+                },
+            ),
+            (None, Some(name)) => {
+                let text =
+                    format!("there is no device: write it behind the name, --export {name}=DEVICE");
+                return Err(Failure::usage(text));
+            }
+            (None, None) if !args.description.is_empty() => {
+                let text = "--description is of DEVICE; in brackets, each export has its own";
+                return Err(Failure::usage(text));
+            }
+            (None, None) => {}
+        }
+        if args.any_name && exports.len() > 1 {
+            return Err(Failure::usage("--any-name is for one export"));
+        }
+        let (layers, any_name) = (args.layer.clone(), args.any_name);
+        let wanted = Wanted { registry, exports, layers, any_name, open: Vec::new() };
+        wanted.check()?;
+        Ok(wanted)
+    }
+
+    /// Finds what is wrong with it while the terminal is still there.
+    fn check(&self) -> Result<(), Failure> {
+        devices::layers(&self.registry, &self.layers)?;
+        for (index, one) in self.exports.iter().enumerate() {
+            self.registry.target(&one.spec, one.intent)?;
+            devices::layers(&self.registry, &one.layers)?;
+            if one.name.len() > wire::limits::STRING || one.name.contains('\0') {
+                let text = "the name of an export is longer than 4096 bytes, or holds a NUL";
+                return Err(Failure::usage(text));
+            }
+            if self.exports[..index].iter().any(|before| before.name == one.name) {
+                let text = format!("two exports have the name {:?}: choose another", one.name);
+                return Err(Failure::usage(text));
+            }
+        }
+        Ok(())
+    }
+
+    /// The name that clients use who are told one.
+    pub fn name(&self) -> &str {
+        self.exports.first().map(|one| one.name.as_str()).unwrap_or_default()
+    }
+
+    /// What is served, for people.
+    pub fn shown(&self) -> String {
+        let all: Vec<_> = self.exports.iter().map(|one| one.spec.to_string()).collect();
+        all.join(", ")
+    }
+
+    /// Opens everything. On a worker.
+    pub async fn open(&mut self) -> Result<Opened, Failure> {
+        let outer = devices::layers(&self.registry, &self.layers)?;
+        // The layers of all that judge clients do so once, before every export.
+        let several = self.exports.len() > 1;
+        let gates: Vec<_> =
+            outer.iter().filter(|layer| several && layer.is_gate()).cloned().collect();
+        let mut devices = Vec::new();
+        let mut storages = Vec::new();
+        let mut shared_by_all = gates.is_empty();
+        for index in 0..self.exports.len() {
+            let (storage, device) = self.open_one(index, several).await?;
+            shared_by_all &= device.as_ref().is_some_and(|(_, judged)| !judged);
+            devices.extend(device.map(|(export, _)| export));
+            storages.push(storage);
+        }
+        if shared_by_all {
+            return Ok(Opened { exports: devices, visits: None });
+        }
+        let all: Arc<dyn block::Exports> = match storages.pop() {
+            // Its exports have the names that it gives them.
+            Some(only) if storages.is_empty() => only.exports,
+            last => {
+                storages.extend(last);
+                Arc::new(Several::new(storages)?)
+            }
+        };
+        let visits = Some(block::gated(all.clone(), &gates).unwrap_or(all));
+        Ok(Opened { exports: Vec::new(), visits })
+    }
+
+    /// Opens one. Of a device that all clients share comes also the device, and whether clients are
+    /// judged before they get it.
+    async fn open_one(
+        &mut self,
+        index: usize,
+        several: bool,
+    ) -> Result<(Named, Option<(Export, bool)>), Failure> {
+        let one = &self.exports[index];
+        // Made anew for each, because what they keep is about one device.
+        let mut layers = devices::layers(&self.registry, &one.layers)?;
+        let outer = devices::layers(&self.registry, &self.layers)?;
+        layers.extend(outer.into_iter().filter(|layer| !(several && layer.is_gate())));
+        let named = |exports, single| Named {
+            name: one.name.clone(),
+            description: one.description.clone(),
+            exports,
+            single,
+        };
+        let what = one.spec.to_string();
+        let own = self.registry.exports(&one.spec, &layers, one.intent).await;
+        if let Some(own) = own.map_err(|error| Failure::opening("device", &what, &error))? {
+            return Ok((named(own, false), None));
+        }
+        let stack = self.registry.open(&one.spec, layers.clone(), one.intent).await;
+        let stack = stack.map_err(|error| {
+            let failure = Failure::opening("device", &what, &error);
+            match (error.kind(), one.intent.write) {
+                (block::Kind::ReadOnly | block::Kind::Refused, true) => {
+                    Failure::new(failure.status(), format!("{failure}, or serve it with -r"))
+                }
+                _ => failure,
+            }
+        })?;
+        let device = match one.intent.write {
+            true => stack.device().clone(),
+            // Some backends can be written however they were opened.
+            false => self.readonly(&stack)?,
+        };
+        let export = Export {
+            name: one.name.clone(),
+            description: one.description.clone(),
+            device: device.clone(),
+        };
+        let shared = Shared::new(&one.name, &one.description, device);
+        let shared = if self.any_name { shared.under_any_name() } else { shared };
+        let gated = block::gated(shared.clone(), &layers);
+        let judged = gated.is_some() || self.any_name;
+        let storage = named(gated.unwrap_or(shared), true);
+        self.open.push(stack);
+        Ok((storage, Some((export, judged))))
+    }
+
+    /// The device behind a layer that refuses to change it.
+    fn readonly(&self, stack: &Stack) -> Result<Arc<dyn block::Device>, Failure> {
+        let device = stack.device().clone();
+        if !device.facts().can.contains(block::Can::WRITE) {
+            return Ok(device);
+        }
+        let layer: Arc<dyn Layer> = self.registry.layer("readonly")?;
+        Ok(Stack::over(layer.wrap(device)?)?.device().clone())
+    }
+}
+
+impl One {
+    /// `NAME=DEVICE`, or `NAME=[ DEVICE OPTION… ]`.
+    fn parse(name: &str, device: &OsStr, groups: &Groups, readonly: bool) -> Result<One, Failure> {
+        let name = percent_decode(name)?;
+        let place = |text: &dyn std::fmt::Display| {
+            Failure::usage(format!("--export {}: {text}", wire::printable(name.as_bytes(), 256)))
+        };
+        let words = match groups.words(device) {
+            None if device.is_empty() => return Err(place(&"there is no device behind the =")),
+            None => {
+                return Ok(One {
+                    spec: Spec::parse(device)?,
+                    description: String::new(),
+                    intent: intent(readonly),
+                    layers: Vec::new(),
+                    name,
+                });
+            }
+            Some(None) => return Err(place(&"a device name holds a NUL")),
+            Some(Some(words)) => words.to_vec(),
+        };
+        // Commands in brackets may stand in there.
+        let (words, inner) = brackets::take(words).map_err(|why| place(&why))?;
+        let options = ServeExport::try_parse_from(words).map_err(|error| {
+            let text = brackets::readable(&error.render().to_string());
+            let what = text.lines().map(str::trim).take_while(|line| !line.is_empty());
+            place(&what.collect::<Vec<_>>().join(" ").trim_start_matches("error: "))
+        })?;
+        Ok(One {
+            spec: inner.spec(&options.device)?,
+            description: options.description,
+            intent: intent(readonly || options.readonly),
+            layers: options.layer,
+            name,
+        })
+    }
+}
+
+/// The name and the device of an export, if the word has both.
+fn split(word: &OsString) -> Option<(&str, OsString)> {
+    use std::os::unix::ffi::OsStrExt as _;
+    let bytes = word.as_bytes();
+    let at = bytes.iter().position(|&byte| byte == b'=')?;
+    let name = std::str::from_utf8(&bytes[..at]).ok()?;
+    Some((name, OsStr::from_bytes(&bytes[at + 1..]).to_os_string()))
+}
+
+fn text(word: &OsString) -> Result<&str, Failure> {
+    word.to_str().ok_or_else(|| Failure::usage("the name of an export is not UTF-8"))
+}
+
+fn intent(readonly: bool) -> Intent {
+    if readonly { Intent::READ } else { Intent::WRITE }
+}

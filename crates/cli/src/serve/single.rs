@@ -1,0 +1,102 @@
+//! `--single`: the client at standard input and output, as inetd and ssh have it.
+
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use rustix::stdio::{stdin, stdout};
+
+use crate::exit::{FAILED, Failure, plain};
+
+/// Bytes that are moved at a time where there is no socket.
+const PIECE: usize = 64 << 10;
+
+/// The connection to the client at standard input and output.
+pub struct Single {
+    /// The server's end.
+    pub socket: OwnedFd,
+    /// Says that everything has gone to standard output, where that is a pipe.
+    gone: Option<mpsc::Receiver<()>>,
+}
+
+impl Single {
+    /// Takes standard input and output. One socket (inetd, socketpair) is served as it is, two pipes
+    /// (ssh) by way of a socket.
+    pub fn take() -> Result<Single, Failure> {
+        let cannot = |error: std::io::Error| {
+            let text = format!("cannot serve standard input and output: {}", plain(&error));
+            Failure::new(FAILED, text)
+        };
+        let duplicate =
+            |fd| rustix::io::fcntl_dupfd_cloexec(fd, 3).map_err(|errno| cannot(errno.into()));
+        if rustix::termios::isatty(stdin()) {
+            let text = "standard input is a terminal: --single is for inetd, ssh and programs that \
+                        start a server";
+            return Err(Failure::usage(text));
+        }
+        let socket = duplicate(stdin())?;
+        if rustix::net::sockopt::socket_type(&socket).is_ok() {
+            return Ok(Single { socket, gone: None });
+        }
+        let (server, client) = UnixStream::pair().map_err(cannot)?;
+        let input = std::fs::File::from(socket);
+        let output = std::fs::File::from(duplicate(stdout())?);
+        let (to_server, from_server) = (client.try_clone().map_err(cannot)?, client);
+        let (sender, gone) = mpsc::channel();
+        let thread = |name: &str, work: Box<dyn FnOnce() + Send>| {
+            std::thread::Builder::new().name(name.into()).spawn(work).map(drop).map_err(cannot)
+        };
+        thread(
+            "stdin",
+            Box::new(move || {
+                pump(input, &to_server);
+                // Fails only when the server has closed already.
+                let _ = to_server.shutdown(std::net::Shutdown::Write);
+            }),
+        )?;
+        thread(
+            "stdout",
+            Box::new(move || {
+                pump(&from_server, output);
+                // A client that reads no more need not send, either.
+                let _ = from_server.shutdown(std::net::Shutdown::Both);
+                // Nobody waits for this but a server that is stopping.
+                let _ = sender.send(());
+            }),
+        )?;
+        Ok(Single { socket: server.into(), gone: Some(gone) })
+    }
+
+    /// The socket, and what to wait for after it was closed.
+    pub fn split(self) -> (OwnedFd, Rest) {
+        (self.socket, Rest(self.gone))
+    }
+}
+
+/// What is still on its way to standard output.
+pub struct Rest(Option<mpsc::Receiver<()>>);
+
+impl Rest {
+    /// Waits until it is gone, for a short time: a client that does not read cannot hold up the end.
+    pub fn wait(&self, patience: Duration) {
+        if let Some(gone) = &self.0 {
+            let _ = gone.recv_timeout(patience);
+        }
+    }
+}
+
+/// Moves bytes until one side ends.
+fn pump(mut from: impl Read, mut to: impl Write) {
+    let mut buffer = vec![0; PIECE];
+    loop {
+        match from.read(&mut buffer) {
+            Ok(0) => return,
+            Ok(count) if to.write_all(&buffer[..count]).is_err() => return,
+            Ok(_) => {}
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(_) => return,
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! The connections that are open: who is let in, who must go when it is crowded, and how each is told.
+
+use std::collections::{BTreeSet, HashMap};
+use std::future::poll_fn;
+use std::os::fd::AsFd as _;
+use std::pin::{Pin, pin};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::Poll;
+
+use io::{Completer, Stream, Ticket};
+
+/// Connections above the limit that may be there for the moment that it takes those to go which were
+/// told to.
+const LINGERING: usize = 64;
+
+/// Why a connection has to end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Leave {
+    /// The server stops.
+    Stop,
+    /// Others want its place, and it has not finished its handshake.
+    Crowded,
+}
+
+/// The table of open connections.
+#[derive(Default)]
+pub(crate) struct Clients(Mutex<Table>);
+
+#[derive(Default)]
+struct Table {
+    open: HashMap<u64, Place>,
+    /// Those that have not finished their handshake, the oldest first.
+    new: BTreeSet<u64>,
+    /// Those that were told to go and are still there.
+    going: usize,
+}
+
+struct Place {
+    stream: Arc<Stream>,
+    leave: Option<Completer<Leave>>,
+    going: bool,
+}
+
+impl Table {
+    /// Tells the connection that has been in its handshake for longest to go; whether there is one.
+    fn make_room(&mut self) -> bool {
+        let Some(id) = self.new.pop_first() else { return false };
+        let Some(place) = self.open.get_mut(&id) else { return false };
+        place.going = true;
+        self.going += 1;
+        if let Some(leave) = place.leave.take() {
+            leave.complete(Leave::Crowded);
+        }
+        true
+    }
+}
+
+impl Clients {
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.0.lock().expect("no panic under this lock")
+    }
+
+    /// Enters a connection, unless there are `connections` already. Where some of them are still in
+    /// their handshake, or more than `handshakes` are, the oldest of those goes instead: a crowd that
+    /// says nothing keeps nobody out. What is returned says when it must go.
+    pub(crate) fn enter(
+        &self,
+        id: u64,
+        stream: Arc<Stream>,
+        connections: usize,
+        handshakes: usize,
+    ) -> Option<Ticket<Leave>> {
+        let mut table = self.table();
+        let full = table.open.len() - table.going >= connections;
+        if full && !table.make_room() {
+            return None;
+        }
+        if table.new.len() >= handshakes.max(1) && !full {
+            table.make_room();
+        }
+        let (completer, ticket) = io::ticket();
+        table.open.insert(id, Place { stream, leave: Some(completer), going: false });
+        table.new.insert(id);
+        Some(ticket)
+    }
+
+    /// Whether so many were told to go and are still there that others had better wait.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.table().going >= LINGERING
+    }
+
+    /// The connection has finished its handshake: its place is its own.
+    pub(crate) fn settle(&self, id: u64) {
+        self.table().new.remove(&id);
+    }
+
+    /// The connection is gone.
+    pub(crate) fn leave(&self, id: u64) {
+        let mut table = self.table();
+        table.new.remove(&id);
+        if let Some(place) = table.open.remove(&id) {
+            table.going -= usize::from(place.going);
+            // Dropping a place may close its socket: not under the lock.
+            drop(table);
+        }
+    }
+
+    /// Connections that are open.
+    pub(crate) fn count(&self) -> usize {
+        self.table().open.len()
+    }
+
+    /// Tells all of them to go, and ends what they send.
+    pub(crate) fn stop(&self) {
+        for place in self.table().open.values_mut() {
+            if let Some(leave) = place.leave.take() {
+                leave.complete(Leave::Stop);
+            }
+            // Fails only for connections that the client has ended.
+            let _ = rustix::net::shutdown(place.stream.as_fd(), rustix::net::Shutdown::Read);
+        }
+    }
+
+    /// Cuts all of them.
+    pub(crate) fn cut(&self) {
+        self.table().open.values().for_each(|place| place.stream.shutdown());
+    }
+}
+
+/// Does some work, unless the connection must go before it is done. Once it waits, it is asked whether
+/// it must only where `look` says that there may be a reason: a look costs more than a short request.
+pub(crate) async fn unless_told<T>(
+    told: &mut Ticket<Leave>,
+    look: impl Fn() -> bool,
+    work: impl Future<Output = T>,
+) -> Result<T, Leave> {
+    let mut work = pin!(work);
+    let mut waits = false;
+    poll_fn(|cx| {
+        // Both are polled by one task, whose waker stays the same.
+        if !waits || look() {
+            waits = true;
+            // Nobody drops the other end before telling, but for the end of the whole server.
+            if let Poll::Ready(leave) = Pin::new(&mut *told).poll(cx) {
+                return Poll::Ready(Err(leave.unwrap_or(Leave::Stop)));
+            }
+        }
+        work.as_mut().poll(cx).map(Ok)
+    })
+    .await
+}
