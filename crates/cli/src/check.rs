@@ -140,7 +140,7 @@ where
             Ok(stacks) => stacks,
             Err(failure) => return (Err(Failed::Opening(failure)), Vec::new()),
         };
-        let pool = Pool::new(16 << 20);
+        let pool = Pool::new(options.memory());
         let result = work(stacks.clone(), options, pool).await;
         (result.map_err(Failed::Working), stacks)
     });

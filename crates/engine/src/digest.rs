@@ -1,10 +1,12 @@
 //! The digest of all that a device holds, as other programs compute it.
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::fmt;
 use std::rc::Rc;
 use std::str::FromStr;
 use std::sync::Arc;
+use std::time::Instant;
 
 use block::{Error, Kind, Result, Stack};
 use io::{Data, Pool, Task};
@@ -15,13 +17,14 @@ use crate::options::{Options, SEGMENT};
 use crate::plan::{Making, Plan, What};
 use crate::progress::Progress;
 use crate::verify::read;
+use crate::window::Window;
 use crate::zeroes::is_zero;
 
 /// Bytes of blksum's blocks. Part of its definition.
 pub(crate) const BLOCK: u64 = 64 << 10;
 /// Bytes read at a time: a multiple of [`BLOCK`].
 const PIECE: u64 = 256 << 10;
-/// Pieces read ahead.
+/// Pieces read ahead at least; more where they take long.
 const AHEAD: usize = 32;
 /// Zeroes that are hashed at a time, so that it can be stopped.
 const ZEROES: u64 = 1 << 30;
@@ -106,8 +109,9 @@ async fn read_all(
     state: &mut State,
 ) -> Result<()> {
     // At most what the pool holds, so that a piece that is awaited has its buffer.
-    let ahead = usize::try_from(pool.limit() / Pool::cost(PIECE as usize)).unwrap_or(1);
-    let ahead = ahead.clamp(1, AHEAD);
+    let fits = usize::try_from(pool.limit() / Pool::cost(PIECE as usize)).unwrap_or(1).max(1);
+    let window = Rc::new(RefCell::new(Window::new(fits, false)));
+    let since = Instant::now();
     let mut out: VecDeque<Piece> = VecDeque::new();
     let mut result = Ok(());
     while let Some(segment) = plan.next().await {
@@ -115,7 +119,8 @@ async fn read_all(
         for run in segment.runs {
             let run_end = at + run.len;
             while at < run_end && result.is_ok() && !progress.is_cancelled() {
-                if out.len() >= ahead
+                while out.len() >= window.borrow().limit().max(AHEAD).min(fits)
+                    && result.is_ok()
                     && let Some(piece) = out.pop_front()
                 {
                     result = take(piece, state, progress).await;
@@ -125,10 +130,16 @@ async fn read_all(
                     What::Zero | What::Clean => (ZEROES, true),
                 };
                 let len = most.min(run_end - at);
-                let (end, pool) = (end.clone(), pool.clone());
-                let read =
-                    (!zero).then(|| io::start(async move { read(&end, &pool, at, len).await }));
-                out.push_back((len, read));
+                let (end, pool, window) = (end.clone(), pool.clone(), window.clone());
+                let read = async move {
+                    let started = Instant::now();
+                    let read = read(&end, &pool, at, len).await;
+                    if len == PIECE {
+                        window.borrow_mut().learn(started.elapsed(), since.elapsed());
+                    }
+                    read
+                };
+                out.push_back((len, (!zero).then(|| io::start(read))));
                 at += len;
             }
         }

@@ -3,13 +3,15 @@
 //! What a device says reads as zeroes is not read, and not hashed either: the digests leave out what is
 //! zero, so that the work is that of the data, not of the size.
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use block::{Can, Device, Error, Kind, Reply, Request, Result, Stack};
-use io::{Data, Pool, Remote, Task};
+use io::{Data, Pool, Remote, Room, Task};
 
 use crate::end::{End, Retries, Side};
 use crate::manifest::{Digest, Manifest, unit_of};
@@ -17,11 +19,13 @@ use crate::options::{Options, SEGMENT};
 use crate::plan::{Making, Plan, Segment, What};
 use crate::progress::Progress;
 use crate::selection::Selection;
+use crate::window::Window;
 use crate::zeroes::is_zero;
 
 /// Bytes of a digest block. Part of the digest's definition: do not change.
 const BLOCK: u64 = 256 << 10;
-/// Blocks that one walker has in flight.
+/// Blocks that one walker has in flight at least: a disk wants a few at a time even where they merely
+/// wait for each other.
 const IN_FLIGHT: usize = 8;
 
 /// What a verification found to be the same.
@@ -135,6 +139,11 @@ impl Reading<'_> {
             progress: Arc::new(Progress::new()),
             ..Making::of(source, SEGMENT, progress)
         }));
+        // A pool for each side, so that whoever has a buffer of one waits for the other only.
+        let half = match self.target {
+            Some(_) => (pool.limit() / 2).max(Pool::cost(BLOCK as usize)),
+            None => pool.limit(),
+        };
         let walk = Arc::new(Walk {
             source: self.source.clone(),
             target: self.target.cloned(),
@@ -143,9 +152,10 @@ impl Reading<'_> {
             unit: self.unit,
             differs_at: AtomicU64::new(u64::MAX),
             units: Mutex::default(),
-            source_pool: pool.clone(),
-            // A pool of its own: nobody waits for a buffer of the pool that they hold one of.
-            target_pool: Pool::new(pool.limit()),
+            source_pool: pool.share(half),
+            target_pool: Pool::new(half),
+            window: (options.requests, !options.adaptive),
+            since: Instant::now(),
             zero_block: blake3::hash(&vec![0; BLOCK as usize]).into(),
             progress: progress.clone(),
         });
@@ -182,6 +192,9 @@ struct Walk {
     units: Mutex<Units>,
     source_pool: Pool,
     target_pool: Pool,
+    /// Most blocks that a walker has in flight, and whether it always has.
+    window: (usize, bool),
+    since: Instant,
     zero_block: Digest,
     progress: Arc<Progress>,
 }
@@ -189,11 +202,12 @@ struct Walk {
 /// A block on its way: where it is, how long, and its digest; `None` is zero.
 type Block = (u64, u64, Option<Task<Result<Option<Digest>>>>);
 
-/// The two sides as a walker sees them.
+/// The two sides as a walker sees them, and how many blocks it has in flight.
 #[derive(Clone)]
 struct Ends {
     source: Rc<End>,
     target: Option<Rc<End>>,
+    window: Rc<RefCell<Window>>,
 }
 
 impl Walk {
@@ -203,7 +217,8 @@ impl Walk {
             Some(target) => Some(self.end(Side::Target, target, first).await),
             None => None,
         };
-        let ends = Ends { source, target };
+        let window = Rc::new(RefCell::new(Window::new(self.window.0, self.window.1)));
+        let ends = Ends { source, target, window };
         while let Some(segment) = self.plan.next().await {
             // What comes behind a difference is of no interest any more.
             let behind = segment.at > self.differs_at.load(Ordering::Relaxed);
@@ -263,7 +278,8 @@ impl Walk {
                     at += len;
                     continue;
                 }
-                if out.len() >= IN_FLIGHT
+                while out.len() >= ends.window.borrow().limit().max(IN_FLIGHT)
+                    && result.is_ok()
                     && let Some(oldest) = out.pop_front()
                 {
                     result = hash.take(oldest).await;
@@ -293,27 +309,65 @@ impl Walk {
         len: u64,
         reads: [bool; 2],
     ) -> Result<Option<Digest>> {
-        let source = match reads[0] {
-            true => read(&ends.source, &self.source_pool, at, len).await?,
-            false => None,
-        };
-        if let Some(target) = &ends.target {
-            let inside = len.min(target.facts().size.saturating_sub(at));
-            let other = match inside {
-                // Nothing, which is as good as zeroes.
-                0 => None,
-                _ if !reads[1] => None,
-                inside => read(target, &self.target_pool, at, inside).await?,
+        let mut attempts = [0; 2];
+        let (source, other) = loop {
+            // Nothing is held while an end is repaired.
+            let (side, (error, generation)) = match self.sides(&ends, at, len, reads).await? {
+                (Ok(one), Ok(other)) => break (one, other),
+                (Err(failed), _) => (0, failed),
+                (_, Err(failed)) => (1, failed),
             };
-            if let Some(first) = first_difference(source.as_ref(), other.as_ref()) {
-                self.differs_at.fetch_min(at + first, Ordering::Relaxed);
-            }
+            let end = if side == 0 { Some(&ends.source) } else { ends.target.as_ref() };
+            let end = end.expect("what failed is there");
+            end.recover(error, generation, &mut attempts[side]).await?;
+        };
+        if ends.target.is_some()
+            && let Some(first) = first_difference(source.as_ref(), other.as_ref())
+        {
+            self.differs_at.fetch_min(at + first, Ordering::Relaxed);
         }
         Ok(source
             .filter(|data| self.unit.is_some() && !is_zero(data.bytes()))
             .map(|data| blake3::hash(data.bytes()).into()))
     }
+
+    /// Reads both sides of a block at the same time.
+    async fn sides(
+        &self,
+        ends: &Ends,
+        at: u64,
+        len: u64,
+        reads: [bool; 2],
+    ) -> Result<(Found, Found)> {
+        // What is beyond the end of the target is as good as zeroes.
+        let beside = ends.target.as_ref().map_or(0, |end| end.facts().size.saturating_sub(at));
+        let lens = [if reads[0] { len } else { 0 }, if reads[1] { len.min(beside) } else { 0 }];
+        // Always in this order: who waits for room of the target has room of the source, and who has
+        // room of the target waits for none.
+        let rooms =
+            [room(&self.source_pool, lens[0]).await?, room(&self.target_pool, lens[1]).await?];
+        let started = Instant::now();
+        let [one, other] = rooms;
+        let other = ends.target.clone().zip(other);
+        let other = other.map(|(end, room)| io::start(async move { find(&end, room, at).await }));
+        let one = match one {
+            Some(room) => find(&ends.source, room, at).await,
+            None => Ok(None),
+        };
+        let other = match other {
+            Some(other) => other.await,
+            None => Ok(None),
+        };
+        if lens.contains(&BLOCK) {
+            ends.window.borrow_mut().learn(started.elapsed(), self.since.elapsed());
+        }
+        Ok((one, other))
+    }
 }
+
+/// What a side has at a block, `None` if all zero, or why it could not be read and with which of its
+/// handles.
+type Found = Result<Option<Data>, (Error, u64)>;
 
 /// Digests of blocks in order, put together to those of units.
 struct Hash<'a> {
@@ -393,26 +447,35 @@ fn first_difference(one: Option<&Data>, other: Option<&Data>) -> Option<u64> {
 pub(crate) async fn read(end: &End, pool: &Pool, at: u64, len: u64) -> Result<Option<Data>> {
     let mut attempts = 0;
     loop {
-        let generation = end.generation();
-        match try_read(&end.device(), pool, at, len).await {
+        let Some(room) = room(pool, len).await? else { return Ok(None) };
+        match find(end, room, at).await {
             Ok(data) => return Ok(data),
-            Err(error) => end.recover(error, generation, &mut attempts).await?,
+            Err((error, generation)) => end.recover(error, generation, &mut attempts).await?,
         }
     }
 }
 
+/// Room for a block; none for nothing.
+async fn room(pool: &Pool, len: u64) -> Result<Option<Room>> {
+    let no_room = |error: io::TooLarge| Error::new(Kind::NoMemory, "no buffer").because(error);
+    match len {
+        0 => Ok(None),
+        len => pool.reserve(len as usize).await.map(Some).map_err(no_room),
+    }
+}
+
+/// Reads a block once.
+async fn find(end: &End, room: Room, at: u64) -> Found {
+    let generation = end.generation();
+    try_read(&end.device(), room, at).await.map_err(|error| (error, generation))
+}
+
 /// Reads a block, in pieces where the device takes no more at once; `None`: all zero.
-async fn try_read(
-    device: &Arc<dyn Device>,
-    pool: &Pool,
-    at: u64,
-    len: u64,
-) -> Result<Option<Data>> {
+async fn try_read(device: &Arc<dyn Device>, room: Room, at: u64) -> Result<Option<Data>> {
+    let len = room.len() as u64;
     let facts = device.facts();
     let minimum = facts.block.minimum.max(1);
     let most = u64::from((facts.block.maximum - facts.block.maximum % minimum).max(minimum));
-    let no_room = |error: io::TooLarge| Error::new(Kind::NoMemory, "no buffer").because(error);
-    let room = pool.reserve(len as usize).await.map_err(no_room)?;
     if len <= most {
         return match device.submit(Request::read(at, room)).await? {
             Reply::Data(data) => Ok(Some(data)),
