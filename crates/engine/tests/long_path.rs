@@ -1,0 +1,77 @@
+//! Reading over a path on which every answer takes long: as much is under way as memory allows.
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use block::{Device, Facts, Op, Pending, Request, Stack};
+use engine::{Algorithm, Options, Progress};
+use io::{Config, Engine, Pool, Runtime};
+use testkit::model::{Completion, Model, ModelDevice};
+
+const SIZE: u64 = 64 << 20;
+const MEMORY: u64 = 24 << 20;
+
+/// A disk behind a long path, which counts the bytes of the reads under way.
+struct Far {
+    disk: Arc<dyn Device>,
+    now: Arc<AtomicU64>,
+    most: Arc<AtomicU64>,
+}
+
+impl Device for Far {
+    fn facts(&self) -> Arc<Facts> {
+        self.disk.facts()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        let len = if matches!(request.op, Op::Read(_)) { request.len } else { 0 };
+        let (disk, now) = (self.disk.clone(), self.now.clone());
+        self.most.fetch_max(now.fetch_add(len, Ordering::SeqCst) + len, Ordering::SeqCst);
+        Pending::start(async move {
+            io::sleep(Duration::from_millis(20)).await;
+            now.fetch_sub(len, Ordering::SeqCst);
+            disk.submit(request).await
+        })
+    }
+}
+
+/// A device behind a long path, and the most bytes of reads that were under way.
+fn far() -> (Stack, Arc<AtomicU64>) {
+    let model = Model::new(SIZE).with_content(vec![7; SIZE as usize]);
+    let disk: Arc<dyn Device> = ModelDevice::new(model, Completion::Immediate);
+    let most = Arc::new(AtomicU64::new(0));
+    let far = Far { disk, now: Arc::default(), most: most.clone() };
+    (Stack::over(Arc::new(far)).unwrap(), most)
+}
+
+fn on_worker<F: Future<Output = ()> + 'static>(work: impl FnOnce() -> F + Send + 'static) {
+    Runtime::start(&Config { workers: 1, engine: Engine::Auto }).unwrap().block_on(work);
+}
+
+#[test]
+fn a_comparison_fills_the_path_on_both_sides() {
+    on_worker(|| async {
+        let ((source, one), (target, other)) = (far(), far());
+        let (options, progress) = (Options::default(), Arc::new(Progress::new()));
+        let pool = Pool::new(MEMORY);
+        engine::verify(&source, &target, &options, &pool, &progress).await.unwrap();
+        for most in [one, other].map(|most| most.load(Ordering::SeqCst)) {
+            assert!(most > MEMORY / 3, "{most} bytes were under way");
+            assert!(most <= MEMORY / 2, "{most} bytes are more than half of the memory");
+        }
+    });
+}
+
+#[test]
+fn a_digest_fills_the_path() {
+    on_worker(|| async {
+        let (source, most) = far();
+        let (options, progress) = (Options::default(), Arc::new(Progress::new()));
+        let pool = Pool::new(MEMORY);
+        engine::digest(&source, Algorithm::Blake3, &options, &pool, &progress).await.unwrap();
+        let most = most.load(Ordering::SeqCst);
+        assert!((MEMORY / 2..=MEMORY).contains(&most), "{most} bytes were under way");
+    });
+}
