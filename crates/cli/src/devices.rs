@@ -22,6 +22,7 @@ pub fn registry_asking(timeout: Duration, context: Option<&str>) -> Registry {
     let mut backends = backends::all();
     backends.extend(client::all(options));
     backends.extend(cabi::all());
+    backends.extend(script::all());
     Registry { backends, layers: layers::all(), path: backends::PATH_SCHEME, command: "command" }
 }
 

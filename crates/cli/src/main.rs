@@ -53,6 +53,9 @@ fn main() -> ExitCode {
     for name in cabi::wait_for_end(PLUGINS_END) {
         out::error(&format!("blockhaul: warning: plugin {name} has not ended in time\n"));
     }
+    if !script::wait_for_end(PLUGINS_END) {
+        out::error("blockhaul: warning: a script has not ended in time, and is killed\n");
+    }
     status
 }
 

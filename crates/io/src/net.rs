@@ -167,6 +167,12 @@ impl Stream {
         let _ = rustix::net::shutdown(&self.0, rustix::net::Shutdown::Write);
     }
 
+    /// Ends the receiving direction: what has arrived can still be read.
+    pub fn shutdown_receive(&self) {
+        // Fails only when the connection has ended already.
+        let _ = rustix::net::shutdown(&self.0, rustix::net::Shutdown::Read);
+    }
+
     /// The other end's address.
     pub fn peer(&self) -> Peer {
         Peer(rustix::net::getpeername(&self.0).ok().flatten())

@@ -6,14 +6,14 @@
 //!   as a [`block::Device`]. `backend`: the scheme `nbdkit:`.
 //! - `asynchronous`, `table`, `budget`: plugins that answer later, what they have and how much.
 //! - `filter`: nbdkit's filters between the host and a plugin.
-//! - `lane`, `turn`: on which threads callbacks run, and how many at a time.
 //! - `api`, `shim.c`: the functions that plugins call; `context`: what those know about the caller.
 //! - `crash`: a crash names the plugin. `debug`: global variables that make plugins say more.
 //!
 //! A program that hosts plugins must export the functions: its build script passes
 //! `-Wl,--export-dynamic-symbol=nbdkit_*` and the same for `blockhaul_*` to the linker.
 //!
-//! Callbacks block, and so never run on a worker: they run on a lane of threads of the plugin's.
+//! Callbacks block, and so never run on a worker: they run on a lane of threads of the plugin's
+//! (`io::Lane`).
 
 mod abi;
 mod about;
@@ -29,14 +29,12 @@ mod debug;
 mod device;
 mod filter;
 mod handle;
-mod lane;
 mod lists;
 mod load;
 mod parse;
 mod password;
 mod plugin;
 mod table;
-mod turn;
 mod visit;
 
 pub use abi::ThreadModel;

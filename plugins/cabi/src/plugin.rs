@@ -6,6 +6,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use block::{Error, Kind, OpKind, Result};
+use io::{Lane, Turns};
 
 use crate::abi::{self, ThreadModel};
 use crate::async_abi::AsyncPlugin;
@@ -14,9 +15,7 @@ use crate::context::{self, Context, Left};
 use crate::crash;
 use crate::debug;
 use crate::filter;
-use crate::lane::Lane;
 use crate::load::{self, Described, Library};
-use crate::turn::Turns;
 
 /// What a plugin is loaded with.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

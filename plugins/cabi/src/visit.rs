@@ -4,16 +4,15 @@ use std::ffi::{CString, c_int};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use block::{Client, Device, Error, Exports, Kind, Listed, Opening, Result, Visit};
+use io::{Lane, Turn};
 
 use crate::abi::ThreadModel;
 use crate::asynchronous;
 use crate::context::{self, Context, Left};
 use crate::device::PluginDevice;
 use crate::handle::Handle;
-use crate::lane::Lane;
 use crate::lists;
 use crate::plugin::Plugin;
-use crate::turn::Turn;
 
 /// Longest name of an export in bytes (NBD's bound).
 const NAME_MAX: usize = 4096;

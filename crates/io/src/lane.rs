@@ -15,7 +15,7 @@ type Job = Box<dyn FnOnce() + Send>;
 
 /// A queue of jobs and its threads. Threads start when there is work. Dropping it has the threads
 /// finish what is queued, and end.
-pub(crate) struct Lane {
+pub struct Lane {
     shared: Arc<Shared>,
 }
 
@@ -39,12 +39,12 @@ struct State {
 
 impl Lane {
     /// One thread, which does all jobs in order.
-    pub(crate) fn single(name: impl Into<String>) -> Lane {
+    pub fn single(name: impl Into<String>) -> Lane {
         Lane::new(name.into(), 1, true)
     }
 
     /// Up to `most` threads, which end when idle.
-    pub(crate) fn parallel(name: impl Into<String>, most: usize) -> Lane {
+    pub fn parallel(name: impl Into<String>, most: usize) -> Lane {
         Lane::new(name.into(), most.max(1), false)
     }
 
@@ -57,12 +57,12 @@ impl Lane {
     }
 
     /// Lets its threads end when idle: whoever calls does not mind which one it is.
-    pub(crate) fn let_go(&self) {
+    pub fn let_go(&self) {
         self.shared.stay.store(false, Ordering::Relaxed);
     }
 
     /// Queues a job. Without any thread, and unable to start one, the job is dropped.
-    pub(crate) fn run(&self, job: impl FnOnce() + Send + 'static) {
+    pub fn run(&self, job: impl FnOnce() + Send + 'static) {
         let mut state = self.shared.lock();
         state.jobs.push_back(Box::new(job));
         if state.idle >= state.jobs.len() {

@@ -3,11 +3,11 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
-use io::Completer;
+use crate::Completer;
 
 /// The queue of those who wait for their turn.
 #[derive(Default)]
-pub(crate) struct Turns(Mutex<Queue>);
+pub struct Turns(Mutex<Queue>);
 
 #[derive(Default)]
 struct Queue {
@@ -16,18 +16,18 @@ struct Queue {
 }
 
 /// A turn; it passes on when dropped.
-pub(crate) struct Turn(Arc<Turns>);
+pub struct Turn(Arc<Turns>);
 
 impl Turns {
     /// Waits for a turn, first come first served.
-    pub(crate) async fn take(self: &Arc<Turns>) -> Option<Turn> {
+    pub async fn take(self: &Arc<Turns>) -> Option<Turn> {
         let ticket = {
             let mut queue = self.0.lock().expect("no panic under this lock");
             if !queue.taken {
                 queue.taken = true;
                 return Some(Turn(self.clone()));
             }
-            let (completer, ticket) = io::ticket();
+            let (completer, ticket) = crate::ticket();
             queue.waiting.push_back(completer);
             ticket
         };
