@@ -14,7 +14,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, SystemTime};
 
 use testkit::image;
-use testkit::tools::{self, Peer, Scratch, Server};
+use testkit::tools::{self, Peer, Reason, Scratch, Server, skip_or_fail};
 
 /// Longer than any command here takes on a slow and busy machine.
 pub const LIMIT: Duration = Duration::from_secs(120);
@@ -161,6 +161,29 @@ pub fn serve(scratch: &Scratch, name: &str, args: &[&str]) -> Server {
     let mut command = blockhaul(&["serve", "--exit-with-parent", "--unix"]);
     command.arg(&socket).args(args);
     Server::start(command, &socket).unwrap_or_else(|why| panic!("{why}"))
+}
+
+/// Compiles a plugin; `None` (and the reason on standard error) where there is no compiler or no header
+/// of nbdkit's. `source` is below the workspace.
+///
+/// # Panics
+/// Where it cannot be compiled.
+pub fn compile(source: &Path, define: &str, scratch: &Scratch) -> Option<PathBuf> {
+    let nbdkit = Peer::require("nbdkit")?;
+    let headers = nbdkit.program().parent()?.parent()?.join("root/usr/include");
+    if !headers.join("nbdkit-plugin.h").is_file() {
+        skip_or_fail(&Reason::new("the peers have no nbdkit-plugin.h"));
+        return None;
+    }
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).parent()?;
+    let out = scratch.file(&format!("{define}{}.so", text(Path::new(source.file_stem()?))));
+    let mut cc = Command::new("cc");
+    cc.args(["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread"]);
+    cc.args(["-Wno-unused-parameter", "-Wno-missing-field-initializers", "-I"]);
+    cc.arg(&headers).arg("-I").arg(workspace.join("plugins/cabi/include"));
+    cc.arg(format!("-D{define}")).arg(workspace.join(source)).arg("-o").arg(&out);
+    done(&mut cc);
+    Some(out)
 }
 
 /// What a program wrote, as text.

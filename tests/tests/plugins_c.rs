@@ -5,29 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use blockhaul_tests::{LIMIT, assert_same, bounded, done, lossy, program, text};
+use blockhaul_tests::{LIMIT, assert_same, bounded, compile, done, lossy, program, text};
 use testkit::tools::{Peer, Reason, Scratch, among_peers, skip_or_fail};
-
-/// Compiles a plugin; `None` (and the reason on standard error) where there is no compiler or no header
-/// of nbdkit's.
-fn compile(source: &Path, define: &str, scratch: &Scratch) -> Option<PathBuf> {
-    let nbdkit = Peer::require("nbdkit")?;
-    let headers = nbdkit.program().parent()?.parent()?.join("root/usr/include");
-    if !headers.join("nbdkit-plugin.h").is_file() {
-        skip_or_fail(&Reason::new("the peers have no nbdkit-plugin.h"));
-        return None;
-    }
-    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-    let out =
-        scratch.file(&format!("{define}{}.so", source.file_stem().unwrap().to_str().unwrap()));
-    let mut cc = Command::new("cc");
-    cc.args(["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread"]);
-    cc.args(["-Wno-unused-parameter", "-Wno-missing-field-initializers", "-I"]);
-    cc.arg(&headers).arg("-I").arg(workspace.join("plugins/cabi/include"));
-    cc.arg(format!("-D{define}")).arg(workspace.join(source)).arg("-o").arg(&out);
-    done(&mut cc);
-    Some(out)
-}
 
 /// Serves `nbdkit:PLUGIN?OPTIONS` while a script runs among the peers.
 #[track_caller]

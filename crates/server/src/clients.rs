@@ -1,11 +1,12 @@
 //! The connections that are open: who is let in, who must go when it is crowded, and how each is told.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::future::poll_fn;
 use std::os::fd::AsFd as _;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::Poll;
+use std::time::{Duration, Instant};
 
 use io::{Completer, Stream, Ticket};
 
@@ -22,6 +23,10 @@ pub(crate) enum Leave {
     Crowded,
 }
 
+/// Time that every handshake has before another connection may take its place: one over TLS and half
+/// the world. Until then others wait to be accepted.
+const GRACE: Duration = Duration::from_secs(1);
+
 /// The table of open connections.
 #[derive(Default)]
 pub(crate) struct Clients(Mutex<Table>);
@@ -30,7 +35,7 @@ pub(crate) struct Clients(Mutex<Table>);
 struct Table {
     open: HashMap<u64, Place>,
     /// Those that have not finished their handshake, the oldest first.
-    new: BTreeSet<u64>,
+    new: BTreeMap<u64, Instant>,
     /// Those that were told to go and are still there.
     going: usize,
 }
@@ -44,7 +49,7 @@ struct Place {
 impl Table {
     /// Tells the connection that has been in its handshake for longest to go; whether there is one.
     fn make_room(&mut self) -> bool {
-        let Some(id) = self.new.pop_first() else { return false };
+        let Some((id, _)) = self.new.pop_first() else { return false };
         let Some(place) = self.open.get_mut(&id) else { return false };
         place.going = true;
         self.going += 1;
@@ -80,13 +85,17 @@ impl Clients {
         }
         let (completer, ticket) = io::ticket();
         table.open.insert(id, Place { stream, leave: Some(completer), going: false });
-        table.new.insert(id);
+        table.new.insert(id, Instant::now());
         Some(ticket)
     }
 
-    /// Whether so many were told to go and are still there that others had better wait.
-    pub(crate) fn is_crowded(&self) -> bool {
-        self.table().going >= LINGERING
+    /// Whether others had better wait to be accepted: those whose place they would take have not had
+    /// their time yet, or are still going.
+    pub(crate) fn is_crowded(&self, connections: usize, handshakes: usize) -> bool {
+        let table = self.table();
+        let full = table.open.len() - table.going >= connections;
+        let young = table.new.first_key_value().is_some_and(|(_, since)| since.elapsed() < GRACE);
+        table.going >= LINGERING || (young && (full || table.new.len() >= handshakes))
     }
 
     /// The connection has finished its handshake: its place is its own.

@@ -124,8 +124,8 @@ pub struct Server {
     served: AtomicU64,
 }
 
-/// Time between two looks at whether those who were told to go have gone.
-const CROWDED_AGAIN: Duration = Duration::from_millis(1);
+/// Time between two looks at whether others may be accepted.
+const CROWDED_AGAIN: Duration = Duration::from_millis(2);
 
 /// How a stop goes on.
 #[derive(Debug, Clone, Copy)]
@@ -158,7 +158,8 @@ impl Server {
     /// listeners may run. Returns when the server stops.
     pub async fn listen(self: Arc<Self>, listener: Listener) {
         while !self.stopping.load(Ordering::Relaxed) {
-            if self.clients.is_crowded() {
+            let Limits { connections, handshakes, .. } = self.config.limits;
+            if self.clients.is_crowded(connections, handshakes) {
                 io::sleep(CROWDED_AGAIN).await;
                 continue;
             }

@@ -13,7 +13,8 @@ pub(crate) const PAYLOAD_LEAST: u32 = 64 << 10;
 pub struct Limits {
     /// Open connections: each costs a descriptor and about 20 KiB at rest.
     pub connections: usize,
-    /// Connections that have not finished their handshake. Above, the oldest of them is cut.
+    /// Connections that have not finished their handshake. Above, the oldest of them is cut, if it had a
+    /// second; until then others wait to be accepted.
     pub handshakes: usize,
     /// Time for the handshake, so that silent clients do not pile up; zero: none.
     pub handshake: Duration,
@@ -73,8 +74,9 @@ impl Default for Limits {
 
 /// More than any server of disks has clients; with less than 100 MiB at rest.
 const CONNECTIONS: usize = 4096;
-/// A handshake takes some milliseconds: this many at a time are hundreds of thousands a second.
-const HANDSHAKES: usize = 1024;
+/// A handshake takes some milliseconds: this many at a time are a hundred thousand a second. Each may
+/// hold an option of 128 KiB.
+const HANDSHAKES: usize = 512;
 /// nbdkit has none by default; a person who types may take this long, a program never does.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(30);
 /// More than clients have in flight (fio's and QEMU's most are 128 and 16), and some MiB of tasks.
@@ -130,7 +132,7 @@ impl Limits {
         },
         Limit {
             name: "handshakes",
-            what: "handshakes at a time; above, the oldest is cut",
+            what: "handshakes at a time; above, the oldest is cut once it had a second",
             value: Value::Count(1, 1 << 20, |limits| Place::Usize(&mut limits.handshakes)),
         },
         Limit {

@@ -35,6 +35,10 @@ const TURN: u64 = 64;
 const BYTES_PER_SHARE: u64 = 128 << 10;
 /// Time between two looks at whether a client that reads nothing harms others.
 const STALLED_AGAIN: Duration = Duration::from_millis(250);
+/// Memory that a connection may use whatever others use, as far as there is any.
+const FAIR_LEAST: u64 = 1 << 20;
+/// Time between two looks at whether others use less memory.
+const FAIR_AGAIN: Duration = Duration::from_millis(20);
 /// Time between two looks at whether others have less in progress.
 const CROWDED_AGAIN: Duration = Duration::from_millis(1);
 /// Time between two looks at whether the server stops, of a connection that is ending.
@@ -341,9 +345,31 @@ impl Session {
         Ok(Ok(indexes.fold(Contexts::empty(), Contexts::with)))
     }
 
+    /// Whether so much more memory leaves the others theirs: once half of it is in use, a connection has
+    /// its part of the other half. So those that read nothing cannot hold all of it.
+    fn is_fair(&self, cost: u64) -> bool {
+        let own = self.pool.reserved();
+        if own == 0 || own + cost <= FAIR_LEAST {
+            return true;
+        }
+        let all = &self.server.config.pool;
+        let half = all.limit() / 2;
+        all.reserved() + cost <= half || own + cost <= half / self.server.open().max(1) as u64
+    }
+
     async fn room(&self, len: u64) -> Result<Room, Error> {
         // Bounded by the payload limit, which has 32 bits.
         let len = usize::try_from(len).unwrap_or(usize::MAX);
+        loop {
+            let mark = self.progress.mark();
+            if self.is_fair(Pool::cost(len)) {
+                break;
+            }
+            self.send();
+            self.to_send.notify();
+            // Those who use less do not know who waits. Being late is what is expected here.
+            let _ = io::timeout(FAIR_AGAIN, self.progress.wait_after(mark)).await;
+        }
         if let Some(room) = self.pool.try_reserve(len) {
             return Ok(room);
         }

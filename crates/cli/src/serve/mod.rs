@@ -75,6 +75,7 @@ pub fn run(args: &args::Serve, groups: &Groups) -> Outcome {
     logger::start(args.verbose);
     let wanted = Wanted::new(args, groups, devices::registry(Duration::from_secs(60)))?;
     let limits = limits(args)?;
+    allow_files(&limits);
     let secured = Secured::new(&args.tls)?;
     let tls = secured.open()?;
     let inherited = listen::activation()?;
@@ -163,6 +164,22 @@ pub fn run(args: &args::Serve, groups: &Groups) -> Outcome {
         let _ = closed.recv_timeout(CLOSING);
     }
     std::process::exit(i32::from(outcome.map_or(HELD, |end| end.status)));
+}
+
+/// Descriptors that a server needs besides those of its connections: files, workers, listeners.
+const OTHER_FILES: u64 = 512;
+
+/// Has the system allow as many descriptors as there may be connections, if it can.
+fn allow_files(limits: &Limits) {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let needed = limits.connections as u64 + OTHER_FILES;
+    let mut files = getrlimit(Resource::Nofile);
+    if files.current.is_none_or(|current| current >= needed) {
+        return;
+    }
+    files.current = Some(files.maximum.map_or(needed, |most| most.min(needed)));
+    // Where it cannot, connections are refused when there are none left.
+    let _ = setrlimit(Resource::Nofile, files);
 }
 
 /// How a server ended.
