@@ -71,7 +71,7 @@ with_nbdkit!(disks_have_the_same_bytes, |both| {
     std::fs::write(&file, (0..200_000_u32).flat_map(u32::to_be_bytes).collect::<Vec<_>>()).unwrap();
     both.same_bytes(&["-r", "pattern", "5M"]);
     both.same_bytes(&["memory", "size=1M"]);
-    both.same_bytes(&["file", &text(&file)]);
+    both.same_bytes(&["file", text(&file)]);
     both.same_bytes(&["data", "0x55 0xaa @1000 \"x\"*7", "size=64k"]);
 });
 
@@ -101,13 +101,13 @@ with_nbdkit!(the_command_sees_the_same_variables, |both| {
     let socket = both.scratch.file("s");
     let socket = text(&socket);
     let show = "echo \"$uri $nbd $port $unixsocket $exportname $tls\"; rm -f \"$unixsocket\"";
-    both.same(&["-U", &socket, "-e", "a b", "null", "--run", show]);
-    both.same(&["-U", &socket, "null", "--run", show]);
+    both.same(&["-U", socket, "-e", "a b", "null", "--run", show]);
+    both.same(&["-U", socket, "null", "--run", show]);
     let psk = both.scratch.file("keys.psk");
     std::fs::write(&psk, "alice:000102030405060708090a0b0c0d0e0f\n").unwrap();
     let psk = format!("--tls-psk={}", text(&psk));
-    both.same(&["-U", &socket, "--tls=require", &psk, "null", "--run", show]);
-    both.same(&["-U", &socket, &psk, "null", "--run", show]);
+    both.same(&["-U", socket, "--tls=require", &psk, "null", "--run", show]);
+    both.same(&["-U", socket, &psk, "null", "--run", show]);
 });
 
 with_nbdkit!(exit_statuses_are_the_same, |both| {
@@ -213,7 +213,7 @@ except nbd.Error as error:
     std::fs::write(&file, format!("#!/bin/sh\n{script}\n")).unwrap();
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(&file, mode).unwrap();
-    both.same(&["sh", &text(&file), "--run", check]);
+    both.same(&["sh", text(&file), "--run", check]);
     let said = lossy(
         &both.ours(&["-D", "memory.dir=1", "-D", "x.y=1", "memory", "1M", "--run", "true"]).stderr,
     );
