@@ -182,3 +182,43 @@ fn the_example_in_memory_is_read_and_written_within_its_bound() {
     let mut copy = among_peers(program()).unwrap();
     done(copy.args(["copy", "--verify", text(&input), &device]));
 }
+
+#[test]
+fn a_plugin_is_told_who_the_client_is() {
+    let scratch = Scratch::new().unwrap();
+    let Some(plugin) = compile(Path::new("tests/tests/who.c"), "WHO", &scratch) else { return };
+    let pki = scratch.file("pki");
+    done(among_peers(program()).unwrap().args(["tls", "init", "--client", "alice", text(&pki)]));
+    let (program, pki) = (text(program()), text(&pki));
+    let tls =
+        format!("nbds+unix:///?socket=$unixsocket&tls-certificates={pki}&tls-hostname=localhost");
+    let read = |uri: &str, name: &str| {
+        let out = scratch.file(name);
+        let copy = format!("{program} copy --no-progress \"{uri}\" {}", text(&out));
+        (copy, out)
+    };
+    let (plain, plain_out) = read("nbd+unix:///a%20name?socket=$unixsocket", "plain");
+    let (proved, proved_out) = read(&tls, "proved");
+    let user = format!(
+        "uid={}\ngid={}\n",
+        rustix::process::getuid().as_raw(),
+        rustix::process::getgid().as_raw()
+    );
+    for (options, script, out, wanted) in [
+        (&[][..], plain, plain_out, ["export=a name\ntls=0\nsubject=\nissuer=\n", &user]),
+        (
+            &["--tls-certificates", pki, "--tls-verify-peer"],
+            proved,
+            proved_out,
+            ["tls=1\nsubject=CN=alice\nissuer=CN=", &user],
+        ),
+    ] {
+        let device = format!("nbdkit:{}", text(&plugin));
+        let mut command = among_peers(Path::new(program)).unwrap();
+        command.args(["serve", "-r"]).args(options);
+        done(command.args([&device, "--run", &script]));
+        let said = lossy(&fs::read(out).unwrap());
+        assert!(wanted.iter().all(|text| said.contains(text)), "{said}");
+        assert!(said.contains("unix=1\npid=") && !said.contains("pid=-1"), "{said}");
+    }
+}

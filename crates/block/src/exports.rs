@@ -1,7 +1,7 @@
 //! Storage that has a device for each client, by name: plugins, folders.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crate::backend::assemble;
 use crate::{Device, Error, Kind, Layer, Opening};
@@ -11,6 +11,17 @@ use crate::{Device, Error, Kind, Layer, Opening};
 pub struct Client {
     /// The connection; none for commands that open a device for themselves.
     pub stream: Option<Arc<io::Stream>>,
+    /// The certificate that the client has shown, once TLS is up.
+    pub certificate: Arc<OnceLock<Certificate>>,
+}
+
+/// Names in a certificate, as RFC 4514 writes them: `CN=alice,O=Example`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Certificate {
+    /// Whose it is.
+    pub subject: String,
+    /// Who vouches for it.
+    pub issuer: String,
 }
 
 impl fmt::Debug for Client {

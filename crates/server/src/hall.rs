@@ -1,8 +1,8 @@
 //! What a client may choose from: the server's exports, or devices that are opened for this client.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use block::{Client, Device, Kind, Listed, Visit};
+use block::{Certificate, Client, Device, Kind, Listed, Visit};
 use io::Stream;
 use wire::ListEntry;
 use wire::OptionError;
@@ -19,23 +19,33 @@ pub(crate) struct Hall<'a> {
     open: Option<(String, Arc<dyn Device>)>,
     /// The connection is encrypted by now.
     tls: bool,
+    /// For those who open devices: what the client has shown.
+    certificate: Arc<OnceLock<Certificate>>,
 }
 
 impl<'a> Hall<'a> {
     /// Admits a client.
     pub(crate) async fn enter(config: &'a Config, stream: Arc<Stream>) -> Result<Hall<'a>, String> {
+        let certificate = Arc::<OnceLock<Certificate>>::default();
         let visit = match &config.visits {
             None => None,
             Some(visits) => {
-                let admitted = visits.admit(Client { stream: Some(stream.clone()) }).await;
+                let client =
+                    Client { stream: Some(stream.clone()), certificate: certificate.clone() };
+                let admitted = visits.admit(client).await;
                 Some(admitted.map_err(|error| format!("not admitted: {error}"))?)
             }
         };
-        Ok(Hall { config, stream, visit, open: None, tls: false })
+        Ok(Hall { config, stream, visit, open: None, tls: false, certificate })
     }
 
     /// The connection is encrypted from here on: what was opened before counts no more.
-    pub(crate) fn secured(&mut self) {
+    pub(crate) fn secured(&mut self, about: &tls::About) {
+        if let Some(names) = &about.names {
+            let (subject, issuer) = (names.subject.clone(), names.issuer.clone());
+            // TLS comes up once.
+            self.certificate.get_or_init(|| Certificate { subject, issuer });
+        }
         self.tls = true;
         self.open = None;
     }

@@ -117,9 +117,9 @@ pub(crate) async fn run(
                 let about = &session.about;
                 let who = about.peer.as_deref().unwrap_or("nobody in particular");
                 log::debug!("{} with {}: {} {}", stream.peer(), who, about.version, about.suite);
+                hall.secured(about);
                 inbox.secure(session.opener, &session.received);
                 mouth.queue.secure(session.sealer);
-                hall.secured();
                 handshake.tls_started().map_err(|error| error.to_string())?;
             }
             Event::Abort => {

@@ -11,6 +11,7 @@ use openssl::x509::{X509Ref, X509VerifyResult};
 
 use crate::context::{Seen, printable};
 use crate::error::{Error, Kind, reason};
+use crate::names::Names;
 use crate::records::{self, Suite};
 use crate::wrapped::{self, Pipe};
 
@@ -44,6 +45,8 @@ pub struct About {
     pub suite: String,
     /// Who the other side has proved to be: a user, or the name in a certificate.
     pub peer: Option<String>,
+    /// The names in the other side's certificate, where it has shown one.
+    pub names: Option<Names>,
 }
 
 /// Runs a handshake.
@@ -164,6 +167,7 @@ fn about(ssl: &SslRef, seen: &Mutex<Seen>) -> About {
     About {
         version: ssl.version_str().to_string(),
         suite: suite(ssl),
+        names: certificate.as_deref().map(Names::of),
         peer: user.or_else(|| certificate.map(|certificate| subject(&certificate))),
     }
 }

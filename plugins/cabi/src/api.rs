@@ -1,16 +1,18 @@
 //! The functions of nbdkit's interface that plugins call, as far as they take a fixed number of
 //! arguments; the others are in `shim.c`. Their contracts are those of nbdkit's manual pages
-//! (`nbdkit_NAME(3)`); a pointer that a plugin hands over is good as those pages say.
+//! (`nbdkit_NAME(3)`); a pointer that a plugin hands over is good as those pages say. `peer`: those about
+//! the client and its connection. `lists`: those that fill lists.
+
+mod lists;
+mod peer;
 
 use std::ffi::{CStr, CString, OsStr, c_char, c_double, c_int, c_uint};
-use std::os::fd::AsRawFd as _;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
 use std::ptr;
 use std::time::{Duration, Instant};
 
 use crate::context;
-use crate::lists::{Exports, Extents};
 use crate::parse;
 
 /// Between two looks at whether a sleep is to end early.
@@ -326,15 +328,6 @@ extern "C" fn nbdkit_export_name() -> *const c_char {
     }
 }
 
-/// Whether the connection is encrypted.
-#[unsafe(no_mangle)]
-extern "C" fn nbdkit_is_tls() -> c_int {
-    match context::now() {
-        Some(context) if context.client.is_some() => c_int::from(context.tls),
-        _ => failed("nbdkit_is_tls: there is no connection", -1),
-    }
-}
-
 /// Asks the whole program to stop.
 #[unsafe(no_mangle)]
 extern "C" fn nbdkit_shutdown() {
@@ -344,229 +337,4 @@ extern "C" fn nbdkit_shutdown() {
         // SAFETY: a signal to this very process, which it handles.
         unsafe { libc::kill(own, libc::SIGTERM) };
     }
-}
-
-/// Ends the connection: at once, or once what the client has sent is answered.
-#[unsafe(no_mangle)]
-extern "C" fn nbdkit_disconnect(force: c_int) {
-    let Some(fd) = client_fd() else { return failed("there is no connection", ()) };
-    let how = if force != 0 { libc::SHUT_RDWR } else { libc::SHUT_RD };
-    // SAFETY: the descriptor is open while the context holds the stream.
-    unsafe { libc::shutdown(fd.1, how) };
-}
-
-/// The client's socket, kept open while the first part lives.
-fn client_fd() -> Option<(std::sync::Arc<context::Context>, c_int)> {
-    use std::os::fd::AsFd as _;
-    let context = context::now()?;
-    let fd = context.client.as_ref()?.stream.as_ref()?.as_fd().as_raw_fd();
-    Some((context, fd))
-}
-
-/// # Safety
-/// `address` and `len` are as for getpeername(2).
-#[unsafe(no_mangle)]
-unsafe extern "C" fn nbdkit_peer_name(
-    address: *mut libc::sockaddr,
-    len: *mut libc::socklen_t,
-) -> c_int {
-    let Some(fd) = client_fd() else { return failed("the client has no socket", -1) };
-    // SAFETY: the plugin's promise, and the descriptor is open.
-    match unsafe { libc::getpeername(fd.1, address, len) } {
-        0 => 0,
-        _ => failed(format!("getpeername: {}", plain(&std::io::Error::last_os_error())), -1),
-    }
-}
-
-fn peer_credentials() -> Option<libc::ucred> {
-    let Some(fd) = client_fd() else { return failed("the client has no socket", None) };
-    let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
-    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    let out = (&raw mut credentials).cast();
-    // SAFETY: `out` has room for `len` bytes, and the descriptor is open.
-    let got =
-        unsafe { libc::getsockopt(fd.1, libc::SOL_SOCKET, libc::SO_PEERCRED, out, &raw mut len) };
-    // Process 0: not a Unix socket.
-    if got != 0 || credentials.pid == 0 {
-        return failed("the client's user is known on Unix sockets only", None);
-    }
-    Some(credentials)
-}
-
-/// The client's process id.
-#[unsafe(no_mangle)]
-extern "C" fn nbdkit_peer_pid() -> i64 {
-    peer_credentials().map_or(-1, |peer| peer.pid.into())
-}
-
-/// The client's user id.
-#[unsafe(no_mangle)]
-extern "C" fn nbdkit_peer_uid() -> i64 {
-    peer_credentials().map_or(-1, |peer| peer.uid.into())
-}
-
-/// The client's group id.
-#[unsafe(no_mangle)]
-extern "C" fn nbdkit_peer_gid() -> i64 {
-    peer_credentials().map_or(-1, |peer| peer.gid.into())
-}
-
-/// The client's security context (SELinux), to be freed by the plugin.
-#[unsafe(no_mangle)]
-extern "C" fn nbdkit_peer_security_context() -> *mut c_char {
-    let Some(fd) = client_fd() else { return failed("the client has no socket", ptr::null_mut()) };
-    let mut label = [0_u8; 1024];
-    let mut len = label.len() as libc::socklen_t;
-    let out = label.as_mut_ptr().cast();
-    // SAFETY: `out` has room for `len` bytes, and the descriptor is open.
-    let got =
-        unsafe { libc::getsockopt(fd.1, libc::SOL_SOCKET, libc::SO_PEERSEC, out, &raw mut len) };
-    if got != 0 {
-        let error = std::io::Error::last_os_error();
-        let why = format!("the client has no security context: {}", plain(&error));
-        return failed(why, ptr::null_mut());
-    }
-    let label = &label[..label.len().min(len as usize)];
-    let end = label.iter().position(|&byte| byte == 0).unwrap_or(label.len());
-    malloced(&label[..end])
-}
-
-/// The subject of the client's certificate: empty, as it is not handed to plugins.
-#[unsafe(no_mangle)]
-extern "C" fn nbdkit_peer_tls_dn() -> *mut c_char {
-    malloced(b"")
-}
-
-/// The issuer of the client's certificate: empty, as it is not handed to plugins.
-#[unsafe(no_mangle)]
-extern "C" fn nbdkit_peer_tls_issuer_dn() -> *mut c_char {
-    malloced(b"")
-}
-
-/// Adds an extent to a list.
-///
-/// # Safety
-/// `extents` came from this crate and is used by one thread at a time.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn nbdkit_add_extent(
-    extents: *mut Extents,
-    at: u64,
-    len: u64,
-    state: u32,
-) -> c_int {
-    // SAFETY: the plugin passes on what it was given.
-    let Some(extents) = (unsafe { extents.as_mut() }) else {
-        return failed("nbdkit_add_extent: the list is NULL", -1);
-    };
-    match extents.add(at, len, state) {
-        Ok(()) => 0,
-        Err(why) => {
-            context::set_errno(libc::EINVAL);
-            failed(format!("nbdkit_add_extent: {why}"), -1)
-        }
-    }
-}
-
-/// A list of extents of the plugin's own.
-#[unsafe(no_mangle)]
-extern "C" fn nbdkit_extents_new(start: u64, end: u64) -> *mut Extents {
-    if start > end || end > i64::MAX as u64 {
-        context::set_errno(libc::ERANGE);
-        return failed("nbdkit_extents_new: not a range", ptr::null_mut());
-    }
-    Box::into_raw(Box::new(Extents::new(start, end)))
-}
-
-/// # Safety
-/// `extents` is null or came from [`nbdkit_extents_new`], and is not used again.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn nbdkit_extents_free(extents: *mut Extents) {
-    if !extents.is_null() {
-        // SAFETY: the plugin's promise.
-        drop(unsafe { Box::from_raw(extents) });
-    }
-}
-
-/// # Safety
-/// `extents` came from this crate.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn nbdkit_extents_count(extents: *const Extents) -> usize {
-    // SAFETY: the plugin's promise.
-    unsafe { extents.as_ref() }.map_or(0, |extents| extents.list().len())
-}
-
-/// `struct nbdkit_extent`.
-#[repr(C)]
-struct CExtent {
-    offset: u64,
-    length: u64,
-    state: u32,
-}
-
-/// # Safety
-/// `extents` came from this crate.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn nbdkit_get_extent(extents: *const Extents, index: usize) -> CExtent {
-    // SAFETY: the plugin's promise.
-    let extents = unsafe { extents.as_ref() };
-    match extents.and_then(|extents| extents.list().get(index)) {
-        Some(extent) => CExtent { offset: extent.at, length: extent.len, state: extent.state },
-        None => {
-            let none = CExtent { offset: 0, length: 0, state: 0 };
-            failed("nbdkit_get_extent: there is no such extent", none)
-        }
-    }
-}
-
-/// Adds an export to a list.
-///
-/// # Safety
-/// `exports` came from this crate; `description` may be null.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn nbdkit_add_export(
-    exports: *mut Exports,
-    name: *const c_char,
-    description: *const c_char,
-) -> c_int {
-    // SAFETY: the plugin's promise.
-    let (exports, name, description) = unsafe { (exports.as_mut(), text(name), text(description)) };
-    let (Some(exports), Some(name)) = (exports, name) else {
-        return failed("nbdkit_add_export: a pointer is NULL", -1);
-    };
-    match exports.add(&name, description.as_deref()) {
-        Ok(()) => 0,
-        Err(why) => {
-            context::set_errno(libc::EINVAL);
-            failed(format!("nbdkit_add_export: {why}"), -1)
-        }
-    }
-}
-
-/// Adds the plugin's default export to a list.
-///
-/// # Safety
-/// `exports` came from this crate.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn nbdkit_use_default_export(exports: *mut Exports) -> c_int {
-    // SAFETY: the plugin's promise.
-    let Some(exports) = (unsafe { exports.as_mut() }) else {
-        return failed("nbdkit_use_default_export: the list is NULL", -1);
-    };
-    exports.add_default().map_or_else(|why| failed(why, -1), |()| 0)
-}
-
-/// # Safety
-/// `exports` is null: plugins make no lists of exports, but many hold on to this function.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn nbdkit_exports_free(exports: *mut Exports) {
-    if !exports.is_null() {
-        // SAFETY: the plugin's promise: it came from [`nbdkit_exports_new`].
-        drop(unsafe { Box::from_raw(exports) });
-    }
-}
-
-/// A list of exports of the plugin's own.
-#[unsafe(no_mangle)]
-extern "C" fn nbdkit_exports_new() -> *mut Exports {
-    Box::into_raw(Box::default())
 }
