@@ -3,10 +3,16 @@
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
+use std::io::Read as _;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
 
 use blockhaul_tests::{LIMIT, assert_same, blockhaul, bounded, garbage, lossy, serve, text};
+use rustix::process::{Pid, Signal, kill_process};
 use testkit::image;
 use testkit::rng::seed;
 use testkit::tools::{self, Scratch};
@@ -213,8 +219,12 @@ fn files_of_one_xfs_share_their_data() {
     garbage(&target, SIZE).unwrap();
     assert_eq!(some(&routes(&mut copy(&ends)), "reflink"), bytes);
     assert_same(&source, &target, "shared, over garbage");
+    // What is shared does not pass through the page cache either.
+    garbage(&target, SIZE).unwrap();
+    assert_eq!(some(&routes(&mut copy(&["--direct=on", ends[0], ends[1]])), "reflink"), bytes);
+    assert_same(&source, &target, "shared, past the page cache");
     // Who wants the bytes looked at, allocated, or moved, gets that.
-    for options in [&["-S", "4096"][..], &["--allocated"], &["--no-zero-copy"], &["--direct=on"]] {
+    for options in [&["-S", "4096"][..], &["--allocated"], &["--no-zero-copy"]] {
         none(&routes(&mut copy(&[options, &ends].concat())), &["reflink"]);
         assert_same(&source, &target, &options.join(" "));
     }
@@ -238,6 +248,87 @@ fn refusing(errno: &str, calls: &str, command: &Command) -> Command {
         value.map(|value| refusing.env(name, value));
     }
     refusing
+}
+
+/// Stops and continues processes all the time until it is dropped: calls that wait return early, and
+/// those that move bytes move fewer.
+struct Interrupting {
+    over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<u32>>,
+}
+
+impl Interrupting {
+    fn start(pids: Vec<u32>) -> Interrupting {
+        let over = Arc::new(AtomicBool::new(false));
+        let seen = over.clone();
+        let send = |pid: u32, signal| {
+            let pid = Pid::from_raw(pid as i32).expect("a process");
+            kill_process(pid, signal).is_ok()
+        };
+        let thread = std::thread::spawn(move || {
+            let mut times = 0;
+            while !seen.load(Ordering::Relaxed) {
+                for &pid in &pids {
+                    times += u32::from(send(pid, Signal::STOP));
+                    std::thread::sleep(Duration::from_micros(200));
+                    send(pid, Signal::CONT);
+                }
+                std::thread::sleep(Duration::from_micros(300));
+            }
+            times
+        });
+        Interrupting { over, thread: Some(thread) }
+    }
+
+    fn stop(mut self) -> u32 {
+        self.over.store(true, Ordering::Relaxed);
+        self.thread.take().expect("once").join().unwrap()
+    }
+}
+
+#[test]
+fn interrupted_calls_are_gone_on_with() {
+    let scratch = Scratch::new().unwrap();
+    let (source, size) = (scratch.file("source.img"), (3 << 20) + 1234);
+    garbage(&source, size).unwrap();
+    let (file, target) = (scratch.file("file.img"), scratch.file("target.img"));
+    std::fs::File::create(&target).unwrap().set_len(size).unwrap();
+    let from = serve(&scratch, "from", &["--read-only", text(&source)]);
+    let to = serve(&scratch, "to", &[text(&target)]);
+    let (from_uri, to_uri) = (from.uri(""), to.uri(""));
+    let cases = [
+        (text(&source), &*to_uri, &target),
+        (&*from_uri, &*to_uri, &target),
+        (&*from_uri, text(&file), &file),
+        (text(&source), text(&file), &file),
+    ];
+    let options: [&[&str]; 5] = [
+        &["-S", "0"],
+        &["-S", "4096"],
+        &["--no-zero-copy"],
+        &["--engine=threads"],
+        &["--direct=on"],
+    ];
+    for (from_name, to_name, changed) in cases {
+        for options in options {
+            let what = format!("{options:?}, {from_name} to {to_name}");
+            garbage(changed, size).unwrap();
+            let mut command = copy(&[&["--verify"], options, &[from_name, to_name]].concat());
+            command.stdout(Stdio::null()).stderr(Stdio::piped());
+            let mut child = command.spawn().unwrap();
+            let interrupting = Interrupting::start(vec![child.id(), from.pid(), to.pid()]);
+            let ended = tools::wait_within(&mut child, LIMIT);
+            let times = interrupting.stop();
+            let mut told = String::new();
+            if ended.is_none() {
+                child.kill().unwrap();
+            }
+            child.stderr.take().unwrap().read_to_string(&mut told).unwrap();
+            assert!(ended.is_some_and(|status| status.success()), "{what}: {ended:?}, {told}");
+            assert!(times > 3, "{what}: interrupted {times} times only");
+            assert_same(&source, changed, &what);
+        }
+    }
 }
 
 /// What each refusal keeps from being used.

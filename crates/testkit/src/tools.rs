@@ -502,7 +502,8 @@ pub fn output(command: &mut Command, limit: Duration) -> Result<Output, String> 
     Ok(Output { status, stdout: out.bytes(), stderr: err.bytes() })
 }
 
-fn wait_within(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
+/// Waits for a process; `None` when it has not ended within the limit.
+pub fn wait_within(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
     let begun = Instant::now();
     let mut pause = Duration::from_micros(200);
     loop {
