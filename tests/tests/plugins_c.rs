@@ -3,10 +3,10 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Output;
 
 use blockhaul_tests::{LIMIT, assert_same, bounded, compile, done, lossy, program, text};
-use testkit::tools::{Peer, Reason, Scratch, among_peers, skip_or_fail};
+use testkit::tools::{Scratch, among_peers};
 
 /// Serves `nbdkit:PLUGIN?OPTIONS` while a script runs among the peers.
 #[track_caller]

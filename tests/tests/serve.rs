@@ -6,7 +6,7 @@ use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use blockhaul_tests::{
@@ -61,9 +61,16 @@ impl Drop for Background {
     }
 }
 
-/// Sends a signal to a server of ours, which has to end well within a second.
+/// Sends a signal to a server of ours, which has to end well within a second and be content.
 #[track_caller]
-fn stops_in_time(mut child: Running, signal: &str) {
+fn stops_in_time(child: Running, signal: &str) {
+    let status = stopped_in_time(child, signal);
+    assert!(status.success(), "{status} after SIG{signal}");
+}
+
+/// The status of a server that has to end well within a second after a signal.
+#[track_caller]
+fn stopped_in_time(mut child: Running, signal: &str) -> ExitStatus {
     let begun = Instant::now();
     // The child is not waited for before: its process id is its own.
     assert!(
@@ -82,7 +89,7 @@ fn stops_in_time(mut child: Running, signal: &str) {
     };
     let taken = begun.elapsed();
     assert!(taken < Duration::from_millis(1000), "it took {taken:?} to end after SIG{signal}");
-    assert!(status.success(), "{status} after SIG{signal}");
+    status
 }
 
 /// Starts a server in the foreground and waits until it listens.
@@ -205,14 +212,15 @@ fn it_stops_within_a_second_whoever_is_connected() {
         drop((idle, silent, half));
         assert!(!socket.exists(), "the socket is left");
     }
-    // Requests under way for long are cut, too.
+    // Requests that a device holds are given up when it had its time, and the status says so.
     let socket = scratch.socket("slow");
-    let server = start(&socket, &["--layer", "delay?read=1000s", "memory:1M"]);
+    let slow = ["--layer", "delay?read=1000s", "--drain-timeout", "200ms", "memory:1M"];
+    let server = start(&socket, &slow);
     let mut client = connected(&socket);
     let request = client.request(wire::Command::Read, 0, 4096);
     client.send_request(&request, &[]).unwrap();
     std::thread::sleep(Duration::from_millis(100));
-    stops_in_time(server, "TERM");
+    assert_eq!(stopped_in_time(server, "TERM").code(), Some(9));
 }
 
 #[test]
@@ -242,7 +250,17 @@ fn clients_start_it_by_socket_activation() {
     peer(&nbdsh, &["-c", &script]);
     // What makes no sense with a socket from outside is refused.
     let output = bounded(
-        nbdinfo.command().args(["--size", "--", "[", me, "serve", "-p", "0", "memory:1M", "]"]),
+        nbdinfo.command().args([
+            "--size",
+            "--",
+            "[",
+            me,
+            "serve",
+            "--run",
+            "true",
+            "memory:1M",
+            "]",
+        ]),
         LIMIT,
     );
     assert!(!output.status.success());

@@ -367,3 +367,135 @@ fn a_stop_gives_up_what_devices_hold_and_says_so() {
         assert!(!socket.exists(), "it cleans up");
     }
 }
+
+/// The answer to an option about an export: the kind of the last reply, `None` if the connection ends.
+fn asks(socket: &Path, code: u32, name: &[u8]) -> Option<u32> {
+    let mut client = testkit::peer::Conversation::connect(socket).unwrap();
+    client.hello(3).unwrap();
+    client.negotiate(wire::Replies::Structured).unwrap();
+    let len = (name.len() as u32).to_be_bytes();
+    let payload = match code {
+        wire::magic::OPT_EXPORT_NAME => {
+            client.send_option(code, name).unwrap();
+            return client.receive(10).ok().map(|_| wire::magic::REP_ACK);
+        }
+        wire::magic::OPT_SET_META_CONTEXT => [&len[..], name, &[0; 4]].concat(),
+        _ => [&len[..], name, &[0; 2]].concat(),
+    };
+    client.option(code, &payload).ok().and_then(|replies| replies.last().map(|last| last.kind))
+}
+
+#[test]
+fn names_of_any_length_and_kind_are_taken_or_refused() {
+    use wire::magic::{
+        OPT_EXPORT_NAME, OPT_GO, OPT_INFO, OPT_SET_META_CONTEXT, REP_ACK, REP_ERR_INVALID,
+        REP_ERR_TOO_BIG, REP_ERR_UNKNOWN,
+    };
+    let scratch = Scratch::new().unwrap();
+    let folder = scratch.file("folder");
+    std::fs::create_dir(&folder).unwrap();
+    std::fs::write(scratch.file("secret"), "secret").unwrap();
+    let long = "n".repeat(4096);
+    let (longest, dir) = (format!("{long}=memory:1M"), format!("d=dir:{}", folder.display()));
+    let server = start(&scratch, &["zero:2M", "--export", &longest, "--export", &dir]);
+    let too_long = "n".repeat(4097);
+    let cases: [(&[u8], u32); 9] = [
+        (b"", REP_ACK),
+        (long.as_bytes(), REP_ACK),
+        (too_long.as_bytes(), REP_ERR_INVALID),
+        (b"..", REP_ERR_UNKNOWN),
+        (b"d/..", REP_ERR_UNKNOWN),
+        (b"d/../secret", REP_ERR_UNKNOWN),
+        (b"d//", REP_ERR_UNKNOWN),
+        (b"d/\0", REP_ERR_INVALID),
+        (b"\xff", REP_ERR_INVALID),
+    ];
+    for (name, wanted) in cases {
+        let shown = String::from_utf8_lossy(&name[..name.len().min(20)]).into_owned();
+        for code in [OPT_GO, OPT_INFO, OPT_SET_META_CONTEXT] {
+            assert_eq!(asks(server.socket(), code, name), Some(wanted), "{shown}, option {code}");
+        }
+        // Has no answer but the end of the connection.
+        let taken = (wanted == REP_ACK).then_some(REP_ACK);
+        assert_eq!(asks(server.socket(), OPT_EXPORT_NAME, name), taken, "{shown}");
+    }
+    assert!(server.stop().unwrap().success());
+    let server = start(&scratch, &["zero:2M", "--limit", "name=10", "--limit", "queries=0"]);
+    assert_eq!(asks(server.socket(), OPT_GO, b"12345678901"), Some(REP_ERR_TOO_BIG));
+    assert_eq!(asks(server.socket(), OPT_GO, b"1234567890"), Some(REP_ERR_UNKNOWN));
+    let mut client = testkit::peer::Conversation::connect(server.socket()).unwrap();
+    client.hello(3).unwrap();
+    client.negotiate(wire::Replies::Structured).unwrap();
+    assert!(client.select("", &["base:allocation"]).is_err());
+    assert_eq!(client.select("", &[]), Ok(Vec::new()));
+}
+
+#[test]
+fn lists_and_handshakes_have_their_limits() {
+    let scratch = Scratch::new().unwrap();
+    let folder = scratch.file("folder");
+    std::fs::create_dir(&folder).unwrap();
+    for name in 0..30 {
+        std::fs::write(folder.join(format!("{name:02}")), "").unwrap();
+    }
+    let device = format!("dir:{}", folder.display());
+    let server = start(&scratch, &[&device, "--limit=exports=20", "--limit=options=3"]);
+    let mut client = testkit::peer::Conversation::connect(server.socket()).unwrap();
+    client.hello(3).unwrap();
+    let replies = client.option(wire::magic::OPT_LIST, &[]).unwrap();
+    assert_eq!(replies.len(), 20 + 1);
+    assert_eq!(replies[19].payload[4..6], *b"19");
+    // Eight more for each that was listed; what is not listed can be had all the same.
+    assert!(client.go("29").is_ok());
+    let mut client = testkit::peer::Conversation::connect(server.socket()).unwrap();
+    client.hello(3).unwrap();
+    for _ in 0..3 {
+        assert!(!client.agrees(99, &[]).unwrap());
+    }
+    assert!(client.agrees(99, &[]).is_err(), "the fourth option ends it");
+}
+
+#[test]
+fn several_sockets_of_the_service_manager_and_our_own_are_served_together() {
+    use std::os::fd::OwnedFd;
+    let scratch = Scratch::new().unwrap();
+    let (one, own) = (scratch.socket("one"), scratch.socket("own"));
+    let unix = std::os::unix::net::UnixListener::bind(&one).unwrap();
+    let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = tcp.local_addr().unwrap().port();
+    // Standard input and error are free to carry them to where they belong.
+    let activate = "exec 3<&0 4<&1 </dev/null >/dev/null; \
+                    LISTEN_PID=$$ LISTEN_FDS=2 LISTEN_FDNAMES=a:b; \
+                    export LISTEN_PID LISTEN_FDS LISTEN_FDNAMES; exec \"$@\"";
+    let mut server = Command::new("/bin/sh")
+        .args(["-c", activate, "sh", OURS, "serve", "--exit-with-parent", "-U"])
+        .args([own.to_str().unwrap(), "pattern:1M"])
+        .stdin(Stdio::from(OwnedFd::from(unix)))
+        .stdout(Stdio::from(OwnedFd::from(tcp)))
+        .spawn()
+        .unwrap();
+    assert_eq!(size(&format!("nbd+unix:///?socket={}", one.display())), "1048576");
+    assert_eq!(size(&format!("nbd://127.0.0.1:{port}")), "1048576");
+    assert_eq!(size(&format!("nbd+unix:///?socket={}", own.display())), "1048576");
+    kill_process(pid(server.id()), Signal::TERM).unwrap();
+    assert!(server.wait().unwrap().success());
+    assert!(one.exists() && !own.exists(), "only what it made is removed");
+}
+
+#[test]
+fn vsock_is_served_where_there_is_any_and_its_absence_is_said() {
+    // A number that nobody else on this machine should use.
+    let port = (1_000_000 + std::process::id()).to_string();
+    let output = blockhaul(&["serve", "--vsock", &port, "memory:1M", "--run", "echo \"$uri\""]);
+    let said = text(&output.stderr);
+    match output.status.code() {
+        Some(0) => assert!(text(&output.stdout).contains("socket="), "{said}"),
+        code => {
+            assert_eq!(code, Some(3), "{said}");
+            assert!(said.contains(&format!("vsock port {port}")), "{said}");
+            assert!(said.contains("kernel module"), "{said}");
+        }
+    }
+    // A context id that is certainly not this machine's: the hypervisor's.
+    assert_fails(&["serve", "-f", "--vsock", "0:1", "memory:1M"], 3, &["vsock context 0, port 1"]);
+}
