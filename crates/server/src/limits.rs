@@ -41,8 +41,9 @@ pub struct Limits {
     /// Longest read or write in bytes: what is announced as the maximum block size, if the device's
     /// own is not smaller. Less than 64 KiB counts as that much.
     pub payload: u32,
-    /// Time without a byte after which a client that does not read its replies is cut, if other
-    /// clients wait for the memory they hold, or it asks for nothing any more; zero: never.
+    /// Time after which a client that does not read its replies, or send the payload of its request, is
+    /// cut, if other clients wait for the memory that holds, or it asks for nothing any more; zero:
+    /// never.
     pub stalled: Duration,
     /// Extents in one reply to block status.
     pub extents: usize,
@@ -200,8 +201,8 @@ impl Limits {
         },
         Limit {
             name: "stalled",
-            what: "time after which a client that reads nothing is cut, where others need its memory; \
-                   0 for never",
+            what: "time after which a client that reads or sends too slowly is cut, where others need its \
+                   memory; 0 for never",
             value: Value::Time(|limits| &mut limits.stalled),
         },
     ];

@@ -222,7 +222,8 @@ impl Session {
                     }
                 };
                 let received = inbox.payload_or_parked(&self.stream, room);
-                match self.answering(received).await.map_err(|error| error.to_string())? {
+                let received = self.patiently(self.answering(received)).await;
+                match received.map_err(|error| error.to_string())? {
                     Some(data) => Op::Write(data),
                     None => return Err("the client left in the middle of a payload".into()),
                 }
@@ -410,6 +411,29 @@ impl Session {
             polled
         })
         .await
+    }
+
+    /// Receives a payload, for which memory is held. A client that takes long to send it is cut when
+    /// others wait for memory.
+    async fn patiently<T>(
+        &self,
+        receiving: impl Future<Output = std::io::Result<T>>,
+    ) -> std::io::Result<T> {
+        let mut patience = self.limits.stalled;
+        if patience.is_zero() {
+            return receiving.await;
+        }
+        let mut receiving = pin!(receiving);
+        loop {
+            match io::timeout(patience, receiving.as_mut()).await {
+                Ok(received) => return received,
+                Err(io::Elapsed) if self.server.is_starving() => {
+                    let text = "the client does not send what it began, and others need its memory";
+                    return Err(std::io::Error::new(std::io::ErrorKind::TimedOut, text));
+                }
+                Err(io::Elapsed) => patience = STALLED_AGAIN,
+            }
+        }
     }
 
     async fn skip(&self, inbox: &mut RecvWindow, count: u64) -> Result<(), String> {

@@ -84,6 +84,35 @@ fn a_client_that_reads_nothing_is_cut_when_others_need_its_memory() {
 }
 
 #[test]
+fn a_client_that_sends_too_slowly_is_cut_when_others_need_its_memory() {
+    let limits =
+        Limits { payload: 8 << 20, stalled: Duration::from_millis(300), ..Limits::default() };
+    let fixture = serve_with(device(SIZE, Completion::Immediate), limits, 16 << 20, Engine::Auto);
+    let begin = |fixture: &Fixture| {
+        let mut client = fixture.client(Replies::Structured);
+        let write = client.request(Command::Write, 0, SIZE);
+        // The rest never comes.
+        client.send_request(&write, b"begun").unwrap();
+        client
+    };
+    let mut alone = begin(&fixture);
+    wait_until("memory is held for it", || fixture.pool.reserved() == SIZE);
+    std::thread::sleep(Duration::from_millis(500));
+    let took = time_to_read(&fixture);
+    assert!(took < Duration::from_secs(3), "{took:?}");
+    assert_eq!(fixture.pool.reserved(), SIZE, "nobody needs its memory");
+    let mut second = begin(&fixture);
+    wait_until("all memory is held", || fixture.pool.reserved() == 2 * SIZE);
+    let took = time_to_read(&fixture);
+    assert!(took < Duration::from_secs(5), "{took:?}");
+    alone.expect_close().unwrap();
+    // It may have what the other has lost.
+    second.end();
+    fixture.wait_for_open(0);
+    fixture.is_well();
+}
+
+#[test]
 fn a_client_that_leaves_without_reading_is_forgotten() {
     let stalled = Duration::from_millis(300);
     let limits = Limits { client_bytes: 8 << 20, stalled, ..Limits::default() };
