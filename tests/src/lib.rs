@@ -169,6 +169,19 @@ pub fn serve(scratch: &Scratch, name: &str, args: &[&str]) -> Server {
 /// # Panics
 /// Where it cannot be compiled.
 pub fn compile(source: &Path, define: &str, scratch: &Scratch) -> Option<PathBuf> {
+    compile_with(source, define, scratch, &[])
+}
+
+/// The same, with more arguments for the compiler, behind the others.
+///
+/// # Panics
+/// Where it cannot be compiled.
+pub fn compile_with(
+    source: &Path,
+    define: &str,
+    scratch: &Scratch,
+    more: &[&OsStr],
+) -> Option<PathBuf> {
     let nbdkit = Peer::require("nbdkit")?;
     let headers = nbdkit.program().parent()?.parent()?.join("root/usr/include");
     if !headers.join("nbdkit-plugin.h").is_file() {
@@ -181,7 +194,7 @@ pub fn compile(source: &Path, define: &str, scratch: &Scratch) -> Option<PathBuf
     cc.args(["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread"]);
     cc.args(["-Wno-unused-parameter", "-Wno-missing-field-initializers", "-I"]);
     cc.arg(&headers).arg("-I").arg(workspace.join("plugins/cabi/include"));
-    cc.arg(format!("-D{define}")).arg(workspace.join(source)).arg("-o").arg(&out);
+    cc.arg(format!("-D{define}")).arg(workspace.join(source)).args(more).arg("-o").arg(&out);
     done(&mut cc);
     Some(out)
 }

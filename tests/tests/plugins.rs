@@ -229,6 +229,7 @@ with_plugin!(curl_reads_local_files_and_http, "curl", |scratch| {
     let server = http::Server::start(fs::read(&disk).unwrap());
     let out = read(&format!("curl?url=http://{}/disk", server.address), &scratch);
     assert_same(&disk, &out, "http:// through curl");
+    assert!(server.most_connections() >= 1);
     let output =
         serve_and_run(&format!("curl?url=http://{}/none", server.address), &[], "nbdinfo \"$uri\"");
     assert!(lossy(&output.stderr).contains("404"), "{}", lossy(&output.stderr));

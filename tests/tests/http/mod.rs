@@ -3,13 +3,15 @@
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// The server; it stops when dropped.
 pub struct Server {
     /// Where it listens.
     pub address: SocketAddr,
     stop: Arc<AtomicBool>,
+    /// Connections that are open, and the most that were.
+    open: Arc<[AtomicUsize; 2]>,
 }
 
 impl Server {
@@ -19,17 +21,30 @@ impl Server {
         let address = listener.local_addr().unwrap();
         let stop = Arc::new(AtomicBool::new(false));
         let (stopped, bytes) = (stop.clone(), Arc::new(bytes));
+        let open = Arc::<[AtomicUsize; 2]>::default();
+        let counted = open.clone();
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 if stopped.load(Ordering::SeqCst) {
                     return;
                 }
                 let bytes = bytes.clone();
-                // A client that leaves in between ends its thread.
-                std::thread::spawn(move || drop(converse(stream, &bytes)));
+                let open = counted.clone();
+                let now = open[0].fetch_add(1, Ordering::SeqCst) + 1;
+                open[1].fetch_max(now, Ordering::SeqCst);
+                std::thread::spawn(move || {
+                    // A client that leaves in between ends its thread.
+                    drop(converse(stream, &bytes));
+                    open[0].fetch_sub(1, Ordering::SeqCst);
+                });
             }
         });
-        Server { address, stop }
+        Server { address, stop, open }
+    }
+
+    /// The most connections that were open at a time.
+    pub fn most_connections(&self) -> usize {
+        self.open[1].load(Ordering::SeqCst)
     }
 }
 

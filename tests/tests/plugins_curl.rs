@@ -1,0 +1,69 @@
+//! The example of an asynchronous plugin on an event loop: a disk behind a URL.
+#![allow(clippy::unwrap_used)]
+
+mod http;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use blockhaul_tests::{LIMIT, assert_same, bounded, compile_with, lossy, program, text};
+use testkit::tools::{Peer, Scratch, among_peers};
+
+/// The example, compiled; none (and the reason on standard error) where libcurl's headers are absent.
+fn plugin(scratch: &Scratch) -> Option<PathBuf> {
+    let probe = ["-E", "-x", "c", "-include", "curl/curl.h", "/dev/null"];
+    let output = Command::new("cc").args(probe).output().unwrap();
+    if !output.status.success() {
+        eprintln!("skipped: there is no curl/curl.h here (Debian: libcurl4-gnutls-dev)");
+        return None;
+    }
+    let nbdkit = Peer::require("nbdkit")?;
+    // That of the peers, among whom the program runs.
+    let library = "root/usr/lib/x86_64-linux-gnu/libcurl-gnutls.so.4";
+    let library = nbdkit.program().parent()?.parent()?.join(library);
+    let source = Path::new("plugins/cabi/examples/async-curl.c");
+    compile_with(source, "EXAMPLE", scratch, &[library.as_os_str()])
+}
+
+fn copy(plugin: &Path, options: &str, out: &Path) -> Output {
+    let device = format!("nbdkit:{}?{options}", text(plugin));
+    let mut command = among_peers(program()).unwrap();
+    let script = format!("nbdcopy \"$uri\" {}", text(out));
+    bounded(command.args(["serve", "-r", &device, "--run", &script]), LIMIT)
+}
+
+#[test]
+fn a_disk_behind_a_url_is_read_over_few_connections() {
+    let scratch = Scratch::new().unwrap();
+    let Some(plugin) = plugin(&scratch) else { return };
+    let bytes: Vec<u8> =
+        (0..1 << 20_u64).flat_map(|n: u64| (n * 0x9e37_79b9).to_be_bytes()).collect();
+    let (input, out) = (scratch.file("in"), scratch.file("out"));
+    fs::write(&input, &bytes).unwrap();
+    let server = http::Server::start(bytes);
+    let options = format!("url=http://{}/disk&connections=3", server.address);
+    let output = copy(&plugin, &options, &out);
+    assert!(output.status.success(), "{}", lossy(&output.stderr));
+    assert_same(&input, &out, "through libcurl's event loop");
+    assert!(server.most_connections() <= 4, "{} connections", server.most_connections());
+}
+
+#[test]
+fn what_goes_wrong_is_told() {
+    let scratch = Scratch::new().unwrap();
+    let Some(plugin) = plugin(&scratch) else { return };
+    let server = http::Server::start(vec![7; 1 << 20]);
+    let address = server.address;
+    for (options, wanted) in [
+        (String::new(), "url=… is missing"),
+        (format!("url=http://{address}/none"), "404"),
+        ("url=http://127.0.0.1:1/disk".to_string(), "http://127.0.0.1:1/disk: "),
+        (format!("url=http://{address}/disk&connections=0"), "connections=0"),
+        (format!("url=http://{address}/disk&color=red"), "unknown parameter 'color'"),
+    ] {
+        let output = copy(&plugin, &options, &scratch.file("out"));
+        let said = lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains(wanted), "{options}: {said}");
+    }
+}
