@@ -357,11 +357,11 @@ fn a_crowd_that_says_nothing_keeps_nobody_out() {
         let fixture = serve(device(SIZE, Completion::Immediate), limits);
         let mut client = fixture.client(Replies::Structured);
         // A Unix socket's queue takes the rest.
-        let mut crowd: Vec<_> = (0..60).map(|_| fixture.connect()).collect();
+        let mut crowd: Vec<_> = (0..35).map(|_| fixture.connect()).collect();
         for _ in 0..5 {
             fixture.is_well();
         }
-        crowd.drain(..35).for_each(|mut silent| {
+        crowd.drain(..15).for_each(|mut silent| {
             // The oldest had to go, greeted or not.
             silent.expect_close().unwrap();
         });
