@@ -213,6 +213,11 @@ pub struct Serve {
     #[arg(short, long)]
     pub verbose: bool,
 
+    /// Run plugins (nbdkit:…) in processes of their own: the crash of one ends its exports, not the
+    /// server, which says so
+    #[arg(long)]
+    pub isolate: bool,
+
     #[command(flatten)]
     pub tls: ServeTls,
 

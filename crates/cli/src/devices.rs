@@ -26,6 +26,16 @@ pub fn registry_asking(timeout: Duration, context: Option<&str>) -> Registry {
     Registry { backends, layers: layers::all(), path: backends::PATH_SCHEME, command: "command" }
 }
 
+/// The same; plugins of nbdkit's run in processes of their own.
+pub fn isolated(mut registry: Registry) -> Registry {
+    for backend in &mut registry.backends {
+        if backend.schemes() == ["nbdkit"] {
+            *backend = client::isolated(*backend);
+        }
+    }
+    registry
+}
+
 /// Makes the layers that were asked for, first innermost.
 pub fn layers(registry: &Registry, names: &[String]) -> Result<Vec<Arc<dyn Layer>>> {
     names.iter().map(|name| registry.layer(name)).collect()

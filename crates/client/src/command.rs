@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -67,9 +67,13 @@ impl ServerProcess {
 
     /// How it ended, if it has.
     pub fn ended(&self) -> Option<String> {
+        Some(format!("the command has ended with {}", self.status()?))
+    }
+
+    /// The status that it ended with, if it has.
+    pub(crate) fn status(&self) -> Option<ExitStatus> {
         let mut child = self.child.lock().expect("no panic under this lock");
-        let status = child.try_wait().ok().flatten()?;
-        Some(format!("the command has ended with {status}"))
+        child.try_wait().ok().flatten()
     }
 }
 

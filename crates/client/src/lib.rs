@@ -5,11 +5,13 @@
 //! - [`options`]: a connection that stays in the handshake, to ask about exports.
 //! - `command`: `[ CMD … ]`, a server started by socket activation.
 //! - `backends`: the schemes `nbd:`, `nbd+unix:` … and `[ CMD … ]` for the registry.
+//! - `isolated`: a kind of storage in a process of its own.
 
 mod backends;
 mod command;
 mod connect;
 mod device;
+mod isolated;
 pub mod options;
 mod reply;
 mod session;
@@ -17,3 +19,4 @@ mod session;
 pub use backends::all;
 pub use command::ServerProcess;
 pub use connect::{Address, Connected, Options, connect};
+pub use isolated::isolated;

@@ -73,7 +73,11 @@ pub fn is_activated() -> bool {
 /// Runs `blockhaul serve`.
 pub fn run(args: &args::Serve, groups: &Groups) -> Outcome {
     logger::start(args.verbose);
-    let wanted = Wanted::new(args, groups, devices::registry(Duration::from_secs(60)))?;
+    let mut registry = devices::registry(Duration::from_secs(60));
+    if args.isolate {
+        registry = devices::isolated(registry);
+    }
+    let wanted = Wanted::new(args, groups, registry)?;
     let limits = limits(args)?;
     allow_files(&limits);
     let secured = Secured::new(&args.tls)?;
