@@ -183,6 +183,21 @@ fn samples_find_zeroes_that_the_source_calls_data() {
 }
 
 #[test]
+fn everything_is_looked_at_where_nobody_said_what_is_data() {
+    on_worker(|| async {
+        let size = 20 << 20;
+        let mut bytes = vec![3; size];
+        bytes[12 << 20..13 << 20].fill(0);
+        let options = Options { extents: false, segment: 4 << 20, ..Options::default() };
+        let target = dirty(size);
+        let (from, to) = (stack(source_of(&bytes, true)), stack(target.clone()));
+        let summary = run(&from, &to, &options).await.unwrap();
+        assert_eq!((summary.routes.unseen, summary.zeroed), (0, 1 << 20));
+        assert!(target.bytes() == bytes);
+    });
+}
+
+#[test]
 fn a_failed_question_for_extents_means_data() {
     on_worker(|| async {
         let bytes = content(&mut Rng::new(1), 5 << 20);
