@@ -33,6 +33,7 @@ mod rate;
 mod recheck;
 mod route;
 mod sample;
+mod search;
 mod selection;
 mod settled;
 mod stream;

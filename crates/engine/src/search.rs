@@ -1,0 +1,412 @@
+//! The search for the setting with which a copy is fastest: one step at a time, up and down, measured
+//! before and after. Without clock and threads; `tuner` has both.
+
+use std::time::Duration;
+
+/// Time after which is looked whether requests take long.
+const WARM_UP: Duration = Duration::from_millis(50);
+/// Requests that take as long on average, or never less than that, make the search begin at once.
+const LONG_MEAN: Duration = Duration::from_millis(20);
+const LONG_LEAST: Duration = Duration::from_millis(3);
+/// Time before the first step elsewhere, and after a round of steps without success; doubles.
+const REST: Duration = Duration::from_secs(1);
+const REST_MAX: Duration = Duration::from_secs(60);
+/// A measurement lasts as long as so many requests take, within bounds.
+const ROUNDS: u32 = 4;
+const MEASURE_MIN: Duration = Duration::from_millis(50);
+const MEASURE_MAX: Duration = Duration::from_secs(2);
+/// Requests without which a measurement says nothing.
+const REQUESTS_MIN: u64 = 24;
+/// Measurements with fewer requests than that before the search rests.
+const EXTENSIONS: u32 = 10;
+/// Longest wait for a further connection: a handshake's limit, and a little more.
+const LANES_WAIT: Duration = Duration::from_secs(11);
+/// A copy that will be over in less time is left alone: there is nothing left to gain by trying.
+const LEFT_MIN: f64 = 10.0;
+/// How much faster the copy must become for a step to stay.
+const GAIN: f64 = 1.10;
+
+/// What is tuned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Setting {
+    /// Connections in use.
+    pub(crate) lanes: usize,
+    /// Bytes of a request.
+    pub(crate) size: u64,
+}
+
+/// What may be tried; a least that is the most is not tuned.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Bounds {
+    pub(crate) lanes: (usize, usize),
+    pub(crate) size: (u64, u64),
+    /// Bytes that requests may pin, all together.
+    pub(crate) memory: u64,
+}
+
+impl Bounds {
+    fn allow(&self, setting: Setting) -> bool {
+        let pinned = setting.size.saturating_mul(2 * setting.lanes as u64);
+        (self.lanes.0..=self.lanes.1).contains(&setting.lanes)
+            && (self.size.0..=self.size.1).contains(&setting.size)
+            && pinned <= self.memory
+    }
+}
+
+/// Counters at a moment.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Sample {
+    pub(crate) at: Duration,
+    pub(crate) moved: u64,
+    pub(crate) requests: u64,
+    pub(crate) waited: Duration,
+    pub(crate) shortest: Duration,
+    pub(crate) active: usize,
+    /// Bytes of the source that are not done, data or not.
+    pub(crate) left: u64,
+    pub(crate) disturbed: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    MoreLanes,
+    LargerRequests,
+    FewerLanes,
+    SmallerRequests,
+}
+
+const STEPS: [Step; 4] =
+    [Step::MoreLanes, Step::LargerRequests, Step::FewerLanes, Step::SmallerRequests];
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Phase {
+    /// Nothing is measured before the time that is due.
+    Resting,
+    /// Measures the present setting.
+    Base,
+    /// A step was made and has not come to bear yet.
+    Settling { since: Duration },
+    /// Measures after a step.
+    Trying { again: bool },
+}
+
+/// The search.
+#[derive(Debug)]
+pub(crate) struct Search {
+    bounds: Bounds,
+    pub(crate) present: Setting,
+    phase: Phase,
+    /// When to look again.
+    pub(crate) due: Duration,
+    /// Counters when the present measurement began.
+    mark: Sample,
+    extensions: u32,
+    begun: bool,
+    /// Bytes a second before the step, and what was set.
+    base: f64,
+    before: Setting,
+    /// Index into the steps, and how many of them failed in a row.
+    next: usize,
+    failed: usize,
+    rest: Duration,
+}
+
+impl Search {
+    pub(crate) fn new(begin: Setting, bounds: Bounds) -> Search {
+        Search {
+            bounds,
+            present: begin,
+            phase: Phase::Resting,
+            due: WARM_UP,
+            mark: Sample::default(),
+            extensions: 0,
+            begun: false,
+            base: 0.0,
+            before: begin,
+            next: 0,
+            failed: 0,
+            rest: REST,
+        }
+    }
+
+    /// Whether there is nothing to be tried.
+    pub(crate) fn over(&self) -> bool {
+        matches!(self.phase, Phase::Resting | Phase::Base)
+            && (0..STEPS.len()).all(|index| self.step(STEPS[index]).is_none())
+    }
+
+    pub(crate) fn no_more_lanes(&mut self, active: usize) {
+        let most = self.present.lanes.max(active);
+        let stays = self.bounds.lanes.0 == self.bounds.lanes.1;
+        if !stays {
+            self.bounds.lanes.1 = self.bounds.lanes.1.min(most);
+        }
+    }
+
+    pub(crate) fn look(&mut self, now: &Sample) {
+        if now.at < self.due {
+            return;
+        }
+        if now.disturbed && matches!(self.phase, Phase::Base | Phase::Trying { .. }) {
+            return self.measure(self.phase, now);
+        }
+        match self.phase {
+            Phase::Resting => self.wake(now),
+            Phase::Settling { since } => {
+                let missing = now.active < self.present.lanes;
+                let grew = self.present.lanes > self.before.lanes;
+                match (grew && missing, now.at - since > LANES_WAIT) {
+                    (true, false) if self.bounds.lanes.1 >= self.present.lanes => {
+                        self.due = now.at + MEASURE_MIN;
+                    }
+                    (true, _) => {
+                        self.bounds.lanes.1 = self.bounds.lanes.1.min(now.active.max(1));
+                        self.refuse(now);
+                    }
+                    _ => self.measure(Phase::Trying { again: false }, now),
+                }
+            }
+            Phase::Base => {
+                if let Some(rate) = self.measured(now) {
+                    self.base = rate;
+                    self.try_next(now);
+                }
+            }
+            Phase::Trying { again } => {
+                let Some(rate) = self.measured(now) else { return };
+                match (rate >= self.base * GAIN, again) {
+                    (false, _) => self.refuse(now),
+                    (true, false) => self.measure(Phase::Trying { again: true }, now),
+                    (true, true) => {
+                        // It stays, and more of the same is tried.
+                        (self.base, self.failed, self.rest) = (rate, 0, REST);
+                        self.try_next(now);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The end of a rest.
+    fn wake(&mut self, now: &Sample) {
+        let mean = now.waited.checked_div(u32::try_from(now.requests).unwrap_or(u32::MAX));
+        let mean = mean.unwrap_or_default();
+        let long = now.requests > 0 && (mean >= LONG_MEAN || now.shortest >= LONG_LEAST);
+        if !self.begun && !long && now.at < REST {
+            self.due = REST;
+            return;
+        }
+        self.begun = true;
+        self.measure(Phase::Base, now);
+    }
+
+    /// Begins a measurement.
+    fn measure(&mut self, phase: Phase, now: &Sample) {
+        self.phase = phase;
+        self.extensions = 0;
+        self.due = now.at + self.typical(now, ROUNDS).clamp(MEASURE_MIN, MEASURE_MAX);
+        self.mark = *now;
+    }
+
+    /// Time that so many requests in a row take.
+    fn typical(&self, now: &Sample, requests: u32) -> Duration {
+        let waited = now.waited.saturating_sub(self.mark.waited);
+        let count = u32::try_from(now.requests.saturating_sub(self.mark.requests));
+        waited.checked_div(count.unwrap_or(u32::MAX)).unwrap_or(MEASURE_MIN) * requests
+    }
+
+    /// Bytes a second since the mark; `None`: the measurement goes on, or is given up.
+    fn measured(&mut self, now: &Sample) -> Option<f64> {
+        let time = (now.at - self.mark.at).as_secs_f64();
+        if now.requests - self.mark.requests >= REQUESTS_MIN {
+            return Some((now.moved - self.mark.moved) as f64 / time);
+        }
+        self.extensions += 1;
+        if self.extensions < EXTENSIONS {
+            self.due = now.at + MEASURE_MIN.max((now.at - self.mark.at) / 2).min(MEASURE_MAX);
+        } else if self.phase == Phase::Base {
+            self.take_rest(now);
+        } else {
+            self.refuse(now);
+        }
+        None
+    }
+
+    /// Takes back the last step.
+    fn refuse(&mut self, now: &Sample) {
+        self.present = self.before;
+        self.next += 1;
+        self.failed += 1;
+        if self.failed >= STEPS.len() {
+            return self.take_rest(now);
+        }
+        self.phase = Phase::Resting;
+        self.due = now.at + self.typical(now, 2).clamp(MEASURE_MIN, MEASURE_MAX);
+    }
+
+    fn take_rest(&mut self, now: &Sample) {
+        self.failed = 0;
+        self.phase = Phase::Resting;
+        self.due = now.at + self.rest;
+        self.rest = (self.rest * 2).min(REST_MAX);
+    }
+
+    /// Makes the next step that is possible.
+    fn try_next(&mut self, now: &Sample) {
+        if (now.left as f64) < self.base * LEFT_MIN {
+            return self.take_rest(now);
+        }
+        while self.failed < STEPS.len() {
+            let Some(setting) = self.step(STEPS[self.next % STEPS.len()]) else {
+                self.next += 1;
+                self.failed += 1;
+                continue;
+            };
+            self.before = self.present;
+            self.present = setting;
+            self.phase = Phase::Settling { since: now.at };
+            self.due = now.at + self.typical(now, 2).clamp(MEASURE_MIN, MEASURE_MAX);
+            return;
+        }
+        self.take_rest(now);
+    }
+
+    fn step(&self, step: Step) -> Option<Setting> {
+        let Setting { lanes, size } = self.present;
+        let setting = match step {
+            Step::MoreLanes => Setting { lanes: (lanes * 2).min(self.bounds.lanes.1), size },
+            Step::LargerRequests => Setting { lanes, size: size * 2 },
+            Step::FewerLanes => Setting { lanes: (lanes / 2).max(self.bounds.lanes.0), size },
+            Step::SmallerRequests => Setting { lanes, size: size / 2 },
+        };
+        (setting != self.present && self.bounds.allow(setting)).then_some(setting)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tuner::{SIZE_MAX, SIZE_MIN};
+
+    const BEGIN: Setting = Setting { lanes: 4, size: 512 << 10 };
+
+    const LANES_MAX: usize = 16;
+    const BOUNDS: Bounds =
+        Bounds { lanes: (1, LANES_MAX), size: (SIZE_MIN, SIZE_MAX), memory: 48 << 20 };
+
+    /// Runs a search for so many seconds on a server that moves `rate(setting)` bytes a second, with
+    /// requests that take `time`. Gives where it ended and the share of the time spent elsewhere.
+    fn settle(
+        search: &mut Search,
+        seconds: f64,
+        time: Duration,
+        rate: impl Fn(Setting) -> f64,
+    ) -> (Setting, Vec<(f64, Setting)>) {
+        let (mut now, mut moved, mut requests) = (0.0, 0.0, 0.0);
+        let mut visited = Vec::new();
+        let tick = 0.001;
+        while now < seconds {
+            let setting = search.present;
+            now += tick;
+            moved += rate(setting) * tick;
+            requests += rate(setting) * tick / setting.size as f64;
+            search.look(&Sample {
+                at: Duration::from_secs_f64(now),
+                moved: moved as u64,
+                requests: requests as u64,
+                waited: time.mul_f64(requests),
+                shortest: time,
+                active: setting.lanes,
+                left: u64::MAX,
+                disturbed: false,
+            });
+            if visited.last().is_none_or(|(_, last)| *last != search.present) {
+                visited.push((now, search.present));
+            }
+        }
+        (search.before_step(), visited)
+    }
+
+    impl Search {
+        /// The setting that is not just being tried.
+        fn before_step(&self) -> Setting {
+            match self.phase {
+                Phase::Settling { .. } | Phase::Trying { .. } => self.before,
+                _ => self.present,
+            }
+        }
+    }
+
+    #[test]
+    fn a_fast_copy_is_left_alone_for_the_first_second() {
+        let mut search = Search::new(BEGIN, BOUNDS);
+        let (_, visited) = settle(&mut search, 0.99, Duration::from_micros(900), |_| 3e9);
+        assert_eq!(visited.len(), 1, "{visited:?}");
+    }
+
+    #[test]
+    fn where_nothing_helps_almost_no_time_is_spent_on_trying() {
+        let mut search = Search::new(BEGIN, BOUNDS);
+        let (setting, visited) = settle(&mut search, 100.0, Duration::from_millis(1), |_| 1e9);
+        assert_eq!(setting, BEGIN);
+        let away: f64 = visited
+            .windows(2)
+            .filter(|pair| pair[0].1 != BEGIN)
+            .map(|pair| pair[1].0 - pair[0].0)
+            .sum();
+        assert!(away < 5.0, "{away} of 100 s away from the best");
+    }
+
+    #[test]
+    fn a_limit_on_each_connection_is_answered_by_more_of_them() {
+        let mut search = Search::new(BEGIN, BOUNDS);
+        let per_connection = |setting: Setting| setting.lanes.min(16) as f64 * 20e6;
+        let (setting, _) = settle(&mut search, 20.0, Duration::from_millis(50), per_connection);
+        assert_eq!(setting.lanes, 16);
+    }
+
+    #[test]
+    fn a_server_that_is_slower_with_more_connections_gets_one() {
+        let mut search = Search::new(BEGIN, BOUNDS);
+        let slower = |setting: Setting| 100e6 / (setting.lanes as f64).powf(0.4);
+        let (setting, _) = settle(&mut search, 20.0, Duration::from_millis(40), slower);
+        assert_eq!(setting.lanes, 1);
+    }
+
+    #[test]
+    fn a_cost_of_each_call_is_answered_by_larger_requests_and_a_server_that_chokes_by_smaller() {
+        let mut search = Search::new(BEGIN, BOUNDS);
+        let per_call = |setting: Setting| {
+            let size = setting.size as f64;
+            size / (0.010 + size / 500e6)
+        };
+        let (setting, _) = settle(&mut search, 30.0, Duration::from_millis(40), per_call);
+        assert!(setting.size >= 4 << 20, "{setting:?}");
+        let mut search = Search::new(BEGIN, BOUNDS);
+        let chokes = |setting: Setting| 50e6 * (128e3 / setting.size as f64).min(1.0);
+        let (setting, _) = settle(&mut search, 30.0, Duration::from_millis(40), chokes);
+        assert_eq!(setting.size, 128 << 10);
+    }
+
+    #[test]
+    fn what_is_given_stays_and_memory_is_kept() {
+        let given = Bounds { lanes: (4, 4), size: (BEGIN.size, BEGIN.size), ..BOUNDS };
+        assert!(Search::new(BEGIN, given).over());
+        let mut search = Search::new(BEGIN, BOUNDS);
+        let (setting, visited) = settle(&mut search, 60.0, Duration::from_millis(40), |setting| {
+            (setting.size * setting.lanes as u64) as f64
+        });
+        assert!(setting.size * setting.lanes as u64 * 2 <= 48 << 20, "{setting:?}");
+        assert!(visited.iter().all(|(_, s)| s.size * s.lanes as u64 * 2 <= 48 << 20));
+    }
+
+    #[test]
+    fn connections_that_cannot_be_had_are_not_asked_for_again() {
+        let mut search = Search::new(BEGIN, BOUNDS);
+        search.no_more_lanes(1);
+        assert_eq!(search.bounds.lanes, (1, 4));
+        let (setting, visited) =
+            settle(&mut search, 20.0, Duration::from_millis(50), |s| s.lanes as f64 * 20e6);
+        assert!(setting.lanes <= 4 && visited.iter().all(|(_, s)| s.lanes <= 4));
+    }
+}
