@@ -16,6 +16,13 @@ fn payload(pool: &Pool, tally: &Arc<Tally>, byte: u8) -> Data {
     buf.into()
 }
 
+/// Memory for one payload, its tally, and the two ends of a connection.
+fn ends() -> (Pool, Arc<Tally>, Stream, UnixStream) {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let stream = Stream::new(ours.into()).unwrap();
+    (Pool::new(Pool::cost(LEN)), Arc::new(Tally::default()), stream, theirs)
+}
+
 fn on_worker<F: Future<Output = ()> + 'static>(check: fn() -> F) {
     for engine in [Engine::Auto, Engine::Threads] {
         Runtime::start(&Config { workers: 1, engine }).unwrap().block_on(check);
@@ -30,10 +37,7 @@ fn send(queue: &mut SendQueue, stream: &Stream) -> bool {
 #[test]
 fn what_nobody_acknowledged_is_read_as_it_was_sent() {
     on_worker(|| async {
-        let pool = Pool::new(Pool::cost(LEN));
-        let tally = Arc::new(Tally::default());
-        let (ours, mut theirs) = UnixStream::pair().unwrap();
-        let stream = Stream::new(ours.into()).unwrap();
+        let (pool, tally, stream, mut theirs) = ends();
         let mut queue = SendQueue::default();
         queue.head(b"head");
         let lent = queue.lend(payload(&pool, &tally, 1)).expect("worth it");
@@ -56,10 +60,7 @@ fn what_nobody_acknowledged_is_read_as_it_was_sent() {
 #[test]
 fn what_comes_back_is_used_again_as_it_is() {
     on_worker(|| async {
-        let pool = Pool::new(Pool::cost(LEN));
-        let tally = Arc::new(Tally::default());
-        let (ours, mut theirs) = UnixStream::pair().unwrap();
-        let stream = Stream::new(ours.into()).unwrap();
+        let (pool, tally, stream, mut theirs) = ends();
         let mut queue = SendQueue::default();
         let data = payload(&pool, &tally, 1);
         let place = data.bytes().as_ptr().addr();
