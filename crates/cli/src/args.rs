@@ -233,6 +233,10 @@ pub struct Serve {
     #[arg(long, aliases = ["no-mc", "no-meta-contexts"], help_heading = "Protocol")]
     pub no_contexts: bool,
 
+    /// Tell no block sizes where the device has none of its own (for tests of clients)
+    #[arg(long, help_heading = "Protocol")]
+    pub no_block_sizes: bool,
+
     /// Threads that serve; 0 for one per core
     #[arg(long, value_name = "N", default_value = "0", help_heading = "Tuning",
           value_parser = clap::value_parser!(u16).range(0..=1024))]

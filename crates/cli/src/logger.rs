@@ -20,7 +20,10 @@ impl Log for Stderr {
             Level::Debug => "debug: ",
             Level::Trace => "trace: ",
         };
-        crate::out::error(&format!("blockhaul: {level}{}\n", record.args()));
+        // What a plugin says in its own words.
+        let whose = record.target().strip_prefix("plugin ").map(|name| format!("{name}: "));
+        let whose = whose.unwrap_or_default();
+        crate::out::error(&format!("blockhaul: {level}{whose}{}\n", record.args()));
     }
 
     fn flush(&self) {}

@@ -144,12 +144,16 @@ fn describe(config: &Config, export: &Export, asked: &str) -> ExportInfo {
     let facts = export.device.facts();
     // Whatever the limits are, what is told must be valid: a power of two in the middle, and in order.
     let told = facts.told.unwrap_or(facts.block);
+    let usual = told.minimum == 1
+        && told.preferred == block::BlockSizes::default().preferred
+        && told.maximum >= block::BlockSizes::default().maximum;
+    let silent = !config.offers.block_sizes && usual;
     let least = told.minimum.max(512);
     let maximum = told.maximum.min(config.limits.payload).max(least);
     ExportInfo {
         size: facts.size,
         flags: flags(&facts),
-        block_sizes: Some(BlockSizes {
+        block_sizes: (!silent).then(|| BlockSizes {
             minimum: told.minimum,
             preferred: told.preferred.max(least).min(1 << maximum.ilog2()),
             maximum,

@@ -50,11 +50,13 @@ pub struct Offers {
     pub extended: bool,
     /// Metadata contexts.
     pub contexts: bool,
+    /// Block sizes also where the device has nothing to say about them.
+    pub block_sizes: bool,
 }
 
 impl Default for Offers {
     fn default() -> Offers {
-        Offers { structured: true, extended: true, contexts: true }
+        Offers { structured: true, extended: true, contexts: true, block_sizes: true }
     }
 }
 

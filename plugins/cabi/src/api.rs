@@ -27,6 +27,14 @@ pub(crate) unsafe fn text<'a>(text: *const c_char) -> Option<std::borrow::Cow<'a
     (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy())
 }
 
+/// Prints through C's standard output.
+pub(crate) fn print(text: &str) {
+    if let Ok(text) = CString::new(text) {
+        // SAFETY: a format and the C string that it asks for.
+        unsafe { libc::printf(c"%s".as_ptr(), text.as_ptr()) };
+    }
+}
+
 /// A copy on C's heap, for the plugin to free; null when there is no memory.
 fn malloced(bytes: &[u8]) -> *mut c_char {
     // SAFETY: an allocation of at least one byte.
@@ -80,8 +88,11 @@ unsafe extern "C" fn cabi_said(level: c_int, text: *const c_char) {
     match level {
         0 => context::said(text.trim_end()),
         _ => match context::now() {
-            Some(context) => log::debug!("{}: {}", context.plugin, text.trim_end()),
-            None => log::debug!("a plugin: {}", text.trim_end()),
+            // Whoever prints it knows where it came from.
+            Some(context) => {
+                log::debug!(target: &format!("plugin {}", context.plugin), "{}", text.trim_end());
+            }
+            None => log::debug!(target: "plugin", "{}", text.trim_end()),
         },
     }
 }

@@ -94,6 +94,8 @@ fn settings(target: &Target) -> Result<Settings> {
     let mut settings = Settings { plugin: percent_decode(plugin)?, ..Settings::default() };
     for part in options.split('&').filter(|part| !part.is_empty()) {
         let (key, value) = match part.split_once('=') {
+            // An empty value without a key: without `=` it would not be there.
+            Some(("", value)) => (None, percent_decode(value)?),
             Some((key, value)) => (Some(percent_decode(key)?), percent_decode(value)?),
             None => (None, percent_decode(part)?),
         };

@@ -41,7 +41,7 @@ pub use abi::ThreadModel;
 pub use about::{About, about, about_filter};
 pub use backend::Nbdkit;
 pub use load::{PATH_VARIABLE, filter_folder, plugin_folder};
-pub use plugin::{HostSettings, Settings, dump, wait_for_end};
+pub use plugin::{HostSettings, Settings, dump, print_dump, wait_for_end};
 
 /// Every kind of storage of this crate, for a [`block::Registry`].
 pub fn all() -> Vec<&'static dyn block::Backend> {

@@ -368,22 +368,55 @@ pub(crate) fn kind_of(number: c_int) -> Kind {
 
 /// What a plugin says about itself, without being made ready: lines of `key=value`.
 pub fn dump(settings: &Settings) -> Result<String> {
+    on_control(settings, dump_here)
+}
+
+/// The same, printed to standard output. A plugin that starts the program anew, as VMware's does, prints
+/// into the same place then.
+///
+/// # Errors
+/// The plugin cannot be loaded, or does not like its parameters.
+pub fn print_dump(settings: &Settings) -> Result<()> {
+    on_control(settings, |settings, control| {
+        let (plugin, path) = configured(settings, control)?;
+        // Through C's buffer: it goes when the program is started anew, as does what is printed behind it.
+        crate::api::print(&describe(&plugin, path));
+        if let Some(dump) = plugin.abi.dump_plugin {
+            // SAFETY: a callback without arguments, on the thread of the plugin's life.
+            context::call(&plugin.life(true), c"dump_plugin", || unsafe { dump() });
+        }
+        // SAFETY: all streams of the C library, which locks them.
+        unsafe { libc::fflush(std::ptr::null_mut()) };
+        Ok(())
+    })
+}
+
+/// Runs a job on a thread that is a plugin's from its beginning.
+fn on_control<T: Send + 'static>(
+    settings: &Settings,
+    job: fn(&Settings, Arc<Lane>) -> Result<T>,
+) -> Result<T> {
     let (sender, receiver) = std::sync::mpsc::channel();
     let control = Arc::new(lane(settings, "plugin"));
     let (own, settings) = (control.clone(), settings.clone());
     control.run(move || {
         // Whoever asked waits below.
-        let _ = sender.send(dump_here(&settings, own));
+        let _ = sender.send(job(&settings, own));
     });
     drop(control);
     receiver.recv().map_err(|_| Error::new(Kind::Io, "cannot start a thread for a plugin"))?
 }
 
-fn dump_here(settings: &Settings, control: Arc<Lane>) -> Result<String> {
+fn configured(settings: &Settings, control: Arc<Lane>) -> Result<(Plugin, PathBuf)> {
     let path = load::find(&settings.plugin)?.path;
     let mut plugin = begin(settings, control)?;
     plugin.configure_only(settings)?;
     plugin.settle_model()?;
+    Ok((plugin, path))
+}
+
+fn dump_here(settings: &Settings, control: Arc<Lane>) -> Result<String> {
+    let (plugin, path) = configured(settings, control)?;
     let described = describe(&plugin, path);
     let printed = match plugin.abi.dump_plugin {
         None => String::new(),

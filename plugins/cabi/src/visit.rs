@@ -206,14 +206,15 @@ impl Connection {
         }
     }
 
-    fn open(self: &Arc<Self>, name: &str, tls: bool) -> Result<Arc<Handle>> {
-        let name = match name.is_empty() {
+    fn open(self: &Arc<Self>, asked: &str, tls: bool) -> Result<Arc<Handle>> {
+        let name = match asked.is_empty() {
             true => self.default_export(tls)?,
-            false => name.to_string(),
+            false => asked.to_string(),
         };
         let zero = |_| Error::new(Kind::NotFound, "the export's name holds a zero byte");
+        let default = Some(name.clone()).filter(|name| asked.is_empty() && !name.is_empty());
         let name = CString::new(name).map_err(zero)?;
-        let handle = Handle::open(self.clone(), name, tls)?;
+        let handle = Handle::open(self.clone(), name, default, tls)?;
         let mut handles = self.handles.lock().expect("no panic under this lock");
         handles.retain(|handle| handle.strong_count() > 0);
         handles.push(Arc::downgrade(&handle));

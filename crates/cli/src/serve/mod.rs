@@ -129,6 +129,7 @@ pub fn run(args: &args::Serve, groups: &Groups) -> Outcome {
             structured: !args.no_structured,
             extended: !args.no_extended && !args.no_structured,
             contexts: !args.no_contexts,
+            block_sizes: !args.no_block_sizes,
         },
         uri_export: args.uri_export.clone(),
         print_uri: args.print_uri,

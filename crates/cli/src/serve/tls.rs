@@ -41,6 +41,8 @@ pub struct Secured {
     certificates: Option<PathBuf>,
     keys: Option<PathBuf>,
     verify_peer: bool,
+    /// Folder and file as they were typed, for the command of `--run`.
+    typed: (Option<PathBuf>, Option<PathBuf>),
 }
 
 impl Secured {
@@ -60,6 +62,7 @@ impl Secured {
             certificates: absolute(&args.tls_certificates)?,
             keys: absolute(&args.tls_psk)?,
             verify_peer: args.tls_verify_peer,
+            typed: (args.tls_certificates.clone(), args.tls_psk.clone()),
         })
     }
 
@@ -98,6 +101,7 @@ impl Secured {
         let text = |path: &Option<PathBuf>| {
             path.as_ref().map(|path| path.display().to_string()).unwrap_or_default()
         };
+        let (certificates, keys) = &self.typed;
         let tls = match self.mode {
             Mode::Off => return Vec::new(),
             Mode::On => "1",
@@ -105,8 +109,8 @@ impl Secured {
         };
         vec![
             ("tls", tls.to_string()),
-            ("tls_certificates", text(&self.certificates)),
-            ("tls_psk", text(&self.keys)),
+            ("tls_certificates", text(certificates)),
+            ("tls_psk", text(keys)),
         ]
     }
 }

@@ -263,7 +263,7 @@ impl Chain {
                     let name = backend.name();
                     // Through C's buffer, in which the callbacks' own words are.
                     let text = format!("{name}_path={}\n{name}_name={name}\n", path.display());
-                    print(&text);
+                    crate::api::print(&text);
                     filter.dump_plugin
                 }
             };
@@ -272,14 +272,6 @@ impl Chain {
                 unsafe { dump() };
             }
         }
-    }
-}
-
-/// Prints through C's standard output.
-fn print(text: &str) {
-    if let Ok(text) = CString::new(text) {
-        // SAFETY: a format and the C string that it asks for.
-        unsafe { libc::printf(c"%s".as_ptr(), text.as_ptr()) };
     }
 }
 

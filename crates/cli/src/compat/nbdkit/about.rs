@@ -53,7 +53,7 @@ pub fn answer(ask: &str, line: &Line) -> Outcome {
         "help" => help(line)?,
         "version" => version(line)?,
         "dump-config" => dump_config(),
-        _ => dump_plugin(line)?,
+        _ => return dump_plugin(line),
     };
     super::answer(&text)
 }
@@ -94,7 +94,10 @@ fn version(line: &Line) -> Result<String, Failure> {
     Ok(text)
 }
 
-fn dump_plugin(line: &Line) -> Result<String, Failure> {
+fn dump_plugin(line: &Line) -> Outcome {
+    if line.single {
+        return Err(failure("--dump-plugin and -s exclude each other"));
+    }
     let Some(plugin) = &line.plugin else {
         return Err(failure("--dump-plugin needs a plugin; see nbdkit --help"));
     };
@@ -104,7 +107,8 @@ fn dump_plugin(line: &Line) -> Result<String, Failure> {
         filters: line.filters.clone(),
         ..cabi::Settings::default()
     };
-    cabi::dump(&settings).map_err(|error| wrong(&error))
+    cabi::print_dump(&settings).map_err(|error| wrong(&error))?;
+    Ok(0)
 }
 
 fn dump_config() -> String {

@@ -174,6 +174,25 @@ const ROWS: &[Row] = &[
     },
 ];
 
+/// Filters whose layers do the same in another way, which scripts can see: sizes that are told, how often
+/// the plugin is called and opened, what becomes of flags.
+const DIFFERENT: &[&str] = &[
+    "blocksize",
+    "blocksize-policy",
+    "cacheextents",
+    "fua",
+    "multi-conn",
+    "nozero",
+    "readahead",
+    "retry",
+    "retry-request",
+];
+
+/// Whether scripts can tell the layer from the filter.
+pub fn differs(filter: &str) -> bool {
+    DIFFERENT.contains(&filter)
+}
+
 /// A filter as a layer, in the words of `--layer`, with its parameters taken out of `parameters`.
 /// `None`, and nothing taken: there is no layer that does what is asked for.
 pub fn layer(

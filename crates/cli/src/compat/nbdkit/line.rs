@@ -105,7 +105,8 @@ pub struct Line {
     address: Option<String>,
     family: Option<Family>,
     vsock: bool,
-    single: bool,
+    /// Serve the client at standard input and output.
+    pub single: bool,
     run: bool,
 }
 

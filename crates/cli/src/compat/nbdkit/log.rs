@@ -49,6 +49,24 @@ impl log::Log for Logger {
     fn flush(&self) {}
 }
 
+/// Says what is in the environment, for `-D nbdkit.environ=1`, as C would write it.
+pub fn environment() {
+    for (name, value) in std::env::vars_os() {
+        let mut text = String::new();
+        for byte in value.as_encoded_bytes() {
+            match byte {
+                7 => text += "\\a",
+                8 => text += "\\b",
+                b'\t' => text += "\\t",
+                b'\n' => text += "\\n",
+                b' '..=b'~' => text.push(char::from(*byte)),
+                other => text += &format!("\\x{other:02x}"),
+            }
+        }
+        out::error(&format!("nbdkit: debug: {}={text}\n", name.display()));
+    }
+}
+
 fn syslog(text: &str) {
     let Ok(socket) = UnixDatagram::unbound() else { return };
     let message = format!("<{DAEMON_ERROR}>nbdkit[{}]: {text}", std::process::id());

@@ -53,6 +53,13 @@ fn start(words: &[OsString]) -> Outcome {
         again.extend(words.iter().cloned());
         return serve::again_in_background(&again);
     }
+    if line
+        .debug
+        .iter()
+        .any(|(name, flag, value)| name == "nbdkit" && flag == "environ" && *value != 0)
+    {
+        log::environment();
+    }
     let (cli, groups) = own(serve_words(line, in_background)?)?;
     let Command::Serve(args) = cli.command else {
         return Err(failure("the command line was not understood"));
@@ -67,7 +74,7 @@ fn serve_words(mut line: Line, in_background: bool) -> Result<Vec<OsString>, Fai
     let mut words: Vec<OsString> = vec!["blockhaul".into(), "serve".into()];
     words.extend(std::mem::take(&mut line.serve));
     // Scripts compare flags and words of clients with what nbdkit offers.
-    words.extend(["--any-name", "--no-extended"].map(OsString::from));
+    words.extend(["--any-name", "--no-extended", "--no-block-sizes"].map(OsString::from));
     if line.verbose {
         words.push("--verbose".into());
     }
@@ -81,6 +88,8 @@ fn serve_words(mut line: Line, in_background: bool) -> Result<Vec<OsString>, Fai
     for (index, filter) in filters.iter().enumerate() {
         let layer = match flags {
             true => None,
+            // What differs in what scripts see is nbdkit's own where that is installed.
+            false if filters::differs(filter) && installed(filter) => None,
             false => filters::layer(filter, &mut line.parameters, &known),
         };
         let Some(layer) = layer else {
@@ -97,6 +106,10 @@ fn serve_words(mut line: Line, in_background: bool) -> Result<Vec<OsString>, Fai
     words.push("--".into());
     words.push(native.unwrap_or_else(|| plugins::hosted(&line, hosted)));
     Ok(words)
+}
+
+fn installed(filter: &str) -> bool {
+    cabi::filter_folder().join(format!("nbdkit-{filter}-filter.so")).exists()
 }
 
 #[cfg(test)]

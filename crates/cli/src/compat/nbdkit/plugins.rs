@@ -71,7 +71,9 @@ pub fn hosted(line: &Line, filters: &[String]) -> OsString {
     for (key, value) in &line.parameters {
         // A bare value with `=` in it stays one, as that is escaped.
         let key = key.as_ref().map(|key| format!("{}=", escaped(key))).unwrap_or_default();
-        options.push(key + &escaped(value));
+        let option = key + &escaped(value);
+        // An empty value without a key is told by its `=`.
+        options.push(if option.is_empty() { "=".into() } else { option });
     }
     let plugin = escaped(line.plugin.as_deref().unwrap_or_default());
     let word = format!("nbdkit:{plugin}?{}", options.join("&"));
