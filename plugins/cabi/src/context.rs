@@ -2,6 +2,7 @@
 //! plugin's code runs on it.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::sync::{Arc, Mutex};
 
@@ -25,6 +26,26 @@ pub(crate) struct Context {
     pub(crate) interned: Interned,
     /// Standard input and output are the plugin's to use.
     pub(crate) stdio_safe: bool,
+    /// Names of default exports, for all contexts of a connection.
+    pub(crate) defaults: Arc<Defaults>,
+}
+
+/// What backends of a chain of filters have answered, by their place: the name of their default export.
+/// Names stay where they are as long as this lives.
+#[derive(Default)]
+pub(crate) struct Defaults(Mutex<BTreeMap<usize, CString>>);
+
+impl Defaults {
+    /// The name that was kept; null: none.
+    pub(crate) fn get(&self, place: usize) -> *const c_char {
+        let names = self.0.lock().expect("no panic under this lock");
+        names.get(&place).map_or(std::ptr::null(), |name| name.as_ptr())
+    }
+
+    /// Keeps the first name for a place; the pointer is good as long as this lives.
+    pub(crate) fn keep(&self, place: usize, name: CString) -> *const c_char {
+        self.0.lock().expect("no panic under this lock").entry(place).or_insert(name).as_ptr()
+    }
 }
 
 impl Context {

@@ -45,6 +45,8 @@ pub(crate) struct Connection {
     client: Client,
     /// Asked for once.
     default: OnceLock<Result<String>>,
+    /// The same of each backend in a chain of filters.
+    defaults: Arc<context::Defaults>,
     /// Those that are open, for when the client goes.
     handles: Mutex<Vec<Weak<Handle>>>,
     _turn: Option<Turn>,
@@ -68,8 +70,16 @@ impl PluginVisit {
         };
         let default = OnceLock::new();
         let handles = Mutex::default();
-        let connection =
-            Connection { plugin, readonly, lane, client, default, handles, _turn: turn };
+        let connection = Connection {
+            plugin,
+            readonly,
+            lane,
+            client,
+            default,
+            defaults: Arc::default(),
+            handles,
+            _turn: turn,
+        };
         let visit = PluginVisit(Arc::new(connection));
         if visit.0.plugin.abi.preconnect.is_some() {
             visit.0.clone().run(Connection::preconnect).await?;
@@ -133,6 +143,7 @@ impl Connection {
             client: Some(self.client.clone()),
             export,
             tls,
+            defaults: self.defaults.clone(),
             ..Context::default()
         }
     }
@@ -158,8 +169,10 @@ impl Connection {
 
     fn list(self: &Arc<Self>, tls: bool) -> Result<Vec<Listed>> {
         let Some(list_exports) = self.plugin.abi.list_exports else {
-            let name = self.default_export(tls)?;
-            return Ok(vec![Listed { name, description: String::new() }]);
+            // Without a default export there is nothing to list.
+            let default = self.default_export(tls).ok();
+            let listed = |name| Listed { name, description: String::new() };
+            return Ok(default.map(listed).into_iter().collect());
         };
         let mut exports = lists::Exports::default();
         let context = Arc::new(self.context(None, tls));

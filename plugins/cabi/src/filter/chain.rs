@@ -399,10 +399,17 @@ pub(super) unsafe extern "C" fn default_export(
 ) -> *const c_char {
     // SAFETY: the caller's promise.
     let backend = unsafe { known(backend) };
+    let current = context::now().filter(|context| context.client.is_some());
+    if let Some(context) = &current {
+        let kept = context.defaults.get(backend.index);
+        if !kept.is_null() {
+            return kept;
+        }
+    }
     let tls = c_int::from(context::now().is_some_and(|context| context.tls));
     log::debug!("{}: default_export readonly={readonly} tls={tls}", backend.name());
     // SAFETY: as above.
-    unsafe {
+    let name = unsafe {
         match &backend.filter {
             Some(Filter { default_export: Some(call), .. }) => {
                 call(default_export, backend.next(), readonly, tls)
@@ -410,6 +417,13 @@ pub(super) unsafe extern "C" fn default_export(
             Some(_) => default_export(backend.next(), readonly),
             None => bottom::default_export(readonly, tls),
         }
+    };
+    match current {
+        Some(context) if !name.is_null() => {
+            // SAFETY: not null: a C string.
+            context.defaults.keep(backend.index, unsafe { CStr::from_ptr(name) }.to_owned())
+        }
+        _ => name,
     }
 }
 

@@ -137,6 +137,7 @@ pub(super) unsafe fn open(
                 client: current.as_ref().and_then(|context| context.client.clone()),
                 export: current.is_some().then(|| name.clone()),
                 tls,
+                defaults: current.as_ref().map(|now| now.defaults.clone()).unwrap_or_default(),
                 ..Context::default()
             });
             let Some(bottom) = Bottom::open(context, readonly) else { return ptr::null_mut() };

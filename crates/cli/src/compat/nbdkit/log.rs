@@ -31,7 +31,8 @@ impl log::Log for Logger {
         let level = match record.level() {
             // Debugging always goes to standard error.
             Level::Debug | Level::Trace if self.verbose => {
-                return out::error(&format!("nbdkit: debug: {}\n", record.args()));
+                let text = escaped(record.args().to_string().as_bytes());
+                return out::error(&format!("nbdkit: debug: {text}\n"));
             }
             Level::Debug | Level::Trace => return,
             Level::Error => "error",
@@ -52,19 +53,26 @@ impl log::Log for Logger {
 /// Says what is in the environment, for `-D nbdkit.environ=1`, as C would write it.
 pub fn environment() {
     for (name, value) in std::env::vars_os() {
-        let mut text = String::new();
-        for byte in value.as_encoded_bytes() {
-            match byte {
-                7 => text += "\\a",
-                8 => text += "\\b",
-                b'\t' => text += "\\t",
-                b'\n' => text += "\\n",
-                b' '..=b'~' => text.push(char::from(*byte)),
-                other => text += &format!("\\x{other:02x}"),
-            }
-        }
+        let text = escaped(value.as_encoded_bytes());
         out::error(&format!("nbdkit: debug: {}={text}\n", name.display()));
     }
+}
+
+/// What cannot be printed, and backslashes, as C writes them.
+fn escaped(bytes: &[u8]) -> String {
+    let mut text = String::new();
+    for byte in bytes {
+        match byte {
+            7 => text += "\\a",
+            8 => text += "\\b",
+            b'\t' => text += "\\t",
+            b'\n' => text += "\\n",
+            b'\\' => text += "\\\\",
+            b' '..=b'~' => text.push(char::from(*byte)),
+            other => text += &format!("\\x{other:02x}"),
+        }
+    }
+    text
 }
 
 fn syslog(text: &str) {
