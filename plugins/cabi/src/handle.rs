@@ -144,6 +144,9 @@ impl Handle {
             // Where writing is asynchronous, so is what stands in for zeroing: elsewhere.
             // A filter may say that there is no zeroing at all.
             let never = plugin.filtered && !zero;
+            if never {
+                facts.withheld |= Can::ZERO | Can::FAST_ZERO;
+            }
             can.set(Can::ZERO, !never && (self.native_zero || asynchronous.is_none()));
             let usual = match (flushes != 0, asynchronous.is_some()) {
                 (false, _) => abi::FUA_NONE,

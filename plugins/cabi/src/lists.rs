@@ -156,11 +156,8 @@ impl Exports {
         }
     }
 
-    /// The exports, the default one under the name given.
-    pub(crate) fn resolved(mut self, default: &str) -> Vec<Export> {
-        for &at in self.default_at.iter().rev() {
-            self.list.insert(at, Export { name: default.into(), description: None });
-        }
+    /// The exports that have names.
+    pub(crate) fn into_list(self) -> Vec<Export> {
         self.list
     }
 }
@@ -208,7 +205,8 @@ mod tests {
         exports.add("a", None).unwrap();
         exports.add_default().unwrap();
         exports.add("b", Some("text")).unwrap();
-        let names: Vec<_> = exports.resolved("d").into_iter().map(|export| export.name).collect();
+        exports.resolve(Some("d"));
+        let names: Vec<_> = exports.into_list().into_iter().map(|export| export.name).collect();
         assert_eq!(names, ["a", "d", "b"]);
     }
 }

@@ -182,11 +182,13 @@ impl Connection {
             list_exports(c_int::from(self.readonly), c_int::from(tls), pointer)
         });
         self.settled(result, "list_exports", &left)?;
+        // Without a name the default export is not listed.
         let default = match exports.default_at.is_empty() {
-            true => String::new(),
-            false => self.default_export(tls)?,
+            true => None,
+            false => self.default_export(tls).ok(),
         };
-        let listed = exports.resolved(&default).into_iter().map(|export| Listed {
+        exports.resolve(default.as_deref());
+        let listed = exports.into_list().into_iter().map(|export| Listed {
             name: export.name,
             description: export.description.unwrap_or_default(),
         });

@@ -186,6 +186,7 @@ const DIFFERENT: &[&str] = &[
     "readahead",
     "retry",
     "retry-request",
+    "swab",
 ];
 
 /// Whether scripts can tell the layer from the filter.

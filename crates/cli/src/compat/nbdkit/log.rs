@@ -17,6 +17,11 @@ pub fn error(text: &str) {
     out::error(&format!("nbdkit: error: {text}\n"));
 }
 
+/// Says something to who asked for much.
+pub fn debug(text: &str) {
+    out::error(&format!("nbdkit: debug: {text}\n"));
+}
+
 struct Logger {
     to: Log,
     verbose: bool,

@@ -53,6 +53,9 @@ fn start(words: &[OsString]) -> Outcome {
         again.extend(words.iter().cloned());
         return serve::again_in_background(&again);
     }
+    if line.verbose {
+        log::debug(&format!("nbdkit {VERSION}"));
+    }
     if line
         .debug
         .iter()

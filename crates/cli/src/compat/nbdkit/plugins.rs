@@ -19,7 +19,6 @@ pub fn native(line: &Line) -> Option<OsString> {
         "pattern" if line.readonly => Some(format!("pattern:{}", size(parameters, "")?).into()),
         "ones" if line.readonly => Some(format!("ones:{}", size(parameters, "")?).into()),
         "file" => file(line),
-        "split" => split(parameters),
         _ => None,
     }
 }
@@ -44,18 +43,6 @@ fn file(line: &Line) -> Option<OsString> {
     let path = std::fs::canonicalize(path).ok()?;
     File::options().read(true).write(!line.readonly).open(&path).ok()?;
     Some(path.into_os_string())
-}
-
-fn split(parameters: &[Parameter]) -> Option<OsString> {
-    let mut files = Vec::new();
-    for (key, path) in parameters {
-        if key.as_deref().is_some_and(|key| key != "file") {
-            return None;
-        }
-        let path = std::fs::canonicalize(path).ok()?;
-        files.push(escaped(path.to_str()?));
-    }
-    (!files.is_empty()).then(|| format!("split:{}", files.join(",")).into())
 }
 
 /// The plugin itself, hosted, with filters over it.
