@@ -47,6 +47,12 @@ pub trait Visit: Send + Sync {
     /// A device by its name; the empty name stands for the default one.
     fn open(&self, name: &str, tls: bool) -> Opening<Arc<dyn Device>>;
 
+    /// The name of the export that is open for a client who asked for this one: the empty name stands for
+    /// another one with some.
+    fn named(&self, asked: &str) -> String {
+        asked.to_string()
+    }
+
     /// The client is gone, and requests of its are still in progress, whose answers nobody reads. They
     /// may end sooner.
     fn gone(&self) {}
@@ -91,6 +97,10 @@ impl Visit for LayeredVisit {
         let (opening, layers) = (self.inner.open(name, tls), self.layers.clone());
         let name = name.to_string();
         Box::pin(async move { assemble(opening.await?, &None, &layers, Some(&name)).await })
+    }
+
+    fn named(&self, asked: &str) -> String {
+        self.inner.named(asked)
     }
 
     fn gone(&self) {

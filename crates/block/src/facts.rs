@@ -15,8 +15,6 @@ pub struct Facts {
     pub name: Arc<str>,
     /// For people: what the device holds; may be empty.
     pub description: String,
-    /// The name of the export that a client got who asked for the default one, where the device knows.
-    pub export: Option<String>,
     /// Size in bytes, at most 2^63 - 1.
     pub size: u64,
     /// Limits on offsets and lengths.
@@ -52,7 +50,6 @@ impl Facts {
         Facts {
             name: name.into(),
             description: String::new(),
-            export: None,
             size,
             block: BlockSizes::default(),
             told: None,

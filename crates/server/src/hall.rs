@@ -58,11 +58,8 @@ impl<'a> Hall<'a> {
             let found = named.or_else(|| exports.first().filter(|_| name.is_empty()));
             return found.cloned().ok_or_else(|| unknown(name));
         };
-        let export = |device: Arc<dyn Device>| {
-            let own = device.facts().export.clone().filter(|_| name.is_empty());
-            let name = own.unwrap_or_else(|| name.to_string());
-            Export { name, description: String::new(), device }
-        };
+        let export =
+            |device| Export { name: visit.named(name), description: String::new(), device };
         if let Some((open, device)) = &self.open
             && open == name
         {

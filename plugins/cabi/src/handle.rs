@@ -45,12 +45,10 @@ unsafe impl Send for HandlePointer {}
 unsafe impl Sync for HandlePointer {}
 
 impl Handle {
-    /// Opens a handle and asks it about itself, once. `default`: the name behind the empty one, if that
-    /// was asked for.
+    /// Opens a handle and asks it about itself, once.
     pub(crate) fn open(
         connection: Arc<Connection>,
         name: CString,
-        default: Option<String>,
         tls: bool,
     ) -> Result<Arc<Handle>> {
         let plugin = &connection.plugin;
@@ -76,7 +74,7 @@ impl Handle {
         let mut handle = Handle {
             context,
             pointer: HandlePointer(pointer),
-            facts: Arc::new(Facts { export: default, ..Facts::new(shown, 0) }),
+            facts: Arc::new(Facts::new(shown, 0)),
             native_zero: false,
             fua: abi::FUA_NONE,
             cache: 0,

@@ -109,6 +109,11 @@ impl Visit for PluginVisit {
         Box::pin(async move { visit.open_handle(&name, tls).await })
     }
 
+    fn named(&self, asked: &str) -> String {
+        let default = self.0.default.get().filter(|_| asked.is_empty());
+        default.and_then(|name| name.clone().ok()).unwrap_or_else(|| asked.to_string())
+    }
+
     fn gone(&self) {
         let open: Vec<_> = {
             let handles = self.0.handles.lock().expect("no panic under this lock");
@@ -227,9 +232,8 @@ impl Connection {
             false => asked.to_string(),
         };
         let zero = |_| Error::new(Kind::NotFound, "the export's name holds a zero byte");
-        let default = Some(name.clone()).filter(|name| asked.is_empty() && !name.is_empty());
         let name = CString::new(name).map_err(zero)?;
-        let handle = Handle::open(self.clone(), name, default, tls)?;
+        let handle = Handle::open(self.clone(), name, tls)?;
         let mut handles = self.handles.lock().expect("no panic under this lock");
         handles.retain(|handle| handle.strong_count() > 0);
         handles.push(Arc::downgrade(&handle));
