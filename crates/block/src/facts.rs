@@ -35,6 +35,9 @@ pub struct Facts {
     /// Payloads of writes that are parked in the kernel ([`io::Parked`]) are moved on without a copy:
     /// callers that do not look at the bytes should park them.
     pub takes_parked: bool,
+    /// Reads take the memory of their room when their answer arrives ([`io::Room::claim`]), so that late
+    /// room is enough for them.
+    pub claims_room: bool,
     /// Bytes of requests that are worth keeping in flight for one client; none: the caller's own
     /// choice.
     pub in_flight: Option<u64>,
@@ -59,6 +62,7 @@ impl Facts {
             rotational: false,
             zeroed: false,
             takes_parked: false,
+            claims_room: false,
             in_flight: None,
             allocation_unit: 4096,
             contexts: Vec::new(),

@@ -62,6 +62,7 @@ pub(crate) fn open(
     facts.can = abilities(info.flags, !negotiated.contexts.is_empty());
     // What goes through TLS must be looked at.
     facts.takes_parked = !negotiated.tls;
+    facts.claims_room = true;
     facts.rotational = info.flags.contains(ExportFlags::ROTATIONAL);
     facts.block = block_sizes(negotiated);
     facts.allocation_unit = facts.block.preferred;

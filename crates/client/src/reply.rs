@@ -57,6 +57,11 @@ impl Reading {
         self.room.is_some() && self.covered.is_empty()
     }
 
+    /// Whether the first data to come would take the room.
+    pub(crate) fn has_room(&self) -> bool {
+        self.room.is_some()
+    }
+
     pub(crate) fn filled_whole(&mut self, data: Data) {
         self.covered.push((0, data.len() as u64));
         self.whole = Some(data);
@@ -84,6 +89,11 @@ impl Expected {
         let start = at.checked_sub(self.at)?;
         let end = start.checked_add(len)?;
         (end <= self.len && len > 0).then_some(start)
+    }
+
+    /// Whether it is a read with a buffer that is filled piece by piece.
+    pub(crate) fn is_partial(&self) -> bool {
+        matches!(&self.want, Want::Read(reading) if reading.buf.is_some())
     }
 
     /// Notes a hole.

@@ -7,7 +7,7 @@ use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
 use block::{Error, Kind, Outcome};
-use io::{Completer, Data, Lent, RecvWindow, SendQueue, Stream};
+use io::{Completer, Data, Lent, RecvWindow, Room, SendQueue, Stream};
 use slab::Slab;
 use wire::reply::{self, Chunk, ChunkKind, Header};
 use wire::{Command, Headers, Replies, request};
@@ -41,6 +41,10 @@ struct State {
     closing: bool,
     /// When the last byte went either way, or the first request in flight was queued.
     active: Instant,
+    /// An answer waits for memory.
+    claiming: bool,
+    /// Reads that are answered in part, in memory of their own.
+    partial: usize,
 }
 
 struct InFlight {
@@ -77,6 +81,8 @@ pub(crate) fn start(
             broken: None,
             closing: false,
             active: Instant::now(),
+            claiming: false,
+            partial: 0,
         }),
     });
     drop(io::spawn(session.clone().write_requests()));
@@ -353,6 +359,9 @@ impl Session {
                 if len == expected.len && reading.is_untouched() {
                     return self.whole_payload(window, reading).await;
                 }
+                if reading.has_room() {
+                    self.lock().partial += 1;
+                }
                 let Some(mut buf) = reading.take_buf() else {
                     return Err(violation("data after all of it has come"));
                 };
@@ -380,6 +389,7 @@ impl Session {
         let Some(room) = reading.take_room() else {
             return Err(violation("more data than was asked for"));
         };
+        let room = self.claim(room).await;
         match self.alive(window.payload_or_parked(&self.stream, room)).await {
             Ok(Some(data)) => {
                 reading.filled_whole(data);
@@ -396,6 +406,23 @@ impl Session {
             Ok(false) => Err(cut_off()),
             Err(error) => Err(lost("cannot receive", error)),
         }
+    }
+
+    /// The memory of an answer that has come. Meanwhile nothing is received, which is not the server's
+    /// silence.
+    async fn claim(&self, room: Room) -> Room {
+        {
+            let mut state = self.lock();
+            if state.partial > 0 {
+                // What is there in part has memory, which would wait for what comes behind this.
+                return room.claim_now();
+            }
+            state.claiming = true;
+        }
+        let room = room.claim().await;
+        let mut state = self.lock();
+        (state.claiming, state.active) = (false, Instant::now());
+        room
     }
 
     /// Notes each turn of a reception, which means that bytes came: a large payload on a slow line is
@@ -440,6 +467,7 @@ impl Session {
             lent.returned();
         }
         let mut state = self.lock();
+        state.partial -= usize::from(request.expected.is_partial());
         // Not there any more if the connection has been given up meanwhile.
         let _ = state.in_flight.try_remove(slot(request.cookie));
         self.end_if_done(&mut state);
@@ -463,9 +491,9 @@ async fn watch(session: Weak<Session>, timeout: Duration) {
             return;
         }
         let silent = state.active.elapsed();
-        let waiting = state.in_flight.len();
+        let (waiting, claiming) = (state.in_flight.len(), state.claiming);
         drop(state);
-        if waiting > 0 && silent >= timeout {
+        if waiting > 0 && silent >= timeout && !claiming {
             let text = format!(
                 "no byte from the server for {} s with {waiting} requests in flight",
                 timeout.as_secs_f32()

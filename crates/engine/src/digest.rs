@@ -87,7 +87,10 @@ pub async fn digest(
         ..Making::of(end.clone(), SEGMENT, progress)
     }));
     let mut state = State::new(algorithm);
-    let result = read_all(&plan, &end, pool, progress, &mut state).await;
+    // One task reads for all connections.
+    let most = options.requests.saturating_mul(options.connections.max(1));
+    let window = (most, !options.adaptive);
+    let result = read_all(&plan, &end, (pool, window), progress, &mut state).await;
     plan.stop();
     let made = making.await;
     result?;
@@ -104,13 +107,13 @@ type Piece = (u64, Option<Task<Result<Option<Data>>>>);
 async fn read_all(
     plan: &Plan,
     end: &Rc<End>,
-    pool: &Pool,
+    (pool, (most, fixed)): (&Pool, (usize, bool)),
     progress: &Progress,
     state: &mut State,
 ) -> Result<()> {
     // At most what the pool holds, so that a piece that is awaited has its buffer.
     let fits = usize::try_from(pool.limit() / Pool::cost(PIECE as usize)).unwrap_or(1).max(1);
-    let window = Rc::new(RefCell::new(Window::new(fits, false)));
+    let window = Rc::new(RefCell::new(Window::new(fits.min(most.max(AHEAD)), fixed)));
     let since = Instant::now();
     let mut out: VecDeque<Piece> = VecDeque::new();
     let mut result = Ok(());

@@ -248,7 +248,12 @@ impl Lane {
 
     /// Room for a request. Its worst need is one buffer: it is read into and written from.
     pub(crate) async fn room(&self, len: u64, look: bool) -> Result<Room> {
-        match self.job.pool.reserve(len as usize).await {
+        let (pool, bytes) = (&self.job.pool, len as usize);
+        let room = match &self.job.late {
+            Some(late) => late.reserve_late(bytes, pool).await,
+            None => pool.reserve(bytes).await,
+        };
+        match room {
             Ok(room) => {
                 // What nobody looks at may stay in the kernel on its way.
                 let room = room.tallied(&self.job.progress.counters.tally);

@@ -121,8 +121,10 @@ impl Parked {
             return Err(room);
         }
         match take_pipe() {
+            // Pages in a pipe are memory, too.
             Some(pipe) => {
-                Ok(Parked { pipe: Some(pipe), held: 0, room: Some(room), from_file: false })
+                let room = Some(room.claim_now());
+                Ok(Parked { pipe: Some(pipe), held: 0, room, from_file: false })
             }
             None => Err(room),
         }

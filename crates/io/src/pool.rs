@@ -6,6 +6,9 @@
 //! the cache. A pool may have a parent: [`Pool::share`] gives a connection a part that bounds what it
 //! can pin, while the parent bounds all together.
 //!
+//! A room may also be *late*: it counts in a pool of its own until its bytes arrive, and only then does
+//! [`Room::claim`] take memory. What is on a long path is not memory here yet.
+//!
 //! Rule for callers: nobody waits for room while holding room of the same pool (deadlock); a request
 //! reserves its worst need at once, and layers that need scratch memory keep their own small pool.
 
@@ -101,7 +104,7 @@ impl Pool {
         } else {
             held.forget();
         }
-        Some(Room { pool: Some(self.clone()), cost, len, park: false, tally: None })
+        Some(Room::of(self, cost, len))
     }
 
     /// Waits for room for `len` bytes, first come first served.
@@ -117,7 +120,19 @@ impl Pool {
             level = pool.0.parent.as_ref();
         }
         held.iter_mut().for_each(Hold::forget);
-        Ok(Room { pool: Some(self.clone()), cost, len, park: false, tally: None })
+        Ok(Room::of(self, cost, len))
+    }
+
+    /// Waits for late room for `len` bytes: it counts in this pool until its memory is claimed from
+    /// `memory`, which must be another pool.
+    pub async fn reserve_late(&self, len: usize, memory: &Pool) -> Result<Room, TooLarge> {
+        let asked = Self::cost(len);
+        if asked > memory.limit() {
+            return Err(TooLarge { asked, limit: memory.limit() });
+        }
+        let mut room = self.reserve(len).await?;
+        room.memory = Some(memory.clone());
+        Ok(room)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -291,12 +306,21 @@ pub struct Room {
     park: bool,
     /// Counts what becomes of the bytes.
     tally: Option<Arc<Tally>>,
+    /// Where its memory comes from once its bytes arrive, if it is late.
+    memory: Option<Pool>,
 }
 
 impl Room {
     /// Room outside of any pool: for tests and for small fixed needs.
     pub fn unpooled(len: usize) -> Room {
-        Room { pool: None, cost: 0, len, park: false, tally: None }
+        Room { pool: None, cost: 0, len, park: false, tally: None, memory: None }
+    }
+
+    /// Room that is charged already.
+    fn of(pool: &Pool, cost: u64, len: usize) -> Room {
+        let mut room = Room::unpooled(len);
+        (room.pool, room.cost) = (Some(pool.clone()), cost);
+        room
     }
 
     /// The same room, which may also be filled with bytes that stay in the kernel
@@ -316,7 +340,8 @@ impl Room {
 
     /// The way to room of the same kind again, for whoever repeats a request.
     pub fn like(&self) -> Wish {
-        Wish { pool: self.pool.clone(), len: self.len, park: self.park }
+        let (pool, memory) = (self.pool.clone(), self.memory.clone());
+        Wish { pool, memory, len: self.len, park: self.park }
     }
 
     /// Whether the bytes may stay in the kernel.
@@ -345,14 +370,47 @@ impl Room {
         self.len == 0
     }
 
+    /// The same room with its memory, now that its bytes arrive: waits for it where the room is late.
+    /// Who receives several answers in turn must not wait while one of them is there in part
+    /// ([`claim_now`](Room::claim_now)).
+    pub async fn claim(mut self) -> Room {
+        let Some(memory) = self.memory.take() else { return self };
+        match memory.reserve(self.len).await {
+            Ok(mut room) => {
+                (room.park, room.tally) = (self.park, self.tally.take());
+                room
+            }
+            // Not possible: it was asked before. Then without waiting.
+            Err(_) => {
+                self.memory = Some(memory);
+                self.claim_now()
+            }
+        }
+    }
+
+    /// As [`claim`](Room::claim), but never waits: the memory is used beyond the limit of its pool.
+    #[must_use]
+    pub fn claim_now(mut self) -> Room {
+        let Some(memory) = self.memory.take() else { return self };
+        let mut level = Some(&memory);
+        while let Some(pool) = level {
+            pool.lock().charge(self.cost);
+            level = pool.0.parent.as_ref();
+        }
+        let mut room = Room::of(&memory, self.cost, self.len);
+        (room.park, room.tally) = (self.park, self.tally.take());
+        room
+    }
+
     /// The buffer, without waiting. Its content is arbitrary earlier data or zeroes.
-    pub fn into_buf(mut self) -> Buf {
-        let (pool, cost, tally) = (self.pool.take(), self.cost, self.tally.take());
+    pub fn into_buf(self) -> Buf {
+        let mut room = self.claim_now();
+        let (pool, cost, tally) = (room.pool.take(), room.cost, room.tally.take());
         let block = match &pool {
-            None => Block::new(self.len.max(1).next_multiple_of(ALIGN)),
-            Some(pool) => pool.block(class(self.len)),
+            None => Block::new(room.len.max(1).next_multiple_of(ALIGN)),
+            Some(pool) => pool.block(class(room.len)),
         };
-        Buf::new(block, self.len, Charge { pool, cost, tally })
+        Buf::new(block, room.len, Charge { pool, cost, tally })
     }
 
     fn forget(mut self) {
@@ -364,6 +422,7 @@ impl Room {
 #[derive(Debug, Clone)]
 pub struct Wish {
     pool: Option<Pool>,
+    memory: Option<Pool>,
     len: usize,
     park: bool,
 }
@@ -375,7 +434,7 @@ impl Wish {
             None => Room::unpooled(self.len),
             Some(pool) => pool.reserve(self.len).await?,
         };
-        room.park = self.park;
+        (room.park, room.memory) = (self.park, self.memory.clone());
         Ok(room)
     }
 }
@@ -502,6 +561,38 @@ mod tests {
             panic!("memory outside of pools is there")
         };
         assert_eq!(room.len(), 7);
+    }
+
+    #[test]
+    fn late_room_has_its_memory_when_it_is_claimed() {
+        let (asked, memory) = (Pool::new(32 << 10), Pool::new(8 << 10));
+        let mut cx = Context::from_waker(Waker::noop());
+        let mut late = || {
+            let room = pin!(asked.reserve_late(8 << 10, &memory)).poll(&mut cx);
+            let Poll::Ready(Ok(room)) = room else { panic!("there is room") };
+            room
+        };
+        let [first, second, third, fourth] = [late(), late(), late().parkable(), late()];
+        assert_eq!((asked.reserved(), memory.reserved()), (32 << 10, 0));
+        let Poll::Ready(first) = pin!(first.claim()).poll(&mut cx) else { panic!("it is free") };
+        assert_eq!((asked.reserved(), memory.reserved()), (24 << 10, 8 << 10));
+        let mut third = pin!(third.claim());
+        assert!(third.as_mut().poll(&mut cx).is_pending(), "the memory is used up");
+        // Who cannot wait goes beyond.
+        let buf = second.into_buf();
+        assert_eq!((asked.reserved(), memory.reserved()), (16 << 10, 16 << 10));
+        drop(buf);
+        drop(first);
+        let Poll::Ready(third) = third.poll(&mut cx) else { panic!("it is free again") };
+        assert!(third.may_park());
+        let wish = fourth.like();
+        drop((third, fourth));
+        assert_eq!((asked.reserved(), memory.reserved(), memory.peak()), (0, 0, 16 << 10));
+        let again = pin!(wish.room()).poll(&mut cx);
+        assert_eq!((asked.reserved(), memory.reserved()), (8 << 10, 0), "late again");
+        drop(again);
+        let beyond = pin!(asked.reserve_late(9 << 10, &memory)).poll(&mut cx);
+        assert!(matches!(beyond, Poll::Ready(Err(_))), "the memory would never be there");
     }
 
     #[test]

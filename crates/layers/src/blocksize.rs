@@ -117,6 +117,8 @@ impl Limits {
         // Parts of blocks are supplied here, above the pieces.
         device = emulate::emulate(device);
         let mut facts = Facts::clone(&device.facts());
+        // Buffers are taken before the answers are there.
+        facts.claims_room = false;
         if self.minimum.is_none() && self.preferred.is_none() && self.maximum.is_none() {
             return Ok(device);
         }

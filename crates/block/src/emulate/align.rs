@@ -33,6 +33,8 @@ struct Shared {
 impl Align {
     pub(super) fn new(inner: Arc<dyn Device>) -> Align {
         let mut facts = Facts::clone(&inner.facts());
+        // Buffers are taken before the answers are there.
+        facts.claims_room = false;
         let block = facts.block;
         let minimum = u64::from(block.minimum);
         let maximum = (block.maximum - block.maximum % block.minimum).max(block.minimum);
