@@ -150,7 +150,10 @@ fn what_is_cold_and_large_goes_past_the_page_cache() {
     assert!(read + 4096 > data && written + 4096 > data, "{taken:?}");
     // Files are read ahead in steps of this at the end, which alone is read through the page cache.
     assert!(cached.iter().all(|&bytes| bytes <= 256 << 10), "{cached:?}");
-    // Now the source is cached, by the comparison.
+    // Now the source is cached, unless the kernel needs the memory for something else.
+    if !cache(&source) {
+        return eprintln!("the page cache does not keep 64 MiB here: not checked");
+    }
     none(&routes(&mut copy(&ends)), &["direct-read", "direct-write"]);
     make_cold(&source);
     let off = [&["--direct=off"], &ends[..]].concat();
@@ -159,6 +162,21 @@ fn what_is_cold_and_large_goes_past_the_page_cache() {
     let on = [&["--direct=on"], &ends[..]].concat();
     some(&routes(&mut copy(&on)), "direct-read");
     assert_same(&source, &target, "all of it past the page cache");
+}
+
+/// Reads a file until the page cache has all of its data; false where it does not keep it.
+fn cache(path: &Path) -> bool {
+    let all = |file: &io::File| {
+        let ranges = image::data_ranges(path).unwrap();
+        ranges.iter().all(|range| {
+            let len = range.end - range.start;
+            file.cached(range.start, len).is_some_and(|cached| cached >= len)
+        })
+    };
+    (0..5).any(|_| {
+        std::fs::read(path).unwrap();
+        all(&open(path))
+    })
 }
 
 fn open(path: &Path) -> io::File {

@@ -72,9 +72,13 @@ fn a_client_that_reads_nothing_is_cut_when_others_need_its_memory() {
     let limits = Limits { client_bytes: 8 << 20, stalled, ..Limits::default() };
     let memory = 16 << 20;
     let fixture = serve_with(device(SIZE, Completion::Immediate), limits, memory, Engine::Auto);
-    // Together they hold all of the memory.
-    let greedy: Vec<_> =
-        (0..4).map(|_| greedy(&fixture, Replies::Structured, 100, 1 << 20)).collect();
+    // Together they hold all of the memory: the first has half of it, each other one its part of the
+    // other half, as long as it is the last to come.
+    let greedy = [8, 12, 14, 16].map(|held: u64| {
+        let greedy = greedy(&fixture, Replies::Structured, 100, 1 << 20);
+        wait_until("it holds its part", || fixture.pool.reserved() >= held << 20);
+        greedy
+    });
     let took = time_to_read(&fixture);
     assert!(took < Duration::from_secs(5), "{took:?}");
     assert!(fixture.server.served() > 0, "some were cut");
