@@ -122,4 +122,12 @@ impl Visit for GatedVisit {
             Err(error) => Box::pin(std::future::ready(Err(error))),
         }
     }
+
+    fn named(&self, asked: &str) -> String {
+        self.inner.named(asked)
+    }
+
+    fn gone(&self) {
+        self.inner.gone();
+    }
 }
