@@ -3,10 +3,11 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Output;
+use std::process::{Child, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use blockhaul_tests::{LIMIT, assert_same, bounded, compile, done, lossy, program, text};
-use testkit::tools::{Scratch, among_peers};
+use testkit::tools::{Scratch, Server, among_peers};
 
 /// Serves `nbdkit:PLUGIN?OPTIONS` while a script runs among the peers.
 #[track_caller]
@@ -235,6 +236,69 @@ fn the_example_in_memory_is_read_and_written_within_its_bound() {
     let device = format!("nbdkit:{}?size=8M&delay=1ms", text(&plugin));
     let mut copy = among_peers(program()).unwrap();
     done(copy.args(["copy", "--verify", text(&input), &device]));
+}
+
+/// The name of each thread of a process.
+fn threads(pid: u32) -> Vec<String> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    // One that has just ended has none.
+    tasks.flatten().filter_map(|task| fs::read_to_string(task.path().join("comm")).ok()).collect()
+}
+
+/// However many requests a client has in flight, there are the plugin's two threads, a worker, and the
+/// one that waits for signals. Those that opened the plugin end when they have rested.
+#[test]
+fn a_thousand_requests_in_flight_need_four_threads() {
+    let fio = testkit::require_peer!("fio");
+    let scratch = Scratch::new().unwrap();
+    let Some(plugin) =
+        compile(Path::new("plugins/cabi/examples/async-memory.c"), "EXAMPLE", &scratch)
+    else {
+        return;
+    };
+    let socket = scratch.socket("s");
+    let device = format!("nbdkit:{}?size=64M&delay=20ms&memory=64M", text(&plugin));
+    let mut server = among_peers(program()).unwrap();
+    server.args(["serve", "-f", "-r", "--exit-with-parent", "--workers", "1", "--threads", "1024"]);
+    server.args(["-U", text(&socket), &device]);
+    let server = Server::start(server, &socket).unwrap();
+    let mut fio = fio.command();
+    fio.args(["--name=load", "--thread", "--ioengine=nbd", "--rw=randread", "--bs=4k"]);
+    fio.args(["--size=64M", "--iodepth=1024", "--time_based", "--runtime=100"]);
+    fio.arg(format!("--uri=nbd+unix:///?socket={}", text(&socket)));
+    let mut fio = Running(fio.stdout(Stdio::null()).spawn().unwrap());
+    let begun = Instant::now();
+    let mut steady = None;
+    // For a second from when the threads that have nothing to do have ended.
+    while steady.is_none_or(|since: Instant| since.elapsed() < Duration::from_secs(1)) {
+        assert_eq!(fio.0.try_wait().unwrap(), None, "fio ended: {}", server.said());
+        let threads = threads(server.pid());
+        let busy = cpu_ticks(server.pid()) > 20;
+        match steady {
+            None if threads.len() <= 4 && busy => steady = Some(Instant::now()),
+            None => assert!(begun.elapsed() < Duration::from_secs(60), "threads: {threads:?}"),
+            Some(_) => assert!(threads.len() <= 4, "threads: {threads:?}"),
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Processor time that a process has used, in hundredths of a second.
+fn cpu_ticks(pid: u32) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let behind_the_name = stat.rsplit(')').next().unwrap();
+    let times = behind_the_name.split_whitespace().skip(11).take(2);
+    times.map(|time| time.parse::<u64>().unwrap()).sum()
+}
+
+/// A process that is killed when this is dropped.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 #[test]

@@ -224,6 +224,24 @@ fn it_stops_within_a_second_whoever_is_connected() {
 }
 
 #[test]
+fn a_second_signal_stops_it_at_once() {
+    let scratch = Scratch::new().unwrap();
+    let socket = scratch.socket("s");
+    let slow = ["--layer", "delay?read=1000s", "--drain-timeout", "1000s", "memory:1M"];
+    let mut server = start(&socket, &slow);
+    let mut client = connected(&socket);
+    let request = client.request(wire::Command::Read, 0, 4096);
+    client.send_request(&request, &[]).unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    done(Command::new("kill").args(["-s", "TERM", &server.0.id().to_string()]));
+    std::thread::sleep(Duration::from_millis(200));
+    assert_eq!(server.0.try_wait().unwrap(), None, "it waits for its device");
+    // The status tells of the second.
+    assert_eq!(stopped_in_time(server, "INT").code(), Some(130));
+    assert!(!socket.exists(), "the socket is left");
+}
+
+#[test]
 fn clients_start_it_by_socket_activation() {
     let nbdcopy = require_peer!("nbdcopy");
     let nbdinfo = require_peer!("nbdinfo");

@@ -1,7 +1,7 @@
 //! SIGINT, SIGTERM, SIGHUP and SIGQUIT: the first asks for an orderly stop, the second stops at once.
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
-use signal_hook::iterator::Signals;
+use signal_hook::iterator::{Handle, Signals};
 
 use crate::exit::{FAILED, Failure};
 
@@ -11,10 +11,15 @@ pub fn on_stop(
     first: impl FnOnce(i32) + Send + 'static,
     at_once: impl FnOnce() + Send + 'static,
 ) -> Result<(), Failure> {
-    catch()?.spawn(first, at_once)
+    let caught = catch()?;
+    let attend = move || caught.on_stop(first, at_once).wait();
+    let started = std::thread::Builder::new().name("signals".into()).spawn(attend);
+    started.map(drop).map_err(|error| {
+        Failure::new(FAILED, format!("cannot handle signals: {}", crate::exit::plain(&error)))
+    })
 }
 
-/// Signals that are caught from here on, and looked at by [`Caught::spawn`].
+/// Signals that are caught from here on, and looked at by [`Caught::on_stop`].
 pub struct Caught(Signals);
 
 /// Catches the signals.
@@ -28,25 +33,54 @@ pub fn catch() -> Result<Caught, Failure> {
 }
 
 impl Caught {
-    /// As [`on_stop`].
-    pub fn spawn(
-        self,
-        first: impl FnOnce(i32) + Send + 'static,
-        at_once: impl FnOnce() + Send + 'static,
-    ) -> Result<(), Failure> {
-        let attend = move || self.attend(first, at_once);
-        let started = std::thread::Builder::new().name("signals".into()).spawn(attend);
-        started.map(drop).map_err(|error| {
-            Failure::new(FAILED, format!("cannot handle signals: {}", crate::exit::plain(&error)))
-        })
+    /// Ends [`Attention::wait`] when dropped, from any thread.
+    pub fn until_dropped(&self) -> Until {
+        Until(self.0.handle())
     }
 
-    fn attend(mut self, first: impl FnOnce(i32), at_once: impl FnOnce()) {
-        let mut signals = self.0.forever();
-        let Some(signal) = signals.next() else { return };
-        first(signal);
-        let Some(signal) = signals.next() else { return };
-        at_once();
+    /// What is done about signals. A thread has to wait for them.
+    pub fn on_stop<F: FnOnce(i32), G: FnOnce()>(self, first: F, at_once: G) -> Attention<F, G> {
+        Attention { signals: self.0, first: Some(first), at_once: Some(at_once) }
+    }
+}
+
+/// While it lives, signals are waited for.
+pub struct Until(Handle);
+
+impl Drop for Until {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+/// Signals with what is done about the first and the second.
+pub struct Attention<F, G> {
+    signals: Signals,
+    first: Option<F>,
+    at_once: Option<G>,
+}
+
+impl<F: FnOnce(i32), G: FnOnce()> Attention<F, G> {
+    /// Waits for signals, until an [`Until`] is dropped.
+    pub fn wait(&mut self) {
+        while let Some(signal) = self.signals.forever().next() {
+            self.heard(signal);
+        }
+    }
+
+    /// Looks whether there are signals, and does not wait; also after [`Attention::wait`] has ended.
+    pub fn look(&mut self) {
+        let signals: Vec<_> = self.signals.pending().collect();
+        signals.into_iter().for_each(|signal| self.heard(signal));
+    }
+
+    fn heard(&mut self, signal: i32) {
+        if let Some(first) = self.first.take() {
+            return first(signal);
+        }
+        if let Some(at_once) = self.at_once.take() {
+            at_once();
+        }
         std::process::exit(i32::from(status(signal)));
     }
 }

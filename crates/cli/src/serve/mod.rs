@@ -14,8 +14,9 @@ mod tls;
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::{Arc, Mutex, mpsc};
-use std::time::Duration;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use io::{Completer, Runtime};
 use server::{Config, Limits, Offers, Server};
@@ -36,6 +37,8 @@ use tls::Secured;
 const PATIENCE: Duration = Duration::from_millis(400);
 /// Time that devices have to close after one has held requests for too long.
 const CLOSING: Duration = Duration::from_secs(1);
+/// How often signals are looked for while devices close.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// Why the server is to stop.
 enum Stop {
@@ -140,35 +143,40 @@ pub fn run(args: &args::Serve, groups: &Groups) -> Outcome {
         verbose: args.verbose,
     };
     let (sender, served) = mpsc::channel();
+    let serving = caught.until_dropped();
     drop(runtime.remote().spawn(move || async move {
         let mut job = job;
         let outcome = job.serve(stopped).await;
         // This very function waits for it.
         let _ = sender.send((outcome, job.wanted.open));
+        drop(serving);
     }));
-    // For as long as this process lives: a second signal ends it whatever it waits for.
-    caught.spawn(move |signal| on_signal.stop(Stop::Signal(signal)), move || cleanup.clean())?;
+    // This thread has nothing else to do: one more would rest beside the workers of each server.
+    let first = move |signal| on_signal.stop(Stop::Signal(signal));
+    let mut attention = caught.on_stop(first, move || cleanup.clean());
+    attention.wait();
     let (outcome, open) =
         served.recv().map_err(|_| Failure::new(FAILED, "the server ended without a result"))?;
     // Not on a worker: the server of `[ CMD ]` is awaited here, which ends when workers have closed
-    // their connections.
-    let close = move || drop((open, runtime));
-    let held = matches!(outcome, Ok(End { held: true, .. }));
-    if !held {
-        close();
-        return outcome.map(|end| end.status);
-    }
-    // What holds requests may never let go.
-    let (sender, closed) = mpsc::channel();
+    // their connections. Nor on this thread: a second signal ends the program whatever it waits for.
+    let (sender, closed) = mpsc::channel::<()>();
     let closing = std::thread::Builder::new().name("closing".into()).spawn(move || {
-        close();
-        // Nobody may be waiting any more.
-        let _ = sender.send(());
+        drop((open, runtime));
+        drop(sender);
     });
-    if closing.is_ok() {
-        let _ = closed.recv_timeout(CLOSING);
+    let held = matches!(outcome, Ok(End { held: true, .. }));
+    let begun = Instant::now();
+    // What holds requests may never let go.
+    while closing.is_ok() && !(held && begun.elapsed() > CLOSING) {
+        if closed.recv_timeout(LOOK) != Err(RecvTimeoutError::Timeout) {
+            break;
+        }
+        attention.look();
     }
-    std::process::exit(i32::from(outcome.map_or(HELD, |end| end.status)));
+    match held {
+        true => std::process::exit(i32::from(outcome.map_or(HELD, |end| end.status))),
+        false => outcome.map(|end| end.status),
+    }
 }
 
 /// Descriptors that a server needs besides those of its connections: files, workers, listeners.
