@@ -121,6 +121,11 @@ pub trait Backend: Sync {
         false
     }
 
+    /// Whether it takes options of any other name, too ([`Args::others`]).
+    fn takes_others(&self) -> bool {
+        false
+    }
+
     /// Opens a device.
     fn open(&self, target: Target) -> Opening<Opened>;
 
@@ -250,7 +255,10 @@ impl Registry {
                         (percent_decode(rest)?, parse_options(options)?)
                     }
                 };
-                let args = Args::check(scheme, backend.params(), &options)?;
+                let args = match backend.takes_others() {
+                    true => Args::check_known(scheme, backend.params(), &options)?,
+                    false => Args::check(scheme, backend.params(), &options)?,
+                };
                 let (scheme, rest, command) = (scheme.clone(), rest.into(), Vec::new());
                 Ok((backend, Target { scheme, rest, command, args, intent }))
             }

@@ -77,6 +77,7 @@ impl ParamKind {
 #[derive(Debug, Clone, Default)]
 pub struct Args {
     values: BTreeMap<&'static str, String>,
+    others: Vec<(String, String)>,
 }
 
 impl Args {
@@ -99,7 +100,20 @@ impl Args {
                 values.entry(param.name).or_insert_with(|| default.to_string());
             }
         }
-        Ok(Args { values })
+        Ok(Args { values, others: Vec::new() })
+    }
+
+    /// As [`Args::check`]; options that are not declared are kept as they were typed.
+    pub fn check_known(owner: &str, params: &[Param], typed: &[(String, String)]) -> Result<Args> {
+        let declared = |key: &str| params.iter().any(|param| param.name == key);
+        let (known, others): (Vec<_>, Vec<_>) =
+            typed.iter().cloned().partition(|(key, _)| declared(key));
+        Ok(Args { others, ..Args::check(owner, params, &known)? })
+    }
+
+    /// Options that are not declared, in the order in which they were typed.
+    pub fn others(&self) -> &[(String, String)] {
+        &self.others
     }
 
     /// The text of a value, typed or default.
@@ -209,6 +223,17 @@ mod tests {
         assert_eq!(args.share("data"), Some(0.3));
         assert!(args.switch("direct"));
         assert_eq!(args.text("mode"), Some("b"));
+    }
+
+    #[test]
+    fn others_are_kept_where_they_are_taken() {
+        let typed = parse_options("a=1&size=1k&b=%26&a=2").unwrap();
+        let args = Args::check_known("thing", PARAMS, &typed).unwrap();
+        let pair = |key: &str, value: &str| (key.to_string(), value.to_string());
+        assert_eq!(args.others(), [pair("a", "1"), pair("b", "&"), pair("a", "2")]);
+        assert_eq!(args.size("size"), Some(1024));
+        let typed = parse_options("a=1&size=x").unwrap();
+        assert!(Args::check_known("thing", PARAMS, &typed).is_err());
     }
 
     #[test]

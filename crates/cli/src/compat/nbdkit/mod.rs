@@ -1,12 +1,14 @@
 //! `nbdkit`: its command line, carried out by `blockhaul serve`.
 //!
-//! - `line`: the command line. `plugins`, `filters`: what is a device or a layer here, and what is hosted.
+//! - `line`: the command line. `plugins`, `filters`: what is a device or a layer here, and what is hosted;
+//!   `natives`: parameters of plugins as options of devices.
 //! - `about`: what there is to say about the program, plugins and filters. `log`: where errors go.
 
 mod about;
 mod filters;
 mod line;
 mod log;
+mod natives;
 mod plugins;
 
 use std::ffi::OsString;

@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use std::fs::File;
 
 use super::line::{Line, Parameter, escaped};
+use super::natives;
 
 /// The device behind a plugin's name and parameters, of `blockhaul`'s own; `None`: the plugin is needed.
 pub fn native(line: &Line) -> Option<OsString> {
@@ -19,7 +20,7 @@ pub fn native(line: &Line) -> Option<OsString> {
         "pattern" if line.readonly => Some(format!("pattern:{}", size(parameters, "")?).into()),
         "ones" if line.readonly => Some(format!("ones:{}", size(parameters, "")?).into()),
         "file" => file(line),
-        _ => None,
+        _ => natives::device(name, parameters).map(OsString::from),
     }
 }
 
