@@ -13,6 +13,7 @@
 #define THREAD_MODEL NBDKIT_THREAD_MODEL_PARALLEL
 
 static const char *mode = "";
+static int preconnected;
 
 static int
 is (const char *name)
@@ -34,6 +35,8 @@ bad_open (int readonly)
   static int handle;
 
   (void)readonly;
+  if (is ("hang-open") && strcmp (nbdkit_export_name (), "hang") == 0)
+    pause ();
   if (is ("null-open"))
     return NULL;
   if (is ("open-error")) {
@@ -47,7 +50,45 @@ static int64_t
 bad_get_size (void *handle)
 {
   (void)handle;
+  if (is ("hang-size") && strcmp (nbdkit_export_name (), "hang") == 0)
+    pause ();
   return is ("size-odd") ? -5 : 65536;
+}
+
+/* Only for a while: the handle that comes too late is closed. */
+static int
+bad_can_extents (void *handle)
+{
+  (void)handle;
+  if (is ("hang-can") && strcmp (nbdkit_export_name (), "hang") == 0)
+    sleep (1);
+  return 1;
+}
+
+static void
+bad_close (void *handle)
+{
+  (void)handle;
+  if (is ("hang-can"))
+    nbdkit_error ("closed '%s'", nbdkit_export_name ());
+}
+
+static int
+bad_list_exports (int readonly, int is_tls, struct nbdkit_exports *exports)
+{
+  (void)readonly, (void)is_tls;
+  if (is ("hang-list"))
+    pause ();
+  return nbdkit_add_export (exports, "", NULL);
+}
+
+static int
+bad_preconnect (int readonly)
+{
+  (void)readonly;
+  if (is ("hang-preconnect") && !preconnected++)
+    pause ();
+  return 0;
 }
 
 static int
@@ -245,9 +286,13 @@ static struct nbdkit_plugin plugin = {
   .name = "misbehaving",
   .config = bad_config,
   .magic_config_key = "mode",
+  .preconnect = bad_preconnect,
+  .list_exports = bad_list_exports,
   .open = bad_open,
+  .close = bad_close,
   .get_size = bad_get_size,
   .block_size = bad_block_size,
+  .can_extents = bad_can_extents,
   .extents = bad_extents,
   .pread = bad_pread,
   .errno_is_preserved = 1,

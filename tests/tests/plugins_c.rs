@@ -86,6 +86,39 @@ fn a_plugin_that_never_answers_is_reported_and_the_server_goes_on() {
         let said = served(&plugin, &format!("mode={mode}&@timeout=300ms"), &script);
         assert!(said.contains(wanted) && said.contains("read of 512 bytes at offset 0"), "{said}");
         assert!(said.contains("buffer stays lent"), "{said}");
+        assert!(mode != "hang" || said.contains("for 0.3 s, pread has not returned"), "{said}");
+    }
+}
+
+/// Whatever a client's connection hangs in: the client is told, the log names the callback, and others
+/// go on.
+#[test]
+fn a_connection_that_hangs_in_a_callback_is_reported_and_others_go_on() {
+    let scratch = Scratch::new().unwrap();
+    let ours = text(program());
+    let hangs = "nbd+unix:///hang?socket=$unixsocket";
+    let info = format!("! {ours} info \"{hangs}\" 2>&1");
+    let list = format!("! {ours} info --list \"$uri\" 2>&1");
+    // The first who comes.
+    let first = format!("! {ours} info \"$uri\" 2>&1");
+    for (mode, client, callback) in [
+        ("hang-open", info.as_str(), "open"),
+        ("hang-size", &info, "get_size"),
+        ("hang-can", &info, "can_extents"),
+        ("hang-list", &list, "list_exports"),
+        ("hang-preconnect", &first, "preconnect"),
+    ] {
+        let Some(plugin) = misbehaving(mode, &scratch) else { return };
+        let script = format!("{client}; nbdsh -u \"$uri\" -c 'h.pread(512, 4096)'; sleep 1");
+        let output = serve(&plugin, &format!("mode={mode}&@timeout=300ms"), &script);
+        let (heard, said) = (lossy(&output.stdout), lossy(&output.stderr));
+        assert!(output.status.success(), "{mode}: {}: {heard}{said}", output.status);
+        let wanted = format!("plugin misbehaving: {callback} has not returned for 0.3 s");
+        assert!(said.contains(&wanted), "{mode}: {said}");
+        // Before the handshake there is no way to say anything.
+        assert!(mode == "hang-preconnect" || heard.contains(&wanted), "{mode}: {heard}");
+        // What came too late was not left open.
+        assert!(mode != "hang-can" || said.contains("closed 'hang'"), "{mode}: {said}");
     }
 }
 

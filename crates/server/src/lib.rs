@@ -230,6 +230,8 @@ impl Server {
             }
             Err(Ending { why, .. }) => log::info!("connection {id} from {peer}: {why}"),
         }
+        // A device in whose callback something hangs may have the socket, too: the client is not to wait.
+        entered.stream.shutdown();
         self.served.fetch_add(1, Ordering::Relaxed);
     }
 

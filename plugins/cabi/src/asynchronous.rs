@@ -14,7 +14,7 @@ use io::{Buf, Completer, Data};
 use crate::abi;
 use crate::async_abi::{AsyncPlugin, Conn};
 use crate::budget::Charge;
-use crate::context;
+use crate::context::{self, Stage};
 use crate::handle::{Handle, RANGE_MAX};
 use crate::lists;
 use crate::plugin::Plugin;
@@ -207,7 +207,7 @@ impl AsyncDevice {
                 Err(io::Elapsed) => {
                     // Nobody waits any more: the answer only gives back what was lent.
                     drop(table.with(number, |lent| lent.waiting.take()));
-                    Err(plugin.no_answer(kind, at, len, limit))
+                    Err(plugin.no_answer(kind, at, len, Stage::Over, limit))
                 }
             }
         })

@@ -30,7 +30,7 @@ impl Backend for Nbdkit {
     fn summary(&self) -> &'static str {
         "an nbdkit plugin (C interface 1 and 2, or blockhaul-plugin.h), by name or path, with its own \
          parameters; @threads=N and @timeout=TIME are the host's: threads for callbacks in parallel \
-         (default 16), and when a request without an answer fails (default never); @filter=NAME puts one of \
+         (default 16), and when a callback of a connection that does not return has failed (default never); @filter=NAME puts one of \
          nbdkit's filters over it (1.42 only; repeated, the first is outermost)"
     }
 

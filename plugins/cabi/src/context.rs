@@ -101,6 +101,58 @@ thread_local! {
     };
     /// For the handler of crashes, which may only look at plain values: the callback that runs.
     static CALLBACK: Cell<Option<&'static CStr>> = const { Cell::new(None) };
+    /// Who waits for what runs here, and not for ever.
+    static WATCH: RefCell<Option<Arc<Watch>>> = const { RefCell::new(None) };
+}
+
+/// Where a job is that calls a plugin, for who waits for it, but not for ever.
+#[derive(Default)]
+pub(crate) struct Watch(Mutex<(Stage, bool)>);
+
+/// Where a job is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// It waits for a thread.
+    #[default]
+    Queued,
+    /// On its thread, and in none of the plugin's callbacks.
+    Begun,
+    /// In this callback.
+    In(&'static CStr),
+    /// It has ended.
+    Over,
+}
+
+impl Watch {
+    /// Nobody waits for the job any more; where it is now.
+    pub(crate) fn give_up(&self) -> Stage {
+        let mut state = self.lock();
+        state.1 = true;
+        state.0
+    }
+
+    fn swap(&self, stage: Stage) -> Stage {
+        std::mem::replace(&mut self.lock().0, stage)
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, (Stage, bool)> {
+        self.0.lock().expect("no panic under this lock")
+    }
+}
+
+/// Does a job on this thread, and tells `watch` where it is. Also gives whether nobody waited for the end.
+pub(crate) fn watched<R>(watch: &Arc<Watch>, job: impl FnOnce() -> R) -> (R, bool) {
+    watch.swap(Stage::Begun);
+    let outer = WATCH.replace(Some(watch.clone()));
+    let result = job();
+    WATCH.set(outer);
+    let mut state = watch.lock();
+    state.0 = Stage::Over;
+    (result, state.1)
+}
+
+fn tell(stage: Stage) -> Stage {
+    WATCH.with_borrow(|watch| watch.as_ref().map_or(Stage::Begun, |watch| watch.swap(stage)))
 }
 
 /// Runs a callback of a plugin, named `name` for messages.
@@ -112,9 +164,11 @@ pub(crate) fn call<R>(
     let fresh = Current { context: context.clone(), left: Left::default() };
     let outer = CURRENT.replace(Some(fresh));
     let outer_name = CALLBACK.replace(Some(name));
+    let outer_stage = tell(Stage::In(name));
     set_errno(0);
     let result = callback();
     let errno = errno();
+    tell(outer_stage);
     CALLBACK.set(outer_name);
     let mut left = CURRENT.replace(outer).map(|current| current.left).unwrap_or_default();
     left.errno = errno;
@@ -215,5 +269,24 @@ mod tests {
         assert!(now().is_none() && callback_now().is_none());
         let ((), left) = call(&context, c"next", || ());
         assert_eq!((left.error, left.errno, left.text.as_str()), (0, 0, ""));
+    }
+
+    #[test]
+    fn who_waits_for_a_job_sees_the_callback_it_is_in() {
+        let context = Arc::new(Context::default());
+        let watch = Arc::new(Watch::default());
+        assert_eq!(watch.give_up(), Stage::Queued);
+        let watch = Arc::new(Watch::default());
+        let ((), given_up) = watched(&watch, || {
+            assert_eq!(watch.lock().0, Stage::Begun);
+            call(&context, c"outer", || {
+                call(&context, c"inner", || assert_eq!(watch.lock().0, Stage::In(c"inner")));
+                assert_eq!(watch.give_up(), Stage::In(c"outer"));
+            });
+            assert_eq!(watch.lock().0, Stage::Begun);
+        });
+        assert!(given_up);
+        call(&context, c"another", || ());
+        assert_eq!(watch.lock().0, Stage::Over);
     }
 }

@@ -6,6 +6,7 @@ use block::{Device, Facts, Pending, Request};
 
 use crate::asynchronous::AsyncDevice;
 use crate::handle::Handle;
+use crate::overdue::Overdue;
 
 /// A device over a handle.
 pub(crate) struct PluginDevice {
@@ -38,17 +39,19 @@ pub(crate) fn on_lane(handle: &Arc<Handle>, request: Request) -> Pending {
     let (completer, pending) = Pending::completer();
     let (plugin, lane) = (handle.connection.plugin.clone(), handle.connection.lane.clone());
     let own = handle.clone();
+    let overdue = Overdue::of(&plugin);
+    let timing = overdue.clone();
     lane.run(move || {
-        let outcome = own.perform(request);
+        let outcome = Overdue::during(timing.as_ref(), || own.perform(request));
         // Before the answer: whoever hears it may look whether the handle is still open.
         drop(own);
         completer.complete(outcome);
     });
-    let Some(limit) = plugin.host.timeout else { return pending };
+    let Some(overdue) = overdue else { return pending };
     Pending::start(async move {
-        match io::timeout(limit, pending).await {
+        match overdue.wait(pending).await {
             Ok(outcome) => outcome,
-            Err(io::Elapsed) => Err(plugin.no_answer(kind, at, len, limit)),
+            Err(stage) => Err(plugin.no_answer(kind, at, len, stage, overdue.limit)),
         }
     })
 }

@@ -1,13 +1,14 @@
 //! Hosts plugins written in C (or anything that makes shared objects): unmodified ones for nbdkit's
 //! interface, versions 1 and 2, and asynchronous ones for `blockhaul-plugin.h`.
 //!
-//! - `load`, `abi`, `async_abi`: the shared object and its description; `about`: what that says.
+//! - `load`, `abi`, `async_abi`: the shared object and its description; `about`, `dump`: what that says.
 //! - `plugin`: its life. `visit`: a connection. `handle`: an open handle and its calls. `device`: that
 //!   as a [`block::Device`]. `backend`: the scheme `nbdkit:`.
 //! - `asynchronous`, `table`, `budget`: plugins that answer later, what they have and how much.
 //! - `filter`: nbdkit's filters between the host and a plugin.
 //! - `api`, `shim.c`: the functions that plugins call; `context`: what those know about the caller.
-//! - `crash`: a crash names the plugin. `debug`: global variables that make plugins say more.
+//! - `overdue`: callbacks that do not return. `crash`: a crash names the plugin. `debug`: global variables
+//!   that make plugins say more.
 //!
 //! A program that hosts plugins must export the functions: its build script passes
 //! `-Wl,--export-dynamic-symbol=nbdkit_*` and the same for `blockhaul_*` to the linker.
@@ -27,10 +28,12 @@ mod context;
 mod crash;
 mod debug;
 mod device;
+mod dump;
 mod filter;
 mod handle;
 mod lists;
 mod load;
+mod overdue;
 mod parse;
 mod password;
 mod plugin;
@@ -40,8 +43,9 @@ mod visit;
 pub use abi::ThreadModel;
 pub use about::{About, about, about_filter};
 pub use backend::Nbdkit;
+pub use dump::{dump, print_dump};
 pub use load::{PATH_VARIABLE, filter_folder, plugin_folder};
-pub use plugin::{HostSettings, Settings, dump, print_dump, wait_for_end};
+pub use plugin::{HostSettings, Settings, wait_for_end};
 
 /// Every kind of storage of this crate, for a [`block::Registry`].
 pub fn all() -> Vec<&'static dyn block::Backend> {

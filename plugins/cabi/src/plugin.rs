@@ -1,7 +1,7 @@
 //! A plugin's life: load, configuration, readiness, and the end; in nbdkit's order, on one thread.
 
-use std::ffi::{CStr, CString, c_char, c_int};
-use std::path::PathBuf;
+use std::ffi::{CStr, CString, c_int};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
@@ -11,11 +11,12 @@ use io::{Lane, Turns};
 use crate::abi::{self, ThreadModel};
 use crate::async_abi::AsyncPlugin;
 use crate::budget::Budget;
-use crate::context::{self, Context, Left};
+use crate::context::{self, Context, Left, Stage};
 use crate::crash;
 use crate::debug;
 use crate::filter;
 use crate::load::{self, Described, Library};
+use crate::overdue::Hanging;
 
 /// What a plugin is loaded with.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -37,7 +38,7 @@ pub struct Settings {
 pub struct HostSettings {
     /// Most threads for callbacks of a plugin that takes them in parallel.
     pub threads: usize,
-    /// Time after which a request is answered with an error; none: never.
+    /// Time after which a request, or another callback of a connection, has failed; none: never.
     pub timeout: Option<Duration>,
 }
 
@@ -70,7 +71,9 @@ pub(crate) struct Plugin {
     /// There are filters over it, whose callbacks `abi` has.
     pub(crate) filtered: bool,
     /// The plugin's own description.
-    described: abi::Plugin,
+    pub(crate) described: abi::Plugin,
+    /// Callbacks that are given up.
+    pub(crate) hanging: Hanging,
     /// `get_ready` went well: there is something to clean up.
     ready: bool,
     crash_slot: crash::Slot,
@@ -118,13 +121,45 @@ impl Plugin {
     }
 
     /// The error of a request that was not answered in time. What it lends stays lent.
-    pub(crate) fn no_answer(&self, kind: OpKind, at: u64, len: u64, limit: Duration) -> Error {
+    pub(crate) fn no_answer(
+        &self,
+        kind: OpKind,
+        at: u64,
+        len: u64,
+        stage: Stage,
+        limit: Duration,
+    ) -> Error {
         let (name, limit) = (&self.name, limit.as_secs_f32());
+        let place = match stage {
+            Stage::In(callback) => format!(", {} has not returned", callback.to_string_lossy()),
+            Stage::Queued => ", other callbacks have left it no thread".to_string(),
+            // An asynchronous callback has returned, and no answer has come.
+            Stage::Begun | Stage::Over => String::new(),
+        };
         log::error!(
-            "plugin {name}: {kind} of {len} bytes at offset {at} has not been answered for {limit} s; \
-             its buffer stays lent"
+            "plugin {name}: {kind} of {len} bytes at offset {at} has not been answered for {limit} s\
+             {place}; its buffer stays lent"
         );
         Error::new(Kind::TimedOut, format!("plugin {name} has not answered {kind} for {limit} s"))
+    }
+
+    /// The error of another callback of a connection that has not returned in time.
+    pub(crate) fn no_return(&self, stage: Stage, limit: Duration) -> Error {
+        let (name, limit) = (&self.name, limit.as_secs_f32());
+        let text = match stage {
+            Stage::In(callback) => {
+                let callback = callback.to_string_lossy();
+                format!("plugin {name}: {callback} has not returned for {limit} s")
+            }
+            Stage::Queued => {
+                format!("plugin {name}: other callbacks have left it no thread for {limit} s")
+            }
+            Stage::Begun | Stage::Over => {
+                format!("plugin {name} has not answered for {limit} s")
+            }
+        };
+        log::error!("{text}");
+        Error::new(Kind::TimedOut, text)
     }
 
     fn failed(&self, what: &str, left: &Left) -> Error {
@@ -136,7 +171,7 @@ impl Plugin {
     }
 
     /// A context for callbacks of the plugin's life.
-    fn life(&self, stdio_safe: bool) -> Arc<Context> {
+    pub(crate) fn life(&self, stdio_safe: bool) -> Arc<Context> {
         Arc::new(Context { plugin: self.name.clone(), stdio_safe, ..Context::default() })
     }
 
@@ -169,7 +204,7 @@ impl Plugin {
         self.step(c"config_complete", self.abi.config_complete, true).map(drop)
     }
 
-    fn configure_only(&self, settings: &Settings) -> Result<()> {
+    pub(crate) fn configure_only(&self, settings: &Settings) -> Result<()> {
         for (index, (key, value)) in settings.config.iter().enumerate() {
             let key = match key {
                 Some(key) => key.clone(),
@@ -235,7 +270,7 @@ impl Plugin {
     }
 
     /// The plugin may be stricter than its description says, never laxer.
-    fn settle_model(&mut self) -> Result<()> {
+    pub(crate) fn settle_model(&mut self) -> Result<()> {
         if self.abi.thread_model_now.is_some() {
             let number = self.step(c"thread_model", self.abi.thread_model_now, true)?;
             let Some(model) = ThreadModel::from_number(number) else {
@@ -259,6 +294,7 @@ impl Drop for Plugin {
         let cleanup = self.abi.cleanup.filter(|_| self.ready);
         let unload = self.abi.unload;
         let (context, name) = (self.life(false), self.name.clone());
+        let hanging = self.hanging.clone();
         let slot = std::mem::replace(&mut self.crash_slot, crash::Slot::none());
         self.control.run(move || {
             for (name, callback) in [(c"cleanup", cleanup), (c"unload", unload)] {
@@ -275,37 +311,43 @@ impl Drop for Plugin {
             library.keep();
             drop(slot);
             log::debug!("plugin {name} is unloaded");
-            LIVE.0.lock().expect("no panic under this lock").retain(|other| *other != name);
+            let mut live = LIVE.0.lock().expect("no panic under this lock");
+            live.retain(|other| !Arc::ptr_eq(&other.1, &hanging));
             LIVE.1.notify_all();
         });
     }
 }
 
-/// Names of plugins that are loaded.
-static LIVE: (Mutex<Vec<String>>, Condvar) = (Mutex::new(Vec::new()), Condvar::new());
+/// Plugins that are loaded: their names, and how many callbacks of each hang.
+static LIVE: (Mutex<Vec<(String, Hanging)>>, Condvar) = (Mutex::new(Vec::new()), Condvar::new());
 
-/// Waits until every plugin has ended, at most this long; gives the names of those that have not. To be
-/// called before the process ends, on no worker.
+/// Time to end for a plugin of which a callback hangs.
+const HANGING_END: Duration = Duration::from_secs(3);
+
+/// Waits until every plugin has ended, at most this long, and less where callbacks hang; gives the names
+/// of those that have not. To be called before the process ends, on no worker.
 pub fn wait_for_end(limit: Duration) -> Vec<String> {
-    let deadline = Instant::now() + limit;
+    let begun = Instant::now();
     let mut live = LIVE.0.lock().expect("no panic under this lock");
     while !live.is_empty() {
-        let left = deadline.saturating_duration_since(Instant::now());
+        let hangs = live.iter().all(|(_, hanging)| hanging.load(Ordering::Relaxed) > 0);
+        let limit = if hangs { limit.min(HANGING_END) } else { limit };
+        let left = limit.saturating_sub(begun.elapsed());
         if left.is_zero() {
             break;
         }
         live = LIVE.1.wait_timeout(live, left).expect("no panic under this lock").0;
     }
-    live.clone()
+    live.iter().map(|(name, _)| name.clone()).collect()
 }
 
-fn lane(settings: &Settings, fallback: &str) -> Lane {
+pub(crate) fn lane(settings: &Settings, fallback: &str) -> Lane {
     let short = settings.plugin.rsplit('/').next().unwrap_or(fallback);
     Lane::single(short.trim_start_matches("nbdkit-").trim_end_matches("-plugin.so"))
 }
 
 /// Loads a plugin, and calls its `load`.
-fn begin(settings: &Settings, control: Arc<Lane>) -> Result<Plugin> {
+pub(crate) fn begin(settings: &Settings, control: Arc<Lane>) -> Result<Plugin> {
     let found = load::find(&settings.plugin)?;
     let Described { library, plugin: mut abi, asynchronous } = load::load(&found.path)?;
     // SAFETY: null or a C string: the plugin's description.
@@ -322,7 +364,8 @@ fn begin(settings: &Settings, control: Arc<Lane>) -> Result<Plugin> {
         abi = filter::face(filter::set_up(abi, &name, &found.path, &settings.filters, &mut flags)?);
     }
     flags.warn();
-    LIVE.0.lock().expect("no panic under this lock").push(name.clone());
+    let hanging = Hanging::default();
+    LIVE.0.lock().expect("no panic under this lock").push((name.clone(), hanging.clone()));
     let crash_slot = crash::Slot::take(&name);
     let pool = Arc::new(Lane::parallel(format!("{name}-pool"), settings.host.threads));
     let plugin = Plugin {
@@ -337,6 +380,7 @@ fn begin(settings: &Settings, control: Arc<Lane>) -> Result<Plugin> {
         library: Some(library),
         filtered,
         described,
+        hanging,
         ready: false,
         crash_slot,
         name,
@@ -364,143 +408,4 @@ pub(crate) fn kind_of(number: c_int) -> Kind {
         libc::ESHUTDOWN => Kind::ShuttingDown,
         _ => Kind::Invalid,
     }
-}
-
-/// What a plugin says about itself, without being made ready: lines of `key=value`.
-pub fn dump(settings: &Settings) -> Result<String> {
-    on_control(settings, dump_here)
-}
-
-/// The same, printed to standard output. A plugin that starts the program anew, as VMware's does, prints
-/// into the same place then.
-///
-/// # Errors
-/// The plugin cannot be loaded, or does not like its parameters.
-pub fn print_dump(settings: &Settings) -> Result<()> {
-    on_control(settings, |settings, control| {
-        let (plugin, path) = configured(settings, control)?;
-        // Through C's buffer: it goes when the program is started anew, as does what is printed behind it.
-        crate::api::print(&describe(&plugin, path));
-        if let Some(dump) = plugin.abi.dump_plugin {
-            // SAFETY: a callback without arguments, on the thread of the plugin's life.
-            context::call(&plugin.life(true), c"dump_plugin", || unsafe { dump() });
-        }
-        // SAFETY: all streams of the C library, which locks them.
-        unsafe { libc::fflush(std::ptr::null_mut()) };
-        Ok(())
-    })
-}
-
-/// Runs a job on a thread that is a plugin's from its beginning.
-fn on_control<T: Send + 'static>(
-    settings: &Settings,
-    job: fn(&Settings, Arc<Lane>) -> Result<T>,
-) -> Result<T> {
-    let (sender, receiver) = std::sync::mpsc::channel();
-    let control = Arc::new(lane(settings, "plugin"));
-    let (own, settings) = (control.clone(), settings.clone());
-    control.run(move || {
-        // Whoever asked waits below.
-        let _ = sender.send(job(&settings, own));
-    });
-    drop(control);
-    receiver.recv().map_err(|_| Error::new(Kind::Io, "cannot start a thread for a plugin"))?
-}
-
-fn configured(settings: &Settings, control: Arc<Lane>) -> Result<(Plugin, PathBuf)> {
-    let path = load::find(&settings.plugin)?.path;
-    let mut plugin = begin(settings, control)?;
-    plugin.configure_only(settings)?;
-    plugin.settle_model()?;
-    Ok((plugin, path))
-}
-
-fn dump_here(settings: &Settings, control: Arc<Lane>) -> Result<String> {
-    let (plugin, path) = configured(settings, control)?;
-    let described = describe(&plugin, path);
-    let printed = match plugin.abi.dump_plugin {
-        None => String::new(),
-        Some(dump) => {
-            let context = plugin.life(true);
-            // SAFETY: a callback without arguments, on the thread of the plugin's life.
-            crate::capture::stdout(|| context::call(&context, c"dump_plugin", || unsafe { dump() }))
-                .map_err(|error| Error::system("cannot catch what the plugin prints", error))?
-        }
-    };
-    Ok(described + &printed)
-}
-
-fn describe(plugin: &Plugin, path: PathBuf) -> String {
-    let abi = &plugin.described;
-    let mut text = String::new();
-    let mut line = |key: &str, value: &str| text += &format!("{key}={value}\n");
-    line("path", &path.canonicalize().unwrap_or(path).display().to_string());
-    line("name", &plugin.name);
-    let c_text = |pointer: *const c_char| {
-        // SAFETY: null or a C string: the plugin's description.
-        unsafe { crate::api::text(pointer) }.map(std::borrow::Cow::into_owned)
-    };
-    if let Some(version) = c_text(abi.version) {
-        line("version", &version);
-    }
-    line("api_version", &abi.api_version.to_string());
-    line("struct_size", &abi.struct_size.to_string());
-    let most = ThreadModel::from_number(abi.thread_model).expect("checked when it was loaded");
-    line("max_thread_model", most.name());
-    line("thread_model", plugin.model.name());
-    line("errno_is_preserved", if abi.errno_is_preserved != 0 { "1" } else { "0" });
-    if let Some(key) = c_text(abi.magic_config_key) {
-        line("magic_config_key", &key);
-    }
-    let v1 = abi.api_version < 2;
-    let has = [
-        ("longname", !abi.longname.is_null()),
-        ("description", !abi.description.is_null()),
-        ("load", abi.load.is_some()),
-        ("unload", abi.unload.is_some()),
-        ("dump_plugin", abi.dump_plugin.is_some()),
-        ("config", abi.config.is_some()),
-        ("config_complete", abi.config_complete.is_some()),
-        ("config_help", !abi.config_help.is_null()),
-        ("get_ready", abi.get_ready.is_some()),
-        ("after_fork", abi.after_fork.is_some()),
-        ("preconnect", abi.preconnect.is_some()),
-        ("list_exports", abi.list_exports.is_some()),
-        ("default_export", abi.default_export.is_some()),
-        ("open", abi.open.is_some()),
-        ("close", abi.close.is_some()),
-        ("get_size", abi.get_size.is_some()),
-        ("export_description", abi.export_description.is_some()),
-        ("block_size", abi.block_size.is_some()),
-        ("can_write", abi.can_write.is_some()),
-        ("can_flush", abi.can_flush.is_some()),
-        ("is_rotational", abi.is_rotational.is_some()),
-        ("can_trim", abi.can_trim.is_some()),
-        ("can_zero", abi.can_zero.is_some()),
-        ("can_fast_zero", abi.can_fast_zero.is_some()),
-        ("can_extents", abi.can_extents.is_some()),
-        ("can_fua", abi.can_fua.is_some()),
-        ("can_multi_conn", abi.can_multi_conn.is_some()),
-        ("can_cache", abi.can_cache.is_some()),
-        ("pread", abi.pread.is_some() || v1 && abi.pread_v1.is_some()),
-        ("pwrite", abi.pwrite.is_some() || v1 && abi.pwrite_v1.is_some()),
-        ("flush", abi.flush.is_some() || v1 && abi.flush_v1.is_some()),
-        ("trim", abi.trim.is_some() || v1 && abi.trim_v1.is_some()),
-        ("zero", abi.zero.is_some() || v1 && abi.zero_v1.is_some()),
-        ("extents", abi.extents.is_some()),
-        ("cache", abi.cache.is_some()),
-        ("thread_model", abi.thread_model_now.is_some()),
-        ("cleanup", abi.cleanup.is_some()),
-    ];
-    for (name, there) in has {
-        if there {
-            text += &format!("has_{name}=1\n");
-        }
-    }
-    if let Some(asynchronous) = &plugin.asynchronous {
-        for name in asynchronous.callbacks() {
-            text += &format!("has_async_{name}=1\n");
-        }
-    }
-    text
 }

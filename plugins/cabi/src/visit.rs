@@ -12,6 +12,7 @@ use crate::context::{self, Context, Left};
 use crate::device::PluginDevice;
 use crate::handle::Handle;
 use crate::lists;
+use crate::overdue::Overdue;
 use crate::plugin::Plugin;
 
 /// Longest name of an export in bytes (NBD's bound).
@@ -124,20 +125,30 @@ impl Visit for PluginVisit {
 }
 
 impl Connection {
-    /// Runs a job on the connection's thread.
+    /// Runs a job on the connection's thread. Where there is a timeout, a job that takes longer is an
+    /// error; what it gives in the end is dropped.
     async fn run<T: Send + 'static>(
         self: Arc<Self>,
         job: impl FnOnce(&Arc<Self>) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let (completer, ticket) = io::ticket();
-        let lane = self.lane.clone();
+        let (plugin, lane) = (self.plugin.clone(), self.lane.clone());
+        let overdue = Overdue::of(&plugin);
+        let timing = overdue.clone();
         lane.run(move || {
-            let result = job(&self);
+            let result = Overdue::during(timing.as_ref(), || job(&self));
             // The connection may end here: then so may its thread, whose queue outlives it.
             drop(self);
             completer.complete(result);
         });
-        ticket.await.map_err(|lost| {
+        let result = match &overdue {
+            None => ticket.await,
+            Some(overdue) => match overdue.wait(ticket).await {
+                Ok(result) => result,
+                Err(stage) => return Err(plugin.no_return(stage, overdue.limit)),
+            },
+        };
+        result.map_err(|lost| {
             Error::new(Kind::Io, "cannot start a thread for a plugin").because(lost)
         })?
     }
