@@ -1,5 +1,5 @@
 //! Devices that store or compute bytes: file, dir, memory, null, zero, pattern, sample, data, ones,
-//! random, full, split.
+//! random, full, split, partitioning, sparse-random.
 //!
 //! One file per kind of storage. To add one, write its file and add a line to [`all`]: parsing, help
 //! and completion follow from what it declares.
@@ -7,15 +7,19 @@
 mod data;
 mod file;
 mod fill;
+mod fixed;
 mod full;
 mod memory;
 mod null;
 mod ones;
 mod operand;
+mod partitioning;
 mod pattern;
 mod random;
 mod sample;
+mod sparse_random;
 mod split;
+mod table;
 mod zero;
 
 pub use data::Data;
@@ -24,16 +28,31 @@ pub use full::Full;
 pub use memory::{Memory, memory};
 pub use null::Null;
 pub use ones::Ones;
+pub use partitioning::Partitioning;
 pub use pattern::Pattern;
 pub use random::Random;
 pub use sample::Sample;
+pub use sparse_random::SparseRandom;
 pub use split::Split;
 pub use zero::Zero;
 
 /// Every kind of storage of this crate, for a [`block::Registry`].
 pub fn all() -> Vec<&'static dyn block::Backend> {
     vec![
-        &File, &Dir, &Memory, &Null, &Zero, &Pattern, &Sample, &Data, &Ones, &Random, &Full, &Split,
+        &File,
+        &Dir,
+        &Memory,
+        &Null,
+        &Zero,
+        &Pattern,
+        &Sample,
+        &Data,
+        &Ones,
+        &Random,
+        &Full,
+        &Split,
+        &Partitioning,
+        &SparseRandom,
     ]
 }
 

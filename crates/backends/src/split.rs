@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use block::{
-    Args, BASE_ALLOCATION, Backend, Can, Contexts, Device, Error, Facts, Kind, Op, Opened, Opening,
-    Pending, Reply, Request, Result, Target, emulate, percent_decode,
+    Args, BASE_ALLOCATION, Backend, Can, Contexts, Device, Error, Facts, Intent, Kind, Op, Opened,
+    Opening, Pending, Reply, Request, Result, Target, emulate, percent_decode,
 };
 use io::{Pool, Room};
 
@@ -42,35 +42,51 @@ impl Backend for Split {
 async fn open(target: &Target) -> Result<Opened> {
     let text = target.text()?;
     let text = text.strip_prefix("split:").unwrap_or(text);
-    let mut parts = Vec::new();
-    let mut size = 0_u64;
+    let mut files = Vec::new();
     if target.intent.target_size.is_some() {
         let text = "split: cannot be made to fit a copy: copy to a file, or serve it";
         return Err(Error::new(Kind::Usage, text));
     }
     for name in text.split(',').filter(|name| !name.is_empty()) {
-        if parts.len() == FILES_MAX {
+        if files.len() == FILES_MAX {
             return Err(Error::new(Kind::Usage, format!("split: more than {FILES_MAX} files")));
         }
-        let file = Target {
-            scheme: String::new(),
-            rest: percent_decode(name)?.into(),
-            command: Vec::new(),
-            args: Args::check("file", crate::File.params(), &[])?,
-            intent: target.intent,
-        };
-        let device = emulate::emulate(crate::File.open(file).await?.device);
+        files.push(file(&percent_decode(name)?, target.intent).await?);
+    }
+    if files.is_empty() {
+        return Err(Error::new(Kind::Usage, "split: needs files: split:FILE,FILE"));
+    }
+    join("split", format!("split of {} files", files.len()), files)
+}
+
+/// A file or block device by its path, that can do everything.
+pub(crate) async fn file(path: &str, intent: Intent) -> Result<Arc<dyn Device>> {
+    let file = Target {
+        scheme: String::new(),
+        rest: path.into(),
+        command: Vec::new(),
+        args: Args::check("file", crate::File.params(), &[])?,
+        intent,
+    };
+    Ok(emulate::emulate(crate::File.open(file).await?.device))
+}
+
+/// Devices one behind the other, as one with a name; it can do what all of them can. `scheme` is who
+/// asks, for messages.
+pub(crate) fn join(scheme: &str, name: String, devices: Vec<Arc<dyn Device>>) -> Result<Opened> {
+    let mut parts = Vec::with_capacity(devices.len());
+    let mut size = 0_u64;
+    for device in devices {
         let facts = device.facts();
         let base = facts.context(BASE_ALLOCATION).unwrap_or_else(Contexts::first);
         let end = size.checked_add(facts.size).filter(|&end| i64::try_from(end).is_ok());
-        let end = end.ok_or_else(|| Error::new(Kind::Usage, "split: more than 2^63 - 1 bytes"))?;
+        let end = end.ok_or_else(|| {
+            Error::new(Kind::Usage, format!("{scheme}: more than 2^63 - 1 bytes"))
+        })?;
         parts.push(Part { device, start: size, end, base });
         size = end;
     }
-    if parts.is_empty() {
-        return Err(Error::new(Kind::Usage, "split: needs files: split:FILE,FILE"));
-    }
-    let mut facts = Facts::new(format!("split of {} files", parts.len()), size);
+    let mut facts = Facts::new(name, size);
     facts.can = Can::all();
     facts.contexts = vec![BASE_ALLOCATION.to_string()];
     for part in &parts {
@@ -80,7 +96,7 @@ async fn open(target: &Target) -> Result<Opened> {
         facts.rotational |= below.rotational;
         facts.allocation_unit = facts.allocation_unit.min(below.allocation_unit);
     }
-    // Empty files hold nothing.
+    // Empty parts hold nothing.
     parts.retain(|part| part.start < part.end);
     let shared = Shared { parts, pool: Pool::new(Pool::cost(PIECE) * PIECES) };
     let device = SplitDevice { facts: Arc::new(facts), shared: Arc::new(shared) };

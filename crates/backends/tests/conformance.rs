@@ -102,6 +102,40 @@ fn split() {
 }
 
 #[test]
+fn partitioning() {
+    let only = vec![
+        "the_facts_are_consistent",
+        "the_content_is_as_told",
+        "the_fence_refuses_what_the_facts_forbid",
+    ];
+    let options = Options { only, ..Options::default() };
+    conform::check("partitioning", options, || async {
+        let dir = tempfile::tempdir().unwrap();
+        let mut names = Vec::new();
+        for (index, size) in [1_000_001, 5, 3 << 20, 4096, 7].into_iter().enumerate() {
+            let path = dir.path().join(format!("{index}"));
+            std::fs::File::create(&path).unwrap().set_len(size).unwrap();
+            names.push(path.to_str().unwrap().to_string());
+        }
+        let stack = open(&format!("partitioning:{}", names.join(",")), Intent::WRITE).await?;
+        Ok(Subject::from(stack).keep(dir))
+    });
+}
+
+#[test]
+fn sparse_random() {
+    // All other checks write.
+    let only = vec![
+        "the_facts_are_consistent",
+        "the_content_is_as_told",
+        "the_fence_refuses_what_the_facts_forbid",
+    ];
+    let options = Options { only, ..Options::default() };
+    check("sparse-random:20000001?percent=40&runlength=64k", options.clone());
+    check("sparse-random:5M?percent=100%&random-content=on", options);
+}
+
+#[test]
 fn data() {
     let content = |at: u64| if at == 0 { 7 } else { u8::from(at >= 100) };
     check("data:7 @100 1*99900", Options::default().content(Content::oracle(content)));

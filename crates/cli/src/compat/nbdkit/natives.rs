@@ -1,11 +1,16 @@
 //! Parameters of nbdkit's plugins as options of the devices that stand in for them.
 
+use std::collections::BTreeMap;
+use std::time::SystemTime;
+
 use super::line::{Parameter, escaped};
 
 /// The device for a plugin with these parameters; `None`: the plugin is needed.
 pub fn device(plugin: &str, parameters: &[Parameter]) -> Option<String> {
     match plugin {
         "data" => data(parameters),
+        "partitioning" => partitioning(parameters),
+        "sparse-random" => sparse_random(parameters),
         _ => None,
     }
 }
@@ -33,6 +38,53 @@ fn data(parameters: &[Parameter]) -> Option<String> {
     (given == 1).then(|| spelled("data:", &options))
 }
 
+/// Files; what stands before one counts for it and all that follow.
+fn partitioning(parameters: &[Parameter]) -> Option<String> {
+    let mut lists = ["alignment", "mbr-id", "type-guid"].map(|key| (key, Vec::new()));
+    let mut now = ["1M", "default", "default"].map(String::from);
+    let mut files = Vec::new();
+    let mut kind = None;
+    for (key, value) in parameters {
+        match key.as_deref().unwrap_or("file") {
+            "file" => {
+                files.push(value);
+                lists.iter_mut().zip(&now).for_each(|((_, list), now)| list.push(now.clone()));
+            }
+            "partition-type" => kind = Some(value.to_ascii_lowercase()),
+            key => {
+                let index = lists.iter().position(|(name, _)| *name == key)?;
+                now[index].clone_from(value);
+            }
+        }
+    }
+    if files.is_empty() {
+        return None;
+    }
+    let mut options: Vec<_> = files.iter().map(|file| ("file".to_string(), *file)).collect();
+    options.extend(kind.as_ref().map(|kind| ("partition-type".to_string(), kind)));
+    let lists = lists.map(|(key, list)| (key.to_string(), list.join(",")));
+    options.extend(lists.iter().map(|(key, list)| (key.clone(), list)));
+    Some(spelled("partitioning:", &options))
+}
+
+/// A size and numbers; without a seed the disk is another one each time, as the plugin's.
+fn sparse_random(parameters: &[Parameter]) -> Option<String> {
+    let mut options = BTreeMap::new();
+    for (key, value) in parameters {
+        let key = key.as_deref().unwrap_or("size");
+        let known = ["size", "seed", "percent", "runlength", "random-content"];
+        options.insert(*known.iter().find(|known| **known == key)?, value.clone());
+    }
+    let size = options.remove("size")?;
+    block::parse_size(&size).ok()?;
+    options.entry("seed").or_insert_with(|| {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        (now.as_secs() & 0xffff_ffff).to_string()
+    });
+    let options: Vec<_> = options.iter().map(|(key, value)| (key.to_string(), value)).collect();
+    Some(spelled(&format!("sparse-random:{size}"), &options))
+}
+
 /// A device with its options.
 fn spelled(device: &str, options: &[(String, &String)]) -> String {
     let options = options.iter().map(|(key, value)| format!("{key}={}", escaped(value)));
@@ -58,5 +110,25 @@ mod tests {
         assert_eq!(made("data", &["size=1M"]), None);
         assert_eq!(made("data", &["1", "raw=1"]), None);
         assert_eq!(made("data", &["1", "allocator=zstd"]), None);
+    }
+
+    #[test]
+    fn partitions_have_what_was_said_before_them() {
+        let words = ["mbr-id=0x82", "a", "alignment=512", "file=b,c", "mbr-id=default", "d"];
+        assert_eq!(
+            made("partitioning", &words).unwrap(),
+            "partitioning:?file=a&file=b%2cc&file=d&alignment=1M%2c512%2c512\
+             &mbr-id=0x82%2c0x82%2cdefault&type-guid=default%2cdefault%2cdefault"
+        );
+        assert_eq!(made("partitioning", &["partition-type=gpt"]), None);
+        assert_eq!(made("partitioning", &["a", "x=y"]), None);
+    }
+
+    #[test]
+    fn sparse_disks_have_their_seed() {
+        let words = ["1M", "seed=5", "percent=20"];
+        assert_eq!(made("sparse-random", &words).unwrap(), "sparse-random:1M?percent=20&seed=5");
+        assert!(made("sparse-random", &["size=1M"]).unwrap().contains("?seed="));
+        assert_eq!(made("sparse-random", &["seed=5"]), None);
     }
 }
