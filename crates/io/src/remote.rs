@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use async_task::Runnable;
@@ -10,6 +10,7 @@ use async_task::Runnable;
 use crate::sync::{Ticket, ticket};
 use crate::sys::Wakeup;
 use crate::task;
+use crate::worker::try_with_worker;
 
 /// A handle on one worker, usable from any thread.
 #[derive(Clone)]
@@ -22,6 +23,8 @@ pub(crate) struct Inbox {
     /// The worker is about to wait in its driver, or does: whoever leaves something must wake it.
     asleep: AtomicBool,
     pub(crate) wakeup: Wakeup,
+    /// Tasks of all workers of the runtime that it does not end before.
+    pub(crate) last: Arc<AtomicUsize>,
 }
 
 #[derive(Default)]
@@ -37,9 +40,10 @@ pub(crate) enum Item {
 }
 
 impl Inbox {
-    pub(crate) fn new(worker: usize) -> std::io::Result<Inbox> {
+    pub(crate) fn new(worker: usize, last: Arc<AtomicUsize>) -> std::io::Result<Inbox> {
         Ok(Inbox {
             worker,
+            last,
             queue: Mutex::default(),
             asleep: AtomicBool::new(false),
             wakeup: Wakeup::new()?,
@@ -114,8 +118,81 @@ impl Remote {
     }
 }
 
+impl Remote {
+    /// As [`Remote::spawn`], for what must be done before the program ends (what was not written yet):
+    /// no worker of the runtime ends before this task has. False: the worker has ended already.
+    pub fn spawn_last<M, F>(&self, make: M) -> bool
+    where
+        M: FnOnce() -> F + Send + 'static,
+        F: Future<Output = ()> + 'static,
+    {
+        if self.0.queue.lock().expect("no panic under this lock").closed {
+            return false;
+        }
+        let ending = Last::new(&self.0.last);
+        let call = Box::new(move || {
+            drop(task::start(async move {
+                make().await;
+                drop(ending);
+            }));
+        });
+        self.0.push(Item::Call(call))
+    }
+}
+
+/// A task that the runtime does not end before.
+struct Last(Arc<AtomicUsize>);
+
+impl Last {
+    fn new(count: &Arc<AtomicUsize>) -> Last {
+        count.fetch_add(1, Ordering::SeqCst);
+        Last(count.clone())
+    }
+}
+
+impl Drop for Last {
+    fn drop(&mut self) {
+        if self.0.fetch_sub(1, Ordering::SeqCst) == 1 {
+            // Whoever only waits for this looks again.
+            try_with_worker(|worker| worker.wake_peers());
+        }
+    }
+}
+
 impl fmt::Debug for Remote {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Remote(worker {})", self.0.worker)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use crate::{Config, Remote, Runtime};
+
+    #[test]
+    fn a_runtime_ends_after_what_must_be_done_before() {
+        let runtime = Runtime::start(&Config { workers: 2, ..Config::default() }).unwrap();
+        let (sender, done) = mpsc::channel();
+        let other = runtime.block_on(|| async { Remote::to(1) });
+        let later = sender.clone();
+        assert!(other.spawn_last(move || async move {
+            crate::sleep(Duration::from_millis(50)).await;
+            // On another worker, which must be there still.
+            let _ = Remote::to(0)
+                .spawn(|| async { crate::sleep(Duration::from_millis(50)).await })
+                .await;
+            later.send("last").unwrap();
+        }));
+        drop(other.spawn(move || async move {
+            crate::sleep(Duration::from_secs(3600)).await;
+            sender.send("never").unwrap();
+        }));
+        drop(runtime);
+        assert_eq!(done.recv(), Ok("last"));
+        assert!(done.recv().is_err(), "what merely waits is dropped");
+        assert!(!other.spawn_last(|| async {}), "the worker has ended");
     }
 }

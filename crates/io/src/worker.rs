@@ -3,6 +3,7 @@
 use std::cell::{OnceCell, RefCell};
 use std::collections::VecDeque;
 use std::io;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -33,6 +34,13 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
+    /// Has all workers look at what there is to do.
+    pub(crate) fn wake_peers(&self) {
+        for peer in &self.peers {
+            peer.0.push(Item::Call(Box::new(|| {})));
+        }
+    }
+
     /// Where a task that became ready is queued: here, or through the inbox from other threads.
     pub(crate) fn scheduler(&self) -> impl Fn(Runnable) + Send + Sync + 'static {
         let inbox = self.inbox.clone();
@@ -102,8 +110,9 @@ impl Runtime {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let count = if config.workers == 0 { cores } else { config.workers };
         let mut remotes = Vec::new();
+        let last = Arc::default();
         for index in 0..count {
-            remotes.push(Remote(Arc::new(Inbox::new(index)?)));
+            remotes.push(Remote(Arc::new(Inbox::new(index, Arc::clone(&last))?)));
         }
         let (ready_sender, ready) = mpsc::channel();
         let mut runtime = Runtime { remotes: remotes.clone(), threads: Vec::new() };
@@ -218,7 +227,8 @@ fn run(worker: &Worker) {
             runnable.run();
         }
         let idle = LOCAL.with_borrow(VecDeque::is_empty);
-        if stopping && idle && worker.ops.borrow().files_out == 0 {
+        let last = || worker.inbox.last.load(Ordering::SeqCst);
+        if stopping && idle && worker.ops.borrow().files_out == 0 && last() == 0 {
             break;
         }
         let sleep = if idle { time_to_sleep(worker) } else { Sleep::No };

@@ -5,6 +5,7 @@
 //! different options, and all handles that one value wraps share what it keeps.
 
 mod blocksize;
+mod cache;
 mod checkwrite;
 mod cow;
 mod declared;
@@ -43,6 +44,7 @@ mod temporary;
 mod truncate;
 
 pub use blocksize::BLOCKSIZE;
+pub use cache::CACHE;
 pub use checkwrite::CHECKWRITE;
 pub use cow::COW;
 pub use declared::Declared;
@@ -75,6 +77,7 @@ pub use truncate::TRUNCATE;
 pub fn all() -> Vec<&'static dyn block::LayerKind> {
     vec![
         &BLOCKSIZE,
+        &CACHE,
         &CHECKWRITE,
         &COW,
         &Delay,

@@ -100,6 +100,28 @@ fn cow() {
 }
 
 #[test]
+fn cache() {
+    check("memory:9000001", &["cache?cache-min-block-size=4k"], short(zeroes()));
+    check("memory:2M", &["cache?cache=writethrough&cache-on-read=true"], short(zeroes()));
+    check("memory:2M", &["cache?cache=unsafe", "delay?write=1ms"], short(zeroes()));
+    check(
+        "pattern:2000003",
+        &["delay?read=1ms", "cache?cache-on-read=on"],
+        short(Options::default()),
+    );
+    check("sample:5M", &["readonly", "cache?cache-on-read=1"], short(Options::default()));
+    // Hardly any room: blocks come and go all the time.
+    const SMALL: &str = "cache?cache-on-read=true&cache-min-block-size=4k&cache-max-size=64k";
+    check("memory:2M", &[SMALL], short(zeroes()));
+    check("memory:2M", &["delay?write=1ms&zero=1ms", SMALL], short(zeroes()));
+    check(
+        "memory:5M",
+        &["delay?read=1ms&write=1ms", "cache", "stats?file=/dev/null"],
+        short(zeroes()),
+    );
+}
+
+#[test]
 fn extentlist() {
     // No list fits random writes: a read-only device of data, and a list that says so.
     const LIST: &str =

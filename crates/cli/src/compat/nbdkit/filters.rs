@@ -49,6 +49,18 @@ const ROWS: &[Row] = &[
             Key("blocksize-error-policy", "error-policy", Same),
         ],
     },
+    Row {
+        filter: "cache",
+        layer: "cache",
+        keys: &[
+            Key("cache", "cache", Same),
+            Key("cache-on-read", "cache-on-read", Same),
+            Key("cache-min-block-size", "cache-min-block-size", Same),
+            Key("cache-max-size", "cache-max-size", Same),
+            Key("cache-high-threshold", "cache-high-threshold", Same),
+            Key("cache-low-threshold", "cache-low-threshold", Same),
+        ],
+    },
     Row { filter: "cacheextents", layer: "extents-cache", keys: &[] },
     Row { filter: "checkwrite", layer: "checkwrite", keys: &[] },
     Row { filter: "cow", layer: "cow", keys: &[Key("cow-block-size", "cow-block-size", Same)] },

@@ -1,0 +1,330 @@
+//! `cache`: blocks of a slow device in a temporary file.
+//!
+//! - `blocks`: where each block's bytes are. `store`: the file and who may use which part of it.
+//! - `read`, `write`: requests. `carry`: what goes back to the device below, and what makes room.
+//!
+//! The rules: a block that is absent or zero is a hole in the file. Whoever makes a block absent holds
+//! it alone; whoever relies on a block being in the file holds a part of it, or looks afterwards
+//! whether one was made absent meanwhile. A block is dirty until the device below has answered.
+
+mod blocks;
+mod carry;
+mod read;
+mod store;
+mod write;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use block::{
+    Args, BASE_ALLOCATION, Can, Contexts, Device, Facts, Flags, Kind, Layer, Op, ParamKind,
+    Pending, Reply, Request, Result,
+};
+use io::Remote;
+
+use crate::declared::{Declared, opened, param, param_or, usage};
+use crate::per_disk::PerDisk;
+use crate::scratch::Scratch;
+use store::{Bound, Store};
+
+/// The layer `cache`.
+pub static CACHE: Declared = Declared {
+    name: "cache",
+    summary: "keeps blocks of a slow device in a temporary file",
+    manual: "What is written, hinted at or (with `cache-on-read`) read is kept in a sparse temporary \
+file without a name, in blocks of `cache-min-block-size`, and read from there. All connections see the \
+same. A write of part of a block that is not there reads the block first; requests for a block that is \
+on its way wait for it instead of asking too.
+
+`cache=writeback` answers a write when it is in the cache. A flush carries what has changed to the \
+device below, in the order of its place, and flushes that device; so does the end of the layer, when its \
+last connection closes or the server stops (not when it is killed). A write that is to be durable (FUA) \
+is carried at once. `cache=writethrough` answers when the device below has the data. `cache=unsafe` \
+leaves flushes out and writes to the device below only to make room: what has not gone there is lost at \
+the end.
+
+With `cache-max-size` the cache is bounded: when it is fuller than `cache-high-threshold` percent, blocks \
+that were not used for the longest time are dropped (dirty ones after they went below) until it is at \
+`cache-low-threshold` percent; while it is full, requests for other blocks pass it by. The file is made in \
+`dir`, or in the folder that TMPDIR names, or in /var/tmp; its file system must be able to free parts of \
+files, and when it is full writes fail (ENOSPC).
+
+What reaches the device below on another way is not seen. `extents-cache` is for extents.",
+    params: &[
+        param_or(
+            "cache",
+            ParamKind::Choice(&["writeback", "writethrough", "unsafe"]),
+            "writeback",
+            "When writes reach the device below.",
+        ),
+        param_or(
+            "cache-on-read",
+            ParamKind::Text,
+            "false",
+            "Keep what is read: true, false, or an absolute path: while it exists.",
+        ),
+        param_or(
+            "cache-min-block-size",
+            ParamKind::Size,
+            "64k",
+            "Bytes of a block; a power of two, 4k to 16M, at least a block of the file system.",
+        ),
+        param("cache-max-size", ParamKind::Size, "Most bytes to keep; without it, all."),
+        param_or(
+            "cache-high-threshold",
+            ParamKind::Number,
+            "95",
+            "Percent of cache-max-size at which room is made.",
+        ),
+        param_or(
+            "cache-low-threshold",
+            ParamKind::Number,
+            "80",
+            "Percent of cache-max-size at which that ends.",
+        ),
+        param("dir", ParamKind::Text, "Folder for the temporary file."),
+    ],
+    configure: |args| configure(args),
+};
+
+/// When writes reach the device below.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    Writeback,
+    Writethrough,
+    Unsafe,
+}
+
+/// Whether what is read is kept.
+#[derive(Clone)]
+enum OnRead {
+    Always,
+    Never,
+    While(PathBuf),
+}
+
+impl OnRead {
+    fn parse(text: &str) -> Result<OnRead> {
+        Ok(match text.to_ascii_lowercase().as_str() {
+            "true" | "t" | "on" | "yes" | "y" | "1" => OnRead::Always,
+            "false" | "f" | "off" | "no" | "n" | "0" => OnRead::Never,
+            _ if text.starts_with('/') => OnRead::While(text.into()),
+            _ => {
+                let text = format!(
+                    "cache: cache-on-read={text} is neither true, false, nor an absolute path"
+                );
+                return Err(usage(text));
+            }
+        })
+    }
+
+    fn now(&self) -> bool {
+        match self {
+            OnRead::Always => true,
+            OnRead::Never => false,
+            OnRead::While(path) => path.exists(),
+        }
+    }
+}
+
+/// What the options say.
+struct Options {
+    mode: Mode,
+    on_read: OnRead,
+    block: u64,
+    /// Most bytes, and at how many bytes making room begins and ends.
+    bound: Option<(u64, u64, u64)>,
+    dir: Option<String>,
+}
+
+impl Options {
+    fn new(args: &Args) -> Result<Options> {
+        let mode = match args.text("cache") {
+            Some("writethrough") => Mode::Writethrough,
+            Some("unsafe") => Mode::Unsafe,
+            _ => Mode::Writeback,
+        };
+        let block = args.size("cache-min-block-size").unwrap_or(64 << 10);
+        if !block.is_power_of_two() || !(4096..=16 << 20).contains(&block) {
+            return Err(usage("cache: cache-min-block-size must be a power of two from 4k to 16M"));
+        }
+        let (high, low) = (args.number("cache-high-threshold"), args.number("cache-low-threshold"));
+        let (high, low) = (high.unwrap_or(95), low.unwrap_or(80));
+        if low == 0 || low >= high || high > 100 {
+            return Err(usage(
+                "cache: cache-low-threshold must be above 0 and below cache-high-threshold, which is \
+                 at most 100",
+            ));
+        }
+        let bound = args.size("cache-max-size").map(|most| {
+            let percent = |share: u64| (u128::from(most) * u128::from(share) / 100) as u64;
+            (most, percent(high), percent(low))
+        });
+        let on_read = OnRead::parse(args.text("cache-on-read").unwrap_or("false"))?;
+        Ok(Options { mode, on_read, block, bound, dir: args.text("dir").map(String::from) })
+    }
+}
+
+fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
+    let options = Options::new(args)?;
+    let disks = PerDisk::default();
+    opened(move |below| {
+        let inner = below.device.clone();
+        let facts = inner.facts();
+        let store = disks.get(&below, || Store::new(&options, &facts))?;
+        if facts.size != store.size {
+            let text =
+                format!("cache: {} has not the size of the device that is cached", facts.name);
+            return Err(usage(text));
+        }
+        let base = facts.context(BASE_ALLOCATION);
+        let facts = Arc::new(facts_above(&facts, options.mode));
+        let scratch = Scratch::for_device(&inner);
+        let worker = Remote::to(io::worker());
+        store.handles.fetch_add(1, Ordering::SeqCst);
+        let handle = Handle { inner, store, scratch, base, worker };
+        Ok(Arc::new(CacheDevice { facts, handle: Arc::new(handle) }))
+    })
+}
+
+/// The facts of the cache over a device with these.
+fn facts_above(below: &Facts, mode: Mode) -> Facts {
+    let mut facts = below.clone();
+    // Buffers are taken before the answers are there.
+    facts.claims_room = false;
+    facts.takes_parked = false;
+    let mut supplied = Can::CACHE;
+    if facts.can.contains(Can::WRITE) {
+        // Extents of other contexts would not know what is not below yet.
+        facts.contexts = vec![BASE_ALLOCATION.to_string()];
+        if mode != Mode::Writethrough {
+            supplied |= Can::WRITE | Can::FLUSH | Can::FUA | Can::ZERO | Can::FAST_ZERO;
+        }
+    }
+    facts.can |= supplied;
+    facts.emulated -= supplied;
+    facts.withheld -= supplied;
+    facts
+}
+
+struct CacheDevice {
+    facts: Arc<Facts>,
+    handle: Arc<Handle>,
+}
+
+/// One handle.
+struct Handle {
+    inner: Arc<dyn Device>,
+    store: Arc<Store>,
+    scratch: Scratch,
+    /// `base:allocation` of the device below.
+    base: Option<Contexts>,
+    /// Where the handle was made, and where it ends.
+    worker: Remote,
+}
+
+impl Device for CacheDevice {
+    fn facts(&self) -> Arc<Facts> {
+        self.facts.clone()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        let handle = &self.handle;
+        let Request { op, at, len, flags } = request;
+        match op {
+            Op::Read(room) => handle.submit_read(at, room),
+            Op::Write(data) => {
+                let handle = handle.clone();
+                Pending::start(async move { handle.write(at, data, flags).await })
+            }
+            Op::Zero => {
+                let handle = handle.clone();
+                Pending::start(async move { handle.zero(at, len, flags).await })
+            }
+            Op::Trim => {
+                let handle = handle.clone();
+                Pending::start(async move { handle.trim(at, len, flags).await })
+            }
+            Op::Flush => match handle.store.mode {
+                Mode::Unsafe => Pending::ready(Ok(Reply::Done)),
+                Mode::Writethrough => handle.inner.submit(Request::flush()),
+                Mode::Writeback => {
+                    let handle = handle.clone();
+                    Pending::start(async move { handle.flush().await })
+                }
+            },
+            Op::Cache => {
+                let handle = handle.clone();
+                Pending::start(async move { handle.cache(at, len).await })
+            }
+            Op::Extents(contexts) if !self.facts.can.contains(Can::WRITE) => {
+                let asked = Request::extents(at, len, contexts).with(flags);
+                handle.inner.submit(asked)
+            }
+            Op::Extents(contexts) => {
+                let handle = handle.clone();
+                Pending::start(async move {
+                    let one = flags.contains(Flags::ONE_EXTENT);
+                    let extents = handle.extents(at, at + len, one).await?;
+                    Ok(Reply::Extents(contexts.iter().map(|_| extents.clone()).collect()))
+                })
+            }
+        }
+    }
+}
+
+impl Drop for Handle {
+    /// What the device below does not have yet is carried there when the last handle goes.
+    fn drop(&mut self) {
+        let last = self.store.handles.fetch_sub(1, Ordering::SeqCst) == 1;
+        let store = self.store.clone();
+        if !last || store.mode != Mode::Writeback || !store.is_behind() {
+            return;
+        }
+        store.handles.fetch_add(1, Ordering::SeqCst);
+        let (inner, scratch) = (self.inner.clone(), self.scratch.clone());
+        let (base, worker) = (self.base, self.worker.clone());
+        let lost = store.clone();
+        let closing = Closing(Some(lost));
+        let spawned = self.worker.spawn_last(move || async move {
+            let mut closing = closing;
+            let handle = Arc::new(Handle { inner, store, scratch, base, worker });
+            match handle.flush().await {
+                Ok(_) => {}
+                Err(error) => log::error!("cache: what was written is lost: {error}"),
+            }
+            closing.0 = None;
+            // It has had its try.
+            handle.store.forget_all();
+        });
+        if !spawned {
+            log::debug!("cache: closed after the last worker");
+        }
+    }
+}
+
+/// Tells of data that nobody could carry below any more.
+struct Closing(Option<Arc<Store>>);
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        if self.0.as_ref().is_some_and(|store| store.is_behind()) {
+            log::error!("cache: the program ended before what was written had gone below");
+        }
+    }
+}
+
+/// Whether the file system is out of room: the cache can be done without, where nothing is lost.
+fn is_full(error: &block::Error) -> bool {
+    error.kind() == Kind::NoSpace
+}
+
+/// The cache's bound in blocks.
+fn bound_in_blocks(bound: (u64, u64, u64), block: u64) -> Result<Bound> {
+    let (most, high, low) = (bound.0 / block, bound.1 / block, bound.2 / block);
+    if most == 0 {
+        return Err(usage(format!("cache: cache-max-size is less than a block of {block} bytes")));
+    }
+    Ok(Bound { most, high, low: low.min(high) })
+}
