@@ -19,11 +19,13 @@ pub(crate) enum Hold {
 
 impl Hold {
     fn excludes(self, other: Hold) -> bool {
-        match (self, other) {
-            (Hold::Alone, _) | (_, Hold::Alone) => true,
-            (Hold::Write, Hold::Write) | (Hold::Carry, Hold::Carry) => true,
-            _ => false,
-        }
+        matches!(
+            (self, other),
+            (Hold::Alone, _)
+                | (_, Hold::Alone)
+                | (Hold::Write, Hold::Write)
+                | (Hold::Carry, Hold::Carry)
+        )
     }
 }
 

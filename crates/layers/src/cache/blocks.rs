@@ -243,7 +243,7 @@ impl Blocks {
             let before = kept(chunk);
             change(chunk, word, mask);
             self.kept = self.kept + kept(chunk) - before;
-            let chunk_ends = last == end || last % CHUNK == 0;
+            let chunk_ends = last == end || last.is_multiple_of(CHUNK);
             if !make && chunk_ends && chunk.is_empty() {
                 self.chunks.remove(&number);
             }
