@@ -153,6 +153,11 @@ pub trait LayerKind: Sync {
     /// Its options.
     fn params(&self) -> &'static [Param];
 
+    /// Those of its options that can be changed while requests pass ([`Layer::change`]).
+    fn changeable(&self) -> &'static [&'static str] {
+        &[]
+    }
+
     /// Makes a layer with these options. Handles that it wraps share what the layer keeps (a rate).
     fn configure(&self, args: &Args) -> Result<Arc<dyn Layer>>;
 }
@@ -166,6 +171,13 @@ pub trait Layer: Send + Sync {
     /// device first, or may open it again.
     fn open(self: Arc<Self>, below: Below) -> Opening<Arc<dyn Device>> {
         Box::pin(std::future::ready(self.wrap(below.device)))
+    }
+
+    /// Takes new values for options that [`LayerKind::changeable`] names, for requests that come and those
+    /// that wait in the layer; `args` has all options. An error changes nothing.
+    fn change(&self, args: &Args) -> Result<()> {
+        let _ = args;
+        Ok(())
     }
 
     /// For layers that decide about clients instead of requests: what they may open through it.
@@ -224,12 +236,17 @@ impl Registry {
     /// Makes a layer from `NAME[?key=value&…]`.
     pub fn layer(&self, text: &str) -> Result<Arc<dyn Layer>> {
         let (name, options) = text.split_once('?').unwrap_or((text, ""));
-        let Some(kind) = self.layers.iter().find(|kind| kind.name() == name) else {
+        let kind = self.layer_kind(name)?;
+        kind.configure(&Args::check(name, kind.params(), &parse_options(options)?)?)
+    }
+
+    /// The kind of layer of this name.
+    pub fn layer_kind(&self, name: &str) -> Result<&'static dyn LayerKind> {
+        self.layers.iter().find(|kind| kind.name() == name).copied().ok_or_else(|| {
             let known: Vec<_> = self.layers.iter().map(|kind| kind.name()).collect();
             let text = format!("unknown layer {name:?}; known are {}", known.join(", "));
-            return Err(Error::new(Kind::Usage, text));
-        };
-        kind.configure(&Args::check(name, kind.params(), &parse_options(options)?)?)
+            Error::new(Kind::Usage, text)
+        })
     }
 
     /// Checks a description without opening anything.

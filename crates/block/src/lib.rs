@@ -37,6 +37,7 @@
 //! Callers hand in the memory that a read fills (as [`io::Room`], reserved before), so that devices
 //! never wait for buffers. A layer that needs scratch memory owns a small pool of its own.
 
+mod adjust;
 mod backend;
 mod device;
 pub mod emulate;
@@ -53,6 +54,7 @@ mod several;
 mod size;
 mod spec;
 
+pub use adjust::Adjustable;
 pub use backend::{
     Another, Backend, Below, Direct, Intent, Layer, LayerKind, Opened, Opening, Registry, Stack,
     Target,

@@ -5,6 +5,7 @@
 //! everything else waits for it, as on servers that hold one lock for both.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -58,28 +59,57 @@ impl LayerKind for Delay {
         }
     }
 
+    fn changeable(&self) -> &'static [&'static str] {
+        const { &["read", "write", "zero", "trim", "flush", "cache", "extents"] }
+    }
+
     fn configure(&self, args: &Args) -> Result<Arc<dyn Layer>> {
-        let times = OpKind::ALL.map(|kind| args.duration(kind.name()).unwrap_or_default());
+        let times = Arc::<Times>::default();
+        times.set(args);
         let gate = args.switch("exclusive").then(|| Arc::new(Gate::default()));
         Ok(Arc::new(DelayLayer { times, gate }))
     }
 }
 
-/// Times in the order of [`OpKind::ALL`].
+/// How long requests wait, in nanoseconds, in the order of [`OpKind::ALL`].
+#[derive(Default)]
+struct Times([AtomicU64; OpKind::ALL.len()]);
+
+impl Times {
+    fn set(&self, args: &Args) {
+        for (time, kind) in self.0.iter().zip(OpKind::ALL) {
+            let wanted = args.duration(kind.name()).unwrap_or_default();
+            // Five centuries stand for more.
+            let nanoseconds = u64::try_from(wanted.as_nanos()).unwrap_or(u64::MAX);
+            time.store(nanoseconds, Ordering::Relaxed);
+        }
+    }
+
+    fn of(&self, kind: OpKind) -> Duration {
+        Duration::from_nanos(self.0[kind as usize].load(Ordering::Relaxed))
+    }
+}
+
 struct DelayLayer {
-    times: [Duration; 7],
+    times: Arc<Times>,
     gate: Option<Arc<Gate>>,
 }
 
 impl Layer for DelayLayer {
     fn wrap(&self, inner: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
-        Ok(Arc::new(DelayDevice { inner, times: self.times, gate: self.gate.clone() }))
+        let (times, gate) = (self.times.clone(), self.gate.clone());
+        Ok(Arc::new(DelayDevice { inner, times, gate }))
+    }
+
+    fn change(&self, args: &Args) -> Result<()> {
+        self.times.set(args);
+        Ok(())
     }
 }
 
 struct DelayDevice {
     inner: Arc<dyn Device>,
-    times: [Duration; 7],
+    times: Arc<Times>,
     gate: Option<Arc<Gate>>,
 }
 
@@ -89,7 +119,7 @@ impl Device for DelayDevice {
     }
 
     fn submit(&self, request: Request) -> Pending {
-        let delay = self.times[request.kind() as usize];
+        let delay = self.times.of(request.kind());
         if delay.is_zero() && self.gate.is_none() {
             return self.inner.submit(request);
         }

@@ -61,7 +61,7 @@ pub use noextents::NOEXTENTS;
 pub use nozero::NOZERO;
 pub use offset::Offset;
 pub use partition::PARTITION;
-pub use pause::PAUSE;
+pub use pause::Pause;
 pub use protect::PROTECT;
 pub use rate::{Bucket, Rate, RateLayer};
 pub use readahead::READAHEAD;
@@ -97,7 +97,7 @@ pub fn all() -> Vec<&'static dyn block::LayerKind> {
         &NOZERO,
         &Offset,
         &PARTITION,
-        &PAUSE,
+        &Pause,
         &PROTECT,
         &Rate,
         &READAHEAD,

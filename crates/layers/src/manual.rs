@@ -33,6 +33,14 @@ pub fn page(layer: &dyn LayerKind) -> String {
         let values = param.kind.placeholder().replace('|', "\\|");
         let _ = writeln!(text, "| `{}` | {values} | {default} | {} |", param.name, param.doc);
     }
+    let changeable: Vec<_> = layer.changeable().iter().map(|param| format!("`{param}`")).collect();
+    if !changeable.is_empty() {
+        let line = format!(
+            "While it runs, `blockhaul ctl SOCKET set EXPORT {name} OPTION=VALUE` changes {}.",
+            changeable.join(", ")
+        );
+        let _ = writeln!(text, "\n{}", wrapped(&line));
+    }
     text
 }
 

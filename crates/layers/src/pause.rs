@@ -1,46 +1,96 @@
-//! `pause`: holds requests back while somebody wants it so, through a control socket.
+//! `pause`: holds requests back while somebody wants it so, through the server's control socket or one
+//! of its own.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use block::{Args, Device, Error, Facts, Layer, ParamKind, Pending, Request, Result};
+use block::{
+    Args, Device, Error, Facts, Layer, LayerKind, Param, ParamKind, Pending, Request, Result,
+};
 use io::Completer;
 
-use crate::declared::{Declared, layer, param, usage};
+use crate::declared::{param, param_or};
 
 /// The layer `pause`.
-pub static PAUSE: Declared = Declared {
-    name: "pause",
-    summary: "holds requests back while it is told to, through a control socket",
-    manual: "`pause-control` names a Unix socket that the layer makes and listens on. The byte `p` \
-pauses: new requests wait, and when those under way have ended the answer is `P`: from then on the \
-device below is quiet, for example to copy it. `r` resumes, and the answer is `R`. Other bytes are \
-answered with `X`. For example: `printf p | nc -U SOCKET`.",
-    params: &[param("pause-control", ParamKind::Text, "Path of the control socket.")],
-    configure: |args| configure(args),
-};
+pub struct Pause;
 
-fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
-    let Some(path) = args.text("pause-control").map(PathBuf::from) else {
-        return Err(usage("pause: needs a path for the control socket, pause-control=PATH"));
-    };
+impl LayerKind for Pause {
+    fn name(&self) -> &'static str {
+        "pause"
+    }
+
+    fn summary(&self) -> &'static str {
+        "holds requests back while it is told to"
+    }
+
+    fn manual(&self) -> &'static str {
+        "While `paused=on`, new requests wait. `blockhaul ctl SOCKET set EXPORT pause paused=on` is done \
+         when those under way have ended: from then on the device below is quiet, for example to copy \
+         it. `paused=off` resumes.\n\n\
+         `pause-control` names a further Unix socket, which the layer makes and listens on. The byte `p` \
+         pauses, and when the device is quiet the answer is `P`. `r` resumes, and the answer is `R`. \
+         Other bytes are answered with `X`. For example: `printf p | nc -U SOCKET`."
+    }
+
+    fn params(&self) -> &'static [Param] {
+        const {
+            &[
+                param_or("paused", ParamKind::Switch, "off", "Requests are held back."),
+                param("pause-control", ParamKind::Text, "Path of a control socket of its own."),
+            ]
+        }
+    }
+
+    fn changeable(&self) -> &'static [&'static str] {
+        &["paused"]
+    }
+
+    fn configure(&self, args: &Args) -> Result<Arc<dyn Layer>> {
+        let valve = Arc::new(Valve::default());
+        if args.switch("paused") {
+            valve.pause();
+        }
+        let path = args.text("pause-control").map(PathBuf::from);
+        let socket = path.map(|path| listen_at(path, &valve)).transpose()?;
+        Ok(Arc::new(PauseLayer { valve, socket }))
+    }
+}
+
+struct PauseLayer {
+    valve: Arc<Valve>,
+    socket: Option<Arc<Socket>>,
+}
+
+impl Layer for PauseLayer {
+    fn wrap(&self, inner: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
+        let (valve, socket) = (self.valve.clone(), self.socket.clone());
+        Ok(Arc::new(PauseDevice { inner, valve, _socket: socket }))
+    }
+
+    fn change(&self, args: &Args) -> Result<()> {
+        match args.switch("paused") {
+            true => self.valve.pause(),
+            false => self.valve.resume(),
+        }
+        Ok(())
+    }
+}
+
+/// Makes the layer's own control socket.
+fn listen_at(path: PathBuf, valve: &Arc<Valve>) -> Result<Arc<Socket>> {
     let cannot = |error| {
         Error::system(format!("pause: cannot listen on pause-control={}", path.display()), error)
     };
     let listener = UnixListener::bind(&path).map_err(cannot)?;
-    let valve = Arc::new(Valve::default());
     let control = valve.clone();
     std::thread::Builder::new()
         .name("pause".into())
         .spawn(move || listen(&listener, &control))
         .map_err(cannot)?;
     // The layer's last owner takes the socket away; the thread ends with the next connection.
-    let socket = Arc::new(Socket { path, valve: valve.clone() });
-    layer(move |inner| {
-        Ok(Arc::new(PauseDevice { inner, valve: valve.clone(), _socket: socket.clone() }))
-    })
+    Ok(Arc::new(Socket { path, valve: valve.clone() }))
 }
 
 /// The control socket in the file system.
@@ -128,7 +178,7 @@ impl Valve {
         }
     }
 
-    fn resume(self: &Valve) {
+    fn resume(&self) {
         let waiting = {
             let mut state = self.lock();
             state.paused = false;
@@ -168,7 +218,7 @@ impl Drop for Pass {
 struct PauseDevice {
     inner: Arc<dyn Device>,
     valve: Arc<Valve>,
-    _socket: Arc<Socket>,
+    _socket: Option<Arc<Socket>>,
 }
 
 impl Device for PauseDevice {

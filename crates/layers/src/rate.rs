@@ -40,14 +40,23 @@ impl LayerKind for Rate {
         ]
     }
 
+    fn changeable(&self) -> &'static [&'static str] {
+        &["rate", "burst"]
+    }
+
     fn configure(&self, args: &Args) -> Result<Arc<dyn Layer>> {
-        let Some(rate) = args.rate("rate").filter(|&rate| rate > 0) else {
-            let text = "rate: needs a rate above 0, for example rate=100M";
-            return Err(Error::new(Kind::Usage, text));
-        };
-        let burst = args.size("burst").unwrap_or(rate / 10);
+        let (rate, burst) = limits(args)?;
         Ok(Arc::new(RateLayer::new(Arc::new(Bucket::new(rate, burst)))))
     }
+}
+
+/// Rate and burst.
+fn limits(args: &Args) -> Result<(u64, u64)> {
+    let Some(rate) = args.rate("rate").filter(|&rate| rate > 0) else {
+        let text = "rate: needs a rate above 0, for example rate=100M";
+        return Err(Error::new(Kind::Usage, text));
+    };
+    Ok((rate, args.size("burst").unwrap_or(rate / 10)))
 }
 
 /// A rate layer over a bucket that its owner can change.
@@ -65,6 +74,12 @@ impl RateLayer {
 impl Layer for RateLayer {
     fn wrap(&self, inner: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
         Ok(Arc::new(RateDevice { inner, bucket: self.bucket.clone() }))
+    }
+
+    fn change(&self, args: &Args) -> Result<()> {
+        let (rate, burst) = limits(args)?;
+        self.bucket.set(rate, burst);
+        Ok(())
     }
 }
 
@@ -123,9 +138,15 @@ impl Bucket {
 
     /// Changes the rate, in bytes per second, also for those who wait; 0 stops them.
     pub fn set_rate(&self, rate: u64) {
+        let burst = self.lock().burst;
+        self.set(rate, burst);
+    }
+
+    /// Changes the rate and what may pass at once.
+    pub fn set(&self, rate: u64, burst: u64) {
         let mut state = self.lock();
         state.update(Instant::now());
-        state.rate = rate;
+        (state.rate, state.burst) = (rate, burst);
     }
 
     /// The rate in bytes per second.

@@ -169,7 +169,7 @@ fn pause_holds_requests_back() {
         drop((device, pause));
         assert!(!path.exists(), "the socket goes with the layer");
     });
-    assert_eq!(refused("pause").kind(), Kind::Usage);
+    assert_eq!(refused("pause?paused=maybe").kind(), Kind::Usage);
     assert_eq!(refused("pause?pause-control=/nonexistent/x").kind(), Kind::NotFound);
 }
 

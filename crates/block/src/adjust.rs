@@ -1,0 +1,150 @@
+//! Layers whose parameters can be changed while requests pass.
+
+use std::sync::{Arc, Mutex};
+
+use crate::{Args, Error, Kind, Layer, LayerKind, Registry, Result, parse_options};
+
+/// A layer in use, with the way to change it.
+pub struct Adjustable {
+    kind: &'static dyn LayerKind,
+    layer: Arc<dyn Layer>,
+    /// What was typed, in the beginning and since.
+    typed: Mutex<Vec<(String, String)>>,
+}
+
+impl Adjustable {
+    /// Makes a layer from `NAME[?key=value&…]`.
+    ///
+    /// # Errors
+    /// Unknown names and wrong values.
+    pub fn new(registry: &Registry, text: &str) -> Result<Adjustable> {
+        let (name, options) = text.split_once('?').unwrap_or((text, ""));
+        let kind = registry.layer_kind(name)?;
+        let typed = parse_options(options)?;
+        let layer = kind.configure(&Args::check(name, kind.params(), &typed)?)?;
+        Ok(Adjustable { kind, layer, typed: Mutex::new(typed) })
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &'static str {
+        self.kind.name()
+    }
+
+    /// The parameters that can be changed.
+    pub fn changeable(&self) -> &'static [&'static str] {
+        self.kind.changeable()
+    }
+
+    /// The layer.
+    pub fn layer(&self) -> Arc<dyn Layer> {
+        self.layer.clone()
+    }
+
+    /// The parameters that were given, and their values now.
+    pub fn values(&self) -> Vec<(String, String)> {
+        self.typed.lock().expect("no panic under this lock").clone()
+    }
+
+    /// Changes a parameter, for requests that come and those that wait in the layer. May wait for
+    /// requests under way, where the layer says so.
+    ///
+    /// # Errors
+    /// Parameters that cannot be changed, and wrong values; then nothing is changed.
+    pub fn set(&self, name: &str, value: &str) -> Result<()> {
+        let own = self.name();
+        let changeable = self.kind.changeable();
+        if !changeable.contains(&name) {
+            let known = match changeable.is_empty() {
+                true => format!("nothing of the layer {own} can be changed while it runs"),
+                false => format!(
+                    "{own}: {name:?} cannot be changed while it runs; known are {}",
+                    changeable.join(", ")
+                ),
+            };
+            return Err(Error::new(Kind::Usage, known));
+        }
+        let changed = {
+            let mut typed = self.values();
+            typed.retain(|(key, _)| key != name);
+            typed.push((name.to_string(), value.to_string()));
+            typed
+        };
+        let args = Args::check(own, self.kind.params(), &changed)?;
+        self.layer.change(&args)?;
+        *self.typed.lock().expect("no panic under this lock") = changed;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use super::*;
+    use crate::{Device, Param, ParamKind};
+
+    struct Speed;
+    struct SpeedLayer(AtomicU64);
+
+    impl LayerKind for Speed {
+        fn name(&self) -> &'static str {
+            "speed"
+        }
+
+        fn summary(&self) -> &'static str {
+            ""
+        }
+
+        fn params(&self) -> &'static [Param] {
+            &[
+                Param { name: "speed", kind: ParamKind::Number, default: Some("1"), doc: "" },
+                Param { name: "fixed", kind: ParamKind::Number, default: None, doc: "" },
+            ]
+        }
+
+        fn changeable(&self) -> &'static [&'static str] {
+            &["speed"]
+        }
+
+        fn configure(&self, args: &Args) -> Result<Arc<dyn Layer>> {
+            Ok(Arc::new(SpeedLayer(args.number("speed").unwrap_or_default().into())))
+        }
+    }
+
+    impl Layer for SpeedLayer {
+        fn wrap(&self, inner: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
+            Ok(inner)
+        }
+
+        fn change(&self, args: &Args) -> Result<()> {
+            match args.number("speed") {
+                Some(13) => Err(Error::new(Kind::Usage, "not this one")),
+                speed => {
+                    self.0.store(speed.unwrap_or_default(), Ordering::Relaxed);
+                    Ok(())
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_can_be_changed_is_changed_and_nothing_else() {
+        let registry = Registry { layers: vec![&Speed], ..Registry::default() };
+        let layer = Adjustable::new(&registry, "speed?fixed=5").unwrap();
+        layer.set("speed", "7").unwrap();
+        let values = |pairs: &[(&str, &str)]| -> Vec<_> {
+            pairs.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect()
+        };
+        assert_eq!(layer.values(), values(&[("fixed", "5"), ("speed", "7")]));
+        for (name, value, word) in [
+            ("fixed", "6", "known are speed"),
+            ("sped", "6", "known are speed"),
+            ("speed", "x", "speed: speed:"),
+            ("speed", "13", "not this one"),
+        ] {
+            let error = layer.set(name, value).unwrap_err();
+            assert!(error.text().contains(word), "{error}");
+        }
+        assert_eq!(layer.values(), values(&[("fixed", "5"), ("speed", "7")]));
+    }
+}
