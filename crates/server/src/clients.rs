@@ -4,11 +4,14 @@ use std::collections::{BTreeMap, HashMap};
 use std::future::poll_fn;
 use std::os::fd::AsFd as _;
 use std::pin::{Pin, pin};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use io::{Completer, Stream, Ticket};
+
+use crate::control::{Connection, Ended, Exported};
 
 /// Connections above the limit that may be there for the moment that it takes those to go which were
 /// told to.
@@ -21,6 +24,17 @@ pub(crate) enum Leave {
     Stop,
     /// Others want its place, and it has not finished its handshake.
     Crowded,
+    /// Whoever runs the server wants it.
+    Unwanted,
+}
+
+/// What a connection that is to leave has heard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Leaving {
+    /// It was told now.
+    Told,
+    /// It had been told before, and is cut now.
+    Already,
 }
 
 /// Time that every handshake has before another connection may take its place: one over TLS and half
@@ -38,9 +52,11 @@ struct Table {
     new: BTreeMap<u64, Instant>,
     /// Those that were told to go and are still there.
     going: usize,
+    ended: Ended,
 }
 
 struct Place {
+    connection: Arc<Connection>,
     stream: Arc<Stream>,
     leave: Option<Completer<Leave>>,
     going: bool,
@@ -70,11 +86,12 @@ impl Clients {
     /// says nothing keeps nobody out. What is returned says when it must go.
     pub(crate) fn enter(
         &self,
-        id: u64,
+        connection: Arc<Connection>,
         stream: Arc<Stream>,
         connections: usize,
         handshakes: usize,
     ) -> Option<Ticket<Leave>> {
+        let id = connection.id;
         let mut table = self.table();
         let full = table.open.len() - table.going >= connections;
         if full && !table.make_room() {
@@ -84,7 +101,7 @@ impl Clients {
             table.make_room();
         }
         let (completer, ticket) = io::ticket();
-        table.open.insert(id, Place { stream, leave: Some(completer), going: false });
+        table.open.insert(id, Place { connection, stream, leave: Some(completer), going: false });
         table.new.insert(id, Instant::now());
         Some(ticket)
     }
@@ -109,6 +126,7 @@ impl Clients {
         table.new.remove(&id);
         if let Some(place) = table.open.remove(&id) {
             table.going -= usize::from(place.going);
+            table.ended.add(&place.connection);
             // Dropping a place may close its socket: not under the lock.
             drop(table);
         }
@@ -117,6 +135,33 @@ impl Clients {
     /// Connections that are open.
     pub(crate) fn count(&self) -> usize {
         self.table().open.len()
+    }
+
+    /// What there is to say about each of them, in no order.
+    pub(crate) fn list<T>(&self, what: impl Fn(&Connection, &Stream) -> T) -> Vec<T> {
+        self.table().open.values().map(|place| what(&place.connection, &place.stream)).collect()
+    }
+
+    /// How many are open, how many of them in their handshake, and what was done by export.
+    pub(crate) fn sums(&self) -> (usize, usize, BTreeMap<String, Exported>) {
+        let table = self.table();
+        let open = table.open.values().map(|place| &*place.connection);
+        (table.open.len(), table.new.len(), table.ended.with(open))
+    }
+
+    /// Tells one of them to go, and ends what it sends; cuts it the second time.
+    pub(crate) fn disconnect(&self, id: u64) -> Option<Leaving> {
+        let mut table = self.table();
+        let place = table.open.get_mut(&id)?;
+        if place.connection.told.swap(true, Ordering::Relaxed) {
+            place.stream.shutdown();
+            return Some(Leaving::Already);
+        }
+        if let Some(leave) = place.leave.take() {
+            leave.complete(Leave::Unwanted);
+        }
+        place.stream.shutdown_receive();
+        Some(Leaving::Told)
     }
 
     /// Tells all of them to go, and ends what they send.

@@ -7,6 +7,7 @@ use io::{RecvWindow, SendQueue, Stream};
 use wire::handshake::server::{Event, ExportInfo, Handshake, Negotiated};
 use wire::{BlockSizes, Context, ExportFlags};
 
+use crate::control::Connection;
 use crate::hall::{Hall, entry};
 use crate::{Config, Ending, Export, Tls};
 
@@ -38,6 +39,8 @@ impl Mouth<'_> {
 /// Runs the handshake; `None` when the client left politely.
 pub(crate) async fn run(
     config: &Config,
+    tls: &Tls,
+    connection: &Connection,
     hall: &mut Hall<'_>,
     stream: &Stream,
 ) -> Result<Option<Chosen>, Ending> {
@@ -49,7 +52,7 @@ pub(crate) async fn run(
             structured: offers.structured,
             extended: offers.extended,
             meta_contexts: offers.contexts,
-            tls: match config.tls {
+            tls: match tls {
                 Tls::Off => wire::handshake::server::Tls::Off,
                 Tls::On(_) => wire::handshake::server::Tls::Offered,
                 Tls::Require(_) => wire::handshake::server::Tls::Required,
@@ -107,7 +110,7 @@ pub(crate) async fn run(
             }
             Event::StartTls => {
                 mouth.say(&mut out).await?;
-                let (Tls::On(acceptor) | Tls::Require(acceptor)) = &config.tls else {
+                let (Tls::On(acceptor) | Tls::Require(acceptor)) = tls else {
                     return Err("TLS was started although it was not offered".to_string().into());
                 };
                 // What came behind the option, before TLS could be up, is refused by the handshake; what
@@ -118,6 +121,7 @@ pub(crate) async fn run(
                 let who = about.peer.as_deref().unwrap_or("nobody in particular");
                 log::debug!("{} with {}: {} {}", stream.peer(), who, about.version, about.suite);
                 hall.secured(about);
+                connection.secured(about);
                 inbox.secure(session.opener, &session.received);
                 mouth.queue.secure(session.sealer);
                 handshake.tls_started().map_err(|error| error.to_string())?;
@@ -130,9 +134,10 @@ pub(crate) async fn run(
             }
             Event::Transmission(negotiated) => {
                 mouth.say(&mut out).await?;
-                let Ok(Export { device, .. }) = hall.find(&negotiated.export).await else {
+                let Ok(Export { device, name, .. }) = hall.find(&negotiated.export).await else {
                     return Err("the export has gone".to_string().into());
                 };
+                connection.chose(&name);
                 let outbox = mouth.queue;
                 return Ok(Some(Chosen { negotiated: *negotiated, device, inbox, outbox }));
             }

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use slab::Slab;
 use wire::request::Header;
@@ -25,10 +25,11 @@ impl Held {
         self.0.borrow_mut().insert(Request { header, since: Instant::now() })
     }
 
-    /// The request is finished. False: it was given up and has its answer.
-    pub(crate) fn finish(&self, ticket: usize) -> bool {
+    /// The request is finished: how long it took. `None`: it was given up and has its answer.
+    pub(crate) fn finish(&self, ticket: usize) -> Option<Duration> {
         // Tickets are not used again after `give_up`: nothing is added any more.
-        self.0.borrow_mut().try_remove(ticket).is_some()
+        let request = self.0.borrow_mut().try_remove(ticket);
+        request.map(|request| request.since.elapsed())
     }
 
     /// How many there are.
@@ -68,7 +69,7 @@ impl Default for Everywhere {
 }
 
 /// Counters; workers beyond share them, which costs them some time and is right all the same.
-const WORKERS: usize = 64;
+pub(crate) const WORKERS: usize = 64;
 
 impl Everywhere {
     fn own(&self) -> &AtomicUsize {

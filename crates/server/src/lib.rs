@@ -8,27 +8,33 @@
 //! - [`Server`]: what is served, to whom, and the orderly stop. `clients`: the connections that are open.
 //! - `session`: a connection in transmission. `handshake`: a connection before that.
 //! - `reply`: outcomes as NBD replies.
+//! - `control`: what whoever runs the server sees and may do. `tally`: what is counted.
 
 mod clients;
+mod control;
 mod hall;
 mod handshake;
 mod held;
 mod limits;
 mod reply;
 mod session;
+mod tally;
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use block::{Device, Exports};
 use io::{Listener, Pool, Remote, Stream, Ticket};
 
 use clients::{Clients, Leave, unless_told};
+pub use control::{Client, Disconnected, Exported, Identity, Sums};
+use control::{Connection, Control};
 use hall::Hall;
 use held::Everywhere;
 pub use limits::{Limit, Limits};
+pub use tally::{Counts, LATENCY_BOUNDS, Latency};
 
 /// Something that clients can ask for by name.
 #[derive(Clone)]
@@ -85,7 +91,7 @@ pub struct Config {
     pub offers: Offers,
     /// Memory for requests of all connections.
     pub pool: Pool,
-    /// TLS.
+    /// TLS, to begin with ([`Server::set_tls`]).
     pub tls: Tls,
 }
 
@@ -124,6 +130,8 @@ pub struct Server {
     /// Requests that were answered ESHUTDOWN because their devices held them for too long.
     given_up: AtomicUsize,
     served: AtomicU64,
+    tls: Mutex<Tls>,
+    control: Control,
 }
 
 /// Time between two looks at whether others may be accepted.
@@ -143,6 +151,7 @@ impl Server {
     pub fn new(mut config: Config) -> Arc<Server> {
         config.limits.payload = config.limits.payload.max(limits::PAYLOAD_LEAST);
         Arc::new(Server {
+            tls: Mutex::new(config.tls.clone()),
             config,
             next: AtomicUsize::new(0),
             ids: AtomicU64::new(1),
@@ -153,13 +162,14 @@ impl Server {
             everywhere: Everywhere::default(),
             given_up: AtomicUsize::new(0),
             served: AtomicU64::new(0),
+            control: Control::default(),
         })
     }
 
-    /// Accepts connections until [`Server::stop`] and spreads them over the workers. Any number of
-    /// listeners may run. Returns when the server stops.
+    /// Accepts connections until [`Server::stop`] or [`Server::drain`] and spreads them over the workers. Any number of
+    /// listeners may run.
     pub async fn listen(self: Arc<Self>, listener: Listener) {
-        while !self.stopping.load(Ordering::Relaxed) {
+        while !self.is_stopping() && !self.is_draining() {
             let Limits { connections, handshakes, .. } = self.config.limits;
             if self.clients.is_crowded(connections, handshakes) {
                 io::sleep(CROWDED_AGAIN).await;
@@ -209,11 +219,15 @@ impl Server {
         };
         let id = self.ids.fetch_add(1, Ordering::Relaxed);
         let Limits { connections, handshakes, .. } = self.config.limits;
-        let Some(told) = self.clients.enter(id, stream.clone(), connections, handshakes) else {
+        let connection = Arc::new(Connection::new(id));
+        let entry = (connection.clone(), stream.clone());
+        let Some(told) = self.clients.enter(entry.0, entry.1, connections, handshakes) else {
+            self.control.refused.fetch_add(1, Ordering::Relaxed);
             log::warn!("refused a connection: {connections} are open already");
             return None;
         };
-        Some(Entered { server: self.clone(), id, stream, told })
+        self.control.accepted.fetch_add(1, Ordering::Relaxed);
+        Some(Entered { server: self.clone(), connection, stream, told })
     }
 
     async fn attend(self: Arc<Self>, mut entered: Entered) {
@@ -221,9 +235,13 @@ impl Server {
         if self.is_stopping() {
             return;
         }
-        let (id, peer) = (entered.id, entered.stream.peer());
+        let (id, peer) = (entered.connection.id, entered.stream.peer());
         log::debug!("connection {id} from {peer}");
-        match self.converse(&mut entered).await {
+        let ended = self.converse(&mut entered).await;
+        if ended.is_err() && entered.connection.export().is_none() {
+            self.control.failed.fetch_add(1, Ordering::Relaxed);
+        }
+        match ended {
             Ok(()) => log::debug!("connection {id} ended"),
             Err(Ending { why, refused: true }) => {
                 log::warn!("refused connection {id} from {peer}: {why}");
@@ -236,7 +254,7 @@ impl Server {
     }
 
     async fn converse(self: &Arc<Self>, entered: &mut Entered) -> Result<(), Ending> {
-        let (id, stream) = (entered.id, entered.stream.clone());
+        let (connection, stream) = (entered.connection.clone(), entered.stream.clone());
         let told = &mut entered.told;
         // Storage that takes one client at a time may keep it waiting.
         let admitting = unless_told(told, || true, Hall::enter(&self.config, stream.clone()));
@@ -245,7 +263,8 @@ impl Server {
             Err(leave) => return Err(self.cut(leave)),
         };
         let time = self.config.limits.handshake;
-        let greeting = handshake::run(&self.config, &mut hall, &stream);
+        let tls = self.tls();
+        let greeting = handshake::run(&self.config, &tls, &connection, &mut hall, &stream);
         let greeting = async {
             match time {
                 Duration::ZERO => greeting.await,
@@ -259,14 +278,15 @@ impl Server {
             Err(leave) => return Err(self.cut(leave)),
         };
         let Some(chosen) = chosen else { return Ok(()) };
-        self.clients.settle(id);
-        Ok(session::run(self.clone(), stream, chosen, hall.visit(), told).await?)
+        self.clients.settle(connection.id);
+        Ok(session::run(self.clone(), connection, stream, chosen, hall.visit(), told).await?)
     }
 
     /// Why a connection ends that was told to leave before it had an export.
     fn cut(&self, leave: Leave) -> Ending {
         let why = match leave {
             Leave::Stop => "cut in its handshake: the server stops",
+            Leave::Unwanted => "disconnected in its handshake by whoever runs the server",
             Leave::Crowded => {
                 "cut: too many connections, and this one has not finished its handshake for longest"
             }
@@ -350,7 +370,7 @@ impl Server {
 /// A connection and its place in the table of open ones.
 struct Entered {
     server: Arc<Server>,
-    id: u64,
+    connection: Arc<Connection>,
     stream: Arc<Stream>,
     /// Says when it must leave.
     told: Ticket<Leave>,
@@ -358,7 +378,7 @@ struct Entered {
 
 impl Drop for Entered {
     fn drop(&mut self) {
-        self.server.clients.leave(self.id);
+        self.server.clients.leave(self.connection.id);
     }
 }
 

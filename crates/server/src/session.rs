@@ -7,8 +7,10 @@ use std::future::poll_fn;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
 
-use block::{Contexts, Device, Flags, Op, Outcome, Request, Visit};
+use block::{Contexts, Device, Flags, Op, OpKind, Outcome, Request, Visit};
 use io::{Event, Pool, RecvWindow, SendQueue, Stream, Ticket};
 use wire::handshake::server::Negotiated;
 use wire::reply::Answer;
@@ -16,9 +18,11 @@ use wire::request::{Command, Filter, Header};
 use wire::{CommandFlags, Errno, limits::PAYLOAD_HARD};
 
 use crate::clients::{Leave, unless_told};
+use crate::control::Connection;
 use crate::handshake::Chosen;
 use crate::held::Held;
 use crate::reply::{self, Asked};
+use crate::tally;
 use crate::{Limits, Server};
 
 /// Replies are sent when this many bytes wait: a payload leaves while it is still in the cache, and
@@ -30,12 +34,15 @@ const SEND_AT: usize = 192 << 10;
 const TURN: u64 = 64;
 /// Bytes that count as much as one request: a turn has at most a few milliseconds.
 const BYTES_PER_SHARE: u64 = 128 << 10;
+/// Of requests that are answered at once one in so many is timed.
+const TIMED: u8 = 16;
 /// Bytes of an extent in the longest form.
 const EXTENT_BYTES: usize = 16;
 
 /// Serves requests until the client leaves or breaks the protocol; then finishes what is in progress.
 pub(crate) async fn run(
     server: Arc<Server>,
+    connection: Arc<Connection>,
     stream: Arc<Stream>,
     chosen: Chosen,
     visit: Option<Arc<dyn Visit>>,
@@ -46,6 +53,7 @@ pub(crate) async fn run(
     let pool = server.share(device.facts().in_flight);
     inbox.expect_headers_of(negotiated.headers.len());
     let session = Rc::new(Session {
+        connection,
         stream,
         // What goes through TLS must be looked at.
         parks: !negotiated.tls,
@@ -63,10 +71,13 @@ pub(crate) async fn run(
         broken: Cell::new(false),
         closing: Cell::new(false),
         leaving: Cell::new(false),
+        untimed: Default::default(),
     });
     let writer = io::spawn(session.clone().write_replies());
     let server = session.server.clone();
-    let reading = unless_told(told, || server.is_stopping(), session.read_requests(inbox));
+    let connection = session.connection.clone();
+    let look = || server.is_stopping() || connection.told.load(Ordering::Relaxed);
+    let reading = unless_told(told, look, session.read_requests(inbox));
     // A stop reads no more, whatever is on its way.
     let result = reading.await.unwrap_or(Ok(()));
     session.leaving.set(true);
@@ -91,6 +102,7 @@ pub(crate) async fn run(
 }
 
 struct Session {
+    connection: Arc<Connection>,
     stream: Arc<Stream>,
     negotiated: Negotiated,
     device: Arc<dyn Device>,
@@ -113,6 +125,9 @@ struct Session {
     closing: Cell<bool>,
     /// No more requests come.
     leaving: Cell<bool>,
+    /// For each kind of request: 0 before the first, then one more than were answered at once without
+    /// being timed since the last that was.
+    untimed: [Cell<u8>; OpKind::ALL.len()],
 }
 
 impl Session {
@@ -134,7 +149,10 @@ impl Session {
             };
             inbox.consume(used);
             // What a client sent in time may still be in the socket's buffer when the server stops.
-            if header.command == Command::Disconnect || self.server.is_stopping() {
+            if header.command == Command::Disconnect
+                || self.server.is_stopping()
+                || self.connection.told.load(Ordering::Relaxed)
+            {
                 return Ok(());
             }
             // A client that never pauses must not keep others on this worker waiting.
@@ -219,8 +237,11 @@ impl Session {
     }
 
     fn submit(self: &Rc<Self>, mut asked: Asked, request: Request) {
+        let kind = request.kind();
+        let timed = self.begin(kind);
         match self.device.submit(request).now() {
             Ok(outcome) => {
+                self.answered_at_once(kind, timed);
                 self.complete(&mut asked, outcome);
                 if self.out.borrow().queued() >= SEND_AT {
                     self.send();
@@ -228,18 +249,40 @@ impl Session {
             }
             Err(pending) => {
                 let ticket = self.held.add(asked.header);
+                self.connection.tally.in_progress(self.held.count());
                 self.server.everywhere.add();
                 let session = self.clone();
                 drop(io::spawn(async move {
                     let outcome = pending.await;
                     // What was given up has its answer, and its connection is over.
-                    if session.held.finish(ticket) {
+                    if let Some(time) = session.held.finish(ticket) {
+                        session.connection.tally.in_progress(session.held.count());
+                        session.server.control.times().took(kind, time, 1);
                         session.server.everywhere.remove(1);
                         session.complete(&mut asked, outcome);
                         session.to_send.notify();
                         session.progress.notify();
                     }
                 }));
+            }
+        }
+    }
+
+    /// Now, if the next request of this kind is to be timed should it be answered at once: a look at the
+    /// clock costs as much as counting ten requests.
+    fn begin(&self, kind: OpKind) -> Option<Instant> {
+        self.untimed[kind as usize].get().is_multiple_of(TIMED).then(Instant::now)
+    }
+
+    fn answered_at_once(&self, kind: OpKind, timed: Option<Instant>) {
+        let untimed = &self.untimed[kind as usize];
+        match timed {
+            None => untimed.set(untimed.get() + 1),
+            Some(begun) => {
+                // The first one stands for itself.
+                let count = 1 + u64::from(untimed.get().saturating_sub(1));
+                self.server.control.times().took(kind, begun.elapsed(), count);
+                untimed.set(1);
             }
         }
     }
@@ -309,6 +352,9 @@ impl Session {
     }
 
     fn complete(&self, asked: &mut Asked, outcome: Outcome) {
+        if let Some(kind) = tally::kind(asked.header.command) {
+            self.connection.tally.answered(kind, outcome.is_ok().then_some(asked.len));
+        }
         if !self.broken.get() {
             let mut out = self.out.borrow_mut();
             let replies = self.negotiated.replies;
@@ -318,6 +364,7 @@ impl Session {
 
     fn fail(&self, header: &Header, why: &str) {
         log::debug!("refused a request: {why}");
+        self.connection.tally.refused();
         let replies = self.negotiated.replies;
         let answer = Answer { replies, cookie: header.cookie, offset: header.offset };
         reply::failure(&mut self.out.borrow_mut(), &answer, Errno::Inval, why);

@@ -179,9 +179,11 @@ impl Session {
         let export = wire::printable(self.negotiated.export.as_bytes(), 256);
         self.server.everywhere.remove(held.len());
         self.server.given_up.fetch_add(held.len(), Ordering::Relaxed);
+        self.connection.tally.in_progress(0);
         let text = "the server stops, and its device has not finished the request";
         for request in held {
             log::warn!("gave up, of {peer} on export \"{export}\": {request}");
+            self.connection.tally.refused();
             let header = request.header;
             let replies = self.negotiated.replies;
             let answer = Answer { replies, cookie: header.cookie, offset: header.offset };
