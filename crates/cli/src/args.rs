@@ -62,6 +62,11 @@ pub enum Command {
     /// Prints what b3sum, sha256sum or blksum would print for the same bytes in a raw file. Holes are
     /// not read.
     Checksum(Box<Checksum>),
+    /// Look after a running server
+    ///
+    /// Asks a server that was started with --control PATH: who is connected and does how much, what is
+    /// served; ends one connection or all, changes parameters of layers while clients are at work.
+    Ctl(Box<Ctl>),
     /// Make keys and certificates for TLS
     ///
     /// What serve --tls and nbds URIs need, in the layout of nbdkit, libnbd and QEMU.
@@ -204,6 +209,11 @@ pub struct Serve {
     /// second; a second signal stops at once
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
     pub drain_timeout: Duration,
+
+    /// Be looked after through this Unix socket, with blockhaul ctl. It is for the user that runs the
+    /// server alone, and removed in the end
+    #[arg(long, value_name = "SOCKET")]
+    pub control: Option<PathBuf>,
 
     /// Change what clients may cost; may be repeated; see LIMITS
     #[arg(long, value_name = "NAME=VALUE", value_parser = limit)]
@@ -708,6 +718,67 @@ pub struct Checksum {
     pub reading: Reading,
 }
 
+/// Options of `blockhaul ctl`.
+#[derive(Debug, Args)]
+#[command(infer_long_args = true)]
+pub struct Ctl {
+    /// The server's socket, as it was given to serve --control
+    #[arg(value_name = "SOCKET")]
+    pub socket: PathBuf,
+
+    /// What to do.
+    #[command(subcommand)]
+    pub command: CtlCommand,
+
+    /// Print JSON: the server's answer, one object in a line
+    #[arg(long, global = true)]
+    pub json: bool,
+
+    /// Time to wait for an answer; 0 for any
+    #[arg(long, global = true, value_name = "TIME", default_value = "60s", value_parser = duration)]
+    pub timeout: Duration,
+}
+
+/// The commands of `blockhaul ctl`.
+#[derive(Debug, Subcommand)]
+pub enum CtlCommand {
+    /// Show who is connected: address, export, TLS identity, requests in flight, bytes, requests, age
+    Clients,
+    /// Show what is served, with its layers and their parameters
+    Exports,
+    /// End a client: no more of its requests are read, those in progress are answered. The second
+    /// time its connection is cut
+    Disconnect {
+        /// Its number, as clients shows it
+        #[arg(value_name = "N")]
+        number: u64,
+    },
+    /// Change parameters of a layer, for requests that come and those that wait
+    Set {
+        /// The export's name; '' for the one without a name
+        #[arg(value_name = "EXPORT")]
+        export: String,
+        /// The layer's name; NAME:N for the nth of that name from the storage on
+        #[arg(value_name = "LAYER")]
+        layer: String,
+        /// What to change; exports shows what there is
+        #[arg(value_name = "NAME=VALUE", required = true, value_parser = setting)]
+        setting: Vec<(String, String)>,
+    },
+    /// Accept no more clients, and end when the last one has left
+    Drain {
+        /// Wait until the server has ended
+        #[arg(long)]
+        wait: bool,
+    },
+    /// End as after SIGTERM: requests in progress are finished and answered
+    Stop {
+        /// Wait until the server has ended
+        #[arg(long)]
+        wait: bool,
+    },
+}
+
 /// Options of `blockhaul tls`.
 #[derive(Debug, Args)]
 pub struct Tls {
@@ -799,6 +870,7 @@ pub fn definition() -> clap::Command {
         })
         .mut_subcommand("info", |command| command.after_long_help(with(INFO_EXAMPLES)))
         .mut_subcommand("map", |command| command.after_long_help(with(MAP_EXAMPLES)))
+        .mut_subcommand("ctl", |command| command.after_long_help(with(CTL_EXAMPLES)))
         .mut_subcommand("compare", |command| command.after_long_help(with(COMPARE_EXAMPLES)))
         .mut_subcommand("verify", |command| command.after_long_help(with(VERIFY_EXAMPLES)))
         .mut_subcommand("checksum", |command| command.after_long_help(with(CHECKSUM_EXAMPLES)))
@@ -828,6 +900,18 @@ EXAMPLES
       blockhaul serve dir:/var/images
   Serve what another server exports, slower:
       blockhaul serve -U /run/slow.sock --layer 'rate?rate=10M' nbd://server/disk
+";
+
+const CTL_EXAMPLES: &str = "\
+EXAMPLES
+  A server that can be looked after; who is there, and an end to the third of them:
+      blockhaul serve --control /run/disks.ctl --export a=a.raw --layer 'rate?rate=10M'
+      blockhaul ctl /run/disks.ctl clients
+      blockhaul ctl /run/disks.ctl disconnect 3
+  Faster at night:
+      blockhaul ctl /run/disks.ctl set a rate rate=100M
+  An end without haste:
+      blockhaul ctl /run/disks.ctl drain --wait
 ";
 
 const TLS_INIT_EXAMPLES: &str = "\
@@ -988,6 +1072,12 @@ fn duration(text: &str) -> Result<Duration, String> {
 
 fn size(text: &str) -> Result<u64, String> {
     block::parse_size(text).map_err(|error| error.text())
+}
+
+fn setting(text: &str) -> Result<(String, String), String> {
+    let (name, value) =
+        text.split_once('=').ok_or_else(|| format!("{text:?} is not NAME=VALUE"))?;
+    Ok((name.to_string(), value.to_string()))
 }
 
 fn power_of_two(text: &str, least: u32, most: u32) -> Result<u32, String> {
@@ -1153,6 +1243,12 @@ mod tests {
             "serve a --tls maybe",
             "serve a --tls-psk k --tls-certificates d",
             "serve a --tls-psk k --tls-verify-peer",
+            "ctl",
+            "ctl s",
+            "ctl s what",
+            "ctl s disconnect x",
+            "ctl s set a rate",
+            "ctl s set a rate rate",
             "tls",
             "tls init",
             "tls init d --days 0",

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
-use block::{Layer, Param, Registry, Result};
+use block::{Adjustable, Layer, Param, Registry, Result};
 
 /// Everything that can be opened; connections give up after `timeout` without a byte (zero: never),
 /// and on a handshake not later than that.
@@ -39,6 +39,11 @@ pub fn isolated(mut registry: Registry) -> Registry {
 /// Makes the layers that were asked for, first innermost.
 pub fn layers(registry: &Registry, names: &[String]) -> Result<Vec<Arc<dyn Layer>>> {
     names.iter().map(|name| registry.layer(name)).collect()
+}
+
+/// The same, with the way to change them while they are in use.
+pub fn adjustable(registry: &Registry, names: &[String]) -> Result<Vec<Arc<Adjustable>>> {
+    names.iter().map(|name| Adjustable::new(registry, name).map(Arc::new)).collect()
 }
 
 /// The devices and layers with their options, for the help.

@@ -54,6 +54,11 @@ pub const TABLE: &[(&str, &str)] = &[
     ),
     ("info", "as nbdinfo: 0 success or true, 2 the answer to --can, --is is no, 1 any failure"),
     (
+        "ctl",
+        "0 done; 1 the server cannot do it; 2 it does not understand, or a value is wrong; 3 no server \
+         answers there, or it has no such client, export or layer; 7 no answer in time",
+    ),
+    (
         "serve",
         "0 after an orderly stop; 9 if devices still held requests after --drain-timeout; with --run \
          the status of the command, 128+N if signal N ended it",

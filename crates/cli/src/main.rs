@@ -8,17 +8,20 @@
 //! - `check`: `compare`, `verify` and `checksum`.
 //! - `long`: what copies that take long have: a journal, and a rate that changes.
 //! - `jobs`: several disks in one run, listed in a file (`jobfile`); `session`: what surrounds copies.
-//! - `metrics`: a page for Prometheus; `figures`: what it says of copies.
+//! - `metrics`: a page for Prometheus; `figures`: what it says of copies. `aside`: small servers beside
+//!   the main work. `ctl`: asks a server through its control socket.
 //! - `plugin`: what a plugin says about itself.
 //! - `devices`: the registry of backends and layers, and the help about them.
 //! - `exit`: failures, what to do about them, and exit statuses.
 //! - `progress`, `signals`, `out`, `logger`: what the commands share.
 
 mod args;
+mod aside;
 mod brackets;
 mod check;
 mod compat;
 mod copy;
+mod ctl;
 mod devices;
 mod direct;
 mod exit;
@@ -84,6 +87,7 @@ fn run() -> ExitCode {
         Command::Verify(args) => report("verify: ", check::verify(&args, &groups)),
         Command::Checksum(args) => report("checksum: ", check::checksum(&args, &groups)),
         Command::Map(args) => report("map: ", info::run_map(&args, &groups)),
+        Command::Ctl(args) => report("ctl: ", ctl::run(&args)),
         Command::Tls(args) => report("tls: ", tls_init::run(&args)),
         Command::Bench(args) => {
             let registry = devices::registry(std::time::Duration::from_secs(60));

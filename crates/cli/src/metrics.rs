@@ -5,16 +5,14 @@
 //! slow, greedy or wrong costs one of a few threads for a few seconds.
 
 use std::fmt::Write as _;
-use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpListener, ToSocketAddrs as _};
-use std::os::unix::net::UnixListener;
+use std::io::ErrorKind;
+use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::aside::{Listener, Peer, Serving};
 use crate::exit::{self, Failure, plain};
 
 /// Where the page is served.
@@ -60,13 +58,10 @@ const REQUEST_MAX: usize = 8 << 10;
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Connections at a time; more are closed at once.
 const CONNECTIONS_MAX: usize = 8;
-/// Time between two looks at whether the command has ended.
-const LOOK: Duration = Duration::from_millis(50);
 
 /// Serves a page until it is dropped.
 pub struct Server {
-    stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
+    serving: Option<Serving>,
     address: Address,
 }
 
@@ -77,19 +72,31 @@ impl Server {
             let text = format!("--metrics: cannot listen on {address}: {}", plain(&error));
             Failure::new(exit::FAILED, text)
         };
-        let listener = Listener::bind(address).map_err(cannot)?;
-        let address = listener.address().map_err(cannot)?;
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopped = stop.clone();
-        let thread = std::thread::Builder::new().name("metrics".into());
-        let thread = thread.spawn(move || listener.serve(&page, &stopped)).map_err(cannot)?;
-        Ok(Server { stop, thread: Some(thread), address })
+        let (listener, address) = bind(address).map_err(cannot)?;
+        // Whoever goes away does not get an answer.
+        let attend = move |peer: &mut dyn Peer| drop(answer(peer, &page));
+        let serving = listener.serve("metrics", CONNECTIONS_MAX, attend).map_err(cannot)?;
+        Ok(Server { serving: Some(serving), address })
     }
 
     /// Where it listens, with the port that was taken.
     pub fn address(&self) -> &Address {
         &self.address
     }
+}
+
+/// The socket, and its address with the port that was taken.
+fn bind(address: &Address) -> std::io::Result<(Listener, Address)> {
+    Ok(match address {
+        Address::Tcp(wanted) => match Listener::tcp(*wanted)? {
+            Listener::Tcp(listener) => {
+                let taken = Address::Tcp(listener.local_addr()?);
+                (Listener::Tcp(listener), taken)
+            }
+            unix => (unix, address.clone()),
+        },
+        Address::Unix(path) => (Listener::unix(path)?, address.clone()),
+    })
 }
 
 impl std::fmt::Display for Address {
@@ -103,110 +110,9 @@ impl std::fmt::Display for Address {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            // It panics in no case that is known, and the command is over in any.
-            let _ = thread.join();
-        }
+        self.serving = None;
         if let Address::Unix(path) = &self.address {
             let _ = std::fs::remove_file(path);
-        }
-    }
-}
-
-enum Listener {
-    Tcp(TcpListener),
-    Unix(UnixListener, PathBuf),
-}
-
-/// A connection of either kind.
-trait Peer: Read + Write + Send {
-    fn patience(&self, left: Duration) -> std::io::Result<()>;
-}
-
-impl Peer for std::net::TcpStream {
-    fn patience(&self, left: Duration) -> std::io::Result<()> {
-        self.set_read_timeout(Some(left)).and_then(|()| self.set_write_timeout(Some(left)))
-    }
-}
-
-impl Peer for std::os::unix::net::UnixStream {
-    fn patience(&self, left: Duration) -> std::io::Result<()> {
-        self.set_read_timeout(Some(left)).and_then(|()| self.set_write_timeout(Some(left)))
-    }
-}
-
-impl Listener {
-    fn bind(address: &Address) -> std::io::Result<Listener> {
-        let listener = match address {
-            Address::Tcp(address) => Listener::Tcp(TcpListener::bind(address)?),
-            Address::Unix(path) => {
-                let bound = UnixListener::bind(path);
-                let left_over =
-                    bound.as_ref().is_err_and(|error| error.kind() == ErrorKind::AddrInUse)
-                        && std::os::unix::net::UnixStream::connect(path)
-                            .is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused);
-                // Nobody listens there any more: a killed run has left it.
-                let bound = match left_over {
-                    false => bound?,
-                    true => {
-                        std::fs::remove_file(path)?;
-                        UnixListener::bind(path)?
-                    }
-                };
-                Listener::Unix(bound, path.clone())
-            }
-        };
-        match &listener {
-            Listener::Tcp(listener) => listener.set_nonblocking(true)?,
-            Listener::Unix(listener, _) => listener.set_nonblocking(true)?,
-        }
-        Ok(listener)
-    }
-
-    fn address(&self) -> std::io::Result<Address> {
-        Ok(match self {
-            Listener::Tcp(listener) => Address::Tcp(listener.local_addr()?),
-            Listener::Unix(_, path) => Address::Unix(path.clone()),
-        })
-    }
-
-    fn accept(&self) -> std::io::Result<Box<dyn Peer>> {
-        Ok(match self {
-            Listener::Tcp(listener) => {
-                let (peer, _) = listener.accept()?;
-                peer.set_nonblocking(false)?;
-                Box::new(peer)
-            }
-            Listener::Unix(listener, _) => {
-                let (peer, _) = listener.accept()?;
-                peer.set_nonblocking(false)?;
-                Box::new(peer)
-            }
-        })
-    }
-
-    fn serve(&self, page: &Page, stopped: &AtomicBool) {
-        let busy = Arc::new(AtomicUsize::new(0));
-        while !stopped.load(Ordering::Relaxed) {
-            // Also after errors, such as too many open files, a pause.
-            let Ok(mut peer) = self.accept() else {
-                std::thread::sleep(LOOK);
-                continue;
-            };
-            if busy.fetch_add(1, Ordering::Relaxed) >= CONNECTIONS_MAX {
-                busy.fetch_sub(1, Ordering::Relaxed);
-                continue;
-            }
-            let (page, ended) = (page.clone(), busy.clone());
-            let answering = std::thread::Builder::new().name("metrics".into()).spawn(move || {
-                // Whoever goes away does not get an answer.
-                let _ = answer(&mut *peer, &page);
-                ended.fetch_sub(1, Ordering::Relaxed);
-            });
-            if answering.is_err() {
-                busy.fetch_sub(1, Ordering::Relaxed);
-            }
         }
     }
 }
@@ -352,9 +258,12 @@ fn escaped(value: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read as _, Write as _};
     use std::net::TcpStream;
+    use std::os::unix::net::UnixListener;
 
     use super::*;
+    use crate::aside::LOOK;
 
     fn server() -> (Server, SocketAddr) {
         let address = "127.0.0.1:0".parse().unwrap();

@@ -3,7 +3,10 @@
 use std::ffi::{OsStr, OsString};
 use std::sync::Arc;
 
-use block::{Intent, Layer, Named, Registry, Several, Shared, Spec, Stack, percent_decode};
+use block::{
+    Adjustable, Device, Intent, Layer, Named, Registry, Several, Shared, Spec, Stack,
+    percent_decode,
+};
 use clap::Parser as _;
 use server::Export;
 
@@ -40,6 +43,24 @@ pub struct Opened {
     pub exports: Vec<Export>,
     /// In place of them, where clients get devices of their own or are judged.
     pub visits: Option<Arc<dyn block::Exports>>,
+    /// What `ctl` sees of them, in their order.
+    pub running: Vec<Running>,
+}
+
+/// An export that is served, for `ctl`.
+pub struct Running {
+    /// Its name.
+    pub name: String,
+    /// For people; may be empty.
+    pub description: String,
+    /// As it was asked for.
+    pub storage: String,
+    /// The device, where all clients share it.
+    pub device: Option<Arc<dyn Device>>,
+    /// It has no exports of its own.
+    pub single: bool,
+    /// Its layers, innermost first.
+    pub layers: Vec<Arc<Adjustable>>,
 }
 
 impl Wanted {
@@ -122,22 +143,26 @@ impl Wanted {
 
     /// Opens everything. On a worker.
     pub async fn open(&mut self) -> Result<Opened, Failure> {
-        let outer = devices::layers(&self.registry, &self.layers)?;
         // The layers of all that judge clients do so once, before every export.
         let several = self.exports.len() > 1;
-        let gates: Vec<_> =
-            outer.iter().filter(|layer| several && layer.is_gate()).cloned().collect();
+        let gates = match several {
+            true => devices::layers(&self.registry, &self.layers)?,
+            false => Vec::new(),
+        };
+        let gates: Vec<_> = gates.into_iter().filter(|layer| layer.is_gate()).collect();
+        let mut running = Vec::new();
         let mut devices = Vec::new();
         let mut storages = Vec::new();
         let mut shared_by_all = gates.is_empty();
         for index in 0..self.exports.len() {
-            let (storage, device) = self.open_one(index, several).await?;
+            let (storage, device, one) = self.open_one(index, several).await?;
             shared_by_all &= device.as_ref().is_some_and(|(_, judged)| !judged);
             devices.extend(device.map(|(export, _)| export));
             storages.push(storage);
+            running.push(one);
         }
         if shared_by_all {
-            return Ok(Opened { exports: devices, visits: None });
+            return Ok(Opened { exports: devices, visits: None, running });
         }
         let all: Arc<dyn block::Exports> = match storages.pop() {
             // Its exports have the names that it gives them.
@@ -148,7 +173,7 @@ impl Wanted {
             }
         };
         let visits = Some(block::gated(all.clone(), &gates).unwrap_or(all));
-        Ok(Opened { exports: Vec::new(), visits })
+        Ok(Opened { exports: Vec::new(), visits, running })
     }
 
     /// Opens one. Of a device that all clients share comes also the device, and whether clients are
@@ -157,12 +182,22 @@ impl Wanted {
         &mut self,
         index: usize,
         several: bool,
-    ) -> Result<(Named, Option<(Export, bool)>), Failure> {
+    ) -> Result<(Named, Option<(Export, bool)>, Running), Failure> {
         let one = &self.exports[index];
         // Made anew for each, because what they keep is about one device.
-        let mut layers = devices::layers(&self.registry, &one.layers)?;
-        let outer = devices::layers(&self.registry, &self.layers)?;
-        layers.extend(outer.into_iter().filter(|layer| !(several && layer.is_gate())));
+        let mut adjustable = devices::adjustable(&self.registry, &one.layers)?;
+        let outer = devices::adjustable(&self.registry, &self.layers)?;
+        let own = |layer: &Arc<Adjustable>| !(several && layer.layer().is_gate());
+        adjustable.extend(outer.into_iter().filter(own));
+        let layers: Vec<_> = adjustable.iter().map(|layer| layer.layer()).collect();
+        let mut running = Running {
+            name: one.name.clone(),
+            description: one.description.clone(),
+            storage: one.spec.to_string(),
+            device: None,
+            single: true,
+            layers: adjustable,
+        };
         let named = |exports, single| Named {
             name: one.name.clone(),
             description: one.description.clone(),
@@ -172,7 +207,8 @@ impl Wanted {
         let what = one.spec.to_string();
         let own = self.registry.exports(&one.spec, &layers, one.intent).await;
         if let Some(own) = own.map_err(|error| Failure::opening("device", &what, &error))? {
-            return Ok((named(own, false), None));
+            running.single = false;
+            return Ok((named(own, false), None, running));
         }
         let stack = self.registry.open(&one.spec, layers.clone(), one.intent).await;
         let stack = stack.map_err(|error| {
@@ -194,13 +230,14 @@ impl Wanted {
             description: one.description.clone(),
             device: device.clone(),
         };
+        running.device = Some(device.clone());
         let shared = Shared::new(&one.name, &one.description, device);
         let shared = if self.any_name { shared.under_any_name() } else { shared };
         let gated = block::gated(shared.clone(), &layers);
         let judged = gated.is_some() || self.any_name;
         let storage = named(gated.unwrap_or(shared), true);
         self.open.push(stack);
-        Ok((storage, Some((export, judged))))
+        Ok((storage, Some((export, judged)), running))
     }
 
     /// The device behind a layer that refuses to change it.

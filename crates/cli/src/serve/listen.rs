@@ -371,7 +371,8 @@ impl Cleanup {
         change(&mut self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
     }
 
-    fn remember_socket(&self, path: &Path) {
+    /// Notes a socket that was made.
+    pub fn remember_socket(&self, path: &Path) {
         if let Ok(data) = std::fs::symlink_metadata(path) {
             self.with(|made| made.sockets.push((path.into(), data.dev(), data.ino())));
         }

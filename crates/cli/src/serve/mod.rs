@@ -2,10 +2,11 @@
 //!
 //! - `exports`: what is served. `listen`: Unix, TCP and vsock sockets, sockets from systemd, clean-up.
 //!   `single`: standard input and output. `background`: leaving the terminal. `command`: `--run`.
-//!   `tls`: `--tls`.
+//!   `tls`: `--tls`. `control`: `--control`.
 
 mod background;
 mod command;
+mod control;
 mod exports;
 mod listen;
 mod single;
@@ -18,13 +19,14 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use io::{Completer, Runtime};
+use io::{Completer, Remote, Runtime};
 use server::{Config, Limits, Offers, Server};
 
 use crate::brackets::Groups;
 use crate::exit::{FAILED, Failure, HELD, Outcome, USAGE, plain};
 use crate::{args, devices, logger, signals};
 use background::Background;
+use control::{Control, Operations};
 use exports::{Opened, Wanted};
 pub use listen::VsockPlace;
 use listen::{Listening, Where};
@@ -48,6 +50,8 @@ enum Stop {
     Command(u8),
     /// The client of `--single` has left.
     Left,
+    /// The control socket asked for it, or the last client of a server that accepts no more has left.
+    Asked,
 }
 
 /// Completes the wait for the stop; whoever is first says why.
@@ -115,6 +119,9 @@ pub fn run(args: &args::Serve, groups: &Groups) -> Outcome {
     let stopper = Stopper(Arc::new(Mutex::new(Some(completer))));
     let listeners = Where::new(args, inherited);
     let cleanup = listeners.cleanup();
+    let made = cleanup.clone();
+    // Before there are other threads.
+    let control = args.control.as_deref().map(|path| Control::bind(path, &cleanup)).transpose()?;
     let on_signal = stopper.clone();
     let caught = signals::catch()?;
     let config = args.engine.config(usize::from(args.workers));
@@ -125,6 +132,7 @@ pub fn run(args: &args::Serve, groups: &Groups) -> Outcome {
         wanted,
         listeners,
         single,
+        control,
         background,
         stopper,
         limits,
@@ -157,6 +165,7 @@ pub fn run(args: &args::Serve, groups: &Groups) -> Outcome {
     attention.wait();
     let (outcome, open) =
         served.recv().map_err(|_| Failure::new(FAILED, "the server ended without a result"))?;
+    made.clean();
     // Not on a worker: the server of `[ CMD ]` is awaited here, which ends when workers have closed
     // their connections. Nor on this thread: a second signal ends the program whatever it waits for.
     let (sender, closed) = mpsc::channel::<()>();
@@ -229,6 +238,7 @@ struct Job {
     wanted: Wanted,
     listeners: Where,
     single: Option<Single>,
+    control: Option<Control>,
     background: Background,
     stopper: Stopper,
     limits: Limits,
@@ -244,7 +254,7 @@ struct Job {
 
 impl Job {
     async fn serve(&mut self, stopped: io::Ticket<Stop>) -> Result<End, Failure> {
-        let Opened { exports, visits } = self.wanted.open().await?;
+        let Opened { exports, visits, running } = self.wanted.open().await?;
         let listening = self.listeners.bind().await?;
         let server = Server::new(Config {
             exports,
@@ -270,6 +280,13 @@ impl Job {
             say += &for_people(&uri);
         }
         self.background.ready(&say, self.verbose)?;
+        let operations = Arc::new(Operations {
+            server: server.clone(),
+            exports: running,
+            stopper: self.stopper.clone(),
+            worker: Remote::to(io::worker()),
+        });
+        let control = self.control.take().map(|control| control.start(&operations)).transpose()?;
         let mut child = match &self.run {
             None => None,
             Some(script) => {
@@ -290,11 +307,12 @@ impl Job {
             rest
         });
         let why = stopped.await.unwrap_or(Stop::Command(FAILED));
-        if let (Stop::Signal(_), Some(child)) = (&why, &mut child) {
+        if let (Stop::Signal(_) | Stop::Asked, Some(child)) = (&why, &mut child) {
             child.stop();
         }
         let held = server.stop(PATIENCE).await;
         // They hold the server, and with it what is served.
+        drop((control, operations));
         listening.into_iter().for_each(io::Task::cancel);
         if let Some(rest) = rest {
             rest.wait(PATIENCE);
@@ -302,7 +320,7 @@ impl Job {
         let status = match why {
             Stop::Command(status) => status,
             Stop::Signal(signal) if child.is_some() => signals::status(signal),
-            Stop::Signal(_) | Stop::Left => 0,
+            Stop::Signal(_) | Stop::Left | Stop::Asked => 0,
         };
         if held == 0 {
             return Ok(End { status, held: false });

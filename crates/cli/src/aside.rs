@@ -1,0 +1,132 @@
+//! Small servers beside the main work: a listener, and a thread for each of a few peers. For figures
+//! (`metrics`) and for control (`serve::control`).
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Time between two looks at whether the server ends.
+pub const LOOK: Duration = Duration::from_millis(50);
+
+/// A socket to listen on.
+pub enum Listener {
+    /// TCP.
+    Tcp(TcpListener),
+    /// A Unix socket.
+    Unix(UnixListener),
+}
+
+/// A connection of either kind.
+pub trait Peer: Read + Write + Send {
+    /// Bounds the next reads and writes.
+    fn patience(&self, left: Duration) -> std::io::Result<()>;
+}
+
+impl Peer for std::net::TcpStream {
+    fn patience(&self, left: Duration) -> std::io::Result<()> {
+        self.set_read_timeout(Some(left)).and_then(|()| self.set_write_timeout(Some(left)))
+    }
+}
+
+impl Peer for UnixStream {
+    fn patience(&self, left: Duration) -> std::io::Result<()> {
+        self.set_read_timeout(Some(left)).and_then(|()| self.set_write_timeout(Some(left)))
+    }
+}
+
+impl Listener {
+    /// Listens on an address.
+    pub fn tcp(address: SocketAddr) -> std::io::Result<Listener> {
+        let listener = TcpListener::bind(address)?;
+        listener.set_nonblocking(true)?;
+        Ok(Listener::Tcp(listener))
+    }
+
+    /// Listens on a Unix socket. One on which nobody listens any more, which a killed run has left, is
+    /// replaced.
+    pub fn unix(path: &Path) -> std::io::Result<Listener> {
+        let bound = UnixListener::bind(path);
+        let left_over = bound.as_ref().is_err_and(|error| error.kind() == ErrorKind::AddrInUse)
+            && UnixStream::connect(path)
+                .is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused);
+        let listener = match left_over {
+            false => bound?,
+            true => {
+                std::fs::remove_file(path)?;
+                UnixListener::bind(path)?
+            }
+        };
+        listener.set_nonblocking(true)?;
+        Ok(Listener::Unix(listener))
+    }
+
+    fn accept(&self) -> std::io::Result<Box<dyn Peer>> {
+        Ok(match self {
+            Listener::Tcp(listener) => {
+                let (peer, _) = listener.accept()?;
+                peer.set_nonblocking(false)?;
+                Box::new(peer)
+            }
+            Listener::Unix(listener) => {
+                let (peer, _) = listener.accept()?;
+                peer.set_nonblocking(false)?;
+                Box::new(peer)
+            }
+        })
+    }
+
+    /// Serves `most` peers at a time, each on a thread of its own; more are closed at once.
+    pub fn serve<F>(self, name: &'static str, most: usize, attend: F) -> std::io::Result<Serving>
+    where
+        F: Fn(&mut dyn Peer) + Send + Sync + 'static,
+    {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
+        let attend = Arc::new(attend);
+        let work = move || {
+            let busy = Arc::new(AtomicUsize::new(0));
+            while !stopped.load(Ordering::Relaxed) {
+                // Also after errors, such as too many open files, a pause.
+                let Ok(mut peer) = self.accept() else {
+                    std::thread::sleep(LOOK);
+                    continue;
+                };
+                if busy.fetch_add(1, Ordering::Relaxed) >= most {
+                    busy.fetch_sub(1, Ordering::Relaxed);
+                    continue;
+                }
+                let (attend, ended) = (attend.clone(), busy.clone());
+                let attending = std::thread::Builder::new().name(name.into()).spawn(move || {
+                    attend(&mut *peer);
+                    ended.fetch_sub(1, Ordering::Relaxed);
+                });
+                if attending.is_err() {
+                    busy.fetch_sub(1, Ordering::Relaxed);
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name(name.into()).spawn(work)?;
+        Ok(Serving { stop, thread: Some(thread) })
+    }
+}
+
+/// Accepts peers until it is dropped; those that are there are not waited for.
+pub struct Serving {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // It panics in no case that is known, and the command is over in any.
+            let _ = thread.join();
+        }
+    }
+}

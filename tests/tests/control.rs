@@ -1,0 +1,343 @@
+//! `serve --control` and `blockhaul ctl`: what they show is what clients do, and what they change is
+//! changed.
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Output};
+use std::time::{Duration, Instant};
+
+use blockhaul_tests::{LIMIT, blockhaul, bounded, lossy, run, serve, succeed, text};
+use serde_json::{Value, json};
+use testkit::peer::Conversation;
+use testkit::tools::{Peer, Scratch, Server, wait_within};
+use wire::{Command, Replies};
+
+/// A server with a control socket.
+struct Served {
+    server: Server,
+    control: PathBuf,
+}
+
+impl Served {
+    #[track_caller]
+    fn start(scratch: &Scratch, args: &[&str]) -> Served {
+        let control = scratch.socket("control");
+        let args = [&["-f", "--control", text(&control)], args].concat();
+        Served { server: serve(scratch, "s", &args), control }
+    }
+
+    fn run(&self, words: &[&str]) -> Output {
+        run(&[&["ctl", text(&self.control)], words].concat())
+    }
+
+    /// What a command that has to succeed prints.
+    #[track_caller]
+    fn ctl(&self, words: &[&str]) -> String {
+        succeed(&[&["ctl", text(&self.control)], words].concat())
+    }
+
+    #[track_caller]
+    fn json(&self, words: &[&str]) -> Value {
+        serde_json::from_str(&self.ctl(&[words, &["--json"]].concat())).unwrap()
+    }
+
+    /// A command that has to fail: its status and what it says.
+    #[track_caller]
+    fn refused(&self, words: &[&str]) -> (i32, String) {
+        let output = self.run(words);
+        assert!(!output.status.success(), "{words:?}: {}", lossy(&output.stdout));
+        let said = lossy(&output.stderr);
+        assert_eq!(said.lines().count(), 1, "{said}");
+        (output.status.code().unwrap(), said)
+    }
+
+    fn clients(&self) -> Vec<Value> {
+        self.json(&["clients"])["clients"].as_array().unwrap().clone()
+    }
+
+    fn connected(&self, export: &str) -> Conversation {
+        let mut client = Conversation::connect(self.server.socket()).unwrap();
+        client.hello(3).unwrap();
+        client.negotiate(Replies::Structured).unwrap();
+        client.go(export).unwrap();
+        client
+    }
+}
+
+/// Waits for something that comes soon.
+#[track_caller]
+fn soon(what: &str, mut is: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !is() {
+        assert!(begun.elapsed() < LIMIT, "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A process that is killed when this is dropped.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn clients_and_what_they_do_are_shown() {
+    let scratch = Scratch::new().unwrap();
+    let served = Served::start(
+        &scratch,
+        &[
+            "--export",
+            "a=memory:1M",
+            "--export",
+            "b=[",
+            "memory:2M",
+            "-r",
+            "--layer",
+            "rate?rate=1G",
+            "]",
+        ],
+    );
+    let mode = fs::metadata(&served.control).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600, "others could look after it");
+    assert!(served.clients().is_empty());
+    let mut one = served.connected("a");
+    one.write(0, &[7; 4096]).unwrap();
+    one.read(4096, 512).unwrap();
+    one.read(0, 512).unwrap();
+    let beyond = one.request(Command::Read, 2 << 20, 512);
+    assert!(one.ask(&beyond, &[]).unwrap().error != 0);
+    let mut silent = Conversation::connect(served.server.socket()).unwrap();
+    silent.hello(3).unwrap();
+    let shown = served.clients();
+    let [client, silent_one] = &shown[..] else { panic!("{shown:?}") };
+    assert_eq!(client["number"], 1);
+    assert_eq!(client["export"], "a");
+    assert_eq!(client["tls"], Value::Null);
+    assert_eq!((&client["requests"]["read"], &client["requests"]["write"]), (&json!(3), &json!(1)));
+    assert_eq!((&client["bytes"]["read"], &client["bytes"]["write"]), (&json!(1024), &json!(4096)));
+    assert_eq!((&client["errors"], &client["in_flight"]), (&json!(1), &json!(0)));
+    assert!(client["age"].as_f64().unwrap() > 0.0 && client["leaving"] == false);
+    assert_eq!(silent_one["export"], Value::Null, "its handshake lasts");
+    let table = served.ctl(&["clients"]);
+    assert!(table.starts_with("CLIENT  ADDRESS"), "{table}");
+    assert!(table.contains("1       a local client  a") && table.contains("4.0K"), "{table}");
+    assert!(table.contains("(handshake)"), "{table}");
+
+    let exports = served.json(&["exports"]);
+    let a = &exports["exports"][0];
+    assert_eq!((&a["name"], &a["size"], &a["clients"]), (&json!("a"), &json!(1 << 20), &json!(1)));
+    let b = &exports["exports"][1];
+    assert_eq!((&b["readonly"], &b["clients"]), (&json!(true), &json!(0)));
+    assert_eq!(b["layers"][0]["options"], json!({ "rate": "1G" }));
+    let table = served.ctl(&["exports"]);
+    assert!(table.contains("b       2.0M  ro    0        memory:2M  rate?rate=1G"), "{table}");
+
+    // A real client that asks several at a time.
+    if let Some(qemu) = Peer::require("qemu-io") {
+        let mut command = qemu.command();
+        command.args(["-f", "raw", "-c", "write -P 5 0 64k", "-c", "read 0 64k"]);
+        command.args(["-c", "flush", &served.server.uri("a")]);
+        assert!(bounded(&mut command, LIMIT).status.success());
+    }
+    drop((one, silent));
+    soon("they stay", || served.clients().is_empty());
+}
+
+#[test]
+fn one_client_is_sent_away_and_the_others_stay() {
+    let scratch = Scratch::new().unwrap();
+    let served = Served::start(&scratch, &["memory:1M", "--layer", "delay?write=400ms"]);
+    let mut gone = served.connected("");
+    let mut stays = served.connected("");
+    // What is in progress is answered.
+    let write = gone.request(Command::Write, 0, 512);
+    gone.send_request(&write, &[1; 512]).unwrap();
+    soon("it is not in progress", || served.clients()[0]["in_flight"] == 1);
+    assert!(served.ctl(&["disconnect", "1"]).contains("when its requests are answered"));
+    assert_eq!(served.clients()[0]["leaving"], true);
+    assert_eq!(gone.receive_answer(&write).unwrap().error, 0);
+    gone.expect_close().unwrap();
+    soon("it stays", || served.clients().len() == 1);
+    assert_eq!(stays.read(0, 512).unwrap(), [1; 512]);
+    assert_eq!(served.refused(&["disconnect", "1"]).0, 3);
+
+    // The second time it is cut; also one that has said nothing yet.
+    let silent = Conversation::connect(served.server.socket()).unwrap();
+    soon("it does not come", || served.clients().len() == 2);
+    let number = served.clients()[1]["number"].to_string();
+    served.ctl(&["disconnect", &number]);
+    soon("it stays", || served.clients().len() == 1);
+    drop(silent);
+    served.ctl(&["set", "", "delay", "write=1h"]);
+    let write = stays.request(Command::Write, 0, 512);
+    stays.send_request(&write, &[2; 512]).unwrap();
+    soon("it is not in progress", || served.clients()[0]["in_flight"] == 1);
+    served.ctl(&["disconnect", "2"]);
+    assert!(served.ctl(&["disconnect", "2"]).contains("cut"));
+    stays.expect_close().unwrap();
+    let mut kill = std::process::Command::new("kill");
+    kill.args(["-s", "KILL", &served.server.pid().to_string()]);
+    assert!(bounded(&mut kill, LIMIT).status.success());
+}
+
+#[test]
+fn layers_are_changed_while_clients_wait_in_them() {
+    let scratch = Scratch::new().unwrap();
+    let served = Served::start(
+        &scratch,
+        &[
+            "--export",
+            "x=[",
+            "memory:1M",
+            "--layer",
+            "rate?rate=1&burst=1",
+            "--layer",
+            "delay?read=0",
+            "--layer",
+            "pause",
+            "--layer",
+            "rate?rate=1G",
+            "]",
+        ],
+    );
+    let mut client = served.connected("x");
+    // A request that would wait for hours passes when the rate is changed.
+    let read = client.request(Command::Read, 0, 65536);
+    client.send_request(&read, &[]).unwrap();
+    soon("it does not wait", || served.clients()[0]["in_flight"] == 1);
+    served.ctl(&["set", "x", "rate:1", "rate=1G"]);
+    assert_eq!(client.receive_answer(&read).unwrap().error, 0);
+
+    served.ctl(&["set", "x", "delay", "read=300ms", "write=1ms"]);
+    let begun = Instant::now();
+    client.read(0, 512).unwrap();
+    assert!(begun.elapsed() >= Duration::from_millis(300), "{:?}", begun.elapsed());
+    served.ctl(&["set", "x", "delay", "read=0"]);
+
+    served.ctl(&["set", "x", "pause", "paused=on"]);
+    let read = client.request(Command::Read, 0, 512);
+    client.send_request(&read, &[]).unwrap();
+    soon("it does not wait", || served.clients()[0]["in_flight"] == 1);
+    served.ctl(&["set", "x", "pause", "paused=off"]);
+    assert_eq!(client.receive_answer(&read).unwrap().error, 0);
+
+    let layers = served.json(&["exports"])["exports"][0]["layers"].clone();
+    assert_eq!(layers[0]["options"], json!({ "rate": "1G", "burst": "1" }));
+    assert_eq!(layers[1]["options"], json!({ "read": "0", "write": "1ms" }));
+    assert_eq!(layers[2]["changeable"], json!(["paused"]));
+
+    for (words, status, word) in [
+        (["y", "rate", "rate=1"], 3, "known are \"x\""),
+        (["x", "fua", "rate=1"], 3, "known are rate, delay, pause, rate"),
+        (["x", "rate", "rate=1"], 3, "rate:1, rate:2"),
+        (["x", "rate:3", "rate=1"], 3, "rate:1, rate:2"),
+        (["x", "rate:1", "rate=0"], 2, "above 0"),
+        (["x", "rate:1", "rate=fast"], 2, "rate: rate:"),
+        (["x", "delay", "exclusive=on"], 2, "cannot be changed"),
+    ] {
+        let (found, said) = served.refused(&[&["set"], &words[..]].concat());
+        assert!(found == status && said.contains(word), "{words:?}: {found}: {said}");
+    }
+    assert_eq!(client.read(0, 4).unwrap(), [0; 4]);
+}
+
+#[test]
+fn it_drains_and_stops() {
+    let scratch = Scratch::new().unwrap();
+    let served = Served::start(&scratch, &["memory:1M"]);
+    let mut client = served.connected("");
+    assert_eq!(served.ctl(&["drain"]), "no more clients are accepted; 1 are there\n");
+    soon("it accepts", || UnixStream::connect(served.server.socket()).is_err());
+    assert_eq!(client.read(0, 4).unwrap(), [0; 4], "who is there is served");
+    let mut waits = blockhaul(&["ctl", text(&served.control), "drain", "--wait"]);
+    let mut waits = Killed(waits.stdout(std::process::Stdio::null()).spawn().unwrap());
+    assert!(wait_within(&mut waits.0, Duration::from_millis(300)).is_none(), "a client is there");
+    drop(client);
+    assert!(wait_within(&mut waits.0, LIMIT).unwrap().success());
+    assert!(!served.control.exists() && !served.server.socket().exists(), "sockets are left");
+    let (status, said) = served.refused(&["clients"]);
+    assert!(status == 3 && said.contains("--control"), "{said}");
+    assert!(served.server.stop().unwrap().success());
+
+    // The stop does not wait for clients.
+    let scratch = Scratch::new().unwrap();
+    let served = Served::start(&scratch, &["memory:1M"]);
+    let mut client = served.connected("");
+    served.ctl(&["stop", "--wait"]);
+    client.expect_close().unwrap();
+    assert!(served.server.stop().unwrap().success());
+}
+
+#[test]
+fn a_socket_in_use_is_left_alone_and_a_left_one_taken_over() {
+    let scratch = Scratch::new().unwrap();
+    let served = Served::start(&scratch, &["memory:1M"]);
+    let second = |control: &Path| {
+        let socket = scratch.socket("second");
+        let args = ["serve", "-f", "-U", text(&socket), "--control", text(control), "memory:1M"];
+        run(&[&args[..], &["--run", "true"]].concat())
+    };
+    let output = second(&served.control);
+    assert_eq!(output.status.code(), Some(3), "{}", lossy(&output.stderr));
+    assert!(lossy(&output.stderr).contains("choose another path"), "{}", lossy(&output.stderr));
+    assert!(served.clients().is_empty(), "the first one answers on");
+    let left = scratch.socket("left");
+    drop(UnixListener::bind(&left).unwrap());
+    assert!(left.exists());
+    let output = second(&left);
+    assert!(output.status.success(), "{}", lossy(&output.stderr));
+    assert!(!left.exists(), "it is removed in the end");
+    // Nothing stays behind of a server that does not start.
+    let args = ["serve", "-f", "--control", text(&left), "/nonexistent/disk"];
+    assert_eq!(run(&args).status.code(), Some(3));
+    assert!(!left.exists());
+}
+
+#[test]
+fn whatever_is_said_on_the_socket_is_answered_or_ends_it() {
+    let scratch = Scratch::new().unwrap();
+    let served = Served::start(&scratch, &["memory:1M"]);
+    let stream = UnixStream::connect(&served.control).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    let mut stream = BufReader::new(stream);
+    for (line, kind) in [
+        ("", "usage"),
+        ("x", "usage"),
+        ("[]", "usage"),
+        ("{}", "usage"),
+        ("{\"command\":7}", "usage"),
+        ("{\"command\":\"fly\"}", "usage"),
+        ("{\"command\":\"disconnect\"}", "usage"),
+        ("{\"command\":\"disconnect\",\"number\":-1}", "usage"),
+        ("{\"command\":\"disconnect\",\"number\":99}", "absent"),
+        ("{\"command\":\"set\",\"export\":\"\"}", "usage"),
+        ("\u{ff}\u{0}", "usage"),
+    ] {
+        stream.get_mut().write_all(format!("{line}\n").as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_line(&mut answer).unwrap();
+        let answer: Value = serde_json::from_str(&answer).unwrap();
+        assert_eq!((&answer["ok"], &answer["kind"]), (&json!(false), &json!(kind)), "{line}");
+    }
+    // Several at once, and a line that never ends.
+    stream.get_mut().write_all(b"{\"command\":\"clients\"}\n{\"command\":\"clients\"}\n").unwrap();
+    for _ in 0..2 {
+        let mut answer = String::new();
+        stream.read_line(&mut answer).unwrap();
+        assert_eq!(answer, "{\"clients\":[],\"ok\":true}\n");
+    }
+    let mut ended = false;
+    for _ in 0..64 {
+        ended = ended || stream.get_mut().write_all(&[b'x'; 4096]).is_err();
+    }
+    assert!(ended || stream.read_line(&mut String::new()).is_ok_and(|len| len == 0));
+    assert!(served.clients().is_empty());
+}
