@@ -183,10 +183,20 @@ pub fn compile_with(
     more: &[&OsStr],
 ) -> Option<PathBuf> {
     let nbdkit = Peer::require("nbdkit")?;
-    let headers = nbdkit.program().parent()?.parent()?.join("root/usr/include");
-    if !headers.join("nbdkit-plugin.h").is_file() {
+    let there = nbdkit.program().parent()?.parent()?.join("root/usr/include");
+    if !there.join("nbdkit-plugin.h").is_file() {
         skip_or_fail(&Reason::new("the peers have no nbdkit-plugin.h"));
         return None;
+    }
+    // Those alone: beside them are those of the peers' C library, which is not this machine's.
+    let headers = scratch.file("include");
+    fs::create_dir_all(&headers).expect("a scratch directory can be written");
+    for entry in fs::read_dir(&there).expect("the peers' headers can be read").flatten() {
+        let to = headers.join(entry.file_name());
+        if entry.file_name().as_encoded_bytes().starts_with(b"nbdkit-") && !to.exists() {
+            std::os::unix::fs::symlink(entry.path(), to)
+                .expect("a scratch directory can be written");
+        }
     }
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).parent()?;
     let out = scratch.file(&format!("{define}{}.so", text(Path::new(source.file_stem()?))));

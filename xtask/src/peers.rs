@@ -41,7 +41,8 @@ const LAYOUT: u32 = 1;
 /// peers' `/usr` hides the machine's.
 const PACKAGES: &str = "\
     nbdkit nbdkit-plugin-python nbdkit-plugin-perl nbdkit-plugin-tcl nbdkit-plugin-lua \
-    nbdkit-plugin-dev xorriso openssh-client openssh-server libnbd-bin python3-libnbd nbd-server \
+    nbdkit-plugin-libvirt nbdkit-plugin-dev gcc libc6-dev \
+    libcurl4-gnutls-dev xorriso openssh-client openssh-server libnbd-bin python3-libnbd nbd-server \
     qemu-utils qemu-system-common fio e2fsprogs gnutls-bin jq file bsdextrautils socat fdisk \
     strace bash \
     dash coreutils diffutils findutils grep gzip hostname iproute2 mawk mount perl-base procps \
@@ -175,7 +176,7 @@ impl Peers {
     /// Unpacks the packages into a fresh `root`, several at a time.
     fn unpack(&self, debs: &[PathBuf]) -> Outcome {
         println!("peers: unpacking {} packages", debs.len());
-        for stale in ["stamp", "root", "root.part", "bin", "enter"] {
+        for stale in ["root.part", "root.old"] {
             self.remove(stale)?;
         }
         let root = self.dir.join("root.part");
@@ -209,6 +210,12 @@ impl Peers {
         }
         self.finish_root(&root)?;
         let done = self.dir.join("root");
+        self.remove("stamp")?;
+        // What runs among the peers now keeps its tree until the next time.
+        if done.exists() {
+            let old = self.dir.join("root.old");
+            fs::rename(&done, &old).map_err(|error| self.failed("move", &done, &error))?;
+        }
         fs::rename(&root, &done).map_err(|error| self.failed("make", &done, &error))
     }
 
