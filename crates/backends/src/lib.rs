@@ -1,5 +1,5 @@
 //! Devices that store or compute bytes: file, dir, memory, null, zero, pattern, sample, data, ones,
-//! random, full, split, partitioning, sparse-random.
+//! random, full, split, partitioning, sparse-random, info, tmpdisk, ondemand.
 //!
 //! One file per kind of storage. To add one, write its file and add a line to [`all`]: parsing, help
 //! and completion follow from what it declares.
@@ -9,8 +9,11 @@ mod file;
 mod fill;
 mod fixed;
 mod full;
+mod info;
+mod made;
 mod memory;
 mod null;
+mod ondemand;
 mod ones;
 mod operand;
 mod partitioning;
@@ -20,13 +23,16 @@ mod sample;
 mod sparse_random;
 mod split;
 mod table;
+mod tmpdisk;
 mod zero;
 
 pub use data::Data;
 pub use file::{Dir, File, identity};
 pub use full::Full;
+pub use info::Info;
 pub use memory::{Memory, memory};
 pub use null::Null;
+pub use ondemand::Ondemand;
 pub use ones::Ones;
 pub use partitioning::Partitioning;
 pub use pattern::Pattern;
@@ -34,6 +40,7 @@ pub use random::Random;
 pub use sample::Sample;
 pub use sparse_random::SparseRandom;
 pub use split::Split;
+pub use tmpdisk::Tmpdisk;
 pub use zero::Zero;
 
 /// Every kind of storage of this crate, for a [`block::Registry`].
@@ -53,6 +60,9 @@ pub fn all() -> Vec<&'static dyn block::Backend> {
         &Split,
         &Partitioning,
         &SparseRandom,
+        &Info,
+        &Tmpdisk,
+        &Ondemand,
     ]
 }
 

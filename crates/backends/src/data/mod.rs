@@ -21,6 +21,8 @@ use std::sync::Arc;
 
 use block::{Backend, Device, Error, Kind, Opened, Opening, Param, ParamKind, Result, Target};
 
+pub(crate) use source::base64;
+
 use crate::memory::MemoryDevice;
 use crate::operand;
 use item::{Item, unfold};

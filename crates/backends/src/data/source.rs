@@ -90,7 +90,7 @@ fn run(script: &str, len: Option<u64>) -> Result<Vec<u8>> {
 
 /// The bytes behind base64 (RFC 4648, section 4), white space left out.
 pub fn base64(text: &str) -> Result<Vec<u8>> {
-    let wrong = |what: &str| Error::new(Kind::Usage, format!("data: base64: {what}"));
+    let wrong = |what: &str| Error::new(Kind::Usage, format!("base64: {what}"));
     let mut bytes = Vec::with_capacity(text.len() / 4 * 3);
     let (mut bits, mut count, mut padding) = (0_u32, 0, 0);
     for symbol in text.bytes().filter(|byte| !byte.is_ascii_whitespace()) {

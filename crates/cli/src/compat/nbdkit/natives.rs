@@ -11,6 +11,8 @@ pub fn device(plugin: &str, parameters: &[Parameter]) -> Option<String> {
         "data" => data(parameters),
         "partitioning" => partitioning(parameters),
         "sparse-random" => sparse_random(parameters),
+        "info" => info(parameters),
+        "tmpdisk" | "ondemand" => made(plugin, parameters),
         _ => None,
     }
 }
@@ -67,22 +69,59 @@ fn partitioning(parameters: &[Parameter]) -> Option<String> {
     Some(spelled("partitioning:", &options))
 }
 
+/// Options under their names, the last of each; a bare one is `magic`.
+fn last<'a>(parameters: &'a [Parameter], magic: &'a str) -> BTreeMap<&'a str, String> {
+    let pairs = parameters.iter();
+    pairs.map(|(key, value)| (key.as_deref().unwrap_or(magic), value.clone())).collect()
+}
+
+/// A device with the options that are in the map.
+fn with(device: &str, options: &BTreeMap<&str, String>) -> String {
+    let options: Vec<_> = options.iter().map(|(key, value)| (key.to_string(), value)).collect();
+    spelled(device, &options)
+}
+
 /// A size and numbers; without a seed the disk is another one each time, as the plugin's.
 fn sparse_random(parameters: &[Parameter]) -> Option<String> {
-    let mut options = BTreeMap::new();
-    for (key, value) in parameters {
-        let key = key.as_deref().unwrap_or("size");
-        let known = ["size", "seed", "percent", "runlength", "random-content"];
-        options.insert(*known.iter().find(|known| **known == key)?, value.clone());
-    }
+    let mut options = last(parameters, "size");
     let size = options.remove("size")?;
     block::parse_size(&size).ok()?;
+    let known = ["seed", "percent", "runlength", "random-content"];
+    if options.keys().any(|key| !known.contains(key)) {
+        return None;
+    }
     options.entry("seed").or_insert_with(|| {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         (now.as_secs() & 0xffff_ffff).to_string()
     });
-    let options: Vec<_> = options.iter().map(|(key, value)| (key.to_string(), value)).collect();
-    Some(spelled(&format!("sparse-random:{size}"), &options))
+    Some(with(&format!("sparse-random:{size}"), &options))
+}
+
+fn info(parameters: &[Parameter]) -> Option<String> {
+    let mut options = last(parameters, "mode");
+    let mode = options.remove("mode").unwrap_or_default();
+    options.is_empty().then(|| format!("info:{}", escaped(&mode)))
+}
+
+/// Disks made by a command, to which other options are variables. Without one, the plugin has its own.
+fn made(plugin: &str, parameters: &[Parameter]) -> Option<String> {
+    let mut options = last(parameters, "size");
+    block::parse_size(options.get("size")?).ok()?;
+    let known = ["size", "label", "type", "command", "dir", "wait", "share"];
+    let usual = options.keys().all(|key| known.contains(key));
+    if options.contains_key("disk") || !(usual || options.contains_key("command")) {
+        return None;
+    }
+    match plugin {
+        "tmpdisk" => {
+            let size = options.remove("size")?;
+            Some(with(&format!("tmpdisk:{size}"), &options))
+        }
+        _ => {
+            let dir = options.remove("dir")?;
+            Some(with(&format!("ondemand:{}", escaped(&dir)), &options))
+        }
+    }
 }
 
 /// A device with its options.
@@ -96,39 +135,53 @@ fn spelled(device: &str, options: &[(String, &String)]) -> String {
 mod tests {
     use super::*;
 
-    fn made(plugin: &str, words: &[&str]) -> Option<String> {
+    fn word(plugin: &str, words: &[&str]) -> Option<String> {
         let parameters = words.iter().map(|word| super::super::line::parameter(word));
         device(plugin, &parameters.collect::<Vec<_>>())
     }
 
     #[test]
     fn data_is_given_in_one_way() {
-        assert_eq!(made("data", &["1 2"]).unwrap(), "data:?data=1%202");
+        assert_eq!(word("data", &["1 2"]).unwrap(), "data:?data=1%202");
         let words = ["a=1", "$a?", "size=1M", "allocator=sparse", "size=2M"];
-        assert_eq!(made("data", &words).unwrap(), "data:?a=1&data=%24a%3f&size=2M");
-        assert_eq!(made("data", &["raw="]).unwrap(), "data:?raw=");
-        assert_eq!(made("data", &["size=1M"]), None);
-        assert_eq!(made("data", &["1", "raw=1"]), None);
-        assert_eq!(made("data", &["1", "allocator=zstd"]), None);
+        assert_eq!(word("data", &words).unwrap(), "data:?a=1&data=%24a%3f&size=2M");
+        assert_eq!(word("data", &["raw="]).unwrap(), "data:?raw=");
+        assert_eq!(word("data", &["size=1M"]), None);
+        assert_eq!(word("data", &["1", "raw=1"]), None);
+        assert_eq!(word("data", &["1", "allocator=zstd"]), None);
     }
 
     #[test]
     fn partitions_have_what_was_said_before_them() {
         let words = ["mbr-id=0x82", "a", "alignment=512", "file=b,c", "mbr-id=default", "d"];
         assert_eq!(
-            made("partitioning", &words).unwrap(),
+            word("partitioning", &words).unwrap(),
             "partitioning:?file=a&file=b%2cc&file=d&alignment=1M%2c512%2c512\
              &mbr-id=0x82%2c0x82%2cdefault&type-guid=default%2cdefault%2cdefault"
         );
-        assert_eq!(made("partitioning", &["partition-type=gpt"]), None);
-        assert_eq!(made("partitioning", &["a", "x=y"]), None);
+        assert_eq!(word("partitioning", &["partition-type=gpt"]), None);
+        assert_eq!(word("partitioning", &["a", "x=y"]), None);
     }
 
     #[test]
     fn sparse_disks_have_their_seed() {
         let words = ["1M", "seed=5", "percent=20"];
-        assert_eq!(made("sparse-random", &words).unwrap(), "sparse-random:1M?percent=20&seed=5");
-        assert!(made("sparse-random", &["size=1M"]).unwrap().contains("?seed="));
-        assert_eq!(made("sparse-random", &["seed=5"]), None);
+        assert_eq!(word("sparse-random", &words).unwrap(), "sparse-random:1M?percent=20&seed=5");
+        assert!(word("sparse-random", &["size=1M"]).unwrap().contains("?seed="));
+        assert_eq!(word("sparse-random", &["seed=5"]), None);
+    }
+
+    #[test]
+    fn disks_that_are_made_take_variables() {
+        assert_eq!(word("info", &[]).unwrap(), "info:");
+        assert_eq!(word("info", &["mode=time"]).unwrap(), "info:time");
+        assert_eq!(word("tmpdisk", &["1M", "type=xfs"]).unwrap(), "tmpdisk:1M?type=xfs");
+        let words = ["0", "a=2", "a=1", "command=x"];
+        assert_eq!(word("tmpdisk", &words).unwrap(), "tmpdisk:0?a=1&command=x");
+        assert_eq!(word("tmpdisk", &["0", "a=2"]), None);
+        assert_eq!(word("tmpdisk", &["type=xfs"]), None);
+        let words = ["dir=/a b", "size=1M", "wait=true"];
+        assert_eq!(word("ondemand", &words).unwrap(), "ondemand:/a%20b?size=1M&wait=true");
+        assert_eq!(word("ondemand", &["1M"]), None);
     }
 }
