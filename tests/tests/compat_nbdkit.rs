@@ -239,3 +239,168 @@ with_nbdkit!(clients_get_the_disk_whatever_name_they_ask_for, |both| {
         assert_eq!(both.same(&args), "1048576\n", "{plugin:?}");
     }
 });
+
+with_nbdkit!(block_sizes_are_told_as_the_plugin_says_them, |both| {
+    let ask = "nbdsh -u \"$uri\" -c '
+for which in nbd.SIZE_MINIMUM, nbd.SIZE_PREFERRED, nbd.SIZE_MAXIMUM:
+    print(h.get_block_size(which))'";
+    let eval = ["eval", "get_size=echo 64M", "block_size=echo 64K 128K 512K", "--run", ask];
+    assert_eq!(both.same(&eval), "65536\n131072\n524288\n");
+    for filter in
+        [&["--filter=blocksize"][..], &["--filter=blocksize-policy", "blocksize-minimum=1"]]
+    {
+        let mut args = vec![filter[0]];
+        args.extend(eval);
+        args.extend(&filter[1..]);
+        both.same(&args);
+    }
+    // Without an opinion nothing is told.
+    both.same(&["null", "1M", "--run", ask]);
+});
+
+with_nbdkit!(old_handshakes_are_offered_when_asked_for, |both| {
+    let ask = "nbdsh -u \"$uri\" -c '
+print(h.get_protocol(), h.get_size(), h.get_structured_replies_negotiated())
+h.pwrite(b\"abc\", 10)
+print(h.pread(5, 9))'";
+    for (option, protocol) in [
+        ("--oldstyle", "oldstyle 1048576 False"),
+        ("--mask-handshake=0", "newstyle 1048576 False"),
+        ("--mask-handshake=1", "newstyle-fixed 1048576 True"),
+        ("--mask-handshake=0xffff", "newstyle-fixed 1048576 True"),
+    ] {
+        let said = both.same(&[option, "memory", "1M", "--run", ask]);
+        assert!(said.starts_with(protocol), "{option}: {said}");
+    }
+    both.same(&["--mask-handshake=x", "null", "--run", "true"]);
+    both.same(&["--oldstyle", "--tls=require", "null", "--run", "true"]);
+});
+
+with_nbdkit!(plugins_send_clients_away, |both| {
+    let ask = "nbdsh -u \"$uri\" -c '
+def tried(what):
+    try:
+        what()
+        print(\"fine\")
+    except nbd.Error as error:
+        print(error.errno)
+tried(lambda: h.pwrite(b\"1\", 0))
+tried(lambda: h.flush())
+tried(lambda: h.pread(1, 0))'";
+    for (status, wanted) in
+        [(6, "ENOTCONN\n"), (7, "fine\nESHUTDOWN\nESHUTDOWN\n"), (8, "ESHUTDOWN\nESHUTDOWN\n")]
+    {
+        let write = format!("pwrite=cat >/dev/null; exit {status}");
+        let eval = ["eval", "get_size=echo 64k", "flush=exit 0", "pread=head -c $3 /dev/zero"];
+        let mut args = eval.to_vec();
+        args.extend([write.as_str(), "--run", ask]);
+        let said = both.same(&args);
+        assert!(said.starts_with(wanted), "{status}: {said}");
+    }
+});
+
+with_nbdkit!(fua_is_told_as_the_plugin_says_it, |both| {
+    let ask = "nbdsh -u \"$uri\" -c 'print(h.can_fua(), h.can_flush())'";
+    let eval = ["eval", "get_size=echo 64k", "can_write=exit 0", "flush=exit 0", "pwrite=exit 0"];
+    for (fua, wanted) in
+        [("can_fua=echo none", "False True\n"), ("can_fua=echo emulate", "True True\n")]
+    {
+        let mut args = eval.to_vec();
+        args.extend([fua, "pread=exit 1", "--run", ask]);
+        assert_eq!(both.same(&args), wanted, "{fua}");
+    }
+});
+
+with_nbdkit!(hints_to_cache_are_reads_of_the_plugins_longest_kind, |both| {
+    let log = both.scratch.file("log");
+    let read = format!("pread=echo $3 $4 >> {}; head -c $3 /dev/zero", text(&log));
+    let ask =
+        format!("nbdsh -u \"$uri\" -c 'h.cache(h.get_size(), 0)'; cat {0}; rm {0}", text(&log));
+    let eval = ["eval", "get_size=echo 100M", "can_cache=echo emulate", &read, "--run", &ask];
+    assert_eq!(both.same(&eval), "67108864 0\n37748736 67108864\n");
+});
+
+with_nbdkit!(extents_are_told_as_far_as_the_plugin_knows_them, |both| {
+    let ask = "nbdsh --base-allocation -u \"$uri\" -c '
+def show(context, offset, extents, error):
+    print(extents)
+h.block_status(512, 512, show)
+h.block_status(2**32-1, 2, show)
+h.block_status(2**32-1, 1, show)
+h.block_status(2**32-1, 0, show)
+h.block_status(1, 7, show, nbd.CMD_FLAG_REQ_ONE)'";
+    let extents = "extents=echo 0 4G 1; echo 4G 1G 2";
+    let said = both.same(&["eval", "get_size=echo 5G", "pread=exit 1", extents, "--run", ask]);
+    assert!(said.contains("[4294967294, 1, 1073741824, 2]\n"), "{said}");
+});
+
+with_nbdkit!(standard_input_is_the_plugins_until_it_is_ready_and_then_the_commands, |both| {
+    let plugin = both.scratch.file("plugin.py");
+    let script = "import os, sys
+def config_complete():
+    print(\"config\", os.read(0, 4))
+def get_ready():
+    print(\"ready\", os.fstat(0).st_rdev == os.stat(\"/dev/null\").st_rdev, flush=True)
+def open(readonly):
+    assert all(os.fstat(fd).st_rdev == os.stat(\"/dev/null\").st_rdev for fd in (0, 1))
+    return 1
+def get_size(h):
+    return 1024
+def pread(h, buf, offset, flags):
+    buf[:] = bytearray(len(buf))
+";
+    std::fs::write(&plugin, script).unwrap();
+    let run = |program: &str| {
+        let line = format!(
+            "printf 'one\\ntwo\\n' | {program} python {} --run 'nbdinfo --size \"$uri\"; cat'",
+            text(&plugin)
+        );
+        lossy(&bounded(among_peers("bash").unwrap().args(["-c", &line]), LIMIT).stdout)
+    };
+    let ours = run(text(&both.ours));
+    assert_eq!(ours, run("nbdkit"));
+    assert_eq!(ours, "config b'one\\n'\nready False\n1024\ntwo\n");
+});
+
+with_nbdkit!(a_script_cannot_come_from_where_the_client_is, |both| {
+    both.same(&["-s", "sh", "-"]);
+});
+
+with_nbdkit!(files_are_as_they_are_when_a_client_comes, |both| {
+    let file = both.scratch.file("disk");
+    let ask = format!(
+        "nbdinfo --size \"$uri\"; truncate -s 1000 {0}; nbdinfo --size \"$uri\"; \
+         truncate -s 100 {0}; nbdinfo --size \"$uri\"",
+        text(&file)
+    );
+    for (filters, wanted) in [
+        (&[][..], "512\n1000\n100\n"),
+        (&["--filter=truncate", "round-up=512"], "512\n1024\n512\n"),
+    ] {
+        std::fs::write(&file, [7; 512]).unwrap();
+        let mut args = vec!["file", text(&file), "--run", &ask];
+        args.splice(0..0, filters.iter().take(1).copied());
+        args.extend(filters.iter().skip(1));
+        let said = lossy(&both.ours(&args).stdout);
+        assert_eq!(said, wanted, "{args:?}");
+        std::fs::write(&file, [7; 512]).unwrap();
+        assert_eq!(lossy(&both.theirs(&args).stdout), wanted, "{args:?}");
+    }
+});
+
+with_nbdkit!(verbose_servers_say_what_reaches_filters_and_plugin, |both| {
+    let args = ["-v", "--filter=noextents", "memory", "1M", "--run", "nbdcopy \"$uri\" null:"];
+    for said in [lossy(&both.ours(&args).stderr), lossy(&both.theirs(&args).stderr)] {
+        for line in ["noextents: open", "memory: open", "noextents: pread", "memory: pread"] {
+            let line = format!("debug: {line}");
+            assert!(said.lines().any(|said| said.contains(&line)), "{line}: {said}");
+        }
+    }
+});
+
+with_nbdkit!(memory_is_kept_and_labels_are_the_systems_affair, |both| {
+    both.same(&["--swap", "null", "--run", "echo $?"]);
+    let label = ["--selinux-label=nobody_knows_it", "null", "--run", "echo served"];
+    let ours = both.ours(&label);
+    assert_eq!(ours.status.code(), both.theirs(&label).status.code(), "{}", lossy(&ours.stderr));
+});

@@ -8,6 +8,9 @@ use std::process::Command;
 use crate::nbdkit_suite::{at, read, write_script};
 use crate::{Outcome, run};
 
+/// The layout of a bench; a change makes everybody prepare anew.
+const LAYOUT: u32 = 2;
+
 /// Folders of the source package that tests look into.
 const FOLDERS: &[&str] = &["tests", "plugins", "filters", "include", "common", "docs", "fuzzing"];
 /// Plugins of the tests' own, and the sources of each.
@@ -44,6 +47,8 @@ const CONFIG: &str = "\
 /// The tests with one nbdkit.
 pub struct Bench {
     dir: PathBuf,
+    /// The folder of the peers.
+    peers: PathBuf,
     /// Where the tests' output goes.
     pub log: PathBuf,
 }
@@ -53,11 +58,12 @@ impl Bench {
     pub fn prepare(
         base: &Path,
         name: &str,
+        peers: &Path,
         source: &Path,
         program: Option<&Path>,
     ) -> Result<Bench, String> {
         let dir = base.join(name);
-        let bench = Bench { log: dir.join("log"), dir };
+        let bench = Bench { log: dir.join("log"), dir, peers: peers.to_path_buf() };
         // The stamp is written last: an interrupted run is begun again.
         let stamp = bench.dir.join("stamp");
         if read(&stamp).is_ok_and(|text| text == stamp_text(program)) {
@@ -104,7 +110,13 @@ impl Bench {
              exec -a nbdkit '{real}' \"${{words[@]}}\"\n",
             vddk.display()
         );
-        write_script(&self.dir.join("bin/nbdkit"), &text)
+        // Scripts look for it where it would have been built, too.
+        let server = self.dir.join("server");
+        fs::create_dir_all(&server).map_err(|error| at("make", &server, &error))?;
+        for place in ["bin/nbdkit", "server/nbdkit", "nbdkit"] {
+            write_script(&self.dir.join(place), &text)?;
+        }
+        Ok(())
     }
 
     /// Fills in templates, and makes plugins and filters look as if they had been built here.
@@ -112,7 +124,7 @@ impl Bench {
         let tests = self.dir.join("tests");
         let all: Vec<String> = ["plugins", "filters"]
             .iter()
-            .map(|kind| Ok(installed(&run::target().join("peers/root/usr/lib"), kind)?.join(" ")))
+            .map(|kind| Ok(installed(&self.peers.join("root/usr/lib"), kind)?.join(" ")))
             .collect::<Result<_, String>>()?;
         for name in ["functions.sh", "make-pki.sh"] {
             let template = read(&tests.join(format!("{name}.in")))?;
@@ -125,7 +137,7 @@ impl Bench {
                 let libs = self.dir.join(kind).join(name).join(".libs");
                 fs::create_dir_all(&libs).map_err(|error| at("make", &libs, &error))?;
                 let mark = libs.join(format!("nbdkit-{name}-{what}.so"));
-                fs::write(&mark, "").map_err(|error| at("write", &mark, &error))?;
+                write_script(&mark, "")?;
             }
         }
         let config = self.dir.join("include/config.h");
@@ -195,6 +207,7 @@ impl Bench {
             mkdir disk.d\necho -n hello,world > disk.d/hello.txt\n\
             /usr/bin/nbdkit linuxdisk disk.d size=100M --run 'qemu-img convert \"$uri\" disk'\n\
             rm -r disk.d\n\
+            printf '#!../nbdkit python\\r\\n' > shebang-crlf.py\nchmod +x shebang-crlf.py\n\
             tar cf disk.tar disk\n\
             gzip -9 --keep disk disk.tar\n\
             xz --best --block-size=32768 --keep disk disk.tar\n\
@@ -206,7 +219,7 @@ impl Bench {
 
     /// A command in the folder of the tests, among the peers, with `bin` first in its search path.
     pub fn command(&self, program: &str, args: &[&str]) -> Command {
-        let mut command = Command::new(run::target().join("peers/enter"));
+        let mut command = Command::new(self.peers.join("enter"));
         // Inside, as entering puts the peers first.
         let script = "PATH=\"$0:$PATH\" exec \"$@\"";
         command.args(["sh", "-c", script]).arg(self.dir.join("bin")).arg(program).args(args);
@@ -221,7 +234,8 @@ impl Bench {
 
 /// Says what a bench was made for.
 fn stamp_text(program: Option<&Path>) -> String {
-    program.map_or("original\n".into(), |program| format!("{}\n", program.display()))
+    let what = program.map_or("original".into(), |program| program.display().to_string());
+    format!("{what}, layout {LAYOUT}\n")
 }
 
 /// Names of plugins or filters in the peers' folder of them, and of those that are compiled here.
@@ -241,8 +255,8 @@ fn installed(lib: &Path, kind: &str) -> Result<Vec<String>, String> {
     Ok(names)
 }
 
-/// What `configure` would write for `@NAME@`: lists and folders, nothing for compilers that tests are to
-/// do without, else the plain name of the program.
+/// What `configure` would write for `@NAME@`: lists and folders, the plain names of
+/// programs, and nothing for what is not there.
 fn filled(template: &str, top: &Path, plugins: &str, filters: &str) -> String {
     let top = top.display().to_string();
     let mut text = String::new();
@@ -263,6 +277,7 @@ fn filled(template: &str, top: &Path, plugins: &str, filters: &str) -> String {
             "filters" => text.push_str(filters),
             "PYTHON" => text.push_str("python3"),
             "SOEXT" => text.push_str("so"),
+            "CXX" => text.push_str("g++"),
             "CUT" | "SED" | "STAT" | "TRUNCATE" | "CERTTOOL" => {
                 text.push_str(&name.to_ascii_lowercase());
             }
@@ -281,7 +296,7 @@ mod tests {
     fn templates_are_filled_in() {
         let template = "for p in @plugins@; do \"$@\"; done\nSED=\"@SED@\" CXX=\"@CXX@\" a@b\n";
         let text = filled(template, Path::new("/t"), "a b", "c");
-        assert_eq!(text, "for p in a b; do \"$@\"; done\nSED=\"sed\" CXX=\"\" a@b\n");
+        assert_eq!(text, "for p in a b; do \"$@\"; done\nSED=\"sed\" CXX=\"g++\" a@b\n");
     }
 
     #[test]

@@ -73,12 +73,24 @@ pub fn main(args: &[String]) -> Outcome {
 /// The directory of unpacked peers.
 pub struct Peers {
     dir: PathBuf,
+    /// Packages asked for besides [`PACKAGES`].
+    more: &'static str,
 }
 
 impl Peers {
     /// The peers of this work tree, unpacked or not yet.
     pub fn here() -> Peers {
-        Peers { dir: run::target().join("peers") }
+        Peers { dir: run::target().join("peers"), more: "" }
+    }
+
+    /// The same elsewhere, with further packages.
+    pub fn with(more: &'static str, dir: PathBuf) -> Peers {
+        Peers { dir, more }
+    }
+
+    /// Where they are.
+    pub fn dir(&self) -> &Path {
+        &self.dir
     }
 
     /// Unpacks what is missing.
@@ -150,7 +162,7 @@ impl Peers {
         let mut failures = Vec::new();
         for source in sources {
             println!("peers: reading the package lists of {SUITE}");
-            match Self::fetch_from(&dir, &source) {
+            match self.fetch_from(&dir, &source) {
                 Ok(debs) => return Ok(debs),
                 Err(why) => failures.push(why),
             }
@@ -158,7 +170,7 @@ impl Peers {
         Err(failures.join("; "))
     }
 
-    fn fetch_from(dir: &Path, source: &apt::Source) -> Result<Vec<PathBuf>, String> {
+    fn fetch_from(&self, dir: &Path, source: &apt::Source) -> Result<Vec<PathBuf>, String> {
         let mut apt = Apt::new(dir, source, SUITE)?;
         if let Err(why) = apt.update() {
             if !why.contains("NO_PUBKEY") {
@@ -170,7 +182,8 @@ impl Peers {
             apt.update()?;
         }
         println!("peers: fetching packages");
-        apt.download(&PACKAGES.split_whitespace().collect::<Vec<_>>())
+        let packages = PACKAGES.split_whitespace().chain(self.more.split_whitespace());
+        apt.download(&packages.collect::<Vec<_>>())
     }
 
     /// Unpacks the packages into a fresh `root`, several at a time.
@@ -257,13 +270,15 @@ impl Peers {
     }
 
     /// First line of the stamp: what was wanted. A change of any of it unpacks again.
-    fn wanted() -> String {
-        format!("layout {LAYOUT} of {SUITE}: {PACKAGES}; {PROGRAMS}")
+    fn wanted(&self) -> String {
+        // The first line of a file, and for the usual peers without a trace of others.
+        let more = if self.more.is_empty() { String::new() } else { format!("; {}", self.more) };
+        format!("layout {LAYOUT} of {SUITE}: {PACKAGES}; {PROGRAMS}{more}")
     }
 
     /// The stamp is written last: where it stands, everything does.
     fn stamp(&self, debs: &[PathBuf]) -> Outcome {
-        let mut text = Self::wanted() + "\n";
+        let mut text = self.wanted() + "\n";
         for (name, version) in debs.iter().map(|deb| apt::package(deb)) {
             text += &format!("{name} {version}\n");
         }
@@ -273,7 +288,7 @@ impl Peers {
 
     fn is_complete(&self) -> bool {
         let stamp = fs::read_to_string(self.dir.join("stamp")).unwrap_or_default();
-        stamp.lines().next() == Some(Self::wanted().as_str())
+        stamp.lines().next() == Some(self.wanted().as_str())
     }
 
     fn remove(&self, name: &str) -> Outcome {
@@ -338,7 +353,7 @@ mod tests {
     fn the_stamp_tells_a_complete_tree_from_an_older_or_broken_one() {
         let dir = std::env::temp_dir().join(format!("xtask-peers-{}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();
-        let peers = Peers { dir: dir.clone() };
+        let peers = Peers::with("", dir.clone());
         assert!(!peers.is_complete());
         peers.stamp(&[PathBuf::from("nbdkit_1.42.3-1_amd64.deb")]).unwrap();
         assert!(peers.is_complete());

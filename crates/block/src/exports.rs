@@ -1,6 +1,7 @@
 //! Storage that has a device for each client, by name: plugins, folders.
 
 use std::fmt;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use crate::backend::assemble;
@@ -13,6 +14,39 @@ pub struct Client {
     pub stream: Option<Arc<io::Stream>>,
     /// The certificate that the client has shown, once TLS is up.
     pub certificate: Arc<OnceLock<Certificate>>,
+    /// Whether the client is to leave, as storage may decide.
+    pub dismissal: Arc<Dismissal>,
+}
+
+/// Whether a client is to leave. Decided by storage; never taken back.
+#[derive(Debug, Default)]
+pub struct Dismissal(AtomicU8);
+
+/// Requests are refused.
+const REFUSED: u8 = 1;
+/// Nothing is answered any more.
+const CUT: u8 = 2;
+
+impl Dismissal {
+    /// Requests that come from now on are answered ESHUTDOWN; what is in progress is finished.
+    pub fn refuse(&self) {
+        self.0.fetch_max(REFUSED, Ordering::AcqRel);
+    }
+
+    /// The connection ends when the server looks next, and nothing more is answered.
+    pub fn cut(&self) {
+        self.0.fetch_max(CUT, Ordering::AcqRel);
+    }
+
+    /// Whether requests are refused.
+    pub fn is_refused(&self) -> bool {
+        self.0.load(Ordering::Acquire) >= REFUSED
+    }
+
+    /// Whether nothing is answered.
+    pub fn is_cut(&self) -> bool {
+        self.0.load(Ordering::Acquire) >= CUT
+    }
 }
 
 /// Names in a certificate, as RFC 4514 writes them: `CN=alice,O=Example`.

@@ -19,6 +19,7 @@ pub struct Extent {
 pub struct Extents {
     runs: Vec<Extent>,
     total: u64,
+    beyond: u64,
 }
 
 impl Extents {
@@ -42,6 +43,7 @@ impl Extents {
             return;
         }
         self.total += len;
+        self.beyond = 0;
         match self.runs.last_mut() {
             Some(last) if last.state == state => last.len += len,
             _ => self.runs.push(Extent { len, state }),
@@ -68,8 +70,29 @@ impl Extents {
         self.runs.is_empty()
     }
 
+    /// Bytes behind the last run that are known to be in its state, too. Layers that change states or
+    /// put devices together must not pass this on: lists that are made anew have none.
+    pub fn beyond(&self) -> u64 {
+        self.beyond
+    }
+
+    /// Keeps the first `len` bytes, and remembers how much longer the last run was.
+    pub fn cut_at(&mut self, len: u64) {
+        let (mut end, mut beyond) = (0, 0);
+        for run in &self.runs {
+            end += run.len;
+            if end >= len {
+                beyond = end - len;
+                break;
+            }
+        }
+        self.truncate(len);
+        self.beyond = beyond;
+    }
+
     /// Keeps the first `len` bytes.
     pub fn truncate(&mut self, len: u64) {
+        self.beyond = 0;
         let mut left = len.min(self.total);
         self.total = left;
         for (index, run) in self.runs.iter_mut().enumerate() {
@@ -101,6 +124,9 @@ impl Extents {
 
     /// Keeps the first run only.
     pub fn first_only(&mut self) {
+        if self.runs.len() > 1 {
+            self.beyond = 0;
+        }
         self.runs.truncate(1);
         self.total = self.runs.first().map_or(0, |run| run.len);
     }

@@ -61,7 +61,7 @@ pub use backend::{
 };
 pub use device::{Access, Device, FileRange};
 pub use error::{Error, Kind, Result};
-pub use exports::{Certificate, Client, Exports, Listed, Shared, Visit, gated};
+pub use exports::{Certificate, Client, Dismissal, Exports, Listed, Shared, Visit, gated};
 pub use ext::DeviceExt;
 pub use extents::{Extent, Extents, HOLE, ZERO};
 pub use facts::{BASE_ALLOCATION, BlockSizes, Can, Contexts, Facts};

@@ -183,6 +183,11 @@ pub struct Serve {
     #[arg(long, aliases = ["print-url", "show-uri", "show-url"])]
     pub print_uri: bool,
 
+    /// Open the device anew for each client, who gets it as it is then: a file may have another size.
+    /// What is written by one client is seen by the others as the storage has it
+    #[arg(long)]
+    pub per_client: bool,
+
     /// Clients get the device whatever name they ask for
     #[arg(long)]
     pub any_name: bool,
@@ -190,6 +195,14 @@ pub struct Serve {
     /// The name in $uri and $exportname, for devices that have exports of their own
     #[arg(long, value_name = "NAME")]
     pub uri_export: Option<String>,
+
+    /// Keep all memory from being swapped out, for a device that is swap space on this machine
+    #[arg(long)]
+    pub swap: bool,
+
+    /// Label of the sockets that are listened on (SELinux)
+    #[arg(long, value_name = "LABEL")]
+    pub selinux_label: Option<String>,
 
     /// End when the process that started this one ends; implies --foreground
     #[arg(long)]
@@ -223,6 +236,10 @@ pub struct Serve {
     #[arg(short, long)]
     pub verbose: bool,
 
+    /// Say each request at each layer and at the device; implies --verbose
+    #[arg(long)]
+    pub trace: bool,
+
     /// Run plugins (nbdkit:…) in processes of their own: the crash of one ends its exports, not the
     /// server, which says so
     #[arg(long)]
@@ -243,9 +260,19 @@ pub struct Serve {
     #[arg(long, aliases = ["no-mc", "no-meta-contexts"], help_heading = "Protocol")]
     pub no_contexts: bool,
 
-    /// Tell no block sizes where the device has none of its own (for tests of clients)
+    /// Tell block sizes as the device has them, and none where it has none (for tests of clients)
     #[arg(long, help_heading = "Protocol")]
     pub no_block_sizes: bool,
+
+    /// Leave bits out of the handshake's flags, of which the default has all: 1 fixed newstyle, 2 no zeroes
+    /// behind a chosen export (for tests of clients)
+    #[arg(long, value_name = "MASK", help_heading = "Protocol", value_parser = mask)]
+    pub mask_handshake: Option<u16>,
+
+    /// Greet clients in the oldest way, for those that know no other: they get the first export, and
+    /// choose nothing, TLS neither
+    #[arg(long, alias = "old-style", help_heading = "Protocol")]
+    pub oldstyle: bool,
 
     /// Threads that serve; 0 for one per core
     #[arg(long, value_name = "N", default_value = "0", help_heading = "Tuning",
@@ -1157,6 +1184,14 @@ fn memory(text: &str) -> Result<u64, String> {
             block::format_size(LEAST)
         )),
     }
+}
+
+fn mask(text: &str) -> Result<u16, String> {
+    let parsed = match text.strip_prefix("0x") {
+        Some(digits) => u16::from_str_radix(digits, 16),
+        None => text.parse(),
+    };
+    parsed.map_err(|_| format!("{text:?} is not a number from 0 to 65535"))
 }
 
 #[cfg(test)]

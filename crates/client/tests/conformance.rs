@@ -15,12 +15,10 @@ use testkit::model::{Completion, Model, ModelDevice, Trim};
 /// Memory of a test's server: room for a few of the longest requests.
 const POOL: u64 = 128 << 20;
 
-const EXTENDED: Offers =
-    Offers { structured: true, extended: true, contexts: true, block_sizes: true };
-const STRUCTURED: Offers =
-    Offers { structured: true, extended: false, contexts: true, block_sizes: true };
+const EXTENDED: Offers = Offers::ALL;
+const STRUCTURED: Offers = Offers { extended: false, ..Offers::ALL };
 const SIMPLE: Offers =
-    Offers { structured: false, extended: false, contexts: false, block_sizes: true };
+    Offers { structured: false, extended: false, contexts: false, ..Offers::ALL };
 
 fn zeroes() -> Options {
     Options { rounds: 3, ..Options::default().content(Content::Zeroes) }

@@ -16,9 +16,9 @@ use testkit::model::{Completion, Model, ModelDevice, Trim};
 use testkit::rng::{self, Rng};
 
 const OFFERS: [Offers; 3] = [
-    Offers { structured: true, extended: true, contexts: true, block_sizes: true },
-    Offers { structured: true, extended: false, contexts: true, block_sizes: true },
-    Offers { structured: false, extended: false, contexts: false, block_sizes: true },
+    Offers::ALL,
+    Offers { extended: false, ..Offers::ALL },
+    Offers { structured: false, extended: false, contexts: false, ..Offers::ALL },
 ];
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use block::{Certificate, Client, Device, Kind, Listed, Visit};
+use block::{Certificate, Client, Device, Dismissal, Kind, Listed, Visit};
 use io::Stream;
 use wire::ListEntry;
 use wire::OptionError;
@@ -21,22 +21,28 @@ pub(crate) struct Hall<'a> {
     tls: bool,
     /// For those who open devices: what the client has shown.
     certificate: Arc<OnceLock<Certificate>>,
+    /// For those who open devices: whether they want no more of this client.
+    dismissal: Arc<Dismissal>,
 }
 
 impl<'a> Hall<'a> {
     /// Admits a client.
     pub(crate) async fn enter(config: &'a Config, stream: Arc<Stream>) -> Result<Hall<'a>, String> {
         let certificate = Arc::<OnceLock<Certificate>>::default();
+        let dismissal = Arc::<Dismissal>::default();
         let visit = match &config.visits {
             None => None,
             Some(visits) => {
-                let client =
-                    Client { stream: Some(stream.clone()), certificate: certificate.clone() };
+                let client = Client {
+                    stream: Some(stream.clone()),
+                    certificate: certificate.clone(),
+                    dismissal: dismissal.clone(),
+                };
                 let admitted = visits.admit(client).await;
                 Some(admitted.map_err(|error| format!("not admitted: {error}"))?)
             }
         };
-        Ok(Hall { config, stream, visit, open: None, tls: false, certificate })
+        Ok(Hall { config, stream, visit, open: None, tls: false, certificate, dismissal })
     }
 
     /// The connection is encrypted from here on: what was opened before counts no more.
@@ -84,9 +90,9 @@ impl<'a> Hall<'a> {
         }
     }
 
-    /// What is told when the client goes.
-    pub(crate) fn visit(&self) -> Option<Arc<dyn Visit>> {
-        self.visit.clone()
+    /// The client's side of those who open devices.
+    pub(crate) fn guest(&self) -> Guest {
+        Guest { visit: self.visit.clone(), dismissal: self.dismissal.clone() }
     }
 
     /// All exports, but not more than a list may have.
@@ -111,6 +117,14 @@ impl<'a> Hall<'a> {
             }
         }
     }
+}
+
+/// A client, as those who open devices know it.
+pub(crate) struct Guest {
+    /// What is told when the client goes.
+    pub(crate) visit: Option<Arc<dyn Visit>>,
+    /// Whether it is to leave.
+    pub(crate) dismissal: Arc<Dismissal>,
 }
 
 /// An export in a list.

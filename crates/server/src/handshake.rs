@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use block::{Can, Device, Facts};
 use io::{RecvWindow, SendQueue, Stream};
-use wire::handshake::server::{Event, ExportInfo, Handshake, Negotiated};
-use wire::{BlockSizes, Context, ExportFlags};
+use wire::handshake::server::{Event, ExportInfo, Handshake, Negotiated, Refusal};
+use wire::{BlockSizes, Context, ExportFlags, Headers, Replies};
 
 use crate::control::Connection;
 use crate::hall::{Hall, entry};
@@ -47,8 +47,13 @@ pub(crate) async fn run(
     let offers = &config.offers;
     let mut mouth = Mouth { stream, queue: SendQueue::default() };
     let mut out = Vec::new();
+    if offers.oldstyle {
+        return oldstyle(config, hall, mouth).await.map(Some);
+    }
     let mut handshake = Handshake::new(
         wire::handshake::server::Config {
+            fixed_newstyle: offers.fixed_newstyle,
+            no_zeroes: offers.no_zeroes,
             structured: offers.structured,
             extended: offers.extended,
             meta_contexts: offers.contexts,
@@ -60,7 +65,6 @@ pub(crate) async fn run(
             options: config.limits.options,
             queries: config.limits.queries,
             name: config.limits.name,
-            ..Default::default()
         },
         &mut out,
     );
@@ -145,6 +149,34 @@ pub(crate) async fn run(
     }
 }
 
+/// The old handshake: the default export is told, and requests follow.
+async fn oldstyle(
+    config: &Config,
+    hall: &mut Hall<'_>,
+    mut mouth: Mouth<'_>,
+) -> Result<Chosen, Ending> {
+    if matches!(config.tls, Tls::Require(_)) {
+        return Err(Ending::refused("TLS is required, which oldstyle clients cannot have".into()));
+    }
+    let refused = |refusal: Refusal| format!("no export for an oldstyle client: {}", refusal.text);
+    let export = hall.find("").await.map_err(refused)?;
+    let info = describe(config, &export, "");
+    let mut out = Vec::new();
+    wire::handshake::server::oldstyle(info.size, info.flags, &mut out);
+    mouth.say(&mut out).await?;
+    let negotiated = Negotiated {
+        export: export.name,
+        headers: Headers::Compact,
+        replies: Replies::Simple,
+        contexts: Vec::new(),
+        flags: info.flags,
+        obeys_block_sizes: false,
+        tls: false,
+    };
+    let (inbox, outbox) = (RecvWindow::new(), mouth.queue);
+    Ok(Chosen { negotiated, device: export.device, inbox, outbox })
+}
+
 fn describe(config: &Config, export: &Export, asked: &str) -> ExportInfo {
     let facts = export.device.facts();
     // Whatever the limits are, what is told must be valid: a power of two in the middle, and in order.
@@ -154,7 +186,12 @@ fn describe(config: &Config, export: &Export, asked: &str) -> ExportInfo {
         && told.maximum >= block::BlockSizes::default().maximum;
     let silent = !config.offers.block_sizes && usual;
     let least = told.minimum.max(512);
-    let maximum = told.maximum.min(config.limits.payload).max(least);
+    let most = match facts.told {
+        // As the device says it, whatever is served at once.
+        Some(told) if !config.offers.block_sizes => told.maximum,
+        _ => told.maximum.min(config.limits.payload),
+    };
+    let maximum = most.max(least);
     ExportInfo {
         size: facts.size,
         flags: flags(&facts),

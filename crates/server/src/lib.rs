@@ -56,13 +56,33 @@ pub struct Offers {
     pub extended: bool,
     /// Metadata contexts.
     pub contexts: bool,
-    /// Block sizes also where the device has nothing to say about them.
+    /// Block sizes also where the device has nothing to say about them, and no longest request beyond
+    /// what is served at once. Without, what the device says is told as it says it.
     pub block_sizes: bool,
+    /// Fixed newstyle: options other than a plain choice of an export.
+    pub fixed_newstyle: bool,
+    /// Leaving out 124 zeroes where a client chooses an export in the plain way.
+    pub no_zeroes: bool,
+    /// No negotiation at all: every client gets the default export, with nothing of the above.
+    pub oldstyle: bool,
+}
+
+impl Offers {
+    /// Everything.
+    pub const ALL: Offers = Offers {
+        structured: true,
+        extended: true,
+        contexts: true,
+        block_sizes: true,
+        fixed_newstyle: true,
+        no_zeroes: true,
+        oldstyle: false,
+    };
 }
 
 impl Default for Offers {
     fn default() -> Offers {
-        Offers { structured: true, extended: true, contexts: true, block_sizes: true }
+        Offers::ALL
     }
 }
 
@@ -279,7 +299,7 @@ impl Server {
         };
         let Some(chosen) = chosen else { return Ok(()) };
         self.clients.settle(connection.id);
-        Ok(session::run(self.clone(), connection, stream, chosen, hall.visit(), told).await?)
+        Ok(session::run(self.clone(), connection, stream, chosen, hall.guest(), told).await?)
     }
 
     /// Why a connection ends that was told to leave before it had an export.

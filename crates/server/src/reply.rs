@@ -13,6 +13,10 @@ pub(crate) struct Asked {
     /// Bytes of the effect; differs from the header's length when that is a payload's.
     pub(crate) len: u64,
     pub(crate) ids: Vec<u32>,
+    /// Bytes of the export.
+    pub(crate) size: u64,
+    /// Bytes that one extent of a reply may have.
+    pub(crate) longest: u64,
     /// Memory for a long list of extents, none for other requests.
     pub(crate) room: Option<Room>,
 }
@@ -92,11 +96,25 @@ fn extents(
     }
     let room = asked.room.take();
     let wanted = Wanted { length: asked.len, one, max_extents };
+    // The last one may reach beyond what was asked for, within the device.
+    let end = asked.header.offset.saturating_add(asked.len);
+    let rest = asked.size.saturating_sub(end);
     let mut bytes = Vec::new();
     for (index, (list, id)) in lists.iter().zip(&asked.ids).enumerate() {
         let last = index + 1 == lists.len();
         let flags = if last { ReplyFlags::DONE } else { ReplyFlags::NONE };
-        let runs = list.runs().iter().map(|run| Extent { len: run.len, flags: run.state });
+        let beyond = match list.total() == asked.len {
+            true => list.beyond().min(rest),
+            false => 0,
+        };
+        let count = list.len();
+        let runs = list.runs().iter().enumerate().map(|(index, run)| Extent {
+            len: match index + 1 == count {
+                true => run.len.max((run.len + beyond).min(asked.longest)),
+                false => run.len,
+            },
+            flags: run.state,
+        });
         wire::status::emit(answer, flags, *id, wanted, runs, &mut bytes).map_err(misfit)?;
     }
     match room {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use block::{Contexts, Device, Flags, Op, OpKind, Outcome, Request, Visit};
+use block::{Contexts, Device, Dismissal, Flags, Op, OpKind, Outcome, Request};
 use io::{Event, Pool, RecvWindow, SendQueue, Stream, Ticket};
 use wire::handshake::server::Negotiated;
 use wire::reply::Answer;
@@ -19,6 +19,7 @@ use wire::{CommandFlags, Errno, limits::PAYLOAD_HARD};
 
 use crate::clients::{Leave, unless_told};
 use crate::control::Connection;
+use crate::hall::Guest;
 use crate::handshake::Chosen;
 use crate::held::Held;
 use crate::reply::{self, Asked};
@@ -45,7 +46,7 @@ pub(crate) async fn run(
     connection: Arc<Connection>,
     stream: Arc<Stream>,
     chosen: Chosen,
-    visit: Option<Arc<dyn Visit>>,
+    guest: Guest,
     told: &mut Ticket<Leave>,
 ) -> Result<(), String> {
     let limits = server.limits().clone();
@@ -58,8 +59,10 @@ pub(crate) async fn run(
         // What goes through TLS must be looked at.
         parks: !negotiated.tls,
         takes_parked: device.facts().takes_parked,
+        size: device.facts().size,
         negotiated,
         device,
+        dismissal: guest.dismissal,
         limits,
         pool,
         server,
@@ -81,7 +84,10 @@ pub(crate) async fn run(
     // A stop reads no more, whatever is on its way.
     let result = reading.await.unwrap_or(Ok(()));
     session.leaving.set(true);
-    if let Some(visit) = visit
+    if session.dismissal.is_cut() {
+        session.hang_up();
+    }
+    if let Some(visit) = guest.visit
         && session.held.count() > 0
         && !session.server.is_stopping()
     {
@@ -106,10 +112,14 @@ struct Session {
     stream: Arc<Stream>,
     negotiated: Negotiated,
     device: Arc<dyn Device>,
+    /// Whether the storage wants no more of this client.
+    dismissal: Arc<Dismissal>,
     /// Payloads may stay in the kernel.
     parks: bool,
     /// Those of writes, too.
     takes_parked: bool,
+    /// The device's, in bytes.
+    size: u64,
     limits: Limits,
     pool: Pool,
     server: Arc<Server>,
@@ -172,15 +182,20 @@ impl Session {
         inbox: &mut RecvWindow,
     ) -> Result<(), String> {
         let payload = header.payload_len(self.negotiated.headers);
-        if let Some(why) = self.refuse(&header) {
+        if let Some((error, why)) = self.refuse(&header) {
             if payload > u64::from(PAYLOAD_HARD) {
                 return Err(format!("{why}, with {payload} bytes of payload"));
             }
             self.skip(inbox, payload).await?;
-            self.fail(&header, &why);
+            self.fail(&header, error, &why);
             return Ok(());
         }
-        let mut asked = Asked { header, len: header.length, ids: Vec::new(), room: None };
+        let (len, size) = (header.length, self.size);
+        let longest = match self.negotiated.replies {
+            wire::Replies::Extended => u64::MAX,
+            _ => u32::MAX.into(),
+        };
+        let mut asked = Asked { header, len, size, longest, ids: Vec::new(), room: None };
         let op = match header.command {
             Command::Read => match self.room(header.length).await {
                 // The reply goes out as it is: the device may leave it in the kernel.
@@ -221,7 +236,7 @@ impl Session {
                     Op::Extents(contexts)
                 }
                 Err(why) => {
-                    self.fail(&header, &why);
+                    self.fail(&header, Errno::Inval, &why);
                     return Ok(());
                 }
             },
@@ -287,9 +302,16 @@ impl Session {
         }
     }
 
-    /// Why a request is answered EINVAL without asking the device, if it is. The device's fence
-    /// checks ranges and abilities; here is what only NBD knows.
-    fn refuse(&self, header: &Header) -> Option<String> {
+    /// Why a request is refused without asking the device, if it is. The device's fence checks ranges
+    /// and abilities; here is what only NBD knows.
+    fn refuse(&self, header: &Header) -> Option<(Errno, String)> {
+        if self.dismissal.is_refused() {
+            return Some((Errno::Shutdown, "no more requests are served here".into()));
+        }
+        self.invalid(header).map(|why| (Errno::Inval, why))
+    }
+
+    fn invalid(&self, header: &Header) -> Option<String> {
         if let Command::Other(number) = header.command {
             return Some(format!("unknown command {number}"));
         }
@@ -352,6 +374,9 @@ impl Session {
     }
 
     fn complete(&self, asked: &mut Asked, outcome: Outcome) {
+        if self.dismissal.is_cut() {
+            return self.hang_up();
+        }
         if let Some(kind) = tally::kind(asked.header.command) {
             self.connection.tally.answered(kind, outcome.is_ok().then_some(asked.len));
         }
@@ -362,12 +387,12 @@ impl Session {
         }
     }
 
-    fn fail(&self, header: &Header, why: &str) {
+    fn fail(&self, header: &Header, error: Errno, why: &str) {
         log::debug!("refused a request: {why}");
         self.connection.tally.refused();
         let replies = self.negotiated.replies;
         let answer = Answer { replies, cookie: header.cookie, offset: header.offset };
-        reply::failure(&mut self.out.borrow_mut(), &answer, Errno::Inval, why);
+        reply::failure(&mut self.out.borrow_mut(), &answer, error, why);
     }
 
     /// Receives, and sends what is queued as soon as there is nothing to receive: an answer must not
@@ -432,6 +457,22 @@ impl Session {
                 Err(error) => self.break_off(&error),
             }
         }
+    }
+
+    /// Ends the connection as the storage wants it: what waits to be sent is not, and through TLS the
+    /// client hears that this is the end.
+    fn hang_up(&self) {
+        if self.broken.replace(true) {
+            return;
+        }
+        {
+            let mut out = self.out.borrow_mut();
+            out.clear();
+            out.close(&self.stream);
+        }
+        self.stream.shutdown();
+        self.to_send.notify();
+        self.progress.notify();
     }
 
     /// The client is gone: replies have no reader, requests in progress are still finished.

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use crate::context;
 use crate::parse;
+use crate::stdio;
 
 /// Between two looks at whether a sleep is to end early.
 const SLEEP_SLICE: Duration = Duration::from_millis(50);
@@ -243,7 +244,7 @@ unsafe extern "C" fn nbdkit_read_password(value: *const c_char, out: *mut *mut c
 /// Whether standard input and output are the plugin's to use: while it is configured.
 #[unsafe(no_mangle)]
 extern "C" fn nbdkit_stdio_safe() -> c_int {
-    c_int::from(context::now().is_some_and(|context| context.stdio_safe))
+    c_int::from(stdio::is_free() && context::now().is_some_and(|context| context.stdio_safe))
 }
 
 /// # Safety

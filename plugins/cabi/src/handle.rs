@@ -8,12 +8,13 @@ use block::{
     BASE_ALLOCATION, BlockSizes, Can, Error, Extents, Facts, Flags, Kind, Op, Outcome, Reply,
     Request, Result,
 };
-use io::{Buf, Data};
+use io::Data;
 
 use crate::abi::{self, Ask};
 use crate::context::{self, Context, Left};
 use crate::lists;
 use crate::plugin::Plugin;
+use crate::sink::Sink;
 use crate::visit::Connection;
 
 /// Longest read or write that plugins get at once: nbdkit's bound, which plugins may rely on.
@@ -115,7 +116,7 @@ impl Handle {
         let has = |v1: bool, now: bool| c_int::from(if v2 { now } else { v1 });
         let mut facts = Facts::clone(&self.facts);
         facts.size = self.ask_size()?;
-        facts.block = self.ask_block_size()?;
+        (facts.block, facts.told) = self.ask_block_size()?;
         facts.description = self.ask_description();
         facts.rotational = self.ask(c"is_rotational", abi.is_rotational, 0)? != 0;
         let mut can = Can::empty();
@@ -156,6 +157,10 @@ impl Handle {
                 self.fua = self.fua.min(abi::FUA_EMULATE);
             }
             can.set(Can::FUA, (abi::FUA_EMULATE..=abi::FUA_NATIVE).contains(&self.fua));
+            // Whoever says that there is none wants clients to flush by themselves.
+            if self.fua == abi::FUA_NONE && abi.can_fua.is_some() {
+                facts.withheld |= Can::FUA;
+            }
         }
         let caches =
             abi.cache.is_some() || asynchronous.is_some_and(|plugin| plugin.cache.is_some());
@@ -196,9 +201,10 @@ impl Handle {
         }
     }
 
-    fn ask_block_size(&self) -> Result<BlockSizes> {
+    /// Limits that are kept to here, and what the plugin wants clients to hear.
+    fn ask_block_size(&self) -> Result<(BlockSizes, Option<BlockSizes>)> {
         let usual = BlockSizes { maximum: TRANSFER_MAX, ..BlockSizes::default() };
-        let Some(block_size) = self.plugin().abi.block_size else { return Ok(usual) };
+        let Some(block_size) = self.plugin().abi.block_size else { return Ok((usual, None)) };
         let (mut minimum, mut preferred, mut maximum) = (0, 0, 0);
         let pointer = self.pointer.0;
         // SAFETY: an open handle, on its lane, and three places to write to.
@@ -209,7 +215,7 @@ impl Handle {
             return Err(self.plugin().error("block_size", &left));
         }
         if (minimum, preferred, maximum) == (0, 0, 0) {
-            return Ok(usual);
+            return Ok((usual, None));
         }
         let fine = (1..=65536).contains(&minimum)
             && minimum.is_power_of_two()
@@ -225,7 +231,13 @@ impl Handle {
             );
             return Err(Error::new(Kind::Io, text));
         }
-        Ok(BlockSizes { minimum, preferred, maximum: maximum.min(TRANSFER_MAX).max(preferred) })
+        let told = BlockSizes { minimum, preferred, maximum };
+        let kept = match self.plugin().filtered {
+            // What becomes of requests that do not keep to it is the filters' business.
+            true => BlockSizes { preferred, ..usual },
+            false => BlockSizes { maximum: maximum.min(TRANSFER_MAX).max(preferred), ..told },
+        };
+        Ok((kept, Some(told)))
     }
 
     fn ask_description(&self) -> String {
@@ -247,7 +259,8 @@ impl Handle {
         match op {
             Op::Read(room) => {
                 let mut buf = room.into_buf();
-                self.read(at, &mut buf)?;
+                let count = u32::try_from(buf.len()).expect("the fence keeps to the maximum");
+                self.read(at, buf.as_mut_ptr().cast(), count)?;
                 Ok(Reply::Data(buf.into()))
             }
             Op::Write(data) => self.durably(flags, |fua| self.write(at, data.bytes(), fua)),
@@ -299,10 +312,10 @@ impl Handle {
         Error::new(Kind::Invalid, text)
     }
 
-    fn read(&self, at: u64, buf: &mut Buf) -> Result<()> {
+    /// Has the plugin write `count` bytes to `out`, which must have room for them.
+    fn read(&self, at: u64, out: *mut c_void, count: u32) -> Result<()> {
         let abi = &self.plugin().abi;
-        let (pointer, out) = (self.pointer.0, buf.as_mut_ptr().cast::<c_void>());
-        let count = u32::try_from(buf.len()).expect("the fence keeps to the maximum");
+        let pointer = self.pointer.0;
         // SAFETY: an open handle, on its lane; `out` has room for `count` bytes.
         self.call(c"pread", || unsafe {
             match (abi.pread, abi.pread_v1) {
@@ -411,11 +424,12 @@ impl Handle {
 
     fn cache(&self, at: u64, len: u64) -> Result<()> {
         if self.cache == abi::CACHE_EMULATE {
-            let size = u64::from(self.facts.block.maximum).min(1 << 20).min(len);
-            let mut buf = Buf::unpooled(usize::try_from(size).expect("bounded just above"));
-            for (at, count) in pieces(at, len, size) {
-                buf.truncate(count as usize);
-                self.read(at, &mut buf)?;
+            // In pieces as long as clients' own reads may be.
+            let most = u64::from(self.facts.block.maximum).min(len);
+            let sink = usize::try_from(most).map_err(std::io::Error::other).and_then(Sink::new);
+            let sink = sink.map_err(|error| Error::system("no memory to read into", error))?;
+            for (at, count) in pieces(at, len, most) {
+                self.read(at, sink.pointer(), count)?;
             }
             return Ok(());
         }
@@ -461,7 +475,7 @@ impl Handle {
             let text = format!("plugin {}: extents answered none", self.plugin().name);
             return Err(Error::new(Kind::Io, text));
         }
-        extents.truncate(len);
+        extents.cut_at(len);
         if one {
             extents.first_only();
         }

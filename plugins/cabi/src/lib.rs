@@ -7,6 +7,7 @@
 //! - `asynchronous`, `table`, `budget`: plugins that answer later, what they have and how much.
 //! - `filter`: nbdkit's filters between the host and a plugin.
 //! - `api`, `shim.c`: the functions that plugins call; `context`: what those know about the caller.
+//! - `stdio`: who has standard input and output. `sink`: memory for bytes that nobody wants.
 //! - `overdue`: callbacks that do not return. `crash`: a crash names the plugin. `debug`: global variables
 //!   that make plugins say more.
 //!
@@ -37,6 +38,8 @@ mod overdue;
 mod parse;
 mod password;
 mod plugin;
+mod sink;
+mod stdio;
 mod table;
 mod visit;
 
@@ -46,6 +49,7 @@ pub use backend::Nbdkit;
 pub use dump::{dump, print_dump};
 pub use load::{PATH_VARIABLE, filter_folder, plugin_folder};
 pub use plugin::{HostSettings, Settings, wait_for_end};
+pub use stdio::{stdio_is_a_client, when_ready};
 
 /// Every kind of storage of this crate, for a [`block::Registry`].
 pub fn all() -> Vec<&'static dyn block::Backend> {

@@ -17,6 +17,7 @@ use crate::debug;
 use crate::filter;
 use crate::load::{self, Described, Library};
 use crate::overdue::Hanging;
+use crate::stdio;
 
 /// What a plugin is loaded with.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -258,6 +259,7 @@ impl Plugin {
         self.step(c"get_ready", self.abi.get_ready, true)?;
         self.ready = true;
         // A server in the background is a process of its own from the start: the fork is over.
+        stdio::ready();
         self.step(c"after_fork", self.abi.after_fork, false)?;
         if let Some(asynchronous) = &self.asynchronous {
             self.budget.set_limit(asynchronous.max_bytes_now());

@@ -4,11 +4,11 @@
 //! the child's word on a pipe. What the child has to print comes through the pipe, too.
 
 use std::ffi::OsString;
-use std::fs::File;
 use std::io::Read as _;
 use std::os::fd::AsFd as _;
 use std::process::{Command, Stdio};
 
+use super::stdio;
 use crate::exit::{FAILED, Failure, Outcome, plain};
 use crate::out;
 
@@ -72,16 +72,15 @@ impl Background {
     /// only for a verbose server.
     pub fn ready(&self, text: &str, verbose: bool) -> Result<(), Failure> {
         if !self.entered {
-            out::print(text.as_bytes())?;
-            return Ok(());
+            return stdio::print(text.as_bytes());
         }
         let cannot = |error: std::io::Error| {
             Failure::new(FAILED, format!("cannot go to the background: {}", plain(&error)))
         };
-        let null = File::options().read(true).write(true).open("/dev/null").map_err(cannot)?;
+        let null = stdio::null().map_err(cannot)?;
         let mut message = text.as_bytes().to_vec();
         message.push(READY);
-        out::print(&message)?;
+        stdio::print(&message)?;
         rustix::stdio::dup2_stdin(null.as_fd()).map_err(|error| cannot(error.into()))?;
         rustix::stdio::dup2_stdout(null.as_fd()).map_err(|error| cannot(error.into()))?;
         if !verbose {

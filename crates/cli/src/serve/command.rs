@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
+use super::stdio;
 use crate::exit::{FAILED, Failure, plain};
 
 /// Time that the command has to end when the server is stopped by a signal.
@@ -33,7 +34,10 @@ pub fn start(
     let cannot = |error: std::io::Error| {
         Failure::new(FAILED, format!("cannot run {script:?}: {}", plain(&error)))
     };
-    let mut child = Command::new("/bin/sh").arg("-c").arg(text).spawn().map_err(cannot)?;
+    let (input, output) = stdio::original().map_err(cannot)?;
+    let mut command = Command::new("/bin/sh");
+    command.arg("-c").arg(text).stdin(input).stdout(output);
+    let mut child = command.spawn().map_err(cannot)?;
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
     let (sender, receiver) = mpsc::channel();
     let wait = move || {

@@ -4,12 +4,14 @@ use std::ffi::{OsStr, OsString};
 use std::sync::Arc;
 
 use block::{
-    Adjustable, Device, Intent, Layer, Named, Registry, Several, Shared, Spec, Stack,
+    Adjustable, Device, Intent, Layer, Listed, Named, Registry, Several, Shared, Spec, Stack,
     percent_decode,
 };
 use clap::Parser as _;
 use server::Export;
 
+use super::fresh::Fresh;
+use super::trace;
 use crate::args::{self, ServeExport};
 use crate::brackets::{self, Groups};
 use crate::devices;
@@ -23,6 +25,10 @@ pub struct Wanted {
     layers: Vec<String>,
     /// The only one is had by whatever name.
     any_name: bool,
+    /// Each client gets devices of its own.
+    per_client: bool,
+    /// Requests are said.
+    trace: bool,
     /// What was opened: to be closed when no worker needs it any more.
     pub open: Vec<Stack>,
 }
@@ -106,8 +112,15 @@ impl Wanted {
         if args.any_name && exports.len() > 1 {
             return Err(Failure::usage("--any-name is for one export"));
         }
+        if args.per_client && exports.iter().any(|one| matches!(one.spec, Spec::Command(_))) {
+            let text =
+                "--per-client: a server in brackets has clients of its own: it is started once";
+            return Err(Failure::usage(text));
+        }
         let (layers, any_name) = (args.layer.clone(), args.any_name);
-        let wanted = Wanted { registry, exports, layers, any_name, open: Vec::new() };
+        let (per_client, trace) = (args.per_client, args.trace);
+        let open = Vec::new();
+        let wanted = Wanted { registry, exports, layers, any_name, per_client, trace, open };
         wanted.check()?;
         Ok(wanted)
     }
@@ -189,7 +202,16 @@ impl Wanted {
         let outer = devices::adjustable(&self.registry, &self.layers)?;
         let own = |layer: &Arc<Adjustable>| !(several && layer.layer().is_gate());
         adjustable.extend(outer.into_iter().filter(own));
-        let layers: Vec<_> = adjustable.iter().map(|layer| layer.layer()).collect();
+        let mut layers: Vec<_> = adjustable.iter().map(|layer| layer.layer()).collect();
+        if self.trace {
+            // As above.
+            let is_gate = |name: &&String| {
+                several && self.registry.layer(name).is_ok_and(|layer| layer.is_gate())
+            };
+            let outer = self.layers.iter().filter(|name| !is_gate(name));
+            let names: Vec<_> = one.layers.iter().chain(outer).cloned().collect();
+            layers = trace::woven(layers, device_name(&one.spec), &names);
+        }
         let mut running = Running {
             name: one.name.clone(),
             description: one.description.clone(),
@@ -223,7 +245,7 @@ impl Wanted {
         let device = match one.intent.write {
             true => stack.device().clone(),
             // Some backends can be written however they were opened.
-            false => self.readonly(&stack)?,
+            false => readonly(&self.registry, stack.device())?,
         };
         let export = Export {
             name: one.name.clone(),
@@ -231,23 +253,55 @@ impl Wanted {
             device: device.clone(),
         };
         running.device = Some(device.clone());
-        let shared = Shared::new(&one.name, &one.description, device);
-        let shared = if self.any_name { shared.under_any_name() } else { shared };
+        let shared = Shared::new(&one.name, &one.description, device.clone());
+        let shared: Arc<dyn block::Exports> = match (self.per_client, self.any_name) {
+            (true, any_name) => Arc::new(Fresh {
+                registry: self.registry.clone(),
+                spec: one.spec.clone(),
+                layers: layers.clone(),
+                intent: one.intent,
+                listed: Listed {
+                    name: one.name.clone(),
+                    description: match one.description.is_empty() {
+                        true => device.facts().description.clone(),
+                        false => one.description.clone(),
+                    },
+                },
+                any_name,
+            }),
+            (false, true) => shared.under_any_name(),
+            (false, false) => shared,
+        };
         let gated = block::gated(shared.clone(), &layers);
-        let judged = gated.is_some() || self.any_name;
+        let judged = gated.is_some() || self.any_name || self.per_client;
         let storage = named(gated.unwrap_or(shared), true);
         self.open.push(stack);
         Ok((storage, Some((export, judged)), running))
     }
+}
 
-    /// The device behind a layer that refuses to change it.
-    fn readonly(&self, stack: &Stack) -> Result<Arc<dyn block::Device>, Failure> {
-        let device = stack.device().clone();
-        if !device.facts().can.contains(block::Can::WRITE) {
-            return Ok(device);
+/// The device behind a layer that refuses to change it.
+pub fn readonly(registry: &Registry, device: &Arc<dyn Device>) -> block::Result<Arc<dyn Device>> {
+    if !device.facts().can.contains(block::Can::WRITE) {
+        return Ok(device.clone());
+    }
+    let layer: Arc<dyn Layer> = registry.layer("readonly")?;
+    Ok(Stack::over(layer.wrap(device.clone())?)?.device().clone())
+}
+
+/// What a device is called where requests are said; none: it says them itself.
+fn device_name(spec: &Spec) -> Option<&str> {
+    match spec {
+        // Its filters do.
+        Spec::Scheme { scheme, rest } if scheme == "nbdkit" && rest.contains("@filter=") => None,
+        Spec::Scheme { scheme, rest } if scheme == "nbdkit" => {
+            let plugin = rest.split('?').next()?.rsplit('/').next()?;
+            let plugin = plugin.strip_prefix("nbdkit-").unwrap_or(plugin);
+            Some(plugin.trim_end_matches(".so").trim_end_matches("-plugin"))
         }
-        let layer: Arc<dyn Layer> = self.registry.layer("readonly")?;
-        Ok(Stack::over(layer.wrap(device)?)?.device().clone())
+        Spec::Scheme { scheme, .. } => Some(scheme),
+        Spec::Path(_) => Some("file"),
+        Spec::Command(_) | Spec::Pipe => Some("nbd"),
     }
 }
 

@@ -2,15 +2,20 @@
 //!
 //! - `exports`: what is served. `listen`: Unix, TCP and vsock sockets, sockets from systemd, clean-up.
 //!   `single`: standard input and output. `background`: leaving the terminal. `command`: `--run`.
-//!   `tls`: `--tls`. `control`: `--control`.
+//!   `tls`: `--tls`. `control`: `--control`. `stdio`: what plugins see of it.
+//!   `system`: `--swap` and other wishes. `fresh`: `--per-client`. `trace`: `--trace`.
 
 mod background;
 mod command;
 mod control;
 mod exports;
+mod fresh;
 mod listen;
 mod single;
+mod stdio;
+mod system;
 mod tls;
+mod trace;
 
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
@@ -79,7 +84,7 @@ pub fn is_activated() -> bool {
 
 /// Runs `blockhaul serve`.
 pub fn run(args: &args::Serve, groups: &Groups) -> Outcome {
-    logger::start(args.verbose);
+    logger::start(args.verbose || args.trace);
     let mut registry = devices::registry(Duration::from_secs(60));
     if args.isolate {
         registry = devices::isolated(registry);
@@ -89,6 +94,10 @@ pub fn run(args: &args::Serve, groups: &Groups) -> Outcome {
     allow_files(&limits);
     let secured = Secured::new(&args.tls)?;
     let tls = secured.open()?;
+    if args.oldstyle && matches!(tls, server::Tls::Require(_)) {
+        let text = "--oldstyle: clients that are greeted so cannot have TLS, which --tls requires";
+        return Err(Failure::usage(text));
+    }
     let inherited = listen::activation()?;
     let activated = !inherited.is_empty();
     if activated && args.run.is_some() {
@@ -114,6 +123,13 @@ pub fn run(args: &args::Serve, groups: &Groups) -> Outcome {
     }
     let background = if args.in_background { Background::enter()? } else { Background::none() };
     let single = if args.single { Some(Single::take()?) } else { None };
+    if args.single {
+        cabi::stdio_is_a_client();
+    }
+    stdio::guard();
+    if args.swap {
+        system::keep_memory()?;
+    }
 
     let (completer, stopped) = io::ticket();
     let stopper = Stopper(Arc::new(Mutex::new(Some(completer))));
@@ -141,9 +157,13 @@ pub fn run(args: &args::Serve, groups: &Groups) -> Outcome {
             extended: !args.no_extended && !args.no_structured,
             contexts: !args.no_contexts,
             block_sizes: !args.no_block_sizes,
+            fixed_newstyle: args.mask_handshake.is_none_or(|mask| mask & 1 != 0),
+            no_zeroes: args.mask_handshake.is_none_or(|mask| mask & 2 != 0),
+            oldstyle: args.oldstyle,
         },
         uri_export: args.uri_export.clone(),
         print_uri: args.print_uri,
+        selinux_label: args.selinux_label.clone(),
         secured,
         tls,
         pidfile: args.pidfile.clone(),
@@ -245,6 +265,7 @@ struct Job {
     offers: Offers,
     uri_export: Option<String>,
     print_uri: bool,
+    selinux_label: Option<String>,
     secured: Secured,
     tls: server::Tls,
     pidfile: Option<std::path::PathBuf>,
@@ -255,7 +276,9 @@ struct Job {
 impl Job {
     async fn serve(&mut self, stopped: io::Ticket<Stop>) -> Result<End, Failure> {
         let Opened { exports, visits, running } = self.wanted.open().await?;
+        let label = system::SocketLabel::set(self.selinux_label.as_deref())?;
         let listening = self.listeners.bind().await?;
+        drop(label);
         let server = Server::new(Config {
             exports,
             visits,
@@ -297,6 +320,7 @@ impl Job {
                 Some(command::start(script, &variables, ended)?)
             }
         };
+        stdio::let_go();
         let rest = self.single.take().map(|single| {
             let (socket, rest) = single.split();
             let (server, stopper) = (server.clone(), self.stopper.clone());

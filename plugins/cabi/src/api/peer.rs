@@ -19,13 +19,18 @@ extern "C" fn nbdkit_is_tls() -> c_int {
     }
 }
 
-/// Ends the connection: at once, or once what the client has sent is answered.
+/// Ends the connection: at once, or by refusing whatever the client asks for from now on.
 #[unsafe(no_mangle)]
 extern "C" fn nbdkit_disconnect(force: c_int) {
-    let Some(fd) = client_fd() else { return failed("there is no connection", ()) };
-    let how = if force != 0 { libc::SHUT_RDWR } else { libc::SHUT_RD };
+    let Some((context, fd)) = client_fd() else { return failed("there is no connection", ()) };
+    let Some(client) = &context.client else { return };
+    if force == 0 {
+        return client.dismissal.refuse();
+    }
+    client.dismissal.cut();
+    // Whoever waits for the next request looks up.
     // SAFETY: the descriptor is open while the context holds the stream.
-    unsafe { libc::shutdown(fd.1, how) };
+    unsafe { libc::shutdown(fd, libc::SHUT_RD) };
 }
 
 /// The client's socket, kept open while the first part lives.

@@ -188,7 +188,7 @@ impl Line {
                 (self.run, self.foreground) = (true, true);
                 self.pair("--run", value);
             }
-            "selinux-label" => return Err("--selinux-label is not supported".into()),
+            "selinux-label" => self.pair("--selinux-label", value),
             "single" => (self.single, self.foreground) = (true, true),
             "swap" => self.serve.push("--swap".into()),
             "threads" => {

@@ -83,7 +83,8 @@ fn serve_words(mut line: Line, in_background: bool) -> Result<Vec<OsString>, Fai
     // nbdkit's bound on reads and writes.
     words.push("--limit=payload=64M".into());
     if line.verbose {
-        words.push("--verbose".into());
+        // In nbdkit's words.
+        words.push("--trace".into());
     }
     words.push(if in_background { "--in-background" } else { "--foreground" }.into());
     // The first filter is outermost and the first to be offered parameters. From the first one on that
@@ -109,6 +110,10 @@ fn serve_words(mut line: Line, in_background: bool) -> Result<Vec<OsString>, Fai
     let native = if hosted.is_empty() && !flags { plugins::native(&line) } else { None };
     if let (Some(threads), Some(_)) = (line.threads, &native) {
         words.push(format!("--threads={}", threads.min(65_536)).into());
+    }
+    if native.is_some() && line.plugin.as_deref() == Some("file") {
+        // The plugin opens its file for each client.
+        words.push("--per-client".into());
     }
     words.push("--".into());
     words.push(native.unwrap_or_else(|| plugins::hosted(&line, hosted)));
