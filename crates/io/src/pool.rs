@@ -14,6 +14,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::buf::{ALIGN, Block, Buf};
@@ -30,13 +31,17 @@ pub struct Pool(Arc<Inner>);
 struct Inner {
     limit: u64,
     parent: Option<Pool>,
+    /// Every request counts here when it begins and when it ends: without the lock.
+    reserved: AtomicU64,
+    peak: AtomicU64,
+    /// How many are in `State::waiting`. Who waits writes this and then looks at `reserved`; who gives
+    /// back writes `reserved` and then looks at this: one of them sees the other.
+    waiters: AtomicUsize,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
-    reserved: u64,
-    peak: u64,
     /// Idle blocks by class. Only the outermost pool keeps blocks.
     idle: Vec<Vec<Block>>,
     idle_bytes: u64,
@@ -66,13 +71,24 @@ impl Pool {
     /// A pool that hands out at most `limit` bytes at a time.
     pub fn new(limit: u64) -> Pool {
         let state = State { idle: (0..CLASSES).map(|_| Vec::new()).collect(), ..State::default() };
-        Pool(Arc::new(Inner { limit, parent: None, state: Mutex::new(state) }))
+        Pool::with(limit, None, state)
     }
 
     /// A part of this pool, itself bounded to `limit` bytes; what it hands out counts in both.
     pub fn share(&self, limit: u64) -> Pool {
         let limit = limit.min(self.0.limit);
-        Pool(Arc::new(Inner { limit, parent: Some(self.clone()), state: Mutex::default() }))
+        Pool::with(limit, Some(self.clone()), State::default())
+    }
+
+    fn with(limit: u64, parent: Option<Pool>, state: State) -> Pool {
+        Pool(Arc::new(Inner {
+            limit,
+            parent,
+            reserved: AtomicU64::new(0),
+            peak: AtomicU64::new(0),
+            waiters: AtomicUsize::new(0),
+            state: Mutex::new(state),
+        }))
     }
 
     /// Bytes that a reservation of `len` bytes counts for.
@@ -87,24 +103,18 @@ impl Pool {
 
     /// Bytes handed out now.
     pub fn reserved(&self) -> u64 {
-        self.lock().reserved
+        self.0.reserved.load(SeqCst)
     }
 
     /// Most bytes that were handed out at a time so far.
     pub fn peak(&self) -> u64 {
-        self.lock().peak
+        self.0.peak.load(SeqCst)
     }
 
     /// Room for `len` bytes if it is free now and nobody waits for it.
     pub fn try_reserve(&self, len: usize) -> Option<Room> {
         let cost = Self::cost(len);
-        let mut held = self.take_now(cost)?;
-        if let Some(parent) = &self.0.parent {
-            held.forget_into(parent.try_reserve(len)?);
-        } else {
-            held.forget();
-        }
-        Some(Room::of(self, cost, len))
+        self.charge_all_now(cost).then(|| Room::of(self, cost, len))
     }
 
     /// Waits for room for `len` bytes, first come first served.
@@ -143,14 +153,47 @@ impl Pool {
         Hold { pool: Some(self.clone()), cost }
     }
 
-    fn take_now(&self, cost: u64) -> Option<Hold> {
-        let mut state = self.lock();
-        if !state.waiting.is_empty() || state.reserved + cost > self.0.limit {
-            return None;
+    /// Counts `cost` bytes if they are free here and further out, and nobody waits for them.
+    fn charge_all_now(&self, cost: u64) -> bool {
+        if !self.charge_now(cost) {
+            return false;
         }
-        state.charge(cost);
-        drop(state);
-        Some(self.hold(cost))
+        match &self.0.parent {
+            Some(parent) if !parent.charge_all_now(cost) => {
+                self.release(cost);
+                false
+            }
+            _ => true,
+        }
+    }
+
+    /// The same on this pool's own account.
+    fn charge_now(&self, cost: u64) -> bool {
+        self.0.waiters.load(SeqCst) == 0 && self.charge_within(cost)
+    }
+
+    /// Counts `cost` bytes on this pool's own account if they are within its limit.
+    fn charge_within(&self, cost: u64) -> bool {
+        let within = |reserved: u64| reserved.checked_add(cost).filter(|sum| *sum <= self.0.limit);
+        match self.0.reserved.fetch_update(SeqCst, SeqCst, within) {
+            Ok(before) => {
+                self.note_peak(before + cost);
+                true
+            }
+            Err(_) => false,
+        }
+    }
+
+    /// Counts `cost` bytes, whatever the limit.
+    fn charge_beyond(&self, cost: u64) {
+        let before = self.0.reserved.fetch_add(cost, SeqCst);
+        self.note_peak(before + cost);
+    }
+
+    fn note_peak(&self, reserved: u64) {
+        if reserved > self.0.peak.load(SeqCst) {
+            self.0.peak.fetch_max(reserved, SeqCst);
+        }
     }
 
     async fn take(&self, cost: u64) -> Result<Hold, TooLarge> {
@@ -158,12 +201,16 @@ impl Pool {
         if cost > self.0.limit {
             return Err(too_large);
         }
-        if let Some(hold) = self.take_now(cost) {
-            return Ok(hold);
+        if self.charge_now(cost) {
+            return Ok(self.hold(cost));
         }
         let (completer, turn) = ticket();
-        self.lock().waiting.push_back((cost, completer));
-        // Room may have come free between the two locks, with nobody left to tell us.
+        {
+            let mut state = self.lock();
+            state.waiting.push_back((cost, completer));
+            self.0.waiters.store(state.waiting.len(), SeqCst);
+        }
+        // Room may have come free before anybody could know of us.
         self.admit();
         turn.await.map_err(|_| too_large)
     }
@@ -177,14 +224,14 @@ impl Pool {
                 let cost = *cost;
                 if completer.is_abandoned() {
                     state.waiting.pop_front();
-                } else if state.reserved + cost <= self.0.limit {
-                    state.charge(cost);
+                } else if self.charge_within(cost) {
                     let completer = state.waiting.pop_front().map(|(_, completer)| completer);
                     admitted.push((completer, self.hold(cost)));
                 } else {
                     break;
                 }
             }
+            self.0.waiters.store(state.waiting.len(), SeqCst);
         }
         for (completer, hold) in admitted {
             // Whoever stopped waiting in the meantime drops the hold, which gives the room back.
@@ -195,12 +242,8 @@ impl Pool {
     }
 
     fn release(&self, cost: u64) {
-        let waiting = {
-            let mut state = self.lock();
-            state.reserved -= cost;
-            !state.waiting.is_empty()
-        };
-        if waiting {
+        self.0.reserved.fetch_sub(cost, SeqCst);
+        if self.0.waiters.load(SeqCst) > 0 {
             self.admit();
         }
     }
@@ -256,13 +299,6 @@ impl Pool {
     }
 }
 
-impl State {
-    fn charge(&mut self, cost: u64) {
-        self.reserved += cost;
-        self.peak = self.peak.max(self.reserved);
-    }
-}
-
 impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Pool({} of {} bytes)", self.reserved(), self.0.limit)
@@ -279,12 +315,6 @@ impl Hold {
     /// The charge now belongs to a `Room`.
     fn forget(&mut self) {
         self.pool = None;
-    }
-
-    /// The charge and the parent's room now belong to one `Room`.
-    fn forget_into(&mut self, parent: Room) {
-        self.forget();
-        parent.forget();
     }
 }
 
@@ -394,7 +424,7 @@ impl Room {
         let Some(memory) = self.memory.take() else { return self };
         let mut level = Some(&memory);
         while let Some(pool) = level {
-            pool.lock().charge(self.cost);
+            pool.charge_beyond(self.cost);
             level = pool.0.parent.as_ref();
         }
         let mut room = Room::of(&memory, self.cost, self.len);
@@ -411,10 +441,6 @@ impl Room {
             Some(pool) => pool.block(class(room.len)),
         };
         Buf::new(block, room.len, Charge { pool, cost, tally })
-    }
-
-    fn forget(mut self) {
-        self.pool = None;
     }
 }
 
