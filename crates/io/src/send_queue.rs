@@ -7,38 +7,29 @@ use crate::lend::{Lending, Lent};
 use crate::seal::{Outgoing, SEAL_MAX, Sealer};
 use crate::{Data, Parked, Stream};
 
-/// Slices per send: more does not fit into socket buffers anyway.
-const SLICES: usize = 64;
-/// Headers are collected in blocks of this size.
+/// Slices per send: heads and payloads of 64 short replies.
+const SLICES: usize = 128;
+/// Memory for headers that a queue keeps while it is empty.
 const HEADS: usize = 4096;
 
 enum Piece {
-    Heads(Vec<u8>),
+    /// So many bytes of headers.
+    Heads(usize),
     Data(Data),
     Parked(Parked),
     Lent(Lending),
-}
-
-impl Piece {
-    /// The bytes, if they are in memory.
-    fn bytes(&self) -> Option<&[u8]> {
-        match self {
-            Piece::Heads(bytes) => Some(bytes),
-            Piece::Data(data) => Some(data.bytes()),
-            Piece::Parked(_) | Piece::Lent(_) => None,
-        }
-    }
 }
 
 /// The queue of one connection.
 #[derive(Default)]
 pub struct SendQueue {
     pieces: VecDeque<Piece>,
+    /// The bytes of all headers in `pieces`, from `heads_start` on.
+    heads: Vec<u8>,
+    heads_start: usize,
     /// Bytes of the first piece that have been sent.
     sent: usize,
     queued: usize,
-    /// An empty block to collect headers in.
-    spare: Option<Vec<u8>>,
     /// The stream is protected: what is sent must be sealed.
     secured: Option<Box<Outgoing>>,
 }
@@ -58,15 +49,19 @@ impl SendQueue {
     /// Queues a header.
     pub fn head(&mut self, head: &[u8]) {
         self.queued += head.len();
-        if let Some(Piece::Heads(bytes)) = self.pieces.back_mut()
-            && bytes.len() + head.len() <= HEADS
-        {
-            bytes.extend_from_slice(head);
-            return;
+        // What is sent is forgotten, at the latest when it is half of what is here.
+        if self.heads_start > HEADS && self.heads_start > self.heads.len() / 2 {
+            self.heads.drain(..self.heads_start);
+            self.heads_start = 0;
         }
-        let mut bytes = self.spare.take().unwrap_or_else(|| Vec::with_capacity(HEADS));
-        bytes.extend_from_slice(head);
-        self.pieces.push_back(Piece::Heads(bytes));
+        if self.heads.capacity() == 0 {
+            self.heads.reserve(HEADS);
+        }
+        self.heads.extend_from_slice(head);
+        match self.pieces.back_mut() {
+            Some(Piece::Heads(len)) => *len += head.len(),
+            _ => self.pieces.push_back(Piece::Heads(head.len())),
+        }
     }
 
     /// Queues a payload.
@@ -169,8 +164,7 @@ impl SendQueue {
             }
             let mut slices = [IoSlice::new(&[]); SLICES];
             let (mut count, mut taken) = (0, 0);
-            let in_memory = self.pieces.iter().map_while(Piece::bytes);
-            for (slice, bytes) in slices.iter_mut().zip(in_memory) {
+            for (slice, bytes) in slices.iter_mut().zip(self.in_memory()) {
                 let bytes = if count == 0 { &bytes[self.sent..] } else { bytes };
                 let part = bytes.len().min(SEAL_MAX - taken);
                 *slice = IoSlice::new(&bytes[..part]);
@@ -183,6 +177,20 @@ impl SendQueue {
             outgoing.seal(&slices[..count])?;
             self.advance(taken);
         }
+    }
+
+    /// The bytes of the pieces at the front that are in memory, also those that have been sent.
+    fn in_memory(&self) -> impl Iterator<Item = &[u8]> {
+        let mut heads = &self.heads[self.heads_start..];
+        self.pieces.iter().map_while(move |piece| match piece {
+            Piece::Heads(len) => {
+                let (bytes, rest) = heads.split_at(*len);
+                heads = rest;
+                Some(bytes)
+            }
+            Piece::Data(data) => Some(data.bytes()),
+            Piece::Parked(_) | Piece::Lent(_) => None,
+        })
     }
 
     /// The payload at the front cannot be lent after all.
@@ -200,8 +208,7 @@ impl SendQueue {
     fn send_memory(&self, stream: &Stream) -> io::Result<usize> {
         let mut slices = [IoSlice::new(&[]); SLICES];
         let mut count = 0;
-        let in_memory = self.pieces.iter().map_while(Piece::bytes);
-        for (slice, bytes) in slices.iter_mut().zip(in_memory) {
+        for (slice, bytes) in slices.iter_mut().zip(self.in_memory()) {
             let sent = if count == 0 { self.sent } else { 0 };
             *slice = IoSlice::new(&bytes[sent..]);
             count += 1;
@@ -224,23 +231,39 @@ impl SendQueue {
             return;
         }
         self.sent += sent;
-        while let Some(len) = self.pieces.front().and_then(Piece::bytes).map(<[u8]>::len) {
+        loop {
+            let (len, heads) = match self.pieces.front() {
+                Some(Piece::Heads(len)) => (*len, true),
+                Some(Piece::Data(data)) => (data.len(), false),
+                _ => break,
+            };
             if self.sent < len {
                 break;
             }
             self.sent -= len;
-            if let Some(Piece::Heads(mut bytes)) = self.pieces.pop_front() {
-                bytes.clear();
-                if bytes.capacity() <= HEADS {
-                    self.spare = Some(bytes);
-                }
+            self.pieces.pop_front();
+            if heads {
+                self.heads_start += len;
             }
+        }
+        if self.heads_start == self.heads.len() {
+            self.forget_heads();
+        }
+    }
+
+    /// No header is left.
+    fn forget_heads(&mut self) {
+        self.heads.clear();
+        self.heads_start = 0;
+        if self.heads.capacity() > HEADS {
+            self.heads = Vec::new();
         }
     }
 
     /// Forgets everything: the connection is gone.
     pub fn clear(&mut self) {
         self.pieces.clear();
+        self.forget_heads();
         (self.sent, self.queued) = (0, 0);
         if let Some(outgoing) = &mut self.secured {
             outgoing.clear();
