@@ -23,15 +23,11 @@ impl Device for Fence {
     }
 
     fn submit(&self, request: Request) -> Pending {
-        let check = Check {
-            device: self.facts.name.clone(),
-            kind: request.kind(),
-            at: request.at,
-            len: request.len,
-        };
+        let (kind, at, len) = (request.kind(), request.at, request.len);
+        let check = || Check { device: self.facts.name.clone(), kind, at, len };
         match refuse(&self.facts, &request) {
-            Some(error) => Pending::from(error).with_check(check),
-            None => self.inner.submit(request).with_check(check),
+            Some(error) => Pending::from(error).with_check(check()),
+            None => self.inner.submit(request).checked_as(kind, len, check),
         }
     }
 
