@@ -6,6 +6,7 @@ use clap::{Args as ClapArgs, Subcommand, ValueEnum};
 
 use crate::device::DeviceArgs;
 use crate::helper::Helper;
+use crate::load::LoadArgs;
 use crate::vars::{Value, Vars};
 
 /// Options of `blockhaul bench`.
@@ -45,6 +46,13 @@ pub enum Action {
     /// blockhaul copy. It ends within the time that it was given. Nothing is written without
     /// --write.
     Device(DeviceArgs),
+    /// Keep an NBD server busy, and tell how many requests it answers and how long they take
+    ///
+    /// The same requests for the same --seed and --count, so that servers can be compared. This
+    /// program needs less processor time than servers do, so that they are what is measured. Reads,
+    /// unless --write or --mix is given; these overwrite what the device holds. Exit status 1 if a
+    /// request was refused or a connection was lost.
+    Load(LoadArgs),
     /// List the scenarios that are built in
     List,
     /// Show what changed between two results, and fail if something became slower

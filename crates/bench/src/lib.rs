@@ -8,7 +8,7 @@
 //!
 //! - `scenario`, `step`, `vars`: the file format. `plan`: what it comes to on this machine.
 //! - `run`: the rounds. `process`, `usage`: one command measured. `files`: images and comparison.
-//! - `device`: what one device is capable of. `mount`: file systems for the runs. `stats`, `metric`, `result`: from runs to summaries. `table`, `html`, `curve`, `save`, `compare`: for
+//! - `device`: what one device is capable of. `load`: keeps a server busy. `mount`: file systems for the runs. `stats`, `metric`, `result`: from runs to summaries. `table`, `html`, `curve`, `save`, `compare`: for
 //!   people.
 //! - `docs`: figures for the README and docs/performance.md. `helper`: small programs that scenarios need. `args`: the command line.
 
@@ -23,6 +23,7 @@ mod error;
 pub mod files;
 pub mod helper;
 pub mod html;
+pub mod load;
 pub mod machine;
 pub mod metric;
 pub mod mount;
@@ -88,6 +89,11 @@ fn act(args: Args, devices: &Devices<'_>) -> Result<u8> {
         Some(Action::Device(device)) => {
             print(&device.run(devices)?);
             Ok(0)
+        }
+        Some(Action::Load(load)) => {
+            let (text, status) = load.run(devices)?;
+            print(&text);
+            Ok(status)
         }
         Some(Action::List) => {
             for (name, _) in scenario::BUILT_IN {

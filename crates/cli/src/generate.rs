@@ -17,9 +17,7 @@ pub fn man(dir: Option<&Path>) -> Outcome {
         Failure::new(FAILED, format!("cannot make the folder {}: {why}", dir.display()))
     })?;
     let mut pages = vec![("blockhaul".to_string(), definition.clone())];
-    for command in definition.get_subcommands().filter(|command| !command.is_hide_set()) {
-        pages.push((format!("blockhaul-{}", command.get_name()), command.clone()));
-    }
+    below("blockhaul", &definition, &mut pages);
     for (name, command) in pages {
         let path = dir.join(format!("{name}.1"));
         std::fs::write(&path, page(&command, &name)?).map_err(|error| {
@@ -28,6 +26,15 @@ pub fn man(dir: Option<&Path>) -> Outcome {
         })?;
     }
     Ok(0)
+}
+
+/// The commands of a command, and theirs.
+fn below(name: &str, command: &clap::Command, pages: &mut Vec<(String, clap::Command)>) {
+    for inner in command.get_subcommands().filter(|inner| !inner.is_hide_set()) {
+        let name = format!("{name}-{}", inner.get_name());
+        pages.push((name.clone(), inner.clone()));
+        below(&name, inner, pages);
+    }
 }
 
 fn page(command: &clap::Command, name: &str) -> Result<Vec<u8>, Failure> {
@@ -61,6 +68,10 @@ mod tests {
             assert!(text.contains("EXIT STATUS"), "{name}: {text}");
         }
         assert!(!dir.path().join("blockhaul-man.1").exists());
+        // Commands of commands, too, whose names the page above refers to.
+        let text = std::fs::read_to_string(dir.path().join("blockhaul-bench-load.1")).unwrap();
+        assert!(text.contains("blockhaul bench load") && text.contains("connections"), "{text}");
+        assert!(!dir.path().join("blockhaul-bench-helper.1").exists());
         // A folder that is missing is made; one below a file cannot be.
         assert_eq!(man(Some(&dir.path().join("new/folder"))), Ok(0));
         let below = dir.path().join("blockhaul.1/folder");

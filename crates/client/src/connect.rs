@@ -97,21 +97,7 @@ pub(crate) async fn connect_keeping(
     export: &str,
     options: &Options,
 ) -> Result<Connected> {
-    let wants = Wants {
-        contexts: options.contexts.clone(),
-        tls: options.tls.is_some(),
-        extended: options.extended,
-        structured: options.structured,
-        infos: Infos { name: options.full_info, description: options.full_info, block_size: true },
-        ..Wants::new(export)
-    };
-    let dialled = within(options.connect_timeout, async {
-        let stream = dial(address).await?;
-        let negotiation = Negotiation::new(wants).map_err(|error| refused(&error))?;
-        let mut link = Link::new(stream);
-        let negotiated = negotiate(&mut link, negotiation, options).await?;
-        Ok((link, negotiated))
-    });
+    let dialled = transmission(address, export, options);
     let place = |error: Error| at(name, address, error);
     let (link, ended) = dialled.await.map_err(place)?;
     match ended {
@@ -122,6 +108,30 @@ pub(crate) async fn connect_keeping(
         }
         Ended::Options(_) => Err(place(Error::new(Kind::Io, "the handshake stopped too early"))),
     }
+}
+
+/// Connects and negotiates everything, up to the transmission phase.
+pub(crate) async fn transmission(
+    address: &Address,
+    export: &str,
+    options: &Options,
+) -> Result<(Link, Ended)> {
+    let wants = Wants {
+        contexts: options.contexts.clone(),
+        tls: options.tls.is_some(),
+        extended: options.extended,
+        structured: options.structured,
+        infos: Infos { name: options.full_info, description: options.full_info, block_size: true },
+        ..Wants::new(export)
+    };
+    within(options.connect_timeout, async {
+        let stream = dial(address).await?;
+        let negotiation = Negotiation::new(wants).map_err(|error| refused(&error))?;
+        let mut link = Link::new(stream);
+        let negotiated = negotiate(&mut link, negotiation, options).await?;
+        Ok((link, negotiated))
+    })
+    .await
 }
 
 /// A connected stream, what has been received from it but not yet taken, and what is to be sent.

@@ -6,12 +6,14 @@
 //! - `command`: `[ CMD … ]`, a server started by socket activation.
 //! - `backends`: the schemes `nbd:`, `nbd+unix:` … and `[ CMD … ]` for the registry.
 //! - `isolated`: a kind of storage in a process of its own.
+//! - [`Line`]: a bare connection, for whoever makes requests by itself.
 
 mod backends;
 mod command;
 mod connect;
 mod device;
 mod isolated;
+mod line;
 pub mod options;
 mod reply;
 mod session;
@@ -20,3 +22,4 @@ pub use backends::all;
 pub use command::ServerProcess;
 pub use connect::{Address, Connected, Options, connect};
 pub use isolated::isolated;
+pub use line::Line;

@@ -1,0 +1,126 @@
+//! Where requests go, and which of them write: the same for the same seed, whatever the server does.
+
+use super::Order;
+use crate::random::Random;
+
+/// The requests of one connection, one after the other.
+#[derive(Clone, Debug)]
+pub(super) struct Pattern {
+    random: Random,
+    order: Order,
+    /// Requests of 100 that read.
+    reads: u64,
+    size: u64,
+    /// The first place of this connection, and how many it has, in requests.
+    first: u64,
+    places: u64,
+    /// The next one of requests in order.
+    next: u64,
+}
+
+/// A request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) at: u64,
+    pub(super) write: bool,
+}
+
+impl Pattern {
+    /// Of connection `number` of so many. In order, each has a part of the span to itself, as far as
+    /// there are enough requests in it.
+    pub(super) fn new(work: &super::Work, span: u64, number: u64) -> Pattern {
+        let all = span / work.size;
+        let parts = (work.connections as u64).min(all).max(1);
+        let (first, places) = match work.order {
+            Order::Random => (0, all),
+            Order::Sequential => {
+                let part = number % parts;
+                let bound =
+                    |part: u64| (u128::from(all) * u128::from(part) / u128::from(parts)) as u64;
+                (bound(part), bound(part + 1) - bound(part))
+            }
+        };
+        let mut seeds = Random::new(work.seed);
+        for _ in 0..number {
+            seeds.number();
+        }
+        let random = Random::new(seeds.number());
+        let (order, reads, size) = (work.order, work.reads, work.size);
+        Pattern { random, order, reads, size, first, places: places.max(1), next: 0 }
+    }
+
+    pub(super) fn next(&mut self) -> Place {
+        let place = match self.order {
+            Order::Random => self.random.below(self.places),
+            Order::Sequential => {
+                let place = self.next;
+                self.next = (place + 1) % self.places;
+                place
+            }
+        };
+        let write = match self.reads {
+            100 => false,
+            0 => true,
+            reads => self.random.below(100) >= reads,
+        };
+        Place { at: (self.first + place) * self.size, write }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::load::Work;
+
+    fn work(order: Order, connections: usize, reads: u64) -> Work {
+        Work {
+            size: 4096,
+            requests: 1,
+            connections,
+            order,
+            reads,
+            span: None,
+            seed: 7,
+            count: None,
+            time: std::time::Duration::ZERO,
+        }
+    }
+
+    #[test]
+    fn all_of_a_span_is_gone_through_in_order_once() {
+        let work = work(Order::Sequential, 3, 100);
+        let mut seen = Vec::new();
+        for number in 0..3 {
+            let mut pattern = Pattern::new(&work, 10 * 4096 + 17, number);
+            let own: Vec<u64> = (0..pattern.places).map(|_| pattern.next().at / 4096).collect();
+            assert!(own.is_sorted(), "{own:?}");
+            assert_eq!(pattern.next().at / 4096, own[0], "around again");
+            seen.extend(own);
+        }
+        seen.sort_unstable();
+        assert_eq!(seen, (0..10).collect::<Vec<u64>>());
+    }
+
+    #[test]
+    fn more_connections_than_requests_fit_share_them() {
+        let work = work(Order::Sequential, 5, 100);
+        for number in 0..5 {
+            let at = Pattern::new(&work, 2 * 4096, number).next().at;
+            assert!(at < 2 * 4096, "{at}");
+        }
+    }
+
+    #[test]
+    fn random_requests_repeat_with_the_seed_and_differ_between_connections() {
+        let work = work(Order::Random, 2, 70);
+        let take = |number| {
+            let mut pattern = Pattern::new(&work, 1 << 20, number);
+            (0..1000).map(|_| pattern.next()).collect::<Vec<Place>>()
+        };
+        assert_eq!(take(0), take(0));
+        assert_ne!(take(0), take(1));
+        let writes = take(0).iter().filter(|place| place.write).count();
+        assert!((230..370).contains(&writes), "{writes}");
+        assert!(take(1).iter().all(|place| place.at < 1 << 20 && place.at % 4096 == 0));
+    }
+}
