@@ -22,6 +22,7 @@ pub struct Pending {
 enum State {
     Ready(Option<Outcome>),
     Task(Task<Outcome>),
+    Future(Pin<Box<dyn Future<Output = Outcome>>>),
     Ticket(Ticket<Outcome>),
 }
 
@@ -41,6 +42,13 @@ impl Pending {
     /// A request that a task carries out; it runs up to its first wait before this returns.
     pub fn start(work: impl Future<Output = Outcome> + 'static) -> Pending {
         Pending { state: State::Task(io::start(work)), check: None }
+    }
+
+    /// A request that the kernel carries out already, where nothing that anybody else could see is
+    /// left to do but to look at its outcome (a read): without a task of its own. `outcome` is polled
+    /// only by whoever waits.
+    pub fn under_way(outcome: impl Future<Output = Outcome> + 'static) -> Pending {
+        Pending { state: State::Future(Box::pin(outcome)), check: None }
     }
 
     /// A request that somebody completes, from any thread.
@@ -110,6 +118,10 @@ impl Future for Pending {
         let outcome = match &mut self.state {
             State::Ready(outcome) => outcome.take().expect("a request completes once"),
             State::Task(task) => match Pin::new(task).poll(cx) {
+                Poll::Ready(outcome) => outcome,
+                Poll::Pending => return Poll::Pending,
+            },
+            State::Future(future) => match future.as_mut().poll(cx) {
                 Poll::Ready(outcome) => outcome,
                 Poll::Pending => return Poll::Pending,
             },

@@ -2,13 +2,15 @@
 
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use rustix::io::ReadWriteFlags;
 
 use crate::buf::{Buf, Data};
 use crate::driver::FileOp;
-use crate::op::file_op;
+use crate::op::{self, Op, file_op};
 
 /// An open file; cloning shares the descriptor. Operations go to the current worker's driver.
 #[derive(Clone, Debug)]
@@ -25,6 +27,27 @@ pub enum Allocate {
     Reserve,
 }
 
+/// A read that has been started ([`File::start_read`]). Dropping it does not stop it.
+#[must_use = "what was read comes with its outcome"]
+pub struct Reading(Op);
+
+impl Future for Reading {
+    type Output = (io::Result<usize>, Buf);
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let Poll::Ready(over) = Pin::new(&mut self.0).poll(cx) else { return Poll::Pending };
+        Poll::Ready(read(op::finished(over)))
+    }
+}
+
+/// The buffer of a read that is over.
+fn read((result, op): (io::Result<usize>, FileOp)) -> (io::Result<usize>, Buf) {
+    match op {
+        FileOp::Read { buf, .. } => (result, buf),
+        _ => unreachable!("drivers give back the operation they were given"),
+    }
+}
+
 impl File {
     /// Takes over an open descriptor.
     pub fn new(fd: OwnedFd) -> File {
@@ -33,11 +56,12 @@ impl File {
 
     /// Reads into `buf` at byte offset `at`; returns the number of bytes, 0 at the end of the file.
     pub async fn read_at(&self, buf: Buf, start: usize, at: u64) -> (io::Result<usize>, Buf) {
-        let op = FileOp::Read { file: self.0.clone(), buf, start, at };
-        match file_op(op).await {
-            (result, FileOp::Read { buf, .. }) => (result, buf),
-            _ => unreachable!("drivers give back the operation they were given"),
-        }
+        self.start_read(buf, start, at).await
+    }
+
+    /// The same; the read is the driver's when this returns, at the latest with its next turn.
+    pub fn start_read(&self, buf: Buf, start: usize, at: u64) -> Reading {
+        Reading(op::start(FileOp::Read { file: self.0.clone(), buf, start, at }))
     }
 
     /// Fills `buf` from byte offset `at` on; `UnexpectedEof` where the file ends before.

@@ -48,7 +48,7 @@ mod worker;
 
 pub use buf::{ALIGN, Buf, Data};
 pub use driver::{Engine, Interest, uring_available};
-pub use file::{Allocate, File};
+pub use file::{Allocate, File, Reading};
 pub use lane::Lane;
 pub use lend::Lent;
 pub use net::{Listener, Peer, Stream};

@@ -48,7 +48,7 @@ impl Table {
 }
 
 /// One operation at the driver.
-struct Op {
+pub(crate) struct Op {
     slot: usize,
     dropped: Dropped,
     over: bool,
@@ -119,6 +119,18 @@ impl Drop for Op {
 
 /// Runs one operation; it starts now, at the latest with the driver's next turn.
 pub(crate) fn file_op(op: FileOp) -> impl Future<Output = (io::Result<usize>, FileOp)> {
+    let op = start(op);
+    async move { finished(op.await) }
+}
+
+/// What [`file_op`] yields, of an operation that is over.
+pub(crate) fn finished((result, op): (i32, Option<FileOp>)) -> (io::Result<usize>, FileOp) {
+    let op = op.expect("drivers give file operations back");
+    (outcome(result), op)
+}
+
+/// Starts one operation.
+pub(crate) fn start(op: FileOp) -> Op {
     let dropped = if op.ends() { Dropped::Finish } else { Dropped::Cancel };
     let slot = with_worker(|worker| {
         let mut table = worker.ops.borrow_mut();
@@ -128,12 +140,7 @@ pub(crate) fn file_op(op: FileOp) -> impl Future<Output = (io::Result<usize>, Fi
         worker.driver.borrow_mut().start(op, slot);
         slot
     });
-    let op = Op { slot, dropped, over: false };
-    async move {
-        let (result, op) = op.await;
-        let op = op.expect("drivers give file operations back");
-        (outcome(result), op)
-    }
+    Op { slot, dropped, over: false }
 }
 
 /// Waits until `fd` is ready for `interest`, or in an error state: the next system call tells.

@@ -267,7 +267,7 @@ impl Session {
                 self.connection.tally.in_progress(self.held.count());
                 self.server.everywhere.add();
                 let session = self.clone();
-                drop(io::spawn(async move {
+                drop(io::start(async move {
                     let outcome = pending.await;
                     // What was given up has its answer, and its connection is over.
                     if let Some(time) = session.held.finish(ticket) {

@@ -219,8 +219,20 @@ impl Inner {
             }
         }
         let (inner, file) = (self.clone(), file.clone());
-        Pending::start(async move {
-            let reply = inner.read_rest(&file, at, buf, filled).await?;
+        let reading = file.start_read(buf, filled, at + filled as u64);
+        Pending::under_way(async move {
+            let (result, buf) = reading.await;
+            let reply = match result {
+                Ok(bytes) if filled + bytes == buf.len() => Reply::Data(buf.into()),
+                Ok(bytes) if bytes > 0 => {
+                    filled += bytes;
+                    Box::pin(inner.read_rest(&file, at, buf, filled)).await?
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {
+                    Box::pin(inner.read_rest(&file, at, buf, filled)).await?
+                }
+                result => return Err(inner.read_failed(at + filled as u64, result.err())),
+            };
             if let (true, Reply::Data(data)) = (direct, &reply) {
                 count(data, Way::DirectRead);
             }
