@@ -37,7 +37,7 @@ pub fn page(report: &Report) -> String {
                 "<p class=\"how\">Bars are medians, marks the confidence interval of the median. \
                  Each row has a scale of its own; shorter is better.</p>\n"
             }
-            Metric::Rate => "<p class=\"how\">Longer is better.</p>\n",
+            metric if metric.more_is_better() => "<p class=\"how\">Longer is better.</p>\n",
             _ => "",
         });
         for row in 0..report.rows.len() {

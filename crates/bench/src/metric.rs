@@ -33,6 +33,12 @@ pub enum Metric {
     Calls,
     /// Bytes that those calls moved.
     Bytes,
+    /// Processor time of the servers.
+    ServersCpu,
+    /// Amount of the row per second of processor time of the servers.
+    ServersRate,
+    /// System calls of the servers, all of them, counted in the rounds for warming up.
+    ServersCalls,
 }
 
 impl Metric {
@@ -41,8 +47,11 @@ impl Metric {
         [Metric::Wall, Metric::TotalCpu, Metric::OwnCpu, Metric::OwnPeak, Metric::TotalPeak];
 
     /// Those that are shown where a scenario asks for them.
-    pub const MORE: [Metric; 6] = [
+    pub const MORE: [Metric; 9] = [
         Metric::Rate,
+        Metric::ServersRate,
+        Metric::ServersCpu,
+        Metric::ServersCalls,
         Metric::ServersPeak,
         Metric::OwnThreads,
         Metric::ServersThreads,
@@ -64,6 +73,12 @@ impl Metric {
             Metric::ServersThreads => "Threads of the servers",
             Metric::Calls => "Calls of read, write, sendfile and splice, thousands",
             Metric::Bytes => "Bytes moved by those calls, MiB",
+            Metric::ServersCpu => "Processor time of the servers, seconds",
+            Metric::ServersRate => {
+                let unit = report.rate_unit.clone().unwrap_or_default();
+                return format!("{unit}, by the processor time of the servers");
+            }
+            Metric::ServersCalls => "System calls of the servers, thousands",
         }
         .to_owned()
     }
@@ -74,14 +89,19 @@ impl Metric {
             Metric::OwnPeak | Metric::TotalPeak | Metric::ServersPeak | Metric::Bytes => {
                 1_048_576.0
             }
-            Metric::Calls => 1000.0,
+            Metric::Calls | Metric::ServersCalls => 1000.0,
             _ => 1.0,
         }
     }
 
     /// Whether more is better.
     pub fn more_is_better(self) -> bool {
-        self == Metric::Rate
+        matches!(self, Metric::Rate | Metric::ServersRate)
+    }
+
+    /// Whether it is measured in the rounds for warming up, because measuring it costs time.
+    pub fn is_of_warmup(self) -> bool {
+        self == Metric::ServersCalls
     }
 
     /// The summary of a cell.
@@ -106,6 +126,8 @@ impl Metric {
             let usages = run.servers.iter().map(|(_, usage)| usage).chain([&run.command]);
             Some(usages.map(value).sum::<Option<u64>>()? as f64)
         };
+        let servers_cpu_s = (!run.servers.is_empty())
+            .then(|| run.servers.iter().map(|(_, usage)| usage.cpu_s()).sum::<f64>());
         match self {
             Metric::Wall => Some(run.wall_s),
             Metric::Rate => amount.filter(|_| run.wall_s > 0.0).map(|amount| amount / run.wall_s),
@@ -118,6 +140,18 @@ impl Metric {
             Metric::ServersThreads => servers(|usage| usage.threads),
             Metric::Calls => all(|usage| usage.io.map(|io| io.reads + io.writes)),
             Metric::Bytes => all(|usage| usage.io.map(|io| io.read_bytes + io.written_bytes)),
+            Metric::ServersCpu => servers_cpu_s,
+            Metric::ServersRate => match (amount, servers_cpu_s) {
+                (Some(amount), Some(cpu)) if amount > 0.0 && cpu > 0.0 => Some(amount / cpu),
+                _ => None,
+            },
+            Metric::ServersCalls => {
+                let counts = run.servers.iter().map(|(_, usage)| usage.calls);
+                counts
+                    .sum::<Option<u64>>()
+                    .filter(|_| !run.servers.is_empty())
+                    .map(|sum| sum as f64)
+            }
         }
     }
 }

@@ -29,6 +29,8 @@ const READY_LOOK: Duration = Duration::from_millis(1);
 const END_TIMEOUT: Duration = Duration::from_secs(60);
 /// A program that takes longer to tell its version does something else.
 const VERSION_TIMEOUT: Duration = Duration::from_secs(5);
+/// perf counts after this time.
+const COUNTS_AFTER: Duration = Duration::from_millis(300);
 /// How much of what a failed program printed is kept, in bytes and from the end.
 const TAIL_MAX: usize = 2000;
 
@@ -209,6 +211,61 @@ impl Ground<'_> {
             .map_err(|error| cannot(&error))?;
         Group::new(child).map_err(|error| cannot(&error))
     }
+}
+
+/// System calls that are counted from outside, by perf(1), which makes each of them dearer. Dropping it
+/// ends the counting.
+pub struct Calls {
+    child: Child,
+    log: PathBuf,
+}
+
+impl Ground<'_> {
+    /// Begins to count the system calls of a server; `None` where that cannot be done: without perf, or
+    /// without the permission.
+    pub fn count_calls(&self, server: &Server) -> Option<Calls> {
+        let log = self.logs.join(format!("calls-{}", server.name.replace('/', "_")));
+        let child = Command::new(self.places.find("perf")?)
+            .args(["stat", "--field-separator", ",", "--event", "raw_syscalls:sys_enter"])
+            .arg("--output")
+            .arg(&log)
+            .arg("--pid")
+            .arg(server.group.child.id().to_string())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .process_group(0)
+            .spawn()
+            .ok()?;
+        let mut calls = Calls { child, log };
+        // It does not say when it has begun.
+        std::thread::sleep(COUNTS_AFTER);
+        matches!(calls.child.try_wait(), Ok(None)).then_some(calls)
+    }
+}
+
+impl Calls {
+    /// Ends the counting; `None` if nothing was counted after all.
+    pub fn end(mut self) -> Option<u64> {
+        rustix::process::kill_process(Pid::from_child(&self.child), Signal::INT).ok()?;
+        self.child.wait().ok()?;
+        counted(&fs::read_to_string(&self.log).ok()?)
+    }
+}
+
+impl Drop for Calls {
+    fn drop(&mut self) {
+        if matches!(self.child.try_wait(), Ok(None)) {
+            self.child.kill().ok();
+            self.child.wait().ok();
+        }
+    }
+}
+
+/// The number in what perf writes: `12345,,raw_syscalls:sys_enter,...`.
+fn counted(text: &str) -> Option<u64> {
+    let line = text.lines().find(|line| line.contains("sys_enter"))?;
+    line.split(',').next()?.trim().parse().ok()
 }
 
 impl Server {
@@ -433,6 +490,30 @@ mod tests {
         while server.usage().is_ok() {}
         let failure = server.usage();
         assert!(failure.is_err_and(|f| f.why.contains("while it was used")));
+    }
+
+    #[test]
+    fn system_calls_are_counted_where_that_is_permitted() {
+        let here = Here::new();
+        let mark = here.dir.path().join("mark");
+        let line = format!("touch {}; while :; do cd /; done", mark.display());
+        let plan = ServerPlan {
+            name: "busy".into(),
+            command: shell(&line),
+            ready: Ready::Exists(mark.clone()),
+        };
+        let mut server = here.ground().serve(&plan).unwrap_or_else(|f| panic!("{f:?}"));
+        match here.ground().count_calls(&server) {
+            None => eprintln!("system calls cannot be counted here"),
+            Some(calls) => {
+                server.usage().unwrap();
+                assert!(calls.end().is_none_or(|count| count > 10));
+            }
+        }
+        drop(server);
+        assert_eq!(counted("# started\n\n1234,,raw_syscalls:sys_enter,5,100.00,,\n"), Some(1234));
+        assert_eq!(counted("<not counted>,,raw_syscalls:sys_enter,0,0.00,,\n"), None);
+        assert_eq!(counted(""), None);
     }
 
     #[test]

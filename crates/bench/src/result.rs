@@ -286,7 +286,12 @@ pub fn summarize(plan: &Plan, runs: &[Run]) -> Vec<Cell> {
         cell.own_peak_bytes = of(&|run| run.command.peak_bytes as f64);
         cell.total_peak_bytes = of(&|run| run.total_peak_bytes() as f64);
         for metric in &plan.show {
-            let values = good.iter().filter_map(|run| metric.value(run, plan.rows[row].amount));
+            let warm = mine.iter().filter(|run| run.warmup && run.failure.is_none());
+            let runs: Vec<&Run> = match metric.is_of_warmup() {
+                true => warm.copied().collect(),
+                false => good.clone(),
+            };
+            let values = runs.iter().filter_map(|run| metric.value(run, plan.rows[row].amount));
             if let Some(summary) = Summary::of(&values.collect::<Vec<f64>>()) {
                 cell.more.insert(*metric, summary);
             }
@@ -382,6 +387,33 @@ mod tests {
         assert_eq!(cells[1].total_cpu_s.unwrap().median, 3.5);
         assert_eq!(cells[1].own_cpu_s.unwrap().median, 1.5);
         assert_eq!(cells[1].total_peak_bytes.unwrap().median, 111.0);
+    }
+
+    #[test]
+    fn rates_by_the_time_of_servers_and_calls_counted_while_warming_up() {
+        let text =
+            "title = 't'\nwarmup = 1\nshow = ['servers-rate', 'servers-cpu', 'servers-calls']\n
+            rate = { amount = 3000, unit = 'k/s', divide = 1000 }\n
+            [[environment]]\nlabel = 'a'\ncommand = 'true'\n
+            [[case]]\nlabel = 'c'\nunchecked = 'x'";
+        let scenario = Scenario::parse("t", text).unwrap();
+        let places = Places {
+            scratch: "/".into(),
+            disk: "/".into(),
+            blockhaul: None,
+            search: vec!["/bin".into()],
+        };
+        let plan = Plan::new("t", &scenario, &Choice::default(), &places, 1).unwrap();
+        let mut runs = vec![run(0, 0, 9.0), run(0, 1, 1.0), run(0, 2, 1.0)];
+        runs[0].servers[0].1.calls = Some(77);
+        runs[0].servers[0].1.user_s = 50.0;
+        let cells = summarize(&plan, &runs);
+        let median = |metric: Metric| metric.of(&cells[0]).map(|summary| summary.median);
+        assert_eq!(median(Metric::ServersCpu), Some(2.0));
+        assert_eq!(median(Metric::ServersRate), Some(1.5));
+        assert_eq!(median(Metric::ServersCalls), Some(77.0));
+        runs[0].servers[0].1.calls = None;
+        assert_eq!(Metric::ServersCalls.of(&summarize(&plan, &runs)[0]), None);
     }
 
     #[test]

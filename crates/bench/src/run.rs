@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 use crate::files;
+use crate::metric::Metric;
 use crate::plan::{Act, Body, Plan};
-use crate::process::{self, Ground, Server};
+use crate::process::{self, Calls, Ground, Server};
 use crate::progress::Progress;
 use crate::random::Random;
 use crate::result::{Failure, Run};
@@ -64,7 +65,8 @@ pub fn run(plan: &Plan, ground: &Ground<'_>, progress: &mut Progress) -> Outcome
             let what = format!("{}: {}", plan.rows[row].label, plan.columns[column]);
             progress.run(round, plan.warmup, &what);
             let started = Instant::now();
-            let mut run = run_once(body, plan, ground);
+            let counting = round < plan.warmup && plan.show.contains(&Metric::ServersCalls);
+            let mut run = run_once(body, plan, ground, counting);
             if ground.stop.load(Ordering::Relaxed) {
                 // It was cut off by us; that is no failure of the command.
                 return Outcome { runs, interrupted: true };
@@ -98,7 +100,8 @@ pub fn order(plan: &Plan, round: u32) -> Vec<usize> {
     cells
 }
 
-fn run_once(body: &Body, plan: &Plan, ground: &Ground<'_>) -> Run {
+/// `counting`: system calls of the servers are counted, which makes them slower.
+fn run_once(body: &Body, plan: &Plan, ground: &Ground<'_>, counting: bool) -> Run {
     let mut run = Run {
         row: 0,
         column: 0,
@@ -110,7 +113,7 @@ fn run_once(body: &Body, plan: &Plan, ground: &Ground<'_>) -> Run {
         servers: Vec::new(),
         others_cpu_s: 0.0,
     };
-    let result = stages(body, plan, ground, &mut run);
+    let result = stages(body, plan, ground, counting, &mut run);
     run.failure = result.err();
     run
 }
@@ -119,6 +122,7 @@ fn stages(
     body: &Body,
     plan: &Plan,
     ground: &Ground<'_>,
+    counting: bool,
     run: &mut Run,
 ) -> std::result::Result<(), Failure> {
     for act in &body.prepare {
@@ -131,6 +135,10 @@ fn stages(
     for server in &body.servers {
         servers.push(ground.serve(server).map_err(|failure| at("servers", failure))?);
     }
+    let counts: Vec<Option<Calls>> = match counting {
+        true => servers.iter().map(|server| ground.count_calls(server)).collect(),
+        false => Vec::new(),
+    };
     let busy_before = usage::machine_busy();
     let timed = ground.run_with(&body.command, plan.timeout, &mut servers);
     let busy = usage::machine_busy();
@@ -143,6 +151,9 @@ fn stages(
             // A command that lost its server fails because of it; the server's words say more.
             Err(lost) => failure = Some(at("servers", lost)),
         }
+    }
+    for ((_, usage), calls) in run.servers.iter_mut().zip(counts) {
+        usage.calls = calls.and_then(Calls::end);
     }
     run.others_cpu_s = (busy.0 - busy_before.0 - run.total_cpu_s()).max(0.0);
     // Those that were started last may be clients of the others.

@@ -20,8 +20,11 @@ use crate::vars::{Value, Vars};
 pub const BUILT_IN: &[(&str, &str)] = &[
     ("copy", include_str!("../../../bench/scenarios/copy.toml")),
     ("curl", include_str!("../../../bench/scenarios/curl.toml")),
+    ("direct", include_str!("../../../bench/scenarios/direct.toml")),
     ("extents", include_str!("../../../bench/scenarios/extents.toml")),
+    ("load", include_str!("../../../bench/scenarios/load.toml")),
     ("local", include_str!("../../../bench/scenarios/local.toml")),
+    ("million", include_str!("../../../bench/scenarios/million.toml")),
     ("pipes", include_str!("../../../bench/scenarios/pipes.toml")),
     ("rtt", include_str!("../../../bench/scenarios/rtt.toml")),
     ("seed0", include_str!("../../../bench/scenarios/seed0.toml")),
@@ -457,7 +460,7 @@ mod tests {
             }
         }
         let text = Scenario::built_in("nothing").unwrap_err().to_string();
-        assert!(text.contains("copy, curl, extents"), "{text}");
+        assert!(text.contains("copy, curl, direct, extents"), "{text}");
     }
 
     #[test]

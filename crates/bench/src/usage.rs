@@ -7,7 +7,7 @@
 //! the high-water marks (`VmHWM`, shared pages included) of it and its children, looked at every
 //! 20 ms; of a server it is that mark in the end. Bytes and calls (`/proc/PID/io`) are those of
 //! read, write, sendfile and splice; the kernel does not count socket calls (send, recv) nor
-//! io_uring there.
+//! io_uring there. All system calls can only be counted from outside (`process::Calls`).
 
 use std::fs;
 
@@ -26,6 +26,9 @@ pub struct Usage {
     pub threads: u64,
     /// Bytes and calls, where the kernel tells.
     pub io: Option<Io>,
+    /// All system calls, where they were counted.
+    #[serde(default)]
+    pub calls: Option<u64>,
 }
 
 /// Bytes and calls of a process; see the module for which.
