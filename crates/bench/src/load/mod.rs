@@ -180,13 +180,13 @@ impl LoadArgs {
     /// Does it, and returns what is to be printed and the exit status: 1 if requests were refused.
     pub fn run(&self, devices: &Devices<'_>) -> Result<(String, u8)> {
         let work = self.work();
-        let (name, server) = self.server(devices)?;
+        let Server { place, process } = self.server(devices)?;
+        let name = place.name.clone();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = self.threads.map_or(work.connections.min(cores), usize::from);
         let config = Config { workers: threads, engine: self.engine };
         let runtime = Runtime::start(&config)
             .map_err(|error| Error::new(format!("cannot start workers: {error}")))?;
-        let (place, process) = server;
         let shared = Arc::new(work.clone());
         let done = runtime.block_on(move || measure(place, shared));
         // Not on a worker: the server of `[ CMD ]` is awaited here.
@@ -216,11 +216,7 @@ impl LoadArgs {
         }
     }
 
-    /// The server's name, place, and process if it is started here.
-    fn server(
-        &self,
-        devices: &Devices<'_>,
-    ) -> Result<(String, (Place, Option<Arc<ServerProcess>>))> {
+    fn server(&self, devices: &Devices<'_>) -> Result<Server> {
         let usage = |error: BlockError| Error::usage(error.to_string());
         let spec = (devices.spec)(&self.device).map_err(usage)?;
         let name = spec.to_string();
@@ -228,12 +224,12 @@ impl LoadArgs {
             Spec::Command(words) => {
                 let process = ServerProcess::start(words).map_err(usage)?;
                 let address = Address::Unix(process.socket().to_path_buf());
-                let place = Place { name: name.clone(), address, export: String::new(), tls: None };
-                Ok((name, (place, Some(process))))
+                let place = Place { name, address, export: String::new(), tls: None };
+                Ok(Server { place, process: Some(process) })
             }
             Spec::Scheme { scheme, .. } if scheme.starts_with("nbd") => {
                 let place = Place::parse(&name).map_err(usage)?;
-                Ok((name, (place, None)))
+                Ok(Server { place, process: None })
             }
             _ => Err(Error::usage(format!(
                 "{name} is no NBD server: write its URI, or have it served by \
@@ -241,6 +237,12 @@ impl LoadArgs {
             ))),
         }
     }
+}
+
+/// A server, and its process if it is started here.
+struct Server {
+    place: Place,
+    process: Option<Arc<ServerProcess>>,
 }
 
 /// All that was measured.
