@@ -11,12 +11,14 @@ mod cow;
 mod declared;
 mod delay;
 mod error;
+mod evil;
 mod extentlist;
 mod extents_cache;
 mod fua;
 mod gates;
 mod locks;
 mod log;
+mod luks;
 pub mod manual;
 mod masked;
 mod multi_conn;
@@ -25,6 +27,7 @@ mod noextents;
 mod nozero;
 mod offset;
 mod out;
+mod packed;
 mod partition;
 mod pause;
 mod per_disk;
@@ -40,8 +43,10 @@ mod scan;
 mod scratch;
 mod stats;
 mod swab;
+mod tar;
 mod temporary;
 mod truncate;
+mod xz;
 
 pub use blocksize::BLOCKSIZE;
 pub use cache::CACHE;
@@ -50,11 +55,13 @@ pub use cow::COW;
 pub use declared::Declared;
 pub use delay::Delay;
 pub use error::Failing;
+pub use evil::EVIL;
 pub use extentlist::EXTENTLIST;
 pub use extents_cache::EXTENTS_CACHE;
 pub use fua::FUA;
 pub use gates::{EXITLAST, EXITWHEN, EXPORTNAME, IP, LIMIT, TLS_FALLBACK};
 pub use log::Log;
+pub use luks::LUKS;
 pub use multi_conn::MULTI_CONN;
 pub use nocache::NOCACHE;
 pub use noextents::NOEXTENTS;
@@ -71,7 +78,9 @@ pub use retry_request::RETRY_REQUEST;
 pub use scan::SCAN;
 pub use stats::{Counts, Stats, StatsLayer};
 pub use swab::SWAB;
+pub use tar::TAR;
 pub use truncate::TRUNCATE;
+pub use xz::XZ;
 
 /// Every layer of this crate, for a [`block::Registry`], by name.
 pub fn all() -> Vec<&'static dyn block::LayerKind> {
@@ -82,6 +91,7 @@ pub fn all() -> Vec<&'static dyn block::LayerKind> {
         &COW,
         &Delay,
         &Failing,
+        &EVIL,
         &EXITLAST,
         &EXITWHEN,
         &EXPORTNAME,
@@ -91,6 +101,7 @@ pub fn all() -> Vec<&'static dyn block::LayerKind> {
         &IP,
         &LIMIT,
         &Log,
+        &LUKS,
         &MULTI_CONN,
         &NOCACHE,
         &NOEXTENTS,
@@ -107,7 +118,9 @@ pub fn all() -> Vec<&'static dyn block::LayerKind> {
         &SCAN,
         &Stats,
         &SWAB,
+        &TAR,
         &TLS_FALLBACK,
         &TRUNCATE,
+        &XZ,
     ]
 }

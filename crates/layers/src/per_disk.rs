@@ -15,18 +15,27 @@ impl<T> Default for PerDisk<T> {
 }
 
 impl<T> PerDisk<T> {
+    /// The value, if a handle on the same storage has it now.
+    pub(crate) fn known(&self, below: &Below) -> Option<Arc<T>> {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        Self::key(below).and_then(|key| all.get(&key)).and_then(Weak::upgrade)
+    }
+
+    /// What tells disks apart; `None`: each handle may be on one of its own.
+    fn key(below: &Below) -> Option<String> {
+        match &below.export {
+            None => Some(String::new()),
+            Some(_) if !below.device.facts().can.contains(Can::MULTI_CONN) => None,
+            Some(name) => Some(format!("/{name}")),
+        }
+    }
+
     /// The value for what a layer is put over: made by the first handle.
     ///
     /// Devices that are opened for each client share it only if the name is the same and the device
     /// says that all of its connections see the same disk; each client may have a disk of its own.
     pub(crate) fn get(&self, below: &Below, make: impl FnOnce() -> Result<T>) -> Result<Arc<T>> {
-        let key = match &below.export {
-            None => String::new(),
-            Some(_) if !below.device.facts().can.contains(Can::MULTI_CONN) => {
-                return make().map(Arc::new);
-            }
-            Some(name) => format!("/{name}"),
-        };
+        let Some(key) = Self::key(below) else { return make().map(Arc::new) };
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(value) = all.get(&key).and_then(Weak::upgrade) {
             return Ok(value);

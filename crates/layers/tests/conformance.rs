@@ -79,6 +79,15 @@ fn short(options: Options) -> Options {
 }
 
 #[test]
+fn evil() {
+    // It is honest where nothing goes wrong; what goes wrong has tests of its own.
+    check("memory:2M", &["evil?evil-probability=0"], short(zeroes()));
+    // The same bits are stuck whenever they are read.
+    const STUCK: &str = "evil?evil-probability=1e-4&evil-seed=5";
+    check("pattern:2M", &[STUCK], short(Options::default()));
+}
+
+#[test]
 fn blocksize() {
     check("memory:2M", &["blocksize?minimum=4k&maximum=64k&preferred=32k"], short(zeroes()));
     check("memory:2M", &["blocksize?minblock=4k&maxdata=8k&maxlen=64k"], short(zeroes()));

@@ -23,11 +23,13 @@ enum Convert {
     Bits,
     /// An absolute path: a server in the background leaves the directory.
     Path,
+    /// A password; one that is asked for or inherited is read before the server goes into the background.
+    Secret,
     /// nbdkit's words for truth.
     Switch,
 }
 
-use Convert::{Bits, List, Path, Same, Switch};
+use Convert::{Bits, List, Path, Same, Secret, Switch};
 
 const ROWS: &[Row] = &[
     Row {
@@ -84,6 +86,16 @@ const ROWS: &[Row] = &[
             Key("delay-cache", "cache", Same),
         ],
     },
+    Row {
+        filter: "evil",
+        layer: "evil",
+        keys: &[
+            Key("evil", "evil", Same),
+            Key("evil-probability", "evil-probability", Same),
+            Key("evil-stuck-probability", "evil-stuck-probability", Same),
+            Key("evil-seed", "evil-seed", Same),
+        ],
+    },
     Row { filter: "exitlast", layer: "exitlast", keys: &[] },
     Row {
         filter: "exitwhen",
@@ -111,6 +123,7 @@ const ROWS: &[Row] = &[
         keys: &[Key("allow", "allow", List), Key("deny", "deny", List)],
     },
     Row { filter: "limit", layer: "limit", keys: &[Key("limit", "limit", Same)] },
+    Row { filter: "luks", layer: "luks", keys: &[Key("passphrase", "passphrase", Secret)] },
     Row {
         filter: "multi-conn",
         layer: "multi-conn",
@@ -171,6 +184,11 @@ const ROWS: &[Row] = &[
     },
     Row { filter: "swab", layer: "swab", keys: &[Key("swab-bits", "swab-bits", Same)] },
     Row {
+        filter: "tar",
+        layer: "tar",
+        keys: &[Key("tar-entry", "tar-entry", Same), Key("tar-limit", "tar-limit", Same)],
+    },
+    Row {
         filter: "tls-fallback",
         layer: "tls-fallback",
         keys: &[Key("tlsreadme", "tlsreadme", Same)],
@@ -182,6 +200,14 @@ const ROWS: &[Row] = &[
             Key("truncate", "truncate", Same),
             Key("round-up", "round-up", Same),
             Key("round-down", "round-down", Same),
+        ],
+    },
+    Row {
+        filter: "xz",
+        layer: "xz",
+        keys: &[
+            Key("xz-max-block", "xz-max-block", Same),
+            Key("xz-max-depth", "xz-max-depth", Same),
         ],
     },
 ];
@@ -262,6 +288,7 @@ const OTHERS: &[(&str, &str)] = &[
     ("rate", "burstiness"),
     ("rate", "connection-rate"),
     ("rate", "connection-rate-file"),
+    ("tar", "tar"),
 ];
 
 impl Convert {
@@ -274,6 +301,11 @@ impl Convert {
                 (bits >= 8).then(|| (bits / 8).to_string())
             }
             Path => Some(std::path::absolute(value).ok()?.to_str()?.to_string()),
+            Secret => match (value.strip_prefix('+'), value.starts_with('-')) {
+                (_, true) => None,
+                (Some(path), _) => Some(format!("+{}", Path.apply(path)?)),
+                (None, _) => Some(value.to_string()),
+            },
             Switch => match value.to_ascii_lowercase().as_str() {
                 "1" | "true" | "t" | "yes" | "y" | "on" => Some("on".into()),
                 "0" | "false" | "f" | "no" | "n" | "off" => Some("off".into()),
@@ -307,6 +339,7 @@ mod tests {
             "ip?allow=a%2cb%2cc&deny=all"
         );
         assert_eq!(taken("rate", "rate=8M").0.unwrap(), "rate?rate=1048576");
+        assert_eq!(taken("luks", "passphrase=+/x").0.unwrap(), "luks?passphrase=%2b/x");
         assert_eq!(taken("noextents", "x=1").0.unwrap(), "noextents");
     }
 
@@ -316,7 +349,9 @@ mod tests {
             ("delay", "rdelay=1 delay-open=2"),
             ("rate", "rate=1M connection-rate=2"),
             ("retry", "retries=1 retries=2"),
-            ("evil", ""),
+            ("luks", "passphrase=-"),
+            ("tar", "tar-entry=x tar=gtar"),
+            ("ddrescue", ""),
             ("readonly", "readonly-file=x"),
         ] {
             let (layer, left) = taken(filter, text);

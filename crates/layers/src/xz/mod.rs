@@ -1,0 +1,269 @@
+//! `xz`: what an xz file holds, at random.
+//!
+//! - `index`: where its blocks are. Each is decoded whole, by itself, and kept for a while.
+
+mod index;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use block::{
+    Args, Below, Device, Error, Facts, Kind, Layer, Op, Opening, ParamKind, Pending, Reply,
+    Request, Result,
+};
+use crc32fast::hash as crc32;
+use io::{Data, Room};
+use lzma_rust2::{Action, Status, XzStream};
+
+use crate::declared::{Declared, param_or, usage};
+use crate::locks::RangeLocks;
+use crate::packed::facts_of_content;
+use crate::per_disk::PerDisk;
+use crate::scratch::Scratch;
+use index::{Block, Index};
+
+/// The layer `xz`.
+pub static XZ: Declared = Declared {
+    name: "xz",
+    summary: "shows what an xz file holds, at random",
+    manual: "The device below is an xz file; what is served is its content, read-only. Blocks of the file \
+are decoded by themselves, found by its index, and checked; the last `xz-max-depth` are kept for all \
+connections, and a block that several want is decoded once. Memory: the longest block times the depth and \
+twice for each of two that are decoded at a time, each with the dictionary that it names.
+
+Make files for this with small blocks: `xz --block-size=16MiB`; a file of one block is decoded from its \
+start for every part of it. Files with blocks above `xz-max-block` are refused.",
+    params: &[
+        param_or("xz-max-block", ParamKind::Size, "512M", "Longest block that is taken."),
+        param_or("xz-max-depth", ParamKind::Number, "8", "Most decoded blocks that are kept."),
+    ],
+    configure: |args| configure(args),
+};
+
+/// Blocks that are decoded at a time.
+const DECODERS: u64 = 2;
+/// Largest dictionary besides that of the longest block: what `xz -9` names.
+const DICTIONARY: u64 = 64 << 20;
+
+fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
+    let most = args.size("xz-max-block").unwrap_or(512 << 20);
+    let depth = args.number("xz-max-depth").unwrap_or(8);
+    if depth == 0 || depth > 1 << 16 {
+        return Err(usage("xz: xz-max-depth must be from 1 to 65536"));
+    }
+    // A block is one buffer.
+    if most == 0 || most > 4 << 30 {
+        return Err(usage("xz: xz-max-block must be from 1 to 4G"));
+    }
+    Ok(Arc::new(Xz { most, depth: depth as usize, files: PerDisk::default() }))
+}
+
+struct Xz {
+    most: u64,
+    depth: usize,
+    files: PerDisk<Content>,
+}
+
+impl Layer for Xz {
+    fn wrap(&self, _inner: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
+        Err(Error::new(Kind::Unsupported, "xz: the file must be opened with the layer"))
+    }
+
+    fn open(self: Arc<Self>, below: Below) -> Opening<Arc<dyn Device>> {
+        Box::pin(async move {
+            let facts = below.device.facts();
+            let known = self.files.known(&below).filter(|content| content.packed == facts.size);
+            let content = match known {
+                Some(content) => content,
+                None => {
+                    let index = Index::read(&below.device).await?;
+                    if index.longest > self.most {
+                        return Err(Error::new(
+                            Kind::TooLarge,
+                            format!(
+                                "xz: {} has a block of {} bytes, and xz-max-block is {}: make it \
+                                 with xz --block-size",
+                                facts.name, index.longest, self.most
+                            ),
+                        ));
+                    }
+                    let depth = self.depth;
+                    let (kept, decoding) = (Mutex::default(), Arc::default());
+                    let packed = facts.size;
+                    self.files
+                        .get(&below, || Ok(Content { index, packed, depth, kept, decoding }))?
+                }
+            };
+            let facts = Arc::new(facts_of_content(&facts, content.index.size));
+            let inner = below.device;
+            let scratch = Scratch::for_device(&inner);
+            let file = Arc::new(File { inner, content, scratch });
+            Ok(Arc::new(XzDevice { facts, file }) as Arc<dyn Device>)
+        })
+    }
+}
+
+/// What is known of a file; shared by all handles.
+struct Content {
+    index: Index,
+    /// Bytes of the file.
+    packed: u64,
+    depth: usize,
+    /// Decoded blocks by their number, the last used last.
+    kept: Mutex<Vec<(usize, Data)>>,
+    /// Blocks that are being decoded.
+    decoding: Arc<RangeLocks>,
+}
+
+impl Content {
+    fn kept(&self) -> MutexGuard<'_, Vec<(usize, Data)>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn find(&self, number: usize) -> Option<Data> {
+        let mut kept = self.kept();
+        let place = kept.iter().position(|(other, _)| *other == number)?;
+        kept[place..].rotate_left(1);
+        kept.last().map(|(_, data)| data.clone())
+    }
+
+    fn keep(&self, number: usize, data: Data) {
+        let mut kept = self.kept();
+        if kept.len() >= self.depth {
+            kept.remove(0);
+        }
+        kept.push((number, data));
+    }
+}
+
+struct XzDevice {
+    facts: Arc<Facts>,
+    file: Arc<File>,
+}
+
+/// A handle.
+struct File {
+    inner: Arc<dyn Device>,
+    content: Arc<Content>,
+    scratch: Scratch,
+}
+
+impl Device for XzDevice {
+    fn facts(&self) -> Arc<Facts> {
+        self.facts.clone()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        let Op::Read(room) = request.op else {
+            return Error::new(Kind::Invalid, "an xz file is only read").into();
+        };
+        let (at, file) = (request.at, self.file.clone());
+        let index = &file.content.index;
+        let first = index.find(at);
+        let inside = index
+            .blocks
+            .get(first)
+            .is_some_and(|block| at + request.len <= block.start + block.len);
+        if inside && let Some(data) = file.content.find(first) {
+            let start = (at - index.blocks[first].start) as usize;
+            return Pending::ready(Ok(Reply::Data(data.slice(start, room.len()))));
+        }
+        Pending::start(async move { file.read(at, room).await.map(Reply::Data) })
+    }
+}
+
+impl File {
+    async fn read(self: &Arc<File>, at: u64, room: Room) -> Result<Data> {
+        let blocks = &self.content.index.blocks;
+        let end = at + room.len() as u64;
+        let mut number = self.content.index.find(at);
+        let mut room = Some(room);
+        let mut buf = None;
+        let mut next = at;
+        while next < end {
+            let block = blocks[number];
+            let data = self.block(number).await?;
+            let start = (next - block.start) as usize;
+            let len = (end.min(block.start + block.len) - next) as usize;
+            if len as u64 == end - at {
+                return Ok(data.slice(start, len));
+            }
+            let buf = match (&mut buf, room.take()) {
+                (Some(buf), _) => buf,
+                (none, Some(room)) => none.insert(room.into_buf()),
+                (None, None) => return Err(Error::new(Kind::NoMemory, "no memory for the answer")),
+            };
+            let place = (next - at) as usize;
+            buf[place..place + len].copy_from_slice(&data.bytes()[start..start + len]);
+            next += len as u64;
+            number += 1;
+        }
+        buf.map(Data::from).ok_or_else(|| Error::new(Kind::Invalid, "nothing was asked for"))
+    }
+
+    /// A decoded block.
+    async fn block(self: &Arc<File>, number: usize) -> Result<Data> {
+        let content = &self.content;
+        if let Some(data) = content.find(number) {
+            return Ok(data);
+        }
+        // One at a time of those that share a decoder, and so of each block.
+        let decoder = number as u64 % DECODERS;
+        let _turn = content.decoding.lock(decoder, decoder + 1).await;
+        if let Some(data) = content.find(number) {
+            return Ok(data);
+        }
+        let block = content.index.blocks[number];
+        let packed = self.packed(block).await?;
+        let longest = content.index.longest;
+        let decoded = io::offload(move || decode(&packed, block, longest)).await;
+        let decoded =
+            decoded.map_err(|lost| Error::new(Kind::Io, "cannot decode").because(lost))?;
+        let data = decoded.map_err(|why| {
+            let text = format!("block {number} of the xz file, at offset {}: {why}", block.at);
+            Error::new(Kind::Io, text)
+        })?;
+        content.keep(number, data.clone());
+        Ok(data)
+    }
+
+    /// A stream's header and the block as it is in the file, with its padding.
+    async fn packed(&self, block: Block) -> Result<Vec<u8>> {
+        let len = block.packed.next_multiple_of(4);
+        let most = block.len.saturating_add(block.len / 8).saturating_add(1 << 20);
+        if len > most {
+            let text = format!("a block of {} bytes that takes {len}", block.len);
+            return Err(Error::new(Kind::Invalid, text));
+        }
+        let mut bytes = vec![0xfd, b'7', b'z', b'X', b'Z', 0, 0, block.check];
+        let sum = crc32(&bytes[6..8]);
+        bytes.extend(sum.to_le_bytes());
+        let header = bytes.len();
+        bytes.resize(header + len as usize, 0);
+        self.scratch.fill(&self.inner, block.at, &mut bytes[header..]).await?;
+        Ok(bytes)
+    }
+}
+
+/// Decodes a block behind its stream's header, and has it checked.
+fn decode(packed: &[u8], block: Block, longest: u64) -> Result<Data, String> {
+    let dictionary = longest.max(DICTIONARY) + (1 << 20);
+    let limit = u32::try_from(dictionary / 1024).unwrap_or(u32::MAX);
+    let mut stream = XzStream::new_mem_limit(false, limit);
+    let mut buf = Room::unpooled(block.len as usize).into_buf();
+    let (mut taken, mut made) = (0, 0);
+    // The checksum behind the content is looked at when all is taken.
+    while taken < packed.len() {
+        let done = stream.process(&packed[taken..], &mut buf[made..], Action::Run);
+        let done = done.map_err(|error| error.to_string())?;
+        taken += done.bytes_consumed;
+        made += done.bytes_produced;
+        if done.bytes_consumed == 0 && done.bytes_produced == 0 || done.status == Status::StreamEnd
+        {
+            break;
+        }
+    }
+    if taken < packed.len() || made < buf.len() {
+        return Err(format!("it holds {made} bytes, not {}, or others than it says", block.len));
+    }
+    Ok(buf.into())
+}
