@@ -3,62 +3,16 @@
 //! for whose libraries the plugins were linked.
 #![allow(clippy::unwrap_used)]
 
+mod hosted;
 mod http;
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::path::PathBuf;
+use std::process::Command;
 
-use blockhaul_tests::{LIMIT, assert_same, bounded, done, lossy, program, text};
-use testkit::tools::{Peer, Reason, Scratch, among_peers, skip_or_fail};
-
-const FOLDER: &str = "usr/lib/x86_64-linux-gnu/nbdkit/plugins";
-
-/// The root of the unpacked peers.
-fn root() -> Option<PathBuf> {
-    let nbdkit = Peer::require("nbdkit")?;
-    let root = nbdkit.program().parent()?.parent()?.join("root");
-    root.is_dir().then_some(root)
-}
-
-/// Whether a plugin is unpacked; a test that needs it is skipped else.
-fn has(plugin: &str) -> bool {
-    let Some(root) = root() else { return false };
-    let folder = root.join(FOLDER);
-    let there = folder.join(format!("nbdkit-{plugin}-plugin.so")).exists()
-        || folder.join(format!("nbdkit-{plugin}-plugin")).exists();
-    if !there {
-        skip_or_fail(&Reason::new(format!("the peers have no plugin {plugin}")));
-    }
-    there
-}
-
-/// The program under test, among the peers.
-fn blockhaul(args: &[&str]) -> Command {
-    let mut command = among_peers(program()).unwrap();
-    command.args(args);
-    command
-}
-
-/// Serves a plugin for the time that a script runs, which has to succeed. Gives all that was printed.
-#[track_caller]
-fn serving(plugin: &str, options: &[&str], script: &str) -> String {
-    let output = serve_and_run(plugin, options, script);
-    let said = lossy(&output.stderr);
-    assert!(output.status.success(), "{plugin}: {}: {said}", output.status);
-    assert!(!said.contains("has not ended"), "{said}");
-    lossy(&output.stdout) + &said
-}
-
-#[track_caller]
-fn serve_and_run(plugin: &str, options: &[&str], script: &str) -> Output {
-    let device = format!("nbdkit:{plugin}");
-    let script = format!("set -e; {script}");
-    let mut args = vec!["serve", &device];
-    args.extend_from_slice(options);
-    args.extend_from_slice(&["--run", &script]);
-    bounded(&mut blockhaul(&args), LIMIT)
-}
+use blockhaul_tests::{assert_same, done, lossy, text};
+use hosted::{blockhaul, contents, has, root, serve_and_run, serving, write_and_read};
+use testkit::tools::{Reason, Scratch, skip_or_fail};
 
 /// Copies a plugin's disk into a file.
 #[track_caller]
@@ -66,24 +20,6 @@ fn read(plugin: &str, scratch: &Scratch) -> PathBuf {
     let out = scratch.file("out");
     serving(plugin, &[], &format!("nbdcopy \"$uri\" {}", text(&out)));
     out
-}
-
-/// A file with contents that show where they are from.
-fn contents(path: &Path, len: usize) -> PathBuf {
-    let bytes: Vec<u8> =
-        (0..len as u64 / 8).flat_map(|n| (n * 0x9e37_79b9).to_be_bytes()).collect();
-    fs::write(path, bytes).unwrap();
-    path.to_path_buf()
-}
-
-/// Writes a file to a plugin's disk, and reads it back over another connection.
-#[track_caller]
-fn write_and_read(plugin: &str, len: usize, scratch: &Scratch) {
-    let (input, out) = (contents(&scratch.file("in"), len), scratch.file("out"));
-    let (input_text, out_text) = (text(&input), text(&out));
-    let script = format!("nbdcopy --flush {input_text} \"$uri\"; nbdcopy \"$uri\" {out_text}");
-    serving(plugin, &[], &script);
-    assert_same(&input, &out, plugin);
 }
 
 /// A test that needs a plugin.
@@ -368,36 +304,6 @@ with_plugin!(a_full_disk_says_so, "full", |scratch| {
     let script = "! nbdsh -u \"$uri\" -c 'h.pwrite(b\"x\" * 512, 0)' 2>&1";
     let said = serving("full?1M", &[], script);
     assert!(said.contains("ENOSPC") || said.contains("No space left"), "{said}");
-    drop(scratch);
-});
-
-with_plugin!(every_plugin_loads_and_describes_itself, "null", |scratch| {
-    let folder = root().unwrap().join(FOLDER);
-    let mut count = 0;
-    for entry in fs::read_dir(folder).unwrap().flatten() {
-        let file = entry.file_name().into_string().unwrap();
-        let Some(name) = file.strip_prefix("nbdkit-").and_then(|n| n.strip_suffix("-plugin.so"))
-        else {
-            continue;
-        };
-        let output = bounded(&mut blockhaul(&["plugin", name]), LIMIT);
-        let (said, error) = (lossy(&output.stdout), lossy(&output.stderr));
-        // Some libraries are not among the peers; then the loader says which.
-        if output.status.success() {
-            assert!(said.contains(&format!("\nname={name}\n")), "{said}");
-            assert!(
-                said.contains("\nhas_get_size=1\n") && said.contains("\nthread_model="),
-                "{said}"
-            );
-            count += 1;
-        } else {
-            assert!(
-                error.contains("cannot load plugin") || error.contains("needs"),
-                "{name}: {error}"
-            );
-        }
-    }
-    assert!(count >= 27, "{count} plugins loaded");
     drop(scratch);
 });
 

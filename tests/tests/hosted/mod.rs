@@ -1,0 +1,75 @@
+//! nbdkit's plugins as Debian compiles them, in `blockhaul serve` among the peers: what their tests share.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use blockhaul_tests::{LIMIT, assert_same, bounded, lossy, program, text};
+use testkit::tools::{Peer, Reason, Scratch, among_peers, skip_or_fail};
+
+/// Where plugins lie among the peers.
+pub const FOLDER: &str = "usr/lib/x86_64-linux-gnu/nbdkit/plugins";
+
+/// The root of the unpacked peers.
+pub fn root() -> Option<PathBuf> {
+    let nbdkit = Peer::require("nbdkit")?;
+    let root = nbdkit.program().parent()?.parent()?.join("root");
+    root.is_dir().then_some(root)
+}
+
+/// Whether a plugin is unpacked; a test that needs it is skipped else.
+pub fn has(plugin: &str) -> bool {
+    let Some(root) = root() else { return false };
+    let folder = root.join(FOLDER);
+    let there = folder.join(format!("nbdkit-{plugin}-plugin.so")).exists()
+        || folder.join(format!("nbdkit-{plugin}-plugin")).exists();
+    if !there {
+        skip_or_fail(&Reason::new(format!("the peers have no plugin {plugin}")));
+    }
+    there
+}
+
+/// The program under test, among the peers.
+pub fn blockhaul(args: &[&str]) -> Command {
+    let mut command = among_peers(program()).unwrap();
+    command.args(args);
+    command
+}
+
+/// Serves a plugin for the time that a script runs, which has to succeed. Gives all that was printed.
+#[track_caller]
+pub fn serving(plugin: &str, options: &[&str], script: &str) -> String {
+    let output = serve_and_run(plugin, options, script);
+    let said = lossy(&output.stderr);
+    assert!(output.status.success(), "{plugin}: {}: {said}", output.status);
+    assert!(!said.contains("has not ended"), "{said}");
+    lossy(&output.stdout) + &said
+}
+
+#[track_caller]
+pub fn serve_and_run(plugin: &str, options: &[&str], script: &str) -> Output {
+    let device = format!("nbdkit:{plugin}");
+    let script = format!("set -e; {script}");
+    let mut args = vec!["serve", &device];
+    args.extend_from_slice(options);
+    args.extend_from_slice(&["--run", &script]);
+    bounded(&mut blockhaul(&args), LIMIT)
+}
+
+/// A file with contents that show where they are from.
+pub fn contents(path: &Path, len: usize) -> PathBuf {
+    let bytes: Vec<u8> =
+        (0..len as u64 / 8).flat_map(|n| (n * 0x9e37_79b9).to_be_bytes()).collect();
+    fs::write(path, bytes).unwrap();
+    path.to_path_buf()
+}
+
+/// Writes a file to a plugin's disk, and reads it back over another connection.
+#[track_caller]
+pub fn write_and_read(plugin: &str, len: usize, scratch: &Scratch) {
+    let (input, out) = (contents(&scratch.file("in"), len), scratch.file("out"));
+    let (input_text, out_text) = (text(&input), text(&out));
+    let script = format!("nbdcopy --flush {input_text} \"$uri\"; nbdcopy \"$uri\" {out_text}");
+    serving(plugin, &[], &script);
+    assert_same(&input, &out, plugin);
+}
