@@ -1,5 +1,6 @@
 //! Devices that store or compute bytes: file, dir, memory, null, zero, pattern, sample, data, ones,
-//! random, full, split, partitioning, sparse-random, info, tmpdisk, ondemand.
+//! random, full, split, partitioning, sparse-random, info, tmpdisk, ondemand, floppy,
+//! iso, linuxdisk.
 //!
 //! One file per kind of storage. To add one, write its file and add a line to [`all`]: parsing, help
 //! and completion follow from what it declares.
@@ -8,8 +9,11 @@ mod data;
 mod file;
 mod fill;
 mod fixed;
+mod floppy;
 mod full;
 mod info;
+mod iso;
+mod linuxdisk;
 mod made;
 mod memory;
 mod null;
@@ -28,8 +32,11 @@ mod zero;
 
 pub use data::Data;
 pub use file::{Dir, File, identity};
+pub use floppy::Floppy;
 pub use full::Full;
 pub use info::Info;
+pub use iso::Iso;
+pub use linuxdisk::Linuxdisk;
 pub use memory::{Memory, memory};
 pub use null::Null;
 pub use ondemand::Ondemand;
@@ -63,6 +70,9 @@ pub fn all() -> Vec<&'static dyn block::Backend> {
         &Info,
         &Tmpdisk,
         &Ondemand,
+        &Floppy,
+        &Iso,
+        &Linuxdisk,
     ]
 }
 

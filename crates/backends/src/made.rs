@@ -1,8 +1,9 @@
 //! Disks that a command makes when a client asks for them: what `tmpdisk:` and `ondemand:` share.
 
 use std::ffi::OsString;
-use std::fs::File;
-use std::path::Path;
+use std::fs::{DirBuilder, File};
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
@@ -87,25 +88,12 @@ impl Maker {
             }
             None => self.mkfs(disk)?,
         };
-        command.env("PATH", search_path()).env("type", &self.kind);
-        command.env("label", self.label.as_deref().unwrap_or_default());
+        command.env("type", &self.kind).env("label", self.label.as_deref().unwrap_or_default());
         command.envs(self.variables.iter().map(|(name, value)| (name, value)));
-        // Standard input and output may be those of a client.
-        command.env("disk", disk).env("size", self.size.to_string()).stdin(Stdio::null());
-        command.stdout(Stdio::null());
-        let what = match &self.command {
-            Some(_) => "the command".to_string(),
-            None => format!("mkfs -t {}", self.kind),
-        };
-        let status = command.status().map_err(|error| {
-            Error::system(format!("cannot make a disk: cannot run {what}"), error)
-        })?;
-        match status.success() {
-            true => Ok(()),
-            false => {
-                let text = format!("cannot make a disk: {what} failed: {status}");
-                Err(Error::new(Kind::Io, text))
-            }
+        command.env("disk", disk).env("size", self.size.to_string()).stdout(Stdio::null());
+        match &self.command {
+            Some(_) => run(&mut command, "the command"),
+            None => run(&mut command, &format!("mkfs -t {}", self.kind)),
         }
     }
 
@@ -140,6 +128,26 @@ impl Maker {
     }
 }
 
+/// Runs a command that makes a disk, `what` in messages; blocks.
+pub(crate) fn run(command: &mut Command, what: &str) -> Result<()> {
+    // Standard input and output may be those of a client.
+    let status = command.env("PATH", search_path()).stdin(Stdio::null()).status();
+    let status = status
+        .map_err(|error| Error::system(format!("cannot make a disk: cannot run {what}"), error))?;
+    match status.success() {
+        true => Ok(()),
+        false => {
+            let text = format!("cannot make a disk: {what} failed: {status}");
+            Err(Error::new(Kind::Io, text))
+        }
+    }
+}
+
+/// Whether there is a program of this name, or at this path.
+pub(crate) fn have(program: &str) -> bool {
+    std::env::split_paths(&search_path()).any(|folder| folder.join(program).is_file())
+}
+
 fn search_path() -> OsString {
     let mut path = std::env::var_os("PATH").unwrap_or_default();
     for folder in SYSTEM {
@@ -147,6 +155,49 @@ fn search_path() -> OsString {
         path.push(folder);
     }
     path
+}
+
+/// A folder that only this user can look into: others must not exchange the disk before it is opened.
+pub(crate) struct Folder(PathBuf);
+
+impl Folder {
+    /// A new one in `$TMPDIR`, or in /var/tmp; it goes when this is dropped, and all in it.
+    pub fn new() -> Result<Folder> {
+        let place = std::env::var_os("TMPDIR").filter(|place| !place.is_empty());
+        let place = place.map_or_else(|| PathBuf::from("/var/tmp"), PathBuf::from);
+        let cannot = |error| {
+            Error::system(format!("cannot make a folder for a disk in {}", place.display()), error)
+        };
+        loop {
+            let mut random = [0; 8];
+            let flags = rustix::rand::GetRandomFlags::empty();
+            rustix::rand::getrandom(&mut random, flags).map_err(|error| cannot(error.into()))?;
+            let name = format!("blockhaul-disk-{:016x}", u64::from_ne_bytes(random));
+            let path = std::path::absolute(place.join(name)).map_err(cannot)?;
+            match DirBuilder::new().mode(0o700).create(&path) {
+                Ok(()) => return Ok(Folder(path)),
+                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(cannot(error)),
+            }
+        }
+    }
+
+    /// Where a disk is to be made.
+    pub fn disk(&self) -> PathBuf {
+        self.0.join("disk")
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        remove(&self.0);
+    }
+}
+
+fn remove(folder: &Path) {
+    if let Err(error) = std::fs::remove_dir_all(folder) {
+        log::warn!("cannot remove {}: {error}", folder.display());
+    }
 }
 
 /// A disk that was made, for one client. One that is gone with its client need not reach a disk;

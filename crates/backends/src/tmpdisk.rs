@@ -1,8 +1,5 @@
 //! `tmpdisk:SIZE`: a fresh disk with a file system for each client, which is gone when the client is.
 
-use std::fs::DirBuilder;
-use std::os::unix::fs::DirBuilderExt as _;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use block::{
@@ -10,7 +7,7 @@ use block::{
     Visit,
 };
 
-use crate::made::{COMMAND, LABEL, Maker, TYPE};
+use crate::made::{COMMAND, Folder, LABEL, Maker, TYPE};
 use crate::{made, operand};
 
 /// The backend `tmpdisk:SIZE`.
@@ -75,47 +72,6 @@ impl Disks {
         let folder = folder.await.map_err(|_| Error::new(Kind::Io, "the disk was not made"))??;
         // Open files stay when their names go, and the folder is removed here.
         made::device(&folder.disk(), self.write, true, None).await
-    }
-}
-
-/// A folder that only this user can look into: others must not exchange the disk before it is opened.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new() -> Result<Folder> {
-        let place = std::env::var_os("TMPDIR").filter(|place| !place.is_empty());
-        let place = place.map_or_else(|| PathBuf::from("/var/tmp"), PathBuf::from);
-        let cannot = |error| {
-            Error::system(format!("cannot make a folder for a disk in {}", place.display()), error)
-        };
-        loop {
-            let mut random = [0; 8];
-            let flags = rustix::rand::GetRandomFlags::empty();
-            rustix::rand::getrandom(&mut random, flags).map_err(|error| cannot(error.into()))?;
-            let name = format!("blockhaul-disk-{:016x}", u64::from_ne_bytes(random));
-            let path = std::path::absolute(place.join(name)).map_err(cannot)?;
-            match DirBuilder::new().mode(0o700).create(&path) {
-                Ok(()) => return Ok(Folder(path)),
-                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
-                Err(error) => return Err(cannot(error)),
-            }
-        }
-    }
-
-    fn disk(&self) -> PathBuf {
-        self.0.join("disk")
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        remove(&self.0);
-    }
-}
-
-fn remove(folder: &Path) {
-    if let Err(error) = std::fs::remove_dir_all(folder) {
-        log::warn!("cannot remove {}: {error}", folder.display());
     }
 }
 

@@ -167,6 +167,24 @@ fn info() {
 }
 
 #[test]
+fn disks_of_folders() {
+    // All other checks write.
+    let only = vec!["the_facts_are_consistent", "the_fence_refuses_what_the_facts_forbid"];
+    let options = Options { only, ..Options::default() };
+    for (scheme, tool) in [("floppy", ""), ("linuxdisk", "mke2fs")] {
+        if !tool.is_empty() && testkit::tools::Peer::require(tool).is_none() {
+            continue;
+        }
+        conform::check(scheme, options.clone(), move || async move {
+            let dir = tempfile::tempdir().unwrap();
+            std::fs::write(dir.path().join("a file"), vec![1; 123_456]).unwrap();
+            let spec = format!("{scheme}:{}", dir.path().display());
+            Ok(Subject::from(open(&spec, Intent::WRITE).await?).keep(dir))
+        });
+    }
+}
+
+#[test]
 fn data() {
     let content = |at: u64| if at == 0 { 7 } else { u8::from(at >= 100) };
     check("data:7 @100 1*99900", Options::default().content(Content::oracle(content)));

@@ -13,6 +13,9 @@ pub fn device(plugin: &str, parameters: &[Parameter]) -> Option<String> {
         "sparse-random" => sparse_random(parameters),
         "info" => info(parameters),
         "tmpdisk" | "ondemand" => made(plugin, parameters),
+        "floppy" => floppy(parameters),
+        "iso" => iso(parameters),
+        "linuxdisk" => linuxdisk(parameters),
         _ => None,
     }
 }
@@ -124,6 +127,53 @@ fn made(plugin: &str, parameters: &[Parameter]) -> Option<String> {
     }
 }
 
+/// A folder once, and a label that is cut as the plugin cuts it.
+fn floppy(parameters: &[Parameter]) -> Option<String> {
+    let mut options = one_folder(parameters, &["label", "size"])?;
+    let dir = options.remove("dir")?;
+    let label = options.entry("label").or_insert_with(|| "NBDKITFLOPY".into());
+    *label = label.get(..label.len().min(11))?.to_string();
+    Some(with(&format!("floppy:{}", folder(&dir)?), &options))
+}
+
+/// Folders, which are merged.
+fn iso(parameters: &[Parameter]) -> Option<String> {
+    let (mut folders, mut options) = (Vec::new(), BTreeMap::new());
+    for (key, value) in parameters {
+        match key.as_deref().unwrap_or("dir") {
+            "dir" => folders.push(("dir".to_string(), value)),
+            key @ ("params" | "prog") => drop(options.insert(key.to_string(), value)),
+            _ => return None,
+        }
+    }
+    let given = !folders.is_empty();
+    folders.extend(options);
+    given.then(|| spelled("iso:", &folders))
+}
+
+fn linuxdisk(parameters: &[Parameter]) -> Option<String> {
+    let mut options = one_folder(parameters, &["label", "type", "size"])?;
+    let dir = options.remove("dir")?;
+    Some(with(&format!("linuxdisk:{}", folder(&dir)?), &options))
+}
+
+/// Parameters of a plugin that takes one folder, and options that it knows.
+fn one_folder<'a>(
+    parameters: &'a [Parameter],
+    known: &[&str],
+) -> Option<BTreeMap<&'a str, String>> {
+    let is_folder = |key: &Option<String>| key.as_deref().is_none_or(|key| key == "dir");
+    let folders = parameters.iter().filter(|(key, _)| is_folder(key)).count();
+    let options = last(parameters, "dir");
+    let all = options.keys().all(|key| *key == "dir" || known.contains(key));
+    (folders == 1 && all).then_some(options)
+}
+
+/// A folder in a device.
+fn folder(path: &str) -> Option<String> {
+    (!path.is_empty()).then(|| escaped(path))
+}
+
 /// A device with its options.
 fn spelled(device: &str, options: &[(String, &String)]) -> String {
     let options = options.iter().map(|(key, value)| format!("{key}={}", escaped(value)));
@@ -183,5 +233,20 @@ mod tests {
         let words = ["dir=/a b", "size=1M", "wait=true"];
         assert_eq!(word("ondemand", &words).unwrap(), "ondemand:/a%20b?size=1M&wait=true");
         assert_eq!(word("ondemand", &["1M"]), None);
+    }
+
+    #[test]
+    fn folders_become_disks() {
+        assert_eq!(word("floppy", &["/a b"]).unwrap(), "floppy:/a%20b?label=NBDKITFLOPY");
+        let words = ["dir=x", "label=longer than eleven", "size=1G"];
+        assert_eq!(word("floppy", &words).unwrap(), "floppy:x?label=longer%20than&size=1G");
+        assert_eq!(word("floppy", &["a", "b"]), None);
+        assert_eq!(word("floppy", &["label=x"]), None);
+        let words = ["a", "b,c", "params=-JrT"];
+        assert_eq!(word("iso", &words).unwrap(), "iso:?dir=a&dir=b%2cc&params=-JrT");
+        assert_eq!(word("iso", &["prog=x"]), None);
+        let words = ["root", "size=+1G", "type=ext4"];
+        assert_eq!(word("linuxdisk", &words).unwrap(), "linuxdisk:root?size=%2b1G&type=ext4");
+        assert_eq!(word("linuxdisk", &["root", "x=y"]), None);
     }
 }
