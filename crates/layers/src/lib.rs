@@ -16,6 +16,7 @@ mod extentlist;
 mod extents_cache;
 mod fua;
 mod gates;
+mod gz;
 mod locks;
 mod log;
 mod luks;
@@ -60,6 +61,7 @@ pub use extentlist::EXTENTLIST;
 pub use extents_cache::EXTENTS_CACHE;
 pub use fua::FUA;
 pub use gates::{EXITLAST, EXITWHEN, EXPORTNAME, IP, LIMIT, TLS_FALLBACK};
+pub use gz::GZ;
 pub use log::Log;
 pub use luks::LUKS;
 pub use multi_conn::MULTI_CONN;
@@ -98,6 +100,7 @@ pub fn all() -> Vec<&'static dyn block::LayerKind> {
         &EXTENTLIST,
         &EXTENTS_CACHE,
         &FUA,
+        &GZ,
         &IP,
         &LIMIT,
         &Log,

@@ -1,6 +1,10 @@
-//! What layers have in common that show what a packed file holds.
+//! What layers have in common that show what a packed file holds: parts of the content, decoded whole
+//! and kept for a while.
 
-use block::{BlockSizes, Can, Facts};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use block::{BlockSizes, Can, Error, Facts, Kind, Result};
+use io::{Data, Room};
 
 /// The facts of content that is only read, of a file with these.
 pub(crate) fn facts_of_content(file: &Facts, size: u64) -> Facts {
@@ -12,4 +16,89 @@ pub(crate) fn facts_of_content(file: &Facts, size: u64) -> Facts {
     facts.rotational = file.rotational;
     facts.allocation_unit = 1;
     facts
+}
+
+/// Decoded parts by their number; those that were not used for the longest time go first.
+pub(crate) struct Kept {
+    most: usize,
+    /// The last used last.
+    parts: Mutex<Vec<(u64, Data)>>,
+}
+
+impl Kept {
+    /// At most so many, and one at least.
+    pub(crate) fn new(most: usize) -> Kept {
+        Kept { most: most.max(1), parts: Mutex::default() }
+    }
+
+    /// How many are kept at most.
+    pub(crate) fn most(&self) -> usize {
+        self.most
+    }
+
+    pub(crate) fn find(&self, number: u64) -> Option<Data> {
+        let mut parts = self.parts();
+        let place = parts.iter().position(|(other, _)| *other == number)?;
+        parts[place..].rotate_left(1);
+        parts.last().map(|(_, data)| data.clone())
+    }
+
+    pub(crate) fn keep(&self, number: u64, data: Data) {
+        let mut parts = self.parts();
+        parts.retain(|(other, _)| *other != number);
+        if parts.len() >= self.most {
+            parts.remove(0);
+        }
+        parts.push((number, data));
+    }
+
+    fn parts(&self) -> MutexGuard<'_, Vec<(u64, Data)>> {
+        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A part of the content: its number, where it begins, and its length.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Part {
+    pub(crate) number: u64,
+    pub(crate) start: u64,
+    pub(crate) len: u64,
+}
+
+impl Part {
+    /// A range within a decoded part, if all of it is.
+    pub(crate) fn slice(&self, at: u64, len: usize, data: &Data) -> Option<Data> {
+        let inside = at >= self.start && at + len as u64 <= self.start + self.len;
+        inside.then(|| data.slice((at - self.start) as usize, len))
+    }
+}
+
+/// A range, put together from the parts that it lies in.
+pub(crate) async fn assemble(
+    at: u64,
+    room: Room,
+    part_at: impl Fn(u64) -> Option<Part>,
+    decoded: impl AsyncFn(Part) -> Result<Data>,
+) -> Result<Data> {
+    let none = || Error::new(Kind::Io, "the content ends before");
+    let end = at + room.len() as u64;
+    let first = part_at(at).ok_or_else(none)?;
+    let data = decoded(first).await?;
+    if let Some(data) = first.slice(at, room.len(), &data) {
+        return Ok(data);
+    }
+    let mut buf = room.into_buf();
+    let (mut part, mut data, mut next) = (first, data, at);
+    loop {
+        let start = (next - part.start) as usize;
+        let len = (end.min(part.start + part.len) - next) as usize;
+        let place = (next - at) as usize;
+        buf[place..place + len].copy_from_slice(&data.bytes()[start..start + len]);
+        next += len as u64;
+        if next >= end {
+            return Ok(buf.into());
+        }
+        part = part_at(next).ok_or_else(none)?;
+        data = decoded(part).await?;
+    }
 }

@@ -174,3 +174,57 @@ fn xz_files_are_read_at_random() {
         assert_eq!(read(stack.device(), 100_000, 10).await, bytes[100_000..][..10]);
     });
 }
+
+#[test]
+fn gzip_files_are_read_at_random() {
+    require_peer!("gzip");
+    let dir = tempfile::tempdir().unwrap();
+    let bytes = content(9_000_000);
+    fs::write(dir.path().join("one"), &bytes[..4_000_001]).unwrap();
+    fs::write(dir.path().join("two"), &bytes[4_000_001..]).unwrap();
+    let script = "gzip -k1 one && gzip -k9 two && cat one.gz two.gz > both.gz && \
+                  head -c 999 /dev/zero >> both.gz";
+    run(Command::new("sh").current_dir(dir.path()).args(["-c", script]));
+    let plain = dir.path().join("one.gz");
+    if let Some(theirs) = through_nbdkit(&["--filter=gzip", "file", plain.to_str().unwrap()]) {
+        assert!(theirs == bytes[..4_000_001]);
+    }
+    let path = dir.path().join("both.gz");
+    peers::conform(&path, "gz", Intent::READ);
+    on_workers(move || async move {
+        // The least memory: the index has a few places only.
+        for layer in ["gz", "gz?gz-memory=1M"] {
+            let stack = open(&path, &[layer], Intent::READ).await.unwrap();
+            assert!(!stack.device().facts().can.contains(Can::WRITE));
+            check_content(stack.device(), &bytes).await;
+        }
+    });
+    let packed = fs::read(&plain).unwrap();
+    let path = dir.path().join("bad.gz");
+    let mut bad = packed.clone();
+    bad[packed.len() / 2] ^= 1;
+    for bytes in [&packed[..packed.len() - 1], &packed[..1000], b"", b"PK", &bad] {
+        fs::write(&path, bytes).unwrap();
+        let path = path.clone();
+        on_workers(move || async move {
+            let refused = open(&path, &["gz"], Intent::READ).await.err().unwrap();
+            assert_eq!(refused.kind(), Kind::Invalid, "{refused}");
+        });
+    }
+    assert!(common::layer("gz?gz-memory=1k").is_err());
+}
+
+#[test]
+fn layers_stand_on_each_other() {
+    require_peer!("tar");
+    let dir = tempfile::tempdir().unwrap();
+    let bytes = content(500_000);
+    fs::write(dir.path().join("disk"), &bytes).unwrap();
+    tar(dir.path(), &["-czf", "x.tgz", "disk"]);
+    let path = dir.path().join("x.tgz");
+    on_workers(move || async move {
+        let layers = ["gz", "tar?tar-entry=disk", "cache?cache-on-read=true"];
+        let stack = open(&path, &layers, Intent::READ).await.unwrap();
+        check_content(stack.device(), &bytes).await;
+    });
+}

@@ -4,7 +4,7 @@
 
 mod index;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use block::{
     Args, Below, Device, Error, Facts, Kind, Layer, Op, Opening, ParamKind, Pending, Reply,
@@ -16,7 +16,7 @@ use lzma_rust2::{Action, Status, XzStream};
 
 use crate::declared::{Declared, param_or, usage};
 use crate::locks::RangeLocks;
-use crate::packed::facts_of_content;
+use crate::packed::{Kept, Part, assemble, facts_of_content};
 use crate::per_disk::PerDisk;
 use crate::scratch::Scratch;
 use index::{Block, Index};
@@ -86,11 +86,9 @@ impl Layer for Xz {
                             ),
                         ));
                     }
-                    let depth = self.depth;
-                    let (kept, decoding) = (Mutex::default(), Arc::default());
+                    let (kept, decoding) = (Kept::new(self.depth), Arc::default());
                     let packed = facts.size;
-                    self.files
-                        .get(&below, || Ok(Content { index, packed, depth, kept, decoding }))?
+                    self.files.get(&below, || Ok(Content { index, packed, kept, decoding }))?
                 }
             };
             let facts = Arc::new(facts_of_content(&facts, content.index.size));
@@ -107,31 +105,16 @@ struct Content {
     index: Index,
     /// Bytes of the file.
     packed: u64,
-    depth: usize,
-    /// Decoded blocks by their number, the last used last.
-    kept: Mutex<Vec<(usize, Data)>>,
+    kept: Kept,
     /// Blocks that are being decoded.
     decoding: Arc<RangeLocks>,
 }
 
 impl Content {
-    fn kept(&self) -> MutexGuard<'_, Vec<(usize, Data)>> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn find(&self, number: usize) -> Option<Data> {
-        let mut kept = self.kept();
-        let place = kept.iter().position(|(other, _)| *other == number)?;
-        kept[place..].rotate_left(1);
-        kept.last().map(|(_, data)| data.clone())
-    }
-
-    fn keep(&self, number: usize, data: Data) {
-        let mut kept = self.kept();
-        if kept.len() >= self.depth {
-            kept.remove(0);
-        }
-        kept.push((number, data));
+    fn part_at(&self, at: u64) -> Option<Part> {
+        let number = self.index.find(at);
+        let block = self.index.blocks.get(number)?;
+        Some(Part { number: number as u64, start: block.start, len: block.len })
     }
 }
 
@@ -157,62 +140,35 @@ impl Device for XzDevice {
             return Error::new(Kind::Invalid, "an xz file is only read").into();
         };
         let (at, file) = (request.at, self.file.clone());
-        let index = &file.content.index;
-        let first = index.find(at);
-        let inside = index
-            .blocks
-            .get(first)
-            .is_some_and(|block| at + request.len <= block.start + block.len);
-        if inside && let Some(data) = file.content.find(first) {
-            let start = (at - index.blocks[first].start) as usize;
-            return Pending::ready(Ok(Reply::Data(data.slice(start, room.len()))));
+        let content = &file.content;
+        if let Some(part) = content.part_at(at)
+            && let Some(data) = content.kept.find(part.number)
+            && let Some(data) = part.slice(at, room.len(), &data)
+        {
+            return Pending::ready(Ok(Reply::Data(data)));
         }
-        Pending::start(async move { file.read(at, room).await.map(Reply::Data) })
+        Pending::start(async move {
+            let part_at = |at| file.content.part_at(at);
+            let decoded = async |part: Part| file.block(part.number).await;
+            assemble(at, room, part_at, decoded).await.map(Reply::Data)
+        })
     }
 }
 
 impl File {
-    async fn read(self: &Arc<File>, at: u64, room: Room) -> Result<Data> {
-        let blocks = &self.content.index.blocks;
-        let end = at + room.len() as u64;
-        let mut number = self.content.index.find(at);
-        let mut room = Some(room);
-        let mut buf = None;
-        let mut next = at;
-        while next < end {
-            let block = blocks[number];
-            let data = self.block(number).await?;
-            let start = (next - block.start) as usize;
-            let len = (end.min(block.start + block.len) - next) as usize;
-            if len as u64 == end - at {
-                return Ok(data.slice(start, len));
-            }
-            let buf = match (&mut buf, room.take()) {
-                (Some(buf), _) => buf,
-                (none, Some(room)) => none.insert(room.into_buf()),
-                (None, None) => return Err(Error::new(Kind::NoMemory, "no memory for the answer")),
-            };
-            let place = (next - at) as usize;
-            buf[place..place + len].copy_from_slice(&data.bytes()[start..start + len]);
-            next += len as u64;
-            number += 1;
-        }
-        buf.map(Data::from).ok_or_else(|| Error::new(Kind::Invalid, "nothing was asked for"))
-    }
-
     /// A decoded block.
-    async fn block(self: &Arc<File>, number: usize) -> Result<Data> {
+    async fn block(&self, number: u64) -> Result<Data> {
         let content = &self.content;
-        if let Some(data) = content.find(number) {
+        if let Some(data) = content.kept.find(number) {
             return Ok(data);
         }
         // One at a time of those that share a decoder, and so of each block.
-        let decoder = number as u64 % DECODERS;
+        let decoder = number % DECODERS;
         let _turn = content.decoding.lock(decoder, decoder + 1).await;
-        if let Some(data) = content.find(number) {
+        if let Some(data) = content.kept.find(number) {
             return Ok(data);
         }
-        let block = content.index.blocks[number];
+        let block = content.index.blocks[number as usize];
         let packed = self.packed(block).await?;
         let longest = content.index.longest;
         let decoded = io::offload(move || decode(&packed, block, longest)).await;
@@ -222,7 +178,7 @@ impl File {
             let text = format!("block {number} of the xz file, at offset {}: {why}", block.at);
             Error::new(Kind::Io, text)
         })?;
-        content.keep(number, data.clone());
+        content.kept.keep(number, data.clone());
         Ok(data)
     }
 

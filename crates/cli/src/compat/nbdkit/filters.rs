@@ -117,6 +117,7 @@ const ROWS: &[Row] = &[
         keys: &[Key("extentlist", "extentlist", Path)],
     },
     Row { filter: "fua", layer: "fua", keys: &[Key("fuamode", "fuamode", Same)] },
+    Row { filter: "gzip", layer: "gz", keys: &[] },
     Row {
         filter: "ip",
         layer: "ip",

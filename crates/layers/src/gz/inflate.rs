@@ -1,0 +1,270 @@
+//! A gzip file (RFC 1952), decoded from its start or from where a copy of the decoder stands.
+
+use miniz_oxide::inflate::TINFLStatus;
+use miniz_oxide::inflate::core::inflate_flags::TINFL_FLAG_HAS_MORE_INPUT;
+use miniz_oxide::inflate::core::{DecompressorOxide, decompress};
+
+/// What content may refer back to.
+const WINDOW: usize = 32 << 10;
+/// Longest header of a member: names and comments have no bound of their own.
+const HEADER_MAX: usize = 1 << 20;
+const TRAILER: usize = 8;
+
+/// A decoder between two bytes. A copy of it goes on from there: a few tens of KiB.
+#[derive(Clone)]
+pub(super) struct Inflater {
+    state: Box<DecompressorOxide>,
+    window: Box<[u8; WINDOW]>,
+    phase: Phase,
+    /// Bytes of the file that were taken.
+    pub(super) taken: u64,
+    /// Bytes of content that were made.
+    pub(super) made: u64,
+    /// Of the present member.
+    sum: crc32fast::Hasher,
+    len: u32,
+    /// A member has ended: what follows may be no other.
+    complete: bool,
+}
+
+/// Where in a member the decoder is.
+#[derive(Clone)]
+enum Phase {
+    /// In its header, of which this is known.
+    Header(Vec<u8>),
+    Body,
+    /// In its checksum and length.
+    Trailer(Vec<u8>),
+    /// Behind the last one.
+    End,
+}
+
+impl Inflater {
+    /// Bytes of memory of a copy.
+    pub(super) const COST: u64 =
+        (size_of::<DecompressorOxide>() + WINDOW + size_of::<Inflater>()) as u64;
+
+    pub(super) fn new() -> Inflater {
+        Inflater {
+            state: Box::default(),
+            window: Box::new([0; WINDOW]),
+            phase: Phase::Header(Vec::new()),
+            taken: 0,
+            made: 0,
+            sum: crc32fast::Hasher::new(),
+            len: 0,
+            complete: false,
+        }
+    }
+
+    /// Takes bytes of the file, and appends content to `out`, until there is no more input or
+    /// `until` bytes of content were made, or somewhat more (a window's length). Says what is wrong.
+    pub(super) fn step(
+        &mut self,
+        input: &[u8],
+        until: u64,
+        out: &mut Vec<u8>,
+    ) -> Result<(), String> {
+        let mut input = input;
+        while !input.is_empty() && self.made < until {
+            let taken = match &mut self.phase {
+                Phase::Header(known) => {
+                    let before = known.len();
+                    let more = input.len().min(HEADER_MAX + 1 - before);
+                    known.extend_from_slice(&input[..more]);
+                    if self.complete && !is_member(known) {
+                        // As gzip does: what follows the last member is left.
+                        self.phase = Phase::End;
+                        continue;
+                    }
+                    match header_len(known)? {
+                        Some(len) => {
+                            self.begin_body();
+                            len - before
+                        }
+                        None if before + more > HEADER_MAX => {
+                            return Err("a header that does not end".into());
+                        }
+                        None => more,
+                    }
+                }
+                Phase::Body => self.body(input, out)?,
+                Phase::Trailer(known) => {
+                    let more = input.len().min(TRAILER - known.len());
+                    known.extend_from_slice(&input[..more]);
+                    if known.len() == TRAILER {
+                        self.check()?;
+                    }
+                    more
+                }
+                Phase::End => input.len(),
+            };
+            self.taken += taken as u64;
+            input = &input[taken..];
+        }
+        Ok(())
+    }
+
+    /// Whether the file may end here; what is wrong if not.
+    pub(super) fn finish(&self) -> Result<(), String> {
+        match &self.phase {
+            Phase::End => Ok(()),
+            Phase::Header(known) if self.complete && known.is_empty() => Ok(()),
+            _ if self.taken == 0 => Err("it is empty".into()),
+            _ => Err("its end is missing".into()),
+        }
+    }
+
+    fn begin_body(&mut self) {
+        self.state.init();
+        self.sum = crc32fast::Hasher::new();
+        self.len = 0;
+        self.phase = Phase::Body;
+    }
+
+    fn body(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<usize, String> {
+        let place = (self.made % WINDOW as u64) as usize;
+        let (window, flags) = (&mut self.window[..], TINFL_FLAG_HAS_MORE_INPUT);
+        let (status, taken, made) = decompress(&mut self.state, input, window, place, flags);
+        let content = &self.window[place..place + made];
+        out.extend_from_slice(content);
+        self.sum.update(content);
+        // The format counts in 32 bits.
+        self.len = self.len.wrapping_add(made as u32);
+        self.made += made as u64;
+        match status {
+            TINFLStatus::Done => self.phase = Phase::Trailer(Vec::new()),
+            TINFLStatus::NeedsMoreInput | TINFLStatus::HasMoreOutput => {}
+            _ => return Err(format!("it is damaged near offset {}", self.taken)),
+        }
+        Ok(taken)
+    }
+
+    /// The trailer is complete.
+    fn check(&mut self) -> Result<(), String> {
+        let Phase::Trailer(known) = &self.phase else { return Ok(()) };
+        let number = |at: usize| u32::from_le_bytes(known[at..at + 4].try_into().expect("four"));
+        if number(0) != self.sum.clone().finalize() || number(4) != self.len {
+            return Err(format!("the checksum before offset {} is wrong", self.taken));
+        }
+        self.complete = true;
+        self.phase = Phase::Header(Vec::new());
+        Ok(())
+    }
+}
+
+/// Whether this is, as far as it is known, the begin of a member.
+fn is_member(known: &[u8]) -> bool {
+    let magic = [0x1f, 0x8b];
+    let len = known.len().min(2);
+    known[..len] == magic[..len]
+}
+
+/// The length of a member's header; `None`: not all of it is known.
+fn header_len(known: &[u8]) -> Result<Option<usize>, String> {
+    if !is_member(known) {
+        return Err("this is no gzip file".into());
+    }
+    let Some(fixed) = known.get(..10) else { return Ok(None) };
+    let flags = fixed[3];
+    if fixed[2] != 8 || flags & 0xe0 != 0 {
+        return Err("a way of packing that is not known".into());
+    }
+    let mut len = 10;
+    if flags & 4 != 0 {
+        let Some(extra) = known.get(len..len + 2) else { return Ok(None) };
+        len += 2 + usize::from(u16::from_le_bytes([extra[0], extra[1]]));
+    }
+    // A name, and a comment.
+    for flag in [8, 16] {
+        if flags & flag != 0 {
+            let rest = known.get(len..);
+            let Some(end) = rest.and_then(|rest| rest.iter().position(|&byte| byte == 0)) else {
+                return Ok(None);
+            };
+            len += end + 1;
+        }
+    }
+    if flags & 2 != 0 {
+        len += 2;
+    }
+    Ok((len <= known.len()).then_some(len))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_are_measured_byte_by_byte() {
+        let header = [
+            &[0x1f, 0x8b, 8, 2 | 4 | 8 | 16, 0, 0, 0, 0, 0, 3, 2, 0, 9, 9][..],
+            b"name\0comment\0",
+            &[1, 2],
+        ]
+        .concat();
+        for len in 0..header.len() {
+            assert_eq!(header_len(&header[..len]), Ok(None), "{len}");
+        }
+        assert_eq!(header_len(&[&header[..], b"body"].concat()), Ok(Some(header.len())));
+        for wrong in [
+            &b"PK"[..],
+            &[0x1f, 0x8b, 7, 0, 0, 0, 0, 0, 0, 0],
+            &[0x1f, 0x8b, 8, 0x80, 0, 0, 0, 0, 0, 0],
+        ] {
+            assert!(header_len(wrong).is_err());
+        }
+    }
+
+    #[test]
+    fn a_copy_goes_on_where_it_was_made() {
+        let content: Vec<u8> =
+            (0..300_000_u32).map(|at| (at.wrapping_mul(at) >> 9) as u8).collect();
+        let member = |content: &[u8]| {
+            let mut bytes = vec![0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 3];
+            bytes.extend(miniz_oxide::deflate::compress_to_vec(content, 6));
+            bytes.extend(crc32fast::hash(content).to_le_bytes());
+            bytes.extend((content.len() as u32).to_le_bytes());
+            bytes
+        };
+        let mut file = member(&content[..123_456]);
+        file.extend(member(&[]));
+        file.extend(member(&content[123_456..]));
+        let whole = file.len();
+        file.extend([0; 100]);
+        for piece in [1, 7, 4096, file.len()] {
+            let mut copies = vec![Inflater::new()];
+            let (mut inflater, mut out) = (Inflater::new(), Vec::new());
+            while inflater.taken < file.len() as u64 {
+                let from = inflater.taken as usize;
+                let until = inflater.made + 50_000;
+                inflater.step(&file[from..file.len().min(from + piece)], until, &mut out).unwrap();
+                if inflater.made > copies.last().unwrap().made + 40_000 {
+                    copies.push(inflater.clone());
+                }
+            }
+            inflater.finish().unwrap();
+            assert!(out == content && copies.len() > 3);
+            for mut copy in copies {
+                let (from, mut rest) = (copy.made as usize, Vec::new());
+                while copy.taken < file.len() as u64 {
+                    copy.step(&file[copy.taken as usize..], u64::MAX, &mut rest).unwrap();
+                }
+                assert!(rest == content[from..]);
+            }
+        }
+        let ends = |bytes: &[u8]| {
+            let mut inflater = Inflater::new();
+            inflater.step(bytes, u64::MAX, &mut Vec::new()).and_then(|()| inflater.finish())
+        };
+        assert!(ends(&file[..whole]).is_ok());
+        for len in [0, 5, 30, whole - 1] {
+            assert!(ends(&file[..len]).is_err(), "{len}");
+        }
+        for at in [0, 2, 40, whole - 1, whole - 6] {
+            let mut bad = file.clone();
+            bad[at] ^= 0x41;
+            assert!(ends(&bad).is_err(), "{at}");
+        }
+    }
+}
