@@ -5,12 +5,15 @@
 use std::fs::{self, File};
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
 
 use blockhaul_tests::{
     LIMIT, allocated, assert_same, blockhaul, bounded, done, garbage, lossy, nonzero, peer,
     program, serve, succeed, text,
 };
 use testkit::image;
+use testkit::model::Model;
+use testkit::peer::{self, Offer, Scripted};
 use testkit::require_peer;
 use testkit::rng;
 use testkit::tools::{Peer, Scratch, Server};
@@ -261,4 +264,96 @@ fn a_killed_copy_can_be_done_again() {
     }
     succeed(&["copy", &from.uri(""), &to.uri("")]);
     assert_same(&image, &target, "after copies that were killed");
+}
+
+/// Starts a server whose export has blocks of 4096 bytes and a size that is no multiple of that.
+fn with_tail(nbdkit: &Peer, scratch: &Scratch, name: &str, file: &Path) -> Server {
+    let file = format!("file={}", text(file));
+    let policy = ["blocksize-minimum=4096", "blocksize-error-policy=error"];
+    let args = [&["--filter=blocksize-policy", "file", &file], &policy[..]].concat();
+    Server::nbdkit(nbdkit, &scratch.socket(name), &args).unwrap()
+}
+
+/// A copy that has to be refused, with what the message says; the target stays as it is.
+fn refused_before_a_byte(from: &str, to: &str, target: &Path, says: &[&str]) {
+    let before = fs::read(target).unwrap();
+    let output = bounded(&mut blockhaul(&["copy", from, to]), LIMIT);
+    let said = lossy(&output.stderr);
+    assert!(!output.status.success(), "{from} to {to} succeeded");
+    assert!(says.iter().all(|words| said.contains(words)), "{said}");
+    assert!(fs::read(target).unwrap() == before, "{from} to {to} changed the target: {said}");
+}
+
+#[test]
+fn sizes_that_are_no_multiple_of_the_servers_blocks() {
+    let nbdkit = require_peer!("nbdkit");
+    let scratch = Scratch::new().unwrap();
+    let (whole, size) = (256 << 10, (256 << 10) + 200);
+    let image = scratch.file("image");
+    let mut bytes = vec![0; size];
+    rng::Rng::new(rng::seed()).fill(&mut bytes);
+    fs::write(&image, &bytes).unwrap();
+    let target = scratch.file("target");
+    garbage(&target, size as u64).unwrap();
+
+    let from = with_tail(&nbdkit, &scratch, "from", &image);
+    let to = with_tail(&nbdkit, &scratch, "to", &target);
+    let says = ["the last 200 of", "cannot be read", "--range 0:262144"];
+    refused_before_a_byte(&from.uri(""), text(&target), &target, &says);
+    let says = ["the last 200 of", "cannot be written"];
+    refused_before_a_byte(text(&image), &to.uri(""), &target, &says);
+    // What the advice says works, onto a part of it all as well.
+    for range in ["0:262144", "0:262000", "0:5000"] {
+        garbage(&target, size as u64).unwrap();
+        succeed(&["copy", "--range", range, &from.uri(""), &to.uri("")]);
+        let len: usize = range[2..].parse().unwrap();
+        let copied = fs::read(&target).unwrap();
+        assert!(copied[..len] == bytes[..len], "{range}");
+        assert!(copied[len..].iter().all(|&byte| byte == 0xA5), "{range}");
+    }
+    // A source that ends within a block of the target.
+    let short = scratch.file("short");
+    fs::write(&short, &bytes[..whole - 100]).unwrap();
+    garbage(&target, size as u64).unwrap();
+    succeed(&["copy", text(&short), &to.uri("")]);
+    let copied = fs::read(&target).unwrap();
+    assert!(copied[..whole - 100] == bytes[..whole - 100]);
+    assert!(copied[whole - 100..].iter().all(|&byte| byte == 0xA5));
+
+    // Our layer leaves the tail out; what clients are told and not made to keep to is served.
+    let lacking = serve(&scratch, "lacking", &["--layer", "blocksize?minblock=4k", text(&image)]);
+    succeed(&["copy", &lacking.uri(""), text(&target)]);
+    assert!(fs::read(&target).unwrap() == bytes[..whole]);
+    for policy in ["allow", "error"] {
+        let layer = format!("blocksize?minimum=4k&error-policy={policy}");
+        let told = serve(&scratch, policy, &["--layer", &layer, text(&image)]);
+        let says = ["the last 200 of", "cannot be read"];
+        refused_before_a_byte(&told.uri(""), text(&target), &target, &says);
+    }
+}
+
+#[test]
+fn a_tail_out_of_reach_is_never_written_to() {
+    let scratch = Scratch::new().unwrap();
+    let image = scratch.file("image");
+    let size = (64 << 10) + 200;
+    fs::write(&image, vec![1; size]).unwrap();
+    let mut model = Model::all_facts(size as u64);
+    model.block.minimum = 512;
+    model.zeroed = false;
+    let offer = Offer::new(Model::with_facts(model).with_content(vec![2; size]));
+    let offer = Arc::new(offer);
+    let offered = offer.clone();
+    let to = Scripted::start(move |talk, number| {
+        let _ = peer::serve(talk, number, &offered);
+        Ok(())
+    });
+    let output = bounded(&mut blockhaul(&["copy", text(&image), &to.uri()]), LIMIT);
+    let said = lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("the last 200 of"), "{said}");
+    assert!(offer.model.lock().unwrap().bytes() == vec![2; size], "{said}");
+    succeed(&["copy", "--range", "0:65536", text(&image), &to.uri()]);
+    let model = offer.model.lock().unwrap();
+    assert!(model.bytes()[..65536].iter().all(|&byte| byte == 1));
+    assert!(model.bytes()[65536..].iter().all(|&byte| byte == 2));
 }

@@ -14,7 +14,7 @@ use std::time::Duration;
 use blockhaul_tests::{LIMIT, assert_same, blockhaul, bounded, garbage, lossy, serve, text};
 use rustix::process::{Pid, Signal, kill_process};
 use testkit::image;
-use testkit::rng::seed;
+use testkit::rng::{Rng, seed};
 use testkit::tools::{self, Scratch};
 
 /// Neither a multiple of a block nor of a request.
@@ -183,16 +183,16 @@ fn open(path: &Path) -> io::File {
     io::File::new(std::fs::File::open(path).unwrap().into())
 }
 
-/// An XFS in a file, mounted for a test.
-struct Xfs {
+/// A file system that is mounted for a test.
+struct Mounted {
     scratch: Scratch,
 }
 
-impl Xfs {
-    /// `None` where this machine does not let us, or has no mkfs.xfs.
-    fn mount() -> Option<Xfs> {
+impl Mounted {
+    /// An XFS in a file. `None` where this machine does not let us, or has no mkfs.xfs.
+    fn xfs() -> Option<Mounted> {
         let scratch = Scratch::on_disk().unwrap();
-        let (image, folder) = (scratch.file("xfs.img"), scratch.file("xfs"));
+        let (image, folder) = (scratch.file("xfs.img"), scratch.file("mounted"));
         std::fs::create_dir(&folder).unwrap();
         std::fs::File::create(&image).unwrap().set_len(512 << 20).unwrap();
         let mut mkfs = tools::among_peers("mkfs.xfs").ok()?;
@@ -206,17 +206,32 @@ impl Xfs {
                 return None;
             }
         }
-        Some(Xfs { scratch })
+        Some(Mounted { scratch })
+    }
+
+    /// A file system in memory with room for so many bytes. `None` where this machine does not let us.
+    fn memory(bytes: u64) -> Option<Mounted> {
+        let scratch = Scratch::new().unwrap();
+        let folder = scratch.file("mounted");
+        std::fs::create_dir(&folder).unwrap();
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", &format!("size={bytes}"), "none", text(&folder)]);
+        let output = tools::output(&mut mount, LIMIT).ok()?;
+        if !output.status.success() {
+            eprintln!("nothing can be mounted here: {}", lossy(&output.stderr));
+            return None;
+        }
+        Some(Mounted { scratch })
     }
 
     fn file(&self, name: &str) -> std::path::PathBuf {
-        self.scratch.file("xfs").join(name)
+        self.scratch.file("mounted").join(name)
     }
 }
 
-impl Drop for Xfs {
+impl Drop for Mounted {
     fn drop(&mut self) {
-        let folder = self.scratch.file("xfs");
+        let folder = self.scratch.file("mounted");
         // The loop device goes with the mount; where this fails, the folder cannot be removed either.
         let _ = tools::output(Command::new("umount").arg(folder), LIMIT);
     }
@@ -224,7 +239,7 @@ impl Drop for Xfs {
 
 #[test]
 fn files_of_one_xfs_share_their_data() {
-    let Some(xfs) = Xfs::mount() else { return };
+    let Some(xfs) = Mounted::xfs() else { return };
     let (source, target) = (xfs.file("source.img"), xfs.file("target.img"));
     image::sparse(&source, SIZE, seed()).unwrap();
     let ends = [text(&source), text(&target)];
@@ -266,6 +281,107 @@ fn refusing(errno: &str, calls: &str, command: &Command) -> Command {
         value.map(|value| refusing.env(name, value));
     }
     refusing
+}
+
+/// A file of data that fits no block and no step, long enough for every way to be measured.
+fn dense(scratch: &Scratch) -> (std::path::PathBuf, u64) {
+    let (path, size) = (scratch.file("dense.img"), (48 << 20) + 1234);
+    let mut bytes = vec![0; size];
+    Rng::new(seed()).fill(&mut bytes);
+    std::fs::write(&path, bytes).unwrap();
+    (path, size as u64)
+}
+
+#[test]
+fn copying_by_the_kernel_is_measured_between_files() {
+    for scratch in [Scratch::new().unwrap(), Scratch::on_disk().unwrap()] {
+        let ((source, size), target) = (dense(&scratch), scratch.file("target.img"));
+        for options in [&["-S", "0"][..], &["-C", "1"], &[]] {
+            garbage(&target, size + 4096).unwrap();
+            let what = format!("{options:?}");
+            let args = [options, &["--direct=off", text(&source), text(&target)]].concat();
+            let taken = routes(&mut copy(&args));
+            assert_same(&source, &target, &what);
+            // Two measurements of 8 MiB each way, where one lane sees it all; else of a segment at least.
+            let alone = options[..].contains(&"-C");
+            let copied = some(&taken, "copy-file-range");
+            assert!(copied >= if alone { 16 << 20 } else { 7 << 20 }, "{what}: {taken:?}");
+            let others =
+                ["memory", "file-to-file"].iter().filter_map(|way| taken.get(*way)).sum::<u64>();
+            assert!(others >= if alone { 16 << 20 } else { 0 }, "{what}: {taken:?}");
+            assert_eq!(others + copied, size, "{what}: {taken:?}");
+            assert_eq!(options[..].contains(&"0"), some(&taken, "unseen") == size, "{taken:?}");
+        }
+        // At an offset that fits nothing.
+        let crooked = format!("offset?offset=1000&range={}", size - 1003);
+        let ends = [text(&source), text(&target)];
+        let taken =
+            routes(&mut copy(&["--direct=off", "--source-layer", &crooked, ends[0], ends[1]]));
+        some(&taken, "copy-file-range");
+        let bytes = [&source, &target].map(|path| std::fs::read(path).unwrap());
+        assert!(bytes[0][1000..bytes[0].len() - 3] == bytes[1]);
+        // Who wants the bytes looked at, allocated, moved or past the page cache, gets that.
+        let others = ["-S=4096", "--allocated", "--no-zero-copy", "--digest=blake3"];
+        for option in others {
+            let taken = routes(&mut copy(&["--direct=off", option, ends[0], ends[1]]));
+            none(&taken, &["copy-file-range"]);
+            assert_same(&source, &target, option);
+        }
+    }
+    let scratch = Scratch::on_disk().unwrap();
+    let ((source, _), target) = (dense(&scratch), scratch.file("target.img"));
+    none(&routes(&mut copy(&["--direct=on", text(&source), text(&target)])), &["copy-file-range"]);
+    assert_same(&source, &target, "past the page cache");
+}
+
+#[test]
+fn what_the_kernel_does_not_copy_is_read_and_written() {
+    let scratch = Scratch::new().unwrap();
+    let ((source, size), target) = (dense(&scratch), scratch.file("target.img"));
+    let command = copy(&["-S", "0", text(&source), text(&target)]);
+    for errno in ["EPERM", "ENOSYS", "EXDEV", "EINVAL", "EIO"] {
+        garbage(&target, size).unwrap();
+        none(&routes(&mut refusing(errno, "copy_file_range", &command)), &["copy-file-range"]);
+        assert_same(&source, &target, errno);
+    }
+    for errno in ["EINVAL", "EIO"] {
+        garbage(&target, size).unwrap();
+        // The measurement is in steps of 7.5 MiB and the rest.
+        let command = copy(&["-C", "1", text(&source), text(&target)]);
+        let taken = routes(&mut refusing(errno, "copy_file_range_short", &command));
+        assert!((1..16 << 20).contains(&some(&taken, "copy-file-range")), "{taken:?}");
+        assert_same(&source, &target, errno);
+    }
+    // A target that is full is told as such, by whoever writes.
+    let Some(small) = Mounted::memory(20 << 20) else { return };
+    let (from, to) = (small.file("source.img"), small.file("target.img"));
+    garbage(&from, 12 << 20).unwrap();
+    let output = bounded(&mut copy(&["-S", "0", text(&from), text(&to)]), LIMIT);
+    let told = lossy(&output.stderr);
+    assert!(!output.status.success() && told.contains("No space left"), "{told}");
+}
+
+#[test]
+fn copying_by_the_kernel_goes_on_when_it_is_interrupted() {
+    let scratch = Scratch::new().unwrap();
+    let ((source, size), target) = (dense(&scratch), scratch.file("target.img"));
+    for _ in 0..4 {
+        garbage(&target, size).unwrap();
+        let mut command = copy(&["-S", "0", text(&source), text(&target)]);
+        command.stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let interrupting = Interrupting::start(vec![child.id()]);
+        let ended = tools::wait_within(&mut child, LIMIT);
+        let times = interrupting.stop();
+        if ended.is_none() {
+            child.kill().unwrap();
+        }
+        let mut told = String::new();
+        child.stderr.take().unwrap().read_to_string(&mut told).unwrap();
+        assert!(ended.is_some_and(|status| status.success()), "{ended:?}, {told}");
+        assert!(times > 3 && told.contains("copy-file-range"), "{times} times, {told}");
+        assert_same(&source, &target, "interrupted");
+    }
 }
 
 /// Stops and continues processes all the time until it is dropped: calls that wait return early, and
@@ -368,7 +484,7 @@ const REFUSED: [(&str, &[&str]); 8] = [
 fn what_a_sandbox_refuses_is_done_another_way() {
     let scratch = Scratch::new().unwrap();
     let disk = Scratch::on_disk().unwrap();
-    let xfs = Xfs::mount();
+    let xfs = Mounted::xfs();
     let source = image(&scratch);
     let cold = disk.file("source.img");
     image::sparse(&cold, (64 << 20) + 77, seed()).unwrap();

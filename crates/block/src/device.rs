@@ -41,6 +41,9 @@ pub struct FileRange {
     pub at: u64,
     /// Length in bytes, at least 1.
     pub len: u64,
+    /// Requests to the range go past the page cache, reads where it does not hold the bytes: who moves
+    /// them through it does what the device was not opened for.
+    pub past_cache: bool,
 }
 
 impl<D: Device + ?Sized> Device for Arc<D> {

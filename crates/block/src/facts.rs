@@ -19,6 +19,9 @@ pub struct Facts {
     pub size: u64,
     /// Limits on offsets and lengths.
     pub block: BlockSizes,
+    /// Bytes at the end that no request reaches, because the size is no multiple of the minimum block of
+    /// what `emulate` supplies smaller ones for.
+    pub unreachable: u32,
     /// What servers tell their clients instead of `block`, because a layer says so.
     pub told: Option<BlockSizes>,
     /// Abilities.
@@ -55,6 +58,7 @@ impl Facts {
             description: String::new(),
             size,
             block: BlockSizes::default(),
+            unreachable: 0,
             told: None,
             can: Can::WRITE,
             emulated: Can::empty(),

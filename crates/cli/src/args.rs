@@ -412,7 +412,8 @@ pub struct Copy {
     pub flush: bool,
 
     /// Read and write files and disks past the page cache: on, off, or auto, which does so where the
-    /// data would only turn out what others have there: for what is large and not cached already
+    /// data would only turn out what others have there: from 64M on, reads of what is not cached, and
+    /// writes of what does not come from a cached file
     #[arg(long, value_name = "HOW", default_value = "auto")]
     pub direct: crate::direct::Wanted,
 
@@ -517,7 +518,7 @@ pub struct Copy {
     pub iops: Option<u64>,
 
     /// Take the rate from this file, which is read again each second: a rate or rules as for --rate, 0
-    /// or no file for none
+    /// or no file for none; a line iops=N instead of --iops
     #[arg(long, value_name = "FILE", conflicts_with = "rate", help_heading = "Long copies")]
     pub rate_file: Option<PathBuf>,
 

@@ -323,6 +323,12 @@ impl Job {
             return Err(Failure::new(exit::OPEN, text));
         }
         let stays = going_on || (self.part.is_some() && there);
+        if !stays {
+            // It is emptied next. A part of the source may be in reach where not all of it is.
+            let end = if self.part.is_some() { 0 } else { size };
+            let reached = engine::check_source(end, &source.device().facts());
+            reached.map_err(|error| self.failed(&error))?;
+        }
         let intent = if stays { Intent::WRITE } else { Intent::target(size) };
         let intent = intent.direct(direct::target(self.direct, &self.source, size));
         let target = self.open_target(intent).await?;

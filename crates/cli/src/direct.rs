@@ -2,7 +2,9 @@
 //!
 //! A large copy turns everything else out of the page cache and gains nothing by it: nobody reads the
 //! data again before it is replaced. So what is not cached is read past it, and a target is written
-//! past it where the disks set the pace anyway.
+//! past it unless it is filled from what is cached. That is also the faster way where pages of the cache
+//! are dear: half a GiB from NBD to a new file on ext4 took 0.15 s of processor time instead of 0.7 s and
+//! more, and less time by the clock, with and without a flush.
 
 use std::path::Path;
 use std::str::FromStr;
@@ -47,8 +49,12 @@ pub fn target(wanted: Wanted, source: &Spec, size: u64) -> Direct {
     if wanted.0 != Direct::Auto {
         return wanted.0;
     }
-    let cold = path_of(source).is_some_and(|path| is_large(&path) && is_cold(&path));
-    match cold || size > memory() / 4 {
+    let cached = match path_of(source) {
+        Some(path) => !is_large(&path) || !is_cold(&path),
+        // From elsewhere: it does not come from this page cache.
+        None => size < SMALL,
+    };
+    match !cached || size > memory() / 4 {
         true => Direct::Auto,
         false => Direct::Off,
     }
@@ -111,6 +117,10 @@ mod tests {
         rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
         assert_eq!(target(auto, &spec, SMALL), Direct::Auto, "it is cold");
         assert_eq!(target(Wanted(Direct::Off), &spec, 1 << 60), Direct::Off);
+        let far = Spec::Scheme { scheme: "nbd".into(), rest: "//localhost".into() };
+        assert_eq!(target(auto, &far, SMALL), Direct::Auto, "it comes from elsewhere");
+        assert_eq!(target(auto, &far, SMALL - 1), Direct::Off, "it is small");
+        assert_eq!(target(Wanted(Direct::Off), &far, SMALL), Direct::Off);
         std::fs::File::create(&path).unwrap().set_len(SMALL - 1).unwrap();
         assert_eq!(source(auto, &spec), Direct::Off, "it is small");
         assert_eq!(source(Wanted(Direct::On), &spec), Direct::On);

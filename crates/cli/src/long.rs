@@ -116,12 +116,13 @@ pub fn rate(args: &args::Copy) -> Result<Option<Arc<Rate>>, Failure> {
         (None, Some(schedule)) => Limit::Given(schedule.clone()),
         (None, None) => return Ok((iops > 0).then(|| Arc::new(Rate::new(0, iops)))),
     };
-    let bytes = limit.now().map_err(|why| Failure::usage(format!("{}: {why}", limit.option())))?;
-    let rate = Arc::new(Rate::new(bytes, iops));
+    let now = limit.now().map_err(|why| Failure::usage(format!("{}: {why}", limit.option())))?;
+    let now = (now.0, now.1.unwrap_or(iops));
+    let rate = Arc::new(Rate::new(now.0, now.1));
     if limit.changes() {
         let watched = Arc::downgrade(&rate);
         let watching = std::thread::Builder::new().name("rate".into());
-        let started = watching.spawn(move || watch(&watched, &limit, bytes, iops));
+        let started = watching.spawn(move || watch(&watched, &limit, now, iops));
         started.map_err(|error| {
             Failure::new(exit::FAILED, format!("cannot watch the rate: {}", plain(&error)))
         })?;
@@ -150,13 +151,15 @@ impl Limit {
         }
     }
 
-    /// Bytes a second at this moment; 0: no limit.
-    fn now(&self) -> Result<u64, String> {
+    /// Bytes a second at this moment, and requests a second if that is said here; 0: no limit.
+    fn now(&self) -> Result<(u64, Option<u64>), String> {
         match self {
-            Limit::Given(schedule) => by_the_clock(schedule),
+            Limit::Given(schedule) => by_the_clock(schedule).map(|bytes| (bytes, None)),
             Limit::File(file) => {
                 let named = |why: String| format!("{}: {why}", file.display());
-                read(file).and_then(|schedule| by_the_clock(&schedule)).map_err(named)
+                let limits = read(file)
+                    .and_then(|(schedule, requests)| Ok((by_the_clock(&schedule)?, requests)));
+                limits.map_err(named)
             }
         }
     }
@@ -184,16 +187,17 @@ fn minute_of_day() -> Result<u16, String> {
     Ok(u16::from(now.hour().unsigned_abs()) * 60 + u16::from(now.minute().unsigned_abs()))
 }
 
-fn watch(rate: &Weak<Rate>, limit: &Limit, mut bytes: u64, iops: u64) {
+fn watch(rate: &Weak<Rate>, limit: &Limit, mut limits: (u64, u64), iops: u64) {
     let mut complaint = String::new();
     loop {
         std::thread::sleep(LOOK);
         let Some(rate) = rate.upgrade() else { return };
-        match limit.now() {
-            Ok(now) if now != bytes => {
-                log::info!("the rate is now {now} bytes a second");
-                bytes = now;
-                rate.set(bytes, iops);
+        let now = limit.now().map(|(bytes, requests)| (bytes, requests.unwrap_or(iops)));
+        match now {
+            Ok(now) if now != limits => {
+                log::info!("the limits are now {} bytes and {} requests a second", now.0, now.1);
+                limits = now;
+                rate.set(now.0, now.1);
             }
             Ok(_) => complaint.clear(),
             // The rate stays; said once, not each second.
@@ -206,8 +210,8 @@ fn watch(rate: &Weak<Rate>, limit: &Limit, mut bytes: u64, iops: u64) {
     }
 }
 
-/// The rate in a file, or its rules.
-fn read(file: &Path) -> Result<Schedule, String> {
+/// The rate in a file, or its rules; and the requests a second that a line `iops=N` allows.
+fn read(file: &Path) -> Result<(Schedule, Option<u64>), String> {
     // More is no rate but another file.
     const LONGEST: u64 = 4096;
     let mut text = String::new();
@@ -218,8 +222,23 @@ fn read(file: &Path) -> Result<Schedule, String> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
         Err(error) => return Err(plain(&error)),
     }
-    let text = if text.trim().is_empty() { "0" } else { text.trim() };
-    Schedule::parse(text).map_err(|error| error.text())
+    let (mut rates, mut requests) = (Vec::new(), None);
+    for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        match line.strip_prefix("iops=") {
+            None => rates.push(line),
+            Some(number) => {
+                let wrong =
+                    |_| format!("{line:?}: a number of requests a second has to follow iops=");
+                requests = Some(number.parse().map_err(wrong)?);
+            }
+        }
+    }
+    let rate = match rates[..] {
+        [] => "0",
+        [rate] => rate,
+        [_, second, ..] => return Err(format!("{second:?}: one line has the rate, or all rules")),
+    };
+    Ok((Schedule::parse(rate).map_err(|error| error.text())?, requests))
 }
 
 #[cfg(test)]
@@ -259,12 +278,12 @@ mod tests {
             [("", 0), ("0\n", 0), (" 5k\n", 5 << 10), ("00:00-24:00=1M,*=0", 1 << 20)]
         {
             std::fs::write(file.path(), text).unwrap();
-            assert_eq!(limit.now(), Ok(rate), "{text:?}");
+            assert_eq!(limit.now(), Ok((rate, None)), "{text:?}");
         }
         for text in ["x", "8-9=1M", "5k 6k"] {
             std::fs::write(file.path(), text).unwrap();
             assert!(limit.now().unwrap_err().contains(file.path().to_str().unwrap()), "{text:?}");
         }
-        assert_eq!(Limit::File("/nowhere/at/all".into()).now(), Ok(0));
+        assert_eq!(Limit::File("/nowhere/at/all".into()).now(), Ok((0, None)));
     }
 }

@@ -192,6 +192,37 @@ fn a_rate_is_kept_and_its_file_is_read_again() {
         std::thread::sleep(Duration::from_millis(10));
     }
     assert!(child.wait().unwrap().success());
+    for wrong in ["8M\niops=x", "8M\n9M", "iops=-1"] {
+        std::fs::write(&file, wrong).unwrap();
+        let output = copy(&["--rate-file", file.to_str().unwrap(), "pattern:4M", to]);
+        assert_eq!(output.status.code(), Some(2), "{wrong}: {}", text(&output.stderr));
+    }
+}
+
+#[test]
+fn requests_a_second_are_kept_and_change_with_the_file() {
+    let scratch = Scratch::new().unwrap();
+    let (target, file) = (scratch.file("target"), scratch.file("rate"));
+    let [to, limits] = [&target, &file].map(|path| path.to_str().unwrap());
+    let piece = ["--request-size", "64k", "pattern:2M", to];
+    let start = Instant::now();
+    // 32 requests, of which a tenth of a second's are free.
+    let output = copy(&[&["--iops", "50"], &piece[..]].concat());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(start.elapsed() >= Duration::from_millis(400), "{:?}", start.elapsed());
+
+    std::fs::write(&file, "iops=1\n").unwrap();
+    let args = [&["copy", "--rate-file", limits, "--iops", "1000"], &piece[..]].concat();
+    let mut child = Command::new(OURS).args(args).spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(child.try_wait().unwrap().is_none(), "32 requests at one a second");
+    std::fs::write(&file, "100M\niops=0\n").unwrap();
+    let started = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        assert!(started.elapsed() < Duration::from_secs(20), "it still waits");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert!(child.wait().unwrap().success());
 }
 
 #[test]

@@ -22,7 +22,7 @@ use crate::options::{Options, Summary};
 use crate::plan::{Earlier, Making, Plan};
 use crate::progress::Progress;
 use crate::selection::Selection;
-use crate::settled::{GRAIN_MAX, Settled, check_target};
+use crate::settled::{GRAIN_MAX, Settled, check_source, check_target};
 use crate::trust::Trust;
 use crate::tuner::Tuner;
 
@@ -46,6 +46,7 @@ pub async fn copy(
     let minimum = from.block.minimum.max(to.block.minimum);
     let selection = Selection::new(options, &from, minimum)?;
     let range = selection.bounds();
+    check_source(range.1, &from)?;
     check_target(range.1, &to)?;
     if options.journal.is_some() && options.bitmap.is_some() {
         let text = "a copy by a bitmap has no journal: the bitmap may say something else next time";

@@ -26,7 +26,7 @@ use crate::zeroes;
 /// A wait for a segment that is longer than that leaves the devices idle.
 const IDLE: Duration = Duration::from_millis(5);
 /// One request in so many is looked at for zeroes when samples suffice.
-const SAMPLE_EVERY: u64 = 16;
+pub(crate) const SAMPLE_EVERY: u64 = 16;
 
 /// Zeroing that took less than this may be four times as long the next time.
 const QUICK: Duration = Duration::from_secs(1);
@@ -61,6 +61,14 @@ pub(crate) struct Lane {
     pub(crate) armed: Cell<bool>,
     /// No more segments come.
     pub(crate) ending: Cell<bool>,
+}
+
+/// How far a segment is.
+pub(crate) struct Seen {
+    /// The source told its extents.
+    pub(crate) told: bool,
+    /// Requests of the segment so far; what the kernel copied counts as if by requests.
+    pub(crate) requests: u64,
 }
 
 /// A request that failed: over which handle, and how.
@@ -159,7 +167,7 @@ impl Lane {
     }
 
     /// Bytes of a request now.
-    fn request_size(&self) -> u64 {
+    pub(crate) fn request_size(&self) -> u64 {
         let size = self.job.tuner.request_size();
         let before = self.size.replace(size);
         if before != size {
@@ -191,7 +199,7 @@ impl Lane {
         }
         self.begin(range);
         let mut at = home;
-        let mut requests = 0_u64;
+        let mut seen = Seen { told: segment.told, requests: 0 };
         let mut moved = self.offload(home, &segment.runs).await.into_iter().peekable();
         for run in segment.runs {
             let end = at + run.len;
@@ -211,26 +219,44 @@ impl Lane {
                     continue;
                 }
                 let stop = moved.peek().map_or(end, |moved| moved.0.min(end));
-                // On the grid of the request size, so that requests are aligned.
-                let size = self.request_size();
-                let len = (size - at % size).min(stop - at);
-                self.turn(len).await;
-                if self.job.stopped() {
-                    return;
+                let done = match self.copy_range(home, (at, stop), &mut seen).await {
+                    None => self.request(home, (at, stop), &mut seen).await,
+                    done => done,
+                };
+                match done {
+                    Some(to) => at = to,
+                    None => return,
                 }
-                let look = self.looks(segment.told, requests, at);
-                requests += 1;
-                match self.room(len, look).await {
-                    Ok(room) => self.start(home, len, Rc::clone(self).chunk(home, at, room, look)),
-                    Err(error) => {
-                        self.job.fail(error);
-                        return;
-                    }
-                }
-                at += len;
             }
         }
         self.complete(home);
+    }
+
+    /// Starts the first request of a range of the segment at `home`; gives where it ends. `None`: the
+    /// copy is over.
+    pub(crate) async fn request(
+        self: &Rc<Self>,
+        home: u64,
+        (at, stop): Range,
+        seen: &mut Seen,
+    ) -> Option<u64> {
+        // On the grid of the request size, so that requests are aligned.
+        let size = self.request_size();
+        let len = (size - at % size).min(stop - at);
+        self.turn(len).await;
+        if self.job.stopped() {
+            return None;
+        }
+        let look = self.looks(seen, at);
+        seen.requests += 1;
+        match self.room(len, look).await {
+            Ok(room) => self.start(home, len, Rc::clone(self).chunk(home, at, room, look)),
+            Err(error) => {
+                self.job.fail(error);
+                return None;
+            }
+        }
+        Some(at + len)
     }
 
     /// Starts the account of a segment.
@@ -336,13 +362,13 @@ impl Lane {
         }
     }
 
-    /// Whether zeroes are looked for in the request at `at`, the `requests`th of its segment.
-    fn looks(&self, told: bool, requests: u64, at: u64) -> bool {
+    /// Whether zeroes are looked for in the next request of a segment, at `at`.
+    pub(crate) fn looks(&self, seen: &Seen, at: u64) -> bool {
         let settled = &self.job.settled;
         settled.sparse != 0
             && (!settled.sampled
-                || !told
-                || requests.is_multiple_of(SAMPLE_EVERY)
+                || !seen.told
+                || seen.requests.is_multiple_of(SAMPLE_EVERY)
                 || self.job.has_zeroes(at))
     }
 

@@ -13,6 +13,7 @@
 
 mod compare;
 mod copy;
+mod copy_range;
 mod cutter;
 mod digest;
 mod end;
@@ -57,6 +58,7 @@ pub use options::{
 pub use progress::{Progress, Snapshot};
 pub use rate::{Rate, Schedule};
 pub use route::Routes;
+pub use settled::check_source;
 pub use stream::{copy_from_pipe, copy_to_pipe};
 pub use verify::{Verified, manifest, verify};
 pub use zeroes::is_zero;

@@ -26,7 +26,36 @@ pub(crate) fn check_target(size: u64, target: &block::Facts) -> Result<()> {
         );
         return Err(Error::new(Kind::NoSpace, text).on(&target.name));
     }
-    Ok(())
+    match size > reached(target) {
+        true => Err(beyond(target, "written", "make it larger by a block")),
+        false => Ok(()),
+    }
+}
+
+/// Whether the first `size` bytes of a source can be read: an end that is no whole block may be out of
+/// reach. For who is about to empty a target.
+pub fn check_source(size: u64, source: &block::Facts) -> Result<()> {
+    match size > reached(source) {
+        true => {
+            let advice = format!("copy what can be with --range 0:{}", reached(source));
+            Err(beyond(source, "read", &advice))
+        }
+        false => Ok(()),
+    }
+}
+
+/// Bytes that requests reach.
+fn reached(facts: &block::Facts) -> u64 {
+    facts.size - u64::from(facts.unreachable)
+}
+
+fn beyond(facts: &block::Facts, done: &str, advice: &str) -> Error {
+    let text = format!(
+        "the last {} of {} bytes cannot be {done}, as the size is no multiple of the smallest block \
+         that it takes: {advice}",
+        facts.unreachable, facts.size
+    );
+    Error::new(Kind::Invalid, text).on(&facts.name)
 }
 
 /// Segments that each lane should find at least.

@@ -95,7 +95,7 @@ impl Device for Lessor {
     }
 
     fn file_at(&self, at: u64, len: u64, _access: Access) -> Option<block::FileRange> {
-        Some(block::FileRange { file: self.1.clone(), at, len })
+        Some(block::FileRange { file: self.1.clone(), at, len, past_cache: false })
     }
 }
 

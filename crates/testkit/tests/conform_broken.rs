@@ -234,7 +234,7 @@ impl Device for Device1 {
     }
 
     fn file_at(&self, at: u64, len: u64, _access: Access) -> Option<FileRange> {
-        Some(FileRange { file: self.lease.clone()?, at, len })
+        Some(FileRange { file: self.lease.clone()?, at, len, past_cache: false })
     }
 }
 

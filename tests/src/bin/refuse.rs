@@ -1,5 +1,6 @@
 //! `refuse ERRNO CALL[,CALL…] PROGRAM [ARG…]`: runs a program for which the kernel refuses these system
-//! calls, as sandboxes do. ERRNO is EPERM or ENOSYS; `reflink` stands for the ioctl FICLONERANGE.
+//! calls, as sandboxes do. ERRNO is EPERM, ENOSYS, EXDEV, EINVAL or EIO; `reflink` stands for the ioctl
+//! FICLONERANGE, `copy_file_range_short` for a copy_file_range of less than 4 MiB.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -23,7 +24,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let errno = match errno.to_str() {
         Some("EPERM") => libc::EPERM,
         Some("ENOSYS") => libc::ENOSYS,
-        _ => return Err(format!("{errno:?} is neither EPERM nor ENOSYS").into()),
+        Some("EXDEV") => libc::EXDEV,
+        Some("EINVAL") => libc::EINVAL,
+        Some("EIO") => libc::EIO,
+        _ => return Err(format!("{errno:?} is no error that this refuses with").into()),
     };
     let mut rules = BTreeMap::new();
     for call in calls.to_str().ok_or("the names are not UTF-8")?.split(',') {
@@ -51,6 +55,11 @@ fn rule(call: &str) -> Result<(i64, Vec<SeccompRule>), Box<dyn Error>> {
         "cachestat" => (CACHESTAT, always),
         "mincore" => (libc::SYS_mincore, always),
         "copy_file_range" => (libc::SYS_copy_file_range, always),
+        "copy_file_range_short" => {
+            let (fifth, word) = (4, SeccompCmpArgLen::Qword);
+            let short = SeccompCondition::new(fifth, word, SeccompCmpOp::Lt, 4 << 20)?;
+            (libc::SYS_copy_file_range, vec![SeccompRule::new(vec![short])?])
+        }
         "fallocate" => (libc::SYS_fallocate, always),
         "preadv2" => (libc::SYS_preadv2, always),
         "io_uring_register" => (libc::SYS_io_uring_register, always),

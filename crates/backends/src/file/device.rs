@@ -152,7 +152,8 @@ impl Device for FileDevice {
         // does not pass through the page cache.
         let storage = &self.inner.storage;
         let file = storage.buffered.as_ref().unwrap_or(&storage.file);
-        ours.then(|| FileRange { file: file.clone(), at, len })
+        let past_cache = storage.past.is_some() || storage.align > 1;
+        ours.then(|| FileRange { file: file.clone(), at, len, past_cache })
     }
 }
 

@@ -38,6 +38,7 @@ impl Align {
         let block = facts.block;
         let minimum = u64::from(block.minimum);
         let maximum = (block.maximum - block.maximum % block.minimum).max(block.minimum);
+        facts.unreachable = (facts.size % minimum) as u32;
         facts.block = BlockSizes {
             minimum: 1,
             preferred: block.preferred.max(block.minimum).min(maximum),
@@ -66,7 +67,7 @@ impl Device for Align {
             return self.shared.inner.submit(request);
         }
         let minimum = self.shared.minimum;
-        let reachable = self.facts.size - self.facts.size % minimum;
+        let reachable = self.facts.size - u64::from(self.facts.unreachable);
         if request.end().is_none_or(|end| end > reachable) {
             let text = format!(
                 "the last {} bytes cannot be reached: the size is no multiple of the device's \

@@ -1,0 +1,268 @@
+//! Ranges between two files that the kernel copies by copy_file_range: always where a server of the
+//! network's file system does it, else where that was found to be faster than reading and writing.
+//!
+//! What is faster depends on file systems, the kernel and the machine, so it is measured: the first lane
+//! that comes to a range long enough copies a part one way and the next part the other way, twice, and
+//! the best of each is compared. What the kernel refuses or does not copy in full is read and written
+//! instead: an error that matters is met again there, and told.
+
+use std::rc::Rc;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use crate::lane::{Lane, SAMPLE_EVERY, Seen};
+use crate::ledger::Range;
+use crate::offload::{ByKernel, Piece};
+
+/// Bytes that are copied by one call: a limit on the rate is kept in such steps, and whoever stops a
+/// copy waits for one.
+const STEP: u64 = 16 << 20;
+/// Ranges that are shorter are not worth a thread.
+const SHORT: u64 = 1 << 20;
+/// Bytes of a measurement: some milliseconds from memory to memory.
+const PROBE: u64 = 8 << 20;
+/// Measurements of each way. The best counts: what disturbs makes a way only slower.
+const PROBES: usize = 2;
+
+/// What is known about copy_file_range, for all lanes of a copy.
+pub(crate) struct CopyRange {
+    /// Between any two files, without a measurement.
+    always: bool,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+enum State {
+    /// Nobody has measured; or a lane does, by its number.
+    Open(Option<u32>, Trial),
+    /// It is used.
+    Taken,
+    /// It is refused, slower, or not wanted.
+    Left,
+}
+
+/// Who copies what comes next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Turn {
+    Kernel,
+    /// The kernel, and it is timed; so many bytes at most.
+    TimeKernel(u64),
+    /// Requests, and they are timed; so many bytes at most.
+    TimeRequests(u64),
+    Requests,
+}
+
+impl CopyRange {
+    pub(crate) fn new(by_kernel: ByKernel) -> CopyRange {
+        let state = match by_kernel {
+            ByKernel::Auto => State::Open(None, Trial::default()),
+            ByKernel::Never => State::Left,
+            ByKernel::CopyRange => State::Taken,
+        };
+        CopyRange { always: by_kernel == ByKernel::CopyRange, state: Mutex::new(state) }
+    }
+
+    fn turn(&self, lane: u32) -> Turn {
+        match &mut *self.state.lock().expect("no panic under this lock") {
+            State::Taken => Turn::Kernel,
+            State::Open(owner, trial) => match *owner.get_or_insert(lane) == lane {
+                true => trial.turn(),
+                false => Turn::Requests,
+            },
+            State::Left => Turn::Requests,
+        }
+    }
+
+    /// Is not used any more.
+    fn leave(&self) {
+        *self.state.lock().expect("no panic under this lock") = State::Left;
+    }
+
+    /// Counts a measurement, and chooses when there are enough.
+    fn note(&self, bytes: u64, time: Duration) {
+        let mut state = self.state.lock().expect("no panic under this lock");
+        let State::Open(_, trial) = &mut *state else { return };
+        trial.note(bytes, time);
+        let Some(pays) = trial.pays() else { return };
+        let [kernel, requests] = trial.best.map(|pace| pace / f64::from(1 << 20));
+        let verdict = if pays { "is used" } else { "is not used" };
+        log::debug!(
+            "copy_file_range {verdict}: {kernel:.0} MiB/s, reading and writing {requests:.0} MiB/s"
+        );
+        *state = if pays { State::Taken } else { State::Left };
+    }
+}
+
+/// The measurements, in turn by the kernel and by requests.
+#[derive(Debug, Default)]
+struct Trial {
+    /// Measurements that are over.
+    over: usize,
+    /// Of the one that is not.
+    bytes: u64,
+    time: Duration,
+    /// Most bytes in a second, by the kernel and by requests.
+    best: [f64; 2],
+}
+
+impl Trial {
+    fn turn(&self) -> Turn {
+        let left = PROBE - self.bytes;
+        if self.over.is_multiple_of(2) { Turn::TimeKernel(left) } else { Turn::TimeRequests(left) }
+    }
+
+    fn note(&mut self, bytes: u64, time: Duration) {
+        self.bytes += bytes;
+        self.time += time;
+        if self.bytes < PROBE {
+            return;
+        }
+        let pace = self.bytes as f64 / self.time.as_secs_f64().max(1e-9);
+        let best = &mut self.best[self.over % 2];
+        *best = best.max(pace);
+        self.over += 1;
+        (self.bytes, self.time) = (0, Duration::ZERO);
+    }
+
+    /// Whether the kernel is faster, once that is known.
+    fn pays(&self) -> Option<bool> {
+        (self.over == 2 * PROBES).then_some(self.best[0] > self.best[1])
+    }
+}
+
+impl Lane {
+    /// Copies from the start of a range of the segment at `home`, by copy_file_range or to measure that;
+    /// gives where it ended. `None`: nothing was done.
+    pub(crate) async fn copy_range(
+        self: &Rc<Self>,
+        home: u64,
+        (at, stop): Range,
+        seen: &mut Seen,
+    ) -> Option<u64> {
+        let known = &self.job.offload.copy_range;
+        if matches!(*known.state.lock().expect("no panic under this lock"), State::Left)
+            || !self.may_offload()
+        {
+            return None;
+        }
+        let piece = self.piece((at, stop))?;
+        let remote = piece.from.file.is_remote() && piece.to.file.is_remote();
+        if known.always || remote {
+            return self.by_kernel(home, at, piece, STEP).await;
+        }
+        // A sample of the bytes is looked at, however they go.
+        if piece.to.len < SHORT || self.looks(seen, at) || !through_cache(&piece) {
+            return None;
+        }
+        let size = self.request_size();
+        let unseen = match self.job.settled.sparse {
+            0 => STEP,
+            _ => (SAMPLE_EVERY - seen.requests % SAMPLE_EVERY).saturating_mul(size).min(STEP),
+        };
+        let limited = self.job.settled.is_limited();
+        match known.turn(self.number) {
+            Turn::Requests => None,
+            // What a limit holds back tells nothing.
+            Turn::TimeKernel(_) | Turn::TimeRequests(_) if limited => None,
+            Turn::Kernel => {
+                let done = self.by_kernel(home, at, piece, unseen).await?;
+                seen.requests += (done - at).div_ceil(size);
+                Some(done)
+            }
+            Turn::TimeKernel(most) => {
+                self.drained().await;
+                let started = Instant::now();
+                let done = self.by_kernel(home, at, piece, unseen.min(most)).await?;
+                known.note(done - at, started.elapsed());
+                seen.requests += (done - at).div_ceil(size);
+                Some(done)
+            }
+            Turn::TimeRequests(most) => {
+                self.drained().await;
+                let (started, stop) = (Instant::now(), stop.min(at + most));
+                let mut here = at;
+                while here < stop {
+                    here = self.request(home, (here, stop), seen).await?;
+                }
+                self.drained().await;
+                known.note(here - at, started.elapsed());
+                Some(here)
+            }
+        }
+    }
+
+    /// Has the kernel copy up to `most` bytes of what both ends lend at `at`; gives where it ended.
+    /// `None`: it does not, and will not be asked again.
+    async fn by_kernel(&self, home: u64, at: u64, piece: Piece, most: u64) -> Option<u64> {
+        let len = piece.to.len.min(most);
+        self.job.settled.pace(len, || self.job.stopped()).await;
+        if self.job.stopped() {
+            return None;
+        }
+        self.note_connection();
+        self.wrote.set(true);
+        self.ledger.borrow_mut().wrote(home);
+        let Piece { from, to, .. } = piece;
+        let copied =
+            io::offload(move || to.file.copy_range_now(to.at, &from.file, from.at, len)).await;
+        match copied {
+            Ok(Ok(bytes)) if bytes == len => {
+                self.job.count_moved(&self.job.progress.counters.copy_file_range, len);
+                Some(at + len)
+            }
+            refused => {
+                log::debug!("copy_file_range is not used any more: {refused:?}");
+                self.job.offload.copy_range.leave();
+                None
+            }
+        }
+    }
+}
+
+/// Whether reading and writing would go through the page cache, as copying by the kernel does.
+fn through_cache(piece: &Piece) -> bool {
+    let (from, to) = (&piece.from, &piece.to);
+    let cached = || from.file.cached(from.at, to.len).is_some_and(|cached| cached >= to.len);
+    !to.past_cache && (!from.past_cache || cached())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn measured(paces: [u64; 2 * PROBES]) -> bool {
+        let mut trial = Trial::default();
+        for (number, mib) in paces.into_iter().enumerate() {
+            let kernel = matches!(trial.turn(), Turn::TimeKernel(PROBE));
+            assert_eq!(kernel, number % 2 == 0);
+            assert_eq!(trial.pays(), None);
+            // In parts, as ranges come.
+            let time = Duration::from_secs_f64(8.0 / mib as f64);
+            trial.note(PROBE / 4, time / 4);
+            trial.note(PROBE - PROBE / 4, time - time / 4);
+        }
+        trial.pays().expect("there are enough")
+    }
+
+    #[test]
+    fn the_best_of_each_way_is_compared() {
+        assert!(measured([1000, 500, 1000, 500]));
+        assert!(measured([300, 500, 1000, 900]), "the kernel was disturbed once");
+        assert!(!measured([300, 500, 400, 200]), "requests were disturbed once");
+        assert!(!measured([500, 500, 500, 500]), "nothing is gained");
+    }
+
+    #[test]
+    fn one_lane_measures_and_the_others_go_on() {
+        let range = CopyRange::new(ByKernel::Auto);
+        assert_eq!(range.turn(3), Turn::TimeKernel(PROBE));
+        assert_eq!(range.turn(1), Turn::Requests);
+        range.note(PROBE - 1, Duration::from_millis(1));
+        assert_eq!(range.turn(3), Turn::TimeKernel(1));
+        range.leave();
+        range.note(PROBE, Duration::from_millis(1));
+        assert_eq!(range.turn(3), Turn::Requests, "it was refused in the meantime");
+        assert_eq!(CopyRange::new(ByKernel::Never).turn(0), Turn::Requests);
+        assert_eq!(CopyRange::new(ByKernel::CopyRange).turn(0), Turn::Kernel);
+    }
+}
