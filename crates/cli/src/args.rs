@@ -228,6 +228,19 @@ pub struct Serve {
     #[arg(long, value_name = "SOCKET")]
     pub control: Option<PathBuf>,
 
+    /// Serve figures for Prometheus, on a loopback address as localhost:9100 (port 0 takes a free one and
+    /// says which) or on unix:PATH: GET /metrics. Without a password, for whoever reaches it
+    #[arg(long, value_name = "ADDR")]
+    pub metrics: Option<crate::metrics::Address>,
+
+    /// Once everything is open and listens, run as this user, by name or number, and in its groups
+    #[arg(short, long, value_name = "USER")]
+    pub user: Option<String>,
+
+    /// The group to run in with --user, in place of the user's own; or the only thing that changes
+    #[arg(short, long, value_name = "GROUP")]
+    pub group: Option<String>,
+
     /// Change what clients may cost; may be repeated; see LIMITS
     #[arg(long, value_name = "NAME=VALUE", value_parser = limit)]
     pub limit: Vec<String>,
@@ -239,6 +252,11 @@ pub struct Serve {
     /// Say each request at each layer and at the device; implies --verbose
     #[arg(long)]
     pub trace: bool,
+
+    /// How messages on standard error are written: text, or json, one object a line with time, level,
+    /// message and, where it is about one, the number of the connection
+    #[arg(long, value_name = "FORMAT", default_value = "text")]
+    pub log_format: crate::logger::Format,
 
     /// Run plugins (nbdkit:…) in processes of their own: the crash of one ends its exports, not the
     /// server, which says so
@@ -286,6 +304,10 @@ pub struct Serve {
 
     #[command(flatten)]
     pub engine: Engine,
+
+    /// SIGHUP stops the server, as it does nbdkit.
+    #[arg(long, hide = true)]
+    pub hangup_stops: bool,
 
     /// Set by a server that starts itself again to go to the background.
     #[arg(long, hide = true)]
@@ -793,6 +815,11 @@ pub enum CtlCommand {
         #[arg(value_name = "NAME=VALUE", required = true, value_parser = setting)]
         setting: Vec<(String, String)>,
     },
+    /// Read certificates, keys, revocations and pre-shared keys again, as after SIGHUP. Clients that are
+    /// connected stay; if something is wrong, the old ones stay in use
+    Reload,
+    /// Print figures, as serve --metrics shows them to Prometheus
+    Metrics,
     /// Accept no more clients, and end when the last one has left
     Drain {
         /// Wait until the server has ended
@@ -1274,6 +1301,9 @@ mod tests {
             "serve a -t 0",
             "serve a --memory 1k",
             "serve a --engine x",
+            "serve a --log-format xml",
+            "serve a --metrics 0.0.0.0:9",
+            "ctl s reload x",
             "info a --list --size",
             "info a --totals",
             "serve a --tls maybe",

@@ -48,6 +48,15 @@ pub fn run(args: &args::Ctl) -> Outcome {
             }
             tell(&last, json, |_| String::new())
         }
+        CtlCommand::Reload => {
+            let answer = server.ask(&json!({ "command": "reload" }))?;
+            tell(&answer, json, |answer| text(&answer["done"]).unwrap_or_default() + "\n")
+        }
+        CtlCommand::Metrics => {
+            let answer = server.ask(&json!({ "command": "metrics" }))?;
+            // Lines that are the server's own; names in them are escaped.
+            tell(&answer, json, |answer| answer["text"].as_str().unwrap_or_default().to_string())
+        }
         CtlCommand::Drain { wait } => {
             let answer = server.ask(&json!({ "command": "drain" }))?;
             tell(&answer, json, |answer| {

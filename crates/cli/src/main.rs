@@ -104,7 +104,7 @@ fn report(command: &str, outcome: Outcome) -> ExitCode {
     match outcome {
         Ok(status) => ExitCode::from(status),
         Err(failure) => {
-            out::error(&format!("blockhaul: {command}{failure}\n"));
+            logger::failure(command, &failure.to_string());
             ExitCode::from(failure.status())
         }
     }

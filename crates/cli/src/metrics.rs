@@ -49,6 +49,16 @@ impl FromStr for Address {
     }
 }
 
+impl Address {
+    /// The same address for whoever leaves the current directory.
+    pub fn absolute(self) -> std::io::Result<Address> {
+        match self {
+            Address::Unix(path) => std::path::absolute(path).map(Address::Unix),
+            tcp => Ok(tcp),
+        }
+    }
+}
+
 /// Makes the page.
 pub type Page = Arc<dyn Fn() -> String + Send + Sync>;
 

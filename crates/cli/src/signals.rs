@@ -1,4 +1,5 @@
 //! SIGINT, SIGTERM, SIGHUP and SIGQUIT: the first asks for an orderly stop, the second stops at once.
+//! For whom SIGHUP means something else, it does so unless the terminal is gone.
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
@@ -40,7 +41,7 @@ impl Caught {
 
     /// What is done about signals. A thread has to wait for them.
     pub fn on_stop<F: FnOnce(i32), G: FnOnce()>(self, first: F, at_once: G) -> Attention<F, G> {
-        Attention { signals: self.0, first: Some(first), at_once: Some(at_once) }
+        Attention { signals: self.0, first: Some(first), at_once: Some(at_once), hangup: None }
     }
 }
 
@@ -58,9 +59,26 @@ pub struct Attention<F, G> {
     signals: Signals,
     first: Option<F>,
     at_once: Option<G>,
+    hangup: Option<(Hangup, bool)>,
+}
+
+/// What to do on SIGHUP.
+pub type Hangup = Box<dyn FnMut()>;
+
+/// Whether this process has a terminal that could hang up, and has not. A process that loses its
+/// terminal gets SIGHUP from the kernel or from its shell, which look alike otherwise.
+fn has_terminal() -> bool {
+    std::fs::File::open("/dev/tty").is_ok()
 }
 
 impl<F: FnOnce(i32), G: FnOnce()> Attention<F, G> {
+    /// SIGHUP does this, unless the terminal on which this process began is gone.
+    #[must_use]
+    pub fn on_hangup(mut self, hangup: Hangup) -> Self {
+        self.hangup = Some((hangup, has_terminal()));
+        self
+    }
+
     /// Waits for signals, until an [`Until`] is dropped.
     pub fn wait(&mut self) {
         while let Some(signal) = self.signals.forever().next() {
@@ -75,6 +93,12 @@ impl<F: FnOnce(i32), G: FnOnce()> Attention<F, G> {
     }
 
     fn heard(&mut self, signal: i32) {
+        if let Some((hangup, began_on_terminal)) = &mut self.hangup
+            && signal == SIGHUP
+            && (!*began_on_terminal || has_terminal())
+        {
+            return hangup();
+        }
         if let Some(first) = self.first.take() {
             return first(signal);
         }

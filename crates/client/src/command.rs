@@ -50,6 +50,8 @@ impl ServerProcess {
             .arg(program)
             .args(&words[1..])
             .stdin(Stdio::from(OwnedFd::from(listener)))
+            // It is not what a service manager waits for.
+            .env_remove("NOTIFY_SOCKET")
             .spawn()
             .map_err(cannot)?;
         Ok(Arc::new(ServerProcess { child: Mutex::new(child), dir, socket, name }))

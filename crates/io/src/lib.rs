@@ -17,13 +17,14 @@
 //! drain writes instead of dropping them. Waiting for readiness is the exception: it owns nothing and
 //! is withdrawn when dropped. A worker that stops first waits for every file operation still out.
 //!
-//! `unsafe` lives only in this crate, in `sys`, `process`, `buf`, `cached`, `offload_file`, `vsock` and
-//! `driver`, each block with its reason.
+//! `unsafe` lives only in this crate, in `sys`, `process`, `identity`, `buf`, `cached`, `offload_file`,
+//! `vsock` and `driver`, each block with its reason.
 
 mod buf;
 mod cached;
 mod driver;
 mod file;
+mod identity;
 mod lane;
 mod lend;
 mod net;
@@ -49,6 +50,7 @@ mod worker;
 pub use buf::{ALIGN, Buf, Data};
 pub use driver::{Engine, Interest, uring_available};
 pub use file::{Allocate, File, Reading};
+pub use identity::Identity;
 pub use lane::Lane;
 pub use lend::Lent;
 pub use net::{Listener, Peer, Stream};

@@ -102,6 +102,10 @@ pub struct Sums {
     /// Handshakes that failed: clients that broke the protocol, could not prove who they are, were too
     /// late or in the way of others.
     pub failed: u64,
+    /// Bytes that requests of all clients hold now.
+    pub memory: u64,
+    /// Bytes that they may hold.
+    pub memory_limit: u64,
     /// Requests by export, of clients that are connected and of those that have left.
     pub exports: BTreeMap<String, Exported>,
     /// How long requests took in devices, in the order of [`OpKind::ALL`]. Each that a device worked on
@@ -216,6 +220,8 @@ impl Server {
             accepted: count(&self.control.accepted),
             refused: count(&self.control.refused),
             failed: count(&self.control.failed),
+            memory: self.config.pool.reserved(),
+            memory_limit: self.config.pool.limit(),
             exports,
             latency: Times::sum(times.map(|times| &**times)),
         }

@@ -48,7 +48,7 @@ pub(crate) async fn run(
     let mut mouth = Mouth { stream, queue: SendQueue::default() };
     let mut out = Vec::new();
     if offers.oldstyle {
-        return oldstyle(config, hall, mouth).await.map(Some);
+        return oldstyle(config, connection, hall, mouth).await.map(Some);
     }
     let mut handshake = Handshake::new(
         wire::handshake::server::Config {
@@ -152,6 +152,7 @@ pub(crate) async fn run(
 /// The old handshake: the default export is told, and requests follow.
 async fn oldstyle(
     config: &Config,
+    connection: &Connection,
     hall: &mut Hall<'_>,
     mut mouth: Mouth<'_>,
 ) -> Result<Chosen, Ending> {
@@ -162,6 +163,7 @@ async fn oldstyle(
     let export = hall.find("").await.map_err(refused)?;
     let info = describe(config, &export, "");
     let mut out = Vec::new();
+    connection.chose(&export.name);
     wire::handshake::server::oldstyle(info.size, info.flags, &mut out);
     mouth.say(&mut out).await?;
     let negotiated = Negotiated {

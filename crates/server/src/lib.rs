@@ -256,17 +256,21 @@ impl Server {
             return;
         }
         let (id, peer) = (entered.connection.id, entered.stream.peer());
-        log::debug!("connection {id} from {peer}");
+        // Whoever takes records apart has its number from here.
+        let target = format!("connection {id}");
+        log::debug!(target: &target, "connection {id} from {peer}");
         let ended = self.converse(&mut entered).await;
         if ended.is_err() && entered.connection.export().is_none() {
             self.control.failed.fetch_add(1, Ordering::Relaxed);
         }
         match ended {
-            Ok(()) => log::debug!("connection {id} ended"),
+            Ok(()) => log::debug!(target: &target, "connection {id} ended"),
             Err(Ending { why, refused: true }) => {
-                log::warn!("refused connection {id} from {peer}: {why}");
+                log::warn!(target: &target, "refused connection {id} from {peer}: {why}");
             }
-            Err(Ending { why, .. }) => log::info!("connection {id} from {peer}: {why}"),
+            Err(Ending { why, .. }) => {
+                log::info!(target: &target, "connection {id} from {peer}: {why}");
+            }
         }
         // A device in whose callback something hangs may have the socket, too: the client is not to wait.
         entered.stream.shutdown();

@@ -37,6 +37,8 @@ pub fn start(
     let (input, output) = stdio::original().map_err(cannot)?;
     let mut command = Command::new("/bin/sh");
     command.arg("-c").arg(text).stdin(input).stdout(output);
+    // It is not what a service manager waits for.
+    command.env_remove(super::notify::VARIABLE);
     let mut child = command.spawn().map_err(cannot)?;
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
     let (sender, receiver) = mpsc::channel();

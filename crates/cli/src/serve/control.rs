@@ -3,19 +3,21 @@
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use block::{Adjustable, Can, OpKind};
-use io::Remote;
+use io::{Identity, Remote};
 use rustix::fs::Mode;
 use serde_json::{Map, Value, json};
 use server::{Client, Counts, Disconnected, Server};
 
 use super::exports::Running;
 use super::listen::Cleanup;
-use super::{Stop, Stopper};
+use super::notify::Notify;
+use super::tls::Secured;
+use super::{Stop, Stopper, figures};
 use crate::aside::{Listener, Peer, Serving};
 use crate::exit::{FAILED, Failure, OPEN, plain};
 
@@ -33,7 +35,10 @@ const LOOK: Duration = Duration::from_secs(1);
 const DRAINED_AGAIN: Duration = Duration::from_millis(20);
 
 /// A control socket that is not served yet.
-pub struct Control(Listener);
+pub struct Control {
+    listener: Listener,
+    path: PathBuf,
+}
 
 impl Control {
     /// Makes the socket, for this user alone. To be called while there are no other threads, which would
@@ -55,14 +60,19 @@ impl Control {
             _ => cannot(&plain(&error)),
         })?;
         cleanup.remember_socket(&path);
-        Ok(Control(listener))
+        Ok(Control { listener, path })
+    }
+
+    /// Gives it to the user that the server is going to be.
+    pub fn give_to(&self, identity: &Identity) -> std::io::Result<()> {
+        std::os::unix::fs::chown(&self.path, identity.uid(), Some(identity.gid()))
     }
 
     /// Serves it until what is returned is dropped.
     pub fn start(self, operations: &Arc<Operations>) -> Result<Serving, Failure> {
         let operations = Arc::downgrade(operations);
         let attend = move |peer: &mut dyn Peer| attend(peer, &operations);
-        self.0.serve("control", PEERS_MAX, attend).map_err(|error| {
+        self.listener.serve("control", PEERS_MAX, attend).map_err(|error| {
             Failure::new(FAILED, format!("cannot serve the control socket: {}", plain(&error)))
         })
     }
@@ -75,6 +85,8 @@ pub struct Operations {
     pub stopper: Stopper,
     /// The worker that waits for clients to leave.
     pub worker: Remote,
+    pub secured: Secured,
+    pub notify: Notify,
 }
 
 /// Why a request was not carried out.
@@ -87,6 +99,11 @@ impl Refusal {
     /// The request cannot be understood, or a value is wrong.
     fn usage(text: impl Into<String>) -> Refusal {
         Refusal { kind: "usage", text: text.into() }
+    }
+
+    /// It could not be done.
+    fn failed(text: impl Into<String>) -> Refusal {
+        Refusal { kind: "failed", text: text.into() }
     }
 
     /// There is nothing of that name or number.
@@ -184,10 +201,13 @@ impl Operations {
             "drain" => {
                 log::info!("draining, as the control socket asks: no more clients are accepted");
                 let clients = self.server.drain();
+                self.notify.status(&format!("draining: {clients} clients are still there"));
                 let (server, stopper) = (Arc::downgrade(&self.server), self.stopper.clone());
                 drop(self.worker.spawn(move || end_when_empty(server, stopper)));
                 Ok(json!({ "clients": clients }))
             }
+            "reload" => self.reload().map(|done| json!({ "done": done })).map_err(Refusal::failed),
+            "metrics" => Ok(json!({ "text": figures::text(&self.server.sums()) })),
             "stop" => {
                 log::info!("stopping, as the control socket asks");
                 let clients = self.server.open();
@@ -202,10 +222,32 @@ impl Operations {
                 Ok(json!({ "layer": shown(layer) }))
             }
             _ => Err(Refusal::usage(format!(
-                "unknown command {command:?}; known are clients, exports, disconnect, drain, stop, \
-                 set, wait"
+                "unknown command {command:?}; known are clients, exports, disconnect, set, reload, \
+                 metrics, drain, stop, wait"
             ))),
         }
+    }
+
+    /// Reads what TLS needs again, for clients that come. What was done, or why nothing has changed.
+    pub fn reload(&self) -> Result<&'static str, String> {
+        if self.secured.is_off() {
+            return Ok("there is nothing to read again: TLS is off");
+        }
+        self.notify.reloading();
+        let read = match self.secured.open() {
+            Ok(tls) => {
+                self.server.set_tls(tls);
+                log::info!("TLS: keys and certificates were read again");
+                Ok("keys and certificates were read again")
+            }
+            Err(failure) => {
+                let text = format!("{failure}; those from before stay in use");
+                log::error!("{text}");
+                Err(text)
+            }
+        };
+        self.notify.ready(if read.is_ok() { "reloaded" } else { "could not reload, see the log" });
+        read
     }
 
     /// A layer of an export, by its name; by `NAME:N` the nth of that name from the storage on.

@@ -4,13 +4,16 @@
 //!   `single`: standard input and output. `background`: leaving the terminal. `command`: `--run`.
 //!   `tls`: `--tls`. `control`: `--control`. `stdio`: what plugins see of it.
 //!   `system`: `--swap` and other wishes. `fresh`: `--per-client`. `trace`: `--trace`.
+//!   `figures`: `--metrics`. `notify`: what a service manager is told.
 
 mod background;
 mod command;
 mod control;
 mod exports;
+mod figures;
 mod fresh;
 mod listen;
+mod notify;
 mod single;
 mod stdio;
 mod system;
@@ -21,20 +24,22 @@ use std::ffi::OsString;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-use io::{Completer, Remote, Runtime};
+use io::{Completer, Identity, Remote, Runtime};
 use server::{Config, Limits, Offers, Server};
 
 use crate::brackets::Groups;
 use crate::exit::{FAILED, Failure, HELD, Outcome, USAGE, plain};
-use crate::{args, devices, logger, signals};
+use crate::metrics::{self, Address};
+use crate::{args, devices, logger, out, signals};
 use background::Background;
 use control::{Control, Operations};
 use exports::{Opened, Wanted};
 pub use listen::VsockPlace;
 use listen::{Listening, Where};
+use notify::Notify;
 use single::Single;
 pub use tls::Mode;
 use tls::Secured;
@@ -85,6 +90,7 @@ pub fn is_activated() -> bool {
 /// Runs `blockhaul serve`.
 pub fn run(args: &args::Serve, groups: &Groups) -> Outcome {
     logger::start(args.verbose || args.trace);
+    logger::set_format(args.log_format);
     let mut registry = devices::registry(Duration::from_secs(60));
     if args.isolate {
         registry = devices::isolated(registry);
@@ -98,6 +104,13 @@ pub fn run(args: &args::Serve, groups: &Groups) -> Outcome {
         let text = "--oldstyle: clients that are greeted so cannot have TLS, which --tls requires";
         return Err(Failure::usage(text));
     }
+    let identity = match (args.user.as_deref(), args.group.as_deref()) {
+        (None, None) => None,
+        (user, group) => Some(Identity::find(user, group).map_err(Failure::usage)?),
+    };
+    let metrics = args.metrics.clone().map(Address::absolute).transpose();
+    let metrics =
+        metrics.map_err(|error| Failure::usage(format!("--metrics: {}", plain(&error))))?;
     let inherited = listen::activation()?;
     let activated = !inherited.is_empty();
     if activated && args.run.is_some() {
@@ -144,7 +157,14 @@ pub fn run(args: &args::Serve, groups: &Groups) -> Outcome {
     let runtime = Runtime::start(&config).map_err(|error| {
         Failure::new(FAILED, format!("cannot start workers: {}", plain(&error)))
     })?;
+    let operations = Shared::default();
+    let reload = operations.clone();
     let job = Job {
+        operations,
+        notify: Notify::new(),
+        metrics,
+        identity,
+        exit_with_parent: args.exit_with_parent,
         wanted,
         listeners,
         single,
@@ -182,6 +202,11 @@ pub fn run(args: &args::Serve, groups: &Groups) -> Outcome {
     // This thread has nothing else to do: one more would rest beside the workers of each server.
     let first = move |signal| on_signal.stop(Stop::Signal(signal));
     let mut attention = caught.on_stop(first, move || cleanup.clean());
+    if !args.hangup_stops {
+        // What has come of it is in the log.
+        let hangup = move || reload.with(|operations| drop(operations.reload()));
+        attention = attention.on_hangup(Box::new(hangup));
+    }
     attention.wait();
     let (outcome, open) =
         served.recv().map_err(|_| Failure::new(FAILED, "the server ended without a result"))?;
@@ -255,6 +280,11 @@ fn limits(args: &args::Serve) -> Result<Limits, Failure> {
 
 /// All that the server needs to know once it runs.
 struct Job {
+    operations: Shared,
+    notify: Notify,
+    metrics: Option<Address>,
+    identity: Option<Identity>,
+    exit_with_parent: bool,
     wanted: Wanted,
     listeners: Where,
     single: Option<Single>,
@@ -302,13 +332,27 @@ impl Job {
         if self.print_uri {
             say += &for_people(&uri);
         }
+        let metrics = self.metrics.take().map(|address| serve_figures(&address, &server));
+        let metrics = metrics.transpose()?;
+        if let Some(identity) = &self.identity {
+            let given = self.control.as_ref().map_or(Ok(()), |control| control.give_to(identity));
+            let assumed = given.and_then(|()| identity.assume());
+            assumed.map_err(|error| cannot_become(identity, &error))?;
+            if self.exit_with_parent {
+                // The kernel forgets it when the user changes.
+                listen::tie_to_parent()?;
+            }
+        }
         self.background.ready(&say, self.verbose)?;
         let operations = Arc::new(Operations {
             server: server.clone(),
             exports: running,
             stopper: self.stopper.clone(),
             worker: Remote::to(io::worker()),
+            secured: self.secured.clone(),
+            notify: self.notify.clone(),
         });
+        self.operations.set(&operations);
         let control = self.control.take().map(|control| control.start(&operations)).transpose()?;
         let mut child = match &self.run {
             None => None,
@@ -330,13 +374,25 @@ impl Job {
             }));
             rest
         });
+        self.notify.ready(&format!("serving {} at {uri}", self.wanted.shown()));
+        let alive = self.notify.interval().map(|interval| {
+            let notify = self.notify.clone();
+            io::start(async move {
+                loop {
+                    notify.alive();
+                    io::sleep(interval).await;
+                }
+            })
+        });
         let why = stopped.await.unwrap_or(Stop::Command(FAILED));
+        self.notify.stopping("stopping: requests in progress are finished");
         if let (Stop::Signal(_) | Stop::Asked, Some(child)) = (&why, &mut child) {
             child.stop();
         }
         let held = server.stop(PATIENCE).await;
         // They hold the server, and with it what is served.
-        drop((control, operations));
+        drop((control, metrics, operations));
+        alive.into_iter().for_each(io::Task::cancel);
         listening.into_iter().for_each(io::Task::cancel);
         if let Some(rest) = rest {
             rest.wait(PATIENCE);
@@ -352,6 +408,42 @@ impl Job {
         log::warn!("devices held {held} requests for longer than --drain-timeout");
         Ok(End { status: if status == 0 { HELD } else { status }, held: true })
     }
+}
+
+/// What is asked of a server while it runs, for whoever may be there before it.
+#[derive(Clone, Default)]
+struct Shared(Arc<Mutex<Weak<Operations>>>);
+
+impl Shared {
+    fn set(&self, operations: &Arc<Operations>) {
+        let weak = Arc::downgrade(operations);
+        *self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = weak;
+    }
+
+    /// Does something, if the server is there.
+    fn with(&self, work: impl FnOnce(&Operations)) {
+        let weak = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
+        if let Some(operations) = weak.upgrade() {
+            work(&operations);
+        }
+    }
+}
+
+/// Serves figures; says where if that is not known.
+fn serve_figures(address: &Address, server: &Arc<Server>) -> Result<metrics::Server, Failure> {
+    let serving = metrics::Server::start(address, figures::page(server))?;
+    if matches!(address, Address::Tcp(asked) if asked.port() == 0) {
+        out::error(&format!("blockhaul: serve: metrics on {}\n", serving.address()));
+    }
+    Ok(serving)
+}
+
+/// A failure to change the user.
+fn cannot_become(identity: &Identity, error: &std::io::Error) -> Failure {
+    let user = identity.uid().map(|uid| format!("user {uid} and ")).unwrap_or_default();
+    let (gid, why) = (identity.gid(), plain(error));
+    let text = format!("cannot change to {user}group {gid}: {why}: start it as root");
+    Failure::new(crate::exit::OPEN, text)
 }
 
 /// What `--print-uri` prints, as nbdkit.

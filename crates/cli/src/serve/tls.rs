@@ -36,6 +36,7 @@ impl FromStr for Mode {
 }
 
 /// What the options ask for.
+#[derive(Clone)]
 pub struct Secured {
     mode: Mode,
     certificates: Option<PathBuf>,
@@ -82,6 +83,11 @@ impl Secured {
         })?;
         let acceptor = Arc::new(acceptor);
         Ok(if self.mode == Mode::On { Tls::On(acceptor) } else { Tls::Require(acceptor) })
+    }
+
+    /// Whether there is nothing to read again.
+    pub fn is_off(&self) -> bool {
+        self.mode == Mode::Off
     }
 
     /// Whether a URI for clients must demand TLS.

@@ -79,7 +79,8 @@ fn serve_words(mut line: Line, in_background: bool) -> Result<Vec<OsString>, Fai
     let mut words: Vec<OsString> = vec!["blockhaul".into(), "serve".into()];
     words.extend(std::mem::take(&mut line.serve));
     // Scripts compare flags and words of clients with what nbdkit offers.
-    words.extend(["--any-name", "--no-extended", "--no-block-sizes"].map(OsString::from));
+    let like_nbdkit = ["--any-name", "--no-extended", "--no-block-sizes", "--hangup-stops"];
+    words.extend(like_nbdkit.map(OsString::from));
     // nbdkit's bound on reads and writes.
     words.push("--limit=payload=64M".into());
     if line.verbose {

@@ -1,0 +1,484 @@
+//! `serve` as a service: figures, new keys while it runs, what it tells a service manager, another user,
+//! what it logs, the system calls that it needs.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::{UnixDatagram, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+use blockhaul_tests::{LIMIT, blockhaul, bounded, done, lossy, run, succeed, text};
+use serde_json::Value;
+use testkit::peer::Conversation;
+use testkit::tools::{Peer, Reason, Scratch, skip_or_fail, wait_within};
+use wire::Replies;
+
+/// A server in the foreground with a log and a control socket. It is killed when this is dropped.
+struct Running {
+    child: Child,
+    socket: PathBuf,
+    control: PathBuf,
+    log: PathBuf,
+}
+
+impl Running {
+    #[track_caller]
+    fn start(scratch: &Scratch, args: &[&str]) -> Running {
+        Self::start_with(scratch, args, |command| command)
+    }
+
+    #[track_caller]
+    fn start_with(
+        scratch: &Scratch,
+        args: &[&str],
+        change: impl Fn(&mut Command) -> &mut Command,
+    ) -> Running {
+        let (socket, control) = (scratch.socket("s"), scratch.socket("c"));
+        let log = scratch.file("log");
+        let mut command = blockhaul(&["serve", "--exit-with-parent", "-U", text(&socket)]);
+        command.args(["--control", text(&control)]).args(args);
+        let child = change(&mut command).stderr(File::create(&log).unwrap()).spawn().unwrap();
+        let mut running = Running { child, socket, control, log };
+        soon(&format!("{} does not listen", running.log.display()), || {
+            assert!(running.child.try_wait().unwrap().is_none(), "{}", running.logged());
+            Conversation::connect(&running.socket).is_ok() && running.control.exists()
+        });
+        running
+    }
+
+    fn logged(&self) -> String {
+        fs::read_to_string(&self.log).unwrap()
+    }
+
+    #[track_caller]
+    fn ctl(&self, words: &[&str]) -> String {
+        succeed(&[&["ctl", text(&self.control)], words].concat())
+    }
+
+    #[track_caller]
+    fn signal(&self, name: &str) {
+        // The child is not waited for before: its process id is its own.
+        done(Command::new("kill").args(["-s", name, &self.child.id().to_string()]));
+    }
+
+    #[track_caller]
+    fn ends(mut self) {
+        self.signal("TERM");
+        assert!(wait_within(&mut self.child, LIMIT).unwrap().success(), "{}", self.logged());
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Waits for something that comes soon.
+#[track_caller]
+fn soon(what: &str, mut is: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !is() {
+        assert!(begun.elapsed() < LIMIT, "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn connected(socket: &Path, export: &str) -> Conversation {
+    let mut client = Conversation::connect(socket).unwrap();
+    client.hello(3).unwrap();
+    client.negotiate(Replies::Structured).unwrap();
+    client.go(export).unwrap();
+    client
+}
+
+/// The value of a figure.
+#[track_caller]
+fn figure(page: &str, name: &str) -> f64 {
+    let line = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    line.unwrap_or_else(|| panic!("no {name} in {page}")).parse().unwrap()
+}
+
+#[test]
+fn figures_are_what_clients_do() {
+    let scratch = Scratch::new().unwrap();
+    let exports = ["--export", "a\"b=memory:1M", "--export", "b=memory:1M"];
+    let metrics = ["--metrics", "127.0.0.1:0", "--layer", "delay?flush=30ms"];
+    let server = Running::start(&scratch, &[&exports[..], &metrics[..]].concat());
+    let logged = server.logged();
+    let address = logged.trim().strip_prefix("blockhaul: serve: metrics on ").unwrap();
+    let page = || {
+        let mut peer = TcpStream::connect(address).unwrap();
+        peer.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+        let mut page = String::new();
+        peer.read_to_string(&mut page).unwrap();
+        page
+    };
+    let mut one = connected(&server.socket, "b");
+    for _ in 0..100 {
+        one.read(512, 1024).unwrap();
+    }
+    one.write(0, &[1; 512]).unwrap();
+    let flush = one.request(wire::Command::Flush, 0, 0);
+    one.ask(&flush, &[]).unwrap();
+    let beyond = one.request(wire::Command::Read, 1 << 20, 1);
+    one.ask(&beyond, &[]).unwrap();
+    let two = connected(&server.socket, "a\"b");
+    let mut broken = UnixStream::connect(&server.socket).unwrap();
+    broken.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    broken.read_to_end(&mut Vec::new()).unwrap();
+    soon("it stays", || figure(&page(), "blockhaul_serve_connections") == 2.0);
+    let check = |page: &str| {
+        let of = |name: &str| figure(page, &format!("blockhaul_serve_{name}"));
+        assert_eq!(of("requests_total{export=\"b\",kind=\"read\"}"), 101.0);
+        assert_eq!(of("bytes_total{export=\"b\",kind=\"read\"}"), 102_400.0);
+        assert_eq!(of("bytes_total{export=\"b\",kind=\"write\"}"), 512.0);
+        assert_eq!(of("request_errors_total{export=\"b\"}"), 1.0);
+        assert_eq!(of("requests_in_flight{export=\"b\"}"), 0.0);
+        assert!(of("handshakes_failed_total") >= 1.0);
+        assert!(of("connections_total{result=\"accepted\"}") >= 4.0);
+        // All but the last few of those that were answered at once.
+        let reads = of("request_seconds_count{kind=\"read\"}");
+        assert!((86.0..=101.0).contains(&reads), "{reads}");
+        assert_eq!(of("request_seconds_count{kind=\"flush\"}"), 1.0);
+        assert_eq!(of("request_seconds_bucket{kind=\"flush\",le=\"0.025\"}"), 0.0);
+        assert!(of("request_seconds_sum{kind=\"flush\"}") >= 0.03);
+    };
+    let text = page();
+    check(&text);
+    assert_eq!(figure(&text, "blockhaul_serve_clients{export=\"a\\\"b\"}"), 1.0);
+    assert!(text.contains("200 OK\r\n") && text.contains("text/plain; version=0.0.4"), "{text}");
+    // What has left still counts, and the control socket says the same.
+    drop((one, two));
+    soon("they stay", || figure(&page(), "blockhaul_serve_connections") == 0.0);
+    let told = server.ctl(&["metrics"]);
+    check(&told);
+    assert_eq!(figure(&told, "blockhaul_serve_clients{export=\"b\"}"), 0.0);
+    server.ends();
+    assert!(TcpStream::connect(address).is_err());
+}
+
+#[test]
+fn keys_are_read_again_and_sessions_stay() {
+    let scratch = Scratch::new().unwrap();
+    let (keys, later) = (scratch.file("keys"), scratch.file("later"));
+    succeed(&["tls", "init", "--psk", "alice", text(&keys)]);
+    succeed(&["tls", "init", "--psk", "bob", text(&later)]);
+    let server = Running::start(&scratch, &["-r", "--tls-psk", text(&keys), "pattern:64M"]);
+    let uri = |user: &str, file: &Path| {
+        let (socket, file) = (text(&server.socket), text(file));
+        format!("nbds+unix://{user}@/?socket={socket}&tls-psk-file={file}")
+    };
+    let (alice, bob) = (uri("alice", &scratch.file("alice")), uri("bob", &later));
+    fs::copy(&keys, scratch.file("alice")).unwrap();
+    succeed(&["info", &alice]);
+    assert!(!run(&["info", &bob]).status.success());
+    // A session that lasts: with alice's key, which goes meanwhile.
+    let image = scratch.file("image");
+    let mut copy = blockhaul(&["copy", "--no-progress", "--rate", "16M", &alice, text(&image)]);
+    let mut copy = copy.spawn().unwrap();
+    let tls = || {
+        let clients: Value = serde_json::from_str(&server.ctl(&["clients", "--json"])).unwrap();
+        clients["clients"][0]["tls"]["name"] == "alice"
+    };
+    soon("it does not come", tls);
+    assert!(server.ctl(&["clients"]).contains("alice"));
+    fs::copy(&later, &keys).unwrap();
+    assert_eq!(server.ctl(&["reload"]), "keys and certificates were read again\n");
+    succeed(&["info", &bob]);
+    assert!(!run(&["info", &alice]).status.success(), "her key is gone");
+    assert!(wait_within(&mut copy, LIMIT).unwrap().success(), "her session has ended");
+
+    // What is broken changes nothing, and is told.
+    for broken in ["no colon\n", "carol:xyz\n"] {
+        fs::write(&keys, broken).unwrap();
+        let output = run(&["ctl", text(&server.control), "reload"]);
+        assert_eq!(output.status.code(), Some(1));
+        assert!(lossy(&output.stderr).contains("stay in use"), "{}", lossy(&output.stderr));
+        succeed(&["info", &bob]);
+    }
+    fs::remove_file(&keys).unwrap();
+    server.signal("HUP");
+    soon("it does not try", || server.logged().matches("stay in use").count() == 3);
+    succeed(&["info", &bob]);
+    fs::copy(scratch.file("alice"), &keys).unwrap();
+    server.signal("HUP");
+    soon("it is not read", || run(&["info", &alice]).status.success());
+    server.ends();
+}
+
+#[test]
+fn certificates_are_read_again_and_revoked() {
+    let Some(certtool) = Peer::require("certtool") else { return };
+    let scratch = Scratch::new().unwrap();
+    let (pki, other) = (scratch.file("pki"), scratch.file("other"));
+    succeed(&["tls", "init", text(&pki)]);
+    succeed(&["tls", "init", text(&other)]);
+    let options = ["--tls-certificates", text(&pki), "--tls-verify-peer", "memory:1M"];
+    let server = Running::start(&scratch, &options);
+    let client = scratch.file("client");
+    fs::create_dir(&client).unwrap();
+    for name in ["ca-cert.pem", "client-cert.pem", "client-key.pem"] {
+        fs::copy(pki.join(name), client.join(name)).unwrap();
+    }
+    let uri = |dir: &Path| {
+        let (socket, dir) = (text(&server.socket), text(dir));
+        format!("nbds+unix:///?socket={socket}&tls-certificates={dir}&tls-hostname=localhost")
+    };
+    succeed(&["info", &uri(&client)]);
+    let template = scratch.file("template");
+    fs::write(&template, "crl_next_update = 100\ncrl_number = 1\n").unwrap();
+    let at = |name: &str| text(&pki.join(name)).to_string();
+    let mut command = certtool.command();
+    command.args(["--generate-crl", "--load-ca-privkey", &at("ca-key.pem")]);
+    command.args(["--load-ca-certificate", &at("ca-cert.pem"), "--template", text(&template)]);
+    command.args(["--load-certificate", &at("client-cert.pem"), "--outfile", &at("ca-crl.pem")]);
+    done(&mut command);
+    succeed(&["info", &uri(&client)]);
+    server.signal("HUP");
+    soon("revoked, but let in", || !run(&["info", &uri(&client)]).status.success());
+    assert!(server.logged().contains("certificate revoked"), "{}", server.logged());
+    // Another authority.
+    for name in ["ca-cert.pem", "server-cert.pem", "server-key.pem"] {
+        fs::copy(other.join(name), pki.join(name)).unwrap();
+    }
+    fs::remove_file(pki.join("ca-crl.pem")).unwrap();
+    server.ctl(&["reload"]);
+    succeed(&["info", &uri(&other)]);
+    assert!(!run(&["info", &uri(&client)]).status.success());
+    server.ends();
+}
+
+#[test]
+fn a_service_manager_is_told() {
+    let scratch = Scratch::new().unwrap();
+    let path = scratch.socket("notify");
+    let manager = UnixDatagram::bind(&path).unwrap();
+    manager.set_read_timeout(Some(LIMIT)).unwrap();
+    let heard = || {
+        let mut said = [0; 4096];
+        let len = manager.recv(&mut said).unwrap();
+        lossy(&said[..len])
+    };
+    let keys = scratch.file("keys");
+    succeed(&["tls", "init", "--psk", "alice", text(&keys)]);
+    let child = scratch.file("child");
+    let script = format!("echo \"${{NOTIFY_SOCKET-none}}\" > {}; exec sleep 1000", text(&child));
+    let server = Running::start_with(
+        &scratch,
+        &["--tls-psk", text(&keys), "memory:1M", "--run", &script],
+        |command| command.env("NOTIFY_SOCKET", &path).env("WATCHDOG_USEC", "400000"),
+    );
+    let ready = heard();
+    let pid = server.child.id();
+    assert!(
+        ready.starts_with(&format!("READY=1\nMAINPID={pid}\nSTATUS=serving memory:1M")),
+        "{ready}"
+    );
+    assert_eq!(heard(), "WATCHDOG=1");
+    assert_eq!(heard(), "WATCHDOG=1");
+    server.signal("HUP");
+    let next = || loop {
+        let said = heard();
+        if said != "WATCHDOG=1" {
+            return said;
+        }
+    };
+    let reloading = next();
+    assert!(reloading.starts_with("RELOADING=1\nMONOTONIC_USEC="), "{reloading}");
+    assert!(next().contains("STATUS=reloaded"));
+    let mut client = UnixStream::connect(&server.socket).unwrap();
+    assert_eq!(client.read(&mut [0; 16]).unwrap(), 16);
+    server.ctl(&["drain"]);
+    assert!(next().starts_with("STATUS=draining"));
+    drop(client);
+    assert!(next().starts_with("STOPPING=1\nSTATUS="));
+    assert_eq!(fs::read_to_string(&child).unwrap(), "none\n", "children would say they are ready");
+}
+
+#[test]
+fn it_runs_as_another_user_once_it_listens() {
+    if rustix::process::geteuid().as_raw() != 0 {
+        return skip_or_fail(&Reason::new("only root may become others"));
+    }
+    let scratch = Scratch::new().unwrap();
+    let disk = scratch.file("disk");
+    fs::write(&disk, [7; 4096]).unwrap();
+    fs::set_permissions(&disk, fs::Permissions::from_mode(0o600)).unwrap();
+    fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let server = Running::start(&scratch, &["--user", "nobody", text(&disk)]);
+    server.ctl(&["clients"]);
+    let uid = done(Command::new("id").args(["-u", "nobody"]));
+    let gid = done(Command::new("id").args(["-g", "nobody"]));
+    let groups = done(Command::new("id").args(["-G", "nobody"]));
+    let four = |number: &str| [number.trim(); 4].join("\t");
+    for task in fs::read_dir(format!("/proc/{}/task", server.child.id())).unwrap() {
+        let status = fs::read_to_string(task.unwrap().path().join("status")).unwrap();
+        let line = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name));
+            line.unwrap().trim().to_string()
+        };
+        assert_eq!((line("Uid:"), line("Gid:")), (four(&uid), four(&gid)));
+        assert_eq!(line("Groups:"), groups.trim());
+        assert_eq!(line("CapEff:"), "0000000000000000");
+    }
+    // What was opened before is served, and written.
+    let mut client = connected(&server.socket, "");
+    assert_eq!(client.read(0, 4).unwrap(), [7; 4]);
+    assert_eq!(client.write(0, &[8; 512]).unwrap(), 0);
+    drop(client);
+    server.ends();
+
+    for (args, status, word) in [
+        (["--user", "no such user"], 2, "there is no user"),
+        (["--group", "no such group"], 2, "there is no group"),
+        (["--user", "4000000000"], 2, "its group must be given"),
+    ] {
+        let socket = scratch.socket("t");
+        let args = [&["serve", "-f", "-U", text(&socket), "memory:1M"], &args[..]].concat();
+        let output = run(&args);
+        let said = lossy(&output.stderr);
+        assert!(output.status.code() == Some(status) && said.contains(word), "{said}");
+    }
+    // Whoever may not is told so.
+    let socket = scratch.socket("u");
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+    let shared = scratch.file("shared");
+    fs::create_dir(&shared).unwrap();
+    fs::set_permissions(&shared, fs::Permissions::from_mode(0o777)).unwrap();
+    let program = shared.join("blockhaul");
+    fs::copy(blockhaul_tests::program(), &program).unwrap();
+    command.arg(&program).args(["serve", "-f", "-U", text(&shared.join("s"))]);
+    command.args(["--user", "root", "memory:1M"]);
+    let output = bounded(&mut command, LIMIT);
+    assert_eq!(output.status.code(), Some(3), "{}", lossy(&output.stderr));
+    assert!(lossy(&output.stderr).contains("start it as root"), "{}", lossy(&output.stderr));
+    assert!(!socket.exists());
+}
+
+#[test]
+fn records_are_json_where_wanted() {
+    let scratch = Scratch::new().unwrap();
+    let server = Running::start(&scratch, &["--log-format", "json", "-v", "memory:1M"]);
+    let mut broken = UnixStream::connect(&server.socket).unwrap();
+    broken.write_all(&[0xff; 64]).unwrap();
+    broken.read_to_end(&mut Vec::new()).unwrap();
+    soon("nothing is said", || server.logged().contains("\"level\":\"info\""));
+    for line in server.logged().lines() {
+        let record: Value = serde_json::from_str(line).unwrap();
+        assert!(record["message"].is_string(), "{line}");
+        let time = record["time"].as_str().unwrap();
+        assert!(time.starts_with("20") && time.ends_with('Z'), "{line}");
+        let message = record["message"].as_str().unwrap();
+        if let Some(rest) = message.strip_prefix("connection ") {
+            let number = rest.split(' ').next().unwrap();
+            assert_eq!(record["connection"].to_string(), number, "{line}");
+        }
+    }
+    assert!(server.logged().contains("\"connection\":"), "{}", server.logged());
+    server.ends();
+    let args = ["serve", "-f", "--log-format", "json", "--run", "true", "/nonexistent/disk"];
+    let output = run(&args);
+    let failure: Value = serde_json::from_str(&lossy(&output.stderr)).unwrap();
+    assert_eq!((output.status.code(), &failure["level"]), (Some(3), &Value::from("error")));
+}
+
+#[test]
+fn a_lost_terminal_ends_it_and_another_hangup_does_not() {
+    let Some(python) = Peer::require("python3") else { return };
+    let scratch = Scratch::new().unwrap();
+    let socket = scratch.socket("s");
+    let script = "import os, pty, signal, sys, time\n\
+                  def wait(is_, what):\n\
+                  \x20   end = time.monotonic() + 60\n\
+                  \x20   while not is_():\n\
+                  \x20       assert time.monotonic() < end, what\n\
+                  \x20       time.sleep(0.01)\n\
+                  pid, terminal = pty.fork()\n\
+                  if pid == 0: os.execv(sys.argv[1], sys.argv[1:])\n\
+                  wait(lambda: os.path.exists(sys.argv[-1]), 'no socket')\n\
+                  time.sleep(0.2)\n\
+                  os.kill(pid, signal.SIGHUP)\n\
+                  time.sleep(0.3)\n\
+                  assert os.waitpid(pid, os.WNOHANG) == (0, 0), 'it has ended'\n\
+                  os.close(terminal)\n\
+                  left = [0, 0]\n\
+                  def ended():\n\
+                  \x20   left[:] = os.waitpid(pid, os.WNOHANG)\n\
+                  \x20   return left[0] == pid\n\
+                  wait(ended, 'it goes on')\n\
+                  assert left[1] == 0, left\n";
+    let mut command = python.command();
+    command.args(["-c", script]).arg(blockhaul_tests::program());
+    command.args(["serve", "--exit-with-parent", "memory:1M", "-U"]).arg(&socket);
+    done(&mut command);
+    assert!(!socket.exists());
+}
+
+/// The unit file that is an example.
+fn unit() -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/systemd/blockhaul.service");
+    fs::read_to_string(path).unwrap()
+}
+
+#[test]
+fn the_unit_allows_the_system_calls_that_a_server_makes() {
+    let Some(strace) = Peer::require("strace") else { return };
+    let unit = unit();
+    let allowed: BTreeSet<&str> = unit
+        .lines()
+        .filter_map(|line| line.strip_prefix("SystemCallFilter="))
+        .flat_map(str::split_whitespace)
+        .collect();
+    assert!(allowed.len() > 50 && !allowed.contains("ptrace"), "{allowed:?}");
+    let mut used = BTreeSet::new();
+    for engine in ["uring", "threads"] {
+        let scratch = Scratch::new().unwrap();
+        let disk = scratch.file("disk");
+        File::create(&disk).unwrap().set_len(8 << 20).unwrap();
+        let (keys, trace) = (scratch.file("keys"), scratch.file("trace"));
+        succeed(&["tls", "init", "--psk", "alice", text(&keys)]);
+        let (socket, control) = (scratch.socket("s"), scratch.socket("c"));
+        let mut command = strace.command();
+        command.args(["-f", "-qq", "-o", text(&trace)]).arg(blockhaul_tests::program());
+        command.args(["serve", "-f", "--engine", engine, "-U", text(&socket)]);
+        command.args(["--control", text(&control), "--tls", "on", "--tls-psk", text(&keys)]);
+        command.args(["-p", "0", "-i", "127.0.0.1", "--metrics", "127.0.0.1:0", text(&disk)]);
+        let Ok(mut child) = command.stdout(File::create(scratch.file("out")).unwrap()).spawn()
+        else {
+            return skip_or_fail(&Reason::new("strace does not run"));
+        };
+        soon("it does not listen", || control.exists() || child.try_wait().unwrap().is_some());
+        if child.try_wait().unwrap().is_some() {
+            return skip_or_fail(&Reason::new(format!("strace with --engine {engine} ends")));
+        }
+        let plain = format!("nbd+unix:///?socket={}", text(&socket));
+        let secure =
+            format!("nbds+unix://alice@/?socket={}&tls-psk-file={}", text(&socket), text(&keys));
+        for uri in [&plain, &secure] {
+            succeed(&["copy", "--no-progress", "--flush", "sample:8M", uri]);
+            succeed(&["copy", "--no-progress", uri, text(&scratch.file("copy"))]);
+            succeed(&["map", uri]);
+        }
+        for words in [&["clients"][..], &["metrics"], &["reload"], &["stop", "--wait"]] {
+            succeed(&[&["ctl", text(&control)], words].concat());
+        }
+        assert!(wait_within(&mut child, LIMIT).unwrap().success());
+        for line in fs::read_to_string(&trace).unwrap().lines() {
+            let call = line.split_whitespace().nth(1).unwrap_or_default();
+            let name = call.split('(').next().unwrap_or_default();
+            if call.contains('(') && name.bytes().all(|c| c.is_ascii_alphanumeric() || c == b'_') {
+                used.insert(name.to_string());
+            }
+        }
+    }
+    let missing: Vec<_> = used.iter().filter(|call| !allowed.contains(call.as_str())).collect();
+    assert!(missing.is_empty(), "add to SystemCallFilter: {missing:?}");
+}
