@@ -64,7 +64,7 @@ pub fn help() -> String {
             continue;
         }
         text += &entry(&format!("{scheme}:{}", backend.operand()), backend.summary(), 26);
-        if backend.raw() {
+        if backend.schemes().len() > 1 {
             let others = backend.schemes().join(" ");
             text += &indented(&format!("schemes: {others}"), 28);
         }

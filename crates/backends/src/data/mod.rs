@@ -253,4 +253,57 @@ mod tests {
         unfold(&all, "data".into(), 100).unwrap().read_now(8, &mut read);
         assert_eq!(read, [1, 1, 0, 0]);
     }
+
+    #[test]
+    fn nothing_that_is_typed_ends_the_program() {
+        // Without files and scripts, which are read as well.
+        let words = [
+            "(",
+            ")",
+            "@",
+            "+",
+            "-",
+            "^",
+            "*",
+            "[",
+            "]",
+            ":",
+            "->",
+            "\\a",
+            "\\",
+            "$hello",
+            "\"",
+            "#",
+            "\n",
+            " ",
+            "0",
+            "1",
+            "0x",
+            "18446744073709551615",
+            "9223372036854775807",
+            "8E",
+            "le64:",
+            "be16:",
+            "\\x",
+            "é",
+            "*2",
+            "[1:]",
+            "[:5]",
+            "(1 2)",
+            "@1",
+            "1 -> \\a",
+        ];
+        let seed = testkit::rng::seed();
+        let mut rng = testkit::rng::Rng::new(seed);
+        let variables = [("hello".to_string(), "1 $hello".to_string())];
+        let mut accepted = 0;
+        for _ in 0..20_000 {
+            let count = rng.between(1, 12);
+            let text: String = (0..count).map(|_| *rng.pick(&words)).collect();
+            let made = parse::parse(&text, &variables);
+            let size = rng.below(1 << 20);
+            accepted += u32::from(made.and_then(|all| unfold(&all, text.clone(), size)).is_ok());
+        }
+        assert!(accepted > 100, "{accepted}");
+    }
 }

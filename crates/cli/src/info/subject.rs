@@ -56,7 +56,7 @@ impl Subject {
                 };
                 Ok(Subject::Server(Server { place, uri: None, process: Some(process), options }))
             }
-            Spec::Scheme { scheme, .. } if registry.backend(scheme)?.raw() => {
+            Spec::Scheme { scheme, .. } if registry.backend(scheme)?.schemes().contains(&"nbd") => {
                 let text = spec.to_string();
                 let cannot = |error| Failure::opening("device", &text, &error);
                 let place = Place::parse(&text).map_err(cannot)?;
