@@ -15,6 +15,9 @@ const CLUSTER: u64 = 32 * SECTOR;
 /// Sector where the partition begins, and how many it has before its tables.
 const START: u64 = 2048;
 const RESERVED: u64 = 32;
+/// Sectors of a track, and heads.
+const TRACK: u16 = 32;
+const HEADS: u16 = 64;
 /// Sectors of the partition with what is free, and with the copy of the first one.
 const INFO: u64 = 1;
 const BACKUP: u64 = 6;
@@ -154,6 +157,9 @@ fn boot_sector(label: Short, sectors: u64, fat_sectors: u64) -> Result<Vec<u8>> 
     put(14, &(RESERVED as u16).to_le_bytes());
     put(16, &[2]);
     put(21, &[0xf8]);
+    // A geometry that no one uses, but some ask for; all sizes are multiples of its tracks.
+    put(24, &TRACK.to_le_bytes());
+    put(26, &HEADS.to_le_bytes());
     put(28, &(START as u32).to_le_bytes());
     put(32, &sectors.to_le_bytes());
     put(36, &fat_sectors.to_le_bytes());
