@@ -141,27 +141,36 @@ fn a_crash_names_the_plugin_and_the_callback() {
 #[test]
 fn the_crash_of_an_isolated_plugin_leaves_the_server_there() {
     let scratch = Scratch::new().unwrap();
-    let Some(plugin) = misbehaving("segv", &scratch) else { return };
-    let device = format!("nbdkit:{}?mode=segv", text(&plugin));
-    let other = "other=memory:1M";
-    let (ours, socket) = (text(program()), "nbd+unix:///other?socket=$unixsocket");
-    let script = format!(
-        "set -e; nbdinfo --size \"$uri\"; \
-         {ours} copy --retries 0 \"$uri\" null: 2>&1 && exit 1; \
-         {ours} copy --retries 0 \"$uri\" null: 2>&1 && exit 1; \
-         nbdsh -u \"{socket}\" -c 'h.pwrite(b\"1\" * 512, 0)' -c 'print(h.pread(2, 0))'"
-    );
-    let mut command = among_peers(program()).unwrap();
-    command.args(["serve", "--isolate", &device, "--export", other, "--run", &script]);
-    let output = bounded(&mut command, LIMIT);
-    let (heard, said) = (lossy(&output.stdout), lossy(&output.stderr));
-    assert!(output.status.success(), "{heard}{said}");
-    assert!(heard.starts_with("65536\n") && heard.ends_with("bytearray(b'11')\n"), "{heard}");
-    // Also clients that come later are told.
-    assert_eq!(heard.matches("its process has ended with signal: 11").count(), 2, "{heard}");
-    assert!(said.contains("segmentation fault in callback pread of plugin misbehaving"), "{said}");
-    assert!(said.contains("its process has ended with signal: 11"), "{said}");
-    assert!(!said.contains("mode="), "parameters may be secret: {said}");
+    for (mode, what, signal) in [
+        ("segv", "segmentation fault", "signal: 11 (SIGSEGV)"),
+        ("abort", "abort", "signal: 6 (SIGABRT)"),
+    ] {
+        let Some(plugin) = misbehaving(mode, &scratch) else { return };
+        let device = format!("nbdkit:{}?mode={mode}", text(&plugin));
+        let other = "other=memory:1M";
+        let (ours, socket) = (text(program()), "nbd+unix:///other?socket=$unixsocket");
+        let script = format!(
+            "set -e; nbdinfo --size \"$uri\"; \
+             {ours} copy --retries 0 \"$uri\" null: 2>&1 && exit 1; \
+             {ours} copy --retries 0 \"$uri\" null: 2>&1 && exit 1; \
+             nbdsh -u \"{socket}\" -c 'h.pwrite(b\"1\" * 512, 0)' -c 'print(h.pread(2, 0))'"
+        );
+        let mut command = among_peers(program()).unwrap();
+        command.args(["serve", "--isolate", &device, "--export", other, "--run", &script]);
+        let output = bounded(&mut command, LIMIT);
+        let (heard, said) = (lossy(&output.stdout), lossy(&output.stderr));
+        assert!(output.status.success(), "{heard}{said}");
+        assert!(heard.starts_with("65536\n") && heard.ends_with("bytearray(b'11')\n"), "{heard}");
+        // Also clients that come later are told: it is not started again.
+        let end = format!("its process has ended with {signal}");
+        assert_eq!(heard.matches(&end).count(), 2, "{heard}");
+        let crash = format!("{what} in callback pread of plugin misbehaving");
+        assert!(said.contains(&crash), "{said}");
+        let report = said.lines().find(|line| line.contains(&end)).unwrap_or_default();
+        let named = report.contains("misbehaving.so: ");
+        assert!(named && report.contains("it is not started again"), "{said}");
+        assert!(!said.contains("mode="), "parameters may be secret: {said}");
+    }
 }
 
 /// What a plugin says reaches the client through the other process, and its names are there.
