@@ -404,3 +404,23 @@ with_nbdkit!(memory_is_kept_and_labels_are_the_systems_affair, |both| {
     let ours = both.ours(&label);
     assert_eq!(ours.status.code(), both.theirs(&label).status.code(), "{}", lossy(&ours.stderr));
 });
+
+with_nbdkit!(requests_longer_than_a_plugin_takes_reach_it_in_pieces, |both| {
+    let log = both.scratch.file("log");
+    let log = text(&log);
+    let read = format!("pread=echo r $3 $4 >> {log}; head -c $3 /dev/zero | tr '\\0' x");
+    let write = format!("pwrite=echo w $3 $4 $(tr -d '\\0' | wc -c) >> {log}");
+    let ask = format!(
+        "nbdsh -u \"$uri\" -c '
+h.set_strict_mode(0)
+assert h.pread(150 * 1024, 4096) == b\"x\" * 150 * 1024
+h.pwrite(b\"y\" * 70 * 1024, 0)'; cat {log}"
+    );
+    let eval = ["eval", "get_size=echo 1M", "block_size=echo 1 4K 64K"];
+    let mut args = eval.to_vec();
+    args.extend([read.as_str(), write.as_str(), "--run", &ask]);
+    let output = both.ours(&args);
+    let wanted =
+        "r 65536 4096\nr 65536 69632\nr 22528 135168\nw 65536 0 65536\nw 6144 65536 6144\n";
+    assert_eq!(lossy(&output.stdout), wanted, "{}", lossy(&output.stderr));
+});

@@ -32,6 +32,8 @@ pub(crate) struct Handle {
     native_zero: bool,
     fua: c_int,
     cache: c_int,
+    /// Longest read or write that the plugin gets at once.
+    longest: u32,
     /// What an asynchronous plugin knows as `conn`.
     pub(crate) token: OnceLock<u64>,
 }
@@ -79,6 +81,7 @@ impl Handle {
             native_zero: false,
             fua: abi::FUA_NONE,
             cache: 0,
+            longest: TRANSFER_MAX,
             token: OnceLock::new(),
             connection: connection.clone(),
         };
@@ -117,6 +120,11 @@ impl Handle {
         let mut facts = Facts::clone(&self.facts);
         facts.size = self.ask_size()?;
         (facts.block, facts.told) = self.ask_block_size()?;
+        self.longest = facts.block.maximum;
+        // What is longer is taken apart here; partial blocks, whose memory is bounded by this, elsewhere.
+        if facts.block.minimum == 1 && asynchronous.is_none() {
+            facts.block.maximum = TRANSFER_MAX;
+        }
         facts.description = self.ask_description();
         facts.rotational = self.ask(c"is_rotational", abi.is_rotational, 0)? != 0;
         let mut can = Can::empty();
@@ -259,11 +267,19 @@ impl Handle {
         match op {
             Op::Read(room) => {
                 let mut buf = room.into_buf();
-                let count = u32::try_from(buf.len()).expect("the fence keeps to the maximum");
-                self.read(at, buf.as_mut_ptr().cast(), count)?;
+                let out = buf.as_mut_ptr();
+                for (piece, count) in pieces(at, buf.len() as u64, self.longest.into()) {
+                    // Inside of the buffer, which is as long as the pieces together.
+                    let out = out.wrapping_add((piece - at) as usize);
+                    self.read(piece, out.cast(), count)?;
+                }
                 Ok(Reply::Data(buf.into()))
             }
-            Op::Write(data) => self.durably(flags, |fua| self.write(at, data.bytes(), fua)),
+            Op::Write(data) => self.durably(flags, |fua| {
+                let pieces = data.bytes().chunks(self.longest as usize);
+                let places = (at..).step_by(self.longest as usize);
+                pieces.zip(places).try_for_each(|(piece, at)| self.write(at, piece, fua))
+            }),
             Op::Zero => self.durably(flags, |fua| self.zero(at, len, flags, fua)),
             Op::Trim => self.durably(flags, |fua| self.trim(at, len, fua)),
             Op::Flush => self.flush().map(|()| Reply::Done),
@@ -389,7 +405,7 @@ impl Handle {
         if fast {
             return Err(Error::new(Kind::Unsupported, "zeroing is no faster than writing here"));
         }
-        let most = u64::from(self.facts.block.maximum).min(Data::ZEROES_MAX as u64);
+        let most = u64::from(self.longest).min(Data::ZEROES_MAX as u64);
         let most = most - most % u64::from(self.facts.block.minimum.max(1));
         for (at, piece) in pieces(at, count.into(), most.max(1)) {
             self.write(at, Data::zeroes(piece as usize).bytes(), fua)?;
@@ -425,7 +441,7 @@ impl Handle {
     fn cache(&self, at: u64, len: u64) -> Result<()> {
         if self.cache == abi::CACHE_EMULATE {
             // In pieces as long as clients' own reads may be.
-            let most = u64::from(self.facts.block.maximum).min(len);
+            let most = u64::from(self.longest).min(len);
             let sink = usize::try_from(most).map_err(std::io::Error::other).and_then(Sink::new);
             let sink = sink.map_err(|error| Error::system("no memory to read into", error))?;
             for (at, count) in pieces(at, len, most) {

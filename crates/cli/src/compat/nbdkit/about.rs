@@ -30,10 +30,13 @@ This is blockhaul in the place of nbdkit.
                             where errors go
     --mask-handshake=MASK, --no-mc, --no-sr
                             offer less, for tests of clients
+    -n, --newstyle          greet clients as is usual (default)
+    -o, --oldstyle          greet clients that know no negotiation
     -P, --pidfile=FILE      write the process id when ready
     --print-uri             print the URI for clients
     -r, --readonly          let nobody change anything
     --run=COMMAND           run a command while serving; it sees $uri, $unixsocket, $port, $exportname
+    --selinux-label=LABEL   label of the sockets that are listened on
     -s, --single            serve the client at standard input and output
     --swap                  keep all memory
     -t, --threads=N         calls of a plugin at the same time
