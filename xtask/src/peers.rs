@@ -235,11 +235,13 @@ impl Peers {
     /// What the packages' own scripts would do as far as it matters, and what is not needed.
     fn finish_root(&self, root: &Path) -> Outcome {
         let usr = root.join("usr");
-        // The alternatives system would make this link.
-        let awk = usr.join("bin/awk");
-        if !awk.exists() {
-            std::os::unix::fs::symlink("mawk", &awk)
-                .map_err(|error| self.failed("make", &awk, &error))?;
+        // The alternatives system would make these links.
+        for (name, program) in [("awk", "mawk"), ("lzip", "lzip.lzip")] {
+            let link = usr.join("bin").join(name);
+            if !link.exists() && usr.join("bin").join(program).exists() {
+                std::os::unix::fs::symlink(program, &link)
+                    .map_err(|error| self.failed("make", &link, &error))?;
+            }
         }
         let mark = usr.join(MARK);
         fs::write(&mark, "").map_err(|error| self.failed("write", &mark, &error))?;

@@ -16,9 +16,9 @@ use io::{Data, Room};
 use crate::{fill, operand};
 
 /// Bytes that are allocated and freed at once: small enough for sparse disks, large enough that a
-/// page costs little beside its content.
-const PAGE: u64 = 64 << 10;
-/// Children of a node, as a power of two: a leaf spans 64 MiB in 16 KiB, and five levels span 2^63.
+/// page costs little beside its content. nbdkit's number, as maps of its disks are compared.
+const PAGE: u64 = 32 << 10;
+/// Children of a node, as a power of two: a leaf spans 32 MiB in 16 KiB, and five levels span 2^63.
 const FAN_BITS: u32 = 10;
 const FAN: usize = 1 << FAN_BITS;
 const LEAF: u64 = PAGE << FAN_BITS;

@@ -157,6 +157,9 @@ pub struct Server {
 /// Time between two looks at whether others may be accepted.
 const CROWDED_AGAIN: Duration = Duration::from_millis(2);
 
+/// Time that a device has to close before its client is let go.
+const CLOSING: Duration = Duration::from_secs(10);
+
 /// How a stop goes on.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Stop {
@@ -263,6 +266,7 @@ impl Server {
         if ended.is_err() && entered.connection.export().is_none() {
             self.control.failed.fetch_add(1, Ordering::Relaxed);
         }
+        let failed = ended.is_err();
         match ended {
             Ok(()) => log::debug!(target: &target, "connection {id} ended"),
             Err(Ending { why, refused: true }) => {
@@ -273,7 +277,18 @@ impl Server {
             }
         }
         // A device in whose callback something hangs may have the socket, too: the client is not to wait.
-        entered.stream.shutdown();
+        // Who was served waits for the device to be closed, but not for ever.
+        if failed || entered.connection.export().is_none() || self.config.visits.is_none() {
+            entered.stream.shutdown();
+        } else {
+            let stream = Arc::downgrade(&entered.stream);
+            drop(io::spawn(async move {
+                io::sleep(CLOSING).await;
+                if let Some(stream) = stream.upgrade() {
+                    stream.shutdown();
+                }
+            }));
+        }
         self.served.fetch_add(1, Ordering::Relaxed);
     }
 

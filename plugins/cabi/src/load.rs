@@ -85,6 +85,10 @@ fn locate(name: &str) -> Result<PathBuf> {
     if name.contains('.') {
         return Ok(Path::new(".").join(name));
     }
+    if !is_name(name) {
+        let text = format!("{name:?} is no name of a plugin, and a path has a / or a . in it");
+        return Err(Error::new(Kind::Usage, text));
+    }
     let folders = folders();
     for folder in &folders {
         for file in [format!("nbdkit-{name}-plugin.so"), format!("nbdkit-{name}-plugin")] {
@@ -97,8 +101,8 @@ fn locate(name: &str) -> Result<PathBuf> {
     let there: Vec<_> = folders.iter().filter(|folder| folder.is_dir()).collect();
     let text = match there.first() {
         Some(folder) => format!(
-            "there is no plugin {name}: no nbdkit-{name}-plugin.so in {}; install it, or give its \
-             path",
+            "there is no plugin {name}: no nbdkit-{name}-plugin.so in {}; it may be in a package \
+             called nbdkit-plugin-{name}; or give its path; see nbdkit(1)",
             folder.display()
         ),
         None => format!(
@@ -107,6 +111,11 @@ fn locate(name: &str) -> Result<PathBuf> {
         ),
     };
     Err(Error::new(Kind::NotFound, text))
+}
+
+/// Whether plugins and filters may be called so.
+pub(crate) fn is_name(name: &str) -> bool {
+    name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
 }
 
 /// The plugin that a script names: `#!/usr/sbin/nbdkit python`. `None`: not a script.
