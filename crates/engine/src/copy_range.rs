@@ -3,8 +3,8 @@
 //!
 //! What is faster depends on file systems, the kernel and the machine, so it is measured: the first lane
 //! that comes to a range long enough copies a part one way and the next part the other way, twice, and
-//! the best of each is compared. What the kernel refuses or does not copy in full is read and written
-//! instead: an error that matters is met again there, and told.
+//! the best of each is compared: the kernel has to be faster by a quarter. What the kernel refuses or
+//! does not copy in full is read and written instead: an error that matters is met again there, and told.
 
 use std::rc::Rc;
 use std::sync::Mutex;
@@ -23,6 +23,9 @@ const SHORT: u64 = 1 << 20;
 const PROBE: u64 = 8 << 20;
 /// Measurements of each way. The best counts: what disturbs makes a way only slower.
 const PROBES: usize = 2;
+/// How much faster the kernel has to be: less is chance in measurements this short, and requests keep
+/// more in flight when a disk sets the pace.
+const GAIN: f64 = 1.25;
 
 /// What is known about copy_file_range, for all lanes of a copy.
 pub(crate) struct CopyRange {
@@ -124,9 +127,9 @@ impl Trial {
         (self.bytes, self.time) = (0, Duration::ZERO);
     }
 
-    /// Whether the kernel is faster, once that is known.
+    /// Whether the kernel is clearly faster, once that is known.
     fn pays(&self) -> Option<bool> {
-        (self.over == 2 * PROBES).then_some(self.best[0] > self.best[1])
+        (self.over == 2 * PROBES).then_some(self.best[0] >= self.best[1] * GAIN)
     }
 }
 
@@ -247,9 +250,9 @@ mod tests {
     #[test]
     fn the_best_of_each_way_is_compared() {
         assert!(measured([1000, 500, 1000, 500]));
-        assert!(measured([300, 500, 1000, 900]), "the kernel was disturbed once");
+        assert!(measured([300, 500, 1000, 700]), "the kernel was disturbed once");
         assert!(!measured([300, 500, 400, 200]), "requests were disturbed once");
-        assert!(!measured([500, 500, 500, 500]), "nothing is gained");
+        assert!(!measured([600, 600, 500, 500]), "too little is gained");
     }
 
     #[test]
