@@ -20,7 +20,7 @@ pub(crate) fn read(value: &[u8]) -> Result<Vec<u8>, String> {
             let fd: RawFd =
                 digits.parse().map_err(|_| "password: -FD needs a number".to_string())?;
             if fd <= 2 {
-                return Err("password: descriptors 0 to 2 cannot be used; write - or +FILE".into());
+                return Err("cannot use password -FD with descriptors 0 to 2; write - or +FILE".into());
             }
             // SAFETY: whoever started this program opened the descriptor for this very purpose and
             // named it; F_GETFD tells whether it is open.
@@ -56,7 +56,7 @@ fn line(from: impl std::io::Read) -> Result<Vec<u8>, String> {
 fn from_terminal() -> Result<Vec<u8>, String> {
     let input = std::io::stdin();
     if !input.is_terminal() {
-        return Err("password: standard input is not a terminal; write +FILE or -FD".into());
+        return Err("password: stdin is not a tty; write +FILE or -FD".into());
     }
     let fd = input.as_raw_fd();
     let mut before = MaybeUninit::<libc::termios>::uninit();
