@@ -20,7 +20,9 @@ pub(crate) fn read(value: &[u8]) -> Result<Vec<u8>, String> {
             let fd: RawFd =
                 digits.parse().map_err(|_| "password: -FD needs a number".to_string())?;
             if fd <= 2 {
-                return Err("cannot use password -FD with descriptors 0 to 2; write - or +FILE".into());
+                return Err(
+                    "cannot use password -FD with descriptors 0 to 2; write - or +FILE".into()
+                );
             }
             // SAFETY: whoever started this program opened the descriptor for this very purpose and
             // named it; F_GETFD tells whether it is open.
