@@ -241,9 +241,14 @@ fn behind(report: &Report, reasons: &Reasons) -> String {
         if a.median <= b.median {
             continue;
         }
-        let near = match a.low <= b.high {
+        let tie = a.low <= b.high;
+        let near = match tie {
             true => ", and the intervals of both overlap",
             false => "",
+        };
+        let unknown = match tie {
+            true => "These runs do not tell the two apart.",
+            false => "The reason is not known yet.",
         };
         let reason = reasons.of(&report.name, &heading.label);
         lines.push_str(&format!(
@@ -254,7 +259,7 @@ fn behind(report: &Report, reasons: &Reasons) -> String {
             report.columns[mine.column],
             number(a.median),
             100.0 * (a.median / b.median - 1.0),
-            reason.unwrap_or("The reason is not known yet.")
+            reason.unwrap_or(unknown)
         ));
     }
     match lines.is_empty() {
@@ -290,6 +295,7 @@ mod tests {
                 ("fast", &[&[1.0], &[2.0]]),
                 ("fresh target", &[&[3.0], &[2.0]]),
                 ("odd", &[&[3.0], &[2.5]]),
+                ("near", &[&[3.0, 1.9, 3.1], &[2.0, 1.0, 2.6]]),
                 ("broken", &[&[], &[2.5]]),
             ],
         );
@@ -312,6 +318,7 @@ mod tests {
         assert!(
             text.contains("- odd: peer takes 2.50 s, blockhaul copy 3.00 s (+20 %). The reason is")
         );
+        assert!(text.contains("overlap. These runs do not tell the two apart."), "{text}");
         assert!(text.contains("- broken: ours failed") && !text.contains("- fast:"), "{text}");
     }
 
