@@ -71,11 +71,12 @@ fn rust_files(root: &Path, below: &Path, files: &mut Vec<PathBuf>) -> Outcome {
     Ok(())
 }
 
-/// The line without a `//` comment and without what stands in double quotes. This does not know
-/// strings and comments of several lines; the word in those is reported, which is seen at once.
+/// The line without a `//` comment and without what stands in double quotes or in backticks, which
+/// Rust's code has nowhere: manual texts do. This does not know strings and comments of several
+/// lines; the word in those is reported, which is seen at once.
 fn code_of(line: &str) -> String {
     let mut code = String::new();
-    let mut quoted = false;
+    let (mut quoted, mut ticked) = (false, false);
     let mut chars = line.chars().peekable();
     while let Some(c) = chars.next() {
         match c {
@@ -87,8 +88,9 @@ fn code_of(line: &str) -> String {
                 chars.next();
             }
             '"' => quoted = !quoted,
+            '`' if !quoted => ticked = !ticked,
             '/' if !quoted && chars.peek() == Some(&'/') => break,
-            _ if !quoted => code.push(c),
+            _ if !quoted && !ticked => code.push(c),
             _ => {}
         }
     }
@@ -108,6 +110,7 @@ mod tests {
         let found = |line: &str| has_word(&code_of(&line.replace('#', WORD)));
         assert!(found("    # { *pointer }"));
         assert!(found("pub # fn f() {}"));
+        assert!(!found("text in which `cache=#` is named \\"));
         assert!(found("let s = \"a\\\"\"; #{}"));
         assert!(found("let c = '\"'; # {}"));
         assert!(!found("//! no # here"));
