@@ -91,7 +91,11 @@ impl Open<'_> {
             align = known.ok_or_else(no_direct)?;
             // A size that is no multiple leaves an end that only the page cache can reach.
             if !size.is_multiple_of(u64::from(align)) {
-                buffered = Some(self.descriptor(false)?);
+                let cached = self.descriptor(false)?;
+                // Reading ahead would bring pages into the cache that others write directly.
+                let _ = rustix::fs::fadvise(&cached, 0, None, rustix::fs::Advice::Random);
+                buffered = Some(cached);
+                align = align.max(page());
             }
         }
         let nearness = match is_disk {
@@ -137,7 +141,7 @@ impl Open<'_> {
         // The file is there by now, and as large as it shall be.
         let file = self.descriptor(true).ok()?;
         let align = limits::direct_align(&file, disk)?;
-        Some(Past::new(file, align))
+        Some(Past::new(file, align.max(page())))
     }
 
     fn descriptor(&self, direct: bool) -> Result<io::File> {
@@ -230,6 +234,13 @@ fn only_regular(stat: &Stat) -> Result<()> {
         FileType::RegularFile => Ok(()),
         _ => Err(Error::new(Kind::NotFound, "is no regular file, and links are not followed")),
     }
+}
+
+/// Least alignment of direct requests where others go through the page cache: so that no page belongs
+/// to both. Where one does, the kernel may find it dirty again behind a direct write, and then says at
+/// the next flush that an earlier write was lost (EIO).
+fn page() -> u32 {
+    u32::try_from(rustix::param::page_size()).unwrap_or(4096)
 }
 
 fn no_direct() -> Error {
