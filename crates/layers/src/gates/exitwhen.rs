@@ -78,15 +78,16 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
 }
 
 fn watch(rule: &Weak<When>, every: Duration) {
-    loop {
-        std::thread::sleep(every);
-        let Some(rule) = rule.upgrade() else { return };
+    // What has happened before the first client comes counts, too.
+    while let Some(rule) = rule.upgrade() {
         if rule.look() {
             if rule.inside.load(Ordering::SeqCst) == 0 {
                 end_server();
             }
             return;
         }
+        drop(rule);
+        std::thread::sleep(every);
     }
 }
 
