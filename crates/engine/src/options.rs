@@ -113,11 +113,11 @@ pub struct Bitmap {
 
 /// Bytes of buffers that a copy uses by default: with what the program needs besides and what is read
 /// back after a connection was lost, less than 64 MiB.
-const MEMORY: u64 = 44 << 20;
+const MEMORY: u64 = 36 << 20;
 
 impl Options {
     /// Bytes of buffers that a copy can make use of, for [`io::Pool::new`]: the window of every lane in
-    /// full and two requests to spare for each, but not more than 44 MiB where neither lanes nor the
+    /// full and two requests to spare for each, but not more than 36 MiB where neither lanes nor the
     /// window are larger than usual.
     pub fn memory(&self) -> u64 {
         let usual = Options::default();
