@@ -371,7 +371,7 @@ pub struct Copy {
     pub target: Option<OsString>,
 
     /// Connections to each side. Without this, as many as are found to pay, from 1 to 16, beginning
-    /// with 4
+    /// with one for each processor and at most 4; with 4 where requests take long
     #[arg(short = 'C', long, value_name = "N",
           value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub connections: Option<u16>,

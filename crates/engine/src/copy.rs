@@ -84,7 +84,7 @@ pub async fn copy(
             return Err(Error::new(Kind::Invalid, text).on(&to.name));
         }
     }
-    let gate = Arc::new(Gate::new(settled.connections));
+    let gate = Arc::new(Gate::new(settled.connections_first));
     let tuner = Tuner::of(&settled, &from, &to, pool, (gate.clone(), progress.clone()));
     let job = Arc::new(Job {
         journal,

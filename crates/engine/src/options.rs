@@ -23,8 +23,8 @@ pub const MAX_REQUEST: u32 = 32 << 20;
 pub struct Options {
     /// Lanes: connections to each side; at least 1.
     pub connections: usize,
-    /// Find out how many lanes pay, from 1 up to 16, beginning with `connections`; otherwise use as many
-    /// as that.
+    /// Find out how many lanes pay, from 1 up to 16, beginning with one per processor and at most
+    /// `connections`; where requests take long, with these. Otherwise use as many as that.
     pub adaptive_connections: bool,
     /// When more than one lane is used with devices whose connections are of their own.
     pub multi_conn: MultiConn,

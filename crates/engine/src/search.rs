@@ -39,6 +39,8 @@ pub(crate) struct Setting {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Bounds {
     pub(crate) lanes: (usize, usize),
+    /// Lanes to begin with where requests take long.
+    pub(crate) usual: usize,
     pub(crate) size: (u64, u64),
     /// Bytes that requests may pin, all together.
     pub(crate) memory: u64,
@@ -196,6 +198,10 @@ impl Search {
             self.due = REST;
             return;
         }
+        let usual = Setting { lanes: self.bounds.usual, ..self.present };
+        if !self.begun && long && usual.lanes > self.present.lanes && self.bounds.allow(usual) {
+            self.present = usual;
+        }
         self.begun = true;
         self.measure(Phase::Base, now);
     }
@@ -291,8 +297,12 @@ mod tests {
     const BEGIN: Setting = Setting { lanes: 4, size: 512 << 10 };
 
     const LANES_MAX: usize = 16;
-    const BOUNDS: Bounds =
-        Bounds { lanes: (1, LANES_MAX), size: (SIZE_MIN, SIZE_MAX), memory: 48 << 20 };
+    const BOUNDS: Bounds = Bounds {
+        lanes: (1, LANES_MAX),
+        usual: BEGIN.lanes,
+        size: (SIZE_MIN, SIZE_MAX),
+        memory: 48 << 20,
+    };
 
     /// Runs a search for so many seconds on a server that moves `rate(setting)` bytes a second, with
     /// requests that take `time`. Gives where it ended and the share of the time spent elsewhere.
@@ -342,6 +352,16 @@ mod tests {
         let mut search = Search::new(BEGIN, BOUNDS);
         let (_, visited) = settle(&mut search, 0.99, Duration::from_micros(900), |_| 3e9);
         assert_eq!(visited.len(), 1, "{visited:?}");
+    }
+
+    #[test]
+    fn requests_that_take_long_bring_the_usual_connections_at_once() {
+        let few = Setting { lanes: 2, ..BEGIN };
+        for (time, expected) in [(50, BEGIN), (1, few)] {
+            let mut search = Search::new(few, BOUNDS);
+            settle(&mut search, 0.06, Duration::from_millis(time), |_| 1e9);
+            assert_eq!(search.present, expected, "{time} ms");
+        }
     }
 
     #[test]

@@ -62,13 +62,18 @@ fn beyond(facts: &block::Facts, done: &str, advice: &str) -> Error {
 const SEGMENTS_PER_LANE: u64 = 2;
 /// Most connections that are tried, where the number is not given.
 const CONNECTIONS_MAX: usize = 16;
+/// Lanes that work from the beginning on a machine with one processor.
+const LANES_FIRST_MIN: usize = 2;
 /// Requests that a segment has at least, so that lanes need not change places all the time.
 const REQUESTS_PER_SEGMENT: u64 = 16;
 
 /// Options with what the devices demand.
 #[derive(Debug, Clone)]
 pub(crate) struct Settled {
+    /// Lanes that work where requests take long, until more or fewer are found to pay.
     pub(crate) connections: usize,
+    /// Lanes that work from the beginning.
+    pub(crate) connections_first: usize,
     /// Lanes that may be in use where more are found to pay.
     pub(crate) connections_max: usize,
     pub(crate) multi_conn: MultiConn,
@@ -109,6 +114,11 @@ impl Settled {
         // Where all lanes share one handle on both sides, more of them add nothing.
         let more = options.adaptive_connections && !alone;
         let connections_max = if more { connections.max(CONNECTIONS_MAX) } else { connections };
+        // Copies on one machine wait for its processors alone; connections beyond these only make
+        // the servers' threads wait for each other.
+        let processors = std::thread::available_parallelism().map_or(connections, usize::from);
+        let connections_first =
+            if more { connections.min(processors.max(LANES_FIRST_MIN)) } else { connections };
         // Zeroes are looked for in blocks that the target can free.
         let sparse = match options.sparse {
             _ if options.allocated => 0,
@@ -117,6 +127,7 @@ impl Settled {
         };
         Settled {
             connections,
+            connections_first,
             connections_max,
             multi_conn: options.multi_conn,
             requests: if alone { 1 } else { options.requests.max(1) },

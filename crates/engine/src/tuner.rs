@@ -55,7 +55,7 @@ impl Tuner {
         pool: &Pool,
         (gate, progress): (Arc<Gate>, Arc<Progress>),
     ) -> Tuner {
-        let begin = Setting { lanes: settled.connections, size: settled.request_size };
+        let begin = Setting { lanes: settled.connections_first, size: settled.request_size };
         let minimum = from.block.minimum.max(to.block.minimum);
         let preferred = from.block.preferred.max(to.block.preferred);
         let maximum = from.block.maximum.min(to.block.maximum).min(MAX_REQUEST);
@@ -71,7 +71,8 @@ impl Tuner {
             true => (1, settled.connections_max),
             false => (begin.lanes, begin.lanes),
         };
-        let search = Search::new(begin, Bounds { lanes, size, memory: pool.limit() });
+        let bounds = Bounds { lanes, usual: settled.connections, size, memory: pool.limit() };
+        let search = Search::new(begin, bounds);
         // What a limit holds back tells nothing.
         let fixed = settled.is_limited() || search.over();
         let next = if fixed { u64::MAX } else { micros(search.due) };
