@@ -1,0 +1,63 @@
+//! Options and commands of `tls`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+
+/// Options of `blockhaul tls`.
+#[derive(Debug, Args)]
+pub struct Tls {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: TlsCommand,
+}
+
+/// The commands of `blockhaul tls`.
+#[derive(Debug, Subcommand)]
+pub enum TlsCommand {
+    /// Make an authority with certificates, or a file of keys
+    ///
+    /// Makes a directory with an authority (ca-cert.pem, ca-key.pem) and certificates of a server and
+    /// a client, or with --psk a file of pre-shared keys. Only their owner can read the files; none is
+    /// overwritten. Move ca-key.pem away: whoever has it can make more certificates.
+    Init(TlsInit),
+}
+
+/// Options of `blockhaul tls init`.
+#[derive(Debug, Args)]
+#[command(infer_long_args = true, after_long_help = INIT_EXAMPLES)]
+pub struct TlsInit {
+    /// Directory for certificates, or with --psk the file for keys
+    #[arg(value_name = "PLACE")]
+    pub place: PathBuf,
+
+    /// Make a file with a key for this user instead; may be repeated
+    #[arg(long, value_name = "USER", conflicts_with_all = ["host", "client", "days"])]
+    pub psk: Vec<String>,
+
+    /// Name or address of the server, as clients call it; may be repeated. Without this the name of
+    /// this machine, localhost, 127.0.0.1 and ::1
+    #[arg(long, value_name = "NAME")]
+    pub host: Vec<String>,
+
+    /// Name of the client
+    #[arg(long, value_name = "NAME", default_value = "client")]
+    pub client: String,
+
+    /// Days that the certificates of server and client hold; the authority holds ten years
+    #[arg(long, value_name = "N", default_value = "730",
+          value_parser = clap::value_parser!(u32).range(1..=36500))]
+    pub days: u32,
+}
+
+const INIT_EXAMPLES: &str = "\
+EXAMPLES
+  Keys, the simplest way:
+      blockhaul tls init --psk alice keys.psk
+      blockhaul serve --tls-psk keys.psk disk.raw
+      blockhaul copy 'nbds://alice@server/?tls-psk-file=keys.psk' disk.raw
+  Certificates; copy ca-cert.pem, client-cert.pem and client-key.pem to the client:
+      blockhaul tls init --host server.example pki
+      blockhaul serve --tls-certificates pki --tls-verify-peer disk.raw
+      blockhaul copy 'nbds://server.example/?tls-certificates=pki' disk.raw
+";

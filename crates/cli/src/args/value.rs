@@ -1,0 +1,110 @@
+//! What the values of options may be.
+
+use std::time::Duration;
+
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+
+pub fn limit(text: &str) -> Result<String, String> {
+    server::Limits::default().set(text).map(|()| text.to_string())
+}
+
+pub fn duration(text: &str) -> Result<Duration, String> {
+    block::parse_duration(text).map_err(|error| error.text())
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    block::parse_size(text).map_err(|error| error.text())
+}
+
+pub fn setting(text: &str) -> Result<(String, String), String> {
+    let (name, value) =
+        text.split_once('=').ok_or_else(|| format!("{text:?} is not NAME=VALUE"))?;
+    Ok((name.to_string(), value.to_string()))
+}
+
+fn power_of_two(text: &str, least: u32, most: u32) -> Result<u32, String> {
+    let wrong = || {
+        let (least, most) = (block::format_size(least.into()), block::format_size(most.into()));
+        format!("{text} is not a power of two from {least} to {most}")
+    };
+    let size = u32::try_from(size(text)?).map_err(|_| wrong())?;
+    let fits = size.is_power_of_two() && (least..=most).contains(&size);
+    if fits { Ok(size) } else { Err(wrong()) }
+}
+
+pub fn request_size(text: &str) -> Result<u32, String> {
+    power_of_two(text, engine::MIN_REQUEST, engine::MAX_REQUEST)
+}
+
+pub fn multi_conn() -> impl TypedValueParser<Value = engine::MultiConn> {
+    let names = ["auto", "always", "advertised"];
+    PossibleValuesParser::new(names).map(|name| match &*name {
+        "always" => engine::MultiConn::Always,
+        "advertised" => engine::MultiConn::Advertised,
+        _ => engine::MultiConn::Auto,
+    })
+}
+
+pub fn algorithm(text: &str) -> Result<engine::Algorithm, String> {
+    text.parse().map_err(|error: block::Error| error.text())
+}
+
+pub fn segment(text: &str) -> Result<u32, String> {
+    power_of_two(text, 64 << 10, 1 << 30)
+}
+
+pub fn schedule(text: &str) -> Result<engine::Schedule, String> {
+    engine::Schedule::parse(text).map_err(|error| error.text())
+}
+
+pub fn range(text: &str) -> Result<(u64, u64), String> {
+    let wrong = || format!("{text} is not OFFSET:LENGTH, as 1G:64M");
+    let (at, len) = text.split_once(':').ok_or_else(wrong)?;
+    let (at, len) = (size(at)?, size(len)?);
+    if len == 0 {
+        return Err(format!("{text} has no bytes"));
+    }
+    at.checked_add(len).map(|_| (at, len)).ok_or_else(wrong)
+}
+
+pub fn sparse(text: &str) -> Result<u32, String> {
+    if size(text)? == 0 { Ok(0) } else { power_of_two(text, 512, 1 << 31) }
+}
+
+pub fn queue_size(text: &str) -> Result<u64, String> {
+    // More than this is no window but the whole disk in memory.
+    const MOST: u64 = 64 << 30;
+    match size(text)? {
+        bytes @ 1..=MOST => Ok(bytes),
+        _ => Err(format!("{text} is not between 1 byte and {}", block::format_size(MOST))),
+    }
+}
+
+pub fn total_memory(text: &str) -> Result<u64, String> {
+    // The largest request, for reading and for verifying.
+    const LEAST: u64 = 2 * engine::MAX_REQUEST as u64;
+    match size(text)? {
+        bytes if bytes >= LEAST => Ok(bytes),
+        _ => Err(format!("{text} is less than {}", block::format_size(LEAST))),
+    }
+}
+
+pub fn memory(text: &str) -> Result<u64, String> {
+    // The largest request, and room for what comes with it.
+    const LEAST: u64 = 64 << 20;
+    match size(text)? {
+        bytes if bytes >= LEAST => Ok(bytes),
+        _ => Err(format!(
+            "{text} is less than the {} that one client may need",
+            block::format_size(LEAST)
+        )),
+    }
+}
+
+pub fn mask(text: &str) -> Result<u16, String> {
+    let parsed = match text.strip_prefix("0x") {
+        Some(digits) => u16::from_str_radix(digits, 16),
+        None => text.parse(),
+    };
+    parsed.map_err(|_| format!("{text:?} is not a number from 0 to 65535"))
+}
