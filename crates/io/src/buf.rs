@@ -150,6 +150,8 @@ pub struct Data {
 enum Repr {
     Shared(Arc<Buf>),
     Static(&'static [u8]),
+    /// Part of what was received together, in memory of the receiver's.
+    Received(Arc<Vec<u8>>),
     Parked(Arc<InKernel>),
 }
 
@@ -188,6 +190,13 @@ impl Data {
         Data { repr: Repr::Static(bytes), start: 0, len: bytes.len() }
     }
 
+    /// `len` bytes from `start` on of what a receiver keeps. They are as they are: not aligned, and of
+    /// no pool. Panics if that leaves them.
+    pub(crate) fn received(bytes: Arc<Vec<u8>>, start: usize, len: usize) -> Data {
+        assert!(start <= bytes.len() && len <= bytes.len() - start);
+        Data { repr: Repr::Received(bytes), start, len }
+    }
+
     /// A copy of `bytes` outside of any pool: for tests and small payloads.
     pub fn copy_of(bytes: &[u8]) -> Data {
         let mut buf = Buf::unpooled(bytes.len());
@@ -210,6 +219,7 @@ impl Data {
         let all: &[u8] = match &self.repr {
             Repr::Shared(buf) => buf,
             Repr::Static(bytes) => bytes,
+            Repr::Received(bytes) => bytes,
             Repr::Parked(kernel) => kernel.bytes(),
         };
         &all[self.start..self.start + self.len]
@@ -219,7 +229,7 @@ impl Data {
     pub fn tally(&self) -> Option<&Tally> {
         match &self.repr {
             Repr::Shared(buf) => buf.tally(),
-            Repr::Static(_) | Repr::Parked(_) => None,
+            Repr::Static(_) | Repr::Received(_) | Repr::Parked(_) => None,
         }
     }
 

@@ -1,6 +1,7 @@
 //! Received bytes that have not been taken yet: a protocol reads its messages from here.
 
 use std::io::{self, IoSliceMut};
+use std::sync::Arc;
 
 use crate::seal::{Incoming, Opener, RECORD_PLAIN_MAX};
 use crate::{Data, Parked, Room, Stream};
@@ -15,7 +16,10 @@ const LARGE: usize = 16 << 10;
 
 /// A window of received bytes in front of a stream.
 pub struct RecvWindow {
-    stage: Vec<u8>,
+    /// Empty only where a receive was given up in the middle.
+    stage: Arc<Vec<u8>>,
+    /// Payloads may be handed out within the stage: nobody has kept one yet until more was received.
+    lends: bool,
     start: usize,
     end: usize,
     /// The last receive filled less than it could have: the socket is probably empty.
@@ -39,7 +43,8 @@ impl RecvWindow {
     /// An empty window.
     pub fn new() -> RecvWindow {
         RecvWindow {
-            stage: vec![0; STAGE],
+            stage: Arc::new(vec![0; STAGE]),
+            lends: true,
             start: 0,
             end: 0,
             drained: true,
@@ -68,7 +73,8 @@ impl RecvWindow {
 
     /// Makes room for a message of `size` bytes.
     pub fn grow(&mut self, size: usize) {
-        self.stage.resize(size.max(self.stage.len()), 0);
+        let stage = own(&mut self.stage, &mut self.lends);
+        stage.resize(size.max(stage.len()), 0);
     }
 
     /// What has come and was not taken.
@@ -93,23 +99,25 @@ impl RecvWindow {
         if self.secured.is_some() {
             return self.fill_opened(stream).await;
         }
-        if self.start > 0 && self.end + self.ahead > self.stage.len() {
-            self.stage.copy_within(self.start..self.end, 0);
+        let stage = own(&mut self.stage, &mut self.lends);
+        if self.start > 0 && self.end + self.ahead > stage.len() {
+            stage.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }
-        let most = (self.end + self.ahead).min(self.stage.len());
+        let most = (self.end + self.ahead).min(stage.len());
         let room = most - self.end;
         let received = if self.drained {
             // Dropped in the middle, this leaves a window at its end: whoever gives up a message gives
             // up its connection.
-            let stage = std::mem::take(&mut self.stage);
+            let taken = std::mem::take(stage);
             let (start, end) = (self.start, self.end);
             (self.start, self.end) = (0, 0);
-            let (received, stage) = stream.recv_later(stage, end, most).await;
-            (self.stage, self.start, self.end) = (stage, start, end);
+            let (received, taken) = stream.recv_later(taken, end, most).await;
+            *stage = taken;
+            (self.start, self.end) = (start, end);
             received?
         } else {
-            stream.recv(&mut [IoSliceMut::new(&mut self.stage[self.end..most])]).await?
+            stream.recv(&mut [IoSliceMut::new(&mut stage[self.end..most])]).await?
         };
         self.drained = received < room;
         self.end += received;
@@ -119,15 +127,16 @@ impl RecvWindow {
     /// The same where the stream is protected.
     async fn fill_opened(&mut self, stream: &Stream) -> io::Result<bool> {
         let Some(incoming) = &mut self.secured else { return Ok(false) };
+        let stage = own(&mut self.stage, &mut self.lends);
         let before = self.end - self.start;
         loop {
-            if self.stage.len() - self.end < RECORD_PLAIN_MAX {
-                self.stage.copy_within(self.start..self.end, 0);
+            if stage.len() - self.end < RECORD_PLAIN_MAX {
+                stage.copy_within(self.start..self.end, 0);
                 (self.start, self.end) = (0, self.end - self.start);
                 // A message that needs nearly all of the window.
-                self.stage.resize(self.stage.len().max(self.end + RECORD_PLAIN_MAX), 0);
+                stage.resize(stage.len().max(self.end + RECORD_PLAIN_MAX), 0);
             }
-            let opened = incoming.open(&mut self.stage[self.end..], &mut [])?;
+            let opened = incoming.open(&mut stage[self.end..], &mut [])?;
             self.end += opened;
             let here = self.end - self.start;
             if opened > 0 && here < self.ahead {
@@ -142,6 +151,25 @@ impl RecvWindow {
         }
     }
 
+    /// The next payload as it is here, without a copy and in no memory but the window's; `None` if it
+    /// has not come whole. For those whose device is done with it at once, as a cache is with a small
+    /// write: once a payload is still held when more is received, the window leaves its memory to the
+    /// holder, and no other is handed out. So that never keeps more than the window itself has.
+    pub fn payload_here(&mut self, len: usize) -> Option<Data> {
+        if !self.lends || len > self.end - self.start {
+            return None;
+        }
+        let data = Data::received(self.stage.clone(), self.start, len);
+        self.consume(len);
+        self.expect_payloads_of(len);
+        Some(data)
+    }
+
+    /// What comes behind a payload may be another like it.
+    fn expect_payloads_of(&mut self, len: usize) {
+        self.ahead = if len >= LARGE { STAGE_LARGE } else { STAGE };
+    }
+
     /// Fills a payload: first from what is here, then from the stream straight into place, with
     /// whatever comes behind it kept here. False if the stream ends before.
     pub async fn payload(&mut self, stream: &Stream, payload: &mut [u8]) -> io::Result<bool> {
@@ -152,12 +180,16 @@ impl RecvWindow {
         payload[..here].copy_from_slice(&self.stage[self.start..self.start + here]);
         self.consume(here);
         let mut filled = here;
-        self.ahead = if payload.len() >= LARGE { STAGE_LARGE } else { STAGE };
+        self.expect_payloads_of(payload.len());
+        if filled == payload.len() {
+            return Ok(true);
+        }
+        let stage = own(&mut self.stage, &mut self.lends);
         while filled < payload.len() {
             // The stage is empty now, or the payload would be full.
             let missing = payload.len() - filled;
             if let Some(incoming) = &mut self.secured {
-                let opened = incoming.open(&mut payload[filled..], &mut self.stage)?;
+                let opened = incoming.open(&mut payload[filled..], stage)?;
                 filled += opened.min(missing);
                 (self.start, self.end) = (0, opened.saturating_sub(missing));
                 if opened == 0 && !incoming.receive(stream).await? {
@@ -167,7 +199,7 @@ impl RecvWindow {
             }
             let mut bufs = [
                 IoSliceMut::new(&mut payload[filled..]),
-                IoSliceMut::new(&mut self.stage[..self.ahead]),
+                IoSliceMut::new(&mut stage[..self.ahead]),
             ];
             let received = stream.recv(&mut bufs).await?;
             if received == 0 {
@@ -243,4 +275,10 @@ impl RecvWindow {
             }
         }
     }
+}
+
+/// The stage, to be changed: whoever still holds a payload within it keeps it, and this is a copy.
+fn own<'a>(stage: &'a mut Arc<Vec<u8>>, lends: &mut bool) -> &'a mut Vec<u8> {
+    *lends &= Arc::strong_count(stage) == 1;
+    Arc::make_mut(stage)
 }

@@ -247,3 +247,36 @@ fn a_started_task_has_run_to_its_first_wait() {
         });
     });
 }
+
+#[test]
+fn a_payload_that_is_here_is_handed_out_in_place_until_somebody_keeps_one() {
+    on_every_engine(|runtime| {
+        runtime.block_on(|| async {
+            let (here, there) = std::os::unix::net::UnixStream::pair().unwrap();
+            let stream = Stream::new(here.into()).unwrap();
+            let mut there = there;
+            let mut window = RecvWindow::new();
+            there.write_all(b"abcdef").unwrap();
+            assert!(window.fill(&stream).await.unwrap());
+            assert!(window.payload_here(7).is_none(), "it has not come whole");
+            assert_eq!(window.payload_here(2).unwrap().bytes(), b"ab");
+            // Nobody holds the first any more: what comes goes into the same memory.
+            there.write_all(b"ghi").unwrap();
+            assert!(window.fill(&stream).await.unwrap());
+            let kept = window.payload_here(3).unwrap();
+            assert_eq!((kept.bytes(), kept.slice(1, 2).bytes()), (&b"cde"[..], &b"de"[..]));
+            let kept = kept.try_into_buf().unwrap_err();
+            there.write_all(&[b'x'; 5000]).unwrap();
+            assert!(window.fill(&stream).await.unwrap());
+            assert_eq!(kept.bytes(), b"cde", "what is kept does not change");
+            assert!(window.payload_here(1).is_none(), "the next might be kept, too");
+            let mut rest = vec![0; 5004];
+            assert!(window.payload(&stream, &mut rest).await.unwrap());
+            assert_eq!((&rest[..4], &rest[4..]), (&b"fghi"[..], &[b'x'; 5000][..]));
+            drop(kept);
+            there.write_all(b"end").unwrap();
+            assert!(window.fill(&stream).await.unwrap());
+            assert!(window.payload_here(1).is_none(), "not on this connection");
+        });
+    });
+}

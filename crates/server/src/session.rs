@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use block::{Contexts, Device, Dismissal, Flags, Op, OpKind, Outcome, Request};
-use io::{Event, Pool, RecvWindow, SendQueue, Stream, Ticket};
+use block::{Contexts, Device, Dismissal, Error, Flags, Op, OpKind, Outcome, Request};
+use io::{Data, Event, Pool, RecvWindow, SendQueue, Stream, Ticket};
 use wire::handshake::server::Negotiated;
 use wire::reply::Answer;
 use wire::request::{Command, Filter, Header};
@@ -206,23 +206,14 @@ impl Session {
                     return Ok(());
                 }
             },
-            Command::Write => {
-                let room = match self.room(header.length).await {
-                    Ok(room) if self.parks && self.takes_parked => room.parkable(),
-                    Ok(room) => room,
-                    Err(error) => {
-                        self.skip(inbox, payload).await?;
-                        self.complete(&mut asked, Err(error));
-                        return Ok(());
-                    }
-                };
-                let received = inbox.payload_or_parked(&self.stream, room);
-                let received = self.patiently(self.answering(received)).await;
-                match received.map_err(|error| error.to_string())? {
-                    Some(data) => Op::Write(data),
-                    None => return Err("the client left in the middle of a payload".into()),
+            Command::Write => match self.payload(header.length, inbox).await? {
+                Ok(data) => Op::Write(data),
+                Err(error) => {
+                    self.skip(inbox, payload).await?;
+                    self.complete(&mut asked, Err(error));
+                    return Ok(());
                 }
-            }
+            },
             Command::WriteZeroes => Op::Zero,
             Command::Trim => Op::Trim,
             Command::Flush => Op::Flush,
@@ -249,6 +240,30 @@ impl Session {
         };
         self.submit(asked, Request { op, at, len, flags: flags(&header) });
         Ok(())
+    }
+
+    /// The payload of a write; the outer error ends the connection, with the inner one the payload has
+    /// not been received.
+    async fn payload(
+        &self,
+        len: u64,
+        inbox: &mut RecvWindow,
+    ) -> Result<Result<Data, Error>, String> {
+        // Bounded by the payload limit, which has 32 bits.
+        if let Some(data) = usize::try_from(len).ok().and_then(|len| inbox.payload_here(len)) {
+            return Ok(Ok(data));
+        }
+        let room = match self.room(len).await {
+            Ok(room) if self.parks && self.takes_parked => room.parkable(),
+            Ok(room) => room,
+            Err(error) => return Ok(Err(error)),
+        };
+        let received = inbox.payload_or_parked(&self.stream, room);
+        let received = self.patiently(self.answering(received)).await;
+        match received.map_err(|error| error.to_string())? {
+            Some(data) => Ok(Ok(data)),
+            None => Err("the client left in the middle of a payload".into()),
+        }
     }
 
     fn submit(self: &Rc<Self>, mut asked: Asked, request: Request) {

@@ -355,17 +355,19 @@ impl Inner {
             if !durable {
                 return Pending::ready(Ok(Reply::Done));
             }
+            // Its memory is not needed any more.
+            drop(data);
+            let inner = self.clone();
+            return Pending::start(async move { inner.sync().await.map(|()| Reply::Done) });
         }
         let (inner, file) = (self.clone(), file.clone());
         Pending::start(async move {
-            if !inline {
-                let align = inner.storage.align;
-                let same =
-                    if direct { inner.aligned(data.clone(), align).await? } else { data.clone() };
-                file.write_all_at(same, at).await.map_err(write_failed)?;
-                if direct {
-                    count(&data, Way::DirectWrite);
-                }
+            let align = inner.storage.align;
+            let same =
+                if direct { inner.aligned(data.clone(), align).await? } else { data.clone() };
+            file.write_all_at(same, at).await.map_err(write_failed)?;
+            if direct {
+                count(&data, Way::DirectWrite);
             }
             if durable {
                 inner.sync().await?;
