@@ -22,8 +22,8 @@ const PAGE: u64 = 32 << 10;
 const FAN_BITS: u32 = 10;
 const FAN: usize = 1 << FAN_BITS;
 const LEAF: u64 = PAGE << FAN_BITS;
-/// Pages and gaps that one call for extents looks at: below a millisecond.
-const STEPS_MAX: usize = 16 << 10;
+/// Pages and gaps that one call for extents looks at: about a millisecond, and at least 1 GiB.
+const STEPS_MAX: usize = 32 << 10;
 
 /// The backend `memory:SIZE`.
 pub struct Memory;
