@@ -2,7 +2,7 @@
 
 use std::cell::{OnceCell, RefCell};
 use std::collections::VecDeque;
-use std::io;
+use std::io::{self, Write as _};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
@@ -203,8 +203,14 @@ fn run_or_abort() {
     let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         CURRENT.with(|current| run(current.get().expect("set before running")));
     }));
-    if result.is_err() {
-        eprintln!("blockhaul: internal error in a worker, see above: stopping at once");
+    if let Err(cause) = result {
+        let cause = cause.downcast_ref::<String>().map(String::as_str);
+        let cause = cause.unwrap_or("see above");
+        // Not by a macro: a test's captured output is lost with the process.
+        let _ = writeln!(
+            io::stderr(),
+            "blockhaul: internal error in a worker: {cause}: stopping at once"
+        );
         std::process::abort();
     }
 }
