@@ -98,9 +98,9 @@ pub struct BlockSizes {
 }
 
 impl Default for BlockSizes {
-    /// Bytes, pages, and the 32 MiB that every client may count on.
+    /// Bytes, pages, and the 64 MiB that the most generous servers take at once.
     fn default() -> BlockSizes {
-        BlockSizes { minimum: 1, preferred: 4096, maximum: 32 << 20 }
+        BlockSizes { minimum: 1, preferred: 4096, maximum: 64 << 20 }
     }
 }
 

@@ -105,7 +105,8 @@ fn abilities(flags: ExportFlags, contexts: bool) -> Can {
 
 /// Limits of the server, within what a client may count on ("Size constraints").
 fn block_sizes(negotiated: &Negotiated) -> BlockSizes {
-    let usual = BlockSizes::default();
+    let maximum = wire::BlockSizes::DEFAULT.maximum;
+    let usual = BlockSizes { maximum, ..BlockSizes::default() };
     match negotiated.info.block_sizes {
         None => usual,
         Some(sizes) => {

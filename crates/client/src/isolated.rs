@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use block::{
-    Access, Backend, Client, Device, Error, Exports, Facts, FileRange, Kind, Listed, Opened,
-    Opening, Param, Pending, Request, Result, Target, Visit,
+    Access, Backend, BlockSizes, Client, Device, Error, Exports, Facts, FileRange, Kind, Listed,
+    Opened, Opening, Param, Pending, Request, Result, Target, Visit,
 };
 
 use crate::connect::{Address, Connected, Options, connect_keeping};
@@ -52,7 +52,7 @@ impl Backend for Isolated {
     fn open(&self, target: Target) -> Opening<Opened> {
         Box::pin(async move {
             let visit = Arc::new(Apart::start(&target).await?);
-            Ok(Opened::from(visit.device("").await?))
+            Ok(Opened::from(visit.device("", false).await?))
         })
     }
 
@@ -77,8 +77,11 @@ struct Apart {
 impl Apart {
     /// Starts a process, and waits until it serves.
     async fn start(target: &Target) -> Result<Apart> {
-        let mut words: Vec<OsString> =
-            ["blockhaul", "serve", "--exit-with-parent"].map(OsString::from).to_vec();
+        // Block sizes are told as the plugin tells them, and what does not keep to them is let through:
+        // that is decided on this side.
+        let words = ["blockhaul", "serve", "--exit-with-parent", "--no-block-sizes"];
+        let mut words: Vec<OsString> = words.map(OsString::from).to_vec();
+        words.push("--limit=payload=64M".into());
         if !target.intent.write {
             words.push("--readonly".into());
         }
@@ -111,12 +114,22 @@ impl Apart {
         }
     }
 
-    /// An export as a device.
-    async fn device(self: Arc<Self>, export: &str) -> Result<Arc<dyn Device>> {
+    /// An export as a device; for a server's clients block sizes are told, not kept to, as without
+    /// isolation.
+    async fn device(self: Arc<Self>, export: &str, served: bool) -> Result<Arc<dyn Device>> {
         let process = Some(self.process.clone());
         match connect_keeping(process, &self.name, &self.address(), export, &how()).await {
-            Ok(Connected { device, .. }) => {
-                Ok(Arc::new(IsolatedDevice { inner: device, apart: self }))
+            Ok(Connected { device: inner, negotiated }) => {
+                let mut facts = Facts::clone(&inner.facts());
+                if let Some(sizes) = negotiated.info.block_sizes.filter(|_| served) {
+                    let wire::BlockSizes { minimum, preferred, maximum } = sizes;
+                    facts.told = Some(BlockSizes { minimum, preferred, maximum });
+                    facts.block.minimum = 1;
+                }
+                if served {
+                    facts.block.maximum = BlockSizes::default().maximum;
+                }
+                Ok(Arc::new(IsolatedDevice { inner, facts: Arc::new(facts), apart: self }))
             }
             Err(error) => Err(self.explained(error).await),
         }
@@ -186,19 +199,20 @@ impl Visit for IsolatedVisit {
 
     fn open(&self, name: &str, _tls: bool) -> Opening<Arc<dyn Device>> {
         let (apart, name) = (self.0.clone(), name.to_string());
-        Box::pin(async move { apart.device(&name).await })
+        Box::pin(async move { apart.device(&name, true).await })
     }
 }
 
 /// A device in another process; the loss of the connection is the end of that process.
 struct IsolatedDevice {
     inner: Arc<dyn Device>,
+    facts: Arc<Facts>,
     apart: Arc<Apart>,
 }
 
 impl Device for IsolatedDevice {
     fn facts(&self) -> Arc<Facts> {
-        self.inner.facts()
+        self.facts.clone()
     }
 
     fn submit(&self, request: Request) -> Pending {

@@ -17,7 +17,8 @@ pub static BLOCKSIZE: Declared = Declared {
     name: "blocksize",
     summary: "sets the block sizes that clients are told and that the device gets",
     manual: "`minimum`, `preferred` and `maximum` are told to clients. With `error-policy=error` \
-requests that do not keep to minimum and maximum are refused (EINVAL); with `allow` they are served.
+requests that do not keep to minimum and maximum, or to what a plugin below tells of itself, are \
+refused (EINVAL); with `allow` they are served.
 
 `minblock`, `maxdata` and `maxlen` are for the device: it gets reads and writes of whole blocks of \
 `minblock` bytes (parts are read, changed and written back), in pieces of at most `maxdata` bytes, and \
@@ -119,10 +120,16 @@ impl Limits {
         let mut facts = Facts::clone(&device.facts());
         // Buffers are taken before the answers are there.
         facts.claims_room = false;
-        if self.minimum.is_none() && self.preferred.is_none() && self.maximum.is_none() {
+        let silent = self.minimum.is_none() && self.preferred.is_none() && self.maximum.is_none();
+        // What the device tells by itself is held to as well.
+        if silent && !(self.refuse && facts.told.is_some()) {
             return Ok(device);
         }
-        let told = facts.told.unwrap_or(facts.block);
+        let told = facts.told.unwrap_or_else(|| {
+            let unbounded = facts.block.maximum >= BlockSizes::default().maximum;
+            let maximum = if unbounded { u32::MAX } else { facts.block.maximum };
+            BlockSizes { maximum, ..facts.block }
+        });
         let minimum = self.minimum.unwrap_or(told.minimum);
         let maximum = self.maximum.unwrap_or(told.maximum).max(minimum);
         let preferred = self.preferred.unwrap_or(told.preferred).max(minimum).max(512);

@@ -184,8 +184,8 @@ fn describe(config: &Config, export: &Export, asked: &str) -> ExportInfo {
     // Whatever the limits are, what is told must be valid: a power of two in the middle, and in order.
     let told = facts.told.unwrap_or(facts.block);
     let usual = told.minimum == 1
-        && told.preferred == block::BlockSizes::default().preferred
-        && told.maximum >= block::BlockSizes::default().maximum;
+        && told.preferred == BlockSizes::DEFAULT.preferred
+        && told.maximum >= BlockSizes::DEFAULT.maximum;
     let silent = !config.offers.block_sizes && usual;
     let least = told.minimum.max(512);
     let most = match facts.told {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use block::{
-    Another, Backend, Client, Device, Error, Exports, Kind, Opened, Opening, Result, Target,
+    Another, Backend, Device, Error, Exports, Kind, Opened, Opening, Result, Target,
     parse_duration, percent_decode,
 };
 
@@ -72,7 +72,7 @@ impl Handles {
     fn open(&self) -> Opening<Arc<dyn Device>> {
         let (plugin, readonly) = (self.plugin.clone(), self.readonly);
         Box::pin(async move {
-            let visit = PluginVisit::enter(plugin, readonly, Client::default()).await?;
+            let visit = PluginVisit::enter(plugin, readonly, None).await?;
             visit.open_handle("", false).await
         })
     }

@@ -209,7 +209,10 @@ impl Handle {
         }
     }
 
-    /// Limits that are kept to here, and what the plugin wants clients to hear.
+    /// Limits that are kept to here, and what the plugin wants clients to hear. For a server's clients
+    /// that is all there is to it, as in nbdkit: what they send comes to the plugin as it is, whether it
+    /// keeps to these sizes or not. This program's own requests keep to them, and so do all that an
+    /// asynchronous plugin gets, whose buffers they bound.
     fn ask_block_size(&self) -> Result<(BlockSizes, Option<BlockSizes>)> {
         let usual = BlockSizes { maximum: TRANSFER_MAX, ..BlockSizes::default() };
         let Some(block_size) = self.plugin().abi.block_size else { return Ok((usual, None)) };
@@ -240,8 +243,10 @@ impl Handle {
             return Err(Error::new(Kind::Io, text));
         }
         let told = BlockSizes { minimum, preferred, maximum };
-        let kept = match self.plugin().filtered {
-            // What becomes of requests that do not keep to it is the filters' business.
+        let asynchronous = self.plugin().asynchronous.is_some();
+        // What becomes of requests that do not keep to them is the filters' business, too.
+        let free = self.plugin().filtered || self.connection.served && !asynchronous;
+        let kept = match free {
             true => BlockSizes { preferred, ..usual },
             false => BlockSizes { maximum: maximum.min(TRANSFER_MAX).max(preferred), ..told },
         };

@@ -28,7 +28,7 @@ impl Exports for PluginExports {
     fn admit(&self, client: Client) -> Opening<Arc<dyn Visit>> {
         let (plugin, readonly) = (self.plugin.clone(), self.readonly);
         Box::pin(async move {
-            let visit = PluginVisit::enter(plugin, readonly, client).await?;
+            let visit = PluginVisit::enter(plugin, readonly, Some(client)).await?;
             Ok(Arc::new(visit) as Arc<dyn Visit>)
         })
     }
@@ -44,6 +44,8 @@ pub(crate) struct Connection {
     pub(crate) readonly: bool,
     pub(crate) lane: Arc<Lane>,
     client: Client,
+    /// A server's client is behind it, not this program itself.
+    pub(crate) served: bool,
     /// Asked for once.
     default: OnceLock<Result<String>>,
     /// The same of each backend in a chain of filters.
@@ -54,11 +56,12 @@ pub(crate) struct Connection {
 }
 
 impl PluginVisit {
-    /// Admits a connection, when it is its turn and the plugin has nothing against it.
+    /// Admits a connection, when it is its turn and the plugin has nothing against it; without a client,
+    /// it is this program's own.
     pub(crate) async fn enter(
         plugin: Arc<Plugin>,
         readonly: bool,
-        client: Client,
+        client: Option<Client>,
     ) -> Result<PluginVisit> {
         let turn = match plugin.model {
             ThreadModel::SerializeConnections => plugin.turns.take().await,
@@ -75,7 +78,8 @@ impl PluginVisit {
             plugin,
             readonly,
             lane,
-            client,
+            served: client.is_some(),
+            client: client.unwrap_or_default(),
             default,
             defaults: Arc::default(),
             handles,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use block::{Another, Backend, Client, Device, Exports, Opened, Opening, Target};
+use block::{Another, Backend, Device, Exports, Opened, Opening, Target};
 
 use crate::plugin::{Plugin, ThreadModel};
 use crate::settings::Settings;
@@ -101,7 +101,7 @@ impl Another for Handles {
     fn another(&self) -> Opening<Arc<dyn Device>> {
         let (plugin, readonly) = (self.plugin.clone(), self.readonly);
         Box::pin(async move {
-            let visit = ScriptVisit::enter(plugin, readonly, Client::default()).await?;
+            let visit = ScriptVisit::enter(plugin, readonly, None).await?;
             visit.open_handle("", false).await
         })
     }

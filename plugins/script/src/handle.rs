@@ -124,7 +124,7 @@ impl Handle {
             facts.contexts = vec![BASE_ALLOCATION.to_string()];
         }
         facts.can = can;
-        facts.block = self.ask_block_size()?;
+        (facts.block, facts.told) = self.ask_block_size()?;
         facts.description = self.ask_description();
         // Unknown; 1 claims nothing.
         facts.allocation_unit = facts.block.minimum.max(1);
@@ -174,12 +174,21 @@ impl Handle {
         }
     }
 
-    fn ask_block_size(&self) -> Result<BlockSizes> {
+    /// Limits that are kept to here, and what clients hear. For a server's clients that is all there is
+    /// to it, as in nbdkit: what they send comes to the script as it is. This program's own requests
+    /// keep to the script's sizes.
+    fn ask_block_size(&self) -> Result<(BlockSizes, Option<BlockSizes>)> {
         let usual = BlockSizes { maximum: TRANSFER_MAX, ..BlockSizes::default() };
-        let Some(text) = self.words("block_size")? else { return Ok(usual) };
-        let sizes = parse::block_size(&text, TRANSFER_MAX);
-        let sizes = sizes.map_err(|why| self.connection.wrong("block_size", &why))?;
-        Ok(sizes.unwrap_or(usual))
+        let Some(text) = self.words("block_size")? else { return Ok((usual, None)) };
+        let told = parse::block_size(&text);
+        let told = told.map_err(|why| self.connection.wrong("block_size", &why))?;
+        let kept = told.map_or(usual, |told| match self.connection.served {
+            true => BlockSizes { preferred: told.preferred, ..usual },
+            false => {
+                BlockSizes { maximum: told.maximum.min(TRANSFER_MAX).max(told.preferred), ..told }
+            }
+        });
+        Ok((kept, told))
     }
 
     fn ask_description(&self) -> String {

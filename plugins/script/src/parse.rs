@@ -60,7 +60,7 @@ pub(crate) fn first_export(text: &str) -> &str {
 }
 
 /// Minimum, preferred size and maximum; `None` for three zeroes.
-pub(crate) fn block_size(text: &str, most: u32) -> Result<Option<BlockSizes>, String> {
+pub(crate) fn block_size(text: &str) -> Result<Option<BlockSizes>, String> {
     let mut words = text.split_ascii_whitespace().map(|word| size(word)?.try_into().ok());
     let mut next = || words.next().flatten().ok_or("cannot be parsed");
     let (minimum, preferred, maximum): (u32, u32, u32) = (next()?, next()?, next()?);
@@ -79,7 +79,7 @@ pub(crate) fn block_size(text: &str, most: u32) -> Result<Option<BlockSizes>, St
              maximum"
         ));
     }
-    Ok(Some(BlockSizes { minimum, preferred, maximum: maximum.min(most).max(preferred) }))
+    Ok(Some(BlockSizes { minimum, preferred, maximum }))
 }
 
 /// Lines of offset, length and type, as the extents of the range from `at` up to the disk's `end`.
@@ -164,11 +164,11 @@ mod tests {
 
     #[test]
     fn block_sizes_are_checked() {
-        let sizes = block_size("512 4k\n1M", 64 << 20).unwrap().unwrap();
+        let sizes = block_size("512 4k\n1M").unwrap().unwrap();
         assert_eq!((sizes.minimum, sizes.preferred, sizes.maximum), (512, 4096, 1 << 20));
-        assert_eq!(block_size("0 0 0", 1 << 20).unwrap(), None);
+        assert_eq!(block_size("0 0 0").unwrap(), None);
         for bad in ["", "1 2", "3 4096 4096", "1 4096 5G", "x 1 1"] {
-            assert!(block_size(bad, 64 << 20).is_err(), "{bad:?}");
+            assert!(block_size(bad).is_err(), "{bad:?}");
         }
     }
 

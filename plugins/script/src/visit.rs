@@ -21,7 +21,7 @@ impl Exports for ScriptExports {
     fn admit(&self, client: Client) -> Opening<Arc<dyn Visit>> {
         let (plugin, readonly) = (self.plugin.clone(), self.readonly);
         Box::pin(async move {
-            let visit = ScriptVisit::enter(plugin, readonly, client).await?;
+            let visit = ScriptVisit::enter(plugin, readonly, Some(client)).await?;
             Ok(Arc::new(visit) as Arc<dyn Visit>)
         })
     }
@@ -37,17 +37,20 @@ pub(crate) struct Connection {
     pub(crate) readonly: bool,
     pub(crate) lane: Arc<Lane>,
     pub(crate) client: Client,
+    /// A server's client is behind it, not this program itself.
+    pub(crate) served: bool,
     /// Asked for once.
     default: OnceLock<Result<String>>,
     _turn: Option<Turn>,
 }
 
 impl ScriptVisit {
-    /// Admits a connection, when it is its turn and the script has nothing against it.
+    /// Admits a connection, when it is its turn and the script has nothing against it; without a client,
+    /// it is this program's own.
     pub(crate) async fn enter(
         plugin: Arc<Plugin>,
         readonly: bool,
-        client: Client,
+        client: Option<Client>,
     ) -> Result<ScriptVisit> {
         let turn = match plugin.model {
             ThreadModel::SerializeConnections => plugin.turns.take().await,
@@ -59,7 +62,10 @@ impl ScriptVisit {
             _ => Arc::new(Lane::single("script")),
         };
         let default = OnceLock::new();
-        let connection = Connection { plugin, readonly, lane, client, default, _turn: turn };
+        let served = client.is_some();
+        let client = client.unwrap_or_default();
+        let connection =
+            Connection { plugin, readonly, lane, client, served, default, _turn: turn };
         let visit = ScriptVisit(Arc::new(connection));
         visit.0.clone().run(Connection::preconnect).await?;
         Ok(visit)
