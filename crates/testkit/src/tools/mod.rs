@@ -1,0 +1,33 @@
+//! Finder of peer programs (nbdkit, libnbd's tools, QEMU's, fio, mkfs.ext4, …) and what tests need
+//! to run them: scratch directories with short socket paths, servers that are awaited and stopped,
+//! runs that end within a bound.
+//!
+//! Programs come from `target/peers` (see `cargo xtask peers`), else from the search path. Where
+//! one is absent or too old, a test prints the reason and is skipped; with `CI=true` or
+//! `BLOCKHAUL_REQUIRE_PEERS=1` it fails instead. `BLOCKHAUL_PEERS` names another directory of
+//! unpacked peers.
+//!
+//! ```no_run
+//! use testkit::tools::{Scratch, Server};
+//!
+//! fn copies_from_nbdkit() {
+//!     let nbdkit = testkit::require_peer!("nbdkit");
+//!     let nbdinfo = testkit::require_peer!("nbdinfo");
+//!     let scratch = Scratch::new().unwrap();
+//!     let server = Server::nbdkit(&nbdkit, &scratch.socket("s"), &["pattern", "1G"]).unwrap();
+//!     let mut command = nbdinfo.command();
+//!     command.args(["--size", &server.uri("")]);
+//!     let output = testkit::tools::output(&mut command, std::time::Duration::from_secs(10));
+//!     assert_eq!(output.unwrap().stdout, b"1073741824\n");
+//! }
+//! ```
+
+mod peer;
+mod run;
+mod scratch;
+mod server;
+
+pub use self::peer::{Peer, Reason, Version, among_peers, skip_or_fail};
+pub use self::run::{output, text, wait_within};
+pub use self::scratch::Scratch;
+pub use self::server::Server;

@@ -1,0 +1,125 @@
+//! Runs that end within a bound.
+
+use std::io::Read;
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Runs a command to its end, without input; gives what it wrote and how it ended.
+///
+/// # Errors
+/// Where it cannot be started, or has not ended within the limit; it is killed then, and what it
+/// had said is told.
+pub fn output(command: &mut Command, limit: Duration) -> Result<Output, String> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().map_err(|error| format!("cannot start {name}: {error}"))?;
+    let out = Said::collect(child.stdout.take());
+    let err = Said::collect(child.stderr.take());
+    let Some(status) = wait_within(&mut child, limit) else {
+        let _ = child.kill();
+        let _ = child.wait();
+        let (out, err) = (out.text(), err.text());
+        let seconds = limit.as_secs_f32();
+        return Err(format!(
+            "{name} has not ended after {seconds} s; it wrote {out:?} and {err:?}"
+        ));
+    };
+    // What the program left running in the background may hold its pipes open.
+    for said in [&out, &err] {
+        said.await_end(Duration::from_secs(5));
+    }
+    Ok(Output { status, stdout: out.bytes(), stderr: err.bytes() })
+}
+
+/// What a program wrote, as text.
+pub fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Waits for a process; `None` when it has not ended within the limit.
+pub fn wait_within(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
+    let begun = Instant::now();
+    let mut pause = Duration::from_micros(200);
+    loop {
+        if let Ok(Some(status)) = child.try_wait() {
+            return Some(status);
+        }
+        if begun.elapsed() > limit {
+            return None;
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(10));
+    }
+}
+
+/// What a program writes to one of its pipes, collected by a thread.
+#[derive(Debug)]
+pub(super) struct Said {
+    bytes: Arc<Mutex<Vec<u8>>>,
+    /// Disconnected when the pipe has ended.
+    ended: Mutex<mpsc::Receiver<()>>,
+}
+
+impl Said {
+    pub(super) fn collect(pipe: Option<impl Read + Send + 'static>) -> Said {
+        let bytes = Arc::new(Mutex::new(Vec::new()));
+        let (running, ended) = mpsc::channel();
+        if let Some(mut pipe) = pipe {
+            let bytes = Arc::clone(&bytes);
+            std::thread::spawn(move || {
+                let mut buffer = [0; 8192];
+                while let Ok(count @ 1..) = pipe.read(&mut buffer) {
+                    lock(&bytes).extend_from_slice(&buffer[..count]);
+                }
+                drop(running);
+            });
+        }
+        Said { bytes, ended: Mutex::new(ended) }
+    }
+
+    pub(super) fn await_end(&self, limit: Duration) -> bool {
+        lock(&self.ended).recv_timeout(limit) == Err(RecvTimeoutError::Disconnected)
+    }
+
+    pub(super) fn bytes(&self) -> Vec<u8> {
+        lock(&self.bytes).clone()
+    }
+
+    pub(super) fn text(&self) -> String {
+        String::from_utf8_lossy(&self.bytes()).trim().to_owned()
+    }
+}
+
+/// A test that failed elsewhere leaves the data as good as it was.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(20);
+
+    fn shell(line: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", line]);
+        command
+    }
+
+    #[test]
+    fn output_is_complete_and_bounded_in_time() {
+        let output_of = |line: &str, limit| output(&mut shell(line), limit);
+        let done = output_of("echo out; echo err >&2; exit 3", LIMIT).unwrap();
+        assert_eq!((&done.stdout[..], &done.stderr[..]), (&b"out\n"[..], &b"err\n"[..]));
+        assert_eq!(done.status.code(), Some(3));
+        let large = output_of("head -c 1000000 /dev/zero", LIMIT).unwrap();
+        assert_eq!(large.stdout.len(), 1_000_000);
+        let begun = Instant::now();
+        let late = output_of("echo begun; exec sleep 60", Duration::from_millis(300)).unwrap_err();
+        assert!(late.contains("has not ended") && late.contains("begun"), "{late}");
+        assert!(begun.elapsed() < LIMIT);
+    }
+}

@@ -1,0 +1,79 @@
+//! Directories for the files and sockets of a test.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// A directory of its own that is removed when this is dropped. Its path is short, as that of a
+/// Unix socket has to fit 107 bytes.
+#[derive(Debug)]
+pub struct Scratch {
+    dir: tempfile::TempDir,
+}
+
+impl Scratch {
+    /// In memory where the machine has `/dev/shm`, else on disk.
+    ///
+    /// # Errors
+    /// Where the directory cannot be made.
+    pub fn new() -> io::Result<Scratch> {
+        let memory = Path::new("/dev/shm");
+        if memory.is_dir()
+            && let Ok(scratch) = Scratch::within(memory)
+        {
+            return Ok(scratch);
+        }
+        Scratch::on_disk()
+    }
+
+    /// In the directory for temporary files, whose file system usually is a disk's.
+    ///
+    /// # Errors
+    /// Where the directory cannot be made.
+    pub fn on_disk() -> io::Result<Scratch> {
+        let dir = std::env::temp_dir();
+        let short = dir.as_os_str().len() <= 64;
+        Scratch::within(if short { &dir } else { Path::new("/tmp") })
+    }
+
+    fn within(dir: &Path) -> io::Result<Scratch> {
+        let dir = tempfile::Builder::new().prefix("bh").rand_bytes(8).tempdir_in(dir)?;
+        Ok(Scratch { dir })
+    }
+
+    /// The directory.
+    pub fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// Path of a file in the directory, there or not.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.path().join(name)
+    }
+
+    /// Path of a socket in the directory.
+    ///
+    /// # Panics
+    /// Where the name is so long that the path does not fit a socket's address.
+    pub fn socket(&self, name: &str) -> PathBuf {
+        let path = self.file(name);
+        assert!(path.as_os_str().len() < 108, "{} is too long for a socket", path.display());
+        path
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn scratch_directories_are_removed_and_their_sockets_fit() {
+        let scratch = Scratch::on_disk().unwrap();
+        let path = scratch.path().to_owned();
+        fs::write(scratch.file("x"), "x").unwrap();
+        assert!(scratch.socket("s").as_os_str().len() < 108);
+        drop(scratch);
+        assert!(!path.exists());
+    }
+}

@@ -1,0 +1,264 @@
+//! Servers of somebody else, awaited and stopped.
+
+use std::fs;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use super::peer::Peer;
+use super::run::{Said, wait_within};
+
+/// A server of somebody else's on a Unix socket. It is killed when this is dropped.
+#[derive(Debug)]
+pub struct Server {
+    child: Child,
+    socket: PathBuf,
+    said: Said,
+}
+
+impl Server {
+    /// How long a server may take to listen; generous, because test machines are busy.
+    const START: Duration = Duration::from_secs(30);
+
+    /// How long a server may take to end once asked to.
+    const STOP: Duration = Duration::from_secs(10);
+
+    /// Starts a server and waits until it listens on the socket. Nothing connects to it for that:
+    /// some servers end after their first connection. Standard input and output are closed off;
+    /// standard error is kept for [`Server::said`].
+    ///
+    /// # Errors
+    /// What the server said, where it cannot be started, ends, or does not listen in time.
+    pub fn start(mut command: Command, socket: &Path) -> Result<Server, String> {
+        let name = command.get_program().to_string_lossy().into_owned();
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut child = command.spawn().map_err(|error| format!("cannot start {name}: {error}"))?;
+        let said = Said::collect(child.stderr.take());
+        let mut server = Server { child, socket: socket.to_owned(), said };
+        let begun = Instant::now();
+        while !is_listening(socket) {
+            if let Ok(Some(status)) = server.child.try_wait() {
+                server.said.await_end(Duration::from_secs(1));
+                return Err(format!("{name} ended, {status}, and said: {}", server.said()));
+            }
+            if begun.elapsed() > Self::START {
+                let seconds = Self::START.as_secs();
+                return Err(format!(
+                    "{name} does not listen on {} after {seconds} s, and said: {}",
+                    socket.display(),
+                    server.said()
+                ));
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Ok(server)
+    }
+
+    /// Starts nbdkit in the foreground, tied to this thread. `args` are its options, plugin and
+    /// parameters.
+    ///
+    /// # Errors
+    /// As [`Server::start`].
+    pub fn nbdkit(nbdkit: &Peer, socket: &Path, args: &[&str]) -> Result<Server, String> {
+        let mut command = nbdkit.tied_command();
+        command.args(["--foreground", "--unix"]).arg(socket).args(args);
+        Server::start(command, socket)
+    }
+
+    /// Starts qemu-nbd for any number of clients one after another, tied to this thread. `args`
+    /// are its options (`-f raw`, `-e 8` for as many clients at once, …) and the image.
+    ///
+    /// # Errors
+    /// As [`Server::start`].
+    pub fn qemu_nbd(qemu_nbd: &Peer, socket: &Path, args: &[&str]) -> Result<Server, String> {
+        let mut command = qemu_nbd.tied_command();
+        command.args(["--persistent", "--socket"]).arg(socket).args(args);
+        Server::start(command, socket)
+    }
+
+    /// The socket that it listens on.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// Address of an export (empty: the default export).
+    pub fn uri(&self, export: &str) -> String {
+        let socket = percent_encode(self.socket.as_os_str().as_bytes());
+        format!("nbd+unix:///{}?socket={socket}", percent_encode(export.as_bytes()))
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What it has written to standard error up to now.
+    pub fn said(&self) -> String {
+        self.said.text()
+    }
+
+    /// Asks it to end (SIGTERM) and waits.
+    ///
+    /// # Errors
+    /// Where it does not end in time; it is killed then.
+    pub fn stop(mut self) -> Result<ExitStatus, String> {
+        let pid = self.pid().to_string();
+        // The shell's own kill: the standard library knows only SIGKILL.
+        let asked = Command::new("sh").args(["-c", "kill -TERM \"$1\"", "sh", &pid]).status();
+        asked.map_err(|error| format!("cannot start sh: {error}"))?;
+        wait_within(&mut self.child, Self::STOP)
+            .ok_or_else(|| format!("server {pid} did not end when asked to; {}", self.said()))
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Both fail only for a child that has been waited for already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Whether somebody listens on a Unix socket of this path, without connecting to it.
+fn is_listening(socket: &Path) -> bool {
+    let Ok(table) = fs::read("/proc/net/unix") else {
+        // Without the table there is only the other way to find out.
+        return std::os::unix::net::UnixStream::connect(socket).is_ok();
+    };
+    let path = socket.as_os_str().as_bytes();
+    table.split(|byte| *byte == b'\n').any(|line| listening_path(line) == Some(path))
+}
+
+/// The path of a listening socket in a line of `/proc/net/unix`: number, reference count, protocol,
+/// flags, type, state, inode (padded with blanks), path. A listening socket has the flag
+/// __SO_ACCEPTCON and no other (proc_net(5)).
+fn listening_path(line: &[u8]) -> Option<&[u8]> {
+    let mut fields = line.splitn(7, |byte| *byte == b' ');
+    if fields.nth(3)? != b"00010000" {
+        return None;
+    }
+    let rest = fields.nth(2)?.trim_ascii_start();
+    let blank = rest.iter().position(|byte| *byte == b' ')?;
+    Some(&rest[blank + 1..])
+}
+
+fn percent_encode(bytes: &[u8]) -> String {
+    let mut text = String::new();
+    for byte in bytes {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'/' => {
+                text.push(char::from(*byte));
+            }
+            _ => text += &format!("%{byte:02X}"),
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tools::{Scratch, among_peers, output, skip_or_fail};
+
+    const LIMIT: Duration = Duration::from_secs(20);
+
+    fn shell(line: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", line]);
+        command
+    }
+
+    #[test]
+    fn lines_of_listening_sockets_are_told_from_others() {
+        let line = b"0000000000000000: 00000002 00000000 00010000 0001 01  1066 /a b/c";
+        assert_eq!(listening_path(line), Some(&b"/a b/c"[..]));
+        let line = b"0000000000000000: 00000002 00000000 00010000 0001 01 123456 @x";
+        assert_eq!(listening_path(line), Some(&b"@x"[..]));
+        let line = b"0000000000000000: 00000003 00000000 00000000 0001 03 123456 /a";
+        assert_eq!(listening_path(line), None);
+        let line = b"0000000000000000: 00000003 00000000 00010000 0001 01  1065";
+        assert_eq!(listening_path(line), None);
+        assert_eq!(listening_path(b""), None);
+    }
+
+    #[test]
+    fn a_socket_listens_from_listen_to_close() {
+        let scratch = Scratch::new().unwrap();
+        let path = scratch.socket("a b");
+        assert!(!is_listening(&path));
+        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        assert!(is_listening(&path));
+        drop(listener);
+        assert!(!is_listening(&path), "the file is left, but nobody listens");
+    }
+
+    #[test]
+    fn a_server_that_ends_tells_what_it_said() {
+        let scratch = Scratch::new().unwrap();
+        let why = Server::start(shell("echo no luck >&2; exit 4"), &scratch.socket("s"));
+        let why = why.unwrap_err();
+        assert!(why.contains("no luck") && why.contains('4'), "{why}");
+    }
+
+    #[test]
+    fn addresses_are_percent_encoded() {
+        assert_eq!(percent_encode(b"/dev/shm/a b%?&\xff"), "/dev/shm/a%20b%25%3F%26%FF");
+    }
+
+    #[test]
+    fn nbdkit_serves_until_stopped_and_dies_when_dropped() {
+        let nbdkit = crate::require_peer!("nbdkit");
+        let nbdinfo = crate::require_peer!("nbdinfo");
+        let scratch = Scratch::new().unwrap();
+        let socket = scratch.socket("s");
+        let server = Server::nbdkit(&nbdkit, &socket, &["pattern", "3M"]).unwrap();
+        let size = output(nbdinfo.command().args(["--size", &server.uri("any")]), LIMIT).unwrap();
+        assert_eq!(size.stdout, b"3145728\n", "{}", String::from_utf8_lossy(&size.stderr));
+        // nbdkit takes SIGTERM for an ordinary end.
+        assert!(server.stop().unwrap().success());
+        assert!(!is_listening(&socket));
+
+        let socket = scratch.socket("t");
+        let server = Server::nbdkit(&nbdkit, &socket, &["-v", "memory", "1M"]).unwrap();
+        let pid = server.pid();
+        assert!(server.said().contains("debug"), "{}", server.said());
+        drop(server);
+        assert!(!Path::new(&format!("/proc/{pid}")).exists());
+        assert!(!is_listening(&socket));
+    }
+
+    #[test]
+    fn qemu_nbd_serves_and_peers_find_each_other() {
+        let qemu_nbd = crate::require_peer!("qemu-nbd");
+        let scratch = Scratch::new().unwrap();
+        let image = scratch.file("image");
+        fs::File::create(&image).unwrap().set_len(1 << 20).unwrap();
+        let args = ["-f", "raw", "-e", "4", image.to_str().unwrap()];
+        let server = Server::qemu_nbd(&qemu_nbd, &scratch.socket("s"), &args).unwrap();
+        let mut command = match among_peers("sh") {
+            Ok(command) => command,
+            Err(reason) => return skip_or_fail(&reason),
+        };
+        command.args([
+            "-c",
+            "nbdcopy [ nbdkit pattern 1M ] \"$1\" && qemu-img compare -f raw -F raw \
+             \"$1\" \"$2\"",
+            "sh",
+            &server.uri(""),
+        ]);
+        let output = output(command.arg(&image), LIMIT).unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(fs::read(&image).unwrap()[8..16], 8u64.to_be_bytes());
+    }
+
+    #[test]
+    fn a_tied_server_ends_with_the_thread_that_started_it() {
+        let nbdkit = crate::require_peer!("nbdkit");
+        let scratch = Scratch::new().unwrap();
+        let socket = scratch.socket("s");
+        let start = || Server::nbdkit(&nbdkit, &socket, &["memory", "1M"]).unwrap();
+        let mut server = std::thread::scope(|scope| scope.spawn(start).join().unwrap());
+        assert!(wait_within(&mut server.child, LIMIT).is_some(), "it is running still");
+    }
+}
