@@ -1,0 +1,525 @@
+//! From a scenario to a plan: sizes chosen, matrix multiplied out, variables replaced, and what this
+//! machine cannot run marked with the reason.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use super::{
+    Act, Body, Cell, Choice, ImagePlan, Places, Plan, Ready, Row, ServerPlan, base_name,
+    commands_of,
+};
+use crate::error::{Error, Result};
+use crate::metric::Metric;
+use crate::mount::MountPlan;
+use crate::scenario::{Case, Command, Environment, Image, Needs, Scenario, Step};
+use crate::vars::{Scope, Value, Vars};
+
+/// More cells than this are a mistake in a matrix, not a benchmark that anyone waits for.
+const CELLS_MAX: usize = 4096;
+
+impl Plan {
+    /// Works out what is to be done. `seed` is used if neither the choice nor the scenario has one.
+    pub fn new(
+        name: &str,
+        scenario: &Scenario,
+        choice: &Choice,
+        places: &Places,
+        seed: u64,
+    ) -> Result<Plan> {
+        let within = |error: Error| Error::usage(format!("scenario {name}: {error}"));
+        let size = if choice.full { &scenario.full } else { &scenario.quick };
+        let built_in = built_in(places, scenario);
+        let mut matrix = scenario.matrix.clone();
+        matrix.extend(size.matrix.clone());
+        let scope_of = |strong: &[&'_ Vars]| -> Vec<Vars> {
+            let mut maps = vec![choice.set.clone()];
+            maps.extend(strong.iter().map(|map| (*map).clone()));
+            maps.extend([size.variables.clone(), scenario.variables.clone(), built_in.clone()]);
+            maps
+        };
+        let maps = scope_of(&[]);
+        let description = Scope::new(&maps).text(scenario.description.trim()).map_err(within)?;
+        let columns: Vec<&Environment> = scenario
+            .environment
+            .iter()
+            .filter(|environment| chosen(&choice.columns, &environment.label))
+            .collect();
+        let reference = scenario.reference.as_ref().unwrap_or(&scenario.environment[0].label);
+        let mut plan = Plan {
+            name: name.to_owned(),
+            title: scenario.title.clone(),
+            description,
+            full: choice.full,
+            rows: Vec::new(),
+            columns: columns.iter().map(|column| column.label.clone()).collect(),
+            reference: columns.iter().position(|column| column.label == *reference),
+            curve: scenario.curve.clone(),
+            show: scenario.show.clone(),
+            rate_unit: scenario.rate.as_ref().map(|rate| rate.unit.clone()),
+            mounts: Vec::new(),
+            cells: Vec::new(),
+            images: Vec::new(),
+            setup: Vec::new(),
+            runs: choice.runs.or(size.runs).unwrap_or(scenario.runs).max(1),
+            warmup: choice.warmup.or(size.warmup).unwrap_or(scenario.warmup),
+            timeout: scenario.timeout,
+            drop_caches: choice.drop_caches.unwrap_or(scenario.drop_caches),
+            seed: choice.seed.or(scenario.seed).unwrap_or(seed),
+        };
+        if plan.rate_unit.is_some() && !plan.show.contains(&Metric::Rate) {
+            plan.show.push(Metric::Rate);
+        }
+        let points = product(&matrix).map_err(within)?;
+        for case in &scenario.case {
+            for point in &points {
+                let maps = scope_of(&[&case.variables, point]);
+                let scope = Scope::new(&maps);
+                let label = row_label(case, point, &scope).map_err(within)?;
+                if !chosen(&choice.rows, &label) {
+                    continue;
+                }
+                if (plan.rows.len() + 1) * columns.len() > CELLS_MAX {
+                    return Err(within(too_many()));
+                }
+                let row_error = |e: Error| within(Error::usage(format!("case '{label}': {e}")));
+                let cannot = unmet(scenario, &scenario.needs, places, &scope)
+                    .and_then(|none| match none {
+                        None => unmet(scenario, &case.needs, places, &scope),
+                        reason => Ok(reason),
+                    })
+                    .map_err(row_error)?;
+                let setup = acts(scenario.setup.iter().chain(&case.setup), &scope);
+                let setup = setup.map_err(row_error)?;
+                let cannot = cannot.or_else(|| absent(commands_of(&setup), places)).or_else(|| {
+                    let root = rustix::process::geteuid().is_root();
+                    (plan.drop_caches && !root).then(|| "needs root to drop caches".to_owned())
+                });
+                let first = plan.cells.len();
+                for column in &columns {
+                    let cell = match &cannot {
+                        Some(reason) => Err(reason.clone()),
+                        None => {
+                            let maps = scope_of(&[&case.variables, point, &column.variables]);
+                            let scope = Scope::new(&maps);
+                            cell(scenario, case, column, places, &scope).map_err(|error| {
+                                row_error(Error::usage(format!(
+                                    "environment '{}': {error}",
+                                    column.label
+                                )))
+                            })?
+                        }
+                    };
+                    plan.cells.push(cell);
+                }
+                if plan.cells[first..].iter().any(|cell| cell.is_ok()) {
+                    plan.add_images(&scenario.image, &scope).map_err(row_error)?;
+                    plan.add_mounts(first, scenario, places, &scope).map_err(row_error)?;
+                    for act in setup {
+                        if !plan.setup.contains(&act) {
+                            plan.setup.push(act);
+                        }
+                    }
+                }
+                let mut variables = BTreeMap::new();
+                for (name, value) in case.variables.iter().chain(point) {
+                    variables.insert(name.clone(), value.to_string());
+                }
+                let curve_at = match &scenario.curve {
+                    Some(name) => Some(axis(name, &scope).map_err(row_error)?),
+                    None => None,
+                };
+                let amount = match &scenario.rate {
+                    Some(rate) => {
+                        let amount = scope.size(&rate.amount).map_err(row_error)?;
+                        Some(amount as f64 / rate.divide as f64)
+                    }
+                    None => None,
+                };
+                let unchecked = case.unchecked.clone();
+                plan.rows.push(Row { label, variables, unchecked, curve_at, amount });
+            }
+        }
+        if plan.cells.is_empty() {
+            return Err(within(Error::usage(
+                "no cell is left; --row and --column must each be part of a label",
+            )));
+        }
+        Ok(plan)
+    }
+
+    /// The file systems that cells from `first` on need.
+    fn add_mounts(
+        &mut self,
+        first: usize,
+        scenario: &Scenario,
+        places: &Places,
+        scope: &Scope<'_>,
+    ) -> Result<()> {
+        for name in self.cells[first..].iter().flatten().flat_map(|body| &body.mounts) {
+            if let (None, Some(mount)) =
+                (self.mounts.iter().find(|known| known.name == *name), scenario.mount.get(name))
+            {
+                self.mounts.push(MountPlan {
+                    name: name.clone(),
+                    kind: mount.kind.clone(),
+                    size: scope.size(&mount.size)?,
+                    image: places.disk.join(format!("{name}.img")),
+                    folder: crate::mount::folder(places, name),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn add_images(&mut self, images: &[Image], scope: &Scope<'_>) -> Result<()> {
+        for image in images {
+            let size = scope.size(&image.size)?;
+            let new = ImagePlan {
+                path: PathBuf::from(scope.text(&image.path)?),
+                size,
+                data: image.data.as_ref().map_or(Ok(size), |data| scope.size(data))?,
+                run: image.run.as_ref().map_or(Ok(1 << 20), |run| scope.size(run))?,
+                seed: image.seed,
+            };
+            if new.data > new.size || new.run == 0 {
+                return Err(Error::usage(format!(
+                    "image {}: 'data' must not be larger than 'size', and 'run' not 0",
+                    image.path
+                )));
+            }
+            match self.images.iter().find(|known| known.path == new.path) {
+                None => self.images.push(new),
+                Some(known) if *known == new => {}
+                Some(_) => {
+                    return Err(Error::usage(format!(
+                        "image {}: two rows want different content; put a variable of the matrix \
+                         into 'path'",
+                        image.path
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn built_in(places: &Places, scenario: &Scenario) -> Vars {
+    let text = |path: &Path| Value::Text(path.display().to_string());
+    let blockhaul = places.blockhaul.as_deref().unwrap_or(Path::new("blockhaul"));
+    let mut vars: Vars = [
+        ("scratch", text(&places.scratch)),
+        ("disk", text(&places.disk)),
+        ("blockhaul", text(blockhaul)),
+    ]
+    .map(|(name, value)| (name.to_owned(), value))
+    .into();
+    for name in scenario.mount.keys() {
+        vars.insert(format!("mount_{name}"), text(&crate::mount::folder(places, name)));
+    }
+    vars
+}
+
+fn chosen(texts: &[String], label: &str) -> bool {
+    texts.is_empty() || texts.iter().any(|text| label.contains(text.as_str()))
+}
+
+/// All combinations of the values of all axes; the last axis changes fastest.
+fn product(matrix: &BTreeMap<String, Vec<Value>>) -> Result<Vec<Vars>> {
+    let mut points = vec![Vars::new()];
+    for (axis, values) in matrix {
+        if points.len().saturating_mul(values.len()) > CELLS_MAX {
+            return Err(too_many());
+        }
+        points = points
+            .iter()
+            .flat_map(|point| {
+                values.iter().map(|value| {
+                    let mut point = point.clone();
+                    point.insert(axis.clone(), value.clone());
+                    point
+                })
+            })
+            .collect();
+    }
+    Ok(points)
+}
+
+fn too_many() -> Error {
+    Error::usage(format!("more than {CELLS_MAX} cells; choose some with --row or --column"))
+}
+
+fn row_label(case: &Case, point: &Vars, scope: &Scope<'_>) -> Result<String> {
+    let mut label = scope.text(&case.label)?;
+    for (name, value) in point {
+        if !case.label.contains(&format!("{{{name}}}")) {
+            label.push_str(&format!(", {name} {value}"));
+        }
+    }
+    Ok(label)
+}
+
+fn axis(name: &str, scope: &Scope<'_>) -> Result<f64> {
+    let text = scope.text(&format!("{{{name}}}"))?;
+    text.parse().map_err(|_| {
+        Error::usage(format!("'curve' is over {name}, whose value '{text}' is not a number"))
+    })
+}
+
+fn argv(command: &Command, scope: &Scope<'_>) -> Result<Vec<String>> {
+    match command {
+        Command::Shell(line) => Ok(vec!["/bin/sh".into(), "-c".into(), scope.text(line)?]),
+        Command::Words(words) => {
+            let words = scope.words(words)?;
+            match words.first().is_some_and(|program| !program.is_empty()) {
+                true => Ok(words),
+                false => Err(Error::usage("a command is empty when its variables are replaced")),
+            }
+        }
+    }
+}
+
+fn act(step: &Step, scope: &Scope<'_>) -> Result<Act> {
+    let path = |text: &String| scope.text(text).map(PathBuf::from);
+    Ok(match step {
+        Step::Run(command) => Act::Run(argv(command, scope)?),
+        Step::Fresh { path: file, size } => Act::Fresh(path(file)?, scope.size(size)?),
+        Step::Overwrite { path: file, like } => Act::Overwrite(path(file)?, path(like)?),
+        Step::Remove { path: file } => Act::Remove(path(file)?),
+        Step::Evict { path: file } => Act::Evict(path(file)?),
+        Step::Compare { expected, found } => Act::Compare(path(expected)?, path(found)?),
+    })
+}
+
+fn acts<'a>(steps: impl IntoIterator<Item = &'a Step>, scope: &Scope<'_>) -> Result<Vec<Act>> {
+    steps.into_iter().map(|step| act(step, scope)).collect()
+}
+
+/// What one cell runs; an inner error is why it is skipped.
+fn cell(
+    scenario: &Scenario,
+    case: &Case,
+    environment: &Environment,
+    places: &Places,
+    scope: &Scope<'_>,
+) -> Result<Cell> {
+    if let Some(labels) = &case.environments
+        && !labels.contains(&environment.label)
+    {
+        return Ok(Err("does not take part".to_owned()));
+    }
+    if let Some(reason) = unmet(scenario, &environment.needs, places, scope)? {
+        return Ok(Err(reason));
+    }
+    let mut servers = Vec::new();
+    for name in environment.servers.iter().chain(&case.servers) {
+        servers.push(server(scenario, &scope.text(name)?, scope)?);
+    }
+    let prepare = scenario.prepare.iter().chain(&case.prepare).chain(&environment.prepare);
+    let mounts = [&scenario.needs, &case.needs, &environment.needs];
+    let body = Body {
+        mounts: mounts.iter().flat_map(|needs| needs.mounts.clone()).collect(),
+        prepare: acts(prepare, scope)?,
+        servers,
+        command: argv(&environment.command, scope)?,
+        check: acts(case.check.as_ref().unwrap_or(&scenario.check), scope)?,
+    };
+    Ok(match absent(body.commands(), places) {
+        Some(reason) => Err(reason),
+        None => Ok(body),
+    })
+}
+
+/// Tells the first program that is not there, if one is not.
+fn absent<'a>(
+    mut commands: impl Iterator<Item = &'a Vec<String>>,
+    places: &Places,
+) -> Option<String> {
+    let words = commands.find(|words| places.find(&words[0]).is_none())?;
+    Some(format!("the program {} is not there", base_name(&words[0])))
+}
+
+fn server(scenario: &Scenario, name: &str, scope: &Scope<'_>) -> Result<ServerPlan> {
+    let server = scenario.server.get(name).ok_or_else(|| {
+        let known: Vec<&str> = scenario.server.keys().map(String::as_str).collect();
+        Error::usage(format!(
+            "there is no [server.{name}]; there are: {}",
+            if known.is_empty() { "none".to_owned() } else { known.join(", ") }
+        ))
+    })?;
+    let within = |error: Error| Error::usage(format!("[server.{name}]: {error}"));
+    let path = |text: &String| scope.text(text).map(PathBuf::from).map_err(within);
+    let ready = match (&server.socket, &server.port, &server.exists) {
+        (Some(socket), _, _) => Ready::Socket(path(socket)?),
+        (_, Some(port), _) => {
+            let port = scope.text(&port.to_string()).map_err(within)?;
+            let wrong = || within(Error::usage(format!("'{port}' is no TCP port")));
+            Ready::Port(port.parse().map_err(|_| wrong())?)
+        }
+        (_, _, Some(file)) => Ready::Exists(path(file)?),
+        (None, None, None) => return Err(within(Error::usage("it does not say when it is ready"))),
+    };
+    let command = argv(&server.command, scope).map_err(within)?;
+    Ok(ServerPlan { name: name.to_owned(), command, ready })
+}
+
+/// Why needs are not met on this machine; None if they are.
+fn unmet(
+    scenario: &Scenario,
+    needs: &Needs,
+    places: &Places,
+    scope: &Scope<'_>,
+) -> Result<Option<String>> {
+    for program in &needs.programs {
+        if places.find(&scope.text(program)?).is_none() {
+            return Ok(Some(format!("the program {program} is not there")));
+        }
+    }
+    for mount in needs.mounts.iter().filter_map(|name| scenario.mount.get(name)) {
+        if let Some(reason) = crate::mount::unmet(&mount.kind, places) {
+            return Ok(Some(reason));
+        }
+    }
+    if needs.root && !rustix::process::geteuid().is_root() {
+        return Ok(Some("needs root".to_owned()));
+    }
+    if let Some(wanted) = &needs.file_system {
+        let found = crate::machine::file_system(&places.disk);
+        if found.as_deref() != Some(wanted) {
+            return Ok(Some(format!(
+                "needs {wanted} under --disk, which is on {}",
+                found.as_deref().unwrap_or("an unknown file system")
+            )));
+        }
+    }
+    let free =
+        [(&needs.scratch, &places.scratch, "--scratch"), (&needs.disk, &places.disk, "--disk")];
+    for (wanted, place, option) in free {
+        let Some(wanted) = wanted else { continue };
+        let wanted = scope.size(wanted)?;
+        let free = crate::machine::free_bytes(place);
+        if free.is_some_and(|free| free < wanted) {
+            return Ok(Some(format!(
+                "needs {} MiB under {option}, {} are free",
+                wanted >> 20,
+                free.unwrap_or(0) >> 20
+            )));
+        }
+    }
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn places() -> Places {
+        Places {
+            scratch: "/scratch".into(),
+            disk: "/disk".into(),
+            blockhaul: None,
+            search: vec!["/bin".into(), "/usr/bin".into()],
+        }
+    }
+
+    fn plan(text: &str, choice: &Choice) -> Result<Plan> {
+        Plan::new("t", &Scenario::parse("t", text)?, choice, &places(), 1)
+    }
+
+    const TEXT: &str = "
+        title = 't'
+        reference = 'two'
+        curve = 'n'
+        setup = [['true', '{n}'], ['true', 'same']]
+        check = [['test', '-e', '{scratch}/x']]
+        [quick.variables]
+        level = 'quick'
+        [full]
+        runs = 9
+        variables = { level = 'full' }
+        [matrix]
+        n = [1, 2]
+        [server.one]
+        command = ['sleep', '{n}']
+        socket = '{scratch}/s'
+        [[environment]]
+        label = 'one'
+        command = ['echo', '{level}', '{flags}', '{own}']
+        variables = { own = '{label} one', label = 'nice', flags = [] }
+        [[environment]]
+        label = 'two'
+        command = 'no-such-program'
+        [[environment]]
+        label = 'three'
+        command = ['no-such-program']
+        [[case]]
+        label = 'case {n}'
+        servers = ['one']
+        environments = ['one', 'three']
+        [[case]]
+        label = 'other'
+        variables = { flags = ['-a', '{n}'] }";
+
+    #[test]
+    fn rows_are_cases_times_matrix() {
+        let plan = plan(TEXT, &Choice::default()).unwrap();
+        let labels: Vec<&str> = plan.rows.iter().map(|row| row.label.as_str()).collect();
+        assert_eq!(labels, ["case 1", "case 2", "other, n 1", "other, n 2"]);
+        assert_eq!(plan.rows[1].curve_at, Some(2.0));
+        assert_eq!((plan.reference, plan.runs), (Some(1), 5));
+        let body = plan.cell(2, 0).as_ref().unwrap();
+        assert_eq!(body.command, ["echo", "quick", "-a", "1", "nice one"]);
+        let body = plan.cell(1, 0).as_ref().unwrap();
+        assert_eq!(body.command, ["echo", "quick", "nice one"]);
+        assert_eq!(body.servers[0].command, ["sleep", "2"]);
+        assert_eq!(body.servers[0].ready, Ready::Socket("/scratch/s".into()));
+        assert_eq!(plan.cell(0, 1), &Err("does not take part".to_owned()));
+        assert_eq!(plan.cell(0, 2), &Err("the program no-such-program is not there".to_owned()));
+        assert_eq!(plan.setup.len(), 3, "equal steps are carried out once: {:?}", plan.setup);
+    }
+
+    #[test]
+    fn choices_go_before_the_scenario() {
+        let set = [("level".to_owned(), Value::Text("mine".into()))].into();
+        let choice = Choice {
+            full: true,
+            warmup: Some(0),
+            set,
+            rows: vec!["other".into()],
+            columns: vec!["one".into()],
+            ..Choice::default()
+        };
+        let plan = plan(TEXT, &choice).unwrap();
+        assert_eq!((plan.runs, plan.warmup, plan.rows.len()), (9, 0, 2));
+        assert_eq!((plan.columns.len(), plan.reference), (1, None));
+        assert_eq!(plan.cell(0, 0).as_ref().unwrap().command[1], "mine");
+    }
+
+    #[test]
+    fn errors_name_the_case_and_the_environment() {
+        let none = Choice { rows: vec!["zzz".into()], ..Choice::default() };
+        let text = plan(TEXT, &none).unwrap_err().to_string();
+        assert!(text.contains("scenario t: no cell is left"), "{text}");
+        let text = plan(&TEXT.replace("{level}", "{leval}"), &Choice::default());
+        let text = text.unwrap_err().to_string();
+        assert!(text.contains("case 'case 1': environment 'one': there is no variable"), "{text}");
+        let text = plan(&TEXT.replace("['one']", "['won']"), &Choice::default());
+        let text = text.unwrap_err().to_string();
+        assert!(text.contains("there is no [server.won]; there are: one"), "{text}");
+        let axis = format!("[{}]", "1, ".repeat(3000));
+        let text = plan(&TEXT.replace("[1, 2]", &axis), &Choice::default());
+        assert!(text.unwrap_err().to_string().contains("more than 4096 cells"));
+        let text = plan(&TEXT.replace("[1, 2]", "['x']"), &Choice::default());
+        let text = text.unwrap_err().to_string();
+        assert!(text.contains("'x' is not a number"), "{text}");
+    }
+
+    #[test]
+    fn images_are_made_once_and_do_not_clash() {
+        let image = |path: &str| format!("[[image]]\npath = '{path}'\nsize = '{{n}}M'\n");
+        let good = plan(&format!("{TEXT}\n{}", image("{scratch}/{n}")), &Choice::default());
+        assert_eq!(good.unwrap().images.len(), 2);
+        let clash = plan(&format!("{TEXT}\n{}", image("{scratch}/x")), &Choice::default());
+        let text = clash.unwrap_err().to_string();
+        assert!(text.contains("two rows want different content"), "{text}");
+    }
+}
