@@ -11,9 +11,11 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use testkit::image;
+// Here `text` is that of a path.
+pub use testkit::tools::text as lossy;
 use testkit::tools::{self, Peer, Reason, Scratch, Server, skip_or_fail};
 
 /// Longer than any command here takes on a slow and busy machine.
@@ -209,9 +211,17 @@ pub fn compile_with(
     Some(out)
 }
 
-/// What a program wrote, as text.
-pub fn lossy(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
+/// Waits for something that comes soon.
+///
+/// # Panics
+/// Where it does not come within [`LIMIT`]; `what` tells what was awaited.
+#[track_caller]
+pub fn soon(what: &str, mut is: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !is() {
+        assert!(begun.elapsed() < LIMIT, "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 /// A path as an argument. Those of scratch directories are UTF-8.
@@ -220,6 +230,12 @@ pub fn lossy(bytes: &[u8]) -> String {
 /// Where it is not.
 pub fn text(path: &Path) -> &str {
     path.to_str().expect("the path is UTF-8")
+}
+
+/// Bytes that show where they are from: no two words of eight are the same, and only the first is zero.
+/// `len` is a multiple of eight.
+pub fn distinct(len: u64) -> Vec<u8> {
+    (0..len / 8).flat_map(|word| (word * 0x9e37_79b9).to_be_bytes()).collect()
 }
 
 /// Makes a file full of bytes that no image of these tests has at the same place in a run.

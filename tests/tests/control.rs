@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Output};
 use std::time::{Duration, Instant};
 
-use blockhaul_tests::{LIMIT, blockhaul, bounded, lossy, run, serve, succeed, text};
+use blockhaul_tests::{LIMIT, blockhaul, bounded, lossy, run, serve, soon, succeed, text};
 use serde_json::{Value, json};
 use testkit::peer::Conversation;
 use testkit::tools::{Peer, Scratch, Server, wait_within};
@@ -65,16 +65,6 @@ impl Served {
         client.negotiate(Replies::Structured).unwrap();
         client.go(export).unwrap();
         client
-    }
-}
-
-/// Waits for something that comes soon.
-#[track_caller]
-fn soon(what: &str, mut is: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !is() {
-        assert!(begun.elapsed() < LIMIT, "{what}");
-        std::thread::sleep(Duration::from_millis(5));
     }
 }
 

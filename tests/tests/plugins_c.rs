@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use blockhaul_tests::{LIMIT, assert_same, bounded, compile, done, lossy, program, text};
+use blockhaul_tests::{LIMIT, assert_same, bounded, compile, distinct, done, lossy, program, text};
 use testkit::tools::{Scratch, Server, among_peers};
 
 /// Serves `nbdkit:PLUGIN?OPTIONS` while a script runs among the peers.
@@ -248,8 +248,7 @@ fn the_plugin_in_the_manual_works_and_is_as_short_as_it_says() {
     fs::write(scratch.file("mini.c"), source).unwrap();
     let Some(plugin) = compile(&scratch.file("mini.c"), "MANUAL", &scratch) else { return };
     let input = scratch.file("in");
-    let bytes: Vec<u8> =
-        (0..8 << 20_u64).flat_map(|n: u64| (n * 0x9e37_79b9).to_be_bytes()).collect();
+    let bytes = distinct(64 << 20);
     fs::write(&input, bytes).unwrap();
     let out = scratch.file("out");
     let (from, to) = (text(&input), text(&out));
@@ -266,8 +265,7 @@ fn the_example_in_memory_is_read_and_written_within_its_bound() {
         return;
     };
     let input = scratch.file("in");
-    let bytes: Vec<u8> =
-        (0..1 << 20_u64).flat_map(|n: u64| (n * 0x9e37_79b9).to_be_bytes()).collect();
+    let bytes = distinct(8 << 20);
     fs::write(&input, bytes).unwrap();
     let out = scratch.file("out");
     let script =

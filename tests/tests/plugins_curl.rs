@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
-use blockhaul_tests::{LIMIT, assert_same, bounded, compile_with, lossy, program, text};
+use blockhaul_tests::{LIMIT, assert_same, bounded, compile_with, distinct, lossy, program, text};
 use testkit::tools::{Peer, Reason, Scratch, among_peers, skip_or_fail};
 
 /// The example, compiled with the peers' libcurl, among which the program runs.
@@ -41,8 +41,7 @@ fn copy(plugin: &Path, options: &str, out: &Path) -> Output {
 fn a_disk_behind_a_url_is_read_over_few_connections() {
     let scratch = Scratch::new().unwrap();
     let Some(plugin) = plugin(&scratch) else { return };
-    let bytes: Vec<u8> =
-        (0..1 << 20_u64).flat_map(|n: u64| (n * 0x9e37_79b9).to_be_bytes()).collect();
+    let bytes = distinct(8 << 20);
     let (input, out) = (scratch.file("in"), scratch.file("out"));
     fs::write(&input, &bytes).unwrap();
     let server = http::Server::start(bytes);

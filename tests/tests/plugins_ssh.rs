@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use blockhaul_tests::{LIMIT, assert_same, bounded, done, lossy, program, text};
+use blockhaul_tests::{LIMIT, assert_same, bounded, distinct, done, lossy, program, text};
 use testkit::tools::{Peer, Reason, Scratch, among_peers, skip_or_fail};
 
 /// The server must not run as root, which needs a user for the separation of privileges, and who logs
@@ -84,8 +84,7 @@ fn the_ssh_plugin_reads_and_writes_over_loopback() {
     }
 
     let (input, out) = (scratch.file("in"), scratch.file("out"));
-    let bytes: Vec<u8> =
-        (0..125_056_u64).flat_map(|n: u64| (n * 0x9e37_79b9).to_be_bytes()).collect();
+    let bytes = distinct(1_000_448);
     fs::write(&input, bytes).unwrap();
     let device = |known: &str, path: &str| {
         format!(

@@ -10,9 +10,8 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
-use std::time::{Duration, Instant};
 
-use blockhaul_tests::{LIMIT, blockhaul, bounded, done, lossy, run, succeed, text};
+use blockhaul_tests::{LIMIT, blockhaul, bounded, done, lossy, run, soon, succeed, text};
 use serde_json::Value;
 use testkit::peer::Conversation;
 use testkit::tools::{Peer, Reason, Scratch, skip_or_fail, wait_within};
@@ -77,16 +76,6 @@ impl Drop for Running {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
-    }
-}
-
-/// Waits for something that comes soon.
-#[track_caller]
-fn soon(what: &str, mut is: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !is() {
-        assert!(begun.elapsed() < LIMIT, "{what}");
-        std::thread::sleep(Duration::from_millis(5));
     }
 }
 

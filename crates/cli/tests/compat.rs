@@ -8,7 +8,7 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use testkit::require_peer;
-use testkit::tools::{self, Scratch};
+use testkit::tools::{self, Scratch, text};
 
 const LIMIT: Duration = Duration::from_secs(30);
 const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
@@ -70,10 +70,6 @@ impl Place {
         }
         bytes
     }
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
 }
 
 #[test]

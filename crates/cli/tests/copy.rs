@@ -8,17 +8,14 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use testkit::tools::{self, Scratch, Server};
+use testkit::image::pattern;
+use testkit::tools::{self, Scratch, Server, text};
 
 const LIMIT: Duration = Duration::from_secs(60);
 const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
 
 fn copy(args: &[&str]) -> Output {
     tools::output(Command::new(OURS).arg("copy").args(args), LIMIT).unwrap()
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
 }
 
 #[track_caller]
@@ -50,12 +47,6 @@ fn serve(scratch: &Scratch, args: &[&str]) -> Server {
     let mut command = Command::new(OURS);
     command.args(["serve", "--foreground", "--exit-with-parent", "--unix"]).arg(&socket).args(args);
     Server::start(command, &socket).unwrap()
-}
-
-/// Bytes of `pattern:`.
-fn pattern(len: usize) -> Vec<u8> {
-    let words = (0..len.div_ceil(8)).flat_map(|word| (word as u64 * 8).to_be_bytes());
-    words.take(len).collect()
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 use std::time::Duration;
 
 use testkit::require_peer;
-use testkit::tools::{self, Peer, Scratch, Server};
+use testkit::tools::{self, Peer, Scratch, Server, text};
 
 const LIMIT: Duration = Duration::from_secs(30);
 const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
@@ -70,10 +70,6 @@ fn run(program: &str, mode: &[&str], uri: &str) -> Output {
     }
     command.args(mode).arg(uri);
     tools::output(&mut command, LIMIT).unwrap_or_else(|why| panic!("{program} {mode:?}: {why}"))
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
 }
 
 /// Runs both; where nbdinfo fails, ours must fail, too, and print nothing but its reason.

@@ -6,7 +6,8 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use testkit::tools::{self, Scratch};
+use testkit::image::pattern;
+use testkit::tools::{self, Scratch, text};
 
 const LIMIT: Duration = Duration::from_secs(60);
 const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
@@ -21,16 +22,6 @@ fn command(scratch: &Scratch, text: &str, args: &[&str]) -> Command {
     let mut command = Command::new(OURS);
     command.current_dir(scratch.path()).args(["copy", "--job", "job.toml"]).args(args);
     command
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
-/// Bytes of `pattern:`.
-fn pattern(len: usize) -> Vec<u8> {
-    let words = (0..len.div_ceil(8)).flat_map(|word| (word as u64 * 8).to_be_bytes());
-    words.take(len).collect()
 }
 
 #[test]

@@ -7,16 +7,12 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use testkit::rng::{Rng, seed};
-use testkit::tools::{self, Scratch};
+use testkit::tools::{self, Scratch, text};
 
 const LIMIT: Duration = Duration::from_secs(60);
 const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
 /// Bytes before the first record of a journal.
 const HEADER: u64 = 4096;
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
 
 fn copy(args: &[&str]) -> Output {
     tools::output(Command::new(OURS).arg("copy").args(args), LIMIT).unwrap()

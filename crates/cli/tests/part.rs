@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::time::Duration;
 
+use testkit::image::pattern;
 use testkit::tools::{self, Peer, Scratch, Server};
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -36,12 +37,6 @@ fn fails(args: &[&str], status: i32, words: &[&str]) {
 
 fn text(path: &Path) -> &str {
     path.to_str().unwrap()
-}
-
-/// Bytes of `pattern:`.
-fn pattern(len: usize) -> Vec<u8> {
-    let words = (0..len.div_ceil(8)).flat_map(|word| (word as u64 * 8).to_be_bytes());
-    words.take(len).collect()
 }
 
 #[test]

@@ -9,17 +9,13 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use testkit::tools::{self, Scratch};
+use testkit::tools::{self, Scratch, text};
 
 const LIMIT: Duration = Duration::from_secs(60);
 const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
 
 fn copy(args: &[&str]) -> Output {
     tools::output(Command::new(OURS).arg("copy").args(args), LIMIT).unwrap()
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
 }
 
 #[test]

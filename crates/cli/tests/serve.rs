@@ -8,17 +8,13 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use testkit::tools::{self, Scratch, Server};
+use testkit::tools::{self, Scratch, Server, text};
 
 const LIMIT: Duration = Duration::from_secs(30);
 const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
 
 fn blockhaul(args: &[&str]) -> Output {
     tools::output(Command::new(OURS).args(args), LIMIT).unwrap()
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
 }
 
 fn pid(number: u32) -> Pid {

@@ -49,6 +49,13 @@ pub fn sparse(path: &Path, size: u64, seed: u64) -> io::Result<Vec<Range<u64>>> 
     Ok(data)
 }
 
+/// The first bytes of nbdkit's pattern plugin and of our device `pattern:`: each eight are their
+/// offset, big endian.
+pub fn pattern(len: usize) -> Vec<u8> {
+    let words = (0..len.div_ceil(8)).flat_map(|word| (word as u64 * 8).to_be_bytes());
+    words.take(len).collect()
+}
+
 /// Makes an ext4 of `size` bytes that holds up to `content_max` bytes of the files under `folder`
 /// (such as `/usr/share/doc` or `/usr/include`), in a sparse file.
 ///

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use blockhaul_tests::{LIMIT, assert_same, bounded, lossy, program, text};
+use blockhaul_tests::{LIMIT, assert_same, bounded, distinct, lossy, program, text};
 use testkit::tools::{Peer, Reason, Scratch, among_peers, skip_or_fail};
 
 /// Where plugins lie among the peers.
@@ -58,9 +58,7 @@ pub fn serve_and_run(plugin: &str, options: &[&str], script: &str) -> Output {
 
 /// A file with contents that show where they are from.
 pub fn contents(path: &Path, len: usize) -> PathBuf {
-    let bytes: Vec<u8> =
-        (0..len as u64 / 8).flat_map(|n| (n * 0x9e37_79b9).to_be_bytes()).collect();
-    fs::write(path, bytes).unwrap();
+    fs::write(path, distinct(len as u64)).unwrap();
     path.to_path_buf()
 }
 
