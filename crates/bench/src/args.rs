@@ -26,6 +26,19 @@ pub struct Args {
     pub options: Options,
 }
 
+impl Args {
+    /// Says which file the program is that runs this: `{blockhaul}` stands for it, whatever it is
+    /// called, unless `--blockhaul` names another.
+    pub fn set_program(&mut self, path: PathBuf) {
+        let options = match &mut self.action {
+            None => &mut self.options,
+            Some(Action::Run { options, .. }) => &mut **options,
+            Some(_) => return,
+        };
+        options.blockhaul.get_or_insert(path);
+    }
+}
+
 /// What `blockhaul bench` does.
 #[derive(Debug, Subcommand)]
 pub enum Action {
@@ -59,7 +72,7 @@ pub enum Action {
     ///
     /// Wall times are compared as ratios to the reference column of the same run, so that results
     /// of different days and machines can be compared. Exit status 1 if a ratio became worse by
-    /// more than the threshold, or a cell fails that went well.
+    /// more than the threshold, or a cell fails that went well; 2 if they cannot be compared.
     Compare {
         /// The older result: a folder with result.json, or one of such folders
         #[arg(value_name = "A")]

@@ -22,7 +22,7 @@ pub fn compare(old: &Path, new: &Path, threshold_percent: f64) -> Result<Compari
     let pairs = pairs(old, new)?;
     let (mut compared, mut last) = (0, None);
     for (old, new) in &pairs {
-        match reports(&save::load(old)?, &save::load(new)?, threshold_percent) {
+        match reports(&load(old)?, &load(new)?, threshold_percent) {
             Ok(one) => {
                 compared += 1;
                 all.text.push_str(&one.text);
@@ -39,6 +39,11 @@ pub fn compare(old: &Path, new: &Path, threshold_percent: f64) -> Result<Compari
         Some(error) if compared == 0 => Err(error),
         _ => Ok(all),
     }
+}
+
+/// What cannot be read is no sign that something became slower: another exit status.
+fn load(dir: &Path) -> Result<Report> {
+    save::load(dir).map_err(Error::of_usage)
 }
 
 /// Compares two results of the same scenario.
@@ -99,7 +104,8 @@ pub fn reports(old: &Report, new: &Report, threshold_percent: f64) -> Result<Com
     }
     if seen + worse == 0 {
         return Err(Error::usage(format!(
-            "cannot compare results of {}: no cell was measured in both",
+            "cannot compare results of {}: no column but {reference} was measured in \
+             both",
             new.name
         )));
     }
@@ -126,7 +132,8 @@ fn pairs(old: &Path, new: &Path) -> Result<Vec<(PathBuf, PathBuf)>> {
         return Ok(vec![(old.to_owned(), new.to_owned())]);
     }
     let list = |dir: &Path| -> Result<Vec<PathBuf>> {
-        let entries = std::fs::read_dir(dir).map_err(|error| Error::file("read", dir, error))?;
+        let entries =
+            std::fs::read_dir(dir).map_err(|error| Error::file("read", dir, error).of_usage())?;
         let mut found: Vec<PathBuf> =
             entries.flatten().map(|entry| entry.path()).filter(|p| save::is_result(p)).collect();
         found.sort();

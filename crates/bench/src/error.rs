@@ -24,6 +24,17 @@ impl Error {
         Error { text: text.into(), status: 2 }
     }
 
+    /// A device cannot be opened: exit status 3.
+    pub fn opening(text: impl Into<String>) -> Error {
+        Error { text: text.into(), status: 3 }
+    }
+
+    /// The same error as one of usage: exit status 2.
+    #[must_use]
+    pub fn of_usage(self) -> Error {
+        Error { status: 2, ..self }
+    }
+
     /// A system call on a file failed. `tried` is an infinitive: `write`.
     pub fn file(tried: &str, path: &Path, cause: impl fmt::Display) -> Error {
         Error::new(format!("cannot {tried} {}: {cause}", path.display()))

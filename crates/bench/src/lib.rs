@@ -64,8 +64,8 @@ use scenario::Scenario;
 const INTERRUPTED: u8 = 130;
 
 /// Does what the command line says. Exit status 0 if all went well; 1 if a run failed, or a
-/// comparison found something worse; 2 if the command line or a scenario cannot be understood;
-/// 130 if it was stopped.
+/// comparison found something worse; 2 if the command line, a scenario or a result cannot be
+/// understood; 3 if a device cannot be opened; 130 if it was stopped.
 pub fn main(args: Args, devices: &Devices<'_>) -> ExitCode {
     match act(args, devices) {
         Ok(status) => ExitCode::from(status),
@@ -239,13 +239,9 @@ pub fn run_scenario(
 
 /// The program that `{blockhaul}` stands for.
 fn own_program(options: &Options, places: &Places) -> Option<PathBuf> {
-    if let Some(given) = &options.blockhaul {
-        return std::path::absolute(given).ok();
-    }
-    let this = std::env::current_exe().ok()?;
-    match this.file_name().is_some_and(|name| name == "blockhaul") {
-        true => Some(this),
-        false => places.find("blockhaul"),
+    match &options.blockhaul {
+        Some(given) => std::path::absolute(given).ok(),
+        None => places.find("blockhaul"),
     }
 }
 

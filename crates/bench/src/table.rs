@@ -87,7 +87,8 @@ pub fn csv(report: &Report) -> String {
             Some(failure) => format!("{}: {}", failure.stage, failure.why),
         };
         let sum = |value: fn(&crate::usage::Usage) -> f64| -> f64 {
-            run.servers.iter().map(|(_, usage)| value(usage)).sum()
+            // A sum of nothing is -0.
+            run.servers.iter().map(|(_, usage)| value(usage)).sum::<f64>() + 0.0
         };
         let io = match run.command.io {
             Some(io) => {

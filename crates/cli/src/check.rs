@@ -49,12 +49,20 @@ pub fn compare(args: &args::Compare, groups: &Groups) -> Outcome {
     if args.strict && one != other { Ok(DIFFERENT) } else { Ok(status) }
 }
 
+/// Why a manifest cannot be read. Other files hold bytes that are no text.
+pub fn unread(error: &std::io::Error) -> String {
+    match error.kind() {
+        std::io::ErrorKind::InvalidData => "it is no manifest: name what --manifest wrote".into(),
+        _ => plain(error),
+    }
+}
+
 /// Runs `blockhaul verify`.
 pub fn verify(args: &args::Verify, groups: &Groups) -> Outcome {
     let spec = groups.spec(&args.device)?;
     let path = args.manifest.display().to_string();
     let unusable = |why: String| Failure::new(exit::OPEN, format!("manifest {path}: {why}"));
-    let text = std::fs::read_to_string(&args.manifest).map_err(|error| unusable(plain(&error)))?;
+    let text = std::fs::read_to_string(&args.manifest).map_err(|error| unusable(unread(&error)))?;
     let kept: Manifest = text.parse().map_err(|error: Error| unusable(error.text()))?;
     let like = kept.clone();
     let result = over(&args.reading, vec![spec], |stacks, options, pool| async move {

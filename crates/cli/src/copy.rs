@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use block::{Can, Error, Intent, Kind, Layer, OpKind, Registry, Spec, Stack};
-use engine::{ByKernel, Manifest, Options, Progress, Retried, Summary};
+use engine::{ByKernel, Manifest, Options, Progress, Summary};
 use io::Pool;
 use wire::uri::{Transport, Uri};
 
@@ -352,7 +352,7 @@ impl Job {
         let summary = copied.map_err(|error| self.failed(&error))?;
         // Its warnings have been logged as they arose.
         let mut warnings = Vec::new();
-        if summary.retried != Retried::default() {
+        if summary.retried.is_trouble() {
             warnings.push(summary.retried.to_string());
         }
         let mut text = summary.to_string();
@@ -457,6 +457,14 @@ impl Job {
             );
             return Err(Failure::new(exit::OPEN, text));
         }
+        if let Some(bitmap) = self.part.missing(&from) {
+            let text = format!(
+                "cannot copy {} to {}: the source has no bitmap {bitmap:?}: blockhaul info lists \
+                 its contexts, and its server has to be told to export the bitmap",
+                self.source, self.target
+            );
+            return Err(Failure::new(exit::OPEN, text));
+        }
         let needed = self.part.target_size(from.size);
         if needed > from.size {
             let text = format!(
@@ -498,6 +506,10 @@ impl Job {
 
     /// The side on which an error happened, as its exit status.
     fn side(&self, error: &Error, text: &str) -> Option<u8> {
+        // A file beside the two.
+        if self.journal.as_ref().is_some_and(|journal| text.contains(&journal.named())) {
+            return None;
+        }
         // By name where it tells: a verification reads both sides.
         let names = |spec: &Spec| {
             let rest = text.strip_prefix(&spec.to_string());
@@ -527,7 +539,7 @@ impl Job {
     fn different(&self, error: &Error) -> Failure {
         if error.kind() == Kind::Io && error.request().is_none() {
             let (source, target) = (&self.source, &self.target);
-            let text = format!("verification of {target} against {source}: {error}; copy it again");
+            let text = format!("verification of {target} against {source}: {error}");
             return Failure::new(exit::DIFFERENT, text);
         }
         let failure = self.failed(error);

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use crate::exit::{FAILED, Failure, Outcome};
-use crate::{args, exit, out};
+use crate::{args, exit, manual, out};
 
 /// Writes a page for each command to `dir`, or prints the main page.
 pub fn man(dir: Option<&Path>) -> Outcome {
@@ -39,11 +39,20 @@ fn below(name: &str, command: &clap::Command, pages: &mut Vec<(String, clap::Com
 
 fn page(command: &clap::Command, name: &str) -> Result<Vec<u8>, Failure> {
     let (name, bin) = (name.to_string(), name.replace('-', " "));
-    let command = command.clone().name(name).bin_name(bin).version(env!("CARGO_PKG_VERSION"));
+    // Its text is laid out for a terminal; a page has no command `help`, which has none itself.
+    let more = command.get_after_long_help().map(ToString::to_string).unwrap_or_default();
+    let command = command
+        .clone()
+        .name(name)
+        .bin_name(bin)
+        .version(env!("CARGO_PKG_VERSION"))
+        .after_long_help(clap::builder::Resettable::Reset)
+        .disable_help_subcommand(true);
     let mut bytes = Vec::new();
     clap_mangen::Man::new(command)
         .render(&mut bytes)
         .map_err(|error| Failure::new(FAILED, exit::plain(&error)))?;
+    bytes.extend_from_slice(manual::sections(&more).as_bytes());
     Ok(bytes)
 }
 
@@ -68,6 +77,10 @@ mod tests {
             assert!(text.contains("EXIT STATUS"), "{name}: {text}");
         }
         assert!(!dir.path().join("blockhaul-man.1").exists());
+        // Sections of their own, and no page that is not there.
+        let text = std::fs::read_to_string(dir.path().join("blockhaul.1")).unwrap();
+        assert!(text.contains("\n.SH \"DEVICES\"\n") && !text.contains("EXTRA"), "{text}");
+        assert!(!text.contains("help(1)"), "{text}");
         // Commands of commands, too, whose names the page above refers to.
         let text = std::fs::read_to_string(dir.path().join("blockhaul-bench-load.1")).unwrap();
         assert!(text.contains("blockhaul bench load") && text.contains("connections"), "{text}");

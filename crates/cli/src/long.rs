@@ -29,6 +29,11 @@ pub struct Journal {
 }
 
 impl Journal {
+    /// How messages about it name it.
+    pub fn named(&self) -> String {
+        format!(" the journal {}: ", self.path.display())
+    }
+
     /// Whether an earlier run has left one.
     pub fn goes_on(&self) -> bool {
         !self.restart && self.path.exists()
@@ -195,7 +200,7 @@ fn watch(rate: &Weak<Rate>, limit: &Limit, mut limits: (u64, u64), iops: u64) {
         let now = limit.now().map(|(bytes, requests)| (bytes, requests.unwrap_or(iops)));
         match now {
             Ok(now) if now != limits => {
-                log::info!("the limits are now {} bytes and {} requests a second", now.0, now.1);
+                log::info!("from now on {}", told(now));
                 limits = now;
                 rate.set(now.0, now.1);
             }
@@ -206,6 +211,18 @@ fn watch(rate: &Weak<Rate>, limit: &Limit, mut limits: (u64, u64), iops: u64) {
                 complaint = why;
             }
             Err(_) => {}
+        }
+    }
+}
+
+/// Limits in words.
+fn told((bytes, requests): (u64, u64)) -> String {
+    match (bytes, requests) {
+        (0, 0) => "there is no limit".to_string(),
+        (0, requests) => format!("the limit is {requests} requests a second"),
+        (bytes, 0) => format!("the limit is {bytes} bytes a second"),
+        (bytes, requests) => {
+            format!("the limits are {bytes} bytes and {requests} requests a second")
         }
     }
 }
@@ -263,6 +280,14 @@ mod tests {
         assert_eq!(quoted("it's"), "'it'\\''s'");
         assert_eq!(quoted(""), "''");
         assert_eq!(quoted("a?b&c"), "'a?b&c'");
+    }
+
+    #[test]
+    fn no_limit_is_told_as_none() {
+        assert_eq!(told((0, 0)), "there is no limit");
+        assert_eq!(told((10, 0)), "the limit is 10 bytes a second");
+        assert_eq!(told((0, 7)), "the limit is 7 requests a second");
+        assert_eq!(told((10, 7)), "the limits are 10 bytes and 7 requests a second");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The `blockhaul` command: serves, copies and inspects disk images over NBD.
 //!
-//! - `args`: every option, declared once; help, man pages and completions follow (`generate`).
+//! - `args`: every option, declared once; help, man pages and completions follow (`generate`,
+//!   `manual`).
 //! - `brackets`: `[ CMD … ]` groups, taken out of the command line before it is parsed.
 //! - `serve`, `copy`, `info` (with `map`): a command each.
 //! - `compat`: the program called by the names of libnbd's programs.
@@ -32,6 +33,7 @@ mod jobfile;
 mod jobs;
 mod logger;
 mod long;
+mod manual;
 mod metrics;
 mod out;
 mod part;
@@ -89,7 +91,9 @@ fn run() -> ExitCode {
         Command::Map(args) => report("map: ", info::run_map(&args, &groups)),
         Command::Ctl(args) => report("ctl: ", ctl::run(&args)),
         Command::Tls(args) => report("tls: ", tls_init::run(&args)),
-        Command::Bench(args) => {
+        Command::Bench(mut args) => {
+            // Where it cannot be found, the search path is asked.
+            std::env::current_exe().into_iter().for_each(|path| args.set_program(path));
             let registry = devices::registry(std::time::Duration::from_secs(60));
             let spec = |word: &std::ffi::OsStr| groups.spec(word);
             bench::main(*args, &bench::Devices { registry, spec: &spec })

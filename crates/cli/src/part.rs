@@ -3,12 +3,12 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use block::{Error, Spec, Stack};
+use block::{Error, Facts, Spec, Stack};
 use engine::{Bitmap, Manifest, Options, Progress};
 use io::Pool;
 
-use crate::args;
-use crate::exit::{self, Failure, plain};
+use crate::exit::{self, Failure};
+use crate::{args, check};
 
 /// What of the source is copied, as it was typed.
 pub struct Part {
@@ -73,6 +73,12 @@ impl Part {
         options.bitmap = self.bitmap.clone();
     }
 
+    /// The bitmap that was asked for, if a source does not have it.
+    pub fn missing(&self, source: &Facts) -> Option<&str> {
+        let context = &self.bitmap.as_ref()?.context;
+        source.context(context).is_none().then_some(context)
+    }
+
     /// Bytes that the target must have for a source of `size` bytes.
     pub fn target_size(&self, size: u64) -> u64 {
         self.range.map_or(size, |(at, len)| at.saturating_add(len))
@@ -118,6 +124,6 @@ fn read(path: &Path) -> Result<Manifest, Failure> {
     let unusable = |why: String| {
         Failure::new(exit::OPEN, format!("--since: manifest {}: {why}", path.display()))
     };
-    let text = std::fs::read_to_string(path).map_err(|error| unusable(plain(&error)))?;
+    let text = std::fs::read_to_string(path).map_err(|error| unusable(check::unread(&error)))?;
     text.parse().map_err(|error: Error| unusable(error.text()))
 }

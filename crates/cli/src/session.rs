@@ -86,7 +86,7 @@ fn serve(
     if let metrics::Address::Tcp(asked) = address
         && asked.port() == 0
     {
-        out::error(&format!("blockhaul: copy: metrics on {}\n", server.address()));
+        out::error(&format!("blockhaul: copy: metrics on http://{}/metrics\n", server.address()));
     }
     Ok(server)
 }

@@ -64,9 +64,37 @@ fn a_device_behind_a_command_is_measured() {
     let command = found["reading_advice"]["command"].as_str().unwrap();
     assert!(command.ends_with("[ blockhaul serve sample:8M ] TARGET"), "{command}");
     let refused = blockhaul().args(["bench", "device", "/no/such/device"]).output().unwrap();
-    assert_eq!(refused.status.code(), Some(1));
+    assert_eq!(refused.status.code(), Some(3), "as of every command that cannot open a device");
     let refused = blockhaul().args(["bench", "device", "odd:x"]).output().unwrap();
     assert_eq!(refused.status.code(), Some(2));
+}
+
+#[test]
+fn the_program_is_itself_whatever_it_is_called() {
+    let dir = tempfile::tempdir().unwrap();
+    let renamed = dir.path().join("bh");
+    std::fs::copy(env!("CARGO_BIN_EXE_blockhaul"), &renamed).unwrap();
+    let scenario = dir.path().join("version.toml");
+    let text = "title = 'Version'\nruns = 1\nwarmup = 0\n\
+        [[environment]]\nlabel = 'ours'\ncommand = ['{blockhaul}', '--version']\n\
+        [[case]]\nlabel = 'row'\nunchecked = 'it writes nothing'\n";
+    std::fs::write(&scenario, text).unwrap();
+    let output = Command::new(&renamed)
+        .args(["bench", "--quiet", "--no-save", "--format", "csv"])
+        .arg(&scenario)
+        .env("PATH", "/usr/bin:/bin")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(said.contains("row,ours,ok,"), "{said}");
+    assert!(!said.contains("-0.0"), "{said}");
+}
+
+#[test]
+fn results_that_cannot_be_read_are_not_slower() {
+    let output = blockhaul().args(["bench", "compare", "/no/such", "/no/such"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
 }
 
 fn find(dir: &Path, name: &str) -> Option<std::path::PathBuf> {

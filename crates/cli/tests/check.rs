@@ -105,5 +105,9 @@ fn a_manifest_is_written_and_checked_later() {
     let text = std::fs::read_to_string(&manifest).unwrap();
     std::fs::write(&manifest, &text[..text.len() - 10]).unwrap();
     assert_eq!(said(&["verify", to, kept]).0, 3);
+    let no_text = run(&["verify", to, to]);
+    assert_eq!(no_text.status.code(), Some(3));
+    let why = String::from_utf8_lossy(&no_text.stderr).into_owned();
+    assert!(why.contains("it is no manifest"), "{why}");
     assert_eq!(said(&["copy", "--manifest", kept, "sample:1M", "-"]).0, 2);
 }

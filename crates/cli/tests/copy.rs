@@ -135,6 +135,9 @@ fn servers_that_are_not_there() {
     assert_fails(&[&server.uri("other"), target], 3, &["other", "--list"]);
     assert_fails(&["sample:1M", &server.uri("other")], 3, &["target", "other", "--list"]);
     assert_fails(&["[", "false", "]", target], 3, &["source", "[ false ]"]);
+    // It listens until the shell finds nothing to put in its place.
+    let absent = ["[", "no-such-program", "]", target];
+    assert_fails(&absent, 3, &["[ no-such-program ]", "exit status: 127"]);
     assert_fails(&[&format!("nbds://{closed}/"), target], 3, &["Connection refused"]);
     let missing = "nbds://localhost/?tls-psk-file=/no/such";
     assert_fails(&[missing, target], 3, &["cannot read /no/such"]);

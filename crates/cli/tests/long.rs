@@ -149,6 +149,57 @@ fn a_changed_source_is_refused_and_restart_copies_it() {
 }
 
 #[test]
+fn going_on_is_no_reason_to_warn() {
+    let scratch = Scratch::new().unwrap();
+    let [target, journal] = ["target", "journal"].map(|name| scratch.file(name));
+    let [to, kept] = [&target, &journal].map(|path| path.to_str().unwrap());
+    let args = ["--journal", kept, "--journal-interval", "5ms", "--segment", "64k"];
+    let ends = ["sample:8M?data=100%", to];
+    let slow = ["--rate", "2M", "--request-size", "16k"];
+    let mut child =
+        Command::new(OURS).arg("copy").args(args).args(slow).args(ends).spawn().unwrap();
+    let started = Instant::now();
+    while std::fs::metadata(&journal).map_or(0, |data| data.len()) <= HEADER {
+        assert!(started.elapsed() < LIMIT);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let output = copy(&[&args[..], &["--verify"], &ends].concat());
+    assert!(output.status.success());
+    assert_eq!(text(&output.stderr), "", "what was recorded last was read back and was there");
+}
+
+#[test]
+fn a_full_journal_is_not_the_target() {
+    let scratch = Scratch::new().unwrap();
+    let folder = scratch.file("full");
+    std::fs::create_dir(&folder).unwrap();
+    // A file system of its own, which has no room, for this command only.
+    let script = "mount -t tmpfs -o size=4k none \"$1\" || exit 77; : > \"$1/fill\"; \
+        head -c 4096 /dev/zero > \"$1/fill\"; \
+        exec \"$0\" copy --journal \"$1/journal\" memory:1M \"$2\"";
+    let target = scratch.file("target");
+    let unshared = tools::output(
+        Command::new("unshare").args(["-rm", "sh", "-c", script, OURS]).args([&folder, &target]),
+        LIMIT,
+    );
+    let output = match unshared {
+        Ok(output) if output.status.code() == Some(77) => None,
+        Ok(output) if text(&output.stderr).starts_with("unshare: ") => None,
+        Ok(output) => Some(output),
+        Err(_) => None,
+    };
+    let Some(output) = output else {
+        eprintln!("skipped: no file system can be mounted here");
+        return;
+    };
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("cannot write the journal") && !said.contains("the target"), "{said}");
+}
+
+#[test]
 fn what_makes_no_sense_is_refused() {
     for (args, word) in [
         (["--journal=j", "-", "null:1M"].as_slice(), "pipe"),

@@ -201,8 +201,8 @@ fn a_dirty_bitmap_of_qemu() {
 
     fails(
         &["--bitmap", "qemu:dirty-bitmap:b1", &uri, text(&target)],
-        4,
-        &["qemu:dirty-bitmap:b1", "it has base:allocation"],
+        3,
+        &["no bitmap \"qemu:dirty-bitmap:b1\"", "blockhaul info"],
     );
     fails(&[&bitmap[..], &[&uri, "-"]].concat(), 2, &["a pipe has no gaps"]);
     fails(&["--bitmap", "base:allocation", &uri, text(&target)], 2, &["no bitmap"]);

@@ -3,12 +3,18 @@
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use block::{Another, Backend, Device, Error, Kind, Opened, Opening, Result, Target};
 use wire::uri::{TlsParameters, TlsType, Transport, Uri};
 
 use crate::connect::{Address, Options, connect_keeping, insecure};
 use crate::{Connected, ServerProcess};
+
+/// Between two looks at whether a server has ended, and how many there are: its sockets are closed
+/// some time before its status is known.
+const ENDING_STEP: Duration = Duration::from_millis(10);
+const ENDING_STEPS: u32 = 20;
 
 /// The backends of this crate, connecting with these options.
 pub fn all(options: Options) -> Vec<&'static dyn Backend> {
@@ -164,12 +170,26 @@ impl Place {
         let (process, name) = (self.process.clone(), &self.name);
         let options = Options { tls: self.tls.clone(), ..self.options.clone() };
         let connected = connect_keeping(process, name, &self.address, &self.export, &options).await;
-        connected.map(|Connected { device, .. }| device).map_err(|error| {
-            match self.process.as_ref().and_then(|process| process.ended()) {
-                Some(how) => Error::new(error.kind(), format!("{}: {how}", self.name)),
-                None => error,
+        let error = match connected {
+            Ok(Connected { device, .. }) => return Ok(device),
+            Err(error) => error,
+        };
+        match self.how_it_ended().await {
+            Some(how) => Err(Error::new(error.kind(), format!("{}: {how}", self.name))),
+            None => Err(error),
+        }
+    }
+
+    /// How the server ended, if it was started for this and has.
+    async fn how_it_ended(&self) -> Option<String> {
+        let process = self.process.as_ref()?;
+        for _ in 0..ENDING_STEPS {
+            if let Some(how) = process.ended() {
+                return Some(how);
             }
-        })
+            io::sleep(ENDING_STEP).await;
+        }
+        process.ended()
     }
 }
 

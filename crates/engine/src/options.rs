@@ -218,20 +218,31 @@ pub struct Retried {
     pub rewritten: u64,
 }
 
+impl Retried {
+    /// Whether anything had to be done twice. That a journal's last segments were read back, and
+    /// found to be as they should, is no trouble.
+    pub fn is_trouble(&self) -> bool {
+        *self != Retried { checked: self.checked, ..Retried::default() }
+    }
+}
+
 impl fmt::Display for Retried {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "retried: {} requests and {} connections of the source, {} and {} of the target",
-            self.source_requests,
-            self.source_connections,
-            self.target_requests,
-            self.target_connections
-        )?;
+        if self.is_trouble() {
+            write!(
+                f,
+                "retried: {} requests and {} connections of the source, {} and {} of the target",
+                self.source_requests,
+                self.source_connections,
+                self.target_requests,
+                self.target_connections
+            )?;
+        }
         match (self.checked, self.rewritten) {
             (0, 0) => Ok(()),
             (checked, rewritten) => {
-                write!(f, "; read back {checked} bytes, wrote {rewritten} again")
+                let between = if self.is_trouble() { "; " } else { "" };
+                write!(f, "{between}read back {checked} bytes, wrote {rewritten} again")
             }
         }
     }

@@ -92,13 +92,13 @@ impl DeviceArgs {
         let name = spec.to_string();
         let (found, open) = runtime.block_on(move || async move {
             match registry.open(&spec, Vec::new(), intent).await {
-                Ok(stack) => (probe::measure(&stack, &limits).await, Some(stack)),
-                Err(error) => (Err(error), None),
+                Ok(stack) => (probe::measure(&stack, &limits).await.map_err(failed), Some(stack)),
+                Err(error) => (Err(Error::opening(error.to_string())), None),
             }
         });
         // Not on a worker: the server of `[ CMD ]` is awaited here.
         drop(open);
-        let findings = Findings { device: name, ..found.map_err(failed)? };
+        let findings = Findings { device: name, ..found? };
         match self.json {
             true => advice::json(&findings),
             false => Ok(advice::text(&findings)),
