@@ -144,3 +144,118 @@ fn a_copy_keeps_to_them() {
         assert!(numbers.iter().all(|number| number.is_multiple_of(512)), "{line}");
     }
 }
+
+/// What nbdinfo finds different about plugins that are devices here, and why that stays.
+const DIFFERENT: &[(&str, &str)] = &[
+    // Files are asked what they can do when they are opened; the plugin waits for the first request.
+    ("file f1", "can_fast_zero"),
+    ("partitioning f1 f2", "can_trim"),
+    // Blocks are forgotten at once here, and written there.
+    ("sparse-random 1M seed=1", "can_fast_zero"),
+    // All zeroing fails, as writing; trimming is not offered, as there is nothing to free.
+    ("full 1M", "can_fast_zero"),
+    ("full 1M", "can_trim"),
+    // A flush is offered where it has nothing to do, and with it FUA.
+    ("full 1M", "can_flush"),
+    ("full 1M", "can_fua"),
+    ("-r full 1M", "can_flush"),
+    ("-r pattern 1M", "can_flush"),
+    ("floppy d", "can_flush"),
+    ("iso d", "can_flush"),
+    ("linuxdisk d", "can_flush"),
+    // The folder's files are read when they are wanted, by the kernel's own foresight.
+    ("floppy d", "can_cache"),
+    // The kernel is told to read ahead, where the plugins have no callback.
+    ("tmpdisk 8M", "can_cache"),
+    ("ondemand dir=d size=8M", "can_cache"),
+];
+
+/// Facts of an export that clients decide by.
+const FACTS: &[&str] = &[
+    "export-size",
+    "is_read_only",
+    "can_cache",
+    "can_df",
+    "can_fast_zero",
+    "can_flush",
+    "can_fua",
+    "can_multi_conn",
+    "can_trim",
+    "can_zero",
+    "block_size_minimum",
+    "block_size_preferred",
+    "block_size_maximum",
+];
+
+#[test]
+fn devices_are_described_as_the_plugins_are() {
+    let Some((scratch, _)) = sizes() else { return };
+    fs::create_dir(scratch.file("d")).unwrap();
+    fs::write(scratch.file("d").join("a"), "hi\n").unwrap();
+    for (name, len) in [("f1", 1 << 20), ("f2", 3 << 20)] {
+        fs::File::create(scratch.file(name)).unwrap().set_len(len).unwrap();
+    }
+    symlink(program(), scratch.file("nbdkit")).unwrap();
+    let describe = |program: &Path, line: &str| {
+        let script = "nbdinfo --json \"$uri\"";
+        let mut command = among_peers(program).unwrap();
+        command.current_dir(scratch.file("d").parent().unwrap());
+        let output = bounded(command.args(line.split(' ')).args(["--run", script]), LIMIT);
+        let printed = lossy(&output.stdout);
+        // What file systems' programs print comes first.
+        let json = printed.find("{\n\"protocol").map(|at| &printed[at..]).unwrap_or_default();
+        let parsed = serde_json::from_str::<serde_json::Value>(json);
+        parsed
+            .map(|parsed| parsed["exports"][0].clone())
+            .map_err(|error| format!("{line}: {error}: {printed}{}", lossy(&output.stderr)))
+    };
+    let mut wrong = Vec::new();
+    let mut compared = 0;
+    for line in [
+        "memory 1M",
+        "-r memory 1M",
+        "data 1 size=1M",
+        "file f1",
+        "-r file f1",
+        "null 1M",
+        "-r null 1M",
+        "zero",
+        "-r ones 1M",
+        "ones 1M",
+        "-r pattern 1M",
+        "pattern 1M",
+        "random 1M",
+        "-r random 1M",
+        "sparse-random 1M seed=1",
+        "-r sparse-random 1M seed=1",
+        "full 1M",
+        "-r full 1M",
+        "split f1 f2",
+        "-r split f1 f2",
+        "info",
+        "partitioning f1 f2",
+        "-r partitioning f1",
+        "floppy d",
+        "iso d",
+        "linuxdisk d",
+        "tmpdisk 8M",
+        "ondemand dir=d size=8M",
+        "eval get_size=echo\u{a0}1M",
+    ] {
+        let theirs = describe(Path::new("nbdkit"), line);
+        // Where the plugin's helper programs are not here there is nothing to compare.
+        let Ok(theirs) = theirs else { continue };
+        compared += 1;
+        let ours = describe(&scratch.file("nbdkit"), line).unwrap();
+        for fact in FACTS {
+            let known = DIFFERENT.contains(&(line, fact));
+            let null = &serde_json::Value::Null;
+            let (ours, theirs) = (ours.get(fact).unwrap_or(null), theirs.get(fact).unwrap_or(null));
+            if (ours == theirs) == known {
+                wrong.push(format!("{line}: {fact}: {ours} here, {theirs} there"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(compared > 15, "{compared}");
+}

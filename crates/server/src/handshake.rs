@@ -182,13 +182,15 @@ async fn oldstyle(
 fn describe(config: &Config, export: &Export, asked: &str) -> ExportInfo {
     let facts = export.device.facts();
     // Whatever the limits are, what is told must be valid: a power of two in the middle, and in order.
-    let told = facts.told.unwrap_or(facts.block);
+    let free = |preferred| block::BlockSizes { minimum: 1, preferred, maximum: u32::MAX };
+    let of_device = facts.told.or_else(|| config.offers.preferred.map(free));
+    let told = of_device.unwrap_or(facts.block);
     let usual = told.minimum == 1
         && told.preferred == BlockSizes::DEFAULT.preferred
         && told.maximum >= BlockSizes::DEFAULT.maximum;
-    let silent = !config.offers.block_sizes && usual;
+    let silent = !config.offers.block_sizes && of_device.is_none() && usual;
     let least = told.minimum.max(512);
-    let most = match facts.told {
+    let most = match of_device {
         // As the device says it, whatever is served at once.
         Some(told) if !config.offers.block_sizes => told.maximum,
         _ => told.maximum.min(config.limits.payload),

@@ -59,6 +59,9 @@ pub struct Offers {
     /// Block sizes also where the device has nothing to say about them, and no longest request beyond
     /// what is served at once. Without, what the device says is told as it says it.
     pub block_sizes: bool,
+    /// The preferred block size, in bytes, where the device has nothing to say about block sizes: any
+    /// offset, and reads and writes of any length, are told with it.
+    pub preferred: Option<u32>,
     /// Fixed newstyle: options other than a plain choice of an export.
     pub fixed_newstyle: bool,
     /// Leaving out 124 zeroes where a client chooses an export in the plain way.
@@ -74,6 +77,7 @@ impl Offers {
         extended: true,
         contexts: true,
         block_sizes: true,
+        preferred: None,
         fixed_newstyle: true,
         no_zeroes: true,
         oldstyle: false,

@@ -182,6 +182,11 @@ pub struct Serve {
     #[arg(long, help_heading = "Protocol")]
     pub no_block_sizes: bool,
 
+    /// Tell this preferred block size where the device has nothing to say about block sizes
+    #[arg(long, value_name = "BYTES", hide = true, requires = "no_block_sizes",
+          value_parser = clap::value_parser!(u32).range(512..=32 << 20))]
+    pub preferred_block: Option<u32>,
+
     /// Leave bits out of the handshake's flags, of which the default has all: 1 fixed newstyle, 2 no zeroes
     /// behind a chosen export (for tests of clients)
     #[arg(long, value_name = "MASK", help_heading = "Protocol", value_parser = mask)]

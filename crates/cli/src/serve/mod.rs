@@ -177,6 +177,7 @@ pub fn run(args: &args::Serve, groups: &Groups) -> Outcome {
             extended: !args.no_extended && !args.no_structured,
             contexts: !args.no_contexts,
             block_sizes: !args.no_block_sizes,
+            preferred: args.preferred_block,
             fixed_newstyle: args.mask_handshake.is_none_or(|mask| mask & 1 != 0),
             no_zeroes: args.mask_handshake.is_none_or(|mask| mask & 2 != 0),
             oldstyle: args.oldstyle,

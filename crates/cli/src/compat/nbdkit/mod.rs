@@ -112,9 +112,14 @@ fn serve_words(mut line: Line, in_background: bool) -> Result<Vec<OsString>, Fai
     if let (Some(threads), Some(_)) = (line.threads, &native) {
         words.push(format!("--threads={}", threads.min(65_536)).into());
     }
-    if native.is_some() && line.plugin.as_deref() == Some("file") {
-        // The plugin opens its file for each client.
-        words.push("--per-client".into());
+    if let (Some(plugin), Some(_)) = (line.plugin.as_deref(), &native) {
+        if plugin == "file" {
+            // The plugin opens its file for each client.
+            words.push("--per-client".into());
+        }
+        if let Some(preferred) = plugins::preferred_block(plugin) {
+            words.push(format!("--preferred-block={preferred}").into());
+        }
     }
     words.push("--".into());
     words.push(native.unwrap_or_else(|| plugins::hosted(&line, hosted)));

@@ -24,6 +24,18 @@ pub fn native(line: &Line) -> Option<OsString> {
     }
 }
 
+/// The preferred block size in bytes that a plugin tells by itself, for what stands in for it.
+pub fn preferred_block(plugin: &str) -> Option<u32> {
+    match plugin {
+        // Pages of the sparse array behind them.
+        "memory" | "data" => Some(32 << 10),
+        "sparse-random" => Some(4096),
+        "iso" => Some(2048),
+        "floppy" => Some(512),
+        _ => None,
+    }
+}
+
 /// The value of the only parameter, `size`; `otherwise` if there is none.
 fn size(parameters: &[Parameter], otherwise: &str) -> Option<String> {
     let text = match parameters {
