@@ -17,8 +17,8 @@
 //! drain writes instead of dropping them. Waiting for readiness is the exception: it owns nothing and
 //! is withdrawn when dropped. A worker that stops first waits for every file operation still out.
 //!
-//! `unsafe` lives only in this crate, in `sys`, `process`, `identity`, `buf`, `cached`, `offload_file`,
-//! `vsock` and `driver`, each block with its reason.
+//! `unsafe` lives only in this crate, in `sys`, `process`, `identity`, `lock`, `buf`, `cached`,
+//! `offload_file`, `vsock` and `driver`, each block with its reason.
 
 mod buf;
 mod cached;
@@ -27,6 +27,7 @@ mod file;
 mod identity;
 mod lane;
 mod lend;
+mod lock;
 mod net;
 mod offload;
 mod offload_file;
@@ -53,12 +54,13 @@ pub use file::{Allocate, File, Reading};
 pub use identity::Identity;
 pub use lane::Lane;
 pub use lend::Lent;
+pub use lock::{lock_shared, locked_by_others, unlock};
 pub use net::{Listener, Peer, Stream};
 pub use offload::offload;
 pub use op::ready;
 pub use park::{Parked, disable_parking};
 pub use pool::{Pool, Room, TooLarge, Wish};
-pub use process::{Cost, processor_time, wait_with_cost};
+pub use process::{Cost, end_this_process, ends_by_itself, processor_time, wait_with_cost};
 pub use recv_window::RecvWindow;
 pub use remote::Remote;
 pub use seal::{Opened, Opener, RECORD_MAX, RECORD_PLAIN_MAX, SEAL_MAX, SEALED_MAX, Sealer};

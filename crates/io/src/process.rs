@@ -5,6 +5,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::ExitStatus;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// What a process that has ended cost, together with the children that it had waited for.
@@ -18,6 +19,23 @@ pub struct Cost {
     /// Peak of resident memory in bytes: of the process or of one of those children, whichever was
     /// larger.
     pub peak: u64,
+}
+
+/// Whether this process has asked itself to end.
+static ENDS: AtomicBool = AtomicBool::new(false);
+
+/// Asks this process to end in an orderly way: by SIGTERM, which it has to handle.
+pub fn end_this_process() {
+    ENDS.store(true, Ordering::SeqCst);
+    let this = rustix::process::getpid();
+    if let Err(error) = rustix::process::kill_process(this, rustix::process::Signal::TERM) {
+        log::warn!("cannot end the server: {error}");
+    }
+}
+
+/// Whether [`end_this_process`] was called: SIGTERM then comes from within.
+pub fn ends_by_itself() -> bool {
+    ENDS.load(Ordering::SeqCst)
 }
 
 /// Waits for a child to end, reaps it, and tells what it cost (wait4(2)). `pid` must be a child that

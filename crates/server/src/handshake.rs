@@ -93,7 +93,7 @@ pub(crate) async fn run(
                 }
                 match inbox.fill(stream).await {
                     Ok(true) => {}
-                    Ok(false) => return Ok(None),
+                    Ok(false) => return left(&handshake),
                     Err(error) => return Err(error.to_string().into()),
                 }
             }
@@ -134,7 +134,7 @@ pub(crate) async fn run(
                 // The client may have closed already.
                 let _ = mouth.say(&mut out).await;
                 mouth.queue.close(stream);
-                return Ok(None);
+                return left(&handshake);
             }
             Event::Transmission(negotiated) => {
                 mouth.say(&mut out).await?;
@@ -146,6 +146,15 @@ pub(crate) async fn run(
                 return Ok(Some(Chosen { negotiated: *negotiated, device, inbox, outbox }));
             }
         }
+    }
+}
+
+/// The client has left without an export, as it may; but whoever runs the server wants to know who
+/// tried without TLS.
+fn left(handshake: &Handshake) -> Result<Option<Chosen>, Ending> {
+    match handshake.lacks_tls() {
+        true => Err(Ending::refused("TLS is required, and the client has not started it".into())),
+        false => Ok(None),
     }
 }
 

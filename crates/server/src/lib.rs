@@ -11,6 +11,7 @@
 //! - `control`: what whoever runs the server sees and may do. `tally`: what is counted.
 
 mod clients;
+mod complaints;
 mod control;
 mod hall;
 mod handshake;

@@ -21,14 +21,14 @@ pub(crate) struct Asked {
     pub(crate) room: Option<Room>,
 }
 
-/// Queues the reply to a request.
+/// Queues the reply to a request; an error if that is what it tells.
 pub(crate) fn reply(
     out: &mut SendQueue,
     replies: Replies,
     asked: &mut Asked,
     outcome: Result<Reply, Error>,
     max_extents: usize,
-) {
+) -> Result<(), Error> {
     let header = asked.header;
     let answer = Answer { replies, cookie: header.cookie, offset: header.offset };
     let result = match outcome {
@@ -41,10 +41,7 @@ pub(crate) fn reply(
         Ok(Reply::Extents(lists)) => extents(out, &answer, asked, &lists, max_extents),
         Err(error) => Err(error),
     };
-    if let Err(error) = result {
-        log::debug!("{error}");
-        failure(out, &answer, errno(&error, &header), &error.text());
-    }
+    result.inspect_err(|error| failure(out, &answer, errno(error, &header), &error.text()))
 }
 
 /// Queues an error.

@@ -18,6 +18,7 @@ use wire::request::{Command, Filter, Header};
 use wire::{CommandFlags, Errno, limits::PAYLOAD_HARD};
 
 use crate::clients::{Leave, unless_told};
+use crate::complaints::Complaints;
 use crate::control::Connection;
 use crate::hall::Guest;
 use crate::handshake::Chosen;
@@ -75,6 +76,7 @@ pub(crate) async fn run(
         closing: Cell::new(false),
         leaving: Cell::new(false),
         untimed: Default::default(),
+        complaints: Complaints::default(),
     });
     let writer = io::spawn(session.clone().write_replies());
     let server = session.server.clone();
@@ -138,6 +140,7 @@ struct Session {
     /// For each kind of request: 0 before the first, then one more than were answered at once without
     /// being timed since the last that was.
     untimed: [Cell<u8>; OpKind::ALL.len()],
+    complaints: Complaints,
 }
 
 impl Session {
@@ -398,7 +401,10 @@ impl Session {
         if !self.broken.get() {
             let mut out = self.out.borrow_mut();
             let replies = self.negotiated.replies;
-            reply::reply(&mut out, replies, asked, outcome, self.limits.extents);
+            let replied = reply::reply(&mut out, replies, asked, outcome, self.limits.extents);
+            if let Err(error) = replied {
+                self.complaints.failed(self.connection.id, &error);
+            }
         }
     }
 

@@ -344,9 +344,5 @@ extern "C" fn nbdkit_export_name() -> *const c_char {
 #[unsafe(no_mangle)]
 extern "C" fn nbdkit_shutdown() {
     log::debug!("a plugin asks for the end of the server");
-    let own = c_int::try_from(std::process::id()).unwrap_or(0);
-    if own > 0 {
-        // SAFETY: a signal to this very process, which it handles.
-        unsafe { libc::kill(own, libc::SIGTERM) };
-    }
+    io::end_this_process();
 }

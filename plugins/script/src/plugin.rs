@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use block::{Client, Error, Kind, Result};
 use io::{Lane, Turns};
-use rustix::process::{Signal, getpid, kill_process};
 
 use crate::answer::{self, Ended, Wish};
 use crate::call::{self, Output, Runner};
@@ -296,12 +295,7 @@ fn grant(wish: Wish, script: &Path, client: Option<&Client>) {
     log::debug!("{} asks for {wish:?}", script.display());
     let stream = client.and_then(|client| client.stream.as_ref());
     match (wish, stream) {
-        (Wish::Shutdown, _) => {
-            // To this very process, which handles it.
-            if let Err(error) = kill_process(getpid(), Signal::TERM) {
-                log::warn!("cannot end the server: {error}");
-            }
-        }
+        (Wish::Shutdown, _) => io::end_this_process(),
         (Wish::Disconnect, Some(stream)) => stream.shutdown(),
         (Wish::Leave, Some(stream)) => stream.shutdown_receive(),
         (_, None) => {}

@@ -15,6 +15,7 @@ use io::{Buf, Data, Parked, Pool, Room, Way};
 use rustix::fs::{Advice, fadvise, fstat};
 
 use super::limits::Nearness;
+use super::lock::Lock;
 use super::{extents, zero};
 
 /// Longest request that is copied on the worker itself: about 100 us from memory to memory.
@@ -37,6 +38,8 @@ pub(super) struct Storage {
     pub(super) is_disk: bool,
     /// How far the file system can be trusted to answer at once.
     pub(super) nearness: Nearness,
+    /// Keeps other programs from writing to it.
+    pub(super) _lock: Option<Lock>,
 }
 
 /// A second descriptor, for direct I/O.

@@ -13,7 +13,7 @@ use block::{
 };
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, statat};
 
-use super::{DIRECT, open};
+use super::{DIRECT, LOCK, open};
 
 /// Longest name of a file (NAME_MAX).
 const NAME_MAX: usize = 255;
@@ -47,6 +47,7 @@ impl Backend for Dir {
                 doc: "The file for clients that ask for no name. Without it they are refused.",
             },
             DIRECT,
+            LOCK,
         ]
     }
 

@@ -1,13 +1,15 @@
 //! `file:PATH` and bare paths: regular files and block devices.
 //!
 //! [`open`] finds out what the path is and what it can do, [`device`] carries out requests, [`zero`]
-//! knows the ways to zero a range, [`extents`] finds holes, and [`limits`] asks the kernel for
-//! alignments and file systems. [`dir`] has the files of a folder as exports.
+//! knows the ways to zero a range, [`extents`] finds holes, [`limits`] asks the kernel for alignments
+//! and file systems, and [`lock`] keeps two programs from writing to one file. [`dir`] has the files of
+//! a folder as exports.
 
 mod device;
 mod dir;
 mod extents;
 mod limits;
+mod lock;
 mod open;
 mod zero;
 
@@ -17,6 +19,7 @@ use std::sync::Arc;
 use block::{Backend, Device, Error, Kind, Opened, Opening, Param, ParamKind, Target};
 
 pub use dir::Dir;
+pub use lock::disable_locks;
 
 /// The backend `file:PATH`, which also takes bare paths.
 pub struct File;
@@ -35,7 +38,7 @@ impl Backend for File {
     }
 
     fn params(&self) -> &'static [Param] {
-        &[DIRECT]
+        &[DIRECT, LOCK]
     }
 
     fn open(&self, target: Target) -> Opening<Opened> {
@@ -56,6 +59,14 @@ const DIRECT: Param = Param {
     default: None,
     doc: "Bypass the page cache (O_DIRECT); offsets and lengths are then multiples of the storage's \
           block size. Off, if the command does not choose.",
+};
+
+const LOCK: Param = Param {
+    name: "lock",
+    kind: ParamKind::Switch,
+    default: Some("on"),
+    doc: "Where it is written: refuse a file that another program writes to, and have others refused, \
+          QEMU too (byte locks, which bind only programs that look at them).",
 };
 
 /// What makes two paths the same storage: device and inode of a file; of a block device its number,

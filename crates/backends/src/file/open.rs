@@ -12,6 +12,7 @@ use rustix::io::Errno;
 
 use super::device::{FileDevice, Past, Storage};
 use super::limits::{self, Nearness};
+use super::lock::Lock;
 use crate::operand;
 
 /// Bounds in bytes on the preferred block that a file system may ask for: a page, and what is still
@@ -65,6 +66,10 @@ impl Open<'_> {
             // It may have been replaced since it was looked at.
             only_regular(&stat)?;
         }
+        let lock = match self.target.intent.write && self.target.args.switch("lock") {
+            true => Lock::take(&file, &stat, self.target.intent.target_size.is_some())?,
+            false => None,
+        };
         // Direct writes of a part of a block need the rest of it, which is not there while it grows.
         let grows = self.target.intent.grows && !is_disk && !direct;
         if let Some(size) = self.target.intent.target_size
@@ -132,7 +137,7 @@ impl Open<'_> {
             contexts: vec![BASE_ALLOCATION.to_string()],
             ..Facts::new(name, size)
         };
-        let storage = Storage { file, buffered, past, align, is_disk, nearness };
+        let storage = Storage { file, buffered, past, align, is_disk, nearness, _lock: lock };
         Ok(FileDevice::new(facts, storage))
     }
 
@@ -215,7 +220,7 @@ fn check_type(stat: &Stat) -> Result<bool> {
     let what = match FileType::from_raw_mode(stat.st_mode) {
         FileType::RegularFile => return Ok(false),
         FileType::BlockDevice => return Ok(true),
-        FileType::Directory => "is a directory: name a disk image in it",
+        FileType::Directory => "is a directory: name a disk image in it, or serve all that it has with dir:PATH",
         FileType::Fifo => {
             "is a pipe, which cannot be read out of order: use - to copy from or to it"
         }

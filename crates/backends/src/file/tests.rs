@@ -444,3 +444,55 @@ fn block_devices_are_read_written_and_zeroed() {
         assert_eq!(identity(&disk.node).map(|identity| identity.1), Some(0));
     }
 }
+
+/// A second program: its descriptions are others than those of this process's devices.
+fn other_program(path: &Path) -> fs::File {
+    fs::File::options().read(true).write(true).open(path).unwrap()
+}
+
+#[test]
+fn two_programs_do_not_write_to_one_file() {
+    everywhere(|folder| async move {
+        let path = folder.join("disk");
+        fs::write(&path, [7; 4096]).unwrap();
+        let other = other_program(&path);
+        // 201: who lets no other write; 101: who writes, as qemu-nbd does.
+        for byte in [201, 101] {
+            io::lock_shared(&other, byte).unwrap();
+            let error = open_error(&path, "", Intent::WRITE);
+            assert_eq!(error.kind(), block::Kind::Refused);
+            assert!(error.text().contains("lock=off"), "{error}");
+            // Nor is it emptied, for a copy.
+            open_error(&path, "", Intent::target(8192));
+            assert_eq!(fs::read(&path).unwrap(), [7; 4096]);
+            drop(device(&path, "", Intent::READ).unwrap());
+            drop(device(&path, "lock=off", Intent::WRITE).unwrap());
+            io::unlock(&other, byte).unwrap();
+        }
+        // One who lets nobody cut it may be written beside.
+        io::lock_shared(&other, 203).unwrap();
+        drop(device(&path, "", Intent::WRITE).unwrap());
+        open_error(&path, "", Intent::target(8192));
+    });
+}
+
+#[test]
+fn a_writer_is_seen_by_other_programs_until_its_last_device_is_gone() {
+    everywhere(|folder| async move {
+        let path = folder.join("disk");
+        fs::write(&path, [7; 4096]).unwrap();
+        let other = other_program(&path);
+        let locked = || io::locked_by_others(&other, 201).unwrap();
+        let reader = device(&path, "", Intent::READ).unwrap();
+        assert!(!locked());
+        let first = device(&path, "", Intent::WRITE).unwrap();
+        assert!(locked());
+        let second = device(&path, "", Intent::WRITE).unwrap();
+        drop(first);
+        assert!(locked(), "the second still writes");
+        assert!(!io::locked_by_others(&other, 101).unwrap(), "QEMU may read it");
+        drop(second);
+        assert!(!locked());
+        drop(reader);
+    });
+}

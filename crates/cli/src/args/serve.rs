@@ -214,6 +214,10 @@ pub struct Serve {
     #[arg(long, hide = true)]
     pub hangup_stops: bool,
 
+    /// Files are opened without locks, as nbdkit does.
+    #[arg(long, hide = true)]
+    pub no_locks: bool,
+
     /// Set by a server that starts itself again to go to the background.
     #[arg(long, hide = true)]
     pub in_background: bool,

@@ -16,7 +16,7 @@ const PATIENCE: Duration = Duration::from_millis(500);
 /// A running command.
 pub struct Running {
     pid: Option<Pid>,
-    ended: mpsc::Receiver<()>,
+    ended: mpsc::Receiver<u8>,
 }
 
 /// Starts a script with variables set in front of it (nbdkit's, not exported), and calls `ended` with
@@ -45,7 +45,7 @@ pub fn start(
     let wait = move || {
         let status = child.wait().map_or(FAILED, exit_status);
         // Nobody waits for this but a server that is stopping.
-        let _ = sender.send(());
+        let _ = sender.send(status);
         ended(status);
     };
     std::thread::Builder::new().name("run".into()).spawn(wait).map_err(cannot)?;
@@ -53,6 +53,11 @@ pub fn start(
 }
 
 impl Running {
+    /// Waits for the end of the command; its exit status. Blocks.
+    pub fn wait(self) -> u8 {
+        self.ended.recv().unwrap_or(FAILED)
+    }
+
     /// Asks the command to end, and waits a little for it.
     pub fn stop(&mut self) {
         if let Some(pid) = self.pid {

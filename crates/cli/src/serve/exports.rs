@@ -125,6 +125,20 @@ impl Wanted {
         Ok(wanted)
     }
 
+    /// What the storage of an export is opened for: under a layer that changes nothing it need not be
+    /// writable, and others may do the same with it at the same time.
+    fn intent_below(&self, one: &One) -> Intent {
+        let name =
+            |layer: &String| layer.split_once('?').map_or(layer.clone(), |(name, _)| name.into());
+        let kept = one
+            .layers
+            .iter()
+            .chain(&self.layers)
+            .map(name)
+            .any(|name| KEEP.contains(&name.as_str()));
+        if kept { Intent::READ } else { one.intent }
+    }
+
     /// Finds what is wrong with it while the terminal is still there.
     fn check(&self) -> Result<(), Failure> {
         devices::layers(&self.registry, &self.layers)?;
@@ -227,15 +241,16 @@ impl Wanted {
             single,
         };
         let what = one.spec.to_string();
-        let own = self.registry.exports(&one.spec, &layers, one.intent).await;
+        let intent = self.intent_below(one);
+        let own = self.registry.exports(&one.spec, &layers, intent).await;
         if let Some(own) = own.map_err(|error| Failure::opening("device", &what, &error))? {
             running.single = false;
             return Ok((named(own, false), None, running));
         }
-        let stack = self.registry.open(&one.spec, layers.clone(), one.intent).await;
+        let stack = self.registry.open(&one.spec, layers.clone(), intent).await;
         let stack = stack.map_err(|error| {
             let failure = Failure::opening("device", &what, &error);
-            match (error.kind(), one.intent.write) {
+            match (error.kind(), intent.write) {
                 (block::Kind::ReadOnly | block::Kind::Refused, true) => {
                     Failure::new(failure.status(), format!("{failure}, or serve it with -r"))
                 }
@@ -259,7 +274,8 @@ impl Wanted {
                 registry: self.registry.clone(),
                 spec: one.spec.clone(),
                 layers: layers.clone(),
-                intent: one.intent,
+                intent,
+                write: one.intent.write,
                 listed: Listed {
                     name: one.name.clone(),
                     description: match one.description.is_empty() {
@@ -355,6 +371,9 @@ fn split(word: &OsString) -> Option<(&str, OsString)> {
 fn text(word: &OsString) -> Result<&str, Failure> {
     word.to_str().ok_or_else(|| Failure::usage("the name of an export is not UTF-8"))
 }
+
+/// Layers that change nothing below them.
+const KEEP: [&str; 5] = ["checkwrite", "cow", "gz", "readonly", "xz"];
 
 fn intent(readonly: bool) -> Intent {
     if readonly { Intent::READ } else { Intent::WRITE }

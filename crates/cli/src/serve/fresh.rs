@@ -17,6 +17,8 @@ pub struct Fresh {
     pub layers: Vec<Arc<dyn Layer>>,
     /// What for.
     pub intent: Intent,
+    /// Clients may write.
+    pub write: bool,
     /// Its name, and what it is.
     pub listed: Listed,
     /// It is had by whatever name.
@@ -46,7 +48,7 @@ impl Visit for FreshVisit {
             }
             let stack = fresh.registry.open(&fresh.spec, fresh.layers, fresh.intent).await?;
             let device = stack.device().clone();
-            if fresh.intent.write || !device.facts().can.contains(block::Can::WRITE) {
+            if fresh.write || !device.facts().can.contains(block::Can::WRITE) {
                 return Ok(device);
             }
             // Some backends can be written however they were opened.

@@ -7,7 +7,7 @@ use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use io::Listener;
+use io::{Identity, Listener};
 
 use super::tls::Secured;
 use super::{Inherited, cannot_listen, wrong_environment};
@@ -392,6 +392,19 @@ impl Cleanup {
         std::fs::DirBuilder::new().mode(0o700).create(&dir).map_err(cannot)?;
         self.with(|made| made.dirs.push(dir.clone()));
         Ok(dir)
+    }
+
+    /// Gives private directories and what listens in them to the user that the server becomes: it
+    /// removes them, and its command connects.
+    pub fn give_to(&self, identity: &Identity) -> std::io::Result<()> {
+        let give =
+            |path: &Path| std::os::unix::fs::lchown(path, identity.uid(), Some(identity.gid()));
+        self.with(|made| {
+            let private = |path: &Path| made.dirs.iter().any(|dir| path.starts_with(dir));
+            let sockets = made.sockets.iter().map(|(path, ..)| path.as_path());
+            sockets.filter(|path| private(path)).try_for_each(give)?;
+            made.dirs.iter().try_for_each(|dir| give(dir))
+        })
     }
 
     /// Removes what was made, unless somebody else has put something in its place.

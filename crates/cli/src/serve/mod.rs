@@ -60,6 +60,8 @@ enum Stop {
     Command(u8),
     /// The client of `--single` has left.
     Left,
+    /// A layer or a plugin asked for it: the command of `--run` goes on, as nbdkit's does.
+    Ended,
     /// The control socket asked for it, or the last client of a server that accepts no more has left.
     Asked,
 }
@@ -91,6 +93,9 @@ pub fn is_activated() -> bool {
 pub fn run(args: &args::Serve, groups: &Groups) -> Outcome {
     logger::start(args.verbose || args.trace);
     logger::set_format(args.log_format);
+    if args.no_locks {
+        backends::disable_locks();
+    }
     let mut registry = devices::registry(Duration::from_secs(60));
     if args.isolate {
         registry = devices::isolated(registry);
@@ -337,6 +342,7 @@ impl Job {
         let metrics = metrics.transpose()?;
         if let Some(identity) = &self.identity {
             let given = self.control.as_ref().map_or(Ok(()), |control| control.give_to(identity));
+            let given = given.and_then(|()| self.listeners.cleanup().give_to(identity));
             let assumed = given.and_then(|()| identity.assume());
             assumed.map_err(|error| cannot_become(identity, &error))?;
             if self.exit_with_parent {
@@ -385,7 +391,10 @@ impl Job {
                 }
             })
         });
-        let why = stopped.await.unwrap_or(Stop::Command(FAILED));
+        let why = match stopped.await.unwrap_or(Stop::Command(FAILED)) {
+            Stop::Signal(_) if io::ends_by_itself() => Stop::Ended,
+            why => why,
+        };
         self.notify.stopping("stopping: requests in progress are finished");
         if let (Stop::Signal(_) | Stop::Asked, Some(child)) = (&why, &mut child) {
             child.stop();
@@ -398,10 +407,11 @@ impl Job {
         if let Some(rest) = rest {
             rest.wait(PATIENCE);
         }
-        let status = match why {
-            Stop::Command(status) => status,
-            Stop::Signal(signal) if child.is_some() => signals::status(signal),
-            Stop::Signal(_) | Stop::Left | Stop::Asked => 0,
+        let status = match (why, child) {
+            (Stop::Command(status), _) => status,
+            (Stop::Signal(signal), Some(_)) => signals::status(signal),
+            (Stop::Ended, Some(child)) => io::offload(move || child.wait()).await.unwrap_or(FAILED),
+            (Stop::Signal(_) | Stop::Left | Stop::Asked | Stop::Ended, _) => 0,
         };
         if held == 0 {
             return Ok(End { status, held: false });

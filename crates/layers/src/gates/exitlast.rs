@@ -47,15 +47,7 @@ impl Guest for Inside {
 impl Drop for Inside {
     fn drop(&mut self) {
         if self.opened.load(Ordering::SeqCst) && self.rule.0.fetch_sub(1, Ordering::SeqCst) == 1 {
-            end_server();
+            io::end_this_process();
         }
-    }
-}
-
-/// Asks this program to stop in an orderly way.
-pub(super) fn end_server() {
-    let this = rustix::process::getpid();
-    if let Err(error) = rustix::process::kill_process(this, rustix::process::Signal::TERM) {
-        log::warn!("cannot end the server: {error}");
     }
 }

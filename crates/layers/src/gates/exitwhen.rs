@@ -9,7 +9,6 @@ use std::time::Duration;
 use block::{Args, Client, Error, Kind, Layer, ParamKind, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::exitlast::end_server;
 use super::{Guest, Rule, gate};
 use crate::declared::{Declared, param, param_or, usage};
 
@@ -82,7 +81,7 @@ fn watch(rule: &Weak<When>, every: Duration) {
     while let Some(rule) = rule.upgrade() {
         if rule.look() {
             if rule.inside.load(Ordering::SeqCst) == 0 {
-                end_server();
+                io::end_this_process();
             }
             return;
         }
@@ -169,7 +168,7 @@ impl Drop for Inside {
     fn drop(&mut self) {
         let last = self.0.inside.fetch_sub(1, Ordering::SeqCst) == 1;
         if last && self.0.look_at(|event| !event.is_slow()) {
-            end_server();
+            io::end_this_process();
         }
     }
 }

@@ -79,7 +79,8 @@ fn serve_words(mut line: Line, in_background: bool) -> Result<Vec<OsString>, Fai
     let mut words: Vec<OsString> = vec!["blockhaul".into(), "serve".into()];
     words.extend(std::mem::take(&mut line.serve));
     // Scripts compare flags and words of clients with what nbdkit offers.
-    let like_nbdkit = ["--any-name", "--no-extended", "--no-block-sizes", "--hangup-stops"];
+    let like_nbdkit =
+        ["--any-name", "--no-extended", "--no-block-sizes", "--hangup-stops", "--no-locks"];
     words.extend(like_nbdkit.map(OsString::from));
     // nbdkit's bound on reads and writes.
     words.push("--limit=payload=64M".into());
@@ -108,7 +109,13 @@ fn serve_words(mut line: Line, in_background: bool) -> Result<Vec<OsString>, Fai
         layers.push(layer);
     }
     words.extend(layers.iter().rev().map(|layer| format!("--layer={layer}").into()));
-    let native = if hosted.is_empty() && !flags { plugins::native(&line) } else { None };
+    // Whether another user may write a file is found out when clients come, by the plugin alone.
+    let is_user = |word: &OsString| word.as_encoded_bytes().starts_with(b"--user=");
+    let as_other = line.plugin.as_deref() == Some("file") && words.iter().any(is_user);
+    let native = match hosted.is_empty() && !flags && !as_other {
+        true => plugins::native(&line),
+        false => None,
+    };
     if let (Some(threads), Some(_)) = (line.threads, &native) {
         words.push(format!("--threads={}", threads.min(65_536)).into());
     }

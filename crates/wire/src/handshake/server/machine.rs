@@ -15,6 +15,8 @@ pub struct Handshake {
     config: Config,
     client: ClientFlags,
     tls: bool,
+    /// The client has asked for something without TLS, where that is required.
+    turned_away: bool,
     stopping: bool,
     options: u32,
     allowed: u32,
@@ -64,6 +66,7 @@ impl Handshake {
             config,
             client: ClientFlags::NONE,
             tls: false,
+            turned_away: false,
             stopping: false,
             options: 0,
             allowed: config.options,
@@ -305,6 +308,12 @@ impl Handshake {
         Ok(())
     }
 
+    /// Whether the client has asked for something without TLS although that is required, and has not
+    /// started it since.
+    pub fn lacks_tls(&self) -> bool {
+        self.turned_away && !self.tls
+    }
+
     /// The server is stopping: options are refused from now on, until the client gets the hint.
     pub fn stop(&mut self) {
         self.stopping = true;
@@ -369,6 +378,8 @@ impl Handshake {
     /// Counts an option, and checks that the client may send it at all.
     fn begin_option(&mut self, code: OptionCode) -> Result<(), Error> {
         self.options += 1;
+        let harmless = matches!(code, OptionCode::StartTls | OptionCode::Abort);
+        self.turned_away |= self.config.tls == Tls::Required && !self.tls && !harmless;
         if self.options > self.allowed {
             let (len, max) = (self.options.into(), self.allowed.into());
             return Err(Error::TooLong { what: "the client's list of options", len, max });
