@@ -220,7 +220,9 @@ fn check_type(stat: &Stat) -> Result<bool> {
     let what = match FileType::from_raw_mode(stat.st_mode) {
         FileType::RegularFile => return Ok(false),
         FileType::BlockDevice => return Ok(true),
-        FileType::Directory => "is a directory: name a disk image in it, or serve all that it has with dir:PATH",
+        FileType::Directory => {
+            "is a directory: name a disk image in it, or serve all that it has with dir:PATH"
+        }
         FileType::Fifo => {
             "is a pipe, which cannot be read out of order: use - to copy from or to it"
         }
