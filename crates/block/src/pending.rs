@@ -22,8 +22,22 @@ pub struct Pending {
 enum State {
     Ready(Option<Outcome>),
     Task(Task<Outcome>),
-    Future(Pin<Box<dyn Future<Output = Outcome>>>),
+    Future(Work),
+    Finishing(Finishing),
     Ticket(Ticket<Outcome>),
+}
+
+type Work = Pin<Box<dyn Future<Output = Outcome>>>;
+
+/// Work that whoever waits polls, and that a task ends if nobody does any more.
+struct Finishing(Option<Work>);
+
+impl Drop for Finishing {
+    fn drop(&mut self) {
+        if let Some(work) = self.0.take() {
+            drop(io::spawn(work));
+        }
+    }
 }
 
 pub(crate) struct Check {
@@ -49,6 +63,14 @@ impl Pending {
     /// only by whoever waits.
     pub fn under_way(outcome: impl Future<Output = Outcome> + 'static) -> Pending {
         Pending { state: State::Future(Box::pin(outcome)), check: None }
+    }
+
+    /// A request that the kernel carries out already, where something may be left to do (the rest of a
+    /// write of which it did a part). Without a task of its own, unless it is dropped before its end:
+    /// then one finishes it.
+    pub fn finishing(outcome: impl Future<Output = Outcome> + 'static) -> Pending {
+        let work = Finishing(Some(Box::pin(outcome)));
+        Pending { state: State::Finishing(work), check: None }
     }
 
     /// A request that somebody completes, from any thread.
@@ -125,6 +147,16 @@ impl Future for Pending {
                 Poll::Ready(outcome) => outcome,
                 Poll::Pending => return Poll::Pending,
             },
+            State::Finishing(Finishing(work)) => {
+                let left = work.as_mut().expect("a request completes once");
+                match left.as_mut().poll(cx) {
+                    Poll::Ready(outcome) => {
+                        *work = None;
+                        outcome
+                    }
+                    Poll::Pending => return Poll::Pending,
+                }
+            }
             State::Ticket(ticket) => match Pin::new(ticket).poll(cx) {
                 Poll::Ready(Ok(outcome)) => outcome,
                 Poll::Ready(Err(lost)) => {
@@ -146,5 +178,39 @@ impl From<Outcome> for Pending {
 impl From<Error> for Pending {
     fn from(error: Error) -> Pending {
         Pending::ready(Err(error))
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::cell::Cell;
+    use std::rc::Rc;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn what_finishes_a_request_runs_once_whether_somebody_waits_or_not() {
+        let runtime = io::Runtime::start(&io::Config { workers: 1, ..Default::default() }).unwrap();
+        let ended = runtime.block_on(|| async {
+            let ended = Rc::new(Cell::new(0));
+            let request = || {
+                let ended = ended.clone();
+                Pending::finishing(async move {
+                    io::sleep(Duration::from_millis(1)).await;
+                    ended.set(ended.get() + 1);
+                    Ok(Reply::Done)
+                })
+            };
+            assert!(matches!(request().await, Ok(Reply::Done)));
+            drop(request());
+            let mut polled = request();
+            assert!(io::timeout(Duration::ZERO, &mut polled).await.is_err());
+            drop(polled);
+            io::sleep(Duration::from_millis(50)).await;
+            ended.get()
+        });
+        assert_eq!(ended, 3);
     }
 }

@@ -48,6 +48,19 @@ fn read((result, op): (io::Result<usize>, FileOp)) -> (io::Result<usize>, Buf) {
     }
 }
 
+/// A write that has been started ([`File::start_write`]). Dropping it does not stop it.
+#[must_use = "what was written comes with its outcome"]
+pub struct Writing(Op);
+
+impl Future for Writing {
+    type Output = io::Result<usize>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let Poll::Ready(over) = Pin::new(&mut self.0).poll(cx) else { return Poll::Pending };
+        Poll::Ready(op::finished(over).0)
+    }
+}
+
 impl File {
     /// Takes over an open descriptor.
     pub fn new(fd: OwnedFd) -> File {
@@ -80,17 +93,21 @@ impl File {
         (Ok(()), buf)
     }
 
+    /// Writes `data` from its byte `start` on at byte offset `at`; yields the number of bytes. The write
+    /// is the driver's when this returns, at the latest with its next turn.
+    pub fn start_write(&self, data: Data, start: usize, at: u64) -> Writing {
+        Writing(op::start(FileOp::Write { file: self.0.clone(), data, start, at }))
+    }
+
     /// Writes all of `data` at byte offset `at`.
     pub async fn write_all_at(&self, data: Data, at: u64) -> io::Result<()> {
-        let mut written = 0;
+        self.write_rest_at(data, 0, at).await
+    }
+
+    /// Writes `data` from its byte `written` on; its first byte is for byte offset `at`.
+    pub async fn write_rest_at(&self, data: Data, mut written: usize, at: u64) -> io::Result<()> {
         while written < data.len() {
-            let op = FileOp::Write {
-                file: self.0.clone(),
-                data: data.clone(),
-                start: written,
-                at: at + written as u64,
-            };
-            match file_op(op).await.0 {
+            match self.start_write(data.clone(), written, at + written as u64).await {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(bytes) => written += bytes,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

@@ -50,7 +50,7 @@ mod worker;
 
 pub use buf::{ALIGN, Buf, Data};
 pub use driver::{Engine, Interest, uring_available};
-pub use file::{Allocate, File, Reading};
+pub use file::{Allocate, File, Reading, Writing};
 pub use identity::Identity;
 pub use lane::Lane;
 pub use lend::Lent;

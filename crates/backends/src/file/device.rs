@@ -364,6 +364,26 @@ impl Inner {
             return Pending::start(async move { inner.sync().await.map(|()| Reply::Done) });
         }
         let (inner, file) = (self.clone(), file.clone());
+        if direct && !durable && is_aligned(&data, self.storage.align) {
+            let writing = file.start_write(data.clone(), 0, at);
+            return Pending::finishing(async move {
+                match writing.await {
+                    Ok(written) if written == data.len() => {}
+                    Ok(0) => return Err(write_failed(std::io::ErrorKind::WriteZero.into())),
+                    // Rare, and no part of the memory that each write needs.
+                    Ok(written) => Box::pin(file.write_rest_at(data.clone(), written, at))
+                        .await
+                        .map_err(write_failed)?,
+                    Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {
+                        let again = Box::pin(file.write_all_at(data.clone(), at));
+                        again.await.map_err(write_failed)?;
+                    }
+                    Err(error) => return Err(write_failed(error)),
+                }
+                count(&data, Way::DirectWrite);
+                Ok(Reply::Done)
+            });
+        }
         Pending::start(async move {
             let align = inner.storage.align;
             let same =
@@ -437,7 +457,7 @@ impl Inner {
 
     /// The same bytes in memory that direct I/O takes.
     async fn aligned(&self, data: Data, align: u32) -> Result<Data> {
-        if data.bytes().as_ptr().addr().is_multiple_of(align as usize) {
+        if is_aligned(&data, align) {
             return Ok(data);
         }
         let room = self.scratch.reserve(data.len()).await.map_err(|error| {
@@ -472,6 +492,11 @@ impl Inner {
             Ok(Reply::Done)
         })
     }
+}
+
+/// Whether a payload is in memory that direct I/O takes.
+fn is_aligned(data: &Data, align: u32) -> bool {
+    data.bytes().as_ptr().addr().is_multiple_of(align as usize)
 }
 
 /// Counts all of a payload.
