@@ -1,0 +1,314 @@
+//! NBD URIs (`doc/uri.md` of the `nbd` project, with the parameters that libnbd adds).
+//!
+//! ```text
+//! nbd://host:10809/export            nbds://…            TCP, TLS
+//! nbd+unix:///export?socket=PATH     nbds+unix://…       Unix socket
+//! nbd+vsock://cid:port/export        nbds+vsock://…      virtual machine socket
+//! ```
+//!
+//! Export names and parameters are percent-decoded. Names may be any text without NUL; a socket's
+//! path may be any bytes (a leading NUL is Linux's abstract namespace).
+
+mod parse;
+
+use std::fmt;
+use std::fmt::Write as _;
+
+/// A parsed URI. Its `Display` is the canonical form.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Uri {
+    /// Where the server is.
+    pub transport: Transport,
+    /// The export's name, decoded; empty for the default one.
+    pub export: String,
+    /// What is needed for TLS, when the scheme demands it (`nbds`).
+    pub tls: Option<TlsParameters>,
+}
+
+/// Where a server is.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Transport {
+    /// TCP.
+    Tcp {
+        /// Host name or address, without the brackets of IPv6. Empty in the URI is `localhost`.
+        host: String,
+        /// Port, 10809 when the URI has none.
+        port: u16,
+    },
+    /// A Unix socket.
+    Unix {
+        /// Path of the socket, as bytes; the first is NUL in the abstract namespace.
+        socket: Vec<u8>,
+    },
+    /// A virtual machine socket.
+    Vsock {
+        /// Context id, 2 (the host) when the URI has none.
+        cid: u32,
+        /// Port, 10809 when the URI has none.
+        port: u32,
+    },
+}
+
+/// Parameters that matter only to TLS.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
+pub struct TlsParameters {
+    /// User name for PSK, from the authority.
+    pub username: Option<String>,
+    /// Directory with certificates.
+    pub certificates: Option<String>,
+    /// File with pre-shared keys.
+    pub psk_file: Option<String>,
+    /// Name to check the server's certificate against, instead of the host.
+    pub hostname: Option<String>,
+    /// Whether to check the server's certificate.
+    pub verify_peer: Option<bool>,
+    /// How both sides prove who they are; without it what the other parameters suggest.
+    pub kind: Option<TlsType>,
+}
+
+/// How the sides of a TLS session prove who they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum TlsType {
+    /// Certificates.
+    X509,
+    /// Pre-shared keys.
+    Psk,
+}
+
+/// Schemes that are understood.
+pub const SCHEMES: [&str; 6] = ["nbd", "nbds", "nbd+unix", "nbds+unix", "nbd+vsock", "nbds+vsock"];
+
+/// Parameters that are understood, in the order of the canonical form.
+pub const PARAMETERS: [&str; 7] = [
+    "socket",
+    "tls-certificates",
+    "tls-psk-file",
+    "tls-hostname",
+    "tls-verify-peer",
+    "tls-type",
+    "tls-username",
+];
+
+/// Whether a text claims to be an NBD URI: one of the known schemes, or that of SSH, and `://`. It
+/// may still not parse.
+pub fn is_uri(text: &str) -> bool {
+    text.split_once("://").is_some_and(|(scheme, _)| {
+        let scheme = scheme.to_ascii_lowercase();
+        SCHEMES.contains(&scheme.as_str()) || matches!(scheme.as_str(), "nbd+ssh" | "nbds+ssh")
+    })
+}
+
+impl fmt::Display for Uri {
+    /// The canonical form, as libnbd gives it back, but always valid: what must be escaped is.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.tls.is_some() { "nbds" } else { "nbd" })?;
+        f.write_str(match self.transport {
+            Transport::Tcp { .. } => "://",
+            Transport::Unix { .. } => "+unix://",
+            Transport::Vsock { .. } => "+vsock://",
+        })?;
+        if let Some(user) = self.tls.as_ref().and_then(|tls| tls.username.as_ref()) {
+            write!(f, "{}@", Escaped(user.as_bytes(), UNRESERVED))?;
+        }
+        match &self.transport {
+            Transport::Tcp { host, port } if host.contains(':') => {
+                write!(f, "[{}]:{port}", Escaped(host.as_bytes(), ":"))?;
+            }
+            Transport::Tcp { host, port } => {
+                write!(f, "{}:{port}", Escaped(host.as_bytes(), UNRESERVED))?;
+            }
+            Transport::Vsock { cid, port } => write!(f, "{cid}:{port}")?,
+            Transport::Unix { .. } => {}
+        }
+        write!(f, "/{}", Escaped(self.export.as_bytes(), "/:@"))?;
+        let mut separator = '?';
+        let mut parameter = |name: &str, value: &[u8]| {
+            let before = std::mem::replace(&mut separator, '&');
+            write!(f, "{before}{name}={}", Escaped(value, "/:@"))
+        };
+        if let Transport::Unix { socket } = &self.transport {
+            parameter("socket", socket)?;
+        }
+        let Some(tls) = &self.tls else { return Ok(()) };
+        let texts = [
+            ("tls-certificates", &tls.certificates),
+            ("tls-psk-file", &tls.psk_file),
+            ("tls-hostname", &tls.hostname),
+        ];
+        for (name, value) in texts {
+            if let Some(value) = value {
+                parameter(name, value.as_bytes())?;
+            }
+        }
+        if let Some(verify) = tls.verify_peer {
+            parameter("tls-verify-peer", if verify { b"true" } else { b"false" })?;
+        }
+        if let Some(kind) = tls.kind {
+            parameter("tls-type", if kind == TlsType::Psk { b"psk" } else { b"x509" })?;
+        }
+        Ok(())
+    }
+}
+
+impl std::str::FromStr for Uri {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Uri, Error> {
+        Uri::parse(text)
+    }
+}
+
+/// Why a text is no NBD URI that can be used; one line, with what to write instead.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Error(String);
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// No characters but the unreserved ones go unescaped.
+const UNRESERVED: &str = "";
+
+/// Bytes escaped for a URI, but for the unreserved characters of RFC 3986 and those in the second
+/// field.
+struct Escaped<'a>(&'a [u8], &'static str);
+
+impl fmt::Display for Escaped<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for byte in self.0 {
+            let c = char::from(*byte);
+            if c.is_ascii_alphanumeric() || "-._~".contains(c) || self.1.contains(c) {
+                f.write_char(c)?;
+            } else {
+                write!(f, "%{byte:02x}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limits;
+
+    fn canonical(text: &str) -> String {
+        Uri::parse(text).unwrap().to_string()
+    }
+
+    fn error(text: &str) -> String {
+        Uri::parse(text).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn the_documents_examples() {
+        for (text, export) in [
+            ("nbd://example.com/disk", "disk"),
+            ("nbd+unix:///disk?socket=sock", "disk"),
+            ("nbd://example.com/", ""),
+            ("nbd://example.com", ""),
+            ("nbd://example.com//disk", "/disk"),
+            ("nbd://example.com/hello%20world", "hello world"),
+        ] {
+            assert_eq!(Uri::parse(text).unwrap().export, export, "{text}");
+        }
+        let uri = Uri::parse("nbd+unix:///?socket=%00/abstract").unwrap();
+        assert_eq!(uri.transport, Transport::Unix { socket: b"\0/abstract".to_vec() });
+        assert_eq!(uri.to_string(), "nbd+unix:///?socket=%00/abstract");
+    }
+
+    #[test]
+    fn canonical_forms() {
+        for (text, form) in [
+            ("nbd://", "nbd://localhost:10809/"),
+            ("NBD://Host", "nbd://Host:10809/"),
+            ("nbd://[::1]", "nbd://[::1]:10809/"),
+            ("nbd://[fe80::1%25eth0]:1/", "nbd://[fe80::1%25eth0]:1/"),
+            ("nbd://127.0.0.1:1/a/b", "nbd://127.0.0.1:1/a/b"),
+            ("nbd+unix://?socket=/tmp/s", "nbd+unix:///?socket=/tmp/s"),
+            ("nbd+unix:///b%20c.img?socket=/a%26b", "nbd+unix:///b%20c.img?socket=/a%26b"),
+            (
+                "nbds+unix://alice@/?tls-psk-file=/k&socket=/s&tls-verify-peer=0",
+                "nbds+unix://alice@/?socket=/s&tls-psk-file=/k&tls-verify-peer=false",
+            ),
+            (
+                "nbds://h/?tls-type=psk;tls-username=bo%20b&tls-psk-file=/k",
+                "nbds://bo%20b@h:10809/?tls-psk-file=/k&tls-type=psk",
+            ),
+            ("nbds://a@h/?tls-username=a&tls-type=x509", "nbds://a@h:10809/?tls-type=x509"),
+            ("nbd+vsock:///x", "nbd+vsock://2:10809/x"),
+            ("nbds+vsock://3:4", "nbds+vsock://3:4/"),
+        ] {
+            assert_eq!(canonical(text), form, "{text}");
+        }
+    }
+
+    #[test]
+    fn parameters_of_tls_need_tls_to_matter() {
+        assert_eq!(canonical("nbd://user@h/?tls-hostname=x"), "nbd://h:10809/");
+        let tls = Uri::parse("nbds://h/?tls-hostname=x;tls-certificates=/c").unwrap().tls.unwrap();
+        assert_eq!(tls.hostname.as_deref(), Some("x"));
+        assert_eq!(tls.certificates.as_deref(), Some("/c"));
+    }
+
+    #[test]
+    fn errors_say_what_to_write() {
+        for (text, part) in [
+            ("/tmp/sock", "write \"nbd+unix:///?socket=PATH\""),
+            ("host:1:2", "unknown scheme \"host:\""),
+            ("http://x/", "known are nbd, nbds"),
+            ("nbd:host", "\"nbd://...\""),
+            ("nbd+ssh://host/", "\"nbd+ssh:\" is not supported"),
+            ("nbd://h/?socket=/s", "\"nbd+unix:///EXPORT?socket=PATH\""),
+            ("nbds://h/?socket=/s", "\"nbds+unix:///EXPORT?socket=PATH\""),
+            ("nbd+vsock:///?socket=/s", "does not go with \"nbd+vsock:\""),
+            ("nbd+unix:///x", "write \"nbd+unix:///EXPORT?socket=PATH\""),
+            ("nbd+unix://disk?socket=s", "three slashes"),
+            ("nbd+unix:///?socket=", "is empty"),
+            ("nbd+unix:///?socket=a%00b", "NUL"),
+            ("nbd://h/?tls-foo=1", "known are socket, tls-certificates"),
+            ("nbds://h/?tls-verify-peer=maybe", "may be true or false"),
+            ("nbds://h/?tls-type=anon", "use x509 or psk"),
+            ("nbds://h/?tls-type=PSK", "may be x509 or psk"),
+            ("nbds://a@h/?tls-username=b", "differ"),
+            ("nbds://h/?tls-hostname=a&tls-hostname=b", "stands twice"),
+            ("nbd://h/%zz", "%25"),
+            ("nbd://h/%2", "%25"),
+            ("nbd://h/%ff", "not UTF-8"),
+            ("nbd://h/%00", "NUL"),
+            ("nbd://h/a#b", "%23"),
+            ("nbd://h:0/", "1..65535"),
+            ("nbd://h:65536/", "1..65535"),
+            ("nbd://h:+1/", "1..65535"),
+            ("nbd://::1/", "brackets"),
+            ("nbd://[::1/", "lacks a \"]\""),
+            ("nbd://[x]/", "no IPv6 address"),
+            ("nbd://[::1]x/", "only a port"),
+            ("nbd://a b/", "cannot hold"),
+            ("nbd://a%3ab/", "cannot hold"),
+            ("nbd+vsock://x/", "number"),
+            ("", "scheme"),
+        ] {
+            let error = error(text);
+            assert!(error.contains(part), "{text}: {error}");
+            assert!(!error.contains('\n'), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn long_names_are_refused() {
+        assert!(error(&format!("nbd://h/{}", "a".repeat(4097))).contains("too long"));
+        assert!(Uri::parse(&format!("nbd://h/{}", "a".repeat(4096))).is_ok());
+        assert!(error(&"x".repeat(limits::URI + 1)).contains("too long"));
+    }
+
+    #[test]
+    fn recognises_its_schemes() {
+        assert!(is_uri("nbd://x") && is_uri("NBDS+UNIX://") && is_uri("nbd+ssh://h"));
+        assert!(!is_uri("nbd:x") && !is_uri("file://x") && !is_uri("nbdx://"));
+    }
+}
