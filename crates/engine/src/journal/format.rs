@@ -1,54 +1,21 @@
-//! The journal of a copy: which segments are durable on the target, so that a copy that was killed
-//! goes on where it was.
-//!
-//! An append-only file: a header that says what is copied where, then records of 32 bytes, each with a
-//! checksum over its content, its place and the journal's own random name. A record is written only
-//! after the segment's writes have completed and the connection that wrote them has been flushed
-//! after that, and is itself made durable before the next batch. What follows the first record that
-//! does not check is what a crash has left of the last batch, and is discarded: its segments are
-//! copied again.
+//! What a journal's file holds: its header and its records as bytes, and what they say.
 
 use std::fmt::Write as _;
-use std::fs::{File, OpenOptions};
-use std::io::{ErrorKind, Read as _, Write as _};
-use std::os::unix::fs::FileExt as _;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
-use block::{Error, Kind, Result};
-use rustix::fs::{FlockOperation, flock};
+pub(super) const MAGIC: &[u8; 20] = b"blockhaul journal 1\n";
 
-/// Where a journal is kept, and what tells the two sides of the copy from others.
-#[derive(Debug, Clone)]
-pub struct JournalOptions {
-    /// The file. It is made by the first run, read by the next ones and removed after success.
-    pub path: PathBuf,
-    /// Begin anew, whatever the journal says.
-    pub restart: bool,
-    /// Leave it there after success: whoever asked for it removes it.
-    pub keep: bool,
-    /// Longest time for which finished segments wait for a flush and their records.
-    pub interval: Duration,
-    /// What is copied: a name, and whatever changes when it does (inode, time of change).
-    pub source: String,
-    /// Where to: a name, and what tells the storage from another under this name (inode).
-    pub target: String,
-}
-
-/// Longest time between flushes, unless another one is asked for.
-pub const JOURNAL_INTERVAL: Duration = Duration::from_secs(5);
-
-const MAGIC: &[u8; 20] = b"blockhaul journal 1\n";
 /// Bytes before the first record.
-const HEADER: usize = 4096;
+pub(super) const HEADER: usize = 4096;
+
 /// Bytes of a record.
-const RECORD: usize = 32;
+pub(super) const RECORD: usize = 32;
+
 /// Bytes of a checksum: of BLAKE3's 32.
 const CHECK: usize = 16;
+
 /// Longest text that identifies one side; longer ones are replaced by their digest.
 const TEXT_MAX: usize = 1500;
+
 /// Bits of a record's number that say which segment is the first; the others are the exponent of
 /// their count.
 const NUMBER_BITS: u32 = 58;
@@ -68,169 +35,8 @@ pub(crate) struct Identity {
     pub(crate) target: String,
 }
 
-/// Segments that are durable.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Record {
-    /// Number of the first segment in the source.
-    pub(crate) segment: u64,
-    /// How many there are: 2 to the power of this.
-    pub(crate) exponent: u8,
-    /// Number of the flush that made it durable.
-    pub(crate) batch: u32,
-    /// Who wrote it.
-    pub(crate) lane: u32,
-}
-
-/// An open journal.
-pub(crate) struct Journal {
-    path: PathBuf,
-    id: [u8; 16],
-    batch: AtomicU32,
-    file: Arc<Mutex<Tail>>,
-}
-
-struct Tail {
-    file: File,
-    /// Records so far.
-    count: u64,
-    /// Why nothing more is recorded.
-    broken: Option<String>,
-}
-
-/// What a journal says of earlier runs.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Recorded {
-    /// Segments that are durable: the first and the one behind the last, ascending, apart.
-    pub(crate) segments: Vec<(u64, u64)>,
-    /// Those among them that each lane recorded last, one by one, ascending.
-    pub(crate) edge: Vec<u64>,
-}
-
-impl Journal {
-    /// Begins a journal, or goes on with the one that is there. Blocks.
-    pub(crate) fn open(options: &JournalOptions, wanted: &Identity) -> Result<(Journal, Recorded)> {
-        let wanted = wanted.clone().shortened();
-        let path = &options.path;
-        let found = match options.restart {
-            true => None,
-            false => match OpenOptions::new().read(true).write(true).open(path) {
-                Ok(file) => Some(file),
-                Err(error) if error.kind() == ErrorKind::NotFound => None,
-                Err(error) => return Err(failed("open", path, error)),
-            },
-        };
-        match found {
-            Some(file) => Journal::go_on(file, path, &wanted),
-            None => Ok((Journal::begin(path, &wanted)?, Recorded::default())),
-        }
-    }
-
-    fn begin(path: &Path, wanted: &Identity) -> Result<Journal> {
-        // Somebody else's file is not overwritten, and a journal in use neither.
-        match OpenOptions::new().read(true).open(path) {
-            Ok(mut old) => {
-                let mut magic = [0; MAGIC.len()];
-                let is_journal = old.read_exact(&mut magic).is_ok() && magic == *MAGIC;
-                if !is_journal {
-                    return Err(refused(path, "it is not a journal: choose another name"));
-                }
-                lock(&old, path)?;
-            }
-            Err(error) if error.kind() == ErrorKind::NotFound => {}
-            Err(error) => return Err(failed("open", path, error)),
-        }
-        let id = random()?;
-        // Complete or not there: the header gets its name when it is durable.
-        let mut fresh = path.as_os_str().to_owned();
-        fresh.push(".new");
-        let fresh = PathBuf::from(fresh);
-        let mut file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .open(&fresh)
-            .map_err(|error| failed("make", &fresh, error))?;
-        lock(&file, path)?;
-        let made = file
-            .write_all(&wanted.encode(&id))
-            .and_then(|()| file.sync_all())
-            .and_then(|()| std::fs::rename(&fresh, path))
-            .and_then(|()| sync_folder(path));
-        made.map_err(|error| failed("write", path, error))?;
-        Ok(Journal::new(path, id, file, 0, 0))
-    }
-
-    fn go_on(mut file: File, path: &Path, wanted: &Identity) -> Result<(Journal, Recorded)> {
-        lock(&file, path)?;
-        let mut bytes = Vec::new();
-        file.read_to_end(&mut bytes).map_err(|error| failed("read", path, error))?;
-        let (id, found) = Identity::decode(&bytes).map_err(|why| refused(path, &why))?;
-        if let Some(why) = found.differs(wanted) {
-            let text = format!("{why}; use --restart to copy everything anew");
-            return Err(refused(path, &text));
-        }
-        let records = recover(&bytes, &id);
-        let segments = wanted.range.1.div_ceil(wanted.segment);
-        let known = records.iter().take_while(|record| record.end() <= segments);
-        let records: Vec<_> = known.copied().collect();
-        // The torn tail goes, so that what is appended follows what checks.
-        let len = (HEADER + records.len() * RECORD) as u64;
-        file.set_len(len).map_err(|error| failed("cut", path, error))?;
-        let batch = records.iter().map(|record| record.batch).max().unwrap_or(0);
-        let journal = Journal::new(path, id, file, records.len() as u64, batch);
-        Ok((journal, Recorded::of(&records)))
-    }
-
-    fn new(path: &Path, id: [u8; 16], file: File, count: u64, batch: u32) -> Journal {
-        let tail = Tail { file, count, broken: None };
-        let batch = AtomicU32::new(batch);
-        Journal { path: path.to_owned(), id, batch, file: Arc::new(Mutex::new(tail)) }
-    }
-
-    /// Records segments as durable, durably: the first of each range and the one behind its last. An
-    /// error says why the journal is of no more use; the copy itself need not fail.
-    pub(crate) async fn append(&self, lane: u32, segments: Vec<(u64, u64)>) -> Result<(), String> {
-        if segments.is_empty() {
-            return Ok(());
-        }
-        let batch = self.batch.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
-        let (id, file) = (self.id, self.file.clone());
-        let appended = io::offload(move || {
-            let mut tail = file.lock().expect("no panic under this lock");
-            if let Some(why) = &tail.broken {
-                return Err(why.clone());
-            }
-            let mut bytes = Vec::with_capacity(segments.len() * RECORD);
-            let mut index = tail.count;
-            for record in segments.into_iter().flat_map(|range| Record::of(range, batch, lane)) {
-                bytes.extend(record.encode(&id, index));
-                index += 1;
-            }
-            let at = HEADER as u64 + tail.count * RECORD as u64;
-            let written = tail.file.write_all_at(&bytes, at);
-            match written.and_then(|()| tail.file.sync_data()) {
-                Ok(()) => {
-                    tail.count = index;
-                    Ok(())
-                }
-                Err(error) => {
-                    tail.broken = Some(error.to_string());
-                    Err(error.to_string())
-                }
-            }
-        });
-        appended.await.unwrap_or_else(|lost| Err(lost.to_string()))
-    }
-
-    /// Removes the file: the copy is complete. Blocks.
-    pub(crate) fn remove(&self) -> std::io::Result<()> {
-        std::fs::remove_file(&self.path).and_then(|()| sync_folder(&self.path))
-    }
-}
-
 impl Identity {
-    fn shortened(mut self) -> Identity {
+    pub(super) fn shortened(mut self) -> Identity {
         for text in [&mut self.source, &mut self.target] {
             if text.len() > TEXT_MAX {
                 *text = format!("blake3:{}", blake3::hash(text.as_bytes()).to_hex());
@@ -239,7 +45,7 @@ impl Identity {
         self
     }
 
-    fn encode(&self, id: &[u8; 16]) -> Vec<u8> {
+    pub(super) fn encode(&self, id: &[u8; 16]) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         bytes.extend(id);
         let numbers =
@@ -257,7 +63,7 @@ impl Identity {
         bytes
     }
 
-    fn decode(bytes: &[u8]) -> Result<([u8; 16], Identity), String> {
+    pub(super) fn decode(bytes: &[u8]) -> Result<([u8; 16], Identity), String> {
         if !bytes.starts_with(MAGIC) {
             return Err("it is not a journal: choose another name".into());
         }
@@ -285,7 +91,7 @@ impl Identity {
     }
 
     /// Why a copy with this identity cannot go on as `now`.
-    fn differs(&self, now: &Identity) -> Option<String> {
+    pub(super) fn differs(&self, now: &Identity) -> Option<String> {
         let mut text = String::new();
         if self.source != now.source || self.source_size != now.source_size {
             let _ = write!(
@@ -308,27 +114,26 @@ impl Identity {
     }
 }
 
-/// Takes fields off bytes.
-struct Fields<'a>(&'a [u8]);
-
-impl Fields<'_> {
-    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
-        let (taken, rest) = self.0.split_first_chunk::<N>()?;
-        self.0 = rest;
-        Some(*taken)
-    }
-
-    fn text(&mut self) -> Option<String> {
-        let len = usize::from(u16::from_be_bytes(self.array()?));
-        let (taken, rest) = self.0.split_at_checked(len)?;
-        self.0 = rest;
-        String::from_utf8(taken.to_vec()).ok()
-    }
+/// Segments that are durable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Record {
+    /// Number of the first segment in the source.
+    pub(crate) segment: u64,
+    /// How many there are: 2 to the power of this.
+    pub(crate) exponent: u8,
+    /// Number of the flush that made it durable.
+    pub(crate) batch: u32,
+    /// Who wrote it.
+    pub(crate) lane: u32,
 }
 
 impl Record {
     /// The records of a range of segments.
-    fn of((first, end): (u64, u64), batch: u32, lane: u32) -> impl Iterator<Item = Record> {
+    pub(super) fn of(
+        (first, end): (u64, u64),
+        batch: u32,
+        lane: u32,
+    ) -> impl Iterator<Item = Record> {
         let mut next = first;
         std::iter::from_fn(move || {
             let exponent = end.checked_sub(next)?.checked_ilog2()? as u8;
@@ -339,12 +144,12 @@ impl Record {
     }
 
     /// Number of the segment behind the last.
-    fn end(&self) -> u64 {
+    pub(super) fn end(&self) -> u64 {
         // An exponent has six bits.
         self.segment.saturating_add(1 << self.exponent)
     }
 
-    fn encode(&self, id: &[u8; 16], index: u64) -> [u8; RECORD] {
+    pub(super) fn encode(&self, id: &[u8; 16], index: u64) -> [u8; RECORD] {
         let mut bytes = [0; RECORD];
         let number = self.segment | u64::from(self.exponent) << NUMBER_BITS;
         bytes[..8].copy_from_slice(&number.to_be_bytes());
@@ -370,6 +175,24 @@ impl Record {
     }
 }
 
+/// Takes fields off bytes.
+struct Fields<'a>(&'a [u8]);
+
+impl Fields<'_> {
+    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (taken, rest) = self.0.split_first_chunk::<N>()?;
+        self.0 = rest;
+        Some(*taken)
+    }
+
+    fn text(&mut self) -> Option<String> {
+        let len = usize::from(u16::from_be_bytes(self.array()?));
+        let (taken, rest) = self.0.split_at_checked(len)?;
+        self.0 = rest;
+        String::from_utf8(taken.to_vec()).ok()
+    }
+}
+
 fn check(body: &[u8], id: &[u8; 16], index: u64) -> [u8; CHECK] {
     let mut hasher = blake3::Hasher::new();
     hasher.update(id).update(&index.to_be_bytes()).update(body);
@@ -379,13 +202,22 @@ fn check(body: &[u8], id: &[u8; 16], index: u64) -> [u8; CHECK] {
 }
 
 /// The records of a journal's file, up to the first that does not check.
-fn recover(bytes: &[u8], id: &[u8; 16]) -> Vec<Record> {
+pub(super) fn recover(bytes: &[u8], id: &[u8; 16]) -> Vec<Record> {
     let records = bytes.get(HEADER..).unwrap_or_default().chunks_exact(RECORD).zip(0..);
     records.map_while(|(record, index)| Record::decode(record, id, index)).collect()
 }
 
+/// What a journal says of earlier runs.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Recorded {
+    /// Segments that are durable: the first and the one behind the last, ascending, apart.
+    pub(crate) segments: Vec<(u64, u64)>,
+    /// Those among them that each lane recorded last, one by one, ascending.
+    pub(crate) edge: Vec<u64>,
+}
+
 impl Recorded {
-    fn of(records: &[Record]) -> Recorded {
+    pub(super) fn of(records: &[Record]) -> Recorded {
         let last = |lane| {
             let own = records.iter().filter(|record| record.lane == lane);
             own.map(|record| record.batch).max()
@@ -432,39 +264,6 @@ impl Recorded {
         let behind = self.segments.partition_point(|range| range.0 <= segment);
         self.segments.get(behind).map(|range| range.0)
     }
-}
-
-fn lock(file: &File, path: &Path) -> Result<()> {
-    match flock(file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(()),
-        Err(rustix::io::Errno::WOULDBLOCK) => {
-            Err(refused(path, "another copy is using it: wait for its end"))
-        }
-        Err(error) => Err(failed("lock", path, error.into())),
-    }
-}
-
-fn sync_folder(path: &Path) -> std::io::Result<()> {
-    let folder = match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    };
-    File::open(folder)?.sync_all()
-}
-
-fn random() -> Result<[u8; 16]> {
-    let mut bytes = [0; 16];
-    let got = rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty());
-    got.map_err(|error| Error::system("cannot get random bytes", error.into()))?;
-    Ok(bytes)
-}
-
-fn refused(path: &Path, why: &str) -> Error {
-    Error::new(Kind::Invalid, format!("journal {}: {why}", path.display()))
-}
-
-fn failed(what: &str, path: &Path, error: std::io::Error) -> Error {
-    Error::system(format!("cannot {what} the journal {}", path.display()), error)
 }
 
 #[cfg(test)]
