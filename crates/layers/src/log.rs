@@ -13,8 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use block::{
-    Args, Device, Facts, Layer, LayerKind, Op, Outcome, Param, ParamKind, Pending, Reply, Request,
-    Result,
+    Args, Device, Facts, Layer, LayerKind, Op, Outcome, Param, Pending, Reply, Request, Result,
 };
 
 use crate::out::Out;
@@ -38,12 +37,7 @@ impl LayerKind for Log {
     }
 
     fn params(&self) -> &'static [Param] {
-        &[Param {
-            name: "file",
-            kind: ParamKind::Text,
-            default: None,
-            doc: "Append to this file; without it, standard error.",
-        }]
+        &[Out::PARAM]
     }
 
     fn configure(&self, args: &Args) -> Result<Arc<dyn Layer>> {

@@ -4,7 +4,7 @@ use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::sync::{Mutex, PoisonError};
 
-use block::{Args, Error, Result};
+use block::{Args, Error, Param, ParamKind, Result};
 
 /// A place for lines. Each line is written whole, in one call, so lines of several workers do not mix.
 pub(crate) enum Out {
@@ -13,6 +13,14 @@ pub(crate) enum Out {
 }
 
 impl Out {
+    /// The parameter that names the place.
+    pub(crate) const PARAM: Param = Param {
+        name: "file",
+        kind: ParamKind::Text,
+        default: None,
+        doc: "Append to this file; without it, standard error.",
+    };
+
     /// What `file=` names, opened for appending; else standard error.
     pub(crate) fn open(layer: &str, args: &Args) -> Result<Out> {
         let Some(path) = args.text("file") else { return Ok(Out::Stderr) };

@@ -1,9 +1,9 @@
 //! What layers have in common that show what a packed file holds: parts of the content, decoded whole
 //! and kept for a while.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use block::{BlockSizes, Can, Error, Facts, Kind, Result};
+use block::{BlockSizes, Can, Error, Facts, Kind, Op, Pending, Reply, Request, Result};
 use io::{Data, Room};
 
 /// The facts of content that is only read, of a file with these.
@@ -73,8 +73,43 @@ impl Part {
     }
 }
 
+/// A handle on a packed file.
+pub(crate) trait Unpack: 'static {
+    /// What it is, for whoever wants to write to it: `a gzip file`.
+    fn what(&self) -> &'static str;
+
+    /// What was decoded.
+    fn kept(&self) -> &Kept;
+
+    /// The part that a place lies in.
+    fn part_at(&self, at: u64) -> Option<Part>;
+
+    /// A decoded part.
+    async fn part(&self, part: Part) -> Result<Data>;
+}
+
+/// Reads from a packed file: at once where the range lies in one part that is kept.
+pub(crate) fn submit(file: &Arc<impl Unpack>, request: Request) -> Pending {
+    let Op::Read(room) = request.op else {
+        return Error::new(Kind::Invalid, format!("{} is only read", file.what())).into();
+    };
+    let at = request.at;
+    if let Some(part) = file.part_at(at)
+        && let Some(data) = file.kept().find(part.number)
+        && let Some(data) = part.slice(at, room.len(), &data)
+    {
+        return Pending::ready(Ok(Reply::Data(data)));
+    }
+    let file = file.clone();
+    Pending::start(async move {
+        let part_at = |at| file.part_at(at);
+        let decoded = async |part| file.part(part).await;
+        assemble(at, room, part_at, decoded).await.map(Reply::Data)
+    })
+}
+
 /// A range, put together from the parts that it lies in.
-pub(crate) async fn assemble(
+async fn assemble(
     at: u64,
     room: Room,
     part_at: impl Fn(u64) -> Option<Part>,

@@ -6,8 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use block::{
-    Args, Device, Facts, Layer, LayerKind, OpKind, Outcome, Param, ParamKind, Pending, Request,
-    Result,
+    Args, Device, Facts, Layer, LayerKind, OpKind, Outcome, Param, Pending, Request, Result,
 };
 
 use crate::out::Out;
@@ -31,12 +30,7 @@ impl LayerKind for Stats {
     }
 
     fn params(&self) -> &'static [Param] {
-        &[Param {
-            name: "file",
-            kind: ParamKind::Text,
-            default: None,
-            doc: "Append to this file; without it, standard error.",
-        }]
+        &[Out::PARAM]
     }
 
     fn configure(&self, args: &Args) -> Result<Arc<dyn Layer>> {

@@ -7,14 +7,14 @@ mod inflate;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use block::{
-    Args, Below, Device, Error, Facts, Kind, Layer, Op, Opening, ParamKind, Pending, Reply,
-    Request, Result,
+    Args, Below, Device, Error, Facts, Kind, Layer, Opening, ParamKind, Pending, Reply, Request,
+    Result,
 };
 use io::{Data, Room};
 
 use crate::declared::{Declared, param_or, usage};
 use crate::locks::RangeLocks;
-use crate::packed::{Kept, Part, assemble, facts_of_content};
+use crate::packed::{self, Kept, Part, Unpack, facts_of_content};
 use crate::per_disk::PerDisk;
 use crate::scratch::Scratch;
 use inflate::Inflater;
@@ -250,27 +250,23 @@ impl Device for GzDevice {
     }
 
     fn submit(&self, request: Request) -> Pending {
-        let Op::Read(room) = request.op else {
-            return Error::new(Kind::Invalid, "a gzip file is only read").into();
-        };
-        let (at, file) = (request.at, self.file.clone());
-        let content = &file.content;
-        if let Some(part) = content.part_at(at)
-            && let Some(data) = content.kept.find(part.number)
-            && let Some(data) = part.slice(at, room.len(), &data)
-        {
-            return Pending::ready(Ok(Reply::Data(data)));
-        }
-        Pending::start(async move {
-            let part_at = |at| file.content.part_at(at);
-            let decoded = async |part| file.part(part).await;
-            assemble(at, room, part_at, decoded).await.map(Reply::Data)
-        })
+        packed::submit(&self.file, request)
     }
 }
 
-impl File {
-    /// A decoded part.
+impl Unpack for File {
+    fn what(&self) -> &'static str {
+        "a gzip file"
+    }
+
+    fn kept(&self) -> &Kept {
+        &self.content.kept
+    }
+
+    fn part_at(&self, at: u64) -> Option<Part> {
+        self.content.part_at(at)
+    }
+
     async fn part(&self, part: Part) -> Result<Data> {
         let content = &self.content;
         if let Some(data) = content.kept.find(part.number) {
@@ -301,7 +297,9 @@ impl File {
             cursor = self.reader.step(cursor, until).await?;
         }
     }
+}
 
+impl File {
     /// Keeps the parts that a decoder has at hand; the one that is wanted.
     fn hand_on(&self, cursor: &mut Cursor, wanted: u64, keep_from: u64) -> Option<Data> {
         let content = &self.content;

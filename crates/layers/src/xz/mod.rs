@@ -7,8 +7,7 @@ mod index;
 use std::sync::Arc;
 
 use block::{
-    Args, Below, Device, Error, Facts, Kind, Layer, Op, Opening, ParamKind, Pending, Reply,
-    Request, Result,
+    Args, Below, Device, Error, Facts, Kind, Layer, Opening, ParamKind, Pending, Request, Result,
 };
 use crc32fast::hash as crc32;
 use io::{Data, Room};
@@ -16,7 +15,7 @@ use lzma_rust2::{Action, Status, XzStream};
 
 use crate::declared::{Declared, param_or, usage};
 use crate::locks::RangeLocks;
-use crate::packed::{Kept, Part, assemble, facts_of_content};
+use crate::packed::{self, Kept, Part, Unpack, facts_of_content};
 use crate::per_disk::PerDisk;
 use crate::scratch::Scratch;
 use index::{Block, Index};
@@ -136,29 +135,26 @@ impl Device for XzDevice {
     }
 
     fn submit(&self, request: Request) -> Pending {
-        let Op::Read(room) = request.op else {
-            return Error::new(Kind::Invalid, "an xz file is only read").into();
-        };
-        let (at, file) = (request.at, self.file.clone());
-        let content = &file.content;
-        if let Some(part) = content.part_at(at)
-            && let Some(data) = content.kept.find(part.number)
-            && let Some(data) = part.slice(at, room.len(), &data)
-        {
-            return Pending::ready(Ok(Reply::Data(data)));
-        }
-        Pending::start(async move {
-            let part_at = |at| file.content.part_at(at);
-            let decoded = async |part: Part| file.block(part.number).await;
-            assemble(at, room, part_at, decoded).await.map(Reply::Data)
-        })
+        packed::submit(&self.file, request)
     }
 }
 
-impl File {
-    /// A decoded block.
-    async fn block(&self, number: u64) -> Result<Data> {
+impl Unpack for File {
+    fn what(&self) -> &'static str {
+        "an xz file"
+    }
+
+    fn kept(&self) -> &Kept {
+        &self.content.kept
+    }
+
+    fn part_at(&self, at: u64) -> Option<Part> {
+        self.content.part_at(at)
+    }
+
+    async fn part(&self, part: Part) -> Result<Data> {
         let content = &self.content;
+        let number = part.number;
         if let Some(data) = content.kept.find(number) {
             return Ok(data);
         }
@@ -181,7 +177,9 @@ impl File {
         content.kept.keep(number, data.clone());
         Ok(data)
     }
+}
 
+impl File {
     /// A stream's header and the block as it is in the file, with its padding.
     async fn packed(&self, block: Block) -> Result<Vec<u8>> {
         let len = block.packed.next_multiple_of(4);
