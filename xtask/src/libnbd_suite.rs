@@ -7,9 +7,10 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use crate::peers::Peers;
+use crate::suite::{self, End, at, exceptions, make_dir, read};
 use crate::{Outcome, run, source};
 
 pub const HELP: &str = "\
@@ -39,8 +40,6 @@ const SUPPORT: &[&str] = &["tests", "examples"];
 const PROGRAMS: &[&str] = &["nbdcopy", "nbdinfo"];
 /// Seconds after which a test has failed.
 const PATIENCE: &str = "120";
-/// The status with which a test says that it cannot run here (automake's).
-const SKIP: i32 = 77;
 /// Where exceptions are listed: rows of a table that start with the name of a test.
 const EXCEPTIONS: &str = "docs/coming-from-libnbd.md";
 
@@ -64,24 +63,6 @@ pub fn main(args: &[String]) -> Outcome {
         rows.push(Row { test, original: with_original, ours: with_ours });
     }
     judge(&rows, &exceptions, args.is_empty())
-}
-
-/// How a test ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
-    Pass,
-    Skip,
-    Fail,
-}
-
-impl End {
-    fn word(self) -> &'static str {
-        match self {
-            End::Pass => "pass",
-            End::Skip => "skip",
-            End::Fail => "FAIL",
-        }
-    }
 }
 
 /// A test and how it ended with either program.
@@ -128,16 +109,6 @@ fn judge(rows: &[Row], exceptions: &BTreeMap<String, String>, all: bool) -> Outc
 
 fn file_name(test: &str) -> String {
     test.rsplit('/').next().unwrap_or(test).to_owned()
-}
-
-/// Tests that may fail, and why: rows of a table like ``| `copy-x.sh` | reason |``.
-fn exceptions(text: &str) -> BTreeMap<String, String> {
-    let row = |line: &str| {
-        let (name, rest) = line.strip_prefix("| `")?.split_once("` |")?;
-        let reason = rest.trim().trim_end_matches('|').trim();
-        name.ends_with(".sh").then(|| (name.to_owned(), reason.to_owned()))
-    };
-    text.lines().filter_map(row).collect()
 }
 
 /// The directory with the tests.
@@ -205,29 +176,11 @@ impl Suite {
 /// What libnbd's `configure` would write for `@NAME@`: the directory, else the plain name of the
 /// program.
 fn configured(template: &str, top: &str) -> String {
-    let mut text = String::new();
-    let mut rest = template;
-    while let Some((before, after)) = rest.split_once('@') {
-        text.push_str(before);
-        let name = after.split_once('@').map(|(name, _)| name).filter(|name| {
-            !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
-        });
-        match name {
-            None => {
-                text.push('@');
-                rest = after;
-            }
-            Some(name) => {
-                match name {
-                    "abs_top_srcdir" | "abs_top_builddir" => text.push_str(top),
-                    "PYTHON" => text.push_str("python3"),
-                    _ => text.push_str(&name.to_ascii_lowercase().replace('_', "-")),
-                }
-                rest = &after[name.len() + 1..];
-            }
-        }
-    }
-    text + rest
+    suite::filled(template, |name| match name {
+        "abs_top_srcdir" | "abs_top_builddir" => top.to_owned(),
+        "PYTHON" => "python3".to_owned(),
+        _ => name.to_ascii_lowercase().replace('_', "-"),
+    })
 }
 
 /// A copy of the tests, ready to be run.
@@ -240,18 +193,10 @@ impl Bench {
     fn run(&self, test: &str) -> Result<End, String> {
         let (folder, script) = test.split_once('/').unwrap_or((".", test));
         let path = self.log.join(script.replace(".sh", ".log"));
-        let log = fs::File::create(&path).map_err(|error| at("write", &path, &error))?;
-        let copy = log.try_clone().map_err(|error| at("write", &path, &error))?;
         let script = format!("./{script}");
         let mut command =
             self.command(folder, "timeout", &["--kill-after=10", PATIENCE, "bash", &script]);
-        let status = command.stdin(Stdio::null()).stdout(log).stderr(copy).status();
-        let status = status.map_err(|error| format!("cannot start {test}: {error}"))?;
-        Ok(match status.code() {
-            Some(0) => End::Pass,
-            Some(SKIP) => End::Skip,
-            _ => End::Fail,
-        })
+        End::of(test, &mut command, &path)
     }
 
     /// A command in a folder of the tests, among the peers, with `bin` first in its search path.
@@ -269,14 +214,6 @@ impl Bench {
     }
 }
 
-fn read(path: &Path) -> Result<String, String> {
-    fs::read_to_string(path).map_err(|error| at("read", path, &error))
-}
-
-fn make_dir(path: &Path) -> Outcome {
-    fs::create_dir_all(path).map_err(|error| at("make", path, &error))
-}
-
 fn remove(path: &Path) -> Outcome {
     match fs::remove_dir_all(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -286,24 +223,12 @@ fn remove(path: &Path) -> Outcome {
     }
 }
 
-fn at(what: &str, path: &Path, error: &std::io::Error) -> String {
-    format!("cannot {what} {}: {error}", path.display())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn row(test: &str, original: End, ours: End) -> Row {
         Row { test: test.into(), original, ours }
-    }
-
-    #[test]
-    fn exceptions_are_rows_that_start_with_a_test() {
-        let text = "| Test | Why |\n|---|---|\n| `copy-tls.sh` | no TLS yet |\n| `--flush` | x |\n";
-        let found = exceptions(text);
-        assert_eq!(found.len(), 1);
-        assert_eq!(found["copy-tls.sh"], "no TLS yet");
     }
 
     #[test]

@@ -14,6 +14,7 @@ mod peers;
 mod races;
 mod run;
 mod source;
+mod suite;
 mod test;
 
 use std::process::ExitCode;

@@ -2,10 +2,11 @@
 //! makefiles would have made, as far as shell tests look at it.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::nbdkit_suite::{at, read, write_script};
+use crate::suite::{self, at, read};
 use crate::{Outcome, run};
 
 /// The layout of a bench; a change makes everybody prepare anew.
@@ -266,34 +267,23 @@ fn installed(lib: &Path, kind: &str) -> Result<Vec<String>, String> {
 /// What `configure` would write for `@NAME@`: lists and folders, the plain names of
 /// programs, and nothing for what is not there.
 fn filled(template: &str, top: &Path, plugins: &str, filters: &str) -> String {
-    let top = top.display().to_string();
-    let mut text = String::new();
-    let mut rest = template;
-    while let Some((before, after)) = rest.split_once('@') {
-        text.push_str(before);
-        let name = after.split_once('@').map(|(name, _)| name).filter(|name| {
-            !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
-        });
-        let Some(name) = name else {
-            text.push('@');
-            rest = after;
-            continue;
-        };
-        match name {
-            "abs_top_srcdir" | "top_builddir" => text.push_str(&top),
-            "plugins" => text.push_str(plugins),
-            "filters" => text.push_str(filters),
-            "PYTHON" => text.push_str("python3"),
-            "SOEXT" => text.push_str("so"),
-            "CXX" => text.push_str("g++"),
-            "CUT" | "SED" | "STAT" | "TRUNCATE" | "CERTTOOL" => {
-                text.push_str(&name.to_ascii_lowercase());
-            }
-            _ => {}
-        }
-        rest = &after[name.len() + 1..];
-    }
-    text + rest
+    suite::filled(template, |name| match name {
+        "abs_top_srcdir" | "top_builddir" => top.display().to_string(),
+        "plugins" => plugins.to_owned(),
+        "filters" => filters.to_owned(),
+        "PYTHON" => "python3".to_owned(),
+        "SOEXT" => "so".to_owned(),
+        "CXX" => "g++".to_owned(),
+        "CUT" | "SED" | "STAT" | "TRUNCATE" | "CERTTOOL" => name.to_ascii_lowercase(),
+        _ => String::new(),
+    })
+}
+
+/// Writes a file that can be run.
+fn write_script(path: &Path, text: &str) -> Outcome {
+    fs::write(path, text).map_err(|error| at("write", path, &error))?;
+    let mode = fs::Permissions::from_mode(0o755);
+    fs::set_permissions(path, mode).map_err(|error| at("write", path, &error))
 }
 
 #[cfg(test)]

@@ -6,13 +6,12 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
-use std::process::Stdio;
 use std::sync::Mutex;
 
 use crate::nbdkit_bench::Bench;
 use crate::peers::Peers;
+use crate::suite::{End, at, exceptions, make_dir, read};
 use crate::{Outcome, run, source};
 
 pub const HELP: &str = "\
@@ -37,8 +36,6 @@ const PATIENCE: &str = "300";
 const PARTS: &[&str] = &["test-shell.sh", "test-multi-conn-plugin.sh"];
 /// Tests at a time.
 const TOGETHER: usize = 2;
-/// The status with which a test says that it cannot run here (automake's).
-const SKIP: i32 = 77;
 /// Where exceptions are listed: rows of a table that start with the name of a test.
 const EXCEPTIONS: &str = "docs/coming-from-nbdkit.md";
 /// What plugins of old interfaces are tested for, each by a run of one script.
@@ -60,7 +57,7 @@ pub fn main(args: &[String]) -> Outcome {
     let peers = Peers::with(HELPERS, dir.join("peers"));
     peers.ensure(false)?;
     let source = run::target().join("nbdkit");
-    fs::create_dir_all(&source).map_err(|error| at("make", &source, &error))?;
+    make_dir(&source)?;
     source::ensure_nbdkit(&source)?;
     let mut build = run::cargo("build");
     build.args(["-p", "blockhaul"]).args(release.then_some("--release"));
@@ -94,26 +91,6 @@ pub fn main(args: &[String]) -> Outcome {
         })
         .collect();
     judge(&rows, &exceptions, names.is_empty())
-}
-
-/// How a test ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
-    Pass,
-    Skip,
-    Fail,
-}
-
-impl End {
-    const ALL: [End; 3] = [End::Pass, End::Skip, End::Fail];
-
-    fn word(self) -> &'static str {
-        match self {
-            End::Pass => "pass",
-            End::Skip => "skip",
-            End::Fail => "FAIL",
-        }
-    }
 }
 
 /// A test and how it ended with either program; with ours only where Debian's passes.
@@ -177,8 +154,6 @@ fn run_all(
 
 fn run_one(bench: &Bench, test: &str) -> Result<End, String> {
     let path = bench.log.join(test.replace(".sh", ".log"));
-    let log = fs::File::create(&path).map_err(|error| at("write", &path, &error))?;
-    let copy = log.try_clone().map_err(|error| at("write", &path, &error))?;
     let old = test.strip_prefix(OLD_PREFIX).map(|rest| rest.trim_end_matches(".sh"));
     let script = match old {
         Some(_) => "./test-old-plugins.sh".to_string(),
@@ -186,14 +161,7 @@ fn run_one(bench: &Bench, test: &str) -> Result<End, String> {
     };
     let mut words = vec!["--kill-after=10", PATIENCE, "bash", &script];
     words.extend(old);
-    let mut command = bench.command("timeout", &words);
-    let status = command.stdin(Stdio::null()).stdout(log).stderr(copy).status();
-    let status = status.map_err(|error| format!("cannot start {test}: {error}"))?;
-    Ok(match status.code() {
-        Some(0) => End::Pass,
-        Some(SKIP) => End::Skip,
-        _ => End::Fail,
-    })
+    End::of(test, &mut bench.command("timeout", &words), &path)
 }
 
 /// Prints the sums and decides. `all`: every test was run, so that exceptions can be judged, too.
@@ -233,16 +201,6 @@ fn judge(rows: &[Row], exceptions: &BTreeMap<String, String>, all: bool) -> Outc
     ))
 }
 
-/// Tests that may fail, and why: rows of a table like ``| `test-x.sh` | reason |``.
-fn exceptions(text: &str) -> BTreeMap<String, String> {
-    let row = |line: &str| {
-        let (name, rest) = line.strip_prefix("| `")?.split_once("` |")?;
-        let reason = rest.trim().trim_end_matches('|').trim();
-        name.ends_with(".sh").then(|| (name.to_owned(), reason.to_owned()))
-    };
-    text.lines().filter_map(row).collect()
-}
-
 fn recall(path: &Path) -> BTreeMap<String, End> {
     let text = fs::read_to_string(path).unwrap_or_default();
     let row = |line: &str| {
@@ -256,21 +214,6 @@ fn recall(path: &Path) -> BTreeMap<String, End> {
 fn remember(path: &Path, ends: &BTreeMap<String, End>) -> Outcome {
     let text: String = ends.iter().map(|(test, end)| format!("{test} {}\n", end.word())).collect();
     fs::write(path, text).map_err(|error| at("write", path, &error))
-}
-
-pub fn read(path: &Path) -> Result<String, String> {
-    fs::read_to_string(path).map_err(|error| at("read", path, &error))
-}
-
-/// Writes a file that can be run.
-pub fn write_script(path: &Path, text: &str) -> Outcome {
-    fs::write(path, text).map_err(|error| at("write", path, &error))?;
-    let mode = fs::Permissions::from_mode(0o755);
-    fs::set_permissions(path, mode).map_err(|error| at("write", path, &error))
-}
-
-pub fn at(what: &str, path: &Path, error: &std::io::Error) -> String {
-    format!("cannot {what} {}: {error}", path.display())
 }
 
 #[cfg(test)]
