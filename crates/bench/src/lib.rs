@@ -8,9 +8,12 @@
 //!
 //! - `scenario`, `step`, `vars`: the file format. `plan`: what it comes to on this machine.
 //! - `run`: the rounds. `process`, `usage`: one command measured. `files`: images and comparison.
-//! - `device`: what one device is capable of. `load`: keeps a server busy. `mount`: file systems for the runs. `stats`, `metric`, `result`: from runs to summaries. `table`, `html`, `curve`, `save`, `compare`: for
-//!   people.
-//! - `docs`: figures for the README and docs/performance.md. `helper`: small programs that scenarios need. `args`: the command line.
+//! - `device`: what one device is capable of. `load`: keeps a server busy. `mount`: file systems for
+//!   the runs.
+//! - `stats`, `metric`, `result`: from runs to summaries. `table`, `html`, `curve`, `save`, `compare`:
+//!   for people.
+//! - `docs`: figures for the README and docs/performance.md. `helper`: small programs that scenarios
+//!   need. `args`: the command line.
 
 #![forbid(unsafe_code)]
 

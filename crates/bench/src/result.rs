@@ -360,12 +360,7 @@ mod tests {
         }
     }
 
-    #[test]
-    fn ratios_are_taken_within_rounds_and_warmups_do_not_count() {
-        let text = "title = 't'\nwarmup = 1\n
-            [[environment]]\nlabel = 'a'\ncommand = 'true'\n
-            [[environment]]\nlabel = 'b'\ncommand = 'true'\n
-            [[case]]\nlabel = 'c'\nunchecked = 'x'";
+    fn plan(text: &str) -> Plan {
         let scenario = Scenario::parse("t", text).unwrap();
         let places = Places {
             scratch: "/".into(),
@@ -373,7 +368,16 @@ mod tests {
             blockhaul: None,
             search: vec!["/bin".into()],
         };
-        let plan = Plan::new("t", &scenario, &Choice::default(), &places, 1).unwrap();
+        Plan::new("t", &scenario, &Choice::default(), &places, 1).unwrap()
+    }
+
+    #[test]
+    fn ratios_are_taken_within_rounds_and_warmups_do_not_count() {
+        let text = "title = 't'\nwarmup = 1\n
+            [[environment]]\nlabel = 'a'\ncommand = 'true'\n
+            [[environment]]\nlabel = 'b'\ncommand = 'true'\n
+            [[case]]\nlabel = 'c'\nunchecked = 'x'";
+        let plan = plan(text);
         let mut runs = vec![run(0, 0, 99.0), run(1, 0, 99.0)];
         runs.extend([run(0, 1, 1.0), run(1, 1, 2.0), run(1, 2, 8.0), run(0, 2, 2.0)]);
         runs.extend([run(0, 3, 1.0), run(1, 3, 3.0), run(1, 4, 3.0), run(0, 4, 1.0)]);
@@ -396,14 +400,7 @@ mod tests {
             rate = { amount = 3000, unit = 'k/s', divide = 1000 }\n
             [[environment]]\nlabel = 'a'\ncommand = 'true'\n
             [[case]]\nlabel = 'c'\nunchecked = 'x'";
-        let scenario = Scenario::parse("t", text).unwrap();
-        let places = Places {
-            scratch: "/".into(),
-            disk: "/".into(),
-            blockhaul: None,
-            search: vec!["/bin".into()],
-        };
-        let plan = Plan::new("t", &scenario, &Choice::default(), &places, 1).unwrap();
+        let plan = plan(text);
         let mut runs = vec![run(0, 0, 9.0), run(0, 1, 1.0), run(0, 2, 1.0)];
         runs[0].servers[0].1.calls = Some(77);
         runs[0].servers[0].1.user_s = 50.0;

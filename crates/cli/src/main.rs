@@ -4,9 +4,10 @@
 //!   `manual`).
 //! - `brackets`: `[ CMD … ]` groups, taken out of the command line before it is parsed.
 //! - `serve`, `copy`, `info` (with `map`): a command each.
-//! - `compat`: the program called by the names of libnbd's programs.
+//! - `compat`: the program called by the names of nbdkit and of libnbd's programs.
 //! - `tls_init`: keys and certificates.
 //! - `check`: `compare`, `verify` and `checksum`.
+//! - `part`: what is copied of a disk. `direct`: past the page cache or not.
 //! - `long`: what copies that take long have: a journal, and a rate that changes.
 //! - `jobs`: several disks in one run, listed in a file (`jobfile`); `session`: what surrounds copies.
 //! - `metrics`: a page for Prometheus; `figures`: what it says of copies. `aside`: small servers beside

@@ -7,6 +7,8 @@
 //!
 //! - [`Server`]: what is served, to whom, and the orderly stop. `clients`: the connections that are open.
 //! - `session`: a connection in transmission. `handshake`: a connection before that.
+//! - `hall`: what a client may choose from. `limits`: what it may cost. `held`: requests that devices
+//!   hold.
 //! - `reply`: outcomes as NBD replies.
 //! - `control`: what whoever runs the server sees and may do. `tally`: what is counted.
 
