@@ -144,6 +144,8 @@ impl Reading<'_> {
             Some(_) => (pool.limit() / 2).max(Pool::cost(BLOCK as usize)),
             None => pool.limit(),
         };
+        // What a copy before has left idle would come on top of the target's.
+        pool.keep_idle(half);
         let walk = Arc::new(Walk {
             source: self.source.clone(),
             target: self.target.cloned(),

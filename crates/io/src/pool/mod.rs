@@ -148,6 +148,14 @@ impl Pool {
         Ok(room)
     }
 
+    /// Gives idle memory back to the system until at most `most` bytes of it are left.
+    pub fn keep_idle(&self, most: u64) {
+        let mut surplus = Vec::new();
+        self.root().lock().take_idle_beyond(most, &mut surplus);
+        // Freed here, not under the lock.
+        drop(surplus);
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.0.state.lock().expect("no panic happens under this lock")
     }
@@ -288,17 +296,23 @@ impl Pool {
             state.idle[class].push(block);
             state.idle_bytes += size;
             state.lent -= size;
-            while state.idle_bytes + state.lent > root.0.limit {
-                let Some(class) = (0..CLASSES).rev().find(|&class| !state.idle[class].is_empty())
-                else {
-                    break;
-                };
-                let victim = state.idle[class].remove(0);
-                state.idle_bytes -= victim.size() as u64;
-                surplus.push(victim);
-            }
+            let most = root.0.limit.saturating_sub(state.lent);
+            state.take_idle_beyond(most, &mut surplus);
         }
         drop(surplus);
+    }
+}
+
+impl State {
+    /// Takes out idle blocks, the largest first, until at most `most` bytes of them are left.
+    fn take_idle_beyond(&mut self, most: u64, out: &mut Vec<Block>) {
+        while self.idle_bytes > most {
+            let largest = (0..CLASSES).rev().find(|&class| !self.idle[class].is_empty());
+            let Some(class) = largest else { break };
+            let block = self.idle[class].remove(0);
+            self.idle_bytes -= block.size() as u64;
+            out.push(block);
+        }
     }
 }
 
