@@ -212,7 +212,8 @@ fn cancelled_requests_are_told_of_when_the_client_goes() {
 }
 
 /// Three threads answer each request, some after its time is up, while clients leave without waiting and
-/// the server stops in the midst of it. `BLOCKHAUL_LONG` does it with a million requests.
+/// the server stops in the midst of it. `BLOCKHAUL_LONG` does it with a million requests. On a busy machine
+/// even opening may take longer than the time that callbacks have: that client goes away.
 #[test]
 fn answers_race_with_clients_that_leave_with_timeouts_and_with_the_stop() {
     let scratch = Scratch::new().unwrap();
@@ -223,7 +224,8 @@ fn answers_race_with_clients_that_leave_with_timeouts_and_with_the_stop() {
          def ended(error): return 1\n\
          for round in range({rounds}):\n  \
            h = nbd.NBD()\n  \
-           h.connect_uri(uri)\n  \
+           try: h.connect_uri(uri)\n  \
+           except nbd.Error: continue\n  \
            for i in range(200):\n    \
              h.aio_pread(nbd.Buffer(512), 64 * i, completion=ended)\n  \
            for i in range(random.randrange(30)):\n    \
