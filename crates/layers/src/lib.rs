@@ -17,7 +17,6 @@ mod extents_cache;
 mod fua;
 mod gates;
 mod gz;
-mod locks;
 mod log;
 mod luks;
 pub mod manual;

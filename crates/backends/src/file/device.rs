@@ -11,11 +11,12 @@ use block::{
     Access, Can, Device, Error, Facts, FileRange, Flags, Kind, Op, Outcome, Pending, Reply,
     Request, Result,
 };
-use io::{Buf, Data, Parked, Pool, Room, Way};
+use io::{Buf, Data, Hold, Parked, Pool, RangeLock, RangeLocks, Room, Way};
 use rustix::fs::{Advice, fadvise, fstat};
 
 use super::limits::Nearness;
 use super::lock::Lock;
+use super::open::page;
 use super::{extents, zero};
 
 /// Longest request that is copied on the worker itself: about 100 us from memory to memory.
@@ -69,6 +70,31 @@ impl Past {
     }
 }
 
+/// How a change reaches the file. One that reaches pages of the page cache while another writes the
+/// same pages past it makes the kernel say at the next flush that a write was lost (EIO): clients
+/// should not do that, and have to get along with their own disk where they do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Route {
+    Cache,
+    Past,
+}
+
+impl Hold for Route {
+    fn excludes(self, other: Route) -> bool {
+        self != other
+    }
+}
+
+/// Held while pages are changed; nothing where there is one route only.
+type Turn = Option<RangeLock<Route>>;
+
+/// The pages that a range touches.
+fn pages(at: u64, len: u64) -> (u64, u64) {
+    let page = u64::from(page());
+    // A size is at most 2^63-1.
+    (at - at % page, (at + len).next_multiple_of(page))
+}
+
 pub(super) struct FileDevice {
     facts: Arc<Facts>,
     inner: Arc<Inner>,
@@ -86,16 +112,20 @@ pub(super) struct Inner {
     tells_cached: AtomicBool,
     /// For payloads whose memory is not aligned for direct I/O; those who wait hold none of it.
     scratch: Pool,
+    /// Pages that are being changed, where changes go both through the page cache and past it.
+    changing: Option<Arc<RangeLocks<Route>>>,
 }
 
 impl FileDevice {
     pub(super) fn new(facts: Facts, storage: Storage) -> FileDevice {
+        let both = storage.past.is_some() || storage.align > 1;
         let inner = Inner {
             size: facts.size,
             zero: zero::Ways::new(storage.is_disk),
             seeks: AtomicBool::new(!storage.is_disk),
             tells_cached: AtomicBool::new(true),
             scratch: Pool::new(u64::from(facts.block.maximum)),
+            changing: both.then(Arc::default),
             storage,
         };
         FileDevice { facts: Arc::new(facts), inner: Arc::new(inner) }
@@ -128,6 +158,7 @@ impl Device for FileDevice {
             Op::Zero | Op::Trim => {
                 let (inner, trim) = (inner.clone(), matches!(op, Op::Trim));
                 Pending::start(async move {
+                    let _turn = inner.turn(Route::Cache, at, len).await;
                     match trim {
                         true => inner.trim(at, len).await?,
                         false => inner.zero(at, len, flags).await?,
@@ -175,6 +206,24 @@ impl Inner {
     /// Whether everything is in memory, so that no call waits.
     pub(super) fn in_memory(&self) -> bool {
         self.storage.nearness == Nearness::Memory
+    }
+
+    /// Waits until nobody changes these pages by the other route.
+    async fn turn(&self, route: Route, at: u64, len: u64) -> Turn {
+        let (start, end) = pages(at, len);
+        match &self.changing {
+            Some(changing) => Some(changing.lock_for(route, start, end).await),
+            None => None,
+        }
+    }
+
+    /// The turn where it need not be waited for.
+    fn turn_now(&self, route: Route, at: u64, len: u64) -> Option<Turn> {
+        let (start, end) = pages(at, len);
+        match &self.changing {
+            Some(changing) => changing.try_lock_for(route, start, end).map(Some),
+            None => Some(None),
+        }
     }
 
     /// The descriptor for a request that is to go past the page cache.
@@ -343,6 +392,19 @@ impl Inner {
             let inner = self.clone();
             return Pending::start(async move { inner.write_past(at, data, durable).await });
         }
+        let (_, direct) = self.route(at, data.len() as u64);
+        if direct || self.changing.is_none() {
+            return self.write_by(at, data, durable);
+        }
+        let inner = self.clone();
+        Pending::start(async move {
+            let _turn = inner.turn(Route::Cache, at, data.len() as u64).await;
+            inner.write_by(at, data, durable).await
+        })
+    }
+
+    /// Writes by the descriptor that the range asks for; through the page cache when it is its turn.
+    fn write_by(self: &Arc<Inner>, at: u64, data: Data, durable: bool) -> Pending {
         let (file, direct) = self.route(at, data.len() as u64);
         let short = if self.in_memory() { INLINE_MAX } else { INLINE_WRITE };
         let inline = !direct && data.len() <= short;
@@ -364,9 +426,14 @@ impl Inner {
             return Pending::start(async move { inner.sync().await.map(|()| Reply::Done) });
         }
         let (inner, file) = (self.clone(), file.clone());
-        if direct && !durable && is_aligned(&data, self.storage.align) {
+        if direct
+            && !durable
+            && is_aligned(&data, self.storage.align)
+            && let Some(turn) = self.turn_now(Route::Past, at, data.len() as u64)
+        {
             let writing = file.start_write(data.clone(), 0, at);
             return Pending::finishing(async move {
+                let _turn = turn;
                 match writing.await {
                     Ok(written) if written == data.len() => {}
                     Ok(0) => return Err(write_failed(std::io::ErrorKind::WriteZero.into())),
@@ -386,11 +453,13 @@ impl Inner {
         }
         Pending::start(async move {
             let align = inner.storage.align;
-            let same =
-                if direct { inner.aligned(data.clone(), align).await? } else { data.clone() };
-            file.write_all_at(same, at).await.map_err(write_failed)?;
             if direct {
+                let aligned = inner.aligned(data.clone(), align).await?;
+                let _turn = inner.turn(Route::Past, at, data.len() as u64).await;
+                file.write_all_at(aligned, at).await.map_err(write_failed)?;
                 count(&data, Way::DirectWrite);
+            } else {
+                file.write_all_at(data, at).await.map_err(write_failed)?;
             }
             if durable {
                 inner.sync().await?;
@@ -404,6 +473,7 @@ impl Inner {
         let mut done = false;
         if let Some(past) = self.past(at, data.len() as u64) {
             let aligned = self.aligned(data.clone(), past.align).await?;
+            let _turn = self.turn(Route::Past, at, data.len() as u64).await;
             match past.file.write_all_at(aligned, at).await {
                 Ok(()) => {
                     done = true;
@@ -414,6 +484,7 @@ impl Inner {
             }
         }
         if !done {
+            let _turn = self.turn(Route::Cache, at, data.len() as u64).await;
             self.storage.file.write_all_at(data, at).await.map_err(write_failed)?;
         }
         if durable {

@@ -246,7 +246,7 @@ fn only_regular(stat: &Stat) -> Result<()> {
 /// Least alignment of direct requests where others go through the page cache: so that no page belongs
 /// to both. Where one does, the kernel may find it dirty again behind a direct write, and then says at
 /// the next flush that an earlier write was lost (EIO).
-fn page() -> u32 {
+pub(super) fn page() -> u32 {
     u32::try_from(rustix::param::page_size()).unwrap_or(4096)
 }
 

@@ -1,11 +1,9 @@
 //! Requests of any offset and length on devices with a minimum block above one byte: partial blocks
 //! are read, changed and written back.
 
-use std::future::poll_fn;
-use std::sync::{Arc, Mutex};
-use std::task::{Poll, Waker};
+use std::sync::Arc;
 
-use io::{Buf, Data, Pool, Room};
+use io::{Buf, Data, Pool, RangeLocks, Room};
 
 use crate::{
     Access, BlockSizes, Contexts, Device, Error, Facts, FileRange, Flags, Kind, Op, Pending, Reply,
@@ -27,7 +25,8 @@ struct Shared {
     /// Longest request of the device, a multiple of the minimum.
     maximum: u64,
     scratch: Pool,
-    locks: RangeLocks,
+    /// Ranges that are being changed.
+    locks: Arc<RangeLocks>,
 }
 
 impl Align {
@@ -46,7 +45,8 @@ impl Align {
         };
         let scratch = Pool::new(Pool::cost(maximum as usize) * SCRATCH_REQUESTS);
         let maximum = u64::from(maximum);
-        let shared = Shared { inner, minimum, maximum, scratch, locks: RangeLocks::default() };
+        let locks = Arc::default();
+        let shared = Shared { inner, minimum, maximum, scratch, locks };
         Align { shared: Arc::new(shared), facts: Arc::new(facts) }
     }
 
@@ -228,49 +228,5 @@ impl Shared {
     async fn scratch(&self, len: u64) -> Result<Room> {
         let room = self.scratch.reserve(len as usize).await;
         room.map_err(|error| Error::new(Kind::NoMemory, "no scratch memory").because(error))
-    }
-}
-
-/// Ranges that are being changed; overlapping ones wait for each other.
-#[derive(Default)]
-struct RangeLocks(Mutex<Held>);
-
-#[derive(Default)]
-struct Held {
-    ranges: Vec<(u64, u64)>,
-    waiting: Vec<Waker>,
-}
-
-impl RangeLocks {
-    async fn lock(&self, start: u64, end: u64) -> RangeLock<'_> {
-        poll_fn(|cx| {
-            let mut held = self.0.lock().expect("no panic under this lock");
-            if held.ranges.iter().any(|range| range.0 < end && start < range.1) {
-                held.waiting.push(cx.waker().clone());
-                return Poll::Pending;
-            }
-            held.ranges.push((start, end));
-            Poll::Ready(RangeLock { locks: self, start, end })
-        })
-        .await
-    }
-}
-
-struct RangeLock<'a> {
-    locks: &'a RangeLocks,
-    start: u64,
-    end: u64,
-}
-
-impl Drop for RangeLock<'_> {
-    fn drop(&mut self) {
-        let mut held = self.locks.0.lock().expect("no panic under this lock");
-        let mine = held.ranges.iter().position(|range| *range == (self.start, self.end));
-        if let Some(mine) = mine {
-            held.ranges.swap_remove(mine);
-        }
-        let waiting = std::mem::take(&mut held.waiting);
-        drop(held);
-        waiting.into_iter().for_each(Waker::wake);
     }
 }

@@ -9,7 +9,7 @@ use io::{Data, Task};
 
 use super::Handle;
 use super::blocks::State;
-use crate::locks::Hold;
+use super::hold::Hold;
 
 /// How many runs of blocks are on their way below at a time, as many as there are pieces of scratch
 /// memory.

@@ -1,6 +1,7 @@
 //! `cache`: blocks of a slow device in a temporary file.
 //!
-//! - `blocks`: where each block's bytes are. `store`: the file and who may use which part of it.
+//! - `blocks`: where each block's bytes are. `store`: the file. `hold`: who
+//!   may use which part of it.
 //! - `read`, `write`: requests. `carry`: what goes back to the device below, and what makes room.
 //!
 //! The rules: a block that is absent or zero is a hole in the file. Whoever makes a block absent holds
@@ -9,6 +10,7 @@
 
 mod blocks;
 mod carry;
+mod hold;
 mod read;
 mod store;
 mod write;

@@ -8,10 +8,10 @@ use block::{
 use io::{Buf, Data, Room, Task};
 
 use super::blocks::State;
+use super::hold::Hold;
 use super::store::{Store, View};
 use super::{Handle, is_full};
 use crate::declared::misfit;
-use crate::locks::Hold;
 
 /// Bytes that a hint brings at a time.
 const HINT: u64 = 4 << 20;

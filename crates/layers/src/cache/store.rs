@@ -8,8 +8,8 @@ use io::{Allocate, Buf, Data, File};
 use rustix::fs::{FallocateFlags, fallocate, fstatfs, ftruncate};
 
 use super::blocks::{Blocks, State};
+use super::hold::Hold;
 use super::{Mode, OnRead, Options, bound_in_blocks};
-use crate::locks::RangeLocks;
 use crate::temporary;
 
 /// Longest write to the file that is done at once: dearer to hand over than to do.
@@ -35,7 +35,7 @@ pub(super) struct Store {
     pub(super) size: u64,
     pub(super) bound: Option<Bound>,
     /// Locks on bytes.
-    pub(super) locks: Arc<RangeLocks>,
+    pub(super) locks: Arc<io::RangeLocks<Hold>>,
     /// How many handles there are.
     pub(super) handles: AtomicUsize,
     /// Somebody is making room.

@@ -6,8 +6,8 @@ use block::{Can, Device as _, Error, Flags, Kind, Outcome, Reply, Request, Resul
 use io::Data;
 
 use super::blocks::State;
+use super::hold::Hold;
 use super::{Handle, Mode};
-use crate::locks::Hold;
 
 /// How often a write looks for the rest of its blocks: others may make them absent again.
 const TRIES: usize = 4;
@@ -47,7 +47,7 @@ impl Handle {
             log::debug!("cache: blocks are dropped after a write: {error}");
             let (first, last) = store.touched(at, end);
             let (start, stop) = store.bytes(first, last);
-            let _alone = store.locks.lock(start, stop).await;
+            let _alone = store.locks.lock_for(Hold::Alone, start, stop).await;
             store.drop_blocks(first, last).await;
         }
         written
@@ -154,7 +154,7 @@ impl Handle {
     async fn restore_holes(&self, first: u64, last: u64) {
         let store = &self.store;
         let (start, stop) = store.bytes(first, last);
-        let _alone = store.locks.lock(start, stop).await;
+        let _alone = store.locks.lock_for(Hold::Alone, start, stop).await;
         let mut next = first;
         while next < last {
             let (state, to) = store.blocks().run(next, last);
@@ -186,7 +186,7 @@ impl Handle {
         if store.mode == Mode::Writethrough {
             let (first, last) = store.touched(at, end);
             let (start, stop) = store.bytes(first, last);
-            let _alone = store.locks.lock(start, stop).await;
+            let _alone = store.locks.lock_for(Hold::Alone, start, stop).await;
             let zeroed = self.inner.submit(Request::zero(at, len).with(flags)).await;
             store.drop_blocks(first, last).await;
             return zeroed;
@@ -198,7 +198,7 @@ impl Handle {
         self.zero_parts(at, start).await?;
         self.zero_parts(stop, end).await?;
         if first < last {
-            let _alone = store.locks.lock(start, stop).await;
+            let _alone = store.locks.lock_for(Hold::Alone, start, stop).await;
             if below {
                 let flags = flags & (Flags::NO_HOLE | Flags::FAST);
                 self.inner.submit(Request::zero(start, stop - start).with(flags)).await?;
@@ -236,7 +236,7 @@ impl Handle {
             return Ok(Reply::Done);
         }
         let (start, stop) = store.bytes(first, last);
-        let _alone = store.locks.lock(start, stop).await;
+        let _alone = store.locks.lock_for(Hold::Alone, start, stop).await;
         store.drop_blocks(first, last).await;
         let flags = if store.mode == Mode::Unsafe { Flags::empty() } else { flags };
         self.inner.submit(Request::trim(start, stop - start).with(flags)).await

@@ -17,7 +17,6 @@ use block::{
 use io::{Allocate, Buf, Data, File, Room};
 
 use crate::declared::{Declared, misfit, opened, param, param_or, usage};
-use crate::locks::RangeLocks;
 use crate::per_disk::PerDisk;
 use crate::scratch::Scratch;
 use crate::temporary;
@@ -94,7 +93,7 @@ struct Overlay {
     block: u64,
     size: u64,
     states: Mutex<States>,
-    locks: Arc<RangeLocks>,
+    locks: Arc<io::RangeLocks>,
 }
 
 impl Overlay {

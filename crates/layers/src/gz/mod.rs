@@ -13,7 +13,6 @@ use block::{
 use io::{Data, Room};
 
 use crate::declared::{Declared, param_or, usage};
-use crate::locks::RangeLocks;
 use crate::packed::{self, Kept, Part, Unpack, facts_of_content};
 use crate::per_disk::PerDisk;
 use crate::scratch::Scratch;
@@ -215,7 +214,7 @@ struct Content {
     /// The decoder as the last read left it.
     last: Mutex<Option<Cursor>>,
     /// One decodes at a time.
-    decoding: Arc<RangeLocks>,
+    decoding: Arc<io::RangeLocks>,
 }
 
 impl Content {

@@ -14,7 +14,6 @@ use io::{Data, Room};
 use lzma_rust2::{Action, Status, XzStream};
 
 use crate::declared::{Declared, param_or, usage};
-use crate::locks::RangeLocks;
 use crate::packed::{self, Kept, Part, Unpack, facts_of_content};
 use crate::per_disk::PerDisk;
 use crate::scratch::Scratch;
@@ -106,7 +105,7 @@ struct Content {
     packed: u64,
     kept: Kept,
     /// Blocks that are being decoded.
-    decoding: Arc<RangeLocks>,
+    decoding: Arc<io::RangeLocks>,
 }
 
 impl Content {
