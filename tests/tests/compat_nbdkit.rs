@@ -421,3 +421,19 @@ h.pwrite(b\"y\" * 70 * 1024, 0)'; cat {log}; rm {log}"
     args.extend([read.as_str(), write.as_str(), "--run", &ask]);
     assert_eq!(both.same(&args), "r 153600 4096\nw 71680 0 71680\n");
 });
+
+with_nbdkit!(what_ends_the_server_before_it_serves_ends_it_well, |both| {
+    // The event is there long before the plugin is ready.
+    let output = both.ours(&[
+        "-f",
+        "-U",
+        "-",
+        "--filter=exitwhen",
+        "eval",
+        "config_complete=sleep 1",
+        "get_size=echo 1048576",
+        "pread=head -c $3 /dev/zero",
+        "exit-when-script=exit 88",
+    ]);
+    assert_eq!(output.status.code(), Some(0), "{}", lossy(&output.stderr));
+});

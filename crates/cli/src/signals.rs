@@ -30,6 +30,7 @@ pub fn catch() -> Result<Caught, Failure> {
         let text = format!("cannot handle signals: {}", crate::exit::plain(&error));
         Failure::new(FAILED, text)
     })?;
+    io::termination_is_handled();
     Ok(Caught(signals))
 }
 

@@ -61,7 +61,9 @@ pub use offload::offload;
 pub use op::ready;
 pub use park::{Parked, disable_parking};
 pub use pool::{Pool, Room, TooLarge, Wish};
-pub use process::{Cost, end_this_process, ends_by_itself, processor_time, wait_with_cost};
+pub use process::{
+    Cost, end_this_process, ends_by_itself, processor_time, termination_is_handled, wait_with_cost,
+};
 pub use range_locks::{Alone, Hold, RangeLock, RangeLocks};
 pub use recv_window::RecvWindow;
 pub use remote::Remote;

@@ -21,12 +21,29 @@ pub struct Cost {
     pub peak: u64,
 }
 
-/// Whether this process has asked itself to end.
+/// Whether this process has asked itself to end, whether it handles SIGTERM, and whether it has sent
+/// itself one: a second would end it at once.
 static ENDS: AtomicBool = AtomicBool::new(false);
+static HANDLES: AtomicBool = AtomicBool::new(false);
+static SENT: AtomicBool = AtomicBool::new(false);
 
-/// Asks this process to end in an orderly way: by SIGTERM, which it has to handle.
+/// Asks this process to end in an orderly way: by SIGTERM, as soon as it is handled.
 pub fn end_this_process() {
     ENDS.store(true, Ordering::SeqCst);
+    send_if_due();
+}
+
+/// SIGTERM is handled from now on.
+pub fn termination_is_handled() {
+    HANDLES.store(true, Ordering::SeqCst);
+    send_if_due();
+}
+
+fn send_if_due() {
+    let due = ENDS.load(Ordering::SeqCst) && HANDLES.load(Ordering::SeqCst);
+    if !due || SENT.swap(true, Ordering::SeqCst) {
+        return;
+    }
     let this = rustix::process::getpid();
     if let Err(error) = rustix::process::kill_process(this, rustix::process::Signal::TERM) {
         log::warn!("cannot end the server: {error}");
