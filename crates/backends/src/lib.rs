@@ -31,7 +31,7 @@ mod tmpdisk;
 mod zero;
 
 pub use data::Data;
-pub use file::{Dir, File, disable_locks, identity};
+pub use file::{Dir, File, disable_locks, identity, named as named_file};
 pub use floppy::Floppy;
 pub use full::Full;
 pub use info::Info;

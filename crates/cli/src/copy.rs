@@ -147,8 +147,8 @@ pub(crate) fn path_of(spec: &Spec) -> Option<PathBuf> {
     match spec {
         Spec::Path(path) => Some(path.clone()),
         Spec::Scheme { scheme, rest } if scheme == backends::PATH_SCHEME => {
-            let rest = rest.split_once('?').map_or(rest.as_str(), |(path, _)| path);
-            block::percent_decode(rest).ok().map(PathBuf::from)
+            let (path, options) = rest.split_once('?').unwrap_or((rest, ""));
+            backends::named_file(path, options)
         }
         _ => None,
     }

@@ -97,6 +97,64 @@ fn a_private_socket_is_removed() {
     assert!(!socket.parent().unwrap().exists(), "{said}");
 }
 
+/// A shell's script in a folder; `$0` is the program.
+fn script(scratch: &Scratch, text: &str) -> Output {
+    let mut command = Command::new("sh");
+    command.args(["-c", text, OURS]).current_dir(scratch.path()).stdin(Stdio::null());
+    tools::output(&mut command, LIMIT).unwrap()
+}
+
+#[test]
+fn what_is_handed_over_open_is_served() {
+    let scratch = Scratch::new().unwrap();
+    let done = |text: &str| {
+        let output = script(&scratch, text);
+        assert!(output.status.success(), "{text}: {output:?}");
+        output
+    };
+    // The file is gone: its descriptor is all there is. It comes along to the background as well.
+    done(
+        "printf 01234567 >disk; exec 5<>disk 6<disk; rm disk
+        \"$0\" serve -U own --pidfile pid 'file:?fd=5'
+        printf abcdefgh | \"$0\" copy - 'nbd+unix:///?socket=own'
+        kill $(cat pid)
+        test \"$(cat <&6)\" = abcdefgh
+        \"$0\" serve --run '\"$0\" info \"$uri\" || exit 1' -U - -r 'file:?fd=5' >/dev/null
+        \"$0\" copy 'file:?fd=5' new && test \"$(cat new)\" = abcdefgh",
+    );
+    // Called as nbdkit, for each client and without nbdkit's plugin.
+    std::os::unix::fs::symlink(OURS, scratch.file("nbdkit")).unwrap();
+    let output = done(
+        "printf 01234567 >disk; exec 5<disk
+        ./nbdkit -U - file fd=5 --run '\"'\"$0\"'\" info --json \"$uri\"'",
+    );
+    let said = text(&output.stdout);
+    assert!(said.contains("\"export-size\": 8,"), "{said}");
+    assert!(said.contains("\"is_read_only\": true"), "{said}");
+    let output = done(
+        "mkdir images; printf 012 >images/a; exec 5<images
+        \"$0\" serve -U - 'dir:?dirfd=5' --run '\"'\"$0\"'\" info --list \"$uri\"'",
+    );
+    assert!(text(&output.stdout).contains("export=\"a\":"), "{output:?}");
+
+    let wrong = [
+        ("\"$0\" serve -f -U - 'file:?fd=9'", 3, "not started with such a descriptor"),
+        ("\"$0\" serve -f -U - 'file:?fd=1'", 2, "3 or more"),
+        ("\"$0\" serve -f -U - 'file:?fd=x'", 2, "fd"),
+        ("exec 4>&1; true | \"$0\" serve -f -U - 'file:?fd=5' 5<&0", 2, "is a pipe"),
+        ("exec 5<images/a; \"$0\" copy memory:1M 'file:?fd=5'", 3, "open for reading only"),
+        ("exec 5<>images/a; \"$0\" copy images/a 'file:?fd=5'", 2, "are the same"),
+        ("exec 5<images/a; \"$0\" serve -f -U - 'dir:?dirfd=5'", 2, "is no folder"),
+    ];
+    for (line, status, part) in wrong {
+        let output = script(&scratch, line);
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(status), "{line}: {said}");
+        assert!(said.contains(part), "{line}: {said}");
+    }
+    assert_eq!(std::fs::read(scratch.file("images/a")).unwrap(), b"012");
+}
+
 fn start(scratch: &Scratch, args: &[&str]) -> Server {
     let socket = scratch.socket("own");
     let mut command = Command::new(OURS);

@@ -1,4 +1,4 @@
-//! `dir:PATH`: every regular file of a folder is an export of its name.
+//! `dir:PATH`, `dir:?dirfd=N`: every regular file of a folder is an export of its name.
 //!
 //! A file is opened when a client asks for it, and closed when the last client of it has left. Names
 //! are one component: nothing outside of the folder can be named, and links are not followed.
@@ -11,8 +11,10 @@ use block::{
     Backend, Client, Device, Error, Exports, Kind, Listed, Opened, Opening, Param, ParamKind,
     Result, Target, Visit, emulate, format_size,
 };
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, statat};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, fstat, statat};
+use rustix::io::fcntl_dupfd_cloexec;
 
+use super::handed::{DIRFD, Handed};
 use super::{DIRECT, LOCK, open};
 
 /// Longest name of a file (NAME_MAX).
@@ -48,6 +50,7 @@ impl Backend for Dir {
             },
             DIRECT,
             LOCK,
+            DIRFD,
         ]
     }
 
@@ -75,14 +78,18 @@ struct Folder {
 impl Folder {
     fn open(target: Target) -> Result<Folder> {
         let path = target.path();
-        if path.as_os_str().is_empty() {
-            return Err(Error::new(Kind::Usage, "dir: has no path: write dir:PATH"));
-        }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let fd = rustix::fs::open(&path, flags, Mode::empty()).map_err(|errno| {
-            let text = format!("cannot open the folder {}", path.display());
-            Error::system(text, errno.into())
-        })?;
+        let fd = match Handed::find(&target, DIRFD.name)? {
+            Some(handed) => folder_of(&handed)?,
+            None if path.as_os_str().is_empty() => {
+                let text = "dir: has no path: write dir:PATH, or dir:?dirfd=N for what is open";
+                return Err(Error::new(Kind::Usage, text));
+            }
+            None => rustix::fs::open(&path, flags, Mode::empty()).map_err(|errno| {
+                let text = format!("cannot open the folder {}", path.display());
+                Error::system(text, errno.into())
+            })?,
+        };
         let folder = Folder { fd, target, open: Mutex::default() };
         if let Some(name) = folder.target.args.text("default") {
             check(name)?;
@@ -155,6 +162,21 @@ impl Folder {
         open.insert(identity, Arc::downgrade(&device));
         Ok(device)
     }
+}
+
+/// A descriptor of a folder that was handed over: its names are looked up in it, so that it need not be
+/// opened anew.
+fn folder_of(handed: &Handed) -> Result<OwnedFd> {
+    let number = handed.number();
+    let failed = |errno: rustix::io::Errno| {
+        Error::system(format!("cannot use descriptor {number}"), errno.into())
+    };
+    let stat = fstat(handed.fd()).map_err(failed)?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
+        let text = format!("dirfd={number} is no folder: write file:?fd={number} for a file");
+        return Err(Error::new(Kind::Usage, text));
+    }
+    fcntl_dupfd_cloexec(handed.fd(), 3).map_err(failed)
 }
 
 /// Refuses names that are not those of a file in the folder itself.

@@ -2,18 +2,19 @@
 //!
 //! [`open`] finds out what the path is and what it can do, [`device`] carries out requests, [`zero`]
 //! knows the ways to zero a range, [`extents`] finds holes, [`limits`] asks the kernel for alignments
-//! and file systems, and [`lock`] keeps two programs from writing to one file. [`dir`] has the files of
-//! a folder as exports.
+//! and file systems, and [`lock`] keeps two programs from writing to one file. [`handed`] has what is handed
+//! over open, and [`dir`] the files of a folder as exports.
 
 mod device;
 mod dir;
 mod extents;
+mod handed;
 mod limits;
 mod lock;
 mod open;
 mod zero;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use block::{Backend, Device, Error, Kind, Opened, Opening, Param, ParamKind, Target};
@@ -38,7 +39,7 @@ impl Backend for File {
     }
 
     fn params(&self) -> &'static [Param] {
-        &[DIRECT, LOCK]
+        &[DIRECT, LOCK, handed::FD]
     }
 
     fn open(&self, target: Target) -> Opening<Opened> {
@@ -80,6 +81,18 @@ pub fn identity(path: &Path) -> Option<(u64, u64)> {
         rustix::fs::FileType::BlockDevice => Some((stat.st_rdev, 0)),
         _ => Some((stat.st_dev, stat.st_ino)),
     }
+}
+
+/// The path of what `file:` names by these words, the path before the `?` and the options behind it,
+/// both still encoded: of a descriptor (`fd=N`) where it is in /proc. `None` if they are not understood.
+pub fn named(path: &str, options: &str) -> Option<PathBuf> {
+    let path = block::percent_decode(path).ok()?;
+    if !path.is_empty() {
+        return Some(PathBuf::from(path));
+    }
+    let options = block::parse_options(options).ok()?;
+    let (_, number) = options.iter().rfind(|(key, _)| key == handed::FD.name)?;
+    number.parse().ok().map(handed::path)
 }
 
 #[cfg(test)]

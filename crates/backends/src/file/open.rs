@@ -11,6 +11,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::device::{FileDevice, Past, Storage};
+use super::handed::Handed;
 use super::limits::{self, Nearness};
 use super::lock::Lock;
 use crate::operand;
@@ -21,19 +22,32 @@ const PREFERRED: (u32, u32) = (4096, 1 << 20);
 
 /// Opens the file that a description names; blocks.
 pub(super) fn open(target: &Target) -> Result<FileDevice> {
-    let name = operand::name(target);
+    let mut name = operand::name(target);
     let path = target.path();
-    if path.as_os_str().is_empty() {
-        return Err(Error::new(Kind::Usage, "file: has no path: write file:PATH"));
+    let handed = Handed::find(target, "fd").map_err(|error| error.on(&name.as_str().into()))?;
+    let mut target = std::borrow::Cow::Borrowed(target);
+    match &handed {
+        Some(handed) => {
+            name = format!("file:?fd={}", handed.number());
+            // What it can do is known before it is opened anew, which may be able to do more.
+            if handed.is_readonly() && target.intent.target_size.is_none() {
+                target.to_mut().intent.write = false;
+            }
+        }
+        None if path.as_os_str().is_empty() => {
+            let text = "file: has no path: write file:PATH, or file:?fd=N for what is open";
+            return Err(Error::new(Kind::Usage, text));
+        }
+        None => {}
     }
-    let open = Open { path: &path, target, folder: None };
+    let open = Open { path: &path, target: &target, folder: None, handed: handed.as_ref() };
     open.run(&name).map_err(|error| error.on(&name.as_str().into()))
 }
 
 /// Opens a regular file of a folder by its name; blocks. No link is followed, and nothing outside of
 /// the folder is opened: `name` must be one component.
 pub(super) fn open_in(folder: &OwnedFd, name: &str, target: &Target) -> Result<FileDevice> {
-    let open = Open { path: Path::new(name), target, folder: Some(folder.as_fd()) };
+    let open = Open { path: Path::new(name), target, folder: Some(folder.as_fd()), handed: None };
     open.run(name).map_err(|error| error.on(&name.into()))
 }
 
@@ -42,6 +56,8 @@ struct Open<'a> {
     target: &'a Target,
     /// Where the path begins and stays; none for paths that may lead anywhere.
     folder: Option<BorrowedFd<'a>>,
+    /// What is to be opened instead of the path.
+    handed: Option<&'a Handed>,
 }
 
 impl Open<'_> {
@@ -52,6 +68,13 @@ impl Open<'_> {
             Ok(stat) => drop(check_type(&stat)?),
             Err(Errno::NOENT) if self.target.intent.target_size.is_some() => {}
             Err(errno) => return Err(self.refused(errno)),
+        }
+        if let Some(handed) = self.handed
+            && self.target.intent.write
+            && handed.is_readonly()
+        {
+            let text = "is open for reading only: open it for both, in a shell with N<>FILE";
+            return Err(Error::new(Kind::ReadOnly, text));
         }
         let wanted = match self.target.args.text("direct") {
             None => self.target.intent.direct,
@@ -167,6 +190,9 @@ impl Open<'_> {
     }
 
     fn stat(&self) -> rustix::io::Result<Stat> {
+        if let Some(handed) = self.handed {
+            return fstat(handed.fd());
+        }
         match self.folder {
             None => statat(CWD, self.path, AtFlags::empty()),
             Some(folder) => statat(folder, self.path, AtFlags::SYMLINK_NOFOLLOW),
@@ -174,6 +200,9 @@ impl Open<'_> {
     }
 
     fn open(&self, flags: OFlags, mode: Mode) -> rustix::io::Result<OwnedFd> {
+        if let Some(handed) = self.handed {
+            return handed.open(flags - OFlags::CREATE);
+        }
         let Some(folder) = self.folder else {
             return openat(CWD, self.path, flags, mode);
         };
@@ -196,6 +225,14 @@ impl Open<'_> {
     fn refused(&self, errno: Errno) -> Error {
         let intent = self.target.intent;
         let text = match errno {
+            Errno::ACCESS | Errno::PERM | Errno::ROFS if self.handed.is_some() && intent.write => {
+                "cannot open the descriptor again for writing: get the permission, or have it opened \
+                 for both, without O_APPEND and O_DIRECT"
+            }
+            _ if self.handed.is_some() => {
+                "cannot open the descriptor again: have it opened for reading as well, or get the \
+                 permission to read the file"
+            }
             Errno::NOENT if intent.target_size.is_some() => {
                 "cannot create it: make the folder that it is to lie in first"
             }

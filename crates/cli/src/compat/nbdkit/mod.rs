@@ -109,9 +109,13 @@ fn serve_words(mut line: Line, in_background: bool) -> Result<Vec<OsString>, Fai
         layers.push(layer);
     }
     words.extend(layers.iter().rev().map(|layer| format!("--layer={layer}").into()));
-    // Whether another user may write a file is found out when clients come, by the plugin alone.
+    // Whether another user may write a file is found out when clients come, by the plugin alone; not so
+    // where it is open already.
     let is_user = |word: &OsString| word.as_encoded_bytes().starts_with(b"--user=");
-    let as_other = line.plugin.as_deref() == Some("file") && words.iter().any(is_user);
+    let is_fd = |(key, _): &line::Parameter| key.as_deref() == Some("fd");
+    let as_other = line.plugin.as_deref() == Some("file")
+        && words.iter().any(is_user)
+        && !line.parameters.iter().any(is_fd);
     let native = match hosted.is_empty() && !flags && !as_other {
         true => plugins::native(&line),
         false => None,

@@ -3,6 +3,7 @@
 
 use std::ffi::OsString;
 use std::fs::File;
+use std::os::unix::fs::FileTypeExt as _;
 
 use super::line::{Line, Parameter, escaped};
 use super::natives;
@@ -50,12 +51,21 @@ fn size(parameters: &[Parameter], otherwise: &str) -> Option<String> {
 /// A file that can be opened as it is to be. A plugin that may not write it serves it read-only.
 fn file(line: &Line) -> Option<OsString> {
     let [(key, path)] = &line.parameters[..] else { return None };
-    if key.as_deref().is_some_and(|key| key != "file") {
-        return None;
+    match key.as_deref() {
+        None | Some("file") => {}
+        Some("fd") => return descriptor(path),
+        Some(_) => return None,
     }
     let path = std::fs::canonicalize(path).ok()?;
     File::options().read(true).write(!line.readonly).open(&path).ok()?;
     Some(path.into_os_string())
+}
+
+/// An open file or disk that is handed over. What is wrong with it is the plugin's to say.
+fn descriptor(number: &str) -> Option<OsString> {
+    let parsed: i32 = number.parse().ok().filter(|parsed| *parsed > 2)?;
+    let kind = std::fs::metadata(format!("/proc/self/fd/{parsed}")).ok()?.file_type();
+    (kind.is_file() || kind.is_block_device()).then(|| format!("file:?fd={parsed}").into())
 }
 
 /// The plugin itself, hosted, with filters over it.
