@@ -116,7 +116,8 @@ fn exports_that_are_not_there() {
     let scratch = Scratch::new().unwrap();
     let (image, target) = (scratch.file("image"), scratch.file("target"));
     File::create(&image).unwrap().set_len(1 << 20).unwrap();
-    let ours = serve(&scratch, "s", &["-e", "disk", text(&image)]);
+    // Of two that might write the second is refused.
+    let ours = serve(&scratch, "s", &["-r", "-e", "disk", text(&image)]);
     let args = ["-e", "4", "-x", "disk", "-f", "raw", text(&image)];
     let qemus = Server::qemu_nbd(&qemu_nbd, &scratch.socket("q"), &args).unwrap();
     let dir = format!("dir={}", text(scratch.path()));
@@ -426,7 +427,8 @@ fn targets_that_cannot_take_the_source() {
     let untouched = scratch.file("untouched");
     fs::copy(&small, &untouched).unwrap();
     let source = text(&image);
-    let ours = serve(&scratch, "s", &[text(&small)]);
+    let shared = format!("file:{}?lock=off", text(&small));
+    let ours = serve(&scratch, "s", &[&shared]);
     let args = ["file", text(&small)];
     let nbdkits = Server::nbdkit(&nbdkit, &scratch.socket("k"), &args).unwrap();
     let args = ["-e", "4", "-f", "raw", text(&small)];
@@ -491,7 +493,13 @@ fn a_full_target() {
     }
     refused_by(&output, "a full tmpfs", FULL, &["target", "space", text(&target), "; "]);
     let serving = "truncate -s 24m \"$3\"; \"$1\" serve \"$3\" --run \"$1 copy $2 \\$uri\"";
-    let output = within(serving);
+    let mut output = within(serving);
+    // The server's log is on the same terminal.
+    let said = lossy(&output.stderr);
+    let (log, rest): (Vec<&str>, _) =
+        said.lines().partition(|line| line.starts_with("blockhaul: warning: connection "));
+    assert!(log.iter().all(|line| line.contains("No space left on device")), "{said}");
+    output.stderr = rest.join("\n").into_bytes();
     refused_by(&output, "a served full tmpfs", FULL, &["target", "space", "; "]);
 }
 

@@ -321,12 +321,13 @@ fn sizes_that_are_no_multiple_of_the_servers_blocks() {
     assert!(copied[whole - 100..].iter().all(|&byte| byte == 0xA5));
 
     // Our layer leaves the tail out; what clients are told and not made to keep to is served.
-    let lacking = serve(&scratch, "lacking", &["--layer", "blocksize?minblock=4k", text(&image)]);
+    let lacking =
+        serve(&scratch, "lacking", &["-r", "--layer", "blocksize?minblock=4k", text(&image)]);
     succeed(&["copy", &lacking.uri(""), text(&target)]);
     assert!(fs::read(&target).unwrap() == bytes[..whole]);
     for policy in ["allow", "error"] {
         let layer = format!("blocksize?minimum=4k&error-policy={policy}");
-        let told = serve(&scratch, policy, &["--layer", &layer, text(&image)]);
+        let told = serve(&scratch, policy, &["-r", "--layer", &layer, text(&image)]);
         let says = ["the last 200 of", "cannot be read"];
         refused_before_a_byte(&told.uri(""), text(&target), &target, &says);
     }

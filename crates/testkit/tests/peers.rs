@@ -35,7 +35,7 @@ fn client_and_server_speak_every_form() {
         }
         let exported = client.go("").unwrap();
         assert_eq!(exported.size, SIZE);
-        assert_eq!(exported.block_sizes, Some((1, 4096, 32 << 20)));
+        assert_eq!(exported.block_sizes, Some((1, 4096, 64 << 20)));
         assert_eq!(client.read(1000, 5000).unwrap(), noise()[1000..6000]);
         assert_eq!(client.write(1000, b"hello").unwrap(), 0);
         assert_eq!(client.read(999, 7).unwrap()[1..6], *b"hello");
