@@ -111,6 +111,23 @@ fn a_copy_killed_at_any_moment_goes_on_where_it_was() {
     }
 }
 
+/// Copies at this rate, and is killed once the journal holds more than its header.
+fn kill_after_the_first_record(args: &[&str], rate: &str, journal: &Path) {
+    let mut child = Command::new(OURS)
+        .arg("copy")
+        .args(args)
+        .args(["--rate", rate, "--request-size", "16k"])
+        .spawn()
+        .unwrap();
+    let started = Instant::now();
+    while std::fs::metadata(journal).map_or(0, |data| data.len()) <= HEADER {
+        assert!(started.elapsed() < LIMIT);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
 #[test]
 fn a_changed_source_is_refused_and_restart_copies_it() {
     let scratch = Scratch::new().unwrap();
@@ -118,19 +135,7 @@ fn a_changed_source_is_refused_and_restart_copies_it() {
     std::fs::write(&source, vec![7; 4 << 20]).unwrap();
     let [from, to, kept] = [&source, &target, &journal].map(|path| path.to_str().unwrap());
     let args = ["--journal", kept, "--journal-interval", "5ms", "--segment", "64k", from, to];
-    let mut child = Command::new(OURS)
-        .arg("copy")
-        .args(args)
-        .args(["--rate", "4M", "--request-size", "16k"])
-        .spawn()
-        .unwrap();
-    let started = Instant::now();
-    while std::fs::metadata(&journal).map_or(0, |data| data.len()) <= HEADER {
-        assert!(started.elapsed() < LIMIT);
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    child.kill().unwrap();
-    child.wait().unwrap();
+    kill_after_the_first_record(&args, "4M", &journal);
     let before = std::fs::read(&target).unwrap();
 
     std::fs::write(&source, vec![8; 4 << 20]).unwrap();
@@ -155,16 +160,7 @@ fn going_on_is_no_reason_to_warn() {
     let [to, kept] = [&target, &journal].map(|path| path.to_str().unwrap());
     let args = ["--journal", kept, "--journal-interval", "5ms", "--segment", "64k"];
     let ends = ["sample:8M?data=100%", to];
-    let slow = ["--rate", "2M", "--request-size", "16k"];
-    let mut child =
-        Command::new(OURS).arg("copy").args(args).args(slow).args(ends).spawn().unwrap();
-    let started = Instant::now();
-    while std::fs::metadata(&journal).map_or(0, |data| data.len()) <= HEADER {
-        assert!(started.elapsed() < LIMIT);
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    child.kill().unwrap();
-    child.wait().unwrap();
+    kill_after_the_first_record(&[&args[..], &ends].concat(), "2M", &journal);
     let output = copy(&[&args[..], &["--verify"], &ends].concat());
     assert!(output.status.success());
     assert_eq!(text(&output.stderr), "", "what was recorded last was read back and was there");

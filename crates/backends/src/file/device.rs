@@ -209,7 +209,7 @@ impl Inner {
     }
 
     /// Waits until nobody changes these pages by the other route.
-    async fn turn(&self, route: Route, at: u64, len: u64) -> Turn {
+    pub(super) async fn turn(&self, route: Route, at: u64, len: u64) -> Turn {
         let (start, end) = pages(at, len);
         match &self.changing {
             Some(changing) => Some(changing.lock_for(route, start, end).await),

@@ -6,15 +6,16 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use block::{
     Access, Args, Backend, Can, Contexts, Device, DeviceExt, Direct, Extents, Flags, HOLE, Intent,
-    Kind, Reply, Request, Result, Target, ZERO,
+    Kind, Pending, Reply, Request, Result, Target, ZERO,
 };
 use io::{Allocate, Config, Data, Engine, Room, Runtime, Tally, Way};
 use tempfile::TempDir;
 
-use super::device::FileDevice;
+use super::device::{FileDevice, Route};
 use super::{File, identity, open};
 
 const HOLE_AND_ZERO: u64 = HOLE | ZERO;
@@ -244,6 +245,37 @@ fn direct_files_tell_their_alignment_and_reach_an_odd_end() {
         assert_eq!(&read.bytes()[100..4096], [5; 3996]);
         assert_eq!(&read.bytes()[4096..], [6; 4096]);
         assert_eq!(fs::read(&path).unwrap().len(), (1 << 20) + 77);
+    });
+}
+
+#[test]
+fn changes_by_both_routes_take_turns_on_the_same_pages() {
+    everywhere(|folder| async move {
+        let path = folder.join("disk");
+        let target = device(&path, "", Intent::target(1 << 20).direct(Direct::Auto)).unwrap();
+        let inner = target.inner();
+        if inner.storage.past.is_none() {
+            return;
+        }
+        let page = || Data::from(Room::unpooled(64 << 10).into_buf());
+        let crooked = |at| target.submit(Request::write(at, Data::copy_of(&[9; 50])));
+        let waits = async |pending: &mut Pending| {
+            io::timeout(Duration::from_millis(20), pending).await.is_err()
+        };
+        let turn = inner.turn(Route::Past, 4096, 4096).await;
+        let mut cached = crooked(5000);
+        assert!(waits(&mut cached).await);
+        crooked(4000).await.unwrap();
+        drop(turn);
+        cached.await.unwrap();
+
+        let turn = inner.turn(Route::Cache, 70_000, 50).await;
+        let mut past = target.submit(Request::write(64 << 10, page()));
+        assert!(waits(&mut past).await);
+        target.submit(Request::write(128 << 10, page())).await.unwrap();
+        drop(turn);
+        past.await.unwrap();
+        target.flush().await.unwrap();
     });
 }
 

@@ -97,17 +97,19 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// A line for the shell.
+#[cfg(test)]
+pub(super) fn shell(line: &str) -> Command {
+    let mut command = Command::new("sh");
+    command.args(["-c", line]);
+    command
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     const LIMIT: Duration = Duration::from_secs(20);
-
-    fn shell(line: &str) -> Command {
-        let mut command = Command::new("sh");
-        command.args(["-c", line]);
-        command
-    }
 
     #[test]
     fn output_is_complete_and_bounded_in_time() {

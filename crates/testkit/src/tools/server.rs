@@ -159,15 +159,10 @@ fn percent_encode(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tools::run::shell;
     use crate::tools::{Scratch, among_peers, output, skip_or_fail};
 
     const LIMIT: Duration = Duration::from_secs(20);
-
-    fn shell(line: &str) -> Command {
-        let mut command = Command::new("sh");
-        command.args(["-c", line]);
-        command
-    }
 
     #[test]
     fn lines_of_listening_sockets_are_told_from_others() {
