@@ -1,13 +1,15 @@
-//! The state machine of the client's side.
+//! The state machine of the client's side: what it holds, and what it makes of the bytes that come.
+//! [`options`] has what a client sends, [`waiting`] collects the replies to it.
 
+mod options;
+mod waiting;
+
+use self::waiting::Waiting;
 use super::{Event, ExportInfo, Negotiated};
 use crate::bytes::Reader;
 use crate::error::error_text;
 use crate::handshake::Protocol;
-use crate::option::{
-    BlockSizes, Context, Info, InfoRequest, Infos, ListEntry, MetaRequest, OptionCode,
-    OptionReplyHeader, ReplyCode, check_string, emit_option,
-};
+use crate::option::{BlockSizes, Context, OptionCode, OptionReplyHeader, ReplyCode};
 use crate::{
     ClientFlags, Error, ExportFlags, HandshakeFlags, Headers, Replies, limits, magic, printable,
 };
@@ -35,21 +37,6 @@ enum State {
     ExportName(String),
     AwaitTls,
     Over,
-}
-
-/// An option under way, and what its replies have told.
-#[derive(Debug)]
-struct Waiting {
-    code: OptionCode,
-    export: String,
-    entries: Vec<ListEntry>,
-    entries_bytes: usize,
-    contexts: Vec<Context>,
-    infos: usize,
-    exports: Option<(u64, ExportFlags)>,
-    block_sizes: Option<BlockSizes>,
-    name: Option<String>,
-    description: Option<String>,
 }
 
 impl Handshake {
@@ -153,115 +140,6 @@ impl Handshake {
         Err(Error::Unexpected { what })
     }
 
-    /// Asks for the exports: [`Event::Listed`].
-    ///
-    /// # Errors
-    /// [`Error::Caller`], for this and all other options: an option is under way, or the server is
-    /// not fixed newstyle, or the handshake is over.
-    pub fn list(&mut self, out: &mut Vec<u8>) -> Result<(), Error> {
-        self.send(OptionCode::List, "", &[], out)
-    }
-
-    /// Asks about an export: [`Event::Info`].
-    ///
-    /// # Errors
-    /// As [`Handshake::list`]; a name that is no string of the protocol.
-    pub fn info(&mut self, export: &str, wants: Infos, out: &mut Vec<u8>) -> Result<(), Error> {
-        self.send_info(OptionCode::Info, export, wants, out)
-    }
-
-    /// Chooses an export: [`Event::Transmission`]. Who wants the block sizes must obey them.
-    ///
-    /// # Errors
-    /// As [`Handshake::info`].
-    pub fn go(&mut self, export: &str, wants: Infos, out: &mut Vec<u8>) -> Result<(), Error> {
-        self.send_info(OptionCode::Go, export, wants, out)
-    }
-
-    /// Chooses an export the old way, without a refusal other than closing the connection:
-    /// [`Event::Transmission`].
-    ///
-    /// # Errors
-    /// As [`Handshake::info`], but plain newstyle is fine; extended headers were negotiated.
-    pub fn export_name(&mut self, export: &str, out: &mut Vec<u8>) -> Result<(), Error> {
-        check_string("export name", export)?;
-        if !matches!(self.state, State::Idle) {
-            return Err(Error::Caller { what: "no option can be sent now" });
-        }
-        if self.replies == Replies::Extended {
-            return Err(Error::Caller { what: "EXPORT_NAME cannot be sent with extended headers" });
-        }
-        emit_option(OptionCode::ExportName, export.as_bytes(), out);
-        self.state = State::ExportName(export.to_owned());
-        Ok(())
-    }
-
-    /// Asks for structured replies: [`Event::Accepted`].
-    ///
-    /// # Errors
-    /// As [`Handshake::list`]; they or extended headers are in use.
-    pub fn structured_replies(&mut self, out: &mut Vec<u8>) -> Result<(), Error> {
-        if self.replies != Replies::Simple {
-            return Err(Error::Caller { what: "structured replies are in use" });
-        }
-        self.send(OptionCode::StructuredReply, "", &[], out)
-    }
-
-    /// Asks for extended headers, which bring structured replies with them: [`Event::Accepted`].
-    ///
-    /// # Errors
-    /// As [`Handshake::list`]; they are in use.
-    pub fn extended_headers(&mut self, out: &mut Vec<u8>) -> Result<(), Error> {
-        if self.replies == Replies::Extended {
-            return Err(Error::Caller { what: "extended headers are in use" });
-        }
-        self.send(OptionCode::ExtendedHeaders, "", &[], out)
-    }
-
-    /// Asks which contexts an export has, all or those that match: [`Event::Contexts`], whose
-    /// numbers do not matter. Servers want structured replies first.
-    ///
-    /// # Errors
-    /// As [`Handshake::info`]; a query that is no string of the protocol; too many queries.
-    pub fn list_meta_contexts(
-        &mut self,
-        export: &str,
-        queries: &[String],
-        out: &mut Vec<u8>,
-    ) -> Result<(), Error> {
-        self.send_contexts(OptionCode::ListMetaContext, export, queries, out)
-    }
-
-    /// Selects contexts of an export, instead of those selected before: [`Event::Contexts`]. They
-    /// hold when the same export is chosen afterwards.
-    ///
-    /// # Errors
-    /// As [`Handshake::list_meta_contexts`]; structured replies are not in use.
-    pub fn set_meta_contexts(
-        &mut self,
-        export: &str,
-        queries: &[String],
-        out: &mut Vec<u8>,
-    ) -> Result<(), Error> {
-        if self.replies == Replies::Simple {
-            return Err(Error::Caller { what: "contexts need structured replies" });
-        }
-        self.send_contexts(OptionCode::SetMetaContext, export, queries, out)?;
-        self.selected = None;
-        Ok(())
-    }
-
-    /// Asks for TLS: [`Event::StartTls`].
-    ///
-    /// # Errors
-    /// As [`Handshake::list`]; TLS is in use.
-    pub fn starttls(&mut self, out: &mut Vec<u8>) -> Result<(), Error> {
-        if self.tls {
-            return Err(Error::Caller { what: "TLS is in use" });
-        }
-        self.send(OptionCode::StartTls, "", &[], out)
-    }
-
     /// After [`Event::StartTls`]: TLS is up, and what comes from now on came through it. What was
     /// negotiated before is forgotten.
     ///
@@ -273,66 +151,6 @@ impl Handshake {
         };
         self.tls = true;
         self.state = State::Idle;
-        Ok(())
-    }
-
-    /// Ends the session: [`Event::Aborted`], or the server closes without an answer.
-    ///
-    /// # Errors
-    /// As [`Handshake::list`].
-    pub fn abort(&mut self, out: &mut Vec<u8>) -> Result<(), Error> {
-        self.send(OptionCode::Abort, "", &[], out)
-    }
-
-    fn send_info(
-        &mut self,
-        code: OptionCode,
-        export: &str,
-        wants: Infos,
-        out: &mut Vec<u8>,
-    ) -> Result<(), Error> {
-        check_string("export name", export)?;
-        let mut payload = Vec::new();
-        InfoRequest { name: export.to_owned(), wants }.emit(&mut payload);
-        self.send(code, export, &payload, out)
-    }
-
-    fn send_contexts(
-        &mut self,
-        code: OptionCode,
-        export: &str,
-        queries: &[String],
-        out: &mut Vec<u8>,
-    ) -> Result<(), Error> {
-        check_string("export name", export)?;
-        for query in queries {
-            check_string("context query", query)?;
-        }
-        if queries.len() > limits::QUERIES {
-            let (len, max) = (queries.len() as u64, limits::QUERIES as u64);
-            return Err(Error::TooLong { what: "list of context queries", len, max });
-        }
-        let mut payload = Vec::new();
-        let queries = queries.to_vec();
-        MetaRequest { export: export.to_owned(), queries }.emit(&mut payload);
-        self.send(code, export, &payload, out)
-    }
-
-    fn send(
-        &mut self,
-        code: OptionCode,
-        export: &str,
-        payload: &[u8],
-        out: &mut Vec<u8>,
-    ) -> Result<(), Error> {
-        if !matches!(self.state, State::Idle) {
-            return Err(Error::Caller { what: "no option can be sent now" });
-        }
-        if self.protocol != Some(Protocol::FixedNewstyle) {
-            return Err(Error::Caller { what: "the server is too old for this option" });
-        }
-        emit_option(code, payload, out);
-        self.state = State::Waiting(Waiting::new(code, export));
         Ok(())
     }
 
@@ -517,72 +335,4 @@ impl ExportInfo {
     fn plain(size: u64, flags: ExportFlags) -> ExportInfo {
         ExportInfo { size, flags, block_sizes: None, name: None, description: None }
     }
-}
-
-impl Waiting {
-    fn new(code: OptionCode, export: &str) -> Waiting {
-        Waiting {
-            code,
-            export: export.to_owned(),
-            entries: Vec::new(),
-            entries_bytes: 0,
-            contexts: Vec::new(),
-            infos: 0,
-            exports: None,
-            block_sizes: None,
-            name: None,
-            description: None,
-        }
-    }
-
-    /// Takes a reply that is not the last.
-    fn take(&mut self, head: OptionReplyHeader, payload: &[u8]) -> Result<(), Error> {
-        match (self.code, head.code) {
-            (OptionCode::List, ReplyCode::Server) => {
-                self.entries_bytes += payload.len();
-                below("the server's list of exports", self.entries.len(), limits::EXPORTS)?;
-                below("the server's list of exports", self.entries_bytes, limits::LIST_BYTES)?;
-                self.entries.push(ListEntry::parse(payload)?);
-            }
-            (OptionCode::Info | OptionCode::Go, ReplyCode::Info) => {
-                self.infos += 1;
-                below("the server's list of information", self.infos, limits::INFOS)?;
-                match Info::parse(payload)? {
-                    Info::Export { size, flags } => self.exports = Some((size, flags)),
-                    Info::Name(name) => self.name = Some(name),
-                    Info::Description(text) => self.description = Some(text),
-                    Info::BlockSize(sizes) => self.block_sizes = Some(sizes),
-                    Info::Other(_) => {}
-                }
-            }
-            (OptionCode::ListMetaContext, ReplyCode::MetaContext) => {
-                let (held, max) = (self.contexts.len(), limits::CONTEXTS_LISTED);
-                below("the server's list of contexts", held, max)?;
-                self.contexts.push(Context::parse(payload)?);
-            }
-            (OptionCode::SetMetaContext, ReplyCode::MetaContext) => {
-                let (held, max) = (self.contexts.len(), limits::CONTEXTS);
-                below("the server's list of contexts", held, max)?;
-                let context = Context::parse(payload)?;
-                if self.contexts.iter().any(|before| before.id == context.id) {
-                    let why = "two contexts have the same number";
-                    return Err(Error::Malformed { what: "list of contexts", why });
-                }
-                self.contexts.push(context);
-            }
-            (option, reply) => {
-                let what = format!("the server answered {option} with {reply:?}");
-                return Err(Error::Unexpected { what });
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Checks that a list that holds `held` may grow by one.
-fn below(what: &'static str, held: usize, max: usize) -> Result<(), Error> {
-    if held < max {
-        return Ok(());
-    }
-    Err(Error::TooLong { what, len: held as u64 + 1, max: max as u64 })
 }

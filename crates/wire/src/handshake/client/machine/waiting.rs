@@ -1,0 +1,89 @@
+//! An option that was sent, until its last reply has come.
+
+use crate::option::{
+    BlockSizes, Context, Info, ListEntry, OptionCode, OptionReplyHeader, ReplyCode,
+};
+use crate::{Error, ExportFlags, limits};
+
+/// An option under way, and what its replies have told.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    pub(super) code: OptionCode,
+    pub(super) export: String,
+    pub(super) entries: Vec<ListEntry>,
+    pub(super) entries_bytes: usize,
+    pub(super) contexts: Vec<Context>,
+    pub(super) infos: usize,
+    pub(super) exports: Option<(u64, ExportFlags)>,
+    pub(super) block_sizes: Option<BlockSizes>,
+    pub(super) name: Option<String>,
+    pub(super) description: Option<String>,
+}
+
+impl Waiting {
+    pub(super) fn new(code: OptionCode, export: &str) -> Waiting {
+        Waiting {
+            code,
+            export: export.to_owned(),
+            entries: Vec::new(),
+            entries_bytes: 0,
+            contexts: Vec::new(),
+            infos: 0,
+            exports: None,
+            block_sizes: None,
+            name: None,
+            description: None,
+        }
+    }
+
+    /// Takes a reply that is not the last.
+    pub(super) fn take(&mut self, head: OptionReplyHeader, payload: &[u8]) -> Result<(), Error> {
+        match (self.code, head.code) {
+            (OptionCode::List, ReplyCode::Server) => {
+                self.entries_bytes += payload.len();
+                below("the server's list of exports", self.entries.len(), limits::EXPORTS)?;
+                below("the server's list of exports", self.entries_bytes, limits::LIST_BYTES)?;
+                self.entries.push(ListEntry::parse(payload)?);
+            }
+            (OptionCode::Info | OptionCode::Go, ReplyCode::Info) => {
+                self.infos += 1;
+                below("the server's list of information", self.infos, limits::INFOS)?;
+                match Info::parse(payload)? {
+                    Info::Export { size, flags } => self.exports = Some((size, flags)),
+                    Info::Name(name) => self.name = Some(name),
+                    Info::Description(text) => self.description = Some(text),
+                    Info::BlockSize(sizes) => self.block_sizes = Some(sizes),
+                    Info::Other(_) => {}
+                }
+            }
+            (OptionCode::ListMetaContext, ReplyCode::MetaContext) => {
+                let (held, max) = (self.contexts.len(), limits::CONTEXTS_LISTED);
+                below("the server's list of contexts", held, max)?;
+                self.contexts.push(Context::parse(payload)?);
+            }
+            (OptionCode::SetMetaContext, ReplyCode::MetaContext) => {
+                let (held, max) = (self.contexts.len(), limits::CONTEXTS);
+                below("the server's list of contexts", held, max)?;
+                let context = Context::parse(payload)?;
+                if self.contexts.iter().any(|before| before.id == context.id) {
+                    let why = "two contexts have the same number";
+                    return Err(Error::Malformed { what: "list of contexts", why });
+                }
+                self.contexts.push(context);
+            }
+            (option, reply) => {
+                let what = format!("the server answered {option} with {reply:?}");
+                return Err(Error::Unexpected { what });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Checks that a list that holds `held` may grow by one.
+fn below(what: &'static str, held: usize, max: usize) -> Result<(), Error> {
+    if held < max {
+        return Ok(());
+    }
+    Err(Error::TooLong { what, len: held as u64 + 1, max: max as u64 })
+}

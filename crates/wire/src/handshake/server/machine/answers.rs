@@ -1,0 +1,211 @@
+//! What the server's caller answers to the questions of a client: an export, the list of exports,
+//! contexts.
+
+use super::{Handshake, State, sendable};
+use crate::handshake::server::{ExportInfo, Negotiated, Refusal, plain_flags};
+use crate::option::{
+    BlockSizes, Context, Info, InfoRequest, ListEntry, OptionCode, OptionError, ReplyCode,
+    check_string, emit_reply,
+};
+use crate::{ClientFlags, Error, ExportFlags, Headers, Replies, limits, magic};
+
+// For the documentation.
+#[cfg(doc)]
+use crate::handshake::server::Event;
+
+impl Handshake {
+    /// Answers [`Event::Export`]. When the client chose the export and may have it, the next
+    /// [`Handshake::receive`] returns [`Event::Transmission`].
+    ///
+    /// # Errors
+    /// [`Error::CannotRefuse`] when the client used EXPORT_NAME, which has no answer but closing the
+    /// connection. [`Error::Caller`] when nothing was asked, or for names and block sizes that
+    /// break the protocol's rules.
+    pub fn answer_export(
+        &mut self,
+        answer: Result<ExportInfo, Refusal>,
+        out: &mut Vec<u8>,
+    ) -> Result<(), Error> {
+        let State::AskExport { code, request } = std::mem::replace(&mut self.state, State::Options)
+        else {
+            return Err(Error::Caller { what: "no question about an export is open" });
+        };
+        let info = match answer {
+            Ok(info) => info,
+            Err(refusal) => return self.refuse(code, refusal.error, &refusal.text, out),
+        };
+        if info.block_sizes.is_some_and(|sizes| !sizes.is_valid()) {
+            return Err(Error::Caller {
+                what: "the export's block sizes break the protocol's rules",
+            });
+        }
+        let contexts = match &self.selected {
+            Some((export, contexts)) if *export == request.name => contexts.clone(),
+            _ => Vec::new(),
+        };
+        let flags = self.flags(&info, code, !contexts.is_empty());
+        if code != OptionCode::ExportName {
+            self.emit_info(code, &request, &info, flags, out)?;
+        }
+        if info.require_block_sizes && info.block_sizes.is_some() && !request.wants.block_size {
+            let text = "this export has block sizes that must be obeyed, ask for them";
+            return self.refuse(code, OptionError::BlockSizeRequired, text, out);
+        }
+        match code {
+            OptionCode::ExportName => {
+                out.extend_from_slice(&info.size.to_be_bytes());
+                out.extend_from_slice(&flags.bits().to_be_bytes());
+                if !self.client.contains(ClientFlags::NO_ZEROES) {
+                    out.extend_from_slice(&[0; magic::RESERVED_ZEROES]);
+                }
+            }
+            _ => emit_reply(code, ReplyCode::Ack, &[], out),
+        }
+        if code != OptionCode::Info {
+            self.state = State::Ready(Box::new(Negotiated {
+                export: request.name,
+                headers: match self.replies {
+                    Replies::Extended => Headers::Extended,
+                    Replies::Simple | Replies::Structured => Headers::Compact,
+                },
+                replies: self.replies,
+                contexts,
+                flags,
+                obeys_block_sizes: request.wants.block_size && info.block_sizes.is_some(),
+                tls: self.tls,
+            }));
+        }
+        Ok(())
+    }
+
+    /// Answers [`Event::List`] with the exports, in the order in which clients shall see them.
+    ///
+    /// # Errors
+    /// [`Error::Caller`] when nothing was asked, or for a name that is no string of the protocol.
+    pub fn answer_list(
+        &mut self,
+        answer: Result<&[ListEntry], Refusal>,
+        out: &mut Vec<u8>,
+    ) -> Result<(), Error> {
+        let State::AskList = std::mem::replace(&mut self.state, State::Options) else {
+            return Err(Error::Caller { what: "no question for the exports is open" });
+        };
+        let entries = match answer {
+            Ok(entries) => entries,
+            Err(refusal) => {
+                return self.refuse(OptionCode::List, refusal.error, &refusal.text, out);
+            }
+        };
+        for entry in entries {
+            sendable_name(&entry.name)?;
+            let description = sendable(&entry.description);
+            let mut payload = Vec::new();
+            ListEntry { name: entry.name.clone(), description }.emit(&mut payload);
+            emit_reply(OptionCode::List, ReplyCode::Server, &payload, out);
+        }
+        emit_reply(OptionCode::List, ReplyCode::Ack, &[], out);
+        // A client may ask about each of them; asking for the list again earns nothing more.
+        let listed = entries.len().min(limits::EXPORTS) as u32;
+        let allowed = self.config.options.saturating_add(listed * limits::OPTIONS_PER_EXPORT);
+        self.allowed = self.allowed.max(allowed);
+        Ok(())
+    }
+
+    /// Answers [`Event::MetaContext`] with the contexts that match. Their numbers must differ when
+    /// they are selected, and do not matter when they are listed.
+    ///
+    /// # Errors
+    /// [`Error::Caller`] when nothing was asked, or for a number twice or a name that is no string
+    /// of the protocol.
+    pub fn answer_contexts(
+        &mut self,
+        answer: Result<Vec<Context>, Refusal>,
+        out: &mut Vec<u8>,
+    ) -> Result<(), Error> {
+        let State::AskContexts { code, export, empty } =
+            std::mem::replace(&mut self.state, State::Options)
+        else {
+            return Err(Error::Caller { what: "no question about contexts is open" });
+        };
+        let set = code == OptionCode::SetMetaContext;
+        let mut contexts = match answer {
+            Ok(contexts) => contexts,
+            Err(refusal) => return self.refuse(code, refusal.error, &refusal.text, out),
+        };
+        if set && empty {
+            contexts.clear();
+        }
+        if set && contexts.len() > limits::CONTEXTS {
+            return self.refuse(code, OptionError::TooBig, "too many contexts are selected", out);
+        }
+        for (i, context) in contexts.iter().enumerate() {
+            sendable_name(&context.name)?;
+            if set && contexts[..i].iter().any(|before| before.id == context.id) {
+                return Err(Error::Caller { what: "two contexts have the same number" });
+            }
+        }
+        for context in &contexts {
+            let id = if set { context.id } else { 0 };
+            let mut payload = Vec::new();
+            Context { id, name: context.name.clone() }.emit(&mut payload);
+            emit_reply(code, ReplyCode::MetaContext, &payload, out);
+        }
+        emit_reply(code, ReplyCode::Ack, &[], out);
+        if set {
+            self.selected = Some((export, contexts));
+        }
+        Ok(())
+    }
+
+    /// The export's flags, corrected for what was negotiated.
+    fn flags(&self, info: &ExportInfo, code: OptionCode, has_contexts: bool) -> ExportFlags {
+        let flags = info.flags | ExportFlags::HAS_FLAGS;
+        if self.replies == Replies::Simple {
+            return plain_flags(flags);
+        }
+        // As QEMU does it: with contexts in GO, always in INFO, which may come before them.
+        let payload = self.replies == Replies::Extended
+            && self.config.meta_contexts
+            && (has_contexts || code == OptionCode::Info);
+        let df = flags.contains(ExportFlags::SEND_DF);
+        plain_flags(flags)
+            .with(ExportFlags::SEND_DF, df)
+            .with(ExportFlags::BLOCK_STATUS_PAYLOAD, payload)
+    }
+
+    fn emit_info(
+        &self,
+        code: OptionCode,
+        request: &InfoRequest,
+        info: &ExportInfo,
+        flags: ExportFlags,
+        out: &mut Vec<u8>,
+    ) -> Result<(), Error> {
+        let mut items = vec![Info::Export { size: info.size, flags }];
+        if request.wants.name {
+            let name = info.name.as_ref().unwrap_or(&request.name);
+            sendable_name(name)?;
+            items.push(Info::Name(name.clone()));
+        }
+        if let (true, Some(description)) = (request.wants.description, &info.description) {
+            items.push(Info::Description(sendable(description)));
+        }
+        // Sizes that differ from the defaults should be told also to who does not ask.
+        if let Some(sizes) = info.block_sizes
+            && (request.wants.block_size || sizes != BlockSizes::DEFAULT)
+        {
+            items.push(Info::BlockSize(sizes));
+        }
+        for item in items {
+            let mut payload = Vec::new();
+            item.emit(&mut payload);
+            emit_reply(code, ReplyCode::Info, &payload, out);
+        }
+        Ok(())
+    }
+}
+
+fn sendable_name(name: &str) -> Result<(), Error> {
+    check_string("name", name)
+        .map_err(|_| Error::Caller { what: "a name is longer than 4096 bytes or holds a NUL" })
+}

@@ -1,0 +1,215 @@
+//! The state machine of the server's side: what it holds, and what it makes of the bytes that come.
+//! [`options`] has what becomes of a client's options, [`answers`] what the caller answers to them.
+
+mod answers;
+mod options;
+
+use super::{Config, Event, Negotiated};
+use crate::bytes::Reader;
+use crate::option::{Context, InfoRequest, OptionCode, OptionError, OptionHeader, emit_error};
+use crate::reply::cut;
+use crate::{ClientFlags, Error, HandshakeFlags, Replies, limits, magic};
+
+/// The server's side of one newstyle handshake.
+#[derive(Debug)]
+pub struct Handshake {
+    config: Config,
+    client: ClientFlags,
+    tls: bool,
+    /// The client has asked for something without TLS, where that is required.
+    turned_away: bool,
+    stopping: bool,
+    options: u32,
+    allowed: u32,
+    replies: Replies,
+    /// The contexts that the last SET_META_CONTEXT selected, and for which export.
+    selected: Option<(String, Vec<Context>)>,
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    ClientFlags,
+    Options,
+    /// Drops what is left of a payload, then answers.
+    Skip {
+        left: u32,
+        code: OptionCode,
+    },
+    AskExport {
+        code: OptionCode,
+        request: InfoRequest,
+    },
+    AskList,
+    AskContexts {
+        code: OptionCode,
+        export: String,
+        empty: bool,
+    },
+    AwaitTls,
+    Ready(Box<Negotiated>),
+    Over,
+}
+
+impl Handshake {
+    /// The longest message of a client in bytes.
+    pub const MAX_MESSAGE: usize = OptionHeader::LEN + limits::OPTION_PAYLOAD;
+
+    /// Starts a handshake: appends the greeting to `out`.
+    pub fn new(config: Config, out: &mut Vec<u8>) -> Handshake {
+        let flags = HandshakeFlags::NONE
+            .with(HandshakeFlags::FIXED_NEWSTYLE, config.fixed_newstyle)
+            .with(HandshakeFlags::NO_ZEROES, config.no_zeroes);
+        out.extend_from_slice(&magic::INIT_PASSWD.to_be_bytes());
+        out.extend_from_slice(&magic::IHAVEOPT.to_be_bytes());
+        out.extend_from_slice(&flags.bits().to_be_bytes());
+        Handshake {
+            config,
+            client: ClientFlags::NONE,
+            tls: false,
+            turned_away: false,
+            stopping: false,
+            options: 0,
+            allowed: config.options,
+            replies: Replies::Simple,
+            selected: None,
+            state: State::ClientFlags,
+        }
+    }
+
+    /// Takes what has come, from the first byte that was not consumed before, and appends to `out`
+    /// what is to be sent. Returns the number of bytes that were consumed, and what to do.
+    ///
+    /// After an event that wants an answer, the answer must be given before the next call.
+    ///
+    /// # Errors
+    /// The connection must be closed, when what is in `out` has been sent or without that.
+    pub fn receive(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<(usize, Event), Error> {
+        let mut used = 0;
+        loop {
+            let rest = &input[used..];
+            let need = |bytes: usize| Ok((used, Event::NeedMore { bytes }));
+            match &mut self.state {
+                State::ClientFlags => match Reader::new(rest).u32() {
+                    None => return need(4),
+                    Some(flags) => {
+                        self.take_client_flags(ClientFlags::from_bits(flags))?;
+                        used += 4;
+                    }
+                },
+                State::Options => {
+                    let Some(head) = OptionHeader::parse(rest)? else {
+                        return need(OptionHeader::LEN);
+                    };
+                    let length = head.length as usize;
+                    if length > limits::OPTION_PAYLOAD || head.code == OptionCode::Abort {
+                        self.start_skip(head)?;
+                        used += OptionHeader::LEN;
+                        continue;
+                    }
+                    let end = OptionHeader::LEN + length;
+                    let Some(payload) = rest.get(OptionHeader::LEN..end) else {
+                        return need(end);
+                    };
+                    used += end;
+                    self.begin_option(head.code)?;
+                    let event = self.option(head.code, payload, out)?;
+                    if matches!(event, Some(Event::StartTls)) && used < input.len() {
+                        return Err(Error::Unexpected {
+                            what: "the client sent bytes behind STARTTLS, before TLS could be up"
+                                .to_owned(),
+                        });
+                    }
+                    if let Some(event) = event {
+                        return Ok((used, event));
+                    }
+                }
+                State::Skip { left, code } => {
+                    let skipped = rest.len().min(*left as usize);
+                    *left -= skipped as u32;
+                    used += skipped;
+                    let code = *code;
+                    if *left != 0 {
+                        return Ok((used, Event::NeedMore { bytes: 1 }));
+                    }
+                    if let Some(event) = self.end_skip(code, out) {
+                        return Ok((used, event));
+                    }
+                }
+                State::Ready(_) => {
+                    let ready = std::mem::replace(&mut self.state, State::Over);
+                    if let State::Ready(negotiated) = ready {
+                        return Ok((used, Event::Transmission(negotiated)));
+                    }
+                }
+                State::AskExport { .. } | State::AskList | State::AskContexts { .. } => {
+                    return Err(Error::Caller { what: "the last event has not been answered" });
+                }
+                State::AwaitTls => {
+                    return Err(Error::Caller { what: "TLS has not been started" });
+                }
+                State::Over => return Err(Error::Caller { what: "the handshake is over" }),
+            }
+        }
+    }
+
+    /// After [`Event::StartTls`]: TLS is up, and what comes from now on came through it.
+    ///
+    /// # Errors
+    /// [`Error::Caller`] when that was not the last event.
+    pub fn tls_started(&mut self) -> Result<(), Error> {
+        let State::AwaitTls = self.state else {
+            return Err(Error::Caller { what: "STARTTLS was not asked for" });
+        };
+        self.tls = true;
+        self.state = State::Options;
+        Ok(())
+    }
+
+    /// Whether the client has asked for something without TLS although that is required, and has not
+    /// started it since.
+    pub fn lacks_tls(&self) -> bool {
+        self.turned_away && !self.tls
+    }
+
+    /// The server is stopping: options are refused from now on, until the client gets the hint.
+    pub fn stop(&mut self) {
+        self.stopping = true;
+    }
+
+    fn take_client_flags(&mut self, flags: ClientFlags) -> Result<(), Error> {
+        let offered = ClientFlags::NONE
+            .with(ClientFlags::FIXED_NEWSTYLE, self.config.fixed_newstyle)
+            .with(ClientFlags::NO_ZEROES, self.config.no_zeroes);
+        if !flags.without(offered).is_empty() {
+            return Err(Error::Unexpected {
+                what: format!("the client set flags {flags:?}, where only {offered:?} are offered"),
+            });
+        }
+        self.client = flags;
+        self.state = State::Options;
+        Ok(())
+    }
+
+    /// Refuses an option, if it can be refused.
+    fn refuse(
+        &mut self,
+        code: OptionCode,
+        error: OptionError,
+        text: &str,
+        out: &mut Vec<u8>,
+    ) -> Result<(), Error> {
+        if code == OptionCode::ExportName {
+            self.state = State::Over;
+            return Err(Error::CannotRefuse { why: text.to_owned() });
+        }
+        emit_error(code, error, &sendable(text), out);
+        Ok(())
+    }
+}
+
+/// Text for people, made a string of the protocol.
+fn sendable(text: &str) -> String {
+    let text = text.replace('\0', " ");
+    String::from_utf8_lossy(cut(text.as_bytes())).into_owned()
+}

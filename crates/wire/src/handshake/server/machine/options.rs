@@ -1,0 +1,215 @@
+//! What becomes of a client's options: which are taken, which make a question for the caller, and
+//! which are refused.
+
+use super::{Handshake, State};
+use crate::handshake::server::{Event, Tls};
+use crate::option::{
+    InfoRequest, Infos, MetaRequest, OptionCode, OptionError, OptionHeader, ReplyCode, emit_error,
+    emit_reply, string,
+};
+use crate::{ClientFlags, Error, Replies, limits};
+
+impl Handshake {
+    /// Begins to drop a payload that is too long to be read, or that does not matter (ABORT).
+    pub(super) fn start_skip(&mut self, head: OptionHeader) -> Result<(), Error> {
+        self.begin_option(head.code)?;
+        if head.length > limits::OPTION_SKIP {
+            let (len, max) = (head.length.into(), limits::OPTION_SKIP.into());
+            return Err(Error::TooLong { what: "payload of an option", len, max });
+        }
+        if head.code == OptionCode::ExportName {
+            return Err(Error::CannotRefuse { why: "the export's name is too long".to_owned() });
+        }
+        self.state = State::Skip { left: head.length, code: head.code };
+        Ok(())
+    }
+
+    pub(super) fn end_skip(&mut self, code: OptionCode, out: &mut Vec<u8>) -> Option<Event> {
+        self.state = State::Options;
+        if code == OptionCode::Abort {
+            self.state = State::Over;
+            emit_reply(code, ReplyCode::Ack, &[], out);
+            return Some(Event::Abort);
+        }
+        let (error, text) = match (self.forbidden(code), code) {
+            (Some(refusal), _) => refusal,
+            (None, OptionCode::Other(_)) => (OptionError::Unsupported, "the option is not known"),
+            (None, _) => (OptionError::TooBig, "the option is too long"),
+        };
+        emit_error(code, error, text, out);
+        None
+    }
+
+    /// Why no option of this kind is taken now, whatever it holds.
+    fn forbidden(&self, code: OptionCode) -> Option<(OptionError, &'static str)> {
+        if self.stopping {
+            return Some((OptionError::Shutdown, "the server is stopping"));
+        }
+        let plain = self.config.tls == Tls::Required && !self.tls;
+        if plain && code != OptionCode::StartTls {
+            return Some((OptionError::TlsRequired, "TLS must be started first"));
+        }
+        None
+    }
+
+    /// Counts an option, and checks that the client may send it at all.
+    pub(super) fn begin_option(&mut self, code: OptionCode) -> Result<(), Error> {
+        self.options += 1;
+        let harmless = matches!(code, OptionCode::StartTls | OptionCode::Abort);
+        self.turned_away |= self.config.tls == Tls::Required && !self.tls && !harmless;
+        if self.options > self.allowed {
+            let (len, max) = (self.options.into(), self.allowed.into());
+            return Err(Error::TooLong { what: "the client's list of options", len, max });
+        }
+        if !self.client.contains(ClientFlags::FIXED_NEWSTYLE) && code != OptionCode::ExportName {
+            return Err(Error::Unexpected {
+                what: format!("the client sent {code} without fixed newstyle"),
+            });
+        }
+        if code == OptionCode::SetMetaContext {
+            // It replaces what was selected before, also when it fails.
+            self.selected = None;
+        }
+        Ok(())
+    }
+
+    /// Handles one whole option; the event, if the caller must know of it.
+    pub(super) fn option(
+        &mut self,
+        code: OptionCode,
+        payload: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Result<Option<Event>, Error> {
+        let (error, text) = if let Some(refusal) = self.forbidden(code) {
+            refusal
+        } else {
+            match self.known_option(code, payload, out)? {
+                Handled::Event(event) => return Ok(Some(event)),
+                Handled::Answered => return Ok(None),
+                Handled::Refused(error, text) => (error, text),
+            }
+        };
+        self.refuse(code, error, text, out)?;
+        Ok(None)
+    }
+
+    fn known_option(
+        &mut self,
+        code: OptionCode,
+        payload: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Result<Handled, Error> {
+        use Handled::Refused;
+        let with_data = !payload.is_empty();
+        let no_data = "this option has no data";
+        Ok(match code {
+            OptionCode::ExportName if self.replies == Replies::Extended => {
+                Refused(OptionError::Invalid, "extended headers need GO instead of EXPORT_NAME")
+            }
+            OptionCode::ExportName => match string("export name", payload) {
+                Err(_) => Refused(OptionError::Invalid, "the export's name is malformed"),
+                Ok(name) => {
+                    let name = name.to_owned();
+                    self.ask_export(code, InfoRequest { name, wants: Infos::default() })
+                }
+            },
+            OptionCode::Info | OptionCode::Go => match InfoRequest::parse(payload) {
+                Err(_) => Refused(OptionError::Invalid, "malformed request for information"),
+                Ok(request) => self.ask_export(code, request),
+            },
+            OptionCode::List | OptionCode::StartTls if with_data => {
+                Refused(OptionError::Invalid, no_data)
+            }
+            OptionCode::List => {
+                self.state = State::AskList;
+                Handled::Event(Event::List)
+            }
+            OptionCode::StartTls if self.tls => Refused(OptionError::Invalid, "TLS is in use"),
+            OptionCode::StartTls if self.config.tls == Tls::Off => {
+                Refused(OptionError::Unsupported, "TLS is not offered")
+            }
+            OptionCode::StartTls => {
+                self.replies = Replies::Simple;
+                self.selected = None;
+                self.state = State::AwaitTls;
+                emit_reply(code, ReplyCode::Ack, &[], out);
+                Handled::Event(Event::StartTls)
+            }
+            OptionCode::StructuredReply if self.config.structured => {
+                match (with_data, self.replies) {
+                    (true, _) => Refused(OptionError::Invalid, no_data),
+                    (_, Replies::Extended) => Refused(
+                        OptionError::ExtendedHeadersRequired,
+                        "extended headers are in use, they replace structured replies",
+                    ),
+                    (_, Replies::Structured) => {
+                        Refused(OptionError::Invalid, "structured replies are in use")
+                    }
+                    (_, Replies::Simple) => self.acknowledge(code, Replies::Structured, out),
+                }
+            }
+            OptionCode::ExtendedHeaders if self.config.extended => {
+                match (with_data, self.replies) {
+                    (true, _) => Refused(OptionError::Invalid, no_data),
+                    (_, Replies::Extended) => {
+                        Refused(OptionError::Invalid, "extended headers are in use")
+                    }
+                    _ => self.acknowledge(code, Replies::Extended, out),
+                }
+            }
+            OptionCode::ListMetaContext | OptionCode::SetMetaContext
+                if self.config.meta_contexts =>
+            {
+                if self.replies == Replies::Simple {
+                    return Ok(Refused(
+                        OptionError::Invalid,
+                        "contexts need structured replies or extended headers",
+                    ));
+                }
+                match MetaRequest::parse(payload) {
+                    Err(Error::TooLong { what: crate::option::QUERIES, .. }) => {
+                        Refused(OptionError::TooBig, "too many queries")
+                    }
+                    Err(_) => Refused(OptionError::Invalid, "malformed request for contexts"),
+                    Ok(MetaRequest { queries, .. }) if queries.len() > self.config.queries => {
+                        Refused(OptionError::TooBig, "too many queries")
+                    }
+                    Ok(MetaRequest { export, .. }) if export.len() > self.config.name => {
+                        Refused(OptionError::TooBig, NAME_TOO_LONG)
+                    }
+                    Ok(MetaRequest { export, queries }) => {
+                        let set = code == OptionCode::SetMetaContext;
+                        let empty = queries.is_empty();
+                        self.state = State::AskContexts { code, export: export.clone(), empty };
+                        Handled::Event(Event::MetaContext { export, queries, set })
+                    }
+                }
+            }
+            _ => Refused(OptionError::Unsupported, "the option is not known"),
+        })
+    }
+
+    fn ask_export(&mut self, code: OptionCode, request: InfoRequest) -> Handled {
+        if request.name.len() > self.config.name {
+            return Handled::Refused(OptionError::TooBig, NAME_TOO_LONG);
+        }
+        let (name, wants) = (request.name.clone(), request.wants);
+        self.state = State::AskExport { code, request };
+        Handled::Event(Event::Export { name, wants, go: code != OptionCode::Info })
+    }
+
+    fn acknowledge(&mut self, code: OptionCode, replies: Replies, out: &mut Vec<u8>) -> Handled {
+        self.replies = replies;
+        emit_reply(code, ReplyCode::Ack, &[], out);
+        Handled::Answered
+    }
+}
+
+const NAME_TOO_LONG: &str = "the export's name is longer than this server takes";
+
+/// What became of an option.
+enum Handled {
+    Event(Event),
+    Answered,
+    Refused(OptionError, &'static str),
+}
