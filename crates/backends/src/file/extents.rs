@@ -11,8 +11,8 @@ use block::{Error, Extents, Flags, HOLE, Pending, Reply, Result, ZERO};
 use rustix::fs::{SeekFrom, fstat, seek};
 use rustix::io::Errno;
 
-use super::device::Inner;
 use super::limits::Nearness;
+use super::storage::Inner;
 
 /// Pairs of hole and data that are looked for on the worker: about a microsecond each.
 const STEPS_INLINE: usize = 64;

@@ -51,6 +51,13 @@ pub(super) fn direct_align(file: &io::File, disk: Option<u64>) -> Option<u32> {
     Some(block_size(logical).unwrap_or(DIRECT_ALIGN))
 }
 
+/// Least alignment of direct requests where others go through the page cache: so that no page belongs
+/// to both. Where one does, the kernel may find it dirty again behind a direct write, and then says at
+/// the next flush that an earlier write was lost (EIO).
+pub(super) fn page() -> u32 {
+    u32::try_from(rustix::param::page_size()).unwrap_or(4096)
+}
+
 /// A number that stands for a block size, if it can be one.
 pub(super) fn block_size(number: Option<u64>) -> Option<u32> {
     let size = u32::try_from(number?).ok()?;

@@ -1,9 +1,10 @@
 //! `file:PATH` and bare paths: regular files and block devices.
 //!
-//! [`open`] finds out what the path is and what it can do, [`device`] carries out requests, [`zero`]
-//! knows the ways to zero a range, [`extents`] finds holes, [`limits`] asks the kernel for alignments
-//! and file systems, and [`lock`] keeps two programs from writing to one file. [`handed`] has what is handed
-//! over open, and [`dir`] the files of a folder as exports.
+//! [`open`] finds out what the path is and what it can do. [`device`] takes requests, which [`mod@read`],
+//! [`mod@write`], [`zero`] (with its [`ways`]) and [`extents`] carry out on what [`storage`] holds open.
+//! [`limits`] asks the kernel for alignments and file systems, and [`lock`] keeps two programs from
+//! writing to one file. [`handed`] has what is handed over open, and [`dir`] the files of a folder as
+//! exports.
 
 mod device;
 mod dir;
@@ -12,6 +13,10 @@ mod handed;
 mod limits;
 mod lock;
 mod open;
+mod read;
+mod storage;
+mod ways;
+mod write;
 mod zero;
 
 use std::path::{Path, PathBuf};

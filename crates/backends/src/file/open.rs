@@ -10,10 +10,11 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use super::device::{FileDevice, Past, Storage};
+use super::device::FileDevice;
 use super::handed::Handed;
-use super::limits::{self, Nearness};
+use super::limits::{self, Nearness, page};
 use super::lock::Lock;
+use super::storage::{Past, Storage};
 use crate::operand;
 
 /// Bounds in bytes on the preferred block that a file system may ask for: a page, and what is still
@@ -278,13 +279,6 @@ fn only_regular(stat: &Stat) -> Result<()> {
         FileType::RegularFile => Ok(()),
         _ => Err(Error::new(Kind::NotFound, "is no regular file, and links are not followed")),
     }
-}
-
-/// Least alignment of direct requests where others go through the page cache: so that no page belongs
-/// to both. Where one does, the kernel may find it dirty again behind a direct write, and then says at
-/// the next flush that an earlier write was lost (EIO).
-pub(super) fn page() -> u32 {
-    u32::try_from(rustix::param::page_size()).unwrap_or(4096)
 }
 
 fn no_direct() -> Error {

@@ -15,7 +15,8 @@ use block::{
 use io::{Allocate, Config, Data, Engine, Room, Runtime, Tally, Way};
 use tempfile::TempDir;
 
-use super::device::{FileDevice, Route};
+use super::device::FileDevice;
+use super::storage::Route;
 use super::{File, identity, open};
 
 const HOLE_AND_ZERO: u64 = HOLE | ZERO;

@@ -1,4 +1,4 @@
-//! The ways to zero a range, best first, each left out for good once the file has refused it.
+//! Zeroing and trimming a range.
 //!
 //! Range may become a hole: punch it out; else let the file system mark it as zero; else write. Must
 //! stay allocated: mark it as zero; else punch it out and reserve it again; else write. For block
@@ -6,85 +6,15 @@
 //! zeroes, marking has the kernel write zeroes where the disk cannot. The order is nbdcopy's
 //! (copy/file-ops.c).
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 use block::{Error, Flags, Kind, Result};
 use io::{Allocate, Buf, Data};
 use rustix::fs::{FallocateFlags, fallocate};
 
-use super::device::{INLINE_MAX, Inner, write_failed};
-
-/// What the file has not refused yet.
-pub(super) struct Ways {
-    is_disk: bool,
-    punch: AtomicBool,
-    zero_range: AtomicBool,
-    reserve: AtomicBool,
-    /// Of disks alone: forget without a promise of zeroes.
-    discard: AtomicBool,
-}
-
-/// One way to zero without sending zeroes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
-    Punch,
-    ZeroRange,
-    PunchAndReserve,
-}
-
-impl Ways {
-    pub(super) fn new(is_disk: bool) -> Ways {
-        let yes = || AtomicBool::new(true);
-        Ways {
-            is_disk,
-            punch: yes(),
-            zero_range: yes(),
-            reserve: AtomicBool::new(!is_disk),
-            discard: AtomicBool::new(is_disk),
-        }
-    }
-
-    /// What to try, in order.
-    fn order(&self, flags: Flags) -> &'static [Way] {
-        let keep = flags.contains(Flags::NO_HOLE);
-        match (self.is_disk, flags.contains(Flags::FAST), keep) {
-            // A disk that cannot mark a range as zero is written by the kernel: not fast.
-            (true, true, true) => &[],
-            (true, true, false) => &[Way::Punch],
-            (true, false, true) => &[Way::ZeroRange],
-            (false, _, true) => &[Way::ZeroRange, Way::PunchAndReserve],
-            (_, _, false) => &[Way::Punch, Way::ZeroRange],
-        }
-    }
-
-    fn flag(&self, how: Allocate) -> &AtomicBool {
-        match how {
-            Allocate::PunchHole => &self.punch,
-            Allocate::ZeroRange => &self.zero_range,
-            Allocate::Reserve => &self.reserve,
-        }
-    }
-
-    fn left(&self, way: Way) -> bool {
-        way.steps().iter().all(|&how| self.flag(how).load(Ordering::Relaxed))
-    }
-
-    /// As if the file had refused this.
-    #[cfg(test)]
-    pub(super) fn refuse(&self, how: Allocate) {
-        self.flag(how).store(false, Ordering::Relaxed);
-    }
-}
-
-impl Way {
-    fn steps(self) -> &'static [Allocate] {
-        match self {
-            Way::Punch => &[Allocate::PunchHole],
-            Way::ZeroRange => &[Allocate::ZeroRange],
-            Way::PunchAndReserve => &[Allocate::PunchHole, Allocate::Reserve],
-        }
-    }
-}
+use super::storage::{INLINE_MAX, Inner};
+use super::ways::Way;
+use super::write::write_failed;
 
 impl Inner {
     /// Makes the range read as zeroes.
