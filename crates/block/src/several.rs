@@ -95,7 +95,10 @@ impl Inside {
                 Ok(visit) => visit.list(tls).await?,
                 // One that does not let this client in is none of its business.
                 Err(error) => {
-                    log::debug!("export {:?} is not listed: {error}", one.name);
+                    log::debug!(
+                        export = one.name, error = error.text();
+                        "export {:?} is not listed: {error}", one.name
+                    );
                     continue;
                 }
             };

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use log::kv::{self, Key, VisitSource, VisitValue};
 use log::{Level, LevelFilter, Log, Metadata, Record};
 use serde_json::{Map, Value};
 
@@ -17,8 +18,7 @@ impl Log for Stderr {
             return;
         }
         if JSON.load(Ordering::Relaxed) {
-            let text = record.args().to_string();
-            return out_json(record.level(), record.target(), &text);
+            return out_json(object(record));
         }
         let level = match record.level() {
             Level::Error => "error: ",
@@ -68,24 +68,95 @@ pub fn set_format(format: Format) {
 /// Says why a command has failed.
 pub fn failure(command: &str, text: &str) {
     match JSON.load(Ordering::Relaxed) {
-        true => out_json(Level::Error, "", text),
+        true => out_json(beginning(Level::Error, text)),
         false => crate::out::error(&format!("blockhaul: {command}{text}\n")),
     }
 }
 
-fn out_json(level: Level, target: &str, text: &str) {
-    let mut record = Map::new();
-    let mut add = |name: &str, value: Value| drop(record.insert(name.to_string(), value));
-    add("time", Value::from(jiff::Timestamp::now().to_string()));
-    add("level", Value::from(level.as_str().to_ascii_lowercase()));
-    if let Some(name) = target.strip_prefix("plugin ") {
-        add("plugin", Value::from(name));
+fn out_json(object: Map<String, Value>) {
+    crate::out::error(&format!("{}\n", Value::Object(object)));
+}
+
+/// What every object has.
+fn beginning(level: Level, text: &str) -> Map<String, Value> {
+    let mut object = Map::new();
+    let mut add = |name: &str, value: String| object.insert(name.to_string(), Value::from(value));
+    add("time", jiff::Timestamp::now().to_string());
+    add("level", level.as_str().to_ascii_lowercase());
+    add("message", text.to_string());
+    object
+}
+
+/// A record as an object: what every one has, and what the record says by name.
+fn object(record: &Record<'_>) -> Map<String, Value> {
+    let mut object = beginning(record.level(), &record.args().to_string());
+    if let Some(name) = record.target().strip_prefix("plugin ") {
+        object.insert("plugin".into(), Value::from(name));
     }
-    if let Some(Ok(number)) = target.strip_prefix("connection ").map(str::parse::<u64>) {
-        add("connection", Value::from(number));
+    // The only error is the visitor's own, which has none.
+    let _ = record.key_values().visit(&mut Members(&mut object));
+    object
+}
+
+/// Adds what a record says by name. What it has nothing to say about is left out.
+struct Members<'a>(&'a mut Map<String, Value>);
+
+impl<'kvs> VisitSource<'kvs> for Members<'_> {
+    fn visit_pair(&mut self, key: Key<'kvs>, value: kv::Value<'kvs>) -> Result<(), kv::Error> {
+        let mut read = Read(Value::Null);
+        value.visit(&mut read)?;
+        if read.0.is_null() {
+            return Ok(());
+        }
+        let mut name = key.as_str().to_string();
+        // What every object has stays what it is.
+        while self.0.contains_key(&name) {
+            name.push('_');
+        }
+        self.0.insert(name, read.0);
+        Ok(())
     }
-    add("message", Value::from(text));
-    crate::out::error(&format!("{}\n", Value::Object(record)));
+}
+
+/// A value of a record as JSON has it: numbers and truth values as such, the rest as text.
+struct Read(Value);
+
+impl<'v> VisitValue<'v> for Read {
+    fn visit_any(&mut self, value: kv::Value<'_>) -> Result<(), kv::Error> {
+        self.0 = Value::from(value.to_string());
+        Ok(())
+    }
+
+    fn visit_null(&mut self) -> Result<(), kv::Error> {
+        self.0 = Value::Null;
+        Ok(())
+    }
+
+    fn visit_u64(&mut self, value: u64) -> Result<(), kv::Error> {
+        self.0 = Value::from(value);
+        Ok(())
+    }
+
+    fn visit_i64(&mut self, value: i64) -> Result<(), kv::Error> {
+        self.0 = Value::from(value);
+        Ok(())
+    }
+
+    fn visit_f64(&mut self, value: f64) -> Result<(), kv::Error> {
+        // What JSON has no number for is null, and left out.
+        self.0 = Value::from(value);
+        Ok(())
+    }
+
+    fn visit_bool(&mut self, value: bool) -> Result<(), kv::Error> {
+        self.0 = Value::from(value);
+        Ok(())
+    }
+
+    fn visit_str(&mut self, value: &str) -> Result<(), kv::Error> {
+        self.0 = Value::from(value);
+        Ok(())
+    }
 }
 
 /// Starts logging: warnings, or also what is done with `--verbose`.
@@ -94,4 +165,33 @@ pub fn start(verbose: bool) {
     // Fails only if it was set before; then that one does.
     let _ = log::set_logger(&Stderr);
     log::set_max_level(level);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn members_are_numbers_or_text_and_never_what_every_record_has() {
+        let members: [(&str, kv::Value<'_>); 7] = [
+            ("export", "a\nb".into()),
+            ("offset", u64::MAX.into()),
+            ("change", (-1).into()),
+            ("first", true.into()),
+            ("user", kv::Value::null()),
+            ("level", "mine".into()),
+            ("message", "mine".into()),
+        ];
+        let members: &[(&str, kv::Value<'_>)] = &members;
+        let text = format_args!("said");
+        let mut builder = Record::builder();
+        let record = builder.args(text).level(Level::Warn).target("plugin p").key_values(&members);
+        let mut object = object(&record.build());
+        assert!(object.remove("time").is_some_and(|time| time.is_string()));
+        let expected = serde_json::json!({
+            "level": "warn", "message": "said", "plugin": "p", "export": "a\nb",
+            "offset": u64::MAX, "change": -1, "first": true, "level_": "mine", "message_": "mine",
+        });
+        assert_eq!(Value::Object(object), expected);
+    }
 }

@@ -138,8 +138,8 @@ impl Clients {
     }
 
     /// What there is to say about each of them, in no order.
-    pub(crate) fn list<T>(&self, what: impl Fn(&Connection, &Stream) -> T) -> Vec<T> {
-        self.table().open.values().map(|place| what(&place.connection, &place.stream)).collect()
+    pub(crate) fn list<T>(&self, what: impl Fn(&Connection) -> T) -> Vec<T> {
+        self.table().open.values().map(|place| what(&place.connection)).collect()
     }
 
     /// How many are open, how many of them in their handshake, and what was done by export.

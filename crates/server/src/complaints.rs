@@ -5,6 +5,10 @@ use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use block::{Error, Kind};
+use wire::request::Header;
+
+use crate::control::Connection;
+use crate::records::{Asked, record};
 
 /// Lines for a connection in [`SPAN`]: enough to see what is wrong, and no way to fill a disk.
 const LINES: u32 = 5;
@@ -20,18 +24,24 @@ pub(crate) struct Complaints {
 }
 
 impl Complaints {
-    /// Says that a request of connection `id` has failed, unless that is no news: devices are asked
-    /// for what they cannot do, and for what comes too late.
-    pub(crate) fn failed(&self, id: u64, error: &Error) {
-        if matches!(error.kind(), Kind::Unsupported | Kind::ShuttingDown) || !self.may_speak() {
-            return log::debug!("{error}");
+    /// Says that a request of a connection has failed, unless that is no news: devices are asked for
+    /// what they cannot do, and for what comes too late.
+    pub(crate) fn failed(&self, connection: &Connection, header: &Header, why: &Error) {
+        let id = connection.id;
+        let Asked { request, offset, length } = Asked::of(header);
+        if matches!(why.kind(), Kind::Unsupported | Kind::ShuttingDown) || !self.may_speak() {
+            record!(Debug, connection, request, offset, length, error = why.text(); "{why}");
+            return;
         }
-        let target = format!("connection {id}");
-        match self.unsaid.take() {
-            0 => log::warn!(target: &target, "connection {id}: {error}"),
-            more => {
-                log::warn!(target: &target, "connection {id}: {error}; {more} more failed before")
-            }
+        let error = why.text();
+        let more = self.unsaid.take();
+        if more == 0 {
+            record!(Warn, connection, request, offset, length, error; "connection {id}: {why}");
+        } else {
+            record!(
+                Warn, connection, request, offset, length, error, more;
+                "connection {id}: {why}; {more} more failed before"
+            );
         }
     }
 

@@ -23,6 +23,8 @@ const OTHERS: &str = "(others)";
 #[derive(Debug)]
 pub(crate) struct Connection {
     pub(crate) id: u64,
+    /// Where it comes from.
+    pub(crate) peer: String,
     since: Instant,
     identity: OnceLock<Identity>,
     /// The export that the client has chosen: its handshake is over.
@@ -33,9 +35,10 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    pub(crate) fn new(id: u64) -> Connection {
+    pub(crate) fn new(id: u64, peer: String) -> Connection {
         Connection {
             id,
+            peer,
             since: Instant::now(),
             identity: OnceLock::new(),
             export: OnceLock::new(),
@@ -57,6 +60,11 @@ impl Connection {
 
     pub(crate) fn export(&self) -> Option<&str> {
         self.export.get().map(String::as_str)
+    }
+
+    /// Who the client has proved to be.
+    pub(crate) fn user(&self) -> Option<&str> {
+        self.identity.get()?.name.as_deref()
     }
 }
 
@@ -196,9 +204,9 @@ impl Ended {
 impl Server {
     /// The clients that are connected, by number.
     pub fn clients(&self) -> Vec<Client> {
-        let mut clients = self.clients.list(|connection, stream| Client {
+        let mut clients = self.clients.list(|connection| Client {
             number: connection.id,
-            address: stream.peer().to_string(),
+            address: connection.peer.clone(),
             export: connection.export().map(str::to_string),
             identity: connection.identity.get().cloned(),
             age: connection.since.elapsed(),
@@ -262,7 +270,7 @@ mod tests {
     use super::*;
 
     fn connection(id: u64, export: &str) -> Connection {
-        let connection = Connection::new(id);
+        let connection = Connection::new(id, String::new());
         connection.chose(export);
         connection.tally.answered(OpKind::Read, Some(1));
         connection
@@ -272,7 +280,7 @@ mod tests {
     fn those_that_have_ended_are_counted_with_those_that_are_open() {
         let mut ended = Ended::default();
         ended.add(&connection(1, "a"));
-        ended.add(&Connection::new(2));
+        ended.add(&Connection::new(2, String::new()));
         let open = [connection(3, "a"), connection(4, "b")];
         let sums = ended.with(open.iter());
         assert_eq!((sums["a"].clients, sums["a"].counts.requests[0]), (1, 2));

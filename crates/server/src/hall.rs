@@ -8,12 +8,14 @@ use wire::ListEntry;
 use wire::OptionError;
 use wire::handshake::server::Refusal;
 
+use crate::control::Connection;
+use crate::records::record;
 use crate::{Config, Export};
 
 /// The exports as one client sees them.
 pub(crate) struct Hall<'a> {
     config: &'a Config,
-    stream: Arc<Stream>,
+    connection: Arc<Connection>,
     visit: Option<Arc<dyn Visit>>,
     /// The device that was opened last: clients ask about an export before they choose it.
     open: Option<(String, Arc<dyn Device>)>,
@@ -27,14 +29,18 @@ pub(crate) struct Hall<'a> {
 
 impl<'a> Hall<'a> {
     /// Admits a client.
-    pub(crate) async fn enter(config: &'a Config, stream: Arc<Stream>) -> Result<Hall<'a>, String> {
+    pub(crate) async fn enter(
+        config: &'a Config,
+        connection: Arc<Connection>,
+        stream: Arc<Stream>,
+    ) -> Result<Hall<'a>, String> {
         let certificate = Arc::<OnceLock<Certificate>>::default();
         let dismissal = Arc::<Dismissal>::default();
         let visit = match &config.visits {
             None => None,
             Some(visits) => {
                 let client = Client {
-                    stream: Some(stream.clone()),
+                    stream: Some(stream),
                     certificate: certificate.clone(),
                     dismissal: dismissal.clone(),
                 };
@@ -42,7 +48,7 @@ impl<'a> Hall<'a> {
                 Some(admitted.map_err(|error| format!("not admitted: {error}"))?)
             }
         };
-        Ok(Hall { config, stream, visit, open: None, tls: false, certificate, dismissal })
+        Ok(Hall { config, connection, visit, open: None, tls: false, certificate, dismissal })
     }
 
     /// The connection is encrypted from here on: what was opened before counts no more.
@@ -79,8 +85,17 @@ impl<'a> Hall<'a> {
                 Ok(export(device))
             }
             Err(error) => {
-                let (peer, shown) = (self.stream.peer(), wire::printable(name.as_bytes(), 256));
-                log::warn!("cannot open export \"{shown}\" for {peer}: {error}");
+                let connection = &self.connection;
+                let (peer, shown) = (&connection.peer, wire::printable(name.as_bytes(), 256));
+                log::warn!(
+                    connection = connection.id,
+                    client = peer,
+                    user = connection.user(),
+                    // It has none yet: the one that it asks for.
+                    export = name,
+                    error = error.text();
+                    "cannot open export \"{shown}\" for {peer}: {error}"
+                );
                 let kind = match error.kind() {
                     Kind::ReadOnly | Kind::Refused => OptionError::Policy,
                     _ => OptionError::Unknown,
@@ -104,7 +119,8 @@ impl<'a> Hall<'a> {
         match visit.list(self.tls).await {
             Ok(mut listed) => {
                 if listed.len() > most {
-                    log::warn!("only {most} of {} exports are listed", listed.len());
+                    let connection = &self.connection;
+                    record!(Warn, connection; "only {most} of {} exports are listed", listed.len());
                     listed.truncate(most);
                 }
                 let entry =
@@ -112,7 +128,12 @@ impl<'a> Hall<'a> {
                 Ok(listed.into_iter().map(entry).collect())
             }
             Err(error) => {
-                log::warn!("cannot list exports for {}: {error}", self.stream.peer());
+                let connection = &self.connection;
+                let why = error.text();
+                record!(
+                    Warn, connection, error = why;
+                    "cannot list exports for {}: {error}", connection.peer
+                );
                 Err(Refusal::new(OptionError::Policy, error.text()))
             }
         }

@@ -9,6 +9,7 @@ use wire::{BlockSizes, Context, ExportFlags, Headers, Replies};
 
 use crate::control::Connection;
 use crate::hall::{Hall, entry};
+use crate::records::record;
 use crate::{Config, Ending, Export, Tls};
 
 /// Bytes of answers that are collected before they are sent.
@@ -123,9 +124,13 @@ pub(crate) async fn run(
                 let session = accepted.map_err(|error| Ending::refused(error.to_string()))?;
                 let about = &session.about;
                 let who = about.peer.as_deref().unwrap_or("nobody in particular");
-                log::debug!("{} with {}: {} {}", stream.peer(), who, about.version, about.suite);
                 hall.secured(about);
                 connection.secured(about);
+                let (peer, version, suite) = (&connection.peer, &about.version, &about.suite);
+                record!(
+                    Debug, connection, tls = version, suite;
+                    "{peer} with {who}: {version} {suite}"
+                );
                 inbox.secure(session.opener, &session.received);
                 mouth.queue.secure(session.sealer);
                 handshake.tls_started().map_err(|error| error.to_string())?;

@@ -9,7 +9,7 @@
 //! - `session`: a connection in transmission. `handshake`: a connection before that.
 //! - `hall`: what a client may choose from. `limits`: what it may cost. `held`: requests that devices
 //!   hold.
-//! - `reply`: outcomes as NBD replies.
+//! - `reply`: outcomes as NBD replies. `records`: what the log says, by member.
 //! - `control`: what whoever runs the server sees and may do. `tally`: what is counted.
 
 mod clients;
@@ -19,6 +19,7 @@ mod hall;
 mod handshake;
 mod held;
 mod limits;
+mod records;
 mod reply;
 mod session;
 mod tally;
@@ -37,6 +38,7 @@ use control::{Connection, Control};
 use hall::Hall;
 use held::Everywhere;
 pub use limits::{Limit, Limits};
+use records::record;
 pub use tally::{Counts, LATENCY_BOUNDS, Latency};
 
 /// Something that clients can ask for by name.
@@ -214,7 +216,7 @@ impl Server {
                 Ok(fd) => self.hand_over(fd),
                 Err(error) => {
                     // Out of descriptors or memory: others may end; trying at once would spin.
-                    log::warn!("cannot accept a connection: {error}");
+                    log::warn!(error:% = error; "cannot accept a connection: {error}");
                     io::sleep(Duration::from_millis(100)).await;
                 }
             }
@@ -243,17 +245,18 @@ impl Server {
         let stream = match Stream::new(fd) {
             Ok(stream) => Arc::new(stream),
             Err(error) => {
-                log::warn!("refused a connection: {error}");
+                log::warn!(error:% = error; "refused a connection: {error}");
                 return None;
             }
         };
         let id = self.ids.fetch_add(1, Ordering::Relaxed);
         let Limits { connections, handshakes, .. } = self.config.limits;
-        let connection = Arc::new(Connection::new(id));
+        let connection = Arc::new(Connection::new(id, stream.peer().to_string()));
         let entry = (connection.clone(), stream.clone());
         let Some(told) = self.clients.enter(entry.0, entry.1, connections, handshakes) else {
             self.control.refused.fetch_add(1, Ordering::Relaxed);
-            log::warn!("refused a connection: {connections} are open already");
+            let error = format!("{connections} are open already");
+            record!(Warn, connection, error; "refused a connection: {error}");
             return None;
         };
         self.control.accepted.fetch_add(1, Ordering::Relaxed);
@@ -265,27 +268,26 @@ impl Server {
         if self.is_stopping() {
             return;
         }
-        let (id, peer) = (entered.connection.id, entered.stream.peer());
-        // Whoever takes records apart has its number from here.
-        let target = format!("connection {id}");
-        log::debug!(target: &target, "connection {id} from {peer}");
+        let connection = entered.connection.clone();
+        let (id, peer) = (connection.id, &connection.peer);
+        record!(Debug, connection; "connection {id} from {peer}");
         let ended = self.converse(&mut entered).await;
-        if ended.is_err() && entered.connection.export().is_none() {
+        if ended.is_err() && connection.export().is_none() {
             self.control.failed.fetch_add(1, Ordering::Relaxed);
         }
         let failed = ended.is_err();
         match ended {
-            Ok(()) => log::debug!(target: &target, "connection {id} ended"),
-            Err(Ending { why, refused: true }) => {
-                log::warn!(target: &target, "refused connection {id} from {peer}: {why}");
+            Ok(()) => record!(Debug, connection; "connection {id} ended"),
+            Err(Ending { why: error, refused: true }) => {
+                record!(Warn, connection, error; "refused connection {id} from {peer}: {error}");
             }
-            Err(Ending { why, .. }) => {
-                log::info!(target: &target, "connection {id} from {peer}: {why}");
+            Err(Ending { why: error, .. }) => {
+                record!(Info, connection, error; "connection {id} from {peer}: {error}");
             }
         }
         // A device in whose callback something hangs may have the socket, too: the client is not to wait.
         // Who was served waits for the device to be closed, but not for ever.
-        if failed || entered.connection.export().is_none() || self.config.visits.is_none() {
+        if failed || connection.export().is_none() || self.config.visits.is_none() {
             entered.stream.shutdown();
         } else {
             let stream = Arc::downgrade(&entered.stream);
@@ -303,7 +305,8 @@ impl Server {
         let (connection, stream) = (entered.connection.clone(), entered.stream.clone());
         let told = &mut entered.told;
         // Storage that takes one client at a time may keep it waiting.
-        let admitting = unless_told(told, || true, Hall::enter(&self.config, stream.clone()));
+        let entering = Hall::enter(&self.config, connection.clone(), stream.clone());
+        let admitting = unless_told(told, || true, entering);
         let mut hall = match admitting.await {
             Ok(admitted) => admitted?,
             Err(leave) => return Err(self.cut(leave)),
@@ -394,7 +397,8 @@ impl Server {
         // Each connection keeps this order by itself. What is left then is in the way of the stop.
         let most = self.config.limits.drain + 2 * patience;
         if !self.wait_until_empty(most).await {
-            log::info!("cutting {} connections that take too long", self.open());
+            let open = self.open();
+            log::info!(connections = open; "cutting {open} connections that take too long");
             self.clients.cut();
             self.wait_until_empty(patience).await;
         }

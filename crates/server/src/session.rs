@@ -23,6 +23,7 @@ use crate::control::Connection;
 use crate::hall::Guest;
 use crate::handshake::Chosen;
 use crate::held::Held;
+use crate::records::{self, record};
 use crate::reply::{self, Asked};
 use crate::tally;
 use crate::{Limits, Server};
@@ -403,13 +404,17 @@ impl Session {
             let replies = self.negotiated.replies;
             let replied = reply::reply(&mut out, replies, asked, outcome, self.limits.extents);
             if let Err(error) = replied {
-                self.complaints.failed(self.connection.id, &error);
+                self.complaints.failed(&self.connection, &asked.header, &error);
             }
         }
     }
 
     fn fail(&self, header: &Header, error: Errno, why: &str) {
-        log::debug!("refused a request: {why}");
+        let records::Asked { request, offset, length } = records::Asked::of(header);
+        record!(
+            Debug, self.connection, request, offset, length, error = why;
+            "refused a request: {why}"
+        );
         self.connection.tally.refused();
         let replies = self.negotiated.replies;
         let answer = Answer { replies, cookie: header.cookie, offset: header.offset };
@@ -498,7 +503,10 @@ impl Session {
 
     /// The client is gone: replies have no reader, requests in progress are still finished.
     fn break_off(&self, error: &std::io::Error) {
-        log::debug!("cannot send replies: {error}");
+        record!(
+            Debug, self.connection, error = error.to_string();
+            "cannot send replies: {error}"
+        );
         self.broken.set(true);
         self.out.borrow_mut().clear();
         self.stream.shutdown();

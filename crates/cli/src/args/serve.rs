@@ -153,8 +153,9 @@ pub struct Serve {
     #[arg(long)]
     pub trace: bool,
 
-    /// How messages on standard error are written: text, or json, one object a line with time, level,
-    /// message and, where it is about one, the number of the connection
+    /// How messages on standard error are written: text, or json, one object a line with time, level and
+    /// message and, where they apply, connection (its number), client, user, export, request, offset,
+    /// length, error
     #[arg(long, value_name = "FORMAT", default_value = "text")]
     pub log_format: crate::logger::Format,
 

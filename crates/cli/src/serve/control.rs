@@ -218,7 +218,7 @@ impl Operations {
                 let layer = self.layer(text("export")?, text("layer")?)?;
                 let (name, value) = (text("name")?, text("value")?);
                 layer.set(name, value).map_err(|error| Refusal::usage(error.text()))?;
-                log::info!("layer {}: {name}={value}", layer.name());
+                log::info!(layer = layer.name(); "layer {}: {name}={value}", layer.name());
                 Ok(json!({ "layer": shown(layer) }))
             }
             _ => Err(Refusal::usage(format!(

@@ -24,7 +24,7 @@ struct Trace(Arc<str>);
 
 impl Layer for Trace {
     fn wrap(&self, inner: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
-        log::debug!("{}: open", self.0);
+        log::debug!(device = self.0; "{}: open", self.0);
         Ok(Arc::new(TraceDevice { name: self.0.clone(), inner }))
     }
 }
@@ -50,7 +50,10 @@ impl Device for TraceDevice {
             Op::Extents(_) => "extents",
         };
         let Request { at, len, flags, .. } = request;
-        log::debug!("{}: {what} count={len} offset={at}{}", self.name, Shown(flags));
+        log::debug!(
+            device = self.name, request = what, offset = at, length = len;
+            "{}: {what} count={len} offset={at}{}", self.name, Shown(flags)
+        );
         self.inner.submit(request)
     }
 
@@ -61,7 +64,7 @@ impl Device for TraceDevice {
 
 impl Drop for TraceDevice {
     fn drop(&mut self) {
-        log::debug!("{}: close", self.name);
+        log::debug!(device = self.name; "{}: close", self.name);
     }
 }
 

@@ -10,6 +10,7 @@ use wire::Errno;
 use wire::reply::Answer;
 
 use super::Session;
+use crate::records::{Asked, record};
 use crate::reply;
 
 /// No request is taken up while more than this waits to be sent that is not in buffers of the pool:
@@ -175,16 +176,21 @@ impl Session {
     /// Answers what the device still holds, so that clients know: it may or may not be carried out.
     fn give_up(&self) {
         let held = self.held.give_up();
-        let peer = self.stream.peer();
+        let connection = &self.connection;
+        let peer = &connection.peer;
         let export = wire::printable(self.negotiated.export.as_bytes(), 256);
         self.server.everywhere.remove(held.len());
         self.server.given_up.fetch_add(held.len(), Ordering::Relaxed);
         self.connection.tally.in_progress(0);
         let text = "the server stops, and its device has not finished the request";
-        for request in held {
-            log::warn!("gave up, of {peer} on export \"{export}\": {request}");
+        for held in held {
+            let header = held.header;
+            let Asked { request, offset, length } = Asked::of(&header);
+            record!(
+                Warn, connection, request, offset, length, error = text;
+                "gave up, of {peer} on export \"{export}\": {held}"
+            );
             self.connection.tally.refused();
-            let header = request.header;
             let replies = self.negotiated.replies;
             let answer = Answer { replies, cookie: header.cookie, offset: header.offset };
             reply::failure(&mut self.out.borrow_mut(), &answer, Errno::Shutdown, text);
