@@ -25,6 +25,12 @@ impl Backend for Full {
         "zeroes; every write fails for lack of space, to test what clients do then"
     }
 
+    fn example(&self) -> &'static str {
+        r#"
+blockhaul serve full:64M --run 'blockhaul copy sample:64M "$uri" || echo as it should'
+"#
+    }
+
     fn open(&self, target: Target) -> Opening<Opened> {
         Box::pin(std::future::ready(open(&target)))
     }

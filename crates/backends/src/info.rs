@@ -33,6 +33,13 @@ impl Backend for Info {
          and microseconds in 4 bytes; read-only"
     }
 
+    fn example(&self) -> &'static str {
+        r#"
+blockhaul serve -p 0 -i localhost info:address \
+  --run 'blockhaul copy "nbd://localhost:$port" -'
+"#
+    }
+
     fn open(&self, target: Target) -> Opening<Opened> {
         let device = operand::source_only(&target).and_then(|()| {
             let visit = visit(&target, Client::default())?;

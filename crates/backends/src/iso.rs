@@ -30,6 +30,13 @@ impl Backend for Iso {
          read-only"
     }
 
+    fn example(&self) -> &'static str {
+        r#"
+mkdir files && echo hello > files/hello.txt
+blockhaul copy 'iso:files?params=-JrT' files.iso
+"#
+    }
+
     fn params(&self) -> &'static [Param] {
         const {
             &[

@@ -39,6 +39,13 @@ impl Backend for Linuxdisk {
          $TMPDIR or /var/tmp; read-only, with the layer cow writable for one client"
     }
 
+    fn example(&self) -> &'static str {
+        r#"
+mkdir files && echo hello > files/hello.txt
+blockhaul copy 'linuxdisk:files?type=ext4&size=%2b16M' disk.raw
+"#
+    }
+
     fn params(&self) -> &'static [Param] {
         const {
             &[

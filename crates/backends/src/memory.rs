@@ -41,6 +41,12 @@ impl Backend for Memory {
         "sparse memory, gone when the program ends; as a copy target SIZE may be left out"
     }
 
+    fn example(&self) -> &'static str {
+        r#"
+blockhaul serve memory:1G --run 'blockhaul copy --verify sample:64M "$uri"'
+"#
+    }
+
     fn open(&self, target: Target) -> Opening<Opened> {
         let size = match target.intent.target_size {
             Some(wanted) => operand::optional_size(&target).map(|size| size.unwrap_or(wanted)),

@@ -25,6 +25,12 @@ impl Backend for Null {
         "forgets what is written and reads as zeroes; as a copy target as large as the source"
     }
 
+    fn example(&self) -> &'static str {
+        r#"
+blockhaul copy sample:1G null:
+"#
+    }
+
     fn open(&self, target: Target) -> Opening<Opened> {
         let device = operand::optional_size(&target).map(|size| {
             let size = size.or(target.intent.target_size).unwrap_or(0);

@@ -43,6 +43,13 @@ impl Backend for Ondemand {
          time has a disk. Only for clients that are trusted: each name takes space"
     }
 
+    fn example(&self) -> &'static str {
+        r#"
+mkdir disks
+blockhaul serve 'ondemand:disks?size=64M' --uri-export alice --run 'blockhaul info "$uri"'
+"#
+    }
+
     fn params(&self) -> &'static [Param] {
         const {
             &[

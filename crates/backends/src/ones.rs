@@ -25,6 +25,12 @@ impl Backend for Ones {
         "the same byte everywhere, read-only"
     }
 
+    fn example(&self) -> &'static str {
+        r#"
+blockhaul copy 'ones:1M?byte=90' - | od -A d -t x1
+"#
+    }
+
     fn params(&self) -> &'static [Param] {
         const {
             &[Param {

@@ -41,6 +41,13 @@ impl Backend for Partitioning {
          mbr-id=0x83,0x82, whose last value counts for all that follow. The tables cannot be changed"
     }
 
+    fn example(&self) -> &'static str {
+        r#"
+blockhaul copy sample:8M boot.raw && blockhaul copy sample:64M root.raw
+blockhaul copy 'partitioning:boot.raw,root.raw?partition-type=gpt' disk.raw
+"#
+    }
+
     fn params(&self) -> &'static [Param] {
         const {
             &[

@@ -26,6 +26,12 @@ impl Backend for Pattern {
         "each 8 bytes hold their own offset, big-endian; read-only"
     }
 
+    fn example(&self) -> &'static str {
+        r#"
+blockhaul serve 'pattern:1G?data=1M&hole=3M' --run 'blockhaul map --totals "$uri"'
+"#
+    }
+
     fn params(&self) -> &'static [Param] {
         const {
             &[

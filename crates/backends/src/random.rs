@@ -21,6 +21,12 @@ impl Backend for Random {
         "bytes that cannot be compressed, the same for the same seed; read-only"
     }
 
+    fn example(&self) -> &'static str {
+        r#"
+blockhaul serve 'random:64M?seed=3' --run 'blockhaul checksum "$uri"'
+"#
+    }
+
     fn params(&self) -> &'static [Param] {
         const {
             &[Param {

@@ -50,6 +50,12 @@ impl Backend for Sample {
         "what a disk looks like: data, zeroes and holes in mixed lengths, always the same; read-only"
     }
 
+    fn example(&self) -> &'static str {
+        r#"
+blockhaul copy 'sample:1G?data=10%&seed=7' disk.raw && blockhaul map --totals disk.raw
+"#
+    }
+
     fn params(&self) -> &'static [Param] {
         &[
             Param {

@@ -40,6 +40,12 @@ impl Backend for SparseRandom {
          there already can be written"
     }
 
+    fn example(&self) -> &'static str {
+        r#"
+blockhaul serve 'sparse-random:1G?seed=5&percent=5' --run 'blockhaul copy "$uri" null:'
+"#
+    }
+
     fn params(&self) -> &'static [Param] {
         const {
             &[

@@ -30,6 +30,13 @@ impl Backend for Split {
         "files one behind the other, as one device; %2c is a comma in a name"
     }
 
+    fn example(&self) -> &'static str {
+        r#"
+blockhaul copy sample:8M 1.raw && blockhaul copy sample:8M 2.raw
+blockhaul copy split:1.raw,2.raw disk.raw
+"#
+    }
+
     fn raw(&self) -> bool {
         true
     }

@@ -27,6 +27,13 @@ impl Backend for Tmpdisk {
          /var/tmp, and gone with the client; bound clients with the layer limit, as each takes space"
     }
 
+    fn example(&self) -> &'static str {
+        r#"
+blockhaul serve --layer 'limit?limit=10' 'tmpdisk:64M?type=ext4&label=scratch' \
+  --run 'blockhaul info "$uri"'
+"#
+    }
+
     fn params(&self) -> &'static [Param] {
         const { &[TYPE, LABEL, COMMAND] }
     }

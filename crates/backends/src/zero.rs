@@ -25,6 +25,12 @@ impl Backend for Zero {
         "zeroes, read-only"
     }
 
+    fn example(&self) -> &'static str {
+        r#"
+blockhaul map 'zero:1G?runs=256M'
+"#
+    }
+
     fn params(&self) -> &'static [Param] {
         const {
             &[Param {

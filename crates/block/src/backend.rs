@@ -111,6 +111,12 @@ pub trait Backend: Sync {
     /// One line for the help.
     fn summary(&self) -> &'static str;
 
+    /// Lines for a shell which show its use, for the help. They can be pasted as they are in an empty
+    /// folder, come to an end and succeed; of 92 columns at most.
+    fn example(&self) -> &'static str {
+        ""
+    }
+
     /// Its options.
     fn params(&self) -> &'static [Param] {
         &[]
@@ -147,6 +153,12 @@ pub trait LayerKind: Sync {
 
     /// Paragraphs for the manual, in Markdown, apart by empty lines; may be empty.
     fn manual(&self) -> &'static str {
+        ""
+    }
+
+    /// Lines for a shell which show its use, for help and manual. They can be pasted as they are in an
+    /// empty folder, come to an end and succeed; of 92 columns at most.
+    fn example(&self) -> &'static str {
         ""
     }
 

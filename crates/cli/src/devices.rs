@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::manual;
 use block::{Adjustable, Layer, Param, Registry, Result};
 
 /// Everything that can be opened; connections give up after `timeout` without a byte (zero: never),
@@ -68,6 +69,7 @@ pub fn help() -> String {
             let others = backend.schemes().join(" ");
             text += &indented(&format!("schemes: {others}"), 28);
         }
+        example(&mut text, backend.example());
         params(&mut text, backend.params());
     }
     text += "  Options of a device follow a question mark: file:PATH?key=value&key=value; there, and in \
@@ -75,15 +77,27 @@ pub fn help() -> String {
              MiB GiB TiB, or\n  s for sectors of 512 bytes. Rates are bytes per second.\n\nLAYERS\n";
     for layer in &registry.layers {
         text += &entry(layer.name(), layer.summary(), 26);
+        example(&mut text, layer.example());
         params(&mut text, layer.params());
     }
     text
 }
 
+/// Lines that can be pasted, at the column that tells [`crate::manual`] what they are.
+fn example(text: &mut String, lines: &str) {
+    for line in lines.trim().lines() {
+        let _ = writeln!(text, "{:1$}{line}", "", manual::EXAMPLE);
+    }
+}
+
 fn params(text: &mut String, params: &[Param]) {
     for param in params {
         let head = format!("  {}={}", param.name, param.kind.placeholder());
-        let default = param.default.map(|value| format!(" (default {value})")).unwrap_or_default();
+        let default = match param.default {
+            None => String::new(),
+            Some("") => " (default empty)".to_string(),
+            Some(value) => format!(" (default {value})"),
+        };
         *text += &entry(&head, &format!("{}{default}", param.doc.trim_end_matches('.')), 26);
     }
 }

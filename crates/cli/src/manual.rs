@@ -9,21 +9,36 @@ use std::fmt::Write as _;
 /// Columns from which a line goes on with the entry above it.
 const CONTINUED: usize = 8;
 
+/// Columns in front of the examples of devices and layers, which no other line of an entry has.
+pub const EXAMPLE: usize = 8;
+
 /// The text of the help as sections of a page, in roff.
 pub fn sections(help: &str) -> String {
     let mut roff = String::new();
     let mut examples = false;
     // Code is kept line by line, and inner entries stand further in.
     let (mut code, mut inner) = (false, false);
+    // An example of a device or layer, inside its entry.
+    let mut in_entry = false;
     let mut after_entry = true;
     for line in help.lines() {
         let text = line.trim_start();
         let column = line.chars().count() - text.chars().count();
         let is_code = examples
             && (column > 2 || ["blockhaul ", "curl "].iter().any(|name| text.starts_with(name)));
+        // As deep as in the help: a line of an example can begin with spaces of its own.
+        let is_entry = !examples && (EXAMPLE..=EXAMPLE + 2).contains(&column);
         if code && !is_code {
             roff += ".EE\n.RE\n";
             code = false;
+        }
+        if in_entry != is_entry {
+            roff += if is_entry { ".EX\n" } else { ".EE\n" };
+            in_entry = is_entry;
+        }
+        if is_entry {
+            let _ = writeln!(roff, "{:1$}{2}", "", column - EXAMPLE, escaped(text));
+            continue;
         }
         if text.is_empty() {
             after_entry = true;
@@ -74,6 +89,9 @@ pub fn sections(help: &str) -> String {
     if code {
         roff += ".EE\n.RE\n";
     }
+    if in_entry {
+        roff += ".EE\n";
+    }
     if inner {
         roff += ".RE\n";
     }
@@ -118,6 +136,8 @@ EXAMPLES
 DEVICES
   PATH          a path, which is
                 literal
+        blockhaul info a \\
+          --json
     direct=on   no cache
   long:PATH,PATH
                 said below
@@ -135,7 +155,7 @@ EXIT STATUS
             ".SH \"EXAMPLES\"\n.PP\nSome of it, and\nmore of it:\n.RS 4\n.EX\n\
              blockhaul copy a \\(aqb\\(aq\ncurl x\n.EE\n.RE\n",
             ".PP\nThen:\n.RS 4\n.EX\n[[disk]]\n  key = 1\n.EE\n.RE\n.SH \"DEVICES\"\n",
-            ".TP\nPATH\na path, which is\nliteral\n.RS 4\n.TP\ndirect=on\nno cache\n.RE\n",
+            ".TP\nPATH\na path, which is\nliteral\n.EX\nblockhaul info a \\e\n  \\-\\-json\n.EE\n.RS 4\n.TP\ndirect=on\nno cache\n.RE\n",
             ".TP\nlong:PATH,PATH\nsaid below\n.PP\nOptions of a device",
             "is long. Sizes\nfollow a rule.\n.SH \"EXIT STATUS\"\n.TP\n0\nsuccess\n",
         ] {

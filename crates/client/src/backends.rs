@@ -45,6 +45,13 @@ impl Backend for NbdUri {
          places, else the system's authorities; tls-hostname=NAME, tls-verify-peer=0)"
     }
 
+    fn example(&self) -> &'static str {
+        r#"
+blockhaul serve -U disk.sock --layer exitlast sample:64M
+blockhaul copy --verify 'nbd+unix:///?socket=disk.sock' disk.raw
+"#
+    }
+
     fn raw(&self) -> bool {
         true
     }

@@ -41,6 +41,10 @@ impl Backend for Isolated {
         self.0.summary()
     }
 
+    fn example(&self) -> &'static str {
+        self.0.example()
+    }
+
     fn params(&self) -> &'static [Param] {
         self.0.params()
     }

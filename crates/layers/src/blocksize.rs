@@ -24,6 +24,10 @@ refused (EINVAL); with `allow` they are served.
 `minblock` bytes (parts are read, changed and written back), in pieces of at most `maxdata` bytes, and \
 everything else in pieces of at most `maxlen`, whatever the client sends. What is no whole block at \
 its end is left out.",
+    example: r#"
+blockhaul serve --layer 'blocksize?minimum=4k&minblock=4k' memory:64M \
+  --run 'blockhaul info "$uri"'
+"#,
     params: &[
         param("minimum", ParamKind::Size, "Smallest block told; a power of two, 1 to 64k."),
         param("preferred", ParamKind::Size, "Preferred block told; a power of two, 512 to 32M."),

@@ -16,6 +16,10 @@ pub static CHECKWRITE: Declared = Declared {
     manual: "A write succeeds if the device holds these bytes already, a zeroing or trim if it holds \
 zeroes; else the request fails (EIO). Nothing is changed, so the device below may be read-only. A copy \
 onto it is a comparison over the network.",
+    example: r#"
+blockhaul copy sample:64M disk.raw
+blockhaul serve --layer checkwrite disk.raw --run 'blockhaul copy sample:64M "$uri"'
+"#,
     params: NONE,
     configure: |args| configure(args),
 };

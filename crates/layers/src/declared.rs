@@ -12,6 +12,7 @@ pub struct Declared {
     pub(crate) name: &'static str,
     pub(crate) summary: &'static str,
     pub(crate) manual: &'static str,
+    pub(crate) example: &'static str,
     pub(crate) params: &'static [Param],
     pub(crate) configure: fn(&Args) -> Result<Arc<dyn Layer>>,
 }
@@ -27,6 +28,10 @@ impl LayerKind for Declared {
 
     fn manual(&self) -> &'static str {
         self.manual
+    }
+
+    fn example(&self) -> &'static str {
+        self.example
     }
 
     fn params(&self) -> &'static [Param] {

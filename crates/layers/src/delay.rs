@@ -39,6 +39,12 @@ impl LayerKind for Delay {
          both."
     }
 
+    fn example(&self) -> &'static str {
+        r#"
+blockhaul copy --source-layer 'delay?read=20ms&extents=20ms' sample:64M null:
+"#
+    }
+
     fn params(&self) -> &'static [Param] {
         const {
             &[

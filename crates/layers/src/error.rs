@@ -47,6 +47,13 @@ impl LayerKind for Failing {
          `after` and at most `count` times. Which ones fail depends on `seed` alone."
     }
 
+    fn example(&self) -> &'static str {
+        r#"
+blockhaul serve --layer 'error?read=20%&count=5' sample:64M \
+  --run 'blockhaul copy "$uri" null:'
+"#
+    }
+
     fn params(&self) -> &'static [Param] {
         const {
             &[

@@ -23,6 +23,11 @@ such with `evil-stuck-probability`.
 
 With the same `evil-seed` the same bits are stuck, and rays hit the same reads, counted from the start; \
 without one they are others each time. Holes stay as they are, unless `noextents` is below.",
+    example: r#"
+blockhaul copy sample:64M disk.raw
+blockhaul serve --layer 'evil?evil-probability=1e-6&evil-seed=1' disk.raw \
+  --run 'blockhaul compare disk.raw "$uri"; test $? = 1'
+"#,
     params: &[
         param_or(
             "evil",

@@ -18,6 +18,11 @@ pub static EXTENTLIST: Declared = Declared {
 have units. Empty lines and lines that start with # are left out. What no line covers is a hole that \
 reads as zeroes; overlapping lines are refused. The list is believed: clients will skip what it calls \
 zero without reading it, and writes do not change it.",
+    example: r#"
+printf '0 1M\n32M 1M\n' > extents
+blockhaul serve --layer 'extentlist?extentlist=extents' sample:64M \
+  --run 'blockhaul map "$uri"'
+"#,
     params: &[param("extentlist", ParamKind::Text, "The file.")],
     configure: |args| configure(args),
 };

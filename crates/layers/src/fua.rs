@@ -19,6 +19,10 @@ flush. `emulate` flushes the device after each such write, even if the device kn
 leaves it to the device and fails at the start if the device cannot. `pass` leaves it to the device, \
 whatever that does. `force` makes every write durable and lets flushes do nothing. `discard` takes the \
 flag and flushes and ignores both: fast, and data is lost if the machine stops.",
+    example: r#"
+blockhaul serve --layer 'fua?fuamode=emulate' memory:64M \
+  --run 'blockhaul info --can fua "$uri"'
+"#,
     params: &[param_or(
         "fuamode",
         ParamKind::Choice(&["none", "emulate", "native", "force", "pass", "discard"]),

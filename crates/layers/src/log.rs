@@ -36,6 +36,13 @@ impl LayerKind for Log {
          counts requests over all connections."
     }
 
+    fn example(&self) -> &'static str {
+        r#"
+blockhaul serve --layer 'log?file=requests.log' sample:4M --run 'blockhaul checksum "$uri"'
+cat requests.log
+"#
+    }
+
     fn params(&self) -> &'static [Param] {
         &[Out::PARAM]
     }

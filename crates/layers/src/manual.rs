@@ -18,6 +18,7 @@ pub fn page(layer: &dyn LayerKind) -> String {
     for paragraph in layer.manual().split("\n\n").filter(|paragraph| !paragraph.is_empty()) {
         let _ = writeln!(text, "{}\n", wrapped(paragraph));
     }
+    let _ = writeln!(text, "```sh\n{}\n```\n", layer.example().trim());
     if layer.params().is_empty() {
         text += "It has no options.\n";
         return text;
@@ -49,7 +50,7 @@ pub fn index(layers: &[&'static dyn LayerKind]) -> String {
     let mut text = String::from(
         "# Layers\n\nA layer stands before a device: `--layer NAME?option=value&…`, several times; the \
          first is\nnext to the device, the last next to the client. `blockhaul --help` lists their \
-         options too.\n\n| layer | |\n|---|---|\n",
+         options too.\nThe example of each page can be pasted as it is, in an empty folder.\n\n| layer | |\n|---|---|\n",
     );
     for layer in layers {
         let name = layer.name();

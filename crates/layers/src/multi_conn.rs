@@ -21,6 +21,10 @@ always. Then a flush flushes every handle that has changed something since its l
 (`track-dirty=on`), or every handle. `plugin` leaves it to the device. `disable` tells clients that it \
 is not so. The last mode tells them that it is so without doing anything: for devices where each connection \
 writes and flushes only its own part, or nothing need be durable.",
+    example: r#"
+blockhaul serve --layer 'multi-conn?mode=disable' memory:1G \
+  --run 'blockhaul info --isnt multi-conn "$uri"'
+"#,
     params: &[
         param_or(
             "mode",

@@ -17,6 +17,9 @@ pub static NOCACHE: Declared = Declared {
     summary: "hides or replaces hints that a range will be read soon",
     manual: "`cachemode=none` tells clients that there are no such hints. `emulate` reads the range \
 from the device and throws it away, so that a cache below fills. `nop` takes hints and does nothing.",
+    example: r#"
+blockhaul serve --layer nocache sample:64M --run 'blockhaul info --cannot cache "$uri"'
+"#,
     params: &[param_or(
         "cachemode",
         ParamKind::Choice(&["none", "emulate", "nop"]),

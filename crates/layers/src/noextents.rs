@@ -12,6 +12,9 @@ pub static NOEXTENTS: Declared = Declared {
     manual: "For clients that are confused by holes, for sources whose extents are slow to find out \
 or wrong, and to measure what extents gain. `base:allocation` can still be asked for and says that all \
 is data; other contexts are hidden.",
+    example: r#"
+blockhaul serve --layer noextents sample:64M --run 'blockhaul map "$uri"'
+"#,
     params: NONE,
     configure: |_| {
         layer(|inner| {

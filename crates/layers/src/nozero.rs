@@ -17,6 +17,9 @@ is zeroed allocated. `plugin` leaves zeroing to the device; for use with `fastze
 `fastzeromode` says what becomes of the flag with which clients ask for zeroing only if it is fast: \
 `none` hides that it is understood, `slow` always answers that it would be slow, `ignore` zeroes as if \
 the flag were not there, `default` leaves it to the device.",
+    example: r#"
+blockhaul serve --layer nozero memory:64M --run 'blockhaul copy sample:64M "$uri"'
+"#,
     params: &[
         param_or(
             "zeromode",

@@ -25,6 +25,12 @@ impl LayerKind for Offset {
          the place by itself."
     }
 
+    fn example(&self) -> &'static str {
+        r#"
+blockhaul copy --source-layer 'offset?offset=1M&range=32M' sample:64M part.raw
+"#
+    }
+
     fn params(&self) -> &'static [Param] {
         &[
             Param {

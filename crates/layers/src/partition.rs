@@ -15,6 +15,11 @@ pub static PARTITION: Declared = Declared {
 primary partitions 1 to 4 and logical ones from 5 on. The numbers are those that Linux gives. A \
 partition that reaches beyond the disk is refused. `partition-sectorsize` is for disks whose sectors \
 are 4096 bytes.",
+    example: r#"
+blockhaul copy sample:16M a.raw && blockhaul copy sample:8M b.raw
+blockhaul copy partitioning:a.raw,b.raw disk.raw
+blockhaul copy --verify --source-layer 'partition?partition=2' disk.raw second.raw
+"#,
     params: &[
         param("partition", ParamKind::Number, "The partition's number, from 1 on."),
         param_or(

@@ -34,6 +34,13 @@ impl LayerKind for Pause {
          Other bytes are answered with `X`. For example: `printf p | nc -U SOCKET`."
     }
 
+    fn example(&self) -> &'static str {
+        r#"
+blockhaul serve --control disk.ctl -e disk --layer pause memory:64M \
+  --run 'blockhaul ctl disk.ctl set disk pause paused=on && blockhaul ctl disk.ctl exports'
+"#
+    }
+
     fn params(&self) -> &'static [Param] {
         const {
             &[

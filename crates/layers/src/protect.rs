@@ -20,6 +20,10 @@ the range is read and compared. Else they fail (EPERM), and nothing of the reque
 that touch a protected range fail. `protect=START-END` counts both ends in; a missing START is the \
 start of the device and a missing END its end; `~START-END` protects everything but the range. Several \
 ranges are separated by commas.",
+    example: r#"
+blockhaul serve --layer 'protect?protect=0-1023' memory:64M \
+  --run 'blockhaul copy random:1M "$uri" || echo the first KiB stays as it is'
+"#,
     params: &[param("protect", ParamKind::Text, "START-END[,START-END …]: the ranges.")],
     configure: |args| configure(args),
 };

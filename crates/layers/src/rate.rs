@@ -28,6 +28,12 @@ impl LayerKind for Rate {
          requests pass in the order in which they came. Zeroes and trims are not counted."
     }
 
+    fn example(&self) -> &'static str {
+        r#"
+blockhaul copy --source-layer 'rate?rate=100M' sample:64M null:
+"#
+    }
+
     fn params(&self) -> &'static [Param] {
         &[
             Param { name: "rate", kind: ParamKind::Rate, default: None, doc: "Bytes per second." },

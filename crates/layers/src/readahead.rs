@@ -20,6 +20,10 @@ first 64 KiB, then twice as much each time, up to `window`. The device below mus
 about hints, as a file does; one without hints is refused (`nocache?cachemode=emulate` makes hints of \
 reads, for devices that cache what is read). Readers that ask for much at a time, as `blockhaul copy` \
 does, gain nothing.",
+    example: r#"
+blockhaul copy sample:64M disk.raw
+blockhaul serve --layer 'readahead?window=1M' disk.raw --run 'blockhaul checksum "$uri"'
+"#,
     params: &[param_or("window", ParamKind::Size, "4M", "Most bytes to hint at ahead.")],
     configure: |args| configure(args),
 };

@@ -24,6 +24,12 @@ impl LayerKind for Readonly {
          it is refused (EPERM)."
     }
 
+    fn example(&self) -> &'static str {
+        r#"
+blockhaul serve --layer readonly memory:64M --run 'blockhaul info --is read-only "$uri"'
+"#
+    }
+
     fn params(&self) -> &'static [Param] {
         &[]
     }

@@ -31,6 +31,10 @@ A server that has crashed may have lost writes that were not flushed. With `unfl
 flush after a new connection fails if there were such writes; with `trust` it is believed that the \
 server is still the same, as after a lost network connection. With `retry-readonly=on` everything that \
 would change the device is refused once it had to be opened again.",
+    example: r#"
+blockhaul copy --source-layer 'error?error=EIO&read=20%&count=5' \
+  --source-layer 'retry?retry-delay=100ms' sample:64M null:
+"#,
     params: &[
         param_or("retries", ParamKind::Number, "5", "How often a request is tried again."),
         param_or("retry-delay", ParamKind::Duration, "2s", "Time before the first new try."),

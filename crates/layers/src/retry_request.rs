@@ -16,6 +16,10 @@ pub static RETRY_REQUEST: Declared = Declared {
 `retries` times more, `delay` apart; then its error is passed on. Errors that would come again (wrong \
 requests, a full disk, a read-only one) are passed on at once, as are kinds of errors that `errors` \
 does not name. `retry` opens the device again as well.",
+    example: r#"
+blockhaul serve --layer 'error?read=20%&count=5' --layer 'retry-request?delay=100ms' \
+  sample:64M --run 'blockhaul checksum "$uri"'
+"#,
     params: &[
         param_or("retries", ParamKind::Number, "2", "How often a request is tried again."),
         param_or("delay", ParamKind::Duration, "2s", "Time between tries."),

@@ -22,6 +22,10 @@ the device below, one after the other, `scan-size` at a time. With `scan-ahead=o
 has read past are skipped. A round goes on where the last client left, or begins anew with \
 `scan-clock=off`; `scan-forever=on` begins again at the end. The device or a layer below must do \
 something about hints, as for `readahead`.",
+    example: r#"
+blockhaul copy sample:64M disk.raw
+blockhaul serve --layer 'scan?scan-size=4M' disk.raw --run 'blockhaul checksum "$uri"'
+"#,
     params: &[
         param_or(
             "scan-size",

@@ -29,6 +29,12 @@ impl LayerKind for Stats {
          average and at most."
     }
 
+    fn example(&self) -> &'static str {
+        r#"
+blockhaul serve --layer stats sample:64M --run 'blockhaul copy "$uri" null:'
+"#
+    }
+
     fn params(&self) -> &'static [Param] {
         &[Out::PARAM]
     }

@@ -16,6 +16,9 @@ pub static SWAB: Declared = Declared {
     summary: "swaps the bytes of every word",
     manual: "Disks of machines with the other order of bytes. `swab-bits` is the length of a word; 8 \
 changes nothing. Bytes at the end of the device that are no whole word are left out.",
+    example: r#"
+printf 1234 > words && blockhaul copy --source-layer 'swab?swab-bits=16' words -
+"#,
     params: &[param_or(
         "swab-bits",
         ParamKind::Choice(&["8", "16", "32", "64"]),

@@ -19,6 +19,10 @@ have them are understood; a member that tar keeps sparse, and one that is no reg
 compressed tar file needs `gz` or `xz` below.
 
 Looking reads the header of each member in turn; `tar-limit` bounds how far into the file it goes.",
+    example: r#"
+blockhaul copy sample:16M disk.raw && tar cf vm.ova disk.raw
+blockhaul copy --verify --source-layer 'tar?tar-entry=disk.raw' vm.ova from-ova.raw
+"#,
     params: &[
         param("tar-entry", ParamKind::Text, "Name of the member."),
         param_or("tar-limit", ParamKind::Size, "0", "How far to look for it; 0: to the end."),

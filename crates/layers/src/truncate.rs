@@ -19,6 +19,10 @@ pub static TRUNCATE: Declared = Declared {
 What lies behind the end of the device below reads as zeroes and is a hole; zeroes may be written \
 there, other bytes are refused (ENOSPC). A file with an odd size can be shown to clients that want \
 whole sectors with `round-up=512`.",
+    example: r#"
+blockhaul serve --layer 'truncate?round-up=1M' sample:1000k \
+  --run 'blockhaul info --size "$uri"'
+"#,
     params: &[
         param("truncate", ParamKind::Size, "The new size; without it, that of the device below."),
         param("round-up", ParamKind::Size, "Make the size the next multiple of this."),

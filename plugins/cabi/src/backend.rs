@@ -34,6 +34,12 @@ impl Backend for Nbdkit {
          nbdkit's filters over it (1.42 only; repeated, the first is outermost)"
     }
 
+    fn example(&self) -> &'static str {
+        r#"
+blockhaul serve 'nbdkit:memory?size=64M' --run 'blockhaul copy --verify sample:64M "$uri"'
+"#
+    }
+
     fn raw(&self) -> bool {
         true
     }

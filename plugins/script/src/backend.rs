@@ -27,6 +27,14 @@ impl Backend for Sh {
          takes requests in parallel (default 16), @timeout=TIME kills a run (default never)"
     }
 
+    fn example(&self) -> &'static str {
+        r#"
+printf 'case $1 in get_size) echo 1M;; pread) head -c $3 /dev/zero;; *) exit 2; esac' > d.sh
+chmod +x d.sh
+blockhaul copy 'sh:./d.sh' disk.raw
+"#
+    }
+
     fn raw(&self) -> bool {
         true
     }
@@ -55,6 +63,12 @@ impl Backend for Eval {
     fn summary(&self) -> &'static str {
         "the same protocol, with the shell's commands for each method in place: get_size=…, pread=…; \
          write %26 for & and %25 for %; other keys go to config=…; @threads=N, @timeout=TIME"
+    }
+
+    fn example(&self) -> &'static str {
+        r#"
+blockhaul copy 'eval:get_size=echo 1M&pread=head -c $3 /dev/zero' disk.raw
+"#
     }
 
     fn raw(&self) -> bool {

@@ -44,6 +44,12 @@ impl Backend for Data {
          data plugin; options with other names are its variables; kept in memory"
     }
 
+    fn example(&self) -> &'static str {
+        r#"
+blockhaul copy 'data:"boot" @510 0x55 0xaa' boot.raw
+"#
+    }
+
     fn params(&self) -> &'static [Param] {
         const {
             &[

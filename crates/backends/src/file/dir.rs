@@ -40,6 +40,13 @@ impl Backend for Dir {
          for it, read-only where it cannot be written; links are not followed"
     }
 
+    fn example(&self) -> &'static str {
+        r#"
+mkdir disks && blockhaul copy sample:16M disks/a.raw
+blockhaul serve dir:disks --uri-export a.raw --run 'blockhaul info "$uri"'
+"#
+    }
+
     fn params(&self) -> &'static [Param] {
         &[
             Param {

@@ -43,6 +43,12 @@ impl Backend for File {
         "a file or block device; as a copy target it is created if absent, and emptied if not"
     }
 
+    fn example(&self) -> &'static str {
+        r#"
+blockhaul copy sample:64M 'file:disk.raw?direct=on' && blockhaul info disk.raw
+"#
+    }
+
     fn params(&self) -> &'static [Param] {
         &[DIRECT, LOCK, handed::FD]
     }

@@ -43,6 +43,13 @@ impl Backend for Floppy {
          writable"
     }
 
+    fn example(&self) -> &'static str {
+        r#"
+mkdir files && echo hello > files/hello.txt
+blockhaul serve floppy:files --run 'blockhaul copy "$uri" floppy.raw'
+"#
+    }
+
     fn params(&self) -> &'static [Param] {
         const {
             &[

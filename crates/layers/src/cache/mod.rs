@@ -53,6 +53,10 @@ that were not used for the longest time are dropped (dirty ones after they went 
 files, and when it is full writes fail (ENOSPC).
 
 What reaches the device below on another way is not seen. `extents-cache` is for extents.",
+    example: r#"
+blockhaul serve --layer 'delay?read=5ms' --layer 'cache?cache-on-read=true' sample:16M \
+  --run 'blockhaul checksum "$uri" && blockhaul checksum "$uri"'
+"#,
     params: &[
         param_or(
             "cache",

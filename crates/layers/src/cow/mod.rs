@@ -36,6 +36,11 @@ pub static COW: Declared = Declared {
 device below may be read-only. Zeroes and trims of whole blocks take no space and are holes; extents of \
 what was not changed are those of the device below. The file is made in `dir`, or in the folder that \
 TMPDIR names, or in /var/tmp; when its file system is full, writes fail (ENOSPC).",
+    example: r#"
+blockhaul copy sample:64M disk.raw
+blockhaul serve --layer cow disk.raw --run 'blockhaul copy random:1M "$uri"'
+blockhaul compare sample:64M disk.raw
+"#,
     params: &[
         param_or(
             "cow-block-size",

@@ -40,6 +40,10 @@ Writes, zeroes and trims through this layer keep what is remembered true. Change
 device on another way (another program, another export without the same layer) are not seen: use it \
 on disks that nobody else changes. When the memory is full, what was not used for the longest time is \
 forgotten and asked for again.",
+    example: r#"
+blockhaul copy --source-layer 'delay?extents=50ms' --source-layer extents-cache \
+  sample:1G null:
+"#,
     params: PARAMS,
     configure: |args| configure(args),
 };

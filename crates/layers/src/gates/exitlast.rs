@@ -15,6 +15,10 @@ pub static EXITLAST: Declared = Declared {
     manual: "The server stops, as by SIGTERM, when no client is left that has opened a device. Clients \
 that only ask for the list of exports do not count, and before the first one comes the server waits as \
 long as it takes.",
+    example: r#"
+blockhaul serve -U once.sock --layer exitlast sample:64M && \
+  blockhaul copy 'nbd+unix:///?socket=once.sock' null:
+"#,
     params: NONE,
     configure: |_| gate(Arc::new(Last(AtomicU64::new(0)))),
 };

@@ -24,6 +24,12 @@ by SIGTERM, when no client is connected any more. It looks every `exit-when-poll
 client comes. Events, each of which may be a list separated by commas: a file is there, a file is gone, \
 the other end of an inherited pipe (a descriptor's number) is closed, a process (its number) is gone. A \
 script, run by /bin/sh, says that the time has come with exit status 88.",
+    example: r#"
+blockhaul serve -U until.sock zero:1G \
+  --layer 'exitwhen?exit-when-file-created=stop&exit-when-poll=1s'
+touch stop
+while test -e until.sock; do sleep 0.1; done
+"#,
     params: &[
         param("exit-when-file-created", ParamKind::Text, "Paths of files that are awaited."),
         param("exit-when-file-deleted", ParamKind::Text, "Paths of files that must stay."),

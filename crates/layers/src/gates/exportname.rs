@@ -19,6 +19,11 @@ the names of `exportname`. `exportdesc` replaces descriptions: `keep`, `none` or
 
 An export that is served under one name answers to that name only: names given here must be names that \
 the device below knows.",
+    example: r#"
+blockhaul serve -e disk memory:1G \
+  --layer 'exportname?default-export=disk&exportdesc=fixed:nightly' \
+  --run 'blockhaul info --list nbd+unix:///?socket=$unixsocket'
+"#,
     params: &[
         param_or("default-export", ParamKind::Text, "", "The name that the empty one stands for."),
         param_or(

@@ -19,6 +19,10 @@ anything is said; else it comes in. So `deny=all` lets in only whom `allow` name
 separated by commas, of: an address (`192.168.0.1`, `::1`), a network (`10.0.0.0/8`, `fd00::/8`), \
 `anyipv4`, `anyipv6`, `anyunix`, `anyvsock`, `any` (or `all`), and for clients on Unix sockets \
 `pid:N`, `uid:N`, `gid:N`, the process, user and group that connected.",
+    example: r#"
+blockhaul serve -p 0 --layer 'ip?allow=127.0.0.1,::1,10.0.0.0/8&deny=all' sample:64M \
+  --run 'blockhaul info "nbd://localhost:$port"'
+"#,
     params: &[
         param("allow", ParamKind::Text, "Clients to let in."),
         param("deny", ParamKind::Text, "Clients to keep out unless they are allowed."),

@@ -17,6 +17,11 @@ pub static TLS_FALLBACK: Declared = Declared {
     manual: "For servers with `--tls on`, where TLS is offered and not required: a client that does not \
 use it sees one read-only export of 512 bytes which holds `tlsreadme`, whatever name it asks for, so \
 that nothing goes over the network in the clear and the user learns why.",
+    example: r#"
+blockhaul tls init --psk alice keys.psk
+blockhaul serve --tls on --tls-psk keys.psk --layer tls-fallback memory:64M \
+  --run 'blockhaul info nbd+unix:///?socket=$unixsocket'
+"#,
     params: &[param_or(
         "tlsreadme",
         ParamKind::Text,

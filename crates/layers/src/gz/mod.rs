@@ -30,6 +30,10 @@ Reads in order go on where the last one ended; others decode from the next place
 Half of `gz-memory` is for the index, half for content that was decoded last; the larger the content, the \
 farther apart its places (16 MiB hold 180 of them). All connections share both. Content is decoded by one \
 thread at a time: `xz` files of many blocks are better for this.",
+    example: r#"
+blockhaul copy sample:16M - | gzip -1 > disk.raw.gz
+blockhaul copy --verify --source-layer gz disk.raw.gz disk.raw
+"#,
     params: &[param_or("gz-memory", ParamKind::Size, "16M", "Memory for index and content; 1M at least.")],
     configure: |args| configure(args),
 };

@@ -40,6 +40,12 @@ the container's key slots take to try.
 
 Bytes that the container never wrote read as noise. Zeroes are written like other data, trims are left out, \
 and extents are all data.",
+    example: r#"
+printf secret > key && qemu-img create -f luks --object secret,id=s,file=key \
+  -o key-secret=s,iter-time=10 disk.luks 16M
+blockhaul serve --layer 'luks?passphrase=+key' disk.luks \
+  --run 'blockhaul copy --verify sample:16M "$uri"'
+"#,
     params: &[param(
         "passphrase",
         ParamKind::Text,

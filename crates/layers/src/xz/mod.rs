@@ -30,6 +30,10 @@ twice for each of two that are decoded at a time, each with the dictionary that 
 
 Make files for this with small blocks: `xz --block-size=16MiB`; a file of one block is decoded from its \
 start for every part of it. Files with blocks above `xz-max-block` are refused.",
+    example: r#"
+blockhaul copy sample:16M - | xz -0 --block-size=1MiB > disk.raw.xz
+blockhaul copy --verify --source-layer xz disk.raw.xz disk.raw
+"#,
     params: &[
         param_or("xz-max-block", ParamKind::Size, "512M", "Longest block that is taken."),
         param_or("xz-max-depth", ParamKind::Number, "8", "Most decoded blocks that are kept."),
