@@ -5,11 +5,12 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::{OwnedFd, RawFd};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
+use super::patience::Patience;
 use super::{Done, Driver, FileOp, Interest, Sleep};
 use crate::offload;
 use crate::remote::Inbox;
@@ -29,6 +30,7 @@ pub(crate) struct Epoll {
     /// Completions known before the next turn.
     pending: Vec<Done>,
     finished: Arc<Mutex<Vec<Done>>>,
+    patience: Patience,
 }
 
 #[derive(Default)]
@@ -49,6 +51,7 @@ impl Epoll {
             by_slot: HashMap::new(),
             pending: Vec::new(),
             finished: Arc::default(),
+            patience: Patience::default(),
         })
     }
 
@@ -93,21 +96,31 @@ impl Epoll {
     }
 
     fn wait(&mut self, sleep: Sleep) -> io::Result<()> {
-        let timeout = match sleep {
-            Sleep::No => Some(Duration::ZERO),
-            Sleep::AtMost(time) => Some(time),
-            Sleep::Forever => None,
-        };
-        let timeout = match timeout {
-            None => None,
-            Some(time) => Some(Timespec::try_from(time).map_err(io::Error::other)?),
-        };
         let mut events =
             [epoll::Event { flags: EventFlags::empty(), data: EventData::new_u64(0) }; EVENTS];
-        let count = match epoll::wait(&self.epoll, &mut events[..], timeout.as_ref()) {
-            Ok(count) => count,
-            Err(rustix::io::Errno::INTR) => 0,
-            Err(error) => return Err(error.into()),
+        let mut wait = |most: Option<Duration>| -> io::Result<usize> {
+            let most = most.map(Timespec::try_from).transpose().map_err(io::Error::other)?;
+            match epoll::wait(&self.epoll, &mut events[..], most.as_ref()) {
+                Err(rustix::io::Errno::INTR) => Ok(0),
+                result => Ok(result?),
+            }
+        };
+        let count = match sleep {
+            Sleep::No => wait(sleep.most())?,
+            _ if self.patience.looks() => {
+                let mut looked = Ok(0);
+                let seen = self.patience.look(sleep.most(), || {
+                    looked = wait(Some(Duration::ZERO));
+                    !matches!(looked, Ok(0))
+                });
+                if seen { looked? } else { wait(sleep.most())? }
+            }
+            _ => {
+                let begun = Instant::now();
+                let count = wait(sleep.most())?;
+                self.patience.slept(begun.elapsed());
+                count
+            }
         };
         for event in &events[..count] {
             let (data, flags) = (event.data.u64(), event.flags);

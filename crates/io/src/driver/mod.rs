@@ -5,6 +5,7 @@
 //! built above, once. A simulator is a third implementation of the same trait.
 
 mod epoll;
+mod patience;
 mod uring;
 
 use std::io;
@@ -106,6 +107,17 @@ pub(crate) enum Sleep {
     No,
     AtMost(Duration),
     Forever,
+}
+
+impl Sleep {
+    /// The longest time, where there is one.
+    fn most(self) -> Option<Duration> {
+        match self {
+            Sleep::No => Some(Duration::ZERO),
+            Sleep::AtMost(time) => Some(time),
+            Sleep::Forever => None,
+        }
+    }
 }
 
 /// One kernel interface, owned by one worker.

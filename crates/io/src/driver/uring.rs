@@ -4,10 +4,11 @@
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 
+use super::patience::Patience;
 use super::{Done, Driver, FileOp, Interest, Sleep};
 use crate::remote::Inbox;
 
@@ -40,6 +41,7 @@ pub(crate) struct Uring {
     writes: usize,
     /// The kernel can wait for some completions for a time, and then for one (Linux 6.12).
     gathers: bool,
+    patience: Patience,
 }
 
 /// Whether a ring with everything that the driver needs can be made here: `Err` says what is missing.
@@ -52,6 +54,8 @@ fn make_ring() -> io::Result<IoUring> {
     let modern = IoUring::builder()
         .setup_single_issuer()
         .setup_defer_taskrun()
+        // It can be seen from here that there is some: see `Patience`.
+        .setup_taskrun_flag()
         .setup_cqsize(ENTRIES * 4)
         .build(ENTRIES);
     let ring = match modern {
@@ -87,7 +91,15 @@ impl Uring {
     pub(crate) fn new(inbox: Arc<Inbox>) -> io::Result<Uring> {
         let ring = make_ring()?;
         let gathers = ring.params().is_feature_min_timeout();
-        Ok(Uring { ring, inbox, wake_armed: false, ops: Vec::new(), writes: 0, gathers })
+        Ok(Uring {
+            ring,
+            inbox,
+            wake_armed: false,
+            ops: Vec::new(),
+            writes: 0,
+            gathers,
+            patience: Patience::default(),
+        })
     }
 
     fn push(&mut self, entry: &squeue::Entry) {
@@ -104,6 +116,18 @@ impl Uring {
                 std::thread::yield_now();
             }
         }
+    }
+
+    /// Hands over what was collected and looks for what completes, for a while.
+    fn look(&mut self, sleep: Sleep) -> io::Result<bool> {
+        if !self.ring.submission().is_empty() {
+            harmless(self.ring.submit())?;
+        }
+        let Uring { ring, patience, .. } = self;
+        Ok(patience.look(sleep.most(), || {
+            // Completion work waits for a call (the first), or has been done without one.
+            ring.submission().taskrun() || !ring.completion().is_empty()
+        }))
     }
 
     fn reap(&mut self, done: &mut Vec<Done>) {
@@ -206,6 +230,12 @@ impl Driver for Uring {
             self.push(&entry);
         }
         let many = self.gathers && self.writes >= WRITES_MANY;
+        let (sleep, begun) = match sleep {
+            Sleep::No => (sleep, None),
+            _ if many => (sleep, None),
+            _ if !self.patience.looks() => (sleep, Some(Instant::now())),
+            _ => (if self.look(sleep)? { Sleep::No } else { sleep }, None),
+        };
         let result = match sleep {
             Sleep::Forever if many => {
                 let args = types::SubmitArgs::new().min_wait_usec(GATHER_USEC);
@@ -228,14 +258,23 @@ impl Driver for Uring {
                 self.ring.submitter().submit_with_args(1, &args)
             }
         };
-        if let Err(error) = result {
-            let harmless = [libc::ETIME, libc::EINTR, libc::EBUSY, libc::EAGAIN];
-            if !error.raw_os_error().is_some_and(|number| harmless.contains(&number)) {
-                return Err(error);
-            }
+        harmless(result)?;
+        if let Some(begun) = begun {
+            self.patience.slept(begun.elapsed());
         }
         self.reap(done);
         Ok(())
+    }
+}
+
+/// Errors of a turn that mean: look again.
+fn harmless(result: io::Result<usize>) -> io::Result<()> {
+    let harmless = [libc::ETIME, libc::EINTR, libc::EBUSY, libc::EAGAIN];
+    match result {
+        Err(error) if !error.raw_os_error().is_some_and(|number| harmless.contains(&number)) => {
+            Err(error)
+        }
+        _ => Ok(()),
     }
 }
 

@@ -1,0 +1,125 @@
+//! Looking before sleeping: a worker that has nothing to do looks for what comes for a while before
+//! it goes to sleep, where that has paid lately.
+//!
+//! To wake a processor that sleeps takes tens of microseconds, on a virtual machine most of all, and
+//! costs whoever wakes it as much. A client and a server that wait for each other in turn pay that
+//! twice for each request: 4 KiB reads one at a time went from 15,600 a second to 106,000 when both
+//! looked, with a third of the processor time; when the server alone did, to 37,000 with the same.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// A worker looks for so long. As long as it may take to wake up, and longer than most local requests.
+const LOOK: Duration = Duration::from_micros(50);
+/// Sleeps up to this length would have been shorter without the waking up, and count as short.
+const SHORT: Duration = Duration::from_micros(100);
+/// So many waits have to be short, one after the other, before a worker looks.
+const SURE: u8 = 8;
+/// A look in vain costs as much as so many short waits earn: looking has to pay about nine
+/// times in ten.
+const IN_VAIN: u8 = 8;
+/// The highest score: after this many looks that paid, three in vain end it.
+const MOST: u8 = 24;
+/// Looks between two offers of the processor to whoever else wants it.
+const LOOKS: u32 = 16;
+/// Who got the processor back only after so long was not alone: looking only takes it from others.
+const TAKEN: Duration = Duration::from_micros(20);
+
+/// What a worker has learned about how long it waits.
+#[derive(Debug, Default)]
+pub(super) struct Patience {
+    /// Grows with short waits, falls with looks in vain.
+    score: u8,
+}
+
+impl Patience {
+    /// Whether to look before the next sleep.
+    pub(super) fn looks(&self) -> bool {
+        self.score >= SURE
+    }
+
+    /// Looks until there is something (true), for [`LOOK`] or `most` if that is shorter.
+    pub(super) fn look(&mut self, most: Option<Duration>, mut there: impl FnMut() -> bool) -> bool {
+        let begun = Instant::now();
+        let most = most.map_or(LOOK, |most| most.min(LOOK));
+        let mut looked = Duration::ZERO;
+        let mut alone = true;
+        let seen = loop {
+            if (0..LOOKS).any(|_| {
+                std::hint::spin_loop();
+                there()
+            }) {
+                break true;
+            }
+            if looked >= most || !alone {
+                break false;
+            }
+            thread::yield_now();
+            let now = begun.elapsed();
+            alone = now - looked < TAKEN;
+            looked = now;
+        };
+        self.score = match seen {
+            true => (self.score + 1).min(MOST),
+            false => self.score.saturating_sub(IN_VAIN),
+        };
+        seen
+    }
+
+    /// A sleep without a look before it took so long.
+    pub(super) fn slept(&mut self, time: Duration) {
+        self.score = if time <= SHORT { (self.score + 1).min(SURE) } else { 0 };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sure() -> Patience {
+        let mut patience = Patience::default();
+        (0..SURE).for_each(|_| patience.slept(SHORT));
+        patience
+    }
+
+    #[test]
+    fn only_short_waits_in_a_row_make_a_worker_look() {
+        let mut patience = Patience::default();
+        (1..SURE).for_each(|_| patience.slept(Duration::ZERO));
+        assert!(!patience.looks());
+        patience.slept(SHORT + Duration::from_nanos(1));
+        patience.slept(SHORT);
+        assert!(!patience.looks(), "one long sleep, and all begins anew");
+        assert!(sure().looks());
+    }
+
+    #[test]
+    fn looks_in_vain_end_it_sooner_than_those_that_paid_began_it() {
+        let mut patience = sure();
+        assert!(!patience.look(None, || false));
+        assert!(!patience.looks());
+
+        let mut patience = sure();
+        for _ in 0..100 {
+            assert!(patience.look(None, || true));
+        }
+        let mut vain = 0;
+        while patience.looks() {
+            assert!(!patience.look(Some(Duration::ZERO), || false));
+            vain += 1;
+        }
+        assert_eq!(vain, 3);
+    }
+
+    #[test]
+    fn what_comes_during_a_look_ends_it() {
+        let mut looks = 0;
+        let mut patience = sure();
+        let seen = patience.look(None, || {
+            looks += 1;
+            looks == 3
+        });
+        assert!(seen && patience.looks());
+        assert_eq!(looks, 3);
+    }
+}
