@@ -4,8 +4,9 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
+use block::{Adjustable, Can, Device, Layer, Param, Registry, Result, Stack};
+
 use crate::manual;
-use block::{Adjustable, Layer, Param, Registry, Result};
 
 /// Everything that can be opened; connections give up after `timeout` without a byte (zero: never),
 /// and on a handshake not later than that.
@@ -132,6 +133,15 @@ fn indented(what: &str, column: usize) -> String {
     }
     let _ = writeln!(text, "{:column$}{line}", "");
     text
+}
+
+/// The device behind a layer that refuses to change it.
+pub fn readonly(registry: &Registry, device: &Arc<dyn Device>) -> Result<Arc<dyn Device>> {
+    if !device.facts().can.contains(Can::WRITE) {
+        return Ok(device.clone());
+    }
+    let layer: Arc<dyn Layer> = registry.layer("readonly")?;
+    Ok(Stack::over(layer.wrap(device.clone())?)?.device().clone())
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use std::str::FromStr;
 
 use block::{Direct, Spec};
 
-use crate::copy::path_of;
+use crate::ends::path_of;
 
 /// Smaller copies do no harm to the page cache.
 const SMALL: u64 = 64 << 20;

@@ -13,32 +13,6 @@ use crate::args::{self, Given};
 use crate::brackets::{self, Groups};
 use crate::exit::{self, Failure, plain};
 
-/// What the help says about job files.
-pub const HELP: &str = "\
-JOB FILES
-  A file for --job is TOML. Each [[disk]] has a source and a target, written as on the command line,
-  or as a list of words for a server that is started as with [ CMD ARG… ]; a name for messages (else
-  its number); and any option of copy by its long name, flags as true. [defaults] are for all disks
-  that say nothing else. Keys before the first table are for all disks together: parallel,
-  total-memory, total-connections, rate, rate-file, iops, threads, engine, metrics.
-      parallel = 2
-      rate = \"08:00-18:00=50M,*=0\"
-      [defaults]
-      verify = true
-      [[disk]]
-      name = \"root\"
-      source = \"nbd://old/root\"
-      target = \"nbd://new/root\"
-      journal = \"root.journal\"
-      [[disk]]
-      source = [\"qemu-nbd\", \"-r\", \"-f\", \"qcow2\", \"data.qcow2\"]
-      target = \"data.raw\"
-      retries = 20
-  All sources and targets are opened before the first byte is written. The run succeeds if all disks
-  do; its exit status is else that of the first disk of the file that failed. Journals of disks that
-  are complete stay until all are, so that the same command goes on with those that failed.
-";
-
 /// Options that are for all disks together.
 const COMMON: &[&str] = &[
     "parallel",

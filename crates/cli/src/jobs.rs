@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex};
 use engine::{ByKernel, Rate};
 use io::{Pool, Remote};
 
-use crate::copy::{Job, Report, same};
+use crate::copy::job::{Job, Report};
+use crate::ends::same;
 use crate::exit::{self, Failure, Outcome, plain};
 use crate::figures::Watched;
 use crate::jobfile::{self, Disk};

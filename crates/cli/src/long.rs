@@ -10,7 +10,7 @@ use block::Spec;
 use engine::{JournalOptions, Rate, Schedule};
 
 use crate::args;
-use crate::copy::path_of;
+use crate::ends::path_of;
 use crate::exit::{self, Failure, plain};
 
 /// Time between two looks at the file of `--rate-file`.

@@ -7,7 +7,8 @@
 //! - `compat`: the program called by the names of nbdkit and of libnbd's programs.
 //! - `tls_init`: keys and certificates.
 //! - `check`: `compare`, `verify` and `checksum`.
-//! - `part`: what is copied of a disk. `direct`: past the page cache or not.
+//! - `part`: what is copied of a disk. `ends`: which storage a description names. `direct`: past the page
+//!   cache or not.
 //! - `long`: what copies that take long have: a journal, and a rate that changes.
 //! - `jobs`: several disks in one run, listed in a file (`jobfile`); `session`: what surrounds copies.
 //! - `metrics`: a page for Prometheus; `figures`: what it says of copies. `aside`: small servers beside
@@ -26,6 +27,7 @@ mod copy;
 mod ctl;
 mod devices;
 mod direct;
+mod ends;
 mod exit;
 mod figures;
 mod generate;

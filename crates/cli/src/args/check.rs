@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::Engine;
+use super::engine::Engine;
 use super::value::{algorithm, duration};
 
 /// Options of `blockhaul compare`.

@@ -4,6 +4,7 @@
 mod check;
 mod copy;
 mod ctl;
+mod engine;
 mod info;
 mod serve;
 mod tls;
@@ -20,6 +21,7 @@ pub use self::ctl::{Ctl, CtlCommand};
 pub use self::info::{Info, Map};
 pub use self::serve::{Serve, ServeExport, ServeTls};
 pub use self::tls::{Tls, TlsCommand, TlsInit};
+pub use self::value::{TlsMode, VsockPlace};
 use crate::{brackets, devices, exit, out};
 
 /// Serve, copy and inspect disk images over NBD.
@@ -99,30 +101,6 @@ pub enum Command {
     Completions(Completions),
 }
 
-/// How work is carried out: for every command that moves much.
-#[derive(Debug, Args)]
-pub struct Engine {
-    /// How to talk to the kernel: uring, threads (epoll and threads), or auto, which takes io_uring
-    /// where it is allowed
-    #[arg(long, value_name = "NAME", default_value = "auto", help_heading = "Tuning")]
-    pub engine: io::Engine,
-
-    /// Move every byte through memory: no splice, no reflink, no copying by the kernel. For comparing,
-    /// and should a kernel do it wrong
-    #[arg(long, help_heading = "Tuning")]
-    pub no_zero_copy: bool,
-}
-
-impl Engine {
-    /// How to run `workers` threads, 0 for one per core.
-    pub fn config(&self, workers: usize) -> io::Config {
-        if self.no_zero_copy {
-            io::disable_parking();
-        }
-        io::Config { workers, engine: self.engine }
-    }
-}
-
 /// Options of `blockhaul man`.
 #[derive(Debug, Args)]
 pub struct Man {
@@ -164,7 +142,7 @@ pub fn definition() -> clap::Command {
             command.after_long_help(with(&format!("{}\n{}", serve::EXAMPLES, serve::limits())))
         })
         .mut_subcommand("copy", |command| {
-            command.after_long_help(with(&format!("{}\n{}", copy::EXAMPLES, crate::jobfile::HELP)))
+            command.after_long_help(with(&format!("{}\n{}", copy::EXAMPLES, copy::JOB_FILES)))
         })
         .mut_subcommand("info", |command| command.after_long_help(with(info::EXAMPLES)))
         .mut_subcommand("map", |command| command.after_long_help(with(info::MAP_EXAMPLES)))

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use clap::{Args, Parser};
 
-use super::Engine;
-use super::value::{duration, limit, mask, memory};
+use super::engine::Engine;
+use super::value::{TlsMode, VsockPlace, duration, limit, mask, memory};
 use crate::devices;
 
 /// Options of `blockhaul serve`.
@@ -33,8 +33,8 @@ pub struct Serve {
 
     /// Listen on this port for virtual machines, or in one for its host; with a context id before it,
     /// on that only; may be repeated
-    #[arg(long, value_name = "[CID:]PORT", value_parser = crate::serve::VsockPlace::from_str)]
-    pub vsock: Vec<crate::serve::VsockPlace>,
+    #[arg(long, value_name = "[CID:]PORT", value_parser = VsockPlace::from_str)]
+    pub vsock: Vec<VsockPlace>,
 
     /// Serve the client at standard input and output, and stop when it leaves
     #[arg(short, long, conflicts_with = "run")]
@@ -251,7 +251,7 @@ pub struct ServeTls {
     /// Whether clients may or must use TLS: off, on, or require, which refuses all else. Without this
     /// require, where keys or certificates are given, else off
     #[arg(long, value_name = "MODE", help_heading = "TLS")]
-    pub tls: Option<crate::serve::Mode>,
+    pub tls: Option<TlsMode>,
 
     /// Directory with server-cert.pem, server-key.pem and ca-cert.pem, and ca-crl.pem if certificates
     /// were revoked. Without this nbdkit's places: ~/.pki/nbdkit, ~/.config/pki/nbdkit, or

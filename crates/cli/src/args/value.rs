@@ -1,5 +1,6 @@
 //! What the values of options may be.
 
+use std::str::FromStr;
 use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -107,4 +108,76 @@ pub fn mask(text: &str) -> Result<u16, String> {
         None => text.parse(),
     };
     parsed.map_err(|_| format!("{text:?} is not a number from 0 to 65535"))
+}
+
+/// Whether clients may or must use TLS.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TlsMode {
+    /// They cannot.
+    Off,
+    /// They may.
+    On,
+    /// They must.
+    Require,
+}
+
+impl FromStr for TlsMode {
+    type Err = String;
+
+    /// nbdkit's words.
+    fn from_str(text: &str) -> Result<TlsMode, String> {
+        match text.to_ascii_lowercase().as_str() {
+            "off" | "no" | "false" | "0" => Ok(TlsMode::Off),
+            "on" | "yes" | "true" | "1" => Ok(TlsMode::On),
+            "require" | "required" | "force" => Ok(TlsMode::Require),
+            _ => Err(format!("{text:?} is none of off, on, require")),
+        }
+    }
+}
+
+/// A port for virtual machines: `[CID:]PORT`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct VsockPlace {
+    /// The context id to listen on; none for all that this machine has.
+    pub cid: Option<u32>,
+    /// The port's number.
+    pub port: u32,
+}
+
+impl VsockPlace {
+    /// Parses `PORT` or `CID:PORT`.
+    pub fn from_str(text: &str) -> Result<VsockPlace, String> {
+        let number = |part: &str| {
+            part.parse::<u32>()
+                .map_err(|_| format!("{text:?} is not PORT or CID:PORT, two numbers"))
+        };
+        match text.split_once(':') {
+            None => Ok(VsockPlace { cid: None, port: number(text)? }),
+            Some((cid, port)) => Ok(VsockPlace { cid: Some(number(cid)?), port: number(port)? }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn vsock_places_are_numbers() {
+        assert_eq!(VsockPlace::from_str("10809"), Ok(VsockPlace { cid: None, port: 10809 }));
+        assert_eq!(VsockPlace::from_str("2:1"), Ok(VsockPlace { cid: Some(2), port: 1 }));
+        for bad in ["", ":", "1:", "x", "1:2:3", "-1", "4294967296"] {
+            assert!(VsockPlace::from_str(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn modes_have_nbdkits_words() {
+        for (text, mode) in
+            [("off", TlsMode::Off), ("ON", TlsMode::On), ("required", TlsMode::Require)]
+        {
+            assert_eq!(text.parse(), Ok(mode));
+        }
+        assert!("maybe".parse::<TlsMode>().is_err());
+    }
 }

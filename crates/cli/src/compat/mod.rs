@@ -3,7 +3,8 @@
 //! scripts read: formats, descriptors, exit statuses. What differs is in docs/coming-from-libnbd.md and
 //! docs/coming-from-nbdkit.md.
 //!
-//! - `options`: command lines as getopt_long(3) reads them.
+//! - `options`: command lines as getopt_long(3) reads them. `stand_in`: how the programs answer, fail and
+//!   log, and hand words to our own commands.
 //! - `nbdcopy`, `nbdinfo`, `nbdkit`: a program each, put into words of `blockhaul copy`, `blockhaul info`
 //!   and `blockhaul serve`, so that there is one of each.
 
@@ -11,20 +12,13 @@ mod nbdcopy;
 mod nbdinfo;
 mod nbdkit;
 mod options;
+mod stand_in;
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
-use log::{Log, Metadata, Record};
-
-use crate::args::{self, Cli};
-use crate::brackets::{self, Groups};
-use crate::exit::{FAILED, Failure, Outcome};
+use crate::exit::Outcome;
 use crate::out;
-
-/// The version of libnbd whose programs are matched, and which is told to who asks: scripts compare
-/// it to know which options there are.
-const VERSION: &str = "1.22.2";
 
 /// A program that is stood in for.
 struct Program {
@@ -59,58 +53,6 @@ fn called(words: &[OsString]) -> Option<(&'static Program, &[OsString])> {
         [compat, name, rest @ ..] if compat == "compat" => Some((named(name)?, rest)),
         _ => None,
     }
-}
-
-/// A failure of a program that knows one status for all of them.
-fn failure(text: impl Into<String>) -> Failure {
-    Failure::new(FAILED, text)
-}
-
-/// Prints what was asked for.
-fn answer(text: &str) -> Outcome {
-    out::print(text.as_bytes())?;
-    Ok(0)
-}
-
-/// Log records under the name that the program is called by, and only where they are asked for: the
-/// originals say nothing of what they get over.
-struct Logger {
-    name: &'static str,
-    verbose: bool,
-}
-
-impl Log for Logger {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        self.verbose && metadata.level() <= log::max_level()
-    }
-
-    fn log(&self, record: &Record<'_>) {
-        if self.enabled(record.metadata()) {
-            let level = record.level().as_str().to_ascii_lowercase();
-            out::error(&format!("{}: {level}: {}\n", self.name, record.args()));
-        }
-    }
-
-    fn flush(&self) {}
-}
-
-/// Starts logging before the command does, which then only sets the level.
-fn log_as(name: &'static str, verbose: bool) {
-    // Fails only if it was set before; then that one does.
-    let _ = log::set_boxed_logger(Box::new(Logger { name, verbose }));
-}
-
-fn version(name: &str) -> String {
-    format!("{name} {VERSION}\nlibnbd {VERSION}\n")
-}
-
-/// Parses words of blockhaul's own command line.
-fn own(words: Vec<OsString>) -> Result<(Cli, Groups), Failure> {
-    let (words, groups) = brackets::take(words).map_err(failure)?;
-    let parsed = args::parse(words).map_err(|error| {
-        failure(brackets::readable(error.render().to_string().trim_start_matches("error: ")))
-    });
-    Ok((parsed?, groups))
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 
 use super::options::{self, Opt, Value, alias, opt};
-use super::{answer, failure, log_as, own, version};
+use super::stand_in::{answer, failure, log_as, own, version};
 use crate::args::Command;
 use crate::brackets;
 use crate::exit::{FAILED, Failure, Outcome};

@@ -14,10 +14,11 @@ use serde_json::{Map, Value, json};
 use server::{Client, Counts, Disconnected, Server};
 
 use super::exports::Running;
+use super::figures;
 use super::listen::Cleanup;
 use super::notify::Notify;
+use super::stop::{Stop, Stopper};
 use super::tls::Secured;
-use super::{Stop, Stopper, figures};
 use crate::aside::{Listener, Peer, Serving};
 use crate::exit::{FAILED, Failure, OPEN, plain};
 

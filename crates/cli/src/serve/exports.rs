@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::sync::Arc;
 
 use block::{
-    Adjustable, Device, Intent, Layer, Listed, Named, Registry, Several, Shared, Spec, Stack,
+    Adjustable, Device, Intent, Listed, Named, Registry, Several, Shared, Spec, Stack,
     percent_decode,
 };
 use clap::Parser as _;
@@ -260,7 +260,7 @@ impl Wanted {
         let device = match one.intent.write {
             true => stack.device().clone(),
             // Some backends can be written however they were opened.
-            false => readonly(&self.registry, stack.device())?,
+            false => devices::readonly(&self.registry, stack.device())?,
         };
         let export = Export {
             name: one.name.clone(),
@@ -294,15 +294,6 @@ impl Wanted {
         self.open.push(stack);
         Ok((storage, Some((export, judged)), running))
     }
-}
-
-/// The device behind a layer that refuses to change it.
-pub fn readonly(registry: &Registry, device: &Arc<dyn Device>) -> block::Result<Arc<dyn Device>> {
-    if !device.facts().can.contains(block::Can::WRITE) {
-        return Ok(device.clone());
-    }
-    let layer: Arc<dyn Layer> = registry.layer("readonly")?;
-    Ok(Stack::over(layer.wrap(device.clone())?)?.device().clone())
 }
 
 /// What a device is called where requests are said; none: it says them itself.

@@ -52,7 +52,7 @@ impl Visit for FreshVisit {
                 return Ok(device);
             }
             // Some backends can be written however they were opened.
-            super::exports::readonly(&fresh.registry, &device)
+            crate::devices::readonly(&fresh.registry, &device)
         })
     }
 }

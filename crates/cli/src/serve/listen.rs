@@ -3,6 +3,7 @@
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -10,9 +11,8 @@ use std::sync::{Arc, Mutex};
 use io::{Identity, Listener};
 
 use super::tls::Secured;
-use super::{Inherited, cannot_listen, wrong_environment};
-use crate::args;
-use crate::exit::{FAILED, Failure, plain};
+use crate::args::{self, VsockPlace};
+use crate::exit::{FAILED, Failure, USAGE, plain};
 
 /// NBD's port (its document, "Introduction").
 const PORT: u16 = 10809;
@@ -65,27 +65,8 @@ pub struct Where {
     cleanup: Cleanup,
 }
 
-/// A port for virtual machines: `[CID:]PORT`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct VsockPlace {
-    /// The context id to listen on; none for all that this machine has.
-    cid: Option<u32>,
-    port: u32,
-}
-
-impl VsockPlace {
-    /// Parses `PORT` or `CID:PORT`.
-    pub fn from_str(text: &str) -> Result<VsockPlace, String> {
-        let number = |part: &str| {
-            part.parse::<u32>()
-                .map_err(|_| format!("{text:?} is not PORT or CID:PORT, two numbers"))
-        };
-        match text.split_once(':') {
-            None => Ok(VsockPlace { cid: None, port: number(text)? }),
-            Some((cid, port)) => Ok(VsockPlace { cid: Some(number(cid)?), port: number(port)? }),
-        }
-    }
-}
+/// Descriptors of listening sockets that came with the process.
+pub type Inherited = Vec<OwnedFd>;
 
 /// Where a server listens.
 pub struct Listening {
@@ -433,6 +414,16 @@ impl Drop for CleanupOnDrop {
     }
 }
 
+/// A failure to listen: the arguments are fine, the system refuses.
+fn cannot_listen(place: &str, why: &str) -> Failure {
+    Failure::new(crate::exit::OPEN, format!("cannot listen on {place}: {why}"))
+}
+
+/// A wrong environment for socket activation.
+fn wrong_environment(text: &str) -> Failure {
+    Failure::new(USAGE, text)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -469,15 +460,6 @@ mod tests {
             "nbds+unix://?socket=/r/s&tls-psk-file=/k%26k"
         );
         assert_eq!(listening(None, tcp).uri("", &keys), "nbds://localhost?tls-psk-file=/k%26k");
-    }
-
-    #[test]
-    fn vsock_places_are_numbers() {
-        assert_eq!(VsockPlace::from_str("10809"), Ok(VsockPlace { cid: None, port: 10809 }));
-        assert_eq!(VsockPlace::from_str("2:1"), Ok(VsockPlace { cid: Some(2), port: 1 }));
-        for bad in ["", ":", "1:", "x", "1:2:3", "-1", "4294967296"] {
-            assert!(VsockPlace::from_str(bad).is_err(), "{bad}");
-        }
     }
 
     #[test]

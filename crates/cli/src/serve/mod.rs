@@ -2,7 +2,7 @@
 //!
 //! - `exports`: what is served. `listen`: Unix, TCP and vsock sockets, sockets from systemd, clean-up.
 //!   `single`: standard input and output. `background`: leaving the terminal. `command`: `--run`.
-//!   `tls`: `--tls`. `control`: `--control`. `stdio`: what plugins see of it.
+//!   `tls`: `--tls`. `control`: `--control`. `stdio`: what plugins see of it. `stop`: why it ends.
 //!   `system`: `--swap` and other wishes. `fresh`: `--per-client`. `trace`: `--trace`.
 //!   `figures`: `--metrics`. `notify`: what a service manager is told.
 
@@ -16,32 +16,31 @@ mod listen;
 mod notify;
 mod single;
 mod stdio;
+mod stop;
 mod system;
 mod tls;
 mod trace;
 
 use std::ffi::OsString;
-use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-use io::{Completer, Identity, Remote, Runtime};
+use io::{Identity, Remote, Runtime};
 use server::{Config, Limits, Offers, Server};
 
 use crate::brackets::Groups;
-use crate::exit::{FAILED, Failure, HELD, Outcome, USAGE, plain};
+use crate::exit::{FAILED, Failure, HELD, Outcome, plain};
 use crate::metrics::{self, Address};
 use crate::{args, devices, logger, out, signals};
 use background::Background;
 use control::{Control, Operations};
 use exports::{Opened, Wanted};
-pub use listen::VsockPlace;
 use listen::{Listening, Where};
 use notify::Notify;
 use single::Single;
-pub use tls::Mode;
+use stop::{Stop, Stopper};
 use tls::Secured;
 
 /// Time that clients have to read their last replies; waited twice at most, so that they delay a stop
@@ -51,33 +50,6 @@ const PATIENCE: Duration = Duration::from_millis(400);
 const CLOSING: Duration = Duration::from_secs(1);
 /// How often signals are looked for while devices close.
 const LOOK: Duration = Duration::from_millis(20);
-
-/// Why the server is to stop.
-enum Stop {
-    /// A signal asked for it.
-    Signal(i32),
-    /// The command of `--run` has ended with this exit status.
-    Command(u8),
-    /// The client of `--single` has left.
-    Left,
-    /// A layer or a plugin asked for it: the command of `--run` goes on, as nbdkit's does.
-    Ended,
-    /// The control socket asked for it, or the last client of a server that accepts no more has left.
-    Asked,
-}
-
-/// Completes the wait for the stop; whoever is first says why.
-#[derive(Clone)]
-struct Stopper(Arc<Mutex<Option<Completer<Stop>>>>);
-
-impl Stopper {
-    fn stop(&self, why: Stop) {
-        let completer = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
-        if let Some(completer) = completer {
-            completer.complete(why);
-        }
-    }
-}
 
 /// Starts this program again in the background with these words, and returns when its server is ready.
 pub fn again_in_background(words: &[OsString]) -> Outcome {
@@ -150,7 +122,7 @@ pub fn run(args: &args::Serve, groups: &Groups) -> Outcome {
     }
 
     let (completer, stopped) = io::ticket();
-    let stopper = Stopper(Arc::new(Mutex::new(Some(completer))));
+    let stopper = Stopper::new(completer);
     let listeners = Where::new(args, inherited);
     let cleanup = listeners.cleanup();
     let made = cleanup.clone();
@@ -471,16 +443,3 @@ fn write_pid(path: &Path) -> Result<(), Failure> {
         Failure::new(FAILED, text)
     })
 }
-
-/// A failure to listen: the arguments are fine, the system refuses.
-fn cannot_listen(place: &str, why: &str) -> Failure {
-    Failure::new(crate::exit::OPEN, format!("cannot listen on {place}: {why}"))
-}
-
-/// A wrong environment for socket activation.
-fn wrong_environment(text: &str) -> Failure {
-    Failure::new(USAGE, text)
-}
-
-/// Descriptors of listening sockets that came with the process.
-type Inherited = Vec<OwnedFd>;

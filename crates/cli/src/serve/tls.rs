@@ -1,44 +1,18 @@
 //! `--tls` and its companions: what a server brings for TLS, and how clients are told.
 
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::sync::Arc;
 
 use server::Tls;
 use tls::{Acceptor, Credentials};
 
-use crate::args;
+use crate::args::{self, TlsMode};
 use crate::exit::{Failure, OPEN, USAGE};
-
-/// Whether clients may or must use TLS.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mode {
-    /// They cannot.
-    Off,
-    /// They may.
-    On,
-    /// They must.
-    Require,
-}
-
-impl FromStr for Mode {
-    type Err = String;
-
-    /// nbdkit's words.
-    fn from_str(text: &str) -> Result<Mode, String> {
-        match text.to_ascii_lowercase().as_str() {
-            "off" | "no" | "false" | "0" => Ok(Mode::Off),
-            "on" | "yes" | "true" | "1" => Ok(Mode::On),
-            "require" | "required" | "force" => Ok(Mode::Require),
-            _ => Err(format!("{text:?} is none of off, on, require")),
-        }
-    }
-}
 
 /// What the options ask for.
 #[derive(Clone)]
 pub struct Secured {
-    mode: Mode,
+    mode: TlsMode,
     certificates: Option<PathBuf>,
     keys: Option<PathBuf>,
     verify_peer: bool,
@@ -51,7 +25,7 @@ impl Secured {
     pub fn new(args: &args::ServeTls) -> Result<Secured, Failure> {
         let given = args.tls_certificates.is_some() || args.tls_psk.is_some();
         let given = given || args.tls_verify_peer;
-        let mode = args.tls.unwrap_or(if given { Mode::Require } else { Mode::Off });
+        let mode = args.tls.unwrap_or(if given { TlsMode::Require } else { TlsMode::Off });
         let absolute = |path: &Option<PathBuf>| match path {
             None => Ok(None),
             Some(path) => std::path::absolute(path).map(Some).map_err(|error| {
@@ -69,7 +43,7 @@ impl Secured {
 
     /// Reads keys and certificates.
     pub fn open(&self) -> Result<Tls, Failure> {
-        if self.mode == Mode::Off {
+        if self.mode == TlsMode::Off {
             return Ok(Tls::Off);
         }
         let credentials = match (&self.keys, &self.certificates) {
@@ -82,17 +56,17 @@ impl Secured {
             Failure::new(status, format!("cannot offer TLS: {error}"))
         })?;
         let acceptor = Arc::new(acceptor);
-        Ok(if self.mode == Mode::On { Tls::On(acceptor) } else { Tls::Require(acceptor) })
+        Ok(if self.mode == TlsMode::On { Tls::On(acceptor) } else { Tls::Require(acceptor) })
     }
 
     /// Whether there is nothing to read again.
     pub fn is_off(&self) -> bool {
-        self.mode == Mode::Off
+        self.mode == TlsMode::Off
     }
 
     /// Whether a URI for clients must demand TLS.
     pub fn is_required(&self) -> bool {
-        self.mode == Mode::Require
+        self.mode == TlsMode::Require
     }
 
     /// Parameters of a URI with which clients on this machine get in, as nbdkit has them.
@@ -109,9 +83,9 @@ impl Secured {
         };
         let (certificates, keys) = &self.typed;
         let tls = match self.mode {
-            Mode::Off => return Vec::new(),
-            Mode::On => "1",
-            Mode::Require => "2",
+            TlsMode::Off => return Vec::new(),
+            TlsMode::On => "1",
+            TlsMode::Require => "2",
         };
         vec![
             ("tls", tls.to_string()),
@@ -125,7 +99,7 @@ impl Secured {
 mod tests {
     use super::*;
 
-    fn secured(tls: Option<Mode>, keys: Option<&str>) -> Secured {
+    fn secured(tls: Option<TlsMode>, keys: Option<&str>) -> Secured {
         let tls_psk = keys.map(PathBuf::from);
         let args = args::ServeTls { tls, tls_certificates: None, tls_psk, tls_verify_peer: false };
         Secured::new(&args).unwrap()
@@ -133,17 +107,9 @@ mod tests {
 
     #[test]
     fn keys_are_not_given_for_nothing() {
-        assert_eq!(secured(None, None).mode, Mode::Off);
-        assert_eq!(secured(None, Some("/k")).mode, Mode::Require);
-        assert_eq!(secured(Some(Mode::On), Some("/k")).mode, Mode::On);
-        assert_eq!(secured(Some(Mode::Off), Some("/k")).mode, Mode::Off);
-    }
-
-    #[test]
-    fn modes_have_nbdkits_words() {
-        for (text, mode) in [("off", Mode::Off), ("ON", Mode::On), ("required", Mode::Require)] {
-            assert_eq!(text.parse(), Ok(mode));
-        }
-        assert!("maybe".parse::<Mode>().is_err());
+        assert_eq!(secured(None, None).mode, TlsMode::Off);
+        assert_eq!(secured(None, Some("/k")).mode, TlsMode::Require);
+        assert_eq!(secured(Some(TlsMode::On), Some("/k")).mode, TlsMode::On);
+        assert_eq!(secured(Some(TlsMode::Off), Some("/k")).mode, TlsMode::Off);
     }
 }

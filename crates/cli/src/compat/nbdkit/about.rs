@@ -3,8 +3,11 @@
 use std::path::Path;
 
 use super::line::Line;
-use super::{VERSION, failure};
+use crate::compat::stand_in::{self, failure};
 use crate::exit::{Failure, Outcome};
+
+/// The version of nbdkit that is followed, which scripts compare.
+pub(super) const VERSION: &str = "1.42.3";
 
 const HELP: &str = "\
 Serves a block device made by a plugin to NBD clients.
@@ -58,7 +61,7 @@ pub fn answer(ask: &str, line: &Line) -> Outcome {
         "dump-config" => dump_config(),
         _ => return dump_plugin(line),
     };
-    super::answer(&text)
+    stand_in::answer(&text)
 }
 
 fn wrong(error: &block::Error) -> Failure {

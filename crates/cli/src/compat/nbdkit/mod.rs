@@ -13,14 +13,12 @@ mod plugins;
 
 use std::ffi::OsString;
 
-use super::{answer, failure, options, own};
+use super::options;
+use super::stand_in::{answer, failure, own};
 use crate::args::Command;
 use crate::exit::{FAILED, Failure, Outcome};
 use crate::{devices, serve};
 use line::{IN_BACKGROUND, Line, OPTIONS};
-
-/// The version of nbdkit that is followed, which scripts compare.
-const VERSION: &str = "1.42.3";
 
 /// Runs nbdkit with these words. What goes wrong is said as nbdkit says it.
 pub fn run(words: &[OsString]) -> Outcome {
@@ -56,7 +54,7 @@ fn start(words: &[OsString]) -> Outcome {
         return serve::again_in_background(&again);
     }
     if line.verbose {
-        log::debug(&format!("nbdkit {VERSION}"));
+        log::debug(&format!("nbdkit {}", about::VERSION));
     }
     if line
         .debug

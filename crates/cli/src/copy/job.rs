@@ -1,177 +1,25 @@
-//! `blockhaul copy`: opens both sides, has the engine copy, shows progress, tells what failed.
+//! One copy of one disk: opens both sides, checks them, has the engine copy, tells what failed.
 
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
 
 use block::{Can, Error, Intent, Kind, Layer, OpKind, Registry, Spec, Stack};
 use engine::{ByKernel, Manifest, Options, Progress, Summary};
 use io::Pool;
-use wire::uri::{Transport, Uri};
 
 use crate::brackets::Groups;
 use crate::direct::{self, Wanted};
-use crate::exit::{self, Failure, Outcome, plain};
-use crate::figures::Watched;
-use crate::long::{self, Journal};
+use crate::ends::{path_of, same};
+use crate::exit::{self, Failure, plain};
+use crate::long::Journal;
 use crate::part::Part;
-use crate::progress::Reporter;
-use crate::session::Session;
-use crate::{args, devices, jobs, logger, out, signals};
+use crate::{args, devices, out};
 
 /// Most bytes that a file takes in through a pipe of unknown length. With direct I/O it is made as
 /// large and cut to length in the end, and these are tried in order: what large file systems take, and
 /// ext4's limit with blocks of 4096.
 const PIPE_SIZES: [u64; 2] = [1 << 60, (16 << 40) - 4096];
-
-/// Runs `blockhaul copy`.
-pub fn run(args: &args::Copy, groups: &Groups) -> Outcome {
-    logger::start(args.verbose);
-    if let Some(file) = &args.job {
-        return jobs::run(args, file);
-    }
-    let alone = (args.parallel, args.total_memory, args.total_connections) == (None, None, None);
-    if !alone {
-        let text = "--parallel, --total-memory and --total-connections are for --job";
-        return Err(Failure::usage(text));
-    }
-    let mut job = Job::new(args, groups)?;
-    let sink = Reporter::open(args.progress, args.no_progress)?;
-    job.options.rate = long::rate(args)?;
-    let watched = Watched { name: None, progress: job.progress.clone() };
-    let mut session = Session::start(args, sink, vec![watched], job.options.rate.clone())?;
-    let to_pipe = job.target == Spec::Pipe;
-    let pool = Pool::new(job.memory());
-    let hint = job.journal.is_none().then(|| long::hint(job.ends())).flatten();
-    let started = Instant::now();
-    let (result, job) = session.block_on(move || job.run(pool));
-    // Not on a worker: the servers of `[ CMD ]` are awaited here, which end when workers have closed
-    // their connections.
-    drop(job);
-    session.finish(result.is_ok());
-    match result {
-        Ok(report) => {
-            report.tell(args.verbose, "", to_pipe)?;
-            Ok(0)
-        }
-        Err(_) if session.signal() != 0 => {
-            let text = match args.journal {
-                None => "stopped by a signal; the target holds a part of the source: copy it again",
-                Some(_) => "stopped by a signal: run it again to go on where it was",
-            };
-            let failure = Failure::new(signals::status(session.signal()), text);
-            Err(failure.and(&hint.unwrap_or_default()))
-        }
-        // Who has lost seconds does not mind.
-        Err(failure) if started.elapsed() >= long::WORTH_A_JOURNAL => {
-            Err(failure.and(&hint.unwrap_or_default()))
-        }
-        Err(failure) => Err(failure),
-    }
-}
-
-fn options(args: &args::Copy) -> Options {
-    let usual = Options::default();
-    Options {
-        connections: args.connections.map_or(usual.connections, usize::from),
-        // Who asks for a number gets it.
-        adaptive_connections: args.connections.is_none(),
-        multi_conn: args.multi_conn,
-        requests: args.requests.map_or(usual.requests, |n| n as usize),
-        adaptive: args.requests.is_none(),
-        request_size: args.request_size.unwrap_or(usual.request_size),
-        adaptive_size: args.request_size.is_none(),
-        queue_size: args.queue_size.max(args.request_size.unwrap_or(0).into()),
-        sparse: args.sparse.unwrap_or(usual.sparse),
-        sampled: args.sparse.is_none(),
-        allocated: args.allocated,
-        target_is_zero: args.destination_is_zero,
-        trust_zero: args.trust,
-        extents: !args.no_extents,
-        zero_all: args.zero_all,
-        flush: args.flush,
-        synchronous: args.synchronous,
-        segment: args.segment.map_or(engine::SEGMENT, u64::from),
-        spread: args.segment.is_none(),
-        retries: args.retries,
-        retry_delay: args.retry_delay,
-        by_kernel: if args.engine.no_zero_copy { ByKernel::Never } else { ByKernel::Auto },
-        digest: args.digest,
-        ..usual
-    }
-}
-
-/// Refuses what cannot be meant, before anything is opened.
-fn check_ends(args: &args::Copy, source: &Spec, target: &Spec) -> Result<(), Failure> {
-    let pipes = [source, target].map(|spec| *spec == Spec::Pipe);
-    if pipes == [true, true] {
-        return Err(Failure::usage("copies from - to -: one of them must be a device"));
-    }
-    if args.journal.is_some() && pipes != [false, false] {
-        let text = "--journal: what went through a pipe is gone: neither side can be one";
-        return Err(Failure::usage(text));
-    }
-    if args.manifest.is_some() && pipes != [false, false] {
-        let text = "--manifest reads the source again: neither side can be a pipe";
-        return Err(Failure::usage(text));
-    }
-    if args.verify && pipes != [false, false] {
-        return Err(Failure::usage("--verify reads both sides again: neither can be a pipe"));
-    }
-    if same(source, target) {
-        return Err(Failure::usage(format!(
-            "source {source} and target {target} are the same: choose another target"
-        )));
-    }
-    Ok(())
-}
-
-/// Whether two descriptions name the same storage.
-pub(crate) fn same(one: &Spec, other: &Spec) -> bool {
-    if let (Some(one), Some(other)) = (path_of(one), path_of(other)) {
-        return backends::identity(&one)
-            .is_some_and(|found| Some(found) == backends::identity(&other));
-    }
-    match (one, other) {
-        (Spec::Scheme { .. }, Spec::Scheme { .. }) => {
-            let uris = (Uri::parse(&one.to_string()), Uri::parse(&other.to_string()));
-            matches!(uris, (Ok(one), Ok(other)) if same_export(&one, &other))
-        }
-        _ => false,
-    }
-}
-
-/// The path of a file, if it is one.
-pub(crate) fn path_of(spec: &Spec) -> Option<PathBuf> {
-    match spec {
-        Spec::Path(path) => Some(path.clone()),
-        Spec::Scheme { scheme, rest } if scheme == backends::PATH_SCHEME => {
-            let (path, options) = rest.split_once('?').unwrap_or((rest, ""));
-            backends::named_file(path, options)
-        }
-        _ => None,
-    }
-}
-
-fn same_export(one: &Uri, other: &Uri) -> bool {
-    let same_server = match (&one.transport, &other.transport) {
-        (Transport::Unix { socket: one }, Transport::Unix { socket: other }) => {
-            one == other || same_socket(one, other)
-        }
-        (Transport::Tcp { host, port }, Transport::Tcp { host: host_2, port: port_2 }) => {
-            port == port_2 && host.eq_ignore_ascii_case(host_2)
-        }
-        (one, other) => one == other,
-    };
-    same_server && one.export == other.export
-}
-
-fn same_socket(one: &[u8], other: &[u8]) -> bool {
-    use std::os::unix::ffi::OsStrExt as _;
-    let identity = |path| backends::identity(Path::new(std::ffi::OsStr::from_bytes(path)));
-    identity(one).is_some_and(|found| Some(found) == identity(other))
-}
 
 /// A copy that is about to run.
 pub(crate) struct Job {
@@ -545,6 +393,63 @@ impl Job {
         let failure = self.failed(error);
         Failure::new(failure.status(), format!("verification: {failure}"))
     }
+}
+
+/// What the command line asks of the engine.
+fn options(args: &args::Copy) -> Options {
+    let usual = Options::default();
+    Options {
+        connections: args.connections.map_or(usual.connections, usize::from),
+        // Who asks for a number gets it.
+        adaptive_connections: args.connections.is_none(),
+        multi_conn: args.multi_conn,
+        requests: args.requests.map_or(usual.requests, |n| n as usize),
+        adaptive: args.requests.is_none(),
+        request_size: args.request_size.unwrap_or(usual.request_size),
+        adaptive_size: args.request_size.is_none(),
+        queue_size: args.queue_size.max(args.request_size.unwrap_or(0).into()),
+        sparse: args.sparse.unwrap_or(usual.sparse),
+        sampled: args.sparse.is_none(),
+        allocated: args.allocated,
+        target_is_zero: args.destination_is_zero,
+        trust_zero: args.trust,
+        extents: !args.no_extents,
+        zero_all: args.zero_all,
+        flush: args.flush,
+        synchronous: args.synchronous,
+        segment: args.segment.map_or(engine::SEGMENT, u64::from),
+        spread: args.segment.is_none(),
+        retries: args.retries,
+        retry_delay: args.retry_delay,
+        by_kernel: if args.engine.no_zero_copy { ByKernel::Never } else { ByKernel::Auto },
+        digest: args.digest,
+        ..usual
+    }
+}
+
+/// Refuses what cannot be meant, before anything is opened.
+fn check_ends(args: &args::Copy, source: &Spec, target: &Spec) -> Result<(), Failure> {
+    let pipes = [source, target].map(|spec| *spec == Spec::Pipe);
+    if pipes == [true, true] {
+        return Err(Failure::usage("copies from - to -: one of them must be a device"));
+    }
+    if args.journal.is_some() && pipes != [false, false] {
+        let text = "--journal: what went through a pipe is gone: neither side can be one";
+        return Err(Failure::usage(text));
+    }
+    if args.manifest.is_some() && pipes != [false, false] {
+        let text = "--manifest reads the source again: neither side can be a pipe";
+        return Err(Failure::usage(text));
+    }
+    if args.verify && pipes != [false, false] {
+        return Err(Failure::usage("--verify reads both sides again: neither can be a pipe"));
+    }
+    if same(source, target) {
+        return Err(Failure::usage(format!(
+            "source {source} and target {target} are the same: choose another target"
+        )));
+    }
+    Ok(())
 }
 
 fn standard(fd: std::io::Result<OwnedFd>) -> Result<OwnedFd, Failure> {

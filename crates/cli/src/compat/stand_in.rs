@@ -1,0 +1,68 @@
+//! What the programs that are stood in for have in common: how they answer, fail and log, and how their
+//! words become a command of our own.
+
+use std::ffi::OsString;
+
+use log::{Log, Metadata, Record};
+
+use crate::args::{self, Cli};
+use crate::brackets::{self, Groups};
+use crate::exit::{FAILED, Failure, Outcome};
+use crate::out;
+
+/// The version of libnbd whose programs are matched, and which is told to who asks: scripts compare
+/// it to know which options there are.
+const VERSION: &str = "1.22.2";
+
+/// A failure of a program that knows one status for all of them.
+pub(super) fn failure(text: impl Into<String>) -> Failure {
+    Failure::new(FAILED, text)
+}
+
+/// Prints what was asked for.
+pub(super) fn answer(text: &str) -> Outcome {
+    out::print(text.as_bytes())?;
+    Ok(0)
+}
+
+/// Log records under the name that the program is called by, and only where they are asked for: the
+/// originals say nothing of what they get over.
+struct Logger {
+    name: &'static str,
+    verbose: bool,
+}
+
+impl Log for Logger {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        self.verbose && metadata.level() <= log::max_level()
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        if self.enabled(record.metadata()) {
+            let level = record.level().as_str().to_ascii_lowercase();
+            out::error(&format!("{}: {level}: {}\n", self.name, record.args()));
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+/// Starts logging before the command does, which then only sets the level.
+pub(super) fn log_as(name: &'static str, verbose: bool) {
+    // Fails only if it was set before; then that one does.
+    let _ = log::set_boxed_logger(Box::new(Logger { name, verbose }));
+}
+
+/// What `--version` prints: the program, and the library that it comes with.
+pub(super) fn version(name: &str) -> String {
+    format!("{name} {VERSION}\nlibnbd {VERSION}\n")
+}
+
+/// Parses words of blockhaul's own command line.
+pub(super) fn own(words: Vec<OsString>) -> Result<(Cli, Groups), Failure> {
+    let (words, groups) = brackets::take(words).map_err(failure)?;
+    let parsed = args::parse(words).map_err(|error| {
+        failure(brackets::readable(error.render().to_string().trim_start_matches("error: ")))
+    });
+    Ok((parsed?, groups))
+}

@@ -1,0 +1,52 @@
+//! What the descriptions of two sides name: the path of a file, and whether they name the same storage.
+
+use std::path::{Path, PathBuf};
+
+use block::Spec;
+use wire::uri::{Transport, Uri};
+
+/// Whether two descriptions name the same storage.
+pub(crate) fn same(one: &Spec, other: &Spec) -> bool {
+    if let (Some(one), Some(other)) = (path_of(one), path_of(other)) {
+        return backends::identity(&one)
+            .is_some_and(|found| Some(found) == backends::identity(&other));
+    }
+    match (one, other) {
+        (Spec::Scheme { .. }, Spec::Scheme { .. }) => {
+            let uris = (Uri::parse(&one.to_string()), Uri::parse(&other.to_string()));
+            matches!(uris, (Ok(one), Ok(other)) if same_export(&one, &other))
+        }
+        _ => false,
+    }
+}
+
+/// The path of a file, if it is one.
+pub(crate) fn path_of(spec: &Spec) -> Option<PathBuf> {
+    match spec {
+        Spec::Path(path) => Some(path.clone()),
+        Spec::Scheme { scheme, rest } if scheme == backends::PATH_SCHEME => {
+            let (path, options) = rest.split_once('?').unwrap_or((rest, ""));
+            backends::named_file(path, options)
+        }
+        _ => None,
+    }
+}
+
+fn same_export(one: &Uri, other: &Uri) -> bool {
+    let same_server = match (&one.transport, &other.transport) {
+        (Transport::Unix { socket: one }, Transport::Unix { socket: other }) => {
+            one == other || same_socket(one, other)
+        }
+        (Transport::Tcp { host, port }, Transport::Tcp { host: host_2, port: port_2 }) => {
+            port == port_2 && host.eq_ignore_ascii_case(host_2)
+        }
+        (one, other) => one == other,
+    };
+    same_server && one.export == other.export
+}
+
+fn same_socket(one: &[u8], other: &[u8]) -> bool {
+    use std::os::unix::ffi::OsStrExt as _;
+    let identity = |path| backends::identity(Path::new(std::ffi::OsStr::from_bytes(path)));
+    identity(one).is_some_and(|found| Some(found) == identity(other))
+}
