@@ -1,19 +1,19 @@
 //! The copy of one device to another: a plan, lanes that carry it out, and what they share.
 
-use std::collections::HashSet;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use block::{Can, Device, Error, Facts, Kind, Result, Stack};
 use io::{Pool, Remote};
 
-use crate::end::{End, Retries, Side};
+use crate::end::{End, Retries};
 use crate::fold::Fold;
 use crate::further::further_lane;
 use crate::gate::Gate;
+use crate::job::{Job, Keeping};
 use crate::journal::{Identity, Journal, JournalOptions, Recorded};
 use crate::lane::Lane;
 use crate::ledger::Suspect;
@@ -23,6 +23,7 @@ use crate::plan::{Earlier, Making, Plan};
 use crate::progress::Progress;
 use crate::selection::Selection;
 use crate::settled::{GRAIN_MAX, Settled, check_source, check_target};
+use crate::side::Side;
 use crate::trust::Trust;
 use crate::tuner::Tuner;
 
@@ -70,7 +71,7 @@ pub async fn copy(
     let fold = fold.and_then(|algorithm| Fold::new(algorithm, from.size));
     let mut grain = u64::from(to.block.preferred.max(to.block.minimum).min(GRAIN_MAX));
     if fold.is_some() {
-        grain = grain.max(crate::digest::BLOCK);
+        grain = grain.max(crate::algorithm::BLOCK);
     }
     let told = options.target_is_zero && !options.trust_zero && !to.zeroed;
     if told && recorded.as_ref().is_none_or(|recorded| recorded.segments.is_empty()) {
@@ -179,14 +180,6 @@ pub async fn copy(
     })
 }
 
-/// A journal with the time between its flushes.
-pub(crate) struct Keeping {
-    pub(crate) file: Journal,
-    /// It stays after success.
-    keep: bool,
-    pub(crate) interval: Duration,
-}
-
 async fn open_journal(
     options: &JournalOptions,
     (segment, range): (u64, (u64, u64)),
@@ -211,80 +204,7 @@ async fn open_journal(
     Ok((Keeping { file, keep: options.keep, interval }, recorded))
 }
 
-/// What all lanes of a copy share.
-pub(crate) struct Job {
-    pub(crate) gate: Arc<Gate>,
-    pub(crate) tuner: Tuner,
-    pub(crate) journal: Option<Keeping>,
-    /// The digest that is computed while copying.
-    pub(crate) fold: Option<Fold>,
-    pub(crate) plan: Arc<Plan>,
-    pub(crate) settled: Settled,
-    pub(crate) retries: Arc<Retries>,
-    pub(crate) progress: Arc<Progress>,
-    pub(crate) pool: Pool,
-    /// For requests whose bytes are not here yet, where the source takes memory for them when they come.
-    pub(crate) late: Option<Pool>,
-    /// For what is read back from the target.
-    pub(crate) check_pool: Pool,
-    first_error: Mutex<Option<Error>>,
-    pub(crate) trust: Trust,
-    pub(crate) offload: Offload,
-    /// Several connections were seen to show the same target.
-    pub(crate) one_disk: AtomicBool,
-    /// Segments, by number, that are looked at as a whole because zeroes turned up there or before.
-    zeroes_in: Mutex<HashSet<u64>>,
-    pub(crate) lanes: AtomicUsize,
-    lanes_made: AtomicU32,
-    warnings: Mutex<Vec<String>>,
-}
-
 impl Job {
-    pub(crate) fn fail(&self, error: Error) {
-        self.first_error.lock().expect("no panic under this lock").get_or_insert(error);
-        self.retries.fail();
-        self.plan.stop();
-        self.gate.wake();
-    }
-
-    pub(crate) fn stopped(&self) -> bool {
-        self.retries.stopped()
-    }
-
-    /// The digest of what was copied, if it was computed on the way.
-    fn digest(&self) -> Option<String> {
-        // What was written again was read again, and may have been something else.
-        let again = self.retries.rewritten.load(Ordering::Relaxed) > 0;
-        self.fold.as_ref().filter(|_| !again)?.finish()
-    }
-
-    /// Notes that a sample at `at` had zeroes: this segment and the next are looked at.
-    pub(crate) fn found_zeroes(&self, at: u64) {
-        let segment = at / self.settled.segment;
-        let mut zeroes_in = self.zeroes_in.lock().expect("no panic under this lock");
-        zeroes_in.extend([segment, segment + 1]);
-    }
-
-    pub(crate) fn has_zeroes(&self, at: u64) -> bool {
-        let zeroes_in = self.zeroes_in.lock().expect("no panic under this lock");
-        zeroes_in.contains(&(at / self.settled.segment))
-    }
-
-    /// Tells the user something, once: in the log as it arises, and in the summary for callers
-    /// without a log.
-    pub(crate) fn warn(&self, text: String) {
-        let mut warnings = self.warnings.lock().expect("no panic under this lock");
-        if !warnings.contains(&text) {
-            log::warn!("{text}");
-            warnings.push(text);
-        }
-    }
-
-    /// The number of a lane that is made.
-    pub(crate) fn next_lane(&self) -> u32 {
-        self.lanes_made.fetch_add(1, Ordering::Relaxed)
-    }
-
     /// Compares what earlier runs recorded last. Where that is different, nothing that they recorded
     /// is relied on.
     async fn look_at_edge(
@@ -341,7 +261,7 @@ impl Job {
     async fn first_lane(self: Arc<Job>, source: &Stack, target: &Stack) {
         let [from, to] = [source, target].map(|stack| stack.device().clone());
         self.clone().lane((source, from), (target, to), true).run().await;
-        // Nobody will bring a sample any more.
+        // Nobody will bring a proof any more.
         self.trust.settle(None);
     }
 

@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 
 use crate::lane::{Lane, SAMPLE_EVERY, Seen};
 use crate::ledger::Range;
-use crate::offload::{ByKernel, Piece};
+use crate::offload::Piece;
+use crate::options::ByKernel;
 
 /// Bytes that are copied by one call: a limit on the rate is kept in such steps, and whoever stops a
 /// copy waits for one.

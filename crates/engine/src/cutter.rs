@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::plan::{Run, Segment, What};
+use crate::segment::{Run, Segment, What};
 
 /// Cuts runs into segments, with zeroes cut inwards to the grain, so that no two writes share a block
 /// of the target.

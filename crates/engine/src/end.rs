@@ -10,7 +10,8 @@ use io::Event;
 
 use crate::options::{Options, RETRY_DELAY_MAX, Retried};
 use crate::progress::Progress;
-use crate::trust::Sample;
+use crate::proof::Proof;
+use crate::side::Side;
 
 /// Time for a connection to be made.
 pub(crate) const DIAL_MAX: Duration = Duration::from_secs(10);
@@ -19,13 +20,6 @@ pub(crate) const DIAL_MAX: Duration = Duration::from_secs(10);
 const QUICK: Duration = Duration::from_millis(20);
 /// A pause ends not later than this after the copy was stopped.
 const PAUSE_STEP: Duration = Duration::from_millis(100);
-
-/// The two sides.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Side {
-    Source,
-    Target,
-}
 
 /// What all ends of a copy share: how often to try, and what was tried.
 pub(crate) struct Retries {
@@ -36,7 +30,7 @@ pub(crate) struct Retries {
     requests: [AtomicU64; 2],
     connections: [AtomicU64; 2],
     /// A block of the source, by which a connection that is made again is known.
-    seen: OnceLock<Sample>,
+    seen: OnceLock<Proof>,
     pub(crate) checked: AtomicU64,
     pub(crate) rewritten: AtomicU64,
 }
@@ -92,15 +86,15 @@ impl Retries {
     }
 
     /// Whether a block of the source is wanted, to know it again by.
-    pub(crate) fn wants_sample(&self) -> bool {
+    pub(crate) fn wants_proof(&self) -> bool {
         self.any() && self.seen.get().is_none()
     }
 
     /// Keeps what was read from the source at `at`, if it has content.
-    pub(crate) fn keep_sample(&self, at: u64, bytes: &[u8]) {
-        if let Some(sample) = Sample::of(at, bytes) {
+    pub(crate) fn keep_proof(&self, at: u64, bytes: &[u8]) {
+        if let Some(proof) = Proof::of(at, bytes) {
             // The first one serves as well as any.
-            let _ = self.seen.set(sample);
+            let _ = self.seen.set(proof);
         }
     }
 
@@ -313,11 +307,11 @@ impl End {
         if let Some(why) = differs(&self.stack, handle) {
             return Ok(Some(why));
         }
-        let Some(sample) = self.retries.seen.get().filter(|_| self.side == Side::Source) else {
+        let Some(proof) = self.retries.seen.get().filter(|_| self.side == Side::Source) else {
             return Ok(None);
         };
-        Ok((!sample.is_on(&**handle).await?).then(|| {
-            let at = sample.at();
+        Ok((!proof.is_on(&**handle).await?).then(|| {
+            let at = proof.at();
             format!("the source does not hold what it held before (at offset {at}): another disk?")
         }))
     }

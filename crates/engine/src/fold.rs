@@ -12,7 +12,7 @@ use blake3::hazmat::{HasherExt as _, Mode, merge_subtrees_non_root, merge_subtre
 use io::Data;
 use sha2::{Digest as _, Sha256};
 
-use crate::digest::{Algorithm, BLOCK, hex};
+use crate::algorithm::{Algorithm, BLOCK, hex};
 use crate::zeroes::is_zero;
 
 /// Blocks' values that wait: 4 MiB, for lanes that are up to 8 GiB of data apart.
@@ -250,7 +250,7 @@ mod tests {
                     let at = (index * step) as u64;
                     fold.add(at, values(&fold, at, piece));
                 }
-                let whole = crate::digest::of_bytes(algorithm, &bytes);
+                let whole = crate::algorithm::of_bytes(algorithm, &bytes);
                 assert_eq!(fold.finish(), Some(whole), "{algorithm}, seed {seed}, round {round}");
             }
         }

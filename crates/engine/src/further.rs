@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 
 use block::{Can, Device, Error, Result, Stack};
 
-use crate::copy::Job;
 use crate::end::{DIAL_MAX, differs};
+use crate::job::Job;
 use crate::options::MultiConn;
 
 /// Dials a lane, makes sure that it sees the same disks, then has it work like the first. What is in

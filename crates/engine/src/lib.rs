@@ -11,6 +11,7 @@
 //! error is returned: what the target holds then is undefined where it was not copied yet, nowhere
 //! else.
 
+mod algorithm;
 mod compare;
 mod copy;
 mod copy_range;
@@ -21,6 +22,7 @@ mod feed;
 mod fold;
 mod further;
 mod gate;
+mod job;
 mod journal;
 mod lane;
 mod ledger;
@@ -30,13 +32,16 @@ mod offload;
 mod options;
 mod plan;
 mod progress;
+mod proof;
 mod rate;
 mod recheck;
 mod route;
 mod sample;
 mod search;
+mod segment;
 mod selection;
 mod settled;
+mod side;
 mod stream;
 mod trust;
 mod tuner;
@@ -44,16 +49,16 @@ mod verify;
 mod window;
 mod zeroes;
 
+pub use algorithm::Algorithm;
 pub use compare::{Comparison, compare};
 pub use copy::copy;
-pub use digest::{Algorithm, digest};
+pub use digest::digest;
 pub use journal::{JOURNAL_INTERVAL, JournalOptions};
 pub use manifest::Manifest;
 pub use meter::{LATENCY_BOUNDS, Latency, Meters};
-pub use offload::ByKernel;
 pub use options::{
-    Bitmap, MAX_REQUEST, MIN_REQUEST, MultiConn, Options, RETRY_DELAY_MAX, Retried, SEGMENT,
-    Summary,
+    Bitmap, ByKernel, MAX_REQUEST, MIN_REQUEST, MultiConn, Options, RETRY_DELAY_MAX, Retried,
+    SEGMENT, Summary,
 };
 pub use progress::{Progress, Snapshot};
 pub use rate::{Rate, Schedule};

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use crate::end::Side;
+use crate::side::Side;
 
 /// Upper bounds of the classes into which times are sorted, in seconds; what took longer is in a class
 /// of its own.

@@ -9,30 +9,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use block::{Access, FileRange};
 
-use crate::copy::Job;
 use crate::copy_range::CopyRange;
+use crate::job::Job;
 use crate::lane::Lane;
 use crate::ledger::Range;
-use crate::plan::Run;
+use crate::options::ByKernel;
 use crate::route;
+use crate::segment::Run;
 
 /// What files have not refused yet, for all lanes of a copy.
 pub(crate) struct Offload {
     reflink: AtomicBool,
     pub(crate) copy_range: CopyRange,
-}
-
-/// Whether the kernel may copy by itself.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum ByKernel {
-    /// Where it is cheaper than reading and writing: reflink; else copy_file_range between files of a
-    /// network's file system, and between others where it was found to be the faster way.
-    #[default]
-    Auto,
-    /// Never.
-    Never,
-    /// No reflink, but copy_file_range between any two files. For tests.
-    CopyRange,
 }
 
 impl Offload {

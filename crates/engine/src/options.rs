@@ -4,9 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::digest::Algorithm;
+use crate::algorithm::Algorithm;
 use crate::journal::JournalOptions;
-use crate::offload::ByKernel;
 use crate::rate::Rate;
 use crate::route::Routes;
 
@@ -100,6 +99,19 @@ pub enum MultiConn {
     Always,
     /// Only where the server promises it.
     Advertised,
+}
+
+/// Whether the kernel may copy by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ByKernel {
+    /// Where it is cheaper than reading and writing: reflink; else copy_file_range between files of a
+    /// network's file system, and between others where it was found to be the faster way.
+    #[default]
+    Auto,
+    /// Never.
+    Never,
+    /// No reflink, but copy_file_range between any two files. For tests.
+    CopyRange,
 }
 
 /// A metadata context that says what to copy.

@@ -148,7 +148,7 @@ impl Settled {
     /// Whether requests cover whole blocks of digests, and whatever is read for that is looked at for
     /// zeroes, so that wider reads make no fewer holes.
     pub(crate) fn in_whole_blocks(&self) -> bool {
-        let whole = |size: u64| size.is_multiple_of(crate::digest::BLOCK);
+        let whole = |size: u64| size.is_multiple_of(crate::algorithm::BLOCK);
         whole(self.request_size) && whole(self.segment) && (self.sparse != 0 || self.allocated)
     }
 

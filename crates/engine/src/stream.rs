@@ -10,13 +10,15 @@ use std::time::Instant;
 use block::{Can, Device, Error, Flags, Kind, Op, Reply, Request, Result, Stack};
 use io::{Buf, Data, File, Pool, Task};
 
-use crate::digest::State;
-use crate::end::{End, Retries, Side};
+use crate::algorithm::Hasher;
+use crate::end::{End, Retries};
 use crate::options::{Options, Summary};
-use crate::plan::{Making, Plan, Run};
+use crate::plan::{Making, Plan};
 use crate::progress::Progress;
+use crate::segment::Run;
 use crate::selection::Selection;
 use crate::settled::Settled;
+use crate::side::Side;
 use crate::zeroes;
 
 /// Copies everything that comes from `fd` to the start of `target`. An error if there is more than
@@ -38,7 +40,7 @@ pub async fn copy_from_pipe(
     progress.set_request_size(settled.request_size);
     let pipe = File::new(fd);
     let mut window = Window::new(&settled);
-    let mut digest = options.digest.map(State::new);
+    let mut digest = options.digest.map(Hasher::new);
     let mut at = 0;
     while !progress.is_cancelled() {
         settled.pace(settled.request_size, || progress.is_cancelled()).await;
@@ -108,7 +110,7 @@ pub async fn copy_to_pipe(
         ..Making::of(teller, settled.segment, progress)
     }));
     let pieces = Pieces { plan: plan.clone(), size: settled.request_size, at: 0, runs: Vec::new() };
-    let mut digest = options.digest.map(State::new);
+    let mut digest = options.digest.map(Hasher::new);
     let out = Out { pipe: File::new(fd), digest: digest.as_mut() };
     let written = write_pieces(pieces, device, out, &settled, pool, progress).await;
     plan.stop();
@@ -189,7 +191,7 @@ async fn write_pieces(
 /// Where what was read goes.
 struct Out<'a> {
     pipe: File,
-    digest: Option<&'a mut State>,
+    digest: Option<&'a mut Hasher>,
 }
 
 impl Out<'_> {

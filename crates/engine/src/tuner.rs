@@ -25,7 +25,7 @@ use crate::settled::Settled;
 pub(crate) const SIZE_MIN: u64 = 64 << 10;
 pub(crate) const SIZE_MAX: u64 = 8 << 20;
 // Digests that are computed while copying need whole blocks.
-const _: () = assert!(SIZE_MIN.is_multiple_of(crate::digest::BLOCK));
+const _: () = assert!(SIZE_MIN.is_multiple_of(crate::algorithm::BLOCK));
 
 /// What all lanes of a copy share of the search.
 pub(crate) struct Tuner {

@@ -13,12 +13,14 @@ use std::time::Instant;
 use block::{Can, Device, Error, Kind, Reply, Request, Result, Stack};
 use io::{Data, Pool, Remote, Room, Task};
 
-use crate::end::{End, Retries, Side};
+use crate::end::{End, Retries};
 use crate::manifest::{Digest, Manifest, unit_of};
 use crate::options::{Options, SEGMENT};
-use crate::plan::{Making, Plan, Segment, What};
+use crate::plan::{Making, Plan};
 use crate::progress::Progress;
+use crate::segment::{Segment, What};
 use crate::selection::Selection;
+use crate::side::Side;
 use crate::window::Window;
 use crate::zeroes::is_zero;
 

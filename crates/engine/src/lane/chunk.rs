@@ -8,9 +8,9 @@ use block::{Can, DeviceExt, Error, Flags, Op, Pending, Reply, Request, Result};
 use io::{Data, Room};
 
 use super::Lane;
-use crate::end::Side;
+use crate::proof::Proof;
 use crate::route;
-use crate::trust::{SAMPLE, Sample};
+use crate::side::Side;
 use crate::zeroes;
 
 /// Zeroing that took less than this may be four times as long the next time.
@@ -168,16 +168,16 @@ impl Lane {
     /// Keeps a block of the source, so that it is known again after its connection was lost.
     async fn know_source(&self, at: u64, data: &Data, look: bool) {
         let retries = &self.job.retries;
-        if !self.source.reconnects() || !retries.wants_sample() {
+        if !self.source.reconnects() || !retries.wants_proof() {
             return;
         }
         if look {
-            retries.keep_sample(at, data.bytes());
+            retries.keep_proof(at, data.bytes());
         } else if self.job.settled.sparse == 0 && self.first {
             // Nothing is looked at otherwise, and what is on its way in the kernel stays there.
-            let len = data.len().min(SAMPLE);
+            let len = data.len().min(Proof::LEN);
             if let Ok(sample) = self.source.device().read(at, len).await {
-                retries.keep_sample(at, sample.bytes());
+                retries.keep_proof(at, sample.bytes());
             }
         }
     }
@@ -193,12 +193,12 @@ impl Lane {
     ) -> Result<(), Failed> {
         let len = data.len() as u64;
         if !look {
-            // Somebody may wait for a sample of it; else it goes on without a second holder.
-            let sample = self.is_sample_due().then(|| data.clone());
+            // Somebody may wait for a proof; else it goes on without a second holder.
+            let sample = self.is_proof_due().then(|| data.clone());
             self.change(home, Request::write(at, data)).await?;
             done.data += len;
             return match sample {
-                Some(data) => self.offer_sample(at, &data).await,
+                Some(data) => self.offer_proof(at, &data).await,
                 None => Ok(()),
             };
         }
@@ -207,13 +207,13 @@ impl Lane {
             done.zeroes += self.zeroes_within(data.bytes());
             self.change(home, Request::write(at, data.clone())).await?;
             (done.data, done.seen) = (len, len);
-            return self.offer_sample(at, &data).await;
+            return self.offer_proof(at, &data).await;
         }
         if self.job.settled.sampled {
             self.job.found_zeroes(at);
         }
         self.write_runs(home, at, &data, runs, done).await?;
-        self.offer_sample(at, &data).await
+        self.offer_proof(at, &data).await
     }
 
     /// Writes data and zeroes. Parts go out together; all are awaited, also after an error.
@@ -329,25 +329,25 @@ impl Lane {
         }
     }
 
-    fn is_sample_due(&self) -> bool {
-        self.first && self.job.trust.wanted() && self.sample_due.get()
+    fn is_proof_due(&self) -> bool {
+        self.first && self.job.trust.wanted() && self.proof_due.get()
     }
 
     /// Hands out the first block with content that was written, for lanes that must be examined.
-    async fn offer_sample(&self, at: u64, data: &Data) -> Result<(), Failed> {
-        if !self.is_sample_due() {
+    async fn offer_proof(&self, at: u64, data: &Data) -> Result<(), Failed> {
+        if !self.is_proof_due() {
             return Ok(());
         }
-        let Some(sample) = Sample::of(at, data.bytes()) else { return Ok(()) };
-        self.sample_due.set(false);
+        let Some(proof) = Proof::of(at, data.bytes()) else { return Ok(()) };
+        self.proof_due.set(false);
         if self.target.facts().can.contains(Can::FLUSH) {
             let generation = self.target.generation();
             if let Err(error) = self.target.device().submit(Request::flush()).await {
-                self.sample_due.set(true);
+                self.proof_due.set(true);
                 return Err(self.target_failed(generation, error));
             }
         }
-        self.job.trust.settle(Some(sample));
+        self.job.trust.settle(Some(proof));
         Ok(())
     }
 }

@@ -17,10 +17,10 @@ use block::{Can, Error, Kind, Result};
 use io::{Event, Room};
 
 pub(crate) use self::chunk::{Done, Failed};
-use crate::copy::Job;
 use crate::end::End;
+use crate::job::Job;
 use crate::ledger::{Ledger, Range, Suspect};
-use crate::plan::{Segment, What};
+use crate::segment::{Segment, What};
 use crate::window::Window;
 
 /// A wait for a segment that is longer than that leaves the devices idle.
@@ -37,7 +37,7 @@ pub(crate) struct Lane {
     takes_parked: bool,
     /// The target zeroes without being sent zeroes.
     target_zeroes: bool,
-    /// The first lane brings the sample by which others are examined.
+    /// The first lane brings the proof by which others are examined.
     first: bool,
     window: RefCell<Window>,
     /// Holds one of the places for lanes at work.
@@ -50,8 +50,8 @@ pub(crate) struct Lane {
     zero_piece: Cell<u64>,
     pub(crate) wrote: Cell<bool>,
     pub(crate) done: Event,
-    /// Set while the first lane has not handed out a sample.
-    sample_due: Cell<bool>,
+    /// Set while the first lane has not handed out a proof.
+    proof_due: Cell<bool>,
     pub(crate) ledger: RefCell<Ledger>,
     /// For the journal.
     pub(crate) number: u32,
@@ -90,7 +90,7 @@ impl Lane {
             zero_piece: Cell::new(job.settled.segment),
             wrote: Cell::new(false),
             done: Event::new(),
-            sample_due: Cell::new(first),
+            proof_due: Cell::new(first),
             number: job.next_lane(),
             armed: Cell::new(false),
             ending: Cell::new(false),
