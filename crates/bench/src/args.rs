@@ -7,11 +7,12 @@ use clap::{Args as ClapArgs, Subcommand, ValueEnum};
 use crate::device::DeviceArgs;
 use crate::helper::Helper;
 use crate::load::LoadArgs;
+use crate::manual;
 use crate::vars::{Value, Vars};
 
 /// Options of `blockhaul bench`.
 #[derive(Debug, ClapArgs)]
-#[command(args_conflicts_with_subcommands = true, infer_long_args = true)]
+#[command(args_conflicts_with_subcommands = true, infer_long_args = true, after_long_help = manual::BENCH)]
 pub struct Args {
     /// What to do, if it is not to run scenario files.
     #[command(subcommand)]
@@ -43,6 +44,7 @@ impl Args {
 #[derive(Debug, Subcommand)]
 pub enum Action {
     /// Run scenarios that are built in
+    #[command(after_long_help = manual::RUN)]
     Run {
         /// Their names; see bench list
         #[arg(value_name = "NAME", required = true)]
@@ -58,6 +60,7 @@ pub enum Action {
     /// request at a time for latency, asks for extents, and prints the settings to use with
     /// blockhaul copy. It ends within the time that it was given. Nothing is written without
     /// --write.
+    #[command(after_long_help = manual::DEVICE)]
     Device(DeviceArgs),
     /// Keep an NBD server busy, and tell how many requests it answers and how long they take
     ///
@@ -65,14 +68,17 @@ pub enum Action {
     /// program needs less processor time than servers do, so that they are what is measured. Reads,
     /// unless --write or --mix is given; these overwrite what the device holds. Exit status 1 if a
     /// request was refused or a connection was lost.
+    #[command(after_long_help = manual::LOAD)]
     Load(LoadArgs),
     /// List the scenarios that are built in
+    #[command(after_long_help = manual::LIST)]
     List,
     /// Show what changed between two results, and fail if something became slower
     ///
     /// Wall times are compared as ratios to the reference column of the same run, so that results
     /// of different days and machines can be compared. Exit status 1 if a ratio became worse by
     /// more than the threshold, or a cell fails that went well; 2 if they cannot be compared.
+    #[command(after_long_help = manual::COMPARE)]
     Compare {
         /// The older result: a folder with result.json, or one of such folders
         #[arg(value_name = "A")]
@@ -101,6 +107,7 @@ pub enum Action {
         helper: Helper,
     },
     /// Write a result's tables and page again, from its result.json
+    #[command(after_long_help = manual::RENDER)]
     Render {
         /// Folder with result.json
         #[arg(value_name = "DIR")]

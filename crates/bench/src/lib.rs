@@ -13,7 +13,7 @@
 //! - `stats`, `metric`, `result`: from runs to summaries. `table`, `html`, `curve`, `save`, `compare`:
 //!   for people.
 //! - `docs`: figures for the README and docs/performance.md. `helper`: small programs that scenarios
-//!   need. `args`: the command line.
+//!   need. `args`, `manual`: the command line and what its help says.
 
 #![forbid(unsafe_code)]
 
@@ -28,6 +28,7 @@ pub mod helper;
 pub mod html;
 pub mod load;
 pub mod machine;
+mod manual;
 pub mod metric;
 pub mod mount;
 pub mod plan;

@@ -110,7 +110,7 @@ pub struct Scenario {
 }
 
 /// What changes with the size of a scenario.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Size {
     /// Runs of every cell that count.

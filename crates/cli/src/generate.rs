@@ -38,6 +38,7 @@ fn below(name: &str, command: &clap::Command, pages: &mut Vec<(String, clap::Com
 }
 
 fn page(command: &clap::Command, name: &str) -> Result<Vec<u8>, Failure> {
+    let page = name.to_string();
     let (name, bin) = (name.to_string(), name.replace('-', " "));
     // Its text is laid out for a terminal; a page has no command `help`, which has none itself.
     let more = command.get_after_long_help().map(ToString::to_string).unwrap_or_default();
@@ -53,8 +54,50 @@ fn page(command: &clap::Command, name: &str) -> Result<Vec<u8>, Failure> {
         .render(&mut bytes)
         .map_err(|error| Failure::new(FAILED, exit::plain(&error)))?;
     bytes.extend_from_slice(manual::sections(&more).as_bytes());
+    bytes.extend_from_slice(see_also(&page).as_bytes());
     Ok(bytes)
 }
+
+/// The pages to read next: of the command above and the commands below, and of other programs.
+fn see_also(page: &str) -> String {
+    let definition = args::definition();
+    let mut pages = vec![("blockhaul".to_string(), definition.clone())];
+    below("blockhaul", &definition, &mut pages);
+    let mut names: Vec<String> = Vec::new();
+    if let Some((above, _)) = page.rsplit_once('-') {
+        names.push(format!("{above}(1)"));
+    }
+    let inner = pages.iter().filter_map(|(name, _)| name.strip_prefix(page)?.strip_prefix('-'));
+    names.extend(inner.filter(|name| !name.contains('-')).map(|name| format!("{page}-{name}(1)")));
+    let related = RELATED.iter().find(|(name, _)| *name == page);
+    names.extend(related.iter().flat_map(|(_, names)| names.iter().map(ToString::to_string)));
+    let names: Vec<_> = names.iter().map(|name| name.replace('-', "\\-")).collect();
+    format!(".SH \"SEE ALSO\"\n{}\n", names.join(", "))
+}
+
+/// Pages about the same matter, besides those of commands above and below.
+const RELATED: &[(&str, &[&str])] = &[
+    ("blockhaul", &["nbdkit(1)", "nbdcopy(1)", "nbdinfo(1)", "qemu-nbd(8)", "qemu-img(1)"]),
+    (
+        "blockhaul-serve",
+        &["blockhaul-ctl(1)", "blockhaul-tls-init(1)", "nbdkit(1)", "qemu-nbd(8)", "nbd-client(8)"],
+    ),
+    (
+        "blockhaul-copy",
+        &["blockhaul-verify(1)", "blockhaul-compare(1)", "nbdcopy(1)", "qemu-img(1)"],
+    ),
+    ("blockhaul-info", &["blockhaul-map(1)", "nbdinfo(1)", "qemu-img(1)"]),
+    ("blockhaul-map", &["blockhaul-info(1)", "nbdinfo(1)"]),
+    ("blockhaul-compare", &["blockhaul-checksum(1)", "blockhaul-verify(1)", "qemu-img(1)"]),
+    ("blockhaul-verify", &["blockhaul-copy(1)", "blockhaul-compare(1)"]),
+    ("blockhaul-checksum", &["blockhaul-compare(1)", "b3sum(1)", "sha256sum(1)", "blksum(1)"]),
+    ("blockhaul-ctl", &["blockhaul-serve(1)"]),
+    ("blockhaul-tls", &["blockhaul-serve(1)"]),
+    ("blockhaul-tls-init", &["blockhaul-serve(1)", "certtool(1)", "psktool(1)"]),
+    ("blockhaul-bench-device", &["blockhaul-copy(1)", "blockhaul-bench-load(1)"]),
+    ("blockhaul-bench-load", &["blockhaul-bench-device(1)", "fio(1)"]),
+    ("blockhaul-plugin", &["nbdkit(1)", "nbdkit-plugin(3)"]),
+];
 
 /// Prints completions for a shell.
 pub fn completions(shell: clap_complete::Shell) -> Outcome {
@@ -72,9 +115,25 @@ mod tests {
     fn every_visible_command_gets_a_page() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(man(Some(dir.path())), Ok(0));
-        for name in ["blockhaul", "blockhaul-serve", "blockhaul-copy", "blockhaul-info"] {
-            let text = std::fs::read_to_string(dir.path().join(format!("{name}.1"))).unwrap();
-            assert!(text.contains("EXIT STATUS"), "{name}: {text}");
+        let pages: Vec<_> = std::fs::read_dir(dir.path()).unwrap().map(Result::unwrap).collect();
+        assert!(pages.len() > 20, "{pages:?}");
+        for page in pages {
+            let text = std::fs::read_to_string(page.path()).unwrap();
+            for section in ["SYNOPSIS", "OPTIONS", "EXIT STATUS", "EXAMPLES", "SEE ALSO"] {
+                let heading = text.lines().filter(|line| {
+                    line.strip_prefix(".SH ").is_some_and(|name| name.trim_matches('"') == section)
+                });
+                assert_eq!(heading.count(), 1, "{section} in {page:?}: {text}");
+            }
+            // Pages that it refers to are there.
+            let also = text.rsplit_once("SEE ALSO\"\n").unwrap().1.replace("\\-", "-");
+            for name in also.trim().split(", ").filter(|name| name.starts_with("blockhaul")) {
+                let file = name.trim_end_matches("(1)");
+                assert!(dir.path().join(format!("{file}.1")).exists(), "{name} in {page:?}");
+            }
+        }
+        for (name, _) in RELATED {
+            assert!(dir.path().join(format!("{name}.1")).exists(), "{name}");
         }
         assert!(!dir.path().join("blockhaul-man.1").exists());
         // Sections of their own, and no page that is not there.

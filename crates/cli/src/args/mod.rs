@@ -6,6 +6,7 @@ mod copy;
 mod ctl;
 mod engine;
 mod info;
+mod pages;
 mod serve;
 mod tls;
 mod value;
@@ -136,7 +137,7 @@ pub fn definition() -> clap::Command {
     };
     let about_devices = devices::help();
     let with = |examples: &str| format!("{examples}\n{about_devices}\n{}", statuses());
-    Cli::command()
+    let command = Cli::command()
         .after_long_help(with(EXAMPLES))
         .mut_subcommand("serve", |command| {
             command.after_long_help(with(&format!("{}\n{}", serve::EXAMPLES, serve::limits())))
@@ -151,7 +152,8 @@ pub fn definition() -> clap::Command {
         .mut_subcommand("verify", |command| command.after_long_help(with(check::VERIFY_EXAMPLES)))
         .mut_subcommand("checksum", |command| {
             command.after_long_help(with(check::CHECKSUM_EXAMPLES))
-        })
+        });
+    pages::complete(command, "")
 }
 
 const EXAMPLES: &str = "\

@@ -25,7 +25,7 @@ pub enum TlsCommand {
 
 /// Options of `blockhaul tls init`.
 #[derive(Debug, Args)]
-#[command(infer_long_args = true, after_long_help = INIT_EXAMPLES)]
+#[command(infer_long_args = true)]
 pub struct TlsInit {
     /// Directory for certificates, or with --psk the file for keys
     #[arg(value_name = "PLACE")]
@@ -50,8 +50,7 @@ pub struct TlsInit {
     pub days: u32,
 }
 
-const INIT_EXAMPLES: &str = "\
-EXAMPLES
+pub(super) const EXAMPLES: &str = "\
   Keys, the simplest way:
       blockhaul tls init --psk alice keys.psk
       blockhaul serve --tls-psk keys.psk disk.raw
