@@ -59,7 +59,8 @@ pub fn reports(old: &Report, new: &Report, threshold_percent: f64) -> Result<Com
             after.as_deref().unwrap_or("none")
         )));
     };
-    if old.name != new.name || old.full != new.full {
+    let same_size = old.full == new.full || old.one_size || new.one_size;
+    if old.name != new.name || !same_size {
         return Err(Error::usage(format!(
             "cannot compare {} with {}: results of the same scenario in the same size are needed",
             whole_name(old),
@@ -117,7 +118,12 @@ pub fn reports(old: &Report, new: &Report, threshold_percent: f64) -> Result<Com
 }
 
 fn whole_name(report: &Report) -> String {
-    format!("{} ({})", report.name, if report.full { "full" } else { "reduced" })
+    let size = match (report.one_size, report.full) {
+        (true, _) => "",
+        (false, true) => " (full)",
+        (false, false) => " (reduced)",
+    };
+    format!("{}{size}", report.name)
 }
 
 fn find<'a>(report: &'a Report, row: &str, column: &str) -> Option<&'a Cell> {

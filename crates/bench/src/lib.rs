@@ -215,6 +215,7 @@ pub fn run_scenario(
         title: plan.title.clone(),
         description: plan.description.clone(),
         full: plan.full,
+        one_size: plan.one_size,
         interrupted: outcome.interrupted,
         started,
         machine,

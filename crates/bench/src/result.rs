@@ -26,6 +26,9 @@ pub struct Report {
     pub description: String,
     /// Whether it was run in full size.
     pub full: bool,
+    /// Whether the scenario has one size only, which is neither full nor reduced.
+    #[serde(default)]
+    pub one_size: bool,
     /// Whether somebody stopped it before the end.
     pub interrupted: bool,
     /// When it was started, UTC.

@@ -255,6 +255,11 @@ pub struct Case {
 }
 
 impl Scenario {
+    /// Whether it has a size only: neither `[quick]` nor `[full]` changes anything.
+    pub fn has_one_size(&self) -> bool {
+        self.quick == Size::default() && self.full == Size::default()
+    }
+
     /// Reads a scenario file; its name, for results, is the file's without `.toml`.
     pub fn load(path: &Path) -> Result<(String, Scenario)> {
         let text = std::fs::read_to_string(path).map_err(|error| {

@@ -191,9 +191,13 @@ pub fn differences(cells: &[Cell], column: usize, metric: Metric) -> String {
 pub fn circumstances(report: &Report) -> String {
     let settings = &report.settings;
     let mut text = format!(
-        "{} size; median of {} runs after {} for warming up, ± standard deviation; runs of all \
+        "{} of {} runs after {} for warming up, ± standard deviation; runs of all \
          cells in random order (seed {}), caches {}; {}, {} cores.",
-        if report.full { "Full" } else { "Reduced" },
+        match (report.one_size, report.full) {
+            (true, _) => "Median",
+            (false, true) => "Full size; median",
+            (false, false) => "Reduced size; median",
+        },
         settings.runs,
         settings.warmup,
         settings.seed,
@@ -406,6 +410,7 @@ pub(crate) mod tests {
             title: "Example <title>".into(),
             description: "Text.".into(),
             full: false,
+            one_size: false,
             interrupted: false,
             started: "2026-11-20T22:05:56Z".into(),
             machine: crate::machine::Machine { cores: 2, ..Default::default() },
@@ -542,5 +547,15 @@ pub(crate) mod tests {
     fn fields_are_quoted_where_needed() {
         assert_eq!(quoted("a, \"b\""), "\"a, \"\"b\"\"\"");
         assert_eq!(quoted("a b"), "a b");
+    }
+
+    #[test]
+    fn only_scenarios_with_sizes_have_one() {
+        let mut report = report(&["a"], &[("row", &[&[1.0]])]);
+        assert!(circumstances(&report).starts_with("Reduced size; median of 2 runs"));
+        report.full = true;
+        assert!(circumstances(&report).starts_with("Full size; median of 2 runs"));
+        report.one_size = true;
+        assert!(circumstances(&report).starts_with("Median of 2 runs"));
     }
 }

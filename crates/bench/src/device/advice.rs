@@ -60,7 +60,8 @@ pub struct Advice {
 
 /// Of those that are nearly as fast as the fastest, the one with the fewest bytes in flight; of equal
 /// ones, the one with the fewest connections.
-pub(super) fn best(points: &[Point]) -> Option<Advice> {
+/// `own_connections`: whether connections are of their own; else they are no setting of a copy.
+pub(super) fn best(points: &[Point], own_connections: bool) -> Option<Advice> {
     let fastest = points.iter().map(|point| point.bytes_per_second).fold(0.0, f64::max);
     let good = points.iter().filter(|point| point.bytes_per_second >= GOOD_ENOUGH * fastest);
     let cheapest = good.min_by_key(|point| {
@@ -71,8 +72,11 @@ pub(super) fn best(points: &[Point]) -> Option<Advice> {
         settings: *cheapest,
         best_bytes_per_second: fastest,
         command: format!(
-            "blockhaul copy --connections={} --requests={} --request-size={}",
-            cheapest.connections,
+            "blockhaul copy {}--requests={} --request-size={}",
+            match own_connections {
+                true => format!("--connections={} ", cheapest.connections),
+                false => String::new(),
+            },
             cheapest.requests,
             // What a copy takes: a power of two from 4 KiB on.
             (1 << cheapest.request_size.max(4096).ilog2()).min(32 << 20),
@@ -155,9 +159,12 @@ pub(super) fn text(findings: &Findings) -> String {
             ));
         }
     }
+    // What has no connections is used by several workers at a time.
+    let lane = if findings.own_connections { "connection" } else { "thread" };
+    let lanes = format!("{lane}s");
     for (title, points) in [("Reading", &findings.reading), ("Writing", &findings.writing)] {
         if !points.is_empty() {
-            out.push_str(&format!("\n{title}, MB/s: requests on each of so many connections\n"));
+            out.push_str(&format!("\n{title}, MB/s: requests on each of so many {lanes}\n"));
             out.push_str(&grid(points));
         }
     }
@@ -166,8 +173,10 @@ pub(super) fn text(findings: &Findings) -> String {
         let Some(advice) = advice else { continue };
         let Point { request_size, requests, connections, .. } = advice.settings;
         out.push_str(&format!(
-            "\nTo {what} it: {connections} connections, {requests} requests on each, {} KiB each: \
+            "\nTo {what} it: {}, {} on each, {} KiB each: \
              {} MB/s, {} s of processor time a GiB (the best of all: {} MB/s)\n    {}\n",
+            counted(connections, lane),
+            counted(requests, "request"),
             request_size >> 10,
             number(advice.settings.bytes_per_second / 1e6),
             number(advice.settings.cpu_s_per_gib),
@@ -177,6 +186,11 @@ pub(super) fn text(findings: &Findings) -> String {
     }
     out.push_str(&format!("\n{} s in all\n", number(findings.took_s)));
     out
+}
+
+/// So many of something.
+fn counted(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
 /// A line for each size and number of requests, a column for each number of connections.
@@ -224,13 +238,15 @@ mod tests {
             point(262_144, 16, 8, 100.0),
             point(65536, 64, 1, 98.0),
         ];
-        let advice = best(&points).unwrap();
+        let advice = best(&points, true).unwrap();
         assert_eq!(advice.settings, points[4], "the same bytes in flight on one connection");
         assert_eq!(
             advice.command,
             "blockhaul copy --connections=1 --requests=64 --request-size=65536"
         );
-        assert_eq!(best(&[]), None);
+        let advice = best(&points, false).unwrap();
+        assert_eq!(advice.command, "blockhaul copy --requests=64 --request-size=65536");
+        assert_eq!(best(&[], true), None);
     }
 
     #[test]

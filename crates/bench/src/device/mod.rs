@@ -149,7 +149,7 @@ mod tests {
         assert!(value["read_latency"]["median_us"].as_f64().unwrap() > 0.0, "{text}");
         assert!(value["flush_latency"]["count"].as_u64().unwrap() > 0, "{text}");
         let advice = value["reading_advice"]["command"].as_str().unwrap();
-        assert!(advice.starts_with("blockhaul copy --connections="), "{advice}");
+        assert!(advice.starts_with("blockhaul copy --requests="), "a file has none: {advice}");
         assert_eq!(std::fs::read(&path).unwrap(), bytes, "what was written back differs");
     }
 
@@ -160,7 +160,10 @@ mod tests {
         std::fs::write(&path, vec![1; 100_000]).unwrap();
         let before = path.metadata().unwrap().modified().unwrap();
         let text = run(&[&path.display().to_string(), "--max-connections", "1"]).unwrap();
-        assert!(text.contains("blockhaul copy --connections=1"), "{text}");
+        assert!(
+            text.contains("blockhaul copy --requests=") && text.contains("1 thread, "),
+            "{text}"
+        );
         assert!(!text.contains("Writing") && text.contains("Reading"), "{text}");
         assert_eq!(path.metadata().unwrap().modified().unwrap(), before);
     }

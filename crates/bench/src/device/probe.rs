@@ -129,8 +129,11 @@ pub(super) async fn measure(stack: &Stack, limits: &Limits) -> Result<Findings> 
             .await?;
         }
     }
-    let handles = handles(stack, limits.connections).await?;
-    let settings = settings(&facts, limits);
+    // One handle is used by as many threads as a copy would use for it.
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let lanes = if stack.has_more() { limits.connections } else { processors };
+    let handles = handles(stack, lanes.min(limits.connections)).await?;
+    let settings = settings(&facts, &Limits { connections: handles.len(), ..*limits });
     let mut rest = settings.len() * if writable { 2 } else { 1 };
     let (mut reading, mut writing) = (Vec::new(), Vec::new());
     for point in settings {
@@ -158,8 +161,8 @@ pub(super) async fn measure(stack: &Stack, limits: &Limits) -> Result<Findings> 
         write_latency,
         flush_latency,
         extents,
-        reading_advice: advice::best(&reading),
-        writing_advice: advice::best(&writing),
+        reading_advice: advice::best(&reading, stack.has_more()),
+        writing_advice: advice::best(&writing, stack.has_more()),
         reading,
         writing,
     })

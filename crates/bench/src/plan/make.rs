@@ -50,6 +50,7 @@ impl Plan {
             title: scenario.title.clone(),
             description,
             full: choice.full,
+            one_size: scenario.has_one_size(),
             rows: Vec::new(),
             columns: columns.iter().map(|column| column.label.clone()).collect(),
             reference: columns.iter().position(|column| column.label == *reference),
@@ -465,7 +466,7 @@ mod tests {
         let labels: Vec<&str> = plan.rows.iter().map(|row| row.label.as_str()).collect();
         assert_eq!(labels, ["case 1", "case 2", "other, n 1", "other, n 2"]);
         assert_eq!(plan.rows[1].curve_at, Some(2.0));
-        assert_eq!((plan.reference, plan.runs), (Some(1), 5));
+        assert_eq!((plan.reference, plan.runs, plan.one_size), (Some(1), 5, false));
         let body = plan.cell(2, 0).as_ref().unwrap();
         assert_eq!(body.command, ["echo", "quick", "-a", "1", "nice one"]);
         let body = plan.cell(1, 0).as_ref().unwrap();

@@ -57,6 +57,8 @@ pub struct Plan {
     pub description: String,
     /// Whether it is the full size.
     pub full: bool,
+    /// Whether the scenario has no other size.
+    pub one_size: bool,
     /// Rows, in the scenario's order.
     pub rows: Vec<Row>,
     /// Labels of the columns.
