@@ -137,69 +137,6 @@ fn a_crash_names_the_plugin_and_the_callback() {
     }
 }
 
-/// An export in a process of its own takes no other down with it.
-#[test]
-fn the_crash_of_an_isolated_plugin_leaves_the_server_there() {
-    let scratch = Scratch::new().unwrap();
-    for (mode, what, signal) in [
-        ("segv", "segmentation fault", "signal: 11 (SIGSEGV)"),
-        ("abort", "abort", "signal: 6 (SIGABRT)"),
-    ] {
-        let Some(plugin) = misbehaving(mode, &scratch) else { return };
-        let device = format!("nbdkit:{}?mode={mode}", text(&plugin));
-        let other = "other=memory:1M";
-        let (ours, socket) = (text(program()), "nbd+unix:///other?socket=$unixsocket");
-        let script = format!(
-            "set -e; nbdinfo --size \"$uri\"; \
-             {ours} copy --retries 0 \"$uri\" null: 2>&1 && exit 1; \
-             {ours} copy --retries 0 \"$uri\" null: 2>&1 && exit 1; \
-             nbdsh -u \"{socket}\" -c 'h.pwrite(b\"1\" * 512, 0)' -c 'print(h.pread(2, 0))'"
-        );
-        let mut command = among_peers(program()).unwrap();
-        command.args(["serve", "--isolate", &device, "--export", other, "--run", &script]);
-        let output = bounded(&mut command, LIMIT);
-        let (heard, said) = (lossy(&output.stdout), lossy(&output.stderr));
-        assert!(output.status.success(), "{heard}{said}");
-        assert!(heard.starts_with("65536\n") && heard.ends_with("bytearray(b'11')\n"), "{heard}");
-        // Also clients that come later are told: it is not started again.
-        let end = format!("its process has ended with {signal}");
-        assert_eq!(heard.matches(&end).count(), 2, "{heard}");
-        let crash = format!("{what} in callback pread of plugin misbehaving");
-        assert!(said.contains(&crash), "{said}");
-        let report = said.lines().find(|line| line.contains(&end)).unwrap_or_default();
-        let named = report.contains("misbehaving.so: ");
-        assert!(named && report.contains("it is not started again"), "{said}");
-        assert!(!said.contains("mode="), "parameters may be secret: {said}");
-    }
-}
-
-/// What a plugin says reaches the client through the other process, and its names are there.
-#[test]
-fn an_isolated_plugin_is_itself() {
-    let scratch = Scratch::new().unwrap();
-    let read = format!("! {} copy --retries 0 \"$uri\" null: 2>&1", text(program()));
-    for (mode, script, wanted) in [
-        ("open-error", "! nbdinfo \"$uri\" 2>&1", "the cupboard is bare"),
-        ("read-error", read.as_str(), "the disk is on fire"),
-        ("none", "nbdinfo --list \"$uri\"", "export-size: 65536"),
-    ] {
-        let Some(plugin) = misbehaving(mode, &scratch) else { return };
-        let device = format!("nbdkit:{}?mode={mode}", text(&plugin));
-        let mut command = among_peers(program()).unwrap();
-        command.args(["serve", "--isolate", &device, "--run", script]);
-        let output = bounded(&mut command, LIMIT);
-        let heard = lossy(&output.stdout);
-        assert!(output.status.success(), "{mode}: {output:?}");
-        assert!(heard.contains(wanted), "{mode}: {output:?}");
-    }
-    let mut none = among_peers(program()).unwrap();
-    none.args(["serve", "--isolate", "nbdkit:/nonexistent.so", "--run", "true"]);
-    let output = bounded(&mut none, LIMIT);
-    assert!(!output.status.success());
-    let said = lossy(&output.stderr);
-    assert!(said.contains("/nonexistent.so") && said.contains("its process has ended"), "{said}");
-}
-
 #[test]
 fn cancelled_requests_are_told_of_when_the_client_goes() {
     let scratch = Scratch::new().unwrap();

@@ -71,6 +71,11 @@ impl fmt::Debug for Client {
 pub trait Exports: Send + Sync {
     /// Admits a client that has connected; an error sends it away. May wait for others to leave.
     fn admit(&self, client: Client) -> Opening<Arc<dyn Visit>>;
+
+    /// How the storage is, for whoever runs the server, where there is something to tell.
+    fn state(&self) -> Option<String> {
+        None
+    }
 }
 
 /// A client that was admitted. It leaves when this is dropped with every device it opened.
@@ -114,6 +119,10 @@ impl Exports for Layered {
             let visit = LayeredVisit { inner: admitted.await?, layers };
             Ok(Arc::new(visit) as Arc<dyn Visit>)
         })
+    }
+
+    fn state(&self) -> Option<String> {
+        self.inner.state()
     }
 }
 

@@ -216,7 +216,10 @@ fn exports(answer: &Value) -> String {
             }
             .into(),
             number(&export["clients"]).to_string(),
-            text(&export["device"]).unwrap_or_default(),
+            match text(&export["state"]) {
+                None => text(&export["device"]).unwrap_or_default(),
+                Some(state) => format!("{} ({state})", text(&export["device"]).unwrap_or_default()),
+            },
             if layers.is_empty() { "-".into() } else { layers.join(" ") },
         ]);
     }

@@ -29,10 +29,10 @@ pub fn registry_asking(timeout: Duration, context: Option<&str>) -> Registry {
 }
 
 /// The same; plugins of nbdkit's run in processes of their own.
-pub fn isolated(mut registry: Registry) -> Registry {
+pub fn isolated(mut registry: Registry, again: client::Again) -> Registry {
     for backend in &mut registry.backends {
         if backend.schemes() == ["nbdkit"] {
-            *backend = client::isolated(*backend);
+            *backend = client::isolated(*backend, again);
         }
     }
     registry

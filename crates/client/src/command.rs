@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
@@ -29,6 +30,27 @@ pub struct ServerProcess {
 impl ServerProcess {
     /// Starts a server. The word `blockhaul` in front is this program itself.
     pub fn start(words: &[OsString]) -> Result<Arc<ServerProcess>> {
+        Self::start_with(words, |command| command)
+    }
+
+    /// The same, in a folder and a process group of its own: what the terminal sends to this program is
+    /// not for the server, which is needed until this one has finished.
+    pub(crate) fn start_apart(
+        words: &[OsString],
+        folder: Option<&Path>,
+    ) -> Result<Arc<ServerProcess>> {
+        Self::start_with(words, |command| {
+            if let Some(folder) = folder {
+                command.current_dir(folder);
+            }
+            command.process_group(0)
+        })
+    }
+
+    fn start_with(
+        words: &[OsString],
+        how: impl Fn(&mut Command) -> &mut Command,
+    ) -> Result<Arc<ServerProcess>> {
         let name =
             words.iter().map(|word| word.display().to_string()).collect::<Vec<_>>().join(" ");
         let name = format!("[ {name} ]");
@@ -45,7 +67,7 @@ impl ServerProcess {
         let socket = dir.join("s");
         let cannot = |error| Error::system(format!("cannot start {name}"), error);
         let listener = UnixListener::bind(&socket).map_err(cannot)?;
-        let child = Command::new("/bin/sh")
+        let child = how(&mut Command::new("/bin/sh"))
             .args(["-c", ACTIVATE, "sh"])
             .arg(program)
             .args(&words[1..])
@@ -60,6 +82,11 @@ impl ServerProcess {
     /// Where it listens.
     pub fn socket(&self) -> &Path {
         &self.socket
+    }
+
+    /// Its process id, which is its own until [`ServerProcess::ended`] says so.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.lock().expect("no panic under this lock").id()
     }
 
     /// What was typed.

@@ -21,5 +21,5 @@ mod session;
 pub use backends::all;
 pub use command::ServerProcess;
 pub use connect::{Address, Connected, Options, connect};
-pub use isolated::isolated;
+pub use isolated::{Again, isolated};
 pub use line::Line;

@@ -159,10 +159,12 @@ pub struct Serve {
     #[arg(long, value_name = "FORMAT", default_value = "text")]
     pub log_format: crate::logger::Format,
 
-    /// Run plugins (nbdkit:…) in processes of their own: the crash of one ends its exports, not the
-    /// server, which says so
-    #[arg(long)]
-    pub isolate: bool,
+    /// Run plugins (nbdkit:…) in processes of their own: the crash of one breaks the sessions that it
+    /// has, not the server, which starts it again for the next client; with =once it stays down, for
+    /// plugins whose memory is the disk
+    #[arg(long, value_name = "again|once", num_args = 0..=1, require_equals = true,
+          default_missing_value = "again", value_parser = isolate)]
+    pub isolate: Option<client::Again>,
 
     #[command(flatten)]
     pub tls: ServeTls,
@@ -222,6 +224,14 @@ pub struct Serve {
     /// Set by a server that starts itself again to go to the background.
     #[arg(long, hide = true)]
     pub in_background: bool,
+}
+
+fn isolate(text: &str) -> Result<client::Again, String> {
+    match text {
+        "again" => Ok(client::Again::ForClients),
+        "once" => Ok(client::Again::Never),
+        _ => Err(format!("{text:?} is neither again nor once")),
+    }
 }
 
 /// What stands in the brackets of `--export NAME=[ … ]`.

@@ -308,6 +308,7 @@ impl Operations {
                     "size": facts.as_ref().map(|facts| facts.size),
                     "readonly": facts.as_ref().map(|facts| !facts.can.contains(Can::WRITE)),
                     "clients": clients,
+                    "state": one.own.as_ref().and_then(Weak::upgrade).and_then(|own| own.state()),
                     "layers": one.layers.iter().map(|layer| shown(layer)).collect::<Vec<_>>(),
                 })
             })

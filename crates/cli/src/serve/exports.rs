@@ -1,7 +1,7 @@
 //! What a server serves: its device, and those of `--export NAME=DEVICE`, each with its layers.
 
 use std::ffi::{OsStr, OsString};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use block::{
     Adjustable, Device, Intent, Listed, Named, Registry, Several, Shared, Spec, Stack,
@@ -65,6 +65,8 @@ pub struct Running {
     pub device: Option<Arc<dyn Device>>,
     /// It has no exports of its own.
     pub single: bool,
+    /// Those that it has, which may say how they are.
+    pub own: Option<Weak<dyn block::Exports>>,
     /// Its layers, innermost first.
     pub layers: Vec<Arc<Adjustable>>,
 }
@@ -232,6 +234,7 @@ impl Wanted {
             storage: one.spec.to_string(),
             device: None,
             single: true,
+            own: None,
             layers: adjustable,
         };
         let named = |exports, single| Named {
@@ -245,6 +248,7 @@ impl Wanted {
         let own = self.registry.exports(&one.spec, &layers, intent).await;
         if let Some(own) = own.map_err(|error| Failure::opening("device", &what, &error))? {
             running.single = false;
+            running.own = Some(Arc::downgrade(&own));
             return Ok((named(own, false), None, running));
         }
         let stack = self.registry.open(&one.spec, layers.clone(), intent).await;

@@ -69,8 +69,8 @@ pub fn run(args: &args::Serve, groups: &Groups) -> Outcome {
         backends::disable_locks();
     }
     let mut registry = devices::registry(Duration::from_secs(60));
-    if args.isolate {
-        registry = devices::isolated(registry);
+    if let Some(again) = args.isolate {
+        registry = devices::isolated(registry, again);
     }
     let wanted = Wanted::new(args, groups, registry)?;
     let limits = limits(args)?;

@@ -95,6 +95,10 @@ impl<R: Rule> Exports for Gated<R> {
             Ok(Arc::new(visit) as Arc<dyn Visit>)
         })
     }
+
+    fn state(&self) -> Option<String> {
+        self.inner.state()
+    }
 }
 
 struct GatedVisit {
