@@ -1,9 +1,9 @@
 //! Scaling curves: what happens over threads, requests, connections or latency, as SVG.
 
-use crate::html::{colour, escape};
+use crate::cells::number;
+use crate::markup::{colour, escape};
 use crate::result::{Metric, Report};
 use crate::stats::Summary;
-use crate::table::number;
 
 /// Charts are this wide and high in units of their own.
 const SIZE: (f64, f64) = (360.0, 220.0);

@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
+use crate::cells::{cell_text, number};
 use crate::error::{Error, Result};
+use crate::notes::circumstances;
 use crate::result::{Cell, Metric, Report};
 use crate::scenario::BUILT_IN;
-use crate::table::{circumstances, number};
 use crate::{save, table};
 
 /// Where results are, from the root of the tree.
@@ -141,7 +142,7 @@ fn times(report: &Report) -> String {
                         false => text + &failed,
                     }
                 }
-                _ => table::cell_text(cell, Metric::Wall),
+                _ => cell_text(cell, Metric::Wall),
             };
             out.push_str(&format!(" {text} |"));
         }

@@ -3,22 +3,10 @@
 //! Text is HTML and only bars are SVG, so that nothing shrinks on a narrow screen. Colours follow
 //! what the reader prefers, light or dark; on paper they are light.
 
+use crate::cells::{cell_text, differences, letter, ratio_text};
+use crate::markup::{COLOURS, colour, escape};
+use crate::notes::{circumstances, facts, notes, ratio_title};
 use crate::result::{Cell, Metric, Report, State};
-use crate::table::{
-    cell_text, circumstances, differences, facts, letter, notes, ratio_text, ratio_title,
-};
-
-/// Colours of columns, light and dark; they repeat after the last.
-const COLOURS: [(&str, &str); 8] = [
-    ("#2a6fbb", "#5a9fe6"),
-    ("#c8641b", "#f0924a"),
-    ("#2c8a57", "#4fbf86"),
-    ("#8a4fb0", "#b98adf"),
-    ("#b8324f", "#ee7490"),
-    ("#7a6a12", "#c9b23c"),
-    ("#1d8a94", "#4cc2cc"),
-    ("#6b6f76", "#a3a8b0"),
-];
 
 /// The page.
 pub fn page(report: &Report) -> String {
@@ -133,26 +121,6 @@ pre{overflow-x:auto;border:1px solid var(--line);padding:.5rem;font-size:.8rem;w
 @media (max-width:40rem){.bar{grid-template-columns:1fr 7.5rem}.bar .name{grid-column:1/-1;font-size:.9rem}}
 @media print{body{font-size:11px}main{max-width:none;padding:0}.bar,figure,tr{break-inside:avoid}.wide{overflow:visible}svg{print-color-adjust:exact;-webkit-print-color-adjust:exact}}
 ";
-
-/// Text that may stand in HTML, between tags and in attributes.
-pub(crate) fn escape(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '"' => out.push_str("&quot;"),
-            '\'' => out.push_str("&#39;"),
-            c => out.push(c),
-        }
-    }
-    out
-}
-
-pub(crate) fn colour(column: usize) -> String {
-    format!("var(--c{})", column % COLOURS.len())
-}
 
 fn name(report: &Report, column: usize) -> String {
     format!("{} {}", letter(column), escape(&report.columns[column]))

@@ -7,30 +7,37 @@
 //! and Markdown, raw data, and a page with charts.
 //!
 //! - `scenario`, `step`, `vars`: the file format. `plan`: what it comes to on this machine.
-//! - `run`: the rounds. `process`, `usage`: one command measured. `files`: images and comparison.
+//! - `run`: the rounds. `process`, `usage`: one command measured. `calls`: its system
+//!   calls. `files`: images and comparison. `folder`: where runs take place.
 //! - `device`: what one device is capable of. `load`: keeps a server busy. `mount`: file systems for
 //!   the runs.
-//! - `stats`, `metric`, `result`: from runs to summaries. `table`, `html`, `curve`, `save`, `compare`:
-//!   for people.
+//! - `stats`, `metric`, `result`: from runs to summaries. `cells`, `notes`: their text. `table`, `html`
+//!   (with `markup`), `curve`, `save`, `compare`: for people.
 //! - `docs`: figures for the README and docs/performance.md. `helper`: small programs that scenarios
 //!   need. `args`, `manual`: the command line and what its help says.
 
 #![forbid(unsafe_code)]
 
 pub mod args;
+pub mod calls;
+mod cells;
 pub mod compare;
 pub mod curve;
 pub mod device;
 pub mod docs;
 mod error;
 pub mod files;
+mod folder;
+mod group;
 pub mod helper;
 pub mod html;
 pub mod load;
 pub mod machine;
 mod manual;
+mod markup;
 pub mod metric;
 pub mod mount;
+mod notes;
 pub mod plan;
 pub mod process;
 pub mod progress;
@@ -50,7 +57,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 pub use args::Args;
@@ -58,6 +65,7 @@ pub use device::Devices;
 pub use error::{Error, Result};
 
 use args::{Action, Format, Options};
+use folder::Folder;
 use plan::{Act, Choice, Places, Plan, shell_line};
 use process::Ground;
 use progress::Progress;
@@ -341,38 +349,6 @@ fn any_seed() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     // Small enough for every reader of JSON, which may take numbers for floating-point ones.
     since.as_micros() as u64 & ((1 << 48) - 1)
-}
-
-/// A folder of our own, removed with all that is in it when this is dropped.
-pub(crate) struct Folder {
-    pub(crate) path: PathBuf,
-    keep: bool,
-}
-
-impl Folder {
-    pub(crate) fn new(parent: &Path, kind: &str, keep: bool) -> Result<Folder> {
-        use std::os::unix::fs::DirBuilderExt as _;
-        static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
-        let parent = parent.canonicalize().map_err(|error| {
-            Error::usage(format!("cannot use {} as --{kind}: {error}", parent.display()))
-        })?;
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path = parent.join(format!("blockhaul-bench-{}-{number}", std::process::id()));
-        std::fs::DirBuilder::new()
-            .mode(0o700)
-            .create(&path)
-            .map_err(|error| Error::file("make", &path, error))?;
-        Ok(Folder { path, keep })
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        if !self.keep {
-            // What cannot be removed is in a folder for such things; there is nobody to tell.
-            std::fs::remove_dir_all(&self.path).ok();
-        }
-    }
 }
 
 fn print(text: &str) {

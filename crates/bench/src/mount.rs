@@ -4,27 +4,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::error::Error;
-use crate::plan::{Act, Places, Plan};
+use crate::plan::{Act, MountPlan, Places, Plan};
 use crate::process::Ground;
 use crate::progress::Progress;
 
 /// Making a file system takes seconds at most.
 const TIMEOUT: Duration = Duration::from_secs(60);
-
-/// A file system with all variables replaced.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MountPlan {
-    /// Its name in the scenario.
-    pub name: String,
-    /// Its type, which is also the end of the name of the program that makes it.
-    pub kind: String,
-    /// Its size in bytes.
-    pub size: u64,
-    /// The file that holds it.
-    pub image: PathBuf,
-    /// Where it is mounted.
-    pub folder: PathBuf,
-}
 
 /// Where a file system is mounted.
 pub fn folder(places: &Places, name: &str) -> PathBuf {

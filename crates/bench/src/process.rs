@@ -5,17 +5,15 @@
 
 use std::fs::{self, File};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::os::fd::OwnedFd;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use io::Cost;
-use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::process::{Pid, PidfdFlags, Signal};
+use rustix::process::Signal;
 
+use crate::group::Group;
 use crate::plan::{Places, Ready, ServerPlan, base_name};
 use crate::usage::{self, Usage};
 
@@ -29,8 +27,6 @@ const READY_LOOK: Duration = Duration::from_millis(1);
 const END_TIMEOUT: Duration = Duration::from_secs(60);
 /// A program that takes longer to tell its version does something else.
 const VERSION_TIMEOUT: Duration = Duration::from_secs(5);
-/// perf counts after this time.
-const COUNTS_AFTER: Duration = Duration::from_millis(300);
 /// How much of what a failed program printed is kept, in bytes and from the end.
 const TAIL_MAX: usize = 2000;
 
@@ -71,7 +67,7 @@ pub struct Timed {
 pub struct Server {
     /// Its name in the scenario.
     pub name: String,
-    group: Group,
+    pub(crate) group: Group,
     /// What it had used when it was ready.
     before: Usage,
     /// Peaks that were seen while it was used: threads come and go with connections.
@@ -213,61 +209,6 @@ impl Ground<'_> {
     }
 }
 
-/// System calls that are counted from outside, by perf(1), which makes each of them dearer. Dropping it
-/// ends the counting.
-pub struct Calls {
-    child: Child,
-    log: PathBuf,
-}
-
-impl Ground<'_> {
-    /// Begins to count the system calls of a server; `None` where that cannot be done: without perf, or
-    /// without the permission.
-    pub fn count_calls(&self, server: &Server) -> Option<Calls> {
-        let log = self.logs.join(format!("calls-{}", server.name.replace('/', "_")));
-        let child = Command::new(self.places.find("perf")?)
-            .args(["stat", "--field-separator", ",", "--event", "raw_syscalls:sys_enter"])
-            .arg("--output")
-            .arg(&log)
-            .arg("--pid")
-            .arg(server.group.child.id().to_string())
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .process_group(0)
-            .spawn()
-            .ok()?;
-        let mut calls = Calls { child, log };
-        // It does not say when it has begun.
-        std::thread::sleep(COUNTS_AFTER);
-        matches!(calls.child.try_wait(), Ok(None)).then_some(calls)
-    }
-}
-
-impl Calls {
-    /// Ends the counting; `None` if nothing was counted after all.
-    pub fn end(mut self) -> Option<u64> {
-        rustix::process::kill_process(Pid::from_child(&self.child), Signal::INT).ok()?;
-        self.child.wait().ok()?;
-        counted(&fs::read_to_string(&self.log).ok()?)
-    }
-}
-
-impl Drop for Calls {
-    fn drop(&mut self) {
-        if matches!(self.child.try_wait(), Ok(None)) {
-            self.child.kill().ok();
-            self.child.wait().ok();
-        }
-    }
-}
-
-/// The number in what perf writes: `12345,,raw_syscalls:sys_enter,...`.
-fn counted(text: &str) -> Option<u64> {
-    let line = text.lines().find(|line| line.contains("sys_enter"))?;
-    line.split(',').next()?.trim().parse().ok()
-}
-
 impl Server {
     /// What it has used since it was ready. An error if it has ended by itself.
     pub fn usage(&mut self) -> Result<Usage, Failure> {
@@ -294,68 +235,6 @@ impl Server {
             return Err(Failure { why, stderr: tail(&self.log) });
         }
         Ok(())
-    }
-}
-
-/// A child that leads a process group; what is left of the group is killed when this is dropped.
-struct Group {
-    child: Child,
-    handle: OwnedFd,
-    reaped: bool,
-}
-
-impl Group {
-    fn new(mut child: Child) -> std::io::Result<Group> {
-        match rustix::process::pidfd_open(Pid::from_child(&child), PidfdFlags::empty()) {
-            Ok(handle) => Ok(Group { child, handle, reaped: false }),
-            Err(error) => {
-                // Linux before 5.3, which nothing here supports.
-                child.kill()?;
-                child.wait()?;
-                Err(error.into())
-            }
-        }
-    }
-
-    /// Waits for the end of the child, no longer than this. It is not reaped.
-    fn ended_within(&self, time: Duration) -> bool {
-        let timeout = Timespec {
-            tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: i64::from(time.subsec_nanos()),
-        };
-        let mut fds = [PollFd::new(&self.handle, PollFlags::IN)];
-        // An interrupting signal looks as if the time were over; the caller looks again.
-        self.reaped || rustix::event::poll(&mut fds, Some(&timeout)).is_ok_and(|ready| ready > 0)
-    }
-
-    fn signal(&self, signal: Signal) {
-        if !self.reaped {
-            // It may have ended meanwhile; its number is not used again before it is reaped.
-            rustix::process::kill_process_group(Pid::from_child(&self.child), signal).ok();
-        }
-    }
-
-    fn kill(&self) {
-        self.signal(Signal::KILL);
-    }
-
-    /// Waits for the child's end, ends what it left running, and tells what it cost.
-    fn reap(&mut self) -> std::io::Result<(ExitStatus, Cost)> {
-        if self.ended_within(Duration::ZERO) {
-            self.kill();
-        }
-        let ended = io::wait_with_cost(self.child.id());
-        self.reaped = true;
-        ended
-    }
-}
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        if !self.reaped {
-            self.kill();
-            self.child.wait().ok();
-        }
     }
 }
 
@@ -511,9 +390,6 @@ mod tests {
             }
         }
         drop(server);
-        assert_eq!(counted("# started\n\n1234,,raw_syscalls:sys_enter,5,100.00,,\n"), Some(1234));
-        assert_eq!(counted("<not counted>,,raw_syscalls:sys_enter,0,0.00,,\n"), None);
-        assert_eq!(counted(""), None);
     }
 
     #[test]

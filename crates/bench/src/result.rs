@@ -343,6 +343,83 @@ fn utc(seconds: u64) -> String {
     )
 }
 
+impl Metric {
+    /// Heading, with the unit.
+    pub fn title(self, report: &Report) -> String {
+        match self {
+            Metric::Wall => "Wall time, seconds",
+            Metric::Rate => return report.rate_unit.clone().unwrap_or_default(),
+            Metric::OwnCpu => "Processor time of the command, seconds",
+            Metric::TotalCpu => "Processor time of command and servers, seconds",
+            Metric::OwnPeak => "Peak memory of the command, MiB",
+            Metric::TotalPeak => "Peak memory of command and servers, MiB",
+            Metric::ServersPeak => "Peak memory of the servers, MiB",
+            Metric::OwnThreads => "Threads of the command",
+            Metric::ServersThreads => "Threads of the servers",
+            Metric::Calls => "Calls of read, write, sendfile and splice, thousands",
+            Metric::Bytes => "Bytes moved by those calls, MiB",
+            Metric::ServersCpu => "Processor time of the servers, seconds",
+            Metric::ServersRate => {
+                let unit = report.rate_unit.clone().unwrap_or_default();
+                return format!("{unit}, by the processor time of the servers");
+            }
+            Metric::ServersCalls => "System calls of the servers, thousands",
+        }
+        .to_owned()
+    }
+
+    /// The summary of a cell.
+    pub fn of(self, cell: &Cell) -> Option<&Summary> {
+        match self {
+            Metric::Wall => cell.wall_s.as_ref(),
+            Metric::OwnCpu => cell.own_cpu_s.as_ref(),
+            Metric::TotalCpu => cell.total_cpu_s.as_ref(),
+            Metric::OwnPeak => cell.own_peak_bytes.as_ref(),
+            Metric::TotalPeak => cell.total_peak_bytes.as_ref(),
+            _ => cell.more.get(&self),
+        }
+    }
+
+    /// The value of a run; None where it has none. `amount` is that of its row.
+    pub fn value(self, run: &Run, amount: Option<f64>) -> Option<f64> {
+        let servers = |value: fn(&Usage) -> u64| {
+            let sum: u64 = run.servers.iter().map(|(_, usage)| value(usage)).sum();
+            (!run.servers.is_empty()).then_some(sum as f64)
+        };
+        let all = |value: fn(&Usage) -> Option<u64>| {
+            let usages = run.servers.iter().map(|(_, usage)| usage).chain([&run.command]);
+            Some(usages.map(value).sum::<Option<u64>>()? as f64)
+        };
+        let servers_cpu_s = (!run.servers.is_empty())
+            .then(|| run.servers.iter().map(|(_, usage)| usage.cpu_s()).sum::<f64>());
+        match self {
+            Metric::Wall => Some(run.wall_s),
+            Metric::Rate => amount.filter(|_| run.wall_s > 0.0).map(|amount| amount / run.wall_s),
+            Metric::OwnCpu => Some(run.command.cpu_s()),
+            Metric::TotalCpu => Some(run.total_cpu_s()),
+            Metric::OwnPeak => Some(run.command.peak_bytes as f64),
+            Metric::TotalPeak => Some(run.total_peak_bytes() as f64),
+            Metric::ServersPeak => servers(|usage| usage.peak_bytes),
+            Metric::OwnThreads => Some(run.command.threads as f64),
+            Metric::ServersThreads => servers(|usage| usage.threads),
+            Metric::Calls => all(|usage| usage.io.map(|io| io.reads + io.writes)),
+            Metric::Bytes => all(|usage| usage.io.map(|io| io.read_bytes + io.written_bytes)),
+            Metric::ServersCpu => servers_cpu_s,
+            Metric::ServersRate => match (amount, servers_cpu_s) {
+                (Some(amount), Some(cpu)) if amount > 0.0 && cpu > 0.0 => Some(amount / cpu),
+                _ => None,
+            },
+            Metric::ServersCalls => {
+                let counts = run.servers.iter().map(|(_, usage)| usage.calls);
+                counts
+                    .sum::<Option<u64>>()
+                    .filter(|_| !run.servers.is_empty())
+                    .map(|sum| sum as f64)
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -5,11 +5,12 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use crate::calls::Calls;
 use crate::error::{Error, Result};
 use crate::files;
 use crate::metric::Metric;
 use crate::plan::{Act, Body, Plan};
-use crate::process::{self, Calls, Ground, Server};
+use crate::process::{self, Ground, Server};
 use crate::progress::Progress;
 use crate::random::Random;
 use crate::result::{Failure, Run};

@@ -1,10 +1,8 @@
 //! Results as text: tables for the terminal and for Markdown, with differences between columns.
 
-use crate::result::{Cell, Metric, Report, State};
-use crate::run::FAILURES_MAX;
-
-/// Deviations below this many percent are not shown, so that those that matter stand out.
-const DEVIATION_SHOWN: f64 = 1.5;
+use crate::cells::{cell_text, differences, letter, ratio_text};
+use crate::notes::{circumstances, facts, notes, ratio_title};
+use crate::result::{Metric, Report};
 
 /// All tables and notes for a terminal.
 pub fn text(report: &Report) -> String {
@@ -126,173 +124,6 @@ fn quoted(text: &str) -> String {
     }
 }
 
-/// Letter of a column: A to Z, then AA and so on.
-pub fn letter(mut column: usize) -> String {
-    let mut letters = Vec::new();
-    loop {
-        letters.push(char::from(b'A' + (column % 26) as u8));
-        if column < 26 {
-            return letters.iter().rev().collect();
-        }
-        column = column / 26 - 1;
-    }
-}
-
-/// A number with three digits that matter.
-pub fn number(value: f64) -> String {
-    match value.abs() {
-        v if v >= 99.95 => format!("{value:.0}"),
-        v if v >= 9.995 => format!("{value:.1}"),
-        v if v >= 0.9995 => format!("{value:.2}"),
-        v if v >= 0.01 || v == 0.0 => format!("{value:.3}"),
-        _ => format!("{value:.5}"),
-    }
-}
-
-/// What a cell shows: `0.594 ± 3% (1 failed)`, FAILED, or why there is nothing.
-pub fn cell_text(cell: &Cell, metric: Metric) -> String {
-    let summary = match cell.state(metric) {
-        State::Skipped(_) => return "skipped".to_owned(),
-        // Nothing of the kind, for instance threads of servers where there are none.
-        State::Missing if cell.good > 0 => return "–".to_owned(),
-        State::Missing => return "not run".to_owned(),
-        State::Failed(_) => return "FAILED".to_owned(),
-        State::Good(summary) => summary,
-    };
-    let mut text = number(summary.median / metric.unit());
-    if summary.deviation_percent() >= DEVIATION_SHOWN {
-        text.push_str(&format!(" ± {:.0}%", summary.deviation_percent().ceil()));
-    }
-    if cell.failed > 0 {
-        text.push_str(&format!(" ({} failed)", cell.failed));
-    }
-    text
-}
-
-/// Differences of a cell's median to those of every earlier column: `A+143%  B-4%`, and `A--` where
-/// one of the two has none.
-pub fn differences(cells: &[Cell], column: usize, metric: Metric) -> String {
-    let mine = metric.of(&cells[column]).map(|summary| summary.median);
-    let of = |(at, other): (usize, &Cell)| {
-        let other = metric.of(other).map(|summary| summary.median);
-        match (mine, other) {
-            (Some(mine), Some(other)) if other != 0.0 => {
-                // Rounding to -0 would print a minus.
-                let percent = (100.0 * (mine / other - 1.0)).round() + 0.0;
-                format!("{}{percent:+.0}%", letter(at))
-            }
-            _ => format!("{}--", letter(at)),
-        }
-    };
-    cells[..column].iter().enumerate().map(of).collect::<Vec<_>>().join("  ")
-}
-
-/// What a person must know before looking at figures.
-pub fn circumstances(report: &Report) -> String {
-    let settings = &report.settings;
-    let mut text = format!(
-        "{} of {} runs after {} for warming up, ± standard deviation; runs of all \
-         cells in random order (seed {}), caches {}; {}, {} cores.",
-        match (report.one_size, report.full) {
-            (true, _) => "Median",
-            (false, true) => "Full size; median",
-            (false, false) => "Reduced size; median",
-        },
-        settings.runs,
-        settings.warmup,
-        settings.seed,
-        if settings.drop_caches { "dropped before each run" } else { "kept" },
-        report.machine.cpu,
-        report.machine.cores,
-    );
-    if let Some(noise) = report.noise_percent()
-        && noise > 5.0
-    {
-        text.push_str(&format!(
-            " NOISY: something else used {noise:.0} % of the processors during the runs."
-        ));
-    }
-    if report.interrupted {
-        text.push_str(" STOPPED before the end: what was measured until then.");
-    }
-    text
-}
-
-/// Remarks: failures, cells that were skipped, rows that are not checked.
-pub fn notes(report: &Report) -> Vec<String> {
-    let mut notes = Vec::new();
-    for cell in &report.cells {
-        let place = format!("{}, {}", report.rows[cell.row].label, report.columns[cell.column]);
-        if let Some(reason) = &cell.skipped {
-            notes.push(format!("Skipped: {place}: {reason}."));
-            continue;
-        }
-        let mut failures = report.runs.iter().filter(|run| {
-            (run.row, run.column) == (cell.row, cell.column) && run.failure.is_some()
-        });
-        let Some(failure) = failures.next().and_then(|run| run.failure.as_ref()) else { continue };
-        let count = failures.count() + 1;
-        let mut note = format!(
-            "Failed: {place}: {count} of {} runs, the first at {}: {}.",
-            cell.good.saturating_add(cell.failed.max(count)),
-            failure.stage,
-            failure.why
-        );
-        if cell.good == 0 && count >= FAILURES_MAX as usize {
-            note.push_str(" It was not tried again.");
-        }
-        if !failure.stderr.is_empty() {
-            note.push_str(&format!(" It printed: {}", failure.stderr.replace('\n', " / ")));
-        }
-        notes.push(note);
-    }
-    for row in &report.rows {
-        if let Some(reason) = &row.unchecked {
-            notes.push(format!("Not checked: {}: {reason}.", row.label));
-        }
-    }
-    notes
-}
-
-/// What it was measured on and with.
-pub fn facts(report: &Report) -> Vec<(String, String)> {
-    let machine = &report.machine;
-    let on = |kind: &Option<String>| kind.clone().unwrap_or_else(|| "unknown".to_owned());
-    let mut facts: Vec<(&str, String)> = vec![
-        ("scenario", report.name.clone()),
-        ("started", report.started.clone()),
-        ("processor", format!("{}, {} cores", machine.cpu, machine.cores)),
-        ("memory", format!("{} MiB", machine.memory_bytes >> 20)),
-        ("kernel", format!("{} ({})", machine.kernel, machine.architecture)),
-        ("scratch on", on(&machine.scratch_file_system)),
-        ("disk on", on(&machine.disk_file_system)),
-        ("load before and after", format!("{} and {}", machine.load_before, report.load_after)),
-    ];
-    if let Some(noise) = report.noise_percent() {
-        facts.push(("processors used by others", format!("{noise:.1} % (median over the runs)")));
-    }
-    if let Some(commit) = &report.commit {
-        facts.push(("commit", commit.clone()));
-    }
-    let programs = report.programs.iter().map(|(name, version)| (name.as_str(), version.clone()));
-    facts.extend(programs);
-    facts.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
-}
-
-/// Heading of the table of ratios.
-pub fn ratio_title(report: &Report) -> String {
-    let reference = report.reference.map_or("", |at| report.columns[at].as_str());
-    format!("Wall time as a ratio to {reference} in the same round: median and confidence interval")
-}
-
-/// The ratio of a cell: `1.25 [1.20, 1.31]`.
-pub fn ratio_text(cell: &Cell) -> String {
-    match &cell.ratio {
-        Some(r) => format!("{:.2} [{:.2}, {:.2}]", r.median, r.low, r.high),
-        None => "--".to_owned(),
-    }
-}
-
 fn ratios(report: &Report) -> Option<Grid> {
     report.reference?;
     let mut grid = Grid::new(report);
@@ -397,7 +228,7 @@ impl Grid {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::result::{Failure, Row, Run, Settings};
+    use crate::result::{Cell, Failure, Row, Run, Settings};
     use crate::stats::Summary;
     use crate::usage::Usage;
     use std::collections::BTreeMap;
@@ -516,22 +347,6 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn numbers_have_three_digits_that_matter() {
-        let cases = [(123.4, "123"), (12.34, "12.3"), (9.999, "10.0"), (0.59381, "0.594")];
-        for (value, expected) in cases.into_iter().chain([(0.00123, "0.00123"), (0.0, "0.000")]) {
-            assert_eq!(number(value), expected);
-        }
-    }
-
-    #[test]
-    fn letters_do_not_end() {
-        assert_eq!(
-            [0, 25, 26, 51, 52, 701, 702].map(letter),
-            ["A", "Z", "AA", "AZ", "BA", "ZZ", "AAA"]
-        );
-    }
-
-    #[test]
     fn markdown_has_every_cell_and_the_commands() {
         let report =
             report(&["a|b", "c"], &[("one", &[&[1.5], &[3.0]]), ("two", &[&[7.0], &[8.0]])]);
@@ -547,15 +362,5 @@ pub(crate) mod tests {
     fn fields_are_quoted_where_needed() {
         assert_eq!(quoted("a, \"b\""), "\"a, \"\"b\"\"\"");
         assert_eq!(quoted("a b"), "a b");
-    }
-
-    #[test]
-    fn only_scenarios_with_sizes_have_one() {
-        let mut report = report(&["a"], &[("row", &[&[1.0]])]);
-        assert!(circumstances(&report).starts_with("Reduced size; median of 2 runs"));
-        report.full = true;
-        assert!(circumstances(&report).starts_with("Full size; median of 2 runs"));
-        report.one_size = true;
-        assert!(circumstances(&report).starts_with("Median of 2 runs"));
     }
 }

@@ -1,9 +1,11 @@
 //! `blockhaul bench device`: what a source or target is capable of, and the settings to use.
 //!
-//! - `probe`: the measurements. `advice`: what they recommend, as text and JSON.
+//! - `probe`: the measurements. `findings`: what came of them, and what they recommend. `report`: the
+//!   same as text and JSON.
 
-mod advice;
+mod findings;
 mod probe;
+mod report;
 
 use std::ffi::{OsStr, OsString};
 use std::time::Duration;
@@ -14,8 +16,7 @@ use io::{Config, Engine, Runtime};
 
 use crate::error::{Error, Result};
 
-pub use advice::{Advice, Findings};
-pub use probe::{Latency, Point};
+pub use findings::{Advice, Findings, Latency, Point};
 
 /// How devices are opened: what the program knows of them.
 pub struct Devices<'a> {
@@ -100,8 +101,8 @@ impl DeviceArgs {
         drop(open);
         let findings = Findings { device: name, ..found? };
         match self.json {
-            true => advice::json(&findings),
-            false => Ok(advice::text(&findings)),
+            true => report::json(&findings),
+            false => Ok(report::text(&findings)),
         }
     }
 }

@@ -11,9 +11,8 @@ use block::{
     BASE_ALLOCATION, Can, Device, DeviceExt as _, Error, Kind, Request, Result, Stack, ZERO,
 };
 use io::{Data, Pool, Remote};
-use serde::Serialize;
 
-use super::advice::{self, Findings};
+use super::findings::{Findings, Latency, Point, Questions, best};
 
 /// Sizes that are tried, as far as the device takes them: those that a copy would use.
 const SIZES: [u64; 4] = [64 << 10, 256 << 10, 1 << 20, 4 << 20];
@@ -40,51 +39,6 @@ pub(super) struct Limits {
     pub write: bool,
     pub connections: usize,
     pub requests: usize,
-}
-
-/// One combination of settings, measured.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Point {
-    /// Bytes of a request.
-    pub request_size: u64,
-    /// Requests in flight on each connection.
-    pub requests: usize,
-    /// Connections.
-    pub connections: usize,
-    /// What came of it.
-    pub bytes_per_second: f64,
-    /// Processor time of this program per GiB, in seconds.
-    pub cpu_s_per_gib: f64,
-}
-
-/// How long single requests take, one after the other.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Latency {
-    /// How many were timed.
-    pub count: usize,
-    /// Half of them took no longer, in microseconds.
-    pub median_us: f64,
-    /// 90 of 100 took no longer.
-    pub p90_us: f64,
-    /// 99 of 100 took no longer.
-    pub p99_us: f64,
-    /// The longest.
-    pub max_us: f64,
-}
-
-impl Latency {
-    pub(super) fn of(mut times: Vec<Duration>) -> Option<Latency> {
-        times.sort_unstable();
-        let last = times.len().checked_sub(1)?;
-        let at = |share: f64| times[(share * last as f64).round() as usize].as_secs_f64() * 1e6;
-        Some(Latency {
-            count: times.len(),
-            median_us: at(0.5),
-            p90_us: at(0.9),
-            p99_us: at(0.99),
-            max_us: at(1.0),
-        })
-    }
 }
 
 /// Measures all of it within the time. Call it on a worker.
@@ -161,22 +115,11 @@ pub(super) async fn measure(stack: &Stack, limits: &Limits) -> Result<Findings> 
         write_latency,
         flush_latency,
         extents,
-        reading_advice: advice::best(&reading, stack.has_more()),
-        writing_advice: advice::best(&writing, stack.has_more()),
+        reading_advice: best(&reading, stack.has_more()),
+        writing_advice: best(&writing, stack.has_more()),
         reading,
         writing,
     })
-}
-
-/// What a question for extents costs.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Questions {
-    /// How long they take.
-    pub latency: Latency,
-    /// Bytes of the device that they covered.
-    pub covered: u64,
-    /// Extents in all answers.
-    pub extents: u64,
 }
 
 type Range = (u64, u64);

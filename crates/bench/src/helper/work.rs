@@ -11,6 +11,7 @@ use io::{Config, Engine, Listener, Pool, Runtime};
 use wire::request::Headers;
 
 use crate::error::{Error, Result};
+use crate::folder::Folder;
 
 /// Which workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -86,7 +87,7 @@ fn extents(number: u32) {
 }
 
 fn requests(count: u32) -> Result<()> {
-    let dir = crate::Folder::new(&std::env::temp_dir(), "temporary", false)?;
+    let dir = Folder::new(&std::env::temp_dir(), "temporary", false)?;
     let path = dir.path.join("socket");
     let uri = format!("nbd+unix:///?socket={}", path.display());
     over("request", move |registry| async move {

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::{Measured, Order, Percentiles, Work};
+use crate::cells::number;
 use crate::error::{Error, Result};
-use crate::table::number;
 
 /// All that is told.
 #[derive(Clone, Debug, Serialize)]

@@ -4,14 +4,14 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use super::needs::{absent, unmet};
 use super::{
-    Act, Body, Cell, Choice, ImagePlan, Places, Plan, Ready, Row, ServerPlan, base_name,
+    Act, Body, Cell, Choice, ImagePlan, MountPlan, Places, Plan, Ready, Row, ServerPlan,
     commands_of,
 };
 use crate::error::{Error, Result};
 use crate::metric::Metric;
-use crate::mount::MountPlan;
-use crate::scenario::{Case, Command, Environment, Image, Needs, Scenario, Step};
+use crate::scenario::{Case, Command, Environment, Image, Scenario, Step};
 use crate::vars::{Scope, Value, Vars};
 
 /// More cells than this are a mistake in a matrix, not a benchmark that anyone waits for.
@@ -330,15 +330,6 @@ fn cell(
     })
 }
 
-/// Tells the first program that is not there, if one is not.
-fn absent<'a>(
-    mut commands: impl Iterator<Item = &'a Vec<String>>,
-    places: &Places,
-) -> Option<String> {
-    let words = commands.find(|words| places.find(&words[0]).is_none())?;
-    Some(format!("the program {} is not there", base_name(&words[0])))
-}
-
 fn server(scenario: &Scenario, name: &str, scope: &Scope<'_>) -> Result<ServerPlan> {
     let server = scenario.server.get(name).ok_or_else(|| {
         let known: Vec<&str> = scenario.server.keys().map(String::as_str).collect();
@@ -361,52 +352,6 @@ fn server(scenario: &Scenario, name: &str, scope: &Scope<'_>) -> Result<ServerPl
     };
     let command = argv(&server.command, scope).map_err(within)?;
     Ok(ServerPlan { name: name.to_owned(), command, ready })
-}
-
-/// Why needs are not met on this machine; None if they are.
-fn unmet(
-    scenario: &Scenario,
-    needs: &Needs,
-    places: &Places,
-    scope: &Scope<'_>,
-) -> Result<Option<String>> {
-    for program in &needs.programs {
-        if places.find(&scope.text(program)?).is_none() {
-            return Ok(Some(format!("the program {program} is not there")));
-        }
-    }
-    for mount in needs.mounts.iter().filter_map(|name| scenario.mount.get(name)) {
-        if let Some(reason) = crate::mount::unmet(&mount.kind, places) {
-            return Ok(Some(reason));
-        }
-    }
-    if needs.root && !rustix::process::geteuid().is_root() {
-        return Ok(Some("needs root".to_owned()));
-    }
-    if let Some(wanted) = &needs.file_system {
-        let found = crate::machine::file_system(&places.disk);
-        if found.as_deref() != Some(wanted) {
-            return Ok(Some(format!(
-                "needs {wanted} under --disk, which is on {}",
-                found.as_deref().unwrap_or("an unknown file system")
-            )));
-        }
-    }
-    let free =
-        [(&needs.scratch, &places.scratch, "--scratch"), (&needs.disk, &places.disk, "--disk")];
-    for (wanted, place, option) in free {
-        let Some(wanted) = wanted else { continue };
-        let wanted = scope.size(wanted)?;
-        let free = crate::machine::free_bytes(place);
-        if free.is_some_and(|free| free < wanted) {
-            return Ok(Some(format!(
-                "needs {} MiB under {option}, {} are free",
-                wanted >> 20,
-                free.unwrap_or(0) >> 20
-            )));
-        }
-    }
-    Ok(None)
 }
 
 #[cfg(test)]

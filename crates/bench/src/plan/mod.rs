@@ -1,7 +1,8 @@
 //! What will be done: cells that can be run, with their steps and servers. `make` works it out from a
-//! scenario.
+//! scenario, `needs` what of it this machine cannot run.
 
 mod make;
+mod needs;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,7 +10,6 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::metric::Metric;
-use crate::mount::MountPlan;
 use crate::vars::Vars;
 
 /// What the person who starts it chose.
@@ -144,6 +144,21 @@ pub enum Ready {
     Port(u16),
     /// This file exists.
     Exists(PathBuf),
+}
+
+/// A file system with all variables replaced.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MountPlan {
+    /// Its name in the scenario.
+    pub name: String,
+    /// Its type, which is also the end of the name of the program that makes it.
+    pub kind: String,
+    /// Its size in bytes.
+    pub size: u64,
+    /// The file that holds it.
+    pub image: PathBuf,
+    /// Where it is mounted.
+    pub folder: PathBuf,
 }
 
 /// An image with all variables replaced. Lengths are in bytes.

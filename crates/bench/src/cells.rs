@@ -1,0 +1,96 @@
+//! What a cell of a table shows, as text.
+
+use crate::result::{Cell, Metric, State};
+
+/// Deviations below this many percent are not shown, so that those that matter stand out.
+const DEVIATION_SHOWN: f64 = 1.5;
+
+/// Letter of a column: A to Z, then AA and so on.
+pub fn letter(mut column: usize) -> String {
+    let mut letters = Vec::new();
+    loop {
+        letters.push(char::from(b'A' + (column % 26) as u8));
+        if column < 26 {
+            return letters.iter().rev().collect();
+        }
+        column = column / 26 - 1;
+    }
+}
+
+/// A number with three digits that matter.
+pub fn number(value: f64) -> String {
+    match value.abs() {
+        v if v >= 99.95 => format!("{value:.0}"),
+        v if v >= 9.995 => format!("{value:.1}"),
+        v if v >= 0.9995 => format!("{value:.2}"),
+        v if v >= 0.01 || v == 0.0 => format!("{value:.3}"),
+        _ => format!("{value:.5}"),
+    }
+}
+
+/// What a cell shows: `0.594 ± 3% (1 failed)`, FAILED, or why there is nothing.
+pub fn cell_text(cell: &Cell, metric: Metric) -> String {
+    let summary = match cell.state(metric) {
+        State::Skipped(_) => return "skipped".to_owned(),
+        // Nothing of the kind, for instance threads of servers where there are none.
+        State::Missing if cell.good > 0 => return "–".to_owned(),
+        State::Missing => return "not run".to_owned(),
+        State::Failed(_) => return "FAILED".to_owned(),
+        State::Good(summary) => summary,
+    };
+    let mut text = number(summary.median / metric.unit());
+    if summary.deviation_percent() >= DEVIATION_SHOWN {
+        text.push_str(&format!(" ± {:.0}%", summary.deviation_percent().ceil()));
+    }
+    if cell.failed > 0 {
+        text.push_str(&format!(" ({} failed)", cell.failed));
+    }
+    text
+}
+
+/// Differences of a cell's median to those of every earlier column: `A+143%  B-4%`, and `A--` where
+/// one of the two has none.
+pub fn differences(cells: &[Cell], column: usize, metric: Metric) -> String {
+    let mine = metric.of(&cells[column]).map(|summary| summary.median);
+    let of = |(at, other): (usize, &Cell)| {
+        let other = metric.of(other).map(|summary| summary.median);
+        match (mine, other) {
+            (Some(mine), Some(other)) if other != 0.0 => {
+                // Rounding to -0 would print a minus.
+                let percent = (100.0 * (mine / other - 1.0)).round() + 0.0;
+                format!("{}{percent:+.0}%", letter(at))
+            }
+            _ => format!("{}--", letter(at)),
+        }
+    };
+    cells[..column].iter().enumerate().map(of).collect::<Vec<_>>().join("  ")
+}
+
+/// The ratio of a cell: `1.25 [1.20, 1.31]`.
+pub fn ratio_text(cell: &Cell) -> String {
+    match &cell.ratio {
+        Some(r) => format!("{:.2} [{:.2}, {:.2}]", r.median, r.low, r.high),
+        None => "--".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_have_three_digits_that_matter() {
+        let cases = [(123.4, "123"), (12.34, "12.3"), (9.999, "10.0"), (0.59381, "0.594")];
+        for (value, expected) in cases.into_iter().chain([(0.00123, "0.00123"), (0.0, "0.000")]) {
+            assert_eq!(number(value), expected);
+        }
+    }
+
+    #[test]
+    fn letters_do_not_end() {
+        assert_eq!(
+            [0, 25, 26, 51, 52, 701, 702].map(letter),
+            ["A", "Z", "AA", "AZ", "BA", "ZZ", "AAA"]
+        );
+    }
+}

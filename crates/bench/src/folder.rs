@@ -1,0 +1,38 @@
+//! Folders of our own, which go when they are done with.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::error::{Error, Result};
+
+/// A folder of our own, removed with all that is in it when this is dropped.
+pub(crate) struct Folder {
+    pub(crate) path: PathBuf,
+    keep: bool,
+}
+
+impl Folder {
+    pub(crate) fn new(parent: &Path, kind: &str, keep: bool) -> Result<Folder> {
+        use std::os::unix::fs::DirBuilderExt as _;
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let parent = parent.canonicalize().map_err(|error| {
+            Error::usage(format!("cannot use {} as --{kind}: {error}", parent.display()))
+        })?;
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = parent.join(format!("blockhaul-bench-{}-{number}", std::process::id()));
+        std::fs::DirBuilder::new()
+            .mode(0o700)
+            .create(&path)
+            .map_err(|error| Error::file("make", &path, error))?;
+        Ok(Folder { path, keep })
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        if !self.keep {
+            // What cannot be removed is in a folder for such things; there is nobody to tell.
+            std::fs::remove_dir_all(&self.path).ok();
+        }
+    }
+}
