@@ -8,7 +8,8 @@ use std::time::Duration;
 use block::{Another, Backend, Device, Error, Kind, Opened, Opening, Result, Target};
 use wire::uri::{TlsParameters, TlsType, Transport, Uri};
 
-use crate::connect::{Address, Options, connect_keeping, insecure};
+use crate::connect::{Address, Options, connect_keeping};
+use crate::link::insecure;
 use crate::{Connected, ServerProcess};
 
 /// Between two looks at whether a server has ended, and how many there are: its sockets are closed

@@ -1,18 +1,18 @@
 //! Dialling and the handshake.
 
 use std::fmt;
-use std::io::ErrorKind;
 use std::net::ToSocketAddrs;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use block::{Device, Error, Kind, Result};
-use io::{RecvWindow, SendQueue, Stream};
+use io::Stream;
+use wire::Infos;
 use wire::handshake::client::{Handshake, Negotiated};
 use wire::handshake::negotiation::{End, Negotiation, Step, Wants};
-use wire::{Infos, OptionError};
 
+use crate::link::{Link, refused, unheard};
 use crate::{ServerProcess, device};
 
 /// Time for one address of a host that has others: one that does not answer (IPv6 that leads nowhere)
@@ -134,46 +134,6 @@ pub(crate) async fn transmission(
     .await
 }
 
-/// A connected stream, what has been received from it but not yet taken, and what is to be sent.
-pub(crate) struct Link {
-    pub(crate) stream: Stream,
-    pub(crate) window: RecvWindow,
-    pub(crate) queue: SendQueue,
-}
-
-impl Link {
-    fn new(stream: Stream) -> Link {
-        Link { stream, window: RecvWindow::new(), queue: SendQueue::default() }
-    }
-
-    /// Sends all of `out`, and empties it.
-    pub(crate) async fn say(&mut self, out: &mut Vec<u8>) -> Result<()> {
-        // Sending nothing fails, too, where the server has left: what it said is read first.
-        if out.is_empty() {
-            return Ok(());
-        }
-        self.queue.head(out);
-        out.clear();
-        let sent = self.queue.send_all(&self.stream).await;
-        let Err(error) = sent else { return Ok(()) };
-        // A server that does not accept who we are says so when our side of TLS is up already.
-        match self.window.fill(&self.stream).await {
-            Err(said) => Err(unheard(said)),
-            Ok(_) => Err(Error::system("send", error)),
-        }
-    }
-
-    /// Starts TLS: what was said before counts no more.
-    async fn secure(&mut self, connector: &tls::Connector) -> Result<()> {
-        let session = connector.connect(&self.stream).await.map_err(insecure)?;
-        let about = &session.about;
-        log::debug!("TLS to {}: {} {}", self.stream.peer(), about.version, about.suite);
-        self.window.secure(session.opener, &session.received);
-        self.queue.secure(session.sealer);
-        Ok(())
-    }
-}
-
 /// How a negotiation ended.
 pub(crate) enum Ended {
     Transmission(Box<Negotiated>),
@@ -288,42 +248,6 @@ async fn negotiate(
             Step::Options => return Ok(Ended::Options(Box::new(negotiation.into_handshake()))),
         }
     }
-}
-
-/// A failure to receive; with TLS also one that the server tells.
-fn unheard(error: std::io::Error) -> Error {
-    match error.kind() {
-        ErrorKind::ConnectionAborted if error.raw_os_error().is_none() => {
-            Error::new(Kind::Refused, error.to_string())
-        }
-        _ => Error::system("receive", error),
-    }
-}
-
-/// Errors of the codec, by what the caller can do about them.
-pub(crate) fn refused(error: &wire::Error) -> Error {
-    let kind = match error {
-        wire::Error::Refused { reason, .. } => match reason {
-            OptionError::Unknown => Kind::NotFound,
-            OptionError::TlsRequired | OptionError::Policy => Kind::Refused,
-            OptionError::Shutdown => Kind::ShuttingDown,
-            OptionError::Unsupported => Kind::Unsupported,
-            _ => Kind::Invalid,
-        },
-        _ => Kind::Io,
-    };
-    Error::new(kind, error.to_string())
-}
-
-/// Errors of TLS, by what the caller can do about them.
-pub(crate) fn insecure(error: tls::Error) -> Error {
-    let kind = match error.kind() {
-        tls::Kind::File => Kind::NotFound,
-        tls::Kind::Setup => Kind::Invalid,
-        tls::Kind::Refused => Kind::Refused,
-        tls::Kind::Lost => Kind::Disconnected,
-    };
-    Error::new(kind, error.to_string())
 }
 
 /// Marks an end of the stream as such.

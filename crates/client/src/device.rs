@@ -13,7 +13,7 @@ use wire::request::{Filter, Header};
 use wire::{Command, CommandFlags, ExportFlags, Headers};
 
 use crate::ServerProcess;
-use crate::connect::Link;
+use crate::link::Link;
 use crate::reply::{Expected, Reading, Want};
 use crate::session::{self, Payload, Session};
 

@@ -1,7 +1,8 @@
 //! A device over an NBD connection.
 //!
 //! - [`connect`]: dials, negotiates everything the server offers, and yields a [`block::Device`].
-//! - `session`: one connection in transmission, many requests in flight, replies in any order.
+//! - `link`: a connection on its way. `session`: one in transmission, many requests in flight, replies in any
+//!   order.
 //! - [`options`]: a connection that stays in the handshake, to ask about exports.
 //! - `command`: `[ CMD … ]`, a server started by socket activation.
 //! - `backends`: the schemes `nbd:`, `nbd+unix:` … and `[ CMD … ]` for the registry.
@@ -14,6 +15,7 @@ mod connect;
 mod device;
 mod isolated;
 mod line;
+mod link;
 pub mod options;
 mod reply;
 mod session;

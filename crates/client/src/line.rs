@@ -5,7 +5,8 @@ use block::{Error, Kind, Result};
 use io::{RecvWindow, SendQueue, Stream};
 use wire::handshake::client::Negotiated;
 
-use crate::connect::{Ended, Link, Options, at, transmission};
+use crate::connect::{Ended, Options, at, transmission};
+use crate::link::Link;
 use crate::options::Place;
 
 /// A connection whose handshake is over.

@@ -8,7 +8,8 @@ use wire::handshake::client::{Event, ExportInfo, Handshake, Negotiated};
 use wire::{Context, Infos, ListEntry, Replies};
 
 use crate::backends::{Parsed, parse};
-use crate::connect::{Address, Ended, Link, Options, at, connect_for_options, refused};
+use crate::connect::{Address, Ended, Options, at, connect_for_options};
+use crate::link::{Link, refused};
 
 /// Where to connect to: an address, the export that was named, and the name for messages.
 #[derive(Clone)]

@@ -19,6 +19,7 @@ use openssl::x509::verify::X509VerifyFlags;
 use crate::error::{Error, Kind};
 use crate::handshake::{self, Role, Session, Shaking};
 use crate::psk::Users;
+use crate::seen::{Seen, printable};
 
 /// Where a server has its certificates when nobody says (nbdkit's places).
 const SERVER_DIRS: &str = "nbdkit";
@@ -49,18 +50,6 @@ pub enum Credentials {
     /// Certificates in the usual places: nbdkit's for a server, libnbd's for a client. A client
     /// without any trusts the authorities that its system trusts.
     Usual,
-}
-
-/// What a handshake has told by the way.
-#[derive(Default)]
-pub(crate) struct Seen {
-    /// The user that a client named.
-    pub(crate) user: Option<String>,
-    /// Nobody of that name has a key.
-    pub(crate) unknown: bool,
-    /// The secrets of the session (RFC 8446, section 7.1).
-    pub(crate) client_secret: Option<Vec<u8>>,
-    pub(crate) server_secret: Option<Vec<u8>>,
 }
 
 /// The folder of a server's certificates in the usual places, if there are any.
@@ -326,11 +315,6 @@ fn offer_key(
     let Some(key) = key else { return 0 };
     into[..key.len()].copy_from_slice(key);
     key.len()
-}
-
-/// A name that a stranger sent, for messages.
-pub(crate) fn printable(name: &[u8]) -> String {
-    String::from_utf8_lossy(name).chars().take(128).flat_map(char::escape_default).collect()
 }
 
 fn client_key(

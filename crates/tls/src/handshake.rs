@@ -9,10 +9,10 @@ use openssl::nid::Nid;
 use openssl::ssl::{self, ErrorCode, Ssl, SslRef, SslStream, SslVersion};
 use openssl::x509::{X509Ref, X509VerifyResult};
 
-use crate::context::{Seen, printable};
 use crate::error::{Error, Kind, reason};
 use crate::names::Names;
 use crate::records::{self, Suite};
+use crate::seen::{Seen, printable};
 use crate::wrapped::{self, Pipe};
 
 /// Bytes received at a time. OpenSSL bounds the messages of a handshake itself.

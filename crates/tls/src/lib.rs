@@ -15,6 +15,7 @@ pub mod make;
 mod names;
 mod psk;
 mod records;
+mod seen;
 mod wrapped;
 
 pub use context::{Acceptor, Connector, Credentials, Demands, usual_certificates};

@@ -2,14 +2,11 @@
 //! have a callback that hangs for as long as it does.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::context::{self, Stage, Watch};
-use crate::plugin::Plugin;
-
-/// Callbacks of a plugin that nobody waits for any more, and that have not returned.
-pub(crate) type Hanging = Arc<AtomicUsize>;
+use crate::plugin::{Hanging, Plugin};
 
 /// The time for a job that calls a plugin.
 #[derive(Clone)]

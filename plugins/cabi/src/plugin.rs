@@ -1,7 +1,7 @@
 //! A plugin's life: load, configuration, readiness, and the end; in nbdkit's order, on one thread.
 
 use std::ffi::{CStr, CString, c_int};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,6 @@ use crate::crash;
 use crate::debug;
 use crate::filter;
 use crate::load::{self, Described, Library};
-use crate::overdue::Hanging;
 use crate::stdio;
 
 /// What a plugin is loaded with.
@@ -51,6 +50,9 @@ impl Default for HostSettings {
         HostSettings { threads: THREADS, timeout: None }
     }
 }
+
+/// Callbacks of a plugin that nobody waits for any more, and that have not returned.
+pub(crate) type Hanging = Arc<AtomicUsize>;
 
 /// A plugin that is ready. It ends when this and everything opened from it are dropped.
 pub(crate) struct Plugin {

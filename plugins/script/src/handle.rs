@@ -12,8 +12,8 @@ use block::{
 use io::{Buf, Data};
 
 use crate::answer::Ended;
+use crate::connection::{Connection, word};
 use crate::parse;
-use crate::visit::{Connection, word};
 
 /// Longest read or write that scripts get at once: nbdkit's bound.
 const TRANSFER_MAX: u32 = 64 << 20;

@@ -12,6 +12,7 @@
 mod answer;
 mod backend;
 mod call;
+mod connection;
 mod folder;
 mod handle;
 mod parse;
