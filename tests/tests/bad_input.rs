@@ -213,6 +213,39 @@ fn handshakes_that_go_wrong() {
     });
 }
 
+/// `info`, `map` and `copy` say what a server did not say, and for how long they waited for it.
+#[test]
+fn servers_that_say_nothing() {
+    let offer = || Offer::new(Model::new(1 << 20));
+    let greeting = "no greeting within 0.5 s: is this an NBD server?";
+    let answer = "no answer in the handshake within 0.5 s; check that the server is alive, or wait";
+    let request = "no byte from the server for 0.5 s with 1 request in flight";
+    let mut cases = vec![(
+        "map",
+        offer().spoil(Spoil::from(wire::Command::BlockStatus, 0, How::Hang)),
+        request,
+    )];
+    for command in ["info", "list", "map", "copy"] {
+        cases.push((command, offer().handshake(HandshakeFault::Silent), greeting));
+        cases.push((command, offer().handshake(HandshakeFault::StopAtOption(1)), answer));
+    }
+    std::thread::scope(|scope| {
+        for (command, offer, words) in cases {
+            scope.spawn(move || {
+                let server = Scripted::offer(offer);
+                let uri = server.uri();
+                let (args, status): (&[&str], i32) = match command {
+                    "info" => (&["info", "--timeout", "500ms", &uri], 1),
+                    "list" => (&["info", "--timeout", "500ms", "--list", &uri], 1),
+                    "copy" => (&["copy", "--timeout", "500ms", &uri, "null:"], LOST),
+                    _ => (&["map", "--timeout", "500ms", &uri], LOST),
+                };
+                refused(args, status, &[text(server.path()), words]);
+            });
+        }
+    });
+}
+
 /// Block sizes that the protocol forbids are no reason not to copy.
 #[test]
 fn block_sizes_that_make_no_sense() {

@@ -16,11 +16,8 @@ pub fn registry(timeout: Duration) -> Registry {
 
 /// The same; servers are asked for this metadata context, too.
 pub fn registry_asking(timeout: Duration, context: Option<&str>) -> Registry {
-    let mut options = client::Options { timeout, ..client::Options::default() };
+    let mut options = connecting(timeout);
     options.contexts.extend(context.map(str::to_string));
-    if !timeout.is_zero() {
-        options.connect_timeout = options.connect_timeout.min(timeout);
-    }
     let mut backends = backends::all();
     backends.extend(client::all(options));
     backends.extend(cabi::all());
@@ -36,6 +33,16 @@ pub fn isolated(mut registry: Registry, again: client::Again) -> Registry {
         }
     }
     registry
+}
+
+/// How to connect: to give up after `timeout` without a byte (zero: never), and on a handshake not later
+/// than that.
+pub fn connecting(timeout: Duration) -> client::Options {
+    let mut options = client::Options { timeout, ..client::Options::default() };
+    if !timeout.is_zero() {
+        options.connect_timeout = options.connect_timeout.min(timeout);
+    }
+    options
 }
 
 /// Makes the layers that were asked for, first innermost.

@@ -196,9 +196,9 @@ mod tests {
         assert_eq!(failure.status(), OPEN);
         let text = "cannot open the source: disk.raw: no such file; check the name";
         assert_eq!(failure.to_string(), text);
-        let late = Error::new(Kind::TimedOut, "no answer within 30 s: is this an NBD server?");
+        let late = Error::new(Kind::TimedOut, "no greeting within 30 s: is this an NBD server?");
         let failure = Failure::opening("source", "nbd://h", &late);
         assert_eq!(failure.status(), LOST);
-        assert!(failure.to_string().starts_with("cannot open the source: nbd://h: no answer"));
+        assert!(failure.to_string().starts_with("cannot open the source: nbd://h: no greeting"));
     }
 }

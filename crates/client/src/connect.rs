@@ -1,5 +1,6 @@
 //! Dialling and the handshake.
 
+use std::cell::Cell;
 use std::fmt;
 use std::net::ToSocketAddrs;
 use std::path::PathBuf;
@@ -124,14 +125,7 @@ pub(crate) async fn transmission(
         infos: Infos { name: options.full_info, description: options.full_info, block_size: true },
         ..Wants::new(export)
     };
-    within(options.connect_timeout, async {
-        let stream = dial(address).await?;
-        let negotiation = Negotiation::new(wants).map_err(|error| refused(&error))?;
-        let mut link = Link::new(stream);
-        let negotiated = negotiate(&mut link, negotiation, options).await?;
-        Ok((link, negotiated))
-    })
-    .await
+    met(address, wants, options).await
 }
 
 /// How a negotiation ended.
@@ -152,25 +146,50 @@ pub(crate) async fn connect_for_options(
         end: End::Options,
         ..Wants::new("")
     };
-    let dialled = within(options.connect_timeout, async {
+    met(address, wants, options).await
+}
+
+/// Connects and negotiates, all in the time that this may take.
+async fn met(address: &Address, wants: Wants, options: &Options) -> Result<(Link, Ended)> {
+    let awaited = Awaited::new("connection");
+    let work = async {
         let stream = dial(address).await?;
         let negotiation = Negotiation::new(wants).map_err(|error| refused(&error))?;
         let mut link = Link::new(stream);
-        let ended = negotiate(&mut link, negotiation, options).await?;
+        let ended = negotiate(&mut link, negotiation, options, &awaited).await?;
         Ok((link, ended))
-    });
-    dialled.await
+    };
+    awaited.within(options.connect_timeout, work).await
 }
 
-pub(crate) async fn within<T>(time: Duration, work: impl Future<Output = Result<T>>) -> Result<T> {
-    if time.is_zero() {
-        return work.await;
+/// What is waited for at present, for the message when it does not come.
+pub(crate) struct Awaited(Cell<&'static str>);
+
+impl Awaited {
+    pub(crate) fn new(what: &'static str) -> Awaited {
+        Awaited(Cell::new(what))
     }
-    io::timeout(time, work).await.unwrap_or_else(|_| {
-        let text = format!("no answer within {} s: is this an NBD server?", time.as_secs_f32());
-        Err(Error::new(Kind::TimedOut, text))
-    })
+
+    /// Does something within a time (zero: none), or says what has not come.
+    pub(crate) async fn within<T>(
+        &self,
+        time: Duration,
+        work: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        if time.is_zero() {
+            return work.await;
+        }
+        io::timeout(time, work).await.unwrap_or_else(|io::Elapsed| {
+            let what = self.0.get();
+            let doubt = if what == GREETING { ": is this an NBD server?" } else { "" };
+            let text = format!("no {what} within {} s{doubt}", time.as_secs_f32());
+            Err(Error::new(Kind::TimedOut, text))
+        })
+    }
 }
+
+/// The first that a server says.
+const GREETING: &str = "greeting";
 
 /// Adds where it happened to an error.
 pub(crate) fn at(name: &str, address: &Address, error: Error) -> Error {
@@ -215,10 +234,16 @@ async fn negotiate(
     link: &mut Link,
     mut negotiation: Negotiation,
     options: &Options,
+    awaited: &Awaited,
 ) -> Result<Ended> {
     let mut out = Vec::new();
+    awaited.0.set(GREETING);
     loop {
         let step = negotiation.receive(link.window.bytes(), &mut out);
+        // Whoever has greeted hears something.
+        if !out.is_empty() {
+            awaited.0.set("answer in the handshake");
+        }
         // What there is to say is said first: also the polite end after a refusal.
         let sent = link.say(&mut out).await;
         let (used, step) = step.map_err(|error| refused(&error))?;
@@ -241,6 +266,7 @@ async fn negotiate(
                 let Some(connector) = &options.tls else {
                     return Err(Error::new(Kind::Io, "TLS was started although nobody asked"));
                 };
+                awaited.0.set("answer in the handshake of TLS");
                 link.secure(connector).await?;
                 negotiation.tls_started().map_err(|error| refused(&error))?;
             }

@@ -8,7 +8,7 @@ use wire::handshake::client::{Event, ExportInfo, Handshake, Negotiated};
 use wire::{Context, Infos, ListEntry, Replies};
 
 use crate::backends::{Parsed, parse};
-use crate::connect::{Address, Ended, Options, at, connect_for_options};
+use crate::connect::{Address, Awaited, Ended, Options, at, connect_for_options};
 use crate::link::{Link, refused};
 
 /// Where to connect to: an address, the export that was named, and the name for messages.
@@ -159,7 +159,11 @@ impl OptionSession {
                 }
             }
         };
-        let event = crate::connect::within(self.options.connect_timeout, talk).await;
+        let event = Awaited::new("answer").within(self.options.connect_timeout, talk).await;
+        let event = event.map_err(|error| match error.kind() {
+            Kind::TimedOut => Error::new(error.kind(), format!("cannot {what}: {}", error.text())),
+            _ => error,
+        });
         event.map_err(|error| at(&self.place.name, &self.place.address, error))
     }
 

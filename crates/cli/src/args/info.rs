@@ -1,8 +1,11 @@
 //! Options of `info` and `map`.
 
 use std::ffi::OsString;
+use std::time::Duration;
 
 use clap::{ArgGroup, Args};
+
+use super::value::duration;
 
 /// Options of `blockhaul info`.
 #[derive(Debug, Args)]
@@ -61,6 +64,11 @@ pub struct Info {
     #[arg(long)]
     pub no_content: bool,
 
+    /// Give up on a server after this time without a byte while something was asked; 0 for never. On
+    /// connecting and the handshake after 30 s at the latest
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
+    pub timeout: Duration,
+
     /// Use colours; default on a terminal
     #[arg(long, aliases = ["colour", "colors", "colours"], overrides_with = "no_color")]
     pub color: bool,
@@ -89,6 +97,11 @@ pub struct Map {
     /// The context to ask for
     #[arg(long, value_name = "NAME", default_value = block::BASE_ALLOCATION)]
     pub context: String,
+
+    /// Give up on a server after this time without a byte while something was asked; 0 for never. On
+    /// connecting and the handshake after 30 s at the latest
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
+    pub timeout: Duration,
 
     /// Use colours; default on a terminal
     #[arg(long, aliases = ["colour", "colors", "colours"], overrides_with = "no_color")]

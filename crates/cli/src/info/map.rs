@@ -43,7 +43,8 @@ pub async fn show(
     let size = device.facts().size;
     let mut at = 0;
     while at < size && !output.is_gone() {
-        let lists = device.extents(at, size - at, shown.context).await?;
+        let lists = device.extents(at, size - at, shown.context).await;
+        let lists = lists.map_err(|error| error.on(&device.facts().name))?;
         let covered = lists.first().map_or(0, block::Extents::total).min(size - at);
         if covered == 0 {
             let text = format!("the device tells nothing about offset {at}");

@@ -12,6 +12,7 @@ mod report;
 mod subject;
 
 use std::io::IsTerminal as _;
+use std::time::Duration;
 
 use io::{Engine, Runtime};
 
@@ -40,7 +41,10 @@ pub fn run(args: &args::Info, groups: &Groups) -> Outcome {
         }
         _ => Question::All { content: !args.no_content },
     };
-    ask(Asked { question, json: args.json, color }, groups.spec(&args.device)?)
+    ask(
+        Asked { question, json: args.json, color, timeout: args.timeout },
+        groups.spec(&args.device)?,
+    )
 }
 
 /// Runs `blockhaul map`.
@@ -48,7 +52,10 @@ pub fn run_map(args: &args::Map, groups: &Groups) -> Outcome {
     let color = colored(args.color, args.no_color);
     let format = Format { json: args.json, totals: args.totals, color };
     let question = Question::Map(args.context.clone(), format);
-    ask(Asked { question, json: args.json, color }, groups.spec(&args.device)?)
+    ask(
+        Asked { question, json: args.json, color, timeout: args.timeout },
+        groups.spec(&args.device)?,
+    )
 }
 
 fn colored(yes: bool, no: bool) -> bool {
@@ -59,6 +66,7 @@ struct Asked {
     question: Question,
     json: bool,
     color: bool,
+    timeout: Duration,
 }
 
 enum Question {
@@ -72,7 +80,7 @@ enum Question {
 
 fn ask(asked: Asked, spec: block::Spec) -> Outcome {
     crate::logger::start(false);
-    let subject = Subject::new(spec)?;
+    let subject = Subject::new(spec, asked.timeout)?;
     let config = io::Config { workers: 1, engine: Engine::Auto };
     let runtime = Runtime::start(&config).map_err(|error| {
         Failure::new(FAILED, format!("cannot start: {}", crate::exit::plain(&error)))
@@ -92,7 +100,7 @@ fn ask(asked: Asked, spec: block::Spec) -> Outcome {
 /// What is to be printed, and how the command ends after that.
 async fn answer(subject: &Subject, asked: Asked) -> Result<(Output, Outcome), Failure> {
     let mut output = Output::default();
-    let Asked { question, json, color } = asked;
+    let Asked { question, json, color, .. } = asked;
     match question {
         Question::All { content } => {
             let report = subject.report(content).await?;

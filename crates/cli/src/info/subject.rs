@@ -1,6 +1,7 @@
 //! Whom to ask: the exports of an NBD server, or a device of this program.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use block::{Can, Device, Error, Facts, Intent, Kind, Registry, Spec, Stack};
 use client::options::{OptionSession, Place};
@@ -40,10 +41,11 @@ pub struct Server {
 }
 
 impl Subject {
-    /// Finds out what was typed; starts the server of a command.
-    pub fn new(spec: Spec) -> Result<Subject, Failure> {
-        let options = Options { full_info: true, ..Options::default() };
-        let registry = devices::registry(options.timeout);
+    /// Finds out what was typed; starts the server of a command. Servers are given up after `timeout`
+    /// without a byte.
+    pub fn new(spec: Spec, timeout: Duration) -> Result<Subject, Failure> {
+        let options = Options { full_info: true, ..devices::connecting(timeout) };
+        let registry = devices::registry(timeout);
         match &spec {
             Spec::Command(words) => {
                 let process = ServerProcess::start(words)

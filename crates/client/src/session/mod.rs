@@ -261,8 +261,9 @@ async fn watch(session: Weak<Session>, timeout: Duration) {
         let (waiting, claiming) = (state.in_flight.len(), state.claiming);
         drop(state);
         if waiting > 0 && silent >= timeout && !claiming {
+            let requests = if waiting == 1 { "request" } else { "requests" };
             let text = format!(
-                "no byte from the server for {} s with {waiting} requests in flight",
+                "no byte from the server for {} s with {waiting} {requests} in flight",
                 timeout.as_secs_f32()
             );
             session.break_off(Error::new(Kind::TimedOut, text));
