@@ -37,6 +37,9 @@ impl Error {
 
     /// A system call on a file failed. `tried` is an infinitive: `write`.
     pub fn file(tried: &str, path: &Path, cause: impl fmt::Display) -> Error {
+        let cause = cause.to_string();
+        // A system's error says the same in words.
+        let cause = cause.split(" (os error ").next().unwrap_or(&cause);
         Error::new(format!("cannot {tried} {}: {cause}", path.display()))
     }
 

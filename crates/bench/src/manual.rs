@@ -74,7 +74,7 @@ EXIT STATUS
   0       all requests were answered
   1       a request was refused, or a connection was lost
   2       the command line cannot be understood
-  3       the server cannot be reached, or has no such export
+  3       the server cannot be reached, has no such export, or not for writing
 ";
 
 /// Behind those of `bench list`.

@@ -170,6 +170,12 @@ pub trait LayerKind: Sync {
         &[]
     }
 
+    /// Whether it shows a part or a form of what is there already. Then a copy through it does not
+    /// empty the file below first, nor make it as large as the source.
+    fn needs_content(&self) -> bool {
+        false
+    }
+
     /// Makes a layer with these options. Handles that it wraps share what the layer keeps (a rate).
     fn configure(&self, args: &Args) -> Result<Arc<dyn Layer>>;
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use block::{Error, Intent, OpKind, Registry, Spec, Stack};
-use engine::{Manifest, Options, Progress};
+use engine::{Comparison, Manifest, Options, Progress};
 use io::{Pool, Runtime};
 
 use crate::brackets::Groups;
@@ -19,7 +19,12 @@ const CANNOT_READ: u8 = 4;
 /// Runs `blockhaul compare`.
 pub fn compare(args: &args::Compare, groups: &Groups) -> Outcome {
     let specs = vec![groups.spec(&args.one)?, groups.spec(&args.other)?];
-    let result = over(&args.reading, specs, |stacks, options, pool| async move {
+    let strict = args.strict;
+    let result = over(&args.reading, specs, move |stacks, options, pool| async move {
+        let sizes = (stacks[0].device().facts().size, stacks[1].device().facts().size);
+        if strict && sizes.0 != sizes.1 {
+            return Ok(Comparison { differs_at: None, sizes });
+        }
         let progress = Arc::new(Progress::new());
         engine::compare(&stacks[0], &stacks[1], &options, &pool, &progress).await
     });
@@ -36,6 +41,9 @@ pub fn compare(args: &args::Compare, groups: &Groups) -> Outcome {
     let (one, other) = found.sizes;
     let (text, status) = match found.differs_at {
         Some(at) => (format!("different, first at offset {at}\n"), DIFFERENT),
+        None if args.strict && one != other => {
+            (format!("different sizes: {one} and {other} bytes\n"), DIFFERENT)
+        }
         None if one == other => (format!("identical: {one} bytes\n"), 0),
         None => {
             let text = "identical up to the end of the shorter one, zeroes behind it";
@@ -45,13 +53,15 @@ pub fn compare(args: &args::Compare, groups: &Groups) -> Outcome {
     if !args.quiet {
         out::print(text.as_bytes())?;
     }
-    // Sizes that differ are a difference only for whoever says so, as with qemu-img.
-    if args.strict && one != other { Ok(DIFFERENT) } else { Ok(status) }
+    Ok(status)
 }
 
 /// Why a manifest cannot be read. Other files hold bytes that are no text.
 pub fn unread(error: &std::io::Error) -> String {
     match error.kind() {
+        std::io::ErrorKind::NotFound => {
+            format!("{}: name what --manifest wrote", plain(error))
+        }
         std::io::ErrorKind::InvalidData => "it is no manifest: name what --manifest wrote".into(),
         _ => plain(error),
     }
@@ -62,7 +72,8 @@ pub fn verify(args: &args::Verify, groups: &Groups) -> Outcome {
     let spec = groups.spec(&args.device)?;
     let path = args.manifest.display().to_string();
     let unusable = |why: String| Failure::new(exit::OPEN, format!("manifest {path}: {why}"));
-    let text = std::fs::read_to_string(&args.manifest).map_err(|error| unusable(unread(&error)))?;
+    let text = std::fs::read_to_string(&args.manifest)
+        .map_err(|error| unusable(format!("{}, behind the device", unread(&error))))?;
     let kept: Manifest = text.parse().map_err(|error: Error| unusable(error.text()))?;
     let like = kept.clone();
     let result = over(&args.reading, vec![spec], |stacks, options, pool| async move {

@@ -50,7 +50,13 @@ pub fn layers(registry: &Registry, names: &[String]) -> Result<Vec<Arc<dyn Layer
     names.iter().map(|name| registry.layer(name)).collect()
 }
 
-/// The same, with the way to change them while they are in use.
+/// Whether one of the layers is put over what is there already ([`block::LayerKind::needs_content`]).
+pub fn need_content(registry: &Registry, names: &[String]) -> Result<bool> {
+    let kind = |text: &String| registry.layer_kind(text.split('?').next().unwrap_or(text));
+    names.iter().try_fold(false, |needed, text| Ok(needed || kind(text)?.needs_content()))
+}
+
+/// The same as [`layers`], with the way to change them while they are in use.
 pub fn adjustable(registry: &Registry, names: &[String]) -> Result<Vec<Arc<Adjustable>>> {
     names.iter().map(|name| Adjustable::new(registry, name).map(Arc::new)).collect()
 }

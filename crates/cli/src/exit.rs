@@ -32,7 +32,10 @@ pub const HELD: u8 = 9;
 pub const TABLE: &[(&str, &str)] = &[
     ("0", "success"),
     ("1", "another failure than those below"),
-    ("2", "the command line cannot be understood"),
+    (
+        "2",
+        "the command line cannot be understood, or names what is of no use there: a folder, for instance",
+    ),
     (
         "3",
         "a device cannot be opened: not found, refused, no NBD server, read-only, or the target is \
@@ -143,7 +146,16 @@ impl From<Error> for Failure {
 /// What to do next about an error, to be put behind its text.
 pub fn next(kind: Kind, text: &str, opening: bool) -> &'static str {
     // Texts that say it themselves are not followed by more.
-    let advises = ["choose ", "check ", "make ", "copy to ", "is this an NBD", "known are"];
+    let advises = [
+        "choose ",
+        "check ",
+        "make ",
+        "copy to ",
+        "is this an NBD",
+        "known are",
+        "install ",
+        "leave ",
+    ];
     if advises.iter().any(|advice| text.contains(advice)) {
         return "";
     }

@@ -49,7 +49,8 @@ fn comparisons_end_as_those_of_qemu_img() {
     let (status, text) = said(&["compare", a, b]);
     assert_eq!(status, 0);
     assert!(text.contains("3145728 and 5242880 bytes"), "{text}");
-    assert_eq!(said(&["compare", "--strict", a, b]).0, 1);
+    let sizes = "different sizes: 3145728 and 5242880 bytes\n".to_string();
+    assert_eq!(said(&["compare", "--strict", a, b]), (1, sizes));
     bytes[4 << 20] = 1;
     std::fs::write(&other, &bytes).unwrap();
     assert_eq!(said(&["compare", a, b]), (1, "different, first at offset 4194304\n".into()));

@@ -50,6 +50,39 @@ fn serve(scratch: &Scratch, args: &[&str]) -> Server {
 }
 
 #[test]
+fn a_layer_that_shows_a_part_of_the_target_leaves_the_rest() {
+    let scratch = Scratch::new().unwrap();
+    let file = |name: &str| scratch.file(name).display().to_string();
+    let (one, other, disk) = (file("one"), file("other"), file("disk"));
+    assert_copies(&["sample:8M?seed=1", &one]);
+    assert_copies(&["sample:4M?seed=2", &other]);
+    assert_copies(&[&format!("partitioning:{one},{other}"), &disk]);
+    let size = std::fs::metadata(&disk).unwrap().len();
+
+    assert_copies(&["random:8M", &disk, "--target-layer", "partition?partition=1", "--verify"]);
+    assert_eq!(std::fs::metadata(&disk).unwrap().len(), size);
+    let second = ["--source-layer", "partition?partition=2", "--target-layer", "checkwrite"];
+    assert_copies(&[&second[..], &[&disk, &other]].concat());
+    // From a pipe, too.
+    let mut child = Command::new(OURS)
+        .args(["copy", "-", &disk, "--target-layer", "offset?offset=1M"])
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(b"new").unwrap();
+    assert!(child.wait().unwrap().success());
+    let bytes = std::fs::read(&disk).unwrap();
+    assert_eq!((bytes.len() as u64, &bytes[1 << 20..][..3]), (size, &b"new"[..]));
+    assert_copies(&[&second[..], &[&disk, &other]].concat());
+
+    // There is nothing to show in a file that is not there.
+    let absent = file("absent");
+    let layer = ["--target-layer", "partition?partition=1"];
+    assert_fails(&[&["sample:1M", &absent][..], &layer].concat(), 3, &["No such file"]);
+    assert!(!std::path::Path::new(&absent).exists());
+}
+
+#[test]
 fn the_first_command_of_the_readme() {
     let scratch = Scratch::new().unwrap();
     let disk = scratch.file("disk.raw");

@@ -28,6 +28,7 @@ its end is left out.",
 blockhaul serve --layer 'blocksize?minimum=4k&minblock=4k' memory:64M \
   --run 'blockhaul info "$uri"'
 "#,
+    needs_content: false,
     params: &[
         param("minimum", ParamKind::Size, "Smallest block told; a power of two, 1 to 64k."),
         param("preferred", ParamKind::Size, "Preferred block told; a power of two, 512 to 32M."),

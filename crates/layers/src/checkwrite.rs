@@ -20,6 +20,7 @@ onto it is a comparison over the network.",
 blockhaul copy sample:64M disk.raw
 blockhaul serve --layer checkwrite disk.raw --run 'blockhaul copy sample:64M "$uri"'
 "#,
+    needs_content: true,
     params: NONE,
     configure: |args| configure(args),
 };

@@ -13,6 +13,7 @@ pub struct Declared {
     pub(crate) summary: &'static str,
     pub(crate) manual: &'static str,
     pub(crate) example: &'static str,
+    pub(crate) needs_content: bool,
     pub(crate) params: &'static [Param],
     pub(crate) configure: fn(&Args) -> Result<Arc<dyn Layer>>,
 }
@@ -36,6 +37,10 @@ impl LayerKind for Declared {
 
     fn params(&self) -> &'static [Param] {
         self.params
+    }
+
+    fn needs_content(&self) -> bool {
+        self.needs_content
     }
 
     fn configure(&self, args: &Args) -> Result<Arc<dyn Layer>> {

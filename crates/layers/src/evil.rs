@@ -28,6 +28,7 @@ blockhaul copy sample:64M disk.raw
 blockhaul serve --layer 'evil?evil-probability=1e-6&evil-seed=1' disk.raw \
   --run 'blockhaul compare disk.raw "$uri"; test $? = 1'
 "#,
+    needs_content: false,
     params: &[
         param_or(
             "evil",

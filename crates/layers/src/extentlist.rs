@@ -23,6 +23,7 @@ printf '0 1M\n32M 1M\n' > extents
 blockhaul serve --layer 'extentlist?extentlist=extents' sample:64M \
   --run 'blockhaul map "$uri"'
 "#,
+    needs_content: false,
     params: &[param("extentlist", ParamKind::Text, "The file.")],
     configure: |args| configure(args),
 };

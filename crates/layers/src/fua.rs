@@ -23,6 +23,7 @@ flag and flushes and ignores both: fast, and data is lost if the machine stops."
 blockhaul serve --layer 'fua?fuamode=emulate' memory:64M \
   --run 'blockhaul info --can fua "$uri"'
 "#,
+    needs_content: false,
     params: &[param_or(
         "fuamode",
         ParamKind::Choice(&["none", "emulate", "native", "force", "pass", "discard"]),

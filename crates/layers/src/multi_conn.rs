@@ -25,6 +25,7 @@ writes and flushes only its own part, or nothing need be durable.",
 blockhaul serve --layer 'multi-conn?mode=disable' memory:1G \
   --run 'blockhaul info --isnt multi-conn "$uri"'
 "#,
+    needs_content: false,
     params: &[
         param_or(
             "mode",

@@ -20,6 +20,7 @@ from the device and throws it away, so that a cache below fills. `nop` takes hin
     example: r#"
 blockhaul serve --layer nocache sample:64M --run 'blockhaul info --cannot cache "$uri"'
 "#,
+    needs_content: false,
     params: &[param_or(
         "cachemode",
         ParamKind::Choice(&["none", "emulate", "nop"]),

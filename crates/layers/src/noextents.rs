@@ -15,6 +15,7 @@ is data; other contexts are hidden.",
     example: r#"
 blockhaul serve --layer noextents sample:64M --run 'blockhaul map "$uri"'
 "#,
+    needs_content: false,
     params: NONE,
     configure: |_| {
         layer(|inner| {

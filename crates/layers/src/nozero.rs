@@ -20,6 +20,7 @@ the flag were not there, `default` leaves it to the device.",
     example: r#"
 blockhaul serve --layer nozero memory:64M --run 'blockhaul copy sample:64M "$uri"'
 "#,
+    needs_content: false,
     params: &[
         param_or(
             "zeromode",

@@ -48,6 +48,10 @@ blockhaul copy --source-layer 'offset?offset=1M&range=32M' sample:64M part.raw
         ]
     }
 
+    fn needs_content(&self) -> bool {
+        true
+    }
+
     fn configure(&self, args: &Args) -> Result<Arc<dyn Layer>> {
         let offset = args.size("offset").unwrap_or(0);
         Ok(Arc::new(Window { offset, range: args.size("range") }))

@@ -20,6 +20,7 @@ blockhaul copy sample:16M a.raw && blockhaul copy sample:8M b.raw
 blockhaul copy partitioning:a.raw,b.raw disk.raw
 blockhaul copy --verify --source-layer 'partition?partition=2' disk.raw second.raw
 "#,
+    needs_content: true,
     params: &[
         param("partition", ParamKind::Number, "The partition's number, from 1 on."),
         param_or(
@@ -72,12 +73,17 @@ impl Partition {
         let found = match gpt {
             Some(header) => self.find_gpt(disk, &header).await?,
             None if first[510..512] != [0x55, 0xaa] => {
-                return Err(wrong("no partition table, neither GPT nor MBR".into()));
+                return Err(wrong(
+                    "no partition table, neither GPT nor MBR: leave the layer out".into(),
+                ));
             }
             None => self.find_mbr(disk, &first).await?,
         };
         let Some((start, sectors)) = found else {
-            return Err(wrong(format!("there is no partition {}", self.number)));
+            return Err(wrong(format!(
+                "there is no partition {}: choose one of the disk's table",
+                self.number
+            )));
         };
         let offset = start.checked_mul(self.sector);
         let len = sectors.checked_mul(self.sector);

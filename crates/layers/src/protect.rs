@@ -24,6 +24,7 @@ ranges are separated by commas.",
 blockhaul serve --layer 'protect?protect=0-1023' memory:64M \
   --run 'blockhaul copy random:1M "$uri" || echo the first KiB stays as it is'
 "#,
+    needs_content: true,
     params: &[param("protect", ParamKind::Text, "START-END[,START-END …]: the ranges.")],
     configure: |args| configure(args),
 };

@@ -24,6 +24,7 @@ does, gain nothing.",
 blockhaul copy sample:64M disk.raw
 blockhaul serve --layer 'readahead?window=1M' disk.raw --run 'blockhaul checksum "$uri"'
 "#,
+    needs_content: false,
     params: &[param_or("window", ParamKind::Size, "4M", "Most bytes to hint at ahead.")],
     configure: |args| configure(args),
 };

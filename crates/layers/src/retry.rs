@@ -35,6 +35,7 @@ would change the device is refused once it had to be opened again.",
 blockhaul copy --source-layer 'error?error=EIO&read=20%&count=5' \
   --source-layer 'retry?retry-delay=100ms' sample:64M null:
 "#,
+    needs_content: false,
     params: &[
         param_or("retries", ParamKind::Number, "5", "How often a request is tried again."),
         param_or("retry-delay", ParamKind::Duration, "2s", "Time before the first new try."),

@@ -20,6 +20,7 @@ does not name. `retry` opens the device again as well.",
 blockhaul serve --layer 'error?read=20%&count=5' --layer 'retry-request?delay=100ms' \
   sample:64M --run 'blockhaul checksum "$uri"'
 "#,
+    needs_content: false,
     params: &[
         param_or("retries", ParamKind::Number, "2", "How often a request is tried again."),
         param_or("delay", ParamKind::Duration, "2s", "Time between tries."),

@@ -26,6 +26,7 @@ something about hints, as for `readahead`.",
 blockhaul copy sample:64M disk.raw
 blockhaul serve --layer 'scan?scan-size=4M' disk.raw --run 'blockhaul checksum "$uri"'
 "#,
+    needs_content: false,
     params: &[
         param_or(
             "scan-size",

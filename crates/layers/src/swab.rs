@@ -19,6 +19,7 @@ changes nothing. Bytes at the end of the device that are no whole word are left 
     example: r#"
 printf 1234 > words && blockhaul copy --source-layer 'swab?swab-bits=16' words -
 "#,
+    needs_content: false,
     params: &[param_or(
         "swab-bits",
         ParamKind::Choice(&["8", "16", "32", "64"]),

@@ -23,6 +23,7 @@ Looking reads the header of each member in turn; `tar-limit` bounds how far into
 blockhaul copy sample:16M disk.raw && tar cf vm.ova disk.raw
 blockhaul copy --verify --source-layer 'tar?tar-entry=disk.raw' vm.ova from-ova.raw
 "#,
+    needs_content: true,
     params: &[
         param("tar-entry", ParamKind::Text, "Name of the member."),
         param_or("tar-limit", ParamKind::Size, "0", "How far to look for it; 0: to the end."),

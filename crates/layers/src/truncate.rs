@@ -23,6 +23,7 @@ whole sectors with `round-up=512`.",
 blockhaul serve --layer 'truncate?round-up=1M' sample:1000k \
   --run 'blockhaul info --size "$uri"'
 "#,
+    needs_content: false,
     params: &[
         param("truncate", ParamKind::Size, "The new size; without it, that of the device below."),
         param("round-up", ParamKind::Size, "Make the size the next multiple of this."),

@@ -419,7 +419,8 @@ fn readable(dir: &Path, name: &str) -> Result<PathBuf, Error> {
     match std::fs::File::open(&path) {
         Ok(_) => Ok(path),
         Err(error) => {
-            Err(Error::new(Kind::File, format!("cannot read {}: {error}", path.display())))
+            let why = crate::psk::plain(&error);
+            Err(Error::new(Kind::File, format!("cannot read {}: {why}", path.display())))
         }
     }
 }

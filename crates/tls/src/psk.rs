@@ -12,6 +12,18 @@ const USER_MAX: usize = 128;
 /// Largest file: some hundred thousand users.
 const FILE_MAX: u64 = 32 << 20;
 
+/// The system's words without their number; `blockhaul tls init` makes what is not there.
+pub(crate) fn plain(error: &std::io::Error) -> String {
+    let text = error.to_string();
+    let words = text.split(" (os error ").next().unwrap_or(&text);
+    match error.kind() {
+        std::io::ErrorKind::NotFound => {
+            format!("{words}: check the name, or make it with blockhaul tls init")
+        }
+        _ => words.to_string(),
+    }
+}
+
 /// Users and their keys. Shows no key.
 pub(crate) struct Users(Vec<(String, Vec<u8>)>);
 
@@ -20,11 +32,12 @@ impl Users {
     pub(crate) fn read(path: &Path) -> Result<Users, Error> {
         let shown = path.display();
         let cannot = |why: String| Error::new(Kind::File, format!("cannot read {shown}: {why}"));
-        let size = std::fs::metadata(path).map_err(|error| cannot(error.to_string()))?.len();
+        let failed = |error: std::io::Error| cannot(plain(&error));
+        let size = std::fs::metadata(path).map_err(failed)?.len();
         if size > FILE_MAX {
             return Err(cannot(format!("{size} bytes are no file of keys")));
         }
-        let text = std::fs::read_to_string(path).map_err(|error| cannot(error.to_string()))?;
+        let text = std::fs::read_to_string(path).map_err(failed)?;
         Users::parse(&text).map_err(|why| Error::new(Kind::Setup, format!("{shown}: {why}")))
     }
 

@@ -100,6 +100,10 @@ fn error(script: &Path, said: &[u8], otherwise: Kind) -> Error {
 pub(crate) fn broken(script: &Path, method: &str, broken: Broken) -> Error {
     let shown = script.display();
     match broken {
+        Broken::System(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+            let text = format!("cannot run {shown}: check that it may be executed (chmod +x)");
+            Error::system(text, error)
+        }
         Broken::System(error) => Error::system(format!("cannot run {shown} {method}"), error),
         Broken::TimedOut(limit) => {
             let limit = limit.as_secs_f32();

@@ -313,6 +313,10 @@ impl Drop for Plugin {
                 let output = Output::Text(&mut Vec::new());
                 match runner.run(&path, &["unload".into()], &[], output) {
                     Ok(run) => log::debug!("{} has unloaded: {}", path.display(), run.status),
+                    // What cannot be started has said so when it was loaded.
+                    Err(broken @ call::Broken::System(_)) => {
+                        log::debug!("{}", answer::broken(&path, "unload", broken));
+                    }
                     Err(broken) => log::warn!("{}", answer::broken(&path, "unload", broken)),
                 }
             }

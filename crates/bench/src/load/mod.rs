@@ -191,7 +191,7 @@ impl LoadArgs {
         let done = runtime.block_on(move || measure(place, shared));
         // Not on a worker: the server of `[ CMD ]` is awaited here.
         drop(process);
-        let measured = done.map_err(|error| Error::new(error.to_string()))?;
+        let measured = done?;
         let outcome = Outcome::new(name, &work, &measured);
         let status = u8::from(outcome.errors > 0);
         let text = if self.json { outcome.json()? } else { outcome.text() };
@@ -261,18 +261,23 @@ struct Waiting {
 }
 
 /// Connects all, then starts all at once, and waits for all.
-async fn measure(place: Place, work: Arc<Work>) -> block::Result<Measured> {
+async fn measure(place: Place, work: Arc<Work>) -> Result<Measured> {
+    let opening = |error: BlockError| match error.kind() {
+        Kind::Usage => Error::usage(error.to_string()),
+        _ => Error::opening(error.to_string()),
+    };
     let mut waiting = Vec::new();
     let mut met = None;
     for number in 0..work.connections {
         let (lane, told) = open(number, place.clone(), work.clone());
-        let negotiated = told.await.map_err(lost)??;
-        check(&work, &negotiated).map_err(|error| error.on(&place.name.as_str().into()))?;
+        let negotiated = told.await.map_err(|gone| opening(lost(gone)))?.map_err(opening)?;
+        let usable = check(&work, &negotiated);
+        usable.map_err(|error| opening(error.on(&place.name.as_str().into())))?;
         met = Some(negotiated);
         waiting.push(lane);
     }
     // There is one connection at least.
-    let Some(negotiated) = met else { return Err(lost(Lost)) };
+    let Some(negotiated) = met else { return Err(opening(lost(Lost))) };
     let cpu = || io::processor_time(std::process::id()).unwrap_or_default();
     let (before, start) = (cpu(), Instant::now());
     let mut outcomes = Vec::new();
@@ -302,7 +307,7 @@ async fn measure(place: Place, work: Arc<Work>) -> block::Result<Measured> {
             size: negotiated.info.size,
             tls: negotiated.tls,
         }),
-        (failed, _) => Err(failed.unwrap_or_else(|| lost(Lost))),
+        (failed, _) => Err(Error::new(failed.unwrap_or_else(|| lost(Lost)).to_string())),
     }
 }
 

@@ -188,10 +188,10 @@ fn wrong_options_are_refused_with_a_reason() {
         (&[uri, "--size", "64M"], 2, "up to 32M"),
         (&[uri, "--mix", "100"], 2, "100"),
         (&[uri, "--connections", "0"], 2, "0 is not in"),
-        (&[uri, "--span", "2k"], 1, "2048 bytes are less than one request"),
-        (&[uri, "--write", "--count", "1"], 1, "the export cannot be written"),
+        (&[uri, "--span", "2k"], 2, "2048 bytes are less than one request"),
+        (&[uri, "--write", "--count", "1"], 3, "the export cannot be written"),
         (&["memory:1M"], 2, "is no NBD server: write its URI"),
-        (&["nbd+unix:///?socket=/no/such/socket"], 1, "cannot connect"),
+        (&["nbd+unix:///?socket=/no/such/socket"], 3, "cannot connect"),
         (&["nbd://host:port/"], 2, "port"),
     ] {
         let error = load(words).unwrap_err();

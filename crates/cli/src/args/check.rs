@@ -21,7 +21,8 @@ pub struct Compare {
     #[arg(value_name = "B")]
     pub other: OsString,
 
-    /// Different sizes are a difference, too
+    /// Different sizes are a difference, too, and then nothing is read. Where space is allocated is not
+    /// compared
     #[arg(short, long)]
     pub strict: bool,
 

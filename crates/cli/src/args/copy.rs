@@ -229,7 +229,8 @@ pub struct Copy {
     #[arg(long, value_name = "NAME[?key=value&…]")]
     pub source_layer: Vec<String>,
 
-    /// Put a layer over the target
+    /// Put a layer over the target. A file under a layer that shows what it holds (partition, offset,
+    /// luks, tar, cow, checkwrite, protect) is neither emptied nor made larger
     #[arg(long, value_name = "NAME[?key=value&…]")]
     pub target_layer: Vec<String>,
 

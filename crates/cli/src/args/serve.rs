@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::{Args, Parser};
 
 use super::engine::Engine;
-use super::value::{TlsMode, VsockPlace, duration, limit, mask, memory};
+use super::value::{TlsMode, VsockPlace, duration, limit, mask, memory, port};
 use crate::devices;
 
 /// Options of `blockhaul serve`.
@@ -23,7 +23,7 @@ pub struct Serve {
     pub unix: Vec<PathBuf>,
 
     /// Listen on this TCP port; 0 takes a free one and prints it; may be repeated
-    #[arg(short, long)]
+    #[arg(short, long, value_parser = port)]
     pub port: Vec<u16>,
 
     /// Listen on this address or host name only (with TCP); may be repeated: each port is opened on

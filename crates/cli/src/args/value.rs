@@ -33,6 +33,10 @@ fn power_of_two(text: &str, least: u32, most: u32) -> Result<u32, String> {
     if fits { Ok(size) } else { Err(wrong()) }
 }
 
+pub fn port(text: &str) -> Result<u16, String> {
+    text.parse().map_err(|_| format!("{text:?} is no port: give a number from 0 to 65535"))
+}
+
 pub fn request_size(text: &str) -> Result<u32, String> {
     power_of_two(text, engine::MIN_REQUEST, engine::MAX_REQUEST)
 }

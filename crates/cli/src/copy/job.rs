@@ -28,6 +28,8 @@ pub(crate) struct Job {
     source_layers: Vec<Arc<dyn Layer>>,
     target: Spec,
     target_layers: Vec<Arc<dyn Layer>>,
+    /// A layer of the target is over what it holds: it is neither emptied nor made larger.
+    target_stays: bool,
     pub(crate) options: Options,
     pub(crate) journal: Option<Journal>,
     direct: Wanted,
@@ -80,6 +82,7 @@ impl Job {
         }
         let source_layers = devices::layers(&registry, &args.source_layer)?;
         let target_layers = devices::layers(&registry, &args.target_layer)?;
+        let target_stays = devices::need_content(&registry, &args.target_layer)?;
         check_ends(args, &source, &target)?;
         let part = Part::new(args, &source, &target)?;
         let mut options = options(args);
@@ -96,6 +99,7 @@ impl Job {
             source_layers,
             target,
             target_layers,
+            target_stays,
             options,
             journal,
             direct: args.direct,
@@ -170,7 +174,7 @@ impl Job {
             );
             return Err(Failure::new(exit::OPEN, text));
         }
-        let stays = going_on || (self.part.is_some() && there);
+        let stays = going_on || self.target_stays || (self.part.is_some() && there);
         if !stays {
             // It is emptied next. A part of the source may be in reach where not all of it is.
             let end = if self.part.is_some() { 0 } else { size };
@@ -248,7 +252,8 @@ impl Job {
 
     async fn read_pipe(&mut self, pool: &Pool) -> Result<Summary, Failure> {
         let fd = standard(std::io::stdin().as_fd().try_clone_to_owned())?;
-        let grown = path_of(&self.target).filter(|path| is_file_or_absent(path));
+        let grown =
+            path_of(&self.target).filter(|path| !self.target_stays && is_file_or_absent(path));
         let target = match &grown {
             None => self.open_target(Intent::WRITE).await?,
             Some(_) => self.open_growing().await?,

@@ -163,6 +163,10 @@ impl Where {
                 &format!("Unix socket {shown}"),
                 "it exists already: remove it if no server uses it",
             ),
+            std::io::ErrorKind::NotFound => cannot_listen(
+                &format!("Unix socket {shown}"),
+                &format!("{}: make the folder that it is to lie in first", plain(&error)),
+            ),
             _ => cannot_listen(&format!("Unix socket {shown}"), &plain(&error)),
         })?;
         self.cleanup.remember_socket(path);
@@ -206,6 +210,12 @@ async fn bind_tcp(
                         "another program listens there: choose another port with -p, or 0 for a \
                          free one"
                             .to_string()
+                    }
+                    std::io::ErrorKind::AddrNotAvailable => {
+                        format!("{}: name an address that this machine has", plain(&error))
+                    }
+                    std::io::ErrorKind::PermissionDenied => {
+                        format!("{}: choose a port from 1024 on, or serve as root", plain(&error))
                     }
                     _ => plain(&error),
                 };

@@ -57,6 +57,7 @@ What reaches the device below on another way is not seen. `extents-cache` is for
 blockhaul serve --layer 'delay?read=5ms' --layer 'cache?cache-on-read=true' sample:16M \
   --run 'blockhaul checksum "$uri" && blockhaul checksum "$uri"'
 "#,
+    needs_content: false,
     params: &[
         param_or(
             "cache",

@@ -41,6 +41,7 @@ blockhaul copy sample:64M disk.raw
 blockhaul serve --layer cow disk.raw --run 'blockhaul copy random:1M "$uri"'
 blockhaul compare sample:64M disk.raw
 "#,
+    needs_content: true,
     params: &[
         param_or(
             "cow-block-size",

@@ -44,6 +44,7 @@ forgotten and asked for again.",
 blockhaul copy --source-layer 'delay?extents=50ms' --source-layer extents-cache \
   sample:1G null:
 "#,
+    needs_content: false,
     params: PARAMS,
     configure: |args| configure(args),
 };

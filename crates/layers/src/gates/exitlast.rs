@@ -19,6 +19,7 @@ long as it takes.",
 blockhaul serve -U once.sock --layer exitlast sample:64M && \
   blockhaul copy 'nbd+unix:///?socket=once.sock' null:
 "#,
+    needs_content: false,
     params: NONE,
     configure: |_| gate(Arc::new(Last(AtomicU64::new(0)))),
 };

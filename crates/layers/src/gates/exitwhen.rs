@@ -30,6 +30,7 @@ blockhaul serve -U until.sock zero:1G \
 touch stop
 while test -e until.sock; do sleep 0.1; done
 "#,
+    needs_content: false,
     params: &[
         param("exit-when-file-created", ParamKind::Text, "Paths of files that are awaited."),
         param("exit-when-file-deleted", ParamKind::Text, "Paths of files that must stay."),

@@ -24,6 +24,7 @@ blockhaul serve -e disk memory:1G \
   --layer 'exportname?default-export=disk&exportdesc=fixed:nightly' \
   --run 'blockhaul info --list nbd+unix:///?socket=$unixsocket'
 "#,
+    needs_content: false,
     params: &[
         param_or("default-export", ParamKind::Text, "", "The name that the empty one stands for."),
         param_or(

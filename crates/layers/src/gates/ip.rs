@@ -23,6 +23,7 @@ separated by commas, of: an address (`192.168.0.1`, `::1`), a network (`10.0.0.0
 blockhaul serve -p 0 --layer 'ip?allow=127.0.0.1,::1,10.0.0.0/8&deny=all' sample:64M \
   --run 'blockhaul info "nbd://localhost:$port"'
 "#,
+    needs_content: false,
     params: &[
         param("allow", ParamKind::Text, "Clients to let in."),
         param("deny", ParamKind::Text, "Clients to keep out unless they are allowed."),

@@ -17,6 +17,7 @@ connections counts as many. 0 is no limit.",
     example: r#"
 blockhaul serve --layer 'limit?limit=8' sample:64M --run 'blockhaul copy -C 4 "$uri" null:'
 "#,
+    needs_content: false,
     params: &[param_or("limit", ParamKind::Number, "1", "Most connections at a time.")],
     configure: |args| {
         let most = args.number("limit").filter(|&most| most > 0).unwrap_or(u64::MAX);

@@ -22,6 +22,7 @@ blockhaul tls init --psk alice keys.psk
 blockhaul serve --tls on --tls-psk keys.psk --layer tls-fallback memory:64M \
   --run 'blockhaul info nbd+unix:///?socket=$unixsocket'
 "#,
+    needs_content: false,
     params: &[param_or(
         "tlsreadme",
         ParamKind::Text,

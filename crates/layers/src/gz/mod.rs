@@ -34,6 +34,7 @@ thread at a time: `xz` files of many blocks are better for this.",
 blockhaul copy sample:16M - | gzip -1 > disk.raw.gz
 blockhaul copy --verify --source-layer gz disk.raw.gz disk.raw
 "#,
+    needs_content: true,
     params: &[param_or("gz-memory", ParamKind::Size, "16M", "Memory for index and content; 1M at least.")],
     configure: |args| configure(args),
 };

@@ -46,6 +46,7 @@ printf secret > key && qemu-img create -f luks --object secret,id=s,file=key \
 blockhaul serve --layer 'luks?passphrase=+key' disk.luks \
   --run 'blockhaul copy --verify sample:16M "$uri"'
 "#,
+    needs_content: true,
     params: &[param(
         "passphrase",
         ParamKind::Text,

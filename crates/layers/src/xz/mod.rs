@@ -34,6 +34,7 @@ start for every part of it. Files with blocks above `xz-max-block` are refused."
 blockhaul copy sample:16M - | xz -0 --block-size=1MiB > disk.raw.xz
 blockhaul copy --verify --source-layer xz disk.raw.xz disk.raw
 "#,
+    needs_content: true,
     params: &[
         param_or("xz-max-block", ParamKind::Size, "512M", "Longest block that is taken."),
         param_or("xz-max-depth", ParamKind::Number, "8", "Most decoded blocks that are kept."),
