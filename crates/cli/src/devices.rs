@@ -56,7 +56,7 @@ pub fn need_content(registry: &Registry, names: &[String]) -> Result<bool> {
     names.iter().try_fold(false, |needed, text| Ok(needed || kind(text)?.needs_content()))
 }
 
-/// The same as [`layers`], with the way to change them while they are in use.
+/// The same as [`layers()`], with the way to change them while they are in use.
 pub fn adjustable(registry: &Registry, names: &[String]) -> Result<Vec<Arc<Adjustable>>> {
     names.iter().map(|name| Adjustable::new(registry, name).map(Arc::new)).collect()
 }

@@ -165,6 +165,12 @@ pub fn next(kind: Kind, text: &str, opening: bool) -> &'static str {
             "; check that the server runs, and the export's name with blockhaul info --list"
         }
         Kind::NotFound => "; check the name",
+        Kind::Refused if nbd && text.contains("TLS is required") => {
+            "; use an nbds URI, with a key or certificates"
+        }
+        Kind::Refused if nbd && text.contains("certificate is not accepted") => {
+            "; name its authority with tls-certificates=DIR, or what it is for with tls-hostname=NAME"
+        }
         Kind::Refused if nbd => "; see what the server demands, and use what it asks for",
         Kind::Refused => "; use another user, or mend the permissions",
         Kind::ReadOnly if opening => "; open it read-only, or mend its permissions",
