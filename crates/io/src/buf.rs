@@ -15,7 +15,11 @@ use crate::tally::Tally;
 /// Alignment of every buffer in bytes: enough for O_DIRECT on every device in use.
 pub const ALIGN: usize = 4096;
 
-/// A heap block of a power-of-two size, aligned to [`ALIGN`]; always initialised memory.
+/// From this size on, in bytes, a block is a mapping of its own: it has no pages before they are used,
+/// where the allocator would write zeroes to all of them first.
+const MAPPED: usize = 64 << 10;
+
+/// Memory of a power-of-two size, aligned to [`ALIGN`]; always initialised.
 pub(crate) struct Block {
     ptr: NonNull<u8>,
     size: usize,
@@ -30,8 +34,11 @@ impl Block {
     /// Allocates `size` zeroed bytes; `size` is a non-zero multiple of [`ALIGN`].
     pub(crate) fn new(size: usize) -> Block {
         let layout = Self::layout(size);
-        // SAFETY: the layout has a non-zero size (asserted in `layout`).
-        let ptr = unsafe { alloc_zeroed(layout) };
+        let ptr = match size >= MAPPED {
+            true => map(size),
+            // SAFETY: the layout has a non-zero size (asserted in `layout`).
+            false => unsafe { alloc_zeroed(layout) },
+        };
         match NonNull::new(ptr) {
             Some(ptr) => Block { ptr, size },
             None => handle_alloc_error(layout),
@@ -46,8 +53,8 @@ impl Block {
     /// they hold now. False where the kernel refuses.
     pub(crate) fn exchange_pages(&mut self) -> bool {
         let ptr = self.ptr.as_ptr().cast();
-        // SAFETY: the block is private anonymous memory (of the allocator's), starts and ends at a
-        // page's edge, and is exclusively ours (`&mut`). Its bytes stay initialised: they become zero.
+        // SAFETY: the block is private anonymous memory, starts and ends at a page's edge, and is
+        // exclusively ours (`&mut`). Its bytes stay initialised: they become zero.
         unsafe { libc::madvise(ptr, self.size, libc::MADV_DONTNEED) == 0 }
     }
 
@@ -59,9 +66,25 @@ impl Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new` with the same layout, and not freed before.
-        unsafe { dealloc(self.ptr.as_ptr(), Self::layout(self.size)) }
+        let ptr = self.ptr.as_ptr();
+        match self.size >= MAPPED {
+            // SAFETY: mapped in `new` with this size, and not unmapped before; nobody has it any more.
+            // It fails only where a mapping would be cut in two and there is no room for one more: then
+            // the memory stays.
+            true => _ = unsafe { libc::munmap(ptr.cast(), self.size) },
+            // SAFETY: allocated in `new` with the same layout, and not freed before.
+            false => unsafe { dealloc(ptr, Self::layout(self.size)) },
+        }
     }
+}
+
+/// Fresh zero pages; null where there are none.
+fn map(size: usize) -> *mut u8 {
+    let (access, kind) =
+        (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: a new mapping at an address that the kernel chooses touches nothing that exists.
+    let ptr = unsafe { libc::mmap(std::ptr::null_mut(), size, access, kind, -1, 0) };
+    if ptr == libc::MAP_FAILED { std::ptr::null_mut() } else { ptr.cast() }
 }
 
 /// Unique, aligned, owned bytes. Comes from a [`Pool`](crate::Pool) and goes back to it when dropped.

@@ -14,6 +14,10 @@ const STAGE_LARGE: usize = 4 << 10;
 /// From here on a payload is large.
 const LARGE: usize = 16 << 10;
 
+/// Bytes of payloads that are received before others on the same worker have their turn: from who sends
+/// as fast as this receives there is always more, and what they mean would wait, and what is to be sent.
+const SHARE: usize = 1 << 20;
+
 /// A window of received bytes in front of a stream.
 pub struct RecvWindow {
     /// Empty only where a receive was given up in the middle.
@@ -29,6 +33,8 @@ pub struct RecvWindow {
     /// Bytes asked for while payloads are parked: a header, and no payload behind it, for that would
     /// have to be copied into its pipe.
     header: usize,
+    /// What is left of the share.
+    share: usize,
     /// The stream is protected: what is received must be opened.
     secured: Option<Box<Incoming>>,
 }
@@ -50,6 +56,7 @@ impl RecvWindow {
             drained: true,
             ahead: STAGE,
             header: 32,
+            share: SHARE,
             secured: None,
         }
     }
@@ -170,12 +177,22 @@ impl RecvWindow {
         self.ahead = if len >= LARGE { STAGE_LARGE } else { STAGE };
     }
 
+    /// Lets others have their turn when a share was received.
+    async fn take_turns(&mut self, len: usize) {
+        self.share = self.share.saturating_sub(len);
+        if self.share == 0 {
+            self.share = SHARE;
+            crate::yield_now().await;
+        }
+    }
+
     /// Fills a payload: first from what is here, then from the stream straight into place, with
     /// whatever comes behind it kept here. False if the stream ends before.
     pub async fn payload(&mut self, stream: &Stream, payload: &mut [u8]) -> io::Result<bool> {
         if self.stage.is_empty() {
             return Ok(false);
         }
+        self.take_turns(payload.len()).await;
         let here = self.bytes().len().min(payload.len());
         payload[..here].copy_from_slice(&self.stage[self.start..self.start + here]);
         self.consume(here);
@@ -228,6 +245,7 @@ impl RecvWindow {
                 return Ok(whole.then(|| buf.into()));
             }
         };
+        self.take_turns(parked.missing()).await;
         let here = self.bytes().len().min(parked.missing());
         parked.fill_from_bytes(&self.stage[self.start..self.start + here])?;
         self.consume(here);

@@ -9,6 +9,9 @@ use crate::{Data, Parked, Stream};
 
 /// Slices per send: heads and payloads of 64 short replies.
 const SLICES: usize = 128;
+/// Bytes that leave before others on the same worker have their turn: whoever takes them as fast as they
+/// are sent would keep even the other direction of its own connection waiting.
+const SHARE: usize = 1 << 20;
 /// Memory for headers that a queue keeps while it is empty.
 const HEADS: usize = 4096;
 
@@ -95,12 +98,17 @@ impl SendQueue {
         }
     }
 
-    /// Sends what the socket takes; true when nothing is left.
+    /// Sends what the socket takes, and not much more than a share of 1 MiB; true when nothing is left. Else
+    /// the caller goes on when the stream is writable.
     pub fn send(&mut self, stream: &Stream) -> io::Result<bool> {
         if self.secured.is_some() {
             return self.send_sealed(stream);
         }
+        let mut share = SHARE;
         while let Some(first) = self.pieces.front_mut() {
+            if share == 0 {
+                return Ok(false);
+            }
             let sent = match first {
                 Piece::Parked(parked) => parked.drain_to_stream(stream),
                 Piece::Lent(lending) => {
@@ -113,7 +121,10 @@ impl SendQueue {
                 _ => self.send_memory(stream),
             };
             match sent {
-                Ok(sent) => self.advance(sent),
+                Ok(sent) => {
+                    self.advance(sent);
+                    share = share.saturating_sub(sent);
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
@@ -150,17 +161,18 @@ impl SendQueue {
         let sent = self.seal_and_send(&mut outgoing, stream);
         self.secured = Some(outgoing);
         match sent {
-            Ok(()) => Ok(true),
+            Ok(whole) => Ok(whole),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
             Err(error) => Err(error),
         }
     }
 
-    fn seal_and_send(&mut self, outgoing: &mut Outgoing, stream: &Stream) -> io::Result<()> {
+    fn seal_and_send(&mut self, outgoing: &mut Outgoing, stream: &Stream) -> io::Result<bool> {
+        let mut share = SHARE;
         loop {
             outgoing.send(stream, !self.pieces.is_empty())?;
-            if self.pieces.is_empty() {
-                return Ok(());
+            if self.pieces.is_empty() || share == 0 {
+                return Ok(self.pieces.is_empty());
             }
             let mut slices = [IoSlice::new(&[]); SLICES];
             let (mut count, mut taken) = (0, 0);
@@ -176,6 +188,7 @@ impl SendQueue {
             }
             outgoing.seal(&slices[..count])?;
             self.advance(taken);
+            share = share.saturating_sub(taken);
         }
     }
 

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::io::{IoSliceMut, Seek, Write};
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use io::{
@@ -174,6 +175,36 @@ fn receiving_can_be_given_up_and_leaves_the_window_at_its_end() {
         // Nobody holds the socket any more, not even the kernel.
         far.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
         assert_eq!(std::io::Read::read_to_end(&mut far, &mut Vec::new()).unwrap(), 0);
+    });
+}
+
+#[test]
+fn who_receives_much_lets_others_have_their_turn() {
+    const PART: usize = 32 << 10;
+    on_every_engine(|runtime| {
+        let (near, mut far) = std::os::unix::net::UnixStream::pair().unwrap();
+        let sender = std::thread::spawn(move || far.write_all(&vec![7; 4 << 20]).unwrap());
+        let turns = runtime.block_on(move || async move {
+            let stream = Stream::new(near.into()).unwrap();
+            let mut window = RecvWindow::new();
+            let mut turns = 0;
+            for _ in 0..(4 << 20) / PART {
+                while window.bytes().len() < PART {
+                    assert!(window.fill(&stream).await.unwrap());
+                }
+                // All of it is here: nothing is waited for but one's turn.
+                let mut payload = [0; PART];
+                let mut whole = std::pin::pin!(window.payload(&stream, &mut payload));
+                let at_once = std::future::poll_fn(|cx| Poll::Ready(whole.as_mut().poll(cx))).await;
+                if at_once.is_pending() {
+                    turns += 1;
+                    assert!(whole.await.unwrap());
+                }
+            }
+            turns
+        });
+        assert_eq!(turns, 4);
+        sender.join().unwrap();
     });
 }
 

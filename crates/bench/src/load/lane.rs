@@ -257,13 +257,15 @@ impl Lane {
             let slot = self.find(header.cookie())?;
             if self.take(slot, header, socket, window).await? {
                 // What was received by itself came later than what began it.
-                if self.size >= LARGE as u64 {
+                let large = self.size >= LARGE as u64;
+                if large {
                     now = Instant::now();
                 }
                 self.finish(slot, now)?;
                 socket.replies.set(self.tally.requests);
                 self.issue(slot, now, socket)?;
-                if socket.queue.borrow().queued() >= SEND_AT {
+                // There may be something to receive for long, while the server waits for this.
+                if large || socket.queue.borrow().queued() >= SEND_AT {
                     socket.send();
                 }
             }
