@@ -53,7 +53,7 @@ pub use algorithm::Algorithm;
 pub use compare::{Comparison, compare};
 pub use copy::copy;
 pub use digest::digest;
-pub use journal::{JOURNAL_INTERVAL, JournalOptions};
+pub use journal::JournalOptions;
 pub use manifest::Manifest;
 pub use meter::{LATENCY_BOUNDS, Latency, Meters};
 pub use options::{

@@ -251,7 +251,7 @@ impl Server {
     }
 
     /// Whether connections are not accepted any more.
-    pub fn is_draining(&self) -> bool {
+    pub(crate) fn is_draining(&self) -> bool {
         self.control.draining.load(Ordering::Relaxed)
     }
 

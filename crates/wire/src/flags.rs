@@ -47,11 +47,6 @@ macro_rules! flags {
                 $type(self.0 | flags.0)
             }
 
-            /// The flags of both.
-            pub const fn intersection(self, flags: $type) -> $type {
-                $type(self.0 & flags.0)
-            }
-
             /// These flags less `flags`.
             pub const fn without(self, flags: $type) -> $type {
                 $type(self.0 & !flags.0)

@@ -41,9 +41,6 @@ pub struct JournalOptions {
     pub target: String,
 }
 
-/// Longest time between flushes, unless another one is asked for.
-pub const JOURNAL_INTERVAL: Duration = Duration::from_secs(5);
-
 /// An open journal.
 pub(crate) struct Journal {
     path: PathBuf,
