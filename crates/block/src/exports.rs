@@ -4,8 +4,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use crate::backend::assemble;
-use crate::{Device, Error, Kind, Layer, Opening};
+use crate::{Device, Error, Kind, Opening};
 
 /// Who asks for a device.
 #[derive(Clone, Default)]
@@ -104,62 +103,6 @@ pub struct Listed {
     pub name: String,
     /// For people; may be empty.
     pub description: String,
-}
-
-/// Exports with layers over each device, the last one outermost; fenced.
-pub(crate) struct Layered {
-    pub(crate) inner: Arc<dyn Exports>,
-    pub(crate) layers: Arc<[Arc<dyn Layer>]>,
-}
-
-impl Exports for Layered {
-    fn admit(&self, client: Client) -> Opening<Arc<dyn Visit>> {
-        let (admitted, layers) = (self.inner.admit(client), self.layers.clone());
-        Box::pin(async move {
-            let visit = LayeredVisit { inner: admitted.await?, layers };
-            Ok(Arc::new(visit) as Arc<dyn Visit>)
-        })
-    }
-
-    fn state(&self) -> Option<String> {
-        self.inner.state()
-    }
-}
-
-struct LayeredVisit {
-    inner: Arc<dyn Visit>,
-    layers: Arc<[Arc<dyn Layer>]>,
-}
-
-impl Visit for LayeredVisit {
-    fn list(&self, tls: bool) -> Opening<Vec<Listed>> {
-        self.inner.list(tls)
-    }
-
-    fn open(&self, name: &str, tls: bool) -> Opening<Arc<dyn Device>> {
-        let (opening, layers) = (self.inner.open(name, tls), self.layers.clone());
-        let name = name.to_string();
-        Box::pin(async move { assemble(opening.await?, &None, &layers, Some(&name)).await })
-    }
-
-    fn named(&self, asked: &str) -> String {
-        self.inner.named(asked)
-    }
-
-    fn gone(&self) {
-        self.inner.gone();
-    }
-}
-
-/// Exports behind the layers that decide about clients, the last one outermost; `None` if there is no
-/// such layer.
-pub fn gated(inner: Arc<dyn Exports>, layers: &[Arc<dyn Layer>]) -> Option<Arc<dyn Exports>> {
-    let mut outer = None;
-    for layer in layers {
-        let below = outer.clone().unwrap_or_else(|| inner.clone());
-        outer = layer.gate(below).or(outer);
-    }
-    outer
 }
 
 /// One device that all clients share, as exports: for gates over devices without exports of their own.

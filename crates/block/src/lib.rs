@@ -47,28 +47,33 @@ mod ext;
 mod extents;
 mod facts;
 mod fence;
+mod layer;
+mod opening;
 mod param;
 mod pending;
+mod registry;
 mod request;
 mod several;
 mod size;
 mod spec;
+mod stack;
 
 pub use adjust::Adjustable;
-pub use backend::{
-    Another, Backend, Below, Direct, Intent, Layer, LayerKind, Opened, Opening, Registry, Stack,
-    Target,
-};
+pub use backend::{Backend, Target};
 pub use device::{Access, Device, FileRange};
 pub use error::{Error, Kind, Result};
-pub use exports::{Certificate, Client, Dismissal, Exports, Listed, Shared, Visit, gated};
+pub use exports::{Certificate, Client, Dismissal, Exports, Listed, Shared, Visit};
 pub use ext::DeviceExt;
 pub use extents::{Extent, Extents, HOLE, ZERO};
 pub use facts::{BASE_ALLOCATION, BlockSizes, Can, Contexts, Facts};
 pub use fence::fence;
+pub use layer::{Below, Layer, LayerKind, gated};
+pub use opening::{Another, Direct, Intent, Opened, Opening};
 pub use param::{Args, Param, ParamKind, parse_options};
 pub use pending::{Outcome, Pending};
+pub use registry::Registry;
 pub use request::{Flags, Op, OpKind, Reply, Request};
 pub use several::{Named, Several};
 pub use size::{format_size, parse_duration, parse_rate, parse_size};
 pub use spec::{Spec, percent_decode};
+pub use stack::Stack;

@@ -104,7 +104,11 @@ impl Args {
     }
 
     /// As [`Args::check`]; options that are not declared are kept as they were typed.
-    pub(crate) fn check_known(owner: &str, params: &[Param], typed: &[(String, String)]) -> Result<Args> {
+    pub(crate) fn check_known(
+        owner: &str,
+        params: &[Param],
+        typed: &[(String, String)],
+    ) -> Result<Args> {
         let declared = |key: &str| params.iter().any(|param| param.name == key);
         let (known, others): (Vec<_>, Vec<_>) =
             typed.iter().cloned().partition(|(key, _)| declared(key));

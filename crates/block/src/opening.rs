@@ -1,0 +1,79 @@
+//! Opening: what for, and what comes of it.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use crate::{Device, Result};
+
+/// What a device is opened for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Intent {
+    /// It will be written.
+    pub write: bool,
+    /// It is the target of a copy of this many bytes: made, or made larger, where it can be.
+    pub target_size: Option<u64>,
+    /// The copy may be shorter, and is written from the front: what can grow begins empty and is as
+    /// long as what was written. Reads behind that are not answered.
+    pub grows: bool,
+    /// Whether data goes past the page cache, for devices that have one.
+    pub direct: Direct,
+}
+
+/// Whether data goes past the page cache (O_DIRECT).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Direct {
+    /// Through the page cache.
+    #[default]
+    Off,
+    /// Past it where that can be done, but for reads of what is there.
+    Auto,
+    /// Past it, or the device is not opened.
+    On,
+}
+
+impl Intent {
+    /// To be read.
+    pub const READ: Intent =
+        Intent { write: false, target_size: None, grows: false, direct: Direct::Off };
+    /// To be read and written.
+    pub const WRITE: Intent = Intent { write: true, ..Intent::READ };
+
+    /// To be the target of a copy of `size` bytes.
+    pub fn target(size: u64) -> Intent {
+        Intent { target_size: Some(size), ..Intent::WRITE }
+    }
+
+    /// To be the target of a copy of unknown length, of at most `most` bytes.
+    pub fn growing(most: u64) -> Intent {
+        Intent { grows: true, ..Intent::target(most) }
+    }
+
+    /// The same, with data going past the page cache or not.
+    #[must_use]
+    pub fn direct(self, direct: Direct) -> Intent {
+        Intent { direct, ..self }
+    }
+}
+
+/// A device that is being opened; runs on a worker.
+pub type Opening<T> = Pin<Box<dyn Future<Output = Result<T>>>>;
+
+/// An open device and the way to more handles on the same storage.
+pub struct Opened {
+    /// The device.
+    pub device: Arc<dyn Device>,
+    /// Opens a further handle, for another lane. `None`: all lanes share the device.
+    pub more: Option<Arc<dyn Another>>,
+}
+
+impl From<Arc<dyn Device>> for Opened {
+    fn from(device: Arc<dyn Device>) -> Opened {
+        Opened { device, more: None }
+    }
+}
+
+/// Opens further handles on storage that is open already.
+pub trait Another: Send + Sync {
+    /// A further handle; to be called on the worker that will use it.
+    fn another(&self) -> Opening<Arc<dyn Device>>;
+}

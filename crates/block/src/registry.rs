@@ -1,0 +1,117 @@
+//! The control plane: a description in, a device out.
+
+use std::ffi::OsString;
+use std::sync::Arc;
+
+use crate::backend::{Backend, Target};
+use crate::layer::{Layer, LayerKind, gated};
+use crate::opening::{Intent, Opened};
+use crate::stack::{Layered, Stack, assemble};
+use crate::{Args, Error, Exports, Kind, Result, Spec, parse_options, percent_decode};
+
+/// All kinds of storage and layers that a program knows.
+#[derive(Clone, Default)]
+pub struct Registry {
+    /// Kinds of storage.
+    pub backends: Vec<&'static dyn Backend>,
+    /// Kinds of layers.
+    pub layers: Vec<&'static dyn LayerKind>,
+    /// Scheme that takes bare paths.
+    pub path: &'static str,
+    /// Scheme that takes `[ CMD … ]`.
+    pub command: &'static str,
+}
+
+impl Registry {
+    /// The kind of storage behind a scheme.
+    pub fn backend(&self, scheme: &str) -> Result<&'static dyn Backend> {
+        let found = self.backends.iter().find(|backend| backend.schemes().contains(&scheme));
+        found.copied().ok_or_else(|| {
+            let known: Vec<_> =
+                self.backends.iter().flat_map(|b| b.schemes().iter().copied()).collect();
+            let text = format!(
+                "unknown scheme {scheme:?}; known are {}; for a file whose name has a colon write \
+                 file:PATH or ./PATH",
+                known.join(", ")
+            );
+            Error::new(Kind::Usage, text)
+        })
+    }
+
+    /// Makes a layer from `NAME[?key=value&…]`.
+    pub fn layer(&self, text: &str) -> Result<Arc<dyn Layer>> {
+        let (name, options) = text.split_once('?').unwrap_or((text, ""));
+        let kind = self.layer_kind(name)?;
+        kind.configure(&Args::check(name, kind.params(), &parse_options(options)?)?)
+    }
+
+    /// The kind of layer of this name.
+    pub(crate) fn layer_kind(&self, name: &str) -> Result<&'static dyn LayerKind> {
+        self.layers.iter().find(|kind| kind.name() == name).copied().ok_or_else(|| {
+            let known: Vec<_> = self.layers.iter().map(|kind| kind.name()).collect();
+            let text = format!("unknown layer {name:?}; known are {}", known.join(", "));
+            Error::new(Kind::Usage, text)
+        })
+    }
+
+    /// Checks a description without opening anything.
+    pub fn target(&self, spec: &Spec, intent: Intent) -> Result<(&'static dyn Backend, Target)> {
+        let plain = |scheme: &'static str, rest: OsString, command| {
+            let backend = self.backend(scheme)?;
+            let args = Args::check(scheme, backend.params(), &[])?;
+            Ok((backend, Target { scheme: String::new(), rest, command, args, intent }))
+        };
+        match spec {
+            Spec::Path(path) => plain(self.path, path.clone().into_os_string(), Vec::new()),
+            Spec::Command(words) => plain(self.command, OsString::new(), words.clone()),
+            Spec::Pipe => {
+                let text = "- is a pipe and cannot be used here; copy reads from and writes to it";
+                Err(Error::new(Kind::Usage, text))
+            }
+            Spec::Scheme { scheme, rest } => {
+                let backend = self.backend(scheme)?;
+                let (rest, options) = match backend.raw() {
+                    true => (rest.clone(), Vec::new()),
+                    false => {
+                        let (rest, options) = rest.split_once('?').unwrap_or((rest, ""));
+                        (percent_decode(rest)?, parse_options(options)?)
+                    }
+                };
+                let args = match backend.takes_others() {
+                    true => Args::check_known(scheme, backend.params(), &options)?,
+                    false => Args::check(scheme, backend.params(), &options)?,
+                };
+                let (scheme, rest, command) = (scheme.clone(), rest.into(), Vec::new());
+                Ok((backend, Target { scheme, rest, command, args, intent }))
+            }
+        }
+    }
+
+    /// Opens a device with layers over it, the last one outermost. Call it on a worker.
+    pub async fn open(
+        &self,
+        spec: &Spec,
+        layers: Vec<Arc<dyn Layer>>,
+        intent: Intent,
+    ) -> Result<Stack> {
+        let (backend, target) = self.target(spec, intent)?;
+        let Opened { device, more } = backend.open(target).await?;
+        let device = assemble(device, &more, &layers, None).await?;
+        Ok(Stack { device, more, layers })
+    }
+
+    /// Opens storage whose clients each get devices of their own, with layers over each; `None` where
+    /// all share one device ([`Registry::open`]). Call it on a worker.
+    pub async fn exports(
+        &self,
+        spec: &Spec,
+        layers: &[Arc<dyn Layer>],
+        intent: Intent,
+    ) -> Result<Option<Arc<dyn Exports>>> {
+        let (backend, target) = self.target(spec, intent)?;
+        let Some(opening) = backend.exports(&target) else { return Ok(None) };
+        let inner = opening.await?;
+        let layered: Arc<dyn Exports> = Arc::new(Layered { inner, layers: layers.into() });
+        Ok(Some(gated(layered.clone(), layers).unwrap_or(layered)))
+    }
+}

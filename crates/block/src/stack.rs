@@ -1,0 +1,128 @@
+//! Devices with their layers: assembled, opened again, and for each client.
+
+use std::sync::Arc;
+
+use crate::emulate::emulate;
+use crate::layer::{Below, Layer};
+use crate::opening::{Another, Opening};
+use crate::{Client, Device, Exports, Listed, Result, Visit, fence};
+
+/// An open device, fenced, with its layers, and the way to more handles.
+#[derive(Clone)]
+pub struct Stack {
+    pub(crate) device: Arc<dyn Device>,
+    pub(crate) more: Option<Arc<dyn Another>>,
+    pub(crate) layers: Vec<Arc<dyn Layer>>,
+}
+
+impl Stack {
+    /// A stack over a device that is there already: every handle is this one.
+    pub fn over(device: Arc<dyn Device>) -> Result<Stack> {
+        Ok(Stack { device: fence(emulate(device)), more: None, layers: Vec::new() })
+    }
+
+    /// The first handle.
+    pub fn device(&self) -> &Arc<dyn Device> {
+        &self.device
+    }
+
+    /// Whether further handles are connections of their own.
+    pub fn has_more(&self) -> bool {
+        self.more.is_some()
+    }
+
+    /// A further handle for another lane; the first one again where all lanes share it.
+    pub async fn another(&self) -> Result<Arc<dyn Device>> {
+        match &self.more {
+            None => Ok(self.device.clone()),
+            Some(more) => assemble(more.another().await?, &self.more, &self.layers, None).await,
+        }
+    }
+}
+
+/// The device with its layers, the first innermost, and the fence before all.
+pub(crate) async fn assemble(
+    device: Arc<dyn Device>,
+    more: &Option<Arc<dyn Another>>,
+    layers: &[Arc<dyn Layer>],
+    export: Option<&str>,
+) -> Result<Arc<dyn Device>> {
+    Ok(fence(emulate(pile(device, more, layers, export).await?)))
+}
+
+async fn pile(
+    mut device: Arc<dyn Device>,
+    more: &Option<Arc<dyn Another>>,
+    layers: &[Arc<dyn Layer>],
+    export: Option<&str>,
+) -> Result<Arc<dyn Device>> {
+    for (index, layer) in layers.iter().enumerate() {
+        let reopen = more.clone().map(|more| {
+            Arc::new(Again { more, layers: layers[..index].to_vec() }) as Arc<dyn Another>
+        });
+        let export = export.map(String::from);
+        device = layer.clone().open(Below { device: emulate(device), reopen, export }).await?;
+    }
+    Ok(device)
+}
+
+/// The way to open the lower part of a stack again.
+struct Again {
+    more: Arc<dyn Another>,
+    layers: Vec<Arc<dyn Layer>>,
+}
+
+impl Another for Again {
+    fn another(&self) -> Opening<Arc<dyn Device>> {
+        let (more, layers) = (self.more.clone(), self.layers.clone());
+        Box::pin(async move {
+            let device = more.another().await?;
+            Ok(emulate(pile(device, &Some(more), &layers, None).await?))
+        })
+    }
+}
+
+/// Exports with layers over each device, the last one outermost; fenced.
+pub(crate) struct Layered {
+    pub(crate) inner: Arc<dyn Exports>,
+    pub(crate) layers: Arc<[Arc<dyn Layer>]>,
+}
+
+impl Exports for Layered {
+    fn admit(&self, client: Client) -> Opening<Arc<dyn Visit>> {
+        let (admitted, layers) = (self.inner.admit(client), self.layers.clone());
+        Box::pin(async move {
+            let visit = LayeredVisit { inner: admitted.await?, layers };
+            Ok(Arc::new(visit) as Arc<dyn Visit>)
+        })
+    }
+
+    fn state(&self) -> Option<String> {
+        self.inner.state()
+    }
+}
+
+struct LayeredVisit {
+    inner: Arc<dyn Visit>,
+    layers: Arc<[Arc<dyn Layer>]>,
+}
+
+impl Visit for LayeredVisit {
+    fn list(&self, tls: bool) -> Opening<Vec<Listed>> {
+        self.inner.list(tls)
+    }
+
+    fn open(&self, name: &str, tls: bool) -> Opening<Arc<dyn Device>> {
+        let (opening, layers) = (self.inner.open(name, tls), self.layers.clone());
+        let name = name.to_string();
+        Box::pin(async move { assemble(opening.await?, &None, &layers, Some(&name)).await })
+    }
+
+    fn named(&self, asked: &str) -> String {
+        self.inner.named(asked)
+    }
+
+    fn gone(&self) {
+        self.inner.gone();
+    }
+}
