@@ -46,7 +46,7 @@ impl Registry {
     }
 
     /// The kind of layer of this name.
-    pub(crate) fn layer_kind(&self, name: &str) -> Result<&'static dyn LayerKind> {
+    pub fn layer_kind(&self, name: &str) -> Result<&'static dyn LayerKind> {
         self.layers.iter().find(|kind| kind.name() == name).copied().ok_or_else(|| {
             let known: Vec<_> = self.layers.iter().map(|kind| kind.name()).collect();
             let text = format!("unknown layer {name:?}; known are {}", known.join(", "));
