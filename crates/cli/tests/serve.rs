@@ -136,6 +136,23 @@ fn what_is_handed_over_open_is_served() {
         \"$0\" serve -U - 'dir:?dirfd=5' --run '\"'\"$0\"'\" info --list \"$uri\"'",
     );
     assert!(text(&output.stdout).contains("export=\"a\":"), "{output:?}");
+    // As nbdkit, with links as its plugin has them; by its path as well.
+    let output = done(
+        "printf 01234 >elsewhere; ln -s ../elsewhere images/link; mkdir images/sub; exec 5<images
+        for what in dirfd=5 dir=images; do ./nbdkit -U - -e link file $what --run '
+            \"'\"$0\"'\" info --list \"nbd+unix:///?socket=$unixsocket\"
+            \"'\"$0\"'\" info --size \"nbd+unix:///link?socket=$unixsocket\"
+            ! \"'\"$0\"'\" info --size \"nbd+unix:///sub?socket=$unixsocket\"'; done",
+    );
+    let said = text(&output.stdout);
+    for export in ["export=\"a\":", "export=\"link\":", "\n5\n"] {
+        assert_eq!(said.matches(export).count(), 2, "{export}: {said}");
+    }
+    assert!(!said.contains("sub"), "{said}");
+    let output = done(
+        "\"$0\" serve -U - dir:images --run '\"'\"$0\"'\" info --list \"$uri\"'; rm images/link",
+    );
+    assert!(!text(&output.stdout).contains("link"), "not without links=on: {output:?}");
 
     let wrong = [
         ("\"$0\" serve -f -U - 'file:?fd=9'", 3, "not started with such a descriptor"),

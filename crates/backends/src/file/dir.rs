@@ -1,7 +1,8 @@
 //! `dir:PATH`, `dir:?dirfd=N`: every regular file of a folder is an export of its name.
 //!
 //! A file is opened when a client asks for it, and closed when the last client of it has left. Names
-//! are one component: nothing outside of the folder can be named, and links are not followed.
+//! are one component: nothing outside of the folder can be named, and links are not followed unless
+//! `links=on` says that whoever makes them may do so.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -22,6 +23,14 @@ const NAME_MAX: usize = 255;
 /// Entries of a folder that are looked at for a list: whoever has more than this does not look at them
 /// one by one, and a list has to be made in a short time.
 const ENTRIES_MAX: usize = 100_000;
+
+const LINKS: Param = Param {
+    name: "links",
+    kind: ParamKind::Switch,
+    default: Some("off"),
+    doc: "Follow links wherever they lead, and serve block devices, too: for folders in which only those \
+          make links who may read and write what these lead to.",
+};
 
 /// The backend `dir:PATH`.
 pub struct Dir;
@@ -55,6 +64,7 @@ blockhaul serve dir:disks --uri-export a.raw --run 'blockhaul info "$uri"'
                 default: None,
                 doc: "The file for clients that ask for no name. Without it they are refused.",
             },
+            LINKS,
             DIRECT,
             LOCK,
             DIRFD,
@@ -119,16 +129,22 @@ impl Folder {
             }
             // What is no text cannot be the name of an export.
             let Ok(name) = entry.file_name().to_str() else { continue };
-            if !matches!(entry.file_type(), FileType::RegularFile | FileType::Unknown) {
+            let links = self.target.args.switch(LINKS.name);
+            let plain = matches!(entry.file_type(), FileType::RegularFile | FileType::Unknown);
+            if !plain && !links {
                 continue;
             }
+            let flags = if links { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
             // It may be gone by now.
-            let Ok(stat) = statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
-            if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-                continue;
-            }
-            let size = u64::try_from(stat.st_size).unwrap_or(0);
-            let description = format!("file of {} ({size} bytes)", approximately(size));
+            let Ok(stat) = statat(&self.fd, name, flags) else { continue };
+            let description = match FileType::from_raw_mode(stat.st_mode) {
+                FileType::RegularFile => {
+                    let size = u64::try_from(stat.st_size).unwrap_or(0);
+                    format!("file of {} ({size} bytes)", approximately(size))
+                }
+                FileType::BlockDevice if links => "block device".to_string(),
+                _ => continue,
+            };
             listed.push(Listed { name: name.to_string(), description });
         }
         listed.sort_unstable_by(|one, other| one.name.cmp(&other.name));
@@ -146,7 +162,8 @@ impl Folder {
             (name, _) => name,
         };
         check(name)?;
-        let file = match open::open_in(&self.fd, name, &self.target) {
+        let links = self.target.args.switch(LINKS.name);
+        let file = match open::open_in(&self.fd, name, links, &self.target) {
             Err(error)
                 if self.target.intent.write
                     && matches!(error.kind(), Kind::ReadOnly | Kind::Refused) =>
@@ -154,7 +171,7 @@ impl Folder {
                 log::debug!("{name} is served read-only: {error}");
                 let mut target = self.target.clone();
                 target.intent.write = false;
-                open::open_in(&self.fd, name, &target)?
+                open::open_in(&self.fd, name, links, &target)?
             }
             opened => opened?,
         };

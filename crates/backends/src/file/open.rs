@@ -41,14 +41,21 @@ pub(super) fn open(target: &Target) -> Result<FileDevice> {
         }
         None => {}
     }
-    let open = Open { path: &path, target: &target, folder: None, handed: handed.as_ref() };
+    let handed = handed.as_ref();
+    let open = Open { path: &path, target: &target, folder: None, links: false, handed };
     open.run(&name).map_err(|error| error.on(&name.as_str().into()))
 }
 
-/// Opens a regular file of a folder by its name; blocks. No link is followed, and nothing outside of
-/// the folder is opened: `name` must be one component.
-pub(super) fn open_in(folder: &OwnedFd, name: &str, target: &Target) -> Result<FileDevice> {
-    let open = Open { path: Path::new(name), target, folder: Some(folder.as_fd()), handed: None };
+/// Opens a regular file of a folder by its name; blocks. `name` must be one component. Without `links`
+/// none is followed, and nothing outside of the folder is opened; with them block devices are, too.
+pub(super) fn open_in(
+    folder: &OwnedFd,
+    name: &str,
+    links: bool,
+    target: &Target,
+) -> Result<FileDevice> {
+    let (path, folder) = (Path::new(name), Some(folder.as_fd()));
+    let open = Open { path, target, folder, links, handed: None };
     open.run(name).map_err(|error| error.on(&name.into()))
 }
 
@@ -57,6 +64,8 @@ struct Open<'a> {
     target: &'a Target,
     /// Where the path begins and stays; none for paths that may lead anywhere.
     folder: Option<BorrowedFd<'a>>,
+    /// In a folder: links may lead out of it.
+    links: bool,
     /// What is to be opened instead of the path.
     handed: Option<&'a Handed>,
 }
@@ -65,7 +74,7 @@ impl Open<'_> {
     fn run(&self, name: &str) -> Result<FileDevice> {
         // Looked at before it is opened, because opening a pipe waits for its other end.
         match self.stat() {
-            Ok(stat) if self.folder.is_some() => only_regular(&stat)?,
+            Ok(stat) if self.stays() => only_regular(&stat)?,
             Ok(stat) => drop(check_type(&stat)?),
             Err(Errno::NOENT) if self.target.intent.target_size.is_some() => {}
             Err(errno) => return Err(self.refused(errno)),
@@ -86,7 +95,7 @@ impl Open<'_> {
         let file = self.descriptor(direct)?;
         let stat = fstat(&file).map_err(|errno| system("cannot look at the file", errno))?;
         let is_disk = check_type(&stat)?;
-        if self.folder.is_some() {
+        if self.stays() {
             // It may have been replaced since it was looked at.
             only_regular(&stat)?;
         }
@@ -190,12 +199,18 @@ impl Open<'_> {
         }
     }
 
+    /// Whether nothing but regular files of the folder is opened.
+    fn stays(&self) -> bool {
+        self.folder.is_some() && !self.links
+    }
+
     fn stat(&self) -> rustix::io::Result<Stat> {
         if let Some(handed) = self.handed {
             return fstat(handed.fd());
         }
         match self.folder {
             None => statat(CWD, self.path, AtFlags::empty()),
+            Some(folder) if self.links => statat(folder, self.path, AtFlags::empty()),
             Some(folder) => statat(folder, self.path, AtFlags::SYMLINK_NOFOLLOW),
         }
     }
@@ -210,12 +225,15 @@ impl Open<'_> {
         // What a pipe in the place of the file would do: wait.
         let flags = flags | OFlags::NONBLOCK;
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-        let fd = match openat2(folder, self.path, flags, Mode::empty(), resolve) {
-            // Linux before 5.6, or a sandbox. For a name without a slash this is as good.
-            Err(Errno::NOSYS | Errno::PERM) => {
-                openat(folder, self.path, flags | OFlags::NOFOLLOW, Mode::empty())?
-            }
-            opened => opened?,
+        let fd = match self.links {
+            true => openat(folder, self.path, flags, Mode::empty())?,
+            false => match openat2(folder, self.path, flags, Mode::empty(), resolve) {
+                // Linux before 5.6, or a sandbox. For a name without a slash this is as good.
+                Err(Errno::NOSYS | Errno::PERM) => {
+                    openat(folder, self.path, flags | OFlags::NOFOLLOW, Mode::empty())?
+                }
+                opened => opened?,
+            },
         };
         // io_uring would fail where it has to wait.
         fcntl_setfl(&fd, fcntl_getfl(&fd)? - OFlags::NONBLOCK)?;

@@ -54,6 +54,8 @@ fn file(line: &Line) -> Option<OsString> {
     match key.as_deref() {
         None | Some("file") => {}
         Some("fd") => return descriptor(path),
+        Some("dir") => return folder(path),
+        Some("dirfd") => return folder_descriptor(path),
         Some(_) => return None,
     }
     let path = std::fs::canonicalize(path).ok()?;
@@ -66,6 +68,19 @@ fn descriptor(number: &str) -> Option<OsString> {
     let parsed: i32 = number.parse().ok().filter(|parsed| *parsed > 2)?;
     let kind = std::fs::metadata(format!("/proc/self/fd/{parsed}")).ok()?.file_type();
     (kind.is_file() || kind.is_block_device()).then(|| format!("file:?fd={parsed}").into())
+}
+
+/// A folder whose files are chosen by their names, links and disks among them as the plugin has it.
+fn folder(path: &str) -> Option<OsString> {
+    let path = std::fs::canonicalize(path).ok().filter(|path| path.is_dir())?;
+    Some(format!("dir:{}?links=on", escaped(path.to_str()?)).into())
+}
+
+/// The same, open already.
+fn folder_descriptor(number: &str) -> Option<OsString> {
+    let parsed: i32 = number.parse().ok().filter(|parsed| *parsed > 2)?;
+    let kind = std::fs::metadata(format!("/proc/self/fd/{parsed}")).ok()?.file_type();
+    kind.is_dir().then(|| format!("dir:?dirfd={parsed}&links=on").into())
 }
 
 /// The plugin itself, hosted, with filters over it.
