@@ -208,11 +208,6 @@ impl Data {
         Data { repr: Repr::Static(&ZEROES[..len]), start: 0, len }
     }
 
-    /// Bytes that live as long as the program.
-    pub fn from_static(bytes: &'static [u8]) -> Data {
-        Data { repr: Repr::Static(bytes), start: 0, len: bytes.len() }
-    }
-
     /// `len` bytes from `start` on of what a receiver keeps. They are as they are: not aligned, and of
     /// no pool. Panics if that leaves them.
     pub(crate) fn received(bytes: Arc<Vec<u8>>, start: usize, len: usize) -> Data {

@@ -79,7 +79,7 @@ impl Stream {
     }
 
     /// Receives without waiting; 0 is the end of the stream, `WouldBlock` nothing there yet.
-    pub fn try_recv(&self, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+    pub(crate) fn try_recv(&self, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         let mut control = RecvAncillaryBuffer::default();
         Ok(rustix::net::recvmsg(&self.0, bufs, &mut control, RecvFlags::DONTWAIT)?.bytes)
     }
@@ -131,7 +131,7 @@ impl Stream {
 
     /// Sends without waiting as much as there is room for. `more` follows at once: packets need not
     /// leave before.
-    pub fn try_send(&self, bufs: &[IoSlice<'_>], more: bool) -> io::Result<usize> {
+    pub(crate) fn try_send(&self, bufs: &[IoSlice<'_>], more: bool) -> io::Result<usize> {
         let mut control = SendAncillaryBuffer::new(&mut [] as &mut [MaybeUninit<u8>]);
         let mut flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         flags.set(SendFlags::MORE, more);

@@ -56,7 +56,7 @@ impl Room {
     }
 
     /// Whether the bytes may stay in the kernel.
-    pub fn may_park(&self) -> bool {
+    pub(crate) fn may_park(&self) -> bool {
         self.park
     }
 
