@@ -11,9 +11,9 @@ use io::{Data, Event, RecvWindow, SendQueue, Stream};
 use wire::reply::{self, Chunk, ChunkKind, Failure, Header, Hole};
 use wire::{Command, CommandFlags, Errno, Headers, Replies, request};
 
-use super::Work;
 use super::histogram::Histogram;
 use super::pattern::Pattern;
+use super::work::{Work, payload};
 
 /// What waits is sent when it is so many bytes, also while there are replies to be looked at.
 const SEND_AT: usize = 128 << 10;
@@ -72,7 +72,7 @@ pub(super) async fn drive(line: Line, work: &Work, number: u64, until: Until) ->
         pattern: Pattern::new(work, work.span_of(negotiated.info.size), number),
         until,
         // Not zeroes, which some servers look for.
-        payload: super::payload(work),
+        payload: payload(work),
         slots: vec![Slot::default(); work.requests],
         in_flight: 0,
         scratch: vec![0; SCRATCH.min(work.size as usize)],

@@ -2,32 +2,34 @@
 //! of it. The same requests for the same seed, so that servers can be compared.
 //!
 //! - `lane`: one connection. `pattern`: where requests go. `histogram`: how long they took.
-//! - `report`: what is printed.
+//! - `work`: what is asked for. `report`: what is printed.
 
 mod histogram;
 mod lane;
 mod pattern;
 mod report;
+mod work;
 
 use std::ffi::OsString;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use block::{Error as BlockError, Kind, Spec, parse_size};
-use clap::{ArgGroup, Args as ClapArgs, ValueEnum};
+use clap::{ArgGroup, Args as ClapArgs};
 use client::options::Place;
 use client::{Address, Line, ServerProcess};
-use io::{Completer, Config, Data, Engine, Lost, Remote, Runtime, Ticket};
+use io::{Completer, Config, Engine, Lost, Remote, Runtime, Ticket};
 use wire::ExportFlags;
 use wire::handshake::client::Negotiated;
 
 use crate::Devices;
 use crate::error::{Error, Result};
-use crate::random::Random;
 use lane::{Tally, Until};
+use work::Work;
 
 pub use histogram::Percentiles;
 pub use report::Outcome;
+pub use work::Order;
 
 /// Options of `blockhaul bench load`.
 #[derive(Debug, ClapArgs)]
@@ -99,33 +101,6 @@ pub struct LoadArgs {
     engine: Engine,
 }
 
-/// In which order places are taken.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Order {
-    /// Anywhere
-    #[default]
-    Random,
-    /// One behind the other
-    Sequential,
-}
-
-/// What is to be done, on all connections.
-#[derive(Clone, Debug)]
-struct Work {
-    /// Bytes of a request.
-    size: u64,
-    requests: usize,
-    connections: usize,
-    order: Order,
-    /// Requests of 100 that read.
-    reads: u64,
-    /// Bytes from the beginning of the device that are used, if not all.
-    span: Option<u64>,
-    seed: u64,
-    count: Option<u64>,
-    time: Duration,
-}
-
 /// The time of a run that has neither a time nor a count.
 const TIME_DEFAULT: Duration = Duration::from_secs(3);
 /// Longer would be a mistake in the unit.
@@ -153,27 +128,6 @@ fn time(text: &str) -> std::result::Result<Duration, String> {
         true => Ok(time),
         false => Err("write a time from 1ms to 24h".to_owned()),
     }
-}
-
-impl Work {
-    /// Bytes of a device of `size` bytes that are used.
-    fn span_of(&self, size: u64) -> u64 {
-        self.span.map_or(size, |span| span.min(size))
-    }
-
-    fn writes(&self) -> bool {
-        self.reads < 100
-    }
-}
-
-/// What a request writes. Not zeroes, which some servers look for.
-fn payload(work: &Work) -> Data {
-    if !work.writes() {
-        return Data::zeroes(0);
-    }
-    let mut bytes = vec![0; work.size as usize];
-    Random::new(work.seed).fill(&mut bytes);
-    Data::copy_of(&bytes)
 }
 
 impl LoadArgs {

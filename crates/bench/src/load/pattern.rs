@@ -1,6 +1,6 @@
 //! Where requests go, and which of them write: the same for the same seed, whatever the server does.
 
-use super::Order;
+use super::work::{Order, Work};
 use crate::random::Random;
 
 /// The requests of one connection, one after the other.
@@ -28,7 +28,7 @@ pub(super) struct Place {
 impl Pattern {
     /// Of connection `number` of so many. In order, each has a part of the span to itself, as far as
     /// there are enough requests in it.
-    pub(super) fn new(work: &super::Work, span: u64, number: u64) -> Pattern {
+    pub(super) fn new(work: &Work, span: u64, number: u64) -> Pattern {
         let all = span / work.size;
         let parts = (work.connections as u64).min(all).max(1);
         let (first, places) = match work.order {
