@@ -651,6 +651,9 @@ fn words_that_mean_nothing() {
     refused(&["copy", "--verify", "-", to], USAGE, &["--verify"]);
     refused(&["copy", "[", "nbdkit"], USAGE, &["]"]);
     refused(&["copy", "[", "]", to], USAGE, &["["]);
+    refused(&["compat"], USAGE, &["missing", "known are nbdcopy, nbdinfo, nbdkit"]);
+    refused(&["compat", "nbdfuse"], USAGE, &["nbdfuse", "nbdcopy, nbdinfo, nbdkit"]);
+    assert!(succeed(&["compat", "--help"]).ends_with("Programs: nbdcopy, nbdinfo, nbdkit\n"));
     assert!(!target.exists(), "a refused copy made its target");
     // Usage errors of the parser take several lines, and the status is the same.
     for args in [&["copy", "--no-such-option", "a", "b"][..], &["copy", "a"], &["frobnicate"], &[]]

@@ -60,7 +60,12 @@ pub fn run(args: &args::Ctl) -> Outcome {
         CtlCommand::Drain { wait } => {
             let answer = server.ask(&json!({ "command": "drain" }))?;
             tell(&answer, json, |answer| {
-                format!("no more clients are accepted; {} are there\n", number(&answer["clients"]))
+                let there = match number(&answer["clients"]) {
+                    0 => "none is there".to_string(),
+                    1 => "1 is there".to_string(),
+                    more => format!("{more} are there"),
+                };
+                format!("no more clients are accepted; {there}\n")
             })?;
             server.wait(*wait)
         }

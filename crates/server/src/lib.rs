@@ -398,7 +398,8 @@ impl Server {
         let most = self.config.limits.drain + 2 * patience;
         if !self.wait_until_empty(most).await {
             let open = self.open();
-            log::info!(connections = open; "cutting {open} connections that take too long");
+            let each = if open == 1 { "connection that takes" } else { "connections that take" };
+            log::info!(connections = open; "cutting {open} {each} too long");
             self.clients.cut();
             self.wait_until_empty(patience).await;
         }

@@ -17,8 +17,16 @@ mod stand_in;
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
-use crate::exit::Outcome;
+use crate::exit::{Outcome, USAGE};
 use crate::out;
+
+/// What `blockhaul compat` takes; the names follow.
+const USE: &str = "\
+Take the command line of another program, and answer as it does
+
+Usage: blockhaul compat PROGRAM [ARGUMENT]...
+
+Programs: ";
 
 /// A program that is stood in for.
 struct Program {
@@ -36,11 +44,32 @@ const PROGRAMS: &[Program] = &[
 /// Runs what the command line calls by one of those names and gives the exit status; none if it
 /// does not.
 pub fn run(words: &[OsString]) -> Option<u8> {
-    let (program, rest) = called(words)?;
+    let Some((program, rest)) = called(words) else { return unnamed(words) };
     Some((program.run)(rest).unwrap_or_else(|failure| {
         out::error(&format!("{}: {failure}\n", program.name));
         failure.status()
     }))
+}
+
+/// The answer to `blockhaul compat` without a program that it knows.
+fn unnamed(words: &[OsString]) -> Option<u8> {
+    let [_, compat, rest @ ..] = words else { return None };
+    if compat != "compat" {
+        return None;
+    }
+    let names = PROGRAMS.iter().map(|program| program.name).collect::<Vec<_>>().join(", ");
+    let wrong = match rest.first().map(|word| word.to_string_lossy()) {
+        Some(word) if ["-h", "--help", "help"].contains(&&*word) => {
+            let text = format!("{USE}{names}\n");
+            let printed = out::print(text.as_bytes());
+            return Some(printed.map_or_else(|failure| failure.status(), |_| 0));
+        }
+        Some(word) => format!("no program {word:?} is stood in for"),
+        None => "the name of a program is missing".to_string(),
+    };
+    let example = "blockhaul compat nbdinfo nbd://server/disk";
+    out::error(&format!("blockhaul: compat: {wrong}; known are {names}, as in {example}\n"));
+    Some(USAGE)
 }
 
 fn called(words: &[OsString]) -> Option<(&'static Program, &[OsString])> {

@@ -202,7 +202,8 @@ impl Operations {
             "drain" => {
                 log::info!("draining, as the control socket asks: no more clients are accepted");
                 let clients = self.server.drain();
-                self.notify.status(&format!("draining: {clients} clients are still there"));
+                let clients_are = if clients == 1 { "client is" } else { "clients are" };
+                self.notify.status(&format!("draining: {clients} {clients_are} still there"));
                 let (server, stopper) = (Arc::downgrade(&self.server), self.stopper.clone());
                 drop(self.worker.spawn(move || end_when_empty(server, stopper)));
                 Ok(json!({ "clients": clients }))

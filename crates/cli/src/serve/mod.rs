@@ -388,7 +388,8 @@ impl Job {
         if held == 0 {
             return Ok(End { status, held: false });
         }
-        log::warn!("devices held {held} requests for longer than --drain-timeout");
+        let requests = if held == 1 { "request" } else { "requests" };
+        log::warn!(held; "devices held {held} {requests} for longer than --drain-timeout");
         Ok(End { status: if status == 0 { HELD } else { status }, held: true })
     }
 }
