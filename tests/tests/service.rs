@@ -9,12 +9,12 @@ use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 
 use blockhaul_tests::{LIMIT, blockhaul, bounded, done, lossy, run, soon, succeed, text};
 use serde_json::Value;
 use testkit::peer::Conversation;
-use testkit::tools::{Peer, Reason, Scratch, skip_or_fail, wait_within};
+use testkit::tools::{Peer, Reason, Scratch, Server, skip_or_fail, wait_within};
 use wire::Replies;
 
 /// A server in the foreground with a log and a control socket. It is killed when this is dropped.
@@ -454,4 +454,62 @@ fn the_unit_allows_the_system_calls_that_a_server_makes() {
     }
     let missing: Vec<_> = used.iter().filter(|call| !allowed.contains(call.as_str())).collect();
     assert!(missing.is_empty(), "add to SystemCallFilter: {missing:?}");
+}
+
+/// A program of systemd's, which needs not run here; a test that needs it is skipped else.
+fn of_systemd(name: &str) -> Option<Command> {
+    let there = Command::new(name).arg("--version").stdout(Stdio::null()).status();
+    if !there.is_ok_and(|status| status.success()) {
+        eprintln!("skipped: {name} is not installed");
+        return None;
+    }
+    Some(Command::new(name))
+}
+
+#[test]
+fn systemd_understands_the_units() {
+    let Some(mut analyze) = of_systemd("systemd-analyze") else { return };
+    let scratch = Scratch::new().unwrap();
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/systemd");
+    analyze.args(["verify", "--man=no"]);
+    for name in ["blockhaul.service", "blockhaul.socket"] {
+        // The program has to be there.
+        let unit = fs::read_to_string(folder.join(name)).unwrap();
+        let unit = unit.replace("/usr/bin/blockhaul", text(blockhaul_tests::program()));
+        fs::write(scratch.file(name), unit).unwrap();
+        analyze.arg(scratch.file(name));
+    }
+    let output = bounded(&mut analyze, LIMIT);
+    let said = lossy(&output.stderr);
+    assert!(output.status.success() && !said.contains("blockhaul."), "{said}");
+    // Words that it does not know are only warned of.
+    let unit = scratch.file("blockhaul.service");
+    fs::write(&unit, fs::read_to_string(&unit).unwrap() + "\n[Service]\nKillMood=mixed\n").unwrap();
+    let said = lossy(&bounded(&mut analyze, LIMIT).stderr);
+    assert!(said.contains("blockhaul.service") && said.contains("KillMood"), "{said}");
+}
+
+#[test]
+fn systemd_starts_it_for_the_first_client() {
+    let Some(nbdinfo) = Peer::require("nbdinfo") else { return };
+    let scratch = Scratch::new().unwrap();
+    for (name, how, words) in [
+        ("all", &[][..], &["memory:1M"][..]),
+        // One process for each client.
+        ("each", &["--accept", "--inetd"], &["--single", "memory:1M"]),
+    ] {
+        let Some(mut activate) = of_systemd("systemd-socket-activate") else { return };
+        let (one, two) = (scratch.socket(name), scratch.socket(&format!("{name}2")));
+        activate.args(["-l", text(&one), "-l", text(&two)]).args(how);
+        activate.arg(blockhaul_tests::program()).arg("serve").args(words);
+        let server = Server::start(activate, &two).unwrap();
+        for socket in [&one, &two, &one] {
+            let uri = format!("nbd+unix:///?socket={}", text(socket));
+            let size = done(nbdinfo.command().args(["--size", &uri]));
+            assert_eq!(size, "1048576\n", "{}", server.said());
+        }
+        // The server has the process id of what listened for it, if there is one for all clients.
+        let status = server.stop().unwrap();
+        assert!(status.success() || name == "each", "{status}");
+    }
 }
