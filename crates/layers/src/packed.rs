@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use block::{BlockSizes, Can, Error, Facts, Kind, Op, Pending, Reply, Request, Result};
+use block::{BlockSizes, Can, Device, Error, Facts, Kind, Op, Pending, Reply, Request, Result};
 use io::{Data, Room};
 
 /// The facts of content that is only read, of a file with these.
@@ -74,7 +74,7 @@ impl Part {
 }
 
 /// A handle on a packed file.
-pub(crate) trait Unpack: 'static {
+pub(crate) trait Unpack: Send + Sync + 'static {
     /// What it is, for whoever wants to write to it: `a gzip file`.
     fn what(&self) -> &'static str;
 
@@ -88,8 +88,31 @@ pub(crate) trait Unpack: 'static {
     async fn part(&self, part: Part) -> Result<Data>;
 }
 
+/// What a packed file holds, as a device.
+pub(crate) struct Unpacked<F> {
+    facts: Arc<Facts>,
+    file: Arc<F>,
+}
+
+impl<F: Unpack> Unpacked<F> {
+    /// The content, with these facts, of a file.
+    pub(crate) fn over(facts: Facts, file: F) -> Arc<dyn Device> {
+        Arc::new(Unpacked { facts: Arc::new(facts), file: Arc::new(file) })
+    }
+}
+
+impl<F: Unpack> Device for Unpacked<F> {
+    fn facts(&self) -> Arc<Facts> {
+        self.facts.clone()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        submit(&self.file, request)
+    }
+}
+
 /// Reads from a packed file: at once where the range lies in one part that is kept.
-pub(crate) fn submit(file: &Arc<impl Unpack>, request: Request) -> Pending {
+fn submit(file: &Arc<impl Unpack>, request: Request) -> Pending {
     let Op::Read(room) = request.op else {
         return Error::new(Kind::Invalid, format!("{} is only read", file.what())).into();
     };

@@ -6,14 +6,11 @@ mod inflate;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use block::{
-    Args, Below, Device, Error, Facts, Kind, Layer, Opening, ParamKind, Pending, Reply, Request,
-    Result,
-};
+use block::{Args, Below, Device, Error, Kind, Layer, Opening, ParamKind, Reply, Request, Result};
 use io::{Data, Room};
 
 use crate::declared::{Declared, param_or, usage};
-use crate::packed::{self, Kept, Part, Unpack, facts_of_content};
+use crate::packed::{Kept, Part, Unpack, Unpacked, facts_of_content};
 use crate::per_disk::PerDisk;
 use crate::scratch::Scratch;
 use inflate::Inflater;
@@ -88,9 +85,9 @@ impl Layer for Gz {
                     self.files.get(&below, || Ok(made))?
                 }
             };
-            let facts = Arc::new(facts_of_content(&facts, content.index.size));
-            let file = Arc::new(File { content, reader });
-            Ok(Arc::new(GzDevice { facts, file }) as Arc<dyn Device>)
+            let facts = facts_of_content(&facts, content.index.size);
+            let file = File { content, reader };
+            Ok(Unpacked::over(facts, file))
         })
     }
 }
@@ -237,25 +234,10 @@ impl Content {
     }
 }
 
-struct GzDevice {
-    facts: Arc<Facts>,
-    file: Arc<File>,
-}
-
 /// A handle.
 struct File {
     content: Arc<Content>,
     reader: Reader,
-}
-
-impl Device for GzDevice {
-    fn facts(&self) -> Arc<Facts> {
-        self.facts.clone()
-    }
-
-    fn submit(&self, request: Request) -> Pending {
-        packed::submit(&self.file, request)
-    }
 }
 
 impl Unpack for File {

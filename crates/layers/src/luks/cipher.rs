@@ -8,7 +8,8 @@ use openssl::cipher_ctx::CipherCtx;
 use openssl::error::ErrorStack;
 use openssl::hash::MessageDigest;
 
-use super::SECTOR;
+/// Bytes of a sector, which is encrypted by itself.
+pub(super) const SECTOR: u64 = 512;
 
 /// How sectors are encrypted.
 #[derive(Clone, Copy)]

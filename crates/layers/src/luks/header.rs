@@ -5,8 +5,7 @@ use block::Kind;
 use openssl::hash::{Hasher, MessageDigest};
 use openssl::pkcs5::pbkdf2_hmac;
 
-use super::SECTOR;
-use super::cipher::{Sectors, Suite, digest};
+use super::cipher::{SECTOR, Sectors, Suite, digest};
 
 /// Bytes of the header, in whole sectors.
 pub(super) const HEADER: usize = 1024;

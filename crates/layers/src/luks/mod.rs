@@ -17,12 +17,10 @@ use io::{Buf, Data, Room};
 
 use crate::declared::{Declared, misfit, param, usage};
 use crate::scratch::Scratch;
-use cipher::Sectors;
+use cipher::{SECTOR, Sectors};
 use header::{HEADER, Header};
 use passphrase::Source;
 
-/// Bytes of a sector, which is encrypted by itself.
-const SECTOR: u64 = 512;
 /// Longest payload that is worked on at once on the worker itself: about 100 us.
 const INLINE_MAX: usize = 512 << 10;
 

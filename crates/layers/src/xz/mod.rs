@@ -6,15 +6,13 @@ mod index;
 
 use std::sync::Arc;
 
-use block::{
-    Args, Below, Device, Error, Facts, Kind, Layer, Opening, ParamKind, Pending, Request, Result,
-};
+use block::{Args, Below, Device, Error, Kind, Layer, Opening, ParamKind, Result};
 use crc32fast::hash as crc32;
 use io::{Data, Room};
 use lzma_rust2::{Action, Status, XzStream};
 
 use crate::declared::{Declared, param_or, usage};
-use crate::packed::{self, Kept, Part, Unpack, facts_of_content};
+use crate::packed::{Kept, Part, Unpack, Unpacked, facts_of_content};
 use crate::per_disk::PerDisk;
 use crate::scratch::Scratch;
 use index::{Block, Index};
@@ -94,11 +92,11 @@ impl Layer for Xz {
                     self.files.get(&below, || Ok(Content { index, packed, kept, decoding }))?
                 }
             };
-            let facts = Arc::new(facts_of_content(&facts, content.index.size));
+            let facts = facts_of_content(&facts, content.index.size);
             let inner = below.device;
             let scratch = Scratch::for_device(&inner);
-            let file = Arc::new(File { inner, content, scratch });
-            Ok(Arc::new(XzDevice { facts, file }) as Arc<dyn Device>)
+            let file = File { inner, content, scratch };
+            Ok(Unpacked::over(facts, file))
         })
     }
 }
@@ -121,26 +119,11 @@ impl Content {
     }
 }
 
-struct XzDevice {
-    facts: Arc<Facts>,
-    file: Arc<File>,
-}
-
 /// A handle.
 struct File {
     inner: Arc<dyn Device>,
     content: Arc<Content>,
     scratch: Scratch,
-}
-
-impl Device for XzDevice {
-    fn facts(&self) -> Arc<Facts> {
-        self.facts.clone()
-    }
-
-    fn submit(&self, request: Request) -> Pending {
-        packed::submit(&self.file, request)
-    }
 }
 
 impl Unpack for File {
