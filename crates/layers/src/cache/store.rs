@@ -9,7 +9,7 @@ use rustix::fs::{FallocateFlags, fallocate, fstatfs, ftruncate};
 
 use super::blocks::{Blocks, State};
 use super::hold::Hold;
-use super::{Mode, OnRead, Options, bound_in_blocks};
+use super::options::{Bound, Mode, OnRead, Options, bound_in_blocks};
 use crate::temporary;
 
 /// Longest write to the file that is done at once: dearer to hand over than to do.
@@ -18,13 +18,6 @@ const INLINE_WRITE: usize = 128 << 10;
 const INLINE_READ: usize = 1 << 20;
 /// Bytes of zeroes that are written at a time.
 const ZEROES: u64 = Data::ZEROES_MAX as u64;
-
-/// Numbers of blocks.
-pub(super) struct Bound {
-    pub(super) most: u64,
-    pub(super) high: u64,
-    pub(super) low: u64,
-}
 
 /// What all handles share.
 pub(super) struct Store {

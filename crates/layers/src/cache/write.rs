@@ -5,9 +5,10 @@ use std::sync::Arc;
 use block::{Can, Device as _, Error, Flags, Kind, Outcome, Reply, Request, Result};
 use io::Data;
 
+use super::Handle;
 use super::blocks::State;
 use super::hold::Hold;
-use super::{Handle, Mode};
+use super::options::Mode;
 
 /// How often a write looks for the rest of its blocks: others may make them absent again.
 const TRIES: usize = 4;
