@@ -3,6 +3,8 @@
 //! - [`Acceptor`], [`Connector`]: what each side brings, and its handshake. OpenSSL does it.
 //! - `records`: the record layer of TLS 1.3, which moves payloads between pool buffers and what is
 //!   sent without a copy in between; `wrapped`: OpenSSL's own, for TLS 1.2.
+//! - `seen`: what the callbacks of a handshake tell it. `names`: names of certificates. `alert`: why a peer
+//!   ends the session.
 //! - `psk`: files of pre-shared keys. [`make`]: makes them, and certificates.
 //!
 //! Once a session is up, [`io::RecvWindow::secure`] and [`io::SendQueue::secure`] take its halves.

@@ -3,8 +3,9 @@
 //!
 //! - `backend`: the schemes `sh:` and `eval:`. `settings`: what is typed behind them.
 //! - `source`: where the scripts are. `call`: one run of one. `answer`: what its exit status means.
-//! - `plugin`: the life of a script. `visit`: a connection. `handle`: an open handle and its calls.
-//! - `parse`: what scripts print.
+//! - `plugin`: the life of a script. `visit`: a client; `connection`: what its handles share. `handle`: an
+//!   open handle and its calls.
+//! - `parse`: what scripts print. `folder`: where they may keep their state.
 //!
 //! A run blocks a thread, never a worker: runs are jobs on lanes ([`io::Lane`]), whose threads are
 //! bounded and end when idle.
