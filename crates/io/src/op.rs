@@ -151,8 +151,25 @@ pub async fn ready(fd: impl AsFd, interest: Interest) -> io::Result<()> {
         worker.driver.borrow_mut().arm(raw, interest, slot);
         slot
     });
+    let _ahead = (interest == Interest::Writable).then(Ahead::begin);
     let (result, _) = Op { slot, dropped: Dropped::Disarm, over: false }.await;
     outcome(result).map(drop)
+}
+
+/// Somebody waits for room to send, until this is dropped.
+struct Ahead;
+
+impl Ahead {
+    fn begin() -> Ahead {
+        with_worker(|worker| worker.ahead.update(|count| count + 1));
+        Ahead
+    }
+}
+
+impl Drop for Ahead {
+    fn drop(&mut self) {
+        try_with_worker(|worker| worker.ahead.update(|count| count - 1));
+    }
 }
 
 fn outcome(result: i32) -> io::Result<usize> {

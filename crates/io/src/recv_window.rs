@@ -4,6 +4,7 @@ use std::io::{self, IoSliceMut};
 use std::sync::Arc;
 
 use crate::seal::{Incoming, Opener, RECORD_PLAIN_MAX};
+use crate::worker::moved;
 use crate::{Data, Parked, Room, Stream};
 
 /// Bytes asked for at a time when messages are small: many of them per system call.
@@ -179,6 +180,7 @@ impl RecvWindow {
 
     /// Lets others have their turn when a share was received.
     async fn take_turns(&mut self, len: usize) {
+        moved(len);
         self.share = self.share.saturating_sub(len);
         if self.share == 0 {
             self.share = SHARE;

@@ -5,6 +5,7 @@ use std::io::{self, IoSlice};
 
 use crate::lend::{Lending, Lent};
 use crate::seal::{Outgoing, SEAL_MAX, Sealer};
+use crate::worker::moved;
 use crate::{Data, Parked, Stream};
 
 /// Slices per send: heads and payloads of 64 short replies.
@@ -123,6 +124,7 @@ impl SendQueue {
             match sent {
                 Ok(sent) => {
                     self.advance(sent);
+                    moved(sent);
                     share = share.saturating_sub(sent);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
@@ -188,6 +190,7 @@ impl SendQueue {
             }
             outgoing.seal(&slices[..count])?;
             self.advance(taken);
+            moved(taken);
             share = share.saturating_sub(taken);
         }
     }

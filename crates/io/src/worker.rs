@@ -1,6 +1,6 @@
 //! Worker threads: one driver, one run queue, one set of timers each.
 
-use std::cell::{OnceCell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::VecDeque;
 use std::io::{self, Write as _};
 use std::sync::atomic::Ordering;
@@ -18,6 +18,10 @@ use crate::timer::Timers;
 /// Tasks run between two looks at the driver: bounds how long a completion waits behind tasks.
 const TASKS_PER_TURN: usize = 128;
 
+/// A worker that moved so many bytes in a turn does not look before it sleeps: the moving costs more than
+/// the waking up. Nor does one that is ahead of a peer, that is, waits for room to send.
+const BULK: usize = 64 << 10;
+
 thread_local! {
     static CURRENT: OnceCell<Worker> = const { OnceCell::new() };
     static LOCAL: RefCell<VecDeque<Runnable>> = const { RefCell::new(VecDeque::new()) };
@@ -31,6 +35,10 @@ pub(crate) struct Worker {
     pub(crate) driver: RefCell<Box<dyn Driver>>,
     pub(crate) ops: RefCell<Table>,
     pub(crate) timers: RefCell<Timers>,
+    /// How many wait for room to send.
+    pub(crate) ahead: Cell<usize>,
+    /// Bytes sent and received since the last turn of the driver.
+    moved: Cell<usize>,
 }
 
 impl Worker {
@@ -55,6 +63,11 @@ impl Worker {
             }
         }
     }
+}
+
+/// Takes note of bytes that were sent or received.
+pub(crate) fn moved(bytes: usize) {
+    try_with_worker(|worker| worker.moved.update(|moved| moved.saturating_add(bytes)));
 }
 
 /// Runs `f` with the current thread's worker. Panics outside of a worker.
@@ -132,6 +145,8 @@ impl Runtime {
                                 driver: RefCell::new(driver),
                                 ops: RefCell::default(),
                                 timers: RefCell::default(),
+                                ahead: Cell::default(),
+                                moved: Cell::default(),
                             };
                             let fresh = CURRENT.with(|current| current.set(worker).is_ok());
                             assert!(fresh, "a new thread has no worker yet");
@@ -243,7 +258,8 @@ fn run(worker: &Worker) {
             sleep if worker.inbox.prepare_sleep() => sleep,
             _ => Sleep::No,
         };
-        let turned = worker.driver.borrow_mut().turn(sleep, &mut done);
+        let may_look = worker.ahead.get() == 0 && worker.moved.take() < BULK;
+        let turned = worker.driver.borrow_mut().turn(sleep, may_look, &mut done);
         worker.inbox.awake();
         turned.expect("the kernel interface works after it was set up");
         for done in done.drain(..) {

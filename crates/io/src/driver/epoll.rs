@@ -95,7 +95,7 @@ impl Epoll {
         }
     }
 
-    fn wait(&mut self, sleep: Sleep) -> io::Result<()> {
+    fn wait(&mut self, sleep: Sleep, may_look: bool) -> io::Result<()> {
         let mut events =
             [epoll::Event { flags: EventFlags::empty(), data: EventData::new_u64(0) }; EVENTS];
         let mut wait = |most: Option<Duration>| -> io::Result<usize> {
@@ -107,6 +107,7 @@ impl Epoll {
         };
         let count = match sleep {
             Sleep::No => wait(sleep.most())?,
+            _ if !may_look => wait(sleep.most())?,
             _ if self.patience.looks() => {
                 let mut looked = Ok(0);
                 let seen = self.patience.look(sleep.most(), || {
@@ -197,10 +198,10 @@ impl Driver for Epoll {
     /// What threads have begun they finish.
     fn cancel(&mut self, _slot: usize) {}
 
-    fn turn(&mut self, sleep: Sleep, done: &mut Vec<Done>) -> io::Result<()> {
+    fn turn(&mut self, sleep: Sleep, may_look: bool, done: &mut Vec<Done>) -> io::Result<()> {
         let ready = !self.pending.is_empty()
             || !self.finished.lock().expect("no panic under this lock").is_empty();
-        self.wait(if ready { Sleep::No } else { sleep })?;
+        self.wait(if ready { Sleep::No } else { sleep }, may_look)?;
         done.append(&mut self.pending);
         done.append(&mut self.finished.lock().expect("no panic under this lock"));
         Ok(())

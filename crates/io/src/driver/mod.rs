@@ -139,8 +139,9 @@ pub(crate) trait Driver {
     fn cancel(&mut self, slot: usize);
 
     /// Submits what was collected, sleeps until something completes, the inbox's wakeup is signalled
-    /// or the time is over, and appends what has completed.
-    fn turn(&mut self, sleep: Sleep, done: &mut Vec<Done>) -> io::Result<()>;
+    /// or the time is over, and appends what has completed. Looks before it sleeps, where that has paid
+    /// and `may_look`.
+    fn turn(&mut self, sleep: Sleep, may_look: bool, done: &mut Vec<Done>) -> io::Result<()>;
 }
 
 /// The driver for `engine`, and its name.

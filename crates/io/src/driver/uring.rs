@@ -221,7 +221,7 @@ impl Driver for Uring {
         self.push(&entry);
     }
 
-    fn turn(&mut self, sleep: Sleep, done: &mut Vec<Done>) -> io::Result<()> {
+    fn turn(&mut self, sleep: Sleep, may_look: bool, done: &mut Vec<Done>) -> io::Result<()> {
         if !self.wake_armed {
             self.wake_armed = true;
             let fd = types::Fd(self.inbox.wakeup.as_raw_fd());
@@ -232,7 +232,7 @@ impl Driver for Uring {
         let many = self.gathers && self.writes >= WRITES_MANY;
         let (sleep, begun) = match sleep {
             Sleep::No => (sleep, None),
-            _ if many => (sleep, None),
+            _ if many || !may_look => (sleep, None),
             _ if !self.patience.looks() => (sleep, Some(Instant::now())),
             _ => (if self.look(sleep)? { Sleep::No } else { sleep }, None),
         };
