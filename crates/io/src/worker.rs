@@ -19,7 +19,8 @@ use crate::timer::Timers;
 const TASKS_PER_TURN: usize = 128;
 
 /// A worker that moved so many bytes in a turn does not look before it sleeps: the moving costs more than
-/// the waking up. Nor does one that is ahead of a peer, that is, waits for room to send.
+/// the waking up. Nor does one that is ahead of a peer, that is, waits for room to send, or waits for a
+/// file, which takes longer than a look.
 const BULK: usize = 64 << 10;
 
 thread_local! {
@@ -258,7 +259,8 @@ fn run(worker: &Worker) {
             sleep if worker.inbox.prepare_sleep() => sleep,
             _ => Sleep::No,
         };
-        let may_look = worker.ahead.get() == 0 && worker.moved.take() < BULK;
+        let quick = worker.moved.take() < BULK && worker.ops.borrow().files_out == 0;
+        let may_look = quick && worker.ahead.get() == 0;
         let turned = worker.driver.borrow_mut().turn(sleep, may_look, &mut done);
         worker.inbox.awake();
         turned.expect("the kernel interface works after it was set up");

@@ -6,8 +6,8 @@
 //! twice for each request: 4 KiB reads one at a time went from 15,600 a second to 106,000 when both
 //! looked, with a third of the processor time; when the server alone did, to 37,000 with the same.
 //!
-//! Nobody looks who moves much at a time, or waits for room to send: what was gained was lost again, and
-//! reads of 256 KiB by a slower client cost the server two thirds more.
+//! Nobody looks who moves much at a time, waits for room to send, or for a disk: nothing was gained, and
+//! direct reads one at a time cost the server a third more.
 
 use std::thread;
 use std::time::{Duration, Instant};
