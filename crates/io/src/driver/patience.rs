@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 /// A worker looks for so long: as long as a sleep and the waking up cost in processor time, so that a look in
 /// vain at most doubles it.
-const LOOK: Duration = Duration::from_micros(20);
+const LOOK: Duration = Duration::from_micros(30);
 /// Sleeps up to this length would have been shorter without the waking up, and count as short.
 const SHORT: Duration = Duration::from_micros(100);
 /// So many waits have to be short, one after the other, before a worker looks.
