@@ -7,6 +7,7 @@
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
+use std::net::TcpListener;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -159,10 +160,26 @@ pub fn bounded(command: &mut Command, limit: Duration) -> Output {
 /// Where it does not start.
 #[track_caller]
 pub fn serve(scratch: &Scratch, name: &str, args: &[&str]) -> Server {
-    let socket = scratch.socket(name);
-    let mut command = blockhaul(&["serve", "--exit-with-parent", "--unix"]);
-    command.arg(&socket).args(args);
-    Server::start(command, &socket).unwrap_or_else(|why| panic!("{why}"))
+    Server::blockhaul(program(), &scratch.socket(name), args).unwrap_or_else(|why| panic!("{why}"))
+}
+
+/// Starts something that listens on a TCP port of this machine, which it is told: one that was free a
+/// moment ago. Gives what was started, and the port.
+///
+/// # Panics
+/// Where it fails with each of several ports; others may take one of them in between.
+#[track_caller]
+pub fn with_port<T>(mut start: impl FnMut(u16) -> Result<T, String>) -> (T, u16) {
+    let mut failed = Vec::new();
+    for _ in 0..5 {
+        let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+        let port = free.expect("this machine has a free port").port();
+        match start(port) {
+            Ok(started) => return (started, port),
+            Err(why) => failed.push(why),
+        }
+    }
+    panic!("{failed:?}")
 }
 
 /// Compiles a plugin; `None` (and the reason on standard error) where there is no compiler or no header

@@ -188,7 +188,7 @@ with_nbdkit!(scripts_on_standard_input_are_plugins_in_the_background, |both| {
     let alive = || Command::new("kill").args(["-0", number]).output().unwrap().status.success();
     assert!(alive(), "it is in the background");
     assert!(Command::new("kill").arg(number).status().unwrap().success());
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + LIMIT;
     while alive() && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(20));
     }

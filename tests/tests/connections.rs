@@ -5,12 +5,11 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use blockhaul_tests::{LIMIT, assert_same, blockhaul, bounded, lossy, serve, text};
+use blockhaul_tests::{LIMIT, assert_same, blockhaul, bounded, lossy, serve, text, with_port};
 use testkit::model::Model;
 use testkit::peer::{self, HandshakeFault, Offer, Scripted};
 use testkit::require_peer;
@@ -133,20 +132,21 @@ impl NbdServer {
     fn start(nbd_server: &Peer, file: &Path, options: &str) -> NbdServer {
         let scratch = Scratch::new().unwrap();
         let (socket, pid) = (scratch.socket("nbd-server"), scratch.file("pid"));
-        // It always listens on TCP, too.
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let config = scratch.file("config");
-        let lines = format!(
-            "[generic]\nunixsock = {}\nlistenaddr = 127.0.0.1\nport = {port}\n\
-             [disk]\nexportname = {}\n{options}\n",
-            text(&socket),
-            text(file)
-        );
-        fs::write(&config, lines).unwrap();
-        let mut command = nbd_server.command();
-        command.arg("-C").arg(&config).arg("-p").arg(&pid);
-        let output = bounded(&mut command, LIMIT);
-        assert!(output.status.success(), "{}", lossy(&output.stderr));
+        // It always listens on TCP, too.
+        with_port(|port| {
+            let lines = format!(
+                "[generic]\nunixsock = {}\nlistenaddr = 127.0.0.1\nport = {port}\n\
+                 [disk]\nexportname = {}\n{options}\n",
+                text(&socket),
+                text(file)
+            );
+            fs::write(&config, lines).unwrap();
+            let mut command = nbd_server.command();
+            command.arg("-C").arg(&config).arg("-p").arg(&pid);
+            let output = bounded(&mut command, LIMIT);
+            output.status.success().then_some(()).ok_or_else(|| lossy(&output.stderr))
+        });
         // Waits as a client does: the process that was started has ended.
         let begun = std::time::Instant::now();
         while std::os::unix::net::UnixStream::connect(&socket).is_err() {

@@ -26,7 +26,7 @@ impl Served {
     #[track_caller]
     fn start(scratch: &Scratch, args: &[&str]) -> Served {
         let control = scratch.socket("control");
-        let args = [&["-f", "--control", text(&control)], args].concat();
+        let args = [&["--control", text(&control)], args].concat();
         Served { server: serve(scratch, "s", &args), control }
     }
 

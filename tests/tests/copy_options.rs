@@ -252,11 +252,13 @@ fn a_killed_copy_can_be_done_again() {
     println!("BLOCKHAUL_SEED={seed}");
     let size = 32 << 20;
     image::sparse(&image, size, seed).unwrap();
-    let from = serve(&scratch, "s", &["-r", "--layer", "rate?rate=40M", text(&image)]);
+    let from = serve(&scratch, "s", &["-r", text(&image)]);
+    // None of them ends before it is killed.
+    let slow = serve(&scratch, "slow", &["-r", "--layer", "rate?rate=1M", text(&image)]);
     File::create(&target).unwrap().set_len(size).unwrap();
     let to = serve(&scratch, "t", &[text(&target)]);
     for millis in [30, 100, 200] {
-        let mut copy = blockhaul(&["copy", &from.uri(""), &to.uri("")]);
+        let mut copy = blockhaul(&["copy", &slow.uri(""), &to.uri("")]);
         let mut copy = copy.spawn().unwrap();
         std::thread::sleep(std::time::Duration::from_millis(millis));
         copy.kill().unwrap();

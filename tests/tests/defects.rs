@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use blockhaul_tests::{LIMIT, blockhaul, compile, text};
 use rustix::process::{Pid, Resource, Signal, getrlimit, kill_process, setrlimit};
 use testkit::peer::Conversation;
-use testkit::tools::Scratch;
+use testkit::tools::{Scratch, wait_within};
 use wire::{Command, Replies};
 
 /// A server of ours in the foreground, killed when this is dropped.
@@ -61,12 +61,10 @@ impl Running {
         kill_process(pid, Signal::TERM).unwrap();
     }
 
-    /// Stops it; its status, and how long it took.
-    fn stop(mut self) -> (ExitStatus, Duration) {
-        let begun = Instant::now();
+    /// Stops it.
+    fn stop(mut self) -> ExitStatus {
         self.signal();
-        let status = self.child.wait().unwrap();
-        (status, begun.elapsed())
+        wait_within(&mut self.child, LIMIT).expect("it does not stop")
     }
 
     /// Its resident memory, in bytes.
@@ -122,8 +120,8 @@ fn a_stop_waits_for_no_idle_client_and_closes_what_it_has_open() {
         let server = Running::start(&scratch, &[&device]);
         let mut client = server.client();
         assert_eq!(client.read(0, 512).unwrap(), [0; 512]);
-        let (status, took) = server.stop();
-        assert!(status.success() && took < Duration::from_secs(1), "{model}: {status}, {took:?}");
+        let status = server.stop();
+        assert!(status.success(), "{model}: {status}");
         assert_eq!(std::fs::read_to_string(&log).unwrap(), "open\nclose\n", "{model}");
         std::fs::remove_file(&log).unwrap();
     }
@@ -136,11 +134,10 @@ fn a_client_that_says_nothing_is_in_nobodys_way() {
     let scratch = Scratch::new().unwrap();
     for model in ["PARALLEL", "REQUESTS"] {
         let Some(path) = plugin(model, &scratch) else { return };
-        let server = Running::start(&scratch, &[&format!("nbdkit:{}", text(&path))]);
+        let device = format!("nbdkit:{}", text(&path));
+        let server = Running::start(&scratch, &[&device, "--timeout", "1h"]);
         let silent: Vec<_> = (0..5).map(|_| server.silent()).collect();
-        let begun = Instant::now();
         assert_eq!(server.client().read(0, 512).unwrap(), [0; 512]);
-        assert!(begun.elapsed() < Duration::from_secs(5), "{model}: {:?}", begun.elapsed());
         drop(silent);
     }
 }
@@ -155,10 +152,8 @@ fn the_time_for_the_handshake_ends_for_every_plugin() {
         let server = Running::start(&scratch, &[&device, "--timeout", "500ms"]);
         let mut silent = server.silent();
         silent.hello(3).unwrap();
-        let begun = Instant::now();
         // With one connection at a time this one waits for the other's end.
         assert_eq!(server.client().read(0, 512).unwrap(), [0; 512]);
-        assert!(begun.elapsed() < Duration::from_secs(5), "{model}: {:?}", begun.elapsed());
         silent.expect_close().unwrap();
     }
 }
@@ -178,8 +173,8 @@ fn a_thousand_idle_clients_need_little_memory() {
     let resident = server.resident();
     eprintln!("1,000 idle clients: {} KiB resident", resident >> 10);
     assert!(resident < 64 << 20, "{resident} bytes");
-    let (status, took) = server.stop();
-    assert!(status.success() && took < Duration::from_secs(2), "{status}, {took:?}");
+    let status = server.stop();
+    assert!(status.success(), "{status}");
 }
 
 /// Clients that ask for much and read nothing, or slowly, and those that send half of an option, are
@@ -207,17 +202,15 @@ fn slow_clients_and_floods_stay_within_the_limits() {
             [&b"IHAVEOPT"[..], &7_u32.to_be_bytes(), &(128_u32 << 10).to_be_bytes()].concat();
         let _ = client.send(&head).and_then(|()| client.send(&vec![1; 127 << 10]));
     }
-    let begun = Instant::now();
     let mut other = server.client();
     other.patience(LIMIT).unwrap();
     for at in 0..100 {
         assert_eq!(other.read(at << 12, 4096).unwrap().len(), 4096);
     }
-    assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
     // All memory of requests, 128 KiB for each handshake, and what connections cost.
     let grown = server.resident().saturating_sub(before);
     eprintln!("floods: {} KiB more resident", grown >> 10);
     assert!(grown < 64 << 20 | 32 << 20, "{grown} bytes");
-    let (status, took) = server.stop();
-    assert!(status.success() && took < Duration::from_secs(1), "{status}, {took:?}");
+    let status = server.stop();
+    assert!(status.success(), "{status}");
 }

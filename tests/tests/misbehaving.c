@@ -121,10 +121,18 @@ bad_pread (void *handle, void *buf, uint32_t count, uint64_t offset, uint32_t fl
     nbdkit_error ("the disk is on fire");
     return -1;
   }
+  if (is ("read-shut")) {
+    nbdkit_set_error (ESHUTDOWN);
+    nbdkit_error ("the office is closed");
+    return -1;
+  }
   if (is ("read-odd"))
     return 7;
   if (is ("hang") && offset == 0)
     sleep (2);
+  if (is ("hang-ever") && offset == 0)
+    for (;;)
+      pause ();
   if (is ("segv"))
     *nowhere = 1;
   if (is ("abort"))

@@ -236,6 +236,34 @@ with_plugin!(python_is_hosted, "python", |scratch| {
     assert!(output.status.success(), "{}", lossy(&output.stderr));
 });
 
+// Its reads and writes are direct: they begin on a page wherever they come from.
+with_plugin!(the_python_of_the_manual_is_read_and_written, "python", |scratch| {
+    let manual = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/plugins-python.md");
+    let manual = fs::read_to_string(manual).unwrap();
+    let source = manual.split("```python\n").nth(1).unwrap().split("```").next().unwrap();
+    assert!(source.lines().count() <= 50, "it says so");
+    let module = script(&scratch, "direct.py", source);
+    let disk = scratch.file("disk");
+    fs::File::create(&disk).unwrap().set_len(1 << 20).unwrap();
+    let plugin = format!("python?{module}&file={}", text(&disk));
+    write_and_read(&plugin, 1 << 20, &scratch);
+    assert_same(&disk, &scratch.file("in"), "the file behind the module");
+    fs::File::create(&disk).unwrap().set_len(1 << 20).unwrap();
+    // Many at a time, so that some come in one piece.
+    let client = "import nbd, os\nh = nbd.NBD()\nh.add_meta_context('base:allocation')\n\
+                  h.connect_uri(os.environ['uri'])\n\
+                  failed, found = [], []\n\
+                  for i in range(100):\n\
+                  \x20 h.aio_pwrite(bytearray([i + 1] * 4096), i * 4096, lambda error: failed.append(error.value) or 1)\n\
+                  while h.aio_in_flight() > 0: h.poll(-1)\n\
+                  assert failed == [0] * 100, failed\n\
+                  assert all(h.pread(4096, i * 4096) == bytes([i + 1] * 4096) for i in range(100))\n\
+                  h.block_status(1 << 20, 0, lambda context, at, runs, error: found.extend(runs) or 0)\n\
+                  assert found[-1] == 3 and found[-2] >= 512 << 10, found\n";
+    let client = script(&scratch, "client.py", client);
+    serving(&plugin, &[], &format!("uri=\"$uri\" python3 {client}"));
+});
+
 with_plugin!(perl_is_hosted, "perl", |scratch| {
     let source = "my $disk = \"\\0\" x 1048576;\n\
                   sub open { return { } }\n\

@@ -51,6 +51,8 @@ fn a_null_handle_and_wrong_answers_have_names() {
         ("null-open", "! nbdinfo \"$uri\" 2>&1", "open answered NULL and gave no reason"),
         ("open-error", "! nbdinfo \"$uri\" 2>&1", "the cupboard is bare"),
         ("read-error", read.as_str(), "the disk is on fire"),
+        // Seen in the log alone.
+        ("read-shut", &format!("! {READ}"), "the office is closed"),
         ("read-odd", read.as_str(), "pread answered 7 instead of 0 or -1"),
         ("size-odd", "! nbdinfo \"$uri\" 2>&1", "get_size answered -5"),
         ("block-odd", "! nbdinfo \"$uri\" 2>&1", "block_size answered 3, 4096 and 8192"),
@@ -87,6 +89,24 @@ fn a_plugin_that_never_answers_is_reported_and_the_server_goes_on() {
         assert!(said.contains(wanted) && said.contains("read of 512 bytes at offset 0"), "{said}");
         assert!(said.contains("buffer stays lent"), "{said}");
         assert!(mode != "hang" || said.contains("for 0.3 s, pread has not returned"), "{said}");
+    }
+}
+
+/// Without `--isolate` the server ends, with words: its service manager starts it again. What an
+/// asynchronous plugin keeps for ever counts, too.
+#[test]
+fn a_watchdog_ends_a_server_whose_plugin_hangs() {
+    let scratch = Scratch::new().unwrap();
+    for (mode, wanted) in [
+        ("hang-ever", "pread has not returned for 0.5 s; the watchdog ends the process"),
+        ("hang-open", "open has not returned for 0.5 s; the watchdog ends the process"),
+        ("async-cancel", "async_pread has not been answered for 0.5 s; the watchdog"),
+    ] {
+        let Some(plugin) = misbehaving(mode, &scratch) else { return };
+        let script = "! nbdsh -u \"nbd+unix:///hang?socket=$unixsocket\" -c 'h.pread(512, 0)' 2>&1";
+        let output = serve(&plugin, &format!("mode={mode}&@watchdog=500ms"), script);
+        let said = lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains(wanted), "{mode}: {said}");
     }
 }
 
@@ -135,6 +155,21 @@ fn a_crash_names_the_plugin_and_the_callback() {
         assert!(!output.status.success(), "{said}");
         assert!(said.contains(wanted), "{mode}: {said}");
     }
+}
+
+/// Of two plugins in a server, the line names the one.
+#[test]
+fn a_crash_names_no_other_plugin() {
+    let scratch = Scratch::new().unwrap();
+    let Some(other) = compile(Path::new("tests/tests/who.c"), "WHO", &scratch) else { return };
+    let Some(plugin) = misbehaving("segv", &scratch) else { return };
+    let device = format!("nbdkit:{}?mode=segv", text(&plugin));
+    let mut command = among_peers(program()).unwrap();
+    command.args(["serve", "-r", &device, "--export"]);
+    command.arg(format!("other=nbdkit:{}", text(&other)));
+    let said = lossy(&bounded(command.args(["--run", &format!("! {READ}")]), LIMIT).stderr);
+    let line = "segmentation fault in callback pread of plugin misbehaving\n";
+    assert!(said.contains(line), "{said}");
 }
 
 #[test]
@@ -296,11 +331,9 @@ fn a_plugin_is_told_who_the_client_is() {
     };
     let (plain, plain_out) = read("nbd+unix:///a%20name?socket=$unixsocket", "plain");
     let (proved, proved_out) = read(&tls, "proved");
-    let user = format!(
-        "uid={}\ngid={}\n",
-        rustix::process::getuid().as_raw(),
-        rustix::process::getgid().as_raw()
-    );
+    // Among the peers, a user who is not root is called so.
+    let own = |option: &str| done(among_peers("id").unwrap().arg(option));
+    let user = format!("uid={}gid={}", own("-u"), own("-g"));
     for (options, script, out, wanted) in [
         (&[][..], plain, plain_out, ["export=a name\ntls=0\nsubject=\nissuer=\n", &user]),
         (

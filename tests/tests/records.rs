@@ -1,9 +1,9 @@
 //! What the log of a server says as JSON, by member.
 #![allow(clippy::unwrap_used)]
 
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 
-use blockhaul_tests::{run, serve, soon, succeed, text};
+use blockhaul_tests::{program, run, serve, soon, succeed, text, with_port};
 use serde_json::{Value, json};
 use testkit::peer::Conversation;
 use testkit::tools::{Scratch, Server};
@@ -57,7 +57,6 @@ fn client(server: &Server, export: &str) -> Conversation {
 #[test]
 fn clients_come_fail_and_leave() {
     let scratch = Scratch::new().unwrap();
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
     let exports = [
         "--export",
         "good=memory:1M",
@@ -68,8 +67,12 @@ fn clients_come_fail_and_leave() {
         "memory:1M",
         "]",
     ];
-    let listen = ["--log-format", "json", "-v", "-i", "127.0.0.1", "-p", &port];
-    let server = serve(&scratch, "s", &[&listen[..], &exports[..]].concat());
+    let (server, port) = with_port(|port| {
+        let port = port.to_string();
+        let listen = ["--log-format", "json", "-v", "-i", "127.0.0.1", "-p", &port];
+        let args = [&listen[..], &exports].concat();
+        Server::blockhaul(program(), &scratch.socket("s"), &args)
+    });
 
     let mut bad = client(&server, "bad");
     has(
@@ -110,7 +113,7 @@ fn clients_come_fail_and_leave() {
     let address = stream.local_addr().unwrap().to_string();
     std::io::Write::write_all(&mut stream, &[0xff; 64]).unwrap();
     let told = record(&server, &format!("connection 2 from {address}: "));
-    has(&told, json!({ "level": "info", "connection": 2, "client": address, "export": null }));
+    has(&told, json!({ "level": "warn", "connection": 2, "client": address, "export": null }));
     let error = told["error"].as_str().unwrap();
     assert!(told["message"].as_str().unwrap().ends_with(error), "{told}");
 }

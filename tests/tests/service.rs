@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io::{Read as _, Write as _};
+use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{UnixDatagram, UnixStream};
@@ -252,14 +252,20 @@ fn a_service_manager_is_told() {
     manager.set_read_timeout(Some(LIMIT)).unwrap();
     let heard = || {
         let mut said = [0; 4096];
-        let len = manager.recv(&mut said).unwrap();
-        lossy(&said[..len])
+        loop {
+            match manager.recv(&mut said) {
+                Ok(len) => return lossy(&said[..len]),
+                // As after this process was stopped for a while.
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
     };
     let keys = scratch.file("keys");
     succeed(&["tls", "init", "--psk", "alice", text(&keys)]);
     let child = scratch.file("child");
     let script = format!("echo \"${{NOTIFY_SOCKET-none}}\" > {}; exec sleep 1000", text(&child));
-    let server = Running::start_with(
+    let mut server = Running::start_with(
         &scratch,
         &["--tls-psk", text(&keys), "memory:1M", "--run", &script],
         |command| command.env("NOTIFY_SOCKET", &path).env("WATCHDOG_USEC", "400000"),
@@ -289,6 +295,8 @@ fn a_service_manager_is_told() {
     drop(client);
     assert!(next().starts_with("STOPPING=1\nSTATUS="));
     assert_eq!(fs::read_to_string(&child).unwrap(), "none\n", "children would say they are ready");
+    // It ends its child first.
+    assert!(wait_within(&mut server.child, LIMIT).unwrap().success(), "{}", server.logged());
 }
 
 #[test]

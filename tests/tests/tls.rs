@@ -2,12 +2,13 @@
 //! clients, our client with nbdkit's and QEMU's servers, and each of ours with the other.
 #![allow(clippy::unwrap_used)]
 
+use std::cell::OnceCell;
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::sync::OnceLock;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use blockhaul_tests::{
@@ -19,7 +20,7 @@ use testkit::{image, require_peer};
 /// Whole sectors, for QEMU writes no others.
 const SIZE: u64 = (24 << 20) + 1536;
 
-/// Keys, certificates and an image, made once.
+/// Keys, certificates and an image, made once for all tests that run at the same time.
 struct Kit {
     _scratch: Scratch,
     keys: PathBuf,
@@ -27,9 +28,24 @@ struct Kit {
     image: PathBuf,
 }
 
-fn kit() -> &'static Kit {
-    static KIT: OnceLock<Kit> = OnceLock::new();
-    KIT.get_or_init(|| {
+/// The kit, which the thread of a test keeps until it ends; the last one removes it. A static value
+/// would never be dropped, and its directory stay.
+fn kit() -> Arc<Kit> {
+    static KIT: Mutex<Weak<Kit>> = Mutex::new(Weak::new());
+    thread_local!(static KEPT: OnceCell<Arc<Kit>> = const { OnceCell::new() });
+    let shared = || {
+        let mut kit = KIT.lock().unwrap_or_else(PoisonError::into_inner);
+        kit.upgrade().unwrap_or_else(|| {
+            let made = Arc::new(Kit::make());
+            *kit = Arc::downgrade(&made);
+            made
+        })
+    };
+    KEPT.with(|kept| kept.get_or_init(shared).clone())
+}
+
+impl Kit {
+    fn make() -> Kit {
         let scratch = Scratch::new().unwrap();
         let [keys, pki, image] = ["keys.psk", "pki", "image"].map(|name| scratch.file(name));
         let told = succeed(&["tls", "init", "--psk", "alice", "--psk", "qemu", text(&keys)]);
@@ -38,7 +54,7 @@ fn kit() -> &'static Kit {
         assert_eq!(told.lines().count(), 6);
         image::sparse(&image, SIZE, 5).unwrap();
         Kit { _scratch: scratch, keys, pki, image }
-    })
+    }
 }
 
 /// A URI with the parameters of TLS behind the socket.
@@ -51,13 +67,12 @@ fn with_keys(socket: &Path) -> String {
 }
 
 fn with_certificates(socket: &Path) -> String {
-    let pki = kit().pki.display();
-    uri("", socket, &format!("tls-certificates={pki}&tls-hostname=localhost"))
+    let pki = &kit().pki;
+    uri("", socket, &format!("tls-certificates={}&tls-hostname=localhost", pki.display()))
 }
 
 /// Our server's options, and a client's URI for it.
-fn both_ways(scratch: &Scratch) -> [(&'static str, Vec<&'static str>, String); 3] {
-    let kit = kit();
+fn both_ways<'a>(kit: &'a Kit, scratch: &Scratch) -> [(&'static str, Vec<&'a str>, String); 3] {
     let [k, c, v] = ["k", "c", "v"].map(|name| scratch.socket(name));
     let pki = text(&kit.pki);
     [
@@ -72,7 +87,7 @@ fn libnbd_and_we_read_and_write_through_our_server() {
     let kit = kit();
     let scratch = Scratch::new().unwrap();
     let (nbdcopy, nbdinfo) = (Peer::find("nbdcopy").ok(), Peer::find("nbdinfo").ok());
-    for (name, options, uri) in both_ways(&scratch) {
+    for (name, options, uri) in both_ways(&kit, &scratch) {
         let target = scratch.file(&format!("target-{name}"));
         fs::File::create(&target).unwrap().set_len(SIZE).unwrap();
         let server = serve(&scratch, name, &[&options[..], &[text(&target)]].concat());
@@ -219,7 +234,7 @@ impl Logged {
         command.arg(scratch.socket("s")).args(options).arg(device);
         command.stderr(fs::File::create(scratch.file("log")).unwrap());
         let server = Logged { child: command.spawn().unwrap(), scratch };
-        for _ in 0..500 {
+        for _ in 0..5000 {
             if UnixStream::connect(server.scratch.socket("s")).is_ok() {
                 return server;
             }
@@ -237,7 +252,7 @@ impl Logged {
     /// What it has logged by the time that this stands in it.
     fn log_with(&self, text: &str) -> String {
         let mut log = String::new();
-        for _ in 0..500 {
+        for _ in 0..5000 {
             log = fs::read_to_string(self.scratch.file("log")).unwrap();
             if log.contains(text) {
                 return log;
@@ -377,6 +392,30 @@ fn certificates_are_checked_on_both_sides() {
     succeed(&["info", &with_certificates(&socket)]);
     // Without a name for a Unix socket the signature alone counts.
     succeed(&["info", &uri("", &socket, &format!("tls-certificates={pki}"))]);
+}
+
+/// Else whoever is between would need no key, but any certificate.
+#[test]
+fn a_client_with_a_key_takes_no_certificate_for_it() {
+    let kit = kit();
+    let server = Logged::start(&["--tls-certificates", text(&kit.pki)], "memory:1M");
+    let socket = server.scratch.socket("s");
+    let told = "the server does not know the key, but shows a certificate";
+    for more in ["", "&tls-verify-peer=0", "&tls-hostname=localhost"] {
+        info_fails(&format!("{}{more}", with_keys(&socket)), told);
+    }
+    server.log_with("refused connection");
+    let output = run(&["copy", "--retries", "0", &with_keys(&socket), "null:"]);
+    assert!(!output.status.success() && lossy(&output.stderr).contains(told), "{output:?}");
+    // Neither from a peer's server.
+    let nbdkit = require_peer!("nbdkit");
+    let scratch = Scratch::new().unwrap();
+    let socket = scratch.socket("n");
+    let mut command = nbdkit.command();
+    command.args(["-f", "--exit-with-parent", "--tls=require", "-U"]).arg(&socket);
+    command.arg(format!("--tls-certificates={}", kit.pki.display())).args(["memory", "1M"]);
+    let _server = Server::start(command, &socket).unwrap();
+    info_fails(&with_keys(&socket), told);
 }
 
 #[test]

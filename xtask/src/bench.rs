@@ -1,7 +1,11 @@
 //! `cargo xtask bench`: builds blockhaul for speed and measures it next to the peers; the documents
 //! and checks that belong to it.
 
+use std::ffi::OsString;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::{env, fs};
 
 use crate::peers::Peers;
 use crate::{Outcome, guard, pages, run};
@@ -51,6 +55,9 @@ pub fn main(args: &[String]) -> Outcome {
     let commit = run::quiet(Command::new("git").args(["rev-parse", "HEAD"]));
     let mut bench = Command::new(run::target().join("peers/enter"));
     bench.current_dir(run::workspace());
+    if let Some(path) = with_perf(&run::target().join("bench-tools"))? {
+        bench.env("PATH", path);
+    }
     bench.arg(run::target().join("release/blockhaul")).arg("bench");
     match args.split_first() {
         Some((first, rest)) if first == "--" => bench.args(rest),
@@ -64,4 +71,44 @@ pub fn main(args: &[String]) -> Outcome {
         }
     };
     run::show(&mut bench)
+}
+
+/// PATH with a folder at its end in which perf(1) is the machine's: it belongs to the kernel, not to the
+/// peers, whose `/usr` hides it. It runs in this process's own mount namespace, which root may enter.
+/// `None`: this machine has none.
+fn with_perf(dir: &Path) -> Result<Option<OsString>, String> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let mut folders: Vec<PathBuf> = env::split_paths(&path).collect();
+    let found = folders.iter().map(|folder| folder.join("perf")).find(|perf| perf.is_file());
+    let Some(perf) = found.filter(|perf| perf.is_absolute()) else { return Ok(None) };
+    let failed = |error| format!("cannot write {}: {error}", dir.display());
+    fs::create_dir_all(dir).map_err(failed)?;
+    let wrapper = dir.join("perf");
+    fs::write(&wrapper, wrapper_text(std::process::id(), &perf)).map_err(failed)?;
+    fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755)).map_err(failed)?;
+    folders.push(dir.to_path_buf());
+    env::join_paths(folders).map(Some).map_err(|error| format!("PATH: {error}"))
+}
+
+fn wrapper_text(here: u32, perf: &Path) -> String {
+    let perf = perf.display().to_string().replace('\'', "'\\''");
+    format!("#!/bin/sh\nexec nsenter --mount=/proc/{here}/ns/mnt -- '{perf}' \"$@\"\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_wrapper_runs_what_it_is_given_with_its_arguments() {
+        let dir = tempfile::tempdir().unwrap();
+        let perf = dir.path().join("per'f");
+        fs::write(&perf, "#!/bin/sh\necho \"$2\"\n").unwrap();
+        fs::set_permissions(&perf, fs::Permissions::from_mode(0o755)).unwrap();
+        // Entering needs permission: that word stands for it here.
+        let text = wrapper_text(std::process::id(), &perf).replace("nsenter --mount", "env A");
+        let text = text.replace(" -- ", " ");
+        let output = Command::new("sh").args(["-c", &text, "perf", "stat", "a b"]).output();
+        assert_eq!(output.unwrap().stdout, b"a b\n");
+    }
 }

@@ -27,7 +27,7 @@ impl Backend for Ones {
 
     fn example(&self) -> &'static str {
         r#"
-blockhaul copy 'ones:1M?byte=90' - | od -A d -t x1
+blockhaul copy 'ones:1M?byte=0x5a' - | od -A d -t x1
 "#
     }
 
@@ -37,7 +37,7 @@ blockhaul copy 'ones:1M?byte=90' - | od -A d -t x1
                 name: "byte",
                 kind: ParamKind::Number,
                 default: Some("255"),
-                doc: "The byte, 0 to 255.",
+                doc: "The byte, 0 to 255, or 0x00 to 0xff.",
             }]
         }
     }

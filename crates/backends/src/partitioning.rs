@@ -1,12 +1,11 @@
 //! `partitioning:FILE,FILE…`: a disk with a partition for each file, as nbdkit's plugin of that name
 //! makes it: the same layout and the same partition tables, but for random GUIDs.
 
-use std::str::FromStr;
 use std::sync::Arc;
 
 use block::{
     Args, Backend, Device, Error, Kind, Opened, Opening, Param, ParamKind, Result, Target,
-    parse_size,
+    parse_number, parse_size,
 };
 
 use crate::table::{self, Guid, SECTOR};
@@ -194,14 +193,8 @@ fn id(text: &str) -> Result<u8> {
     if text.eq_ignore_ascii_case("default") {
         return Ok(LINUX);
     }
-    let hexadecimal = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X"));
-    let octal = text.strip_prefix('0').filter(|digits| !digits.is_empty());
-    let number = match (hexadecimal, octal) {
-        (Some(digits), _) => u8::from_str_radix(digits, 16),
-        (None, Some(digits)) => u8::from_str_radix(digits, 8),
-        _ => u8::from_str(text),
-    };
-    number.map_err(|_| wrong(format!("mbr-id {text:?} is not a type: write 0x00 to 0xff")))
+    parse_number(text)
+        .map_err(|_| wrong(format!("mbr-id {text:?} is not a type: write 0x00 to 0xff")))
 }
 
 fn kind(text: &str) -> Result<Guid> {

@@ -12,7 +12,7 @@ use io::{Config, Runtime};
 use testkit::rng::{self, Rng};
 use testkit::tools::{Peer, Scratch, output};
 
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// What the plugin makes of it, written to `out`; false: it refuses.
 fn theirs(nbdkit: &Peer, text: &str, variables: &[(&str, &str)], out: &Path) -> bool {

@@ -10,7 +10,7 @@ use block::{DeviceExt, Intent, Kind, Registry, Request, Spec, Stack};
 use io::{Config, Data, Runtime};
 use testkit::tools::{Peer, Scratch, output};
 
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(120);
 
 async fn open(spec: String, intent: Intent) -> block::Result<Stack> {
     let registry =

@@ -42,7 +42,7 @@ fn disks_are_those_of_nbdkit() {
         let mut command = nbdkit.command();
         command.args(["--exit-with-parent", "sparse-random"]).args(*parameters);
         command.arg("--run").arg(format!("nbdcopy \"$uri\" {}", out.display()));
-        let told = output(command.stdin(Stdio::null()), Duration::from_secs(30)).unwrap();
+        let told = output(command.stdin(Stdio::null()), Duration::from_secs(120)).unwrap();
         assert!(told.status.success(), "{told:?}");
         let (theirs, spec) = (std::fs::read(&out).unwrap(), format!("sparse-random:{options}"));
         let differs = run(move || async move {

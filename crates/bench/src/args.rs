@@ -77,7 +77,8 @@ pub enum Action {
     ///
     /// Wall times are compared as ratios to the reference column of the same run, so that results
     /// of different days and machines can be compared. Exit status 1 if a ratio became worse by
-    /// more than the threshold, or a cell fails that went well; 2 if they cannot be compared.
+    /// more than the threshold, or a cell fails that went well; 2 if they cannot be compared. Where
+    /// the label of a column says blockhaul, only such columns count: the others are peers.
     #[command(after_long_help = manual::COMPARE)]
     Compare {
         /// The older result: a folder with result.json, or one of such folders

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
-use crate::result::{Cell, Report};
+use crate::result::{Cell, Report, is_ours};
 use crate::save;
 
 /// What came of a comparison.
@@ -72,21 +72,26 @@ pub fn reports(old: &Report, new: &Report, threshold_percent: f64) -> Result<Com
         new.title, old.started, new.started
     );
     let (mut worse, mut seen) = (0, 0);
+    // Where some columns are of this program, the others are peers, who may become slower.
+    let some_are_ours = new.columns.iter().any(|column| is_ours(column));
     for cell in &new.cells {
         let (row, column) = (&new.rows[cell.row].label, &new.columns[cell.column]);
         if *column == reference {
             continue;
         }
         let Some(other) = find(old, row, column) else { continue };
+        let counts = !some_are_ours || is_ours(column);
         let line = match (&other.ratio, &cell.ratio) {
             (Some(before), Some(after)) if before.median > 0.0 => {
                 seen += 1;
                 let percent = 100.0 * (after.median / before.median - 1.0);
                 let mut line =
                     format!("{:.2} -> {:.2}  {percent:+.0}%", before.median, after.median);
-                if percent > threshold_percent {
+                if percent > threshold_percent && counts {
                     worse += 1;
                     line.push_str("  SLOWER");
+                } else if percent > threshold_percent {
+                    line.push_str("  a slower peer");
                 } else if percent < -threshold_percent {
                     line.push_str("  faster");
                 }
@@ -96,7 +101,7 @@ pub fn reports(old: &Report, new: &Report, threshold_percent: f64) -> Result<Com
                 line
             }
             (Some(_), None) if cell.failed > 0 && cell.good == 0 => {
-                worse += 1;
+                worse += usize::from(counts);
                 "FAILS NOW".to_owned()
             }
             _ => continue,
@@ -195,6 +200,18 @@ mod tests {
         let found = reports(&made(&[1.0]), &made(&[]), 10.0).unwrap();
         assert_eq!(found.worse, 1);
         assert!(found.text.contains("FAILS NOW"), "{}", found.text);
+    }
+
+    #[test]
+    fn a_peer_may_become_slower() {
+        let made = |ours: f64, theirs: f64| {
+            let columns = ["peer", "blockhaul copy", "other peer"];
+            report(&columns, &[("row", &[&[2.0], &[ours], &[theirs]])])
+        };
+        let found = reports(&made(1.0, 1.0), &made(1.0, 2.0), 10.0).unwrap();
+        assert_eq!(found.worse, 0);
+        assert!(found.text.contains("+100%  a slower peer"), "{}", found.text);
+        assert_eq!(reports(&made(1.0, 1.0), &made(2.0, 1.0), 10.0).unwrap().worse, 1);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! What a person must know of a report beside its tables: how it was measured, on what, and what failed.
 
+use crate::metric::Metric;
 use crate::result::Report;
 use crate::run::FAILURES_MAX;
 
@@ -67,6 +68,14 @@ pub fn notes(report: &Report) -> Vec<String> {
             notes.push(format!("Not checked: {}: {reason}.", row.label));
         }
     }
+    let measured = report.cells.iter().any(|cell| cell.good > 0);
+    for metric in report.show.iter().filter(|metric| measured && !report.has(**metric)) {
+        let why = match metric {
+            Metric::ServersCalls => "that takes perf(1), the permission to use it, and --warmup 1",
+            _ => "the kernel does not tell it here",
+        };
+        notes.push(format!("Not measured: {}: {why}.", metric.title(report)));
+    }
     notes
 }
 
@@ -114,5 +123,14 @@ mod tests {
         assert!(circumstances(&report).starts_with("Full size; median of 2 runs"));
         report.one_size = true;
         assert!(circumstances(&report).starts_with("Median of 2 runs"));
+    }
+
+    #[test]
+    fn what_could_not_be_measured_is_told_with_the_reason() {
+        let mut report = report(&["a"], &[("row", &[&[1.0]])]);
+        assert_eq!(notes(&report), Vec::<String>::new());
+        report.show = vec![Metric::ServersCalls];
+        let told = "Not measured: System calls of the servers, thousands: that takes perf(1)";
+        assert!(notes(&report)[0].starts_with(told), "{:?}", notes(&report));
     }
 }

@@ -13,6 +13,11 @@ use crate::usage::Usage;
 /// Version of the layout of `result.json`; one more when a reader of the old one would go wrong.
 pub const FORMAT: u32 = 1;
 
+/// Whether a column or a program is of this project: its label says so. All others are peers.
+pub fn is_ours(label: &str) -> bool {
+    label.contains("blockhaul")
+}
+
 /// A scenario's results with all that is needed to judge and repeat them.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Report {
@@ -216,9 +221,14 @@ impl Report {
     /// What is shown of it, in order.
     pub fn metrics(&self) -> Vec<Metric> {
         let mut metrics = Metric::BASE.to_vec();
-        let more = Metric::MORE.iter().filter(|metric| self.show.contains(metric));
-        metrics.extend(more);
+        metrics.extend(Metric::MORE.iter().filter(|metric| self.show.contains(metric)));
+        metrics.retain(|metric| Metric::BASE.contains(metric) || self.has(*metric));
         metrics
+    }
+
+    /// Whether a cell has a value: what could not be measured anywhere is no table.
+    pub fn has(&self, metric: Metric) -> bool {
+        self.cells.iter().any(|cell| metric.of(cell).is_some())
     }
 
     /// The cell of a row and a column.
@@ -491,6 +501,16 @@ mod tests {
         assert_eq!(median(Metric::ServersCalls), Some(77.0));
         runs[0].servers[0].1.calls = None;
         assert_eq!(Metric::ServersCalls.of(&summarize(&plan, &runs)[0]), None);
+    }
+
+    #[test]
+    fn what_was_measured_nowhere_is_no_table() {
+        let mut report = crate::table::tests::report(&["a"], &[("row", &[&[1.0]])]);
+        report.show = vec![Metric::ServersCalls, Metric::ServersCpu];
+        assert_eq!(report.metrics(), Metric::BASE);
+        let summary = Summary::of(&[3.0]).unwrap();
+        report.cells[0].more.insert(Metric::ServersCpu, summary);
+        assert_eq!(report.metrics()[Metric::BASE.len()..], [Metric::ServersCpu]);
     }
 
     #[test]

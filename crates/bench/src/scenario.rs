@@ -133,6 +133,9 @@ pub struct Needs {
     /// Programs that must be found.
     #[serde(default)]
     pub programs: Vec<String>,
+    /// Files that must be there, as seen from the folder in which it is started.
+    #[serde(default)]
+    pub files: Vec<String>,
     /// Whether the user must be root.
     #[serde(default)]
     pub root: bool,

@@ -22,11 +22,16 @@ pub fn text(report: &Report) -> String {
     out
 }
 
-/// The table of one metric for Markdown, without the lines of differences.
-pub fn markdown_grid(report: &Report, metric: Metric) -> String {
+/// The table of one metric for Markdown, without letters and differences; none where nothing was
+/// measured of it.
+pub fn markdown_grid(report: &Report, metric: Metric) -> Option<String> {
+    report.cells.iter().find(|cell| metric.of(cell).is_some())?;
     let mut grid = grid(report, metric);
-    grid.lines.iter_mut().for_each(|line| line.differences.clear());
-    grid.markdown()
+    for (line, heading) in grid.lines.iter_mut().zip(&report.rows) {
+        line.label.clone_from(&heading.label);
+        line.differences.clear();
+    }
+    Some(grid.markdown())
 }
 
 /// All tables and notes, and how to repeat it, as a Markdown document.
@@ -207,7 +212,11 @@ impl Grid {
         let plain = |text: &str| text.replace('|', "\\|");
         let mut out = String::from("| |");
         for (at, column) in self.columns.iter().enumerate() {
-            out.push_str(&format!(" {}: {} |", letter(at), plain(column)));
+            // Letters are what differences name.
+            match self.lines.iter().any(|line| !line.differences.is_empty()) {
+                true => out.push_str(&format!(" {}: {} |", letter(at), plain(column))),
+                false => out.push_str(&format!(" {} |", plain(column))),
+            }
         }
         out.push_str(&format!("\n|---|{}\n", "---|".repeat(self.columns.len())));
         for line in &self.lines {

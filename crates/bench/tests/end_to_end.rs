@@ -129,14 +129,24 @@ fn rounds_are_in_random_order_that_repeats_with_the_seed() {
 
 #[test]
 fn ctrl_c_keeps_what_was_measured() {
-    let text = COPIERS.replace("runs = 3", "runs = 1000");
     let dir = tempfile::tempdir().unwrap();
+    let mark = dir.path().join("mark");
+    let text = COPIERS.replace("runs = 3", "runs = 1000").replace(
+        r#"command = ["cp", "{scratch}/source", "{scratch}/target"]"#,
+        &format!(
+            "command = \"cp {{scratch}}/source {{scratch}}/target; echo >>{}\"",
+            mark.display()
+        ),
+    );
     let scenario = Scenario::parse("x", &text).unwrap();
     let stop = AtomicBool::new(false);
     let options = options(dir.path(), &["--column", "good", "--warmup", "0"]);
     let report = std::thread::scope(|scope| {
         scope.spawn(|| {
-            std::thread::sleep(Duration::from_millis(500));
+            // Some runs have ended.
+            while std::fs::read(&mark).map_or(0, |lines| lines.len()) < 5 {
+                std::thread::sleep(Duration::from_millis(5));
+            }
             stop.store(true, Ordering::Relaxed);
         });
         bench::run_scenario("x", &scenario, &options, &stop).unwrap().unwrap()

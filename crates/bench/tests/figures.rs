@@ -13,3 +13,15 @@ fn figures_are_in_step_with_the_results() {
         assert!(found == text, "{name} is not up to date: run `cargo xtask bench docs`");
     }
 }
+
+#[test]
+fn links_within_the_document_lead_to_a_scenario() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap();
+    let (_, text) = bench::docs::documents(root).unwrap().pop().unwrap();
+    let links: Vec<&str> =
+        text.split("](#").skip(1).map(|rest| rest.split_once(')').unwrap().0).collect();
+    assert!(!links.is_empty());
+    for link in links {
+        assert!(text.contains(&format!("<a id=\"{link}\"></a>")), "nothing is at #{link}");
+    }
+}

@@ -30,6 +30,9 @@ impl Target {
     }
 
     /// What stands behind the scheme, as text.
+    ///
+    /// # Errors
+    /// [`Kind::Usage`] where it is not UTF-8.
     pub fn text(&self) -> Result<&str> {
         self.rest.to_str().ok_or_else(|| Error::new(Kind::Usage, "the name is not UTF-8"))
     }

@@ -78,6 +78,25 @@ impl Facts {
         (0..self.contexts.len()).fold(Contexts::empty(), Contexts::with)
     }
 
+    /// The block sizes that clients hear: those that somebody has said, or else the device's own,
+    /// without a bound where its bound is the usual one.
+    pub fn told_or_own(&self) -> BlockSizes {
+        self.told.unwrap_or_else(|| {
+            let unbounded = self.block.maximum >= BlockSizes::default().maximum;
+            let maximum = if unbounded { u32::MAX } else { self.block.maximum };
+            BlockSizes { maximum, ..self.block }
+        })
+    }
+
+    /// Has clients hear that requests of whole blocks of this many bytes need no extra work, unless
+    /// such a block is longer than a request may be. `block` is a power of two, at least 512.
+    pub fn prefer(&mut self, block: u32) {
+        let told = self.told_or_own();
+        if told.maximum >= block {
+            self.told = Some(BlockSizes { preferred: told.preferred.max(block), ..told });
+        }
+    }
+
     /// The context of this name.
     pub fn context(&self, name: &str) -> Option<Contexts> {
         let index = self.contexts.iter().position(|context| context == name)?;
@@ -93,8 +112,22 @@ pub struct BlockSizes {
     pub minimum: u32,
     /// Requests of multiples of this, so aligned, need no extra work; a power of two, at least 512.
     pub preferred: u32,
-    /// Longest read or write.
+    /// Longest read or write in bytes.
     pub maximum: u32,
+}
+
+impl BlockSizes {
+    /// Sizes that a plugin or script says; none where they are no sizes. The bounds are nbdkit's for
+    /// plugins: `maximum` is a multiple of `minimum`, or all ones, for no bound.
+    pub fn told(minimum: u32, preferred: u32, maximum: u32) -> Option<BlockSizes> {
+        let fine = (1..=65536).contains(&minimum)
+            && minimum.is_power_of_two()
+            && (512..=32 << 20).contains(&preferred)
+            && preferred.is_power_of_two()
+            && minimum <= preferred
+            && (maximum == u32::MAX || maximum.is_multiple_of(minimum) && maximum >= preferred);
+        fine.then_some(BlockSizes { minimum, preferred, maximum })
+    }
 }
 
 impl Default for BlockSizes {

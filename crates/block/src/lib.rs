@@ -74,6 +74,6 @@ pub use pending::{Outcome, Pending};
 pub use registry::Registry;
 pub use request::{Flags, Op, OpKind, Reply, Request};
 pub use several::{Named, Several};
-pub use size::{format_size, parse_duration, parse_rate, parse_size};
+pub use size::{format_size, parse_duration, parse_number, parse_rate, parse_size, parse_switch};
 pub use spec::{Spec, percent_decode};
 pub use stack::Stack;

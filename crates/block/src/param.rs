@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::spec::percent_decode_value;
-use crate::{Error, Kind, Result, parse_duration, parse_rate, parse_size};
+use crate::{
+    Error, Kind, Result, parse_duration, parse_number, parse_rate, parse_size, parse_switch,
+};
 
 /// A parameter of a backend or a layer, given as `key=value`.
 #[derive(Debug, Clone, Copy)]
@@ -28,11 +30,11 @@ pub enum ParamKind {
     Rate,
     /// A time: `50ms`.
     Duration,
-    /// A whole number.
+    /// A whole number: `12`, `0x0c`, `014`.
     Number,
-    /// A share, as `30%` or `0.3`.
+    /// A share, as `30%`, `0.3`, `3:10` or `3/10`.
     Share,
-    /// `on` or `off` (also yes, no, true, false, 1, 0).
+    /// `on` or `off` (also yes, no, true, false, their first letters, 1, 0).
     Switch,
     /// One of these words.
     Choice(&'static [&'static str]),
@@ -60,9 +62,9 @@ impl ParamKind {
             ParamKind::Size => parse_size(text).map(drop),
             ParamKind::Rate => parse_rate(text).map(drop),
             ParamKind::Duration => parse_duration(text).map(drop),
-            ParamKind::Number => number(text).map(drop),
+            ParamKind::Number => parse_number::<u64>(text).map(drop),
             ParamKind::Share => share(text).map(drop),
-            ParamKind::Switch => switch(text).map(drop),
+            ParamKind::Switch => parse_switch(text).map(drop),
             ParamKind::Choice(words) if words.contains(&text) => Ok(()),
             ParamKind::Choice(words) => {
                 let text = format!("{text:?} is not one of {}", words.join(", "));
@@ -82,6 +84,9 @@ pub struct Args {
 
 impl Args {
     /// Checks typed options against the declarations of `owner` (for messages).
+    ///
+    /// # Errors
+    /// [`Kind::Usage`] where an option is unknown, with the known ones, or its value is not of its kind.
     pub fn check(owner: &str, params: &[Param], typed: &[(String, String)]) -> Result<Args> {
         let mut values = BTreeMap::new();
         for (key, value) in typed {
@@ -142,7 +147,7 @@ impl Args {
 
     /// A whole number.
     pub fn number(&self, name: &str) -> Option<u64> {
-        self.text(name).and_then(|text| number(text).ok())
+        self.text(name).and_then(|text| parse_number(text).ok())
     }
 
     /// A share between 0 and 1.
@@ -152,7 +157,7 @@ impl Args {
 
     /// A switch; off when not given.
     pub fn switch(&self, name: &str) -> bool {
-        self.text(name).and_then(|text| switch(text).ok()).unwrap_or(false)
+        self.text(name).and_then(|text| parse_switch(text).ok()).unwrap_or(false)
     }
 }
 
@@ -166,6 +171,9 @@ fn unknown(owner: &str, params: &[Param], key: &str) -> Error {
 }
 
 /// Splits `key=value&key=value`, both percent-decoded.
+///
+/// # Errors
+/// [`Kind::Usage`] where a part has no `=`, or as [`percent_decode`](crate::percent_decode).
 pub fn parse_options(text: &str) -> Result<Vec<(String, String)>> {
     let mut options = Vec::new();
     for part in text.split('&').filter(|part| !part.is_empty()) {
@@ -178,30 +186,24 @@ pub fn parse_options(text: &str) -> Result<Vec<(String, String)>> {
     Ok(options)
 }
 
-fn number(text: &str) -> Result<u64> {
-    text.parse()
-        .map_err(|_| Error::new(Kind::Usage, format!("{text:?} is not a whole number from 0 on")))
-}
-
 fn share(text: &str) -> Result<f64> {
-    let (digits, scale) = match text.strip_suffix('%') {
-        Some(digits) => (digits, 100.0),
-        None => (text, 1.0),
+    let (above, below) = match (text.strip_suffix('%'), text.split_once([':', '/'])) {
+        (Some(digits), _) => (digits, "100"),
+        (None, Some(parts)) => parts,
+        (None, None) => (text, "1"),
     };
-    match digits.parse::<f64>() {
-        Ok(value) if (0.0..=1.0).contains(&(value / scale)) => Ok(value / scale),
+    let number = |digits: &str| {
+        let plain = digits.starts_with(|c: char| c.is_ascii_digit() || c == '.');
+        digits.parse::<f64>().ok().filter(|_| plain)
+    };
+    match (number(above), number(below)) {
+        // As nbdkit: none of none is none.
+        (Some(0.0), Some(0.0)) => Ok(0.0),
+        (Some(above), Some(below)) if above <= below => Ok(above / below),
         _ => {
-            let text = format!("{text:?} is not a share: give 0% to 100%, or 0 to 1");
+            let text = format!("{text:?} is not a share: give 0% to 100%, 0 to 1, or 1:1000");
             Err(Error::new(Kind::Usage, text))
         }
-    }
-}
-
-fn switch(text: &str) -> Result<bool> {
-    match text.to_ascii_lowercase().as_str() {
-        "on" | "yes" | "true" | "1" => Ok(true),
-        "off" | "no" | "false" | "0" => Ok(false),
-        _ => Err(Error::new(Kind::Usage, format!("{text:?} is neither on nor off"))),
     }
 }
 
@@ -227,6 +229,23 @@ mod tests {
         assert_eq!(args.share("data"), Some(0.3));
         assert!(args.switch("direct"));
         assert_eq!(args.text("mode"), Some("b"));
+    }
+
+    #[test]
+    fn shares_and_switches_have_several_forms() {
+        for text in ["25%", "0.25", ".25", "1:4", "1/4", "2.5e-1"] {
+            assert_eq!(share(text).unwrap(), 0.25, "{text}");
+        }
+        assert_eq!((share("0:0").unwrap(), share("1").unwrap()), (0.0, 1.0));
+        for text in
+            ["", "%", "101%", "2", "-0.1", "+1", "nan", "inf", "1:0", "5:4", "1:", "1:2:3", "1%:2"]
+        {
+            assert!(share(text).is_err(), "{text}");
+        }
+        let on = ["on", "Yes", "y", "TRUE", "t", "1"].map(|text| parse_switch(text).unwrap());
+        let off = ["off", "no", "N", "false", "f", "0"].map(|text| parse_switch(text).unwrap());
+        assert_eq!((on, off), ([true; 6], [false; 6]));
+        assert!(["", "2", "o", "ye"].iter().all(|text| parse_switch(text).is_err()));
     }
 
     #[test]

@@ -208,7 +208,10 @@ mod tests {
             let mut polled = request();
             assert!(io::timeout(Duration::ZERO, &mut polled).await.is_err());
             drop(polled);
-            io::sleep(Duration::from_millis(50)).await;
+            while ended.get() < 3 {
+                io::sleep(Duration::from_millis(1)).await;
+            }
+            io::sleep(Duration::from_millis(20)).await;
             ended.get()
         });
         assert_eq!(ended, 3);

@@ -24,6 +24,9 @@ pub struct Registry {
 
 impl Registry {
     /// The kind of storage behind a scheme.
+    ///
+    /// # Errors
+    /// [`Kind::Usage`] with the known ones, where there is none.
     pub fn backend(&self, scheme: &str) -> Result<&'static dyn Backend> {
         let found = self.backends.iter().find(|backend| backend.schemes().contains(&scheme));
         found.copied().ok_or_else(|| {
@@ -39,6 +42,10 @@ impl Registry {
     }
 
     /// Makes a layer from `NAME[?key=value&…]`.
+    ///
+    /// # Errors
+    /// [`Kind::Usage`] where the name or an option is unknown, or a value does not fit; what the layer
+    /// needs to be made (a file, a folder) can fail, too.
     pub fn layer(&self, text: &str) -> Result<Arc<dyn Layer>> {
         let (name, options) = text.split_once('?').unwrap_or((text, ""));
         let kind = self.layer_kind(name)?;
@@ -46,6 +53,9 @@ impl Registry {
     }
 
     /// The kind of layer of this name.
+    ///
+    /// # Errors
+    /// [`Kind::Usage`] with the known ones, where there is none.
     pub fn layer_kind(&self, name: &str) -> Result<&'static dyn LayerKind> {
         self.layers.iter().find(|kind| kind.name() == name).copied().ok_or_else(|| {
             let known: Vec<_> = self.layers.iter().map(|kind| kind.name()).collect();
@@ -55,6 +65,9 @@ impl Registry {
     }
 
     /// Checks a description without opening anything.
+    ///
+    /// # Errors
+    /// [`Kind::Usage`] where its scheme or an option is unknown, or a value does not fit.
     pub fn target(&self, spec: &Spec, intent: Intent) -> Result<(&'static dyn Backend, Target)> {
         let plain = |scheme: &'static str, rest: OsString, command| {
             let backend = self.backend(scheme)?;

@@ -68,11 +68,12 @@ impl Inside {
             return (!self.storages.is_empty()).then_some((0, ""));
         }
         let behind = self.storages.iter().enumerate().filter(|(_, one)| !one.single);
-        let mut behind = behind.filter_map(|(index, one)| match one.name.is_empty() {
+        let behind = behind.filter_map(|(index, one)| match one.name.is_empty() {
             true => Some((index, name)),
             false => Some((index, name.strip_prefix(&one.name)?.strip_prefix('/')?)),
         });
-        behind.next()
+        // The longest own name: that of a storage with the empty name fits everything.
+        behind.min_by_key(|(_, below)| below.len())
     }
 
     /// The client's visit to a storage: it is admitted there when it asks for the first time.
@@ -170,6 +171,10 @@ mod tests {
         for unknown in ["b", "a/", "a/x", "/a", "dx", "..", "d.."] {
             assert_eq!(all.find(unknown), None, "{unknown}");
         }
+        // In any order.
+        let all = inside(&[("", false), ("d", false), ("d/e", false), ("f", false)]);
+        let found = ["x/a", "d/a", "d/e/a", "d/e", "f/a"].map(|name| all.find(name).unwrap());
+        assert_eq!(found, [(0, "x/a"), (1, "a"), (2, "a"), (2, ""), (3, "a")]);
         let all = inside(&[("a", true), ("", true)]);
         assert_eq!(all.find(""), Some((1, "")));
         assert_eq!(all.find("b"), None);

@@ -1,12 +1,42 @@
-//! Sizes, durations and rates as people type them.
+//! Numbers, sizes, durations, rates and switches as people type them.
 
 use std::time::Duration;
 
 use crate::{Error, Kind, Result};
 
+/// Parses a whole number as C programs read them, nbdkit among them: decimal, hexadecimal behind `0x`,
+/// octal behind another `0`; blanks and one `+` may stand before it.
+///
+/// # Errors
+/// [`Kind::Usage`] for anything else, and for what does not fit into a `T`.
+pub fn parse_number<T: TryFrom<u64>>(text: &str) -> Result<T> {
+    let blank = |letter: char| letter.is_ascii_whitespace() || letter == '\x0b';
+    let typed = text.trim_start_matches(blank);
+    let typed = typed.strip_prefix('+').unwrap_or(typed);
+    let (digits, base) = match typed.as_bytes() {
+        [b'0', b'x' | b'X', ..] => (&typed[2..], 16),
+        [b'0', _, ..] => (&typed[1..], 8),
+        _ => (typed, 10),
+    };
+    // A second sign is no digit.
+    let all = digits.chars().all(|letter| letter.is_digit(base));
+    let number = u64::from_str_radix(if all { digits } else { "" }, base).map_err(|_| {
+        let text = format!("{text:?} is not a whole number from 0 on, such as 12, 0x0c or 014");
+        Error::new(Kind::Usage, text)
+    })?;
+    T::try_from(number).map_err(|_| Error::new(Kind::Usage, format!("{text:?} is too large")))
+}
+
 /// Parses a size in bytes: a decimal number and an optional unit. Units, base 1024, either case:
-/// b k m g t p e, KiB MiB GiB TiB PiB EiB; `s` is a sector of 512 bytes.
+/// b k m g t p e, KiB MiB GiB TiB PiB EiB; `s` is a sector of 512 bytes. A hexadecimal number, behind
+/// `0x`, has no unit.
+///
+/// # Errors
+/// [`Kind::Usage`] for anything else, and for more than 2^63 - 1 bytes, the largest offset of a file.
 pub fn parse_size(text: &str) -> Result<u64> {
+    if let Some(size) = hexadecimal(text) {
+        return limited(text, Some(size));
+    }
     let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (digits, unit) = text.split_at(split);
     let wrong = || {
@@ -28,9 +58,15 @@ pub fn parse_size(text: &str) -> Result<u64> {
         "e" | "eib" => 1 << 60,
         _ => return Err(wrong()),
     };
-    number
-        .checked_mul(factor)
-        .filter(|&size| i64::try_from(size).is_ok())
+    limited(text, number.checked_mul(factor))
+}
+
+fn hexadecimal(text: &str) -> Option<u64> {
+    text.starts_with("0x").then(|| parse_number(text).ok()).flatten()
+}
+
+fn limited(text: &str, size: Option<u64>) -> Result<u64> {
+    size.filter(|&size| i64::try_from(size).is_ok())
         .ok_or_else(|| Error::new(Kind::Usage, format!("{text} is more than 2^63 - 1 bytes")))
 }
 
@@ -46,15 +82,21 @@ pub fn format_size(size: u64) -> String {
 }
 
 /// Parses a rate in bytes per second: a size, with an optional `/s`.
+///
+/// # Errors
+/// As [`parse_size`].
 pub fn parse_rate(text: &str) -> Result<u64> {
     parse_size(text.strip_suffix("/s").unwrap_or(text))
 }
 
-/// Parses a duration: a number, which may have a fraction, and ns, us, ms, s, m or h; a plain number
-/// is seconds.
+/// Parses a duration: a number, which may have a fraction and an exponent, and ns, us, ms, s, m or h; a
+/// plain number is seconds.
+///
+/// # Errors
+/// [`Kind::Usage`] for anything else.
 pub fn parse_duration(text: &str) -> Result<Duration> {
-    let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
-    let (number, unit) = text.split_at(split);
+    let units = text.trim_end_matches(|c: char| !c.is_ascii_digit() && c != '.');
+    let (number, unit) = text.split_at(units.len());
     let wrong = || {
         let text =
             format!("{text:?} is not a time: give a number with ms, s, m or h, for example 50ms");
@@ -63,7 +105,8 @@ pub fn parse_duration(text: &str) -> Result<Duration> {
     let number: f64 = number.parse().map_err(|_| wrong())?;
     let seconds = match unit {
         "ns" => number / 1e9,
-        "us" | "µs" => number / 1e6,
+        // The sign for micro, and the Greek letter.
+        "us" | "µs" | "μs" => number / 1e6,
         "ms" => number / 1e3,
         "" | "s" => number,
         "m" | "min" => number * 60.0,
@@ -71,6 +114,18 @@ pub fn parse_duration(text: &str) -> Result<Duration> {
         _ => return Err(wrong()),
     };
     Duration::try_from_secs_f64(seconds).map_err(|_| wrong())
+}
+
+/// Parses `on` or `off`, in one of the words that nbdkit and libnbd know for them, in either case.
+///
+/// # Errors
+/// [`Kind::Usage`] for anything else.
+pub fn parse_switch(text: &str) -> Result<bool> {
+    match text.to_ascii_lowercase().as_str() {
+        "on" | "yes" | "y" | "true" | "t" | "1" => Ok(true),
+        "off" | "no" | "n" | "false" | "f" | "0" => Ok(false),
+        _ => Err(Error::new(Kind::Usage, format!("{text:?} is neither on nor off"))),
+    }
 }
 
 #[cfg(test)]
@@ -90,15 +145,61 @@ mod tests {
             ("2mib", 2 << 20),
             ("1G", 1 << 30),
             ("7e", 7 << 60),
+            ("010", 10),
+            ("0x10", 16),
+            ("0xbE", 190),
         ];
         for (text, size) in good {
             assert_eq!(parse_size(text).unwrap(), size, "{text}");
         }
         for text in
-            ["", "k", "1.5G", "-1", "10 M", "1kb", "1MB", "8e", "0x10", "99999999999999999999"]
+            ["", "k", "1.5G", "-1", "10 M", "1kb", "1MB", "8e", "0x", "0xg", "99999999999999999999"]
         {
             assert_eq!(parse_size(text).unwrap_err().kind(), Kind::Usage, "{text}");
         }
+    }
+
+    #[test]
+    fn numbers_are_read_as_c_programs_read_them() {
+        let good = [
+            ("0", 0),
+            ("90", 90),
+            ("0x5a", 90),
+            ("0X5A", 90),
+            ("0132", 90),
+            (" \t+90", 90),
+            ("00", 0),
+            ("18446744073709551615", u64::MAX),
+            ("0xffffffffffffffff", u64::MAX),
+        ];
+        for (text, number) in good {
+            assert_eq!(parse_number::<u64>(text).unwrap(), number, "{text}");
+        }
+        let bad = [
+            "",
+            " ",
+            "+",
+            "-1",
+            "++1",
+            "0x",
+            "0x+1",
+            "0+1",
+            "08",
+            "1k",
+            "90 ",
+            "5a",
+            "1e3",
+            "18446744073709551616",
+        ];
+        for text in bad {
+            assert_eq!(parse_number::<u64>(text).unwrap_err().kind(), Kind::Usage, "{text}");
+        }
+    }
+
+    #[test]
+    fn numbers_that_do_not_fit_are_refused() {
+        assert_eq!(parse_number::<u8>("0xff").unwrap(), 255);
+        assert_eq!(parse_number::<u8>("256").unwrap_err().kind(), Kind::Usage);
     }
 
     #[test]
@@ -115,7 +216,10 @@ mod tests {
         assert_eq!(parse_duration("50ms").unwrap(), Duration::from_millis(50));
         assert_eq!(parse_duration("1.5").unwrap(), Duration::from_millis(1500));
         assert_eq!(parse_duration("2m").unwrap(), Duration::from_secs(120));
-        for text in ["", "ms", "1 s", "-1s", "1e9x", "."] {
+        assert_eq!(parse_duration("1e-3s").unwrap(), Duration::from_millis(1));
+        assert_eq!(parse_duration("15e2").unwrap(), Duration::from_secs(1500));
+        assert_eq!(parse_duration("7μs").unwrap(), Duration::from_micros(7));
+        for text in ["", "ms", "1 s", "-1s", "1e9x", ".", "inf", "nan", "1e99", "1e-", "e3"] {
             assert!(parse_duration(text).is_err(), "{text}");
         }
         assert_eq!(parse_rate("10M/s").unwrap(), 10 << 20);

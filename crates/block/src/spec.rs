@@ -28,6 +28,9 @@ pub enum Spec {
 
 impl Spec {
     /// Parses one word of a command line.
+    ///
+    /// # Errors
+    /// [`Kind::Usage`] where it is empty.
     pub fn parse(word: &OsStr) -> Result<Spec> {
         if word == "-" {
             return Ok(Spec::Pipe);
@@ -66,7 +69,10 @@ impl fmt::Display for Spec {
     }
 }
 
-/// Replaces `%XX` by the byte; the result must be UTF-8.
+/// Replaces `%XX` by the byte.
+///
+/// # Errors
+/// [`Kind::Usage`] where a `%` stands alone, or the result is not UTF-8.
 pub fn percent_decode(text: &str) -> Result<String> {
     let strict = "% must be followed by two hexadecimal digits (%25 for %)";
     decode(text, |_| Err(Error::new(Kind::Usage, format!("{text:?}: {strict}"))))

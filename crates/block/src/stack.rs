@@ -17,8 +17,8 @@ pub struct Stack {
 
 impl Stack {
     /// A stack over a device that is there already: every handle is this one.
-    pub fn over(device: Arc<dyn Device>) -> Result<Stack> {
-        Ok(Stack { device: fence(emulate(device)), more: None, layers: Vec::new() })
+    pub fn over(device: Arc<dyn Device>) -> Stack {
+        Stack { device: fence(emulate(device)), more: None, layers: Vec::new() }
     }
 
     /// The first handle.

@@ -3,6 +3,7 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener};
+use std::os::unix::fs::FileTypeExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
@@ -48,10 +49,16 @@ impl Listener {
     }
 
     /// Listens on a Unix socket. One on which nobody listens any more, which a killed run has left, is
-    /// replaced.
+    /// replaced; what is no socket stays.
     pub fn unix(path: &Path) -> std::io::Result<Listener> {
         let bound = UnixListener::bind(path);
-        let left_over = bound.as_ref().is_err_and(|error| error.kind() == ErrorKind::AddrInUse)
+        let taken = bound.as_ref().is_err_and(|error| error.kind() == ErrorKind::AddrInUse);
+        // Connections to other files are refused, too.
+        if taken && !std::fs::symlink_metadata(path)?.file_type().is_socket() {
+            let text = "there is something that is no socket: choose another name";
+            return Err(std::io::Error::new(ErrorKind::AlreadyExists, text));
+        }
+        let left_over = taken
             && UnixStream::connect(path)
                 .is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused);
         let listener = match left_over {

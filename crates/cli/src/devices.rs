@@ -50,10 +50,15 @@ pub fn layers(registry: &Registry, names: &[String]) -> Result<Vec<Arc<dyn Layer
     names.iter().map(|name| registry.layer(name)).collect()
 }
 
-/// Whether one of the layers is put over what is there already ([`block::LayerKind::needs_content`]).
-pub fn need_content(registry: &Registry, names: &[String]) -> Result<bool> {
-    let kind = |text: &String| registry.layer_kind(text.split('?').next().unwrap_or(text));
-    names.iter().try_fold(false, |needed, text| Ok(needed || kind(text)?.needs_content()))
+/// Those of the layers that are put over what is there already ([`block::LayerKind::needs_content`]).
+pub fn over_content<'a>(registry: &Registry, names: &'a [String]) -> Result<Vec<&'a str>> {
+    let mut over = Vec::new();
+    for text in names {
+        if registry.layer_kind(text.split('?').next().unwrap_or(text))?.needs_content() {
+            over.push(text.as_str());
+        }
+    }
+    Ok(over)
 }
 
 /// The same as [`layers()`], with the way to change them while they are in use.
@@ -154,7 +159,7 @@ pub fn readonly(registry: &Registry, device: &Arc<dyn Device>) -> Result<Arc<dyn
         return Ok(device.clone());
     }
     let layer: Arc<dyn Layer> = registry.layer("readonly")?;
-    Ok(Stack::over(layer.wrap(device.clone())?)?.device().clone())
+    Ok(Stack::over(layer.wrap(device.clone())?).device().clone())
 }
 
 #[cfg(test)]

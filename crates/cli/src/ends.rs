@@ -1,8 +1,10 @@
 //! What the descriptions of two sides name: the path of a file, and whether they name the same storage.
 
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use block::Spec;
+use rustix::fs::OFlags;
 use wire::uri::{Transport, Uri};
 
 /// Whether two descriptions name the same storage.
@@ -30,6 +32,16 @@ pub(crate) fn path_of(spec: &Spec) -> Option<PathBuf> {
         }
         _ => None,
     }
+}
+
+/// Whether this stands for a standard stream that was closed when the program began. Rust opens
+/// `/dev/null` then, for reading and writing; who redirects standard input from there opens it for reading.
+pub(crate) fn is_put_in_place(fd: &OwnedFd) -> bool {
+    const NULL: (u32, u32) = (1, 3);
+    let device = rustix::fs::fstat(fd).map(|data| data.st_rdev);
+    let is_null = device.is_ok_and(|id| (rustix::fs::major(id), rustix::fs::minor(id)) == NULL);
+    let mode = rustix::fs::fcntl_getfl(fd).map(|flags| flags & OFlags::RWMODE);
+    is_null && mode == Ok(OFlags::RDWR)
 }
 
 fn same_export(one: &Uri, other: &Uri) -> bool {

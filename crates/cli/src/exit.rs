@@ -48,8 +48,8 @@ pub const TABLE: &[(&str, &str)] = &[
     ("8", "verification found source and target, or device and manifest, different"),
     (
         "128+N",
-        "stopped by signal N: 130 for Ctrl-C, 143 for SIGTERM; a shell says 137 of SIGKILL: what the \
-         journal of a copy had recorded counts",
+        "stopped by signal N: 130 for Ctrl-C, 143 for SIGTERM, 141 if standard output was closed before \
+         the end of a copy; a shell says 137 of SIGKILL: what the journal of a copy had recorded counts",
     ),
     (
         "compare",

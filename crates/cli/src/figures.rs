@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use engine::{LATENCY_BOUNDS, Progress, Rate};
+use engine::{LATENCY_BOUNDS, Meters, Progress, Rate, Routes, Snapshot};
 
 use crate::metrics::{Figures, Page};
 
@@ -43,112 +43,127 @@ impl Pace {
     }
 }
 
+/// The sides of a copy, in the order of the pairs in its counters.
+const SIDES: [&str; 2] = ["source", "target"];
+
+/// A disk's counters at one moment.
+struct Seen<'a> {
+    name: Option<&'a str>,
+    now: Snapshot,
+    meters: Meters,
+    routes: Routes,
+}
+
+impl Seen<'_> {
+    /// The label of the disk, where there are several, and one more.
+    fn labels<'a>(&'a self, more: Option<(&'a str, &'a str)>) -> Vec<(&'a str, &'a str)> {
+        self.name.map(|name| ("disk", name)).into_iter().chain(more).collect()
+    }
+}
+
+/// A page in the making: figures of one name follow each other, disk by disk.
+struct Making<'a> {
+    figures: Figures,
+    disks: Vec<Seen<'a>>,
+}
+
+impl Making<'_> {
+    /// A figure of the whole copy.
+    fn one(&mut self, name: &str, help: &str, value: f64) {
+        self.figures.add(&format!("blockhaul_copy_{name}"), "gauge", help, &[], value);
+    }
+
+    /// A figure of each disk. One whose name ends in `_total` only grows.
+    fn each(&mut self, name: &str, help: &str, value: impl Fn(&Seen<'_>) -> u64) {
+        self.by(name, help, "", |disk| [("", value(disk))]);
+    }
+
+    /// A figure of each disk for each value of a label.
+    fn by<const N: usize>(
+        &mut self,
+        name: &str,
+        help: &str,
+        label: &str,
+        values: impl Fn(&Seen<'_>) -> [(&'static str, u64); N],
+    ) {
+        let kind = if name.ends_with("_total") { "counter" } else { "gauge" };
+        let name = format!("blockhaul_copy_{name}");
+        for disk in &self.disks {
+            for (which, value) in values(disk) {
+                let labels = disk.labels((!label.is_empty()).then_some((label, which)));
+                self.figures.add(&name, kind, help, &labels, value as f64);
+            }
+        }
+    }
+
+    /// How long requests took.
+    fn latencies(&mut self) {
+        for disk in &self.disks {
+            for (side, latency) in SIDES.into_iter().zip(disk.meters.latency) {
+                self.figures.histogram(
+                    "blockhaul_copy_request_seconds",
+                    "Time until a read of the source, or what changes the target, was answered.",
+                    &disk.labels(Some(("side", side))),
+                    (&LATENCY_BOUNDS, &latency.classes, latency.seconds),
+                );
+            }
+        }
+    }
+}
+
 fn text(disks: &[Watched], limit: Option<&Rate>, pace: &Mutex<Pace>) -> String {
-    let mut figures = Figures::default();
-    let all: Vec<_> = disks
+    let disks: Vec<_> = disks
         .iter()
-        .map(|disk| {
-            let progress = &disk.progress;
-            (disk.name.as_deref(), progress.snapshot(), progress.meters(), progress.routes())
+        .map(|Watched { name, progress }| Seen {
+            name: name.as_deref(),
+            now: progress.snapshot(),
+            meters: progress.meters(),
+            routes: progress.routes(),
         })
         .collect();
-    let labels = |name: Option<&str>, more: &[(&'static str, &'static str)]| {
-        let named = name.map(|name| ("disk", name.to_string()));
-        let more = more.iter().map(|(key, value)| (*key, (*value).to_string()));
-        named.into_iter().chain(more).collect::<Vec<_>>()
-    };
-    let mut add = |name: &str, kind: &str, help: &str, labels: Vec<(&str, String)>, value: f64| {
-        let labels: Vec<_> = labels.iter().map(|(key, value)| (*key, value.as_str())).collect();
-        figures.add(name, kind, help, &labels, value);
-    };
-    for (disk, now, ..) in &all {
-        let kinds = [
-            ("data", now.data),
-            ("zero", now.zeroed),
-            ("skipped", now.skipped),
-            ("resumed", now.resumed),
-        ];
-        for (kind, bytes) in kinds {
-            let help = "Bytes of the source that are done: written as data, zeroed on the target, \
-                        zero there already, copied by an earlier run.";
-            let labels = labels(*disk, &[("kind", kind)]);
-            add("blockhaul_copy_bytes_total", "counter", help, labels, bytes as f64);
-        }
-    }
-    for (disk, now, ..) in &all {
-        let help = "Bytes of the source; 0 while it is not known.";
-        let value = now.total as f64;
-        add("blockhaul_copy_size_bytes", "gauge", help, labels(*disk, &[]), value);
-    }
-    for (disk, now, ..) in &all {
-        let help = "Bytes that were read again to verify or digest them.";
-        let value = now.verified as f64;
-        add("blockhaul_copy_verified_bytes_total", "counter", help, labels(*disk, &[]), value);
-    }
-    let done = all.iter().map(|(_, now, ..)| now.done() + now.verified).sum();
+    let done = disks.iter().map(|disk| disk.now.done() + disk.now.verified).sum();
+    let mut page = Making { figures: Figures::default(), disks };
+    page.by(
+        "bytes_total",
+        "Bytes of the source that are done: written as data, zeroed on the target, zero there already, \
+         copied by an earlier run.",
+        "kind",
+        |disk| {
+            let now = &disk.now;
+            [
+                ("data", now.data),
+                ("zero", now.zeroed),
+                ("skipped", now.skipped),
+                ("resumed", now.resumed),
+            ]
+        },
+    );
+    page.each("size_bytes", "Bytes of the source; 0 while it is not known.", |disk| disk.now.total);
+    let help = "Bytes that were read again to verify or digest them.";
+    page.each("verified_bytes_total", help, |disk| disk.now.verified);
     let rate = pace.lock().expect("no panic under this lock").note(done);
     let help = "Bytes a second of all disks since this page was read last.";
-    add("blockhaul_copy_bytes_per_second", "gauge", help, Vec::new(), rate);
+    page.one("bytes_per_second", help, rate);
     let (bytes, requests) = limit.map_or((0, 0), Rate::limits);
     let help = "Limit on bytes a second; 0 for none.";
-    add("blockhaul_copy_limit_bytes_per_second", "gauge", help, Vec::new(), bytes as f64);
+    page.one("limit_bytes_per_second", help, bytes as f64);
     let help = "Limit on requests a second; 0 for none.";
-    add("blockhaul_copy_limit_requests_per_second", "gauge", help, Vec::new(), requests as f64);
-    for (disk, _, meters, _) in &all {
-        let help = "Requests in flight.";
-        let value = meters.in_flight as f64;
-        add("blockhaul_copy_requests_in_flight", "gauge", help, labels(*disk, &[]), value);
-    }
-    for (disk, now, ..) in &all {
-        let help = "Requests that may be in flight, as far as is found to pay.";
-        let value = now.requests as f64;
-        add("blockhaul_copy_requests_window", "gauge", help, labels(*disk, &[]), value);
-    }
-    for (disk, now, ..) in &all {
-        let help = "Bytes of a request.";
-        let value = now.request_size as f64;
-        add("blockhaul_copy_request_size_bytes", "gauge", help, labels(*disk, &[]), value);
-    }
-    for (disk, now, ..) in &all {
-        let help = "Connections in use to each side.";
-        let value = now.connections as f64;
-        add("blockhaul_copy_connections", "gauge", help, labels(*disk, &[]), value);
-    }
-    const SIDES: [&str; 2] = ["source", "target"];
-    for (disk, _, meters, _) in &all {
-        for (side, count) in SIDES.into_iter().zip(meters.retried) {
-            let help = "Requests that were repeated.";
-            let labels = labels(*disk, &[("side", side)]);
-            add("blockhaul_copy_retries_total", "counter", help, labels, count as f64);
-        }
-    }
-    for (disk, _, meters, _) in &all {
-        for (side, count) in SIDES.into_iter().zip(meters.reconnected) {
-            let help = "Connections that were made again.";
-            let labels = labels(*disk, &[("side", side)]);
-            add("blockhaul_copy_reconnects_total", "counter", help, labels, count as f64);
-        }
-    }
-    for (disk, .., routes) in &all {
-        for (route, bytes) in routes.named() {
-            let help = "Bytes by the way they went.";
-            let labels = labels(*disk, &[("route", route)]);
-            add("blockhaul_copy_route_bytes_total", "counter", help, labels, bytes as f64);
-        }
-    }
-    for (disk, _, meters, _) in &all {
-        for (side, latency) in SIDES.into_iter().zip(meters.latency) {
-            let labels = labels(*disk, &[("side", side)]);
-            let labels: Vec<_> = labels.iter().map(|(key, value)| (*key, value.as_str())).collect();
-            figures.histogram(
-                "blockhaul_copy_request_seconds",
-                "Time until a read of the source, or what changes the target, was answered.",
-                &labels,
-                (&LATENCY_BOUNDS, &latency.classes, latency.seconds),
-            );
-        }
-    }
-    figures.finish()
+    page.one("limit_requests_per_second", help, requests as f64);
+    page.each("requests_in_flight", "Requests in flight.", |disk| disk.meters.in_flight as u64);
+    let help = "Requests that may be in flight, as far as is found to pay.";
+    page.each("requests_window", help, |disk| disk.now.requests as u64);
+    page.each("request_size_bytes", "Bytes of a request.", |disk| disk.now.request_size);
+    let help = "Connections in use to each side.";
+    page.each("connections", help, |disk| disk.now.connections as u64);
+    let sides = |[source, target]: [u64; 2]| [(SIDES[0], source), (SIDES[1], target)];
+    let help = "Requests that were repeated.";
+    page.by("retries_total", help, "side", |disk| sides(disk.meters.retried));
+    let help = "Connections that were made again.";
+    page.by("reconnects_total", help, "side", |disk| sides(disk.meters.reconnected));
+    let help = "Bytes by the way they went.";
+    page.by("route_bytes_total", help, "route", |disk| disk.routes.named());
+    page.latencies();
+    page.figures.finish()
 }
 
 #[cfg(test)]

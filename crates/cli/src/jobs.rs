@@ -8,13 +8,13 @@ use engine::{ByKernel, Rate};
 use io::{Pool, Remote};
 
 use crate::copy::job::{Job, Report};
-use crate::ends::same;
-use crate::exit::{self, Failure, Outcome, plain};
+use crate::ends::{path_of, same};
+use crate::exit::{self, Failure, Outcome};
 use crate::figures::Watched;
 use crate::jobfile::{self, Disk};
 use crate::progress::Reporter;
 use crate::session::Session;
-use crate::{args, brackets, long, out, signals};
+use crate::{args, brackets, long, signals};
 
 /// Disks at a time: enough to keep a path busy while one of them ends or begins.
 const PARALLEL: u16 = 4;
@@ -79,7 +79,8 @@ impl Running {
             job.options.connections = job.options.connections.min(share);
         }
         if let Some(journal) = &mut job.journal {
-            journal.keep = true;
+            // An increment is over when its manifest is there: the next one begins with that.
+            journal.keep = args.since.is_none();
         }
         let watched = Watched { name: Some(name.clone()), progress: job.progress.clone() };
         let (journal, manifest) = (args.journal, args.manifest);
@@ -89,14 +90,29 @@ impl Running {
 
 /// Refuses disks that would get into each other's way.
 fn check_together(disks: &[Running]) -> Result<(), Failure> {
-    let mut files: HashMap<&Path, &Running> = HashMap::new();
+    let mut files: HashMap<PathBuf, (&Path, &Running)> = HashMap::new();
     for disk in disks {
         for file in [&disk.journal, &disk.manifest].into_iter().flatten() {
-            if let Some(other) = files.insert(file, disk) {
+            if let Some((_, other)) = files.insert(full(file), (file, disk)) {
                 let (place, name, file) = (&disk.place, &disk.name, file.display());
                 let text = format!("{place}: disk {name}: disk {} writes {file}, too", other.name);
                 return Err(Failure::usage(text));
             }
+        }
+    }
+    for (file, disk) in files.into_values() {
+        let beside = block::Spec::Path(file.to_path_buf());
+        let is_beside =
+            |job: &Job| [job.ends().0, job.ends().1].map(|end| same_place(&beside, end));
+        let taken =
+            |other: &&Running| other.job.as_ref().is_some_and(|job| is_beside(job) != [false; 2]);
+        if let Some(other) = disks.iter().find(taken) {
+            let (place, name, file) = (&disk.place, &disk.name, file.display());
+            let text = format!(
+                "{place}: disk {name}: {file} is a side of disk {}: choose another name",
+                other.name
+            );
+            return Err(Failure::usage(text));
         }
     }
     for (index, disk) in disks.iter().enumerate() {
@@ -120,10 +136,20 @@ fn check_together(disks: &[Running]) -> Result<(), Failure> {
     Ok(())
 }
 
+/// The path of a file that need not be there yet, in one way of many.
+fn full(path: &Path) -> PathBuf {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let folder = std::fs::canonicalize(folder.unwrap_or(Path::new(".")));
+    match (folder, path.file_name()) {
+        (Ok(folder), Some(name)) => folder.join(name),
+        _ => path.to_path_buf(),
+    }
+}
+
 /// Whether two descriptions mean the same, also where nothing is there yet.
 fn same_place(one: &block::Spec, other: &block::Spec) -> bool {
-    let file = matches!(one, block::Spec::Path(_));
-    same(one, other) || (file && one == other)
+    let [path, other_path] = [one, other].map(|spec| path_of(spec).map(|path| full(&path)));
+    same(one, other) || (path.is_some() && path == other_path)
 }
 
 /// Opens all disks, then copies them, so many at a time.
@@ -211,7 +237,8 @@ fn tell(disks: &[Running], verbose: bool, signal: i32) -> Outcome {
         _ => None,
     });
     let Some(any) = failed.first() else {
-        remove_journals(disks);
+        // They have no more to say.
+        disks.iter().filter_map(|disk| disk.journal.as_deref()).for_each(long::remove);
         return Ok(0);
     };
     let complete = disks.len() - failed.len();
@@ -240,14 +267,4 @@ fn tell(disks: &[Running], verbose: bool, signal: i32) -> Outcome {
     let counts = if begun { counts } else { "nothing was copied".to_string() };
     let text = format!("disk {}: {failure}{others}; {counts}", disk.name);
     Err(Failure::new(failure.status(), text))
-}
-
-/// All disks are complete: their journals have no more to say.
-fn remove_journals(disks: &[Running]) {
-    for path in disks.iter().filter_map(|disk| disk.journal.as_ref()) {
-        if let Err(error) = std::fs::remove_file(path) {
-            let (path, why) = (path.display(), plain(&error));
-            out::error(&format!("blockhaul: copy: warning: cannot remove {path}: {why}\n"));
-        }
-    }
 }

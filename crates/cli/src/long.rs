@@ -39,6 +39,18 @@ impl Journal {
         !self.restart && self.path.exists()
     }
 
+    /// Removes it where it has no more to say, unless others need it; and where what it says is not
+    /// what the target holds.
+    pub fn after_verification<T>(&self, verified: &Result<T, Failure>) {
+        let over = match verified {
+            Ok(_) => !self.keep,
+            Err(failure) => failure.status() == exit::DIFFERENT,
+        };
+        if over {
+            remove(&self.path);
+        }
+    }
+
     /// The journal of a copy between these, which are open.
     pub fn options(&self, source: &Spec, target: &Spec) -> JournalOptions {
         JournalOptions {
@@ -49,6 +61,18 @@ impl Journal {
             source: identity(source, true),
             target: identity(target, false),
         }
+    }
+}
+
+/// Removes a journal, if it is still there; a warning where it cannot be.
+pub fn remove(path: &Path) {
+    let removed = std::fs::remove_file(path).and_then(|()| io::sync_folder(path));
+    match removed {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            let (path, why) = (path.display(), plain(&error));
+            log::warn!("cannot remove the journal {path}: {why}");
+        }
+        _ => {}
     }
 }
 
@@ -67,6 +91,15 @@ fn identity(spec: &Spec, unchanged: bool) -> String {
         Some(((device, inode), _)) => format!("file {device}:{inode}"),
         None => spec.to_string(),
     }
+}
+
+/// Layers that show a part or a form of what is there, as a journal names them. As digests: what is typed may be a passphrase.
+pub fn seen_through(layers: &[&str]) -> String {
+    let told = layers.iter().map(|text| {
+        let name = text.split('?').next().unwrap_or(text);
+        format!(" through {name} {}", &blake3::hash(text.as_bytes()).to_hex()[..12])
+    });
+    told.collect()
 }
 
 /// Copies that took at least this long before they failed should have had a journal.

@@ -11,13 +11,13 @@ pub fn run(args: &args::Plugin) -> Outcome {
         Some((key, value)) => (Some(key.to_string()), value.to_string()),
         None => (None, word.clone()),
     });
-    let settings = cabi::Settings {
-        plugin: args.plugin.clone(),
-        config: config.collect(),
-        ..cabi::Settings::default()
+    let failed = |error| Failure::opening("plugin", &args.plugin, &error);
+    let mut settings = match args.plugin.strip_prefix("nbdkit:") {
+        Some(device) => cabi::Settings::parse(device).map_err(failed)?,
+        None => cabi::Settings { plugin: args.plugin.clone(), ..cabi::Settings::default() },
     };
-    let text =
-        cabi::dump(&settings).map_err(|error| Failure::opening("plugin", &args.plugin, &error))?;
+    settings.config.extend(config);
+    let text = cabi::dump(&settings).map_err(failed)?;
     out::print(text.as_bytes())?;
     Ok(0)
 }

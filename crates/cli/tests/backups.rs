@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use testkit::require_peer;
 use testkit::tools::{self, Scratch, text};
 
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(120);
 const PAGE: &str = include_str!("../../../docs/backups.md");
 
 #[track_caller]

@@ -13,7 +13,7 @@ fn ctrl_c_keeps_what_was_measured() {
     let dir = tempfile::tempdir().unwrap();
     let scenario = dir.path().join("touch.toml");
     let text = "title = 'Touch'\nruns = 10000\nwarmup = 0\n\
-        [[environment]]\nlabel = 'touch'\ncommand = ['touch', '{scratch}/../mark']\n\
+        [[environment]]\nlabel = 'touch'\ncommand = ['sh', '-c', 'echo >>$0', '{scratch}/../mark']\n\
         [[case]]\nlabel = 'row'\nunchecked = 'a mark'\n";
     std::fs::write(&scenario, text).unwrap();
     let out = dir.path().join("results");
@@ -29,13 +29,12 @@ fn ctrl_c_keeps_what_was_measured() {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while !dir.path().join("mark").exists() {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    // Some runs have ended.
+    while std::fs::read(dir.path().join("mark")).map_or(0, |lines| lines.len()) < 5 {
         assert!(Instant::now() < deadline, "nothing was run");
         std::thread::sleep(Duration::from_millis(5));
     }
-    // The first run has begun; some more may end.
-    std::thread::sleep(Duration::from_millis(200));
     let pid = rustix::process::Pid::from_child(&child);
     rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130));
@@ -68,6 +67,28 @@ fn a_device_behind_a_command_is_measured() {
     assert_eq!(refused.status.code(), Some(3), "as of every command that cannot open a device");
     let refused = blockhaul().args(["bench", "device", "odd:x"]).output().unwrap();
     assert_eq!(refused.status.code(), Some(2));
+}
+
+/// A device that does one request after the other, each in 200 ms, would need many minutes for all
+/// measurements; one that does not answer is not waited for for ever.
+#[test]
+fn slow_devices_are_measured_as_far_as_the_time_does_and_dead_ones_given_up() {
+    let bench = |pread: &str| {
+        let device = format!("eval:get_size=echo 64M&pread={pread}");
+        let begun = Instant::now();
+        let output = blockhaul().args(["bench", "device", "--time", "1s", &device]).output();
+        assert!(begun.elapsed() < Duration::from_secs(120), "{:?}", begun.elapsed());
+        output.unwrap()
+    };
+    let output = bench("sleep 0.2; head -c $3 /dev/zero");
+    let (said, heard) = (output.stdout, output.stderr);
+    let said = String::from_utf8_lossy(&said);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&heard));
+    assert!(said.contains("measurements were left out") && said.contains("To read it:"), "{said}");
+    let output = bench("sleep 6; head -c $3 /dev/zero");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("a small read: no answer for"), "{said}");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use testkit::require_peer;
 use testkit::tools::{self, Scratch, text};
 
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(120);
 const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
 
 /// A folder with the programs by their names.

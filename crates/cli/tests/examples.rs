@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use testkit::tools::{self, Reason, Scratch, text};
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(120);
 const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
 
 /// Programs that examples use and that are not everywhere, by a word of the example.

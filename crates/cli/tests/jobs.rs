@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use testkit::image::pattern;
 use testkit::tools::{self, Scratch, text};
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(120);
 const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
 
 /// `blockhaul copy --job` of this file, in the folder of the test.
@@ -185,6 +185,15 @@ fn files_that_cannot_be_meant_are_refused_with_line_and_key() {
             format!("{one}journal='j'\n{}journal='j'\n", one.replace("a.raw", "b.raw")),
             "disk 1 writes j, too",
         ),
+        (
+            format!("{one}journal='j'\n{}journal='./j'\n", one.replace("a.raw", "b.raw")),
+            "disk 1 writes ./j, too",
+        ),
+        (format!("{one}{}", one.replace("a.raw", "./a.raw")), "disk 1 has the same target"),
+        (
+            format!("{one}{}manifest='a.raw'\n", one.replace("a.raw", "b.raw")),
+            "disk 2: a.raw is a side of disk 1",
+        ),
     ] {
         let output = job(&scratch, &file, &[]);
         let said = text(&output.stderr);
@@ -201,4 +210,36 @@ fn files_that_cannot_be_meant_are_refused_with_line_and_key() {
     let mut command = Command::new(OURS);
     let output = tools::output(command.args(["copy", "--job", "/nowhere"]), LIMIT).unwrap();
     assert_eq!(output.status.code(), Some(3), "{}", text(&output.stderr));
+}
+
+#[test]
+fn an_increment_that_is_complete_does_not_stand_in_the_way_of_the_others() {
+    let scratch = Scratch::new().unwrap();
+    for name in ["one", "two"] {
+        std::fs::write(scratch.file(name), vec![1; 3 << 20]).unwrap();
+    }
+    let disk = |name: &str, more: &str| {
+        format!(
+            "[[disk]]\nsource = '{name}'\ntarget = '{name}.raw'\nmanifest = '{name}.manifest'\n\
+             journal = '{name}.journal'\n{more}\n"
+        )
+    };
+    let full = disk("one", "") + &disk("two", "");
+    assert!(job(&scratch, &full, &[]).status.success());
+    for name in ["one", "two"] {
+        std::fs::write(scratch.file(name), vec![2; 3 << 20]).unwrap();
+    }
+    // The manifest takes the place of the one before.
+    let [one, two] = ["one", "two"].map(|name| format!("since = '{name}.manifest'"));
+    let failing = two.clone() + "\nsource-layer = ['error?read=100%']\nretries = 0";
+    let increment = |more: &str| disk("one", &one) + &disk("two", more);
+    let output = job(&scratch, &increment(&failing), &[]);
+    assert_eq!(output.status.code(), Some(4), "{}", text(&output.stderr));
+    let output = job(&scratch, &increment(&two), &["--verify"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    for name in ["one", "two"] {
+        let copied = std::fs::read(scratch.file(&format!("{name}.raw"))).unwrap();
+        assert!(copied == vec![2; 3 << 20]);
+        assert!(!scratch.file(&format!("{name}.journal")).exists());
+    }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use testkit::image::pattern;
 use testkit::tools::{self, Peer, Scratch, Server};
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(120);
 const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
 
 fn run(args: &[&str]) -> Output {
@@ -242,23 +242,28 @@ fn a_target_that_is_said_to_be_zero_is_looked_at() {
 
 /// Peak resident memory of a copy in KiB, by the kernel's own mark.
 fn peak(args: &[&str]) -> u64 {
+    // On a busy machine a short one may end before it is looked at.
+    (0..100).find_map(|_| peak_seen(args)).expect("it is seen once")
+}
+
+fn peak_seen(args: &[&str]) -> Option<u64> {
     let mut command = Command::new(OURS);
     command.arg("copy").args(args).stderr(std::process::Stdio::null());
     let mut child = command.spawn().unwrap();
     // The mark only grows; once the program has ended it is gone.
     let status = format!("/proc/{}/status", child.id());
-    let mut peak = 0;
+    let mut peak = None;
     loop {
         let text = std::fs::read_to_string(&status).unwrap_or_default();
         let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"));
         match line.and_then(|line| line.trim().trim_end_matches(" kB").parse().ok()) {
-            Some(kib) => peak = kib,
+            Some(kib) => peak = Some(kib),
             None => break,
         }
         std::thread::sleep(Duration::from_millis(2));
     }
     let ended = child.wait().unwrap();
-    assert!(ended.success() && peak > 0, "{args:?}: {ended}");
+    assert!(ended.success(), "{args:?}: {ended}");
     peak
 }
 

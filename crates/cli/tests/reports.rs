@@ -11,11 +11,28 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use testkit::tools::{self, Scratch, text};
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(120);
 const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
 
 fn copy(args: &[&str]) -> Output {
     tools::output(Command::new(OURS).arg("copy").args(args), LIMIT).unwrap()
+}
+
+#[test]
+fn the_slow_side_is_seen() {
+    let times = |layer: &str| {
+        let layer = [layer, "delay?read=20ms&write=20ms"];
+        let output = copy(&[&["-v"], &layer[..], &["pattern:2M", "memory:2M"]].concat());
+        let said = text(&output.stderr);
+        ["a read took ", "a write took "].map(|words| {
+            let time = said.split(words).nth(1).and_then(|rest| rest.split(' ').next());
+            time.and_then(|time| time.parse::<f64>().ok()).unwrap_or_else(|| panic!("{said}"))
+        })
+    };
+    let [read, write] = times("--source-layer");
+    assert!(read >= 20.0 && write < read, "{read} {write}");
+    let [read, write] = times("--target-layer");
+    assert!(write >= 20.0 && read < write, "{read} {write}");
 }
 
 #[test]
@@ -117,7 +134,7 @@ fn metrics_tell_of_a_copy_under_way() {
     let mut child = Command::new(OURS)
         .args(["copy", "--metrics", &address, "--rate", "4M", "--request-size", "64k"])
         .args(["--source-layer", "error?read=5%", "--retry-delay", "1ms", "--retries", "99"])
-        .args(["pattern:64M", target.to_str().unwrap()])
+        .args(["pattern:4G", target.to_str().unwrap()])
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
@@ -131,7 +148,7 @@ fn metrics_tell_of_a_copy_under_way() {
         assert!(start.elapsed() < LIMIT, "{told}");
         std::thread::sleep(Duration::from_millis(20));
     };
-    assert_eq!(figure(&told, "blockhaul_copy_size_bytes"), f64::from(64 << 20));
+    assert_eq!(figure(&told, "blockhaul_copy_size_bytes"), 4.0 * f64::from(1 << 30));
     assert_eq!(figure(&told, "blockhaul_copy_limit_bytes_per_second"), f64::from(4 << 20));
     assert_eq!(figure(&told, "blockhaul_copy_request_size_bytes"), f64::from(64 << 10));
     assert!(figure(&told, "blockhaul_copy_connections") >= 1.0, "{told}");

@@ -29,6 +29,9 @@ pub struct ServerProcess {
 
 impl ServerProcess {
     /// Starts a server. The word `blockhaul` in front is this program itself.
+    ///
+    /// # Errors
+    /// Where there is no folder for its socket, or the program cannot be started.
     pub fn start(words: &[OsString]) -> Result<Arc<ServerProcess>> {
         Self::start_with(words, |command| command)
     }

@@ -4,7 +4,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use block::{Can, Device, Error, Facts, Kind, Result, Stack};
 use io::{Pool, Remote};
@@ -20,7 +20,7 @@ use crate::ledger::Suspect;
 use crate::offload::Offload;
 use crate::options::{Options, Summary};
 use crate::plan::{Earlier, Making, Plan};
-use crate::progress::Progress;
+use crate::progress::{Progress, Snapshot};
 use crate::selection::Selection;
 use crate::settled::{GRAIN_MAX, Settled, check_source, check_target};
 use crate::side::Side;
@@ -54,6 +54,7 @@ pub async fn copy(
         return Err(Error::new(Kind::Invalid, text));
     }
     progress.set_total(selection.total());
+    let options = &as_begun(options).await;
     let settled = Settled::new(options, source.device(), target.device(), pool);
     let plan = Arc::new(Plan::new());
     let retries = Retries::new(options, progress);
@@ -75,15 +76,7 @@ pub async fn copy(
     }
     let told = options.target_is_zero && !options.trust_zero && !to.zeroed;
     if told && recorded.as_ref().is_none_or(|recorded| recorded.segments.is_empty()) {
-        let device = target.device().clone();
-        let end = End::new(Side::Target, target.clone(), device, retries.clone());
-        if let Some(at) = crate::sample::first_content(Rc::new(end), range).await? {
-            let text = format!(
-                "it is said to read as zeroes, but there is something else at offset {at}: leave out \
-                 --destination-is-zero, or give --trust if that may stay"
-            );
-            return Err(Error::new(Kind::Invalid, text).on(&to.name));
-        }
+        check_zeroes(target, range, &retries).await?;
     }
     let gate = Arc::new(Gate::new(settled.connections_first));
     let tuner = Tuner::of(&settled, &from, &to, pool, (gate.clone(), progress.clone()));
@@ -130,30 +123,15 @@ pub async fn copy(
         earlier,
         ..Making::of(job.end(Side::Source, source), segment, progress)
     }));
-    let mut lanes = Vec::new();
-    for index in 1..job.settled.connections_max {
-        let (job, source, target) = (job.clone(), source.clone(), target.clone());
-        let lane = Remote::to(index).spawn(move || further_lane(job, index, source, target));
-        lanes.push(lane);
-    }
-    job.clone().first_lane(source, target).await;
-    for lane in lanes {
-        if lane.await.is_err() {
-            job.fail(Error::new(Kind::Io, "a worker ended before its lane"));
-        }
-    }
+    job.clone().carry_out(range, source, target).await;
     if let Err(error) = making.await {
         job.fail(error);
     }
-    if let Some(error) = job.first_error.lock().expect("no panic under this lock").take() {
-        return Err(error);
-    }
-    if progress.is_cancelled() {
-        return Err(Error::new(Kind::ShuttingDown, "stopped before the end of the copy"));
-    }
+    job.outcome()?;
     if let Some(journal) = &job.journal {
         job.close_journal(journal).await;
     }
+    // What is read for a digest is no part of the copy.
     let done = progress.snapshot();
     let digest = match options.digest {
         None => None,
@@ -162,22 +140,32 @@ pub async fn copy(
             None => crate::digest::digest(source, algorithm, options, pool, progress).await?,
         }),
     };
-    let warnings = std::mem::take(&mut *job.warnings.lock().expect("no panic under this lock"));
-    Ok(Summary {
-        size: done.total,
-        data: done.data,
-        zeroed: done.zeroed,
-        skipped: done.skipped,
-        resumed: done.resumed,
-        lanes: job.lanes.load(Ordering::Relaxed),
-        requests: done.requests,
-        request_size: done.request_size,
-        routes: progress.routes(),
-        retried: retries.summary(),
-        digest,
-        elapsed: started.elapsed(),
-        warnings,
-    })
+    Ok(Summary { digest, elapsed: started.elapsed(), ..job.summary(&done) })
+}
+
+/// The options, with segments as in the journal that a copy goes on with. Who does not say how large
+/// they are may have other connections or requests than the time before, on which it depends.
+async fn as_begun(options: &Options) -> Options {
+    let mut options = options.clone();
+    if let Some(journal) = options.journal.clone().filter(|_| options.spread)
+        && let Ok(Some(segment)) = io::offload(move || Journal::segment_there(&journal)).await
+    {
+        (options.segment, options.spread) = (segment, false);
+    }
+    options
+}
+
+/// Looks at samples of a target that is said to read as zeroes; an error where one of them does not.
+async fn check_zeroes(target: &Stack, range: (u64, u64), retries: &Arc<Retries>) -> Result<()> {
+    let device = target.device().clone();
+    let name = &device.facts().name.clone();
+    let end = End::new(Side::Target, target.clone(), device, retries.clone());
+    let Some(at) = crate::sample::first_content(Rc::new(end), range).await? else { return Ok(()) };
+    let text = format!(
+        "it is said to read as zeroes, but there is something else at offset {at}: leave out \
+         --destination-is-zero, or give --trust if that may stay"
+    );
+    Err(Error::new(Kind::Invalid, text).on(name))
 }
 
 async fn open_journal(
@@ -233,6 +221,57 @@ impl Job {
             self.warn(text.to_string());
         }
         Earlier { recorded, check }
+    }
+
+    /// Copies what the plan says, in as many lanes as are of use.
+    async fn carry_out(self: Arc<Job>, range: (u64, u64), source: &Stack, target: &Stack) {
+        let segment = self.settled.segment;
+        // A segment is for one lane.
+        let segments = range.1.div_ceil(segment).saturating_sub(range.0 / segment);
+        let useful = usize::try_from(segments).unwrap_or(usize::MAX);
+        let further = 1..self.settled.connections_max.min(useful);
+        let further = further.map(|index| {
+            let (job, source, target) = (self.clone(), source.clone(), target.clone());
+            Remote::to(index).spawn(move || further_lane(job, index, source, target))
+        });
+        let further: Vec<_> = further.collect();
+        self.clone().first_lane(source, target).await;
+        for lane in further {
+            if lane.await.is_err() {
+                self.fail(Error::new(Kind::Io, "a worker ended before its lane"));
+            }
+        }
+    }
+
+    /// Why the copy is not complete, if it is not.
+    fn outcome(&self) -> Result<()> {
+        if let Some(error) = self.first_error.lock().expect("no panic under this lock").take() {
+            return Err(error);
+        }
+        if self.progress.is_cancelled() {
+            return Err(Error::new(Kind::ShuttingDown, "stopped before the end of the copy"));
+        }
+        Ok(())
+    }
+
+    /// What came of it, but for the digest and the time it took.
+    fn summary(&self, done: &Snapshot) -> Summary {
+        let mut warnings = self.warnings.lock().expect("no panic under this lock");
+        Summary {
+            size: done.total,
+            data: done.data,
+            zeroed: done.zeroed,
+            skipped: done.skipped,
+            resumed: done.resumed,
+            lanes: self.lanes.load(Ordering::Relaxed),
+            requests: done.requests,
+            request_size: done.request_size,
+            routes: self.progress.routes(),
+            retried: self.retries.summary(),
+            digest: None,
+            elapsed: Duration::ZERO,
+            warnings: std::mem::take(&mut *warnings),
+        }
     }
 
     /// A handle of its own for what is asked beside the lanes.

@@ -98,6 +98,33 @@ impl Retries {
         }
     }
 
+    /// Counts a repetition after this error; the error itself where there is to be none.
+    fn count(&self, side: Side, remedy: Remedy, error: &Error, attempts: &mut u32) -> Result<()> {
+        if remedy == Remedy::None || *attempts >= self.limit || self.stopped() {
+            return Err(error.clone());
+        }
+        *attempts += 1;
+        log::info!("trying again ({attempts} of {}): {error}", self.limit);
+        self.requests[side as usize].fetch_add(1, Ordering::Relaxed);
+        self.progress.meter.retried(side);
+        Ok(())
+    }
+
+    /// After a request to a target failed whose connection is not replaced, because what it took and
+    /// did not flush is gone: waits. Ok: it is to be repeated; else the error that ends the copy.
+    pub(crate) async fn recover_standing(&self, error: Error, attempts: &mut u32) -> Result<()> {
+        let remedy = match remedy(error.kind()) {
+            Remedy::Reconnect => Remedy::None,
+            remedy => remedy,
+        };
+        self.count(Side::Target, remedy, &error, attempts)?;
+        match remedy {
+            Remedy::RepeatSoon => self.pause_briefly(*attempts).await,
+            _ => self.pause(*attempts).await,
+        }
+        if self.stopped() { Err(error) } else { Ok(()) }
+    }
+
     /// Waits before repetition `number` of a request that failed on a connection that stands: what
     /// passes does so soon, and what does not should not hold the copy up for half a minute.
     async fn pause_briefly(&self, number: u32) {
@@ -203,6 +230,13 @@ impl End {
         self.stack.has_more()
     }
 
+    /// Keeps what was read at `at` to know the disk by, when it is connected to again.
+    pub(crate) fn keep_proof(&self, at: u64, bytes: &[u8]) {
+        if self.retries.wants_proof() {
+            self.retries.keep_proof(at, bytes);
+        }
+    }
+
     /// After a request failed that was sent in `generation`: waits, or connects again. Ok: it is to be
     /// repeated; else the error that ends the copy.
     pub(crate) async fn recover(
@@ -212,13 +246,7 @@ impl End {
         attempts: &mut u32,
     ) -> Result<()> {
         let remedy = remedy(error.kind());
-        if remedy == Remedy::None || *attempts >= self.retries.limit || self.retries.stopped() {
-            return Err(error);
-        }
-        *attempts += 1;
-        log::info!("trying again ({attempts} of {}): {error}", self.retries.limit);
-        self.retries.requests[self.side as usize].fetch_add(1, Ordering::Relaxed);
-        self.retries.progress.meter.retried(self.side);
+        self.retries.count(self.side, remedy, &error, attempts)?;
         match remedy {
             Remedy::Reconnect if self.reconnects() => self.reconnect(&error, generation).await?,
             Remedy::RepeatSoon => self.retries.pause_briefly(*attempts).await,

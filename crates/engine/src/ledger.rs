@@ -5,7 +5,7 @@
 //! may have lost what was not safe, and may still carry out what got no reply: those segments are
 //! *suspect* and must be looked at again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A segment: where it starts and ends.
 pub(crate) type Range = (u64, u64);
@@ -23,6 +23,8 @@ pub(crate) struct Suspect {
 pub(crate) struct Ledger {
     open: BTreeMap<u64, Open>,
     finished: Vec<Range>,
+    /// Where those of them start that were written with content.
+    content: BTreeSet<u64>,
     /// Finished without a write: nothing can be lost of them.
     unwritten: Vec<Range>,
     /// Kept only where a new connection may show another disk.
@@ -43,6 +45,7 @@ struct Open {
     /// All requests have been started.
     complete: bool,
     wrote: bool,
+    content: bool,
     tainted: Option<bool>,
 }
 
@@ -59,7 +62,8 @@ impl Ledger {
         if !self.used {
             return;
         }
-        self.open.insert(at, Open { end, left: 0, complete: false, wrote: false, tainted: None });
+        let (wrote, content, tainted) = (false, false, None);
+        self.open.insert(at, Open { end, left: 0, complete: false, wrote, content, tainted });
     }
 
     /// A request of the segment at `at` starts.
@@ -69,11 +73,17 @@ impl Ledger {
         }
     }
 
-    /// Something of the segment at `at` is about to be written.
-    pub(crate) fn wrote(&mut self, at: u64) {
+    /// Something of the segment at `at` is about to be written; `content`: not zeroes.
+    pub(crate) fn wrote(&mut self, at: u64, content: bool) {
         if let Some(open) = self.open.get_mut(&at) {
             open.wrote = true;
+            open.content |= content;
         }
+    }
+
+    /// Whether the finished segment at `at` was written with content; asked once.
+    pub(crate) fn take_content(&mut self, at: u64) -> bool {
+        self.content.remove(&at)
     }
 
     /// Gives up on the segment at `at`: it is never finished.
@@ -105,6 +115,9 @@ impl Ledger {
         }
         if let Some(open) = self.open.remove(&at) {
             let range = (at, open.end);
+            if open.content {
+                self.content.insert(at);
+            }
             match open.tainted {
                 None if !open.wrote => self.unwritten.push(range),
                 None => self.finished.push(range),
@@ -183,7 +196,7 @@ mod tests {
     fn written(ledger: &mut Ledger, range: Range) {
         ledger.begin(range);
         ledger.request(range.0);
-        ledger.wrote(range.0);
+        ledger.wrote(range.0, true);
         ledger.complete(range.0);
         assert!(ledger.completed(range.0));
     }
@@ -194,7 +207,7 @@ mod tests {
         ledger.begin((0, 10));
         ledger.request(0);
         ledger.request(0);
-        ledger.wrote(0);
+        ledger.wrote(0, false);
         assert!(!ledger.completed(0) && !ledger.complete(0));
         assert!(!ledger.has_finished());
         assert!(ledger.completed(0));
@@ -211,7 +224,7 @@ mod tests {
         written(&mut ledger, (10, 20));
         ledger.begin((20, 30));
         ledger.request(20);
-        ledger.wrote(20);
+        ledger.wrote(20, true);
         ledger.connected(1, false);
         // Written in part over each connection.
         ledger.complete(20);
@@ -220,6 +233,7 @@ mod tests {
         let ranges: Vec<_> = ledger.take_suspects().iter().map(|s| s.range).collect();
         assert_eq!(ranges, [(10, 20), (20, 30)]);
         assert_eq!(ledger.take_finished(), [(30, 40)]);
+        assert!(ledger.take_content(30) && !ledger.take_content(30));
         // The same generation again changes nothing.
         written(&mut ledger, (40, 50));
         ledger.connected(1, false);

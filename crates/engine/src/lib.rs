@@ -14,7 +14,6 @@
 mod algorithm;
 mod compare;
 mod copy;
-mod copy_range;
 mod cutter;
 mod digest;
 mod end;
@@ -34,7 +33,6 @@ mod plan;
 mod progress;
 mod proof;
 mod rate;
-mod recheck;
 mod route;
 mod sample;
 mod search;
@@ -53,7 +51,7 @@ pub use algorithm::Algorithm;
 pub use compare::{Comparison, compare};
 pub use copy::copy;
 pub use digest::digest;
-pub use journal::JournalOptions;
+pub use journal::{JournalOptions, discard_journal};
 pub use manifest::Manifest;
 pub use meter::{LATENCY_BOUNDS, Latency, Meters};
 pub use options::{

@@ -1,25 +1,28 @@
-//! Ranges that two files share where their file system can (reflink).
+//! What the kernel can copy by itself between two files, as far as that is known: for all lanes of a
+//! copy, which act on it in `lane::reflink` and `lane::copy_range`.
 //!
-//! Both ends lend their file for a range (`Device::file_at`). What is refused, for whatever reason, is
-//! copied (`copy_range`), or read and written as usual: an error that matters is met again there, and
-//! told.
+//! Whether copy_file_range is faster than reading and writing depends on file systems, the kernel and the
+//! machine, so it is measured: the first lane that comes to a range long enough copies a part one way and
+//! the next part the other way, twice, and the best of each is compared: the kernel has to be faster by a
+//! quarter.
 
-use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
-use block::{Access, FileRange};
-
-use crate::copy_range::CopyRange;
-use crate::job::Job;
-use crate::lane::Lane;
-use crate::ledger::Range;
 use crate::options::ByKernel;
-use crate::route;
-use crate::segment::Run;
+
+/// Bytes of a measurement: some milliseconds from memory to memory.
+const PROBE: u64 = 8 << 20;
+/// Measurements of each way. The best counts: what disturbs makes a way only slower.
+const PROBES: usize = 2;
+/// How much faster the kernel has to be: less is chance in measurements this short, and requests keep
+/// more in flight when a disk sets the pace.
+const GAIN: f64 = 1.25;
 
 /// What files have not refused yet, for all lanes of a copy.
 pub(crate) struct Offload {
-    reflink: AtomicBool,
+    pub(crate) reflink: AtomicBool,
     pub(crate) copy_range: CopyRange,
 }
 
@@ -32,96 +35,155 @@ impl Offload {
     }
 }
 
-/// Part of both files.
-pub(crate) struct Piece {
-    at: u64,
-    pub(crate) from: FileRange,
-    pub(crate) to: FileRange,
+/// What is known about copy_file_range, for all lanes of a copy.
+pub(crate) struct CopyRange {
+    /// Between any two files, without a measurement.
+    pub(crate) always: bool,
+    state: Mutex<State>,
 }
 
-impl Lane {
-    /// Has the kernel copy what it can of the data of a segment at `home`; gives the ranges that are
-    /// done, in order.
-    pub(crate) async fn offload(self: &Rc<Self>, home: u64, runs: &[Run]) -> Vec<Range> {
-        if !self.job.offload.reflink.load(Ordering::Relaxed) || !self.may_offload() {
-            return Vec::new();
-        }
-        let pieces = self.pieces(home, runs);
-        if pieces.is_empty() {
-            return Vec::new();
-        }
-        self.note_connection();
-        self.wrote.set(true);
-        self.ledger.borrow_mut().wrote(home);
-        let job = self.job.clone();
-        io::offload(move || reflink_all(&job, pieces)).await.unwrap_or_default()
+#[derive(Debug)]
+enum State {
+    /// Nobody has measured; or a lane does, by its number.
+    Open(Option<u32>, Trial),
+    /// It is used.
+    Taken,
+    /// It is refused, slower, or not wanted.
+    Left,
+}
+
+/// Who copies what comes next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Turn {
+    Kernel,
+    /// The kernel, and it is timed; so many bytes at most.
+    TimeKernel(u64),
+    /// Requests, and they are timed; so many bytes at most.
+    TimeRequests(u64),
+    Requests,
+}
+
+impl CopyRange {
+    pub(crate) fn new(by_kernel: ByKernel) -> CopyRange {
+        let state = match by_kernel {
+            ByKernel::Auto => State::Open(None, Trial::default()),
+            ByKernel::Never => State::Left,
+            ByKernel::CopyRange => State::Taken,
+        };
+        CopyRange { always: by_kernel == ByKernel::CopyRange, state: Mutex::new(state) }
     }
 
-    /// Whether the kernel may move bytes that nobody sees. Shared space is not allocated for the target
-    /// alone, and whoever asks to look, or for a digest, wants the bytes.
-    pub(crate) fn may_offload(&self) -> bool {
-        let settled = &self.job.settled;
-        let looks = (settled.sparse != 0 && !settled.sampled) || self.job.fold.is_some();
-        !settled.allocated && !looks
+    /// Whether it is not used any more, or never was.
+    pub(crate) fn is_left(&self) -> bool {
+        matches!(*self.state.lock().expect("no panic under this lock"), State::Left)
     }
 
-    /// What both ends lend of a range, from its start on.
-    pub(crate) fn piece(&self, (at, end): Range) -> Option<Piece> {
-        let (source, target) = (self.source.device(), self.target.device());
-        let mut from = source.file_at(at, end - at, Access::Read)?;
-        let mut to = target.file_at(at, end - at, Access::Write)?;
-        let both = from.len.min(to.len).min(end - at);
-        (from.len, to.len) = (both, both);
-        (both > 0).then_some(Piece { at, from, to })
-    }
-
-    /// What both ends lend of the data of a segment, in whole blocks.
-    fn pieces(&self, home: u64, runs: &[Run]) -> Vec<Piece> {
-        let (from, to) = (self.source.facts(), self.target.facts());
-        let unit = u64::from(from.allocation_unit.max(to.allocation_unit)).max(1);
-        let mut pieces = Vec::new();
-        let mut at = home;
-        for run in runs {
-            let end = at + run.len;
-            // The last block of a file may be a part.
-            let whole = if end == from.size { end } else { end - end % unit };
-            let mut start = at.next_multiple_of(unit);
-            while run.what.is_data() && start < whole {
-                let Some(piece) = self.piece((start, whole)) else { break };
-                start += piece.to.len;
-                pieces.push(piece);
-            }
-            at = end;
+    /// Who copies what comes next in the lane of this number.
+    pub(crate) fn turn(&self, lane: u32) -> Turn {
+        match &mut *self.state.lock().expect("no panic under this lock") {
+            State::Taken => Turn::Kernel,
+            State::Open(owner, trial) => match *owner.get_or_insert(lane) == lane {
+                true => trial.turn(),
+                false => Turn::Requests,
+            },
+            State::Left => Turn::Requests,
         }
-        pieces
+    }
+
+    /// Is not used any more.
+    pub(crate) fn leave(&self) {
+        *self.state.lock().expect("no panic under this lock") = State::Left;
+    }
+
+    /// Counts a measurement, and chooses when there are enough.
+    pub(crate) fn note(&self, bytes: u64, time: Duration) {
+        let mut state = self.state.lock().expect("no panic under this lock");
+        let State::Open(_, trial) = &mut *state else { return };
+        trial.note(bytes, time);
+        let Some(pays) = trial.pays() else { return };
+        let [kernel, requests] = trial.best.map(|pace| pace / f64::from(1 << 20));
+        let verdict = if pays { "is used" } else { "is not used" };
+        log::debug!(
+            "copy_file_range {verdict}: {kernel:.0} MiB/s, reading and writing {requests:.0} MiB/s"
+        );
+        *state = if pays { State::Taken } else { State::Left };
     }
 }
 
-impl Job {
-    pub(crate) fn count_moved(&self, counter: &std::sync::atomic::AtomicU64, bytes: u64) {
-        self.progress.add_data(bytes);
-        route::add(counter, bytes);
+/// The measurements, in turn by the kernel and by requests.
+#[derive(Debug, Default)]
+struct Trial {
+    /// Measurements that are over.
+    over: usize,
+    /// Of the one that is not.
+    bytes: u64,
+    time: Duration,
+    /// Most bytes in a second, by the kernel and by requests.
+    best: [f64; 2],
+}
+
+impl Trial {
+    fn turn(&self) -> Turn {
+        let left = PROBE - self.bytes;
+        if self.over.is_multiple_of(2) { Turn::TimeKernel(left) } else { Turn::TimeRequests(left) }
+    }
+
+    fn note(&mut self, bytes: u64, time: Duration) {
+        self.bytes += bytes;
+        self.time += time;
+        if self.bytes < PROBE {
+            return;
+        }
+        let pace = self.bytes as f64 / self.time.as_secs_f64().max(1e-9);
+        let best = &mut self.best[self.over % 2];
+        *best = best.max(pace);
+        self.over += 1;
+        (self.bytes, self.time) = (0, Duration::ZERO);
+    }
+
+    /// Whether the kernel is clearly faster, once that is known.
+    fn pays(&self) -> Option<bool> {
+        (self.over == 2 * PROBES).then_some(self.best[0] >= self.best[1] * GAIN)
     }
 }
 
-/// Shares what can be shared, and gives what was. Blocks.
-fn reflink_all(job: &Job, pieces: Vec<Piece>) -> Vec<Range> {
-    let mut done = Vec::new();
-    for piece in pieces {
-        if !job.offload.reflink.load(Ordering::Relaxed) || job.stopped() {
-            break;
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn measured(paces: [u64; 2 * PROBES]) -> bool {
+        let mut trial = Trial::default();
+        for (number, mib) in paces.into_iter().enumerate() {
+            let kernel = matches!(trial.turn(), Turn::TimeKernel(PROBE));
+            assert_eq!(kernel, number % 2 == 0);
+            assert_eq!(trial.pays(), None);
+            // In parts, as ranges come.
+            let time = Duration::from_secs_f64(8.0 / mib as f64);
+            trial.note(PROBE / 4, time / 4);
+            trial.note(PROBE - PROBE / 4, time - time / 4);
         }
-        let (from, to) = (&piece.from, &piece.to);
-        match to.file.reflink_now(to.at, &from.file, from.at, to.len) {
-            Ok(()) => {
-                job.count_moved(&job.progress.counters.reflink, to.len);
-                done.push((piece.at, piece.at + to.len));
-            }
-            Err(error) => {
-                log::debug!("reflink is not used any more: {error}");
-                job.offload.reflink.store(false, Ordering::Relaxed);
-            }
-        }
+        trial.pays().expect("there are enough")
     }
-    done
+
+    #[test]
+    fn the_best_of_each_way_is_compared() {
+        assert!(measured([1000, 500, 1000, 500]));
+        assert!(measured([300, 500, 1000, 700]), "the kernel was disturbed once");
+        assert!(!measured([300, 500, 400, 200]), "requests were disturbed once");
+        assert!(!measured([600, 600, 500, 500]), "too little is gained");
+    }
+
+    #[test]
+    fn one_lane_measures_and_the_others_go_on() {
+        let range = CopyRange::new(ByKernel::Auto);
+        assert_eq!(range.turn(3), Turn::TimeKernel(PROBE));
+        assert_eq!(range.turn(1), Turn::Requests);
+        range.note(PROBE - 1, Duration::from_millis(1));
+        assert_eq!(range.turn(3), Turn::TimeKernel(1));
+        range.leave();
+        range.note(PROBE, Duration::from_millis(1));
+        assert_eq!(range.turn(3), Turn::Requests, "it was refused in the meantime");
+        assert_eq!(CopyRange::new(ByKernel::Never).turn(0), Turn::Requests);
+        assert_eq!(CopyRange::new(ByKernel::CopyRange).turn(0), Turn::Kernel);
+    }
 }

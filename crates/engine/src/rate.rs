@@ -126,6 +126,9 @@ impl Schedule {
     /// Parses a rate, or rules separated by commas, of which the first that is for a time counts:
     /// `FROM-TO=RATE` with times as HH:MM (a span over midnight is one), or `*=RATE`. 0 is no limit,
     /// and so is a time without a rule.
+    ///
+    /// # Errors
+    /// [`Kind::Usage`] with the part that is no rule.
     pub fn parse(text: &str) -> Result<Schedule> {
         let wrong = |part: &str, why: &str| {
             let text = format!("{part:?}: {why}; rates by time look like 08:00-18:00=50M,*=0");

@@ -34,6 +34,9 @@ pub(crate) fn check_target(size: u64, target: &block::Facts) -> Result<()> {
 
 /// Whether the first `size` bytes of a source can be read: an end that is no whole block may be out of
 /// reach. For who is about to empty a target.
+///
+/// # Errors
+/// Where they cannot, with the `--range` that can.
 pub fn check_source(size: u64, source: &block::Facts) -> Result<()> {
     match size > reached(source) {
         true => {

@@ -19,16 +19,7 @@ fn on_worker<F: Future<Output = ()> + 'static>(check: impl FnOnce() -> F + Send 
 
 /// Runs of data and of zeroes, on no grid.
 fn content(rng: &mut Rng, size: usize) -> Vec<u8> {
-    let mut bytes = vec![0; size];
-    let mut at = 0;
-    while at < size {
-        let len = (rng.between(1, 400_000) as usize).min(size - at);
-        if rng.chance(50) {
-            rng.fill(&mut bytes[at..at + len]);
-        }
-        at += len;
-    }
-    bytes
+    rng.disk(size, 400_000, 50)
 }
 
 fn model(bytes: &[u8], completion: Completion) -> Arc<ModelDevice> {
@@ -37,7 +28,7 @@ fn model(bytes: &[u8], completion: Completion) -> Arc<ModelDevice> {
 }
 
 fn stack(device: Arc<dyn Device>) -> Stack {
-    Stack::over(device).unwrap()
+    Stack::over(device)
 }
 
 #[test]

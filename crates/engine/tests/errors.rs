@@ -70,7 +70,7 @@ async fn inject(rng: &mut Rng, on_source: bool, op: OpKind, then: Then, times: u
         flush: true,
         ..Options::default()
     };
-    let ends = [&source, &target].map(|device| Stack::over(device.clone()).unwrap());
+    let ends = [&source, &target].map(|device| Stack::over(device.clone()));
     let (pool, progress) = (Pool::new(16 << 20), Arc::new(Progress::new()));
     let copied = copy(&ends[0], &ends[1], &options, &pool, &progress).await;
     assert_eq!(pool.reserved(), 0, "all buffers are back; {told}");

@@ -10,7 +10,7 @@ use block::{
     Another, Backend, Can, Device, Facts, Intent, Opened, Opening, Pending, Registry, Request,
     Result, Spec, Stack, Target,
 };
-use engine::{JournalOptions, Options, Progress, Summary, copy};
+use engine::{JournalOptions, Options, Progress, SEGMENT, Summary, copy};
 use io::{Config, Engine, Pool, Runtime};
 use testkit::crash::CrashDevice;
 use testkit::model::{Completion, Model, ModelDevice};
@@ -98,21 +98,12 @@ impl Device for Handle {
 }
 
 fn content(rng: &mut Rng, size: usize) -> Vec<u8> {
-    let mut bytes = vec![0; size];
-    let mut at = 0;
-    while at < size {
-        let len = (rng.between(1, 200_000) as usize).min(size - at);
-        if rng.chance(70) {
-            rng.fill(&mut bytes[at..at + len]);
-        }
-        at += len;
-    }
-    bytes
+    rng.disk(size, 200_000, 70)
 }
 
 fn source_of(bytes: &[u8]) -> Stack {
     let model = Model::new(bytes.len() as u64).with_content(bytes.to_vec());
-    Stack::over(ModelDevice::new(model, Completion::Deferred)).unwrap()
+    Stack::over(ModelDevice::new(model, Completion::Deferred))
 }
 
 fn journal(path: &Path) -> JournalOptions {
@@ -230,6 +221,68 @@ fn a_flush_that_lies_is_found_out_at_the_edge() {
     });
 }
 
+#[test]
+fn a_fresh_target_is_found_out_behind_zeroes() {
+    on_worker(|| async {
+        let mut rng = Rng::new(3);
+        let scratch = Scratch::new().unwrap();
+        let path = scratch.file("journal");
+        let mut bytes = vec![0; 4 << 20];
+        rng.fill(&mut bytes[..1 << 20]);
+        let source = source_of(&bytes);
+        let mut facts = Model::all_facts(4 << 20);
+        facts.zeroed = false;
+        // In order, each segment flushed as soon as it is finished: the last ones are zeroes.
+        let once = Options {
+            journal: Some(JournalOptions { interval: Duration::ZERO, ..journal(&path) }),
+            connections: 1,
+            adaptive_size: false,
+            synchronous: true,
+            extents: false,
+            ..options(&path)
+        };
+        let model = || Model::with_facts(facts.clone()).with_content(vec![0; 4 << 20]);
+        let (target, _) = Machine::start(model(), 200, &mut rng).await;
+        run(&source, &target, &once).await.unwrap_err();
+        let (target, machine) = Machine::start(model(), u64::MAX, &mut rng).await;
+        let summary = run(&source, &target, &once).await.unwrap();
+        assert!(summary.resumed > 1 << 20, "{}: it was killed within the zeroes", summary.resumed);
+        assert!(machine.storage.durable() == bytes);
+        assert!(summary.warnings.iter().any(|text| text.contains("everything that it")));
+    });
+}
+
+#[test]
+fn a_copy_goes_on_with_other_connections_and_requests() {
+    on_worker(|| async {
+        let scratch = Scratch::new().unwrap();
+        let path = scratch.file("journal");
+        let size = 2_usize << 20;
+        let bytes = content(&mut Rng::new(9), size);
+        let begun = Options { segment: SEGMENT, spread: true, ..options(&path) };
+        let source = source_of(&bytes);
+        let small = Options { request_size: 4096, ..begun.clone() };
+        // As late as something is recorded before the power is cut.
+        let mut fuses = (50..).step_by(10);
+        let left = loop {
+            let _ = std::fs::remove_file(&path);
+            let (model, fuse) = (Model::new(size as u64), fuses.next().unwrap());
+            let (target, machine) = Machine::start(model, fuse, &mut Rng::new(5)).await;
+            run(&source, &target, &small).await.unwrap_err();
+            if std::fs::metadata(&path).unwrap().len() > 4096 {
+                break machine.left.lock().unwrap().take().unwrap();
+            }
+        };
+        let disk =
+            ModelDevice::new(Model::new(size as u64).with_content(left), Completion::Immediate);
+        let end = Stack::over(disk.clone());
+        let other = Options { connections: 1, request_size: 1 << 20, ..begun };
+        let summary = run(&source, &end, &other).await.unwrap();
+        assert!(summary.resumed > 0);
+        assert!(disk.bytes() == bytes);
+    });
+}
+
 /// A journal that was begun and not finished, with the content that is left on the target.
 async fn interrupted(path: &Path, source: &Stack, size: u64) -> Vec<u8> {
     let mut rng = Rng::new(5);
@@ -255,7 +308,7 @@ fn changes_are_refused_and_restart_begins_anew() {
             ModelDevice::new(model, Completion::Immediate)
         };
         let refused = |source: Vec<u8>, options: Options| async move {
-            let end = Stack::over(target()).unwrap();
+            let end = Stack::over(target());
             run(&source_of(&source), &end, &options).await.unwrap_err().to_string()
         };
         // The content, at a place that is looked at.
@@ -272,7 +325,7 @@ fn changes_are_refused_and_restart_begins_anew() {
             let text = refused(bytes.clone(), options).await;
             assert!(text.contains(word), "{text}");
         }
-        let other = Options { segment: 128 << 10, ..options(&path) };
+        let other = Options { segment: 128 << 10, spread: false, ..options(&path) };
         let text = refused(bytes.clone(), other).await;
         assert!(text.contains("segment size"), "{text}");
 
@@ -280,7 +333,7 @@ fn changes_are_refused_and_restart_begins_anew() {
         let anew = JournalOptions { restart: true, ..journal(&path) };
         let anew = Options { journal: Some(anew), ..options(&path) };
         let disk = target();
-        let end = Stack::over(disk.clone()).unwrap();
+        let end = Stack::over(disk.clone());
         let summary = run(&source_of(&changed), &end, &anew).await.unwrap();
         assert_eq!(summary.resumed, 0);
         assert!(disk.bytes() == changed && !path.exists());
@@ -302,6 +355,19 @@ fn files_that_are_no_journals_and_journals_in_use_are_left_alone() {
             assert!(error.contains("not a journal"), "{error}");
         }
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "dear all");
+        // The names beside it are others', too.
+        std::fs::write(scratch.file("fresh.new"), "dear all").unwrap();
+        let fresh = scratch.file("fresh");
+        run(&source, &source_of(&[0; 100_000]), &options(&fresh)).await.unwrap();
+        assert_eq!(std::fs::read_to_string(scratch.file("fresh.new")).unwrap(), "dear all");
+        // These have no end.
+        for restart in [false, true] {
+            let journal = JournalOptions { restart, ..journal(Path::new("/dev/full")) };
+            let options = Options { journal: Some(journal), ..options(&path) };
+            let target = source_of(&[0; 100_000]);
+            let error = run(&source, &target, &options).await.unwrap_err().to_string();
+            assert!(error.contains("not a regular file"), "{error}");
+        }
 
         let path = scratch.file("journal");
         let bytes = content(&mut Rng::new(9), 2 << 20);
@@ -323,7 +389,7 @@ fn a_target_without_flush_is_recorded_and_said_so() {
         let mut facts = Model::all_facts(2 << 20);
         facts.can -= Can::FLUSH | Can::FUA;
         let disk = ModelDevice::new(Model::with_facts(facts), Completion::Immediate);
-        let end = Stack::over(disk.clone()).unwrap();
+        let end = Stack::over(disk.clone());
         let summary = run(&source_of(&bytes), &end, &options(&path)).await.unwrap();
         assert!(disk.bytes() == bytes);
         assert!(summary.warnings.iter().any(|text| text.contains("cannot be flushed")));

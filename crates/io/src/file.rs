@@ -2,6 +2,7 @@
 
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -149,6 +150,12 @@ impl File {
     pub fn write_now(&self, buf: &[u8], at: u64) -> io::Result<usize> {
         Ok(rustix::io::pwrite(&self.0, buf, at)?)
     }
+}
+
+/// Makes durable what name `path` has, or has not any more: syncs its folder. Blocks.
+pub fn sync_folder(path: &Path) -> io::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    std::fs::File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
 }
 
 impl AsFd for File {

@@ -51,7 +51,7 @@ mod worker;
 
 pub use buf::{ALIGN, Buf, Data};
 pub use driver::{Engine, Interest, uring_available};
-pub use file::{Allocate, File, Reading, Writing};
+pub use file::{Allocate, File, Reading, Writing, sync_folder};
 pub use identity::Identity;
 pub use lane::Lane;
 pub use lend::Lent;
@@ -75,4 +75,4 @@ pub use tally::{Tally, Way};
 pub use task::{Task, spawn, start, yield_now};
 pub use timer::{Elapsed, sleep, sleep_until, timeout};
 pub use turn::{Turn, Turns};
-pub use worker::{Config, Runtime, engine_name, worker, worker_count};
+pub use worker::{Config, Runtime, engine_name, idle_worker, worker, worker_count};

@@ -39,6 +39,11 @@ impl Stream {
         Ok(Stream(Arc::new(fd)))
     }
 
+    /// Whether bytes have arrived that nobody has received.
+    pub fn has_more(&self) -> bool {
+        rustix::io::ioctl_fionread(&self.0).is_ok_and(|bytes| bytes > 0)
+    }
+
     /// Connects to a Unix socket.
     pub async fn connect_unix(path: &Path) -> io::Result<Stream> {
         let address = SocketAddrUnix::new(path).map_err(|_| path_too_long(path))?;

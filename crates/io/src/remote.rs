@@ -90,6 +90,11 @@ impl Inbox {
         empty
     }
 
+    /// Whether the worker waits, as far as can be told from another one.
+    pub(crate) fn is_asleep(&self) -> bool {
+        self.asleep.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn awake(&self) {
         self.asleep.store(false, Ordering::SeqCst);
     }

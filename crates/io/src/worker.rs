@@ -91,6 +91,15 @@ pub fn worker_count() -> usize {
     with_worker(|worker| worker.peers.len())
 }
 
+/// Another worker of the runtime that has nothing to do just now, if there is one.
+pub fn idle_worker() -> Option<Remote> {
+    with_worker(|worker| {
+        let (before, after) = worker.peers.split_at(worker.inbox.worker);
+        let mut others = after[1..].iter().chain(before);
+        others.find(|other| other.0.is_asleep()).cloned()
+    })
+}
+
 /// Name of the engine in use: `uring` or `threads`.
 pub fn engine_name() -> &'static str {
     with_worker(|worker| worker.engine)

@@ -130,11 +130,7 @@ impl Limits {
         if silent && !(self.refuse && facts.told.is_some()) {
             return Ok(device);
         }
-        let told = facts.told.unwrap_or_else(|| {
-            let unbounded = facts.block.maximum >= BlockSizes::default().maximum;
-            let maximum = if unbounded { u32::MAX } else { facts.block.maximum };
-            BlockSizes { maximum, ..facts.block }
-        });
+        let told = facts.told_or_own();
         let minimum = self.minimum.unwrap_or(told.minimum);
         let maximum = self.maximum.unwrap_or(told.maximum).max(minimum);
         let preferred = self.preferred.unwrap_or(told.preferred).max(minimum).max(512);

@@ -68,10 +68,7 @@ fn parse(text: &str) -> Result<List> {
             [at, len, kind] => (at, len, kind),
             _ => return Err(wrong(format!("{line:?} is not understood"))),
         };
-        let size = |text: &str| match text.strip_prefix("0x") {
-            Some(digits) => u64::from_str_radix(digits, 16).map_err(|_| wrong(text.to_string())),
-            None => parse_size(text).map_err(|error| wrong(error.text())),
-        };
+        let size = |text: &str| parse_size(text).map_err(|error| wrong(error.text()));
         let (at, len) = (size(at)?, size(len)?);
         let end = at.checked_add(len).ok_or_else(|| wrong("the range is too long".into()))?;
         let mut state = 0;

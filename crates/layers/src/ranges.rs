@@ -1,6 +1,6 @@
 //! Lists of ranges of bytes as people type them.
 
-use block::{Result, parse_size};
+use block::{Result, parse_number, parse_size};
 
 use crate::declared::usage;
 
@@ -26,14 +26,16 @@ impl Ranges {
             let (start, end) = range.split_once('-').ok_or_else(|| wrong("there is no -"))?;
             let size = |text: &str, missing| match text {
                 "" => Ok(missing),
-                text => parse_size(text).map_err(|error| wrong(&error.text())),
+                // As the filter: C's numbers. Beyond it, sizes.
+                text => parse_number(text)
+                    .or_else(|_| parse_size(text))
+                    .map_err(|error| wrong(&error.text())),
             };
             let (start, last) = (size(start, 0)?, size(end, u64::MAX - 1)?);
             if start > last {
                 return Err(wrong("it ends before it starts"));
             }
-            // At most 2^63 - 1, or the missing end.
-            let end = last + 1;
+            let end = last.saturating_add(1);
             match inverted {
                 false => all.push((start, end)),
                 true => all.extend([(0, start), (end, u64::MAX)]),
@@ -74,6 +76,8 @@ mod tests {
         assert_eq!(parse("1k-2k,0-3,4-9").unwrap().0, [(0, 10), (1024, 2049)]);
         assert_eq!(parse("~1k-2k").unwrap().0, [(0, 1024), (2049, u64::MAX)]);
         assert_eq!(parse("-9").unwrap().0, [(0, 10)]);
+        assert_eq!(parse("0x10-020").unwrap().0, [(16, 17)]);
+        assert_eq!(parse("0-0xffffffffffffffff").unwrap().0, [(0, u64::MAX)]);
         assert_eq!(parse("9-").unwrap().0, [(9, u64::MAX)]);
         assert_eq!(parse("~9-").unwrap().0, [(0, 9)]);
         for wrong in ["", "5", "7-5", "a-b", "1-2-3"] {

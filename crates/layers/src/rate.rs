@@ -148,7 +148,7 @@ impl Bucket {
         self.set(rate, burst);
     }
 
-    /// Changes the rate and what may pass at once.
+    /// Changes the rate, in bytes per second, and the bytes that may pass at once.
     pub fn set(&self, rate: u64, burst: u64) {
         let mut state = self.lock();
         state.update(Instant::now());
@@ -192,5 +192,23 @@ impl State {
         let come = self.come + passed.as_secs_f64() * self.rate as f64;
         self.come = come.min(self.asked + self.burst as f64);
         self.updated = now;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_come_in_at_the_rate_and_no_more_than_the_burst_ahead() {
+        let start = Instant::now();
+        let (rate, burst) = (1_000_000, 64_000);
+        let (asked, come) = (1e6, burst as f64);
+        let mut state = State { rate, burst, asked, come, updated: start };
+        for ms in 0..=1200 {
+            state.update(start + Duration::from_millis(ms));
+            let due = (64_000.0 + 1000.0 * ms as f64).min(1_064_000.0);
+            assert!((state.come - due).abs() < 1.0, "{} instead of {due} in {ms} ms", state.come);
+        }
     }
 }

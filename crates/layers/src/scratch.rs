@@ -32,7 +32,10 @@ impl Scratch {
 
     /// Memory that suits a device.
     pub(crate) fn for_device(device: &Arc<dyn Device>) -> Scratch {
-        Scratch::new(Self::PIECE.min(u64::from(device.facts().block.maximum)))
+        let facts = device.facts();
+        // What a filter below says may be what it holds to, although clients are free to ignore it.
+        let most = facts.told.map_or(u32::MAX, |told| told.maximum).min(facts.block.maximum);
+        Scratch::new(Self::PIECE.min(u64::from(most)))
     }
 
     /// The longest piece.

@@ -129,18 +129,19 @@ fn readonly_refuses_and_says_so_in_the_facts() {
 #[test]
 fn delayed_requests_wait_side_by_side_from_the_moment_of_submit() {
     on_workers(|| async {
+        let device = over_memory("delay?read=1h");
+        drop(device.submit(read(0, 512)));
+        device.write(0, Data::copy_of(b"not delayed")).await.unwrap();
+        let (delay, count) = (Duration::from_millis(60), 1000);
         let device = over_memory("delay?read=60ms");
         let started = Instant::now();
-        let out: Vec<_> = (0..64).map(|index| device.submit(read(index * 512, 512))).collect();
-        device.write(0, Data::copy_of(b"not delayed")).await.unwrap();
-        assert!(started.elapsed() < Duration::from_millis(55), "writes do not wait");
-        io::sleep(Duration::from_millis(50)).await;
+        let out: Vec<_> = (0..count).map(|index| device.submit(read(index * 512, 512))).collect();
         for pending in out {
             pending.await.unwrap();
         }
         let took = started.elapsed();
-        assert!(took >= Duration::from_millis(60), "{took:?}");
-        assert!(took < Duration::from_millis(600), "{took:?}: one after the other is 3.8 s");
+        assert!(took >= delay, "{took:?}");
+        assert!(took < delay * count as u32, "{took:?}: as one after the other");
     });
 }
 
@@ -189,16 +190,14 @@ fn a_rate_holds_over_all_handles_and_in_order() {
             let data = Data::copy_of(&[1; 64 << 10]);
             out.push((2 * index + 1, two.submit(Request::write(0, data))));
         }
-        // What carries no bytes passes.
-        one.zero(0, 1 << 20).await.unwrap();
-        assert!(started.elapsed() < Duration::from_millis(60), "zero is not limited");
         for (index, pending) in out {
             pending.await.unwrap();
             let due = Duration::from_millis(62 * index);
             assert!(started.elapsed() >= due, "request {index} after {:?}", started.elapsed());
         }
-        let took = started.elapsed();
-        assert!(took < Duration::from_millis(900), "{took:?} for what takes 312 ms");
+        // What carries no bytes passes: at this rate it would take 12 days.
+        let slow = over_memory("rate?rate=1&burst=1");
+        slow.zero(0, 1 << 20).await.unwrap();
     });
 }
 
@@ -214,7 +213,7 @@ fn a_rate_can_be_changed_while_requests_wait() {
         bucket.set_rate(1 << 40);
         assert_eq!(bucket.rate(), 1 << 40);
         pending.await.unwrap();
-        assert!(started.elapsed() < Duration::from_secs(5), "at the old rate it takes 12 days");
+        assert!(started.elapsed() < Duration::from_secs(60), "at the old rate it takes 12 days");
     });
     for text in ["rate", "rate?rate=0"] {
         assert!(refused(text).to_string().contains("rate=100M"), "{text}");

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use io::{Completer, Stream, Ticket};
 
-use crate::control::{Connection, Ended, Exported};
+use crate::connection::{Connection, Ended, Exported};
 
 /// Connections above the limit that may be there for the moment that it takes those to go which were
 /// told to.

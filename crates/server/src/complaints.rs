@@ -1,5 +1,6 @@
-//! What the log says of requests that devices fail: a few lines a second for each connection, and how
-//! many there were besides.
+//! What the log says of requests that devices fail, and of clients that break the protocol or are not
+//! let in: a few lines a second for each connection and for all that end so, and how many there were
+//! besides.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -7,15 +8,17 @@ use std::time::{Duration, Instant};
 use block::{Error, Kind};
 use wire::request::Header;
 
-use crate::control::Connection;
+use crate::connection::Connection;
 use crate::records::{Asked, record};
 
 /// Lines for a connection in [`SPAN`]: enough to see what is wrong, and no way to fill a disk.
 const LINES: u32 = 5;
+/// Lines for all connections that end badly in [`SPAN`].
+const ENDED: u32 = 20;
 /// See [`LINES`].
 const SPAN: Duration = Duration::from_secs(1);
 
-/// What was said of a connection's requests.
+/// What was said of a connection's requests, or of connections.
 #[derive(Default)]
 pub(crate) struct Complaints {
     begun: Cell<Option<Instant>>,
@@ -25,33 +28,52 @@ pub(crate) struct Complaints {
 
 impl Complaints {
     /// Says that a request of a connection has failed, unless that is no news: devices are asked for
-    /// what they cannot do, and for what comes too late.
+    /// what they cannot do.
     pub(crate) fn failed(&self, connection: &Connection, header: &Header, why: &Error) {
-        let id = connection.id;
+        let (id, peer) = (connection.id, &connection.peer);
         let Asked { request, offset, length } = Asked::of(header);
-        if matches!(why.kind(), Kind::Unsupported | Kind::ShuttingDown) || !self.may_speak() {
+        if why.kind() == Kind::Unsupported || !self.may_speak(LINES) {
             record!(Debug, connection, request, offset, length, error = why.text(); "{why}");
             return;
         }
         let error = why.text();
         let more = self.unsaid.take();
         if more == 0 {
-            record!(Warn, connection, request, offset, length, error; "connection {id}: {why}");
+            record!(Warn, connection, request, offset, length, error; "connection {id} from {peer}: {why}");
         } else {
             record!(
                 Warn, connection, request, offset, length, error, more;
-                "connection {id}: {why}; {more} more failed before"
+                "connection {id} from {peer}: {why}; {more} more failed before"
             );
         }
     }
 
-    fn may_speak(&self) -> bool {
+    /// Says why a connection ended, other than politely.
+    pub(crate) fn ended(&self, connection: &Connection, error: &str, refused: bool) {
+        let (id, peer) = (connection.id, &connection.peer);
+        let what = if refused { "refused connection" } else { "connection" };
+        if !self.may_speak(ENDED) {
+            record!(Info, connection, error; "{what} {id} from {peer}: {error}");
+            return;
+        }
+        let more = self.unsaid.take();
+        if more == 0 {
+            record!(Warn, connection, error; "{what} {id} from {peer}: {error}");
+        } else {
+            record!(
+                Warn, connection, error, more;
+                "{what} {id} from {peer}: {error}; {more} more ended so before"
+            );
+        }
+    }
+
+    fn may_speak(&self, most: u32) -> bool {
         let now = Instant::now();
         if self.begun.get().is_none_or(|begun| now.duration_since(begun) >= SPAN) {
             self.begun.set(Some(now));
             self.said.set(0);
         }
-        let speaks = self.said.get() < LINES;
+        let speaks = self.said.get() < most;
         match speaks {
             true => self.said.set(self.said.get() + 1),
             false => self.unsaid.set(self.unsaid.get().saturating_add(1)),
@@ -67,11 +89,11 @@ mod tests {
     #[test]
     fn a_burst_is_a_few_lines_and_the_rest_is_counted() {
         let complaints = Complaints::default();
-        let spoken = (0..100).filter(|_| complaints.may_speak()).count();
+        let spoken = (0..100).filter(|_| complaints.may_speak(LINES)).count();
         assert_eq!(spoken, LINES as usize);
         assert_eq!(complaints.unsaid.get(), 95);
         // Later there is room again.
         complaints.begun.set(Instant::now().checked_sub(SPAN));
-        assert!(complaints.may_speak());
+        assert!(complaints.may_speak(LINES));
     }
 }

@@ -8,7 +8,7 @@ use wire::ListEntry;
 use wire::OptionError;
 use wire::handshake::server::Refusal;
 
-use crate::control::Connection;
+use crate::connection::Connection;
 use crate::records::record;
 use crate::{Config, Export};
 

@@ -1,5 +1,6 @@
 //! Drives a connection's handshake: `wire` decides what is said, this looks up exports and starts TLS.
 
+use std::io::ErrorKind;
 use std::sync::Arc;
 
 use block::{Can, Device, Facts};
@@ -7,7 +8,7 @@ use io::{RecvWindow, SendQueue, Stream};
 use wire::handshake::server::{Event, ExportInfo, Handshake, Negotiated, Refusal};
 use wire::{BlockSizes, Context, ExportFlags, Headers, Replies};
 
-use crate::control::Connection;
+use crate::connection::Connection;
 use crate::hall::{Hall, entry};
 use crate::records::record;
 use crate::{Config, Ending, Export, Tls};
@@ -31,9 +32,25 @@ struct Mouth<'a> {
 
 impl Mouth<'_> {
     async fn say(&mut self, out: &mut Vec<u8>) -> Result<(), String> {
+        self.speak(out).await.map_err(|error| error.to_string())
+    }
+
+    /// The same; false: the client has left, which is no more to speak of than when it leaves after it
+    /// has heard everything.
+    async fn is_heard(&mut self, out: &mut Vec<u8>) -> Result<bool, String> {
+        match self.speak(out).await {
+            Ok(()) => Ok(true),
+            Err(error) => match error.kind() {
+                ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => Ok(false),
+                _ => Err(error.to_string()),
+            },
+        }
+    }
+
+    async fn speak(&mut self, out: &mut Vec<u8>) -> std::io::Result<()> {
         self.queue.head(out);
         out.clear();
-        self.queue.send_all(self.stream).await.map_err(|error| error.to_string())
+        self.queue.send_all(self.stream).await
     }
 }
 
@@ -51,24 +68,7 @@ pub(crate) async fn run(
     if offers.oldstyle {
         return oldstyle(config, connection, hall, mouth).await.map(Some);
     }
-    let mut handshake = Handshake::new(
-        wire::handshake::server::Config {
-            fixed_newstyle: offers.fixed_newstyle,
-            no_zeroes: offers.no_zeroes,
-            structured: offers.structured,
-            extended: offers.extended,
-            meta_contexts: offers.contexts,
-            tls: match tls {
-                Tls::Off => wire::handshake::server::Tls::Off,
-                Tls::On(_) => wire::handshake::server::Tls::Offered,
-                Tls::Require(_) => wire::handshake::server::Tls::Required,
-            },
-            options: config.limits.options,
-            queries: config.limits.queries,
-            name: config.limits.name,
-        },
-        &mut out,
-    );
+    let mut handshake = Handshake::new(offered(config, tls), &mut out);
     // Small until a client needs more: a crowd of silent clients must stay cheap.
     let mut inbox = RecvWindow::new();
     loop {
@@ -88,7 +88,9 @@ pub(crate) async fn run(
         }
         match event {
             Event::NeedMore { bytes } => {
-                mouth.say(&mut out).await?;
+                if !mouth.is_heard(&mut out).await? {
+                    return left(&handshake);
+                }
                 if bytes > inbox.capacity() {
                     inbox.grow(Handshake::MAX_MESSAGE);
                 }
@@ -120,17 +122,7 @@ pub(crate) async fn run(
                 };
                 // What came behind the option, before TLS could be up, is refused by the handshake; what
                 // comes from here on is the client's part of TLS, or not understood.
-                let accepted = acceptor.accept(stream).await;
-                let session = accepted.map_err(|error| Ending::refused(error.to_string()))?;
-                let about = &session.about;
-                let who = about.peer.as_deref().unwrap_or("nobody in particular");
-                hall.secured(about);
-                connection.secured(about);
-                let (peer, version, suite) = (&connection.peer, &about.version, &about.suite);
-                record!(
-                    Debug, connection, tls = version, suite;
-                    "{peer} with {who}: {version} {suite}"
-                );
+                let session = secure(acceptor, connection, hall, stream).await?;
                 inbox.secure(session.opener, &session.received);
                 mouth.queue.secure(session.sealer);
                 handshake.tls_started().map_err(|error| error.to_string())?;
@@ -152,6 +144,44 @@ pub(crate) async fn run(
             }
         }
     }
+}
+
+/// What the handshake offers.
+fn offered(config: &Config, tls: &Tls) -> wire::handshake::server::Config {
+    let (offers, limits) = (&config.offers, &config.limits);
+    wire::handshake::server::Config {
+        fixed_newstyle: offers.fixed_newstyle,
+        no_zeroes: offers.no_zeroes,
+        structured: offers.structured,
+        extended: offers.extended,
+        meta_contexts: offers.contexts,
+        tls: match tls {
+            Tls::Off => wire::handshake::server::Tls::Off,
+            Tls::On(_) => wire::handshake::server::Tls::Offered,
+            Tls::Require(_) => wire::handshake::server::Tls::Required,
+        },
+        options: limits.options,
+        queries: limits.queries,
+        name: limits.name,
+    }
+}
+
+/// Brings up TLS, and notes and logs who the client has proved to be.
+async fn secure(
+    acceptor: &tls::Acceptor,
+    connection: &Connection,
+    hall: &mut Hall<'_>,
+    stream: &Stream,
+) -> Result<tls::Session, Ending> {
+    let accepted = acceptor.accept(stream).await;
+    let session = accepted.map_err(|error| Ending::refused(error.to_string()))?;
+    let about = &session.about;
+    let who = about.peer.as_deref().unwrap_or("nobody in particular");
+    hall.secured(about);
+    connection.secured(about);
+    let (peer, version, suite) = (&connection.peer, &about.version, &about.suite);
+    record!(Debug, connection, tls = version, suite; "{peer} with {who}: {version} {suite}");
+    Ok(session)
 }
 
 /// The client has left without an export, as it may; but whoever runs the server wants to know who
@@ -197,7 +227,12 @@ fn describe(config: &Config, export: &Export, asked: &str) -> ExportInfo {
     let facts = export.device.facts();
     // Whatever the limits are, what is told must be valid: a power of two in the middle, and in order.
     let free = |preferred| block::BlockSizes { minimum: 1, preferred, maximum: u32::MAX };
-    let of_device = facts.told.or_else(|| config.offers.preferred.map(free));
+    let of_device = match (facts.told, config.offers.preferred) {
+        (Some(told), Some(least)) => {
+            Some(block::BlockSizes { preferred: told.preferred.max(least), ..told })
+        }
+        (told, least) => told.or_else(|| least.map(free)),
+    };
     let told = of_device.unwrap_or(facts.block);
     let usual = told.minimum == 1
         && told.preferred == BlockSizes::DEFAULT.preferred

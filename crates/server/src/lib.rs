@@ -14,6 +14,7 @@
 
 mod clients;
 mod complaints;
+mod connection;
 mod control;
 mod hall;
 mod handshake;
@@ -33,8 +34,11 @@ use block::{Device, Exports};
 use io::{Listener, Pool, Remote, Stream, Ticket};
 
 use clients::{Clients, Leave, unless_told};
-pub use control::{Client, Disconnected, Exported, Identity, Sums};
-use control::{Connection, Control};
+use complaints::Complaints;
+use connection::Connection;
+pub use connection::{Exported, Identity};
+use control::Control;
+pub use control::{Client, Disconnected, Sums};
 use hall::Hall;
 use held::Everywhere;
 pub use limits::{Limit, Limits};
@@ -64,8 +68,8 @@ pub struct Offers {
     /// Block sizes also where the device has nothing to say about them, and no longest request beyond
     /// what is served at once. Without, what the device says is told as it says it.
     pub block_sizes: bool,
-    /// The preferred block size, in bytes, where the device has nothing to say about block sizes: any
-    /// offset, and reads and writes of any length, are told with it.
+    /// The least preferred block size that is told, in bytes. Where the device has nothing to say about
+    /// block sizes, any offset, and reads and writes of any length, are told with it.
     pub preferred: Option<u32>,
     /// Fixed newstyle: options other than a plain choice of an export.
     pub fixed_newstyle: bool,
@@ -127,19 +131,29 @@ pub struct Config {
 /// Why a connection ended, other than politely.
 pub(crate) struct Ending {
     why: String,
-    /// The client could not prove who it is: whoever runs the server should know.
-    refused: bool,
+    cause: Cause,
+}
+
+/// Whose doing it is that a connection ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Cause {
+    /// The client's, or its network's.
+    Client,
+    /// The client could not prove who it is.
+    Refused,
+    /// This server's, or of whoever runs it.
+    Server,
 }
 
 impl Ending {
     fn refused(why: String) -> Ending {
-        Ending { why, refused: true }
+        Ending { why, cause: Cause::Refused }
     }
 }
 
 impl From<String> for Ending {
     fn from(why: String) -> Ending {
-        Ending { why, refused: false }
+        Ending { why, cause: Cause::Client }
     }
 }
 
@@ -153,6 +167,9 @@ pub struct Server {
     stop: OnceLock<Stop>,
     /// Connections that wait for memory which others hold.
     starving: AtomicUsize,
+    /// Memory beside the pool for one small request of each connection: others may hold the pool for as
+    /// long as [`Limits::stalled`].
+    aside: Pool,
     clients: Clients,
     /// Requests in progress.
     everywhere: Everywhere,
@@ -161,6 +178,7 @@ pub struct Server {
     served: AtomicU64,
     tls: Mutex<Tls>,
     control: Control,
+    complaints: Mutex<Complaints>,
 }
 
 /// Time between two looks at whether others may be accepted.
@@ -182,6 +200,7 @@ impl Server {
     /// A server without listeners yet.
     pub fn new(mut config: Config) -> Arc<Server> {
         config.limits.payload = config.limits.payload.max(limits::PAYLOAD_LEAST);
+        let aside = Pool::new((config.pool.limit() / limits::ASIDE_PART).max(limits::SMALL));
         Arc::new(Server {
             tls: Mutex::new(config.tls.clone()),
             config,
@@ -190,11 +209,13 @@ impl Server {
             stopping: AtomicBool::new(false),
             stop: OnceLock::new(),
             starving: AtomicUsize::new(0),
+            aside,
             clients: Clients::default(),
             everywhere: Everywhere::default(),
             given_up: AtomicUsize::new(0),
             served: AtomicU64::new(0),
             control: Control::default(),
+            complaints: Mutex::default(),
         })
     }
 
@@ -278,11 +299,12 @@ impl Server {
         let failed = ended.is_err();
         match ended {
             Ok(()) => record!(Debug, connection; "connection {id} ended"),
-            Err(Ending { why: error, refused: true }) => {
-                record!(Warn, connection, error; "refused connection {id} from {peer}: {error}");
-            }
-            Err(Ending { why: error, .. }) => {
+            Err(Ending { why: error, cause: Cause::Server }) => {
                 record!(Info, connection, error; "connection {id} from {peer}: {error}");
+            }
+            Err(Ending { why, cause }) => {
+                let complaints = self.complaints.lock().expect("no panic under this lock");
+                complaints.ended(&connection, &why, cause == Cause::Refused);
             }
         }
         // A device in whose callback something hangs may have the socket, too: the client is not to wait.
@@ -340,7 +362,7 @@ impl Server {
                 "cut: too many connections, and this one has not finished its handshake for longest"
             }
         };
-        why.to_string().into()
+        Ending { why: why.to_string(), cause: Cause::Server }
     }
 
     fn limits(&self) -> &Limits {
@@ -354,6 +376,11 @@ impl Server {
         let least = Pool::cost(limits.payload as usize);
         let bytes = in_flight.map_or(limits.client_bytes, |bytes| bytes.max(least));
         self.config.pool.share(bytes)
+    }
+
+    /// A connection's part of the memory for small requests.
+    fn share_aside(&self) -> Pool {
+        self.aside.share(limits::SMALL)
     }
 
     fn is_stopping(&self) -> bool {

@@ -88,6 +88,11 @@ const REQUESTS_ALL: usize = 64 << 10;
 const BYTES: u64 = 256 << 20;
 /// Two clients at their most, or many that want less.
 const BYTES_ALL: u64 = 512 << 20;
+/// Longest request, in bytes, that has memory of its own when others hold all: each connection has room for
+/// one, as far as there is any.
+pub(crate) const SMALL: u64 = 16 << 10;
+/// What there is of it, as a part of the pool: enough for as many connections as there may be.
+pub(crate) const ASIDE_PART: u64 = BYTES_ALL / (CONNECTIONS as u64 * SMALL);
 /// Longer than any pause of a client that means to read on.
 const STALLED: Duration = Duration::from_secs(10);
 /// Half a megabyte in the 32-bit form: a large answer, but one that clients can read in one go while

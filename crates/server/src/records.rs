@@ -5,7 +5,7 @@ use wire::request::{Command, Header};
 
 use crate::tally;
 
-/// Logs something about a [`crate::control::Connection`], with its number, where the client comes from,
+/// Logs something about a [`crate::connection::Connection`], with its number, where the client comes from,
 /// who it has proved to be and its export as members; others may follow the connection.
 macro_rules! record {
     ($level:ident, $connection:expr; $($text:tt)+) => {

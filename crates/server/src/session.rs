@@ -1,5 +1,7 @@
-//! A connection in transmission: reads requests, submits them, answers. [`waits`] has what it waits for.
+//! A connection in transmission: reads requests, has them carried out by [`submit`], answers. [`waits`] has
+//! what it waits for.
 
+mod submit;
 mod waits;
 
 use std::cell::{Cell, RefCell};
@@ -8,7 +10,6 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
 
 use block::{Contexts, Device, Dismissal, Error, Flags, Op, OpKind, Outcome, Request};
 use io::{Data, Event, Pool, RecvWindow, SendQueue, Stream, Ticket};
@@ -19,7 +20,7 @@ use wire::{CommandFlags, Errno, limits::PAYLOAD_HARD};
 
 use crate::clients::{Leave, unless_told};
 use crate::complaints::Complaints;
-use crate::control::Connection;
+use crate::connection::Connection;
 use crate::hall::Guest;
 use crate::handshake::Chosen;
 use crate::held::Held;
@@ -37,8 +38,6 @@ const SEND_AT: usize = 192 << 10;
 const TURN: u64 = 64;
 /// Bytes that count as much as one request: a turn has at most a few milliseconds.
 const BYTES_PER_SHARE: u64 = 128 << 10;
-/// Of requests that are answered at once one in so many is timed.
-const TIMED: u8 = 16;
 /// Bytes of an extent in the longest form.
 const EXTENT_BYTES: usize = 16;
 
@@ -67,6 +66,7 @@ pub(crate) async fn run(
         dismissal: guest.dismissal,
         limits,
         pool,
+        aside: server.share_aside(),
         server,
         out: RefCell::new(outbox),
         to_send: Event::new(),
@@ -77,6 +77,7 @@ pub(crate) async fn run(
         closing: Cell::new(false),
         leaving: Cell::new(false),
         untimed: Default::default(),
+        writes_at_once: Cell::new(false),
         complaints: Complaints::default(),
     });
     let writer = io::spawn(session.clone().write_replies());
@@ -125,6 +126,8 @@ struct Session {
     size: u64,
     limits: Limits,
     pool: Pool,
+    /// For one small request when the pool is used up.
+    aside: Pool,
     server: Arc<Server>,
     out: RefCell<SendQueue>,
     /// Something was queued by a task, or the session closes: the writer looks.
@@ -141,6 +144,8 @@ struct Session {
     /// For each kind of request: 0 before the first, then one more than were answered at once without
     /// being timed since the last that was.
     untimed: [Cell<u8>; OpKind::ALL.len()],
+    /// The device carries out large writes before it returns from taking them.
+    writes_at_once: Cell<bool>,
     complaints: Complaints,
 }
 
@@ -267,57 +272,6 @@ impl Session {
         match received.map_err(|error| error.to_string())? {
             Some(data) => Ok(Ok(data)),
             None => Err("the client left in the middle of a payload".into()),
-        }
-    }
-
-    fn submit(self: &Rc<Self>, mut asked: Asked, request: Request) {
-        let kind = request.kind();
-        let timed = self.begin(kind);
-        match self.device.submit(request).now() {
-            Ok(outcome) => {
-                self.answered_at_once(kind, timed);
-                self.complete(&mut asked, outcome);
-                if self.out.borrow().queued() >= SEND_AT {
-                    self.send();
-                }
-            }
-            Err(pending) => {
-                let ticket = self.held.add(asked.header);
-                self.connection.tally.in_progress(self.held.count());
-                self.server.everywhere.add();
-                let session = self.clone();
-                drop(io::start(async move {
-                    let outcome = pending.await;
-                    // What was given up has its answer, and its connection is over.
-                    if let Some(time) = session.held.finish(ticket) {
-                        session.connection.tally.in_progress(session.held.count());
-                        session.server.control.times().took(kind, time, 1);
-                        session.server.everywhere.remove(1);
-                        session.complete(&mut asked, outcome);
-                        session.to_send.notify();
-                        session.progress.notify();
-                    }
-                }));
-            }
-        }
-    }
-
-    /// Now, if the next request of this kind is to be timed should it be answered at once: a look at the
-    /// clock costs as much as counting ten requests.
-    fn begin(&self, kind: OpKind) -> Option<Instant> {
-        self.untimed[kind as usize].get().is_multiple_of(TIMED).then(Instant::now)
-    }
-
-    fn answered_at_once(&self, kind: OpKind, timed: Option<Instant>) {
-        let untimed = &self.untimed[kind as usize];
-        match timed {
-            None => untimed.set(untimed.get() + 1),
-            Some(begun) => {
-                // The first one stands for itself.
-                let count = 1 + u64::from(untimed.get().saturating_sub(1));
-                self.server.control.times().took(kind, begun.elapsed(), count);
-                untimed.set(1);
-            }
         }
     }
 

@@ -4,7 +4,7 @@
 
 mod common;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use common::{content, device, serve};
 use rustix::process::{Resource, getrlimit, setrlimit};
@@ -37,9 +37,7 @@ fn clients_are_cheap() {
 
     // A crowd that rests.
     let (memory, files) = (resident(), descriptors());
-    let started = Instant::now();
     let mut crowd: Vec<_> = (0..CROWD).map(|_| fixture.client(Replies::Extended)).collect();
-    assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
     assert_eq!(fixture.server.open(), CROWD);
     assert_eq!(descriptors() - files, 2 * CROWD, "one at each end");
     let cost = resident().saturating_sub(memory) / CROWD as u64;

@@ -4,7 +4,11 @@
 
 mod common;
 
-use block::{Flags, OpKind};
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use block::{Device, Facts, Flags, OpKind, Pending, Request};
 use common::{EINVAL, ENOTSUP, FORMS, content, device, serve, wait_until};
 use server::Limits;
 use testkit::model::{Completion, Model, ModelDevice};
@@ -175,5 +179,58 @@ fn small_limits_still_make_a_valid_offer() {
         assert_eq!(client.read(3, most).unwrap(), content(3, most));
         let longer = client.request(Command::Read, 0, u64::from(maximum) + 1);
         assert_eq!(client.ask(&longer, &[]).unwrap().error, EINVAL);
+    }
+}
+
+/// Takes its time for writes, and notes who carried them out.
+struct Slow {
+    model: Arc<ModelDevice>,
+    workers: Mutex<BTreeSet<usize>>,
+}
+
+impl Device for Slow {
+    fn facts(&self) -> Arc<Facts> {
+        self.model.facts()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        if request.kind() == OpKind::Write {
+            std::thread::sleep(Duration::from_millis(2));
+            self.workers.lock().unwrap().insert(io::worker());
+        }
+        self.model.submit(request)
+    }
+}
+
+#[test]
+fn large_writes_are_shared_with_an_idle_worker_when_more_have_come() {
+    let (len, count) = (256 << 10, 20);
+    let size = len * count;
+    let model = device(size, Completion::Immediate);
+    let slow = Arc::new(Slow { model, workers: Mutex::default() });
+    let fixture = serve(slow.clone(), Limits::default());
+    let workers = || std::mem::take(&mut *slow.workers.lock().unwrap());
+    let mut client = fixture.client(Replies::Simple);
+    let bytes = |nth: u64| vec![nth as u8 ^ 0x5a; len as usize];
+    for nth in 0..count {
+        assert_eq!(client.write(nth * len, &vec![1; len as usize]).unwrap(), 0);
+    }
+    assert_eq!(workers().len(), 1, "one at a time stays where it came");
+    let mut asked: BTreeSet<u64> = (0..count)
+        .map(|nth| {
+            let request = client.request(Command::Write, nth * len, len);
+            client.send_request(&request, &bytes(nth)).unwrap();
+            request.cookie
+        })
+        .collect();
+    // In whatever order they come.
+    for _ in 0..count {
+        assert_eq!(client.receive_u32().unwrap(), wire::magic::SIMPLE_REPLY);
+        assert_eq!(client.receive_u32().unwrap(), 0);
+        assert!(asked.remove(&client.receive_u64().unwrap()));
+    }
+    assert_eq!(workers().len(), 2, "the idle worker helps");
+    for nth in 0..count {
+        assert_eq!(client.read(nth * len, len as usize).unwrap(), bytes(nth));
     }
 }

@@ -85,7 +85,8 @@ pub fn ext4(path: &Path, size: u64, folder: &Path, content_max: u64) -> Result<(
     Err(format!("mkfs.ext4: {}", String::from_utf8_lossy(&output.stderr).trim()))
 }
 
-/// Copies plain files, deepest levels left out, until `left` bytes are used up.
+/// Copies plain files, deepest levels left out, until `left` bytes are used up. What this user may not
+/// read is left out.
 fn copy_tree(from: &Path, to: &Path, left: &mut u64, depth: usize) -> io::Result<()> {
     const DEPTH_MAX: usize = 6;
     fs::create_dir_all(to)?;
@@ -94,10 +95,12 @@ fn copy_tree(from: &Path, to: &Path, left: &mut u64, depth: usize) -> io::Result
     for entry in entries {
         let (kind, target) = (entry.file_type()?, to.join(entry.file_name()));
         if kind.is_dir() && depth < DEPTH_MAX {
-            copy_tree(&entry.path(), &target, left, depth + 1)?;
+            match copy_tree(&entry.path(), &target, left, depth + 1) {
+                Err(error) if error.kind() != io::ErrorKind::PermissionDenied => return Err(error),
+                _ => {}
+            }
         } else if kind.is_file() {
             let len = entry.metadata()?.len();
-            // What may not be read is left out.
             if len <= *left && fs::copy(entry.path(), &target).is_ok() {
                 *left -= len;
             }

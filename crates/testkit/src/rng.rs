@@ -49,6 +49,21 @@ impl Rng {
         }
     }
 
+    /// A disk's content: runs of random bytes and of zeroes, on no grid, each of at most `longest`
+    /// bytes; `percent` of them are random bytes.
+    pub fn disk(&mut self, size: usize, longest: u64, percent: u64) -> Vec<u8> {
+        let mut bytes = vec![0; size];
+        let mut at = 0;
+        while at < size {
+            let len = (self.between(1, longest) as usize).min(size - at);
+            if self.chance(percent) {
+                self.fill(&mut bytes[at..at + len]);
+            }
+            at += len;
+        }
+        bytes
+    }
+
     /// Brings the items into a random order.
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {

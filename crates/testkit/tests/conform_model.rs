@@ -2,7 +2,6 @@
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use block::{Can, Device, Facts};
 use testkit::conform::{self, Content, Options};
@@ -22,13 +21,11 @@ fn facts(change: impl FnOnce(&mut Facts)) -> Facts {
 
 #[test]
 fn the_model_keeps_the_contract_however_it_completes() {
-    let started = Instant::now();
     let options = Options::default().content(Content::Zeroes);
     for completion in [Completion::Immediate, Completion::Deferred, Completion::Shuffled(1)] {
         let name = format!("{completion:?}");
         check(&name, options.clone(), completion, || Model::new(1 << 20));
     }
-    assert!(started.elapsed() < Duration::from_secs(60), "the suite is fast enough to be used");
 }
 
 #[test]

@@ -199,6 +199,11 @@ fn failed(ssl: &SslRef, seen: &Mutex<Seen>, role: &Role, error: &ssl::Error) -> 
     }
     let verified = ssl.verify_result();
     if verified != X509VerifyResult::OK {
+        if let Role::Client { keys: true, .. } = role {
+            let text = "TLS: the server does not know the key, but shows a certificate; check the user \
+                        name, and that the server has keys";
+            return refused(text.into());
+        }
         let whose = match role {
             Role::Server { .. } => "the client's",
             Role::Client { .. } => "the server's",

@@ -16,6 +16,7 @@
 
 mod bytes;
 mod error;
+mod text;
 
 pub mod errno;
 pub mod flags;
@@ -32,8 +33,9 @@ pub mod uri;
 
 pub use bytes::HeaderBytes;
 pub use errno::Errno;
-pub use error::{Error, printable};
+pub use error::Error;
 pub use flags::{ClientFlags, CommandFlags, ExportFlags, HandshakeFlags, ReplyFlags};
 pub use option::{BlockSizes, Context, Infos, ListEntry, OptionCode, OptionError};
 pub use reply::Replies;
 pub use request::{Command, Headers};
+pub use text::printable;

@@ -6,7 +6,7 @@ use std::fmt;
 
 use crate::bytes::Reader;
 use crate::errno::{self, Errno};
-use crate::error::{error_text, printable};
+use crate::text::{cut, error_text, printable};
 use crate::{Error, HeaderBytes, ReplyFlags, limits, magic};
 
 /// The form of replies that was negotiated.
@@ -459,18 +459,6 @@ impl fmt::Debug for Failure<'_> {
             .field("at", &self.at)
             .finish()
     }
-}
-
-/// The text cut to the protocol's bound for strings, not inside a character.
-pub(crate) fn cut(text: &[u8]) -> &[u8] {
-    if text.len() <= limits::STRING {
-        return text;
-    }
-    let mut end = limits::STRING;
-    while end > limits::STRING - 4 && text[end] & 0xc0 == 0x80 {
-        end -= 1;
-    }
-    &text[..end]
 }
 
 fn simple(reader: &mut Reader<'_>) -> Option<Header> {

@@ -64,7 +64,8 @@ extern int nbdkit_async_reply (void *conn, uint64_t reqid);
 /* The answer to a read: count bytes at buf, which may be the memory that was lent or any other, which is
  * copied before this returns. */
 extern int nbdkit_async_reply_read (void *conn, uint64_t reqid, uint32_t count, void *buf);
-/* The answer: failed, for what this thread has last told nbdkit_set_error and nbdkit_error. */
+/* The answer: failed, for what this thread has told nbdkit_set_error and nbdkit_error since
+ * its last answer. */
 extern int nbdkit_async_reply_error (void *conn, uint64_t reqid);
 
 /* The answer: failed, with this error number and text (may be NULL). */

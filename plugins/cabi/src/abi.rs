@@ -7,10 +7,10 @@ use std::ffi::{c_char, c_int, c_void};
 pub(crate) type Handle = *mut c_void;
 
 /// `int (*) (void *handle)`.
-pub(crate) type Ask = unsafe extern "C" fn(Handle) -> c_int;
-type Plain = unsafe extern "C" fn();
-type Answers = unsafe extern "C" fn() -> c_int;
-type Range = unsafe extern "C" fn(Handle, u32, u64, u32) -> c_int;
+pub(crate) type Ask = unsafe extern "C-unwind" fn(Handle) -> c_int;
+type Plain = unsafe extern "C-unwind" fn();
+type Answers = unsafe extern "C-unwind" fn() -> c_int;
+type Range = unsafe extern "C-unwind" fn(Handle, u32, u64, u32) -> c_int;
 
 /// What a plugin describes itself with. Plugins of older versions have a shorter one; what is missing
 /// is zero here. Bytes behind it are never looked at.
@@ -26,47 +26,53 @@ pub(crate) struct Plugin {
     pub(crate) description: *const c_char,
     pub(crate) load: Option<Plain>,
     pub(crate) unload: Option<Plain>,
-    pub(crate) config: Option<unsafe extern "C" fn(*const c_char, *const c_char) -> c_int>,
+    pub(crate) config: Option<unsafe extern "C-unwind" fn(*const c_char, *const c_char) -> c_int>,
     pub(crate) config_complete: Option<Answers>,
     pub(crate) config_help: *const c_char,
-    pub(crate) open: Option<unsafe extern "C" fn(c_int) -> Handle>,
-    pub(crate) close: Option<unsafe extern "C" fn(Handle)>,
-    pub(crate) get_size: Option<unsafe extern "C" fn(Handle) -> i64>,
+    pub(crate) open: Option<unsafe extern "C-unwind" fn(c_int) -> Handle>,
+    pub(crate) close: Option<unsafe extern "C-unwind" fn(Handle)>,
+    pub(crate) get_size: Option<unsafe extern "C-unwind" fn(Handle) -> i64>,
     pub(crate) can_write: Option<Ask>,
     pub(crate) can_flush: Option<Ask>,
     pub(crate) is_rotational: Option<Ask>,
     pub(crate) can_trim: Option<Ask>,
-    pub(crate) pread_v1: Option<unsafe extern "C" fn(Handle, *mut c_void, u32, u64) -> c_int>,
-    pub(crate) pwrite_v1: Option<unsafe extern "C" fn(Handle, *const c_void, u32, u64) -> c_int>,
+    pub(crate) pread_v1:
+        Option<unsafe extern "C-unwind" fn(Handle, *mut c_void, u32, u64) -> c_int>,
+    pub(crate) pwrite_v1:
+        Option<unsafe extern "C-unwind" fn(Handle, *const c_void, u32, u64) -> c_int>,
     pub(crate) flush_v1: Option<Ask>,
-    pub(crate) trim_v1: Option<unsafe extern "C" fn(Handle, u32, u64) -> c_int>,
-    pub(crate) zero_v1: Option<unsafe extern "C" fn(Handle, u32, u64, c_int) -> c_int>,
+    pub(crate) trim_v1: Option<unsafe extern "C-unwind" fn(Handle, u32, u64) -> c_int>,
+    pub(crate) zero_v1: Option<unsafe extern "C-unwind" fn(Handle, u32, u64, c_int) -> c_int>,
     pub(crate) errno_is_preserved: c_int,
     pub(crate) dump_plugin: Option<Plain>,
     pub(crate) can_zero: Option<Ask>,
     pub(crate) can_fua: Option<Ask>,
-    pub(crate) pread: Option<unsafe extern "C" fn(Handle, *mut c_void, u32, u64, u32) -> c_int>,
-    pub(crate) pwrite: Option<unsafe extern "C" fn(Handle, *const c_void, u32, u64, u32) -> c_int>,
-    pub(crate) flush: Option<unsafe extern "C" fn(Handle, u32) -> c_int>,
+    pub(crate) pread:
+        Option<unsafe extern "C-unwind" fn(Handle, *mut c_void, u32, u64, u32) -> c_int>,
+    pub(crate) pwrite:
+        Option<unsafe extern "C-unwind" fn(Handle, *const c_void, u32, u64, u32) -> c_int>,
+    pub(crate) flush: Option<unsafe extern "C-unwind" fn(Handle, u32) -> c_int>,
     pub(crate) trim: Option<Range>,
     pub(crate) zero: Option<Range>,
     pub(crate) magic_config_key: *const c_char,
     pub(crate) can_multi_conn: Option<Ask>,
     pub(crate) can_extents: Option<Ask>,
-    pub(crate) extents: Option<unsafe extern "C" fn(Handle, u32, u64, u32, *mut c_void) -> c_int>,
+    pub(crate) extents:
+        Option<unsafe extern "C-unwind" fn(Handle, u32, u64, u32, *mut c_void) -> c_int>,
     pub(crate) can_cache: Option<Ask>,
     pub(crate) cache: Option<Range>,
     pub(crate) thread_model_now: Option<Answers>,
     pub(crate) can_fast_zero: Option<Ask>,
-    pub(crate) preconnect: Option<unsafe extern "C" fn(c_int) -> c_int>,
+    pub(crate) preconnect: Option<unsafe extern "C-unwind" fn(c_int) -> c_int>,
     pub(crate) get_ready: Option<Answers>,
     pub(crate) after_fork: Option<Answers>,
-    pub(crate) list_exports: Option<unsafe extern "C" fn(c_int, c_int, *mut c_void) -> c_int>,
-    pub(crate) default_export: Option<unsafe extern "C" fn(c_int, c_int) -> *const c_char>,
-    pub(crate) export_description: Option<unsafe extern "C" fn(Handle) -> *const c_char>,
+    pub(crate) list_exports:
+        Option<unsafe extern "C-unwind" fn(c_int, c_int, *mut c_void) -> c_int>,
+    pub(crate) default_export: Option<unsafe extern "C-unwind" fn(c_int, c_int) -> *const c_char>,
+    pub(crate) export_description: Option<unsafe extern "C-unwind" fn(Handle) -> *const c_char>,
     pub(crate) cleanup: Option<Plain>,
     pub(crate) block_size:
-        Option<unsafe extern "C" fn(Handle, *mut u32, *mut u32, *mut u32) -> c_int>,
+        Option<unsafe extern "C-unwind" fn(Handle, *mut u32, *mut u32, *mut u32) -> c_int>,
 }
 
 // Offsets of one field of each generation, on 64-bit machines (nbdkit's header).

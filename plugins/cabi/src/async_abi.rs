@@ -11,7 +11,7 @@ const VERSION: u32 = 1;
 
 /// `conn` and `reqid` of the interface.
 pub(crate) type Conn = *mut c_void;
-type Transfer<P> = unsafe extern "C" fn(Conn, u64, bool, Handle, P, u32, u64) -> c_int;
+type Transfer<P> = unsafe extern "C-unwind" fn(Conn, u64, bool, Handle, P, u32, u64) -> c_int;
 
 /// What an asynchronous plugin describes itself with.
 #[repr(C)]
@@ -23,13 +23,15 @@ pub(crate) struct AsyncPlugin {
     pub(crate) plugin: *const abi::Plugin,
     pub(crate) pread: Option<Transfer<*mut c_void>>,
     pub(crate) pwrite: Option<Transfer<*const c_void>>,
-    pub(crate) flush: Option<unsafe extern "C" fn(Conn, u64, Handle) -> c_int>,
-    pub(crate) trim: Option<unsafe extern "C" fn(Conn, u64, bool, Handle, u32, u64) -> c_int>,
-    pub(crate) zero: Option<unsafe extern "C" fn(Conn, u64, bool, Handle, u32, u64, u32) -> c_int>,
+    pub(crate) flush: Option<unsafe extern "C-unwind" fn(Conn, u64, Handle) -> c_int>,
+    pub(crate) trim:
+        Option<unsafe extern "C-unwind" fn(Conn, u64, bool, Handle, u32, u64) -> c_int>,
+    pub(crate) zero:
+        Option<unsafe extern "C-unwind" fn(Conn, u64, bool, Handle, u32, u64, u32) -> c_int>,
     pub(crate) extents:
-        Option<unsafe extern "C" fn(Conn, u64, Handle, u32, u64, u32, *mut c_void) -> c_int>,
-    pub(crate) cache: Option<unsafe extern "C" fn(Conn, u64, Handle, u32, u64) -> c_int>,
-    pub(crate) cancel: Option<unsafe extern "C" fn(Conn, Handle)>,
+        Option<unsafe extern "C-unwind" fn(Conn, u64, Handle, u32, u64, u32, *mut c_void) -> c_int>,
+    pub(crate) cache: Option<unsafe extern "C-unwind" fn(Conn, u64, Handle, u32, u64) -> c_int>,
+    pub(crate) cancel: Option<unsafe extern "C-unwind" fn(Conn, Handle)>,
     /// Bytes of requests that the plugin wants lent at a time; 0: the host's default.
     pub(crate) max_bytes: u64,
     /// Where the plugin has this; not part of the layout.

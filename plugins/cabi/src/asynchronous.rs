@@ -15,10 +15,11 @@ use crate::abi;
 use crate::async_abi::{AsyncPlugin, Conn};
 use crate::budget::Charge;
 use crate::context::{self, Stage};
-use crate::handle::{Handle, RANGE_MAX};
+use crate::handle::{Handle, RANGE_MAX, aligned};
 use crate::lists;
 use crate::plugin::Plugin;
 use crate::table::{Table, Tables};
+use crate::watchdog::{self, Watched, What};
 
 /// All requests of all connections.
 static TABLES: Tables<Lent, Arc<Plugin>> = Tables::new();
@@ -34,6 +35,7 @@ struct Lent {
     /// Keeps the plugin's handle open.
     handle: Arc<Handle>,
     _charge: Charge,
+    _watched: Option<Watched>,
 }
 
 /// What a request lends to the plugin until the answer.
@@ -115,6 +117,7 @@ impl AsyncDevice {
             memory,
             handle: self.handle.clone(),
             _charge: charge,
+            _watched: watchdog::over(&self.handle.context, name_of(kind), What::Answer),
         };
         let number = self.table.enter(lent);
         self.call(kind, number, pointer, count, at, flags);
@@ -348,15 +351,6 @@ fn zero_flags(flags: Flags) -> u32 {
     let may_trim = if flags.contains(Flags::NO_HOLE) { 0 } else { abi::FLAG_MAY_TRIM };
     let fast = if flags.contains(Flags::FAST) { abi::FLAG_FAST_ZERO } else { 0 };
     may_trim | fast
-}
-
-/// A payload that begins on a page: parts of others are copied, which layers alone make.
-fn aligned(data: Data) -> Data {
-    if data.bytes().as_ptr().align_offset(io::ALIGN) == 0 {
-        data
-    } else {
-        Data::copy_of(data.bytes())
-    }
 }
 
 fn name_of(kind: OpKind) -> &'static CStr {

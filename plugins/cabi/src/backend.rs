@@ -1,7 +1,6 @@
 //! The scheme `nbdkit:`: `nbdkit:NAME?key=value&…`, `nbdkit:/path/to/plugin.so?…`.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use block::{
     Another, Backend, Device, Error, Exports, Kind, Opened, Opening, Result, Target,
@@ -29,9 +28,10 @@ impl Backend for Nbdkit {
 
     fn summary(&self) -> &'static str {
         "an nbdkit plugin (C interface 1 and 2, or blockhaul-plugin.h), by name or path, with its own \
-         parameters; @threads=N and @timeout=TIME are the host's: threads for callbacks in parallel \
-         (default 16), and when a callback of a connection that does not return has failed (default never); @filter=NAME puts one of \
-         nbdkit's filters over it (1.42 only; repeated, the first is outermost)"
+         parameters; @threads=N, @timeout=TIME and @watchdog=TIME are the host's: threads for callbacks in \
+         parallel (default 16), when a callback of a connection that does not return has failed, and \
+         when it ends the process (default never); @filter=NAME puts one of nbdkit's filters over it \
+         (1.42 only; repeated, the first is outermost)"
     }
 
     fn example(&self) -> &'static str {
@@ -46,7 +46,7 @@ blockhaul serve 'nbdkit:memory?size=64M' --run 'blockhaul copy --verify sample:6
 
     fn open(&self, target: Target) -> Opening<Opened> {
         Box::pin(async move {
-            let settings = settings(&target)?;
+            let settings = Settings::parse(target.text()?)?;
             let readonly = !target.intent.write;
             let plugin = Plugin::start(settings).await?;
             let more = Handles { plugin, readonly };
@@ -62,7 +62,7 @@ blockhaul serve 'nbdkit:memory?size=64M' --run 'blockhaul copy --verify sample:6
         let target = target.clone();
         Some(Box::pin(async move {
             let readonly = !target.intent.write;
-            let plugin = Plugin::start(settings(&target)?).await?;
+            let plugin = Plugin::start(Settings::parse(target.text()?)?).await?;
             Ok(Arc::new(PluginExports { plugin, readonly }) as Arc<dyn Exports>)
         }))
     }
@@ -90,27 +90,29 @@ impl Another for Handles {
     }
 }
 
-/// What was typed behind the scheme. Parameters keep their order, may come twice, and those without a
-/// key are the plugin's magic one.
-fn settings(target: &Target) -> Result<Settings> {
-    let (plugin, options) = {
-        let text = target.text()?;
-        text.split_once('?').unwrap_or((text, ""))
-    };
-    let mut settings = Settings { plugin: percent_decode(plugin)?, ..Settings::default() };
-    for part in options.split('&').filter(|part| !part.is_empty()) {
-        let (key, value) = match part.split_once('=') {
-            // An empty value without a key: without `=` it would not be there.
-            Some(("", value)) => (None, percent_decode(value)?),
-            Some((key, value)) => (Some(percent_decode(key)?), percent_decode(value)?),
-            None => (None, percent_decode(part)?),
-        };
-        match key {
-            Some(key) if key.starts_with('@') => host(&mut settings, &key, &value)?,
-            key => settings.config.push((key, value)),
+impl Settings {
+    /// What is typed behind the scheme: `NAME?key=value&…`. Parameters keep their order, may come twice, and
+    /// those without a key are the plugin's magic one.
+    ///
+    /// # Errors
+    /// A `%` without a number behind it, or a parameter of the host's own that is unknown or wrong.
+    pub fn parse(text: &str) -> Result<Settings> {
+        let (plugin, options) = text.split_once('?').unwrap_or((text, ""));
+        let mut settings = Settings { plugin: percent_decode(plugin)?, ..Settings::default() };
+        for part in options.split('&').filter(|part| !part.is_empty()) {
+            let (key, value) = match part.split_once('=') {
+                // An empty value without a key: without `=` it would not be there.
+                Some(("", value)) => (None, percent_decode(value)?),
+                Some((key, value)) => (Some(percent_decode(key)?), percent_decode(value)?),
+                None => (None, percent_decode(part)?),
+            };
+            match key {
+                Some(key) if key.starts_with('@') => host(&mut settings, &key, &value)?,
+                key => settings.config.push((key, value)),
+            }
         }
+        Ok(settings)
     }
-    Ok(settings)
 }
 
 fn host(settings: &mut Settings, key: &str, value: &str) -> Result<()> {
@@ -120,18 +122,24 @@ fn host(settings: &mut Settings, key: &str, value: &str) -> Result<()> {
             Ok(threads) if (1..=THREADS_MAX).contains(&threads) => settings.host.threads = threads,
             _ => return wrong(format!("{value:?} is not a number from 1 to {THREADS_MAX}")),
         },
-        "@timeout" => match parse_duration(value) {
-            Ok(Duration::ZERO) => settings.host.timeout = None,
-            Ok(time) => settings.host.timeout = Some(time),
-            Err(error) => return wrong(error.text()),
-        },
+        "@timeout" | "@watchdog" => {
+            let time = match parse_duration(value) {
+                Ok(time) => Some(time).filter(|time| !time.is_zero()),
+                Err(error) => return wrong(error.text()),
+            };
+            match key {
+                "@timeout" => settings.host.timeout = time,
+                _ => settings.host.watchdog = time,
+            }
+        }
         "@filter" => settings.filters.push(value.to_string()),
         "@debug" => match debug_flag(value) {
             Some(flag) => settings.debug.push(flag),
             None => return wrong(format!("{value:?} is not NAME.FLAG=N")),
         },
         _ => {
-            let known = "unknown; the host's own are @threads, @timeout, @filter and @debug";
+            let known =
+                "unknown; the host's own are @threads, @timeout, @watchdog, @filter and @debug";
             return wrong(known.into());
         }
     }
@@ -147,22 +155,16 @@ fn debug_flag(text: &str) -> Option<(String, String, i32)> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use super::*;
+    use std::time::Duration;
 
-    fn parse(rest: &str) -> Result<Settings> {
-        settings(&Target {
-            scheme: "nbdkit".into(),
-            rest: rest.into(),
-            command: Vec::new(),
-            args: block::Args::default(),
-            intent: block::Intent::READ,
-        })
-    }
+    use super::*;
 
     #[test]
     fn parameters_keep_their_order_and_may_have_no_key() {
-        let parsed =
-            parse("eval?a%26b&get_size=echo%201%25&x=1&x=2&@threads=3&@timeout=2s").unwrap();
+        let parsed = Settings::parse(
+            "eval?a%26b&get_size=echo%201%25&x=1&x=2&@threads=3&@timeout=2s&@watchdog=1m",
+        )
+        .unwrap();
         let config: Vec<_> =
             parsed.config.iter().map(|(key, value)| (key.as_deref(), value.as_str())).collect();
         assert_eq!(
@@ -172,13 +174,21 @@ mod tests {
         assert_eq!(parsed.plugin, "eval");
         assert_eq!(parsed.host.threads, 3);
         assert_eq!(parsed.host.timeout, Some(Duration::from_secs(2)));
-        assert_eq!(parse("/a/b.so").unwrap().plugin, "/a/b.so");
+        assert_eq!(parsed.host.watchdog, Some(Duration::from_secs(60)));
+        assert_eq!(Settings::parse("/a/b.so").unwrap().plugin, "/a/b.so");
     }
 
     #[test]
     fn wrong_settings_of_the_host_are_errors() {
-        for bad in ["x?@threads=0", "x?@threads=a", "x?@timeout=soon", "x?@other=1", "x?a=%zz"] {
-            assert_eq!(parse(bad).unwrap_err().kind(), Kind::Usage, "{bad}");
+        for bad in [
+            "x?@threads=0",
+            "x?@threads=a",
+            "x?@timeout=soon",
+            "x?@watchdog=a",
+            "x?@other=1",
+            "x?a=%zz",
+        ] {
+            assert_eq!(Settings::parse(bad).unwrap_err().kind(), Kind::Usage, "{bad}");
         }
     }
 }

@@ -5,11 +5,16 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use block::Client;
 
+use crate::watchdog::{self, What};
+
 /// Most bytes of error texts that are kept of one callback.
 const TEXT_MAX: usize = 4096;
+/// What stands for the middle of a text that is too long.
+const CUT: &str = " […] ";
 
 /// Who calls a plugin.
 #[derive(Default)]
@@ -28,6 +33,8 @@ pub(crate) struct Context {
     pub(crate) stdio_safe: bool,
     /// Names of default exports, for all contexts of a connection.
     pub(crate) defaults: Arc<Defaults>,
+    /// Time after which a callback that has not returned ends the process.
+    pub(crate) watchdog: Option<Duration>,
 }
 
 /// What backends of a chain of filters have answered, by their place: the name of their default export.
@@ -100,9 +107,16 @@ thread_local! {
         RefCell::new(Left { error: 0, errno: 0, text: String::new() })
     };
     /// For the handler of crashes, which may only look at plain values: the callback that runs.
-    static CALLBACK: Cell<Option<&'static CStr>> = const { Cell::new(None) };
+    static CALLBACK: Cell<Option<Running>> = const { Cell::new(None) };
     /// Who waits for what runs here, and not for ever.
     static WATCH: RefCell<Option<Arc<Watch>>> = const { RefCell::new(None) };
+}
+
+/// A callback that runs, and the name of its plugin, which its context keeps for as long.
+#[derive(Clone, Copy)]
+pub(crate) struct Running {
+    pub(crate) callback: &'static CStr,
+    pub(crate) plugin: *const str,
 }
 
 /// Where a job is that calls a plugin, for who waits for it, but not for ever.
@@ -163,11 +177,16 @@ pub(crate) fn call<R>(
 ) -> (R, Left) {
     let fresh = Current { context: context.clone(), left: Left::default() };
     let outer = CURRENT.replace(Some(fresh));
-    let outer_name = CALLBACK.replace(Some(name));
+    let running = Running { callback: name, plugin: &raw const *context.plugin };
+    let outer_name = CALLBACK.replace(Some(running));
     let outer_stage = tell(Stage::In(name));
+    let watched = watchdog::over(context, name, What::Callback);
     set_errno(0);
+    let returns = Returns { context, name };
     let result = callback();
+    std::mem::forget(returns);
     let errno = errno();
+    drop(watched);
     tell(outer_stage);
     CALLBACK.set(outer_name);
     let mut left = CURRENT.replace(outer).map(|current| current.left).unwrap_or_default();
@@ -175,9 +194,33 @@ pub(crate) fn call<R>(
     (result, left)
 }
 
+/// Ends the process when a callback is left otherwise than by its return. Whatever unwinds would take along
+/// requests that are half done, and answer them.
+struct Returns<'a> {
+    context: &'a Context,
+    name: &'static CStr,
+}
+
+impl Drop for Returns<'_> {
+    fn drop(&mut self) {
+        log::error!(
+            "plugin {}: {} ended by an exception or by the end of its thread, not by its return",
+            self.context.plugin,
+            self.name.to_string_lossy()
+        );
+        std::process::abort()
+    }
+}
+
 /// The callback that runs on this thread. For signal handlers: touches nothing but a plain value.
-pub(crate) fn callback_now() -> Option<&'static CStr> {
+pub(crate) fn callback_now() -> Option<Running> {
     CALLBACK.try_with(Cell::get).ok().flatten()
+}
+
+/// Ends the process by a crash that is said to be in another thread's callback.
+pub(crate) fn crash_in(context: &Context, callback: &'static CStr) -> ! {
+    CALLBACK.set(Some(Running { callback, plugin: &raw const *context.plugin }));
+    std::process::abort()
 }
 
 /// The context of the callback that runs on this thread.
@@ -201,6 +244,11 @@ pub(crate) fn take_loose() -> Left {
     })
 }
 
+/// Forgets what this thread said outside of callbacks: it was about a request that is answered now.
+pub(crate) fn forget_loose() {
+    LOOSE.take();
+}
+
 /// `nbdkit_error`: kept for whoever called; from a plugin's own threads it goes to the log.
 pub(crate) fn said(text: &str) {
     let kept = CURRENT.with_borrow_mut(|current| {
@@ -215,13 +263,26 @@ pub(crate) fn said(text: &str) {
 }
 
 impl Left {
+    /// Keeps a text. Where it does not fit, its beginning and its end stay: what an interpreter says ends
+    /// with the reason.
     fn say(&mut self, text: &str) {
-        if self.text.len() + text.len() < TEXT_MAX {
-            if !self.text.is_empty() {
-                self.text.push_str("; ");
-            }
-            self.text.push_str(text);
+        let between = if self.text.is_empty() { "" } else { "; " };
+        let room = TEXT_MAX.saturating_sub(self.text.len() + between.len());
+        if text.len() > room && room < 2 * CUT.len() {
+            return;
         }
+        self.text.push_str(between);
+        if text.len() <= room {
+            self.text.push_str(text);
+            return;
+        }
+        let half = (room - CUT.len()) / 2;
+        let whole = |at: &usize| text.is_char_boundary(*at);
+        let head = (0..=half).rev().find(whole).unwrap_or(0);
+        let tail = (text.len() - half..).find(whole).unwrap_or(text.len());
+        self.text.push_str(&text[..head]);
+        self.text.push_str(CUT);
+        self.text.push_str(&text[tail..]);
     }
 }
 
@@ -259,7 +320,7 @@ mod tests {
                 said("third");
                 set_errno(libc::EPERM);
             });
-            assert_eq!(callback_now(), Some(c"outer"));
+            assert_eq!(callback_now().unwrap().callback, c"outer");
             set_errno(libc::EIO);
             inner
         });
@@ -269,6 +330,19 @@ mod tests {
         assert!(now().is_none() && callback_now().is_none());
         let ((), left) = call(&context, c"next", || ());
         assert_eq!((left.error, left.errno, left.text.as_str()), (0, 0, ""));
+    }
+
+    #[test]
+    fn of_a_text_that_is_too_long_beginning_and_end_are_kept() {
+        let mut left = Left::default();
+        left.say("before");
+        left.say(&format!("Traceback {} RuntimeError: why", "é".repeat(TEXT_MAX)));
+        assert!(left.text.len() <= TEXT_MAX, "{}", left.text.len());
+        assert!(left.text.starts_with("before; Traceback éé"), "{}", left.text);
+        assert!(left.text.contains("é […] é") && left.text.ends_with("é RuntimeError: why"));
+        let full = left.text.clone();
+        left.say("too late");
+        assert_eq!(left.text, full);
     }
 
     #[test]

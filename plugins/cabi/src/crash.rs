@@ -1,11 +1,11 @@
 //! A crash in a plugin's code names the plugin: handlers of fatal signals that write one line and let
-//! the signal take its course.
+//! the signal take its course. So does the end of the process by a plugin's call of exit(3).
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::Once;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
 
 use crate::context;
 
@@ -21,6 +21,8 @@ static NAMES: [AtomicPtr<c_char>; SLOTS] = [const { AtomicPtr::new(ptr::null_mut
 static mut BEFORE: [MaybeUninit<libc::sigaction>; SIGNALS.len()] =
     [const { MaybeUninit::uninit() }; SIGNALS.len()];
 static INSTALLED: Once = Once::new();
+/// The process that has the handlers: what it forks has them, too, and may end as it likes.
+static OWNER: AtomicI32 = AtomicI32::new(0);
 
 /// A plugin's place among the names; given back when dropped.
 pub(crate) struct Slot(Option<usize>);
@@ -54,6 +56,12 @@ impl Drop for Slot {
 }
 
 fn install() {
+    // SAFETY: gives a number, and registers a function that lives for ever. Without room for it exits are
+    // silent.
+    unsafe {
+        OWNER.store(libc::getpid(), Ordering::SeqCst);
+        libc::atexit(exited);
+    }
     for (index, &signal) in SIGNALS.iter().enumerate() {
         // SAFETY: all zeroes is a sigaction without flags.
         let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
@@ -71,6 +79,17 @@ fn install() {
     }
 }
 
+/// Names the callback that ends the process, if it is one, on whose thread this runs.
+extern "C" fn exited() {
+    // SAFETY: gives a number.
+    let pid = unsafe { libc::getpid() };
+    if let Some(running) = context::callback_now().filter(|_| pid == OWNER.load(Ordering::SeqCst)) {
+        say(b"blockhaul: exit");
+        say_callback(running);
+        say(b"\n");
+    }
+}
+
 /// The handler. Only write(2), sigaction(2), kill(2) and plain memory.
 extern "C" fn crashed(signal: c_int, _info: *mut libc::siginfo_t, _context: *mut c_void) {
     let saved = context::errno();
@@ -83,13 +102,31 @@ extern "C" fn crashed(signal: c_int, _info: *mut libc::siginfo_t, _context: *mut
         _ => b"abort",
     });
     match context::callback_now() {
-        Some(callback) => {
-            say(b" in callback ");
-            say(callback.to_bytes());
-            say(b" of plugin ");
+        Some(running) => say_callback(running),
+        None => {
+            say(b" outside of a plugin's callbacks; loaded: ");
+            say_names();
         }
-        None => say(b" outside of a plugin's callbacks; loaded: "),
     }
+    say(b"\n");
+    let Some(index) = SIGNALS.iter().position(|&known| known == signal) else { return };
+    // SAFETY: filled before this handler was installed. The earlier action takes over: when this
+    // returns, the faulting instruction runs again, and abort() raises its signal again.
+    unsafe {
+        libc::sigaction(signal, (&raw const BEFORE[index]).cast(), ptr::null_mut());
+    }
+    context::set_errno(saved);
+}
+
+fn say_callback(running: context::Running) {
+    say(b" in callback ");
+    say(running.callback.to_bytes());
+    say(b" of plugin ");
+    // SAFETY: the callback's caller, further up on this thread, keeps the name.
+    say(unsafe { &*running.plugin }.as_bytes());
+}
+
+fn say_names() {
     let mut first = true;
     for name in &NAMES {
         let name = name.load(Ordering::SeqCst);
@@ -102,14 +139,6 @@ extern "C" fn crashed(signal: c_int, _info: *mut libc::siginfo_t, _context: *mut
             say(unsafe { std::ffi::CStr::from_ptr(name) }.to_bytes());
         }
     }
-    say(b"\n");
-    let Some(index) = SIGNALS.iter().position(|&known| known == signal) else { return };
-    // SAFETY: filled before this handler was installed. The earlier action takes over: when this
-    // returns, the faulting instruction runs again, and abort() raises its signal again.
-    unsafe {
-        libc::sigaction(signal, (&raw const BEFORE[index]).cast(), ptr::null_mut());
-    }
-    context::set_errno(saved);
 }
 
 fn say(text: &[u8]) {

@@ -8,7 +8,7 @@
 //! - `filter`: nbdkit's filters between the host and a plugin.
 //! - `api`, `shim.c`: the functions that plugins call; `context`: what those know about the caller.
 //! - `stdio`: who has standard input and output. `sink`: memory for bytes that nobody wants.
-//! - `overdue`: callbacks that do not return. `crash`: a crash names the plugin. `debug`: global variables
+//! - `overdue`, `watchdog`: callbacks that do not return. `crash`: a crash names the plugin. `debug`: global variables
 //!   that make plugins say more.
 //!
 //! A program that hosts plugins must export the functions: its build script passes
@@ -42,6 +42,7 @@ mod sink;
 mod stdio;
 mod table;
 mod visit;
+mod watchdog;
 
 pub use abi::ThreadModel;
 pub use about::{About, about, about_filter};

@@ -177,8 +177,8 @@ pub(crate) fn load(path: &Path) -> Result<Described> {
         let mut loaded = LOADED.lock().expect("no panic under this lock");
         if loaded.contains(&identity) {
             let text = format!(
-                "plugin {shown} was loaded before, and a process holds each only once: serve the other \
-                 one by a process of its own, [ blockhaul serve nbdkit:… ]"
+                "plugin {shown} was loaded before, and a process holds each only once: give each a \
+                 process of its own (serve --isolate), or the other one ([ blockhaul serve nbdkit:… ])"
             );
             return Err(Error::new(Kind::Usage, text));
         }

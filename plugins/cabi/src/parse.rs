@@ -6,8 +6,9 @@ use std::time::Duration;
 /// Bytes: decimal digits and at most one letter (b k m g t p e, powers of 1024; s: sectors of 512).
 pub(crate) fn size(text: &str) -> Result<i64, String> {
     let trimmed = text.trim_start();
-    let end = trimmed.find(|c: char| !c.is_ascii_digit()).unwrap_or(trimmed.len());
-    let (digits, suffix) = trimmed.split_at(end);
+    let plain = trimmed.strip_prefix('+').unwrap_or(trimmed);
+    let end = plain.find(|c: char| !c.is_ascii_digit()).unwrap_or(plain.len());
+    let (digits, suffix) = plain.split_at(end);
     if digits.is_empty() {
         return Err(match trimmed.starts_with('-') {
             true => format!("size cannot be negative: '{text}'"),
@@ -34,11 +35,7 @@ pub(crate) fn size(text: &str) -> Result<i64, String> {
 
 /// A truth value in one of the usual words.
 pub(crate) fn boolean(text: &str) -> Result<bool, String> {
-    match text.to_ascii_lowercase().as_str() {
-        "1" | "true" | "t" | "yes" | "y" | "on" => Ok(true),
-        "0" | "false" | "f" | "no" | "n" | "off" => Ok(false),
-        _ => Err(format!("could not decipher boolean ({text})")),
-    }
+    block::parse_switch(text).map_err(|_| format!("could not decipher boolean ({text})"))
 }
 
 /// A whole number between bounds, in C's notation: decimal, 0x hexadecimal, 0 octal, with a sign.
@@ -126,6 +123,7 @@ mod tests {
             ("2M", 2 << 20),
             ("3s", 1536),
             ("7E", 7 << 60),
+            (" +1K", 1024),
             ("9223372036854775807", i64::MAX),
         ] {
             assert_eq!(size(text), Ok(wanted), "{text}");

@@ -17,6 +17,7 @@ use crate::debug;
 use crate::filter;
 use crate::load::{self, Described, Library};
 use crate::stdio;
+use crate::watchdog;
 
 /// What a plugin is loaded with.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -40,6 +41,8 @@ pub struct HostSettings {
     pub threads: usize,
     /// Time after which a request, or another callback of a connection, has failed; none: never.
     pub timeout: Option<Duration>,
+    /// Time after which either ends the process; none: never.
+    pub watchdog: Option<Duration>,
 }
 
 /// Threads of a parallel plugin: what nbdkit gives each connection.
@@ -47,7 +50,7 @@ const THREADS: usize = 16;
 
 impl Default for HostSettings {
     fn default() -> HostSettings {
-        HostSettings { threads: THREADS, timeout: None }
+        HostSettings { threads: THREADS, timeout: None, watchdog: None }
     }
 }
 
@@ -91,6 +94,9 @@ unsafe impl Sync for Plugin {}
 impl Plugin {
     /// Loads a plugin, configures it and makes it ready.
     pub(crate) async fn start(settings: Settings) -> Result<Arc<Plugin>> {
+        if settings.host.watchdog.is_some() {
+            watchdog::start();
+        }
         let control = Arc::new(lane(&settings, "plugin"));
         let (completer, ticket) = io::ticket();
         let own = control.clone();
@@ -182,7 +188,7 @@ impl Plugin {
     fn step(
         &self,
         name: &'static CStr,
-        callback: Option<unsafe extern "C" fn() -> c_int>,
+        callback: Option<unsafe extern "C-unwind" fn() -> c_int>,
         stdio_safe: bool,
     ) -> Result<c_int> {
         let Some(callback) = callback else { return Ok(0) };
@@ -400,7 +406,8 @@ pub(crate) fn begin(settings: &Settings, control: Arc<Lane>) -> Result<Plugin> {
     Ok(plugin)
 }
 
-/// What clients hear of an error number: the kinds that NBD has, as nbdkit sorts them.
+/// What clients hear of an error number: the kinds that NBD has, as nbdkit sorts them, but that who may
+/// not do something hears so (EACCES).
 pub(crate) fn kind_of(number: c_int) -> Kind {
     match number {
         libc::EPERM | libc::EROFS | libc::EACCES => Kind::ReadOnly,

@@ -164,6 +164,7 @@ impl Connection {
             export,
             tls,
             defaults: self.defaults.clone(),
+            watchdog: self.plugin.host.watchdog,
             ..Context::default()
         }
     }

@@ -67,19 +67,13 @@ pub(crate) fn block_size(text: &str) -> Result<Option<BlockSizes>, String> {
     if (minimum, preferred, maximum) == (0, 0, 0) {
         return Ok(None);
     }
-    let fine = (1..=65536).contains(&minimum)
-        && minimum.is_power_of_two()
-        && (512..=32 << 20).contains(&preferred)
-        && preferred.is_power_of_two()
-        && minimum <= preferred
-        && (maximum == u32::MAX || maximum.is_multiple_of(minimum) && maximum >= preferred);
-    if !fine {
-        return Err(format!(
+    let told = BlockSizes::told(minimum, preferred, maximum);
+    told.map(Some).ok_or_else(|| {
+        format!(
             "printed {minimum}, {preferred} and {maximum}, which are no minimum, preferred size and \
              maximum"
-        ));
-    }
-    Ok(Some(BlockSizes { minimum, preferred, maximum }))
+        )
+    })
 }
 
 /// Lines of offset, length and type, as the extents of the range from `at` up to the disk's `end`.

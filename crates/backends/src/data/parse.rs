@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use block::{Error, Kind, Result, parse_size};
+use block::{Error, Kind, Result, parse_number, parse_size};
 
 use super::item::{Group, Item, WORK_MAX};
 use super::source::Source;
@@ -335,7 +335,7 @@ impl<'a, 'c, 'v> Parser<'a, 'c, 'v> {
         let word = self.word();
         let bits = len * 8;
         let fits = |number: &u64| bits == 64 || number >> bits == 0;
-        let number = c_number(&word).filter(fits);
+        let number = parse_number(&word).ok().filter(fits);
         let Some(number) = number else {
             return Err(self.wrong(&format!("{word:?} is not a number of {bits} bits")));
         };
@@ -376,7 +376,7 @@ impl<'a, 'c, 'v> Parser<'a, 'c, 'v> {
         let word = self.word();
         // As nbdkit: C's prefixes; and beyond it, sizes.
         if matches!(word.as_bytes(), [b'0', b'0'..=b'9' | b'x' | b'X', ..]) {
-            let number = c_number(&word);
+            let number = parse_number(&word).ok();
             return number.ok_or_else(|| self.wrong(&format!("{word:?} is not a number")));
         }
         parse_size(&word).map_err(|error| self.wrong(&error.text()))
@@ -384,8 +384,7 @@ impl<'a, 'c, 'v> Parser<'a, 'c, 'v> {
 
     fn byte(&mut self) -> Result<u8> {
         let word = self.word();
-        let byte = c_number(&word).and_then(|number| u8::try_from(number).ok());
-        byte.ok_or_else(|| self.wrong(&format!("{word:?} is not a byte, 0 to 255")))
+        parse_number(&word).map_err(|_| self.wrong(&format!("{word:?} is not a byte, 0 to 255")))
     }
 
     fn string(&mut self) -> Result<Item> {
@@ -485,14 +484,5 @@ impl<'a, 'c, 'v> Parser<'a, 'c, 'v> {
         };
         let variable = self.variable.map(|name| format!(" of ${name}")).unwrap_or_default();
         Error::new(Kind::Usage, format!("data: {place}{variable}: {what}"))
-    }
-}
-
-/// A number as C writes it: hexadecimal after 0x, octal after 0.
-fn c_number(word: &str) -> Option<u64> {
-    match word.as_bytes() {
-        [b'0', b'x' | b'X', ..] => u64::from_str_radix(&word[2..], 16).ok(),
-        [b'0', _, ..] => u64::from_str_radix(&word[1..], 8).ok(),
-        _ => word.parse().ok(),
     }
 }

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use block::{Error, Facts, Result};
 use io::{Data, Hold, Pool, RangeLock, RangeLocks, Way};
 
+use super::inode::InodeLock;
 use super::limits::{Nearness, page};
 use super::lock::Lock;
 use super::ways::Ways;
@@ -97,6 +98,8 @@ pub(super) struct Inner {
     pub(super) scratch: Pool,
     /// Pages that are being changed, where changes go both through the page cache and past it.
     pub(super) changing: Option<Arc<RangeLocks<Route>>>,
+    /// Whose turn it is to write through the page cache.
+    pub(super) inode: Arc<InodeLock>,
 }
 
 impl Inner {
@@ -109,6 +112,7 @@ impl Inner {
             tells_cached: AtomicBool::new(true),
             scratch: Pool::new(u64::from(facts.block.maximum)),
             changing: both.then(Arc::default),
+            inode: Arc::default(),
             storage,
         }
     }

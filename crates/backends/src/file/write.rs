@@ -5,6 +5,7 @@ use std::sync::Arc;
 use block::{Error, Kind, Outcome, Pending, Reply, Result};
 use io::{Data, Parked, Way};
 
+use super::inode::WORTH_WAITING;
 use super::storage::{INLINE_MAX, Inner, Route, count};
 
 /// Longest buffered write that is done on the worker itself: dearer to hand over than to do, and
@@ -30,9 +31,27 @@ impl Inner {
 
     /// Writes by the descriptor that the range asks for; through the page cache when it is its turn.
     fn write_by(self: &Arc<Inner>, at: u64, data: Data, durable: bool) -> Pending {
-        let (file, direct) = self.route(at, data.len() as u64);
+        let (_, direct) = self.route(at, data.len() as u64);
         let short = if self.in_memory() { INLINE_MAX } else { INLINE_WRITE };
         let inline = !direct && data.len() <= short;
+        if !inline || data.len() < WORTH_WAITING {
+            return self.start_write(at, data, durable, inline);
+        }
+        if let Some(_writing) = self.inode.try_lock() {
+            return self.start_write(at, data, durable, inline);
+        }
+        let inner = self.clone();
+        Pending::start(async move {
+            let writing = inner.inode.lock().await;
+            let pending = inner.start_write(at, data, durable, inline);
+            drop(writing);
+            pending.await
+        })
+    }
+
+    /// Writes on the worker (`inline`) or has it written.
+    fn start_write(self: &Arc<Inner>, at: u64, data: Data, durable: bool, inline: bool) -> Pending {
+        let (file, direct) = self.route(at, data.len() as u64);
         let data = match (direct, data.take_parked()) {
             (false, Ok(parked)) => return self.write_parked(at, parked, inline, durable),
             (true, Ok(parked)) => Data::from(parked),

@@ -1,4 +1,8 @@
-//! FAT32: where everything is on the disk, and the bytes that say so.
+//! FAT: where everything is on the disk, and the bytes that say so.
+//!
+//! How many clusters a file system has decides alone what kind it is (Microsoft's specification of
+//! FAT, "FAT type determination"): FAT12 below 4085, FAT16 below 65525, else FAT32. The sizes of all
+//! parts are the same for each, those of FAT32, as nbdkit's plugin has them for disks of all sizes.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -24,10 +28,11 @@ const BACKUP: u64 = 6;
 /// The first cluster, and most clusters: their numbers have 28 bits, some of which mean something else.
 const FIRST: u32 = 2;
 const CLUSTERS_MAX: u64 = 0x0fff_fff0 - FIRST as u64;
-/// Marks the last cluster of a chain.
-const LAST: u32 = 0x0fff_ffff;
-/// Type of the partition: FAT32, told by sectors.
-const PARTITION: u8 = 0x0c;
+/// Least clusters of FAT16, and of FAT32.
+const SIXTEEN: u64 = 4085;
+const THIRTY_TWO: u64 = 65_525;
+/// Most clusters that the root folder has room for elsewhere: its entries are counted with 16 bits.
+const ROOT_MAX: u64 = 0xffff * ENTRY as u64 / CLUSTER;
 /// Most entries of a folder.
 const ENTRIES_MAX: usize = 65_536;
 /// Attributes of entries.
@@ -53,6 +58,70 @@ pub(super) struct Layout {
     pub size: u64,
 }
 
+/// What decides how large numbers of clusters are in the tables.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fat {
+    Twelve,
+    Sixteen,
+    ThirtyTwo,
+}
+
+impl Fat {
+    /// For so many clusters, `root` of which would hold the root folder.
+    fn of(clusters: u64, root: u64) -> Fat {
+        // Only FAT32 has the root folder among its clusters.
+        match clusters.saturating_sub(root) {
+            // Or where the others cannot count its entries: Linux reads it so, too.
+            _ if clusters >= THIRTY_TWO || root > ROOT_MAX => Fat::ThirtyTwo,
+            others if others >= SIXTEEN => Fat::Sixteen,
+            _ => Fat::Twelve,
+        }
+    }
+
+    /// Type of the partition: told by sectors, where there is such a type.
+    fn partition(self) -> u8 {
+        match self {
+            Fat::Twelve => 0x01,
+            Fat::Sixteen => 0x0e,
+            Fat::ThirtyTwo => 0x0c,
+        }
+    }
+
+    fn name(self) -> &'static [u8; 8] {
+        match self {
+            Fat::Twelve => b"FAT12   ",
+            Fat::Sixteen => b"FAT16   ",
+            Fat::ThirtyTwo => b"FAT32   ",
+        }
+    }
+
+    /// Marks the last cluster of a chain.
+    fn last(self) -> u32 {
+        match self {
+            Fat::Twelve => 0xfff,
+            Fat::Sixteen => 0xffff,
+            Fat::ThirtyTwo => 0x0fff_ffff,
+        }
+    }
+
+    /// The table with these entries.
+    fn table(self, entries: &[u32]) -> Arc<[u8]> {
+        match self {
+            Fat::Twelve => entries
+                .chunks(2)
+                .flat_map(|pair| {
+                    let both = pair[0] | pair.get(1).unwrap_or(&0) << 12;
+                    [both as u8, (both >> 8) as u8, (both >> 16) as u8]
+                })
+                .collect(),
+            Fat::Sixteen => {
+                entries.iter().flat_map(|entry| (*entry as u16).to_le_bytes()).collect()
+            }
+            Fat::ThirtyTwo => entries.iter().flat_map(|entry| entry.to_le_bytes()).collect(),
+        }
+    }
+}
+
 fn wrong(text: impl std::fmt::Display) -> Error {
     Error::new(Kind::Usage, format!("floppy: {text}"))
 }
@@ -63,45 +132,61 @@ pub(super) fn layout(tree: Tree, label: Short, size: Option<u64>) -> Result<Layo
     for index in 0..tree.folders.len() {
         tables.push(Table::of(&tree, index, label)?);
     }
-    // Folders first, then files, without gaps.
-    let mut next = FIRST;
-    let mut place = |bytes: u64| {
-        let clusters = bytes.div_ceil(CLUSTER);
-        let start = next;
-        let end = u64::from(next) + clusters;
-        let fits = end <= CLUSTERS_MAX + u64::from(FIRST);
-        next = if fits { end as u32 } else { return Err(wrong("is larger than FAT32 can be")) };
-        // What has no bytes has no cluster.
-        Ok(if clusters == 0 { 0..0 } else { start..next })
-    };
-    let folders = tables.iter().map(|table| place(table.len())).collect::<Result<Vec<_>>>()?;
-    let files = tree.files.iter().map(|file| place(file.size)).collect::<Result<Vec<_>>>()?;
-    let used = u64::from(next - FIRST);
+    let clusters_of = |bytes: u64| bytes.div_ceil(CLUSTER);
+    let root = clusters_of(tables[0].len());
+    let lens = tables.iter().map(Table::len).chain(tree.files.iter().map(|file| file.size));
+    let used = lens.fold(0, |sum: u64, len| sum.saturating_add(clusters_of(len)));
+    // Readers refuse a file system without a cluster beside the root folder.
+    let least = used.max(root + 1);
     let clusters = match size {
-        None => used,
-        Some(size) => clusters_in(size).filter(|&clusters| clusters >= used).ok_or_else(|| {
-            wrong(format!("size={size} is too small: {} bytes are needed", room_for(used)))
+        None => least,
+        Some(size) => clusters_in(size).filter(|&clusters| clusters >= least).ok_or_else(|| {
+            wrong(format!("size={size} is too small: {} bytes are needed", room_for(least)))
         })?,
     };
     if clusters > CLUSTERS_MAX {
         return Err(wrong("is larger than FAT32 can be"));
     }
+    let kind = Fat::of(clusters, root);
     let fat_len = fat_clusters(clusters) * CLUSTER;
     let fats = (START + RESERVED) * SECTOR;
     let data = fats + 2 * fat_len;
     let end = data + clusters * CLUSTER;
     let sectors = end / SECTOR - START;
+    // Where the first cluster is.
+    let first = match kind {
+        Fat::ThirtyTwo => data,
+        Fat::Twelve | Fat::Sixteen => data + root * CLUSTER,
+    };
+
+    // Folders first, then files, without gaps.
+    let mut next = FIRST;
+    let mut place = |bytes: u64| {
+        // All fit: their sum does.
+        let start = next;
+        next += clusters_of(bytes) as u32;
+        // What has no bytes has no cluster.
+        if next == start { 0..0 } else { start..next }
+    };
+    let folders: Vec<_> = (tables.iter().enumerate())
+        .map(|(index, table)| match (index, kind) {
+            (0, Fat::Twelve | Fat::Sixteen) => 0..0,
+            _ => place(table.len()),
+        })
+        .collect();
+    let files: Vec<_> = tree.files.iter().map(|file| place(file.size)).collect();
 
     let mut mbr = table::boot_sector();
-    table::mbr_entry(&mut mbr, 0, PARTITION, false, (START, sectors))?;
-    let boot = boot_sector(label, sectors, fat_len / SECTOR)?;
-    let mut fat: Vec<u32> = vec![0x0fff_fff8, LAST];
+    table::mbr_entry(&mut mbr, 0, kind.partition(), false, (START, sectors))?;
+    let boot = boot_sector(kind, label, sectors, fat_len / SECTOR, root)?;
+    let last = kind.last();
+    let mut fat: Vec<u32> = vec![last & !7, last];
     for chain in folders.iter().chain(&files) {
-        fat.extend((chain.start + 1..chain.end).chain((!chain.is_empty()).then_some(LAST)));
+        fat.extend((chain.start + 1..chain.end).chain((!chain.is_empty()).then_some(last)));
     }
-    let fat: Arc<[u8]> = fat.iter().flat_map(|entry| entry.to_le_bytes()).collect();
+    let fat = kind.table(&fat);
 
-    let at = |cluster: u32| data + u64::from(cluster - FIRST) * CLUSTER;
+    let at = |cluster: u32| first + u64::from(cluster - FIRST) * CLUSTER;
     let start = START * SECTOR;
     let mut parts = Vec::new();
     let mut push = |at: u64, bytes: Arc<[u8]>| {
@@ -109,12 +194,15 @@ pub(super) fn layout(tree: Tree, label: Short, size: Option<u64>) -> Result<Layo
     };
     push(0, mbr.into());
     push(start, boot.clone().into());
-    push(start + INFO * SECTOR, info_sector(clusters - used, next, used < clusters).into());
-    push(start + BACKUP * SECTOR, boot.into());
+    if kind == Fat::ThirtyTwo {
+        push(start + INFO * SECTOR, info_sector(clusters - used, next, used < clusters).into());
+        push(start + BACKUP * SECTOR, boot.into());
+    }
     push(fats, fat.clone());
     push(fats + fat_len, fat);
     for (index, table) in tables.iter().enumerate() {
-        push(at(folders[index].start), table.bytes(&folders, &files).into());
+        let place = if folders[index].is_empty() { data } else { at(folders[index].start) };
+        push(place, table.bytes(&folders, &files).into());
     }
     for (file, chain) in tree.files.into_iter().zip(&files) {
         if !chain.is_empty() {
@@ -143,14 +231,18 @@ fn clusters_in(size: u64) -> Option<u64> {
 }
 
 /// The first sector of the partition.
-fn boot_sector(label: Short, sectors: u64, fat_sectors: u64) -> Result<Vec<u8>> {
+fn boot_sector(
+    kind: Fat,
+    label: Short,
+    sectors: u64,
+    fat_sectors: u64,
+    root: u64,
+) -> Result<Vec<u8>> {
     let large = |_| wrong("is larger than an MBR can tell of, 2 TiB");
     let sectors = u32::try_from(sectors).map_err(large)?;
     let fat_sectors = u32::try_from(fat_sectors).map_err(large)?;
     let mut out = table::boot_sector();
     let mut put = |at: usize, bytes: &[u8]| out[at..at + bytes.len()].copy_from_slice(bytes);
-    // A jump over the tables, to a halt: it does not boot.
-    put(0, &[0xeb, 0x58, 0x90]);
     put(3, b"MSWIN4.1");
     put(11, &(SECTOR as u16).to_le_bytes());
     put(13, &[(CLUSTER / SECTOR) as u8]);
@@ -162,16 +254,31 @@ fn boot_sector(label: Short, sectors: u64, fat_sectors: u64) -> Result<Vec<u8>> 
     put(26, &HEADS.to_le_bytes());
     put(28, &(START as u32).to_le_bytes());
     put(32, &sectors.to_le_bytes());
-    put(36, &fat_sectors.to_le_bytes());
-    put(44, &FIRST.to_le_bytes());
-    put(48, &(INFO as u16).to_le_bytes());
-    put(50, &(BACKUP as u16).to_le_bytes());
-    put(64, &[0x80, 0, 0x29]);
+    let about = match kind {
+        Fat::Twelve | Fat::Sixteen => {
+            // At most ROOT_MAX clusters of them.
+            put(17, &((root * CLUSTER / ENTRY as u64) as u16).to_le_bytes());
+            // Below 65525 clusters these are 16 bits.
+            put(22, &(fat_sectors as u16).to_le_bytes());
+            36
+        }
+        Fat::ThirtyTwo => {
+            put(36, &fat_sectors.to_le_bytes());
+            put(44, &FIRST.to_le_bytes());
+            put(48, &(INFO as u16).to_le_bytes());
+            put(50, &(BACKUP as u16).to_le_bytes());
+            64
+        }
+    };
+    put(about, &[0x80, 0, 0x29]);
     // Always the same number, so that the same files are the same disk.
-    put(67, b"bhfl");
-    put(71, &label);
-    put(82, b"FAT32   ");
-    put(90, &[0xf4, 0xeb, 0xfd]);
+    put(about + 3, b"bhfl");
+    put(about + 7, &label);
+    put(about + 18, kind.name());
+    // A jump over the tables, to a halt: it does not boot.
+    let code = about + 26;
+    put(0, &[0xeb, code as u8 - 2, 0x90]);
+    put(code, &[0xf4, 0xeb, 0xfd]);
     Ok(out)
 }
 

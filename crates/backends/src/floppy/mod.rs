@@ -1,4 +1,4 @@
-//! `floppy:FOLDER`: a disk with a FAT32 file system that holds what is in a folder, made up as it is
+//! `floppy:FOLDER`: a disk with a FAT file system that holds what is in a folder, made up as it is
 //! read.
 //!
 //! [`tree`] finds files and folders, [`names`] gives them names that FAT can hold, [`fat`] lays out the
@@ -38,7 +38,7 @@ impl Backend for Floppy {
     }
 
     fn summary(&self) -> &'static str {
-        "a disk with a FAT32 file system that holds what is in a folder when it is opened, and must \
+        "a disk with a FAT file system that holds what is in a folder when it is opened, and must \
          not change then; links and what is no file are left out; read-only, with the layer cow \
          writable"
     }

@@ -24,8 +24,12 @@ pub struct Findings {
     pub multi_conn: bool,
     /// Bytes that were found to be data, which were read again and again.
     pub data_bytes: u64,
+    /// Whether it says that there are only zeroes where it was asked: those were read then, all of it.
+    pub only_zeroes: bool,
     /// How long it took.
     pub took_s: f64,
+    /// Settings that were not tried, because the time would not have done.
+    pub left_out: usize,
     /// Single reads of 4 KiB, or of the minimum block if that is larger.
     pub read_latency: Option<Latency>,
     /// Single writes, with consent.
@@ -61,10 +65,7 @@ pub struct Advice {
 pub(super) fn best(points: &[Point], own_connections: bool) -> Option<Advice> {
     let fastest = points.iter().map(|point| point.bytes_per_second).fold(0.0, f64::max);
     let good = points.iter().filter(|point| point.bytes_per_second >= GOOD_ENOUGH * fastest);
-    let cheapest = good.min_by_key(|point| {
-        let in_flight = point.request_size * (point.requests * point.connections) as u64;
-        (in_flight, point.connections)
-    })?;
+    let cheapest = good.min_by_key(|point| (point.in_flight(), point.connections))?;
     Some(Advice {
         settings: *cheapest,
         best_bytes_per_second: fastest,
@@ -76,7 +77,7 @@ pub(super) fn best(points: &[Point], own_connections: bool) -> Option<Advice> {
             },
             cheapest.requests,
             // What a copy takes: a power of two from 4 KiB on.
-            (1 << cheapest.request_size.max(4096).ilog2()).min(32 << 20),
+            block::format_size((1 << cheapest.request_size.max(4096).ilog2()).min(32 << 20)),
         ),
     })
 }
@@ -94,6 +95,13 @@ pub struct Point {
     pub bytes_per_second: f64,
     /// Processor time of this program per GiB, in seconds.
     pub cpu_s_per_gib: f64,
+}
+
+impl Point {
+    /// Bytes in flight.
+    pub fn in_flight(&self) -> u64 {
+        self.request_size * (self.requests * self.connections) as u64
+    }
 }
 
 /// How long single requests take, one after the other.
@@ -138,10 +146,16 @@ pub struct Questions {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn point(request_size: u64, requests: usize, connections: usize, speed: f64) -> Point {
+    /// A measurement of so many bytes per second.
+    pub(in crate::device) fn point(
+        request_size: u64,
+        requests: usize,
+        connections: usize,
+        speed: f64,
+    ) -> Point {
         let (bytes_per_second, cpu_s_per_gib) = (speed, 0.1);
         Point { request_size, requests, connections, bytes_per_second, cpu_s_per_gib }
     }
@@ -159,10 +173,10 @@ mod tests {
         assert_eq!(advice.settings, points[4], "the same bytes in flight on one connection");
         assert_eq!(
             advice.command,
-            "blockhaul copy --connections=1 --requests=64 --request-size=65536"
+            "blockhaul copy --connections=1 --requests=64 --request-size=64K"
         );
         let advice = best(&points, false).unwrap();
-        assert_eq!(advice.command, "blockhaul copy --requests=64 --request-size=65536");
+        assert_eq!(advice.command, "blockhaul copy --requests=64 --request-size=64K");
         assert_eq!(best(&[], true), None);
     }
 }

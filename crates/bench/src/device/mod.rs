@@ -1,11 +1,12 @@
 //! `blockhaul bench device`: what a source or target is capable of, and the settings to use.
 //!
-//! - `probe`: the measurements. `findings`: what came of them, and what they recommend. `report`: the
-//!   same as text and JSON.
+//! - `probe`: the measurements. `schedule`: what of them is tried in the time that there is. `findings`:
+//!   what came of them, and what they recommend. `report`: the same as text and JSON.
 
 mod findings;
 mod probe;
 mod report;
+mod schedule;
 
 use std::ffi::{OsStr, OsString};
 use std::time::Duration;
@@ -33,7 +34,7 @@ pub struct DeviceArgs {
     #[arg(value_name = "DEVICE")]
     device: OsString,
 
-    /// How long it may take, all in all
+    /// How long it may take, all in all; what a slow device would need more for is left out
     #[arg(long, value_name = "TIME", default_value = "20s", value_parser = time)]
     time: Duration,
 
@@ -167,6 +168,17 @@ mod tests {
         );
         assert!(!text.contains("Writing") && text.contains("Reading"), "{text}");
         assert_eq!(path.metadata().unwrap().modified().unwrap(), before);
+    }
+
+    #[test]
+    fn that_only_zeroes_were_read_is_said() {
+        let text = run(&["memory:4M"]).unwrap();
+        assert!(
+            text.contains("it holds only zeroes") && text.contains("minimum block 1,"),
+            "{text}"
+        );
+        let text = run(&["pattern:4M"]).unwrap();
+        assert!(text.contains("4194304 bytes of data"), "{text}");
     }
 
     #[test]

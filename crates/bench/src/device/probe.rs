@@ -13,6 +13,7 @@ use block::{
 use io::{Data, Pool, Remote};
 
 use super::findings::{Findings, Latency, Point, Questions, best};
+use super::schedule::{Schedule, in_order};
 
 /// Sizes that are tried, as far as the device takes them: those that a copy would use.
 const SIZES: [u64; 4] = [64 << 10, 256 << 10, 1 << 20, 4 << 20];
@@ -44,43 +45,51 @@ pub(super) struct Limits {
 /// Measures all of it within the time. Call it on a worker.
 pub(super) async fn measure(stack: &Stack, limits: &Limits) -> Result<Findings> {
     let started = Instant::now();
+    let mut schedule = Schedule::new(limits.time);
     let share = |part: f64| limits.time.mul_f64(part);
     let facts = stack.device().facts();
     let grain = u64::from(facts.block.minimum).max(SMALL);
     if facts.size < u64::from(facts.block.minimum) || facts.size == 0 {
         return Err(Error::new(Kind::Usage, "the device is empty; there is nothing to measure"));
     }
-    let (extents, ranges) = map(stack.device().as_ref(), share(0.1)).await?;
+    let mapping = map(stack.device().as_ref(), share(0.1));
+    let (extents, ranges) = schedule.wait("a question for extents", mapping).await?;
+    let only_zeroes = ranges.is_empty();
+    let ranges = if only_zeroes { vec![(0, facts.size)] } else { ranges };
     let ranges = Arc::new(Ranges::new(ranges, grain, facts.size));
     let small = grain.min(facts.size);
-    let read_latency = singles(share(0.08), |number| {
+    let single = singles(share(0.08), |number| {
         let at = ranges.place(number, small);
         let reading = stack.device().read(at, small as usize);
         async move { reading.await.map(drop) }
-    })
-    .await?;
+    });
+    let read_latency = schedule.wait("a small read", single).await?;
     let writable = limits.write && facts.can.contains(Can::WRITE);
     if limits.write && !writable {
         return Err(Error::new(Kind::ReadOnly, "the device cannot be written"));
     }
     let work = match writable {
-        true => Some(read_area(stack.device().as_ref(), facts.size).await?),
+        true => {
+            let reading = read_area(stack.device().as_ref(), facts.size, share(0.1));
+            Some(schedule.wait("a read", reading).await?)
+        }
         false => None,
     };
     let (mut flush_latency, mut write_latency) = (None, None);
     if let Some(area) = &work {
         let len = (small as usize).min(area.len());
         let data = area.slice(0, len);
-        write_latency = singles(share(0.05), |_| stack.device().write(0, data.clone())).await?;
+        let single = singles(share(0.05), |_| stack.device().write(0, data.clone()));
+        write_latency = schedule.wait("a small write", single).await?;
         if facts.can.contains(Can::FLUSH) {
-            flush_latency = singles(share(0.07), |_| {
+            let single = singles(share(0.07), |_| {
                 let writing = stack.device().write(0, data.clone());
                 async move {
                     writing.await?;
                     stack.device().flush().await
                 }
-            })
-            .await?;
+            });
+            flush_latency = schedule.wait("a flush", single).await?;
         }
     }
     // One handle is used by as many threads as a copy would use for it.
@@ -88,20 +97,25 @@ pub(super) async fn measure(stack: &Stack, limits: &Limits) -> Result<Findings> 
     let lanes = if stack.has_more() { limits.connections } else { processors };
     let handles = handles(stack, lanes.min(limits.connections)).await?;
     let settings = settings(&facts, &Limits { connections: handles.len(), ..*limits });
-    let mut rest = settings.len() * if writable { 2 } else { 1 };
+    schedule.plan(settings.len() * if writable { 2 } else { 1 });
     let (mut reading, mut writing) = (Vec::new(), Vec::new());
-    for point in settings {
-        let left = limits.time.saturating_sub(started.elapsed());
-        let source = Work::Read(ranges.clone());
-        reading.push(run(&handles, point, source, left / rest.max(1) as u32).await?);
-        rest -= 1;
-        if let Some(area) = &work {
-            let left = limits.time.saturating_sub(started.elapsed());
-            let target = Work::Write(area.clone());
-            writing.push(run(&handles, point, target, left / rest.max(1) as u32).await?);
-            rest -= 1;
+    for point in in_order(settings) {
+        if let Some(time) = schedule.next(&point, &reading) {
+            let running = run(&handles, point, Work::Read(ranges.clone()), time);
+            reading.push(schedule.wait("reading", running).await?);
+        }
+        if let Some(area) = &work
+            && point.request_size <= area.len() as u64
+            && let Some(time) = schedule.next(&point, &writing)
+        {
+            let running = run(&handles, point, Work::Write(area.clone()), time);
+            writing.push(schedule.wait("writing", running).await?);
         }
     }
+    // As people read them.
+    let place = |point: &Point| (point.request_size, point.requests, point.connections);
+    reading.sort_by_key(place);
+    writing.sort_by_key(place);
     Ok(Findings {
         device: String::new(),
         size: facts.size,
@@ -109,8 +123,10 @@ pub(super) async fn measure(stack: &Stack, limits: &Limits) -> Result<Findings> 
         maximum_request: facts.block.maximum,
         own_connections: stack.has_more(),
         multi_conn: facts.can.contains(Can::MULTI_CONN),
-        data_bytes: ranges.bytes(),
+        data_bytes: if only_zeroes { 0 } else { ranges.bytes() },
+        only_zeroes,
         took_s: started.elapsed().as_secs_f64(),
+        left_out: schedule.left_out,
         read_latency,
         write_latency,
         flush_latency,
@@ -124,13 +140,12 @@ pub(super) async fn measure(stack: &Stack, limits: &Limits) -> Result<Findings> 
 
 type Range = (u64, u64);
 
-/// Where data is: all of the device, if it does not tell or has none.
+/// Where data is: all of the device, if it does not tell.
 async fn map(device: &dyn Device, time: Duration) -> Result<(Option<Questions>, Vec<Range>)> {
     let facts = device.facts();
-    let everything = vec![(0, facts.size)];
     let contexts = facts.context(BASE_ALLOCATION);
     let Some(contexts) = contexts.filter(|_| facts.can.contains(Can::EXTENTS)) else {
-        return Ok((None, everything));
+        return Ok((None, vec![(0, facts.size)]));
     };
     let (started, mut at, mut extents) = (Instant::now(), 0, 0);
     let (mut times, mut ranges): (Vec<Duration>, Vec<Range>) = (Vec::new(), Vec::new());
@@ -147,7 +162,7 @@ async fn map(device: &dyn Device, time: Duration) -> Result<(Option<Questions>, 
     }
     let latency = Latency::of(times);
     let questions = latency.map(|latency| Questions { latency, covered: at, extents });
-    Ok((questions, if ranges.is_empty() { everything } else { ranges }))
+    Ok((questions, ranges))
 }
 
 /// Ranges that are read, one after the other and around again.
@@ -199,12 +214,13 @@ where
     Ok(Latency::of(times))
 }
 
-/// The beginning of a device, which is written back: whole blocks.
-async fn read_area(device: &dyn Device, size: u64) -> Result<Data> {
+/// The beginning of a device, which is written back: whole blocks, as much as can be read in the time.
+async fn read_area(device: &dyn Device, size: u64, time: Duration) -> Result<Data> {
+    let started = Instant::now();
     let block = u64::from(device.facts().block.minimum);
     let len = WORK_AREA.min(size) / block * block;
     let mut bytes = Vec::with_capacity(len as usize);
-    while (bytes.len() as u64) < len {
+    while (bytes.len() as u64) < len && (bytes.is_empty() || started.elapsed() < time) {
         let part = (len - bytes.len() as u64).min(1 << 20);
         bytes.extend_from_slice(device.read(bytes.len() as u64, part as usize).await?.bytes());
     }

@@ -1,5 +1,7 @@
 //! Findings as text and JSON.
 
+use block::format_size;
+
 use super::findings::{Findings, Latency, Point};
 use crate::cells::number;
 use crate::error::{Error, Result};
@@ -34,8 +36,8 @@ pub(super) fn text(findings: &Findings) -> String {
         "{}: {} bytes; minimum block {}, longest request {}; {}{}\n",
         findings.device,
         findings.size,
-        findings.minimum_block,
-        findings.maximum_request,
+        format_size(u64::from(findings.minimum_block)),
+        format_size(u64::from(findings.maximum_request)),
         match findings.own_connections {
             true => "connections of their own",
             false => "no connections, one handle for all",
@@ -46,10 +48,16 @@ pub(super) fn text(findings: &Findings) -> String {
             ""
         }
     );
-    out.push_str(&format!(
-        "{} bytes of data were read again and again: a cache that holds them answers\n\n",
-        findings.data_bytes
-    ));
+    out.push_str(&match findings.only_zeroes {
+        true => {
+            "it says that it holds only zeroes: data may be read more slowly than these were\n\n"
+                .to_owned()
+        }
+        false => format!(
+            "{} bytes of data were read again and again: a cache that holds them answers\n\n",
+            findings.data_bytes
+        ),
+    });
     let latency = |what: &str, latency: &Latency| {
         format!(
             "{what:18} median {} us, 90 % {}, 99 % {}, longest {} ({} of them)\n",
@@ -94,19 +102,31 @@ pub(super) fn text(findings: &Findings) -> String {
         let Some(advice) = advice else { continue };
         let Point { request_size, requests, connections, .. } = advice.settings;
         out.push_str(&format!(
-            "\nTo {what} it: {}, {} on each, {} KiB each: \
+            "\nTo {what} it: {}, {} on each, {} each: \
              {} MB/s, {} s of processor time a GiB (the best of all: {} MB/s)\n    {}\n",
             counted(connections, lane),
             counted(requests, "request"),
-            request_size >> 10,
+            size(request_size),
             number(advice.settings.bytes_per_second / 1e6),
             number(advice.settings.cpu_s_per_gib),
             number(advice.best_bytes_per_second / 1e6),
             advice.command
         ));
     }
-    out.push_str(&format!("\n{} s in all\n", number(findings.took_s)));
+    out.push_str(&format!("\n{} s in all", number(findings.took_s)));
+    if findings.left_out > 0 {
+        out.push_str(&format!(
+            "; {} were left out, for which the device is too slow: --time gives more",
+            counted(findings.left_out, "measurement")
+        ));
+    }
+    out.push('\n');
     out
+}
+
+/// The size of a request: of tiny devices less than a KiB.
+fn size(bytes: u64) -> String {
+    if bytes < 1024 { format!("{bytes} B") } else { format!("{} KiB", bytes >> 10) }
 }
 
 /// So many of something.
@@ -127,11 +147,11 @@ fn grid(points: &[Point]) -> String {
     let mut lines: Vec<(u64, usize)> =
         points.iter().map(|p| (p.request_size, p.requests)).collect();
     lines.dedup();
-    for (size, requests) in lines {
-        out.push_str(&format!("{:>5} KiB  {requests:>8}", size >> 10));
+    for (bytes, requests) in lines {
+        out.push_str(&format!("{:>9}  {requests:>8}", size(bytes)));
         for count in &connections {
             let found = points.iter().find(|point| {
-                (point.request_size, point.requests, point.connections) == (size, requests, *count)
+                (point.request_size, point.requests, point.connections) == (bytes, requests, *count)
             });
             let text = found.map_or("-".to_owned(), |point| number(point.bytes_per_second / 1e6));
             out.push_str(&format!("  {text:>8}"));
@@ -144,11 +164,7 @@ fn grid(points: &[Point]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn point(request_size: u64, requests: usize, connections: usize, speed: f64) -> Point {
-        let (bytes_per_second, cpu_s_per_gib) = (speed, 0.1);
-        Point { request_size, requests, connections, bytes_per_second, cpu_s_per_gib }
-    }
+    use crate::device::findings::tests::point;
 
     #[test]
     fn combinations_that_were_left_out_have_no_figure() {

@@ -54,7 +54,7 @@ pub struct LoadArgs {
     mix: Option<u8>,
 
     /// Bytes of a request
-    #[arg(long, value_name = "SIZE", default_value = "4k", value_parser = request_size)]
+    #[arg(long, alias = "request-size", value_name = "SIZE", default_value = "4k", value_parser = request_size)]
     size: u64,
 
     /// Requests in flight on each connection

@@ -28,22 +28,19 @@ impl Plan {
     ) -> Result<Plan> {
         let within = |error: Error| Error::usage(format!("scenario {name}: {error}"));
         let size = if choice.full { &scenario.full } else { &scenario.quick };
-        let built_in = built_in(places, scenario);
         let mut matrix = scenario.matrix.clone();
         matrix.extend(size.matrix.clone());
-        let scope_of = |strong: &[&'_ Vars]| -> Vec<Vars> {
-            let mut maps = vec![choice.set.clone()];
-            maps.extend(strong.iter().map(|map| (*map).clone()));
-            maps.extend([size.variables.clone(), scenario.variables.clone(), built_in.clone()]);
-            maps
-        };
-        let maps = scope_of(&[]);
-        let description = Scope::new(&maps).text(scenario.description.trim()).map_err(within)?;
         let columns: Vec<&Environment> = scenario
             .environment
             .iter()
             .filter(|environment| chosen(&choice.columns, &environment.label))
             .collect();
+        let given = [choice.set.clone()];
+        let usual =
+            [size.variables.clone(), scenario.variables.clone(), built_in(places, scenario)];
+        let making = Making { scenario, choice, places, columns: &columns, given, usual };
+        let maps = making.maps(&[]);
+        let description = Scope::new(&maps).text(scenario.description.trim()).map_err(within)?;
         let reference = scenario.reference.as_ref().unwrap_or(&scenario.environment[0].label);
         let mut plan = Plan {
             name: name.to_owned(),
@@ -73,71 +70,7 @@ impl Plan {
         let points = product(&matrix).map_err(within)?;
         for case in &scenario.case {
             for point in &points {
-                let maps = scope_of(&[&case.variables, point]);
-                let scope = Scope::new(&maps);
-                let label = row_label(case, point, &scope).map_err(within)?;
-                if !chosen(&choice.rows, &label) {
-                    continue;
-                }
-                if (plan.rows.len() + 1) * columns.len() > CELLS_MAX {
-                    return Err(within(too_many()));
-                }
-                let row_error = |e: Error| within(Error::usage(format!("case '{label}': {e}")));
-                let cannot = unmet(scenario, &scenario.needs, places, &scope)
-                    .and_then(|none| match none {
-                        None => unmet(scenario, &case.needs, places, &scope),
-                        reason => Ok(reason),
-                    })
-                    .map_err(row_error)?;
-                let setup = acts(scenario.setup.iter().chain(&case.setup), &scope);
-                let setup = setup.map_err(row_error)?;
-                let cannot = cannot.or_else(|| absent(commands_of(&setup), places)).or_else(|| {
-                    let root = rustix::process::geteuid().is_root();
-                    (plan.drop_caches && !root).then(|| "needs root to drop caches".to_owned())
-                });
-                let first = plan.cells.len();
-                for column in &columns {
-                    let cell = match &cannot {
-                        Some(reason) => Err(reason.clone()),
-                        None => {
-                            let maps = scope_of(&[&case.variables, point, &column.variables]);
-                            let scope = Scope::new(&maps);
-                            cell(scenario, case, column, places, &scope).map_err(|error| {
-                                row_error(Error::usage(format!(
-                                    "environment '{}': {error}",
-                                    column.label
-                                )))
-                            })?
-                        }
-                    };
-                    plan.cells.push(cell);
-                }
-                if plan.cells[first..].iter().any(|cell| cell.is_ok()) {
-                    plan.add_images(&scenario.image, &scope).map_err(row_error)?;
-                    plan.add_mounts(first, scenario, places, &scope).map_err(row_error)?;
-                    for act in setup {
-                        if !plan.setup.contains(&act) {
-                            plan.setup.push(act);
-                        }
-                    }
-                }
-                let mut variables = BTreeMap::new();
-                for (name, value) in case.variables.iter().chain(point) {
-                    variables.insert(name.clone(), value.to_string());
-                }
-                let curve_at = match &scenario.curve {
-                    Some(name) => Some(axis(name, &scope).map_err(row_error)?),
-                    None => None,
-                };
-                let amount = match &scenario.rate {
-                    Some(rate) => {
-                        let amount = scope.size(&rate.amount).map_err(row_error)?;
-                        Some(amount as f64 / rate.divide as f64)
-                    }
-                    None => None,
-                };
-                let unchecked = case.unchecked.clone();
-                plan.rows.push(Row { label, variables, unchecked, curve_at, amount });
+                making.add_row(&mut plan, case, point).map_err(within)?;
             }
         }
         if plan.cells.is_empty() {
@@ -201,6 +134,104 @@ impl Plan {
             }
         }
         Ok(())
+    }
+}
+
+/// What rows are made from.
+struct Making<'a> {
+    scenario: &'a Scenario,
+    choice: &'a Choice,
+    places: &'a Places,
+    columns: &'a [&'a Environment],
+    /// Variables that win over those of a row.
+    given: [Vars; 1],
+    /// Variables that those of a row win over, the strongest first.
+    usual: [Vars; 3],
+}
+
+impl Making<'_> {
+    /// All variables, the strongest first, with `row`'s in their place.
+    fn maps(&self, row: &[&Vars]) -> Vec<Vars> {
+        let row = row.iter().copied();
+        self.given.iter().chain(row).chain(&self.usual).cloned().collect()
+    }
+
+    /// Adds a case at a point of the matrix, if it is chosen.
+    fn add_row(&self, plan: &mut Plan, case: &Case, point: &Vars) -> Result<()> {
+        let maps = self.maps(&[&case.variables, point]);
+        let scope = Scope::new(&maps);
+        let label = row_label(case, point, &scope)?;
+        if !chosen(&self.choice.rows, &label) {
+            return Ok(());
+        }
+        if (plan.rows.len() + 1) * self.columns.len() > CELLS_MAX {
+            return Err(too_many());
+        }
+        let row = self.row(plan, case, point, label.clone(), &scope);
+        plan.rows.push(row.map_err(|error| Error::usage(format!("case '{label}': {error}")))?);
+        Ok(())
+    }
+
+    /// Adds the cells of a row, and what they need; gives its heading.
+    fn row(
+        &self,
+        plan: &mut Plan,
+        case: &Case,
+        point: &Vars,
+        label: String,
+        scope: &Scope<'_>,
+    ) -> Result<Row> {
+        let scenario = self.scenario;
+        let setup = acts(scenario.setup.iter().chain(&case.setup), scope)?;
+        let cannot = self.cannot(plan, case, &setup, scope)?;
+        let first = plan.cells.len();
+        for column in self.columns {
+            plan.cells.push(match &cannot {
+                Some(reason) => Err(reason.clone()),
+                None => {
+                    let maps = self.maps(&[&case.variables, point, &column.variables]);
+                    let found = cell(scenario, case, column, self.places, &Scope::new(&maps));
+                    let within = |e| Error::usage(format!("environment '{}': {e}", column.label));
+                    found.map_err(within)?
+                }
+            });
+        }
+        if plan.cells[first..].iter().any(|cell| cell.is_ok()) {
+            plan.add_images(&scenario.image, scope)?;
+            plan.add_mounts(first, scenario, self.places, scope)?;
+            for act in setup {
+                if !plan.setup.contains(&act) {
+                    plan.setup.push(act);
+                }
+            }
+        }
+        let variables = case.variables.iter().chain(point);
+        let variables = variables.map(|(name, value)| (name.clone(), value.to_string())).collect();
+        let curve_at = scenario.curve.as_ref().map(|name| axis(name, scope)).transpose()?;
+        let amount = match &scenario.rate {
+            Some(rate) => Some(scope.size(&rate.amount)? as f64 / rate.divide as f64),
+            None => None,
+        };
+        Ok(Row { label, variables, unchecked: case.unchecked.clone(), curve_at, amount })
+    }
+
+    /// Why no cell of a row can be run here.
+    fn cannot(
+        &self,
+        plan: &Plan,
+        case: &Case,
+        setup: &[Act],
+        scope: &Scope<'_>,
+    ) -> Result<Option<String>> {
+        for needs in [&self.scenario.needs, &case.needs] {
+            if let Some(reason) = unmet(self.scenario, needs, self.places, scope)? {
+                return Ok(Some(reason));
+            }
+        }
+        Ok(absent(commands_of(setup), self.places).or_else(|| {
+            let root = rustix::process::geteuid().is_root();
+            (plan.drop_caches && !root).then(|| "needs root to drop caches".to_owned())
+        }))
     }
 }
 
@@ -421,6 +452,25 @@ mod tests {
         assert_eq!(plan.cell(0, 1), &Err("does not take part".to_owned()));
         assert_eq!(plan.cell(0, 2), &Err("the program no-such-program is not there".to_owned()));
         assert_eq!(plan.setup.len(), 3, "equal steps are carried out once: {:?}", plan.setup);
+    }
+
+    #[test]
+    fn files_that_are_not_here_leave_a_column_out() {
+        let text = "title = 't'
+            [[environment]]
+            label = 'here'
+            command = 'true'
+            needs = { files = ['/'] }
+            [[environment]]
+            label = 'absent'
+            command = 'true'
+            needs = { files = ['no/such/file.c'] }
+            [[case]]
+            label = 'row'
+            unchecked = 'nothing is done'";
+        let plan = plan(text, &Choice::default()).unwrap();
+        assert!(plan.cell(0, 0).is_ok(), "{:?}", plan.cell(0, 0));
+        assert_eq!(plan.cell(0, 1), &Err("there is no no/such/file.c here".to_owned()));
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! What this machine lacks.
 
+use std::path::Path;
+
 use super::{Places, base_name};
 use crate::error::Result;
 use crate::scenario::{Needs, Scenario};
@@ -15,6 +17,12 @@ pub(super) fn unmet(
     for program in &needs.programs {
         if places.find(&scope.text(program)?).is_none() {
             return Ok(Some(format!("the program {program} is not there")));
+        }
+    }
+    for file in &needs.files {
+        let file = scope.text(file)?;
+        if !Path::new(&file).exists() {
+            return Ok(Some(format!("there is no {file} here")));
         }
     }
     for mount in needs.mounts.iter().filter_map(|name| scenario.mount.get(name)) {

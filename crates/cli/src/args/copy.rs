@@ -53,7 +53,7 @@ pub struct Copy {
     pub queue_size: u64,
 
     /// Threads that copy; 0 for one per core
-    #[arg(short = 'T', long, value_name = "N", default_value = "0",
+    #[arg(short = 'T', long, alias = "workers", value_name = "N", default_value = "0",
           value_parser = clap::value_parser!(u16).range(0..=1024))]
     pub threads: u16,
 
@@ -97,12 +97,13 @@ pub struct Copy {
     #[arg(long)]
     pub synchronous: bool,
 
-    /// Read both sides again after the copy and compare their digests
+    /// Flush the target, read both sides again and compare them
     #[arg(long)]
     pub verify: bool,
 
-    /// After the copy, read the source again and write digests of its segments to this file, for
-    /// blockhaul verify
+    /// Read the source once more, before the copy, and write digests of its pieces to this file when
+    /// the target has been flushed, for blockhaul verify and --since. It takes the place of an earlier
+    /// manifest, of nothing else
     #[arg(long, value_name = "FILE")]
     pub manifest: Option<PathBuf>,
 

@@ -1,6 +1,7 @@
 //! Options of `info` and `map`.
 
 use std::ffi::OsString;
+use std::io::IsTerminal as _;
 use std::time::Duration;
 
 use clap::{ArgGroup, Args};
@@ -69,13 +70,8 @@ pub struct Info {
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
     pub timeout: Duration,
 
-    /// Use colours; default on a terminal
-    #[arg(long, aliases = ["colour", "colors", "colours"], overrides_with = "no_color")]
-    pub color: bool,
-
-    /// Use no colours
-    #[arg(long, aliases = ["no-colour", "no-colors", "no-colours"])]
-    pub no_color: bool,
+    #[command(flatten)]
+    pub colors: Colors,
 }
 
 /// Options of `blockhaul map`.
@@ -103,6 +99,13 @@ pub struct Map {
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
     pub timeout: Duration,
 
+    #[command(flatten)]
+    pub colors: Colors,
+}
+
+/// Whether what is printed has colours.
+#[derive(Debug, Args)]
+pub struct Colors {
     /// Use colours; default on a terminal
     #[arg(long, aliases = ["colour", "colors", "colours"], overrides_with = "no_color")]
     pub color: bool,
@@ -110,6 +113,13 @@ pub struct Map {
     /// Use no colours
     #[arg(long, aliases = ["no-colour", "no-colors", "no-colours"])]
     pub no_color: bool,
+}
+
+impl Colors {
+    /// What is asked for, and else whether standard output is a terminal.
+    pub fn wanted(&self) -> bool {
+        self.color || (!self.no_color && std::io::stdout().is_terminal())
+    }
 }
 
 pub(super) const EXAMPLES: &str = "\

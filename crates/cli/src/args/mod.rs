@@ -113,7 +113,7 @@ pub struct Man {
 /// Options of `blockhaul plugin`.
 #[derive(Debug, Args)]
 pub struct Plugin {
-    /// The plugin, by nbdkit's short name (curl) or by path
+    /// The plugin, by nbdkit's short name (curl) or by path, or as a device (nbdkit:NAME?KEY=VALUE)
     #[arg(value_name = "PLUGIN")]
     pub plugin: String,
     /// Its parameters, as nbdkit takes them; some plugins need one before they can tell

@@ -161,7 +161,7 @@ pub struct Serve {
 
     /// Run plugins (nbdkit:…) in processes of their own: the crash of one breaks the sessions that it
     /// has, not the server, which starts it again for the next client; with =once it stays down, for
-    /// plugins whose memory is the disk
+    /// plugins whose memory is the disk. One that hangs ends by its parameter @watchdog=TIME
     #[arg(long, value_name = "again|once", num_args = 0..=1, require_equals = true,
           default_missing_value = "again", value_parser = isolate)]
     pub isolate: Option<client::Again>,

@@ -107,11 +107,7 @@ pub fn memory(text: &str) -> Result<u64, String> {
 }
 
 pub fn mask(text: &str) -> Result<u16, String> {
-    let parsed = match text.strip_prefix("0x") {
-        Some(digits) => u16::from_str_radix(digits, 16),
-        None => text.parse(),
-    };
-    parsed.map_err(|_| format!("{text:?} is not a number from 0 to 65535"))
+    block::parse_number(text).map_err(|_| format!("{text:?} is not a number from 0 to 65535"))
 }
 
 /// Whether clients may or must use TLS.
@@ -130,10 +126,10 @@ impl FromStr for TlsMode {
 
     /// nbdkit's words.
     fn from_str(text: &str) -> Result<TlsMode, String> {
-        match text.to_ascii_lowercase().as_str() {
-            "off" | "no" | "false" | "0" => Ok(TlsMode::Off),
-            "on" | "yes" | "true" | "1" => Ok(TlsMode::On),
-            "require" | "required" | "force" => Ok(TlsMode::Require),
+        match (block::parse_switch(text), text.to_ascii_lowercase().as_str()) {
+            (Ok(false), _) => Ok(TlsMode::Off),
+            (Ok(true), _) => Ok(TlsMode::On),
+            (Err(_), "require" | "required" | "force") => Ok(TlsMode::Require),
             _ => Err(format!("{text:?} is none of off, on, require")),
         }
     }

@@ -1,20 +1,21 @@
 //! One copy of one disk: opens both sides, checks them, has the engine copy, tells what failed.
 
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use block::{Can, Error, Intent, Kind, Layer, OpKind, Registry, Spec, Stack};
-use engine::{ByKernel, Manifest, Options, Progress, Summary};
+use engine::{ByKernel, Latency, Manifest, Options, Progress, Summary};
 use io::Pool;
 
 use crate::brackets::Groups;
+use crate::copy::manifest::ManifestFile;
 use crate::direct::{self, Wanted};
-use crate::ends::{path_of, same};
+use crate::ends::{self, path_of, same};
 use crate::exit::{self, Failure, plain};
-use crate::long::Journal;
+use crate::long::{self, Journal};
 use crate::part::Part;
-use crate::{args, devices, out};
+use crate::{args, devices, out, signals};
 
 /// Most bytes that a file takes in through a pipe of unknown length. With direct I/O it is made as
 /// large and cut to length in the end, and these are tried in order: what large file systems take, and
@@ -28,14 +29,15 @@ pub(crate) struct Job {
     source_layers: Vec<Arc<dyn Layer>>,
     target: Spec,
     target_layers: Vec<Arc<dyn Layer>>,
-    /// A layer of the target is over what it holds: it is neither emptied nor made larger.
-    target_stays: bool,
+    /// For the journal: layers of source and target that show a part or a form of what is there. With
+    /// one the target is neither emptied nor made larger.
+    seen_through: [String; 2],
     pub(crate) options: Options,
     pub(crate) journal: Option<Journal>,
     direct: Wanted,
     part: Part,
     verify: bool,
-    manifest: Option<PathBuf>,
+    manifest: Option<ManifestFile>,
     pub(crate) progress: Arc<Progress>,
     /// What was opened.
     open: Vec<Stack>,
@@ -49,9 +51,19 @@ pub(crate) struct Report {
     /// The line that tells the digest.
     digest: Option<String>,
     warnings: Vec<String>,
+    /// How the command ends.
+    pub(crate) status: u8,
 }
 
 impl Report {
+    /// Standard output was closed before the end. As for others who write to a pipe, no word about it,
+    /// and no success either.
+    fn unread() -> Report {
+        let text = "standard output was closed before the end".to_string();
+        let status = signals::status(signal_hook::consts::SIGPIPE);
+        Report { text, digest: None, warnings: Vec::new(), status }
+    }
+
     /// Tells people, and prints the digest. `disk` is what each line begins with.
     pub(crate) fn tell(&self, verbose: bool, disk: &str, to_pipe: bool) -> Result<(), Failure> {
         for warning in &self.warnings {
@@ -82,7 +94,11 @@ impl Job {
         }
         let source_layers = devices::layers(&registry, &args.source_layer)?;
         let target_layers = devices::layers(&registry, &args.target_layer)?;
-        let target_stays = devices::need_content(&registry, &args.target_layer)?;
+        let seen_through = [&args.source_layer, &args.target_layer].map(|layers| {
+            devices::over_content(&registry, layers).map(|over| long::seen_through(&over))
+        });
+        let [source_through, target_through] = seen_through;
+        let seen_through = [source_through?, target_through?];
         check_ends(args, &source, &target)?;
         let part = Part::new(args, &source, &target)?;
         let mut options = options(args);
@@ -99,17 +115,22 @@ impl Job {
             source_layers,
             target,
             target_layers,
-            target_stays,
+            seen_through,
             options,
             journal,
             direct: args.direct,
             part,
             verify: args.verify,
-            manifest: args.manifest.clone(),
+            manifest: args.manifest.clone().map(ManifestFile::new),
             progress: Arc::new(Progress::new()),
             open: Vec::new(),
             ready: None,
         })
+    }
+
+    /// Whether the target keeps what it holds: it shows a part or a form of that.
+    fn target_stays(&self) -> bool {
+        !self.seen_through[1].is_empty()
     }
 
     /// Both sides as they were typed.
@@ -144,11 +165,11 @@ impl Job {
                     engine::copy_to_pipe(&source, fd, &self.options, &pool, &self.progress).await;
                 match copied {
                     Ok(summary) => summary,
-                    // Whoever reads has had enough.
+                    // Whoever reads has had enough, or has died: only they know.
                     Err(error)
                         if error.kind() == Kind::Disconnected && error.request().is_none() =>
                     {
-                        Summary::default()
+                        return Ok(Report::unread());
                     }
                     Err(error) => return Err(self.failed(&error)),
                 }
@@ -157,7 +178,7 @@ impl Job {
         };
         // Its warnings have been logged as they arose.
         let digest = self.digest_line(&summary);
-        Ok(Report { text: summary.to_string(), digest, warnings: Vec::new() })
+        Ok(Report { text: summary.to_string(), digest, warnings: Vec::new(), status: 0 })
     }
 
     async fn open_both(&mut self) -> Result<(Stack, Stack), Failure> {
@@ -166,25 +187,44 @@ impl Job {
         // What an earlier run has written stays.
         let going_on = self.journal.as_ref().is_some_and(Journal::goes_on);
         let file = path_of(&self.target);
-        let there = file.is_some_and(|path| !is_absent(&path));
-        if self.part.is_increment() && path_of(&self.target).is_some() && !there {
+        let file_is_gone = file.as_ref().is_some_and(|path| is_absent(path));
+        let there = file.is_some() && !file_is_gone;
+        if self.part.is_increment() && file_is_gone {
             let text = format!(
                 "{} is not there: an increment needs the earlier copy; copy all of it first",
                 self.target
             );
             return Err(Failure::new(exit::OPEN, text));
         }
-        let stays = going_on || self.target_stays || (self.part.is_some() && there);
+        if let Some(kept) = &self.manifest {
+            kept.check()?;
+        }
+        // Whatever happens from here on: it tells of what is about to be emptied.
+        if let Some(journal) = self.journal.as_ref().filter(|journal| journal.restart) {
+            engine::discard_journal(&journal.path).map_err(|error| self.failed(&error))?;
+        }
+        let stays = going_on || self.target_stays() || (self.part.is_some() && there);
         if !stays {
             // It is emptied next. A part of the source may be in reach where not all of it is.
             let end = if self.part.is_some() { 0 } else { size };
             let reached = engine::check_source(end, &source.device().facts());
             reached.map_err(|error| self.failed(&error))?;
         }
+        if going_on && file_is_gone {
+            let text = format!(
+                "{} is not there, but the journal says what was copied to it: with --restart everything \
+                 is copied anew",
+                self.target
+            );
+            return Err(Failure::new(exit::OPEN, text));
+        }
         let intent = if stays { Intent::WRITE } else { Intent::target(size) };
         let intent = intent.direct(direct::target(self.direct, &self.source, size));
         let target = self.open_target(intent).await?;
         self.check_target(&source, &target)?;
+        if let Some(kept) = &mut self.manifest {
+            kept.begin([&self.source, &self.target].map(path_of))?;
+        }
         self.progress.expect(size);
         Ok((source, target))
     }
@@ -197,6 +237,10 @@ impl Job {
         let mut made = self.manifest_before(&source, pool).await?;
         if let Some(journal) = &self.journal {
             let mut journal = journal.options(&self.source, &self.target);
+            // Who is stopped while it is verified need not copy all again.
+            journal.keep |= self.verify;
+            journal.source += &self.seen_through[0];
+            journal.target += &self.seen_through[1];
             journal.source += &self.part.identity(made.as_ref());
             self.options.journal = Some(journal);
         }
@@ -207,25 +251,25 @@ impl Job {
         if summary.retried.is_trouble() {
             warnings.push(summary.retried.to_string());
         }
-        let mut text = summary.to_string();
+        let mut text = summary.to_string() + &self.times();
         if self.verify {
             let verified =
                 engine::verify(&source, &target, &self.options, pool, &self.progress).await;
-            let verified = verified.map_err(|error| self.different(&error))?;
+            let verified = verified.map_err(|error| self.different(&error));
+            if let Some(journal) = &self.journal {
+                journal.after_verification(&verified);
+            }
+            let verified = verified?;
             text += &format!("; verified {} bytes", verified.bytes);
             if let Some(digest) = verified.digest {
                 text += &format!(", digest {digest}");
             }
         }
-        if let Some((path, made)) = self.manifest.as_ref().zip(made.take()) {
-            std::fs::write(path, made.to_string()).map_err(|error| {
-                let text =
-                    format!("cannot write the manifest {}: {}", path.display(), plain(&error));
-                Failure::new(exit::FAILED, text)
-            })?;
+        if let Some((kept, made)) = self.manifest.as_mut().zip(made.take()) {
+            kept.write(&made)?;
             text += &format!("; manifest with digest {}", made.digest());
         }
-        Ok(Report { text, digest: self.digest_line(&summary), warnings })
+        Ok(Report { text, digest: self.digest_line(&summary), warnings, status: 0 })
     }
 
     /// The source's manifest where one is needed. It is made before the copy: what changes meanwhile is
@@ -245,6 +289,22 @@ impl Job {
         Ok(made)
     }
 
+    /// How long requests took on each side, so that the slow one is seen.
+    fn times(&self) -> String {
+        let mean = |latency: Latency| {
+            let requests: u64 = latency.classes.iter().sum();
+            (requests > 0).then(|| 1e3 * latency.seconds / requests as f64)
+        };
+        let told = ["a read", "a write"].into_iter().zip(self.progress.meters().latency);
+        let told: Vec<_> = told
+            .filter_map(|(what, latency)| Some(format!("{what} took {:.3} ms", mean(latency)?)))
+            .collect();
+        match told.is_empty() {
+            true => String::new(),
+            false => format!("; on average {}", told.join(", ")),
+        }
+    }
+
     /// As b3sum and others: digest and name.
     fn digest_line(&self, summary: &Summary) -> Option<String> {
         summary.digest.as_ref().map(|digest| format!("{digest}  {}\n", self.source))
@@ -252,8 +312,13 @@ impl Job {
 
     async fn read_pipe(&mut self, pool: &Pool) -> Result<Summary, Failure> {
         let fd = standard(std::io::stdin().as_fd().try_clone_to_owned())?;
+        if ends::is_put_in_place(&fd) {
+            let text =
+                "cannot read standard input: it is closed, or /dev/null: nothing would be copied";
+            return Err(Failure::new(exit::OPEN, text));
+        }
         let grown =
-            path_of(&self.target).filter(|path| !self.target_stays && is_file_or_absent(path));
+            path_of(&self.target).filter(|path| !self.target_stays() && is_file_or_absent(path));
         let target = match &grown {
             None => self.open_target(Intent::WRITE).await?,
             Some(_) => self.open_growing().await?,
@@ -420,7 +485,8 @@ fn options(args: &args::Copy) -> Options {
         trust_zero: args.trust,
         extents: !args.no_extents,
         zero_all: args.zero_all,
-        flush: args.flush,
+        // What is read again, and what a manifest says, is about what lasts.
+        flush: args.flush || args.verify || args.manifest.is_some(),
         synchronous: args.synchronous,
         segment: args.segment.map_or(engine::SEGMENT, u64::from),
         spread: args.segment.is_none(),

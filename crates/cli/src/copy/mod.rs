@@ -1,6 +1,7 @@
 //! `blockhaul copy`: one copy, or those of a `--job`; shows progress, tells what to do where it failed.
 
 pub(crate) mod job;
+mod manifest;
 
 use std::time::Instant;
 
@@ -40,11 +41,11 @@ pub fn run(args: &args::Copy, groups: &Groups) -> Outcome {
     // Not on a worker: the servers of `[ CMD ]` are awaited here, which end when workers have closed
     // their connections.
     drop(job);
-    session.finish(result.is_ok());
+    session.finish(result.as_ref().is_ok_and(|report| report.status == 0));
     match result {
         Ok(report) => {
             report.tell(args.verbose, "", to_pipe)?;
-            Ok(0)
+            Ok(report.status)
         }
         Err(_) if session.signal() != 0 => {
             let text = match args.journal {

@@ -14,7 +14,7 @@ const LOOKED_AT: u64 = 8192;
 /// the guess is an extra that must not fail the rest.
 pub async fn guess(device: Arc<dyn Device>) -> Option<String> {
     // Fenced, so that a size that is no multiple of the device's blocks is read as far as possible.
-    let device = Stack::over(device).ok()?.device().clone();
+    let device = Stack::over(device).device().clone();
     let facts = device.facts();
     let unit = u64::from(facts.block.minimum.max(1));
     let len = facts.size.min(LOOKED_AT) / unit * unit;

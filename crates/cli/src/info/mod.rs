@@ -11,7 +11,6 @@ mod map;
 mod report;
 mod subject;
 
-use std::io::IsTerminal as _;
 use std::time::Duration;
 
 use io::{Engine, Runtime};
@@ -29,7 +28,7 @@ const NO: u8 = 2;
 
 /// Runs `blockhaul info`.
 pub fn run(args: &args::Info, groups: &Groups) -> Outcome {
-    let color = colored(args.color, args.no_color);
+    let color = args.colors.wanted();
     let question = match args {
         args::Info { list: true, .. } => Question::List { content: args.content },
         args::Info { size: true, .. } => Question::Size,
@@ -49,17 +48,13 @@ pub fn run(args: &args::Info, groups: &Groups) -> Outcome {
 
 /// Runs `blockhaul map`.
 pub fn run_map(args: &args::Map, groups: &Groups) -> Outcome {
-    let color = colored(args.color, args.no_color);
+    let color = args.colors.wanted();
     let format = Format { json: args.json, totals: args.totals, color };
     let question = Question::Map(args.context.clone(), format);
     ask(
         Asked { question, json: args.json, color, timeout: args.timeout },
         groups.spec(&args.device)?,
     )
-}
-
-fn colored(yes: bool, no: bool) -> bool {
-    yes || (!no && std::io::stdout().is_terminal())
 }
 
 struct Asked {

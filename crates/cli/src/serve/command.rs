@@ -90,7 +90,7 @@ mod tests {
     fn run(script: &str, variables: &[(&str, String)]) -> u8 {
         let (sender, receiver) = mpsc::channel();
         let running = start(script, variables, move |status| sender.send(status).unwrap()).unwrap();
-        let status = receiver.recv_timeout(Duration::from_secs(20)).unwrap();
+        let status = receiver.recv_timeout(Duration::from_secs(120)).unwrap();
         drop(running);
         status
     }

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use block::{Adjustable, Can, OpKind};
@@ -88,6 +88,25 @@ pub struct Operations {
     pub worker: Remote,
     pub secured: Secured,
     pub notify: Notify,
+}
+
+/// The operations of a server, for whoever is there before it.
+#[derive(Clone, Default)]
+pub struct Shared(Arc<Mutex<Weak<Operations>>>);
+
+impl Shared {
+    pub fn set(&self, operations: &Arc<Operations>) {
+        let weak = Arc::downgrade(operations);
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = weak;
+    }
+
+    /// Does something, if the server is there.
+    pub fn with(&self, work: impl FnOnce(&Operations)) {
+        let weak = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(operations) = weak.upgrade() {
+            work(&operations);
+        }
+    }
 }
 
 /// Why a request was not carried out.

@@ -245,7 +245,12 @@ impl Wanted {
         };
         let what = one.spec.to_string();
         let intent = self.intent_below(one);
-        let own = self.registry.exports(&one.spec, &layers, intent).await;
+        let mut over = layers.clone();
+        if !one.intent.write {
+            // Some layers can be written whatever is below.
+            over.push(self.registry.layer("readonly")?);
+        }
+        let own = self.registry.exports(&one.spec, &over, intent).await;
         if let Some(own) = own.map_err(|error| Failure::opening("device", &what, &error))? {
             running.single = false;
             running.own = Some(Arc::downgrade(&own));

@@ -248,19 +248,25 @@ impl Session {
     }
 }
 
+/// How often a session is looked at during its timeout, at the least, before it is given up: who was
+/// stopped meanwhile (SIGSTOP, a machine that was paused) first takes what has come.
+const LOOKS: u32 = 4;
+
 /// Gives a connection up when nothing moves although something should. Does not keep it alive.
 async fn watch(session: Weak<Session>, timeout: Duration) {
+    let (mut before, mut looks) = (None, 0);
     loop {
-        io::sleep((timeout / 4).max(Duration::from_millis(10))).await;
+        io::sleep((timeout / LOOKS).max(Duration::from_millis(10))).await;
         let Some(session) = session.upgrade() else { return };
         let state = session.lock();
         if state.broken.is_some() {
             return;
         }
-        let silent = state.active.elapsed();
+        let (active, silent) = (state.active, state.active.elapsed());
         let (waiting, claiming) = (state.in_flight.len(), state.claiming);
         drop(state);
-        if waiting > 0 && silent >= timeout && !claiming {
+        looks = if before.replace(active) == Some(active) { looks + 1 } else { 1 };
+        if waiting > 0 && silent >= timeout && looks >= LOOKS && !claiming {
             let requests = if waiting == 1 { "request" } else { "requests" };
             let text = format!(
                 "no byte from the server for {} s with {waiting} {requests} in flight",

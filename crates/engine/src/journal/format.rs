@@ -16,6 +16,10 @@ const CHECK: usize = 16;
 /// Longest text that identifies one side; longer ones are replaced by their digest.
 const TEXT_MAX: usize = 1500;
 
+/// The bit of a record's lane that says that the segment has content. Journals of before have it
+/// nowhere.
+const CONTENT: u32 = 1 << 31;
+
 /// Bits of a record's number that say which segment is the first; the others are the exponent of
 /// their count.
 const NUMBER_BITS: u32 = 58;
@@ -125,19 +129,22 @@ pub(crate) struct Record {
     pub(crate) batch: u32,
     /// Who wrote it.
     pub(crate) lane: u32,
+    /// Something else than zeroes was written there, as far as the lane knows.
+    pub(crate) content: bool,
 }
 
 impl Record {
     /// The records of a range of segments.
     pub(super) fn of(
         (first, end): (u64, u64),
+        content: bool,
         batch: u32,
         lane: u32,
     ) -> impl Iterator<Item = Record> {
         let mut next = first;
         std::iter::from_fn(move || {
             let exponent = end.checked_sub(next)?.checked_ilog2()? as u8;
-            let record = Record { segment: next, exponent, batch, lane };
+            let record = Record { segment: next, exponent, batch, lane, content };
             next += 1 << exponent;
             Some(record)
         })
@@ -154,7 +161,8 @@ impl Record {
         let number = self.segment | u64::from(self.exponent) << NUMBER_BITS;
         bytes[..8].copy_from_slice(&number.to_be_bytes());
         bytes[8..12].copy_from_slice(&self.batch.to_be_bytes());
-        bytes[12..16].copy_from_slice(&self.lane.to_be_bytes());
+        let lane = self.lane & !CONTENT | if self.content { CONTENT } else { 0 };
+        bytes[12..16].copy_from_slice(&lane.to_be_bytes());
         let check = check(&bytes[..RECORD - CHECK], id, index);
         bytes[RECORD - CHECK..].copy_from_slice(&check);
         bytes
@@ -171,7 +179,8 @@ impl Record {
             (number & ((1 << NUMBER_BITS) - 1), (number >> NUMBER_BITS) as u8);
         let batch = u32::from_be_bytes(fields.array()?);
         let lane = u32::from_be_bytes(fields.array()?);
-        Some(Record { segment, exponent, batch, lane })
+        let (lane, content) = (lane & !CONTENT, lane & CONTENT != 0);
+        Some(Record { segment, exponent, batch, lane, content })
     }
 }
 
@@ -212,21 +221,29 @@ pub(super) fn recover(bytes: &[u8], id: &[u8; 16]) -> Vec<Record> {
 pub(crate) struct Recorded {
     /// Segments that are durable: the first and the one behind the last, ascending, apart.
     pub(crate) segments: Vec<(u64, u64)>,
-    /// Those among them that each lane recorded last, one by one, ascending.
+    /// Those among them that each lane recorded last, and last of those with content, one by one,
+    /// ascending. Content tells the target from another one, fresh and all zeroes.
     pub(crate) edge: Vec<u64>,
 }
 
 impl Recorded {
     pub(super) fn of(records: &[Record]) -> Recorded {
-        let last = |lane| {
+        let last = |lane: u32, content: bool| {
             let own = records.iter().filter(|record| record.lane == lane);
-            own.map(|record| record.batch).max()
+            own.filter(|record| record.content || !content).map(|record| record.batch).max()
         };
         let mut lanes: Vec<u32> = records.iter().map(|record| record.lane).collect();
         lanes.sort_unstable();
         lanes.dedup();
-        let last: Vec<_> = lanes.into_iter().map(|lane| (lane, last(lane))).collect();
-        let is_last = |record: &Record| last.contains(&(record.lane, Some(record.batch)));
+        let last: Vec<_> =
+            lanes.into_iter().map(|lane| (lane, last(lane, false), last(lane, true))).collect();
+        let is_last = |record: &Record| {
+            let batch = Some(record.batch);
+            let own = |&&(lane, ..): &&(u32, _, _)| lane == record.lane;
+            last.iter()
+                .find(own)
+                .is_some_and(|last| last.1 == batch || record.content && last.2 == batch)
+        };
         let mut recorded = Recorded::default();
         for record in records {
             match (is_last(record), record.exponent) {
@@ -290,7 +307,7 @@ mod tests {
         let mut bytes = identity().encode(&ID);
         let mut records = Vec::new();
         for (index, &(segment, batch, lane)) in segments.iter().enumerate() {
-            let record = Record { segment, exponent: 0, batch, lane };
+            let record = Record { segment, exponent: 0, batch, lane, content: false };
             bytes.extend(record.encode(&ID, index as u64));
             records.push(record);
         }
@@ -361,8 +378,18 @@ mod tests {
     }
 
     #[test]
+    fn the_edge_has_what_was_last_written_with_content() {
+        let (_, mut records) = file(&[(1, 1, 0), (2, 2, 0), (3, 3, 0), (4, 3, 1), (5, 4, 1)]);
+        records[0].content = true;
+        records[1].content = true;
+        let recorded = Recorded::of(&records);
+        assert_eq!(recorded.segments, [(1, 6)]);
+        assert_eq!(recorded.edge, [2, 3, 5]);
+    }
+
+    #[test]
     fn many_segments_are_few_records() {
-        let records: Vec<_> = Record::of((3, 3 + (1 << 47) + 5), 7, 0).collect();
+        let records: Vec<_> = Record::of((3, 3 + (1 << 47) + 5), false, 7, 0).collect();
         assert_eq!(records.len(), 3);
         assert_eq!(records.last().unwrap().end(), 3 + (1 << 47) + 5);
         for record in &records {
@@ -370,7 +397,7 @@ mod tests {
             assert_eq!(Record::decode(&bytes, &ID, 0), Some(*record));
         }
         let mut earlier = records.clone();
-        earlier.push(Record { segment: 0, exponent: 0, batch: 8, lane: 0 });
+        earlier.push(Record { segment: 0, exponent: 0, batch: 8, lane: 0, content: false });
         let recorded = Recorded::of(&earlier);
         assert_eq!(recorded.segments, [(0, 1), (3, 3 + (1 << 47) + 5)]);
         // Of the last batch only what is looked at again is relied on.

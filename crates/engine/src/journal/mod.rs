@@ -62,53 +62,47 @@ impl Journal {
     pub(crate) fn open(options: &JournalOptions, wanted: &Identity) -> Result<(Journal, Recorded)> {
         let wanted = wanted.clone().shortened();
         let path = &options.path;
-        let found = match options.restart {
-            true => None,
-            false => match OpenOptions::new().read(true).write(true).open(path) {
-                Ok(file) => Some(file),
-                Err(error) if error.kind() == ErrorKind::NotFound => None,
-                Err(error) => return Err(failed("open", path, error)),
-            },
-        };
-        match found {
+        if options.restart {
+            discard_journal(path)?;
+        }
+        match there(path)? {
             Some(file) => Journal::go_on(file, path, &wanted),
             None => Ok((Journal::begin(path, &wanted)?, Recorded::default())),
         }
     }
 
+    /// Bytes of a segment in the journal that is there and is gone on with. Blocks.
+    pub(crate) fn segment_there(options: &JournalOptions) -> Option<u64> {
+        let file = there(&options.path).ok().flatten().filter(|_| !options.restart)?;
+        let mut header = Vec::with_capacity(HEADER);
+        file.take(HEADER as u64).read_to_end(&mut header).ok()?;
+        Identity::decode(&header).ok().map(|(_, found)| found.segment)
+    }
+
     fn begin(path: &Path, wanted: &Identity) -> Result<Journal> {
-        // Somebody else's file is not overwritten, and a journal in use neither.
-        match OpenOptions::new().read(true).open(path) {
-            Ok(mut old) => {
-                let mut magic = [0; MAGIC.len()];
-                let is_journal = old.read_exact(&mut magic).is_ok() && magic == *MAGIC;
-                if !is_journal {
-                    return Err(refused(path, "it is not a journal: choose another name"));
-                }
-                lock(&old, path)?;
-            }
-            Err(error) if error.kind() == ErrorKind::NotFound => {}
-            Err(error) => return Err(failed("open", path, error)),
-        }
         let id = random()?;
-        // Complete or not there: the header gets its name when it is durable.
+        // Complete or not there: the header gets its name when it is durable. Its name until then is
+        // nobody else's.
         let mut fresh = path.as_os_str().to_owned();
-        fresh.push(".new");
+        fresh.push(format!(".{:08x}.new", u128::from_be_bytes(id) >> 96));
         let fresh = PathBuf::from(fresh);
         let mut file = OpenOptions::new()
             .read(true)
             .write(true)
-            .create(true)
-            .truncate(true)
+            .create_new(true)
             .open(&fresh)
-            .map_err(|error| failed("make", &fresh, error))?;
+            .map_err(|error| failed("make", path, error))?;
         lock(&file, path)?;
         let made = file
             .write_all(&wanted.encode(&id))
             .and_then(|()| file.sync_all())
             .and_then(|()| std::fs::rename(&fresh, path))
-            .and_then(|()| sync_folder(path));
-        made.map_err(|error| failed("write", path, error))?;
+            .and_then(|()| io::sync_folder(path));
+        made.map_err(|error| {
+            // A copy that could not begin leaves nothing behind.
+            let _ = std::fs::remove_file(&fresh);
+            failed("write", path, error)
+        })?;
         Ok(Journal::new(path, id, file, 0, 0))
     }
 
@@ -139,9 +133,14 @@ impl Journal {
         Journal { path: path.to_owned(), id, batch, file: Arc::new(Mutex::new(tail)) }
     }
 
-    /// Records segments as durable, durably: the first of each range and the one behind its last. An
-    /// error says why the journal is of no more use; the copy itself need not fail.
-    pub(crate) async fn append(&self, lane: u32, segments: Vec<(u64, u64)>) -> Result<(), String> {
+    /// Records segments as durable, durably: the first of each range, the one behind its last, and
+    /// whether there is content. An error says why the journal is of no more use; the copy itself need
+    /// not fail.
+    pub(crate) async fn append(
+        &self,
+        lane: u32,
+        segments: Vec<(u64, u64, bool)>,
+    ) -> Result<(), String> {
         if segments.is_empty() {
             return Ok(());
         }
@@ -154,7 +153,8 @@ impl Journal {
             }
             let mut bytes = Vec::with_capacity(segments.len() * RECORD);
             let mut index = tail.count;
-            for record in segments.into_iter().flat_map(|range| Record::of(range, batch, lane)) {
+            let of = |(first, end, content)| Record::of((first, end), content, batch, lane);
+            for record in segments.into_iter().flat_map(of) {
                 bytes.extend(record.encode(&id, index));
                 index += 1;
             }
@@ -176,7 +176,36 @@ impl Journal {
 
     /// Removes the file: the copy is complete. Blocks.
     pub(crate) fn remove(&self) -> std::io::Result<()> {
-        std::fs::remove_file(&self.path).and_then(|()| sync_folder(&self.path))
+        std::fs::remove_file(&self.path).and_then(|()| io::sync_folder(&self.path))
+    }
+}
+
+/// Removes the journal that is there, if there is one: what it recorded does not count any more. For
+/// who is about to empty a target. Somebody else's file is not removed, and a journal in use neither.
+/// Blocks.
+pub fn discard_journal(path: &Path) -> Result<()> {
+    let Some(mut old) = there(path)? else { return Ok(()) };
+    let mut magic = [0; MAGIC.len()];
+    if old.read_exact(&mut magic).is_err() || magic != *MAGIC {
+        return Err(refused(path, "it is not a journal: choose another name"));
+    }
+    lock(&old, path)?;
+    let removed = std::fs::remove_file(path).and_then(|()| io::sync_folder(path));
+    removed.map_err(|error| failed("remove", path, error))
+}
+
+/// The file that is there. What is no regular file, as a device or a pipe, need not have an end.
+fn there(path: &Path) -> Result<Option<File>> {
+    match std::fs::metadata(path) {
+        Ok(data) if data.is_file() || data.is_dir() => {}
+        Ok(_) => return Err(refused(path, "it is not a regular file: choose another name")),
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(failed("open", path, error)),
+    }
+    match OpenOptions::new().read(true).write(true).open(path) {
+        Ok(file) => Ok(Some(file)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(failed("open", path, error)),
     }
 }
 
@@ -188,14 +217,6 @@ fn lock(file: &File, path: &Path) -> Result<()> {
         }
         Err(error) => Err(failed("lock", path, error.into())),
     }
-}
-
-fn sync_folder(path: &Path) -> std::io::Result<()> {
-    let folder = match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    };
-    File::open(folder)?.sync_all()
 }
 
 fn random() -> Result<[u8; 16]> {

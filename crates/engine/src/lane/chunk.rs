@@ -17,7 +17,7 @@ use crate::zeroes;
 const QUICK: Duration = Duration::from_secs(1);
 
 /// A request that failed: over which handle, and how.
-pub(crate) struct Failed {
+pub(super) struct Failed {
     side: Side,
     generation: u64,
     error: Error,
@@ -25,7 +25,7 @@ pub(crate) struct Failed {
 
 /// What became of the bytes of a request.
 #[derive(Debug, Default)]
-pub(crate) struct Done {
+pub(super) struct Done {
     data: u64,
     zeroed: u64,
     skipped: u64,
@@ -39,7 +39,7 @@ impl Lane {
     /// Zeroes a run, which may be nearly the whole device: in pieces that grow while the target is
     /// quick, so that few are needed, and a copy that is stopped need not wait for long. `known`: it
     /// need not be done.
-    pub(crate) async fn zero_run(
+    pub(super) async fn zero_run(
         self: Rc<Self>,
         home: u64,
         mut at: u64,
@@ -89,7 +89,7 @@ impl Lane {
     }
 
     /// Makes a range of the target read as zeroes, unless it is known that it does.
-    pub(crate) async fn zero(
+    pub(super) async fn zero(
         &self,
         home: u64,
         at: u64,
@@ -268,7 +268,7 @@ impl Lane {
     }
 
     /// Reads from the source; `None`: all zero.
-    pub(crate) async fn read(&self, at: u64, room: Room) -> Result<Option<Data>, Failed> {
+    pub(super) async fn read(&self, at: u64, room: Room) -> Result<Option<Data>, Failed> {
         let generation = self.source.generation();
         let asked = Instant::now();
         let reply = self.source.device().submit(Request::read(at, room)).await;
@@ -281,7 +281,7 @@ impl Lane {
     }
 
     /// Changes the target.
-    pub(crate) async fn change(&self, home: u64, request: Request) -> Result<(), Failed> {
+    pub(super) async fn change(&self, home: u64, request: Request) -> Result<(), Failed> {
         let generation = self.target.generation();
         let asked = Instant::now();
         let reply = self.submit_change(home, request).await;
@@ -295,17 +295,18 @@ impl Lane {
     fn submit_change(&self, home: u64, request: Request) -> Pending {
         self.note_connection();
         self.wrote.set(true);
-        self.ledger.borrow_mut().wrote(home);
+        let content = matches!(request.op, Op::Write(_));
+        self.ledger.borrow_mut().wrote(home, content);
         self.target.device().submit(request)
     }
 
     /// A failure of a request to the target that is none of these.
-    pub(crate) fn target_failed(&self, generation: u64, error: Error) -> Failed {
+    pub(super) fn target_failed(&self, generation: u64, error: Error) -> Failed {
         Failed { side: Side::Target, generation, error }
     }
 
     /// Waits until what failed can be tried again, or tells that it cannot.
-    pub(crate) async fn recover(&self, failed: Failed, attempts: &mut u32) -> Result<()> {
+    pub(super) async fn recover(&self, failed: Failed, attempts: &mut u32) -> Result<()> {
         let Failed { side, generation, error } = failed;
         let end = if side == Side::Source { &self.source } else { &self.target };
         let recovered = end.recover(error, generation, attempts).await;
@@ -313,7 +314,7 @@ impl Lane {
         recovered
     }
 
-    pub(crate) fn count(&self, done: &Done) {
+    pub(super) fn count(&self, done: &Done) {
         self.job.progress.add_data(done.data);
         self.job.progress.add_zeroed(done.zeroed);
         self.job.progress.add_skipped(done.skipped);

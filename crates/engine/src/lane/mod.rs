@@ -6,6 +6,9 @@
 //! writes over connections that were lost is in `recheck`.
 
 mod chunk;
+mod copy_range;
+mod recheck;
+mod reflink;
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -16,7 +19,6 @@ use std::time::{Duration, Instant};
 use block::{Can, Error, Kind, Result};
 use io::{Event, Room};
 
-pub(crate) use self::chunk::{Done, Failed};
 use crate::end::End;
 use crate::job::Job;
 use crate::ledger::{Ledger, Range, Suspect};
@@ -27,13 +29,13 @@ use crate::window::Window;
 const IDLE: Duration = Duration::from_millis(5);
 
 /// One request in so many is looked at for zeroes when samples suffice.
-pub(crate) const SAMPLE_EVERY: u64 = 16;
+const SAMPLE_EVERY: u64 = 16;
 
 /// One source handle and one target handle, on one worker.
 pub(crate) struct Lane {
-    pub(crate) job: Arc<Job>,
-    pub(crate) source: End,
-    pub(crate) target: End,
+    job: Arc<Job>,
+    source: End,
+    target: End,
     takes_parked: bool,
     /// The target zeroes without being sent zeroes.
     target_zeroes: bool,
@@ -48,25 +50,25 @@ pub(crate) struct Lane {
     bytes: Cell<u64>,
     /// Bytes that are zeroed in one request.
     zero_piece: Cell<u64>,
-    pub(crate) wrote: Cell<bool>,
-    pub(crate) done: Event,
+    wrote: Cell<bool>,
+    done: Event,
     /// Set while the first lane has not handed out a proof.
     proof_due: Cell<bool>,
-    pub(crate) ledger: RefCell<Ledger>,
+    ledger: RefCell<Ledger>,
     /// For the journal.
-    pub(crate) number: u32,
+    number: u32,
     /// A task waits for the next flush, or flushes.
-    pub(crate) armed: Cell<bool>,
+    armed: Cell<bool>,
     /// No more segments come.
-    pub(crate) ending: Cell<bool>,
+    ending: Cell<bool>,
 }
 
 /// How far a segment is.
-pub(crate) struct Seen {
+struct Seen {
     /// The source told its extents.
-    pub(crate) told: bool,
+    told: bool,
     /// Requests of the segment so far; what the kernel copied counts as if by requests.
-    pub(crate) requests: u64,
+    requests: u64,
 }
 
 impl Lane {
@@ -146,7 +148,7 @@ impl Lane {
     }
 
     /// Bytes of a request now.
-    pub(crate) fn request_size(&self) -> u64 {
+    fn request_size(&self) -> u64 {
         let size = self.job.tuner.request_size();
         let before = self.size.replace(size);
         if before != size {
@@ -166,7 +168,7 @@ impl Lane {
     }
 
     /// Waits until nothing is in flight.
-    pub(crate) async fn drained(&self) {
+    async fn drained(&self) {
         self.wait_until(|lane| lane.in_flight.get() == 0).await;
     }
 
@@ -213,7 +215,7 @@ impl Lane {
 
     /// Starts the first request of a range of the segment at `home`; gives where it ends. `None`: the
     /// copy is over.
-    pub(crate) async fn request(
+    async fn request(
         self: &Rc<Self>,
         home: u64,
         (at, stop): Range,
@@ -239,20 +241,20 @@ impl Lane {
     }
 
     /// Starts the account of a segment.
-    pub(crate) fn begin(&self, range: Range) {
+    fn begin(&self, range: Range) {
         self.note_connection();
         self.ledger.borrow_mut().begin(range);
     }
 
     /// Ends the account of the segment at `home` when its requests have completed.
-    pub(crate) fn complete(self: &Rc<Self>, home: u64) {
+    fn complete(self: &Rc<Self>, home: u64) {
         if self.ledger.borrow_mut().complete(home) {
             self.arm();
         }
     }
 
     /// Room for a request. Its worst need is one buffer: it is read into and written from.
-    pub(crate) async fn room(&self, len: u64, look: bool) -> Result<Room> {
+    async fn room(&self, len: u64, look: bool) -> Result<Room> {
         let (pool, bytes) = (&self.job.pool, len as usize);
         let room = match &self.job.late {
             Some(late) => late.reserve_late(bytes, pool).await,
@@ -273,7 +275,7 @@ impl Lane {
     }
 
     /// Waits until another request of `len` bytes may be in flight, and is within the limit.
-    pub(crate) async fn turn(&self, len: u64) {
+    async fn turn(&self, len: u64) {
         let settled = &self.job.settled;
         self.make_place().await;
         settled.pace(len, || self.job.stopped()).await;
@@ -284,7 +286,7 @@ impl Lane {
         .await;
     }
 
-    pub(crate) async fn wait_until(&self, ready: impl Fn(&Lane) -> bool) {
+    async fn wait_until(&self, ready: impl Fn(&Lane) -> bool) {
         loop {
             let mark = self.done.mark();
             if ready(self) {
@@ -295,7 +297,7 @@ impl Lane {
     }
 
     /// Starts a request of the segment at `home`.
-    pub(crate) fn start(
+    fn start(
         self: &Rc<Self>,
         home: u64,
         len: u64,
@@ -342,7 +344,7 @@ impl Lane {
     }
 
     /// Whether zeroes are looked for in the next request of a segment, at `at`.
-    pub(crate) fn looks(&self, seen: &Seen, at: u64) -> bool {
+    fn looks(&self, seen: &Seen, at: u64) -> bool {
         let settled = &self.job.settled;
         settled.sparse != 0
             && (!settled.sampled

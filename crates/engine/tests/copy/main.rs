@@ -27,16 +27,7 @@ fn on_worker<F: Future<Output = ()> + 'static>(check: impl FnOnce() -> F + Send 
 
 /// Disk-like content: runs of data, of zeroes that are allocated, and of holes.
 fn content(rng: &mut Rng, size: usize) -> Vec<u8> {
-    let mut bytes = vec![0; size];
-    let mut at = 0;
-    while at < size {
-        let len = (rng.between(1, 300_000) as usize).min(size - at);
-        if rng.chance(50) {
-            rng.fill(&mut bytes[at..at + len]);
-        }
-        at += len;
-    }
-    bytes
+    rng.disk(size, 300_000, 50)
 }
 
 fn source_of(bytes: &[u8], holes: bool) -> Arc<ModelDevice> {
@@ -54,7 +45,7 @@ fn dirty(size: usize) -> Arc<ModelDevice> {
 }
 
 fn stack(device: Arc<dyn Device>) -> Stack {
-    Stack::over(device).unwrap()
+    Stack::over(device)
 }
 
 async fn run(source: &Stack, target: &Stack, options: &Options) -> Result<Summary> {

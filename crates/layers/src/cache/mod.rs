@@ -109,7 +109,9 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
             return Err(usage(text));
         }
         let base = facts.context(BASE_ALLOCATION);
-        let facts = Arc::new(facts_above(&facts, options.mode));
+        let mut facts = facts_above(&facts, options.mode);
+        facts.prefer(u32::try_from(options.block).unwrap_or(u32::MAX));
+        let facts = Arc::new(facts);
         let scratch = Scratch::for_device(&inner);
         let worker = Remote::to(io::worker());
         store.handles.fetch_add(1, Ordering::SeqCst);

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use block::{Args, Result};
+use block::{Args, Result, parse_switch};
 
 use crate::declared::usage;
 
@@ -24,11 +24,11 @@ pub(super) enum OnRead {
 
 impl OnRead {
     fn parse(text: &str) -> Result<OnRead> {
-        Ok(match text.to_ascii_lowercase().as_str() {
-            "true" | "t" | "on" | "yes" | "y" | "1" => OnRead::Always,
-            "false" | "f" | "off" | "no" | "n" | "0" => OnRead::Never,
-            _ if text.starts_with('/') => OnRead::While(text.into()),
-            _ => {
+        Ok(match parse_switch(text) {
+            Ok(true) => OnRead::Always,
+            Ok(false) => OnRead::Never,
+            Err(_) if text.starts_with('/') => OnRead::While(text.into()),
+            Err(_) => {
                 let text = format!(
                     "cache: cache-on-read={text} is neither true, false, nor an absolute path"
                 );

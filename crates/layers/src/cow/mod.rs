@@ -83,7 +83,10 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
         facts.can |= supplied | Can::CACHE;
         facts.emulated -= supplied;
         facts.withheld -= supplied;
-        facts.allocation_unit = u32::try_from(block).unwrap_or(u32::MAX);
+        let unit = u32::try_from(block).unwrap_or(u32::MAX);
+        facts.allocation_unit = unit;
+        // Changes of part of a block bring the rest of it to the overlay.
+        facts.prefer(unit);
         facts.takes_parked = false;
         facts.contexts = vec![BASE_ALLOCATION.to_string()];
         let base = inner.facts().context(BASE_ALLOCATION);

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use block::{Args, Client, Error, Kind, Layer, ParamKind, Result};
+use block::{Args, Client, Error, Kind, Layer, ParamKind, Result, parse_number};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::{Guest, Rule, gate};
@@ -52,14 +52,14 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
     events.extend(list("exit-when-file-created").iter().map(|text| Event::Created(path(text))));
     events.extend(list("exit-when-file-deleted").iter().map(|text| Event::Deleted(path(text))));
     for text in list("exit-when-pipe-closed") {
-        let pipe = text.parse().ok().and_then(io::inherited);
+        let pipe = parse_number(&text).ok().and_then(io::inherited);
         events.push(Event::Closed(pipe.ok_or_else(|| {
             usage(format!("exitwhen: {text:?} is not the number of an inherited descriptor"))
         })?));
     }
     for text in list("exit-when-process-exits") {
         let wrong = || usage(format!("exitwhen: {text:?} is not the number of a process"));
-        let pid: i32 = text.parse().map_err(|_| wrong())?;
+        let pid: i32 = parse_number(&text).map_err(|_| wrong())?;
         let pid = rustix::process::Pid::from_raw(pid).ok_or_else(wrong)?;
         // A descriptor stays the same process, whoever gets the number later.
         let gone = |error: rustix::io::Errno| {

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
 
-use block::{Args, Client, Error, Kind, Layer, ParamKind, Result};
+use block::{Args, Client, Error, Kind, Layer, ParamKind, Result, parse_number};
 use rustix::net::AddressFamily;
 
 use super::{Guest, Rule, gate};
@@ -67,7 +67,7 @@ impl Match {
                  anyunix, anyvsock, pid:N, uid:N or gid:N"
             ))
         };
-        let number = |text: &str| text.parse().map_err(|_| wrong());
+        let number = |text: &str| parse_number::<u32>(text).map_err(|_| wrong());
         match word {
             "any" | "all" => return Ok(Match::Any),
             "anyipv4" | "allipv4" => return Ok(Match::V4),
@@ -86,7 +86,7 @@ impl Match {
             return number(gid).map(Match::Gid);
         }
         let (address, bits) = match word.split_once('/') {
-            Some((address, bits)) => (address, Some(number(bits)?)),
+            Some((address, bits)) => (address, Some(bits.parse().map_err(|_| wrong())?)),
             None => (word, None),
         };
         let unbracketed = address.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));

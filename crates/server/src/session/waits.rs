@@ -81,6 +81,10 @@ impl Session {
         if let Some(room) = self.pool.try_reserve(len) {
             return Ok(room);
         }
+        // Those who hold the pool, or stand before it, may take long.
+        if let Some(room) = self.aside.try_reserve(len) {
+            return Ok(room);
+        }
         // What waits to be sent holds room.
         self.send();
         self.to_send.notify();

@@ -213,7 +213,7 @@ fn cover(device: Arc<dyn Device>, options: &Options) -> Result<Arc<dyn Device>, 
     if !options.emulate {
         return Ok(block::fence(device));
     }
-    let stack = Stack::over(device).map_err(|error| error.to_string())?;
+    let stack = Stack::over(device);
     Ok(stack.device().clone())
 }
 

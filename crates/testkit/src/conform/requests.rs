@@ -1,5 +1,6 @@
 //! Sentences 1 to 5 and 9 of the contract: how requests start, run and end.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,6 +12,9 @@ use super::{Checked, Verdict, ensure, skip_if};
 
 /// Requests in flight: as many as the contract speaks of.
 const MANY: usize = 64;
+
+/// How often they may take too long.
+const TRIES: usize = 10;
 
 /// One request of each kind that the facts allow, in this range.
 fn one_of_each(case: &Case, at: u64, len: u64) -> Vec<Request> {
@@ -95,9 +99,25 @@ pub(super) async fn a_request_has_started_when_submit_returns(case: Case) -> Che
 pub(super) async fn sixty_four_requests_are_at_work_at_once(case: Case) -> Checked {
     let places = case.places(MANY, 4096);
     skip_if!(places.len() < 2, "the device is too small");
+    // A busy machine may keep this thread from running for longer than requests take, but not each time.
+    let mut tries = 1..TRIES;
+    loop {
+        let took = at_once(&case, &places).await?;
+        let Some(latency) = case.options.latency else { return Ok(Verdict::Held) };
+        let count = places.len();
+        ensure!(took >= latency, "{count} requests took {took:?}, less than one may take");
+        if took < latency * (count as u32).div_ceil(4).max(2) {
+            return Ok(Verdict::Held);
+        }
+        ensure!(tries.next().is_some(), "{count} requests took {took:?}, one at a time");
+    }
+}
+
+/// How long requests for all of these places take that are made at once.
+async fn at_once(case: &Case, places: &[Range<u64>]) -> Result<Duration, String> {
     let started = Instant::now();
     let mut out = Vec::new();
-    for place in &places {
+    for place in places {
         let len = place.end - place.start;
         let request = match case.keeps() {
             true => Request::write(place.start, Data::copy_of(&case.noise(len))),
@@ -109,14 +129,7 @@ pub(super) async fn sixty_four_requests_are_at_work_at_once(case: Case) -> Check
         let outcome = case.wait(pending, "one of 64 requests in flight").await?;
         outcome.map_err(|error| format!("one of 64 requests in flight failed: {error}"))?;
     }
-    let took = started.elapsed();
-    if let Some(latency) = case.options.latency {
-        let count = places.len();
-        let limit = latency * (count as u32).div_ceil(4).max(2);
-        ensure!(took < limit, "{count} requests took {took:?}, one at a time");
-        ensure!(took >= latency, "{count} requests took {took:?}, less than one may take");
-    }
-    Ok(Verdict::Held)
+    Ok(started.elapsed())
 }
 
 /// 3. Each request completes (a second completion is impossible by type).

@@ -45,7 +45,7 @@ use crate::rng::Rng;
 pub type Said<T = ()> = Result<T, String>;
 
 /// How long a peer waits for bytes by default: longer than anything in a healthy test takes.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A connected socket, and what was negotiated on it.
 pub struct Conversation {

@@ -19,10 +19,10 @@ pub struct Server {
 
 impl Server {
     /// How long a server may take to listen; generous, because test machines are busy.
-    const START: Duration = Duration::from_secs(30);
+    const START: Duration = Duration::from_secs(120);
 
     /// How long a server may take to end once asked to.
-    const STOP: Duration = Duration::from_secs(10);
+    const STOP: Duration = Duration::from_secs(60);
 
     /// Starts a server and waits until it listens on the socket. Nothing connects to it for that:
     /// some servers end after their first connection. Standard input and output are closed off;
@@ -39,7 +39,7 @@ impl Server {
         let begun = Instant::now();
         while !is_listening(socket) {
             if let Ok(Some(status)) = server.child.try_wait() {
-                server.said.await_end(Duration::from_secs(1));
+                server.said.await_end(Duration::from_secs(5));
                 return Err(format!("{name} ended, {status}, and said: {}", server.said()));
             }
             if begun.elapsed() > Self::START {
@@ -53,6 +53,18 @@ impl Server {
             std::thread::sleep(Duration::from_millis(2));
         }
         Ok(server)
+    }
+
+    /// Starts the program under test in the foreground, ending with this process. `args` are options
+    /// of `blockhaul serve` and the device.
+    ///
+    /// # Errors
+    /// As [`Server::start`].
+    pub fn blockhaul(blockhaul: &Path, socket: &Path, args: &[&str]) -> Result<Server, String> {
+        let mut command = Command::new(blockhaul);
+        command.args(["serve", "--foreground", "--exit-with-parent", "--unix"]);
+        command.arg(socket).args(args);
+        Server::start(command, socket)
     }
 
     /// Starts nbdkit in the foreground, tied to this thread. `args` are its options, plugin and
@@ -96,6 +108,24 @@ impl Server {
     /// What it has written to standard error up to now.
     pub fn said(&self) -> String {
         self.said.text()
+    }
+
+    /// Waits until it has written these words to standard error; they may come after what they are about.
+    ///
+    /// # Errors
+    /// All that it has written, where they do not come in time.
+    pub fn says(&self, words: &str) -> Result<String, String> {
+        let begun = Instant::now();
+        loop {
+            let said = self.said();
+            if said.contains(words) {
+                return Ok(said);
+            }
+            if begun.elapsed() > Self::START {
+                return Err(format!("nothing with {words:?}: {said}"));
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
     }
 
     /// Asks it to end (SIGTERM) and waits.
@@ -217,7 +247,7 @@ mod tests {
         let socket = scratch.socket("t");
         let server = Server::nbdkit(&nbdkit, &socket, &["-v", "memory", "1M"]).unwrap();
         let pid = server.pid();
-        assert!(server.said().contains("debug"), "{}", server.said());
+        server.says("debug").unwrap();
         drop(server);
         assert!(!Path::new(&format!("/proc/{pid}")).exists());
         assert!(!is_listening(&socket));

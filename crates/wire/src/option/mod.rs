@@ -3,7 +3,7 @@
 //! The order in which they may come is the business of [`crate::handshake`].
 
 use crate::bytes::Reader;
-use crate::reply::cut;
+use crate::text::cut;
 use crate::{Error, HeaderBytes, magic};
 
 mod code;

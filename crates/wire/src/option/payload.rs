@@ -2,7 +2,7 @@
 
 use super::{InfoKind, Infos};
 use crate::bytes::Reader;
-use crate::error::printable;
+use crate::text::printable;
 use crate::{Error, ExportFlags, limits};
 
 /// A string of the protocol: UTF-8 without NUL, at most [`limits::STRING`] bytes ("Conventions").

@@ -73,6 +73,7 @@ impl Lent {
 fn answered(conn: Conn, number: u64) -> Option<Lent> {
     static STRAY: AtomicU64 = AtomicU64::new(0);
     let lent = TABLES.take(conn as u64, number);
+    context::forget_loose();
     if lent.is_none() {
         let stray = STRAY.fetch_add(1, Ordering::Relaxed) + 1;
         // A plugin that does it once does it often.

@@ -67,57 +67,61 @@ fn told(result: c_int, number: c_int) -> c_int {
     result
 }
 
-unsafe extern "C" fn unload() {
+unsafe extern "C-unwind" fn unload() {
     chain().unload();
 }
 
-unsafe extern "C" fn config(key: *const c_char, value: *const c_char) -> c_int {
+unsafe extern "C-unwind" fn config(key: *const c_char, value: *const c_char) -> c_int {
     // SAFETY: the host passes C strings that are never freed.
     unsafe { chain::config(chain().top(), key, value) }
 }
 
-unsafe extern "C" fn config_complete() -> c_int {
+unsafe extern "C-unwind" fn config_complete() -> c_int {
     // SAFETY: the top is one of the chain's.
     unsafe { chain::config_complete(chain().top()) }
 }
 
-unsafe extern "C" fn dump_plugin() {
+unsafe extern "C-unwind" fn dump_plugin() {
     chain().dump();
 }
 
-unsafe extern "C" fn thread_model() -> c_int {
+unsafe extern "C-unwind" fn thread_model() -> c_int {
     chain().thread_model()
 }
 
-unsafe extern "C" fn get_ready() -> c_int {
+unsafe extern "C-unwind" fn get_ready() -> c_int {
     chain().get_ready()
 }
 
-unsafe extern "C" fn after_fork() -> c_int {
+unsafe extern "C-unwind" fn after_fork() -> c_int {
     chain().after_fork()
 }
 
-unsafe extern "C" fn cleanup() {
+unsafe extern "C-unwind" fn cleanup() {
     chain().cleanup();
 }
 
-unsafe extern "C" fn preconnect(readonly: c_int) -> c_int {
+unsafe extern "C-unwind" fn preconnect(readonly: c_int) -> c_int {
     // SAFETY: the top is one of the chain's.
     unsafe { chain::preconnect(chain().top(), readonly) }
 }
 
-unsafe extern "C" fn list_exports(readonly: c_int, _tls: c_int, exports: *mut c_void) -> c_int {
+unsafe extern "C-unwind" fn list_exports(
+    readonly: c_int,
+    _tls: c_int,
+    exports: *mut c_void,
+) -> c_int {
     // SAFETY: the top is one of the chain's; the host passes its list.
     unsafe { chain::list_exports(chain().top(), readonly, exports.cast()) }
 }
 
-unsafe extern "C" fn default_export(readonly: c_int, _tls: c_int) -> *const c_char {
+unsafe extern "C-unwind" fn default_export(readonly: c_int, _tls: c_int) -> *const c_char {
     // SAFETY: the top is one of the chain's.
     unsafe { chain::default_export(chain().top(), readonly) }
 }
 
 /// Opens the chain for a connection.
-unsafe extern "C" fn enter(readonly: c_int) -> Handle {
+unsafe extern "C-unwind" fn enter(readonly: c_int) -> Handle {
     let name = context::now().and_then(|context| context.export.clone()).unwrap_or_default();
     // SAFETY: the top is one of the chain's.
     unsafe {
@@ -130,7 +134,7 @@ unsafe extern "C" fn enter(readonly: c_int) -> Handle {
     }
 }
 
-unsafe extern "C" fn leave(handle: Handle) {
+unsafe extern "C-unwind" fn leave(handle: Handle) {
     let top: Next = handle.cast();
     // SAFETY: the host passes what `enter` answered, for the last time.
     unsafe {
@@ -142,7 +146,7 @@ unsafe extern "C" fn leave(handle: Handle) {
 /// A callback of the host's that passes what `enter` answered, and what else it takes, to the top.
 macro_rules! pass {
     ($($name:ident($($arg:ident: $kind:ty),*) -> $result:ty = $to:path;)*) => {$(
-        unsafe extern "C" fn $name(handle: Handle, $($arg: $kind),*) -> $result {
+        unsafe extern "C-unwind" fn $name(handle: Handle, $($arg: $kind),*) -> $result {
             // SAFETY: the host passes what `enter` answered, and pointers that are good meanwhile.
             unsafe { $to(handle.cast(), $($arg),*) }
         }
@@ -164,14 +168,14 @@ pass! {
 }
 
 /// Whoever is at the end of the chain does what it takes: the flag goes in at the top.
-unsafe extern "C" fn can_fua(handle: Handle) -> c_int {
+unsafe extern "C-unwind" fn can_fua(handle: Handle) -> c_int {
     // SAFETY: the host passes what `enter` answered.
     let answer = unsafe { open::can_fua(handle.cast()) };
     if answer > 0 { FUA_NATIVE } else { answer }
 }
 
 /// As for [`can_fua`].
-unsafe extern "C" fn can_cache(handle: Handle) -> c_int {
+unsafe extern "C-unwind" fn can_cache(handle: Handle) -> c_int {
     // SAFETY: the host passes what `enter` answered.
     let answer = unsafe { open::can_cache(handle.cast()) };
     if answer > 0 { CACHE_NATIVE } else { answer }
@@ -180,7 +184,7 @@ unsafe extern "C" fn can_cache(handle: Handle) -> c_int {
 /// A request of the host's, passed to the top; its error number is told.
 macro_rules! request {
     ($($name:ident($($arg:ident: $kind:ty),*) = $to:path, $($passed:expr),*;)*) => {$(
-        unsafe extern "C" fn $name(handle: Handle, $($arg: $kind),*) -> c_int {
+        unsafe extern "C-unwind" fn $name(handle: Handle, $($arg: $kind),*) -> c_int {
             let mut number = 0;
             // SAFETY: the host passes what `enter` answered, and pointers that are good meanwhile.
             let result = unsafe { $to(handle.cast(), $($passed),*, &raw mut number) };

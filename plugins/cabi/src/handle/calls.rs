@@ -30,6 +30,7 @@ impl Handle {
                 Ok(Reply::Data(buf.into()))
             }
             Op::Write(data) => self.durably(flags, |fua| {
+                let data = aligned(data);
                 let pieces = data.bytes().chunks(self.longest as usize);
                 let places = (at..).step_by(self.longest as usize);
                 pieces.zip(places).try_for_each(|(piece, at)| self.write(at, piece, fua))
@@ -250,6 +251,16 @@ impl Handle {
             extents.first_only();
         }
         Ok(extents)
+    }
+}
+
+/// A payload that begins on a page, as plugins want it for direct I/O: what came with other requests in one
+/// window, and parts of others, which layers make, are copied.
+pub(crate) fn aligned(data: Data) -> Data {
+    if data.bytes().as_ptr().align_offset(io::ALIGN) == 0 {
+        data
+    } else {
+        Data::copy_of(data.bytes())
     }
 }
 

@@ -140,21 +140,14 @@ impl Handle {
         if (minimum, preferred, maximum) == (0, 0, 0) {
             return Ok((usual, None));
         }
-        let fine = (1..=65536).contains(&minimum)
-            && minimum.is_power_of_two()
-            && (512..=32 << 20).contains(&preferred)
-            && preferred.is_power_of_two()
-            && minimum <= preferred
-            && (maximum == u32::MAX || maximum.is_multiple_of(minimum) && maximum >= preferred);
-        if !fine {
+        let Some(told) = BlockSizes::told(minimum, preferred, maximum) else {
             let text = format!(
                 "plugin {}: block_size answered {minimum}, {preferred} and {maximum}, which are no \
                  minimum, preferred size and maximum",
                 self.plugin().name
             );
             return Err(Error::new(Kind::Io, text));
-        }
-        let told = BlockSizes { minimum, preferred, maximum };
+        };
         let asynchronous = self.plugin().asynchronous.is_some();
         // What becomes of requests that do not keep to them is the filters' business, too.
         let free = self.plugin().filtered || self.connection.served && !asynchronous;

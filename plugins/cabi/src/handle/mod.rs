@@ -14,7 +14,7 @@ use crate::context::{self, Context};
 use crate::plugin::Plugin;
 use crate::visit::Connection;
 
-pub(crate) use self::calls::RANGE_MAX;
+pub(crate) use self::calls::{RANGE_MAX, aligned};
 
 /// Longest read or write that plugins get at once: nbdkit's bound, which plugins may rely on.
 const TRANSFER_MAX: u32 = 64 << 20;

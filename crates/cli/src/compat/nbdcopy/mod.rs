@@ -14,7 +14,7 @@ use super::stand_in::{answer, failure, log_as, own, version};
 use crate::args::Command;
 use crate::brackets;
 use crate::exit::{FAILED, Failure, Outcome, plain};
-use crate::{copy, out};
+use crate::{copy, out, signals};
 
 const HELP: &str = "\
 Copies from and to NBD servers and files.
@@ -123,8 +123,10 @@ fn pour() -> Outcome {
     let copied = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::stdout().lock());
     match copied {
         Ok(_) => Ok(0),
-        // Whoever reads has had enough.
-        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(0),
+        // Whoever reads has had enough, or has died: only they know.
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {
+            Ok(signals::status(signal_hook::consts::SIGPIPE))
+        }
         Err(error) => {
             let text = format!("cannot copy standard input to output: {}", plain(&error));
             Err(failure(text))

@@ -214,7 +214,7 @@ const ROWS: &[Row] = &[
 ];
 
 /// Filters whose layers do the same in another way, which scripts can see: sizes that are told, how often
-/// the plugin is called and opened, what becomes of flags.
+/// the plugin is called and opened, what becomes of flags, and of plugins that do not take hints.
 const DIFFERENT: &[&str] = &[
     "blocksize",
     "blocksize-policy",
@@ -225,12 +225,29 @@ const DIFFERENT: &[&str] = &[
     "readahead",
     "retry",
     "retry-request",
+    "scan",
     "swab",
 ];
 
 /// Whether scripts can tell the layer from the filter.
 pub fn differs(filter: &str) -> bool {
     DIFFERENT.contains(&filter)
+}
+
+/// Takes out of the filters what changes nothing: `swab` with words of 8 bits, which nbdkit 1.42 writes from
+/// memory that nothing was put into.
+pub fn drop_idle(filters: &mut Vec<String>, parameters: &mut Vec<Parameter>) {
+    let is_bits = |(name, _): &Parameter| name.as_deref() == Some("swab-bits");
+    let mut said = parameters.iter().filter(|parameter| is_bits(parameter));
+    let (Some((_, bits)), None) = (said.next(), said.next()) else { return };
+    let mut swabs = filters.iter().filter(|filter| *filter == "swab");
+    if matches!(block::parse_number::<u64>(bits), Ok(8))
+        && swabs.next().is_some()
+        && swabs.next().is_none()
+    {
+        filters.retain(|filter| filter != "swab");
+        parameters.retain(|parameter| !is_bits(parameter));
+    }
 }
 
 /// A filter as a layer, in the words of `--layer`, with its parameters taken out of `parameters`.
@@ -307,10 +324,9 @@ impl Convert {
                 (Some(path), _) => Some(format!("+{}", Path.apply(path)?)),
                 (None, _) => Some(value.to_string()),
             },
-            Switch => match value.to_ascii_lowercase().as_str() {
-                "1" | "true" | "t" | "yes" | "y" | "on" => Some("on".into()),
-                "0" | "false" | "f" | "no" | "n" | "off" => Some("off".into()),
-                _ => None,
+            Switch => match block::parse_switch(value).ok()? {
+                true => Some("on".into()),
+                false => Some("off".into()),
             },
         }
     }
@@ -342,6 +358,20 @@ mod tests {
         assert_eq!(taken("rate", "rate=8M").0.unwrap(), "rate?rate=1048576");
         assert_eq!(taken("luks", "passphrase=+/x").0.unwrap(), "luks?passphrase=%2b/x");
         assert_eq!(taken("noextents", "x=1").0.unwrap(), "noextents");
+    }
+
+    #[test]
+    fn words_of_a_byte_are_left_as_they_are() {
+        let idle = |filters: &str, text: &str| {
+            let mut filters: Vec<_> = filters.split(' ').map(String::from).collect();
+            let mut parameters = words(text);
+            drop_idle(&mut filters, &mut parameters);
+            (filters.join(" "), parameters)
+        };
+        assert_eq!(idle("cow swab", "swab-bits=8 1M"), ("cow".into(), words("1M")));
+        for (filters, text) in [("swab", "swab-bits=16"), ("swab", "1M"), ("cow", "swab-bits=8")] {
+            assert_eq!(idle(filters, text), (filters.into(), words(text)));
+        }
     }
 
     #[test]

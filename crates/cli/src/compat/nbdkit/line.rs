@@ -193,7 +193,7 @@ impl Line {
             "swap" => self.serve.push("--swap".into()),
             "threads" => {
                 let wrong = |_| format!("--threads: {} is not a number", value.display());
-                let threads: u32 = value.to_string_lossy().parse().map_err(wrong)?;
+                let threads: u32 = block::parse_number(&value.to_string_lossy()).map_err(wrong)?;
                 // 0 is nbdkit's default.
                 self.threads = (threads > 0).then_some(threads);
             }

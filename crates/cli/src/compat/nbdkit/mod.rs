@@ -89,7 +89,8 @@ fn serve_words(mut line: Line, in_background: bool) -> Result<Vec<OsString>, Fai
     words.push(if in_background { "--in-background" } else { "--foreground" }.into());
     // The first filter is outermost and the first to be offered parameters. From the first one on that
     // is hosted all are, since a hosted one calls the next.
-    let filters = std::mem::take(&mut line.filters);
+    let mut filters = std::mem::take(&mut line.filters);
+    filters::drop_idle(&mut filters, &mut line.parameters);
     let mut layers = Vec::new();
     let mut hosted: &[String] = &[];
     let flags = line.debug.iter().any(|(name, _, _)| name != "nbdkit");

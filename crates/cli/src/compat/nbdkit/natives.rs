@@ -89,6 +89,10 @@ fn sparse_random(parameters: &[Parameter]) -> Option<String> {
     let mut options = last(parameters, "size");
     let size = options.remove("size")?;
     block::parse_size(&size).ok()?;
+    // A number there, a size here.
+    if let Some(runlength) = options.get_mut("runlength") {
+        *runlength = block::parse_number::<u64>(runlength).ok()?.to_string();
+    }
     let known = ["seed", "percent", "runlength", "random-content"];
     if options.keys().any(|key| !known.contains(key)) {
         return None;
@@ -217,6 +221,8 @@ mod tests {
     fn sparse_disks_have_their_seed() {
         let words = ["1M", "seed=5", "percent=20"];
         assert_eq!(word("sparse-random", &words).unwrap(), "sparse-random:1M?percent=20&seed=5");
+        assert!(word("sparse-random", &["1M", "runlength=0x1000"]).unwrap().contains("=4096"));
+        assert_eq!(word("sparse-random", &["1M", "runlength=1M"]), None);
         assert!(word("sparse-random", &["size=1M"]).unwrap().contains("?seed="));
         assert_eq!(word("sparse-random", &["seed=5"]), None);
     }

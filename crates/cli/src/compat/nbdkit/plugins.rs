@@ -63,9 +63,13 @@ fn file(line: &Line) -> Option<OsString> {
     Some(path.into_os_string())
 }
 
+fn descriptor_number(number: &str) -> Option<i32> {
+    block::parse_number(number).ok().filter(|number| *number > 2)
+}
+
 /// An open file or disk that is handed over. What is wrong with it is the plugin's to say.
 fn descriptor(number: &str) -> Option<OsString> {
-    let parsed: i32 = number.parse().ok().filter(|parsed| *parsed > 2)?;
+    let parsed = descriptor_number(number)?;
     let kind = std::fs::metadata(format!("/proc/self/fd/{parsed}")).ok()?.file_type();
     (kind.is_file() || kind.is_block_device()).then(|| format!("file:?fd={parsed}").into())
 }
@@ -78,7 +82,7 @@ fn folder(path: &str) -> Option<OsString> {
 
 /// The same, open already.
 fn folder_descriptor(number: &str) -> Option<OsString> {
-    let parsed: i32 = number.parse().ok().filter(|parsed| *parsed > 2)?;
+    let parsed = descriptor_number(number)?;
     let kind = std::fs::metadata(format!("/proc/self/fd/{parsed}")).ok()?.file_type();
     kind.is_dir().then(|| format!("dir:?dirfd={parsed}&links=on").into())
 }

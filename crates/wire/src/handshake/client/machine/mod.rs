@@ -7,9 +7,9 @@ mod waiting;
 use self::waiting::Waiting;
 use super::{Event, ExportInfo, Negotiated};
 use crate::bytes::Reader;
-use crate::error::error_text;
 use crate::handshake::Protocol;
 use crate::option::{BlockSizes, Context, OptionCode, OptionReplyHeader, ReplyCode};
+use crate::text::error_text;
 use crate::{
     ClientFlags, Error, ExportFlags, HandshakeFlags, Headers, Replies, limits, magic, printable,
 };

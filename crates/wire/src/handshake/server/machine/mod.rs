@@ -7,7 +7,7 @@ mod options;
 use super::{Config, Event, Negotiated};
 use crate::bytes::Reader;
 use crate::option::{Context, InfoRequest, OptionCode, OptionError, OptionHeader, emit_error};
-use crate::reply::cut;
+use crate::text::cut;
 use crate::{ClientFlags, Error, HandshakeFlags, Replies, limits, magic};
 
 /// The server's side of one newstyle handshake.

@@ -12,13 +12,14 @@ use std::time::Instant;
 use block::{Can, Error, Kind, Reply, Request, Result};
 use io::{Data, Room};
 
-use crate::lane::{Done, Failed, Lane};
+use super::Lane;
+use super::chunk::{Done, Failed};
 use crate::ledger::{Range, Suspect};
 use crate::zeroes::is_zero;
 
 impl Lane {
     /// Tells the ledger when the target's connection is another one.
-    pub(crate) fn note_connection(&self) {
+    pub(super) fn note_connection(&self) {
         let generation = self.target.generation();
         let mut ledger = self.ledger.borrow_mut();
         if generation == ledger.generation() {
@@ -43,7 +44,7 @@ impl Lane {
     }
 
     /// Sees to it that what is finished is flushed and recorded in time.
-    pub(crate) fn arm(self: &Rc<Self>) {
+    pub(super) fn arm(self: &Rc<Self>) {
         let Some(journal) = &self.job.journal else { return };
         if self.ending.get() || self.armed.replace(true) {
             return;
@@ -72,7 +73,7 @@ impl Lane {
     }
 
     /// After the last segment: flushes, and looks again until nothing is suspect.
-    pub(crate) async fn conclude(self: &Rc<Self>) -> Result<()> {
+    pub(super) async fn conclude(self: &Rc<Self>) -> Result<()> {
         let mut attempts = 0;
         let mut rounds = 0;
         loop {
@@ -136,7 +137,13 @@ impl Lane {
     async fn record(&self, batch: &[Range]) {
         let Some(journal) = &self.job.journal else { return };
         let size = self.job.settled.segment;
-        let segments = batch.iter().map(|range| (range.0 / size, range.1.div_ceil(size))).collect();
+        let segments = {
+            let mut ledger = self.ledger.borrow_mut();
+            let mut told = |range: &Range| {
+                (range.0 / size, range.1.div_ceil(size), ledger.take_content(range.0))
+            };
+            batch.iter().map(&mut told).collect()
+        };
         if let Err(why) = journal.file.append(self.number, segments).await {
             self.job.warn(format!(
                 "the journal cannot be written ({why}): going on without, a copy that is killed \

@@ -3,6 +3,9 @@
 //! What a device says reads as zeroes is not read, and not hashed either: the digests leave out what is
 //! zero, so that the work is that of the data, not of the size.
 
+mod blocks;
+mod units;
+
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -10,9 +13,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use block::{Can, Device, Error, Kind, Reply, Request, Result, Stack};
-use io::{Data, Pool, Remote, Room, Task};
+use block::{Can, Error, Kind, Result, Stack};
+use io::{Pool, Remote, Task};
 
+pub(crate) use self::blocks::read;
+use self::blocks::{Found, find, first_difference, room};
+use self::units::Units;
 use crate::end::{End, Retries};
 use crate::manifest::{Digest, Manifest, unit_of};
 use crate::options::{Options, SEGMENT};
@@ -110,7 +116,7 @@ pub(crate) struct Reading<'a> {
     pub(crate) selection: Selection,
 }
 
-type Units = Vec<(u64, Digest)>;
+type Digests = Vec<(u64, Digest)>;
 
 impl Reading<'_> {
     /// Reads: the digests of the units of the source that are not all zero, in order, and where the
@@ -120,7 +126,7 @@ impl Reading<'_> {
         options: &Options,
         pool: &Pool,
         progress: &Arc<Progress>,
-    ) -> Result<(Units, Option<u64>)> {
+    ) -> Result<(Digests, Option<u64>)> {
         let retries = Retries::new(options, progress);
         let plan = Arc::new(Plan::new());
         let end = |side, stack: &Stack| {
@@ -193,7 +199,7 @@ struct Walk {
     retries: Arc<Retries>,
     unit: Option<u64>,
     differs_at: AtomicU64,
-    units: Mutex<Units>,
+    units: Mutex<Digests>,
     source_pool: Pool,
     target_pool: Pool,
     /// Most blocks that a walker has in flight, and whether it always has.
@@ -256,7 +262,7 @@ impl Walk {
 
     async fn segment(self: Arc<Self>, ends: &Ends, segment: Segment) -> Result<()> {
         let mut out: VecDeque<Block> = VecDeque::new();
-        let mut hash = Hash { walk: &self, unit: None };
+        let mut units = Units::new(self.unit, self.zero_block);
         let mut result = Ok(());
         let mut at = segment.at;
         for run in segment.runs {
@@ -286,7 +292,7 @@ impl Walk {
                     && result.is_ok()
                     && let Some(oldest) = out.pop_front()
                 {
-                    result = hash.take(oldest).await;
+                    result = self.take(&mut units, oldest).await;
                 }
                 let len = (BLOCK - at % BLOCK).min(end - at);
                 let block = self.clone().block(ends.clone(), at, len, [one, other]);
@@ -298,10 +304,22 @@ impl Walk {
         }
         // After an error what is out is awaited, too.
         for block in out {
-            result = result.and(hash.take(block).await);
+            result = result.and(self.take(&mut units, block).await);
         }
-        hash.end();
+        let digests = units.finish();
+        self.units.lock().expect("no panic under this lock").extend(digests);
         result
+    }
+
+    /// Waits for a block, and adds it to the digests.
+    async fn take(&self, units: &mut Units, (at, len, block): Block) -> Result<()> {
+        let digest = match block {
+            Some(block) => block.await?,
+            None => None,
+        };
+        self.progress.add_verified(len);
+        units.add(at, len, digest);
+        Ok(())
     }
 
     /// Compares one block and returns its digest, if it is not zero. `reads`: whether source and target
@@ -367,136 +385,4 @@ impl Walk {
         }
         Ok((one, other))
     }
-}
-
-/// What a side has at a block, `None` if all zero, or why it could not be read and with which of its
-/// handles.
-type Found = Result<Option<Data>, (Error, u64)>;
-
-/// Digests of blocks in order, put together to those of units.
-struct Hash<'a> {
-    walk: &'a Walk,
-    /// The unit that has begun, and whether it has something that is not zero.
-    unit: Option<(u64, blake3::Hasher, bool)>,
-}
-
-impl Hash<'_> {
-    async fn take(&mut self, (at, len, block): Block) -> Result<()> {
-        let digest = match block {
-            Some(block) => block.await?,
-            None => None,
-        };
-        self.walk.progress.add_verified(len);
-        let Some(unit) = self.walk.unit else { return Ok(()) };
-        let mut start = at;
-        while start < at + len {
-            // Several units of zeroes at once.
-            let whole = (at + len - start) / unit * unit;
-            if digest.is_none() && start.is_multiple_of(unit) && whole > 0 {
-                self.end();
-                start += whole;
-                continue;
-            }
-            let home = start - start % unit;
-            if self.unit.as_ref().is_none_or(|open| open.0 != home) {
-                self.end();
-            }
-            let end = (at + len).min(home + unit);
-            let open = self.unit.get_or_insert_with(|| (home, blake3::Hasher::new(), false));
-            open.2 |= digest.is_some();
-            while start < end {
-                let part = (BLOCK - start % BLOCK).min(end - start);
-                match (&digest, part) {
-                    (Some(digest), _) => open.1.update(digest),
-                    (None, BLOCK) => open.1.update(&self.walk.zero_block),
-                    (None, part) => open.1.update(blake3::hash(&vec![0; part as usize]).as_bytes()),
-                };
-                start += part;
-            }
-        }
-        Ok(())
-    }
-
-    /// Ends the unit that has begun.
-    fn end(&mut self) {
-        if let Some((at, hasher, true)) = self.unit.take() {
-            let digest = hasher.finalize().into();
-            self.walk.units.lock().expect("no panic under this lock").push((at, digest));
-        }
-    }
-}
-
-/// Where two blocks first differ; `None` is all zero, and what one has beyond the other counts as the
-/// same when it is zero.
-fn first_difference(one: Option<&Data>, other: Option<&Data>) -> Option<u64> {
-    let filled = |bytes: &[u8]| bytes.iter().position(|&byte| byte != 0);
-    let found = match (one, other) {
-        (None, None) => None,
-        (Some(data), None) | (None, Some(data)) if is_zero(data.bytes()) => None,
-        (Some(data), None) | (None, Some(data)) => filled(data.bytes()),
-        (Some(one), Some(other)) => {
-            let (one, other) = (one.bytes(), other.bytes());
-            let both = one.len().min(other.len());
-            let rest = if one.len() > both { &one[both..] } else { &other[both..] };
-            match one[..both] == other[..both] {
-                true => filled(rest).map(|at| at + both),
-                false => one.iter().zip(other).position(|(a, b)| a != b),
-            }
-        }
-    };
-    found.map(|at| at as u64)
-}
-
-/// Reads a block, again where that may help; `None`: all zero.
-pub(crate) async fn read(end: &End, pool: &Pool, at: u64, len: u64) -> Result<Option<Data>> {
-    let mut attempts = 0;
-    loop {
-        let Some(room) = room(pool, len).await? else { return Ok(None) };
-        match find(end, room, at).await {
-            Ok(data) => return Ok(data),
-            Err((error, generation)) => end.recover(error, generation, &mut attempts).await?,
-        }
-    }
-}
-
-/// Room for a block; none for nothing.
-async fn room(pool: &Pool, len: u64) -> Result<Option<Room>> {
-    let no_room = |error: io::TooLarge| Error::new(Kind::NoMemory, "no buffer").because(error);
-    match len {
-        0 => Ok(None),
-        len => pool.reserve(len as usize).await.map(Some).map_err(no_room),
-    }
-}
-
-/// Reads a block once.
-async fn find(end: &End, room: Room, at: u64) -> Found {
-    let generation = end.generation();
-    try_read(&end.device(), room, at).await.map_err(|error| (error, generation))
-}
-
-/// Reads a block, in pieces where the device takes no more at once; `None`: all zero.
-async fn try_read(device: &Arc<dyn Device>, room: Room, at: u64) -> Result<Option<Data>> {
-    let len = room.len() as u64;
-    let facts = device.facts();
-    let minimum = facts.block.minimum.max(1);
-    let most = u64::from((facts.block.maximum - facts.block.maximum % minimum).max(minimum));
-    if len <= most {
-        return match device.submit(Request::read(at, room)).await? {
-            Reply::Data(data) => Ok(Some(data)),
-            _ => Ok(None),
-        };
-    }
-    let mut whole = room.into_buf();
-    whole.fill(0);
-    let mut start = 0;
-    while start < len {
-        let part = most.min(len - start);
-        // Small, and in sequence: outside of the pool, which this block holds a buffer of.
-        let room = io::Room::unpooled(part as usize);
-        if let Reply::Data(data) = device.submit(Request::read(at + start, room)).await? {
-            whole[start as usize..(start + part) as usize].copy_from_slice(data.bytes());
-        }
-        start += part;
-    }
-    Ok(Some(Data::from(whole)))
 }

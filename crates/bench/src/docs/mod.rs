@@ -1,6 +1,8 @@
 //! The figures in the README and in `docs/performance.md`, written from the newest results, so that
 //! each can be traced to a file.
 
+mod summary;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +12,7 @@ use serde::Deserialize;
 use crate::cells::{cell_text, number};
 use crate::error::{Error, Result};
 use crate::notes::circumstances;
-use crate::result::{Cell, Metric, Report};
+use crate::result::{Cell, Metric, Report, is_ours};
 use crate::scenario::BUILT_IN;
 use crate::{save, table};
 
@@ -18,6 +20,8 @@ use crate::{save, table};
 const RESULTS: &str = "bench/results";
 /// Why our columns are not the best where they are not.
 const REASONS: &str = "bench/reasons.toml";
+/// What to set, above all tables; its links lead to scenarios by their names.
+const SETTINGS: &str = "bench/settings.md";
 /// The document that is written as a whole.
 const DOCUMENT: &str = "docs/performance.md";
 /// The document of which the part between the marks is written.
@@ -26,13 +30,14 @@ const README: &str = "README.md";
 const MARKS: (&str, &str) = ("<!-- figures: begin -->\n", "<!-- figures: end -->\n");
 /// The scenario that the README shows.
 const SHOWN: &str = "copy";
-/// Columns with this word in their label are ours.
-const OURS: &str = "blockhaul";
 
 /// Files and what they should hold.
 pub fn documents(root: &Path) -> Result<Vec<(PathBuf, String)>> {
     let reports = newest(&root.join(RESULTS))?;
     let reasons = Reasons::load(&root.join(REASONS))?;
+    let settings = root.join(SETTINGS);
+    let settings =
+        fs::read_to_string(&settings).map_err(|error| Error::file("read", &settings, error))?;
     let readme = root.join(README);
     let old = fs::read_to_string(&readme).map_err(|error| Error::file("read", &readme, error))?;
     let misses = || Error::file("write figures into", &readme, "it has no marks for them");
@@ -43,7 +48,7 @@ pub fn documents(root: &Path) -> Result<Vec<(PathBuf, String)>> {
         None => String::new(),
     };
     let new = format!("{before}{}{figures}{}{after}", MARKS.0, MARKS.1);
-    Ok(vec![(readme, new), (root.join(DOCUMENT), document(&reports, &reasons))])
+    Ok(vec![(readme, new), (root.join(DOCUMENT), document(&reports, &settings, &reasons))])
 }
 
 /// Writes what is not up to date; tells which files.
@@ -151,24 +156,17 @@ fn times(report: &Report) -> String {
     out
 }
 
-/// Versions of what was measured, without ours, which the commit tells.
+/// Kernel and versions of what was measured, without ours, which the commit tells.
 fn versions(report: &Report) -> String {
     let of = |(name, text): (&String, &String)| {
         let version = text.split([' ', '(']).find(|word| {
             word.contains('.')
                 && word.trim_start_matches('v').starts_with(|c: char| c.is_ascii_digit())
         })?;
-        (name != OURS).then(|| format!("{name} {}", version.trim_end_matches([',', ')'])))
+        (!is_ours(name)).then(|| format!("{name} {}", version.trim_end_matches([',', ')'])))
     };
-    let programs: Vec<String> = report.programs.iter().filter_map(of).collect();
-    let machine = &report.machine;
-    format!(
-        "{} cores of {}, {}, {}",
-        machine.cores,
-        machine.cpu,
-        machine.kernel,
-        programs.join(", ")
-    )
+    let programs = report.programs.iter().filter_map(of);
+    [report.machine.kernel.clone()].into_iter().chain(programs).collect::<Vec<_>>().join(", ")
 }
 
 fn commit(report: &Report) -> String {
@@ -183,11 +181,13 @@ fn short(dir: &str, report: &Report) -> String {
     let first = report.description.replace('\n', " ");
     let first = first.split_inclusive(". ").take(2).collect::<String>();
     format!(
-        "{} Median wall seconds / processor seconds of the command and its servers; {}. The result of \
-         each run was compared byte for byte, except for the last row.\n\n{}\n\
+        "{} Median wall seconds / processor seconds of the command and its servers; {} cores of {}, {}. \
+         The result of each run was compared byte for byte, except for the last row.\n\n{}\n\
          From [{dir}]({dir}/README.md), {}{}; charts are in its index.html. More tables, and where \
          blockhaul is not the fastest and why: [docs/performance.md](docs/performance.md).\n",
         first.trim_end(),
+        report.machine.cores,
+        report.machine.cpu,
         versions(report),
         times(report),
         report.started,
@@ -195,39 +195,48 @@ fn short(dir: &str, report: &Report) -> String {
     )
 }
 
-fn document(reports: &[(String, Report)], reasons: &Reasons) -> String {
-    let mut out = String::from(
+fn document(reports: &[(String, Report)], settings: &str, reasons: &Reasons) -> String {
+    let mut out = format!(
         "# Performance\n\n\
-         Written by `cargo xtask bench docs` from the newest results in `bench/results`; do not edit. \
-         Cells are median wall seconds / median processor seconds of the command and its servers, the \
-         fastest of a row in bold. How it is measured: [bench/README.md](../bench/README.md). To \
-         repeat a table: `cargo xtask bench NAME`, and with `--full` the large size.\n",
+         Written by `cargo xtask bench docs` from `bench/settings.md` and the newest results in \
+         `bench/results`; do not edit. How it is measured: [bench/README.md](../bench/README.md).\n\n\
+         ## Which settings\n\n{settings}\n\
+         ## How fast\n\n\
+         2 is twice as long as the fastest of blockhaul's columns in the same row; a tie is a row whose \
+         confidence intervals overlap. Each scenario is a section below, which says why where \
+         another program is faster.\n\n{}\n\
+         In the tables that follow, cells are median wall seconds / median processor seconds of the \
+         command and its servers, the fastest of a row in bold. To repeat one: `cargo xtask bench \
+         NAME`, and with `--full` the large size.\n",
+        summary::table(reports)
     );
     for (dir, report) in reports {
+        let name = &report.name;
+        out.push_str(&format!("\n<a id=\"{name}\"></a>\n\n## {name}: {}\n\n", report.title));
+        out.push_str(&format!("{}\n\n{}", report.description, times(report)));
+        out.push_str(&behind(report, reasons));
+        let more: String =
+            report.show.iter().filter_map(|metric| folded(report, *metric)).collect();
         out.push_str(&format!(
-            "\n## {}: {}\n\n{}\n",
-            report.name, report.title, report.description
-        ));
-        out.push_str(&format!(
-            "\n{} {}. From [{dir}](../{dir}/README.md), {}{}.\n\n{}",
+            "{more}\n{} {}. From [{dir}](../{dir}/README.md), {}{}.\n",
             circumstances(report),
             versions(report),
             report.started,
             commit(report),
-            times(report)
         ));
-        for metric in &report.show {
-            out.push_str(&format!("\n{}:\n\n", metric.title(report)));
-            out.push_str(&table::markdown_grid(report, *metric));
-        }
-        out.push_str(&behind(report, reasons));
     }
     out
 }
 
+/// A further table, which a reader unfolds.
+fn folded(report: &Report, metric: Metric) -> Option<String> {
+    let (title, table) = (metric.title(report), table::markdown_grid(report, metric)?);
+    Some(format!("\n<details><summary>{title}</summary>\n\n{table}\n</details>\n"))
+}
+
 /// Rows in which another column is faster than all of ours.
 fn behind(report: &Report, reasons: &Reasons) -> String {
-    let ours = |cell: &&Cell| report.columns[cell.column].contains(OURS);
+    let ours = |cell: &&Cell| is_ours(&report.columns[cell.column]);
     let mut lines = String::new();
     for (row, heading) in report.rows.iter().enumerate() {
         let cells = report.row(row);
@@ -285,6 +294,7 @@ mod tests {
         fs::write(root.path().join(README), text).unwrap();
         let reasons = "[copy]\n'fresh' = 'It has a reason.'\n'fresh t' = 'A better one.'\n";
         fs::write(root.path().join(REASONS), reasons).unwrap();
+        fs::write(root.path().join(SETTINGS), "Set [nothing](#copy).\n").unwrap();
         root
     }
 
@@ -319,6 +329,8 @@ mod tests {
         assert!(
             text.contains("- odd: peer takes 2.50 s, blockhaul copy 3.00 s (+20 %). The reason is")
         );
+        assert!(text.contains("Set [nothing](#copy).\n\n## How fast"), "{text}");
+        assert!(text.contains("<a id=\"copy\"></a>\n\n## copy: "), "{text}");
         assert!(text.contains("overlap. These runs do not tell the two apart."), "{text}");
         assert!(text.contains("- broken: ours failed") && !text.contains("- fast:"), "{text}");
     }

@@ -1,0 +1,174 @@
+//! From the start to the stop: readiness, the background, `--run`, signals.
+
+use super::*;
+
+#[test]
+fn in_the_background_it_returns_when_ready_and_cleans_up_when_stopped() {
+    let scratch = Scratch::new().unwrap();
+    let (socket, pidfile) = (scratch.socket("s"), scratch.file("pid"));
+    let uri = format!("nbd+unix:///disk?socket={}", socket.display());
+    let (s, p) = (socket.to_str().unwrap(), pidfile.to_str().unwrap());
+    let output = blockhaul(&["serve", "-U", s, "-P", p, "-e", "disk", "memory:64M"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(text(&blockhaul(&["info", "--size", &uri]).stdout), "67108864\n");
+    let server = pid(std::fs::read_to_string(&pidfile).unwrap().trim().parse().unwrap());
+    kill_process(server, Signal::TERM).unwrap();
+    let begun = Instant::now();
+    while socket.exists() {
+        assert!(begun.elapsed() < LIMIT, "the socket is there still");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn in_the_background_a_failure_is_told_before_it_returns() {
+    let scratch = Scratch::new().unwrap();
+    let socket = scratch.socket("s");
+    assert_fails(
+        &["serve", "-U", socket.to_str().unwrap(), "/no/such/file"],
+        3,
+        &["/no/such/file"],
+    );
+    assert!(!socket.exists());
+}
+
+#[test]
+fn run_has_variables_and_hands_its_status_through() {
+    let script = format!("{OURS} info --size \"$uri\"; test -S \"$unixsocket\" || exit 1; exit 7");
+    let output = blockhaul(&["serve", "--run", &script, "memory:1M"]);
+    assert_eq!(output.status.code(), Some(7), "{}", text(&output.stderr));
+    assert_eq!(text(&output.stdout), "1048576\n");
+    let echo = "echo \"$uri|$nbd|$exportname|$port\"; kill -KILL $$";
+    let output = blockhaul(&[
+        "serve",
+        "-i",
+        "127.0.0.1",
+        "-p",
+        "0",
+        "-e",
+        "a b",
+        "memory:1M",
+        "--run",
+        echo,
+    ]);
+    assert_eq!(output.status.code(), Some(137), "{}", text(&output.stderr));
+    let said = text(&output.stdout);
+    let mut lines = said.lines();
+    let port: u16 = lines.next().unwrap().parse().unwrap();
+    let uri = format!("nbd://127.0.0.1:{port}/a%20b");
+    assert_eq!(lines.next().unwrap(), format!("{uri}|{uri}|a b|{port}"));
+}
+
+#[test]
+fn a_private_socket_is_removed() {
+    let output = blockhaul(&["serve", "-U", "-", "--run", "echo $unixsocket", "memory:1M"]);
+    let said = text(&output.stdout);
+    let socket = Path::new(said.trim());
+    assert!(socket.is_absolute() && !socket.exists(), "{said}");
+    assert!(!socket.parent().unwrap().exists(), "{said}");
+}
+
+#[test]
+fn it_stops_with_idle_and_half_connected_clients() {
+    for signal in [Signal::TERM, Signal::INT] {
+        let scratch = Scratch::new().unwrap();
+        let server = start(&scratch, &["memory:1M"]);
+        let silent = UnixStream::connect(server.socket()).unwrap();
+        let mut idle = testkit::peer::Conversation::connect(server.socket()).unwrap();
+        idle.open("", wire::Replies::Structured).unwrap();
+        let begun = Instant::now();
+        kill_process(pid(server.pid()), signal).unwrap();
+        while server.socket().exists() {
+            assert!(begun.elapsed() < LIMIT, "{signal:?}");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        assert!(server.stop().unwrap().success());
+        drop((silent, idle));
+    }
+}
+
+#[test]
+fn a_command_that_runs_is_stopped_with_the_server() {
+    let mut server = Command::new(OURS)
+        .args(["serve", "memory:1M", "--run", "echo ready; exec sleep 600"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(server.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let begun = Instant::now();
+    kill_process(pid(server.id()), Signal::TERM).unwrap();
+    assert_eq!(server.wait().unwrap().code(), Some(143));
+    assert!(begun.elapsed() < Duration::from_secs(300));
+}
+
+#[test]
+fn what_cannot_be_served_is_said_in_one_line() {
+    let scratch = Scratch::new().unwrap();
+    let taken = scratch.file("taken");
+    std::fs::write(&taken, "").unwrap();
+    let taken = taken.to_str().unwrap();
+    assert_fails(&["serve", "-f", "-U", taken, "memory:1M"], 3, &["exists", "remove it"]);
+    assert_fails(&["serve", "-f", "-U", "/no/dir/s", "memory:1M"], 3, &["/no/dir/s"]);
+    let long = format!("/{}", "x".repeat(200));
+    assert_fails(&["serve", "-f", "-U", &long, "memory:1M"], 3, &["107 bytes"]);
+    assert_fails(&["serve", "-f", "tape:1M"], 2, &["tape", "known are", "memory"]);
+    assert_fails(&["serve", "-f", "memory:1M?sise=1"], 2, &["sise"]);
+    assert_fails(&["serve", "-f", "memory:lots"], 2, &["lots", "not a size"]);
+    assert_fails(&["serve", "-f", "--layer", "ratte", "memory:1M"], 2, &["ratte", "known are"]);
+    assert_fails(&["serve", "-f", "-"], 2, &["pipe"]);
+    assert_fails(&["serve", "-f", "[", "memory:1M"], 2, &["[ without ]"]);
+    let busy = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = busy.local_addr().unwrap().port().to_string();
+    let args = ["serve", "-f", "-i", "127.0.0.1", "-p", &port, "memory:1M"];
+    assert_fails(&args, 3, &[port.as_str(), "choose another port"]);
+}
+
+#[test]
+fn a_stop_gives_up_what_devices_hold_and_says_so() {
+    let scratch = Scratch::new().unwrap();
+    let socket = scratch.socket("s");
+    let (own, log) = (socket.to_str().unwrap(), scratch.file("log"));
+    let serve = ["serve", "-f", "--exit-with-parent", "-U", own, "memory:1M", "-e", "disk"];
+    let slow = ["--layer", "delay?read=1000s", "--drain-timeout"];
+    for second in [false, true] {
+        let mut command = Command::new(OURS);
+        command.args(serve).args(slow).arg(if second { "1000s" } else { "300ms" });
+        let mut server = command.stderr(std::fs::File::create(&log).unwrap()).spawn().unwrap();
+        let mut client = loop {
+            if let Ok(client) = testkit::peer::Conversation::connect(&socket) {
+                break client;
+            }
+            assert_eq!(server.try_wait().unwrap(), None);
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        client.open("disk", wire::Replies::Structured).unwrap();
+        let read = client.request(wire::Command::Read, 4096, 512);
+        client.send_request(&read, &[]).unwrap();
+        // Requests are begun in order: once this one is answered, the device has the other.
+        let write = client.request(wire::Command::Write, 0, 512);
+        assert_eq!(client.ask(&write, &[1; 512]).unwrap().error, 0);
+        let begun = Instant::now();
+        kill_process(pid(server.id()), Signal::TERM).unwrap();
+        if second {
+            // One that comes before the first was heard is the same signal.
+            while UnixStream::connect(&socket).is_ok() {
+                assert!(begun.elapsed() < LIMIT, "it listens still");
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            std::thread::sleep(Duration::from_millis(300));
+            assert_eq!(server.try_wait().unwrap(), None, "it waits for the device");
+            kill_process(pid(server.id()), Signal::TERM).unwrap();
+            assert_eq!(server.wait().unwrap().code(), Some(143));
+        } else {
+            assert_eq!(client.receive_answer(&read).unwrap().error, 108);
+            assert_eq!(server.wait().unwrap().code(), Some(9));
+            let said = std::fs::read_to_string(&log).unwrap();
+            for word in ["gave up", "\"disk\"", "Read of 512 bytes at 4096", "--drain-timeout"] {
+                assert!(said.contains(word), "{word} in {said}");
+            }
+        }
+        assert!(begun.elapsed() < Duration::from_secs(300), "{:?}", begun.elapsed());
+        assert!(!socket.exists(), "it cleans up");
+    }
+}

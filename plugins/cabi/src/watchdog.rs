@@ -1,0 +1,118 @@
+//! The watchdog (`@watchdog`): a callback of a connection that does not return for so long, or an
+//! asynchronous request without an answer, ends the process as a crash would. It has a thread of its own,
+//! because a callback may hang on a worker, too.
+
+use std::collections::BTreeMap;
+use std::ffi::CStr;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once};
+use std::time::{Duration, Instant};
+
+use crate::context::{self, Context};
+
+/// What is going on and may not take for ever.
+static GOING_ON: Mutex<GoingOn> =
+    Mutex::new(GoingOn { next: 0, jobs: BTreeMap::new(), looks_at: None });
+/// Something has begun whose time is over before the next look.
+static BEGUN: Condvar = Condvar::new();
+
+struct GoingOn {
+    next: u64,
+    jobs: BTreeMap<u64, Job>,
+    /// When the thread looks again; none: it waits for the first job.
+    looks_at: Option<Instant>,
+}
+
+#[derive(Clone)]
+struct Job {
+    until: Instant,
+    limit: Duration,
+    context: Arc<Context>,
+    callback: &'static CStr,
+    what: What,
+}
+
+/// What a job is.
+#[derive(Clone, Copy)]
+pub(crate) enum What {
+    /// A callback that is to return.
+    Callback,
+    /// A request that is to be answered.
+    Answer,
+}
+
+/// A job that is watched until this is dropped.
+pub(crate) struct Watched(u64);
+
+/// Starts the thread, once.
+pub(crate) fn start() {
+    static STARTED: Once = Once::new();
+    STARTED.call_once(|| {
+        let started = std::thread::Builder::new().name("watchdog".into()).spawn(watch);
+        if let Err(error) = started {
+            log::error!("cannot start the watchdog of plugins: {error}");
+        }
+    });
+}
+
+/// Watches a job, where its connection's plugin has a watchdog.
+pub(crate) fn over(context: &Arc<Context>, callback: &'static CStr, what: What) -> Option<Watched> {
+    let limit = context.watchdog?;
+    let until = Instant::now() + limit;
+    let mut going_on = lock();
+    going_on.next += 1;
+    let number = going_on.next;
+    going_on.jobs.insert(number, Job { until, limit, context: context.clone(), callback, what });
+    if going_on.looks_at.is_none_or(|at| until < at) {
+        BEGUN.notify_all();
+    }
+    Some(Watched(number))
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        let ended = lock().jobs.remove(&self.0);
+        // Not under the lock: it may be the last owner of what its connection has.
+        drop(ended);
+    }
+}
+
+fn lock() -> MutexGuard<'static, GoingOn> {
+    GOING_ON.lock().expect("no panic under this lock")
+}
+
+fn watch() {
+    let mut going_on = lock();
+    loop {
+        let first = going_on.jobs.values().min_by_key(|job| job.until).cloned();
+        going_on.looks_at = first.as_ref().map(|job| job.until);
+        going_on = match first {
+            None => BEGUN.wait(going_on).expect("no panic under this lock"),
+            Some(job) => {
+                let left = job.until.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    drop(going_on);
+                    job.end_the_process();
+                }
+                // Its connection may end meanwhile.
+                drop(job);
+                BEGUN.wait_timeout(going_on, left).expect("no panic under this lock").0
+            }
+        };
+    }
+}
+
+impl Job {
+    fn end_the_process(&self) -> ! {
+        let (plugin, limit) = (&self.context.plugin, self.limit.as_secs_f32());
+        let callback = self.callback.to_string_lossy();
+        let what = match self.what {
+            What::Callback => "has not returned",
+            What::Answer => "has not been answered",
+        };
+        log::error!(
+            "plugin {plugin}: {callback} {what} for {limit} s; the watchdog ends the process"
+        );
+        // The line of a crash names the callback, and a core file shows where it hangs.
+        context::crash_in(&self.context, self.callback)
+    }
+}

@@ -1,0 +1,22 @@
+//! Other people's clients on `blockhaul serve`: nbdcopy, qemu-img, qemu-io, fio, libnbd's shell and
+//! nbdinfo. Where a peer's server has the same file, both have to give the same answer.
+#![allow(clippy::unwrap_used)]
+
+mod libnbd;
+mod programs;
+
+use std::fs;
+use std::path::Path;
+
+use blockhaul_tests::{assert_same, done, garbage, nonzero, peer, serve, text};
+use testkit::image;
+use testkit::require_peer;
+use testkit::rng::{self, Rng};
+use testkit::tools::{Peer, Scratch, Server};
+
+/// A random sparse image; prints its seed.
+fn random_image(path: &Path, size: u64) {
+    let seed = rng::seed();
+    println!("BLOCKHAUL_SEED={seed}");
+    image::sparse(path, size, seed).unwrap();
+}

@@ -1,0 +1,161 @@
+//! Servers, and those between them and us, that would have a client with an `nbds` URI speak in
+//! plaintext, or take plaintext for what came through TLS. Each is scripted, byte for byte.
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::time::Duration;
+
+use blockhaul_tests::{lossy, run, text};
+use testkit::tools::Scratch;
+
+const ABORT: u32 = 2;
+const STARTTLS: u32 = 5;
+const ACK: u32 = 1;
+
+/// What a server does once it is connected to.
+type Script = fn(&mut UnixStream);
+
+/// A greeting of fixed newstyle.
+fn greet(stream: &mut UnixStream) {
+    stream.write_all(b"NBDMAGICIHAVEOPT\0\x03").unwrap();
+    stream.read_exact(&mut [0; 4]).unwrap();
+}
+
+/// Reads an option: its number. None: the client has left.
+fn option(stream: &mut UnixStream) -> Option<u32> {
+    let mut head = [0; 16];
+    stream.read_exact(&mut head).ok()?;
+    let word = |at: usize| u32::from_be_bytes(head[at..at + 4].try_into().unwrap());
+    assert_eq!(&head[..8], b"IHAVEOPT");
+    stream.read_exact(&mut vec![0; word(12) as usize]).ok()?;
+    Some(word(8))
+}
+
+/// An answer without data to an option.
+fn reply(option: u32, kind: u32) -> Vec<u8> {
+    let magic = 0x0003_e889_0455_65a9_u64.to_be_bytes();
+    [&magic[..], &option.to_be_bytes(), &kind.to_be_bytes(), &[0; 4]].concat()
+}
+
+/// Greets, and waits for the option that begins TLS, which has to be the first one.
+fn greet_for_tls(stream: &mut UnixStream) {
+    greet(stream);
+    assert_eq!(option(stream), Some(STARTTLS));
+}
+
+/// Refuses TLS, and hears what the client then says: at most its farewell.
+fn refuse(stream: &mut UnixStream, kind: u32) {
+    greet_for_tls(stream);
+    stream.write_all(&reply(STARTTLS, kind)).unwrap();
+    while let Some(option) = option(stream) {
+        assert_eq!(option, ABORT, "plaintext where TLS was asked for");
+        let _ = stream.write_all(&reply(ABORT, ACK));
+    }
+}
+
+/// Hears what the client says in plaintext after this: nothing, or a handshake of TLS.
+fn hear_no_plaintext(stream: &mut UnixStream) {
+    let mut heard = Vec::new();
+    let _ = stream.read_to_end(&mut heard);
+    for magic in [&b"IHAVEOPT"[..], b"\x25\x60\x95\x13", b"\x21\xe4\x1c\x71"] {
+        assert!(!heard.windows(magic.len()).any(|part| part == magic), "{heard:x?}");
+    }
+}
+
+/// Connects when dropped, as a client that never came must not keep the server waiting.
+struct LastClient<'a>(&'a Path);
+
+impl Drop for LastClient<'_> {
+    fn drop(&mut self) {
+        drop(UnixStream::connect(self.0));
+    }
+}
+
+#[test]
+fn a_client_that_wants_tls_never_goes_on_in_plaintext() {
+    let cases: &[(&str, Script, &str)] = &[
+        ("unsupported", |stream| refuse(stream, 0x8000_0001), "STARTTLS"),
+        ("policy", |stream| refuse(stream, 0x8000_0002), "STARTTLS"),
+        ("shutting down", |stream| refuse(stream, 0x8000_0007), "STARTTLS"),
+        (
+            "oldstyle",
+            |stream| {
+                let size = (1_u64 << 20).to_be_bytes();
+                let greeting = [&b"NBDMAGIC\0\0\x42\x02\x81\x86\x12\x53"[..], &size, &[0; 128]];
+                stream.write_all(&greeting.concat()).unwrap();
+                hear_no_plaintext(stream);
+            },
+            "TLS",
+        ),
+        (
+            "newstyle that is not fixed",
+            |stream| {
+                stream.write_all(b"NBDMAGICIHAVEOPT\0\0").unwrap();
+                let mut heard = Vec::new();
+                let _ = stream.read_to_end(&mut heard);
+                assert!(heard.len() <= 4, "{heard:x?}");
+            },
+            "TLS",
+        ),
+        (
+            "bytes behind the acknowledgement, in one go with it",
+            |stream| {
+                greet_for_tls(stream);
+                // An answer to what the client may ask next.
+                let smuggled = [reply(STARTTLS, ACK), reply(11, ACK)].concat();
+                stream.write_all(&smuggled).unwrap();
+                hear_no_plaintext(stream);
+            },
+            "behind its answer to STARTTLS",
+        ),
+        (
+            "plaintext in place of TLS",
+            |stream| {
+                greet_for_tls(stream);
+                stream.write_all(&reply(STARTTLS, ACK)).unwrap();
+                // The client has begun its handshake.
+                stream.read_exact(&mut [0; 5]).unwrap();
+                stream.write_all(&[reply(11, ACK), reply(7, ACK)].concat()).unwrap();
+                hear_no_plaintext(stream);
+            },
+            "TLS",
+        ),
+        (
+            "one that closes in place of TLS",
+            |stream| {
+                greet_for_tls(stream);
+                stream.write_all(&reply(STARTTLS, ACK)).unwrap();
+                stream.shutdown(std::net::Shutdown::Write).unwrap();
+                hear_no_plaintext(stream);
+            },
+            "TLS",
+        ),
+    ];
+    let scratch = Scratch::new().unwrap();
+    let keys = scratch.file("keys.psk");
+    fs::write(&keys, "alice:00112233445566778899aabbccddeeff\n").unwrap();
+    for (index, (name, script, words)) in cases.iter().enumerate() {
+        let socket = scratch.socket(&format!("s{index}"));
+        let listener = UnixListener::bind(&socket).unwrap();
+        let uri =
+            format!("nbds+unix://alice@/?socket={}&tls-psk-file={}", socket.display(), text(&keys));
+        let output = std::thread::scope(|scope| {
+            let server = scope.spawn(move || {
+                let (mut stream, _) = listener.accept().unwrap();
+                stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+                script(&mut stream);
+            });
+            let last = LastClient(&socket);
+            let output = run(&["info", "--timeout", "5", &uri]);
+            drop(last);
+            server.join().unwrap_or_else(|_| panic!("{name}: {}", lossy(&output.stderr)));
+            output
+        });
+        let told = lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{name}: {told}");
+        assert!(told.contains(words), "{name}: no {words:?} in {told}");
+    }
+}
