@@ -143,7 +143,9 @@ fn small_requests_do_not_wait_for_those_who_never_send_what_they_began() {
     }
     let mut writer = fixture.client(Replies::Structured);
     assert_eq!(writer.write(4096, &content(4096, 4096)).unwrap(), 0);
-    assert_eq!(fixture.server.open(), begun.len() + 1);
+    wait_until("those who read have left, and nobody else", || {
+        fixture.server.served() == 3 && fixture.server.open() == begun.len() + 1
+    });
     drop((begun, writer));
     fixture.wait_for_open(0);
     assert_eq!(fixture.pool.reserved(), 0);
