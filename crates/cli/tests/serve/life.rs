@@ -68,21 +68,35 @@ fn a_private_socket_is_removed() {
     assert!(!socket.parent().unwrap().exists(), "{said}");
 }
 
+/// A connection to a server that has just been started.
+fn connected<T, E>(server: &mut Child, connect: impl Fn() -> Result<T, E>) -> T {
+    let begun = Instant::now();
+    loop {
+        if let Ok(connection) = connect() {
+            return connection;
+        }
+        assert_eq!(server.try_wait().unwrap(), None);
+        assert!(begun.elapsed() < LIMIT, "nobody listens");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 #[test]
 fn it_stops_with_idle_and_half_connected_clients() {
     for signal in [Signal::TERM, Signal::INT] {
         let scratch = Scratch::new().unwrap();
-        let server = start(&scratch, &["memory:1M"]);
-        let silent = UnixStream::connect(server.socket()).unwrap();
-        let mut idle = testkit::peer::Conversation::connect(server.socket()).unwrap();
+        let socket = scratch.socket("s");
+        let mut command = Command::new(OURS);
+        command.args(["serve", "-f", "--exit-with-parent", "memory:1M", "-U"]).arg(&socket);
+        let mut server = command.spawn().unwrap();
+        let silent = connected(&mut server, || UnixStream::connect(&socket));
+        let mut idle = testkit::peer::Conversation::connect(&socket).unwrap();
         idle.open("", wire::Replies::Structured).unwrap();
-        let begun = Instant::now();
-        kill_process(pid(server.pid()), signal).unwrap();
-        while server.socket().exists() {
-            assert!(begun.elapsed() < LIMIT, "{signal:?}");
-            std::thread::sleep(Duration::from_millis(2));
-        }
-        assert!(server.stop().unwrap().success());
+        kill_process(pid(server.id()), signal).unwrap();
+        // Not asked again: a second signal is another matter.
+        let ended = tools::wait_within(&mut server, LIMIT);
+        assert!(ended.is_some_and(|status| status.success()), "{signal:?}: {ended:?}");
+        assert!(!socket.exists(), "{signal:?}");
         drop((silent, idle));
     }
 }
@@ -135,13 +149,7 @@ fn a_stop_gives_up_what_devices_hold_and_says_so() {
         let mut command = Command::new(OURS);
         command.args(serve).args(slow).arg(if second { "1000s" } else { "300ms" });
         let mut server = command.stderr(std::fs::File::create(&log).unwrap()).spawn().unwrap();
-        let mut client = loop {
-            if let Ok(client) = testkit::peer::Conversation::connect(&socket) {
-                break client;
-            }
-            assert_eq!(server.try_wait().unwrap(), None);
-            std::thread::sleep(Duration::from_millis(5));
-        };
+        let mut client = connected(&mut server, || testkit::peer::Conversation::connect(&socket));
         client.open("disk", wire::Replies::Structured).unwrap();
         let read = client.request(wire::Command::Read, 4096, 512);
         client.send_request(&read, &[]).unwrap();
