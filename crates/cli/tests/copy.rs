@@ -207,7 +207,10 @@ fn servers_that_are_not_there() {
     let target = scratch.file("t");
     let target = target.to_str().unwrap();
     assert_fails(&["nbd+unix:///?socket=/no/such", target], 3, &["/no/such", "server runs"]);
-    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    // The port of a client: nobody listens there, and nobody else gets it meanwhile.
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let closed = taken.local_addr().unwrap();
     assert_fails(&[&format!("nbd://{closed}/"), target], 3, &["Connection refused", "listens"]);
     let server = serve(&scratch, &["-e", "disk", "memory:1M"]);
     assert_fails(&[&server.uri("other"), target], 3, &["other", "--list"]);
@@ -265,7 +268,8 @@ fn servers_that_do_not_speak_nbd_or_nothing_at_all() {
 fn servers_that_fall_silent_or_die() {
     let scratch = Scratch::new().unwrap();
     let server = serve(&scratch, &["--layer", "delay?read=60s", "pattern:1M"]);
-    let silent = ["--timeout=1", "--retries=1", &server.uri(""), "null:"];
+    // Time for everything else that is answered.
+    let silent = ["--timeout=3", "--retries=1", &server.uri(""), "null:"];
     assert_fails(&silent, 7, &["source", "--timeout"]);
     drop(server);
     let scratch = Scratch::new().unwrap();

@@ -52,7 +52,9 @@ fn kill_and_resume(scratch: &Scratch, source: &Path, number_of: usize, rng: &mut
     let len = || std::fs::metadata(&journal).map_or(0, |data| data.len());
     if !number_of.is_multiple_of(10) {
         let started = Instant::now();
-        while len() <= HEADER && started.elapsed() < LIMIT {
+        // One that has ended before anybody looked has removed it.
+        while len() <= HEADER && child.try_wait().unwrap().is_none() {
+            assert!(started.elapsed() < LIMIT, "moment {number_of}: nothing is recorded");
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -117,7 +119,8 @@ fn a_copy_killed_at_any_moment_goes_on_where_it_was() {
     }
 }
 
-/// Copies at this rate, and is killed once the journal holds more than its header.
+/// Copies at this rate, and is killed once the journal holds more than its header. At this rate the whole
+/// takes so long that it is not over before anybody looks.
 fn kill_after_the_first_record(args: &[&str], rate: &str, journal: &Path) {
     let mut child = Command::new(OURS)
         .arg("copy")
@@ -141,7 +144,7 @@ fn a_changed_source_is_refused_and_restart_copies_it() {
     std::fs::write(&source, vec![7; 4 << 20]).unwrap();
     let [from, to, kept] = [&source, &target, &journal].map(|path| path.to_str().unwrap());
     let args = ["--journal", kept, "--journal-interval", "5ms", "--segment", "64k", from, to];
-    kill_after_the_first_record(&args, "4M", &journal);
+    kill_after_the_first_record(&args, "200k", &journal);
     let before = std::fs::read(&target).unwrap();
 
     std::fs::write(&source, vec![8; 4 << 20]).unwrap();
@@ -166,7 +169,7 @@ fn what_a_restart_empties_no_journal_calls_done() {
     let [to, kept] = [&target, &journal].map(|path| path.to_str().unwrap());
     let args = ["--journal", kept, "--journal-interval", "5ms", "--segment", "64k"];
     let ends = ["sample:8M?data=100%", to];
-    kill_after_the_first_record(&[&args[..], &ends].concat(), "2M", &journal);
+    kill_after_the_first_record(&[&args[..], &ends].concat(), "400k", &journal);
     let moved = scratch.file("moved");
     std::fs::rename(&target, &moved).unwrap();
     let output = copy(&[&args[..], &ends].concat());
@@ -197,7 +200,7 @@ fn another_part_of_the_target_is_another_target() {
     let args = ["--journal", kept, "--journal-interval", "5ms", "--segment", "64k"];
     let ends = ["sample:8M?data=100%", to];
     let through = |layer| [&args[..], &["--target-layer", layer], &ends].concat();
-    kill_after_the_first_record(&through("offset?offset=1M&range=8M"), "2M", &journal);
+    kill_after_the_first_record(&through("offset?offset=1M&range=8M"), "400k", &journal);
     let output = copy(&through("offset?offset=16M&range=8M"));
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
@@ -219,7 +222,8 @@ fn a_copy_that_was_stopped_while_it_was_verified_is_not_copied_again() {
     std::fs::write(&source, vec![7; 4 << 20]).unwrap();
     let [from, to, kept] = [&source, &target, &journal].map(|path| path.to_str().unwrap());
     let args = ["-v", "--verify", "--journal", kept, "--segment", "64k"];
-    let ends = ["--source-layer", "rate?rate=8M", from, to];
+    // Reading it takes four seconds, in which it is seen that it is read again.
+    let ends = ["--source-layer", "rate?rate=1M", from, to];
     let mut child = Command::new(OURS)
         .arg("copy")
         .args([&args[..], &["--progress=json:1"], &ends].concat())
@@ -255,7 +259,7 @@ fn going_on_is_no_reason_to_warn() {
     let [to, kept] = [&target, &journal].map(|path| path.to_str().unwrap());
     let args = ["--journal", kept, "--journal-interval", "5ms", "--segment", "64k"];
     let ends = ["sample:8M?data=100%", to];
-    kill_after_the_first_record(&[&args[..], &ends].concat(), "2M", &journal);
+    kill_after_the_first_record(&[&args[..], &ends].concat(), "400k", &journal);
     let output = copy(&[&args[..], &["--verify"], &ends].concat());
     assert!(output.status.success());
     assert_eq!(text(&output.stderr), "", "what was recorded last was read back and was there");

@@ -21,8 +21,9 @@ fn copy(args: &[&str]) -> Output {
 #[test]
 fn the_slow_side_is_seen() {
     let times = |layer: &str| {
-        let layer = [layer, "delay?read=20ms&write=20ms"];
-        let output = copy(&[&["-v"], &layer[..], &["pattern:2M", "memory:2M"]].concat());
+        // Longer than a machine stands still, and no more requests than are made at once.
+        let layer = [layer, "delay?read=3s&write=3s", "--request-size", "64k"];
+        let output = copy(&[&["-v"], &layer[..], &["pattern:256k", "memory:256k"]].concat());
         let said = text(&output.stderr);
         ["a read took ", "a write took "].map(|words| {
             let time = said.split(words).nth(1).and_then(|rest| rest.split(' ').next());
@@ -30,9 +31,9 @@ fn the_slow_side_is_seen() {
         })
     };
     let [read, write] = times("--source-layer");
-    assert!(read >= 20.0 && write < read, "{read} {write}");
+    assert!(read >= 3000.0 && write < read, "{read} {write}");
     let [read, write] = times("--target-layer");
-    assert!(write >= 20.0 && read < write, "{read} {write}");
+    assert!(write >= 3000.0 && read < write, "{read} {write}");
 }
 
 #[test]
@@ -76,24 +77,17 @@ fn rates_follow_the_local_time_of_day() {
     let slow = Duration::from_millis(400);
     let (output, time) = run("BHT5", "00:00-12:00=8M,12:00-24:00=8M,*=0");
     assert!(output.status.success() && time >= slow, "{time:?}: {}", text(&output.stderr));
-    let hours = || {
-        let epoch = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs();
-        epoch / 3600 % 24
-    };
-    // In a zone where it is between 04:00 and 05:00 now; again if the hour has just ended.
-    for _ in 0..2 {
-        let hour = hours();
-        let west = (hour + 24 - 4) % 24;
-        let zone = if west <= 12 { format!("BHT{west}") } else { format!("BHT-{}", 24 - west) };
-        let (output, time) = run(&zone, "04:00-05:00=8M,*=0");
-        assert!(output.status.success(), "{}", text(&output.stderr));
-        let (other, _) = run(&zone, "05:00-04:00=1k,*=0");
-        assert!(other.status.success(), "{}", text(&other.stderr));
-        if hours() == hour {
-            assert!(time >= slow, "{zone}: {time:?}");
-            break;
-        }
-    }
+    // In a zone where it is 04:30 now.
+    const DAY: u64 = 24 * 60;
+    let now = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs() / 60 % DAY;
+    let west = (now + DAY - (4 * 60 + 30)) % DAY;
+    let (sign, minutes) = if west <= DAY / 2 { ("", west) } else { ("-", DAY - west) };
+    let zone = format!("BHT{sign}{}:{:02}", minutes / 60, minutes % 60);
+    let (output, time) = run(&zone, "04:00-05:00=8M,*=0");
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(time >= slow, "{zone}: {time:?}");
+    let (other, _) = run(&zone, "05:00-04:00=1k,*=0");
+    assert!(other.status.success(), "{}", text(&other.stderr));
     let (output, _) = run("Nowhere/AtAll", "04:00-05:00=8M,*=0");
     assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
     let (output, _) = run("UTC0", "25:00-26:00=8M");
@@ -184,9 +178,10 @@ fn a_file_grows_with_what_comes_through_the_pipe() {
     pipe.write_all(&bytes).unwrap();
     let start = Instant::now();
     let whole = bytes.len() as u64 / (64 << 10) * (64 << 10);
-    let len = || std::fs::metadata(&target).unwrap().len();
-    while len() != whole {
-        assert!(start.elapsed() < LIMIT, "{} bytes", len());
+    // Several requests are written at a time, not the last one last.
+    while std::fs::read(&target).unwrap() != bytes[..whole as usize] {
+        let len = std::fs::metadata(&target).unwrap().len();
+        assert!(start.elapsed() < LIMIT, "{len} bytes");
         std::thread::sleep(Duration::from_millis(5));
     }
     // What a SIGKILL leaves is no larger than what was written.
