@@ -120,12 +120,12 @@ mod tests {
 
     #[test]
     fn files_outside_the_home_are_found() {
-        let root = std::env::temp_dir().join(format!("xtask-lint-{}", std::process::id()));
+        let scratch = tempfile::tempdir().unwrap();
+        let root = scratch.path().to_path_buf();
         for dir in ["crates/io/src", "plugins/cabi/src", "crates/wire/src", "target/x"] {
             fs::create_dir_all(root.join(dir)).unwrap();
             fs::write(root.join(dir).join("a.rs"), format!("\n{WORD} {{}}\n")).unwrap();
         }
         assert_eq!(misplaced(&root).unwrap(), ["crates/wire/src/a.rs:2"]);
-        fs::remove_dir_all(&root).unwrap();
     }
 }

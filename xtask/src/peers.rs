@@ -353,8 +353,8 @@ mod tests {
 
     #[test]
     fn the_stamp_tells_a_complete_tree_from_an_older_or_broken_one() {
-        let dir = std::env::temp_dir().join(format!("xtask-peers-{}", std::process::id()));
-        fs::create_dir_all(&dir).unwrap();
+        let scratch = tempfile::tempdir().unwrap();
+        let dir = scratch.path().to_path_buf();
         let peers = Peers::with("", dir.clone());
         assert!(!peers.is_complete());
         peers.stamp(&[PathBuf::from("nbdkit_1.42.3-1_amd64.deb")]).unwrap();
@@ -363,6 +363,5 @@ mod tests {
         assert!(text.ends_with("\nnbdkit 1.42.3-1\n"), "{text}");
         fs::write(dir.join("stamp"), text.replacen("layout", "older", 1)).unwrap();
         assert!(!peers.is_complete());
-        fs::remove_dir_all(&dir).unwrap();
     }
 }

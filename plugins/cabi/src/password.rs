@@ -84,8 +84,6 @@ fn from_terminal() -> Result<Vec<u8>, String> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use std::os::fd::IntoRawFd as _;
-
     use super::*;
 
     #[test]
@@ -95,7 +93,11 @@ mod tests {
         let path = dir.path().join("p");
         std::fs::write(&path, "one\ntwo\n").unwrap();
         assert_eq!(read(format!("+{}", path.display()).as_bytes()), Ok(b"one".to_vec()));
-        let fd = File::open(&path).unwrap().into_raw_fd();
+        // A number that no test beside this one gets when it is free again.
+        let file = File::open(&path).unwrap();
+        // SAFETY: a descriptor that is open, and a number for its copy, which belongs to this test.
+        let fd = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 600) };
+        assert!(fd >= 600, "{}", std::io::Error::last_os_error());
         assert_eq!(read(format!("-{fd}").as_bytes()), Ok(b"one".to_vec()));
         assert!(read(format!("-{fd}").as_bytes()).unwrap_err().contains("not open"));
         assert!(read(b"-0").is_err() && read(b"-x").is_err() && read(b"+/dev/null/x").is_err());
