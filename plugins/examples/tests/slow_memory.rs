@@ -2,12 +2,13 @@
 #![allow(clippy::unwrap_used)]
 
 use std::ffi::OsStr;
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Command;
+use std::time::Duration;
 
 use block::{DeviceExt as _, Intent, Registry, Spec};
 use io::{Data, Runtime};
 use testkit::conform::{self, Content, Options};
+use testkit::tools::Server;
 
 #[test]
 fn the_device_keeps_the_contract() {
@@ -24,13 +25,9 @@ fn the_program_serves_what_is_written() {
     let scratch = tempfile::tempdir().unwrap();
     let socket = scratch.path().join("s");
     let mut program = Command::new(env!("CARGO_BIN_EXE_slow-memory"));
-    program.arg(&socket).args(["slow-memory:9M?delay=1ms", "rate?rate=1G"]).stdin(Stdio::null());
-    let mut program = program.spawn().unwrap();
-    let begun = Instant::now();
-    while !socket.exists() && begun.elapsed() < Duration::from_secs(20) {
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    let uri = format!("nbd+unix:///?socket={}", socket.display());
+    program.arg(&socket).args(["slow-memory:9M?delay=1ms", "rate?rate=1G"]);
+    let program = Server::start(program, &socket).unwrap();
+    let uri = program.uri("");
     let runtime = Runtime::start(&io::Config::default()).unwrap();
     let answer = runtime.block_on(move || async move {
         let backends = client::all(client::Options::default());
@@ -43,8 +40,7 @@ fn the_program_serves_what_is_written() {
         let read = device.read(2_000_001, written.len()).await?;
         Ok::<_, block::Error>((device.facts().size, read.bytes() == &written[..]))
     });
-    program.kill().unwrap();
-    program.wait().unwrap();
+    drop(program);
     assert_eq!(answer.unwrap(), (9 << 20, true));
 }
 
