@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use block::{
@@ -282,6 +282,33 @@ fn shares_of_errors_are_kept_and_seeds_repeat_them() {
     assert!(refused("error?error=EBADF").to_string().contains("ESHUTDOWN"));
 }
 
+/// A device whose flush lasts until it is let go.
+struct HeldFlush {
+    below: Arc<dyn Device>,
+    flush: Mutex<Option<io::Ticket<()>>>,
+}
+
+impl Device for HeldFlush {
+    fn facts(&self) -> Arc<Facts> {
+        self.below.facts()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        let held = match request.kind() {
+            OpKind::Flush => self.flush.lock().unwrap().take(),
+            _ => None,
+        };
+        let below = self.below.submit(request);
+        match held {
+            None => below,
+            Some(held) => Pending::start(async move {
+                held.await.unwrap();
+                below.await
+            }),
+        }
+    }
+}
+
 #[test]
 fn the_log_has_a_line_for_begin_and_end_of_each_request() {
     on_workers(|| async {
@@ -289,13 +316,16 @@ fn the_log_has_a_line_for_begin_and_end_of_each_request() {
         let path = dir.path().join("log");
         let log = layer(&format!("log?file={}", path.display())).unwrap();
         let failing = layer("error?trim=100%").unwrap().wrap(backends::memory(1 << 20)).unwrap();
-        let slow = layer("delay?flush=20ms").unwrap().wrap(failing).unwrap();
-        let device = log.wrap(slow).unwrap();
+        let (let_go, held) = io::ticket();
+        let flush = Mutex::new(Some(held));
+        let device = log.wrap(Arc::new(HeldFlush { below: failing, flush })).unwrap();
         let flush = device.submit(Request::flush());
         device.read(512, 1024).await.unwrap();
         device.submit(Request::zero(0, 4096).with(block::Flags::FUA)).await.unwrap();
         device.trim(0, 10).await.unwrap_err();
         device.extents(0, 4096, Contexts::first()).await.unwrap();
+        io::sleep(Duration::from_millis(20)).await;
+        let_go.complete(());
         flush.await.unwrap();
         let text = fs::read_to_string(path).unwrap();
         // Times differ from run to run.
