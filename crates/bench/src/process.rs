@@ -364,8 +364,12 @@ mod tests {
         let failure = here.ground().serve(&plan).err().unwrap();
         assert_eq!(failure.why, "server s: ended with exit status 1 before it was ready");
         assert_eq!(failure.stderr, "busy");
-        plan.command = shell(&format!("touch {}; sleep 0.2; exit 1", mark.display()));
+        // It ends once it has been seen to be ready.
+        let end = here.dir.path().join("end");
+        let wait = format!("until [ -e {} ]; do sleep 0.01; done", end.display());
+        plan.command = shell(&format!("touch {}; {wait}; exit 1", mark.display()));
         let mut server = here.ground().serve(&plan).unwrap_or_else(|f| panic!("{f:?}"));
+        fs::write(end, "").unwrap();
         while server.usage().is_ok() {}
         let failure = server.usage();
         assert!(failure.is_err_and(|f| f.why.contains("while it was used")));
@@ -385,7 +389,11 @@ mod tests {
         match here.ground().count_calls(&server) {
             None => eprintln!("system calls cannot be counted here"),
             Some(calls) => {
-                server.usage().unwrap();
+                // Some time of its own, of which hardly any is spent without a call.
+                let begun = server.usage().unwrap().cpu_s();
+                while server.usage().unwrap().cpu_s() < begun + 0.05 {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
                 assert!(calls.end().is_none_or(|count| count > 10));
             }
         }
@@ -402,6 +410,11 @@ mod tests {
         socket.set_nonblocking(true).unwrap();
         assert!(socket.accept().is_err());
         drop(socket);
-        assert!(!listens(&path));
+        // A process that another test starts at this moment has it, too, until it is itself.
+        let begun = Instant::now();
+        while listens(&path) {
+            assert!(begun.elapsed() < Duration::from_secs(60), "nobody listens");
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 }

@@ -163,16 +163,23 @@ fn servers_run_around_the_command_and_are_counted() {
         title = "Server"
         runs = 1
         warmup = 0
-        prepare = [{ remove = "{scratch}/done" }]
+        prepare = [{ remove = "{scratch}/done" }, { remove = "{scratch}/dead" }]
         [server.busy]
         command = "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); [ $i = 10 ] && touch {scratch}/ready; done; touch {scratch}/done; sleep 60"
         exists = "{scratch}/ready"
         [server.dead]
-        command = "touch {scratch}/dead; exit 5"
+        command = "echo $$ >{scratch}/dead; exit 5"
         exists = "{scratch}/dead"
         [[environment]]
         label = "wait"
-        command = "until [ -e {scratch}/done ]; do sleep 0.01; done"
+        # A server that ends has ended before this does: it is a zombie then, or nothing at all.
+        command = """
+        until [ -e {scratch}/done ]; do sleep 0.01; done
+        [ ! -e {scratch}/dead ] && exit
+        until [ -s {scratch}/dead ]; do sleep 0.01; done
+        dead=$(cat {scratch}/dead)
+        while grep -q '^State:[[:space:]]*[^Z[:space:]]' /proc/$dead/status 2>/dev/null; do sleep 0.01; done
+        """
         [[case]]
         label = "alive"
         servers = ["busy"]

@@ -126,7 +126,7 @@ mod tests {
     }
 
     fn run(words: &[&str]) -> Result<String> {
-        let all = ["device", "--time", "1s"].iter().chain(words);
+        let all = ["device"].iter().chain(words);
         let cli = Cli::try_parse_from(all).map_err(|error| Error::usage(error.to_string()))?;
         let devices = Devices { registry: registry(), spec: &|word| Spec::parse(word) };
         cli.args.run(&devices)
@@ -140,7 +140,9 @@ mod tests {
         std::fs::write(&path, &bytes).unwrap();
         let name = path.display().to_string();
         let limits = ["--max-connections", "2", "--max-requests", "4", "--write", "--json"];
-        let text = run(&[&[name.as_str()][..], &limits].concat()).unwrap();
+        // Where it stands still for half of the time, the other half does.
+        let words = [name.as_str(), "--time", "6s"];
+        let text = run(&[&words[..], &limits].concat()).unwrap();
         let value: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!(value["device"], name.as_str());
         assert_eq!(value["size"], 3_000_017);
@@ -161,7 +163,8 @@ mod tests {
         let path = dir.path().join("disk.raw");
         std::fs::write(&path, vec![1; 100_000]).unwrap();
         let before = path.metadata().unwrap().modified().unwrap();
-        let text = run(&[&path.display().to_string(), "--max-connections", "1"]).unwrap();
+        let name = path.display().to_string();
+        let text = run(&[&name, "--time", "1s", "--max-connections", "1"]).unwrap();
         assert!(
             text.contains("blockhaul copy --requests=") && text.contains("1 thread, "),
             "{text}"
@@ -172,12 +175,12 @@ mod tests {
 
     #[test]
     fn that_only_zeroes_were_read_is_said() {
-        let text = run(&["memory:4M"]).unwrap();
+        let text = run(&["memory:4M", "--time", "1s"]).unwrap();
         assert!(
             text.contains("it holds only zeroes") && text.contains("minimum block 1,"),
             "{text}"
         );
-        let text = run(&["pattern:4M"]).unwrap();
+        let text = run(&["pattern:4M", "--time", "1s"]).unwrap();
         assert!(text.contains("4194304 bytes of data"), "{text}");
     }
 

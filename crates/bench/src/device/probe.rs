@@ -149,7 +149,11 @@ async fn map(device: &dyn Device, time: Duration) -> Result<(Option<Questions>, 
     };
     let (started, mut at, mut extents) = (Instant::now(), 0, 0);
     let (mut times, mut ranges): (Vec<Duration>, Vec<Range>) = (Vec::new(), Vec::new());
-    while at < facts.size && times.len() < QUERIES_MAX && started.elapsed() < time {
+    // One in any case, or it would look as if there were nothing but zeroes.
+    while at < facts.size
+        && times.len() < QUERIES_MAX
+        && (times.is_empty() || started.elapsed() < time)
+    {
         let asked = Instant::now();
         let lists = device.extents(at, QUERY.min(facts.size - at), contexts).await?;
         times.push(asked.elapsed());

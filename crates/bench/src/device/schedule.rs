@@ -121,13 +121,13 @@ mod tests {
 
     #[test]
     fn what_would_take_too_long_is_left_out() {
-        let mut schedule = Schedule::new(Duration::from_secs(10));
+        let mut schedule = Schedule::new(Duration::from_secs(1000));
         schedule.plan(5);
         // The first is tried whatever it takes.
         assert!(schedule.next(&point(1 << 20, 64, 8, 0.0), &[]).is_some());
-        let tried = [point(65536, 1, 1, 65536.0)];
+        let tried = [point(65536, 1, 1, 655.36)];
         let share = schedule.next(&point(65536, 4, 2, 0.0), &tried).unwrap();
-        assert!(share > Duration::from_secs(2) && share < Duration::from_secs(3), "{share:?}");
+        assert!(share > Duration::from_secs(200) && share < Duration::from_secs(300), "{share:?}");
         assert_eq!(schedule.next(&point(65536, 16, 1, 0.0), &tried), None);
         assert_eq!(schedule.left_out, 1);
         let mut over = Schedule::new(Duration::ZERO);

@@ -166,11 +166,11 @@ fn a_server_that_dies_is_an_error() {
     let server = served.server.clone();
     let remote = served.runtime.workers()[0].clone();
     let stopping = std::thread::spawn(move || {
-        while server.open() < 2 {
+        // Requests are on their way.
+        let asks = |client: &server::Client| client.counts.requests.iter().sum::<u64>() > 0;
+        while server.clients().iter().filter(|client| asks(client)).count() < 2 {
             std::thread::sleep(Duration::from_millis(5));
         }
-        // Requests are on their way.
-        std::thread::sleep(Duration::from_millis(100));
         drop(remote.spawn(move || async move { server.stop(Duration::from_secs(1)).await }));
     });
     let error = load(&[&served.uri, "--time", "60s", "--connections", "2"]).unwrap_err();
