@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
 
 use std::fs;
+use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
@@ -267,7 +268,8 @@ fn help_is_printed_for_who_asks() {
 fn a_signal_shows_in_the_exit_status() {
     let place = Place::new();
     // A source that never ends by itself.
-    let mut child = place.command("nbdcopy - null:").stdin(Stdio::piped()).spawn().unwrap();
+    let mut command = place.command("nbdcopy - null:");
+    let mut child = command.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let pid = rustix::process::Pid::from_child(&child);
     // Until it handles the signal, that would end it at once.
     let handles_it = || {
@@ -281,9 +283,10 @@ fn a_signal_shows_in_the_exit_status() {
         std::thread::sleep(Duration::from_millis(5));
     }
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
-    // Its source is there still: it is the signal that ends it.
-    let source = child.stdin.take();
-    let ended = tools::wait_within(&mut child, LIMIT).map(|status| status.code());
-    assert_eq!(ended, Some(Some(128 + 15)));
-    drop(source);
+    // What it reads ends only when it has heard of the signal, or it would be complete.
+    let said = BufReader::new(child.stderr.take().unwrap()).lines();
+    let mut said = said.map(|line| line.unwrap());
+    assert!(said.any(|line| line.contains("stopping")), "it ended without a word");
+    drop(child.stdin.take());
+    assert_eq!(child.wait().unwrap().code(), Some(128 + 15));
 }
