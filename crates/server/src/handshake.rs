@@ -97,6 +97,10 @@ pub(crate) async fn run(
                 match inbox.fill(stream).await {
                     Ok(true) => {}
                     Ok(false) => return left(&handshake),
+                    // It has left without reading all that was said.
+                    Err(error) if error.kind() == ErrorKind::ConnectionReset => {
+                        return left(&handshake);
+                    }
                     Err(error) => return Err(error.to_string().into()),
                 }
             }
