@@ -1,6 +1,7 @@
 //! What a client may choose from: the server's exports, or devices that are opened for this client.
 
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use block::{Certificate, Client, Device, Dismissal, Kind, Listed, Visit};
 use io::Stream;
@@ -12,6 +13,10 @@ use crate::connection::Connection;
 use crate::records::record;
 use crate::{Config, Export};
 
+/// Time in which a program sends its next option. Whoever takes longer may have mended meanwhile what an
+/// export could not be opened for.
+const AT_ONCE: Duration = Duration::from_secs(5);
+
 /// The exports as one client sees them.
 pub(crate) struct Hall<'a> {
     config: &'a Config,
@@ -19,6 +24,8 @@ pub(crate) struct Hall<'a> {
     visit: Option<Arc<dyn Visit>>,
     /// The device that was opened last: clients ask about an export before they choose it.
     open: Option<(String, Arc<dyn Device>)>,
+    /// Why one could not be opened for the option just before, and when.
+    refused: Option<(String, Refusal, Instant)>,
     /// The connection is encrypted by now.
     tls: bool,
     /// For those who open devices: what the client has shown.
@@ -48,7 +55,8 @@ impl<'a> Hall<'a> {
                 Some(admitted.map_err(|error| format!("not admitted: {error}"))?)
             }
         };
-        Ok(Hall { config, connection, visit, open: None, tls: false, certificate, dismissal })
+        let (open, refused, tls) = (None, None, false);
+        Ok(Hall { config, connection, visit, open, refused, tls, certificate, dismissal })
     }
 
     /// The connection is encrypted from here on: what was opened before counts no more.
@@ -62,8 +70,27 @@ impl<'a> Hall<'a> {
         self.open = None;
     }
 
+    /// The export of this name, for a client that selects contexts of it. Most choose it next, whether
+    /// there are any or not: where it cannot be opened, that need not be found out and logged again.
+    pub(crate) async fn find_for_contexts(&mut self, name: &str) -> Result<Export, Refusal> {
+        let found = self.find(name).await;
+        if let Err(refusal) = &found {
+            self.refused = Some((name.into(), refusal.clone(), Instant::now()));
+        }
+        found
+    }
+
+    /// The export of this name, which the client chooses.
+    pub(crate) async fn choose(&mut self, name: &str) -> Result<Export, Refusal> {
+        match self.refused.take() {
+            Some((refused, why, when)) if refused == name && when.elapsed() < AT_ONCE => Err(why),
+            _ => self.find(name).await,
+        }
+    }
+
     /// The export of this name; the empty name stands for the first one, or the device's own default.
     pub(crate) async fn find(&mut self, name: &str) -> Result<Export, Refusal> {
+        self.refused = None;
         let Some(visit) = &self.visit else {
             let exports = &self.config.exports;
             let named = exports.iter().find(|export| export.name == name);
@@ -111,7 +138,8 @@ impl<'a> Hall<'a> {
     }
 
     /// All exports, but not more than a list may have.
-    pub(crate) async fn list(&self) -> Result<Vec<ListEntry>, Refusal> {
+    pub(crate) async fn list(&mut self) -> Result<Vec<ListEntry>, Refusal> {
+        self.refused = None;
         let most = self.config.limits.exports;
         let Some(visit) = &self.visit else {
             return Ok(self.config.exports.iter().take(most).map(entry).collect());

@@ -104,8 +104,11 @@ pub(crate) async fn run(
                     Err(error) => return Err(error.to_string().into()),
                 }
             }
-            Event::Export { name, .. } => {
-                let found = hall.find(&name).await;
+            Event::Export { name, go, .. } => {
+                let found = match go {
+                    true => hall.choose(&name).await,
+                    false => hall.find(&name).await,
+                };
                 let answer = found.map(|export| describe(config, &export, &name));
                 handshake.answer_export(answer, &mut out).map_err(|error| error.to_string())?;
             }
@@ -115,7 +118,10 @@ pub(crate) async fn run(
                 handshake.answer_list(exports, &mut out).map_err(|error| error.to_string())?;
             }
             Event::MetaContext { export, queries, set } => {
-                let found = hall.find(&export).await;
+                let found = match set {
+                    true => hall.find_for_contexts(&export).await,
+                    false => hall.find(&export).await,
+                };
                 let answer = found.map(|found| contexts(&found.device.facts(), &queries, set));
                 handshake.answer_contexts(answer, &mut out).map_err(|error| error.to_string())?;
             }

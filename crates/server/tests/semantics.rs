@@ -5,13 +5,17 @@
 mod common;
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use block::{Device, Facts, Flags, OpKind, Pending, Request};
-use common::{EINVAL, ENOTSUP, FORMS, content, device, serve, wait_until};
+use block::{
+    Client, Device, Exports, Facts, Flags, Listed, OpKind, Opening, Pending, Request, Visit,
+};
+use common::{EINVAL, ENOTSUP, FORMS, content, device, serve, serve_visits, wait_until};
 use server::Limits;
 use testkit::model::{Completion, Model, ModelDevice};
+use testkit::peer::Exported;
 use wire::request::Header;
 use wire::{Command, CommandFlags, ExportFlags, Replies};
 
@@ -233,4 +237,54 @@ fn large_writes_are_shared_with_an_idle_worker_when_more_have_come() {
     for nth in 0..count {
         assert_eq!(client.read(nth * len, len as usize).unwrap(), bytes(nth));
     }
+}
+
+/// Storage that cannot be opened, and counts how often somebody tried.
+#[derive(Clone, Default)]
+struct Shut(Arc<AtomicU64>);
+
+impl Exports for Shut {
+    fn admit(&self, _client: Client) -> Opening<Arc<dyn Visit>> {
+        let visit: Arc<dyn Visit> = Arc::new(self.clone());
+        Box::pin(std::future::ready(Ok(visit)))
+    }
+}
+
+impl Visit for Shut {
+    fn list(&self, _tls: bool) -> Opening<Vec<Listed>> {
+        Box::pin(std::future::ready(Ok(Vec::new())))
+    }
+
+    fn open(&self, _name: &str, _tls: bool) -> Opening<Arc<dyn Device>> {
+        let tries = self.0.fetch_add(1, Ordering::Relaxed) + 1;
+        let error = block::Error::new(block::Kind::NotFound, format!("try {tries}"));
+        Box::pin(std::future::ready(Err(error)))
+    }
+}
+
+#[test]
+fn what_cannot_be_opened_for_its_contexts_is_not_tried_again_for_the_choice_that_follows() {
+    let shut = Shut::default();
+    let fixture = serve_visits(Arc::new(shut.clone()));
+    let mut client = fixture.connect();
+    client.hello(3).unwrap();
+    client.negotiate(Replies::Structured).unwrap();
+    let contexts = ["base:allocation"];
+    let refused = |said: Result<Exported, String>, tries: u64| {
+        let why = said.unwrap_err();
+        assert!(why.contains(&format!("try {tries}")), "{why}");
+        assert_eq!(shut.0.load(Ordering::Relaxed), tries);
+    };
+    client.select("a", &contexts).unwrap_err();
+    refused(client.go("a"), 1);
+    // Once: what has been mended meanwhile is seen.
+    refused(client.go("a"), 2);
+    // Only the export that it was about.
+    client.select("a", &contexts).unwrap_err();
+    refused(client.go("b"), 4);
+    refused(client.go("a"), 5);
+    // Only the option that follows.
+    client.select("a", &contexts).unwrap_err();
+    client.option(wire::magic::OPT_LIST, &[]).unwrap();
+    refused(client.go("a"), 7);
 }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use block::Device;
+use block::{Device, Exports};
 use io::{Engine, Listener, Pool, Runtime};
 use server::{Config, Export, Limits, Offers, Server};
 use testkit::model::{Completion, Model, ModelDevice};
@@ -35,14 +35,28 @@ pub fn serve(device: Arc<dyn Device>, limits: Limits) -> Fixture {
 }
 
 pub fn serve_with(device: Arc<dyn Device>, limits: Limits, memory: u64, engine: Engine) -> Fixture {
+    let export =
+        Export { name: String::new(), description: String::new(), device: block::fence(device) };
+    serve_all(vec![export], None, limits, memory, engine)
+}
+
+/// Serves storage that opens devices for each client.
+pub fn serve_visits(visits: Arc<dyn Exports>) -> Fixture {
+    serve_all(Vec::new(), Some(visits), Limits::default(), 256 << 20, Engine::Auto)
+}
+
+fn serve_all(
+    exports: Vec<Export>,
+    visits: Option<Arc<dyn Exports>>,
+    limits: Limits,
+    memory: u64,
+    engine: Engine,
+) -> Fixture {
     let runtime = Runtime::start(&io::Config { workers: 2, engine }).unwrap();
     let scratch = Scratch::new().unwrap();
     let pool = Pool::new(memory);
-    let export =
-        Export { name: String::new(), description: String::new(), device: block::fence(device) };
-    let offers = Offers::default();
-    let (exports, tls) = (vec![export], server::Tls::Off);
-    let config = Config { exports, visits: None, limits, offers, pool: pool.clone(), tls };
+    let (offers, tls) = (Offers::default(), server::Tls::Off);
+    let config = Config { exports, visits, limits, offers, pool: pool.clone(), tls };
     let server = Server::new(config);
     let (there, path) = (server.clone(), scratch.socket("server"));
     runtime.block_on(move || async move {
