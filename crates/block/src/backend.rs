@@ -70,6 +70,13 @@ pub trait Backend: Sync {
         false
     }
 
+    /// What to write instead of `scheme:rest`, whose scheme nobody answers to, where this kind of storage
+    /// knows what is meant: a phrase for the message.
+    fn instead_of(&self, scheme: &str, rest: &str) -> Option<String> {
+        let _ = (scheme, rest);
+        None
+    }
+
     /// Opens a device.
     fn open(&self, target: Target) -> Opening<Opened>;
 

@@ -48,6 +48,7 @@ mod extents;
 mod facts;
 mod fence;
 mod layer;
+mod near;
 mod opening;
 mod param;
 mod pending;

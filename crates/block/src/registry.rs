@@ -1,10 +1,12 @@
 //! The control plane: a description in, a device out.
 
 use std::ffi::OsString;
+use std::path::Path;
 use std::sync::Arc;
 
 use crate::backend::{Backend, Target};
 use crate::layer::{Layer, LayerKind, gated};
+use crate::near::nearest;
 use crate::opening::{Intent, Opened};
 use crate::stack::{Layered, Stack, assemble};
 use crate::{Args, Error, Exports, Kind, Result, Spec, parse_options, percent_decode};
@@ -28,17 +30,51 @@ impl Registry {
     /// # Errors
     /// [`Kind::Usage`] with the known ones, where there is none.
     pub fn backend(&self, scheme: &str) -> Result<&'static dyn Backend> {
+        self.answering(scheme, "")
+    }
+
+    /// The same; `rest` is what follows the scheme, for messages.
+    fn answering(&self, scheme: &str, rest: &str) -> Result<&'static dyn Backend> {
         let found = self.backends.iter().find(|backend| backend.schemes().contains(&scheme));
         found.copied().ok_or_else(|| {
-            let known: Vec<_> =
-                self.backends.iter().flat_map(|b| b.schemes().iter().copied()).collect();
             let text = format!(
-                "unknown scheme {scheme:?}; known are {}; for a file whose name has a colon write \
-                 file:PATH or ./PATH",
-                known.join(", ")
+                "unknown scheme {scheme:?}; {}; for a file whose name has a colon write file:PATH or \
+                 ./PATH",
+                self.instead_of(scheme, rest)
             );
             Error::new(Kind::Usage, text)
         })
+    }
+
+    /// What may be meant by a path where nothing is.
+    fn meant_by(&self, path: &Path) -> Option<String> {
+        let text = path.to_str()?;
+        let named = self.backends.iter().find(|backend| backend.schemes().contains(&text));
+        if let Some(backend) = named.filter(|backend| !backend.operand().is_empty()) {
+            return Some(format!("for the device write {text}:{}", backend.operand()));
+        }
+        let (file, options) = text.split_once('?')?;
+        let there = options.contains('=') && Path::new(file).exists();
+        there.then(|| format!("options need the scheme: write {}:{text}", self.path))
+    }
+
+    /// What may be meant by a scheme that nobody answers to.
+    fn instead_of(&self, scheme: &str, rest: &str) -> String {
+        let meant = self.backends.iter().find_map(|backend| backend.instead_of(scheme, rest));
+        if let Some(meant) = meant {
+            return meant;
+        }
+        if self.layers.iter().any(|kind| kind.name() == scheme) {
+            return format!(
+                "{scheme} is a layer, which is put over a device by an option of its own"
+            );
+        }
+        let schemes = || self.backends.iter().flat_map(|backend| backend.schemes().iter().copied());
+        let known = schemes().collect::<Vec<_>>().join(", ");
+        match nearest(scheme, schemes()) {
+            Some(near) => format!("is {near} meant? known are {known}"),
+            None => format!("known are {known}"),
+        }
     }
 
     /// Makes a layer from `NAME[?key=value&…]`.
@@ -59,7 +95,9 @@ impl Registry {
     pub fn layer_kind(&self, name: &str) -> Result<&'static dyn LayerKind> {
         self.layers.iter().find(|kind| kind.name() == name).copied().ok_or_else(|| {
             let known: Vec<_> = self.layers.iter().map(|kind| kind.name()).collect();
-            let text = format!("unknown layer {name:?}; known are {}", known.join(", "));
+            let near = nearest(name, known.iter().copied());
+            let near = near.map(|near| format!("is {near} meant? ")).unwrap_or_default();
+            let text = format!("unknown layer {name:?}; {near}known are {}", known.join(", "));
             Error::new(Kind::Usage, text)
         })
     }
@@ -82,7 +120,7 @@ impl Registry {
                 Err(Error::new(Kind::Usage, text))
             }
             Spec::Scheme { scheme, rest } => {
-                let backend = self.backend(scheme)?;
+                let backend = self.answering(scheme, rest)?;
                 let (rest, options) = match backend.raw() {
                     true => (rest.clone(), Vec::new()),
                     false => {
@@ -108,7 +146,14 @@ impl Registry {
         intent: Intent,
     ) -> Result<Stack> {
         let (backend, target) = self.target(spec, intent)?;
-        let Opened { device, more } = backend.open(target).await?;
+        let opened = backend.open(target).await;
+        let Opened { device, more } = opened.map_err(|error| match (spec, error.kind()) {
+            (Spec::Path(path), Kind::NotFound) => match self.meant_by(path) {
+                Some(hint) => Error::new(Kind::Usage, format!("{error}; {hint}")),
+                None => error,
+            },
+            _ => error,
+        })?;
         let device = assemble(device, &more, &layers, None).await?;
         Ok(Stack { device, more, layers })
     }

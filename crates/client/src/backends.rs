@@ -68,6 +68,18 @@ blockhaul copy --verify 'nbd+unix:///?socket=disk.sock' disk.raw
     }
 }
 
+/// Formats of images that QEMU's server reads and writes, and what it calls them.
+const QEMU_FORMATS: &[(&str, &str)] = &[
+    ("qcow", "qcow"),
+    ("qcow2", "qcow2"),
+    ("qed", "qed"),
+    ("vdi", "vdi"),
+    ("vhd", "vpc"),
+    ("vhdx", "vhdx"),
+    ("vmdk", "vmdk"),
+    ("vpc", "vpc"),
+];
+
 struct NbdCommand {
     options: &'static Options,
 }
@@ -83,6 +95,15 @@ impl Backend for NbdCommand {
 
     fn summary(&self) -> &'static str {
         "written [ CMD ARG… ]: an NBD server that is started for this run, by socket activation"
+    }
+
+    fn instead_of(&self, scheme: &str, rest: &str) -> Option<String> {
+        let format = QEMU_FORMATS.iter().find(|(name, _)| *name == scheme)?.1;
+        let file = if rest.is_empty() { "FILE" } else { rest };
+        Some(format!(
+            "formats of images are QEMU's: write [ qemu-nbd -f {format} {file} ], where the words of a \
+             command stand"
+        ))
     }
 
     fn open(&self, target: Target) -> Opening<Opened> {

@@ -8,6 +8,7 @@ use block::{
 };
 
 use crate::abi::ThreadModel;
+use crate::hint;
 use crate::plugin::{Plugin, Settings};
 use crate::visit::{PluginExports, PluginVisit};
 
@@ -42,6 +43,10 @@ blockhaul serve 'nbdkit:memory?size=64M' --run 'blockhaul copy --verify sample:6
 
     fn raw(&self) -> bool {
         true
+    }
+
+    fn instead_of(&self, scheme: &str, rest: &str) -> Option<String> {
+        hint::instead_of(scheme, rest)
     }
 
     fn open(&self, target: Target) -> Opening<Opened> {

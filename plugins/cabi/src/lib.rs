@@ -3,7 +3,7 @@
 //!
 //! - `load`, `abi`, `async_abi`: the shared object and its description; `about`, `dump`: what that says.
 //! - `plugin`: its life. `visit`: a connection. `handle`: an open handle and its calls. `device`: that
-//!   as a [`block::Device`]. `backend`: the scheme `nbdkit:`.
+//!   as a [`block::Device`]. `backend`: the scheme `nbdkit:`; `hint`: for who leaves it out.
 //! - `asynchronous`, `table`, `budget`: plugins that answer later, what they have and how much.
 //! - `filter`: nbdkit's filters between the host and a plugin.
 //! - `api`, `shim.c`: the functions that plugins call; `context`: what those know about the caller.
@@ -32,6 +32,7 @@ mod device;
 mod dump;
 mod filter;
 mod handle;
+mod hint;
 mod lists;
 mod load;
 mod overdue;

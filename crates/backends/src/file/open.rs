@@ -260,6 +260,9 @@ impl Open<'_> {
                  truncate -s 10G FILE"
             }
             Errno::NOENT => "cannot open it: check the name",
+            Errno::ACCESS | Errno::PERM | Errno::ROFS if intent.target_size.is_some() => {
+                "cannot open it for writing: choose another place, or get the permission"
+            }
             Errno::ACCESS | Errno::PERM | Errno::ROFS if intent.write => {
                 "cannot open it for writing: open it read-only, or get the permission"
             }
