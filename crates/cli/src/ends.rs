@@ -1,6 +1,6 @@
 //! What the descriptions of two sides name: the path of a file, and whether they name the same storage.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use block::Spec;
@@ -34,14 +34,38 @@ pub(crate) fn path_of(spec: &Spec) -> Option<PathBuf> {
     }
 }
 
+/// The path of a file that need not be there yet, in one way of many.
+pub(crate) fn full(path: &Path) -> PathBuf {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let folder = std::fs::canonicalize(folder.unwrap_or(Path::new(".")));
+    match (folder, path.file_name()) {
+        (Ok(folder), Some(name)) => folder.join(name),
+        _ => path.to_path_buf(),
+    }
+}
+
+/// Whether two descriptions mean the same, also where nothing is there yet.
+pub(crate) fn same_place(one: &Spec, other: &Spec) -> bool {
+    let [path, other_path] = [one, other].map(|spec| path_of(spec).map(|path| full(&path)));
+    same(one, other) || (path.is_some() && path == other_path)
+}
+
 /// Whether this stands for a standard stream that was closed when the program began. Rust opens
 /// `/dev/null` then, for reading and writing; who redirects standard input from there opens it for reading.
-pub(crate) fn is_put_in_place(fd: &OwnedFd) -> bool {
+pub(crate) fn is_put_in_place(fd: impl AsFd) -> bool {
+    let fd = fd.as_fd();
     const NULL: (u32, u32) = (1, 3);
     let device = rustix::fs::fstat(fd).map(|data| data.st_rdev);
     let is_null = device.is_ok_and(|id| (rustix::fs::major(id), rustix::fs::minor(id)) == NULL);
     let mode = rustix::fs::fcntl_getfl(fd).map(|flags| flags & OFlags::RWMODE);
     is_null && mode == Ok(OFlags::RDWR)
+}
+
+/// Whether what is written there goes anywhere.
+pub(crate) fn is_heard(fd: impl AsFd) -> bool {
+    let fd = fd.as_fd();
+    let mode = rustix::fs::fcntl_getfl(fd).map(|flags| flags & OFlags::RWMODE);
+    !is_put_in_place(fd) && mode.is_ok_and(|mode| mode != OFlags::RDONLY)
 }
 
 fn same_export(one: &Uri, other: &Uri) -> bool {

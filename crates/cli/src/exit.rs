@@ -155,6 +155,7 @@ pub fn next(kind: Kind, text: &str, opening: bool) -> &'static str {
         "known are",
         "install ",
         "leave ",
+        "open it read-only",
     ];
     if advises.iter().any(|advice| text.contains(advice)) {
         return "";

@@ -8,7 +8,7 @@ use engine::{ByKernel, Rate};
 use io::{Pool, Remote};
 
 use crate::copy::job::{Job, Report};
-use crate::ends::{path_of, same};
+use crate::ends::{full, same_place};
 use crate::exit::{self, Failure, Outcome};
 use crate::figures::Watched;
 use crate::jobfile::{self, Disk};
@@ -136,40 +136,13 @@ fn check_together(disks: &[Running]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The path of a file that need not be there yet, in one way of many.
-fn full(path: &Path) -> PathBuf {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    let folder = std::fs::canonicalize(folder.unwrap_or(Path::new(".")));
-    match (folder, path.file_name()) {
-        (Ok(folder), Some(name)) => folder.join(name),
-        _ => path.to_path_buf(),
-    }
-}
-
-/// Whether two descriptions mean the same, also where nothing is there yet.
-fn same_place(one: &block::Spec, other: &block::Spec) -> bool {
-    let [path, other_path] = [one, other].map(|spec| path_of(spec).map(|path| full(&path)));
-    same(one, other) || (path.is_some() && path == other_path)
-}
-
 /// Opens all disks, then copies them, so many at a time.
 async fn copy_all(mut disks: Vec<Running>, parallel: usize, pool: Pool) -> Vec<Running> {
-    // One after another: what is wrong is told in the file's order, and nothing has been written.
-    for (index, disk) in disks.iter_mut().enumerate() {
-        let Some(job) = disk.job.take() else { continue };
-        let opened = Remote::to(index).spawn(move || job.prepare()).await;
-        match opened {
-            Ok((Ok(()), job)) => disk.job = Some(job),
-            Ok((Err(failure), job)) => {
-                disk.job = Some(job);
-                disk.result = Some(Err(failure));
-                return disks;
-            }
-            Err(_) => {
-                disk.result = Some(Err(ended()));
-                return disks;
-            }
-        }
+    // All that can be refused is, before a target is touched.
+    if !open_each(&mut disks, Job::prepare_source).await
+        || !open_each(&mut disks, Job::prepare_target).await
+    {
+        return disks;
     }
     let waiting: VecDeque<_> = (0..disks.len()).collect();
     let waiting = Arc::new(Mutex::new(waiting));
@@ -181,6 +154,30 @@ async fn copy_all(mut disks: Vec<Running>, parallel: usize, pool: Pool) -> Vec<R
         runner.await;
     }
     std::mem::take(&mut *disks.lock().expect("no panic under this lock"))
+}
+
+/// Opens a side of each disk; false: one cannot be.
+async fn open_each<F, O>(disks: &mut [Running], open: F) -> bool
+where
+    F: Fn(Job) -> O + Send + Copy + 'static,
+    O: Future<Output = (Result<(), Failure>, Job)> + 'static,
+{
+    // One after another: what is wrong is told in the file's order.
+    for (index, disk) in disks.iter_mut().enumerate() {
+        let Some(job) = disk.job.take() else { continue };
+        let result = match Remote::to(index).spawn(move || open(job)).await {
+            Ok((result, job)) => {
+                disk.job = Some(job);
+                result
+            }
+            Err(_) => Err(ended()),
+        };
+        if let Err(failure) = result {
+            disk.result = Some(Err(failure));
+            return false;
+        }
+    }
+    true
 }
 
 /// Copies disks until none is left.

@@ -9,6 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use engine::Snapshot;
+use rustix::fs::OFlags;
 
 use crate::exit::{Failure, plain};
 use crate::figures::Watched;
@@ -79,8 +80,12 @@ impl Reporter {
             return Err(Failure::usage(text));
         };
         // A first look at whether it can be written, before anything is copied.
-        rustix::fs::fcntl_getfl(&owned)
+        let flags = rustix::fs::fcntl_getfl(&owned)
             .map_err(|errno| Failure::usage(format!("--progress: {}", plain(&errno.into()))))?;
+        if flags & OFlags::RWMODE == OFlags::RDONLY {
+            let text = format!("--progress: descriptor {fd} is open for reading only");
+            return Err(Failure::usage(text));
+        }
         Ok(Some(Sink { style, file: File::from(owned), last: None }))
     }
 

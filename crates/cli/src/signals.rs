@@ -1,10 +1,19 @@
 //! SIGINT, SIGTERM, SIGHUP and SIGQUIT: the first asks for an orderly stop, the second stops at once.
 //! For whom SIGHUP means something else, it does so unless the terminal is gone.
 
-use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
-use signal_hook::iterator::{Handle, Signals};
+use std::io::{ErrorKind, Read as _};
+use std::os::unix::net::UnixStream;
 
-use crate::exit::{FAILED, Failure};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use signal_hook::iterator::Handle;
+use signal_hook::iterator::backend::SignalDelivery;
+use signal_hook::iterator::exfiltrator::SignalOnly;
+
+use crate::exit::{FAILED, Failure, plain};
+use crate::out;
+
+/// Signals, and the socket that their handlers write to.
+type Signals = SignalDelivery<UnixStream, SignalOnly>;
 
 /// Calls `first` with the first signal's number, on a thread of its own; `at_once` before the process
 /// ends on the second.
@@ -15,9 +24,9 @@ pub fn on_stop(
     let caught = catch()?;
     let attend = move || caught.on_stop(first, at_once).wait();
     let started = std::thread::Builder::new().name("signals".into()).spawn(attend);
-    started.map(drop).map_err(|error| {
-        Failure::new(FAILED, format!("cannot handle signals: {}", crate::exit::plain(&error)))
-    })
+    started
+        .map(drop)
+        .map_err(|error| Failure::new(FAILED, format!("cannot handle signals: {}", plain(&error))))
 }
 
 /// Signals that are caught from here on, and looked at by [`Caught::on_stop`].
@@ -25,9 +34,12 @@ pub struct Caught(Signals);
 
 /// Catches the signals.
 pub fn catch() -> Result<Caught, Failure> {
-    let signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGQUIT]);
+    let signals = UnixStream::pair().and_then(|(read, write)| {
+        let numbers = [SIGINT, SIGTERM, SIGHUP, SIGQUIT];
+        SignalDelivery::with_pipe(read, write, SignalOnly, numbers)
+    });
     let signals = signals.map_err(|error| {
-        let text = format!("cannot handle signals: {}", crate::exit::plain(&error));
+        let text = format!("cannot handle signals: {}", plain(&error));
         Failure::new(FAILED, text)
     })?;
     io::termination_is_handled();
@@ -82,8 +94,13 @@ impl<F: FnOnce(i32), G: FnOnce()> Attention<F, G> {
 
     /// Waits for signals, until an [`Until`] is dropped.
     pub fn wait(&mut self) {
-        while let Some(signal) = self.signals.forever().next() {
-            self.heard(signal);
+        loop {
+            match self.signals.poll_pending(&mut heard_of_one) {
+                Ok(Some(signals)) => signals.for_each(|signal| self.heard(signal)),
+                // Nobody waits any more.
+                Ok(None) => return,
+                Err(error) => self.deaf(&error),
+            }
         }
     }
 
@@ -91,6 +108,19 @@ impl<F: FnOnce(i32), G: FnOnce()> Attention<F, G> {
     pub fn look(&mut self) {
         let signals: Vec<_> = self.signals.pending().collect();
         signals.into_iter().for_each(|signal| self.heard(signal));
+    }
+
+    /// Ends the process, which no signal could stop any more.
+    fn deaf(&mut self, error: &std::io::Error) -> ! {
+        let why = plain(error);
+        out::error(&format!(
+            "blockhaul: cannot wait for signals any more: {why}: something in this process has closed \
+             descriptors that are not its own, as a plugin may; the program ends\n"
+        ));
+        if let Some(at_once) = self.at_once.take() {
+            at_once();
+        }
+        std::process::exit(i32::from(FAILED))
     }
 
     fn heard(&mut self, signal: i32) {
@@ -107,6 +137,19 @@ impl<F: FnOnce(i32), G: FnOnce()> Attention<F, G> {
             at_once();
         }
         std::process::exit(i32::from(status(signal)));
+    }
+}
+
+/// Waits until a handler has written to the socket, or an [`Until`].
+fn heard_of_one(read: &mut UnixStream) -> std::io::Result<bool> {
+    loop {
+        return match read.read(&mut [0]) {
+            // The other end lives as long as the handlers.
+            Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
+            Ok(_) => Ok(true),
+            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+            Err(error) => Err(error),
+        };
     }
 }
 

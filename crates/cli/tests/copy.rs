@@ -1,7 +1,7 @@
 //! `blockhaul copy` as a process: what it copies, how it shows progress, and how each bad input ends.
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
 
-use std::io::{Read as _, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::UnixListener;
 use std::process::{Child, Command, Output, Stdio};
@@ -202,6 +202,23 @@ fn progress_for_scripts_and_programs() {
 }
 
 #[test]
+fn what_is_told_where_nobody_can_hear_it_is_refused_first() {
+    let scratch = Scratch::new().unwrap();
+    let disk = scratch.file("disk");
+    std::fs::write(&disk, "content").unwrap();
+    for (options, word) in [
+        ("--progress=3 sample:1M \"$1\" 3</dev/null", "reading only"),
+        ("--digest=blake3 sample:1M \"$1\" >&-", "standard output"),
+    ] {
+        let script = format!("exec \"$0\" copy {options}");
+        let mut command = Command::new("sh");
+        let output = tools::output(command.args(["-c", &script, OURS]).arg(&disk), LIMIT).unwrap();
+        check_failure(&output, 2, &[word]);
+        assert_eq!(std::fs::read(&disk).unwrap(), b"content", "{options}");
+    }
+}
+
+#[test]
 fn servers_that_are_not_there() {
     let scratch = Scratch::new().unwrap();
     let target = scratch.file("t");
@@ -382,8 +399,53 @@ fn interrupted_it_drains_and_says_so() {
 }
 
 #[test]
+fn stopped_while_it_is_verified_it_says_that_all_is_copied() {
+    let scratch = Scratch::new().unwrap();
+    let source = scratch.file("source");
+    std::fs::write(&source, pattern(16 << 20)).unwrap();
+    let [journal, target] = ["journal", "target"].map(|name| scratch.file(name));
+    let [journal, from, to] = [&journal, &source, &target].map(|path| path.to_str().unwrap());
+    for (options, words) in [
+        (vec!["--verify"], "all is copied, but not verified: copy it again, or compare"),
+        (
+            vec!["--verify", "--journal", journal],
+            "all is copied, but not verified: run it again to",
+        ),
+    ] {
+        // Only verification reads the target, and takes half a minute for it.
+        let layer = ["--target-layer", "delay?read=500ms", "-C", "1", "--requests=4"];
+        let ends = ["--request-size=64k", "--progress=json:1", from, to];
+        let mut command = Command::new(OURS);
+        command.arg("copy").args(&options).args(layer).args(ends).stdin(Stdio::null());
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        for line in lines {
+            let line: serde_json::Value = serde_json::from_str(&line.unwrap()).unwrap();
+            if line["phase"] == "verify" {
+                break;
+            }
+        }
+        let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
+        kill_process(pid, Signal::TERM).unwrap();
+        let output = child.wait_with_output().unwrap();
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(143), "{said}");
+        assert!(said.contains(words) && !said.contains("a part"), "{said}");
+        assert!(!said.contains("--journal"), "{said}");
+    }
+}
+
+#[test]
 fn words_that_cannot_be_understood() {
     assert_fails(&["tape:1", "null:"], 2, &["tape", "known are"]);
+    assert_fails(&["patern:1M", "null:"], 2, &["is pattern meant?", "known are"]);
+    assert_fails(&["python:x.py", "null:"], 2, &["'nbdkit:python?script=x.py'"]);
+    assert_fails(&["https://h/x", "null:"], 2, &["'nbdkit:curl?url=https://h/x'"]);
+    assert_fails(&["qcow2:x.img", "null:"], 2, &["[ qemu-nbd -f qcow2 x.img ]"]);
+    assert_fails(&["rate:1M", "null:"], 2, &["rate is a layer"]);
+    assert_fails(&["memory", "null:"], 2, &["for the device write memory:SIZE"]);
+    assert_fails(&["/dev/null?lock=off", "null:"], 2, &["write file:/dev/null?lock=off"]);
+    assert_fails(&["--source-layer=rat?rate=1", "null:1", "null:"], 2, &["is rate meant?"]);
     assert_fails(&["", "null:"], 2, &["empty"]);
     assert_fails(&["sample:1M?dta=3", "null:"], 2, &["dta", "known are"]);
     assert_fails(&["file:%zz", "null:"], 2, &["%"]);

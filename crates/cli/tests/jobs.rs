@@ -131,6 +131,19 @@ target = 'new.raw'
     assert_eq!(said.lines().count(), 1, "{said}");
     assert!(said.contains("disk gone: cannot open the source: nowhere.raw"), "{said}");
     assert!(said.contains("nothing was copied"), "{said}");
+    assert_eq!(std::fs::read(scratch.file("kept.raw")).unwrap(), vec![7; 1 << 20]);
+
+    // As with what is to be kept beside a copy.
+    for key in ["journal", "manifest"] {
+        let source = "source = 'nowhere.raw'";
+        let file = file.replace(source, &format!("source = 'pattern:1M'\n{key} = 'no/where'"));
+        let output = job(&scratch, &file, &[]);
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains("disk gone: cannot ") && said.contains(key), "{said}");
+        assert_eq!(std::fs::read(scratch.file("kept.raw")).unwrap(), vec![7; 1 << 20], "{key}");
+        assert!(!scratch.file("new.raw").exists());
+    }
 }
 
 #[test]

@@ -292,6 +292,7 @@ fn a_full_journal_is_not_the_target() {
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("cannot write the journal") && !said.contains("the target"), "{said}");
+    assert!(!target.exists(), "{said}");
 }
 
 #[test]
@@ -303,6 +304,47 @@ fn a_journal_that_cannot_be_made_is_not_the_target() {
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.starts_with("blockhaul: copy: cannot make the journal /proc/journal: "), "{said}");
+}
+
+#[test]
+fn what_cannot_be_kept_beside_a_copy_is_refused_before_the_target_is_touched() {
+    let scratch = Scratch::new().unwrap();
+    let [target, other, fresh] = ["target", "other", "fresh"].map(|name| scratch.file(name));
+    std::fs::write(&target, "precious").unwrap();
+    std::fs::write(&other, "a letter").unwrap();
+    let [to, letter, new] = [&target, &other, &fresh].map(|path| path.to_str().unwrap());
+    let nowhere = scratch.file("no/where");
+    let nowhere = nowhere.to_str().unwrap();
+    let make = "make the folder that it is to lie in first";
+    for (args, status, words) in [
+        ([&format!("--journal={nowhere}"), "--flush"], 1, make),
+        ([&format!("--journal={nowhere}"), "--restart"], 1, make),
+        ([&format!("--journal={letter}"), "--flush"], 1, "journal"),
+        ([&format!("--journal={letter}"), "--restart"], 1, "not a journal"),
+        ([&format!("--manifest={nowhere}"), "--flush"], 1, make),
+        ([&format!("--metrics=unix:{nowhere}"), "--flush"], 1, "--metrics"),
+        ([&format!("--rate-file={}", scratch.path().display()), "--flush"], 2, "--rate-file"),
+        ([&format!("--since={nowhere}"), "--flush"], 3, "--since"),
+        (["--range=1M:1M", "--flush"], 3, "ends behind"),
+        ([&format!("--journal={new}"), &format!("--manifest={new}")], 2, "one file"),
+    ] {
+        for target in [to, new] {
+            let output = copy(&[&args[..], &["pattern:1M", target]].concat());
+            let said = text(&output.stderr);
+            assert_eq!(output.status.code(), Some(status), "{args:?}: {said}");
+            assert!(said.contains(words), "{args:?}: {said}");
+            assert!(!fresh.exists(), "{args:?}: {target}");
+        }
+        assert_eq!(std::fs::read(&target).unwrap(), b"precious", "{args:?}");
+        assert_eq!(std::fs::read(&other).unwrap(), b"a letter", "{args:?}");
+    }
+    // The target itself, which is not there yet.
+    let output = copy(&["--journal", new, "pattern:1M", new]);
+    let said = text(&output.stderr);
+    assert!(said.contains("a side of the copy"), "{said}");
+    assert!(!fresh.exists(), "{said}");
+    let left: Vec<_> = std::fs::read_dir(scratch.path()).unwrap().flatten().collect();
+    assert_eq!(left.len(), 2, "nothing was left behind: {left:?}");
 }
 
 #[test]

@@ -131,6 +131,7 @@ pub async fn copy(
     if let Some(journal) = &job.journal {
         job.close_journal(journal).await;
     }
+    progress.set_complete();
     // What is read for a digest is no part of the copy.
     let done = progress.snapshot();
     let digest = match options.digest {

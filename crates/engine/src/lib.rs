@@ -51,7 +51,7 @@ pub use algorithm::Algorithm;
 pub use compare::{Comparison, compare};
 pub use copy::copy;
 pub use digest::digest;
-pub use journal::{JournalOptions, discard_journal};
+pub use journal::{JournalOptions, check_journal, discard_journal};
 pub use manifest::Manifest;
 pub use meter::{LATENCY_BOUNDS, Latency, Meters};
 pub use options::{

@@ -18,6 +18,7 @@ pub struct Progress {
     requests: AtomicUsize,
     request_size: AtomicU64,
     cancelled: AtomicBool,
+    complete: AtomicBool,
     pub(crate) counters: Counters,
     pub(crate) meter: Meter,
 }
@@ -87,6 +88,15 @@ impl Progress {
     /// Asks the copy to stop: nothing more is submitted, what is in flight is awaited.
     pub fn cancel(&self) {
         self.cancelled.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether all is copied: what is left of the run changes the target no more.
+    pub fn is_complete(&self) -> bool {
+        self.complete.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_complete(&self) {
+        self.complete.store(true, Ordering::Relaxed);
     }
 
     /// Whether the copy was asked to stop.

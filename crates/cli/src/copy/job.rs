@@ -4,14 +4,14 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
-use block::{Can, Error, Intent, Kind, Layer, OpKind, Registry, Spec, Stack};
+use block::{Can, Error, Facts, Intent, Kind, Layer, OpKind, Registry, Spec, Stack};
 use engine::{ByKernel, Latency, Manifest, Options, Progress, Summary};
 use io::Pool;
 
 use crate::brackets::Groups;
 use crate::copy::manifest::ManifestFile;
 use crate::direct::{self, Wanted};
-use crate::ends::{self, path_of, same};
+use crate::ends::{self, full, path_of, same, same_place};
 use crate::exit::{self, Failure, plain};
 use crate::long::{self, Journal};
 use crate::part::Part;
@@ -41,8 +41,12 @@ pub(crate) struct Job {
     pub(crate) progress: Arc<Progress>,
     /// What was opened.
     open: Vec<Stack>,
+    /// The source, once it is open and all is checked that can be without the target.
+    first: Option<Stack>,
     /// Both sides, once they are open and checked.
     ready: Option<(Stack, Stack)>,
+    /// The target was opened for writing: it may have been made, emptied or written.
+    touched: bool,
 }
 
 /// What a copy has done, for people.
@@ -124,7 +128,9 @@ impl Job {
             manifest: args.manifest.clone().map(ManifestFile::new),
             progress: Arc::new(Progress::new()),
             open: Vec::new(),
+            first: None,
             ready: None,
+            touched: false,
         })
     }
 
@@ -143,8 +149,43 @@ impl Job {
         self.options.memory()
     }
 
-    /// Opens both sides, so that the copy itself begins at once. For devices, not for pipes.
-    pub(crate) async fn prepare(mut self) -> (Result<(), Failure>, Job) {
+    /// What a copy that was stopped has done, and what to do next.
+    pub(crate) fn stopped(&self) -> &'static str {
+        match (self.progress.is_complete(), &self.journal, self.touched) {
+            (true, Some(_), _) if self.verify => {
+                "stopped by a signal: all is copied, but not verified: run it again to verify it"
+            }
+            (true, None, _) if self.verify => {
+                "stopped by a signal: all is copied, but not verified: copy it again, or compare both sides \
+                 with blockhaul compare"
+            }
+            (true, ..) => {
+                "stopped by a signal: all is copied, but its digest is not known: blockhaul checksum tells \
+                 it"
+            }
+            (false, Some(_), _) => "stopped by a signal: run it again to go on where it was",
+            (false, None, true) => {
+                "stopped by a signal; the target holds a part of the source: copy it again"
+            }
+            (false, None, false) => "stopped by a signal; the target was not touched",
+        }
+    }
+
+    /// Whether the target may hold a part of the source.
+    pub(crate) fn has_left_a_part(&self) -> bool {
+        self.touched && !self.progress.is_complete()
+    }
+
+    /// Opens the source and refuses what can be refused, before the target is touched. For devices, not
+    /// for pipes.
+    pub(crate) async fn prepare_source(mut self) -> (Result<(), Failure>, Job) {
+        let opened = self.open_first().await;
+        let result = opened.map(|source| self.first = Some(source));
+        (result, self)
+    }
+
+    /// Opens the target, too, so that the copy itself begins at once.
+    pub(crate) async fn prepare_target(mut self) -> (Result<(), Failure>, Job) {
         let opened = self.open_both().await;
         let result = opened.map(|ready| self.ready = Some(ready));
         (result, self)
@@ -181,14 +222,25 @@ impl Job {
         Ok(Report { text: summary.to_string(), digest, warnings: Vec::new(), status: 0 })
     }
 
-    async fn open_both(&mut self) -> Result<(Stack, Stack), Failure> {
+    /// Opens the source. What is refused without looking at the target is refused here: files beside
+    /// the copy that cannot be made, too.
+    async fn open_first(&mut self) -> Result<Stack, Failure> {
+        if let Some(Journal { path, restart, .. }) = &self.journal {
+            engine::check_journal(path, *restart).map_err(|error| self.failed(&error))?;
+            let beside = Spec::Path(path.clone());
+            if same_place(&beside, &self.source) || same_place(&beside, &self.target) {
+                let text = format!(
+                    "cannot make the journal {beside}: it is a side of the copy: choose another name"
+                );
+                return Err(Failure::new(exit::FAILED, text));
+            }
+        }
+        if let Some(kept) = &self.manifest {
+            kept.check()?;
+        }
         let source = self.open_source().await?;
-        let size = source.device().facts().size;
-        // What an earlier run has written stays.
-        let going_on = self.journal.as_ref().is_some_and(Journal::goes_on);
-        let file = path_of(&self.target);
-        let file_is_gone = file.as_ref().is_some_and(|path| is_absent(path));
-        let there = file.is_some() && !file_is_gone;
+        self.check_source(&source.device().facts())?;
+        let file_is_gone = path_of(&self.target).is_some_and(|path| is_absent(&path));
         if self.part.is_increment() && file_is_gone {
             let text = format!(
                 "{} is not there: an increment needs the earlier copy; copy all of it first",
@@ -196,21 +248,7 @@ impl Job {
             );
             return Err(Failure::new(exit::OPEN, text));
         }
-        if let Some(kept) = &self.manifest {
-            kept.check()?;
-        }
-        // Whatever happens from here on: it tells of what is about to be emptied.
-        if let Some(journal) = self.journal.as_ref().filter(|journal| journal.restart) {
-            engine::discard_journal(&journal.path).map_err(|error| self.failed(&error))?;
-        }
-        let stays = going_on || self.target_stays() || (self.part.is_some() && there);
-        if !stays {
-            // It is emptied next. A part of the source may be in reach where not all of it is.
-            let end = if self.part.is_some() { 0 } else { size };
-            let reached = engine::check_source(end, &source.device().facts());
-            reached.map_err(|error| self.failed(&error))?;
-        }
-        if going_on && file_is_gone {
+        if self.goes_on() && file_is_gone {
             let text = format!(
                 "{} is not there, but the journal says what was copied to it: with --restart everything \
                  is copied anew",
@@ -218,13 +256,48 @@ impl Job {
             );
             return Err(Failure::new(exit::OPEN, text));
         }
-        let intent = if stays { Intent::WRITE } else { Intent::target(size) };
+        if !self.target_is_kept() {
+            // It is emptied next. A part of the source may be in reach where not all of it is.
+            let facts = source.device().facts();
+            let end = if self.part.is_some() { 0 } else { facts.size };
+            let reached = engine::check_source(end, &facts);
+            reached.map_err(|error| self.failed(&error))?;
+        }
+        if let Some(kept) = &mut self.manifest {
+            kept.begin([&self.source, &self.target])?;
+        }
+        Ok(source)
+    }
+
+    /// Whether an earlier run is gone on with: what it has written stays.
+    fn goes_on(&self) -> bool {
+        self.journal.as_ref().is_some_and(Journal::goes_on)
+    }
+
+    /// Whether the target is neither made nor emptied.
+    fn target_is_kept(&self) -> bool {
+        let there = path_of(&self.target).is_some_and(|path| !is_absent(&path));
+        self.goes_on() || self.target_stays() || (self.part.is_some() && there)
+    }
+
+    async fn open_both(&mut self) -> Result<(Stack, Stack), Failure> {
+        let source = match self.first.take() {
+            Some(source) => source,
+            None => self.open_first().await?,
+        };
+        if self.progress.is_cancelled() {
+            return Err(Failure::new(exit::FAILED, "stopped before the target was opened"));
+        }
+        let size = source.device().facts().size;
+        let kept = self.target_is_kept();
+        // Whatever happens from here on: it tells of what is about to be emptied.
+        if let Some(journal) = self.journal.as_ref().filter(|journal| journal.restart) {
+            engine::discard_journal(&journal.path).map_err(|error| self.failed(&error))?;
+        }
+        let intent = if kept { Intent::WRITE } else { Intent::target(size) };
         let intent = intent.direct(direct::target(self.direct, &self.source, size));
         let target = self.open_target(intent).await?;
         self.check_target(&source, &target)?;
-        if let Some(kept) = &mut self.manifest {
-            kept.begin([&self.source, &self.target].map(path_of))?;
-        }
         self.progress.expect(size);
         Ok((source, target))
     }
@@ -343,6 +416,7 @@ impl Job {
 
     async fn open_target(&mut self, intent: Intent) -> Result<Stack, Failure> {
         let layers = std::mem::take(&mut self.target_layers);
+        self.touched = true;
         let opened = self.registry.open(&self.target, layers, intent).await;
         let opened =
             opened.map_err(|error| Failure::opening("target", &self.target.to_string(), &error))?;
@@ -353,6 +427,7 @@ impl Job {
     /// A file for a pipe of unknown length.
     async fn open_growing(&mut self) -> Result<Stack, Failure> {
         let layers = std::mem::take(&mut self.target_layers);
+        self.touched = true;
         let mut last = None;
         for size in PIPE_SIZES {
             match self.registry.open(&self.target, layers.clone(), Intent::growing(size)).await {
@@ -362,6 +437,26 @@ impl Job {
         }
         let error = last.unwrap_or_else(|| Error::new(Kind::NoSpace, "no size fits"));
         Err(Failure::opening("target", &self.target.to_string(), &error))
+    }
+
+    /// Checks that the source has what is to be copied of it.
+    fn check_source(&self, from: &Facts) -> Result<(), Failure> {
+        if let Some(bitmap) = self.part.missing(from) {
+            let text = format!(
+                "cannot copy {} to {}: the source has no bitmap {bitmap:?}: blockhaul info lists \
+                 its contexts, and its server has to be told to export the bitmap",
+                self.source, self.target
+            );
+            return Err(Failure::new(exit::OPEN, text));
+        }
+        if self.part.target_size(from.size) > from.size {
+            let text = format!(
+                "cannot copy {} to {}: the range ends behind the source's {} bytes",
+                self.source, self.target, from.size
+            );
+            return Err(Failure::new(exit::OPEN, text));
+        }
+        Ok(())
     }
 
     /// Checks that the target can take the source before anything is written.
@@ -375,22 +470,7 @@ impl Job {
             );
             return Err(Failure::new(exit::OPEN, text));
         }
-        if let Some(bitmap) = self.part.missing(&from) {
-            let text = format!(
-                "cannot copy {} to {}: the source has no bitmap {bitmap:?}: blockhaul info lists \
-                 its contexts, and its server has to be told to export the bitmap",
-                self.source, self.target
-            );
-            return Err(Failure::new(exit::OPEN, text));
-        }
         let needed = self.part.target_size(from.size);
-        if needed > from.size {
-            let text = format!(
-                "cannot copy {} to {}: the range ends behind the source's {} bytes",
-                self.source, self.target, from.size
-            );
-            return Err(Failure::new(exit::OPEN, text));
-        }
         if to.size < needed {
             let what = if needed < from.size { "end of the range" } else { "source" };
             let text = format!(
@@ -514,6 +594,15 @@ fn check_ends(args: &args::Copy, source: &Spec, target: &Spec) -> Result<(), Fai
     }
     if args.verify && pipes != [false, false] {
         return Err(Failure::usage("--verify reads both sides again: neither can be a pipe"));
+    }
+    if let (Some(journal), Some(manifest)) = (&args.journal, &args.manifest)
+        && full(journal) == full(manifest)
+    {
+        return Err(Failure::usage("--journal and --manifest are one file: choose another name"));
+    }
+    if args.digest.is_some() && !pipes[1] && !ends::is_heard(std::io::stdout().as_fd()) {
+        let text = "--digest: standard output, where it would be printed, is closed";
+        return Err(Failure::usage(text));
     }
     if same(source, target) {
         return Err(Failure::usage(format!(

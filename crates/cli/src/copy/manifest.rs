@@ -2,10 +2,12 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read as _, Write as _};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
+use block::Spec;
 use engine::Manifest;
 
+use crate::ends::same_place;
 use crate::exit::{self, Failure, plain};
 
 /// What manifests of all versions begin with.
@@ -45,11 +47,10 @@ impl ManifestFile {
         }
     }
 
-    /// Begins the file, when both sides of the copy are open: it is none of them.
-    pub(crate) fn begin(&mut self, sides: [Option<PathBuf>; 2]) -> Result<(), Failure> {
-        let own = backends::identity(&self.path);
-        let is_own = |side: &Path| own.is_some() && backends::identity(side) == own;
-        if sides.iter().flatten().any(|side| is_own(side)) {
+    /// Begins the file, before the target is touched: it is no side of the copy.
+    pub(crate) fn begin(&mut self, sides: [&Spec; 2]) -> Result<(), Failure> {
+        let own = Spec::Path(self.path.clone());
+        if sides.iter().any(|side| same_place(&own, side)) {
             return Err(self.refused("it is a side of the copy"));
         }
         let there = std::fs::metadata(&self.path).ok();
@@ -89,7 +90,12 @@ impl ManifestFile {
     }
 
     fn failed(&self, error: std::io::Error) -> Failure {
-        let text = format!("cannot write the manifest {}: {}", self.path.display(), plain(&error));
+        let (path, why) = (self.path.display(), plain(&error));
+        let next = match error.kind() {
+            ErrorKind::NotFound => ": make the folder that it is to lie in first",
+            _ => "",
+        };
+        let text = format!("cannot write the manifest {path}: {why}{next}");
         Failure::new(exit::FAILED, text)
     }
 

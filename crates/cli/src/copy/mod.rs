@@ -35,9 +35,13 @@ pub fn run(args: &args::Copy, groups: &Groups) -> Outcome {
     let mut session = Session::start(args, sink, vec![watched], job.options.rate.clone())?;
     let to_pipe = *job.ends().1 == Spec::Pipe;
     let pool = Pool::new(job.memory());
-    let hint = job.journal.is_none().then(|| long::hint(job.ends())).flatten();
     let started = Instant::now();
     let (result, job) = session.block_on(move || job.run(pool));
+    let stopped = job.stopped();
+    let hint = match job.journal.is_none() && job.has_left_a_part() {
+        true => long::hint(job.ends()).unwrap_or_default(),
+        false => String::new(),
+    };
     // Not on a worker: the servers of `[ CMD ]` are awaited here, which end when workers have closed
     // their connections.
     drop(job);
@@ -48,17 +52,10 @@ pub fn run(args: &args::Copy, groups: &Groups) -> Outcome {
             Ok(report.status)
         }
         Err(_) if session.signal() != 0 => {
-            let text = match args.journal {
-                None => "stopped by a signal; the target holds a part of the source: copy it again",
-                Some(_) => "stopped by a signal: run it again to go on where it was",
-            };
-            let failure = Failure::new(signals::status(session.signal()), text);
-            Err(failure.and(&hint.unwrap_or_default()))
+            Err(Failure::new(signals::status(session.signal()), stopped).and(&hint))
         }
         // Who has lost seconds does not mind.
-        Err(failure) if started.elapsed() >= long::WORTH_A_JOURNAL => {
-            Err(failure.and(&hint.unwrap_or_default()))
-        }
+        Err(failure) if started.elapsed() >= long::WORTH_A_JOURNAL => Err(failure.and(&hint)),
         Err(failure) => Err(failure),
     }
 }

@@ -81,17 +81,8 @@ impl Journal {
 
     fn begin(path: &Path, wanted: &Identity) -> Result<Journal> {
         let id = random()?;
-        // Complete or not there: the header gets its name when it is durable. Its name until then is
-        // nobody else's.
-        let mut fresh = path.as_os_str().to_owned();
-        fresh.push(format!(".{:08x}.new", u128::from_be_bytes(id) >> 96));
-        let fresh = PathBuf::from(fresh);
-        let mut file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create_new(true)
-            .open(&fresh)
-            .map_err(|error| failed("make", path, error))?;
+        // Complete or not there: the header gets its name when it is durable.
+        let (fresh, mut file) = make_fresh(path, &id)?;
         lock(&file, path)?;
         let made = file
             .write_all(&wanted.encode(&id))
@@ -180,16 +171,60 @@ impl Journal {
     }
 }
 
+/// Finds out whether a journal can be begun under this name, or the one that is there be gone on with.
+/// For who is about to empty a target, and would learn only then that it cannot: nothing is left behind,
+/// and a journal that is there stays as it is. Blocks.
+///
+/// # Errors
+/// What is there is no journal or is in use; or none can be made there.
+pub fn check_journal(path: &Path, restart: bool) -> Result<()> {
+    if let Some(mut old) = there(path)? {
+        check_old(&mut old, path)?;
+        if !restart {
+            return Ok(());
+        }
+    }
+    let (fresh, mut file) = make_fresh(path, &random()?)?;
+    // As much as a journal begins with: a full disk makes files, but does not fill them.
+    let written = file.write_all(&[0; HEADER]).and_then(|()| file.sync_all());
+    let removed = std::fs::remove_file(&fresh);
+    written.and(removed).map_err(|error| failed("write", path, error))
+}
+
+/// A file that will be the journal of this name. Its own name until then is nobody else's.
+fn make_fresh(path: &Path, id: &[u8; 16]) -> Result<(PathBuf, File)> {
+    let mut fresh = path.as_os_str().to_owned();
+    fresh.push(format!(".{:08x}.new", u128::from_be_bytes(*id) >> 96));
+    let fresh = PathBuf::from(fresh);
+    let made = OpenOptions::new().read(true).write(true).create_new(true).open(&fresh);
+    let file = made.map_err(|error| match error.kind() {
+        ErrorKind::NotFound => {
+            let path = path.display();
+            let text = format!(
+                "cannot make the journal {path}: make the folder that it is to lie in first"
+            );
+            Error::system(text, error)
+        }
+        _ => failed("make", path, error),
+    })?;
+    Ok((fresh, file))
+}
+
+/// Refuses somebody else's file, and a journal in use; else it is locked.
+fn check_old(old: &mut File, path: &Path) -> Result<()> {
+    let mut magic = [0; MAGIC.len()];
+    if old.read_exact(&mut magic).is_err() || magic != *MAGIC {
+        return Err(refused(path, "it is not a journal: choose another name"));
+    }
+    lock(old, path)
+}
+
 /// Removes the journal that is there, if there is one: what it recorded does not count any more. For
 /// who is about to empty a target. Somebody else's file is not removed, and a journal in use neither.
 /// Blocks.
 pub fn discard_journal(path: &Path) -> Result<()> {
     let Some(mut old) = there(path)? else { return Ok(()) };
-    let mut magic = [0; MAGIC.len()];
-    if old.read_exact(&mut magic).is_err() || magic != *MAGIC {
-        return Err(refused(path, "it is not a journal: choose another name"));
-    }
-    lock(&old, path)?;
+    check_old(&mut old, path)?;
     let removed = std::fs::remove_file(path).and_then(|()| io::sync_folder(path));
     removed.map_err(|error| failed("remove", path, error))
 }
