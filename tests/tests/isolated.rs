@@ -246,6 +246,22 @@ fn one_that_hangs_is_ended_by_its_watchdog() {
     isolated.ends(&[first, second]);
 }
 
+/// Not in a process of its own: then it closes what the server cannot do without.
+#[test]
+fn one_that_closes_what_is_not_its_own_ends_the_server_which_says_why() {
+    let scratch = Scratch::new().unwrap();
+    let Some(plugin) = misbehaving(&scratch) else { return };
+    let socket = scratch.socket("s");
+    let mut command = among_peers(program()).unwrap();
+    command.args(["serve", "--exit-with-parent", "-U", text(&socket)]);
+    command.arg(format!("nbdkit:{}?mode=close-sockets", text(&plugin)));
+    let server = Server::start(command, &socket).unwrap();
+    // Its connection is among what is closed.
+    let _ = Conversation::connect(&socket).unwrap().open("", Replies::Simple);
+    server.says("something in this process has closed descriptors that are not its own").unwrap();
+    assert!(!server.said().contains("panicked"), "{}", server.said());
+}
+
 #[test]
 fn where_it_is_wanted_once_it_stays_down() {
     let scratch = Scratch::new().unwrap();

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #define NBDKIT_API_VERSION 2
@@ -29,6 +30,21 @@ bad_config (const char *key, const char *value)
   return 0;
 }
 
+/* As who closes what it has inherited, but also what the server has opened since. */
+static void
+close_sockets (void)
+{
+  int fd;
+
+  for (fd = 3; fd < 1024; fd++) {
+    int listens = 0;
+    socklen_t len = sizeof listens;
+
+    if (getsockopt (fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &len) == 0 && !listens)
+      close (fd);
+  }
+}
+
 static void *
 bad_open (int readonly)
 {
@@ -39,6 +55,8 @@ bad_open (int readonly)
     pause ();
   if (is ("null-open"))
     return NULL;
+  if (is ("close-sockets"))
+    close_sockets ();
   if (is ("open-error")) {
     nbdkit_error ("the cupboard is bare");
     return NULL;

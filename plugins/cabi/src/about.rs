@@ -57,11 +57,3 @@ pub fn about(name: &str) -> Result<About> {
     library.keep();
     Ok(about)
 }
-
-/// The same of a filter.
-///
-/// # Errors
-/// There is no such filter, or it cannot be hosted.
-pub fn about_filter(name: &str) -> Result<About> {
-    crate::filter::about(name)
-}

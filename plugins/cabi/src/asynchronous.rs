@@ -15,7 +15,7 @@ use crate::abi;
 use crate::async_abi::{AsyncPlugin, Conn};
 use crate::budget::Charge;
 use crate::context::{self, Stage};
-use crate::handle::{Handle, RANGE_MAX, aligned};
+use crate::handle::{Handle, RANGE_MAX, Token, aligned};
 use crate::lists;
 use crate::plugin::Plugin;
 use crate::table::{Table, Tables};
@@ -64,7 +64,8 @@ impl AsyncDevice {
     pub(crate) fn over(handle: Arc<Handle>, asynchronous: AsyncPlugin) -> Arc<dyn Device> {
         let table = TABLES.open(handle.connection.plugin.clone());
         // Forgotten with the handle, which every request holds.
-        let fresh = handle.token.set(table.token()).is_ok();
+        let token = Token { number: table.token(), forget: |token| TABLES.close(token) };
+        let fresh = handle.token.set(token).is_ok();
         debug_assert!(fresh, "one device for each handle");
         Arc::new(AsyncDevice { handle, asynchronous, table })
     }
@@ -109,6 +110,7 @@ impl AsyncDevice {
             Memory::Extents(list) => (&raw mut **list).cast(),
             Memory::None => std::ptr::null_mut(),
         };
+        let context = &self.handle.context;
         let lent = Lent {
             waiting: Some(completer),
             kind,
@@ -117,7 +119,12 @@ impl AsyncDevice {
             memory,
             handle: self.handle.clone(),
             _charge: charge,
-            _watched: watchdog::over(&self.handle.context, name_of(kind), What::Answer),
+            _watched: watchdog::over(
+                context.watchdog,
+                &context.plugin,
+                name_of(kind),
+                What::Answer,
+            ),
         };
         let number = self.table.enter(lent);
         self.call(kind, number, pointer, count, at, flags);
@@ -313,16 +320,11 @@ impl Device for AsyncDevice {
     }
 }
 
-/// Forgets a handle's requests: there are none any more.
-pub(crate) fn forget(token: u64) {
-    TABLES.close(token);
-}
-
 /// Tells the plugin that the client of a handle's requests has gone, if there are any.
 pub(crate) fn cancel(handle: &Handle) {
     let plugin = &handle.connection.plugin;
     let Some(call) = plugin.asynchronous.as_ref().and_then(|plugin| plugin.cancel) else { return };
-    let Some(&token) = handle.token.get() else { return };
+    let Some(&Token { number: token, .. }) = handle.token.get() else { return };
     if TABLES.find(token).is_none_or(|table| table.len() == 0) {
         return;
     }

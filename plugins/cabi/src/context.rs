@@ -1,7 +1,7 @@
 //! What a callback may ask about its caller, and what it leaves behind: kept for each thread while a
 //! plugin's code runs on it.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::sync::{Arc, Mutex};
@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use block::Client;
 
+use crate::running::{self, Running};
 use crate::watchdog::{self, What};
 
 /// Most bytes of error texts that are kept of one callback.
@@ -20,7 +21,7 @@ const CUT: &str = " […] ";
 #[derive(Default)]
 pub(crate) struct Context {
     /// The plugin's name, for messages.
-    pub(crate) plugin: String,
+    pub(crate) plugin: Arc<str>,
     /// The connection; none in callbacks of the plugin's life.
     pub(crate) client: Option<Client>,
     /// The export that the client asked for.
@@ -106,17 +107,8 @@ thread_local! {
     static LOOSE: RefCell<Left> = const {
         RefCell::new(Left { error: 0, errno: 0, text: String::new() })
     };
-    /// For the handler of crashes, which may only look at plain values: the callback that runs.
-    static CALLBACK: Cell<Option<Running>> = const { Cell::new(None) };
     /// Who waits for what runs here, and not for ever.
     static WATCH: RefCell<Option<Arc<Watch>>> = const { RefCell::new(None) };
-}
-
-/// A callback that runs, and the name of its plugin, which its context keeps for as long.
-#[derive(Clone, Copy)]
-pub(crate) struct Running {
-    pub(crate) callback: &'static CStr,
-    pub(crate) plugin: *const str,
 }
 
 /// Where a job is that calls a plugin, for who waits for it, but not for ever.
@@ -178,9 +170,9 @@ pub(crate) fn call<R>(
     let fresh = Current { context: context.clone(), left: Left::default() };
     let outer = CURRENT.replace(Some(fresh));
     let running = Running { callback: name, plugin: &raw const *context.plugin };
-    let outer_name = CALLBACK.replace(Some(running));
+    let outer_running = running::replace(Some(running));
     let outer_stage = tell(Stage::In(name));
-    let watched = watchdog::over(context, name, What::Callback);
+    let watched = watchdog::over(context.watchdog, &context.plugin, name, What::Callback);
     set_errno(0);
     let returns = Returns { context, name };
     let result = callback();
@@ -188,7 +180,7 @@ pub(crate) fn call<R>(
     let errno = errno();
     drop(watched);
     tell(outer_stage);
-    CALLBACK.set(outer_name);
+    running::replace(outer_running);
     let mut left = CURRENT.replace(outer).map(|current| current.left).unwrap_or_default();
     left.errno = errno;
     (result, left)
@@ -210,17 +202,6 @@ impl Drop for Returns<'_> {
         );
         std::process::abort()
     }
-}
-
-/// The callback that runs on this thread. For signal handlers: touches nothing but a plain value.
-pub(crate) fn callback_now() -> Option<Running> {
-    CALLBACK.try_with(Cell::get).ok().flatten()
-}
-
-/// Ends the process by a crash that is said to be in another thread's callback.
-pub(crate) fn crash_in(context: &Context, callback: &'static CStr) -> ! {
-    CALLBACK.set(Some(Running { callback, plugin: &raw const *context.plugin }));
-    std::process::abort()
 }
 
 /// The context of the callback that runs on this thread.
@@ -320,14 +301,14 @@ mod tests {
                 said("third");
                 set_errno(libc::EPERM);
             });
-            assert_eq!(callback_now().unwrap().callback, c"outer");
+            assert_eq!(running::now().unwrap().callback, c"outer");
             set_errno(libc::EIO);
             inner
         });
         assert_eq!((inner.error, inner.errno, inner.text.as_str()), (0, libc::EPERM, "third"));
         assert_eq!(left.text, "first; second");
         assert_eq!((left.error, left.errno), (libc::ENOSPC, libc::EIO));
-        assert!(now().is_none() && callback_now().is_none());
+        assert!(now().is_none() && running::now().is_none());
         let ((), left) = call(&context, c"next", || ());
         assert_eq!((left.error, left.errno, left.text.as_str()), (0, 0, ""));
     }

@@ -8,6 +8,7 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
 
 use crate::context;
+use crate::running::{self, Running};
 
 /// Signals that a program's own faults raise.
 const SIGNALS: [c_int; 5] =
@@ -83,7 +84,7 @@ fn install() {
 extern "C" fn exited() {
     // SAFETY: gives a number.
     let pid = unsafe { libc::getpid() };
-    if let Some(running) = context::callback_now().filter(|_| pid == OWNER.load(Ordering::SeqCst)) {
+    if let Some(running) = running::now().filter(|_| pid == OWNER.load(Ordering::SeqCst)) {
         say(b"blockhaul: exit");
         say_callback(running);
         say(b"\n");
@@ -101,7 +102,7 @@ extern "C" fn crashed(signal: c_int, _info: *mut libc::siginfo_t, _context: *mut
         libc::SIGFPE => b"arithmetic error",
         _ => b"abort",
     });
-    match context::callback_now() {
+    match running::now() {
         Some(running) => say_callback(running),
         None => {
             say(b" outside of a plugin's callbacks; loaded: ");
@@ -118,7 +119,7 @@ extern "C" fn crashed(signal: c_int, _info: *mut libc::siginfo_t, _context: *mut
     context::set_errno(saved);
 }
 
-fn say_callback(running: context::Running) {
+fn say_callback(running: Running) {
     say(b" in callback ");
     say(running.callback.to_bytes());
     say(b" of plugin ");

@@ -181,7 +181,7 @@ impl Plugin {
 
     /// A context for callbacks of the plugin's life.
     pub(crate) fn life(&self, stdio_safe: bool) -> Arc<Context> {
-        Arc::new(Context { plugin: self.name.clone(), stdio_safe, ..Context::default() })
+        Arc::new(Context { plugin: self.name.as_str().into(), stdio_safe, ..Context::default() })
     }
 
     /// Calls a callback of the plugin's life that answers 0 or -1, if the plugin has it.

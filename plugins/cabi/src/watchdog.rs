@@ -7,7 +7,7 @@ use std::ffi::CStr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once};
 use std::time::{Duration, Instant};
 
-use crate::context::{self, Context};
+use crate::running;
 
 /// What is going on and may not take for ever.
 static GOING_ON: Mutex<GoingOn> =
@@ -26,7 +26,7 @@ struct GoingOn {
 struct Job {
     until: Instant,
     limit: Duration,
-    context: Arc<Context>,
+    plugin: Arc<str>,
     callback: &'static CStr,
     what: What,
 }
@@ -54,14 +54,19 @@ pub(crate) fn start() {
     });
 }
 
-/// Watches a job, where its connection's plugin has a watchdog.
-pub(crate) fn over(context: &Arc<Context>, callback: &'static CStr, what: What) -> Option<Watched> {
-    let limit = context.watchdog?;
+/// Watches a job of a plugin's for so long, where there is a limit.
+pub(crate) fn over(
+    limit: Option<Duration>,
+    plugin: &Arc<str>,
+    callback: &'static CStr,
+    what: What,
+) -> Option<Watched> {
+    let limit = limit?;
     let until = Instant::now() + limit;
     let mut going_on = lock();
     going_on.next += 1;
     let number = going_on.next;
-    going_on.jobs.insert(number, Job { until, limit, context: context.clone(), callback, what });
+    going_on.jobs.insert(number, Job { until, limit, plugin: plugin.clone(), callback, what });
     if going_on.looks_at.is_none_or(|at| until < at) {
         BEGUN.notify_all();
     }
@@ -70,9 +75,7 @@ pub(crate) fn over(context: &Arc<Context>, callback: &'static CStr, what: What) 
 
 impl Drop for Watched {
     fn drop(&mut self) {
-        let ended = lock().jobs.remove(&self.0);
-        // Not under the lock: it may be the last owner of what its connection has.
-        drop(ended);
+        lock().jobs.remove(&self.0);
     }
 }
 
@@ -93,8 +96,6 @@ fn watch() {
                     drop(going_on);
                     job.end_the_process();
                 }
-                // Its connection may end meanwhile.
-                drop(job);
                 BEGUN.wait_timeout(going_on, left).expect("no panic under this lock").0
             }
         };
@@ -103,7 +104,7 @@ fn watch() {
 
 impl Job {
     fn end_the_process(&self) -> ! {
-        let (plugin, limit) = (&self.context.plugin, self.limit.as_secs_f32());
+        let (plugin, limit) = (&self.plugin, self.limit.as_secs_f32());
         let callback = self.callback.to_string_lossy();
         let what = match self.what {
             What::Callback => "has not returned",
@@ -113,6 +114,6 @@ impl Job {
             "plugin {plugin}: {callback} {what} for {limit} s; the watchdog ends the process"
         );
         // The line of a crash names the callback, and a core file shows where it hangs.
-        context::crash_in(&self.context, self.callback)
+        running::crash_in(plugin, self.callback)
     }
 }

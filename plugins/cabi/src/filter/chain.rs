@@ -141,7 +141,7 @@ fn open(name: &str) -> Result<(Backend, Library)> {
 ///
 /// # Errors
 /// There is no such filter, or it cannot be hosted.
-pub(crate) fn about(name: &str) -> Result<About> {
+pub fn about(name: &str) -> Result<About> {
     let (backend, library) = open(name)?;
     library.keep();
     let filter = backend.filter.expect("a filter was opened");

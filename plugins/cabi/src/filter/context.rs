@@ -133,7 +133,7 @@ pub(super) unsafe fn open(
         Some(_) => None,
         None => {
             let context = Arc::new(Context {
-                plugin: backend.name().into_owned(),
+                plugin: backend.name().into(),
                 client: current.as_ref().and_then(|context| context.client.clone()),
                 export: current.is_some().then(|| name.clone()),
                 tls,

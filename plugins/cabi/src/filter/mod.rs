@@ -17,5 +17,6 @@ mod data;
 mod face;
 mod functions;
 
-pub(crate) use chain::{about, set_up};
+pub use chain::about;
+pub(crate) use chain::set_up;
 pub(crate) use face::face;

@@ -10,9 +10,9 @@ use std::sync::{Arc, OnceLock};
 use block::{Error, Facts, Kind, Result};
 
 use crate::abi;
+use crate::connection::Connection;
 use crate::context::{self, Context};
 use crate::plugin::Plugin;
-use crate::visit::Connection;
 
 pub(crate) use self::calls::{RANGE_MAX, aligned};
 
@@ -31,7 +31,13 @@ pub(crate) struct Handle {
     /// Longest read or write that the plugin gets at once.
     longest: u32,
     /// What an asynchronous plugin knows as `conn`.
-    pub(crate) token: OnceLock<u64>,
+    pub(crate) token: OnceLock<Token>,
+}
+
+/// A number for a handle, and what forgets it when the handle is closed.
+pub(crate) struct Token {
+    pub(crate) number: u64,
+    pub(crate) forget: fn(u64),
 }
 
 /// What `open` answered: a token for the plugin.
@@ -98,8 +104,8 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        if let Some(&token) = self.token.get() {
-            crate::asynchronous::forget(token);
+        if let Some(token) = self.token.get() {
+            (token.forget)(token.number);
         }
         let Some(close) = self.connection.plugin.abi.close else { return };
         let (pointer, context) = (self.pointer, self.context.clone());
