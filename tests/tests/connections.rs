@@ -5,22 +5,29 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
+use std::time::Duration;
 
-use blockhaul_tests::{LIMIT, assert_same, blockhaul, bounded, lossy, serve, text, with_port};
+use blockhaul_tests::{
+    LIMIT, assert_same, blockhaul, bounded, lossy, serve, soon, succeed, text, with_port,
+};
+use serde_json::Value;
 use testkit::model::Model;
 use testkit::peer::{self, HandshakeFault, Offer, Scripted};
 use testkit::require_peer;
 use testkit::rng::Rng;
-use testkit::tools::{Peer, Scratch, Server};
+use testkit::tools::{Peer, Scratch, Server, wait_within};
 
 const SIZE: u64 = 12 << 20;
-/// So slow that further connections have time to be made, and to have a part in the work.
-const PACE: [&str; 6] =
-    ["-v", "-R", "2", "--request-size=128k", "--segment=512k", "--source-layer"];
-const DELAY: &str = "delay?read=15ms";
+/// Many requests, so that further connections can have a part in the work.
+const SMALL: [&str; 5] = ["-v", "-R", "2", "--request-size=128k", "--segment=512k"];
+/// What each of them takes at the end that is not looked at, until the copy has shown what it does about
+/// further connections: a lane alone would need 12 seconds.
+const PACE: Duration = Duration::from_millis(250);
 
 /// What a copy did.
 struct Copied {
@@ -28,12 +35,49 @@ struct Copied {
     warnings: Vec<String>,
 }
 
+/// Copies until it has found out whether further connections are of use.
 #[track_caller]
 fn copy(options: &[&str], source: &str, target: &str) -> Copied {
-    let args = [&["copy"], &PACE[..], &[DELAY], options, &["--", source, target]].concat();
-    let output = bounded(&mut blockhaul(&args), LIMIT);
-    let said = lossy(&output.stderr);
-    assert!(output.status.success(), "{said}");
+    copy_until(options, source, target, || false)
+}
+
+/// Copies between a server and a file, which is served slowly until several connections are at work,
+/// or a warning says why not, or this says that all has happened that will.
+#[track_caller]
+fn copy_until(options: &[&str], source: &str, target: &str, happened: impl Fn() -> bool) -> Copied {
+    let scratch = Scratch::new().unwrap();
+    let (control, said) = (scratch.socket("c"), scratch.file("said"));
+    let slow = |kind| format!("delay?{kind}={}ms", PACE.as_millis());
+    let serve_file =
+        |words: &[&str]| serve(&scratch, "slow", &[&["--control", text(&control)], words].concat());
+    let (gate, kind, ends) = match source.starts_with("nbd") {
+        true => {
+            File::create(target).unwrap().set_len(SIZE).unwrap();
+            let gate = serve_file(&["--layer", &slow("write"), target]);
+            let ends = [source.to_owned(), gate.uri("")];
+            (gate, "write", ends)
+        }
+        false => {
+            let gate = serve_file(&["-r", "--layer", &slow("read"), source]);
+            let ends = [gate.uri(""), target.to_owned()];
+            (gate, "read", ends)
+        }
+    };
+    let args = [&["copy"], &SMALL[..], options, &["--", &ends[0], &ends[1]]].concat();
+    let mut command = blockhaul(&args);
+    let mut child = command.stderr(File::create(&said).unwrap()).spawn().unwrap();
+    let told = || fs::read_to_string(&said).unwrap();
+    soon("neither several connections nor a warning", || {
+        child.try_wait().unwrap().is_some()
+            || told().contains("warning: ")
+            || happened()
+            || at_work(&control) > 1
+    });
+    succeed(&["ctl", text(&control), "set", "", "delay", &format!("{kind}=0")]);
+    let status = wait_within(&mut child, LIMIT);
+    let said = told();
+    assert!(status.is_some_and(|status| status.success()), "{status:?}: {said}");
+    drop(gate);
     let last = said.lines().last().unwrap();
     let words: Vec<&str> = last.split([' ', ',']).filter(|word| !word.is_empty()).collect();
     let place = words.iter().position(|word| *word == "lanes").unwrap();
@@ -42,6 +86,17 @@ fn copy(options: &[&str], source: &str, target: &str) -> Copied {
         lanes: words[place - 1].parse().unwrap(),
         warnings: warnings.map(str::to_owned).collect(),
     }
+}
+
+/// Clients of a server with requests in flight.
+fn at_work(control: &Path) -> usize {
+    let mut stream = UnixStream::connect(control).unwrap();
+    stream.write_all(b"{\"command\":\"clients\"}\n").unwrap();
+    let mut line = String::new();
+    BufReader::new(stream).read_line(&mut line).unwrap();
+    let told: Value = serde_json::from_str(&line).unwrap();
+    let clients = told["clients"].as_array().unwrap();
+    clients.iter().filter(|client| client["in_flight"].as_u64() > Some(0)).count()
 }
 
 impl Copied {
@@ -148,11 +203,7 @@ impl NbdServer {
             output.status.success().then_some(()).ok_or_else(|| lossy(&output.stderr))
         });
         // Waits as a client does: the process that was started has ended.
-        let begun = std::time::Instant::now();
-        while std::os::unix::net::UnixStream::connect(&socket).is_err() {
-            assert!(begun.elapsed() < LIMIT, "nbd-server does not listen");
-            std::thread::sleep(std::time::Duration::from_millis(5));
-        }
+        soon("nbd-server does not listen", || UnixStream::connect(&socket).is_ok());
         NbdServer {
             uri: format!("nbd+unix:///disk?socket={}", text(&socket)),
             pid,
@@ -226,11 +277,20 @@ fn qemu_nbd_for_one_client() {
         Server::qemu_nbd(&qemu_nbd, &scratch.socket(name), &args).unwrap()
     };
     let from = served("f", &image);
-    assert_eq!(copy(&[], &from.uri(""), text(&target)).lanes, 1);
+    let copied = copy_until(&[], &from.uri(""), text(&target), || dialled_twice(&from));
+    assert_eq!(copied.lanes, 1);
     assert_same(&image, &target, "from qemu-nbd");
     let to = served("t", &disk);
-    assert_eq!(copy(&["--flush"], text(&image), &to.uri("")).lanes, 1);
+    let copied = copy_until(&["--flush"], text(&image), &to.uri(""), || dialled_twice(&to));
+    assert_eq!(copied.lanes, 1);
     assert_same(&image, &disk, "to qemu-nbd");
+}
+
+/// Whether a server has a second connection, accepted or not: then the socket's name is in the table
+/// for the listener and for each of them.
+fn dialled_twice(server: &Server) -> bool {
+    let table = fs::read_to_string("/proc/net/unix").unwrap();
+    table.lines().filter(|line| line.ends_with(text(server.socket()))).count() > 2
 }
 
 /// A server whose first connection is as it should be, and whose further ones have a fault.
@@ -266,12 +326,14 @@ fn second_connections_with_a_fault() {
             Some(why) => copied.used_one(why),
             None => assert_eq!(copied.lanes, 1, "{what}"),
         };
+        // Where nothing is said about it, the second connection is all that can be waited for.
+        let dialled = |server: &Scripted| why.is_none() && server.connections() > 1;
         let (from, _) = second_has(fault.clone(), content(1));
-        check(copy(&[], &from.uri(), text(&target)));
+        check(copy_until(&[], &from.uri(), text(&target), || dialled(&from)));
         assert!(from.connections() > 1, "{what}: no second connection was tried");
         assert_same(&image, &target, &what);
         let (to, offer) = second_has(fault, vec![0xA5; SIZE as usize]);
-        check(copy(&["--flush"], text(&image), &to.uri()));
+        check(copy_until(&["--flush"], text(&image), &to.uri(), || dialled(&to)));
         assert!(to.connections() > 1, "{what}: no second connection was tried");
         assert!(offer.model.lock().unwrap().bytes() == content(1), "{what}: as a target");
     }
