@@ -2,16 +2,20 @@
 //! are slower the more connections there are. These take their time: `BLOCKHAUL_LONG` runs them.
 #![allow(clippy::unwrap_used)]
 
+use std::collections::{BTreeSet, VecDeque};
 use std::fs;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex};
 use std::time::Duration;
 
 use blockhaul_tests::{LIMIT, assert_same, blockhaul, bounded, lossy, text};
 use testkit::model::Model;
-use testkit::peer::{self, HandshakeFault, Offer, Scripted};
-use testkit::require_peer;
+use testkit::peer::{self, Conversation, HandshakeFault, Offer, Scripted};
 use testkit::rng::{Rng, seed};
-use testkit::tools::{Scratch, Server};
+use testkit::tools::Scratch;
+use wire::request::Header;
+use wire::{Command, magic};
 
 /// Whether tests may take long.
 fn long() -> bool {
@@ -59,36 +63,90 @@ fn a_handshake_that_never_ends_is_given_up_after_ten_seconds() {
     }
 }
 
-/// A server that serves one request at a time, each the more slowly the more connections have asked for
-/// the last eight.
-const CROWDED: [&str; 5] = [
-    "thread_model=echo serialize_all_requests",
-    "open=date +%N",
-    "can_multi_conn=exit 0",
-    "get_size=stat -Lc %s \"$image\"",
-    "pread=echo \"$2\" >> \"$asked\"; n=$(tail -n 8 \"$asked\" | sort -u | wc -l); \
-     sleep \"$(printf 0.%03d $((2 * n * n)))\"; \
-     dd if=\"$image\" iflag=skip_bytes,count_bytes skip=\"$4\" count=\"$3\" bs=256k status=none",
-];
+/// Longer than the copy takes that finds out about it.
+const COPY: Duration = Duration::from_secs(1200);
+
+/// A disk that is served one request at a time, each the more slowly the more connections have asked for the
+/// last eight.
+struct Crowded {
+    content: Vec<u8>,
+    /// Requests that have come; each is served in its turn, however the threads run.
+    came: AtomicU64,
+    turn: Condvar,
+    /// How many have been served, and the connections of the last; locked while one is.
+    served: Mutex<(u64, VecDeque<usize>)>,
+}
+
+impl Crowded {
+    /// One connection: the least of a handshake, and simple replies.
+    fn serve(&self, talk: &mut Conversation, number: usize) -> Result<(), String> {
+        // NBD_FLAG_HAS_FLAGS, …_READ_ONLY, …_CAN_MULTI_CONN.
+        const FLAGS: u16 = 1 | 1 << 1 | 1 << 8;
+        // Longer than the copy may do without this connection.
+        talk.patience(COPY)?;
+        talk.greet(3)?;
+        loop {
+            let (code, _) = talk.receive_option()?;
+            if code == magic::OPT_GO {
+                break;
+            }
+            talk.reply_option(code, magic::REP_ERR_UNSUP, &[])?;
+        }
+        let size = (self.content.len() as u64).to_be_bytes();
+        let export = [&magic::INFO_EXPORT.to_be_bytes()[..], &size, &FLAGS.to_be_bytes()].concat();
+        talk.reply_option(magic::OPT_GO, magic::REP_INFO, &export)?;
+        talk.reply_option(magic::OPT_GO, magic::REP_ACK, &[])?;
+        while let Some((request, _)) = talk.receive_request()? {
+            match request.command {
+                Command::Read => talk.send(&self.read(talk, &request, number))?,
+                Command::Disconnect => break,
+                // EINVAL.
+                _ => talk.send(&talk.done(&request, 22))?,
+            }
+        }
+        Ok(())
+    }
+
+    fn read(&self, talk: &Conversation, request: &Header, number: usize) -> Vec<u8> {
+        let place = self.came.fetch_add(1, Ordering::SeqCst);
+        let served = self.served.lock().unwrap();
+        let mut served = self.turn.wait_while(served, |served| served.0 != place).unwrap();
+        if served.1.len() == 8 {
+            served.1.pop_front();
+        }
+        served.1.push_back(number);
+        let different = served.1.iter().collect::<BTreeSet<_>>().len() as u64;
+        std::thread::sleep(Duration::from_millis(2 * different * different));
+        served.0 += 1;
+        self.turn.notify_all();
+        drop(served);
+        let (at, len) = (request.offset as usize, request.length as usize);
+        [&talk.simple(request.cookie, 0), &self.content[at..at + len]].concat()
+    }
+}
 
 #[test]
 fn a_server_that_is_slower_with_more_connections_is_used_with_fewer() {
-    let nbdkit = require_peer!("nbdkit");
     if !long() {
         return eprintln!("skipped: takes half a minute, set BLOCKHAUL_LONG");
     }
     let scratch = Scratch::new().unwrap();
-    let image = image(&scratch, 128 << 20);
-    let (asked, target) = (scratch.file("asked"), scratch.file("target"));
-    let socket = scratch.socket("s");
-    let mut command = nbdkit.tied_command();
-    command.env("image", &image).env("asked", &asked);
-    command.args(["--foreground", "--unix"]).arg(&socket).arg("eval").args(CROWDED);
-    let from = Server::start(command, &socket).unwrap();
+    let (image, target) = (image(&scratch, 128 << 20), scratch.file("target"));
+    let crowded = Crowded {
+        content: fs::read(&image).unwrap(),
+        came: AtomicU64::new(0),
+        turn: Condvar::new(),
+        served: Mutex::default(),
+    };
+    // What becomes of clients that leave is not the point.
+    let from = Scripted::start(move |talk, number| {
+        let _ = crowded.serve(talk, number);
+        Ok(())
+    });
     let options = ["--request-size=256k", "--segment=1M", "--progress=json"];
-    let ends = ["-v", &from.uri(""), text(&target)];
+    let ends = ["-v", &from.uri(), text(&target)];
     let mut copy = blockhaul(&[&["copy"], &options[..], &ends].concat());
-    let output = bounded(&mut copy, 10 * LIMIT.max(Duration::from_secs(60)));
+    let output = bounded(&mut copy, COPY);
     let said = lossy(&output.stderr) + &lossy(&output.stdout);
     assert!(output.status.success(), "{said}");
     assert_same(&image, &target, "slower with more connections");
