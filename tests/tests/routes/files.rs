@@ -175,19 +175,11 @@ fn copying_by_the_kernel_goes_on_when_it_is_interrupted() {
     let ((source, size), target) = (dense(&scratch), scratch.file("target.img"));
     for _ in 0..4 {
         garbage(&target, size).unwrap();
-        let mut command = copy(&["-S", "0", text(&source), text(&target)]);
-        command.stdout(Stdio::null()).stderr(Stdio::piped());
-        let mut child = command.spawn().unwrap();
-        let interrupting = Interrupting::start(vec![child.id()]);
-        let ended = tools::wait_within(&mut child, LIMIT);
-        let times = interrupting.stop();
-        if ended.is_none() {
-            child.kill().unwrap();
-        }
-        let mut told = String::new();
-        child.stderr.take().unwrap().read_to_string(&mut told).unwrap();
-        assert!(ended.is_some_and(|status| status.success()), "{ended:?}, {told}");
-        assert!(times > 3 && told.contains("copy-file-range"), "{times} times, {told}");
-        assert_same(&source, &target, "interrupted");
+        let command = || copy(&["-S", "0", text(&source), text(&target)]);
+        interrupted(command, &[], "by the kernel", |told| {
+            assert!(told.contains("copy-file-range"), "{told}");
+            assert_same(&source, &target, "interrupted");
+            garbage(&target, size).unwrap();
+        });
     }
 }

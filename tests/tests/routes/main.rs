@@ -13,7 +13,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use blockhaul_tests::{LIMIT, assert_same, blockhaul, bounded, garbage, lossy, serve, soon, text};
 use rustix::process::{Pid, Signal, kill_process};
@@ -139,6 +139,32 @@ fn refusing(errno: &str, calls: &str, command: &Command) -> Command {
         value.map(|value| refusing.env(name, value));
     }
     refusing
+}
+
+/// Runs a copy that is interrupted, as are these other processes, and looks what became of it: until one has
+/// been interrupted several times before it was over.
+#[track_caller]
+fn interrupted(command: impl Fn() -> Command, others: &[u32], what: &str, check: impl Fn(&str)) {
+    let begun = Instant::now();
+    loop {
+        let mut command = command();
+        command.stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let interrupting = Interrupting::start([&[child.id()], others].concat());
+        let ended = tools::wait_within(&mut child, LIMIT);
+        let times = interrupting.stop();
+        if ended.is_none() {
+            child.kill().unwrap();
+        }
+        let mut told = String::new();
+        child.stderr.take().unwrap().read_to_string(&mut told).unwrap();
+        assert!(ended.is_some_and(|status| status.success()), "{what}: {ended:?}, {told}");
+        check(&told);
+        if times > 3 {
+            return;
+        }
+        assert!(begun.elapsed() < LIMIT, "{what}: interrupted {times} times only");
+    }
 }
 
 /// Stops and continues processes all the time until it is dropped: calls that wait return early, and
