@@ -14,6 +14,8 @@
 #define THREAD_MODEL NBDKIT_THREAD_MODEL_PARALLEL
 
 static const char *mode = "";
+/* A file that is made when what came too late has been closed. */
+static const char *closed;
 static int preconnected;
 
 static int
@@ -25,8 +27,10 @@ is (const char *name)
 static int
 bad_config (const char *key, const char *value)
 {
-  (void)key;
-  mode = value;
+  if (strcmp (key, "closed") == 0)
+    closed = value;
+  else
+    mode = value;
   return 0;
 }
 
@@ -79,7 +83,7 @@ bad_can_extents (void *handle)
 {
   (void)handle;
   if (is ("hang-can") && strcmp (nbdkit_export_name (), "hang") == 0)
-    sleep (1);
+    sleep (8);
   return 1;
 }
 
@@ -87,8 +91,11 @@ static void
 bad_close (void *handle)
 {
   (void)handle;
-  if (is ("hang-can"))
+  if (is ("hang-can")) {
     nbdkit_error ("closed '%s'", nbdkit_export_name ());
+    if (closed != NULL && strcmp (nbdkit_export_name (), "hang") == 0)
+      fclose (fopen (closed, "w"));
+  }
 }
 
 static int
@@ -147,7 +154,7 @@ bad_pread (void *handle, void *buf, uint32_t count, uint64_t offset, uint32_t fl
   if (is ("read-odd"))
     return 7;
   if (is ("hang") && offset == 0)
-    sleep (2);
+    sleep (8);
   if (is ("hang-ever") && offset == 0)
     for (;;)
       pause ();
@@ -169,7 +176,7 @@ answer_later (void *closure)
 
   free (closure);
   if (is ("async-late"))
-    usleep (1000000);
+    sleep (8);
   else
     usleep (2000);
   if (is ("async-error")) {

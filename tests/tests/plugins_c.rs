@@ -39,6 +39,37 @@ fn misbehaving(mode: &str, scratch: &Scratch) -> Option<PathBuf> {
     compile(Path::new("tests/tests/misbehaving.c"), define, scratch)
 }
 
+/// Seconds after which a callback has taken too long: longer than a busy machine holds up those that
+/// return, and shorter than those sleep that do not return in time.
+const PATIENCE: u32 = 5;
+
+/// Both kinds of the plugin that misbehaves, which are compiled before anybody uses them.
+struct Misbehaving {
+    blocking: PathBuf,
+    later: PathBuf,
+}
+
+impl Misbehaving {
+    fn both(scratch: &Scratch) -> Option<Misbehaving> {
+        let [blocking, later] = ["hang", "async-late"].map(|mode| misbehaving(mode, scratch));
+        Some(Misbehaving { blocking: blocking?, later: later? })
+    }
+
+    fn of(&self, mode: &str) -> &Path {
+        if mode.starts_with("async-") { &self.later } else { &self.blocking }
+    }
+}
+
+/// Does this with all cases side by side, as most of them wait.
+fn at_once<T: Sync>(cases: &[T], check: impl Fn(&T) + Sync) {
+    let check = &check;
+    std::thread::scope(|scope| {
+        for case in cases {
+            scope.spawn(move || check(case));
+        }
+    });
+}
+
 const READ: &str = "nbdsh -u \"$uri\" -c 'h.pread(512, 0)' 2>&1";
 
 #[test]
@@ -81,15 +112,15 @@ fn double_late_and_foreign_answers_harm_nothing() {
 fn a_plugin_that_never_answers_is_reported_and_the_server_goes_on() {
     let scratch = Scratch::new().unwrap();
     let script = format!("! {READ}; nbdsh -u \"$uri\" -c 'h.pread(512, 4096)'");
-    for (mode, wanted) in
-        [("hang", "has not been answered"), ("async-late", "has not been answered")]
-    {
-        let Some(plugin) = misbehaving(mode, &scratch) else { return };
-        let said = served(&plugin, &format!("mode={mode}&@timeout=300ms"), &script);
-        assert!(said.contains(wanted) && said.contains("read of 512 bytes at offset 0"), "{said}");
+    let Some(plugins) = Misbehaving::both(&scratch) else { return };
+    at_once(&["hang", "async-late"], |mode| {
+        let said = served(plugins.of(mode), &format!("mode={mode}&@timeout={PATIENCE}s"), &script);
+        let place = "read of 512 bytes at offset 0";
+        assert!(said.contains("has not been answered") && said.contains(place), "{said}");
         assert!(said.contains("buffer stays lent"), "{said}");
-        assert!(mode != "hang" || said.contains("for 0.3 s, pread has not returned"), "{said}");
-    }
+        let returned = format!("for {PATIENCE} s, pread has not returned");
+        assert!(*mode != "hang" || said.contains(&returned), "{said}");
+    });
 }
 
 /// Without `--isolate` the server ends, with words: its service manager starts it again. What an
@@ -97,17 +128,19 @@ fn a_plugin_that_never_answers_is_reported_and_the_server_goes_on() {
 #[test]
 fn a_watchdog_ends_a_server_whose_plugin_hangs() {
     let scratch = Scratch::new().unwrap();
-    for (mode, wanted) in [
-        ("hang-ever", "pread has not returned for 0.5 s; the watchdog ends the process"),
-        ("hang-open", "open has not returned for 0.5 s; the watchdog ends the process"),
-        ("async-cancel", "async_pread has not been answered for 0.5 s; the watchdog"),
-    ] {
-        let Some(plugin) = misbehaving(mode, &scratch) else { return };
+    let cases = [
+        ("hang-ever", "pread has not returned"),
+        ("hang-open", "open has not returned"),
+        ("async-cancel", "async_pread has not been answered"),
+    ];
+    let Some(plugins) = Misbehaving::both(&scratch) else { return };
+    at_once(&cases, |(mode, what)| {
         let script = "! nbdsh -u \"nbd+unix:///hang?socket=$unixsocket\" -c 'h.pread(512, 0)' 2>&1";
-        let output = serve(&plugin, &format!("mode={mode}&@watchdog=500ms"), script);
+        let output = serve(plugins.of(mode), &format!("mode={mode}&@watchdog={PATIENCE}s"), script);
         let said = lossy(&output.stderr);
-        assert!(!output.status.success() && said.contains(wanted), "{mode}: {said}");
-    }
+        let wanted = format!("{what} for {PATIENCE} s; the watchdog ends the process");
+        assert!(!output.status.success() && said.contains(&wanted), "{mode}: {said}");
+    });
 }
 
 /// Whatever a client's connection hangs in: the client is told, the log names the callback, and others
@@ -121,25 +154,34 @@ fn a_connection_that_hangs_in_a_callback_is_reported_and_others_go_on() {
     let list = format!("! {ours} info --list \"$uri\" 2>&1");
     // The first who comes.
     let first = format!("! {ours} info \"$uri\" 2>&1");
-    for (mode, client, callback) in [
+    let cases = [
         ("hang-open", info.as_str(), "open"),
         ("hang-size", &info, "get_size"),
         ("hang-can", &info, "can_extents"),
         ("hang-list", &list, "list_exports"),
         ("hang-preconnect", &first, "preconnect"),
-    ] {
-        let Some(plugin) = misbehaving(mode, &scratch) else { return };
-        let script = format!("{client}; nbdsh -u \"$uri\" -c 'h.pread(512, 4096)'; sleep 1");
-        let output = serve(&plugin, &format!("mode={mode}&@timeout=300ms"), &script);
+    ];
+    let Some(plugins) = Misbehaving::both(&scratch) else { return };
+    at_once(&cases, |(mode, client, callback)| {
+        let mode = *mode;
+        let closed = scratch.file(&format!("closed-{mode}"));
+        // What comes too late is closed, for which this waits.
+        let wait = match mode {
+            "hang-can" => format!("until [ -e {} ]; do sleep 0.1; done", text(&closed)),
+            _ => ":".to_string(),
+        };
+        let script = format!("{client}; nbdsh -u \"$uri\" -c 'h.pread(512, 4096)'; {wait}");
+        let options = format!("mode={mode}&closed={}&@timeout={PATIENCE}s", text(&closed));
+        let output = serve(plugins.of(mode), &options, &script);
         let (heard, said) = (lossy(&output.stdout), lossy(&output.stderr));
         assert!(output.status.success(), "{mode}: {}: {heard}{said}", output.status);
-        let wanted = format!("plugin misbehaving: {callback} has not returned for 0.3 s");
+        let wanted = format!("plugin misbehaving: {callback} has not returned for {PATIENCE} s");
         assert!(said.contains(&wanted), "{mode}: {said}");
         // Before the handshake there is no way to say anything.
         assert!(mode == "hang-preconnect" || heard.contains(&wanted), "{mode}: {heard}");
         // What came too late was not left open.
         assert!(mode != "hang-can" || said.contains("closed 'hang'"), "{mode}: {said}");
-    }
+    });
 }
 
 #[test]
@@ -175,12 +217,20 @@ fn a_crash_names_no_other_plugin() {
 #[test]
 fn cancelled_requests_are_told_of_when_the_client_goes() {
     let scratch = Scratch::new().unwrap();
-    // A client that sends a request and leaves without waiting.
-    let script = "nbdsh -u \"$uri\" -c 'h.aio_pread(nbd.Buffer(512), 0)' -c 'h.poll(100)' \
-                  -c 'import os' -c 'os._exit(0)'; sleep 0.5";
     let Some(plugin) = misbehaving("async-cancel", &scratch) else { return };
-    let said = served(&plugin, "mode=async-cancel", script);
-    assert!(said.contains("cancelled"), "{said}");
+    let nbdsh = testkit::require_peer!("nbdsh");
+    let socket = scratch.socket("s");
+    let device = format!("nbdkit:{}?mode=async-cancel", text(&plugin));
+    let mut server = among_peers(program()).unwrap();
+    server.args(["serve", "-f", "--exit-with-parent", "-U", text(&socket), &device]);
+    let server = Server::start(server, &socket).unwrap();
+    // A client that sends a request and leaves without waiting.
+    let mut client = nbdsh.command();
+    client.args(["-u", &server.uri(""), "-c", "h.aio_pread(nbd.Buffer(512), 0)"]);
+    done(client.args(["-c", "h.poll(100)", "-c", "import os", "-c", "os._exit(0)"]));
+    // While the server goes on, and not because it ends.
+    server.says("cancelled").unwrap();
+    assert!(server.stop().unwrap().success());
 }
 
 /// Three threads answer each request, some after its time is up, while clients leave without waiting and

@@ -524,14 +524,15 @@ h.shutdown()";
 #[test]
 fn a_handshake_that_stops_in_tls_is_given_up() {
     let kit = kit();
-    let options = ["-v", "--timeout", "300ms", "--tls-psk", text(&kit.keys)];
+    // Longer than this client may be held up before it stops.
+    let options = ["-v", "--timeout", "6s", "--tls-psk", text(&kit.keys)];
     let server = Logged::start(&options, "memory:1M");
     let mut stream = server.connect();
     begin(&mut stream, &option(STARTTLS));
     assert_eq!(answer(&mut stream), 1);
     stream.write_all(&[0x16, 3, 1]).unwrap();
     assert_eq!(rest(&mut stream), b"");
-    server.log_with("no handshake within 0.3 s");
+    server.log_with("no handshake within 6 s");
 }
 
 #[test]

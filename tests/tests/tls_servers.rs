@@ -6,9 +6,8 @@ use std::fs;
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::time::Duration;
 
-use blockhaul_tests::{lossy, run, text};
+use blockhaul_tests::{LIMIT, lossy, run, text};
 use testkit::tools::Scratch;
 
 const ABORT: u32 = 2;
@@ -145,11 +144,11 @@ fn a_client_that_wants_tls_never_goes_on_in_plaintext() {
         let output = std::thread::scope(|scope| {
             let server = scope.spawn(move || {
                 let (mut stream, _) = listener.accept().unwrap();
-                stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+                stream.set_read_timeout(Some(LIMIT)).unwrap();
                 script(&mut stream);
             });
             let last = LastClient(&socket);
-            let output = run(&["info", "--timeout", "5", &uri]);
+            let output = run(&["info", "--timeout", "60", &uri]);
             drop(last);
             server.join().unwrap_or_else(|_| panic!("{name}: {}", lossy(&output.stderr)));
             output

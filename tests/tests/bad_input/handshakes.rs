@@ -1,5 +1,8 @@
 //! Nobody listens, somebody else does, the export is not there, or the handshake goes wrong.
 
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+
 use super::*;
 
 #[test]
@@ -18,14 +21,26 @@ fn where_nobody_listens_the_place_is_named() {
         OPEN,
         &[text(&absent)],
     );
-    // A port that was free a moment ago.
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    // A port that nobody else can have meanwhile, on which nobody listens.
+    let held = bound();
+    let address: SocketAddr = rustix::net::getsockname(&held).unwrap().try_into().unwrap();
+    let port = address.port();
     let uri = format!("nbd://127.0.0.1:{port}/x");
     refused(&["copy", &uri, text(&target)], OPEN, &["127.0.0.1", &port.to_string(), "refused"]);
     refused(&["info", &uri], 1, &["127.0.0.1", &port.to_string(), "refused"]);
     let name = "nbd://no-such-host.invalid/";
     refused(&["info", name], 1, &["no-such-host.invalid"]);
     assert!(!target.exists(), "nothing came, but a target was made");
+}
+
+/// A TCP socket with a port of loopback, which does not listen.
+fn bound() -> OwnedFd {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType};
+    let flags = SocketFlags::CLOEXEC;
+    let socket =
+        rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, flags, None).unwrap();
+    rustix::net::bind(&socket, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+    socket
 }
 
 #[test]
@@ -130,13 +145,14 @@ fn a_handshake_that_goes_wrong_ends_the_copy_soon() {
     });
 }
 
-/// `info`, `map` and `copy` say what a server did not say, and for how long they waited for it.
+/// `info`, `map` and `copy` say what a server did not say, and for how long they waited for it: longer than
+/// the server may be held up before what it does say.
 #[test]
 fn what_a_silent_server_did_not_say_is_told_with_the_time() {
     let offer = || Offer::new(Model::new(1 << 20));
-    let greeting = "no greeting within 0.5 s: is this an NBD server?";
-    let answer = "no answer in the handshake within 0.5 s; check that the server is alive, or wait";
-    let request = "no byte from the server for 0.5 s with 1 request in flight";
+    let greeting = "no greeting within 6 s: is this an NBD server?";
+    let answer = "no answer in the handshake within 6 s; check that the server is alive, or wait";
+    let request = "no byte from the server for 6 s with 1 request in flight";
     let mut cases = vec![(
         "map",
         offer().spoil(Spoil::from(wire::Command::BlockStatus, 0, How::Hang)),
@@ -152,10 +168,10 @@ fn what_a_silent_server_did_not_say_is_told_with_the_time() {
                 let server = Scripted::offer(offer);
                 let uri = server.uri();
                 let (args, status): (&[&str], i32) = match command {
-                    "info" => (&["info", "--timeout", "500ms", &uri], 1),
-                    "list" => (&["info", "--timeout", "500ms", "--list", &uri], 1),
-                    "copy" => (&["copy", "--timeout", "500ms", &uri, "null:"], LOST),
-                    _ => (&["map", "--timeout", "500ms", &uri], LOST),
+                    "info" => (&["info", "--timeout", "6s", &uri], 1),
+                    "list" => (&["info", "--timeout", "6s", "--list", &uri], 1),
+                    "copy" => (&["copy", "--timeout", "6s", &uri, "null:"], LOST),
+                    _ => (&["map", "--timeout", "6s", &uri], LOST),
                 };
                 refused(args, status, &[text(server.path()), words]);
             });

@@ -304,7 +304,8 @@ except nbd.Error as error:
 #[test]
 fn libnbd_has_many_requests_in_flight() {
     let scratch = Scratch::new().unwrap();
-    let layer = ["--layer", "delay?read=300ms"];
+    // Longer than this client may be held up between its first request and its last.
+    let layer = ["--layer", "delay?read=5s"];
     let server = serve(&scratch, "s", &[&layer[..], &["memory:64M"]].concat());
     nbdsh(
         &server,
@@ -334,7 +335,7 @@ assert order[0] == "write" and order.count("read") == 64, order
 for n, buffer in enumerate(buffers):
     assert buffer.to_bytearray() == bytearray([n + 1]) * 65536, n
 # They waited side by side.
-assert time.monotonic() - begun < 5
+assert time.monotonic() - begun < 100
 h.shutdown()
 "#,
     );
