@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::{BufRead as _, BufReader, ErrorKind, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -106,6 +106,11 @@ fn clients_and_what_they_do_are_shown() {
     assert!(one.ask(&beyond, &[]).unwrap().error != 0);
     let mut silent = Conversation::connect(served.server.socket()).unwrap();
     silent.hello(3).unwrap();
+    // What an answer was counted as may be seen a moment after it.
+    soon("they are not counted", || {
+        let clients = served.clients();
+        clients.len() == 2 && clients[0]["errors"] == 1 && clients[0]["in_flight"] == 0
+    });
     let shown = served.clients();
     let [client, silent_one] = &shown[..] else { panic!("{shown:?}") };
     assert_eq!(client["number"], 1);
@@ -144,15 +149,18 @@ fn clients_and_what_they_do_are_shown() {
 #[test]
 fn one_client_is_sent_away_and_the_others_stay() {
     let scratch = Scratch::new().unwrap();
-    let served = Served::start(&scratch, &["memory:1M", "--layer", "delay?write=400ms"]);
+    let layers = ["--layer", "delay?write=0", "--layer", "pause"];
+    let served = Served::start(&scratch, &[&["memory:1M"], &layers[..]].concat());
     let mut gone = served.connected("");
     let mut stays = served.connected("");
     // What is in progress is answered.
+    served.ctl(&["set", "", "pause", "paused=on"]);
     let write = gone.request(Command::Write, 0, 512);
     gone.send_request(&write, &[1; 512]).unwrap();
     soon("it is not in progress", || served.clients()[0]["in_flight"] == 1);
     assert!(served.ctl(&["disconnect", "1"]).contains("when its requests are answered"));
     assert_eq!(served.clients()[0]["leaving"], true);
+    served.ctl(&["set", "", "pause", "paused=off"]);
     assert_eq!(gone.receive_answer(&write).unwrap().error, 0);
     gone.expect_close().unwrap();
     soon("it stays", || served.clients().len() == 1);
@@ -252,7 +260,8 @@ fn it_drains_and_stops() {
     assert!(wait_within(&mut waits.0, Duration::from_millis(300)).is_none(), "a client is there");
     drop(client);
     assert!(wait_within(&mut waits.0, LIMIT).unwrap().success());
-    assert!(!served.control.exists() && !served.server.socket().exists(), "sockets are left");
+    // It has let go of the clients before it ends.
+    soon("sockets are left", || !served.control.exists() && !served.server.socket().exists());
     let (status, said) = served.refused(&["clients"]);
     assert!(status == 3 && said.contains("--control"), "{said}");
     assert!(served.server.stop().unwrap().success());
@@ -282,6 +291,8 @@ fn a_socket_in_use_is_left_alone_and_a_left_one_taken_over() {
     let left = scratch.socket("left");
     drop(UnixListener::bind(&left).unwrap());
     assert!(left.exists());
+    // A process that another test is just starting may have it still.
+    soon("somebody listens", || UnixStream::connect(&left).is_err());
     let output = second(&left);
     assert!(output.status.success(), "{}", lossy(&output.stderr));
     assert!(!left.exists(), "it is removed in the end");
@@ -328,6 +339,9 @@ fn whatever_is_said_on_the_socket_is_answered_or_ends_it() {
     for _ in 0..64 {
         ended = ended || stream.get_mut().write_all(&[b'x'; 4096]).is_err();
     }
-    assert!(ended || stream.read_line(&mut String::new()).is_ok_and(|len| len == 0));
+    // A reset is an end, too: what was sent need not have been read.
+    let end = stream.read_line(&mut String::new());
+    let reset = |error: &std::io::Error| error.kind() == ErrorKind::ConnectionReset;
+    assert!(ended || end.as_ref().is_ok_and(|len| *len == 0) || end.as_ref().is_err_and(reset));
     assert!(served.clients().is_empty());
 }

@@ -28,6 +28,8 @@ static const char *reads = "";
 /* Milliseconds. */
 static int patience;
 static int handles, inside;
+/* As many reads as were wanted have met: nobody waits any more. */
+static bool met;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* A line of one write: callback, handle (0: none), thread, and what there is to add. */
@@ -162,6 +164,8 @@ meet (int *counter, int wanted)
     if (*counter > most)
       most = *counter;
     if (most >= wanted)
+      met = true;
+    if (met)
       break;
     pthread_mutex_unlock (&lock);
     usleep (1000);

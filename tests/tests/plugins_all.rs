@@ -303,8 +303,7 @@ fn torrent_serves_what_it_has_of_one() {
         text(&torrent),
         text(&scratch.file("d"))
     );
-    // It needs a moment to see what it has.
-    serving(&device, &["-r"], &format!("sleep 2; nbdcopy \"$uri\" {}", text(&out)));
+    serving(&device, &["-r"], &format!("nbdcopy \"$uri\" {}", text(&out)));
     assert_same(&disk, &out, "through the torrent plugin");
     fs::write(&torrent, "nothing").unwrap();
     let output = serve_and_run(&device, &[], "nbdinfo \"$uri\"");

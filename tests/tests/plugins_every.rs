@@ -39,7 +39,7 @@ fn run(plugin: &Path, wrong: &str, client: &str) -> (Output, Vec<String>) {
         format!("nbdsh --base-allocation -u \"$uri\" -c 'exec(open(\"{}\").read())'", text(&path));
     let mut command = among_peers(program()).unwrap();
     command.args(["serve", &device, "--run", &script]);
-    let output = bounded(&mut command, LIMIT);
+    let output = bounded(command.env("NOTES", &notes), LIMIT);
     let notes = fs::read_to_string(notes).unwrap();
     (output, notes.lines().map(String::from).collect())
 }
@@ -151,7 +151,10 @@ fn answers_that_do_not_fit_their_request_are_errors_by_name() {
 fn an_answer_after_the_client_has_gone_is_heard_by_nobody() {
     let scratch = Scratch::new().unwrap();
     let Some(plugin) = plugin(&scratch) else { return };
-    let client = "import os\nh.aio_pread(nbd.Buffer(512), 0)\nh.poll(100)\nos._exit(0)\n";
+    // It stays until the plugin has the request, and not until the answer.
+    let client = "import os\nh.aio_pread(nbd.Buffer(512), 0)\n\
+                  while 'pread' not in open(os.environ['NOTES']).read(): h.poll(10)\n\
+                  os._exit(0)\n";
     let (said, notes) = serve(&plugin, "late", client);
     let order: Vec<_> = notes.iter().filter_map(|note| note.split(' ').next()).collect();
     assert_eq!(order, ["pread", "answered", "close", "most"], "{said}");

@@ -103,7 +103,9 @@ fn a_life_has_nbdkits_order_and_questions_are_asked_once() {
     let listed = "nbdinfo --list --json \"nbd+unix:///?socket=$unixsocket\" >/dev/null";
     let config = ["a=1", "value", "b=x y", "a=2"];
     // Until it is closed a client's handle may be behind the next client's.
-    let script = format!("{client}; sleep 0.3; {client}; sleep 0.3; {listed}");
+    let closed =
+        |number| format!("until grep -q '^close {number} ' \"$NOTES\"; do sleep 0.01; done");
+    let script = format!("{client}; {}; {client}; {}; {listed}", closed(1), closed(2));
     let [theirs, ours] = [Nbdkit, Blockhaul].map(|host| serve(host, &plugin, &config, &script).1);
     let asked = |note: &Note| {
         let name = note.callback.as_str();
@@ -172,7 +174,7 @@ fn thread_models_are_kept_to() {
         let Some(plugin) = plugin(model, false, &scratch) else { return };
         for (reads, most_wanted) in [("reads=meet-own", own), ("reads=meet-any", any)] {
             // Those who meet do so at once; on a busy machine soon.
-            let patience = if most_wanted == 1 { "patience=50" } else { "patience=5000" };
+            let patience = if most_wanted == 1 { "patience=50" } else { "patience=60000" };
             let (_, notes) = serve(Blockhaul, &plugin, &[reads, patience], &script);
             let threads = threads(&notes);
             assert_eq!(threads.len(), 3, "{model}");

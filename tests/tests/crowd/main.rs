@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use blockhaul_tests::{distinct, serve, soon, text};
+use blockhaul_tests::{LIMIT, distinct, serve, soon, text};
 use serde_json::{Value, json};
 use testkit::peer::Conversation;
 use testkit::rng::Rng;
@@ -104,7 +104,9 @@ struct Owner {
 
 impl Owner {
     fn connect(path: &Path) -> Owner {
-        Owner { stream: BufReader::new(UnixStream::connect(path).unwrap()) }
+        let stream = UnixStream::connect(path).unwrap();
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        Owner { stream: BufReader::new(stream) }
     }
 
     /// None: the server is gone.
