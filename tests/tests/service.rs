@@ -101,9 +101,16 @@ fn figures_are_what_clients_do() {
     let metrics = ["--metrics", "127.0.0.1:0", "--layer", "delay?flush=30ms"];
     let server = Running::start(&scratch, &[&exports[..], &metrics[..]].concat());
     // It listens before it says where its figures are.
-    soon("no figures", || server.logged().ends_with('\n'));
-    let logged = server.logged();
-    let address = logged.trim().strip_prefix("blockhaul: serve: metrics on ").unwrap();
+    let mut address = String::new();
+    soon("no figures", || {
+        // It may say something else, too, and the last line need not be there whole.
+        let logged = server.logged();
+        let whole = logged.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n'));
+        let mut told = whole.filter_map(|line| line.strip_prefix("blockhaul: serve: metrics on "));
+        address = told.next().unwrap_or_default().to_string();
+        !address.is_empty()
+    });
+    let address = address.as_str();
     let page = || {
         let mut peer = TcpStream::connect(address).unwrap();
         peer.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
