@@ -12,6 +12,11 @@ pub struct Intent {
     pub write: bool,
     /// It is the target of a copy of this many bytes: made, or made larger, where it can be.
     pub target_size: Option<u64>,
+    /// All that this target holds will be written over or zeroed: it need not be emptied first, where
+    /// giving its blocks back and getting others is slower. Without [`Facts::zeroed`] it was not.
+    ///
+    /// [`Facts::zeroed`]: crate::Facts::zeroed
+    pub overwrites: bool,
     /// The copy may be shorter, and is written from the front: what can grow begins empty and is as
     /// long as what was written. Reads behind that are not answered.
     pub grows: bool,
@@ -33,8 +38,13 @@ pub enum Direct {
 
 impl Intent {
     /// To be read.
-    pub const READ: Intent =
-        Intent { write: false, target_size: None, grows: false, direct: Direct::Off };
+    pub const READ: Intent = Intent {
+        write: false,
+        target_size: None,
+        overwrites: false,
+        grows: false,
+        direct: Direct::Off,
+    };
     /// To be read and written.
     pub const WRITE: Intent = Intent { write: true, ..Intent::READ };
 
@@ -46,6 +56,12 @@ impl Intent {
     /// To be the target of a copy of unknown length, of at most `most` bytes.
     pub fn growing(most: u64) -> Intent {
         Intent { grows: true, ..Intent::target(most) }
+    }
+
+    /// The same, of a target that is written over as a whole, or not.
+    #[must_use]
+    pub fn overwriting(self, overwrites: bool) -> Intent {
+        Intent { overwrites, ..self }
     }
 
     /// The same, with data going past the page cache or not.

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::os::unix::net::UnixListener;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
@@ -60,6 +60,75 @@ fn check_failure(output: &Output, status: i32, words: &[&str]) {
 
 fn serve(scratch: &Scratch, args: &[&str]) -> Server {
     Server::blockhaul(OURS.as_ref(), &scratch.socket("own"), args).unwrap()
+}
+
+/// A file of pieces of `unit` bytes: data, and every other one a hole.
+fn holey(path: &std::path::Path, size: u64, unit: usize) {
+    let file = std::fs::File::create(path).unwrap();
+    file.set_len(size).unwrap();
+    let content = pattern(size as usize);
+    for at in (0..size as usize).step_by(2 * unit) {
+        file.write_all_at(&content[at..at + unit], at as u64).unwrap();
+    }
+}
+
+#[test]
+fn what_a_target_holds_is_written_over_or_freed() {
+    let scratch = Scratch::new().unwrap();
+    let (source, target) = (scratch.file("source"), scratch.file("target"));
+    let paths = [&source, &target].map(|path| path.display().to_string());
+    let size = 16_u64 << 20;
+    let blocks = |path| std::fs::metadata(path).unwrap().blocks();
+    let assert_same = || {
+        assert!(std::fs::read(&source).unwrap() == std::fs::read(&target).unwrap());
+        assert_eq!(blocks(&source), blocks(&target), "zeroes need no blocks");
+    };
+    // Long runs are zeroed where they are, and many short ones had better not be there before.
+    for (unit, zeroed) in [(4 << 20, true), (64 << 10, false)] {
+        holey(&source, size, unit);
+        for held in [size / 2, size, size + 5000] {
+            std::fs::write(&target, vec![0xee; held as usize]).unwrap();
+            let done = assert_copies(&["--verbose", &paths[0], &paths[1]]);
+            let said = text(&done.stderr);
+            // What the target had not before is a hole already.
+            let expected = match zeroed {
+                true => (size - held.min(size)) / 2,
+                false => size / 2,
+            };
+            let told = format!("{} zeroed, {expected} skipped", size / 2 - expected);
+            assert!(said.contains(&told), "{told}: {said}");
+            assert_same();
+        }
+    }
+    // Who says that it is zeroes, and who needs to know a fresh target, has it emptied.
+    holey(&source, size, 4 << 20);
+    let journal = scratch.file("journal").display().to_string();
+    for options in [&["--destination-is-zero"][..], &["--journal", &journal]] {
+        std::fs::write(&target, vec![0xee; size as usize]).unwrap();
+        let done = assert_copies(&[options, &["--verbose", &paths[0], &paths[1]]].concat());
+        let said = text(&done.stderr);
+        assert!(said.contains(&format!("0 zeroed, {} skipped", size / 2)), "{said}");
+        assert_same();
+    }
+}
+
+#[test]
+fn short_runs_of_zeroes_make_holes_in_a_target_with_blocks_when_asked_for() {
+    let scratch = Scratch::new().unwrap();
+    let (source, target) = (scratch.file("source"), scratch.file("target"));
+    let paths = [&source, &target].map(|path| path.display().to_string());
+    // Data as far as its extents go, 16 KiB of zeroes in each 32.
+    let mut content = pattern(4 << 20);
+    content.chunks_mut(32 << 10).for_each(|piece| piece[..16 << 10].fill(0));
+    std::fs::write(&source, &content).unwrap();
+    for (sparse, share) in [(None, 1), (Some("4096"), 2)] {
+        std::fs::write(&target, vec![0xee; content.len()]).unwrap();
+        let sparse: Vec<_> = sparse.into_iter().flat_map(|size| ["-S", size]).collect();
+        assert_copies(&[&sparse[..], &[&paths[0], &paths[1]]].concat());
+        assert!(std::fs::read(&target).unwrap() == content);
+        let blocks = std::fs::metadata(&target).unwrap().blocks();
+        assert_eq!(blocks * 512 * share, content.len() as u64, "{sparse:?}");
+    }
 }
 
 #[test]

@@ -61,6 +61,7 @@ pub use options::{
 pub use progress::{Progress, Snapshot};
 pub use rate::{Rate, Schedule};
 pub use route::Routes;
+pub use sample::is_coarse;
 pub use settled::check_source;
 pub use stream::{copy_from_pipe, copy_to_pipe};
 pub use verify::{Verified, manifest, verify};

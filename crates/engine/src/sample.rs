@@ -3,7 +3,9 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use block::{Error, Kind, Reply, Request, Result, ZERO};
+use block::{
+    BASE_ALLOCATION, Can, DeviceExt as _, Error, Kind, Reply, Request, Result, Stack, ZERO,
+};
 use io::Room;
 
 use crate::end::End;
@@ -56,6 +58,29 @@ const LOOK: u64 = 4 << 10;
 const LOOKS: u64 = 32;
 /// Runs of extents that are considered.
 const RUNS: usize = 4 << 10;
+
+/// Bytes of a run of extents, on average, from which on a source counts as coarse.
+const COARSE: u64 = 1 << 20;
+/// Bytes whose extents are asked for to find that out, and time for the answer.
+const COARSE_OF: u64 = 2 << 30;
+const COARSE_IN: Duration = Duration::from_millis(250);
+
+/// Whether a source lies in long runs of data and of zeroes as far as its first answer goes, or does
+/// not say, so that zeroing a target hole by hole costs little next to writing the data.
+pub async fn is_coarse(source: &Stack) -> bool {
+    let device = source.device();
+    let facts = device.facts();
+    let asks = facts.can.contains(Can::EXTENTS) && facts.size > 0;
+    let Some(context) = facts.context(BASE_ALLOCATION).filter(|_| asks) else { return true };
+    let len = facts.size.min(COARSE_OF);
+    match io::timeout(COARSE_IN, device.extents(0, len, context)).await {
+        Ok(Ok(lists)) => {
+            lists.iter().all(|extents| extents.len() as u64 <= 1 + extents.total() / COARSE)
+        }
+        // Too slow; or the copy itself will say what is wrong.
+        Err(_) | Ok(Err(_)) => true,
+    }
+}
 
 /// Looks at places of a device that do not read as zeroes by its own account, spread evenly: the
 /// offset of the first byte there that is not zero. Its extents are not waited for much longer than

@@ -41,7 +41,7 @@ impl Backend for File {
     }
 
     fn summary(&self) -> &'static str {
-        "a file or block device; as a copy target it is created if absent, and emptied if not"
+        "a file or block device; as a copy target it is created if absent, and emptied or written over if not"
     }
 
     fn example(&self) -> &'static str {

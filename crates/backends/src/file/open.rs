@@ -21,6 +21,9 @@ use crate::operand;
 /// one short request.
 const PREFERRED: (u32, u32) = (4096, 1 << 20);
 
+/// A file that has blocks for one in so many bytes of a copy is worth writing over.
+const BLOCKS_SHARE: u64 = 8;
+
 /// Opens the file that a description names; blocks.
 pub(super) fn open(target: &Target) -> Result<FileDevice> {
     let mut name = operand::name(target);
@@ -105,15 +108,18 @@ impl Open<'_> {
         };
         // Direct writes of a part of a block need the rest of it, which is not there while it grows.
         let grows = self.target.intent.grows && !is_disk && !direct;
+        let mut zeroed = false;
         if let Some(size) = self.target.intent.target_size
             && !is_disk
         {
             // Emptied first, so that what was there before reads as zeroes.
-            let empty = ftruncate(&file, 0).and_then(|()| match grows {
+            zeroed = grows || !(self.target.intent.overwrites && has_blocks(&stat, size));
+            let emptied = if zeroed { ftruncate(&file, 0) } else { Ok(()) };
+            let sized = emptied.and_then(|()| match grows {
                 true => Ok(()),
                 false => ftruncate(&file, size),
             });
-            empty.map_err(|errno| system(format!("cannot make it {size} bytes large"), errno))?;
+            sized.map_err(|errno| system(format!("cannot make it {size} bytes large"), errno))?;
         }
         let size = match self.target.intent.target_size {
             Some(size) if grows => size,
@@ -164,7 +170,7 @@ impl Open<'_> {
             block: BlockSizes { minimum, preferred, ..BlockSizes::default() },
             can,
             rotational: limits::rotational(disk),
-            zeroed: !is_disk && self.target.intent.target_size.is_some(),
+            zeroed,
             takes_parked: !direct && !writes_past,
             allocation_unit: unit,
             contexts: vec![BASE_ALLOCATION.to_string()],
@@ -300,6 +306,13 @@ fn only_regular(stat: &Stat) -> Result<()> {
         FileType::RegularFile => Ok(()),
         _ => Err(Error::new(Kind::NotFound, "is no regular file, and links are not followed")),
     }
+}
+
+/// Whether a file has so many blocks that writing over them is faster than giving them back and getting
+/// others for `size` bytes: measured, a third of the processor time on ext4 and half of it on tmpfs.
+fn has_blocks(stat: &Stat, size: u64) -> bool {
+    let held = u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512);
+    held >= (size / BLOCKS_SHARE).max(1)
 }
 
 fn no_direct() -> Error {

@@ -217,6 +217,28 @@ fn a_copy_target_is_made_or_emptied() {
 }
 
 #[test]
+fn a_target_with_blocks_keeps_them_for_who_writes_over_them() {
+    let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+    let path = dir.path().join("disk");
+    for size in [40_000_usize, 60_000, 90_000] {
+        fs::write(&path, [7; 60_000]).unwrap();
+        let intent = Intent::target(size as u64).overwriting(true);
+        let facts = device(&path, "", intent).unwrap().facts();
+        assert_eq!((facts.size, facts.zeroed), (size as u64, false));
+        let mut left = vec![7; size.min(60_000)];
+        left.resize(size, 0);
+        assert_eq!(fs::read(&path).unwrap(), left);
+    }
+    // Next to no blocks: the rest is known to be zeroes when it is emptied.
+    for held in [0, 1] {
+        fs::write(&path, vec![7; held]).unwrap();
+        let facts = device(&path, "", Intent::target(1 << 20).overwriting(true)).unwrap().facts();
+        assert_eq!((facts.size, facts.zeroed), (1 << 20, true));
+        assert_eq!(fs::read(&path).unwrap(), vec![0; 1 << 20]);
+    }
+}
+
+#[test]
 fn direct_files_tell_their_alignment_and_reach_an_odd_end() {
     let runtime = Runtime::start(&Config { workers: 1, engine: Engine::Auto }).unwrap();
     let dir = tempfile::tempdir_in("/var/tmp").unwrap();

@@ -22,6 +22,10 @@ use crate::{args, devices, out, signals};
 /// ext4's limit with blocks of 4096.
 const PIPE_SIZES: [u64; 2] = [1 << 60, (16 << 40) - 4096];
 
+/// Shortest run of zeroes, in bytes, for which a hole is made in a file that is written over, where
+/// nothing else is asked for.
+const SPARSE_OVER: u32 = 64 << 10;
+
 /// A copy that is about to run.
 pub(crate) struct Job {
     registry: Registry,
@@ -276,8 +280,11 @@ impl Job {
 
     /// Whether the target is neither made nor emptied.
     fn target_is_kept(&self) -> bool {
-        let there = path_of(&self.target).is_some_and(|path| !is_absent(&path));
-        self.goes_on() || self.target_stays() || (self.part.is_some() && there)
+        self.goes_on() || self.target_stays() || (self.part.is_some() && self.target_is_there())
+    }
+
+    fn target_is_there(&self) -> bool {
+        path_of(&self.target).is_some_and(|path| !is_absent(&path))
     }
 
     async fn open_both(&mut self) -> Result<(Stack, Stack), Failure> {
@@ -294,12 +301,27 @@ impl Job {
         if let Some(journal) = self.journal.as_ref().filter(|journal| journal.restart) {
             engine::discard_journal(&journal.path).map_err(|error| self.failed(&error))?;
         }
-        let intent = if kept { Intent::WRITE } else { Intent::target(size) };
+        let intent = match kept {
+            true => Intent::WRITE,
+            false => Intent::target(size).overwriting(self.may_overwrite(&source).await),
+        };
         let intent = intent.direct(direct::target(self.direct, &self.source, size));
         let target = self.open_target(intent).await?;
+        if intent.overwrites && self.options.sampled && !target.device().facts().zeroed {
+            // Freeing blocks one by one takes longer than writing them.
+            self.options.sparse = self.options.sparse.max(SPARSE_OVER);
+        }
         self.check_target(&source, &target)?;
         self.progress.expect(size);
         Ok((source, target))
+    }
+
+    /// Whether a target that is there may keep its blocks. It is emptied where it is said to be zeroes,
+    /// where there would be many holes to be made, and for a journal, which tells a fresh target.
+    async fn may_overwrite(&self, source: &Stack) -> bool {
+        let options = &self.options;
+        let fresh = options.target_is_zero || self.journal.is_some() || self.part.is_some();
+        !fresh && self.target_is_there() && engine::is_coarse(source).await
     }
 
     async fn between_devices(&mut self, pool: &Pool) -> Result<Report, Failure> {
