@@ -77,12 +77,13 @@ impl Line {
 
     /// Whether zeroes and trims may be asked for, in flags that each stands for in an export's: nbdkit's
     /// `protect` ends with SIGSEGV when it refuses them, and `cow` here leaves parts of blocks untrimmed.
+    /// nbdkit's `cache` keeps what was trimmed, and ends with a failed assertion for a trim that is durable.
     pub fn withheld(&self) -> u16 {
         let mut withheld = 0;
         if self.has("protect") {
             withheld |= 1 << 5 | 1 << 6;
         }
-        if self.has("cow") {
+        if self.has("cow") || self.has("cache") {
             withheld |= 1 << 5;
         }
         // Layers may try what filters do not, and the other way round.

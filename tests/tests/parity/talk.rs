@@ -95,6 +95,11 @@ fn greet(server: &Server, replies: Replies) -> Result<(Conversation, Greeting, u
     Ok((talk, Greeting { flags, replies: seen, size, told, contexts }, of_export))
 }
 
+/// Whether a server sends away who comes.
+pub fn refuses(server: &Server) -> bool {
+    greet(server, Replies::Structured).is_err()
+}
+
 /// One connection to each, the same requests on both; what is different. False: what is stored need not be
 /// the same any more.
 pub fn compare(
