@@ -115,9 +115,10 @@ impl Clients {
         table.going >= LINGERING || (young && (full || table.new.len() >= handshakes))
     }
 
-    /// The connection has finished its handshake: its place is its own.
-    pub(crate) fn settle(&self, id: u64) {
-        self.table().new.remove(&id);
+    /// The connection has finished its handshake: its place is its own, unless (false) another has it by
+    /// now.
+    pub(crate) fn settle(&self, id: u64) -> bool {
+        self.table().new.remove(&id).is_some()
     }
 
     /// The connection is gone.

@@ -54,19 +54,21 @@ impl Mouth<'_> {
     }
 }
 
-/// Runs the handshake; `None` when the client left politely.
+/// Runs the handshake; `None` when the client left politely. `settle` makes the connection's place its own,
+/// before the client hears that it is served.
 pub(crate) async fn run(
     config: &Config,
     tls: &Tls,
     connection: &Connection,
     hall: &mut Hall<'_>,
     stream: &Stream,
+    settle: &dyn Fn() -> Result<(), Ending>,
 ) -> Result<Option<Chosen>, Ending> {
     let offers = &config.offers;
     let mut mouth = Mouth { stream, queue: SendQueue::default() };
     let mut out = Vec::new();
     if offers.oldstyle {
-        return oldstyle(config, connection, hall, mouth).await.map(Some);
+        return oldstyle(config, connection, hall, mouth, settle).await.map(Some);
     }
     let mut handshake = Handshake::new(offered(config, tls), &mut out);
     // Small until a client needs more: a crowd of silent clients must stay cheap.
@@ -144,11 +146,12 @@ pub(crate) async fn run(
                 return left(&handshake);
             }
             Event::Transmission(negotiated) => {
-                mouth.say(&mut out).await?;
                 let Ok(Export { device, name, .. }) = hall.find(&negotiated.export).await else {
                     return Err("the export has gone".to_string().into());
                 };
+                settle()?;
                 connection.chose(&name);
+                mouth.say(&mut out).await?;
                 let outbox = mouth.queue;
                 return Ok(Some(Chosen { negotiated: *negotiated, device, inbox, outbox }));
             }
@@ -209,6 +212,7 @@ async fn oldstyle(
     connection: &Connection,
     hall: &mut Hall<'_>,
     mut mouth: Mouth<'_>,
+    settle: &dyn Fn() -> Result<(), Ending>,
 ) -> Result<Chosen, Ending> {
     if matches!(config.tls, Tls::Require(_)) {
         return Err(Ending::refused("TLS is required, which oldstyle clients cannot have".into()));
@@ -217,6 +221,7 @@ async fn oldstyle(
     let export = hall.find("").await.map_err(refused)?;
     let info = describe(config, &export, "");
     let mut out = Vec::new();
+    settle()?;
     connection.chose(&export.name);
     wire::handshake::server::oldstyle(info.size, info.flags, &mut out);
     mouth.say(&mut out).await?;

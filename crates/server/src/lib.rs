@@ -335,7 +335,11 @@ impl Server {
         };
         let time = self.config.limits.handshake;
         let tls = self.tls();
-        let greeting = handshake::run(&self.config, &tls, &connection, &mut hall, &stream);
+        let settle = || match self.clients.settle(connection.id) {
+            true => Ok(()),
+            false => Err(self.cut(Leave::Crowded)),
+        };
+        let greeting = handshake::run(&self.config, &tls, &connection, &mut hall, &stream, &settle);
         let greeting = async {
             match time {
                 Duration::ZERO => greeting.await,
@@ -349,7 +353,6 @@ impl Server {
             Err(leave) => return Err(self.cut(leave)),
         };
         let Some(chosen) = chosen else { return Ok(()) };
-        self.clients.settle(connection.id);
         Ok(session::run(self.clone(), connection, stream, chosen, hall.guest(), told).await?)
     }
 
