@@ -215,28 +215,34 @@ fn large_writes_are_shared_with_an_idle_worker_when_more_have_come() {
     let fixture = serve(slow.clone(), Limits::default());
     let workers = || std::mem::take(&mut *slow.workers.lock().unwrap());
     let mut client = fixture.client(Replies::Simple);
-    let bytes = |nth: u64| vec![nth as u8 ^ 0x5a; len as usize];
+    let bytes = |nth: u64, round: u8| vec![nth as u8 ^ round; len as usize];
     for nth in 0..count {
         assert_eq!(client.write(nth * len, &vec![1; len as usize]).unwrap(), 0);
     }
     assert_eq!(workers().len(), 1, "one at a time stays where it came");
-    let mut asked: BTreeSet<u64> = (0..count)
-        .map(|nth| {
-            let request = client.request(Command::Write, nth * len, len);
-            client.send_request(&request, &bytes(nth)).unwrap();
-            request.cookie
-        })
-        .collect();
-    // In whatever order they come.
-    for _ in 0..count {
-        assert_eq!(client.receive_u32().unwrap(), wire::magic::SIMPLE_REPLY);
-        assert_eq!(client.receive_u32().unwrap(), 0);
-        assert!(asked.remove(&client.receive_u64().unwrap()));
-    }
-    assert_eq!(workers().len(), 2, "the idle worker helps");
-    for nth in 0..count {
-        assert_eq!(client.read(nth * len, len as usize).unwrap(), bytes(nth));
-    }
+    let mut round = 0x5a;
+    // Again where this thread was kept from sending more before the server had looked, or the other
+    // worker from going to sleep.
+    wait_until("the idle worker helps", || {
+        round = u8::wrapping_add(round, 1);
+        let mut asked: BTreeSet<u64> = (0..count)
+            .map(|nth| {
+                let request = client.request(Command::Write, nth * len, len);
+                client.send_request(&request, &bytes(nth, round)).unwrap();
+                request.cookie
+            })
+            .collect();
+        // In whatever order they come.
+        for _ in 0..count {
+            assert_eq!(client.receive_u32().unwrap(), wire::magic::SIMPLE_REPLY);
+            assert_eq!(client.receive_u32().unwrap(), 0);
+            assert!(asked.remove(&client.receive_u64().unwrap()));
+        }
+        for nth in 0..count {
+            assert_eq!(client.read(nth * len, len as usize).unwrap(), bytes(nth, round));
+        }
+        workers().len() == 2
+    });
 }
 
 /// Storage that cannot be opened, and counts how often somebody tried.
