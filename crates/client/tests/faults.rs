@@ -4,6 +4,7 @@
 
 mod common;
 
+use std::sync::mpsc::TryRecvError;
 use std::time::{Duration, Instant};
 
 use block::{Can, Contexts, Device, Error, Kind, Pending, Reply, Request};
@@ -380,50 +381,73 @@ fn silence_with_requests_in_flight_is_an_error_and_none_without() {
         talk.send(&talk.done(&request, 0))?;
         talk.hang()
     });
-    let timeout = Duration::from_secs(1);
-    with(&server, client::Options { timeout, ..options() }, move |device| async move {
-        io::sleep(timeout * 3 / 2).await;
-        device.submit(Request::flush()).await.unwrap();
-        io::sleep(timeout * 3 / 2).await;
-        let started = Instant::now();
-        for pending in sixty_four(&*device) {
-            let error = pending.await.unwrap_err();
-            assert_eq!(error.kind(), Kind::TimedOut, "{error}");
+    longer_and_longer(Duration::from_secs(1), |timeout| {
+        with(&server, client::Options { timeout, ..options() }, move |device| async move {
+            io::sleep(timeout * 3 / 2).await;
+            device.submit(Request::flush()).await?;
+            io::sleep(timeout * 3 / 2).await;
+            let started = Instant::now();
+            for pending in sixty_four(&*device) {
+                let error = pending.await.unwrap_err();
+                assert_eq!(error.kind(), Kind::TimedOut, "{error}");
+            }
+            let took = started.elapsed();
+            assert!(took >= timeout, "{took:?}");
+            Ok(())
+        })
+        .unwrap()
+    });
+}
+
+/// Tries with a timeout, and with longer ones where the server itself was kept from running for so long.
+fn longer_and_longer<T>(
+    mut timeout: Duration,
+    mut attempt: impl FnMut(Duration) -> Result<T, Error>,
+) -> T {
+    loop {
+        match attempt(timeout) {
+            Ok(done) => return done,
+            Err(error) => {
+                assert_eq!(error.kind(), Kind::TimedOut, "{error}");
+                timeout *= 2;
+                assert!(timeout < Duration::from_secs(10), "{error}");
+            }
         }
-        let took = started.elapsed();
-        assert!(took >= timeout, "{took:?}");
-    })
-    .unwrap();
+    }
 }
 
 #[test]
 fn bytes_that_come_slowly_are_no_silence() {
     let takes = |replies| {
-        // Longer than the timeout, in the head and in the payload.
-        let server = scripted_reply(replies, |talk, request| {
-            let bytes = content(0, 120_000);
-            let head = match talk.replies {
-                Replies::Simple => talk.simple(request.cookie, 0),
-                _ => {
-                    let kind = magic::REPLY_OFFSET_DATA;
-                    let head = talk.chunk_head(request, 1, kind, 120_008);
-                    [head, vec![0; 8]].concat()
-                }
-            };
-            talk.send_slowly(&head, 1, Duration::from_millis(60))?;
-            talk.send_slowly(&bytes, 4000, Duration::from_millis(60))
-        });
         let timeout = Duration::from_millis(800);
-        let found = with(&server, client::Options { timeout, ..options() }, |device| async move {
-            read(&*device, 0, 120_000).await
-        });
-        assert_eq!(found.unwrap().unwrap(), content(0, 120_000), "{replies:?}");
+        let found = longer_and_longer(timeout, |timeout| slowly(replies, timeout));
+        assert_eq!(found, content(0, 120_000), "{replies:?}");
     };
     std::thread::scope(|scope| {
         for replies in FORMS {
             scope.spawn(move || takes(replies));
         }
     });
+}
+
+/// What is read of a reply that takes longer than the timeout, in the head and in the payload.
+fn slowly(replies: Replies, timeout: Duration) -> Result<Vec<u8>, Error> {
+    let pause = timeout * 3 / 40;
+    let server = scripted_reply(replies, move |talk, request| {
+        let bytes = content(0, 120_000);
+        let head = match talk.replies {
+            Replies::Simple => talk.simple(request.cookie, 0),
+            _ => {
+                let kind = magic::REPLY_OFFSET_DATA;
+                let head = talk.chunk_head(request, 1, kind, 120_008);
+                [head, vec![0; 8]].concat()
+            }
+        };
+        talk.send_slowly(&head, 1, pause)?;
+        talk.send_slowly(&bytes, 4000, pause)
+    });
+    let options = client::Options { timeout, ..options() };
+    with(&server, options, |device| async move { read(&*device, 0, 120_000).await }).unwrap()
 }
 
 #[test]
@@ -507,22 +531,27 @@ fn a_long_request_is_finished_after_its_device_is_dropped() {
 /// A server that does not close after the goodbye cannot keep the connection open.
 #[test]
 fn a_dropped_device_ends_its_connection() {
-    let server = Scripted::start(|talk, _| {
+    let (sender, ended) = std::sync::mpsc::channel();
+    let server = Scripted::start(move |talk, _| {
         handshake(talk, Replies::Structured)?;
         let Some((bye, _)) = talk.receive_request()? else { return Err("no goodbye".into()) };
         if bye.command != Command::Disconnect {
             return Err(format!("{:?} instead of a goodbye", bye.command));
         }
-        match talk.receive_request()? {
+        let ended = match talk.receive_request()? {
             None => Ok(()),
             Some(more) => Err(format!("{:?} after the goodbye", more.0.command)),
-        }
+        };
+        sender.send(()).unwrap();
+        ended
     });
     let uri = server.uri();
     // The worker lives on: it is the client, not the end of the test, that closes.
     on_worker(move || async move {
         drop(common::open(&uri, client::Options::default()).await.unwrap());
-        io::sleep(Duration::from_millis(300)).await;
+        while let Err(TryRecvError::Empty) = ended.try_recv() {
+            io::sleep(Duration::from_millis(2)).await;
+        }
     });
     server.finish().unwrap();
 }
