@@ -2,21 +2,23 @@
 #![allow(clippy::unwrap_used)]
 
 use std::io::{IoSliceMut, Seek, Write};
+use std::net::SocketAddr;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use io::{
     Allocate, Buf, Config, Data, Engine, File, Listener, RecvWindow, Remote, Runtime, Stream,
 };
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, socket_with};
 
 /// Runs a check on every engine that this machine offers; threads are always there.
-fn on_every_engine(check: impl Fn(&Runtime)) {
+fn on_every_engine(check: impl Fn(Runtime)) {
     for engine in [Engine::Uring, Engine::Threads] {
         if engine == Engine::Uring && io::uring_available().is_err() {
             eprintln!("io_uring is refused here: checked with threads only");
             continue;
         }
-        check(&Runtime::start(&Config { workers: 2, engine }).unwrap());
+        check(Runtime::start(&Config { workers: 2, engine }).unwrap());
     }
 }
 
@@ -68,9 +70,11 @@ fn sockets_carry_bytes_between_workers() {
 fn refused_connections_are_errors() {
     on_every_engine(|runtime| {
         let kind = runtime.block_on(|| async {
-            let free = Listener::bind_tcp("127.0.0.1:0".parse().unwrap()).unwrap();
-            let address = free.local_tcp().unwrap();
-            drop(free);
+            // Taken, so that nobody else gets it meanwhile; and nobody listens there.
+            let (family, kind) = (AddressFamily::INET, SocketType::STREAM);
+            let taken = socket_with(family, kind, SocketFlags::CLOEXEC, None).unwrap();
+            bind(&taken, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+            let address = SocketAddr::try_from(getsockname(&taken).unwrap()).unwrap();
             Stream::connect_tcp(address).await.unwrap_err().kind()
         });
         assert_eq!(kind, std::io::ErrorKind::ConnectionRefused);
@@ -119,6 +123,8 @@ fn a_dropped_file_operation_keeps_its_buffer_until_it_is_over() {
             }
             file.sync().await.unwrap();
         });
+        // It ends after its file operations.
+        drop(runtime);
         // Whatever was written is whole: never a freed or reused buffer's bytes.
         written.flush().unwrap();
         written.rewind().unwrap();
@@ -236,23 +242,26 @@ fn timers_fire_in_order_and_sleepers_wake_for_other_threads() {
     on_every_engine(|runtime| {
         let started = Instant::now();
         runtime.block_on(|| async {
-            let late = Duration::from_millis(30);
             loop {
-                let begun = Instant::now();
+                let late = Instant::now() + Duration::from_millis(30);
                 let second = io::spawn(async move {
-                    io::sleep(late).await;
+                    io::sleep_until(late).await;
                     Instant::now()
                 });
                 let first = io::spawn(async move {
-                    let pause = Duration::from_millis(5);
-                    let sleep = io::sleep(pause);
-                    let due = begun.elapsed() + pause;
-                    sleep.await;
-                    (due, Instant::now())
+                    let mut sleep =
+                        std::pin::pin!(io::sleep_until(late - Duration::from_millis(25)));
+                    let begun =
+                        std::future::poll_fn(|cx| Poll::Ready(sleep.as_mut().poll(cx))).await;
+                    let in_time = Instant::now() < late;
+                    if begun.is_pending() {
+                        sleep.await;
+                    }
+                    (in_time, Instant::now())
                 });
-                let ((due, first), second) = (first.await, second.await);
-                // Again where this thread was kept from running in between.
-                if due < late {
+                let ((in_time, first), second) = (first.await, second.await);
+                // Again where this thread was kept from running before both slept.
+                if in_time {
                     assert!(first <= second);
                     return;
                 }
