@@ -345,8 +345,8 @@ fn random_requests_find_most_of_them_too() {
 fn a_failing_sequence_is_shrunk_and_its_seed_is_told() {
     let check = "random_requests_match_the_model";
     // What is too late on a busy machine is a failure, too.
-    let request_timeout = Duration::from_secs(20);
-    let options = || Options { only: vec![check], request_timeout, ..quick() };
+    let Options { request_timeout, check_timeout, .. } = Options::default();
+    let options = || Options { only: vec![check], request_timeout, check_timeout, ..quick() };
     let report = run(Broken::ZeroForgetsTheLastByte, options());
     let (_, _, text) = report.failures().next().unwrap();
     assert!(text.contains("steps are enough"), "{text}");

@@ -2,7 +2,7 @@
 //! what they say.
 #![allow(clippy::unwrap_used)]
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use testkit::arbitrary::Fill;
 use testkit::model::Model;
@@ -215,6 +215,12 @@ fn a_server_for_one_client_lets_others_wait() {
     second.patience(Duration::from_millis(50)).unwrap();
     second.hello(3).unwrap_err();
     assert_eq!(first.read(0, 1).unwrap().len(), 1);
+    let begun = Instant::now();
+    // It waits in the server, not before its door.
+    while server.connections() < 2 {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{}", server.connections());
+        std::thread::sleep(Duration::from_millis(2));
+    }
     assert_eq!(server.connections(), 2);
 }
 

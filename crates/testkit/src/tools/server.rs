@@ -192,7 +192,7 @@ mod tests {
     use crate::tools::run::shell;
     use crate::tools::{Scratch, among_peers, output, skip_or_fail};
 
-    const LIMIT: Duration = Duration::from_secs(20);
+    const LIMIT: Duration = Duration::from_secs(60);
 
     #[test]
     fn lines_of_listening_sockets_are_told_from_others() {
@@ -215,7 +215,12 @@ mod tests {
         let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
         assert!(is_listening(&path));
         drop(listener);
-        assert!(!is_listening(&path), "the file is left, but nobody listens");
+        // A program that another test starts has a copy of the socket until it runs.
+        let begun = Instant::now();
+        while is_listening(&path) {
+            assert!(begun.elapsed() < LIMIT, "the file is left, but nobody listens");
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     #[test]
