@@ -307,6 +307,7 @@ fn no_more_than_the_queue_size_is_in_flight_and_no_less() {
         let options = Options {
             connections: 1,
             adaptive: false,
+            adaptive_size: false,
             request_size: 128 << 10,
             queue_size: 1 << 20,
             ..Options::default()

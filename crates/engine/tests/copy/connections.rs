@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use block::{
     Another, Backend, Can, Device, DeviceExt, Facts, Intent, Opened, Opening, Pending, Registry,
@@ -79,14 +80,14 @@ async fn disks(count: usize) -> Vec<Arc<dyn Device>> {
 }
 
 /// A slow source with data at the start of each segment, and a target of these disks.
-async fn ends(target_disks: &[Arc<dyn Device>]) -> (Stack, Stack) {
+async fn ends(target_disks: &[Arc<dyn Device>], delay: Duration) -> (Stack, Stack) {
     let source = disks(1).await.remove(0);
     for segment in 0..6 {
         let data = io::Data::copy_of(&vec![segment as u8 + 1; 4 << 20]);
         source.write(segment * SEGMENT, data).await.unwrap();
     }
     let slow = FaultDevice::over(source, 1);
-    slow.delay_up_to(std::time::Duration::from_millis(2));
+    slow.delay_up_to(delay);
     let store: &'static Connections =
         Box::leak(Box::new(Connections { disks: target_disks.to_vec(), next: 1.into() }));
     let backend: &'static &'static Connections = Box::leak(Box::new(store));
@@ -102,28 +103,42 @@ async fn same_on(source: &Stack, disk: &Arc<dyn Device>) -> bool {
     verify(source, &stack(disk.clone()), &options, &pool, &progress).await.is_ok()
 }
 
+/// Copies with a source that takes longer each time, until the further connections had their turn: a
+/// worker that is kept from running has none in a short copy.
+fn slower_and_slower<F: Future<Output = bool> + 'static>(
+    copies: impl Fn(Duration) -> F + Send + 'static,
+) {
+    on_worker(move || async move {
+        let mut delay = Duration::from_millis(2);
+        while !copies(delay).await {
+            delay *= 2;
+            assert!(delay < Duration::from_secs(2), "further connections are not used");
+        }
+    });
+}
+
 #[test]
 fn connections_that_share_a_disk_are_all_used() {
-    on_worker(|| async {
+    slower_and_slower(|delay| async move {
         let disks = disks(1).await;
-        let (source, target) = ends(&disks).await;
+        let (source, target) = ends(&disks, delay).await;
         let summary = run(&source, &target, &Options::default()).await.unwrap();
         assert!(same_on(&source, &disks[0]).await);
-        assert!(summary.lanes > 1, "{summary}");
         assert!(summary.warnings.is_empty(), "{:?}", summary.warnings);
+        summary.lanes > 1
     });
 }
 
 #[test]
 fn connections_that_each_have_a_disk_are_found_out() {
-    on_worker(|| async {
+    slower_and_slower(|delay| async move {
         // Only disk 0 is the one to be filled; all others are handed to further connections.
         let disks = disks(2).await;
-        let (source, target) = ends(&disks).await;
+        let (source, target) = ends(&disks, delay).await;
         let summary =
             run(&source, &target, &Options { connections: 2, ..Options::default() }).await.unwrap();
         assert!(same_on(&source, &disks[0]).await, "everything is on the first disk");
         assert_eq!(summary.lanes, 1);
-        assert!(summary.warnings.iter().any(|text| text.contains("a disk of its own")));
+        summary.warnings.iter().any(|text| text.contains("a disk of its own"))
     });
 }

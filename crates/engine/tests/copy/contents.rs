@@ -101,7 +101,9 @@ fn looking_at_nothing_writes_whole_requests() {
     on_worker(|| async {
         let size = 32 << 20;
         let target = dirty(size);
-        let options = Options { sparse: 0, request_size: 1 << 20, ..Options::default() };
+        // A slow copy would try other sizes.
+        let (request_size, adaptive_size) = (1 << 20, false);
+        let options = Options { sparse: 0, request_size, adaptive_size, ..Options::default() };
         let source = stack(source_of(&vec![0; size], false));
         run(&source, &stack(target.clone()), &options).await.unwrap();
         let writes: Vec<_> =
@@ -119,7 +121,8 @@ fn samples_find_zeroes_that_the_source_calls_data() {
         bytes[24 << 20..].fill(0);
         let target = dirty(size);
         let source = stack(source_of(&bytes, false));
-        let options = Options { connections: 1, requests: 1, ..Options::default() };
+        let options =
+            Options { connections: 1, requests: 1, adaptive_size: false, ..Options::default() };
         let summary = run(&source, &stack(target.clone()), &options).await.unwrap();
         assert!(target.bytes() == bytes);
         // At most 15 requests pass before a sample finds the zeroes.

@@ -1,8 +1,9 @@
 //! How a copy goes: errors, cancels, a small pool, a limit on the rate.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use block::{Kind, OpKind};
+use block::{Device, Facts, Kind, OpKind, Pending, Request};
 use engine::{Options, Progress, copy};
 use io::Pool;
 use testkit::fault::{FaultDevice, Rule, Then};
@@ -32,6 +33,26 @@ fn an_error_names_its_place_and_nothing_is_left_in_flight() {
     }
 }
 
+/// Cancels the copy at one of its requests.
+struct Cancels {
+    inner: Arc<dyn Device>,
+    left: AtomicU64,
+    progress: Arc<Progress>,
+}
+
+impl Device for Cancels {
+    fn facts(&self) -> Arc<Facts> {
+        self.inner.facts()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        if self.left.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.progress.cancel();
+        }
+        self.inner.submit(request)
+    }
+}
+
 #[test]
 fn a_cancelled_copy_stops_after_what_is_in_flight() {
     on_worker(|| async {
@@ -40,15 +61,9 @@ fn a_cancelled_copy_stops_after_what_is_in_flight() {
         target.delay_up_to(std::time::Duration::from_millis(5));
         let source = stack(source_of(&vec![7; size], false));
         let progress = Arc::new(Progress::new());
-        let watcher = progress.clone();
-        drop(io::spawn(async move {
-            while watcher.snapshot().done() == 0 {
-                io::sleep(std::time::Duration::from_millis(1)).await;
-            }
-            watcher.cancel();
-        }));
         let pool = Pool::new(8 << 20);
-        let end = stack(target.clone());
+        let (inner, left) = (target.clone(), 20.into());
+        let end = stack(Arc::new(Cancels { inner, left, progress: progress.clone() }));
         let error = copy(&source, &end, &Options::default(), &pool, &progress).await.unwrap_err();
         assert_eq!(error.kind(), Kind::ShuttingDown);
         assert!(progress.snapshot().done() < size as u64);

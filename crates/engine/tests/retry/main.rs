@@ -49,6 +49,11 @@ fn patient() -> Options {
     }
 }
 
+/// The same with as many requests each time, of which one is the last of its connection.
+fn steady() -> Options {
+    Options { adaptive_size: false, ..patient() }
+}
+
 #[test]
 fn a_copy_survives_connections_that_die_at_any_moment() {
     let seed = seed();
@@ -105,7 +110,7 @@ fn the_first_connection_may_die_and_what_it_wrote_is_read_back() {
         (*server.fuse.get_mut(), *server.cuts_left.get_mut()) = (70, 1);
         let target_disk = server.disk.clone();
         let (target, server) = server.open().await;
-        let options = Options { connections: 1, sparse: 0, ..patient() };
+        let options = Options { connections: 1, sparse: 0, ..steady() };
         let summary = run(&source, &target, &options).await.unwrap();
         assert!(target_disk.bytes() == bytes);
         assert_eq!((summary.retried.target_connections, summary.lanes), (1, 1));
@@ -127,7 +132,7 @@ fn a_server_that_stays_away_ends_the_copy_with_what_was_tried() {
         *server.refused_dials.get_mut() = u64::MAX;
         let (source, server) = server.open().await;
         let target = Stack::over(disk(&vec![0; 1 << 20], 3));
-        let options = Options { connections: 1, retries: 3, extents: false, ..patient() };
+        let options = Options { connections: 1, retries: 3, extents: false, ..steady() };
         let error = run(&source, &target, &options).await.unwrap_err();
         assert_eq!(error.kind(), Kind::Disconnected);
         assert!(error.to_string().contains("4 attempts to connect again failed"), "{error}");
@@ -144,7 +149,7 @@ fn another_disk_behind_the_same_name_is_refused() {
         *server.size_later.get_mut().unwrap() = Some(4096);
         let (source, _) = server.open().await;
         let target = Stack::over(disk(&vec![0; 1 << 20], 3));
-        let options = Options { connections: 1, extents: false, ..patient() };
+        let options = Options { connections: 1, extents: false, ..steady() };
         let error = run(&source, &target, &options).await.unwrap_err();
         assert!(error.to_string().contains("1048576 bytes on one connection and 4096"), "{error}");
     });
@@ -159,7 +164,7 @@ fn a_source_that_holds_something_else_after_connecting_again_is_refused() {
             *server.disk_later.get_mut().unwrap() = Some(disk(&vec![8; 1 << 20], 1));
             let (source, _) = server.open().await;
             let target = Stack::over(disk(&vec![0; 1 << 20], 3));
-            let options = Options { connections: 1, extents: false, sparse, ..patient() };
+            let options = Options { connections: 1, extents: false, sparse, ..steady() };
             let error = run(&source, &target, &options).await.unwrap_err();
             assert!(error.to_string().contains("held before"), "sparse {sparse}: {error}");
         }
