@@ -122,7 +122,7 @@ fn what_cannot_be_served_is_said_in_one_line() {
     let taken = scratch.file("taken");
     std::fs::write(&taken, "").unwrap();
     let taken = taken.to_str().unwrap();
-    assert_fails(&["serve", "-f", "-U", taken, "memory:1M"], 3, &["exists", "remove it"]);
+    assert_fails(&["serve", "-f", "-U", taken, "memory:1M"], 3, &["no socket", "another name"]);
     assert_fails(&["serve", "-f", "-U", "/no/dir/s", "memory:1M"], 3, &["/no/dir/s"]);
     let long = format!("/{}", "x".repeat(200));
     assert_fails(&["serve", "-f", "-U", &long, "memory:1M"], 3, &["107 bytes"]);
