@@ -450,13 +450,13 @@ fn a_socket_that_exists_is_left_alone() {
     let server = serve(&scratch, "s", &["memory:1M"]);
     let file = scratch.file("file");
     fs::write(&file, "precious").unwrap();
-    for path in [server.socket(), &file] {
+    for (path, why) in [(server.socket(), "exists"), (&*file, "no socket")] {
         let output =
             bounded(&mut blockhaul(&["serve", "-f", "-U", text(path), "memory:1M"]), LIMIT);
         let said = lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(3), "{said}");
         assert_eq!(said.lines().count(), 1, "{said}");
-        assert!(said.contains(text(path)) && said.contains("exists"), "{said}");
+        assert!(said.contains(text(path)) && said.contains(why), "{said}");
     }
     assert_eq!(fs::read_to_string(&file).unwrap(), "precious");
     assert_eq!(succeed(&["info", "--size", &server.uri("")]), "1048576\n");
