@@ -309,7 +309,8 @@ fn only_regular(stat: &Stat) -> Result<()> {
 }
 
 /// Whether a file has so many blocks that writing over them is faster than giving them back and getting
-/// others for `size` bytes: measured, a third of the processor time on ext4 and half of it on tmpfs.
+/// others for `size` bytes: measured with 1 GiB on a full file, 0.34 s instead
+/// of 0.80 in memory, and on ext4 two thirds of the processor time.
 fn has_blocks(stat: &Stat, size: u64) -> bool {
     let held = u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512);
     held >= (size / BLOCKS_SHARE).max(1)
