@@ -5,13 +5,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use block::{Can, Error, Facts, Intent, Kind, Layer, OpKind, Registry, Spec, Stack};
-use engine::{ByKernel, Latency, Manifest, Options, Progress, Summary};
+use engine::{Latency, Manifest, Options, Progress, Summary};
 use io::Pool;
 
 use crate::brackets::Groups;
+use crate::copy::asked;
 use crate::copy::manifest::ManifestFile;
 use crate::direct::{self, Wanted};
-use crate::ends::{self, full, path_of, same, same_place};
+use crate::ends::{self, path_of, same_place};
 use crate::exit::{self, Failure, plain};
 use crate::long::{self, Journal};
 use crate::part::Part;
@@ -107,9 +108,9 @@ impl Job {
         });
         let [source_through, target_through] = seen_through;
         let seen_through = [source_through?, target_through?];
-        check_ends(args, &source, &target)?;
+        asked::check_ends(args, &source, &target)?;
         let part = Part::new(args, &source, &target)?;
-        let mut options = options(args);
+        let mut options = asked::options(args);
         part.set(&mut options);
         let journal = args.journal.clone().map(|path| Journal {
             path,
@@ -565,73 +566,6 @@ impl Job {
         let failure = self.failed(error);
         Failure::new(failure.status(), format!("verification: {failure}"))
     }
-}
-
-/// What the command line asks of the engine.
-fn options(args: &args::Copy) -> Options {
-    let usual = Options::default();
-    Options {
-        connections: args.connections.map_or(usual.connections, usize::from),
-        // Who asks for a number gets it.
-        adaptive_connections: args.connections.is_none(),
-        multi_conn: args.multi_conn,
-        requests: args.requests.map_or(usual.requests, |n| n as usize),
-        adaptive: args.requests.is_none(),
-        request_size: args.request_size.unwrap_or(usual.request_size),
-        adaptive_size: args.request_size.is_none(),
-        queue_size: args.queue_size.max(args.request_size.unwrap_or(0).into()),
-        sparse: args.sparse.unwrap_or(usual.sparse),
-        sampled: args.sparse.is_none(),
-        allocated: args.allocated,
-        target_is_zero: args.destination_is_zero,
-        trust_zero: args.trust,
-        extents: !args.no_extents,
-        zero_all: args.zero_all,
-        // What is read again, and what a manifest says, is about what lasts.
-        flush: args.flush || args.verify || args.manifest.is_some(),
-        synchronous: args.synchronous,
-        segment: args.segment.map_or(engine::SEGMENT, u64::from),
-        spread: args.segment.is_none(),
-        retries: args.retries,
-        retry_delay: args.retry_delay,
-        by_kernel: if args.engine.no_zero_copy { ByKernel::Never } else { ByKernel::Auto },
-        digest: args.digest,
-        ..usual
-    }
-}
-
-/// Refuses what cannot be meant, before anything is opened.
-fn check_ends(args: &args::Copy, source: &Spec, target: &Spec) -> Result<(), Failure> {
-    let pipes = [source, target].map(|spec| *spec == Spec::Pipe);
-    if pipes == [true, true] {
-        return Err(Failure::usage("copies from - to -: one of them must be a device"));
-    }
-    if args.journal.is_some() && pipes != [false, false] {
-        let text = "--journal: what went through a pipe is gone: neither side can be one";
-        return Err(Failure::usage(text));
-    }
-    if args.manifest.is_some() && pipes != [false, false] {
-        let text = "--manifest reads the source again: neither side can be a pipe";
-        return Err(Failure::usage(text));
-    }
-    if args.verify && pipes != [false, false] {
-        return Err(Failure::usage("--verify reads both sides again: neither can be a pipe"));
-    }
-    if let (Some(journal), Some(manifest)) = (&args.journal, &args.manifest)
-        && full(journal) == full(manifest)
-    {
-        return Err(Failure::usage("--journal and --manifest are one file: choose another name"));
-    }
-    if args.digest.is_some() && !pipes[1] && !ends::is_heard(std::io::stdout().as_fd()) {
-        let text = "--digest: standard output, where it would be printed, is closed";
-        return Err(Failure::usage(text));
-    }
-    if same(source, target) {
-        return Err(Failure::usage(format!(
-            "source {source} and target {target} are the same: choose another target"
-        )));
-    }
-    Ok(())
 }
 
 fn standard(fd: std::io::Result<OwnedFd>) -> Result<OwnedFd, Failure> {

@@ -1,5 +1,6 @@
 //! `blockhaul copy`: one copy, or those of a `--job`; shows progress, tells what to do where it failed.
 
+mod asked;
 pub(crate) mod job;
 mod manifest;
 
