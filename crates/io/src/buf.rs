@@ -23,6 +23,8 @@ const MAPPED: usize = 64 << 10;
 pub(crate) struct Block {
     ptr: NonNull<u8>,
     size: usize,
+    /// Stands for the pages of a mapping, as long as it has them.
+    pages: Option<Arc<()>>,
 }
 
 // SAFETY: a `Block` owns its memory exclusively and has no thread affinity.
@@ -40,9 +42,19 @@ impl Block {
             false => unsafe { alloc_zeroed(layout) },
         };
         match NonNull::new(ptr) {
-            Some(ptr) => Block { ptr, size },
+            Some(ptr) => Block { ptr, size, pages: (size >= MAPPED).then(Arc::default) },
             None => handle_alloc_error(layout),
         }
+    }
+
+    /// What stands for the pages of a large block: who remembers it knows whether the block still has them.
+    pub(crate) fn pages(&self) -> Option<&Arc<()>> {
+        self.pages.as_ref()
+    }
+
+    /// Where it lies.
+    pub(crate) fn memory(&self) -> libc::iovec {
+        libc::iovec { iov_base: self.ptr.as_ptr().cast(), iov_len: self.size }
     }
 
     pub(crate) fn size(&self) -> usize {
@@ -53,6 +65,7 @@ impl Block {
     /// they hold now. False where the kernel refuses.
     pub(crate) fn exchange_pages(&mut self) -> bool {
         let ptr = self.ptr.as_ptr().cast();
+        self.pages = self.pages.take().map(|_| Arc::default());
         // SAFETY: the block is private anonymous memory, starts and ends at a page's edge, and is
         // exclusively ours (`&mut`). Its bytes stay initialised: they become zero.
         unsafe { libc::madvise(ptr, self.size, libc::MADV_DONTNEED) == 0 }
@@ -119,7 +132,7 @@ impl Buf {
         self.charge.tally()
     }
 
-    fn block(&self) -> &Block {
+    pub(crate) fn block(&self) -> &Block {
         self.block.as_ref().expect("present until drop")
     }
 }
@@ -248,6 +261,15 @@ impl Data {
         match &self.repr {
             Repr::Shared(buf) => buf.tally(),
             Repr::Static(_) | Repr::Received(_) | Repr::Parked(_) => None,
+        }
+    }
+
+    /// The block that the bytes lie in, if it is one of ours.
+    pub(crate) fn block(&self) -> Option<&Block> {
+        match &self.repr {
+            Repr::Shared(buf) => Some(buf.block()),
+            Repr::Static(_) | Repr::Received(_) => None,
+            Repr::Parked(kernel) => kernel.copied.get().map(Buf::block),
         }
     }
 

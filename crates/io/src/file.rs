@@ -7,6 +7,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::io::ReadWriteFlags;
 
 use crate::buf::{Buf, Data};
@@ -15,7 +16,11 @@ use crate::op::{self, Op, file_op};
 
 /// An open file; cloning shares the descriptor. Operations go to the current worker's driver.
 #[derive(Clone, Debug)]
-pub struct File(Arc<OwnedFd>);
+pub struct File {
+    fd: Arc<OwnedFd>,
+    /// It was opened for direct I/O.
+    direct: bool,
+}
 
 /// Ways to change what is allocated (fallocate(2)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,7 +70,8 @@ impl Future for Writing {
 impl File {
     /// Takes over an open descriptor.
     pub fn new(fd: OwnedFd) -> File {
-        File(Arc::new(fd))
+        let direct = fcntl_getfl(&fd).is_ok_and(|flags| flags.contains(OFlags::DIRECT));
+        File { fd: Arc::new(fd), direct }
     }
 
     /// Reads into `buf` at byte offset `at`; returns the number of bytes, 0 at the end of the file.
@@ -75,7 +81,13 @@ impl File {
 
     /// The same; the read is the driver's when this returns, at the latest with its next turn.
     pub fn start_read(&self, buf: Buf, start: usize, at: u64) -> Reading {
-        Reading(op::start(FileOp::Read { file: self.0.clone(), buf, start, at }))
+        Reading(op::start(FileOp::Read {
+            file: self.fd.clone(),
+            buf,
+            start,
+            at,
+            direct: self.direct,
+        }))
     }
 
     /// Fills `buf` from byte offset `at` on; `UnexpectedEof` where the file ends before.
@@ -97,7 +109,13 @@ impl File {
     /// Writes `data` from its byte `start` on at byte offset `at`; yields the number of bytes. The write
     /// is the driver's when this returns, at the latest with its next turn.
     pub fn start_write(&self, data: Data, start: usize, at: u64) -> Writing {
-        Writing(op::start(FileOp::Write { file: self.0.clone(), data, start, at }))
+        Writing(op::start(FileOp::Write {
+            file: self.fd.clone(),
+            data,
+            start,
+            at,
+            direct: self.direct,
+        }))
     }
 
     /// Writes all of `data` at byte offset `at`.
@@ -120,7 +138,7 @@ impl File {
 
     /// Makes completed writes durable (fdatasync).
     pub async fn sync(&self) -> io::Result<()> {
-        file_op(FileOp::Sync { file: self.0.clone(), data_only: true }).await.0.map(drop)
+        file_op(FileOp::Sync { file: self.fd.clone(), data_only: true }).await.0.map(drop)
     }
 
     /// Changes the allocation of a range; the file's size stays.
@@ -130,7 +148,7 @@ impl File {
             Allocate::ZeroRange => libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE,
             Allocate::Reserve => libc::FALLOC_FL_KEEP_SIZE,
         };
-        let op = FileOp::Allocate { file: self.0.clone(), mode, at, len };
+        let op = FileOp::Allocate { file: self.fd.clone(), mode, at, len };
         file_op(op).await.0.map(drop)
     }
 
@@ -138,17 +156,17 @@ impl File {
     /// `Unsupported` where the file system cannot tell (tmpfs: always in memory).
     pub fn try_read_at(&self, buf: &mut [u8], at: u64) -> io::Result<usize> {
         let mut slices = [IoSliceMut::new(buf)];
-        Ok(rustix::io::preadv2(&self.0, &mut slices, at, ReadWriteFlags::NOWAIT)?)
+        Ok(rustix::io::preadv2(&self.fd, &mut slices, at, ReadWriteFlags::NOWAIT)?)
     }
 
     /// Reads on the calling thread, waiting for the disk where needed.
     pub fn read_now(&self, buf: &mut [u8], at: u64) -> io::Result<usize> {
-        Ok(rustix::io::pread(&self.0, buf, at)?)
+        Ok(rustix::io::pread(&self.fd, buf, at)?)
     }
 
     /// Writes on the calling thread, waiting where needed.
     pub fn write_now(&self, buf: &[u8], at: u64) -> io::Result<usize> {
-        Ok(rustix::io::pwrite(&self.0, buf, at)?)
+        Ok(rustix::io::pwrite(&self.fd, buf, at)?)
     }
 }
 
@@ -160,6 +178,6 @@ pub fn sync_folder(path: &Path) -> io::Result<()> {
 
 impl AsFd for File {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.fd.as_fd()
     }
 }

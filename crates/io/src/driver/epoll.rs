@@ -211,8 +211,10 @@ impl Driver for Epoll {
 /// Runs a file operation on the calling thread.
 fn run(mut op: FileOp) -> (i32, FileOp) {
     let result = match &mut op {
-        FileOp::Read { file, buf, start, at } => rustix::io::pread(file, &mut buf[*start..], *at),
-        FileOp::Write { file, data, start, at } => {
+        FileOp::Read { file, buf, start, at, .. } => {
+            rustix::io::pread(file, &mut buf[*start..], *at)
+        }
+        FileOp::Write { file, data, start, at, .. } => {
             rustix::io::pwrite(file, &data.bytes()[*start..], *at)
         }
         FileOp::Sync { file, data_only: true } => rustix::fs::fdatasync(file).map(|()| 0),

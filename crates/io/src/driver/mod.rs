@@ -60,12 +60,16 @@ pub(crate) enum FileOp {
         buf: Buf,
         start: usize,
         at: u64,
+        /// The file is read past the page cache.
+        direct: bool,
     },
     Write {
         file: Arc<OwnedFd>,
         data: Data,
         start: usize,
         at: u64,
+        /// The same of writing.
+        direct: bool,
     },
     Sync {
         file: Arc<OwnedFd>,

@@ -1,6 +1,8 @@
 //! The io_uring driver: one ring per worker, readiness by one-shot polls, files by owned operations.
 #![expect(unsafe_code, reason = "submission entries carry raw pointers")]
 
+mod fixed;
+
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
@@ -8,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 
+use self::fixed::Fixed;
 use super::patience::Patience;
 use super::{Done, Driver, FileOp, Interest, Sleep};
 use crate::remote::Inbox;
@@ -33,6 +36,8 @@ const IGNORE: u64 = u64::MAX - 1;
 
 pub(crate) struct Uring {
     ring: IoUring,
+    /// Memory that the ring knows.
+    fixed: Fixed,
     inbox: Arc<Inbox>,
     wake_armed: bool,
     /// File operations by slot: the kernel may touch their memory until they complete.
@@ -69,6 +74,8 @@ fn make_ring() -> io::Result<IoUring> {
     let needed = [
         ("read", opcode::Read::CODE),
         ("write", opcode::Write::CODE),
+        ("read into known memory", opcode::ReadFixed::CODE),
+        ("write from known memory", opcode::WriteFixed::CODE),
         ("fsync", opcode::Fsync::CODE),
         ("fallocate", opcode::Fallocate::CODE),
         ("poll", opcode::PollAdd::CODE),
@@ -93,6 +100,7 @@ impl Uring {
         let gathers = ring.params().is_feature_min_timeout();
         Ok(Uring {
             ring,
+            fixed: Fixed::default(),
             inbox,
             wake_armed: false,
             ops: Vec::new(),
@@ -167,19 +175,29 @@ impl Driver for Uring {
 
     fn start(&mut self, mut op: FileOp, slot: usize) {
         let entry = match &mut op {
-            FileOp::Read { file, buf, start, at } => {
+            FileOp::Read { file, buf, start, at, direct } => {
+                let number = direct.then(|| self.fixed.number(&self.ring.submitter(), buf.block()));
+                let (fd, at) = (types::Fd(file.as_raw_fd()), *at);
                 let part = &mut buf[*start..];
-                let len = u32::try_from(part.len()).unwrap_or(u32::MAX);
-                opcode::Read::new(types::Fd(file.as_raw_fd()), part.as_mut_ptr(), len)
-                    .offset(*at)
-                    .build()
+                let (ptr, len) = (part.as_mut_ptr(), u32::try_from(part.len()).unwrap_or(u32::MAX));
+                match number.flatten() {
+                    Some(number) => opcode::ReadFixed::new(fd, ptr, len, number).offset(at).build(),
+                    None => opcode::Read::new(fd, ptr, len).offset(at).build(),
+                }
             }
-            FileOp::Write { file, data, start, at } => {
+            FileOp::Write { file, data, start, at, direct } => {
+                let block = data.block().filter(|_| *direct);
+                let number =
+                    block.and_then(|block| self.fixed.number(&self.ring.submitter(), block));
+                let (fd, at) = (types::Fd(file.as_raw_fd()), *at);
                 let part = &data.bytes()[*start..];
-                let len = u32::try_from(part.len()).unwrap_or(u32::MAX);
-                opcode::Write::new(types::Fd(file.as_raw_fd()), part.as_ptr(), len)
-                    .offset(*at)
-                    .build()
+                let (ptr, len) = (part.as_ptr(), u32::try_from(part.len()).unwrap_or(u32::MAX));
+                match number {
+                    Some(number) => {
+                        opcode::WriteFixed::new(fd, ptr, len, number).offset(at).build()
+                    }
+                    None => opcode::Write::new(fd, ptr, len).offset(at).build(),
+                }
             }
             FileOp::Sync { file, data_only } => {
                 let flags = if *data_only {
