@@ -47,6 +47,13 @@ impl Mouth<'_> {
         }
     }
 
+    /// The last words to a client that is sent away: whether they are heard does not matter any more.
+    async fn ends(&mut self, out: &mut Vec<u8>, error: &wire::Error) -> Ending {
+        let _ = self.say(out).await;
+        self.queue.close(self.stream);
+        error.to_string().into()
+    }
+
     async fn speak(&mut self, out: &mut Vec<u8>) -> std::io::Result<()> {
         self.queue.head(out);
         out.clear();
@@ -76,12 +83,7 @@ pub(crate) async fn run(
     loop {
         let (used, event) = match handshake.receive(inbox.bytes(), &mut out) {
             Ok(step) => step,
-            Err(error) => {
-                // What there is to say is said; whether it is heard does not matter any more.
-                let _ = mouth.say(&mut out).await;
-                mouth.queue.close(stream);
-                return Err(error.to_string().into());
-            }
+            Err(error) => return Err(mouth.ends(&mut out, &error).await),
         };
         inbox.consume(used);
         // Answers to options that came in one go: a list may be long, and asked for often.
@@ -112,7 +114,10 @@ pub(crate) async fn run(
                     false => hall.find(&name).await,
                 };
                 let answer = found.map(|export| describe(config, &export, &name));
-                handshake.answer_export(answer, &mut out).map_err(|error| error.to_string())?;
+                // EXPORT_NAME cannot be refused, but options before it have their answers.
+                if let Err(error) = handshake.answer_export(answer, &mut out) {
+                    return Err(mouth.ends(&mut out, &error).await);
+                }
             }
             Event::List => {
                 let exports = hall.list().await;

@@ -124,6 +124,24 @@ fn an_unknown_export_is_refused_and_another_may_be_chosen() {
     assert_eq!(client.read(0, 100).unwrap(), content(0, 100));
 }
 
+#[test]
+fn answers_before_a_name_that_cannot_be_refused_are_heard() {
+    let fixture = fixture();
+    let mut client = fixture.connect();
+    client.hello(3).unwrap();
+    // In one go: the server has made the first answer when it comes to the name.
+    let option = |code: u32, payload: &[u8]| {
+        let head = [code.to_be_bytes(), (payload.len() as u32).to_be_bytes()].concat();
+        [&magic::IHAVEOPT.to_be_bytes()[..], &head, payload].concat()
+    };
+    let structured = option(magic::OPT_STRUCTURED_REPLY, &[]);
+    client.send(&[structured, option(magic::OPT_EXPORT_NAME, b"nothing")].concat()).unwrap();
+    let reply = client.receive_option_reply(magic::OPT_STRUCTURED_REPLY).unwrap();
+    assert_eq!(reply.kind, magic::REP_ACK);
+    assert_eq!(client.expect_close().unwrap(), 0);
+    fixture.is_well();
+}
+
 /// A request, its payload, and the error that answers it.
 struct Odd {
     command: Command,
