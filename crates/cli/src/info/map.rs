@@ -1,5 +1,6 @@
 //! Extents of a whole device as text and JSON, in the formats of nbdinfo 1.22.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -67,12 +68,15 @@ struct Sink {
     last: Option<(u64, u64, u64)>,
     shown: bool,
     totals: BTreeMap<u64, u64>,
+    /// The line that is being made: maps have millions.
+    line: String,
 }
 
 impl Sink {
     fn new(context: String, format: Format) -> Sink {
         let palette = Palette::new(format.color);
-        Sink { context, format, palette, last: None, shown: false, totals: BTreeMap::new() }
+        let (totals, line) = (BTreeMap::new(), String::new());
+        Sink { context, format, palette, last: None, shown: false, totals, line }
     }
 
     fn run(&mut self, at: u64, len: u64, state: u64, output: &mut Output) -> Result<(), Failure> {
@@ -100,19 +104,38 @@ impl Sink {
     fn show(&mut self, run: Option<(u64, u64, u64)>, output: &mut Output) -> Result<(), Failure> {
         let Some((at, len, state)) = run else { return Ok(()) };
         let described = describe(&self.context, state);
+        let mut line = std::mem::take(&mut self.line);
+        line.clear();
         if self.format.json {
-            let start = if self.shown { ",\n" } else { "[\n" };
+            line.push_str(if self.shown { ",\n{ \"offset\": " } else { "[\n{ \"offset\": " });
             self.shown = true;
-            let description = described
-                .map(|text| format!(", \"description\": {}", quoted(&text)))
-                .unwrap_or_default();
-            return output.text(&format!(
-                "{start}{{ \"offset\": {at}, \"length\": {len}, \"type\": {state}{description}}}"
-            ));
+            number(&mut line, at, 0);
+            line.push_str(", \"length\": ");
+            number(&mut line, len, 0);
+            line.push_str(", \"type\": ");
+            number(&mut line, state, 0);
+            if let Some(text) = described {
+                line.push_str(", \"description\": ");
+                line.push_str(&quoted(&text));
+            }
+            line.push('}');
+        } else {
+            let (before, after) = self.color(state);
+            line.push_str(before);
+            number(&mut line, at, 10);
+            line.push_str("  ");
+            number(&mut line, len, 10);
+            line.push_str("  ");
+            number(&mut line, state, 3);
+            if let Some(text) = described {
+                line.push_str("  ");
+                line.push_str(&text);
+            }
+            line.push_str(after);
+            line.push('\n');
         }
-        let (before, after) = self.color(state);
-        let description = described.map(|text| format!("  {text}")).unwrap_or_default();
-        output.text(&format!("{before}{at:>10}  {len:>10}  {state:>3}{description}{after}\n"))
+        self.line = line;
+        output.text(&self.line)
     }
 
     fn finish(mut self, size: u64, output: &mut Output) -> Result<(), Failure> {
@@ -176,7 +199,7 @@ const ALLOCATION_DEPTH: &str = "qemu:allocation-depth";
 const DIRTY_BITMAP: &str = "qemu:dirty-bitmap:";
 
 /// What a state means, in contexts whose meaning is known.
-fn describe(context: &str, state: u64) -> Option<String> {
+fn describe(context: &str, state: u64) -> Option<Cow<'static, str>> {
     let word = match (context, state) {
         (BASE_ALLOCATION, 0) => "data",
         (BASE_ALLOCATION, 1) => "hole",
@@ -184,12 +207,20 @@ fn describe(context: &str, state: u64) -> Option<String> {
         (BASE_ALLOCATION, 3) => "hole,zero",
         (ALLOCATION_DEPTH, 0) => "absent",
         (ALLOCATION_DEPTH, 1) => "local",
-        (ALLOCATION_DEPTH, depth) => return Some(format!("backing depth {depth}")),
+        (ALLOCATION_DEPTH, depth) => return Some(format!("backing depth {depth}").into()),
         (context, 0) if context.starts_with(DIRTY_BITMAP) => "clean",
         (context, 1) if context.starts_with(DIRTY_BITMAP) => "dirty",
         _ => return None,
     };
-    Some(word.to_string())
+    Some(word.into())
+}
+
+/// Appends a number, at the right of so many columns where it is shorter.
+fn number(line: &mut String, number: u64, columns: usize) {
+    let mut digits = itoa::Buffer::new();
+    let digits = digits.format(number);
+    line.extend(std::iter::repeat_n(' ', columns.saturating_sub(digits.len())));
+    line.push_str(digits);
 }
 
 /// A number as C's `%g` prints it: six significant digits, no trailing zeroes.
