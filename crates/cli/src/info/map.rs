@@ -215,11 +215,13 @@ fn describe(context: &str, state: u64) -> Option<Cow<'static, str>> {
     Some(word.into())
 }
 
-/// Appends a number, at the right of so many columns where it is shorter.
+const BLANKS: &str = "          ";
+
+/// Appends a number, at the right of so many columns (at most ten) where it is shorter.
 fn number(line: &mut String, number: u64, columns: usize) {
     let mut digits = itoa::Buffer::new();
     let digits = digits.format(number);
-    line.extend(std::iter::repeat_n(' ', columns.saturating_sub(digits.len())));
+    line.push_str(&BLANKS[..columns.saturating_sub(digits.len())]);
     line.push_str(digits);
 }
 
