@@ -15,6 +15,7 @@ import argparse
 import ctypes
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -38,6 +39,8 @@ def parse():
     arguments = parser.parse_args()
     if arguments.runs < 1 or arguments.hold < 0.02 or not 0 <= arguments.share <= 1:
         parser.error("--runs is at least 1, --hold at least 0.02, --share between 0 and 1")
+    if not shutil.which(arguments.command[0]):
+        parser.error(f"there is no program {arguments.command[0]}")
     return arguments
 
 
