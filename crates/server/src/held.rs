@@ -84,6 +84,11 @@ impl Everywhere {
         self.own().fetch_sub(count, Ordering::Relaxed);
     }
 
+    /// How many there are on all workers, as far as can be told from one of them.
+    pub(crate) fn count(&self) -> usize {
+        self.0.iter().map(|worker| worker.0.load(Ordering::Relaxed)).sum()
+    }
+
     /// Whether this worker has its part of so many requests.
     pub(crate) fn is_full(&self, limit: usize) -> bool {
         let part = limit / io::worker_count().clamp(1, WORKERS);

@@ -9,7 +9,7 @@
 //! - `session`: a connection in transmission. `handshake`: a connection before that.
 //! - `hall`: what a client may choose from. `limits`: what it may cost. `held`: requests that devices
 //!   hold.
-//! - `reply`: outcomes as NBD replies. `records`: what the log says, by member.
+//! - `stop`: the orderly stop. `reply`: outcomes as NBD replies. `records`: what the log says, by member.
 //! - `control`: what whoever runs the server sees and may do. `tally`: what is counted.
 
 mod clients;
@@ -23,12 +23,13 @@ mod limits;
 mod records;
 mod reply;
 mod session;
+mod stop;
 mod tally;
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use block::{Device, Exports};
 use io::{Listener, Pool, Remote, Stream, Ticket};
@@ -43,6 +44,7 @@ use hall::Hall;
 use held::Everywhere;
 pub use limits::{Limit, Limits};
 use records::record;
+use stop::Stop;
 pub use tally::{Counts, LATENCY_BOUNDS, Latency};
 
 /// Something that clients can ask for by name.
@@ -186,15 +188,6 @@ const CROWDED_AGAIN: Duration = Duration::from_millis(2);
 
 /// Time that a device has to close before its client is let go.
 const CLOSING: Duration = Duration::from_secs(10);
-
-/// How a stop goes on.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Stop {
-    /// Until then devices may finish requests.
-    pub(crate) drained: Instant,
-    /// Time that a client has to read its last replies.
-    pub(crate) patience: Duration,
-}
 
 impl Server {
     /// A server without listeners yet.
@@ -413,38 +406,6 @@ impl Server {
     /// Connections that have ended.
     pub fn served(&self) -> u64 {
         self.served.load(Ordering::Relaxed)
-    }
-
-    /// Orderly stop: nothing new is read, what is in progress is finished and answered. Clients have
-    /// `patience` to read their last replies, then they are cut. Devices have [`Limits::drain`] to
-    /// finish; requests that they still hold then are named in the log and answered ESHUTDOWN, and
-    /// their number is returned.
-    pub async fn stop(&self, patience: Duration) -> usize {
-        let drained = Instant::now() + self.config.limits.drain;
-        self.stop.get_or_init(|| Stop { drained, patience });
-        self.stopping.store(true, Ordering::SeqCst);
-        self.clients.stop();
-        // Each connection keeps this order by itself. What is left then is in the way of the stop.
-        let most = self.config.limits.drain + 2 * patience;
-        if !self.wait_until_empty(most).await {
-            let open = self.open();
-            let each = if open == 1 { "connection that takes" } else { "connections that take" };
-            log::info!(connections = open; "cutting {open} {each} too long");
-            self.clients.cut();
-            self.wait_until_empty(patience).await;
-        }
-        self.given_up.load(Ordering::Relaxed)
-    }
-
-    async fn wait_until_empty(&self, patience: Duration) -> bool {
-        let deadline = Instant::now() + patience;
-        while self.open() > 0 {
-            if Instant::now() >= deadline {
-                return false;
-            }
-            io::sleep(Duration::from_millis(2)).await;
-        }
-        true
     }
 }
 

@@ -7,8 +7,8 @@ mod common;
 use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use block::OpKind;
@@ -304,6 +304,85 @@ fn a_stop_waits_for_devices_then_answers_for_them() {
         assert_eq!(stuck.release(), 1);
         fixture.wait_for_open(0);
     }
+}
+
+/// Reads at this offset keep the worker itself until the test lets go.
+struct Blocking {
+    device: Arc<FaultDevice>,
+    gate: Arc<Mutex<bool>>,
+    opened: Condvar,
+    blocked: AtomicBool,
+}
+
+impl Blocking {
+    const AT: u64 = 4 << 20;
+
+    fn open(&self) {
+        *self.gate.lock().unwrap() = true;
+        self.opened.notify_all();
+    }
+}
+
+impl block::Device for Blocking {
+    fn facts(&self) -> Arc<block::Facts> {
+        self.device.facts()
+    }
+
+    fn submit(&self, request: block::Request) -> block::Pending {
+        if request.at == Self::AT {
+            self.blocked.store(true, Ordering::Relaxed);
+            drop(self.opened.wait_while(self.gate.lock().unwrap(), |open| !*open).unwrap());
+        }
+        self.device.submit(request)
+    }
+}
+
+/// A client with a request that a device holds, and then with one that keeps the worker.
+fn blocked() -> (Arc<Blocking>, Fixture, Conversation, [wire::request::Header; 2]) {
+    let stuck = FaultDevice::over(device(SIZE, Completion::Immediate), 1);
+    stuck.add(Rule::new(Then::Hang).kind(OpKind::Write));
+    let (gate, opened, blocked) = Default::default();
+    let device = Arc::new(Blocking { device: stuck.clone(), gate, opened, blocked });
+    let fixture = serve(device.clone(), Limits { drain: Duration::ZERO, ..Limits::default() });
+    // The first worker is the stop's.
+    let _other = fixture.client(Replies::Structured);
+    let mut client = fixture.client(Replies::Structured);
+    let held = client.request(Command::Write, 0, 3);
+    client.send_request(&held, b"abc").unwrap();
+    wait_until("it hangs", || stuck.hanging() == 1);
+    let blocking = client.request(Command::Read, Blocking::AT, 512);
+    client.send_request(&blocking, &[]).unwrap();
+    wait_until("the worker stands still", || device.blocked.load(Ordering::Relaxed));
+    (device, fixture, client, [held, blocking])
+}
+
+#[test]
+fn a_stop_waits_for_a_worker_that_stands_still_to_give_its_answers() {
+    let (device, fixture, mut client, [held, blocking]) = blocked();
+    let patience = Duration::from_millis(100);
+    let left = std::thread::scope(|scope| {
+        let stop = scope.spawn(|| fixture.stop(patience));
+        std::thread::sleep(10 * patience);
+        device.open();
+        stop.join().unwrap()
+    });
+    assert_eq!(left, 1);
+    assert_eq!(client.receive_answer(&blocking).unwrap().error, 0);
+    assert_eq!(client.receive_answer(&held).unwrap().error, ESHUTDOWN);
+    client.expect_close().unwrap();
+}
+
+#[test]
+fn a_stop_does_not_wait_for_ever_for_a_worker_that_stands_still() {
+    let (device, fixture, _client, _) = blocked();
+    let started = Instant::now();
+    let left = fixture.stop(Duration::from_millis(100));
+    let took = started.elapsed();
+    // Else a failure would wait for the worker.
+    device.open();
+    assert_eq!(left, 1);
+    assert!(took < SOON, "{took:?}");
+    fixture.wait_for_open(0);
 }
 
 #[test]
