@@ -1,7 +1,10 @@
 //! What a service manager is told (sd_notify(3)): ready, reloading, stopping, alive.
 
+use std::collections::VecDeque;
+use std::io::ErrorKind;
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
@@ -11,9 +14,27 @@ use crate::exit::plain;
 /// The variable that names the socket of the service manager. Children must not inherit it.
 pub const VARIABLE: &str = "NOTIFY_SOCKET";
 
+/// Messages that wait for a service manager which does not read; beyond, the oldest but one goes.
+const WAITING_MAX: usize = 16;
+
 /// The way to the service manager, if there is one.
 #[derive(Clone, Default)]
-pub struct Notify(Option<SocketAddr>);
+pub struct Notify(Option<Arc<Way>>);
+
+struct Way {
+    address: SocketAddr,
+    waiting: Mutex<Waiting>,
+}
+
+/// What the service manager has not taken yet.
+#[derive(Default)]
+struct Waiting {
+    texts: VecDeque<String>,
+    /// A thread waits until it is taken.
+    sending: bool,
+    /// The log has been told that there is trouble.
+    complained: bool,
+}
 
 impl Notify {
     /// As the environment says.
@@ -29,7 +50,11 @@ impl Notify {
             let (place, why) = (place.display(), plain(error));
             log::warn!("cannot tell the service manager anything at {VARIABLE}={place}: {why}");
         }
-        Notify(address.ok())
+        address.map_or(Notify(None), Notify::to)
+    }
+
+    fn to(address: SocketAddr) -> Notify {
+        Notify(Some(Arc::new(Way { address, waiting: Mutex::default() })))
     }
 
     /// The server is ready, or has reloaded.
@@ -59,7 +84,7 @@ impl Notify {
 
     /// The server is alive.
     pub fn alive(&self) {
-        self.say("WATCHDOG=1");
+        self.say(ALIVE);
     }
 
     /// How often the service manager wants to hear that the server is alive: half of what it waits.
@@ -73,11 +98,75 @@ impl Notify {
     }
 
     fn say(&self, text: &str) {
-        let Some(address) = &self.0 else { return };
-        let sent = UnixDatagram::unbound()
-            .and_then(|socket| socket.send_to_addr(text.as_bytes(), address));
-        if let Err(error) = sent {
-            log::warn!("cannot tell the service manager anything: {}", plain(&error));
+        if let Some(way) = &self.0 {
+            Way::say(way, text);
+        }
+    }
+}
+
+/// What the watchdog wants to hear.
+const ALIVE: &str = "WATCHDOG=1";
+
+impl Way {
+    /// Says it without waiting: a worker must not stand still because nobody reads. What is not taken at
+    /// once is said later, in order: a server that never was ready would be ended.
+    fn say(self: &Arc<Self>, text: &str) {
+        let mut waiting = self.waiting();
+        if waiting.sending {
+            // That it is alive is no news any more when it is heard.
+            if text != ALIVE {
+                waiting.texts.push_back(text.to_string());
+                // The first may be that the server is ready.
+                if waiting.texts.len() > WAITING_MAX {
+                    waiting.texts.remove(1);
+                }
+            }
+            return;
+        }
+        match self.send(text, false) {
+            Ok(()) => waiting.complained = false,
+            Err(error) if error.kind() == ErrorKind::WouldBlock && text != ALIVE => {
+                waiting.complain("it does not read; it is told when it does");
+                waiting.texts.push_back(text.to_string());
+                let way = self.clone();
+                let thread = std::thread::Builder::new().name("notify".into());
+                waiting.sending = thread.spawn(move || way.send_waiting()).is_ok();
+            }
+            Err(error) => waiting.complain(&plain(&error)),
+        }
+    }
+
+    /// Says what waits, however long that takes.
+    fn send_waiting(&self) {
+        loop {
+            let mut waiting = self.waiting();
+            let Some(text) = waiting.texts.pop_front() else {
+                (waiting.sending, waiting.complained) = (false, false);
+                return;
+            };
+            drop(waiting);
+            if let Err(error) = self.send(&text, true) {
+                log::warn!("cannot tell the service manager anything: {}", plain(&error));
+            }
+        }
+    }
+
+    fn send(&self, text: &str, waits: bool) -> std::io::Result<()> {
+        let socket = UnixDatagram::unbound()?;
+        socket.set_nonblocking(!waits)?;
+        socket.send_to_addr(text.as_bytes(), &self.address).map(drop)
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Waiting {
+    /// Says so in the log, once until it works again.
+    fn complain(&mut self, why: &str) {
+        if !std::mem::replace(&mut self.complained, true) {
+            log::warn!("cannot tell the service manager anything: {why}");
         }
     }
 }
@@ -102,7 +191,7 @@ mod tests {
         ];
         for place in places {
             let manager = UnixDatagram::bind_addr(&place).unwrap();
-            let notify = Notify(Some(place));
+            let notify = Notify::to(place);
             notify.stopping("two\nlines");
             notify.reloading();
             let mut said = [0; 256];
@@ -115,5 +204,44 @@ mod tests {
         }
         // Nobody there is no reason to fail.
         Notify::default().ready("x");
+    }
+
+    #[test]
+    fn a_manager_that_does_not_read_is_told_later() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("n");
+        let manager = UnixDatagram::bind(&path).unwrap();
+        let fill = UnixDatagram::unbound().unwrap();
+        fill.set_nonblocking(true).unwrap();
+        let mut full = 0;
+        while fill.send_to(b"x", &path).is_ok() {
+            full += 1;
+        }
+        let notify = Notify::to(SocketAddr::from_pathname(&path).unwrap());
+        // It would wait here for ever.
+        notify.ready("a");
+        let waiting = || notify.0.as_ref().unwrap().waiting();
+        // The thread has it.
+        while !waiting().texts.is_empty() {
+            std::thread::yield_now();
+        }
+        notify.alive();
+        (0..2 * WAITING_MAX).for_each(|nth| notify.status(&nth.to_string()));
+        notify.stopping("b");
+        let mut said = [0; 256];
+        let mut heard = || {
+            let len = manager.recv(&mut said).unwrap();
+            String::from_utf8(said[..len].to_vec()).unwrap()
+        };
+        (0..full).for_each(|_| assert_eq!(heard(), "x"));
+        assert!(heard().starts_with("READY=1\n"));
+        let rest: Vec<_> = (0..WAITING_MAX).map(|_| heard()).collect();
+        assert_eq!(rest.last().unwrap(), "STOPPING=1\nSTATUS=b");
+        // From then on as before.
+        while waiting().sending {
+            std::thread::yield_now();
+        }
+        notify.alive();
+        assert_eq!(heard(), ALIVE);
     }
 }
