@@ -437,6 +437,48 @@ fn a_lost_terminal_ends_it_and_another_hangup_does_not() {
     assert!(!socket.exists());
 }
 
+/// The shell that led the session says so a moment after the terminal is gone, and the server began in between.
+#[test]
+fn a_terminal_that_was_lost_before_it_began_ends_it() {
+    let Some(python) = Peer::require("python3") else { return };
+    let scratch = Scratch::new().unwrap();
+    let socket = scratch.socket("s");
+    let script = "import os, pty, signal, sys, time\n\
+                  def wait(is_):\n\
+                  \x20   end = time.monotonic() + 60\n\
+                  \x20   while not is_():\n\
+                  \x20       if time.monotonic() > end: os._exit(2)\n\
+                  \x20       time.sleep(0.01)\n\
+                  def lost():\n\
+                  \x20   try: os.close(os.open('/dev/tty', os.O_RDONLY))\n\
+                  \x20   except OSError: return True\n\
+                  shell, terminal = pty.fork()\n\
+                  if shell == 0:\n\
+                  \x20   signal.signal(signal.SIGHUP, signal.SIG_IGN)\n\
+                  \x20   os.write(1, b'x')\n\
+                  \x20   wait(lost)\n\
+                  \x20   pid = os.fork()\n\
+                  \x20   if pid == 0:\n\
+                  \x20       signal.signal(signal.SIGHUP, signal.SIG_DFL)\n\
+                  \x20       os.execv(sys.argv[1], sys.argv[1:])\n\
+                  \x20   wait(lambda: os.path.exists(sys.argv[-1]))\n\
+                  \x20   os.kill(pid, signal.SIGHUP)\n\
+                  \x20   left = [0, 0]\n\
+                  \x20   def ended():\n\
+                  \x20       left[:] = os.waitpid(pid, os.WNOHANG)\n\
+                  \x20       return left[0] == pid\n\
+                  \x20   wait(ended)\n\
+                  \x20   os._exit(0 if left[1] == 0 else 3)\n\
+                  os.read(terminal, 1)\n\
+                  os.close(terminal)\n\
+                  assert os.waitpid(shell, 0)[1] == 0, 'it goes on'\n";
+    let mut command = python.command();
+    command.args(["-c", script]).arg(blockhaul_tests::program());
+    command.args(["serve", "--exit-with-parent", "memory:1M", "-U"]).arg(&socket);
+    done(&mut command);
+    assert!(!socket.exists());
+}
+
 /// The unit file that is an example.
 fn unit() -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/systemd/blockhaul.service");

@@ -4,6 +4,7 @@
 use std::io::{ErrorKind, Read as _};
 use std::os::unix::net::UnixStream;
 
+use rustix::io::Errno;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Handle;
 use signal_hook::iterator::backend::SignalDelivery;
@@ -30,10 +31,15 @@ pub fn on_stop(
 }
 
 /// Signals that are caught from here on, and looked at by [`Caught::on_stop`].
-pub struct Caught(Signals);
+pub struct Caught {
+    signals: Signals,
+    began_on_terminal: bool,
+}
 
 /// Catches the signals.
 pub fn catch() -> Result<Caught, Failure> {
+    // Before a SIGHUP is caught: one that comes earlier ends the process as ever.
+    let began_on_terminal = began_on_terminal();
     let signals = UnixStream::pair().and_then(|(read, write)| {
         let numbers = [SIGINT, SIGTERM, SIGHUP, SIGQUIT];
         SignalDelivery::with_pipe(read, write, SignalOnly, numbers)
@@ -43,18 +49,20 @@ pub fn catch() -> Result<Caught, Failure> {
         Failure::new(FAILED, text)
     })?;
     io::termination_is_handled();
-    Ok(Caught(signals))
+    Ok(Caught { signals, began_on_terminal })
 }
 
 impl Caught {
     /// Ends [`Attention::wait`] when dropped, from any thread.
     pub fn until_dropped(&self) -> Until {
-        Until(self.0.handle())
+        Until(self.signals.handle())
     }
 
     /// What is done about signals. A thread has to wait for them.
     pub fn on_stop<F: FnOnce(i32), G: FnOnce()>(self, first: F, at_once: G) -> Attention<F, G> {
-        Attention { signals: self.0, first: Some(first), at_once: Some(at_once), hangup: None }
+        let Caught { signals, began_on_terminal } = self;
+        let (first, at_once) = (Some(first), Some(at_once));
+        Attention { signals, began_on_terminal, first, at_once, hangup: None }
     }
 }
 
@@ -72,7 +80,8 @@ pub struct Attention<F, G> {
     signals: Signals,
     first: Option<F>,
     at_once: Option<G>,
-    hangup: Option<(Hangup, bool)>,
+    began_on_terminal: bool,
+    hangup: Option<Hangup>,
 }
 
 /// What to do on SIGHUP.
@@ -84,11 +93,25 @@ fn has_terminal() -> bool {
     std::fs::File::open("/dev/tty").is_ok()
 }
 
+/// Whether this process began on a terminal, be it gone by now: the SIGHUP that says so may come a moment
+/// later, from the shell. Who leads a session of its own without a terminal hears of none that is lost.
+fn began_on_terminal() -> bool {
+    let leads = || rustix::process::getsid(None).ok() == Some(rustix::process::getpid());
+    has_terminal() || (!leads() && is_hung_up())
+}
+
+/// Whether a standard stream is a terminal that has hung up.
+fn is_hung_up() -> bool {
+    use rustix::stdio::{stderr, stdin, stdout};
+    let streams = [stdin(), stdout(), stderr()];
+    streams.iter().any(|stream| rustix::termios::tcgetattr(stream).err() == Some(Errno::IO))
+}
+
 impl<F: FnOnce(i32), G: FnOnce()> Attention<F, G> {
     /// SIGHUP does this, unless the terminal on which this process began is gone.
     #[must_use]
     pub fn on_hangup(mut self, hangup: Hangup) -> Self {
-        self.hangup = Some((hangup, has_terminal()));
+        self.hangup = Some(hangup);
         self
     }
 
@@ -124,9 +147,9 @@ impl<F: FnOnce(i32), G: FnOnce()> Attention<F, G> {
     }
 
     fn heard(&mut self, signal: i32) {
-        if let Some((hangup, began_on_terminal)) = &mut self.hangup
+        if let Some(hangup) = &mut self.hangup
             && signal == SIGHUP
-            && (!*began_on_terminal || has_terminal())
+            && (!self.began_on_terminal || has_terminal())
         {
             return hangup();
         }
