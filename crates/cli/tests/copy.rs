@@ -5,7 +5,7 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::os::unix::net::UnixListener;
 use std::process::{Child, Command, Output, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use testkit::image::pattern;
@@ -453,6 +453,44 @@ fn a_source_that_shrinks() {
     let client = begun(&[&options[..], &layer, &ends].concat());
     std::fs::File::options().write(true).open(&disk).unwrap().set_len(1 << 20).unwrap();
     check_failure(&client.wait_with_output().unwrap(), 4, &["source", "offset"]);
+}
+
+#[test]
+fn a_closed_standard_output_is_no_place_for_a_copy() {
+    let shell = |redirection: &str| {
+        let script = format!("exec \"$0\" copy sample:1M - {redirection}");
+        tools::output(Command::new("sh").args(["-c", &script, OURS]), LIMIT).unwrap()
+    };
+    check_failure(&shell(">&-"), 3, &["standard output", "null:"]);
+    check_failure(&shell("1</dev/null"), 3, &["standard output"]);
+    assert!(shell(">/dev/null").status.success());
+    assert_eq!(shell("").stdout.len(), 1 << 20);
+}
+
+#[test]
+fn interrupted_while_nothing_comes_from_a_pipe_it_ends() {
+    let scratch = Scratch::new().unwrap();
+    let disk = scratch.file("disk");
+    let mut command = Command::new(OURS);
+    command.args(["copy", "--request-size=64k", "-"]).arg(&disk);
+    let mut child = command.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut pipe = child.stdin.take().unwrap();
+    pipe.write_all(&[b'x'; 100_000]).unwrap();
+    // The first request is carried out, and the second one never comes whole.
+    let deadline = Instant::now() + LIMIT;
+    while !std::fs::metadata(&disk).is_ok_and(|data| data.blocks() * 512 >= 64 << 10) {
+        assert!(Instant::now() < deadline, "it does not begin");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    kill_process(Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap(), Signal::TERM).unwrap();
+    let status = tools::wait_within(&mut child, LIMIT).expect("it waits for the pipe");
+    let mut said = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert_eq!(status.code(), Some(143), "{said}");
+    assert!(said.contains("stopped by a signal"), "{said}");
+    // What has come is where it belongs.
+    drop(pipe);
+    assert_eq!(std::fs::read(&disk).unwrap()[..100_000], [b'x'; 100_000]);
 }
 
 #[test]

@@ -205,8 +205,13 @@ impl Job {
         let summary = match (&self.source, &self.target) {
             (Spec::Pipe, _) => self.read_pipe(&pool).await?,
             (_, Spec::Pipe) => {
-                let source = self.open_source().await?;
                 let fd = standard(std::io::stdout().as_fd().try_clone_to_owned())?;
+                if !ends::is_heard(&fd) {
+                    let text = "cannot write to standard output: it is closed, or /dev/null: nothing would \
+                                be kept; to read only, copy to null:";
+                    return Err(Failure::new(exit::OPEN, text));
+                }
+                let source = self.open_source().await?;
                 let copied =
                     engine::copy_to_pipe(&source, fd, &self.options, &pool, &self.progress).await;
                 match copied {

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use block::{Can, Device, Error, Flags, Kind, Op, Pending, Request, Result, Stack};
 use io::{Buf, Data, File, Pool, Task};
+use rustix::event::{self, PollFd, PollFlags, Timespec};
 
 use super::{room_now, summary};
 use crate::algorithm::Hasher;
@@ -43,7 +44,7 @@ pub async fn copy_from_pipe(
         settled.pace(settled.request_size, || progress.is_cancelled()).await;
         let room = window.room(pool, settled.request_size).await?;
         let room = room.tallied(&progress.counters.tally);
-        let (buf, ended) = match fill(&pipe, room.into_buf()).await {
+        let (buf, ended) = match fill(&pipe, room.into_buf(), progress).await {
             Ok(filled) => filled,
             Err(error) => {
                 // The pipe's error counts; what is on its way is awaited.
@@ -221,12 +222,23 @@ impl Target {
     }
 }
 
-/// Reads until the buffer is full or the pipe ends; says which. Blocks a thread of its own.
-async fn fill(pipe: &File, mut buf: Buf) -> Result<(Buf, bool)> {
-    let pipe = pipe.clone();
+/// Time between two looks at whether the copy was cancelled, while nothing comes.
+const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+
+/// Reads until the buffer is full, the pipe ends or the copy is cancelled; says whether it has ended. Blocks
+/// a thread of its own.
+async fn fill(pipe: &File, mut buf: Buf, progress: &Arc<Progress>) -> Result<(Buf, bool)> {
+    let (pipe, progress) = (pipe.clone(), progress.clone());
     let filled = io::offload(move || {
         let mut filled = 0;
         while filled < buf.len() {
+            // What cannot be waited for so is read all the same.
+            if event::poll(&mut [PollFd::new(&pipe, PollFlags::IN)], Some(&LOOK)) == Ok(0) {
+                match progress.is_cancelled() {
+                    true => break,
+                    false => continue,
+                }
+            }
             match rustix::io::read(&pipe, &mut buf[filled..]) {
                 Ok(0) => {
                     buf.truncate(filled);
@@ -237,6 +249,7 @@ async fn fill(pipe: &File, mut buf: Buf) -> Result<(Buf, bool)> {
                 Err(error) => return Err(std::io::Error::from(error)),
             }
         }
+        buf.truncate(filled);
         Ok((buf, false))
     });
     let filled = filled.await.map_err(|lost| Error::new(Kind::Io, "pipe").because(lost))?;
