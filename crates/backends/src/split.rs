@@ -3,14 +3,16 @@
 use std::sync::Arc;
 
 use block::{
-    Args, BASE_ALLOCATION, Backend, Can, Contexts, Device, Error, Facts, Intent, Kind, Op, Opened,
-    Opening, Pending, Reply, Request, Result, Target, emulate, percent_decode,
+    Args, BASE_ALLOCATION, Backend, Can, Contexts, Device, Error, Extents, Facts, Flags, Intent,
+    Kind, Op, Opened, Opening, Pending, Reply, Request, Result, Target, emulate, percent_decode,
 };
 use io::{Pool, Room};
 
 /// Longest piece of a read that reaches over the end of a file, and how many are read at a time.
 const PIECE: usize = 256 << 10;
 const PIECES: u64 = 8;
+/// Runs with which an answer is long enough.
+const RUNS_MAX: usize = 64 << 10;
 /// Most files: each needs a descriptor.
 const FILES_MAX: usize = 512;
 
@@ -145,11 +147,12 @@ impl Device for SplitDevice {
         };
         let inside = part.end - at;
         match op {
-            Op::Extents(_) => {
-                // The rest is asked for again.
+            // One ends with its part.
+            Op::Extents(_) if len <= inside || flags.contains(Flags::ONE_EXTENT) => {
                 let asked = Request::extents(at - part.start, len.min(inside), part.base);
                 part.device.submit(asked.with(flags))
             }
+            Op::Extents(_) => Pending::start(async move { shared.extents(at, at + len).await }),
             op if len <= inside => {
                 part.device.submit(Request { op, at: at - part.start, len, flags })
             }
@@ -191,6 +194,27 @@ impl Shared {
             }
         }
         failed.map_or(Ok(Reply::Done), Err)
+    }
+
+    /// Extents of several parts in one list. What one of them leaves out is asked for again.
+    async fn extents(&self, at: u64, end: u64) -> block::Outcome {
+        let mut all = Extents::new();
+        for (part, from, to) in self.within(at, end) {
+            let asked = Request::extents(from - part.start, to - from, part.base);
+            let lists = match part.device.submit(asked).await {
+                Ok(Reply::Extents(lists)) => lists,
+                // What is known is told; the error comes with the question for the rest.
+                Err(_) if !all.is_empty() => break,
+                other => return other,
+            };
+            lists.first().into_iter().flat_map(Extents::runs).for_each(|run| {
+                all.push(run.len.min(to - at - all.total()), run.state);
+            });
+            if at + all.total() < to || all.len() >= RUNS_MAX {
+                break;
+            }
+        }
+        Ok(Reply::Extents(vec![all]))
     }
 
     async fn read(&self, at: u64, room: Room) -> block::Outcome {

@@ -1,10 +1,11 @@
 //! Every backend keeps the contract of devices, on every engine.
 
 use std::ffi::OsStr;
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use block::{Direct, Intent, Registry, Spec, Stack};
+use block::{Direct, Flags, Intent, Registry, Spec, Stack};
 use testkit::conform::{self, Content, Options, Subject};
 
 async fn open(spec: &str, intent: Intent) -> block::Result<Stack> {
@@ -98,6 +99,35 @@ fn split() {
         let stack = open(&format!("split:{}", names.join(",")), Intent::WRITE).await?;
         assert_eq!(stack.device().facts().size, 1_000_001 + 5 + (3 << 20) + 4096);
         Ok(Subject::from(stack).keep(dir))
+    });
+}
+
+#[test]
+fn extents_of_split_files_come_in_one_answer() {
+    let dir = testkit::tools::Scratch::on_disk().unwrap();
+    let (one, two) = (dir.file("one"), dir.file("two"));
+    for (path, at) in [(&one, 1 << 20), (&two, 0)] {
+        let file = std::fs::File::create(path).unwrap();
+        file.set_len(2 << 20).unwrap();
+        file.write_all_at(&[1; 1 << 20], at).unwrap();
+        // Blocks that are only promised may be told as holes.
+        file.sync_all().unwrap();
+    }
+    let spec = format!("split:{},{}", one.display(), two.display());
+    let runtime = io::Runtime::start(&io::Config { workers: 1, ..Default::default() }).unwrap();
+    runtime.block_on(move || async move {
+        let stack = open(&spec, Intent::READ).await.unwrap();
+        let told = async |request: block::Request| {
+            let Ok(block::Reply::Extents(lists)) = stack.device().submit(request).await else {
+                panic!("no extents");
+            };
+            lists[0].runs().iter().map(|run| (run.len >> 10, run.state)).collect::<Vec<_>>()
+        };
+        let base = block::Contexts::first();
+        let whole = block::Request::extents(0, 4 << 20, base);
+        assert_eq!(told(whole).await, [(1024, 3), (2048, 0), (1024, 3)]);
+        let one = block::Request::extents(3 << 19, 1 << 20, base).with(Flags::ONE_EXTENT);
+        assert_eq!(told(one).await, [(512, 0)]);
     });
 }
 
