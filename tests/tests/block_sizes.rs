@@ -163,6 +163,13 @@ const DIFFERENT: &[(&str, &str)] = &[
     ("floppy d", "can_flush"),
     ("iso d", "can_flush"),
     ("linuxdisk d", "can_flush"),
+    // The plugin leaves flushing and trimming of its files out.
+    ("split f1 f2", "can_flush"),
+    ("split f1 f2", "can_fua"),
+    ("split f1 f2", "can_multi_conn"),
+    ("split f1 f2", "can_trim"),
+    ("-r split f1 f2", "can_flush"),
+    ("-r split f1 f2", "can_multi_conn"),
     // The folder's files are read when they are wanted, by the kernel's own foresight.
     ("floppy d", "can_cache"),
     // The kernel is told to read ahead, where the plugins have no callback.

@@ -2,6 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::net::{IpAddr, ToSocketAddrs as _};
+use std::os::unix::ffi::OsStrExt as _;
 
 use crate::compat::options::{self, Opt, Value, alias, opt};
 
@@ -163,26 +164,28 @@ impl Line {
             "debug" => self.debug_flag(&text(value, "--debug")?)?,
             "exit-with-parent" => {
                 self.foreground = true;
-                self.serve.push("--exit-with-parent".into());
+                self.flag("--exit-with-parent");
             }
             "exportname" => self.pair("--uri-export", value),
             "filter" => self.filters.push(text(value, "--filter")?),
             "foreground" => self.foreground = true,
             "group" | "user" => self.pair(&format!("--{name}"), value),
             "ipaddr" => self.address = Some(text(value, "--ipaddr")?),
-            // Always on here, and the default.
-            "keepalive" | "newstyle" => {}
+            // Always on here.
+            "keepalive" => {}
+            // The default.
+            "newstyle" => self.serve.retain(|word| word != "--oldstyle"),
             "log" => self.log = log(&text(value, "--log")?)?,
             "mask-handshake" => self.pair("--mask-handshake", value),
-            "no-mc" => self.serve.push("--no-contexts".into()),
-            "no-sr" => self.serve.push("--no-structured".into()),
-            "oldstyle" => self.serve.push("--oldstyle".into()),
+            "no-mc" => self.flag("--no-contexts"),
+            "no-sr" => self.flag("--no-structured"),
+            "oldstyle" => self.flag("--oldstyle"),
             "pidfile" => self.pair("--pidfile", value),
             "port" => self.port = Some(text(value, "--port")?),
-            "print-uri" => self.serve.push("--print-uri".into()),
+            "print-uri" => self.flag("--print-uri"),
             "readonly" => {
                 self.readonly = true;
-                self.serve.push("--readonly".into());
+                self.flag("--readonly");
             }
             "run" => {
                 (self.run, self.foreground) = (true, true);
@@ -190,7 +193,7 @@ impl Line {
             }
             "selinux-label" => self.pair("--selinux-label", value),
             "single" => (self.single, self.foreground) = (true, true),
-            "swap" => self.serve.push("--swap".into()),
+            "swap" => self.flag("--swap"),
             "threads" => {
                 let wrong = |_| format!("--threads: {} is not a number", value.display());
                 let threads: u32 = block::parse_number(&value.to_string_lossy()).map_err(wrong)?;
@@ -206,7 +209,7 @@ impl Line {
                 self.credentials = true;
                 self.pair(&format!("--{name}"), value);
             }
-            "tls-verify-peer" => self.serve.push("--tls-verify-peer".into()),
+            "tls-verify-peer" => self.flag("--tls-verify-peer"),
             "unix" => self.unix = Some(value),
             "verbose" => self.verbose = true,
             "vsock" => self.vsock = true,
@@ -215,8 +218,17 @@ impl Line {
         Ok(())
     }
 
+    /// An option that is given twice counts once, as getopt_long(3)'s callers have it.
+    fn flag(&mut self, word: &str) {
+        if !self.serve.iter().any(|there| there == word) {
+            self.serve.push(word.into());
+        }
+    }
+
+    /// An option that is given again has its last value.
     fn pair(&mut self, name: &str, value: OsString) {
         let mut word = OsString::from(format!("{name}="));
+        self.serve.retain(|there| !there.as_bytes().starts_with(word.as_bytes()));
         word.push(value);
         self.serve.push(word);
     }
@@ -253,7 +265,7 @@ impl Line {
             return Ok(());
         }
         if self.single {
-            self.serve.push("--single".into());
+            self.flag("--single");
         }
         if let Some(path) = self.unix.take() {
             self.pair("--unix", path);
@@ -280,7 +292,7 @@ impl Line {
     fn tls_words(&mut self) {
         if !self.tls {
             let offered = self.credentials || tls::usual_certificates().is_some();
-            self.serve.push(if offered { "--tls=on" } else { "--tls=off" }.into());
+            self.flag(if offered { "--tls=on" } else { "--tls=off" });
         }
     }
 }
@@ -373,6 +385,15 @@ mod tests {
         assert_eq!(serve("-4 null"), ["--ip-addr=0.0.0.0"]);
         assert_eq!(serve("--vsock -p 5 null"), ["--vsock=5"]);
         assert_eq!(serve("--no-sr --no-meta null"), ["--no-structured", "--no-contexts"]);
+        assert_eq!(
+            serve("-r -r --no-mc --read-only --no-mc null"),
+            ["--readonly", "--no-contexts"]
+        );
+        assert!(serve("-o -n null").is_empty());
+        assert_eq!(
+            serve("-P a --run x -U /s -P b --run y -U - null"),
+            ["--pidfile=b", "--run=y", "--unix=-"]
+        );
         let parsed = line("--run true --tls=require null").unwrap();
         assert!(parsed.foreground && parsed.serve.contains(&"--tls=require".into()));
     }

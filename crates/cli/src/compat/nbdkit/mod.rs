@@ -112,7 +112,7 @@ fn serve_words(mut line: Line, in_background: bool) -> Result<Vec<OsString>, Fai
     // where it is open already.
     let is_user = |word: &OsString| word.as_encoded_bytes().starts_with(b"--user=");
     let is_fd = |(key, _): &line::Parameter| key.as_deref() == Some("fd");
-    let as_other = line.plugin.as_deref() == Some("file")
+    let as_other = matches!(line.plugin.as_deref(), Some("file" | "split"))
         && words.iter().any(is_user)
         && !line.parameters.iter().any(is_fd);
     let native = match hosted.is_empty() && !flags && !as_other {
@@ -123,8 +123,8 @@ fn serve_words(mut line: Line, in_background: bool) -> Result<Vec<OsString>, Fai
         words.push(format!("--threads={}", threads.min(65_536)).into());
     }
     if let (Some(plugin), Some(_)) = (line.plugin.as_deref(), &native) {
-        if plugin == "file" {
-            // The plugin opens its file for each client.
+        if ["file", "split"].contains(&plugin) {
+            // The plugins open their files for each client.
             words.push("--per-client".into());
         }
         if let Some(preferred) = plugins::preferred_block(plugin) {

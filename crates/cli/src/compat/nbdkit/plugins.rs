@@ -4,9 +4,13 @@
 use std::ffi::OsString;
 use std::fs::File;
 use std::os::unix::fs::FileTypeExt as _;
+use std::path::PathBuf;
 
 use super::line::{Line, Parameter, escaped};
 use super::natives;
+
+/// Most files that are one disk here.
+const SPLIT_MAX: usize = 512;
 
 /// The device behind a plugin's name and parameters, of `blockhaul`'s own; `None`: the plugin is needed.
 pub fn native(line: &Line) -> Option<OsString> {
@@ -21,6 +25,7 @@ pub fn native(line: &Line) -> Option<OsString> {
         "pattern" if line.readonly => Some(format!("pattern:{}", size(parameters, "")?).into()),
         "ones" if line.readonly => Some(format!("ones:{}", size(parameters, "")?).into()),
         "file" => file(line),
+        "split" => split(line),
         _ => natives::device(name, parameters).map(OsString::from),
     }
 }
@@ -58,9 +63,26 @@ fn file(line: &Line) -> Option<OsString> {
         Some("dirfd") => return folder_descriptor(path),
         Some(_) => return None,
     }
+    openable(path, line).map(PathBuf::into_os_string)
+}
+
+/// A file by its absolute path, if it can be opened as it is to be.
+fn openable(path: &str, line: &Line) -> Option<PathBuf> {
     let path = std::fs::canonicalize(path).ok()?;
     File::options().read(true).write(!line.readonly).open(&path).ok()?;
-    Some(path.into_os_string())
+    Some(path)
+}
+
+/// Files one behind the other. The plugin of 1.42 ends by SIGSEGV when it is asked for extents of them.
+fn split(line: &Line) -> Option<OsString> {
+    let is_file = |key: &Option<String>| key.as_deref().is_none_or(|key| key == "file");
+    let files = &line.parameters;
+    if files.is_empty() || files.len() > SPLIT_MAX || !files.iter().all(|(key, _)| is_file(key)) {
+        return None;
+    }
+    let paths = files.iter().map(|(_, path)| Some(escaped(openable(path, line)?.to_str()?)));
+    let paths = paths.collect::<Option<Vec<_>>>()?;
+    Some(format!("split:{}", paths.join(",")).into())
 }
 
 fn descriptor_number(number: &str) -> Option<i32> {
