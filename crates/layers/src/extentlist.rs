@@ -30,6 +30,8 @@ blockhaul serve --layer 'extentlist?extentlist=extents' sample:64M \
 
 /// Longest list: 24 bytes each in memory.
 const LINES_MAX: usize = 10_000_000;
+/// Most bytes of a line.
+const LINE_MAX: usize = 200;
 /// Most runs in one answer.
 const RUNS_MAX: usize = 64 << 10;
 
@@ -62,6 +64,10 @@ fn parse(text: &str) -> Result<List> {
         let wrong = |why: String| {
             usage(format!("extentlist: line {number}: {why}; give OFFSET LENGTH [hole,zero]"))
         };
+        // Some other file may be named, with lines of any length.
+        if line.len() > LINE_MAX {
+            return Err(wrong("is longer than any line of a list".into()));
+        }
         let words: Vec<_> = line.split_whitespace().collect();
         let (at, len, kind) = match words[..] {
             [at, len] => (at, len, ""),
@@ -168,5 +174,7 @@ mod tests {
         for wrong in ["5", "0 5 data,x", "a b", "0 10\n5 10", "1 2 3 4", "0 16e"] {
             assert_eq!(parse(wrong).unwrap_err().kind(), Kind::Usage, "{wrong}");
         }
+        let error = parse(&"\0".repeat(1 << 20)).unwrap_err();
+        assert!(error.to_string().len() < 1000 && error.kind() == Kind::Usage);
     }
 }
