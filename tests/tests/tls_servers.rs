@@ -1,5 +1,6 @@
 //! Servers, and those between them and us, that would have a client with an `nbds` URI speak in
-//! plaintext, or take plaintext for what came through TLS. Each is scripted, byte for byte.
+//! plaintext, or take plaintext for what came through TLS. Each is scripted, byte for byte. And what is told
+//! where TLS cannot be had.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
@@ -7,8 +8,8 @@ use std::io::{Read as _, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
-use blockhaul_tests::{LIMIT, lossy, run, text};
-use testkit::tools::Scratch;
+use blockhaul_tests::{LIMIT, lossy, run, serve, succeed, text};
+use testkit::tools::{Scratch, Server};
 
 const ABORT: u32 = 2;
 const STARTTLS: u32 = 5;
@@ -130,7 +131,7 @@ fn a_client_that_wants_tls_never_goes_on_in_plaintext() {
                 stream.shutdown(std::net::Shutdown::Write).unwrap();
                 hear_no_plaintext(stream);
             },
-            "TLS",
+            "during the handshake; check the user name and its key",
         ),
     ];
     let scratch = Scratch::new().unwrap();
@@ -157,4 +158,63 @@ fn a_client_that_wants_tls_never_goes_on_in_plaintext() {
         assert_eq!(output.status.code(), Some(1), "{name}: {told}");
         assert!(told.contains(words), "{name}: no {words:?} in {told}");
     }
+}
+
+/// A run that fails with one line, which holds all of the words.
+#[track_caller]
+fn told(args: &[&str], words: &[&str]) {
+    let output = run(args);
+    let said = lossy(&output.stderr);
+    assert!(!output.status.success() && said.lines().count() == 1, "{args:?}: {said}");
+    for word in words {
+        assert!(said.contains(word), "{args:?}: no {word:?} in {said}");
+    }
+}
+
+#[test]
+fn where_tls_cannot_be_had_it_is_told_what_to_do() {
+    let scratch = Scratch::new().unwrap();
+    let path = |name: &str| text(&scratch.file(name)).to_owned();
+    let (pki, other, keys, empty) = (path("pki"), path("other"), path("keys"), path("empty"));
+    succeed(&["tls", "init", &pki]);
+    succeed(&["tls", "init", &other]);
+    succeed(&["tls", "init", "--psk", "alice", &keys]);
+    fs::write(&empty, "").unwrap();
+    let plain = serve(&scratch, "plain", &["memory:1M"]);
+    let keyed = serve(&scratch, "keyed", &["--tls-psk", &keys, "memory:1M"]);
+    let certified = serve(&scratch, "certified", &["--tls-certificates", &pki, "memory:1M"]);
+    let info = |server: &Server, user: &str, parameters: &str, words: &[&str]| {
+        let socket = server.socket().display();
+        told(&["info", &format!("nbds+unix://{user}/?socket={socket}&{parameters}")], words);
+    };
+    let certificates = |dir: &str| format!("tls-certificates={dir}");
+    info(
+        &plain,
+        "",
+        &certificates(&pki),
+        &["refused STARTTLS", "; give the server keys", "or use an nbd URI"],
+    );
+    let gave_up = "TLS: the other side gave up: ";
+    info(&keyed, "", &certificates(&pki), &[gave_up, "check that the server has certificates"]);
+    let psk = |file: &str| format!("tls-psk-file={file}");
+    info(
+        &keyed,
+        "alice@",
+        &psk(&empty),
+        &["no key in this file: make one with blockhaul tls init"],
+    );
+    info(&keyed, "alice@", &psk(&pki), &["choose the file in it"]);
+    info(&keyed, "carol@", &psk(&keys), &["\"carol\" has no key in it; check the name"]);
+    // The client gives the reason, the server what that is about.
+    info(&certified, "", &certificates(&other), &["certificate is not accepted", "; name its"]);
+    certified.says("gave up: unknown ca; the client does not accept this server's").unwrap();
+
+    let in_vain = |words: &[&str]| {
+        let socket = text(&scratch.socket("none")).to_owned();
+        told(&["serve", "-f", "-U", &socket, "--tls-certificates", &pki, "memory:1M"], words);
+    };
+    fs::copy(format!("{other}/server-key.pem"), format!("{pki}/server-key.pem")).unwrap();
+    in_vain(&["server-key.pem: ", "; check that it is the key of server-cert.pem, in PEM"]);
+    fs::write(format!("{pki}/server-cert.pem"), "nothing").unwrap();
+    in_vain(&["server-cert.pem: ", "; check that it is a certificate, in PEM"]);
 }

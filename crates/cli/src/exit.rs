@@ -169,6 +169,15 @@ pub fn next(kind: Kind, text: &str, opening: bool) -> &'static str {
         Kind::Refused if nbd && text.contains("TLS is required") => {
             "; use an nbds URI, with a key or certificates"
         }
+        Kind::Refused | Kind::Unsupported if nbd && text.contains("refused STARTTLS") => {
+            "; give the server keys or certificates, or use an nbd URI where nobody listens in"
+        }
+        Kind::Refused if nbd && text.contains("has expired") => {
+            "; the server needs a new certificate"
+        }
+        Kind::Refused if nbd && text.contains("certificate revoked") => {
+            "; the server needs another certificate"
+        }
         Kind::Refused if nbd && text.contains("certificate is not accepted") => {
             "; name its authority with tls-certificates=DIR, or what it is for with tls-hostname=NAME"
         }

@@ -330,7 +330,7 @@ fn client_key(
         Some(user) => match users.key(user.as_bytes()) {
             Some(key) => (user.to_string(), key.to_vec()),
             None => {
-                let text = format!("{shown}: user {user:?} has no key in it");
+                let text = format!("{shown}: user {user:?} has no key in it; check the name");
                 return Err(Error::new(Kind::Setup, text));
             }
         },
@@ -359,9 +359,7 @@ fn login() -> Option<String> {
 /// Loads an authority and, if there is one, its list of revoked certificates.
 fn authority(context: &mut SslContextBuilder, dir: &Path) -> Result<(), Error> {
     let path = readable(dir, "ca-cert.pem")?;
-    context
-        .set_ca_file(&path)
-        .map_err(|stack| Error::setup(format_args!("cannot use {}", path.display()), &stack))?;
+    context.set_ca_file(&path).map_err(|stack| unusable(&path, "a certificate", &stack))?;
     if !dir.join("ca-crl.pem").exists() {
         return Ok(());
     }
@@ -372,19 +370,19 @@ fn authority(context: &mut SslContextBuilder, dir: &Path) -> Result<(), Error> {
         store.add_lookup(X509Lookup::file())?.load_crl_file(&path, SslFiletype::PEM)?;
         Ok(())
     };
-    load().map_err(|stack| Error::setup(format_args!("cannot use {}", path.display()), &stack))
+    load().map_err(|stack| unusable(&path, "a list of revoked certificates", &stack))
 }
 
 /// Loads a certificate with its key.
 fn identity(context: &mut SslContextBuilder, dir: &Path, who: &str) -> Result<(), Error> {
     let certificate = readable(dir, &format!("{who}-cert.pem"))?;
     let key = readable(dir, &format!("{who}-key.pem"))?;
-    let wrong = |path: &Path, stack: ErrorStack| {
-        Error::setup(format_args!("cannot use {}", path.display()), &stack)
-    };
-    context.set_certificate_chain_file(&certificate).map_err(|stack| wrong(&certificate, stack))?;
-    context.set_private_key_file(&key, SslFiletype::PEM).map_err(|stack| wrong(&key, stack))?;
-    context.check_private_key().map_err(|stack| wrong(&key, stack))
+    let due = format!("the key of {who}-cert.pem");
+    let wrong = |stack: ErrorStack| unusable(&key, &due, &stack);
+    let chain = context.set_certificate_chain_file(&certificate);
+    chain.map_err(|stack| unusable(&certificate, "a certificate", &stack))?;
+    context.set_private_key_file(&key, SslFiletype::PEM).map_err(wrong)?;
+    context.check_private_key().map_err(wrong)
 }
 
 fn server_certificates(
@@ -397,7 +395,7 @@ fn server_certificates(
         authority(context, dir)?;
         let path = readable(dir, "ca-cert.pem")?;
         let names = X509Name::load_client_ca_file(&path)
-            .map_err(|stack| Error::setup(format_args!("cannot use {}", path.display()), &stack))?;
+            .map_err(|stack| unusable(&path, "a certificate", &stack))?;
         context.set_client_ca_list(names);
         context.set_verify(SslVerifyMode::PEER | SslVerifyMode::FAIL_IF_NO_PEER_CERT);
     } else {
@@ -413,6 +411,13 @@ fn client_certificates(context: &mut SslContextBuilder, dir: &Path) -> Result<()
         true => identity(context, dir, "client"),
         false => Ok(()),
     }
+}
+
+/// A file that holds something else than it should.
+fn unusable(path: &Path, due: &str, stack: &ErrorStack) -> Error {
+    let why = crate::error::first(stack);
+    let text = format!("cannot use {}: {why}; check that it is {due}, in PEM", path.display());
+    Error::new(Kind::Setup, text)
 }
 
 /// A file that can be opened: OpenSSL's own words for one that cannot help nobody.

@@ -53,9 +53,18 @@ impl std::error::Error for Error {}
 /// The reason in OpenSSL's words, without its codes.
 pub(crate) fn reason(error: &ssl::Error) -> String {
     match (error.ssl_error(), error.io_error()) {
-        (Some(stack), _) => first(stack),
+        (Some(stack), _) => alert(&first(stack)),
         (None, Some(error)) => error.to_string(),
         (None, None) => "the other side closed the connection".to_string(),
+    }
+}
+
+/// OpenSSL puts the version before the peer's alerts in which each was new: no peer speaks SSL 3 here.
+fn alert(reason: &str) -> String {
+    let versions = ["sslv3 alert ", "tlsv1 alert ", "tlsv13 alert "];
+    match versions.iter().find_map(|version| reason.strip_prefix(version)) {
+        Some(alert) => format!("the other side gave up: {alert}"),
+        None => reason.to_string(),
     }
 }
 
@@ -63,4 +72,16 @@ pub(crate) fn reason(error: &ssl::Error) -> String {
 pub(crate) fn first(stack: &ErrorStack) -> String {
     let reason = stack.errors().first().and_then(|error| error.reason());
     reason.map_or_else(|| "OpenSSL gives no reason".to_string(), str::to_lowercase)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn alerts_are_told_without_the_version_that_had_them_first() {
+        assert_eq!(alert("sslv3 alert bad certificate"), "the other side gave up: bad certificate");
+        assert_eq!(alert("tlsv1 alert unknown ca"), "the other side gave up: unknown ca");
+        assert_eq!(alert("wrong version number"), "wrong version number");
+    }
 }

@@ -64,7 +64,11 @@ pub(crate) async fn run(mut shaking: Shaking, stream: &Stream) -> Result<Session
         let received = stream.recv(&mut [IoSliceMut::new(&mut buffer)]).await;
         match received.map_err(|error| lost(&error))? {
             0 => {
-                let text = "TLS: the other side closed the connection during the handshake";
+                // As GnuTLS's servers do when they know no such key.
+                let text = format!(
+                    "TLS: the other side closed the connection during the handshake{}",
+                    advice(&shaking.role)
+                );
                 return Err(Error::new(Kind::Lost, text));
             }
             count => shaking.receive(&buffer[..count]),
@@ -215,17 +219,32 @@ fn failed(ssl: &SslRef, seen: &Mutex<Seen>, role: &Role, error: &ssl::Error) -> 
         let why = verified.error_string();
         return refused(format!("TLS: {whose} certificate is not accepted{name}: {why}"));
     }
+    let reason = reason(error);
+    let distrusted =
+        ["unknown ca", "bad certificate", "certificate expired", "certificate revoked"]
+            .iter()
+            .any(|alert| reason.ends_with(alert));
     let hint = match role {
+        Role::Server { keys: false } if distrusted => {
+            "; the client does not accept this server's certificate"
+        }
+        Role::Server { keys: true } => "; clients need a user name and a key",
+        role => advice(role),
+    };
+    refused(format!("TLS: {reason}{hint}"))
+}
+
+/// What a client can do where a server does not say why it gives up.
+fn advice(role: &Role) -> &'static str {
+    match role {
         Role::Client { keys: true, .. } => {
             "; check the user name and its key, and that the server has keys and no certificates"
         }
         Role::Client { .. } => {
             "; check that the server has certificates, and what it demands of clients"
         }
-        Role::Server { keys: true } => "; clients need a user name and a key",
         Role::Server { .. } => "",
-    };
-    refused(format!("TLS: {}{hint}", reason(error)))
+    }
 }
 
 fn lost(error: &std::io::Error) -> Error {

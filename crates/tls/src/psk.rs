@@ -12,7 +12,7 @@ const USER_MAX: usize = 128;
 /// Largest file: some hundred thousand users.
 const FILE_MAX: u64 = 32 << 20;
 
-/// The system's words without their number; `blockhaul tls init` makes what is not there.
+/// The system's words without their number, and what to do; `blockhaul tls init` makes what is not there.
 pub(crate) fn plain(error: &std::io::Error) -> String {
     let text = error.to_string();
     let words = text.split(" (os error ").next().unwrap_or(&text);
@@ -20,6 +20,9 @@ pub(crate) fn plain(error: &std::io::Error) -> String {
         std::io::ErrorKind::NotFound => {
             format!("{words}: check the name, or make it with blockhaul tls init")
         }
+        std::io::ErrorKind::IsADirectory => format!("{words}: choose the file in it"),
+        std::io::ErrorKind::NotADirectory => format!("{words}: choose the folder that it is in"),
+        std::io::ErrorKind::PermissionDenied => format!("{words}: check who may read it"),
         _ => words.to_string(),
     }
 }
@@ -58,7 +61,10 @@ impl Users {
             }
         }
         match users.is_empty() {
-            true => Err("there is no key in this file".to_string()),
+            true => {
+                Err("there is no key in this file: make one with blockhaul tls init --psk"
+                    .to_string())
+            }
             false => Ok(Users(users)),
         }
     }
