@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use block::{
-    Args, BlockSizes, Device, Facts, Layer, Op, ParamKind, Pending, Reply, Request, Result,
+    Args, BASE_ALLOCATION, BlockSizes, Contexts, Device, Extents, Facts, Flags, Layer, Op,
+    ParamKind, Pending, Reply, Request, Result,
 };
 use io::{Buf, Data};
 
@@ -94,12 +95,106 @@ impl Device for SwabDevice {
                 }
                 Ok(Reply::Done)
             }),
+            Op::Extents(contexts) => {
+                let asked = inner.submit(Request::extents(at, len, contexts).with(flags));
+                Pending::start(async move {
+                    let Reply::Extents(lists) = asked.await? else { return Ok(Reply::Done) };
+                    let whole = |run: &block::Extent| run.len.is_multiple_of(word as u64);
+                    if lists.iter().all(|list| list.runs().iter().all(whole)) {
+                        return Ok(Reply::Extents(lists));
+                    }
+                    let mut lists = Vec::new();
+                    for index in contexts.iter() {
+                        let mut list = in_words(&*inner, at, len, index, word as u64).await?;
+                        if flags.contains(Flags::ONE_EXTENT) {
+                            list.first_only();
+                        }
+                        lists.push(list);
+                    }
+                    Ok(Reply::Extents(lists))
+                })
+            }
             op => inner.submit(Request { op, at, len, flags }),
         }
     }
 }
 
+/// The extents in a context from `at` on, in whole words, as each byte of a word may come to stand where
+/// another one was.
+async fn in_words(
+    inner: &dyn Device,
+    at: u64,
+    len: u64,
+    index: usize,
+    word: u64,
+) -> Result<Extents> {
+    let facts = inner.facts();
+    let base = facts.contexts.get(index).is_some_and(|name| name == BASE_ALLOCATION);
+    let context = Contexts::default().with(index);
+    let mut found = Extents::new();
+    // The first word at least.
+    while found.total() < len.min(word) {
+        let asked = Request::extents(at + found.total(), len - found.total(), context);
+        let Reply::Extents(lists) = inner.submit(asked).await? else { break };
+        let before = found.total();
+        for run in lists.iter().flat_map(Extents::runs) {
+            found.push(run.len.min(len - found.total()), run.state);
+        }
+        if found.total() == before {
+            break;
+        }
+    }
+    Ok(widened(&found, word, base))
+}
+
+/// Runs of whole words: a word is a hole and zero where all of it is, and in any other context what any of
+/// it is. A part of a word at the end is left out.
+fn widened(found: &Extents, word: u64, base: bool) -> Extents {
+    let mut words = Extents::new();
+    // What is known of a word that is not full.
+    let (mut filled, mut state) = (0, 0);
+    for run in found.runs() {
+        let mut len = run.len;
+        if filled > 0 {
+            let more = len.min(word - filled);
+            state = if base { state & run.state } else { state | run.state };
+            (filled, len) = (filled + more, len - more);
+            if filled < word {
+                continue;
+            }
+            words.push(word, state);
+        }
+        words.push(len - len % word, run.state);
+        (filled, state) = (len % word, run.state);
+    }
+    words
+}
+
 /// Reverses every word.
 fn swap(bytes: &mut [u8], word: usize) {
     bytes.chunks_exact_mut(word).for_each(<[u8]>::reverse);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_holes_where_all_of_them_is() {
+        let cases: [(&[(u64, u64)], bool, &[(u64, u64)]); 6] = [
+            (&[(8, 3), (8, 0)], true, &[(8, 3), (8, 0)]),
+            (&[(7, 3), (9, 0)], true, &[(4, 3), (12, 0)]),
+            (&[(5, 0), (11, 3)], true, &[(8, 0), (8, 3)]),
+            (&[(1, 3), (1, 2), (1, 3), (6, 1)], true, &[(4, 0), (4, 1)]),
+            (&[(5, 1), (11, 0)], false, &[(8, 1), (8, 0)]),
+            (&[(3, 3)], true, &[]),
+        ];
+        for (found, base, expected) in cases {
+            let mut list = Extents::new();
+            found.iter().for_each(|&(len, state)| list.push(len, state));
+            let words = widened(&list, 4, base);
+            let words: Vec<_> = words.runs().iter().map(|run| (run.len, run.state)).collect();
+            assert_eq!(words, expected, "{found:?}");
+        }
+    }
 }

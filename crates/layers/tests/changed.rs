@@ -194,6 +194,23 @@ fn swab_swaps_words() {
 }
 
 #[test]
+fn swab_calls_no_word_a_hole_that_has_data() {
+    on_workers(|| async {
+        // The words of what is seen lie across the blocks below.
+        let layers = ["offset?offset=511", "swab?swab-bits=64"];
+        let memory = backends::memory(1 << 20);
+        write(&memory, 4095, b"x").await;
+        let device = stacked(memory, &layers).unwrap();
+        let mut at = 0;
+        for (len, state) in runs(&device, 0, 64 << 10).await {
+            let zero = read(&device, at, len as usize).await.iter().all(|&byte| byte == 0);
+            assert!(zero || state == 0, "{at}+{len} is told as {state}");
+            at += len;
+        }
+    });
+}
+
+#[test]
 fn block_sizes_are_told_kept_to_and_enforced() {
     on_workers(|| async {
         let told = over_memory(&["blocksize?minimum=4k&preferred=64k&maximum=1M"]).facts();

@@ -210,6 +210,7 @@ fn pause() {
 fn swab() {
     check("memory:2M", &["swab"], zeroes());
     check("memory:2097149", &["swab?swab-bits=64"], short(zeroes()));
+    check("sample:2M", &["offset?offset=511", "swab?swab-bits=64"], short(Options::default()));
 }
 
 #[test]
