@@ -181,7 +181,8 @@ mod tests {
 
     #[test]
     fn words_are_holes_where_all_of_them_is() {
-        let cases: [(&[(u64, u64)], bool, &[(u64, u64)]); 6] = [
+        type Runs = &'static [(u64, u64)];
+        let cases: [(Runs, bool, Runs); 6] = [
             (&[(8, 3), (8, 0)], true, &[(8, 3), (8, 0)]),
             (&[(7, 3), (9, 0)], true, &[(4, 3), (12, 0)]),
             (&[(5, 0), (11, 3)], true, &[(8, 0), (8, 3)]),
