@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::net::TcpStream;
+use std::time::Instant;
 
 use blockhaul_tests::{program, run, serve, soon, succeed, text, with_port};
 use serde_json::{Value, json};
@@ -159,4 +160,40 @@ fn an_export_that_cannot_be_opened_is_named() {
     let told = record(&server, "cannot open export");
     has(&told, json!({ "level": "warn", "connection": 1, "export": "no\nfile" }));
     assert!(told["error"].is_string(), "{told}");
+}
+
+/// Who makes up names, or comes again and again, fills no disk.
+#[test]
+fn floods_of_refusals_are_a_few_lines_a_second() {
+    let scratch = Scratch::new().unwrap();
+    let folder = format!("files=dir:{}", scratch.path().display());
+    let bad = ["--export", "bad=[", "--layer", "error?write=100%", "memory:1M", "]"];
+    let options = ["--log-format", "json", "--limit", "connections=1", "--export", &folder];
+    let args = [&options[..], &bad].concat();
+    let server = Server::blockhaul(program(), &scratch.socket("s"), &args).unwrap();
+    let begun = Instant::now();
+    for _ in 0..10 {
+        let mut client = Conversation::connect(server.socket()).unwrap();
+        client.hello(3).unwrap();
+        client.negotiate(Replies::Structured).unwrap();
+        for nth in 0..50 {
+            client.select(&format!("files/none-{nth}"), &["base:allocation"]).unwrap_err();
+        }
+    }
+    let mut bad = client(&server, "bad");
+    for _ in 0..500 {
+        let mut other = Conversation::connect(server.socket()).unwrap();
+        other.expect_close().unwrap();
+    }
+    let spans = 2 + begun.elapsed().as_secs() as usize;
+    // What comes behind all this in the log.
+    let write = bad.request(Command::Write, 0, 512);
+    assert_ne!(bad.ask(&write, &[1; 512]).unwrap().error, 0);
+    record(&server, "write of 512 bytes");
+    for (what, all) in [("cannot open export", 500), ("are open already", 500)] {
+        let about = |record: &&Value| record["message"].as_str().unwrap().contains(what);
+        let told: Vec<_> = records(&server).into_iter().filter(|record| about(&record)).collect();
+        assert!(!told.is_empty() && told.len() <= 20 * spans, "{what}: {} of {all}", told.len());
+        assert!(told.iter().all(|record| record["level"] == "warn"), "{told:?}");
+    }
 }

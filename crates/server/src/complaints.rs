@@ -1,6 +1,6 @@
 //! What the log says of requests that devices fail, and of clients that break the protocol or are not
-//! let in: a few lines a second for each connection and for all that end so, and how many there were
-//! besides.
+//! let in, or ask for what cannot be opened: a few lines a second for each connection and for all that end
+//! so, and how many there were besides.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use crate::records::{Asked, record};
 
 /// Lines for a connection in [`SPAN`]: enough to see what is wrong, and no way to fill a disk.
 const LINES: u32 = 5;
-/// Lines for all connections that end badly in [`SPAN`].
+/// Lines for all connections that end badly in [`SPAN`], and as many for exports that cannot be opened.
 const ENDED: u32 = 20;
 /// See [`LINES`].
 const SPAN: Duration = Duration::from_secs(1);
@@ -65,6 +65,28 @@ impl Complaints {
                 "{what} {id} from {peer}: {error}; {more} more ended so before"
             );
         }
+    }
+
+    /// Says why an export cannot be opened that a client asks for: by any name that it makes up.
+    pub(crate) fn unopened(&self, connection: &Connection, export: &str, why: &Error) {
+        let (client, error) = (&connection.peer, why.text());
+        let shown = wire::printable(export.as_bytes(), 256);
+        let (level, more) = match self.may_speak(ENDED) {
+            true => (log::Level::Warn, self.unsaid.take()),
+            false => (log::Level::Info, 0),
+        };
+        let rest = if more == 0 { String::new() } else { format!("; {more} more before") };
+        log::log!(
+            level,
+            connection = connection.id,
+            client,
+            user = connection.user(),
+            // It has none yet: the one that it asks for.
+            export,
+            error,
+            more = (more > 0).then_some(more);
+            "cannot open export \"{shown}\" for {client}: {why}{rest}"
+        );
     }
 
     fn may_speak(&self, most: u32) -> bool {

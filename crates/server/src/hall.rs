@@ -1,6 +1,6 @@
 //! What a client may choose from: the server's exports, or devices that are opened for this client.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use block::{Certificate, Client, Device, Dismissal, Kind, Listed, Visit};
@@ -9,6 +9,7 @@ use wire::ListEntry;
 use wire::OptionError;
 use wire::handshake::server::Refusal;
 
+use crate::complaints::Complaints;
 use crate::connection::Connection;
 use crate::records::record;
 use crate::{Config, Export};
@@ -20,6 +21,8 @@ const AT_ONCE: Duration = Duration::from_secs(5);
 /// The exports as one client sees them.
 pub(crate) struct Hall<'a> {
     config: &'a Config,
+    /// What was said of exports that cannot be opened.
+    complaints: &'a Mutex<Complaints>,
     connection: Arc<Connection>,
     visit: Option<Arc<dyn Visit>>,
     /// The device that was opened last: clients ask about an export before they choose it.
@@ -38,6 +41,7 @@ impl<'a> Hall<'a> {
     /// Admits a client.
     pub(crate) async fn enter(
         config: &'a Config,
+        complaints: &'a Mutex<Complaints>,
         connection: Arc<Connection>,
         stream: Arc<Stream>,
     ) -> Result<Hall<'a>, String> {
@@ -56,7 +60,17 @@ impl<'a> Hall<'a> {
             }
         };
         let (open, refused, tls) = (None, None, false);
-        Ok(Hall { config, connection, visit, open, refused, tls, certificate, dismissal })
+        Ok(Hall {
+            config,
+            complaints,
+            connection,
+            visit,
+            open,
+            refused,
+            tls,
+            certificate,
+            dismissal,
+        })
     }
 
     /// The connection is encrypted from here on: what was opened before counts no more.
@@ -112,17 +126,9 @@ impl<'a> Hall<'a> {
                 Ok(export(device))
             }
             Err(error) => {
-                let connection = &self.connection;
-                let (peer, shown) = (&connection.peer, wire::printable(name.as_bytes(), 256));
-                log::warn!(
-                    connection = connection.id,
-                    client = peer,
-                    user = connection.user(),
-                    // It has none yet: the one that it asks for.
-                    export = name,
-                    error = error.text();
-                    "cannot open export \"{shown}\" for {peer}: {error}"
-                );
+                let complaints = self.complaints.lock().expect("no panic under this lock");
+                complaints.unopened(&self.connection, name, &error);
+                drop(complaints);
                 let kind = match error.kind() {
                     Kind::ReadOnly | Kind::Refused => OptionError::Policy,
                     _ => OptionError::Unknown,

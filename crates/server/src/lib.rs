@@ -28,7 +28,7 @@ mod tally;
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
 use block::{Device, Exports};
@@ -181,6 +181,8 @@ pub struct Server {
     tls: Mutex<Tls>,
     control: Control,
     complaints: Mutex<Complaints>,
+    /// The same of exports that could not be opened.
+    unopened: Mutex<Complaints>,
 }
 
 /// Time between two looks at whether others may be accepted.
@@ -209,6 +211,7 @@ impl Server {
             served: AtomicU64::new(0),
             control: Control::default(),
             complaints: Mutex::default(),
+            unopened: Mutex::default(),
         })
     }
 
@@ -270,7 +273,7 @@ impl Server {
         let Some(told) = self.clients.enter(entry.0, entry.1, connections, handshakes) else {
             self.control.refused.fetch_add(1, Ordering::Relaxed);
             let error = format!("{connections} are open already");
-            record!(Warn, connection, error; "refused a connection: {error}");
+            self.complaints().ended(&connection, &error, true);
             return None;
         };
         self.control.accepted.fetch_add(1, Ordering::Relaxed);
@@ -296,8 +299,7 @@ impl Server {
                 record!(Info, connection, error; "connection {id} from {peer}: {error}");
             }
             Err(Ending { why, cause }) => {
-                let complaints = self.complaints.lock().expect("no panic under this lock");
-                complaints.ended(&connection, &why, cause == Cause::Refused);
+                self.complaints().ended(&connection, &why, cause == Cause::Refused);
             }
         }
         // A device in whose callback something hangs may have the socket, too: the client is not to wait.
@@ -320,7 +322,8 @@ impl Server {
         let (connection, stream) = (entered.connection.clone(), entered.stream.clone());
         let told = &mut entered.told;
         // Storage that takes one client at a time may keep it waiting.
-        let entering = Hall::enter(&self.config, connection.clone(), stream.clone());
+        let (config, unopened) = (&self.config, &self.unopened);
+        let entering = Hall::enter(config, unopened, connection.clone(), stream.clone());
         let admitting = unless_told(told, || true, entering);
         let mut hall = match admitting.await {
             Ok(admitted) => admitted?,
@@ -351,14 +354,22 @@ impl Server {
 
     /// Why a connection ends that was told to leave before it had an export.
     fn cut(&self, leave: Leave) -> Ending {
-        let why = match leave {
-            Leave::Stop => "cut in its handshake: the server stops",
-            Leave::Unwanted => "disconnected in its handshake by whoever runs the server",
-            Leave::Crowded => {
-                "cut: too many connections, and this one has not finished its handshake for longest"
+        let (why, cause) = match leave {
+            Leave::Stop => ("cut in its handshake: the server stops", Cause::Server),
+            Leave::Unwanted => {
+                ("disconnected in its handshake by whoever runs the server", Cause::Server)
             }
+            // Whoever runs the server is to know that there is a crowd.
+            Leave::Crowded => (
+                "cut: too many connections, and this one has not finished its handshake for longest",
+                Cause::Client,
+            ),
         };
-        Ending { why: why.to_string(), cause: Cause::Server }
+        Ending { why: why.to_string(), cause }
+    }
+
+    fn complaints(&self) -> MutexGuard<'_, Complaints> {
+        self.complaints.lock().expect("no panic under this lock")
     }
 
     fn limits(&self) -> &Limits {
