@@ -8,6 +8,8 @@ use std::io::Read as _;
 use std::os::fd::AsFd as _;
 use std::process::{Command, Stdio};
 
+use rustix::process::{Pid, Signal, kill_process};
+
 use super::stdio;
 use crate::exit::{FAILED, Failure, Outcome, plain};
 use crate::out;
@@ -40,8 +42,15 @@ pub fn start_with(words: impl Iterator<Item = OsString>, input: Stdio) -> Outcom
     let mut reader = reader.take(TEXT_MAX);
     while let Ok(1) = reader.read(&mut byte) {
         if byte[0] == READY {
-            out::print(&said)?;
-            return Ok(0);
+            return match out::print(&said) {
+                Ok(_) => Ok(0),
+                Err(failure) => {
+                    // Who hears of a failure does not look for a server.
+                    let _ = kill_process(Pid::from_child(&child), Signal::TERM);
+                    child.wait().map_err(cannot)?;
+                    Err(failure)
+                }
+            };
         }
         said.push(byte[0]);
     }

@@ -33,6 +33,19 @@ fn in_the_background_a_failure_is_told_before_it_returns() {
 }
 
 #[test]
+fn in_the_background_a_failure_to_print_leaves_no_server() {
+    let scratch = Scratch::new().unwrap();
+    let socket = scratch.socket("s");
+    let script = "exec \"$0\" serve -U \"$1\" --print-uri memory:1M >/dev/full";
+    let mut command = Command::new("sh");
+    let output = tools::output(command.args(["-c", script, OURS]).arg(&socket), LIMIT).unwrap();
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("standard output"), "{said}");
+    assert!(!socket.exists());
+}
+
+#[test]
 fn run_has_variables_and_hands_its_status_through() {
     let script = format!("{OURS} info --size \"$uri\"; test -S \"$unixsocket\" || exit 1; exit 7");
     let output = blockhaul(&["serve", "--run", &script, "memory:1M"]);
