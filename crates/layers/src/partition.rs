@@ -13,7 +13,7 @@ pub static PARTITION: Declared = Declared {
     summary: "shows one partition of the disk, by its number",
     manual: "The disk's partition table is read when it is opened: GPT if there is one, else MBR with \
 primary partitions 1 to 4 and logical ones from 5 on. The numbers are those that Linux gives. A \
-partition that reaches beyond the disk is refused. `partition-sectorsize` is for disks whose sectors \
+partition that reaches beyond the disk is refused, and an extended one, as it only holds others. `partition-sectorsize` is for disks whose sectors \
 are 4096 bytes.",
     example: r#"
 blockhaul copy sample:16M a.raw && blockhaul copy sample:8M b.raw
@@ -43,6 +43,9 @@ blockhaul copy --verify --source-layer 'partition?partition=2' disk.raw second.r
 const LOGICAL_MAX: u64 = 256;
 /// Most entries of a GPT that are looked at; tables have 128.
 const GPT_ENTRIES_MAX: u64 = 4096;
+
+/// What an MBR calls the range that a GPT describes.
+const GPT: u8 = 0xee;
 
 struct Partition {
     number: u64,
@@ -143,7 +146,24 @@ impl Partition {
         let entries = [0, 1, 2, 3].map(|index| MbrEntry::read(mbr, index));
         if self.number <= 4 {
             let entry = &entries[self.number as usize - 1];
-            return Ok(entry.is_used().then_some((entry.start, entry.sectors)));
+            let why = match entry.kind {
+                _ if entry.is_extended() => {
+                    "it is extended, and holds those from 5 on: choose one of them".to_string()
+                }
+                // Of a whole disk, or what fits in its number of sectors.
+                GPT if entry.is_used() => {
+                    let other = if self.sector == 512 { "4k" } else { "512" };
+                    format!(
+                        "it stands for a GPT, and there is none for sectors of {} bytes: try \
+                         partition-sectorsize={other}",
+                        self.sector
+                    )
+                }
+                _ => return Ok(entry.is_used().then_some((entry.start, entry.sectors))),
+            };
+            let name = &disk.facts().name;
+            let text = format!("partition: {name}: partition {}: {why}", self.number);
+            return Err(Error::new(Kind::NotFound, text));
         }
         let Some(extended) = entries.iter().find(|entry| entry.is_extended()) else {
             return Ok(None);

@@ -341,6 +341,8 @@ fn partitions_of_an_mbr_are_found() {
         }
         let part = open("partition?partition=6", device.clone()).await.unwrap();
         assert_eq!(read(&part, 0, 6).await, [0xfe, 0xfe, 0xfe, 0xfe, 0, 0]);
+        let error = open("partition?partition=2", device.clone()).await.err().unwrap();
+        assert!(error.to_string().contains("extended"), "{error}");
         // A chain that leads back to its start ends.
         for number in [3, 7, 8, 300, u64::MAX] {
             let error = open(&format!("partition?partition={number}"), device.clone()).await;
@@ -355,6 +357,18 @@ fn partitions_of_an_mbr_are_found() {
         }
         assert_eq!(refused("partition").kind(), Kind::Usage);
         assert_eq!(refused("partition?partition=0").kind(), Kind::Usage);
+    });
+}
+
+#[test]
+fn what_stands_for_a_gpt_is_no_partition() {
+    on_workers(|| async {
+        // A disk with a GPT for sectors of 4096 bytes.
+        let mbr = [entry(0xee, 1, 1000)].concat();
+        let bytes: Vec<(u64, &[u8])> = vec![(446, &mbr), (510, &[0x55, 0xaa]), (4096, b"EFI PART")];
+        let device = disk(&bytes, 4096 * 1000);
+        let error = open("partition?partition=1", device).await.err().unwrap();
+        assert!(error.to_string().contains("try partition-sectorsize=4k"), "{error}");
     });
 }
 
