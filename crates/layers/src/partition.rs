@@ -154,7 +154,7 @@ impl Partition {
                 GPT if entry.is_used() => {
                     let other = if self.sector == 512 { "4k" } else { "512" };
                     format!(
-                        "it stands for a GPT, and there is none for sectors of {} bytes: try \
+                        "it stands for a GPT, and there is none for sectors of {} bytes: choose \
                          partition-sectorsize={other}",
                         self.sector
                     )

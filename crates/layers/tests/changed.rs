@@ -368,7 +368,7 @@ fn what_stands_for_a_gpt_is_no_partition() {
         let bytes: Vec<(u64, &[u8])> = vec![(446, &mbr), (510, &[0x55, 0xaa]), (4096, b"EFI PART")];
         let device = disk(&bytes, 4096 * 1000);
         let error = open("partition?partition=1", device).await.err().unwrap();
-        assert!(error.to_string().contains("try partition-sectorsize=4k"), "{error}");
+        assert!(error.to_string().contains("choose partition-sectorsize=4k"), "{error}");
     });
 }
 
