@@ -30,7 +30,8 @@ impl Log for Stderr {
         // What a plugin says in its own words.
         let whose = record.target().strip_prefix("plugin ").map(|name| format!("{name}: "));
         let whose = whose.unwrap_or_default();
-        crate::out::error(&format!("blockhaul: {level}{whose}{}\n", record.args()));
+        let text = one_line(&record.args().to_string());
+        crate::out::error(&format!("blockhaul: {level}{whose}{text}\n"));
     }
 
     fn flush(&self) {}
@@ -71,6 +72,19 @@ pub fn failure(command: &str, text: &str) {
         true => out_json(beginning(Level::Error, text)),
         false => crate::out::error(&format!("blockhaul: {command}{text}\n")),
     }
+}
+
+/// Text without control characters, but for tabs: what clients call their exports must not look like a
+/// record of its own, or change a terminal.
+pub fn one_line(text: &str) -> String {
+    let mut line = String::with_capacity(text.len());
+    for character in text.trim_end_matches('\n').chars() {
+        match character.is_control() && character != '\t' {
+            true => line.extend(character.escape_default()),
+            false => line.push(character),
+        }
+    }
+    line
 }
 
 fn out_json(object: Map<String, Value>) {
@@ -170,6 +184,11 @@ pub fn start(verbose: bool) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_others_have_said_stays_on_its_line() {
+        assert_eq!(one_line("a\nb\tc\u{1b}[31m\u{9b}é\n"), "a\\nb\tc\\u{1b}[31m\\u{9b}é");
+    }
 
     #[test]
     fn members_are_numbers_or_text_and_never_what_every_record_has() {

@@ -48,6 +48,25 @@ impl Complaints {
         }
     }
 
+    /// Says that a client has sent an option that was malformed or out of place.
+    pub(crate) fn odd(&self, connection: &Connection, option: &str, why: &str) {
+        let (id, peer) = (connection.id, &connection.peer);
+        let error = why;
+        if !self.may_speak(ENDED) {
+            record!(Info, connection, error; "connection {id} from {peer}: refused {option}: {why}");
+            return;
+        }
+        let more = self.unsaid.take();
+        if more == 0 {
+            record!(Warn, connection, error; "connection {id} from {peer}: refused {option}: {why}");
+        } else {
+            record!(
+                Warn, connection, error, more;
+                "connection {id} from {peer}: refused {option}: {why}; {more} more before"
+            );
+        }
+    }
+
     /// Says why a connection ended, other than politely.
     pub(crate) fn ended(&self, connection: &Connection, error: &str, refused: bool) {
         let (id, peer) = (connection.id, &connection.peer);

@@ -1,13 +1,14 @@
 //! Drives a connection's handshake: `wire` decides what is said, this looks up exports and starts TLS.
 
 use std::io::ErrorKind;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use block::{Can, Device, Facts};
 use io::{RecvWindow, SendQueue, Stream};
 use wire::handshake::server::{Event, ExportInfo, Handshake, Negotiated, Refusal};
 use wire::{BlockSizes, Context, ExportFlags, Headers, Replies};
 
+use crate::complaints::Complaints;
 use crate::connection::Connection;
 use crate::hall::{Hall, entry};
 use crate::records::record;
@@ -70,6 +71,7 @@ pub(crate) async fn run(
     hall: &mut Hall<'_>,
     stream: &Stream,
     settle: &dyn Fn() -> Result<(), Ending>,
+    odd: &Mutex<Complaints>,
 ) -> Result<Option<Chosen>, Ending> {
     let offers = &config.offers;
     let mut mouth = Mouth { stream, queue: SendQueue::default() };
@@ -86,6 +88,10 @@ pub(crate) async fn run(
             Err(error) => return Err(mouth.ends(&mut out, &error).await),
         };
         inbox.consume(used);
+        for (option, why) in handshake.take_odd() {
+            let odd = odd.lock().expect("no panic under this lock");
+            odd.odd(connection, &option.to_string(), why);
+        }
         // Answers to options that came in one go: a list may be long, and asked for often.
         if out.len() > OUT_MAX {
             mouth.say(&mut out).await?;

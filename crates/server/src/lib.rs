@@ -183,6 +183,8 @@ pub struct Server {
     complaints: Mutex<Complaints>,
     /// The same of exports that could not be opened.
     unopened: Mutex<Complaints>,
+    /// Of options that no client should send.
+    odd: Mutex<Complaints>,
 }
 
 /// Time between two looks at whether others may be accepted.
@@ -212,6 +214,7 @@ impl Server {
             control: Control::default(),
             complaints: Mutex::default(),
             unopened: Mutex::default(),
+            odd: Mutex::default(),
         })
     }
 
@@ -335,7 +338,9 @@ impl Server {
             true => Ok(()),
             false => Err(self.cut(Leave::Crowded)),
         };
-        let greeting = handshake::run(&self.config, &tls, &connection, &mut hall, &stream, &settle);
+        let (hall_of, odd) = (&mut hall, &self.odd);
+        let greeting =
+            handshake::run(&self.config, &tls, &connection, hall_of, &stream, &settle, odd);
         let greeting = async {
             match time {
                 Duration::ZERO => greeting.await,

@@ -364,10 +364,11 @@ impl Session {
     }
 
     fn fail(&self, header: &Header, error: Errno, why: &str) {
+        let (id, peer) = (self.connection.id, &self.connection.peer);
         let records::Asked { request, offset, length } = records::Asked::of(header);
         record!(
             Debug, self.connection, request, offset, length, error = why;
-            "refused a request: {why}"
+            "connection {id} from {peer}: refused a request: {why}"
         );
         self.connection.tally.refused();
         let replies = self.negotiated.replies;

@@ -221,3 +221,40 @@ fn what_a_server_said_that_does_not_start_is_told() {
     assert_eq!(output.status.code(), Some(LOST), "{said}");
     assert!(said.contains("sleep"), "{said}");
 }
+
+#[test]
+fn what_clients_do_wrong_is_in_the_log_with_who_did_and_on_lines_of_its_own() {
+    use testkit::peer::Conversation;
+    use wire::{Command, magic};
+    let scratch = Scratch::new().unwrap();
+    let folder = scratch.file("folder");
+    fs::create_dir(&folder).unwrap();
+    fs::write(folder.join("disk"), [0; 4096]).unwrap();
+    let server = serve(&scratch, "s", &["--verbose", &format!("dir:{}", text(&folder))]);
+    let mut client = Conversation::connect(server.socket()).unwrap();
+    client.hello(3).unwrap();
+    assert!(client.option(magic::OPT_LIST, b"data").unwrap()[0].is_error());
+    server.says("from a local client: refused LIST: this option has no data").unwrap();
+    // Not known is not wrong.
+    assert!(client.option(77, b"data").unwrap()[0].is_error());
+    let long = format!("{}n", "n".repeat(4096));
+    assert!(client.go(&long).is_err());
+    server.says("from a local client: refused GO: malformed").unwrap();
+    for name in ["..", "../folder/disk", "x\nblockhaul: error: forged\u{1b}[2J"] {
+        assert!(client.go(name).is_err());
+        server.says(&format!("cannot open export {name:?} for a local client: ")).unwrap();
+    }
+    client.go("disk").unwrap();
+    let request = client.request(Command::Other(99), 0, 0);
+    assert_eq!(client.ask(&request, &[]).unwrap().error, 22);
+    let said = server.says("from a local client: refused a request: unknown command 99").unwrap();
+    assert!(!said.contains("option 77") && !said.contains('\u{1b}'), "{said}");
+    let levels = [
+        "blockhaul: warning: connection 1 ",
+        "blockhaul: warning: cannot open",
+        "blockhaul: debug: ",
+    ];
+    assert!(said.lines().all(|line| levels.iter().any(|level| line.starts_with(level))), "{said}");
+    // Nobody else has noticed.
+    succeed(&["info", &server.uri("disk")]);
+}

@@ -5,6 +5,7 @@ use std::os::unix::net::UnixDatagram;
 use log::{Level, Metadata, Record};
 
 use super::line::{Line, Log};
+use crate::logger::one_line;
 use crate::out;
 
 /// The system's log takes datagrams here (syslog(3)).
@@ -43,11 +44,12 @@ impl log::Log for Logger {
             Level::Error => "error",
             Level::Warn | Level::Info => "warning",
         };
+        let text = one_line(&record.args().to_string());
         match self.to {
             Log::Null => {}
-            Log::Syslog => syslog(&format!("{level}: {}", record.args())),
+            Log::Syslog => syslog(&format!("{level}: {text}")),
             Log::Usual | Log::Stderr => {
-                out::error(&format!("nbdkit: {level}: {}\n", record.args()));
+                out::error(&format!("nbdkit: {level}: {text}\n"));
             }
         }
     }

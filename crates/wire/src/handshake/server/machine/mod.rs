@@ -19,6 +19,8 @@ pub struct Handshake {
     /// The client has asked for something without TLS, where that is required.
     turned_away: bool,
     stopping: bool,
+    /// Options that were malformed or out of place, until the caller takes them.
+    odd: Vec<(OptionCode, &'static str)>,
     options: u32,
     allowed: u32,
     replies: Replies,
@@ -69,6 +71,7 @@ impl Handshake {
             tls: false,
             turned_away: false,
             stopping: false,
+            odd: Vec::new(),
             options: 0,
             allowed: config.options,
             replies: Replies::Simple,
@@ -170,6 +173,18 @@ impl Handshake {
     /// started it since.
     pub fn lacks_tls(&self) -> bool {
         self.turned_away && !self.tls
+    }
+
+    /// Options that were refused since the last call because no client should send them so, and why. One
+    /// that is only not known is none of them.
+    pub fn take_odd(&mut self) -> Vec<(OptionCode, &'static str)> {
+        std::mem::take(&mut self.odd)
+    }
+
+    fn note_odd(&mut self, code: OptionCode, error: OptionError, text: &'static str) {
+        if matches!(error, OptionError::Invalid | OptionError::TooBig) {
+            self.odd.push((code, text));
+        }
     }
 
     /// The server is stopping: options are refused from now on, until the client gets the hint.

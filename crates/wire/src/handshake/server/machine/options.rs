@@ -36,6 +36,7 @@ impl Handshake {
             (None, OptionCode::Other(_)) => (OptionError::Unsupported, "the option is not known"),
             (None, _) => (OptionError::TooBig, "the option is too long"),
         };
+        self.note_odd(code, error, text);
         emit_error(code, error, text, out);
         None
     }
@@ -89,6 +90,10 @@ impl Handshake {
                 Handled::Refused(error, text) => (error, text),
             }
         };
+        // Of what ends the connection the caller hears.
+        if code != OptionCode::ExportName {
+            self.note_odd(code, error, text);
+        }
         self.refuse(code, error, text, out)?;
         Ok(None)
     }
