@@ -252,7 +252,7 @@ async fn negotiate(
         match step {
             Step::NeedMore { bytes } => {
                 if bytes > link.window.capacity() {
-                    link.window.grow(Handshake::MAX_MESSAGE);
+                    link.window.grow(bytes);
                 }
                 let more = link.window.fill(&link.stream).await;
                 if !more.map_err(unheard)? {

@@ -150,7 +150,7 @@ impl OptionSession {
                 link.window.consume(used);
                 let Event::NeedMore { bytes } = event else { return Ok(event) };
                 if bytes > link.window.capacity() {
-                    link.window.grow(Handshake::MAX_MESSAGE);
+                    link.window.grow(bytes);
                 }
                 let more = link.window.fill(&link.stream).await;
                 if !more.map_err(|error| Error::system("receive", error))? {

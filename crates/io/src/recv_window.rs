@@ -9,6 +9,8 @@ use crate::{Data, Parked, Room, Stream};
 
 /// Bytes asked for at a time when messages are small: many of them per system call.
 const STAGE: usize = 64 << 10;
+/// The same until so many have come at once: who sends little costs little memory.
+const STAGE_FIRST: usize = 4 << 10;
 /// Bytes asked for at a time while large payloads come: what is received here of a payload is copied
 /// once more, so little, but enough for the headers that stand between payloads.
 const STAGE_LARGE: usize = 4 << 10;
@@ -50,7 +52,7 @@ impl RecvWindow {
     /// An empty window.
     pub fn new() -> RecvWindow {
         RecvWindow {
-            stage: Arc::new(vec![0; STAGE]),
+            stage: Arc::new(vec![0; STAGE_FIRST]),
             lends: true,
             start: 0,
             end: 0,
@@ -129,6 +131,9 @@ impl RecvWindow {
         };
         self.drained = received < room;
         self.end += received;
+        if !self.drained && most == stage.len() && most < STAGE {
+            stage.resize(STAGE, 0);
+        }
         Ok(received > 0)
     }
 
@@ -204,6 +209,10 @@ impl RecvWindow {
             return Ok(true);
         }
         let stage = own(&mut self.stage, &mut self.lends);
+        let ahead = self.ahead.min(stage.len());
+        if self.secured.is_some() && stage.len() < RECORD_PLAIN_MAX {
+            stage.resize(RECORD_PLAIN_MAX, 0);
+        }
         while filled < payload.len() {
             // The stage is empty now, or the payload would be full.
             let missing = payload.len() - filled;
@@ -216,17 +225,15 @@ impl RecvWindow {
                 }
                 continue;
             }
-            let mut bufs = [
-                IoSliceMut::new(&mut payload[filled..]),
-                IoSliceMut::new(&mut stage[..self.ahead]),
-            ];
+            let mut bufs =
+                [IoSliceMut::new(&mut payload[filled..]), IoSliceMut::new(&mut stage[..ahead])];
             let received = stream.recv(&mut bufs).await?;
             if received == 0 {
                 return Ok(false);
             }
             filled += received.min(missing);
             (self.start, self.end) = (0, received.saturating_sub(missing));
-            self.drained = received < missing + self.ahead;
+            self.drained = received < missing + ahead;
         }
         Ok(true)
     }

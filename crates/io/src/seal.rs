@@ -67,6 +67,7 @@ pub trait Sealer: Send {
 /// The receiving half with bytes that were received but not opened yet.
 pub(crate) struct Incoming {
     opener: Box<dyn Opener>,
+    /// None while nothing is here, or [`RECEIVE`] bytes at least.
     sealed: Vec<u8>,
     start: usize,
     end: usize,
@@ -78,8 +79,10 @@ pub(crate) struct Incoming {
 impl Incoming {
     /// `first` has come already.
     pub(crate) fn new(opener: Box<dyn Opener>, first: &[u8]) -> Incoming {
-        let mut sealed = vec![0; RECEIVE.max(first.len())];
-        sealed[..first.len()].copy_from_slice(first);
+        let mut sealed = first.to_vec();
+        if !first.is_empty() {
+            sealed.resize(RECEIVE.max(first.len()), 0);
+        }
         Incoming { opener, sealed, start: 0, end: first.len(), drained: true, ended: false }
     }
 
@@ -109,7 +112,14 @@ impl Incoming {
             (self.start, self.end) = (0, self.end - self.start);
         }
         if self.drained {
+            if self.end == 0 {
+                self.give_back();
+            }
             stream.readable().await?;
+        }
+        if self.sealed.is_empty() {
+            self.sealed = RECEIVED.take();
+            self.sealed.resize(RECEIVE, 0);
         }
         let space = &mut self.sealed[self.end..];
         let room = space.len();
@@ -117,6 +127,14 @@ impl Incoming {
         self.drained = received < room;
         self.end += received;
         Ok(received > 0)
+    }
+
+    /// Who waits for a client that rests keeps no memory for what it may send.
+    fn give_back(&mut self) {
+        let empty = std::mem::take(&mut self.sealed);
+        if !empty.is_empty() {
+            RECEIVED.set(empty);
+        }
     }
 }
 
@@ -132,6 +150,8 @@ pub(crate) struct Outgoing {
 thread_local! {
     /// Memory for sealed bytes: one block in the cache, not one for each connection.
     static SPARE: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+    /// The same for what is received.
+    static RECEIVED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
 impl Outgoing {

@@ -185,6 +185,32 @@ fn receiving_can_be_given_up_and_leaves_the_window_at_its_end() {
 }
 
 #[test]
+fn the_window_of_who_sends_little_stays_small() {
+    on_every_engine(|runtime| {
+        let (near, mut far) = std::os::unix::net::UnixStream::pair().unwrap();
+        let (sizes, whole) = runtime.block_on(move || async move {
+            let stream = Stream::new(near.into()).unwrap();
+            let mut window = RecvWindow::new();
+            for _ in 0..100 {
+                far.write_all(&[1; 100]).unwrap();
+                assert!(window.fill(&stream).await.unwrap());
+                window.consume(100);
+            }
+            let small = window.capacity();
+            far.write_all(&[2; 64 << 10]).unwrap();
+            let mut whole = true;
+            while window.bytes().len() < 64 << 10 {
+                whole &= window.fill(&stream).await.unwrap();
+            }
+            whole &= window.bytes().iter().all(|&byte| byte == 2);
+            ((small, window.capacity()), whole)
+        });
+        assert_eq!(sizes, (4 << 10, 64 << 10));
+        assert!(whole);
+    });
+}
+
+#[test]
 fn who_receives_much_lets_others_have_their_turn() {
     const PART: usize = 32 << 10;
     on_every_engine(|runtime| {

@@ -102,7 +102,7 @@ pub(crate) async fn run(
                     return left(&handshake);
                 }
                 if bytes > inbox.capacity() {
-                    inbox.grow(Handshake::MAX_MESSAGE);
+                    inbox.grow(bytes);
                 }
                 match inbox.fill(stream).await {
                     Ok(true) => {}
