@@ -485,6 +485,10 @@ fn plaintext_goes_where_it_is_allowed() {
     let (plain, secure) = (server.uri(""), with_keys(&scratch.socket("s")));
     assert!(succeed(&["info", &plain]).contains("without TLS"));
     assert!(succeed(&["info", &secure]).contains("with TLS"));
+    // Keys in a URI whose scheme is without TLS do not make it secret, and it is said.
+    let meant = run(&["info", &secure.replace("nbds+unix", "nbd+unix")]);
+    assert!(lossy(&meant.stdout).contains("without TLS"), "{meant:?}");
+    assert!(lossy(&meant.stderr).contains("begin it with nbds"), "{meant:?}");
     drop(server);
     // And never where it is not: the server offers none.
     let server = serve(&scratch, "t", &["--tls", "off", "memory:1M"]);

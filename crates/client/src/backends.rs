@@ -147,7 +147,16 @@ pub(crate) fn parse(uri: &str) -> Result<Parsed> {
         }
     };
     let tls = match parsed.tls {
-        None => None,
+        None => {
+            // libnbd takes them, too, and says nothing.
+            if names_tls(uri) {
+                log::warn!(
+                    "{uri}: what it says of TLS has no effect, everything goes in plain text: \
+                     begin it with nbds instead of nbd"
+                );
+            }
+            None
+        }
         Some(parameters) => {
             let demands = demands(uri, parameters, host)?;
             let connector = tls::Connector::new(&demands).map_err(insecure);
@@ -155,6 +164,12 @@ pub(crate) fn parse(uri: &str) -> Result<Parsed> {
         }
     };
     Ok(Parsed { address, export: parsed.export, tls })
+}
+
+/// Whether a URI has parameters that matter only to TLS.
+fn names_tls(uri: &str) -> bool {
+    let query = uri.split_once('?').map_or("", |(_, query)| query);
+    query.split(['&', ';']).any(|parameter| parameter.starts_with("tls-"))
 }
 
 /// What the parameters of a URI ask of TLS. A Unix socket has no name that a certificate could be
