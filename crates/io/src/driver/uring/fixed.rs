@@ -1,6 +1,6 @@
 //! Memory that the ring knows (`IORING_REGISTER_BUFFERS2`): the kernel holds its pages from one operation to the
 //! next, instead of looking for them and holding them for each. That pays where a device reads and writes the
-//! pages themselves: reads of 1 MiB past the page cache took 58 us of processor time instead of 150, of
+//! pages themselves: reads of 1 MiB past the page cache took 62 us of processor time instead of 171, of
 //! 256 KiB 33 instead of 58 (fio, medians of 3); with 4 KiB no difference was seen, and none from files that the
 //! ring knows.
 
