@@ -1,4 +1,4 @@
-//! Layers over layers at random keep the contract of devices: two to five of them with random options, over
+//! Layers over layers at random keep the contract of devices: two to six of them with random options, over
 //! storages with content of different kinds.
 //!
 //! A few always, many with `BLOCKHAUL_LONG`. What is wrong is told with the stack; `BLOCKHAUL_SEED` repeats it.
