@@ -96,8 +96,7 @@ fn has_terminal() -> bool {
 /// Whether this process began on a terminal, be it gone by now: the SIGHUP that says so may come a moment
 /// later, from the shell. Who leads a session of its own without a terminal hears of none that is lost.
 fn began_on_terminal() -> bool {
-    let leads = || rustix::process::getsid(None).ok() == Some(rustix::process::getpid());
-    has_terminal() || (!leads() && is_hung_up())
+    has_terminal() || (!io::leads_session() && is_hung_up())
 }
 
 /// Whether a standard stream is a terminal that has hung up.

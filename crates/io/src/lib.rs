@@ -17,11 +17,12 @@
 //! drain writes instead of dropping them. Waiting for readiness is the exception: it owns nothing and
 //! is withdrawn when dropped. A worker that stops first waits for every file operation still out.
 //!
-//! `unsafe` lives only in this crate, in `sys`, `process`, `identity`, `lock`, `buf`, `cached`,
-//! `offload_file`, `vsock` and `driver`, each block with its reason.
+//! `unsafe` lives only in this crate, in `sys`, `process`, `identity`, `credentials`, `lock`, `buf`,
+//! `cached`, `offload_file`, `vsock` and `driver`, each block with its reason.
 
 mod buf;
 mod cached;
+mod credentials;
 mod driver;
 mod file;
 mod identity;
@@ -50,6 +51,7 @@ mod vsock;
 mod worker;
 
 pub use buf::{ALIGN, Buf, Data};
+pub use credentials::{Credentials, leads_session};
 pub use driver::{Engine, Interest, uring_available};
 pub use file::{Allocate, File, Reading, Writing, sync_folder};
 pub use identity::Identity;

@@ -106,7 +106,7 @@ impl Match {
             (Match::V6, Who::Ip(address)) => address.is_ipv6(),
             (Match::Unix, Who::Unix { .. }) | (Match::Vsock, Who::Vsock) => true,
             (Match::Net(net, bits), Who::Ip(address)) => same_net(*net, *address, *bits),
-            (Match::Pid(wanted), Who::Unix { pid, .. }) => wanted == pid,
+            (Match::Pid(wanted), Who::Unix { pid, .. }) => Some(*wanted) == *pid,
             (Match::Uid(wanted), Who::Unix { uid, .. }) => wanted == uid,
             (Match::Gid(wanted), Who::Unix { gid, .. }) => wanted == gid,
             _ => false,
@@ -133,7 +133,12 @@ fn same_net(one: IpAddr, other: IpAddr, bits: u32) -> bool {
 #[derive(Debug)]
 enum Who {
     Ip(IpAddr),
-    Unix { pid: u32, uid: u32, gid: u32 },
+    /// The process is unknown where it is in another container.
+    Unix {
+        pid: Option<u32>,
+        uid: u32,
+        gid: u32,
+    },
     Vsock,
     Unknown,
 }
@@ -147,17 +152,10 @@ impl Who {
         }
         match rustix::net::sockopt::socket_domain(stream.as_fd()) {
             Ok(AddressFamily::VSOCK) => Who::Vsock,
-            Ok(AddressFamily::UNIX) => {
-                match rustix::net::sockopt::socket_peercred(stream.as_fd()) {
-                    Ok(cred) => Who::Unix {
-                        pid: cred.pid.as_raw_nonzero().get().unsigned_abs(),
-                        uid: cred.uid.as_raw(),
-                        gid: cred.gid.as_raw(),
-                    },
-                    // From another container: nobody that could be named.
-                    Err(_) => Who::Unix { pid: 0, uid: u32::MAX, gid: u32::MAX },
-                }
-            }
+            Ok(AddressFamily::UNIX) => match io::Credentials::of_peer(stream.as_fd()) {
+                Ok(Some(found)) => Who::Unix { pid: found.pid, uid: found.uid, gid: found.gid },
+                _ => Who::Unix { pid: None, uid: u32::MAX, gid: u32::MAX },
+            },
             _ => Who::Unknown,
         }
     }
@@ -196,7 +194,7 @@ mod tests {
         for wrong in ["", "1.2.3", "1.2.3.4/33", "::1/129", "1.2.3.4/x", "uid:x", "localhost"] {
             assert_eq!(Match::parse("deny", wrong).unwrap_err().kind(), Kind::Usage, "{wrong}");
         }
-        let local = Who::Unix { pid: 7, uid: 8, gid: 9 };
+        let local = Who::Unix { pid: Some(7), uid: 8, gid: 9 };
         for (word, expected) in
             [("pid:7", true), ("uid:7", false), ("gid:9", true), ("anyunix", true)]
         {

@@ -6,6 +6,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use block::Certificate;
+use io::Credentials;
 
 use super::{failed, malloced, plain};
 use crate::context::{self, Context};
@@ -55,25 +56,27 @@ unsafe extern "C" fn nbdkit_peer_name(
     }
 }
 
-fn peer_credentials() -> Option<libc::ucred> {
-    let Some(fd) = client_fd() else { return failed("the client has no socket", None) };
-    let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
-    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    let out = (&raw mut credentials).cast();
-    // SAFETY: `out` has room for `len` bytes, and the descriptor is open.
-    let got =
-        unsafe { libc::getsockopt(fd.1, libc::SOL_SOCKET, libc::SO_PEERCRED, out, &raw mut len) };
-    // Process 0: not a Unix socket.
-    if got != 0 || credentials.pid == 0 {
-        return failed("the client's user is known on Unix sockets only", None);
+fn peer_credentials() -> Option<Credentials> {
+    let context = context::now();
+    let client = context.as_ref().and_then(|context| context.client.as_ref());
+    let Some(stream) = client.and_then(|client| client.stream.as_ref()) else {
+        return failed("the client has no socket", None);
+    };
+    match Credentials::of_peer(stream.as_fd()) {
+        Ok(Some(found)) => Some(found),
+        Ok(None) => failed("the client's user is known on Unix sockets only", None),
+        Err(error) => failed(format!("getsockopt: {}", plain(&error)), None),
     }
-    Some(credentials)
 }
 
 /// The client's process id.
 #[unsafe(no_mangle)]
 extern "C" fn nbdkit_peer_pid() -> i64 {
-    peer_credentials().map_or(-1, |peer| peer.pid.into())
+    let Some(peer) = peer_credentials() else { return -1 };
+    peer.pid.map_or_else(
+        || failed("the client's process is in another PID namespace", -1),
+        |pid| pid.into(),
+    )
 }
 
 /// The client's user id.
