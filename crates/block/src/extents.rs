@@ -131,6 +131,30 @@ impl Extents {
         self.total = self.runs.first().map_or(0, |run| run.len);
     }
 
+    /// The same in whole blocks of `block` bytes, not 0: one that is in several states is in what `mixed`
+    /// makes of them, one after the other. A part of a block at the end is left out.
+    #[must_use]
+    pub fn in_blocks(&self, block: u64, mixed: impl Fn(u64, u64) -> u64) -> Extents {
+        let mut blocks = Extents::new();
+        // What is known of a block that is not full.
+        let (mut filled, mut state) = (0, 0);
+        for run in &self.runs {
+            let mut len = run.len;
+            if filled > 0 {
+                let more = len.min(block - filled);
+                state = mixed(state, run.state);
+                (filled, len) = (filled + more, len - more);
+                if filled < block {
+                    continue;
+                }
+                blocks.push(block, state);
+            }
+            blocks.push(len - len % block, run.state);
+            (filled, state) = (len % block, run.state);
+        }
+        blocks
+    }
+
     /// The runs with their offsets, when the list starts at `at`.
     pub fn ranges(&self, at: u64) -> impl Iterator<Item = (u64, Extent)> + '_ {
         let mut next = at;
@@ -187,6 +211,21 @@ mod tests {
             prop_assert_eq!(bytes(&extents), &model[at..]);
             prop_assert_eq!(extents.total(), (model.len() - at) as u64);
             prop_assert!(extents.runs().iter().all(|run| run.len > 0));
+        }
+
+        #[test]
+        fn blocks_are_in_what_is_true_of_all_their_bytes(
+            runs in prop::collection::vec((1_u64..20, 0_u64..4), 0..20),
+            block in 1_u64..9,
+        ) {
+            let extents: Extents = runs.iter().map(|&(len, state)| Extent { len, state }).collect();
+            let blocks = bytes(&extents.in_blocks(block, |one, other| one & other));
+            let model = bytes(&extents);
+            let model = model.chunks_exact(block as usize).flat_map(|bytes| {
+                let state = bytes.iter().fold(3, |all, state| all & state);
+                bytes.iter().map(move |_| state)
+            });
+            prop_assert_eq!(blocks, model.collect::<Vec<_>>());
         }
     }
 

@@ -74,12 +74,12 @@ pub fn failure(command: &str, text: &str) {
     }
 }
 
-/// Text without control characters, but for tabs: what clients call their exports must not look like a
+/// Text without what cannot be printed, but for tabs: what clients call their exports must not look like a
 /// record of its own, or change a terminal.
 pub fn one_line(text: &str) -> String {
     let mut line = String::with_capacity(text.len());
     for character in text.trim_end_matches('\n').chars() {
-        match character.is_control() && character != '\t' {
+        match wire::unprintable(character) && character != '\t' {
             true => line.extend(character.escape_default()),
             false => line.push(character),
         }
@@ -187,7 +187,10 @@ mod tests {
 
     #[test]
     fn what_others_have_said_stays_on_its_line() {
-        assert_eq!(one_line("a\nb\tc\u{1b}[31m\u{9b}é\n"), "a\\nb\tc\\u{1b}[31m\\u{9b}é");
+        assert_eq!(
+            one_line("a\nb\tc\u{1b}[31m\u{9b}é\u{202e}\n"),
+            "a\\nb\tc\\u{1b}[31m\\u{9b}é\\u{202e}"
+        );
     }
 
     #[test]

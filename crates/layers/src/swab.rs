@@ -144,58 +144,11 @@ async fn in_words(
             break;
         }
     }
-    Ok(widened(&found, word, base))
-}
-
-/// Runs of whole words: a word is a hole and zero where all of it is, and in any other context what any of
-/// it is. A part of a word at the end is left out.
-fn widened(found: &Extents, word: u64, base: bool) -> Extents {
-    let mut words = Extents::new();
-    // What is known of a word that is not full.
-    let (mut filled, mut state) = (0, 0);
-    for run in found.runs() {
-        let mut len = run.len;
-        if filled > 0 {
-            let more = len.min(word - filled);
-            state = if base { state & run.state } else { state | run.state };
-            (filled, len) = (filled + more, len - more);
-            if filled < word {
-                continue;
-            }
-            words.push(word, state);
-        }
-        words.push(len - len % word, run.state);
-        (filled, state) = (len % word, run.state);
-    }
-    words
+    // A word is a hole and zero where all of it is, and in any other context what any of it is.
+    Ok(found.in_blocks(word, |one, other| if base { one & other } else { one | other }))
 }
 
 /// Reverses every word.
 fn swap(bytes: &mut [u8], word: usize) {
     bytes.chunks_exact_mut(word).for_each(<[u8]>::reverse);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn words_are_holes_where_all_of_them_is() {
-        type Runs = &'static [(u64, u64)];
-        let cases: [(Runs, bool, Runs); 6] = [
-            (&[(8, 3), (8, 0)], true, &[(8, 3), (8, 0)]),
-            (&[(7, 3), (9, 0)], true, &[(4, 3), (12, 0)]),
-            (&[(5, 0), (11, 3)], true, &[(8, 0), (8, 3)]),
-            (&[(1, 3), (1, 2), (1, 3), (6, 1)], true, &[(4, 0), (4, 1)]),
-            (&[(5, 1), (11, 0)], false, &[(8, 1), (8, 0)]),
-            (&[(3, 3)], true, &[]),
-        ];
-        for (found, base, expected) in cases {
-            let mut list = Extents::new();
-            found.iter().for_each(|&(len, state)| list.push(len, state));
-            let words = widened(&list, 4, base);
-            let words: Vec<_> = words.runs().iter().map(|run| (run.len, run.state)).collect();
-            assert_eq!(words, expected, "{found:?}");
-        }
-    }
 }

@@ -38,4 +38,4 @@ pub use flags::{ClientFlags, CommandFlags, ExportFlags, HandshakeFlags, ReplyFla
 pub use option::{BlockSizes, Context, Infos, ListEntry, OptionCode, OptionError};
 pub use reply::Replies;
 pub use request::{Command, Headers};
-pub use text::printable;
+pub use text::{printable, unprintable};

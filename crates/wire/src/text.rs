@@ -2,6 +2,14 @@
 
 use crate::limits;
 
+/// Whether a terminal could show something else than was sent for `c`: control characters (C0, C1, DEL),
+/// and the marks that turn the direction of writing.
+pub fn unprintable(c: char) -> bool {
+    let turns =
+        matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    c.is_control() || turns
+}
+
 /// Text of a peer made fit for printing: at most `max` bytes, control characters and what is not
 /// UTF-8 escaped. A cut is marked by `...`.
 pub fn printable(text: &[u8], max: usize) -> String {
@@ -12,10 +20,7 @@ pub fn printable(text: &[u8], max: usize) -> String {
     for chunk in seen.utf8_chunks() {
         for c in chunk.valid().chars() {
             let start = out.len();
-            // Escaped: control characters (C0, C1, DEL), and the marks that turn the direction of
-            // writing, which could make a terminal show something else than was sent.
-            let turns = matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-            if c.is_control() || turns || c == '\\' || c == '"' {
+            if unprintable(c) || c == '\\' || c == '"' {
                 out.extend(c.escape_default());
             } else {
                 out.push(c);

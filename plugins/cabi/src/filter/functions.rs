@@ -121,18 +121,9 @@ unsafe extern "C" fn nbdkit_extents_aligned(
         return -1;
     }
     let align = u64::from(align.max(1));
-    let mut whole: Vec<(u64, u64, u32)> = Vec::new();
-    for extent in found.list() {
-        let len = extent.len - extent.len % align;
-        if len > 0 {
-            whole.push((extent.at, len, extent.state));
-        }
-        if len < extent.len {
-            break;
-        }
-    }
-    if whole.is_empty() {
-        // The first block is in several states.
+    let mut blocks = in_blocks(&found, align);
+    if blocks.is_empty() {
+        // Not even the first block is known in whole.
         let block = u32::try_from(align.min(end - at)).unwrap_or(u32::MAX);
         // SAFETY: as above.
         let parts = unsafe { nbdkit_extents_full(own, block, at, flags, error) };
@@ -141,13 +132,13 @@ unsafe extern "C" fn nbdkit_extents_aligned(
         }
         // SAFETY: made just above, for this function to free.
         let parts = unsafe { Box::from_raw(parts) };
-        let state = parts.list().iter().fold(3, |state, extent| state & extent.state);
-        whole.push((at, block.into(), state));
+        blocks = in_blocks(&parts, block.into());
     }
     // SAFETY: the filter's promise.
     let Some(list) = (unsafe { extents.as_mut() }) else { return -1 };
-    for (at, len, state) in whole {
-        if list.add(at, len, state).is_err() {
+    for (at, run) in blocks.ranges(at) {
+        // States of lists that plugins fill are of 32 bits.
+        if list.add(at, run.len, run.state as u32).is_err() {
             context::set_errno(libc::EINVAL);
             // SAFETY: the filter's promise.
             unsafe { *error = libc::EINVAL };
@@ -155,6 +146,13 @@ unsafe extern "C" fn nbdkit_extents_aligned(
         }
     }
     0
+}
+
+/// A list in whole blocks, a hole and zero where all of a block is.
+fn in_blocks(list: &Extents, block: u64) -> block::Extents {
+    let runs = list.list().iter();
+    let runs = runs.map(|run| block::Extent { len: run.len, state: run.state.into() });
+    runs.collect::<block::Extents>().in_blocks(block, |one, other| one & other)
 }
 
 /// How many exports a list has.
