@@ -394,6 +394,23 @@ fn certificates_are_checked_on_both_sides() {
     succeed(&["info", &uri("", &socket, &format!("tls-certificates={pki}"))]);
 }
 
+/// With TLS 1.3 and GnuTLS, which sends no alert then, all that comes is an end.
+#[test]
+fn a_certificate_that_nbdkit_does_not_accept_is_thought_of() {
+    let nbdkit = require_peer!("nbdkit");
+    let kit = kit();
+    let scratch = Scratch::new().unwrap();
+    let other = scratch.file("other");
+    succeed(&["tls", "init", text(&other)]);
+    fs::copy(kit.pki.join("ca-cert.pem"), other.join("ca-cert.pem")).unwrap();
+    let certificates = format!("--tls-certificates={}", kit.pki.display());
+    let args = ["--tls=require", &certificates, "--tls-verify-peer", "memory", "1M"];
+    let server = Server::nbdkit(&nbdkit, &scratch.socket("s"), &args).unwrap();
+    let with = |dir: &Path| uri("", server.socket(), &format!("tls-certificates={}", text(dir)));
+    succeed(&["info", &with(&kit.pki)]);
+    info_fails(&with(&other), "; the server may not accept this client's certificate or key: see");
+}
+
 /// Else whoever is between would need no key, but any certificate.
 #[test]
 fn a_client_with_a_key_takes_no_certificate_for_it() {

@@ -156,7 +156,8 @@ async fn met(address: &Address, wants: Wants, options: &Options) -> Result<(Link
         let stream = dial(address).await?;
         let negotiation = Negotiation::new(wants).map_err(|error| refused(&error))?;
         let mut link = Link::new(stream);
-        let ended = negotiate(&mut link, negotiation, options, &awaited).await?;
+        let ended = negotiate(&mut link, negotiation, options, &awaited).await;
+        let ended = ended.map_err(|error| link.doubted(error))?;
         Ok((link, ended))
     };
     awaited.within(options.connect_timeout, work).await
@@ -249,6 +250,7 @@ async fn negotiate(
         let (used, step) = step.map_err(|error| refused(&error))?;
         sent?;
         link.window.consume(used);
+        link.unanswered &= used == 0;
         match step {
             Step::NeedMore { bytes } => {
                 if bytes > link.window.capacity() {

@@ -28,7 +28,7 @@ impl Line {
         let dialled = transmission(&place.address, &place.export, &options).await;
         let opened = dialled.and_then(|(link, ended)| match ended {
             Ended::Transmission(negotiated) => {
-                let Link { stream, window, queue } = link;
+                let Link { stream, window, queue, .. } = link;
                 Ok(Line { stream, window, queue, negotiated: *negotiated })
             }
             Ended::Options(_) => Err(Error::new(Kind::Io, "the handshake stopped too early")),

@@ -11,12 +11,16 @@ pub(crate) struct Link {
     pub(crate) stream: Stream,
     pub(crate) window: RecvWindow,
     pub(crate) queue: SendQueue,
+    /// Nothing has come through TLS yet. In TLS 1.3 a client is done before the server has looked at its
+    /// certificate, and GnuTLS's servers leave without a word where they do not accept it.
+    pub(crate) unanswered: bool,
 }
 
 impl Link {
     /// A stream that nothing has passed through yet.
     pub(crate) fn new(stream: Stream) -> Link {
-        Link { stream, window: RecvWindow::new(), queue: SendQueue::default() }
+        let (window, queue) = (RecvWindow::new(), SendQueue::default());
+        Link { stream, window, queue, unanswered: false }
     }
 
     /// Sends all of `out`, and empties it.
@@ -43,7 +47,20 @@ impl Link {
         log::debug!("TLS to {}: {} {}", self.stream.peer(), about.version, about.suite);
         self.window.secure(session.opener, &session.received);
         self.queue.secure(session.sealer);
+        self.unanswered = true;
         Ok(())
+    }
+
+    /// What a lost connection may mean at this point, for whoever set it up.
+    pub(crate) fn doubted(&self, error: Error) -> Error {
+        if !self.unanswered || error.kind() != Kind::Disconnected {
+            return error;
+        }
+        let text = format!(
+            "{}; the server may not accept this client's certificate or key: see its messages",
+            error.text()
+        );
+        Error::new(error.kind(), text)
     }
 }
 

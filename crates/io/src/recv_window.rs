@@ -1,5 +1,6 @@
 //! Received bytes that have not been taken yet: a protocol reads its messages from here.
 
+use std::cell::RefCell;
 use std::io::{self, IoSliceMut};
 use std::sync::Arc;
 
@@ -21,9 +22,14 @@ const LARGE: usize = 16 << 10;
 /// as fast as this receives there is always more, and what they mean would wait, and what is to be sent.
 const SHARE: usize = 1 << 20;
 
+thread_local! {
+    /// Memory for what was opened: protected streams that rest have none of their own.
+    static OPENED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
 /// A window of received bytes in front of a stream.
 pub struct RecvWindow {
-    /// Empty only where a receive was given up in the middle.
+    /// Empty only where a receive was given up in the middle, and while a protected stream rests.
     stage: Arc<Vec<u8>>,
     /// Payloads may be handed out within the stage: nobody has kept one yet until more was received.
     lends: bool,
@@ -103,11 +109,11 @@ impl RecvWindow {
 
     /// Receives more behind what is there; false at the end of the stream.
     pub async fn fill(&mut self, stream: &Stream) -> io::Result<bool> {
-        if self.stage.is_empty() {
-            return Ok(false);
-        }
         if self.secured.is_some() {
             return self.fill_opened(stream).await;
+        }
+        if self.stage.is_empty() {
+            return Ok(false);
         }
         let stage = own(&mut self.stage, &mut self.lends);
         if self.start > 0 && self.end + self.ahead > stage.len() {
@@ -143,6 +149,9 @@ impl RecvWindow {
         let stage = own(&mut self.stage, &mut self.lends);
         let before = self.end - self.start;
         loop {
+            if stage.is_empty() {
+                *stage = OPENED.take();
+            }
             if stage.len() - self.end < RECORD_PLAIN_MAX {
                 stage.copy_within(self.start..self.end, 0);
                 (self.start, self.end) = (0, self.end - self.start);
@@ -157,6 +166,11 @@ impl RecvWindow {
             }
             if here > before {
                 return Ok(true);
+            }
+            if here == 0 && incoming.rests() {
+                // As for what is sealed: who waits keeps no memory for what may come.
+                (self.start, self.end) = (0, 0);
+                OPENED.set(std::mem::take(stage));
             }
             if !incoming.receive(stream).await? {
                 return Ok(false);
@@ -196,7 +210,7 @@ impl RecvWindow {
     /// Fills a payload: first from what is here, then from the stream straight into place, with
     /// whatever comes behind it kept here. False if the stream ends before.
     pub async fn payload(&mut self, stream: &Stream, payload: &mut [u8]) -> io::Result<bool> {
-        if self.stage.is_empty() {
+        if self.stage.is_empty() && self.secured.is_none() {
             return Ok(false);
         }
         self.take_turns(payload.len()).await;

@@ -100,6 +100,11 @@ impl Incoming {
         Ok(0)
     }
 
+    /// Whether to receive more means to wait, for all that is known, with nothing here.
+    pub(crate) fn rests(&self) -> bool {
+        self.drained && self.start == self.end && !self.ended
+    }
+
     /// Receives more; false at the end of the stream.
     pub(crate) async fn receive(&mut self, stream: &Stream) -> io::Result<bool> {
         if self.ended {

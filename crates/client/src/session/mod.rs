@@ -59,7 +59,7 @@ pub(crate) fn start(
     replies: Replies,
     timeout: Duration,
 ) -> Arc<Session> {
-    let Link { stream, mut window, queue } = link;
+    let Link { stream, mut window, queue, .. } = link;
     window.expect_headers_of(match replies {
         Replies::Simple => reply::SIMPLE_LEN,
         Replies::Structured => reply::STRUCTURED_LEN + reply::DATA_PREFIX_LEN,
