@@ -12,11 +12,14 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A worker looks for so long: as long as a sleep and the waking up cost in processor time, so that a look in
-/// vain at most doubles it.
-const LOOK: Duration = Duration::from_micros(30);
-/// Sleeps up to this length would have been shorter without the waking up, and count as short.
-const SHORT: Duration = Duration::from_micros(100);
+/// A worker looks for so long: about as long as a sleep and the waking up cost in processor time, so that a
+/// look in vain at most doubles it. And long enough for a client that has to be woken up itself: under fio, one
+/// request at a time, 30 us were often too short (118 us a read, as from nbdkit; 53 us with 60, with less
+/// processor time of the server), and nothing was gained by more.
+const LOOK: Duration = Duration::from_micros(60);
+/// Sleeps up to this length would have been shorter without the waking up, and count as short. On a machine
+/// that is shared, to wake up the client and then the server can take more than 100 us.
+const SHORT: Duration = Duration::from_micros(200);
 /// So many waits have to be short, one after the other, before a worker looks.
 const SURE: u8 = 8;
 /// A look in vain costs as much as so many short waits earn: looking has to pay about nine
