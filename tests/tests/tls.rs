@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use blockhaul_tests::{
-    LIMIT, assert_same, blockhaul, bounded, done, lossy, peer, run, serve, succeed, text,
+    LIMIT, assert_same, blockhaul, bounded, done, lossy, peer, run, serve, soon, succeed, text,
 };
 use testkit::tools::{Peer, Scratch, Server};
 use testkit::{image, require_peer};
@@ -249,6 +249,18 @@ impl Logged {
         stream
     }
 
+    /// Its memory in bytes, once it has so many more descriptors than `rest`.
+    fn memory_with(&self, more: usize, rest: usize) -> u64 {
+        soon("connections", || self.descriptors() >= rest + more);
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
+    }
+
+    fn descriptors(&self) -> usize {
+        fs::read_dir(format!("/proc/{}/fd", self.child.id())).unwrap().count()
+    }
+
     /// What it has logged by the time that this stands in it.
     fn log_with(&self, text: &str) -> String {
         let mut log = String::new();
@@ -356,6 +368,21 @@ fn strangers_are_refused_and_harm_nobody() {
     assert_same(&kit.image, &back, "a copy among strangers");
     let log = fs::read_to_string(server.scratch.file("log")).unwrap();
     assert!(!log.contains("panic"), "{log}");
+}
+
+/// What comes at once is held in memory that connections share.
+#[test]
+fn connections_that_rest_are_cheap() {
+    let kit = kit();
+    let server = Logged::start(&["--tls-psk", text(&kit.keys)], "memory:1M");
+    let (rest, uri) = (server.descriptors(), with_keys(&server.scratch.socket("s")));
+    let args = ["bench", "helper", "idle", &uri, "--connections=250", "--keep-ms=120000"];
+    let mut crowd = blockhaul(&args).spawn().unwrap();
+    let [few, many] = [50, 250].map(|count| server.memory_with(count, rest));
+    crowd.kill().unwrap();
+    crowd.wait().unwrap();
+    let cost = many.saturating_sub(few) / 200;
+    assert!((1 << 10..32 << 10).contains(&cost), "{cost} bytes a connection");
 }
 
 fn info_fails(uri: &str, part: &str) {
