@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 /// A worker looks for so long: about as long as a sleep and the waking up cost in processor time, so that a
 /// look in vain at most doubles it. And long enough for a client that has to be woken up itself: under fio, one
-/// request at a time, 30 us were often too short (118 us a read, as from nbdkit; 53 us with 60, with less
-/// processor time of the server), and nothing was gained by more.
+/// request at a time, 30 us were often too short (124 us a read, from nbdkit 107; 54 with 60, and less
+/// processor time of the server), and little was gained by more.
 const LOOK: Duration = Duration::from_micros(60);
 /// Sleeps up to this length would have been shorter without the waking up, and count as short. On a machine
 /// that is shared, to wake up the client and then the server can take more than 100 us.
