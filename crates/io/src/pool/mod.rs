@@ -270,9 +270,12 @@ impl Pool {
         self.0.parent.as_ref().map_or(self, Pool::root)
     }
 
+    /// A block, in whose place idle ones of other sizes are freed where all memory would be more than the
+    /// limit.
     fn block(&self, class: usize) -> Block {
         let root = self.root();
         let size = ALIGN << class;
+        let mut surplus = Vec::new();
         let recycled = {
             let mut state = root.lock();
             let block = state.idle[class].pop();
@@ -280,8 +283,11 @@ impl Pool {
                 state.idle_bytes -= size as u64;
             }
             state.lent += size as u64;
+            let most = root.0.limit.saturating_sub(state.lent);
+            state.take_idle_beyond(most, &mut surplus);
             block
         };
+        drop(surplus);
         recycled.unwrap_or_else(|| Block::new(size))
     }
 
@@ -374,6 +380,19 @@ mod tests {
         drop(first);
         drop(second);
         assert_eq!((pool.reserved(), pool.peak()), (0, 16 << 10));
+    }
+
+    #[test]
+    fn idle_memory_makes_room_for_blocks_of_another_size() {
+        let pool = Pool::new(16 << 10);
+        let take = |len| pool.try_reserve(len).unwrap().into_buf();
+        let small: Vec<_> = (0..4).map(|_| take(4 << 10)).collect();
+        drop(small);
+        assert_eq!(pool.lock().idle_bytes, 16 << 10);
+        let large = take(8 << 10);
+        assert_eq!(pool.lock().idle_bytes, 8 << 10);
+        drop((large, take(4 << 10)));
+        assert_eq!(pool.lock().idle_bytes, 16 << 10, "what fits is kept");
     }
 
     #[test]
