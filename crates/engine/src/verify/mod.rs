@@ -152,8 +152,10 @@ impl Reading<'_> {
             Some(_) => (pool.limit() / 2).max(Pool::cost(BLOCK as usize)),
             None => pool.limit(),
         };
-        // What a copy before has left idle would come on top of the target's.
-        pool.keep_idle(half);
+        if self.target.is_some() {
+            // What a copy before has left idle is of other sizes and would come on top of the two halves.
+            pool.keep_idle(0);
+        }
         let walk = Arc::new(Walk {
             source: self.source.clone(),
             target: self.target.cloned(),
