@@ -228,6 +228,18 @@ pub fn compile_with(
     Some(out)
 }
 
+/// Resident memory of a living process, in bytes.
+///
+/// # Panics
+/// Where there is no such process.
+#[track_caller]
+pub fn resident(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("the process lives");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+    kib.expect("it has memory") << 10
+}
+
 /// Waits for something that comes soon.
 ///
 /// # Panics

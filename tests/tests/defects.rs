@@ -69,10 +69,7 @@ impl Running {
 
     /// Its resident memory, in bytes.
     fn resident(&self) -> u64 {
-        let path = format!("/proc/{}/status", self.child.id());
-        let status = std::fs::read_to_string(path).unwrap();
-        let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
-        line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
+        blockhaul_tests::resident(self.child.id())
     }
 }
 

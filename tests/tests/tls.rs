@@ -12,7 +12,8 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use blockhaul_tests::{
-    LIMIT, assert_same, blockhaul, bounded, done, lossy, peer, run, serve, soon, succeed, text,
+    LIMIT, assert_same, blockhaul, bounded, done, lossy, peer, resident, run, serve, soon, succeed,
+    text,
 };
 use testkit::tools::{Peer, Scratch, Server};
 use testkit::{image, require_peer};
@@ -252,9 +253,7 @@ impl Logged {
     /// Its memory in bytes, once it has so many more descriptors than `rest`.
     fn memory_with(&self, more: usize, rest: usize) -> u64 {
         soon("connections", || self.descriptors() >= rest + more);
-        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
-        let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
-        line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
+        resident(self.child.id())
     }
 
     fn descriptors(&self) -> usize {
