@@ -3,16 +3,17 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener};
+use std::os::fd::AsFd as _;
 use std::os::unix::fs::FileTypeExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Time between two looks at whether the server ends.
-pub const LOOK: Duration = Duration::from_millis(50);
+/// Time between two attempts to accept a peer after an error, such as too many open files.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
 
 /// A socket to listen on.
 pub enum Listener {
@@ -92,16 +93,19 @@ impl Listener {
     where
         F: Fn(&mut dyn Peer) + Send + Sync + 'static,
     {
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopped = stop.clone();
+        let (stop, stopped) = UnixStream::pair()?;
         let attend = Arc::new(attend);
         let work = move || {
             let busy = Arc::new(AtomicUsize::new(0));
-            while !stopped.load(Ordering::Relaxed) {
-                // Also after errors, such as too many open files, a pause.
-                let Ok(mut peer) = self.accept() else {
-                    std::thread::sleep(LOOK);
-                    continue;
+            while self.wait_unless(&stopped) {
+                let mut peer = match self.accept() {
+                    Ok(peer) => peer,
+                    // Another process has the peer, or it has gone.
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => continue,
+                    Err(_) => {
+                        std::thread::sleep(ACCEPT_AGAIN);
+                        continue;
+                    }
                 };
                 if busy.fetch_add(1, Ordering::Relaxed) >= most {
                     busy.fetch_sub(1, Ordering::Relaxed);
@@ -118,19 +122,36 @@ impl Listener {
             }
         };
         let thread = std::thread::Builder::new().name(name.into()).spawn(work)?;
-        Ok(Serving { stop, thread: Some(thread) })
+        Ok(Serving { stop: Some(stop), thread: Some(thread) })
+    }
+
+    /// Waits for a peer; false when the other end of `stopped` is closed.
+    fn wait_unless(&self, stopped: &UnixStream) -> bool {
+        use rustix::event::{PollFd, PollFlags, poll};
+        let listener = match self {
+            Listener::Tcp(listener) => listener.as_fd(),
+            Listener::Unix(listener) => listener.as_fd(),
+        };
+        let mut either = [
+            PollFd::from_borrowed_fd(listener, PollFlags::IN),
+            PollFd::new(stopped, PollFlags::IN),
+        ];
+        // An interruption looks like a peer that has gone.
+        let _ = poll(&mut either, None);
+        either[1].revents().is_empty()
     }
 }
 
 /// Accepts peers until it is dropped; those that are there are not waited for.
 pub struct Serving {
-    stop: Arc<AtomicBool>,
+    /// Closing it ends the thread.
+    stop: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Drop for Serving {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
+        self.stop = None;
         if let Some(thread) = self.thread.take() {
             // It panics in no case that is known, and the command is over in any.
             let _ = thread.join();

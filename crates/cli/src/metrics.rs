@@ -273,7 +273,9 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     use super::*;
-    use crate::aside::LOOK;
+
+    /// Time between two looks at what another thread has done.
+    const LOOK: Duration = Duration::from_millis(50);
 
     fn server() -> (Server, SocketAddr) {
         let address = "127.0.0.1:0".parse().unwrap();

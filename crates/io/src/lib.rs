@@ -71,7 +71,7 @@ pub use recv_window::RecvWindow;
 pub use remote::Remote;
 pub use seal::{Opened, Opener, RECORD_MAX, RECORD_PLAIN_MAX, SEAL_MAX, SEALED_MAX, Sealer};
 pub use send_queue::SendQueue;
-pub use sync::{Completer, Event, Lost, Ticket, ticket};
+pub use sync::{Completer, Event, Lost, Notify, Ticket, ticket};
 pub use sys::inherited;
 pub use tally::{Tally, Way};
 pub use task::{Task, spawn, start, yield_now};

@@ -1,9 +1,11 @@
-//! Handing results over: [`ticket`] (one value, any thread) and [`Event`] (one worker, many waits).
+//! Handing results over: [`ticket`] (one value, any thread), [`Event`] (one worker, many waits) and [`Notify`]
+//! (any thread, many waits).
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::future::poll_fn;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
@@ -109,6 +111,50 @@ impl<T> Drop for Ticket<T> {
     }
 }
 
+/// A condition that tasks of any worker wait for.
+///
+/// Take a ticket with [`Notify::listen`] *before* looking at the state that the condition guards, then await
+/// it: a notification in between is not lost. Every waiter wakes. Notifying is cheap while nobody waits.
+#[derive(Default)]
+pub struct Notify {
+    /// Whether somebody may wait: a notification that nobody waits for takes no lock.
+    any: AtomicBool,
+    waiting: Mutex<Vec<Completer<()>>>,
+}
+
+impl Notify {
+    /// A ticket that completes at the next [`Notify::notify`].
+    pub fn listen(&self) -> Ticket<()> {
+        let (completer, ticket) = ticket();
+        {
+            let mut waiting = self.waiting.lock().expect("no panic under this lock");
+            if waiting.len() == waiting.capacity() {
+                // Those that were given up are not kept until the next notification.
+                waiting.retain(|completer| !completer.is_abandoned());
+            }
+            waiting.push(completer);
+            self.any.store(true, Ordering::Relaxed);
+        }
+        // The caller looks at its state after this; `notify` looks for waiters after its caller changed it.
+        fence(Ordering::SeqCst);
+        ticket
+    }
+
+    /// Wakes all that wait.
+    pub fn notify(&self) {
+        fence(Ordering::SeqCst);
+        if !self.any.load(Ordering::Relaxed) {
+            return;
+        }
+        let woken = {
+            let mut waiting = self.waiting.lock().expect("no panic under this lock");
+            self.any.store(false, Ordering::Relaxed);
+            std::mem::take(&mut *waiting)
+        };
+        woken.into_iter().for_each(|completer| completer.complete(()));
+    }
+}
+
 /// A condition to wait for among the tasks of one worker: a counter of notifications.
 ///
 /// Take [`Event::mark`] *before* looking at the state that the event guards, then
@@ -178,6 +224,23 @@ mod tests {
         let (completer, waiter) = ticket::<u8>();
         drop(waiter);
         assert!(completer.is_abandoned());
+    }
+
+    #[test]
+    fn notify_wakes_all_who_listen_on_any_thread_and_forgets_who_gave_up() {
+        let notify = Arc::new(Notify::default());
+        notify.notify();
+        let (mut first, mut second) = (notify.listen(), notify.listen());
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(Pin::new(&mut first).poll(&mut cx).is_pending(), "what was before does not count");
+        let other = notify.clone();
+        std::thread::spawn(move || other.notify()).join().unwrap();
+        assert_eq!(Pin::new(&mut first).poll(&mut cx), Poll::Ready(Ok(())));
+        assert_eq!(Pin::new(&mut second).poll(&mut cx), Poll::Ready(Ok(())));
+        for _ in 0..1000 {
+            drop(notify.listen());
+        }
+        assert!(notify.waiting.lock().unwrap().len() < 10, "those that gave up are not kept");
     }
 
     #[test]

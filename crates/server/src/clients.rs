@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use io::{Completer, Stream, Ticket};
+use io::{Completer, Notify, Stream, Ticket};
 
 use crate::connection::{Connection, Ended, Exported};
 
@@ -43,7 +43,11 @@ const GRACE: Duration = Duration::from_secs(1);
 
 /// The table of open connections.
 #[derive(Default)]
-pub(crate) struct Clients(Mutex<Table>);
+pub(crate) struct Clients {
+    table: Mutex<Table>,
+    /// Somebody has left, or has finished a handshake.
+    changed: Notify,
+}
 
 #[derive(Default)]
 struct Table {
@@ -78,7 +82,7 @@ impl Table {
 
 impl Clients {
     fn table(&self) -> MutexGuard<'_, Table> {
-        self.0.lock().expect("no panic under this lock")
+        self.table.lock().expect("no panic under this lock")
     }
 
     /// Enters a connection, unless there are `connections` already. Where some of them are still in
@@ -106,19 +110,33 @@ impl Clients {
         Some(ticket)
     }
 
-    /// Whether others had better wait to be accepted: those whose place they would take have not had
-    /// their time yet, or are still going.
-    pub(crate) fn is_crowded(&self, connections: usize, handshakes: usize) -> bool {
+    /// How long others had better wait to be accepted, unless somebody leaves or finishes a handshake
+    /// before ([`Clients::changed`]): those whose place they would take have not had their time yet, or are
+    /// still going.
+    pub(crate) fn is_crowded_for(&self, connections: usize, handshakes: usize) -> Option<Duration> {
         let table = self.table();
+        if table.going >= LINGERING {
+            return Some(GRACE);
+        }
         let full = table.open.len() - table.going >= connections;
-        let young = table.new.first_key_value().is_some_and(|(_, since)| since.elapsed() < GRACE);
-        table.going >= LINGERING || (young && (full || table.new.len() >= handshakes))
+        if !full && table.new.len() < handshakes {
+            return None;
+        }
+        let (_, since) = table.new.first_key_value()?;
+        GRACE.checked_sub(since.elapsed()).filter(|left| !left.is_zero())
+    }
+
+    /// A ticket that completes when a connection is gone or has finished its handshake.
+    pub(crate) fn changed(&self) -> Ticket<()> {
+        self.changed.listen()
     }
 
     /// The connection has finished its handshake: its place is its own, unless (false) another has it by
     /// now.
     pub(crate) fn settle(&self, id: u64) -> bool {
-        self.table().new.remove(&id).is_some()
+        let settled = self.table().new.remove(&id).is_some();
+        self.changed.notify();
+        settled
     }
 
     /// The connection is gone.
@@ -130,6 +148,7 @@ impl Clients {
             table.ended.add(&place.connection);
             // Dropping a place may close its socket: not under the lock.
             drop(table);
+            self.changed.notify();
         }
     }
 

@@ -139,6 +139,7 @@ impl Server {
     /// Accepts no more connections from now on: listeners close. Returns how many there are.
     pub fn drain(&self) -> usize {
         self.control.draining.store(true, Ordering::SeqCst);
+        self.closing.notify();
         self.open()
     }
 

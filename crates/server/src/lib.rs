@@ -26,9 +26,12 @@ mod session;
 mod stop;
 mod tally;
 
+use std::future::poll_fn;
 use std::os::fd::OwnedFd;
+use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::task::Poll;
 use std::time::Duration;
 
 use block::{Device, Exports};
@@ -165,6 +168,8 @@ pub struct Server {
     next: AtomicUsize,
     ids: AtomicU64,
     stopping: AtomicBool,
+    /// Notified when listeners are to close: the server stops, or accepts no more.
+    closing: io::Notify,
     /// When the stop began, and how patient it is.
     stop: OnceLock<Stop>,
     /// Connections that wait for memory which others hold.
@@ -187,8 +192,8 @@ pub struct Server {
     odd: Mutex<Complaints>,
 }
 
-/// Time between two looks at whether others may be accepted.
-const CROWDED_AGAIN: Duration = Duration::from_millis(2);
+/// Time between two attempts to accept a connection where the system has no descriptor or memory for it.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
 /// Time that a device has to close before its client is let go.
 const CLOSING: Duration = Duration::from_secs(10);
@@ -204,6 +209,7 @@ impl Server {
             next: AtomicUsize::new(0),
             ids: AtomicU64::new(1),
             stopping: AtomicBool::new(false),
+            closing: io::Notify::default(),
             stop: OnceLock::new(),
             starving: AtomicUsize::new(0),
             aside,
@@ -221,26 +227,37 @@ impl Server {
     /// Accepts connections until [`Server::stop`] or [`Server::drain`] and spreads them over the workers. Any number of
     /// listeners may run.
     pub async fn listen(self: Arc<Self>, listener: Listener) {
-        while !self.is_stopping() && !self.is_draining() {
-            let Limits { connections, handshakes, .. } = self.config.limits;
-            if self.clients.is_crowded(connections, handshakes) {
-                io::sleep(CROWDED_AGAIN).await;
-                continue;
+        loop {
+            let mut closing = self.closing.listen();
+            if self.is_stopping() || self.is_draining() {
+                return;
             }
-            // Looks up now and then, for the stop.
-            let accepted = match io::timeout(Duration::from_millis(100), listener.accept()).await {
-                Ok(accepted) => accepted,
-                Err(io::Elapsed) => continue,
-            };
-            match accepted {
-                Ok(fd) => self.hand_over(fd),
-                Err(error) => {
+            if self.wait_for_places(&mut closing).await.is_none() {
+                return;
+            }
+            match until(&mut closing, listener.accept()).await {
+                None => return,
+                Some(Ok(fd)) => self.hand_over(fd),
+                Some(Err(error)) => {
                     // Out of descriptors or memory: others may end; trying at once would spin.
                     log::warn!(error:% = error; "cannot accept a connection: {error}");
-                    io::sleep(Duration::from_millis(100)).await;
+                    io::sleep(ACCEPT_AGAIN).await;
                 }
             }
         }
+    }
+
+    /// Waits until another connection may be accepted; none when `closing` comes first.
+    async fn wait_for_places(&self, closing: &mut Ticket<()>) -> Option<()> {
+        let Limits { connections, handshakes, .. } = self.config.limits;
+        while self.clients.is_crowded_for(connections, handshakes).is_some() {
+            let changed = self.clients.changed();
+            // Again, for what has changed meanwhile.
+            if let Some(time) = self.clients.is_crowded_for(connections, handshakes) {
+                let _ = until(closing, io::timeout(time, changed)).await?;
+            }
+        }
+        Some(())
     }
 
     /// Serves one connection on some worker, in the background.
@@ -423,6 +440,16 @@ impl Server {
     pub fn served(&self) -> u64 {
         self.served.load(Ordering::Relaxed)
     }
+}
+
+/// Does some work, unless the condition behind the ticket comes first.
+async fn until<T>(condition: &mut Ticket<()>, work: impl Future<Output = T>) -> Option<T> {
+    let mut work = pin!(work);
+    poll_fn(|cx| match Pin::new(&mut *condition).poll(cx) {
+        Poll::Ready(_) => Poll::Ready(None),
+        Poll::Pending => work.as_mut().poll(cx).map(Some),
+    })
+    .await
 }
 
 /// A connection and its place in the table of open ones.

@@ -32,6 +32,7 @@ impl Server {
         let drained = Instant::now() + self.config.limits.drain;
         self.stop.get_or_init(|| Stop { drained, patience });
         self.stopping.store(true, Ordering::SeqCst);
+        self.closing.notify();
         self.clients.stop();
         if self.wait_until_empty(self.config.limits.drain).await {
             return self.given_up.load(Ordering::Relaxed);
