@@ -2,14 +2,16 @@
 //! what it logs, the system calls that it needs.
 #![allow(clippy::unwrap_used)]
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io::{ErrorKind, Read as _, Write as _};
+use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use blockhaul_tests::{LIMIT, blockhaul, bounded, done, lossy, run, soon, succeed, text};
 use serde_json::Value;
@@ -92,6 +94,42 @@ fn connected(socket: &Path, export: &str) -> Conversation {
 fn figure(page: &str, name: &str) -> f64 {
     let line = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
     line.unwrap_or_else(|| panic!("no {name} in {page}")).parse().unwrap()
+}
+
+/// How often each thread of a process has gone to sleep so far.
+fn sleeps(pid: u32) -> BTreeMap<OsString, u64> {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let of_thread = |thread: io::Result<fs::DirEntry>| {
+        let thread = thread.unwrap();
+        // A helper thread may have ended.
+        let status = fs::read_to_string(thread.path().join("status")).ok()?;
+        let count = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        Some((thread.file_name(), count.unwrap().trim().parse().unwrap()))
+    };
+    threads.filter_map(of_thread).collect()
+}
+
+#[test]
+fn an_idle_server_does_not_wake_up() {
+    let scratch = Scratch::new().unwrap();
+    let args = ["-p", "0", "-i", "127.0.0.1", "--metrics", "127.0.0.1:0", "memory:1M"];
+    let server = Running::start(&scratch, &args);
+    // A client that is connected and asks for nothing, too.
+    let _client = connected(&server.socket, "");
+    const SECONDS: u64 = 5;
+    // What belongs to the start may come late on a busy machine.
+    let mut least = u64::MAX;
+    for _ in 0..5 {
+        let before = sleeps(server.child.id());
+        std::thread::sleep(Duration::from_secs(SECONDS));
+        let after = sleeps(server.child.id());
+        let more = after.iter().map(|(thread, count)| count - before.get(thread).unwrap_or(&0));
+        least = least.min(more.sum());
+        if least <= SECONDS {
+            return;
+        }
+    }
+    panic!("threads slept {least} times in {SECONDS} s");
 }
 
 #[test]
