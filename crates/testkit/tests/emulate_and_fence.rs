@@ -130,6 +130,45 @@ fn partial_blocks_are_read_changed_and_written_back() {
     });
 }
 
+/// A block is rewritten for a part of it while all of it is written: the rest of the block is what the write
+/// of all of it says, whichever of the two is carried out first.
+#[test]
+fn rewriting_a_part_of_a_block_undoes_no_write_of_the_whole() {
+    run(|| async {
+        for seed in 1..=200 {
+            let mut random = testkit::rng::Rng::new(seed);
+            let mut facts = Model::all_facts(1 << 20);
+            facts.block.minimum = 512;
+            let model = ModelDevice::new(Model::with_facts(facts), Completion::Deferred);
+            let slow = FaultDevice::over(model.clone(), seed);
+            slow.reorder(6);
+            let device = fence(block::emulate::emulate(slow));
+            for round in 0..8_u8 {
+                let (whole, part) = (2 * round + 1, 2 * round + 2);
+                let (at, len) = (512 + random.below(500), 1 + random.below(12));
+                let mut requests = vec![
+                    Request::write(0, Data::copy_of(&[whole; 1536])),
+                    Request::write(at, Data::copy_of(&vec![part; len as usize])),
+                ];
+                if random.chance(50) {
+                    requests.swap(0, 1);
+                }
+                let pending: Vec<_> =
+                    requests.into_iter().map(|request| device.submit(request)).collect();
+                for pending in pending {
+                    pending.await.unwrap();
+                }
+                let bytes = model.bytes();
+                for (place, &byte) in bytes[..1536].iter().enumerate() {
+                    let inside = (at..at + len).contains(&(place as u64));
+                    let right = byte == whole || (inside && byte == part);
+                    assert!(right, "seed {seed}, round {round}: {byte} at {place}");
+                }
+            }
+        }
+    });
+}
+
 #[test]
 fn fua_is_a_flush_after_the_request() {
     run(|| async {

@@ -1,9 +1,13 @@
 //! Requests of any offset and length on devices with a minimum block above one byte: partial blocks
 //! are read, changed and written back.
+//!
+//! While a partial block is rewritten, no other change may reach the rest of that block. Range locks see to
+//! that, but only then: whole blocks, which is what nearly every client writes, pass without a lock.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use io::{Buf, Data, Pool, RangeLocks, Room};
+use io::{Buf, Data, Notify, Pool, RangeLocks, Room};
 
 use crate::{
     Access, BlockSizes, Contexts, Device, Error, Facts, FileRange, Flags, Kind, Op, Pending, Reply,
@@ -25,8 +29,70 @@ struct Shared {
     /// Longest request of the device, a multiple of the minimum.
     maximum: u64,
     scratch: Pool,
-    /// Ranges that are being changed.
+    /// Ranges that are being changed, while any change is of partial blocks.
     locks: Arc<RangeLocks>,
+    changes: Arc<Changes>,
+}
+
+/// Changes in progress: those of whole blocks that hold no lock in the low half, those of partial blocks in
+/// the high half.
+#[derive(Default)]
+struct Changes {
+    counts: AtomicU64,
+    /// The last change without a lock has ended.
+    unlocked: Notify,
+}
+
+/// One change of partial blocks, in [`Changes::counts`].
+const PARTIAL: u64 = 1 << 32;
+
+/// A change of whole blocks that holds no lock, until it is dropped.
+struct Whole(Arc<Changes>);
+
+/// A change of partial blocks, until it is dropped: all others take locks.
+struct Partial<'a>(&'a Changes);
+
+impl Changes {
+    /// Begins a change of whole blocks, unless one of partial blocks is in progress.
+    fn whole(self: &Arc<Self>) -> Option<Whole> {
+        if self.counts.fetch_add(1, Ordering::SeqCst) < PARTIAL {
+            return Some(Whole(self.clone()));
+        }
+        self.end_whole();
+        None
+    }
+
+    /// Begins a change of partial blocks, and waits until every other change holds a lock.
+    async fn partial(&self) -> Partial<'_> {
+        self.counts.fetch_add(PARTIAL, Ordering::SeqCst);
+        let partial = Partial(self);
+        loop {
+            let unlocked = self.unlocked.listen();
+            if self.counts.load(Ordering::SeqCst) % PARTIAL == 0 {
+                return partial;
+            }
+            let _ = unlocked.await;
+        }
+    }
+
+    fn end_whole(&self) {
+        let before = self.counts.fetch_sub(1, Ordering::SeqCst);
+        if before % PARTIAL == 1 && before > PARTIAL {
+            self.unlocked.notify();
+        }
+    }
+}
+
+impl Drop for Whole {
+    fn drop(&mut self) {
+        self.0.end_whole();
+    }
+}
+
+impl Drop for Partial<'_> {
+    fn drop(&mut self) {
+        self.0.counts.fetch_sub(PARTIAL, Ordering::SeqCst);
+    }
 }
 
 impl Align {
@@ -45,8 +111,8 @@ impl Align {
         };
         let scratch = Pool::new(Pool::cost(maximum as usize) * SCRATCH_REQUESTS);
         let maximum = u64::from(maximum);
-        let locks = Arc::default();
-        let shared = Shared { inner, minimum, maximum, scratch, locks };
+        let (locks, changes) = (Arc::default(), Arc::default());
+        let shared = Shared { inner, minimum, maximum, scratch, locks, changes };
         Align { shared: Arc::new(shared), facts: Arc::new(facts) }
     }
 
@@ -77,6 +143,16 @@ impl Device for Align {
             return Error::new(Kind::Invalid, text).into();
         }
         let shared = self.shared.clone();
+        if aligned && let Some(whole) = shared.changes.whole() {
+            return match shared.inner.submit(request).now() {
+                Ok(outcome) => outcome.into(),
+                Err(pending) => Pending::finishing(async move {
+                    let outcome = pending.await;
+                    drop(whole);
+                    outcome
+                }),
+            };
+        }
         Pending::start(async move { shared.unaligned(request, aligned).await })
     }
 
@@ -99,12 +175,14 @@ impl Shared {
             Op::Cache => self.inner.submit(Request::cache(start, end - start)).await,
             Op::Flush => self.inner.submit(Request::flush()).await,
             op => {
-                let _lock = self.locks.lock(start, end).await;
                 let request = Request { op, at, len, flags };
-                match aligned {
-                    true => self.inner.submit(request).await,
-                    false => self.change(request).await,
+                if aligned {
+                    let _lock = self.locks.lock(start, end).await;
+                    return self.inner.submit(request).await;
                 }
+                let _partial = self.changes.partial().await;
+                let _lock = self.locks.lock(start, end).await;
+                self.change(request).await
             }
         }
     }
