@@ -8,12 +8,11 @@ use std::process::Command;
 use std::{env, fs};
 
 use crate::peers::Peers;
-use crate::{Outcome, guard, pages, run};
+use crate::{Outcome, guard, run};
 
 pub const HELP: &str = "\
 cargo xtask bench SCENARIO… [OPTIONS]
 cargo xtask bench docs
-cargo xtask bench --pages [DIR…] [--shots DIR]
 cargo xtask bench --guard [--base COMMIT] [--threshold PERCENT]
 
 Unpacks the peers, builds blockhaul for speed, and runs `blockhaul bench run SCENARIO… OPTIONS`
@@ -22,10 +21,6 @@ try; `cargo xtask bench -- list` lists the scenarios. OPTIONS are those of `bloc
 example --full, --runs N, --label TEXT.
 
   docs      writes the figures in README.md and docs/performance.md from the newest results
-  --pages   opens the pages of results (all under bench/results, or those in DIR…) in headless
-            Chromium, 360 and 1280 pixels wide, light and dark, and fails where something is wider
-            than the window or hard to read. Left out, with the reason, where there is no Chromium
-            --shots DIR keeps pictures of what was seen
   --guard   counts the instructions (valgrind) of fixed workloads, at this commit and at the base,
             by default where it left main, or the commit before; fails if one became more expensive
             by more than the threshold (3 %). Counts vary by less than 1 % between runs even on a
@@ -45,7 +40,6 @@ pub fn main(args: &[String]) -> Outcome {
                 "docs",
             ]));
         }
-        Some("--pages") => return pages::main(&args[1..]),
         Some("--guard") => return guard::main(&args[1..]),
         _ => {}
     }

@@ -58,6 +58,12 @@ const TASKS: &[Task] = &[
         run: bench::main,
     },
     Task {
+        name: "pages",
+        summary: "make the pages of the benchmark results",
+        help: pages::HELP,
+        run: pages::main,
+    },
+    Task {
         name: "fuzz",
         summary: "fuzz the parsers, coverage-guided where the toolchain allows",
         help: fuzz::HELP,

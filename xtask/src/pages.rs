@@ -1,5 +1,6 @@
-//! `cargo xtask bench --pages`: the pages of results in a real browser, narrow and wide, light and
-//! dark. A page is put into frames of another page, whose script measures it.
+//! `cargo xtask pages`: makes the pages of results, which are not kept in the repository, and checks them in a
+//! real browser, narrow and wide, light and dark. A page is put into frames of another page, whose script
+//! measures it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -59,31 +60,56 @@ addEventListener('load', () => {
 });
 "#;
 
+pub const HELP: &str = "\
+cargo xtask pages [DIR…] [--check] [--shots DIR]
+
+Writes index.html (charts; opens without a server) beside each result.json below DIR… [default:
+bench/results].
+
+  --check      opens the pages in headless Chromium, 360 and 1280 pixels wide, light and dark, and
+               fails where something is wider than the window or hard to read. Left out, with the
+               reason, where there is no Chromium
+  --shots DIR  does the same, and keeps pictures of the pages in DIR
+";
+
 pub fn main(args: &[String]) -> Outcome {
-    let (mut dirs, mut shots) = (Vec::new(), None);
+    let (mut dirs, mut check, mut shots) = (Vec::new(), false, None);
     let mut args = args.iter();
     while let Some(arg) = args.next() {
         match arg.as_str() {
+            "--check" => check = true,
             "--shots" => shots = Some(PathBuf::from(args.next().ok_or("--shots needs a folder")?)),
             _ if arg.starts_with('-') => return Err(format!("unknown argument '{arg}'")),
             _ => dirs.push(PathBuf::from(arg)),
         }
     }
+    if dirs.is_empty() {
+        dirs.push(run::workspace().join("bench/results"));
+    }
+    let mut results = Vec::new();
+    dirs.iter().try_for_each(|dir| find(dir, &mut results))?;
+    if results.is_empty() {
+        return Err("there is no result.json".into());
+    }
+    run::show(run::cargo("build").args(["--quiet", "--package", "blockhaul"]))?;
+    let mut pages = Vec::new();
+    for result in &results {
+        let render = ["bench", "render"];
+        run::show(Command::new(run::target().join("debug/blockhaul")).args(render).arg(result))?;
+        pages.push(result.join("index.html"));
+    }
+    if check || shots.is_some() { check_all(&pages, shots.as_deref()) } else { Ok(()) }
+}
+
+/// Opens the pages in a browser.
+fn check_all(pages: &[PathBuf], shots: Option<&Path>) -> Outcome {
     let Some(browser) = BROWSERS.iter().find(|name| run::have(name)) else {
         let why = format!("none of {} is there", BROWSERS.join(", "));
         println!("left out: {why}");
         return if run::ci() { Err(why) } else { Ok(()) };
     };
-    let mut pages = Vec::new();
-    match dirs.is_empty() {
-        true => find(&run::workspace().join("bench/results"), &mut pages)?,
-        false => dirs.iter().try_for_each(|dir| find(dir, &mut pages))?,
-    }
-    if pages.is_empty() {
-        return Err("there is no index.html".into());
-    }
     let mut wrong = Vec::new();
-    for page in &pages {
+    for page in pages {
         let name = label(page);
         let mut backs = Vec::new();
         for (scheme, number) in SCHEMES {
@@ -93,7 +119,7 @@ pub fn main(args: &[String]) -> Outcome {
                 None => println!("ok: {name}, {scheme}, {WIDTHS:?}"),
                 Some(text) => wrong.push(format!("{name}, {scheme}: {text}")),
             }
-            if let Some(dir) = &shots {
+            if let Some(dir) = shots {
                 shoot(browser, page, dir, &name, scheme, number)?;
             }
         }
@@ -107,17 +133,17 @@ pub fn main(args: &[String]) -> Outcome {
     }
 }
 
-/// All pages in a folder and below.
-fn find(dir: &Path, pages: &mut Vec<PathBuf>) -> Outcome {
+/// All folders with a result, of this one and those below.
+fn find(dir: &Path, results: &mut Vec<PathBuf>) -> Outcome {
     let entries =
         fs::read_dir(dir).map_err(|error| format!("cannot read {}: {error}", dir.display()))?;
     let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
     paths.sort();
     for path in paths {
         if path.is_dir() {
-            find(&path, pages)?;
-        } else if path.file_name().is_some_and(|name| name == "index.html") {
-            pages.push(path);
+            find(&path, results)?;
+        } else if path.file_name().is_some_and(|name| name == "result.json") {
+            results.push(dir.to_path_buf());
         }
     }
     Ok(())

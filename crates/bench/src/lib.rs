@@ -129,7 +129,7 @@ fn act(args: Args, devices: &Devices<'_>) -> Result<u8> {
             Ok(0)
         }
         Some(Action::Render { dir }) => {
-            save::write(&save::load(&dir)?, &dir)?;
+            save::render(&save::load(&dir)?, &dir)?;
             Ok(0)
         }
     }

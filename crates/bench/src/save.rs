@@ -97,14 +97,19 @@ pub fn save(report: &Report, out: &Path) -> Result<PathBuf> {
     Err(Error::new(format!("{} is full of results of {}", day.display(), report.name)))
 }
 
-/// Writes a report's files.
-pub fn write(report: &Report, dir: &Path) -> Result<()> {
-    let files = [
-        (RESULT, json(report)?),
-        ("raw.csv", table::csv(report)),
-        ("README.md", table::markdown(report)),
-        ("index.html", html::page(report)),
-    ];
+/// Writes a new report's files.
+fn write(report: &Report, dir: &Path) -> Result<()> {
+    write_files(dir, [(RESULT, json(report)?), ("raw.csv", table::csv(report))])?;
+    render(report, dir)
+}
+
+/// Writes the files that are made for readers. What was measured stays as it is.
+pub fn render(report: &Report, dir: &Path) -> Result<()> {
+    let files = [("README.md", table::markdown(report)), ("index.html", html::page(report))];
+    write_files(dir, files)
+}
+
+fn write_files(dir: &Path, files: [(&str, String); 2]) -> Result<()> {
     for (name, text) in files {
         let path = dir.join(name);
         fs::write(&path, text).map_err(|error| Error::file("write", &path, error))?;
@@ -181,6 +186,17 @@ mod tests {
         for name in ["README.md", "raw.csv", "result.json", "index.html"] {
             let text = fs::read_to_string(first.join(name)).unwrap();
             assert!(!text.is_empty() && !text.contains("/secret"), "{name}");
+        }
+        // Rendering again replaces what is made for readers, and nothing that was measured.
+        for name in ["README.md", "raw.csv", RESULT, "index.html"] {
+            fs::write(second.join(name), "kept").unwrap();
+        }
+        render(&report, &second).unwrap();
+        for (name, kept) in
+            [("README.md", false), ("index.html", false), ("raw.csv", true), (RESULT, true)]
+        {
+            let text = fs::read_to_string(second.join(name)).unwrap();
+            assert_eq!(text == "kept", kept, "{name}");
         }
         let read = load(&first).unwrap();
         assert_eq!(json(&read).unwrap(), json(&report).unwrap());

@@ -183,7 +183,7 @@ fn short(dir: &str, report: &Report) -> String {
     format!(
         "{} Median wall seconds / processor seconds of the command and its servers; {} cores of {}, {}. \
          The result of each run was compared byte for byte, except for the last row.\n\n{}\n\
-         From [{dir}]({dir}/README.md), {}{}; charts are in its index.html. More tables, and where \
+         From [{dir}]({dir}/README.md), {}{}; `cargo xtask pages` makes its charts. More tables, and where \
          blockhaul is not the fastest and why: [docs/performance.md](docs/performance.md).\n",
         first.trim_end(),
         report.machine.cores,
