@@ -20,6 +20,7 @@ mod text;
 
 pub mod errno;
 pub mod flags;
+#[cfg(feature = "fuzz")]
 #[doc(hidden)]
 pub mod fuzz;
 pub mod handshake;
