@@ -8,7 +8,7 @@
 //! - [`Server`]: what is served, to whom, and the orderly stop. `clients`: the connections that are open.
 //! - `session`: a connection in transmission. `handshake`: a connection before that.
 //! - `hall`: what a client may choose from. `limits`: what it may cost. `held`: requests that devices
-//!   hold.
+//!   hold. `storages`: which connections share a storage.
 //! - `stop`: the orderly stop. `reply`: outcomes as NBD replies. `records`: what the log says, by member.
 //! - `control`: what whoever runs the server sees and may do. `tally`: what is counted.
 
@@ -24,6 +24,7 @@ mod records;
 mod reply;
 mod session;
 mod stop;
+mod storages;
 mod tally;
 
 use std::os::fd::OwnedFd;
@@ -31,7 +32,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
-use block::{Device, Exports};
+use block::{Device, Exports, Flushes};
 use io::{Listener, Pool, Remote, Stream, Ticket};
 
 use clients::{Clients, Leave, unless_told};
@@ -45,6 +46,7 @@ use held::Everywhere;
 pub use limits::{Limit, Limits};
 use records::record;
 use stop::Stop;
+use storages::Storages;
 pub use tally::{Counts, LATENCY_BOUNDS, Latency};
 
 /// Something that clients can ask for by name.
@@ -177,6 +179,8 @@ pub struct Server {
     everywhere: Everywhere,
     /// Requests that were answered ESHUTDOWN because their devices held them for too long.
     given_up: AtomicUsize,
+    /// What the connections of an export have in common.
+    storages: Storages,
     served: AtomicU64,
     tls: Mutex<Tls>,
     control: Control,
@@ -210,6 +214,7 @@ impl Server {
             clients: Clients::default(),
             everywhere: Everywhere::default(),
             given_up: AtomicUsize::new(0),
+            storages: Storages::default(),
             served: AtomicU64::new(0),
             control: Control::default(),
             complaints: Mutex::default(),
@@ -397,6 +402,16 @@ impl Server {
 
     fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::Relaxed)
+    }
+
+    /// The flushes of the storage behind an export that a client has chosen.
+    fn flushes(&self, export: &str, device: &dyn Device) -> Arc<Flushes> {
+        match self.config.visits {
+            // Clients may have storage of their own, and what they share reports to all of them.
+            Some(_) if device.facts().flush_failures_stay => Arc::default(),
+            Some(_) => self.storages.flushes(export, false),
+            None => self.storages.flushes(export, true),
+        }
     }
 
     /// How the stop goes on, once it has begun.
