@@ -240,9 +240,15 @@ impl Server {
             match accepted {
                 Ok(fd) => self.hand_over(fd),
                 Err(error) => {
-                    // Out of descriptors or memory: others may end; trying at once would spin.
-                    log::warn!(error:% = error; "cannot accept a connection: {error}");
-                    io::sleep(Duration::from_millis(100)).await;
+                    self.odd().unaccepted(&error);
+                    // EMFILE, ENFILE: a crowd that says nothing keeps nobody out.
+                    let full = matches!(error.raw_os_error(), Some(24 | 23));
+                    let again = match full && self.clients.cut_oldest() {
+                        true => CROWDED_AGAIN,
+                        // Others may end; trying at once would spin.
+                        false => Duration::from_millis(100),
+                    };
+                    io::sleep(again).await;
                 }
             }
         }
@@ -380,6 +386,10 @@ impl Server {
 
     fn complaints(&self) -> MutexGuard<'_, Complaints> {
         self.complaints.lock().expect("no panic under this lock")
+    }
+
+    fn odd(&self) -> MutexGuard<'_, Complaints> {
+        self.odd.lock().expect("no panic under this lock")
     }
 
     fn limits(&self) -> &Limits {
