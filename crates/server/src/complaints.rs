@@ -86,15 +86,6 @@ impl Complaints {
         }
     }
 
-    /// Says why no connection can be accepted. Tried again many times a second.
-    pub(crate) fn unaccepted(&self, error: &std::io::Error) {
-        if self.may_speak_once(UNACCEPTED) {
-            log::warn!(error:% = error; "cannot accept connections: {error}");
-        } else {
-            log::debug!(error:% = error; "cannot accept a connection: {error}");
-        }
-    }
-
     /// Says why an export cannot be opened that a client asks for: by any name that it makes up.
     pub(crate) fn unopened(&self, connection: &Connection, export: &str, why: &Error) {
         let (client, error) = (&connection.peer, why.text());
