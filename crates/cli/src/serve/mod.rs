@@ -171,7 +171,7 @@ pub fn run(args: &args::Serve, groups: &Groups) -> Outcome {
         crate::plugin::wait_for_end(drain.saturating_sub(begun.elapsed()).max(CLOSING))
     };
     let ended = close(closing, held.then_some(CLOSING), || attention.look());
-    if ended == Some(true) {
+    if ended == Some(true) && !held {
         return Ok(status);
     }
     // What was given up may hold threads for ever.
