@@ -82,12 +82,15 @@ struct Inner {
     during: Option<(OpKind, u64, u64)>,
     device: Option<Arc<str>>,
     source: Option<Arc<dyn StdError + Send + Sync>>,
+    before_flush: bool,
 }
 
 impl Error {
     /// An error of this kind; the text says what went wrong, lower case, no full stop.
     pub fn new(kind: Kind, text: impl Into<Cow<'static, str>>) -> Error {
-        Error(Arc::new(Inner { kind, text: text.into(), during: None, device: None, source: None }))
+        let text = text.into();
+        let (during, device, source) = (None, None, None);
+        Error(Arc::new(Inner { kind, text, during, device, source, before_flush: false }))
     }
 
     /// A failed system call, its kind taken from the error number.
@@ -137,6 +140,22 @@ impl Error {
             return self;
         }
         self.change(|inner| inner.device = Some(device.clone()))
+    }
+
+    /// The same error, of a request that failed before anything was flushed for it: earlier writes are
+    /// as safe as they were, even if the request has [`Flags::FUA`](crate::Flags::FUA).
+    #[must_use]
+    pub fn before_flush(self) -> Error {
+        if self.0.before_flush {
+            return self;
+        }
+        self.change(|inner| inner.before_flush = true)
+    }
+
+    /// Whether nothing was flushed for the request that failed so ([`Error::before_flush`]). False also
+    /// where that is unknown.
+    pub fn is_before_flush(&self) -> bool {
+        self.0.before_flush
     }
 
     fn change(mut self, change: impl FnOnce(&mut Inner)) -> Error {

@@ -41,6 +41,9 @@ pub struct Facts {
     /// Reads take the memory of their room when their answer arrives ([`io::Room::claim`]), so that late
     /// room is enough for them.
     pub claims_room: bool,
+    /// The storage behind the device keeps sentence 11 of the contract by itself, whichever handles
+    /// requests come by: a caller with several handles need not compare their flushes ([`crate::Flushes`]).
+    pub flush_failures_stay: bool,
     /// Bytes of requests that are worth keeping in flight for one client; none: the caller's own
     /// choice.
     pub in_flight: Option<u64>,
@@ -67,6 +70,7 @@ impl Facts {
             zeroed: false,
             takes_parked: false,
             claims_room: false,
+            flush_failures_stay: false,
             in_flight: None,
             allocation_unit: 4096,
             contexts: Vec::new(),

@@ -26,7 +26,7 @@ impl Device for Fence {
         let (kind, at, len) = (request.kind(), request.at, request.len);
         let check = || Check { device: self.facts.name.clone(), kind, at, len };
         match refuse(&self.facts, &request) {
-            Some(error) => Pending::from(error).with_check(check()),
+            Some(error) => Pending::from(error.before_flush()).with_check(check()),
             None => self.inner.submit(request).checked_as(kind, len, check),
         }
     }

@@ -33,6 +33,21 @@
 //! 10. An implementation may rely on the *fence*: ranges lie inside the device and are not empty
 //!     (flush: both zero), aligned to the minimum block; payloads have the length of the request and
 //!     do not exceed the maximum; commands and flags are among those that the facts announce.
+//! 11. A flush or FUA request that fails is never repeated in order to hide the failure: storage may
+//!     report lost data once, and a second flush then succeeds without it. What was written on any
+//!     handle since the last successful flush may be lost.
+//!     - A *device that stores* keeps failing: from then on every flush and FUA request fails, on every
+//!       handle, until the storage is opened again. A flush or FUA request that overlaps the failed one
+//!       fails, too: the storage may have reported the loss to the other one only.
+//!     - A *layer* passes the failure on. It submits no second flush below on its own account, and does
+//!       not answer a later flush or FUA request with success unless the device below does. A layer that
+//!       keeps writes itself is a device that stores.
+//!     - A *caller* does not repeat the request. It writes all of that data again before it flushes
+//!       again, or opens the storage again, or gives up. A caller that serves several clients reports the
+//!       failure to each of them ([`Flushes`]).
+//!
+//!     A FUA request whose error says [`Error::is_before_flush`] is no failed flush: nothing was flushed
+//!     yet, and earlier writes are as safe as before.
 //!
 //! Callers hand in the memory that a read fills (as [`io::Room`], reserved before), so that devices
 //! never wait for buffers. A layer that needs scratch memory owns a small pool of its own.
@@ -47,6 +62,7 @@ mod ext;
 mod extents;
 mod facts;
 mod fence;
+mod flushes;
 mod layer;
 mod near;
 mod opening;
@@ -68,6 +84,7 @@ pub use ext::DeviceExt;
 pub use extents::{Extent, Extents, HOLE, ZERO};
 pub use facts::{BASE_ALLOCATION, BlockSizes, Can, Contexts, Facts};
 pub use fence::fence;
+pub use flushes::{Durable, FailedFlush, Flushes};
 pub use layer::{Below, Layer, LayerKind, gated};
 pub use opening::{Another, Direct, Intent, Opened, Opening};
 pub use param::{Args, Param, ParamKind, parse_options};

@@ -89,8 +89,12 @@ pub fn parse_rate(text: &str) -> Result<u64> {
     parse_size(text.strip_suffix("/s").unwrap_or(text))
 }
 
+/// Longest duration that [`parse_duration`] returns: a century. The clock can represent a time so far ahead,
+/// and sums of such durations.
+const FOREVER: Duration = Duration::from_secs(100 * 365 * 86_400);
+
 /// Parses a duration: a number, which may have a fraction and an exponent, and ns, us, ms, s, m or h; a
-/// plain number is seconds.
+/// plain number is seconds. More than a century is a century.
 ///
 /// # Errors
 /// [`Kind::Usage`] for anything else.
@@ -113,7 +117,10 @@ pub fn parse_duration(text: &str) -> Result<Duration> {
         "h" => number * 3600.0,
         _ => return Err(wrong()),
     };
-    Duration::try_from_secs_f64(seconds).map_err(|_| wrong())
+    if !seconds.is_finite() {
+        return Err(wrong());
+    }
+    Duration::try_from_secs_f64(seconds.min(FOREVER.as_secs_f64())).map_err(|_| wrong())
 }
 
 /// Parses `on` or `off`, in one of the words that nbdkit and libnbd know for them, in either case.
@@ -219,7 +226,12 @@ mod tests {
         assert_eq!(parse_duration("1e-3s").unwrap(), Duration::from_millis(1));
         assert_eq!(parse_duration("15e2").unwrap(), Duration::from_secs(1500));
         assert_eq!(parse_duration("7μs").unwrap(), Duration::from_micros(7));
-        for text in ["", "ms", "1 s", "-1s", "1e9x", ".", "inf", "nan", "1e99", "1e-", "e3"] {
+        for text in ["9223372036854775807", "1e99", "5124095576030431h"] {
+            let time = parse_duration(text).unwrap();
+            assert_eq!(time, FOREVER, "{text}");
+            assert!(std::time::Instant::now().checked_add(2 * time).is_some());
+        }
+        for text in ["", "ms", "1 s", "-1s", "1e9x", ".", "inf", "nan", "1e999", "1e-", "e3"] {
             assert!(parse_duration(text).is_err(), "{text}");
         }
         assert_eq!(parse_rate("10M/s").unwrap(), 10 << 20);

@@ -210,15 +210,22 @@ impl InKernel {
 }
 
 /// Zeroes to borrow from: one block for everyone who has to write zeroes as data.
-static ZEROES: [u8; Data::ZEROES_MAX] = [0; Data::ZEROES_MAX];
+static ZEROES: Zeroes = Zeroes([0; Data::ZEROES_MAX]);
+
+/// Aligned as all buffers are: devices may hand them to direct I/O.
+#[repr(align(4096))]
+struct Zeroes([u8; Data::ZEROES_MAX]);
+
+const _: () = assert!(align_of::<Zeroes>() == ALIGN);
 
 impl Data {
     /// Most bytes that [`Data::zeroes`] hands out at once.
     pub const ZEROES_MAX: usize = 256 << 10;
 
-    /// `len` zero bytes without an allocation; `len` is at most [`Data::ZEROES_MAX`].
+    /// `len` zero bytes without an allocation, aligned to [`ALIGN`]; `len` is at most
+    /// [`Data::ZEROES_MAX`].
     pub fn zeroes(len: usize) -> Data {
-        Data { repr: Repr::Static(&ZEROES[..len]), start: 0, len }
+        Data { repr: Repr::Static(&ZEROES.0[..len]), start: 0, len }
     }
 
     /// `len` bytes from `start` on of what a receiver keeps. They are as they are: not aligned, and of
@@ -362,6 +369,7 @@ mod tests {
 
     #[test]
     fn buffers_are_aligned_and_zeroed() {
+        assert_eq!(Data::zeroes(1).bytes().as_ptr().align_offset(ALIGN), 0);
         for len in [0, 1, 4095, 4096, 70_000] {
             let buf = Buf::unpooled(len);
             assert_eq!(buf.len(), len);

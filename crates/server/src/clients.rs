@@ -110,6 +110,16 @@ impl Clients {
         Some(ticket)
     }
 
+    /// Tells the connection that has been in its handshake for longest to go, where there is no descriptor
+    /// for others, if it has had its time.
+    pub(crate) fn cut_oldest(&self) {
+        let mut table = self.table();
+        let old = table.new.first_key_value().is_some_and(|(_, since)| since.elapsed() >= GRACE);
+        if old && table.going < LINGERING {
+            table.make_room();
+        }
+    }
+
     /// How long others had better wait to be accepted, unless somebody leaves or finishes a handshake
     /// before ([`Clients::changed`]): those whose place they would take have not had their time yet, or are
     /// still going.

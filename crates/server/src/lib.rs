@@ -8,7 +8,7 @@
 //! - [`Server`]: what is served, to whom, and the orderly stop. `clients`: the connections that are open.
 //! - `session`: a connection in transmission. `handshake`: a connection before that.
 //! - `hall`: what a client may choose from. `limits`: what it may cost. `held`: requests that devices
-//!   hold.
+//!   hold. `storages`: which connections share a storage.
 //! - `stop`: the orderly stop. `reply`: outcomes as NBD replies. `records`: what the log says, by member.
 //! - `control`: what whoever runs the server sees and may do. `tally`: what is counted.
 
@@ -24,6 +24,7 @@ mod records;
 mod reply;
 mod session;
 mod stop;
+mod storages;
 mod tally;
 
 use std::future::poll_fn;
@@ -32,9 +33,9 @@ use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::task::Poll;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use block::{Device, Exports};
+use block::{Device, Exports, Flushes};
 use io::{Listener, Pool, Remote, Stream, Ticket};
 
 use clients::{Clients, Leave, unless_told};
@@ -48,6 +49,7 @@ use held::Everywhere;
 pub use limits::{Limit, Limits};
 use records::record;
 use stop::Stop;
+use storages::Storages;
 pub use tally::{Counts, LATENCY_BOUNDS, Latency};
 
 /// Something that clients can ask for by name.
@@ -182,6 +184,8 @@ pub struct Server {
     everywhere: Everywhere,
     /// Requests that were answered ESHUTDOWN because their devices held them for too long.
     given_up: AtomicUsize,
+    /// What the connections of an export have in common.
+    storages: Storages,
     served: AtomicU64,
     tls: Mutex<Tls>,
     control: Control,
@@ -194,6 +198,9 @@ pub struct Server {
 
 /// Time between two attempts to accept a connection where the system has no descriptor or memory for it.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
+
+/// Time between two log lines of a listener that cannot accept connections: it tries many times a second.
+const UNACCEPTED_AGAIN: Duration = Duration::from_secs(10);
 
 /// Time that a device has to close before its client is let go.
 const CLOSING: Duration = Duration::from_secs(10);
@@ -216,6 +223,7 @@ impl Server {
             clients: Clients::default(),
             everywhere: Everywhere::default(),
             given_up: AtomicUsize::new(0),
+            storages: Storages::default(),
             served: AtomicU64::new(0),
             control: Control::default(),
             complaints: Mutex::default(),
@@ -227,6 +235,7 @@ impl Server {
     /// Accepts connections until [`Server::stop`] or [`Server::drain`] and spreads them over the workers. Any number of
     /// listeners may run.
     pub async fn listen(self: Arc<Self>, listener: Listener) {
+        let mut said = None;
         loop {
             let mut closing = self.closing.listen();
             if self.is_stopping() || self.is_draining() {
@@ -239,9 +248,19 @@ impl Server {
                 None => return,
                 Some(Ok(fd)) => self.hand_over(fd),
                 Some(Err(error)) => {
-                    // Out of descriptors or memory: others may end; trying at once would spin.
-                    log::warn!(error:% = error; "cannot accept a connection: {error}");
-                    io::sleep(ACCEPT_AGAIN).await;
+                    let is_news =
+                        said.is_none_or(|said: Instant| said.elapsed() >= UNACCEPTED_AGAIN);
+                    if is_news {
+                        said = Some(Instant::now());
+                        log::warn!(error:% = error; "cannot accept connections: {error}");
+                    }
+                    let changed = self.clients.changed();
+                    // EMFILE, ENFILE: a crowd that says nothing keeps nobody out.
+                    if matches!(error.raw_os_error(), Some(24 | 23)) {
+                        self.clients.cut_oldest();
+                    }
+                    // Others may end; trying at once would spin.
+                    let _ = io::timeout(ACCEPT_AGAIN, changed).await;
                 }
             }
         }
@@ -414,6 +433,16 @@ impl Server {
 
     fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::Relaxed)
+    }
+
+    /// The flushes of the storage behind an export that a client has chosen.
+    fn flushes(&self, export: &str, device: &dyn Device) -> Arc<Flushes> {
+        match self.config.visits {
+            // Clients may have storage of their own, and what they share reports to all of them.
+            Some(_) if device.facts().flush_failures_stay => Arc::default(),
+            Some(_) => self.storages.flushes(export, false),
+            None => self.storages.flushes(export, true),
+        }
     }
 
     /// How the stop goes on, once it has begun.

@@ -11,7 +11,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use block::{Contexts, Device, Dismissal, Error, Flags, Op, OpKind, Outcome, Request};
+use block::{Contexts, Device, Dismissal, Error, Flags, Flushes, Op, OpKind, Outcome, Request};
 use io::{Data, Event, Pool, RecvWindow, SendQueue, Stream, Ticket};
 use wire::handshake::server::Negotiated;
 use wire::reply::Answer;
@@ -55,12 +55,14 @@ pub(crate) async fn run(
     let pool = server.share(device.facts().in_flight);
     inbox.expect_headers_of(negotiated.headers.len());
     let session = Rc::new(Session {
-        connection,
         stream,
         // What goes through TLS must be looked at.
         parks: !negotiated.tls,
         takes_parked: device.facts().takes_parked,
         size: device.facts().size,
+        flushes: server.flushes(connection.export().unwrap_or_default(), &*device),
+        flush_failures_stay: device.facts().flush_failures_stay,
+        connection,
         negotiated,
         device,
         dismissal: guest.dismissal,
@@ -116,6 +118,10 @@ struct Session {
     stream: Arc<Stream>,
     negotiated: Negotiated,
     device: Arc<dyn Device>,
+    /// Flushes and FUA requests of all connections to the storage.
+    flushes: Arc<Flushes>,
+    /// The device's.
+    flush_failures_stay: bool,
     /// Whether the storage wants no more of this client.
     dismissal: Arc<Dismissal>,
     /// Payloads may stay in the kernel.

@@ -20,7 +20,8 @@ pub(super) struct FileDevice {
 }
 
 impl FileDevice {
-    pub(super) fn new(facts: Facts, storage: Storage) -> FileDevice {
+    pub(super) fn new(mut facts: Facts, storage: Storage) -> FileDevice {
+        facts.flush_failures_stay = true;
         let inner = Inner::new(&facts, storage);
         FileDevice { facts: Arc::new(facts), inner: Arc::new(inner) }
     }
@@ -51,13 +52,18 @@ impl Device for FileDevice {
             Op::Write(data) => inner.write(at, data, flags.contains(Flags::FUA)),
             Op::Zero | Op::Trim => {
                 let (inner, trim) = (inner.clone(), matches!(op, Op::Trim));
+                let durable = flags.contains(Flags::FUA);
                 Pending::start(async move {
-                    let _turn = inner.turn(Route::Cache, at, len).await;
-                    match trim {
-                        true => inner.trim(at, len).await?,
-                        false => inner.zero(at, len, flags).await?,
+                    if durable {
+                        inner.syncs.check()?;
                     }
-                    if flags.contains(Flags::FUA) {
+                    let _turn = inner.turn(Route::Cache, at, len).await;
+                    let changed = match trim {
+                        true => inner.trim(at, len).await,
+                        false => inner.zero(at, len, flags).await,
+                    };
+                    changed.map_err(Error::before_flush)?;
+                    if durable {
                         inner.sync().await?;
                     }
                     Ok(Reply::Done)

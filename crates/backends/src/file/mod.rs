@@ -2,7 +2,7 @@
 //!
 //! [`open`] finds out what the path is and what it can do. [`device`] takes requests, which [`mod@read`],
 //! [`mod@write`], [`zero`] (with its [`ways`]) and [`extents`] carry out on what [`storage`] holds open.
-//! [`inode`] lets writers take turns. [`limits`] asks the kernel for alignments and file systems, and [`lock`] keeps two programs from
+//! [`inode`] lets writers take turns, and [`syncs`] flushes. [`limits`] asks the kernel for alignments and file systems, and [`lock`] keeps two programs from
 //! writing to one file. [`handed`] has what is handed over open, and [`dir`] the files of a folder as
 //! exports.
 
@@ -16,6 +16,7 @@ mod lock;
 mod open;
 mod read;
 mod storage;
+mod syncs;
 mod ways;
 mod write;
 mod zero;

@@ -9,6 +9,7 @@ use io::{Data, Hold, Pool, RangeLock, RangeLocks, Way};
 use super::inode::InodeLock;
 use super::limits::{Nearness, page};
 use super::lock::Lock;
+use super::syncs::Syncs;
 use super::ways::Ways;
 
 /// Longest request that is copied on the worker itself: about 100 us from memory to memory.
@@ -100,6 +101,8 @@ pub(super) struct Inner {
     pub(super) changing: Option<Arc<RangeLocks<Route>>>,
     /// Whose turn it is to write through the page cache.
     pub(super) inode: Arc<InodeLock>,
+    /// Flushes of all handles.
+    pub(super) syncs: Arc<Syncs>,
 }
 
 impl Inner {
@@ -113,6 +116,7 @@ impl Inner {
             scratch: Pool::new(u64::from(facts.block.maximum)),
             changing: both.then(Arc::default),
             inode: Arc::default(),
+            syncs: Arc::default(),
             storage,
         }
     }
@@ -161,13 +165,17 @@ impl Inner {
         self.storage.past.as_ref().filter(aligned).filter(works)
     }
 
-    /// Makes completed writes durable.
+    /// Makes completed writes durable. The kernel reports errors of all descriptors of the file to one
+    /// that is open since before the writes.
     pub(super) async fn sync(&self) -> Result<()> {
         if self.in_memory() {
             return Ok(());
         }
-        let synced = self.storage.file.sync().await;
-        synced.map_err(|error| Error::system("cannot make it durable", error))
+        let sync = || async {
+            let synced = self.storage.file.sync().await;
+            synced.map_err(|error| Error::system("cannot make what was written durable", error))
+        };
+        self.syncs.run(sync).await
     }
 }
 

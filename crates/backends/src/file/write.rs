@@ -14,6 +14,9 @@ const INLINE_WRITE: usize = 128 << 10;
 
 impl Inner {
     pub(super) fn write(self: &Arc<Inner>, at: u64, data: Data, durable: bool) -> Pending {
+        if durable && let Err(error) = self.syncs.check() {
+            return error.into();
+        }
         if self.past(at, data.len() as u64).is_some() {
             let inner = self.clone();
             return Pending::start(async move { inner.write_past(at, data, durable).await });
@@ -160,7 +163,9 @@ impl Inner {
             if let Some(moving) = moved {
                 let moved = moving.await;
                 moved
-                    .map_err(|lost| Error::new(Kind::Io, "cannot write").because(lost))?
+                    .map_err(|lost| {
+                        Error::new(Kind::Io, "cannot write").because(lost).before_flush()
+                    })?
                     .map_err(write_failed)?;
             }
             if durable {
@@ -176,7 +181,8 @@ impl Inner {
             return Ok(data);
         }
         let room = self.scratch.reserve(data.len()).await.map_err(|error| {
-            Error::new(Kind::NoMemory, "no aligned memory for the write").because(error)
+            let text = "no aligned memory for the write";
+            Error::new(Kind::NoMemory, text).because(error).before_flush()
         })?;
         let mut buf = room.into_buf();
         buf.copy_from_slice(data.bytes());
@@ -203,5 +209,5 @@ fn write_now(file: &io::File, at: u64, bytes: &[u8]) -> std::io::Result<()> {
 }
 
 pub(super) fn write_failed(error: std::io::Error) -> Error {
-    Error::system("cannot write", error)
+    Error::system("cannot write", error).before_flush()
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{Access, Can, Device, Facts, FileRange, Flags, Pending, Request};
+use crate::{Access, Can, Device, Error, Facts, FileRange, Flags, Pending, Request};
 
 pub(super) struct Fua {
     inner: Arc<dyn Device>,
@@ -28,7 +28,7 @@ impl Device for Fua {
         request.flags -= Flags::FUA;
         let inner = self.inner.clone();
         Pending::start(async move {
-            let reply = inner.submit(request).await?;
+            let reply = inner.submit(request).await.map_err(Error::before_flush)?;
             inner.submit(Request::flush()).await?;
             Ok(reply)
         })

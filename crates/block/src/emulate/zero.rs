@@ -33,7 +33,8 @@ impl Device for Zero {
             return self.inner.submit(request);
         }
         if request.flags.contains(Flags::FAST) {
-            return Error::new(Kind::Unsupported, "zeroing is no faster than writing here").into();
+            let error = Error::new(Kind::Unsupported, "zeroing is no faster than writing here");
+            return error.before_flush().into();
         }
         let piece = self.facts.block.maximum.min(Data::ZEROES_MAX as u32);
         let piece = piece - piece % self.facts.block.minimum;
