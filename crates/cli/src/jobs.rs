@@ -23,7 +23,8 @@ const PARALLEL: u16 = 4;
 /// Runs `blockhaul copy --job FILE`.
 pub fn run(args: &args::Copy, file: &Path) -> Outcome {
     let (words, groups) = brackets::take(std::env::args_os().collect()).map_err(Failure::usage)?;
-    let given = args::given(words).map_err(|error| Failure::usage(error.to_string()))?;
+    let given =
+        args::given(words).map_err(|error| Failure::usage(exit::joined(&error.to_string())))?;
     // A group could only be the value of an option, of which none takes one.
     drop(groups);
     let listed = jobfile::read(file, &given)?;

@@ -81,10 +81,12 @@ impl Report {
     /// Tells people, and prints the digest. `disk` is what each line begins with.
     pub(crate) fn tell(&self, verbose: bool, disk: &str, to_pipe: bool) -> Result<(), Failure> {
         for warning in &self.warnings {
-            out::error(&format!("blockhaul: copy: {disk}warning: {warning}\n"));
+            let warning = out::one_line(&format!("{disk}warning: {warning}"));
+            out::error(&format!("blockhaul: copy: {warning}\n"));
         }
         if verbose {
-            out::error(&format!("blockhaul: copy: {disk}{}\n", self.text));
+            let text = out::one_line(&format!("{disk}{}", self.text));
+            out::error(&format!("blockhaul: copy: {text}\n"));
         }
         match &self.digest {
             None => {}
