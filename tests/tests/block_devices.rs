@@ -1,6 +1,7 @@
 //! Block devices: loop devices over files, whose holes show what was freed.
 #![allow(clippy::unwrap_used)]
 
+use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -22,8 +23,14 @@ struct Loop {
 impl Loop {
     /// `None` where this machine does not let us.
     fn over(file: &std::path::Path) -> Option<Loop> {
+        Loop::with(&[], file)
+    }
+
+    /// The same, with options of losetup.
+    fn with(options: &[&str], file: &std::path::Path) -> Option<Loop> {
         let mut attach = Command::new("losetup");
-        let output = tools::output(attach.args(["--find", "--show", text(file)]), LIMIT).ok()?;
+        attach.args(["--find", "--show"]).args(options).arg(file);
+        let output = tools::output(&mut attach, LIMIT).ok()?;
         if !output.status.success() {
             eprintln!("no loop device can be had here: {}", lossy(&output.stderr));
             return None;
@@ -107,5 +114,101 @@ fn what_is_trimmed_is_forgotten_with_and_without_fallocate() {
         };
         let Some((before, after)) = trimmed(server, &below) else { return };
         assert!(after + (1 << 20) <= before, "{name}: {before} bytes stored before, {after} after");
+    }
+}
+
+/// Runs a copy that must be refused with this status and these words.
+#[track_caller]
+fn refused(args: &[&str], status: i32, words: &str) {
+    let output = run(&[&["copy"], args].concat());
+    let said = lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(status), "{args:?}: {said}");
+    assert!(said.contains(words), "{args:?}: {said}");
+}
+
+#[test]
+fn a_loop_device_is_the_file_below_it() {
+    let scratch = Scratch::on_disk().unwrap();
+    let [below, other] = ["below", "other"].map(|name| scratch.file(name));
+    garbage(&below, SIZE).unwrap();
+    fs::copy(&below, &other).unwrap();
+    let Some(disk) = Loop::over(&below) else { return };
+    refused(&[&disk.device, text(&below)], 2, "are the same");
+    refused(&[text(&below), &disk.device], 2, "are the same");
+    let Some(second) = Loop::over(&below) else { return };
+    refused(&[&second.device, &disk.device], 2, "are the same");
+    drop(second);
+    let Some(part) = Loop::with(&["--offset", "1048576"], &below) else { return };
+    refused(&[&part.device, text(&below)], 2, "overlap");
+    refused(&[&part.device, &disk.device], 2, "overlap");
+    assert_same(&below, &other, "copies that were refused");
+    succeed(&["copy", &disk.device, text(&other)]);
+}
+
+#[test]
+fn a_partition_is_a_part_of_its_disk() {
+    let scratch = Scratch::on_disk().unwrap();
+    let below = scratch.file("below");
+    let mut disk = vec![0; 8 << 20];
+    // Two partitions of 2 MiB, at 1 and 4 MiB, of Linux.
+    for (entry, start) in [(0, 2048_u32), (1, 8192)] {
+        let at = 446 + 16 * entry;
+        disk[at + 4] = 0x83;
+        disk[at + 8..at + 12].copy_from_slice(&start.to_le_bytes());
+        disk[at + 12..at + 16].copy_from_slice(&4096_u32.to_le_bytes());
+    }
+    disk[510..512].copy_from_slice(&[0x55, 0xaa]);
+    fs::write(&below, disk).unwrap();
+    let Some(disk) = Loop::with(&["--partscan"], &below) else { return };
+    let name = disk.device.trim_start_matches("/dev/");
+    let parts = [1, 2].map(|number| {
+        let place = format!("/sys/block/{name}/{name}p{number}/dev");
+        let device = fs::read_to_string(place).ok()?;
+        let (major, minor) = device.trim().split_once(':')?;
+        // Not every machine has somebody who makes nodes.
+        let node = scratch.file(&format!("p{number}"));
+        done(Command::new("mknod").args([text(&node), "b", major, minor]));
+        Some(node)
+    });
+    let [Some(one), Some(two)] = parts else {
+        return eprintln!("the kernel finds no partitions on loop devices here");
+    };
+    refused(&[text(&one), &disk.device], 2, "overlap");
+    refused(&["--target-layer=truncate?truncate=2M", &disk.device, text(&one)], 2, "overlap");
+    refused(&[text(&one), text(&below)], 2, "overlap");
+    succeed(&["copy", text(&one), text(&two)]);
+    // Layers say which part of the disk it is.
+    succeed(&["copy", "--source-layer=partition?partition=1", &disk.device, text(&two)]);
+}
+
+#[test]
+fn a_block_device_in_use_is_no_target() {
+    let scratch = Scratch::on_disk().unwrap();
+    let [source, below, fresh] = ["source", "below", "fresh"].map(|name| scratch.file(name));
+    garbage(&source, 1 << 20).unwrap();
+    fs::File::create(&below).unwrap().set_len(64 << 20).unwrap();
+    let Some(disk) = Loop::over(&below) else { return };
+    let place = scratch.file("a place");
+    fs::create_dir(&place).unwrap();
+    let made = Command::new("mkfs.ext4").args(["-q", &disk.device]).status();
+    let mounted = Command::new("mount").args([&disk.device, text(&place)]).status();
+    if !made.is_ok_and(|made| made.success()) || !mounted.is_ok_and(|done| done.success()) {
+        return eprintln!("no file system can be mounted here");
+    }
+    let words = format!("mounted on {}", text(&place));
+    let direct = ["--direct=on", text(&source), &disk.device];
+    refused(&direct, 3, &words);
+    refused(&[text(&source), &disk.device], 3, &words);
+    let journal = format!("--journal={}", text(&fresh));
+    refused(&[&journal, text(&source), &disk.device], 3, &words);
+    // Whoever only reads, and whoever serves it, gets it as before.
+    succeed(&["copy", &disk.device, text(&fresh)]);
+    drop(serve(&scratch, "s", &[&disk.device]));
+    // Who knows better says so.
+    let unlocked = format!("file:{}?lock=off", disk.device);
+    refused(&["--target-layer=readonly", text(&source), &unlocked], 3, "read-only");
+    done(Command::new("umount").arg(&place));
+    for direct in ["--direct=off", "--direct=on", "--direct=auto"] {
+        succeed(&["copy", "--verify", "-C4", direct, text(&source), &disk.device]);
     }
 }

@@ -31,7 +31,9 @@ mod tmpdisk;
 mod zero;
 
 pub use data::Data;
-pub use file::{Dir, File, disable_locks, identity, named as named_file};
+pub use file::{
+    Dir, File, Shared, disable_locks, identity, identity_of, named as named_file, shared,
+};
 pub use floppy::Floppy;
 pub use full::Full;
 pub use info::Info;

@@ -103,6 +103,7 @@ pub(crate) fn join(scheme: &str, name: String, devices: Vec<Arc<dyn Device>>) ->
         facts.can &= below.can;
         facts.block.maximum = facts.block.maximum.min(below.block.maximum);
         facts.rotational |= below.rotational;
+        facts.files.extend_from_slice(&below.files);
         facts.allocation_unit = facts.allocation_unit.min(below.allocation_unit);
     }
     // Empty parts hold nothing.

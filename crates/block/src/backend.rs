@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::opening::{Intent, Opened, Opening};
+use crate::opening::{Intent, Opened, Opening, Preparation};
 use crate::{Args, Error, Exports, Kind, Param, Result};
 
 /// What a backend is asked to open.
@@ -79,6 +79,13 @@ pub trait Backend: Sync {
 
     /// Opens a device.
     fn open(&self, target: Target) -> Opening<Opened>;
+
+    /// Opens the target of a copy without changing what it holds. The facts are those of the prepared
+    /// target. Kinds of storage that opening does not change need not implement this.
+    fn open_target(&self, target: Target) -> Opening<(Opened, Preparation)> {
+        let opening = self.open(target);
+        Box::pin(async move { Ok((opening.await?, Preparation::default())) })
+    }
 
     /// For servers: opens storage whose clients each get devices of their own. `None`: all clients
     /// share the device of [`Backend::open`].

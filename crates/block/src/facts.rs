@@ -8,6 +8,10 @@ use bitflags::bitflags;
 /// (NBD's document, "Metadata contexts").
 pub const BASE_ALLOCATION: &str = "base:allocation";
 
+/// What tells a file from all others: its device and inode numbers; for a block device its own number
+/// and 0.
+pub type FileId = (u64, u64);
+
 /// What is true of a device, found out when it was opened.
 #[derive(Debug, Clone)]
 pub struct Facts {
@@ -49,6 +53,8 @@ pub struct Facts {
     pub in_flight: Option<u64>,
     /// Granularity in bytes in which storage is allocated and freed; a power of two, at least 1.
     pub allocation_unit: u32,
+    /// The local files and block devices that hold the device's bytes, or parts of them.
+    pub files: Vec<FileId>,
     /// Names of the contexts that extents can be asked for; at most [`Contexts::MAX`].
     pub contexts: Vec<String>,
 }
@@ -73,6 +79,7 @@ impl Facts {
             flush_failures_stay: false,
             in_flight: None,
             allocation_unit: 4096,
+            files: Vec::new(),
             contexts: Vec::new(),
         }
     }

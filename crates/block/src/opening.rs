@@ -22,6 +22,8 @@ pub struct Intent {
     pub grows: bool,
     /// Whether data goes past the page cache, for devices that have one.
     pub direct: Direct,
+    /// A block device that something else uses, such as a mounted file system, is refused (O_EXCL).
+    pub exclusive: bool,
 }
 
 /// Whether data goes past the page cache (O_DIRECT).
@@ -44,13 +46,17 @@ impl Intent {
         overwrites: false,
         grows: false,
         direct: Direct::Off,
+        exclusive: false,
     };
     /// To be read and written.
     pub const WRITE: Intent = Intent { write: true, ..Intent::READ };
 
+    /// To be the target of a copy that keeps the size of the device and what else it holds.
+    pub const TARGET: Intent = Intent { exclusive: true, ..Intent::WRITE };
+
     /// To be the target of a copy of `size` bytes.
     pub fn target(size: u64) -> Intent {
-        Intent { target_size: Some(size), ..Intent::WRITE }
+        Intent { target_size: Some(size), ..Intent::TARGET }
     }
 
     /// To be the target of a copy of unknown length, of at most `most` bytes.
@@ -85,6 +91,29 @@ pub struct Opened {
 impl From<Arc<dyn Device>> for Opened {
     fn from(device: Arc<dyn Device>) -> Opened {
         Opened { device, more: None }
+    }
+}
+
+/// What an open target still needs before its first request: to be resized or emptied. Until then its
+/// content is as it was; a file that was created for the target is removed if this is dropped instead.
+#[derive(Default)]
+pub struct Preparation(Option<Box<dyn FnOnce() -> Opening<()> + Send>>);
+
+impl Preparation {
+    /// Runs `step` when the target is prepared. `step` owns what undoes the opening when it is dropped.
+    pub fn new(step: impl FnOnce() -> Opening<()> + Send + 'static) -> Preparation {
+        Preparation(Some(Box::new(step)))
+    }
+
+    /// Prepares the target. Call it on a worker.
+    ///
+    /// # Errors
+    /// Where the target cannot be resized. Then it holds what it held before.
+    pub async fn run(self) -> Result<()> {
+        match self.0 {
+            Some(step) => step().await,
+            None => Ok(()),
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::backend::{Backend, Target};
 use crate::layer::{Layer, LayerKind, gated};
 use crate::near::nearest;
-use crate::opening::{Intent, Opened};
+use crate::opening::{Intent, Opened, Preparation};
 use crate::stack::{Layered, Stack, assemble};
 use crate::{Args, Error, Exports, Kind, Result, Spec, parse_options, percent_decode};
 
@@ -146,16 +146,33 @@ impl Registry {
         intent: Intent,
     ) -> Result<Stack> {
         let (backend, target) = self.target(spec, intent)?;
-        let opened = backend.open(target).await;
-        let Opened { device, more } = opened.map_err(|error| match (spec, error.kind()) {
+        let opened = backend.open(target).await.map_err(|error| self.with_hint(spec, error))?;
+        stack(opened, layers).await
+    }
+
+    /// Opens the target of a copy like [`Registry::open`], but leaves what the target holds as it is
+    /// until the [`Preparation`] is run.
+    pub async fn open_target(
+        &self,
+        spec: &Spec,
+        layers: Vec<Arc<dyn Layer>>,
+        intent: Intent,
+    ) -> Result<(Stack, Preparation)> {
+        let (backend, target) = self.target(spec, intent)?;
+        let opened = backend.open_target(target).await;
+        let (opened, preparation) = opened.map_err(|error| self.with_hint(spec, error))?;
+        Ok((stack(opened, layers).await?, preparation))
+    }
+
+    /// The error, with what may be meant where nothing is at a path.
+    fn with_hint(&self, spec: &Spec, error: Error) -> Error {
+        match (spec, error.kind()) {
             (Spec::Path(path), Kind::NotFound) => match self.meant_by(path) {
                 Some(hint) => Error::new(Kind::Usage, format!("{error}; {hint}")),
                 None => error,
             },
             _ => error,
-        })?;
-        let device = assemble(device, &more, &layers, None).await?;
-        Ok(Stack { device, more, layers })
+        }
     }
 
     /// Opens storage whose clients each get devices of their own, with layers over each; `None` where
@@ -172,4 +189,10 @@ impl Registry {
         let layered: Arc<dyn Exports> = Arc::new(Layered { inner, layers: layers.into() });
         Ok(Some(gated(layered.clone(), layers).unwrap_or(layered)))
     }
+}
+
+async fn stack(opened: Opened, layers: Vec<Arc<dyn Layer>>) -> Result<Stack> {
+    let Opened { device, more } = opened;
+    let device = assemble(device, &more, &layers, None).await?;
+    Ok(Stack { device, more, layers })
 }

@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use block::Spec;
-use rustix::fs::OFlags;
+use rustix::fs::{FileType, OFlags};
 use wire::uri::{Transport, Uri};
 
 /// Whether two descriptions name the same storage.
@@ -20,6 +20,11 @@ pub(crate) fn same(one: &Spec, other: &Spec) -> bool {
         }
         _ => false,
     }
+}
+
+/// Says that source and target are the same storage.
+pub(crate) fn same_storage(source: &Spec, target: &Spec) -> String {
+    format!("source {source} and target {target} are the same: choose another target")
 }
 
 /// The path of a file, if it is one.
@@ -66,6 +71,16 @@ pub(crate) fn is_heard(fd: impl AsFd) -> bool {
     let fd = fd.as_fd();
     let mode = rustix::fs::fcntl_getfl(fd).map(|flags| flags & OFlags::RWMODE);
     !is_put_in_place(fd) && mode.is_ok_and(|mode| mode != OFlags::RDONLY)
+}
+
+/// Whether a character device takes what is written to it, as /dev/full does not: tried with no bytes.
+/// What is no such device is not tried.
+pub(crate) fn takes_writes(fd: impl AsFd) -> std::io::Result<()> {
+    let kind = FileType::from_raw_mode(rustix::fs::fstat(&fd)?.st_mode);
+    if kind == FileType::CharacterDevice {
+        rustix::io::write(fd, &[])?;
+    }
+    Ok(())
 }
 
 fn same_export(one: &Uri, other: &Uri) -> bool {

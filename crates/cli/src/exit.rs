@@ -123,10 +123,8 @@ impl Failure {
 }
 
 impl fmt::Display for Failure {
-    /// One line, whatever the text holds.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let lines = self.text.lines().map(str::trim).filter(|line| !line.is_empty());
-        f.write_str(&lines.collect::<Vec<_>>().join(" "))
+        f.write_str(self.text.trim())
     }
 }
 
@@ -198,6 +196,12 @@ pub fn next(kind: Kind, text: &str, opening: bool) -> &'static str {
     }
 }
 
+/// A message that was laid out in several lines, as one line.
+pub fn joined(text: &str) -> String {
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    lines.collect::<Vec<_>>().join(" ")
+}
+
 /// A system's error without its number.
 pub fn plain(error: &std::io::Error) -> String {
     let text = error.to_string();
@@ -212,9 +216,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failure_is_one_line() {
-        let failure = Failure::new(FAILED, "first\n  second\n\nthird");
-        assert_eq!(failure.to_string(), "first second third");
+    fn messages_of_several_lines_become_one() {
+        assert_eq!(joined("first\n  second\n\nthird"), "first second third");
     }
 
     #[test]

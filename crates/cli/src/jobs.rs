@@ -4,6 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
+use backends::Shared;
 use engine::{ByKernel, Rate};
 use io::{Pool, Remote};
 
@@ -22,7 +23,8 @@ const PARALLEL: u16 = 4;
 /// Runs `blockhaul copy --job FILE`.
 pub fn run(args: &args::Copy, file: &Path) -> Outcome {
     let (words, groups) = brackets::take(std::env::args_os().collect()).map_err(Failure::usage)?;
-    let given = args::given(words).map_err(|error| Failure::usage(error.to_string()))?;
+    let given =
+        args::given(words).map_err(|error| Failure::usage(exit::joined(&error.to_string())))?;
     // A group could only be the value of an option, of which none takes one.
     drop(groups);
     let listed = jobfile::read(file, &given)?;
@@ -140,6 +142,8 @@ fn check_together(disks: &[Running]) -> Result<(), Failure> {
 async fn copy_all(mut disks: Vec<Running>, parallel: usize, pool: Pool) -> Vec<Running> {
     // All that can be refused is, before a target is touched.
     if !open_each(&mut disks, Job::prepare_source).await
+        || !open_each(&mut disks, Job::check_both).await
+        || !are_apart(&mut disks)
         || !open_each(&mut disks, Job::prepare_target).await
     {
         return disks;
@@ -174,6 +178,37 @@ where
         };
         if let Err(failure) = result {
             disk.result = Some(Err(failure));
+            return false;
+        }
+    }
+    true
+}
+
+/// Looks at the storage of all sides, which are open: no disk may have the target of another one as a
+/// side. False: one has.
+fn are_apart(disks: &mut [Running]) -> bool {
+    let files: Vec<_> = disks.iter().map(|disk| disk.job.as_ref()?.files()).collect();
+    let parts: Vec<_> = disks.iter().map(|disk| disk.job.as_ref().map(Job::shows_a_part)).collect();
+    for (index, (one, part)) in files.iter().zip(&parts).enumerate() {
+        for (other_index, (other, other_part)) in files.iter().zip(&parts).enumerate() {
+            let (Some([source, target]), Some(part)) = (one, part) else { continue };
+            let (Some([_, taken]), Some([_, taken_part])) = (other, other_part) else { continue };
+            let meets = |side: usize, files: &[block::FileId]| match backends::shared(files, taken)
+            {
+                Shared::Nothing => false,
+                // Layers tell which part, and it may be another one.
+                Shared::Part => !part[side] && !taken_part,
+                Shared::Same => true,
+            };
+            let what = if other_index != index && meets(0, source) {
+                "its source has storage in common with the target"
+            } else if other_index < index && meets(1, target) {
+                "its target has storage in common with the target"
+            } else {
+                continue;
+            };
+            let text = format!("{what} of disk {}: choose another target", disks[other_index].name);
+            disks[index].result = Some(Err(Failure::usage(text)));
             return false;
         }
     }

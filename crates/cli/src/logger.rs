@@ -6,6 +6,8 @@ use log::kv::{self, Key, VisitSource, VisitValue};
 use log::{Level, LevelFilter, Log, Metadata, Record};
 use serde_json::{Map, Value};
 
+use crate::out::one_line;
+
 struct Stderr;
 
 impl Log for Stderr {
@@ -70,25 +72,12 @@ pub fn set_format(format: Format) {
 pub fn failure(command: &str, text: &str) {
     match JSON.load(Ordering::Relaxed) {
         true => out_json(beginning(Level::Error, text)),
-        false => crate::out::error(&format!("blockhaul: {command}{text}\n")),
+        false => crate::out::error(&format!("blockhaul: {command}{}\n", one_line(text))),
     }
-}
-
-/// Text without what cannot be printed, but for tabs: what clients call their exports must not look like a
-/// record of its own, or change a terminal.
-pub fn one_line(text: &str) -> String {
-    let mut line = String::with_capacity(text.len());
-    for character in text.trim_end_matches('\n').chars() {
-        match wire::unprintable(character) && character != '\t' {
-            true => line.extend(character.escape_default()),
-            false => line.push(character),
-        }
-    }
-    line
 }
 
 fn out_json(object: Map<String, Value>) {
-    crate::out::error(&format!("{}\n", Value::Object(object)));
+    crate::out::raw_error(&format!("{}\n", Value::Object(object)));
 }
 
 /// What every object has.
@@ -184,14 +173,6 @@ pub fn start(verbose: bool) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_others_have_said_stays_on_its_line() {
-        assert_eq!(
-            one_line("a\nb\tc\u{1b}[31m\u{9b}é\u{202e}\n"),
-            "a\\nb\tc\\u{1b}[31m\\u{9b}é\\u{202e}"
-        );
-    }
 
     #[test]
     fn members_are_numbers_or_text_and_never_what_every_record_has() {

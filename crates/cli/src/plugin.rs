@@ -20,7 +20,7 @@ pub fn run(args: &args::Plugin) -> Outcome {
     };
     settings.config.extend(config);
     let text = cabi::dump(&settings).map_err(failed)?;
-    out::print(text.as_bytes())?;
+    out::print(out::lines(&text).as_bytes())?;
     Ok(0)
 }
 

@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 
 use block::{Error, Kind, Result};
 
+use crate::guard::{Guard, REGISTER};
+
 /// Moves the listening socket from standard input to descriptor 3 and tells the server about it. The
 /// shell's process id stays the server's, which LISTEN_PID must name.
 const ACTIVATE: &str =
@@ -19,12 +21,14 @@ const ACTIVATE: &str =
 /// Time for a server to end after it was asked to, before it is killed.
 const STOP_PATIENCE: Duration = Duration::from_secs(5);
 
-/// A server that was started for one purpose; it is stopped when the last handle is dropped.
+/// A server that was started for one purpose; it is stopped when the last handle is dropped, and by its
+/// guard if this program is killed.
 pub struct ServerProcess {
     child: Mutex<Child>,
-    dir: PathBuf,
     socket: PathBuf,
     name: String,
+    /// It is dropped last: until then it ends the server if this program is killed.
+    _guard: Guard,
 }
 
 impl ServerProcess {
@@ -60,18 +64,17 @@ impl ServerProcess {
         let Some(program) = words.first() else {
             return Err(Error::new(Kind::Usage, "no command between [ and ]"));
         };
+        let guard = Guard::start()?;
         let program = match program.to_str() {
-            Some("blockhaul") => std::env::current_exe()
-                .map_err(|error| Error::system("cannot find this program itself", error))?
-                .into_os_string(),
+            Some("blockhaul") => guard.this_program()?.into_os_string(),
             _ => program.clone(),
         };
-        let dir = private_dir()?;
-        let socket = dir.join("s");
+        let socket = guard.socket();
         let cannot = |error| Error::system(format!("cannot start {name}"), error);
         let listener = UnixListener::bind(&socket).map_err(cannot)?;
         let child = how(&mut Command::new("/bin/sh"))
-            .args(["-c", ACTIVATE, "sh"])
+            .args(["-c", &format!("{REGISTER}{ACTIVATE}"), "sh"])
+            .arg(guard.folder())
             .arg(program)
             .args(&words[1..])
             .stdin(Stdio::from(OwnedFd::from(listener)))
@@ -79,7 +82,7 @@ impl ServerProcess {
             .env_remove("NOTIFY_SOCKET")
             .spawn()
             .map_err(cannot)?;
-        Ok(Arc::new(ServerProcess { child: Mutex::new(child), dir, socket, name }))
+        Ok(Arc::new(ServerProcess { child: Mutex::new(child), socket, name, _guard: guard }))
     }
 
     /// Where it listens.
@@ -130,28 +133,5 @@ impl Drop for ServerProcess {
                 let _ = child.wait();
             }
         }
-        // What cannot be removed is two empty names in the temporary folder.
-        let _ = std::fs::remove_file(&self.socket);
-        let _ = std::fs::remove_dir(&self.dir);
     }
-}
-
-/// A folder that only this user can enter.
-fn private_dir() -> Result<PathBuf> {
-    use std::os::unix::fs::DirBuilderExt;
-    let base = std::env::temp_dir();
-    for attempt in 0..100_u32 {
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-        let salt = now.map_or(0, |now| now.subsec_nanos());
-        let dir = base.join(format!("blockhaul-{}-{salt:x}-{attempt}", std::process::id()));
-        match std::fs::DirBuilder::new().mode(0o700).create(&dir) {
-            Ok(()) => return Ok(dir),
-            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
-            Err(error) => {
-                let text = format!("cannot make a folder in {}", base.display());
-                return Err(Error::system(text, error));
-            }
-        }
-    }
-    Err(Error::new(Kind::Io, format!("cannot make a folder in {}", base.display())))
 }

@@ -5,6 +5,7 @@
 //!   order.
 //! - [`options`]: a connection that stays in the handshake, to ask about exports.
 //! - `command`: `[ CMD … ]`, a server started by socket activation.
+//! - `guard`: ends such a server when this program is killed.
 //! - `backends`: the schemes `nbd:`, `nbd+unix:` … and `[ CMD … ]` for the registry.
 //! - `isolated`: a kind of storage in a process of its own.
 //! - [`Line`]: a bare connection, for whoever makes requests by itself.
@@ -13,6 +14,7 @@ mod backends;
 mod command;
 mod connect;
 mod device;
+mod guard;
 mod isolated;
 mod line;
 mod link;

@@ -14,6 +14,7 @@ pub(crate) fn facts_of_content(file: &Facts, size: u64) -> Facts {
     facts.can = Can::MULTI_CONN;
     facts.block = BlockSizes::default();
     facts.rotational = file.rotational;
+    facts.files.clone_from(&file.files);
     facts.allocation_unit = 1;
     facts
 }

@@ -6,6 +6,16 @@ use std::io;
 pub(crate) const WARNING: u8 = 1;
 /// Nothing more comes.
 pub(crate) const CLOSE_NOTIFY: u8 = 0;
+/// Level of an alert that ends the session at once.
+pub(crate) const FATAL: u8 = 2;
+/// A message or a record that has no place there.
+pub(crate) const UNEXPECTED_MESSAGE: u8 = 10;
+/// A record that cannot be authenticated.
+pub(crate) const BAD_RECORD_MAC: u8 = 20;
+/// A record that is longer than records may be.
+pub(crate) const RECORD_OVERFLOW: u8 = 22;
+/// A message whose fields do not make sense.
+pub(crate) const DECODE_ERROR: u8 = 50;
 /// The handshake was cancelled; the end follows.
 const USER_CANCELED: u8 = 90;
 

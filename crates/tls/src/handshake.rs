@@ -11,7 +11,7 @@ use openssl::x509::{X509Ref, X509VerifyResult};
 
 use crate::error::{Error, Kind, reason};
 use crate::names::Names;
-use crate::records::{self, Suite};
+use crate::records::{self, Peer, Suite};
 use crate::seen::{Seen, printable};
 use crate::wrapped::{self, Pipe};
 
@@ -138,11 +138,11 @@ impl Shaking {
         if self.session.ssl().version2() != Some(SslVersion::TLS1_3) {
             return Ok(self.wrap(about, received));
         }
-        let (ours, theirs) = match self.role {
-            Role::Server { .. } => (server, client),
-            Role::Client { .. } => (client, server),
+        let (peer, ours, theirs) = match self.role {
+            Role::Server { .. } => (Peer::Client, server, client),
+            Role::Client { .. } => (Peer::Server, client, server),
         };
-        let halves = records::halves(suite, ours, theirs, key_records);
+        let halves = records::halves(suite, peer, ours, theirs, key_records);
         let (opener, sealer) = halves.map_err(|stack| Error::setup("TLS", &stack))?;
         Ok(Session { opener: Box::new(opener), sealer: Box::new(sealer), received, about })
     }

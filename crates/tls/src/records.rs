@@ -7,7 +7,7 @@
 
 use std::io::{self, IoSlice};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use ::io::{Opened, Opener, SEALED_MAX, Sealer};
 use openssl::cipher::{Cipher, CipherRef};
@@ -25,8 +25,6 @@ const HEADER: usize = 5;
 const TAG: usize = 16;
 /// Bytes that one record carries at most.
 const PLAIN_MAX: usize = 16 << 10;
-/// What encryption may add (section 5.2).
-const EXPANSION_MAX: usize = 256;
 /// Records that one key may seal: below the bound for AES-GCM (section 5.5), which is 2^24.5.
 pub(crate) const KEY_RECORDS: u64 = 1 << 24;
 /// Records without data in a row: more is no use of the protocol but an attack.
@@ -68,23 +66,41 @@ impl Suite {
     }
 }
 
-/// The halves of a session: `ours` is the secret that this side sends with, `theirs` that of the peer.
-/// Our keys are renewed after `limit` records.
+/// Which side the peer is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Peer {
+    Client,
+    Server,
+}
+
+/// The halves of a session with `peer`: `ours` is the secret that this side sends with, `theirs` that of
+/// the peer. Our keys are renewed after `limit` records.
 pub(crate) fn halves(
     suite: Suite,
+    peer: Peer,
     ours: Vec<u8>,
     theirs: Vec<u8>,
     limit: u64,
 ) -> Result<(RecordOpener, RecordSealer), ErrorStack> {
-    let asked = Arc::new(AtomicBool::new(false));
+    let received = Arc::new(Received::default());
     let opener = RecordOpener {
         keys: Keys::new(suite, theirs, Direction::Open)?,
-        asked: asked.clone(),
+        peer,
+        received: received.clone(),
         message: Vec::new(),
         empty: 0,
     };
-    let sealer = RecordSealer { keys: Keys::new(suite, ours, Direction::Seal)?, asked, limit };
+    let sealer = RecordSealer { keys: Keys::new(suite, ours, Direction::Seal)?, received, limit };
     Ok((opener, sealer))
+}
+
+/// What the receiving half has the sending half do.
+#[derive(Default)]
+struct Received {
+    /// The peer wants us to renew our keys.
+    asked: AtomicBool,
+    /// The alert that tells the peer how it broke the protocol; `CLOSE_NOTIFY` if it has not.
+    alert: AtomicU8,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -185,8 +201,7 @@ fn expand_label(
 /// The sending half.
 pub(crate) struct RecordSealer {
     keys: Keys,
-    /// The peer wants us to renew our keys.
-    asked: Arc<AtomicBool>,
+    received: Arc<Received>,
     /// Records until the keys are renewed.
     limit: u64,
 }
@@ -232,7 +247,7 @@ impl RecordSealer {
 impl Sealer for RecordSealer {
     fn seal(&mut self, plain: &[IoSlice<'_>], sealed: &mut [u8]) -> io::Result<usize> {
         let mut used = 0;
-        if self.asked.swap(false, Ordering::Relaxed) || self.keys.sequence >= self.limit {
+        if self.received.asked.swap(false, Ordering::Relaxed) || self.keys.sequence >= self.limit {
             // That the peer may keep its keys.
             used += self.message(HANDSHAKE, &[KEY_UPDATE, 0, 0, 1, 0], sealed)?;
             self.keys.update()?;
@@ -248,7 +263,12 @@ impl Sealer for RecordSealer {
     }
 
     fn close(&mut self, sealed: &mut [u8]) -> io::Result<usize> {
-        self.message(ALERT, &[alert::WARNING, alert::CLOSE_NOTIFY], sealed)
+        match self.received.alert.load(Ordering::Relaxed) {
+            alert::CLOSE_NOTIFY => {
+                self.message(ALERT, &[alert::WARNING, alert::CLOSE_NOTIFY], sealed)
+            }
+            breach => self.message(ALERT, &[alert::FATAL, breach], sealed),
+        }
     }
 }
 
@@ -282,7 +302,8 @@ impl<'a> Parts<'a> {
 /// The receiving half.
 pub(crate) struct RecordOpener {
     keys: Keys,
-    asked: Arc<AtomicBool>,
+    peer: Peer,
+    received: Arc<Received>,
     /// The beginning of a message of the protocol that goes on in the next record.
     message: Vec<u8>,
     /// Records without data since the last with some.
@@ -300,13 +321,19 @@ impl Opener for RecordOpener {
         let [kind, _, _, high, low] = *header;
         let body = usize::from(u16::from_be_bytes([high, low]));
         if kind != APPLICATION_DATA {
-            return Err(breach(match kind {
+            let what = match kind {
                 ALERT | CHANGE_CIPHER_SPEC | HANDSHAKE => "an unprotected TLS record",
                 _ => "bytes that are no TLS record",
-            }));
+            };
+            return Err(self.breach(alert::UNEXPECTED_MESSAGE, what));
         }
-        if body > PLAIN_MAX + EXPANSION_MAX || body <= TAG {
-            return Err(breach("a TLS record of an impossible length"));
+        // All suites add a tag and nothing else: what is longer holds more than a kind and the most
+        // bytes, of data and padding together (section 5.4).
+        if body > PLAIN_MAX + 1 + TAG {
+            return Err(self.breach(alert::RECORD_OVERFLOW, "a TLS record that is too long"));
+        }
+        if body <= TAG {
+            return Err(self.breach(alert::BAD_RECORD_MAC, "a TLS record that is too short"));
         }
         let Some(record) = sealed.get(HEADER..HEADER + body) else { return Ok(Opened::default()) };
         let used = HEADER + body;
@@ -325,16 +352,18 @@ impl Opener for RecordOpener {
         self.keys.part(last, &mut kind)?;
         self.keys.context.set_tag(tag)?;
         if self.keys.context.cipher_final(&mut []).is_err() {
-            return Err(breach("a TLS record that is forged or damaged"));
+            let what = "a TLS record that is forged or damaged";
+            return Err(self.breach(alert::BAD_RECORD_MAC, what));
         }
         let [mut kind] = kind;
         let mut len = text.len();
         while kind == 0 {
-            len = len.checked_sub(1).ok_or_else(|| breach("a TLS record without a kind"))?;
+            let Some(left) = len.checked_sub(1) else {
+                let what = "a TLS record without a kind";
+                return Err(self.breach(alert::UNEXPECTED_MESSAGE, what));
+            };
+            len = left;
             kind = if len < first { plain[len] } else { beyond[len - first] };
-        }
-        if len > PLAIN_MAX {
-            return Err(breach("a TLS record of an impossible length"));
         }
         let opened = Opened { used, len: 0, end: false };
         if kind == APPLICATION_DATA && self.message.is_empty() {
@@ -352,16 +381,28 @@ impl Opener for RecordOpener {
                 let end = alert::received(&parts.concat())?;
                 return Ok(Opened { end, ..opened });
             }
-            _ => return Err(breach("a TLS record that is not expected here")),
+            _ => {
+                let what = "a TLS record that is not expected here";
+                return Err(self.breach(alert::UNEXPECTED_MESSAGE, what));
+            }
         }
         Ok(opened)
     }
 }
 
 impl RecordOpener {
+    /// The peer broke the protocol, or somebody between. `alert` is what the goodbye says of it.
+    fn breach(&self, alert: u8, what: &str) -> io::Error {
+        self.received.alert.store(alert, Ordering::Relaxed);
+        io::Error::new(io::ErrorKind::InvalidData, format!("the other side sent {what}"))
+    }
+
     fn check_empty(&self) -> io::Result<()> {
         match self.empty > EMPTY_MAX {
-            true => Err(breach("TLS records without data for ever")),
+            true => {
+                let what = "TLS records without data for ever";
+                Err(self.breach(alert::UNEXPECTED_MESSAGE, what))
+            }
             false => Ok(()),
         }
     }
@@ -374,30 +415,29 @@ impl RecordOpener {
         while let Some(([kind, high, middle, low], body)) = rest.split_first_chunk::<4>() {
             let len = usize::from(*high) << 16 | usize::from(*middle) << 8 | usize::from(*low);
             if len > MESSAGE_MAX {
-                return Err(breach("a TLS message that is too long"));
+                return Err(self.breach(alert::DECODE_ERROR, "a TLS message that is too long"));
             }
             let Some((body, behind)) = body.split_at_checked(len) else { break };
             match (*kind, body) {
-                // Sessions are not resumed: connections are few and live long.
-                (NEW_SESSION_TICKET, _) => {}
+                // Sessions are not resumed: connections are few and live long. Only servers have
+                // tickets (section 4.6.1).
+                (NEW_SESSION_TICKET, _) if self.peer == Peer::Server => {}
                 (KEY_UPDATE, [request @ (0 | 1)]) if behind.is_empty() => {
                     self.keys.update()?;
                     if *request == 1 {
-                        self.asked.store(true, Ordering::Relaxed);
+                        self.received.asked.store(true, Ordering::Relaxed);
                     }
                 }
-                _ => return Err(breach("a TLS message that is not expected here")),
+                _ => {
+                    let what = "a TLS message that is not expected here";
+                    return Err(self.breach(alert::UNEXPECTED_MESSAGE, what));
+                }
             }
             rest = behind;
         }
         self.message = rest.to_vec();
         Ok(())
     }
-}
-
-/// The peer broke the protocol, or somebody between.
-fn breach(what: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, format!("the other side sent {what}"))
 }
 
 /// A caller gave less room than the traits say.

@@ -5,8 +5,10 @@ use crate::limits;
 /// Whether a terminal could show something else than was sent for `c`: control characters (C0, C1, DEL),
 /// and the marks that turn the direction of writing.
 pub fn unprintable(c: char) -> bool {
-    let turns =
-        matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let turns = matches!(
+        c,
+        '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+    );
     c.is_control() || turns
 }
 

@@ -152,7 +152,8 @@ mod tests {
     }
 
     fn device(number: i32, intent: Intent) -> Result<FileDevice> {
-        open::open(&target("", &format!("fd={number}"), intent))
+        let (device, resize) = open::open(&target("", &format!("fd={number}"), intent))?;
+        resize.map_or(Ok(device), |resize| resize.run().map(|()| device))
     }
 
     fn run(check: impl AsyncFnOnce() + Send + 'static) {

@@ -2,14 +2,18 @@
 //!
 //! [`open`] finds out what the path is and what it can do. [`device`] takes requests, which [`mod@read`],
 //! [`mod@write`], [`zero`] (with its [`ways`]) and [`extents`] carry out on what [`storage`] holds open.
-//! [`inode`] lets writers take turns, and [`syncs`] flushes. [`limits`] asks the kernel for alignments and file systems, and [`lock`] keeps two programs from
-//! writing to one file. [`handed`] has what is handed over open, and [`dir`] the files of a folder as
+//! [`inode`] lets writers take turns, and [`syncs`] flushes. [`limits`] asks the kernel for alignments and file
+//! systems, and [`lock`] keeps two programs from writing to one file; [`in_use`] tells what uses a block device.
+//! [`identity`](mod@identity) tells which storage a path or a device stands for. [`handed`] has what is handed over
+//! open, and [`dir`] the files of a folder as
 //! exports.
 
 mod device;
 mod dir;
 mod extents;
 mod handed;
+mod identity;
+mod in_use;
 mod inode;
 mod limits;
 mod lock;
@@ -21,12 +25,13 @@ mod ways;
 mod write;
 mod zero;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use block::{Backend, Device, Error, Kind, Opened, Opening, Param, ParamKind, Target};
+use block::{Backend, Device, Error, Kind, Opened, Opening, Param, ParamKind, Preparation, Target};
 
 pub use dir::Dir;
+pub use identity::{Shared, identity, identity_of, shared};
 pub use lock::disable_locks;
 
 /// The backend `file:PATH`, which also takes bare paths.
@@ -56,15 +61,33 @@ blockhaul copy sample:64M 'file:disk.raw?direct=on' && blockhaul info disk.raw
     }
 
     fn open(&self, target: Target) -> Opening<Opened> {
+        let opening = self.open_target(target);
+        Box::pin(async move {
+            let (opened, preparation) = opening.await?;
+            preparation.run().await?;
+            Ok(opened)
+        })
+    }
+
+    fn open_target(&self, target: Target) -> Opening<(Opened, Preparation)> {
         // Opening may wait for a disk or a network: not on the worker.
         let opening = io::offload(move || open::open(&target));
         Box::pin(async move {
-            let device = opening.await.map_err(|lost| {
-                Error::new(Kind::Io, "opening the file was given up").because(lost)
-            })??;
-            Ok(Opened::from(Arc::new(device) as Arc<dyn Device>))
+            let (device, resize) = opening.await.map_err(given_up)??;
+            let preparation = match resize {
+                None => Preparation::default(),
+                Some(resize) => Preparation::new(move || {
+                    let resizing = io::offload(move || resize.run());
+                    Box::pin(async move { resizing.await.map_err(given_up)? })
+                }),
+            };
+            Ok((Opened::from(Arc::new(device) as Arc<dyn Device>), preparation))
         })
     }
+}
+
+fn given_up<E: std::error::Error + Send + Sync + 'static>(lost: E) -> Error {
+    Error::new(Kind::Io, "opening the file was given up").because(lost)
 }
 
 const DIRECT: Param = Param {
@@ -80,21 +103,9 @@ const LOCK: Param = Param {
     kind: ParamKind::Switch,
     default: Some("on"),
     doc: "Where it is written: refuse a file that another program writes to, and have others refused, \
-          QEMU too (byte locks, which bind only programs that look at them).",
+          QEMU too (byte locks, which bind only programs that look at them). As the target of a copy: \
+          refuse a block device that is mounted or in use.",
 };
-
-/// What makes two paths the same storage: device and inode of a file; of a block device its number,
-/// so that two nodes of one device are equal, and 0. `None` if there is nothing at the path or it
-/// cannot be looked at.
-///
-/// For callers that must not open a source as the target, because opening a target empties it.
-pub fn identity(path: &Path) -> Option<(u64, u64)> {
-    let stat = rustix::fs::stat(path).ok()?;
-    match rustix::fs::FileType::from_raw_mode(stat.st_mode) {
-        rustix::fs::FileType::BlockDevice => Some((stat.st_rdev, 0)),
-        _ => Some((stat.st_dev, stat.st_ino)),
-    }
-}
 
 /// The path of what `file:` names by these words, the path before the `?` and the options behind it,
 /// both still encoded: of a descriptor (`fd=N`) where it is in /proc. `None` if they are not understood.

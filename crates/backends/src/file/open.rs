@@ -1,7 +1,7 @@
 //! From a path to a device: what is there, how it may be used, and what the facts are.
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use block::{BASE_ALLOCATION, BlockSizes, Can, Direct, Error, Facts, Kind, Result, Target};
 use rustix::fs::{
@@ -12,6 +12,7 @@ use rustix::io::Errno;
 
 use super::device::FileDevice;
 use super::handed::Handed;
+use super::in_use;
 use super::limits::{self, Nearness, page};
 use super::lock::Lock;
 use super::storage::{Past, Storage};
@@ -24,8 +25,9 @@ const PREFERRED: (u32, u32) = (4096, 1 << 20);
 /// A file that has blocks for one in so many bytes of a copy, or more, is worth writing over.
 const BLOCKS_SHARE: u64 = 8;
 
-/// Opens the file that a description names; blocks.
-pub(super) fn open(target: &Target) -> Result<FileDevice> {
+/// Opens the file that a description names; blocks. The target of a copy keeps what it holds until it
+/// is resized; the facts are those that it has then.
+pub(super) fn open(target: &Target) -> Result<(FileDevice, Option<Resize>)> {
     let mut name = operand::name(target);
     let path = target.path();
     let handed = Handed::find(target, "fd").map_err(|error| error.on(&name.as_str().into()))?;
@@ -59,7 +61,80 @@ pub(super) fn open_in(
 ) -> Result<FileDevice> {
     let (path, folder) = (Path::new(name), Some(folder.as_fd()));
     let open = Open { path, target, folder, links, handed: None };
-    open.run(name).map_err(|error| error.on(&name.into()))
+    let opened = open.run(name).map_err(|error| error.on(&name.into()));
+    // What is in a folder is no target of a copy.
+    opened.map(|(device, _)| device)
+}
+
+/// What makes an open file the target of a copy.
+pub(super) struct Resize {
+    name: String,
+    file: io::File,
+    /// Size in bytes; none for a file that grows as it is written.
+    size: Option<u64>,
+    /// It is emptied first.
+    empty: bool,
+    created: Option<Created>,
+}
+
+impl Resize {
+    /// Empties and resizes the file; blocks. After an error it holds what it held before.
+    pub(super) fn run(mut self) -> Result<()> {
+        self.resize().map_err(|errno| {
+            let text = match self.size {
+                Some(size) => format!("cannot make it {size} bytes large"),
+                None => "cannot empty it".to_string(),
+            };
+            system(text, errno).on(&self.name.as_str().into())
+        })?;
+        if let Some(created) = &mut self.created {
+            created.stays = true;
+        }
+        Ok(())
+    }
+
+    fn resize(&self) -> rustix::io::Result<()> {
+        let held = u64::try_from(fstat(&self.file)?.st_size).unwrap_or(0);
+        // A size that is refused is refused before anything is lost.
+        if let Some(size) = self.size.filter(|&size| size > held) {
+            ftruncate(&self.file, size)?;
+        }
+        if self.empty {
+            ftruncate(&self.file, 0)?;
+        }
+        self.size.map_or(Ok(()), |size| ftruncate(&self.file, size))
+    }
+}
+
+/// A file that was not there before it was opened. It is removed when this is dropped, unless it stays.
+struct Created {
+    path: PathBuf,
+    file: io::File,
+    stays: bool,
+}
+
+impl Created {
+    fn new(file: &io::File) -> Option<Created> {
+        let number = std::os::fd::AsRawFd::as_raw_fd(&file.as_fd());
+        // The path as it is now: the folder may be a link, and the working directory may change.
+        let path = std::fs::read_link(super::handed::path(number)).ok()?;
+        Some(Created { path, file: file.clone(), stays: false })
+    }
+}
+
+impl Drop for Created {
+    fn drop(&mut self) {
+        if self.stays {
+            return;
+        }
+        // Somebody else may have written to it or put another file in its place.
+        let ours = fstat(&self.file).is_ok_and(|stat| {
+            stat.st_size == 0 && super::identity(&self.path) == Some(super::identity::of(&stat))
+        });
+        if ours && let Err(error) = std::fs::remove_file(&self.path) {
+            log::warn!("cannot remove {}, which was not copied to: {error}", self.path.display());
+        }
+    }
 }
 
 struct Open<'a> {
@@ -74,14 +149,20 @@ struct Open<'a> {
 }
 
 impl Open<'_> {
-    fn run(&self, name: &str) -> Result<FileDevice> {
+    fn run(&self, name: &str) -> Result<(FileDevice, Option<Resize>)> {
         // Looked at before it is opened, because opening a pipe waits for its other end.
-        match self.stat() {
-            Ok(stat) if self.stays() => only_regular(&stat)?,
-            Ok(stat) => drop(check_type(&stat)?),
-            Err(Errno::NOENT) if self.target.intent.target_size.is_some() => {}
+        let there = match self.stat() {
+            Ok(stat) if self.stays() => {
+                only_regular(&stat)?;
+                There::File
+            }
+            Ok(stat) => match check_type(&stat)? {
+                true => There::Disk(stat.st_rdev),
+                false => There::File,
+            },
+            Err(Errno::NOENT) if self.target.intent.target_size.is_some() => There::Nothing,
             Err(errno) => return Err(self.refused(errno)),
-        }
+        };
         if let Some(handed) = self.handed
             && self.target.intent.write
             && handed.is_readonly()
@@ -95,7 +176,11 @@ impl Open<'_> {
             Some(_) => Direct::Off,
         };
         let direct = wanted == Direct::On;
-        let file = self.descriptor(direct)?;
+        let file = self.first(there, direct)?;
+        let created = match there {
+            There::Nothing => Created::new(&file),
+            There::File | There::Disk(_) => None,
+        };
         let stat = fstat(&file).map_err(|errno| system("cannot look at the file", errno))?;
         let is_disk = check_type(&stat)?;
         if self.stays() {
@@ -109,21 +194,20 @@ impl Open<'_> {
         // Direct writes of a part of a block need the rest of it, which is not there while it grows.
         let grows = self.target.intent.grows && !is_disk && !direct;
         let mut zeroed = false;
-        if let Some(size) = self.target.intent.target_size
-            && !is_disk
-        {
-            // Emptied, so that what was there before reads as zeroes, unless it is written over.
-            zeroed = grows || !(self.target.intent.overwrites && has_blocks(&stat, size));
-            let emptied = if zeroed { ftruncate(&file, 0) } else { Ok(()) };
-            let sized = emptied.and_then(|()| match grows {
-                true => Ok(()),
-                false => ftruncate(&file, size),
-            });
-            sized.map_err(|errno| system(format!("cannot make it {size} bytes large"), errno))?;
-        }
-        let size = match self.target.intent.target_size {
-            Some(size) if grows => size,
-            _ => seek(&file, SeekFrom::End(0))
+        let mut resize = None;
+        let size = match self.target.intent.target_size.filter(|_| !is_disk) {
+            Some(size) => {
+                if !grows {
+                    check_size(&file, size)?;
+                }
+                // Emptied, so that what was there before reads as zeroes, unless it is written over.
+                zeroed = grows || !(self.target.intent.overwrites && has_blocks(&stat, size));
+                let (name, file, empty) = (name.to_string(), file.clone(), zeroed);
+                let size_then = (!grows).then_some(size);
+                resize = Some(Resize { name, file, size: size_then, empty, created });
+                size
+            }
+            None => seek(&file, SeekFrom::End(0))
                 .map_err(|errno| system("cannot find out its size", errno))?,
         };
         let disk = if is_disk { stat.st_rdev } else { stat.st_dev };
@@ -135,7 +219,7 @@ impl Open<'_> {
             align = known.ok_or_else(no_direct)?;
             // A size that is no multiple leaves an end that only the page cache can reach.
             if !size.is_multiple_of(u64::from(align)) {
-                let cached = self.descriptor(false)?;
+                let cached = self.descriptor(false, OFlags::empty())?;
                 // Reading ahead would bring pages into the cache that others write directly.
                 let _ = rustix::fs::fadvise(&cached, 0, None, rustix::fs::Advice::Random);
                 buffered = Some(cached);
@@ -173,32 +257,53 @@ impl Open<'_> {
             zeroed,
             takes_parked: !direct && !writes_past,
             allocation_unit: unit,
+            files: vec![super::identity::of(&stat)],
             contexts: vec![BASE_ALLOCATION.to_string()],
             ..Facts::new(name, size)
         };
         let storage = Storage { file, buffered, past, align, is_disk, nearness, _lock: lock };
-        Ok(FileDevice::new(facts, storage))
+        Ok((FileDevice::new(facts, storage), resize))
     }
 
     /// The same file for direct I/O, if it can be had.
     fn past(&self, disk: Option<u64>) -> Option<Past> {
-        // The file is there by now, and as large as it shall be.
-        let file = self.descriptor(true).ok()?;
+        let file = self.descriptor(true, OFlags::empty()).ok()?;
         let align = limits::direct_align(&file, disk)?;
         Some(Past::new(file, align.max(page())))
     }
 
-    fn descriptor(&self, direct: bool) -> Result<io::File> {
-        let intent = self.target.intent;
-        let mut flags = OFlags::CLOEXEC | OFlags::NOCTTY;
-        flags |= if intent.write { OFlags::RDWR } else { OFlags::RDONLY };
-        if intent.target_size.is_some() {
-            flags |= OFlags::CREATE;
+    /// The first descriptor, which creates the file or claims the block device.
+    fn first(&self, there: There, direct: bool) -> Result<io::File> {
+        match there {
+            There::File => self.descriptor(direct, OFlags::empty()),
+            There::Nothing => self.descriptor(direct, OFlags::CREATE),
+            There::Disk(device) => {
+                let intent = self.target.intent;
+                let claims = intent.write && intent.exclusive && self.target.args.switch("lock");
+                let claim = if claims { OFlags::EXCL } else { OFlags::empty() };
+                match self.open(self.flags(direct) | claim, Mode::empty()) {
+                    Err(Errno::BUSY) if claims => Err(in_use::error(device)),
+                    opened => self.opened(opened, direct),
+                }
+            }
         }
+    }
+
+    fn descriptor(&self, direct: bool, more: OFlags) -> Result<io::File> {
+        self.opened(self.open(self.flags(direct) | more, Mode::from_raw_mode(0o666)), direct)
+    }
+
+    fn flags(&self, direct: bool) -> OFlags {
+        let mut flags = OFlags::CLOEXEC | OFlags::NOCTTY;
+        flags |= if self.target.intent.write { OFlags::RDWR } else { OFlags::RDONLY };
         if direct {
             flags |= OFlags::DIRECT;
         }
-        match self.open(flags, Mode::from_raw_mode(0o666)) {
+        flags
+    }
+
+    fn opened(&self, opened: rustix::io::Result<OwnedFd>, direct: bool) -> Result<io::File> {
+        match opened {
             Ok(fd) => Ok(io::File::new(fd)),
             Err(Errno::INVAL) if direct => Err(no_direct()),
             Err(errno) => Err(self.refused(errno)),
@@ -277,6 +382,26 @@ impl Open<'_> {
             _ => "cannot open it",
         };
         system(text, errno)
+    }
+}
+
+/// What is at a path before it is opened.
+#[derive(Clone, Copy)]
+enum There {
+    Nothing,
+    File,
+    /// A block device with this number.
+    Disk(u64),
+}
+
+/// Refuses a size that the file system cannot have, without changing the file.
+fn check_size(file: &io::File, size: u64) -> Result<()> {
+    match seek(file, SeekFrom::Start(size)) {
+        Ok(_) => Ok(()),
+        Err(Errno::INVAL | Errno::OVERFLOW) => {
+            Err(system(format!("cannot make it {size} bytes large"), Errno::FBIG))
+        }
+        Err(errno) => Err(system("cannot find out how large it can be", errno)),
     }
 }
 

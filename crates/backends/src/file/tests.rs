@@ -48,7 +48,9 @@ fn target(path: &Path, query: &str, intent: Intent) -> Target {
 }
 
 fn device(path: &Path, query: &str, intent: Intent) -> Result<Arc<FileDevice>> {
-    open::open(&target(path, query, intent)).map(Arc::new)
+    let (device, resize) = open::open(&target(path, query, intent))?;
+    resize.map_or(Ok(()), |resize| resize.run())?;
+    Ok(Arc::new(device))
 }
 
 fn open_error(path: &Path, query: &str, intent: Intent) -> block::Error {

@@ -94,10 +94,13 @@ fn open(target: &Target) -> Result<Opened> {
     }
     let mut label = [b' '; 11];
     label[..text.len()].copy_from_slice(text.as_bytes());
-    let layout = fat::layout(Tree::of(&path)?, label, target.args.size("size"))?;
+    let tree = Tree::of(&path)?;
+    let files = tree.files.iter().map(|file| file.id).collect();
+    let layout = fat::layout(tree, label, target.args.size("size"))?;
     let facts = Facts {
         can: Can::EXTENTS | Can::FLUSH | Can::MULTI_CONN,
         contexts: vec![BASE_ALLOCATION.to_string()],
+        files,
         ..Facts::new(operand::name(target), layout.size)
     };
     let device = FloppyDevice { facts: Arc::new(facts), layout: Arc::new(layout) };

@@ -1,9 +1,10 @@
 //! What a floppy holds: the files and folders below a folder.
 
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use block::{Error, Kind, Result};
+use block::{Error, FileId, Kind, Result};
 
 /// Most files and folders: their names and tables are kept in memory.
 const NODES_MAX: usize = 1 << 20;
@@ -27,6 +28,7 @@ pub(super) struct Folder {
 pub(super) struct File {
     pub name: String,
     pub path: PathBuf,
+    pub id: FileId,
     pub size: u64,
     pub times: Times,
 }
@@ -91,7 +93,8 @@ impl Tree {
                     return Err(Error::new(Kind::Usage, text));
                 }
                 tree.folders[index].files.push(tree.files.len());
-                tree.files.push(File { name, path, size, times });
+                let id = (metadata.dev(), metadata.ino());
+                tree.files.push(File { name, path, size, id, times });
             }
         }
         Ok(tree)

@@ -209,6 +209,8 @@ pub fn given(words: Vec<OsString>) -> Result<Vec<Given>, clap::Error> {
 /// Shows what clap has to say: help and version on standard output, errors on standard error. Returns
 /// the exit status.
 pub fn show_error(error: &clap::Error) -> u8 {
+    let escaped = error_escaped();
+    let error = escaped.as_ref().unwrap_or(error);
     let colors = |terminal| {
         let rendered = error.render();
         let text = if terminal { rendered.ansi().to_string() } else { rendered.to_string() };
@@ -216,7 +218,7 @@ pub fn show_error(error: &clap::Error) -> u8 {
     };
     use std::io::IsTerminal as _;
     if error.use_stderr() {
-        out::error(&colors(std::io::stderr().is_terminal()));
+        out::raw_error(&colors(std::io::stderr().is_terminal()));
         // As nbdinfo, whose status 2 is an answer.
         let info = std::env::args_os().nth(1).is_some_and(|command| command == "info");
         return if info { exit::FAILED } else { exit::USAGE };
@@ -225,6 +227,16 @@ pub fn show_error(error: &clap::Error) -> u8 {
         Ok(_) => 0,
         Err(failure) => failure.status(),
     }
+}
+
+/// The error about the same command line with what cannot be printed escaped in its words; `None` if
+/// there is nothing to escape.
+fn error_escaped() -> Option<clap::Error> {
+    let words: Vec<_> = std::env::args_os().collect();
+    let escaped = |word: &OsString| OsString::from(out::word(&word.to_string_lossy()));
+    let shown: Vec<_> = words.iter().map(escaped).collect();
+    let (words, _) = (shown != words).then(|| brackets::take(shown).ok()).flatten()?;
+    parse(words).err()
 }
 
 #[cfg(test)]

@@ -46,7 +46,7 @@ const PROGRAMS: &[Program] = &[
 pub fn run(words: &[OsString]) -> Option<u8> {
     let Some((program, rest)) = called(words) else { return unnamed(words) };
     Some((program.run)(rest).unwrap_or_else(|failure| {
-        out::error(&format!("{}: {failure}\n", program.name));
+        out::error(&format!("{}: {}\n", program.name, out::one_line(&failure.to_string())));
         failure.status()
     }))
 }

@@ -7,7 +7,7 @@ use log::{Log, Metadata, Record};
 
 use crate::args::{self, Cli};
 use crate::brackets::{self, Groups};
-use crate::exit::{FAILED, Failure, Outcome};
+use crate::exit::{FAILED, Failure, Outcome, joined};
 use crate::out;
 
 /// The version of libnbd whose programs are matched, and which is told to who asks: scripts compare
@@ -40,7 +40,8 @@ impl Log for Logger {
     fn log(&self, record: &Record<'_>) {
         if self.enabled(record.metadata()) {
             let level = record.level().as_str().to_ascii_lowercase();
-            out::error(&format!("{}: {level}: {}\n", self.name, record.args()));
+            let text = out::one_line(&record.args().to_string());
+            out::error(&format!("{}: {level}: {text}\n", self.name));
         }
     }
 
@@ -62,7 +63,8 @@ pub(super) fn version(name: &str) -> String {
 pub(super) fn own(words: Vec<OsString>) -> Result<(Cli, Groups), Failure> {
     let (words, groups) = brackets::take(words).map_err(failure)?;
     let parsed = args::parse(words).map_err(|error| {
-        failure(brackets::readable(error.render().to_string().trim_start_matches("error: ")))
+        let text = joined(error.render().to_string().trim_start_matches("error: "));
+        failure(brackets::readable(&text))
     });
     Ok((parsed?, groups))
 }

@@ -7,7 +7,7 @@ use engine::{ByKernel, Options};
 
 use crate::args;
 use crate::ends::{self, full, same};
-use crate::exit::Failure;
+use crate::exit::{self, Failure, plain};
 
 /// What the command line asks of the engine.
 pub(super) fn options(args: &args::Copy) -> Options {
@@ -68,10 +68,16 @@ pub(super) fn check_ends(args: &args::Copy, source: &Spec, target: &Spec) -> Res
         let text = "--digest: standard output, where it would be printed, is closed";
         return Err(Failure::usage(text));
     }
+    if args.digest.is_some()
+        && !pipes[1]
+        && let Err(error) = ends::takes_writes(std::io::stdout())
+    {
+        let why = plain(&error);
+        let text = format!("--digest: standard output, where it would be printed: {why}");
+        return Err(Failure::new(exit::FAILED, text));
+    }
     if same(source, target) {
-        return Err(Failure::usage(format!(
-            "source {source} and target {target} are the same: choose another target"
-        )));
+        return Err(Failure::usage(ends::same_storage(source, target)));
     }
     Ok(())
 }

@@ -1,10 +1,13 @@
 //! One copy of one disk: opens both sides, checks them, has the engine copy, tells what failed.
 
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
-use block::{Can, Error, Facts, Intent, Kind, Layer, OpKind, Registry, Spec, Stack};
+use backends::Shared;
+use block::{
+    Can, Error, Facts, FileId, Intent, Kind, Layer, OpKind, Preparation, Registry, Spec, Stack,
+};
 use engine::{Latency, Manifest, Options, Progress, Summary};
 use io::Pool;
 
@@ -50,7 +53,9 @@ pub(crate) struct Job {
     first: Option<Stack>,
     /// Both sides, once they are open and checked.
     ready: Option<(Stack, Stack)>,
-    /// The target was opened for writing: it may have been made, emptied or written.
+    /// What the target still needs before it is written.
+    preparation: Option<Preparation>,
+    /// The target may have been resized, emptied or written.
     touched: bool,
 }
 
@@ -76,10 +81,12 @@ impl Report {
     /// Tells people, and prints the digest. `disk` is what each line begins with.
     pub(crate) fn tell(&self, verbose: bool, disk: &str, to_pipe: bool) -> Result<(), Failure> {
         for warning in &self.warnings {
-            out::error(&format!("blockhaul: copy: {disk}warning: {warning}\n"));
+            let warning = out::one_line(&format!("{disk}warning: {warning}"));
+            out::error(&format!("blockhaul: copy: {warning}\n"));
         }
         if verbose {
-            out::error(&format!("blockhaul: copy: {disk}{}\n", self.text));
+            let text = out::one_line(&format!("{disk}{}", self.text));
+            out::error(&format!("blockhaul: copy: {text}\n"));
         }
         match &self.digest {
             None => {}
@@ -135,6 +142,7 @@ impl Job {
             open: Vec::new(),
             first: None,
             ready: None,
+            preparation: None,
             touched: false,
         })
     }
@@ -189,11 +197,28 @@ impl Job {
         (result, self)
     }
 
-    /// Opens the target, too, so that the copy itself begins at once.
-    pub(crate) async fn prepare_target(mut self) -> (Result<(), Failure>, Job) {
+    /// Opens the target, too, and checks it. It still holds what it held.
+    pub(crate) async fn check_both(mut self) -> (Result<(), Failure>, Job) {
         let opened = self.open_both().await;
         let result = opened.map(|ready| self.ready = Some(ready));
         (result, self)
+    }
+
+    /// Resizes and empties the target, so that the copy itself begins at once.
+    pub(crate) async fn prepare_target(mut self) -> (Result<(), Failure>, Job) {
+        let result = self.touch().await;
+        (result, self)
+    }
+
+    /// The files and block devices of the source and of the target, once both are open.
+    pub(crate) fn files(&self) -> Option<[Vec<FileId>; 2]> {
+        let (source, target) = self.ready.as_ref()?;
+        Some([source, target].map(|side| side.device().facts().files.clone()))
+    }
+
+    /// Whether layers show only a part of the source, or of the target.
+    pub(crate) fn shows_a_part(&self) -> [bool; 2] {
+        [0, 1].map(|side| !self.seen_through[side].is_empty())
     }
 
     pub(crate) async fn run(mut self, pool: Pool) -> (Result<Report, Failure>, Job) {
@@ -212,6 +237,7 @@ impl Job {
                     return Err(Failure::new(exit::OPEN, text));
                 }
                 let source = self.open_source().await?;
+                self.check_apart(&source.device().facts().files, &files_of(&fd))?;
                 let copied =
                     engine::copy_to_pipe(&source, fd, &self.options, &pool, &self.progress).await;
                 match copied {
@@ -303,12 +329,8 @@ impl Job {
         }
         let size = source.device().facts().size;
         let kept = self.target_is_kept();
-        // Whatever happens from here on: it tells of what is about to be emptied.
-        if let Some(journal) = self.journal.as_ref().filter(|journal| journal.restart) {
-            engine::discard_journal(&journal.path).map_err(|error| self.failed(&error))?;
-        }
         let intent = match kept {
-            true => Intent::WRITE,
+            true => Intent::TARGET,
             false => Intent::target(size).overwriting(self.may_overwrite(&source).await),
         };
         let intent = intent.direct(direct::target(self.direct, &self.source, size));
@@ -318,8 +340,40 @@ impl Job {
             self.options.sparse = self.options.sparse.max(SPARSE_OVER);
         }
         self.check_target(&source, &target)?;
+        let [from, to] = [&source, &target].map(|side| side.device().facts());
+        self.check_apart(&from.files, &to.files)?;
         self.progress.expect(size);
         Ok((source, target))
+    }
+
+    /// Makes the target, which is open and checked, what the copy needs. From here on it may not hold
+    /// what it held.
+    async fn touch(&mut self) -> Result<(), Failure> {
+        let Some(preparation) = self.preparation.take() else { return Ok(()) };
+        // Whatever happens from here on: it tells of what is about to be emptied.
+        if let Some(journal) = self.journal.as_ref().filter(|journal| journal.restart) {
+            engine::discard_journal(&journal.path).map_err(|error| self.failed(&error))?;
+        }
+        let prepared = preparation.run().await;
+        prepared.map_err(|error| Failure::opening("target", &self.target.to_string(), &error))?;
+        self.touched = true;
+        Ok(())
+    }
+
+    /// Refuses a source and a target with storage in common, by their files.
+    fn check_apart(&self, source: &[FileId], target: &[FileId]) -> Result<(), Failure> {
+        let shared = backends::shared(source, target);
+        let (from, to) = (&self.source, &self.target);
+        let text = match shared {
+            Shared::Nothing => return Ok(()),
+            // Layers tell which part, and it may be another one.
+            Shared::Part if self.shows_a_part() != [false; 2] => return Ok(()),
+            Shared::Part => format!(
+                "source {from} and target {to} overlap: one is on the other: choose another target"
+            ),
+            Shared::Same => ends::same_storage(from, to),
+        };
+        Err(Failure::usage(text))
     }
 
     /// Whether a target that is there may keep its blocks. It is emptied where it is said to be zeroes,
@@ -345,6 +399,7 @@ impl Job {
             journal.source += &self.part.identity(made.as_ref());
             self.options.journal = Some(journal);
         }
+        self.touch().await?;
         let copied = engine::copy(&source, &target, &self.options, pool, &self.progress).await;
         let summary = copied.map_err(|error| self.failed(&error))?;
         // Its warnings have been logged as they arose.
@@ -421,9 +476,11 @@ impl Job {
         let grown =
             path_of(&self.target).filter(|path| !self.target_stays() && is_file_or_absent(path));
         let target = match &grown {
-            None => self.open_target(Intent::WRITE).await?,
+            None => self.open_target(Intent::TARGET).await?,
             Some(_) => self.open_growing().await?,
         };
+        self.check_apart(&files_of(&fd), &target.device().facts().files)?;
+        self.touch().await?;
         let copied = engine::copy_from_pipe(fd, &target, &self.options, pool, &self.progress).await;
         drop(target);
         if let Some(path) = grown {
@@ -444,10 +501,10 @@ impl Job {
 
     async fn open_target(&mut self, intent: Intent) -> Result<Stack, Failure> {
         let layers = std::mem::take(&mut self.target_layers);
-        self.touched = true;
-        let opened = self.registry.open(&self.target, layers, intent).await;
-        let opened =
+        let opened = self.registry.open_target(&self.target, layers, intent).await;
+        let (opened, preparation) =
             opened.map_err(|error| Failure::opening("target", &self.target.to_string(), &error))?;
+        self.preparation = Some(preparation);
         self.open.push(opened.clone());
         Ok(opened)
     }
@@ -455,11 +512,14 @@ impl Job {
     /// A file for a pipe of unknown length.
     async fn open_growing(&mut self) -> Result<Stack, Failure> {
         let layers = std::mem::take(&mut self.target_layers);
-        self.touched = true;
         let mut last = None;
         for size in PIPE_SIZES {
-            match self.registry.open(&self.target, layers.clone(), Intent::growing(size)).await {
-                Ok(stack) => return Ok(stack),
+            let intent = Intent::growing(size);
+            match self.registry.open_target(&self.target, layers.clone(), intent).await {
+                Ok((stack, preparation)) => {
+                    self.preparation = Some(preparation);
+                    return Ok(stack);
+                }
                 Err(error) => last = Some(error),
             }
         }
@@ -577,6 +637,11 @@ fn standard(fd: std::io::Result<OwnedFd>) -> Result<OwnedFd, Failure> {
     fd.map_err(|error| {
         Failure::new(exit::OPEN, format!("the standard stream is not open: {}", plain(&error)))
     })
+}
+
+/// The file or block device that a standard stream is, if it is one.
+fn files_of(fd: impl AsFd) -> Vec<FileId> {
+    backends::identity_of(fd).into_iter().collect()
 }
 
 fn is_absent(path: &Path) -> bool {

@@ -2,12 +2,13 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read as _, Write as _};
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::PathBuf;
 
 use block::Spec;
 use engine::Manifest;
 
-use crate::ends::same_place;
+use crate::ends::{self, same_place};
 use crate::exit::{self, Failure, plain};
 
 /// What manifests of all versions begin with.
@@ -32,7 +33,12 @@ impl ManifestFile {
         match std::fs::metadata(&self.path) {
             Ok(data) if data.is_file() && data.len() > 0 => {}
             Ok(data) if data.is_dir() => return Err(self.failed(ErrorKind::IsADirectory.into())),
-            // A device or a pipe takes what comes.
+            // A device or a pipe takes what comes. Opening a pipe waits for its other end.
+            Ok(data) if data.file_type().is_char_device() => {
+                let opened = OpenOptions::new().write(true).open(&self.path);
+                let takes = opened.and_then(|file| ends::takes_writes(&file));
+                return takes.map_err(|error| self.failed(error));
+            }
             Ok(_) => return Ok(()),
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
             Err(error) => return Err(self.failed(error)),

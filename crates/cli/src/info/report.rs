@@ -5,6 +5,8 @@ use std::fmt::Write as _;
 use block::format_size;
 use wire::{ExportFlags, Replies};
 
+use crate::out::one_line;
+
 /// What is known of a server or device.
 #[derive(Debug)]
 pub struct Report {
@@ -132,29 +134,29 @@ impl Report {
                 };
                 writeln!(out, "protocol: {protocol} {with} TLS, using {packets} packets")?;
             }
-            Of::Device(name) => writeln!(out, "device: {name}")?,
+            Of::Device(name) => writeln!(out, "device: {}", one_line(name))?,
         }
         for export in &self.exports {
             write!(out, "{}", palette.head)?;
             if matches!(self.of, Of::Server { .. }) {
-                writeln!(out, "export={}:", quoted(&export.name))?;
+                writeln!(out, "export={}:", one_line(&quoted(&export.name)))?;
             }
             if let Some(text) = &export.description {
-                writeln!(out, "\tdescription: {text}")?;
+                writeln!(out, "\tdescription: {}", one_line(text))?;
             }
             writeln!(out, "\texport-size: {}", with_unit(export.size))?;
             if let Some(text) = &export.content {
-                writeln!(out, "\tcontent: {text}")?;
+                writeln!(out, "\tcontent: {}", one_line(text))?;
             }
             write!(out, "{}", palette.reset)?;
             if let Some(uri) = &export.uri {
-                writeln!(out, "\turi: {uri}")?;
+                writeln!(out, "\turi: {}", one_line(uri))?;
             }
             if !export.contexts.is_empty() {
                 writeln!(out, "\tcontexts:")?;
             }
             for context in &export.contexts {
-                writeln!(out, "\t\t{context}")?;
+                writeln!(out, "\t\t{}", one_line(context))?;
             }
             for (name, flag, colored) in FLAGS {
                 let set = export.flags.contains(flag);
@@ -259,6 +261,26 @@ mod tests {
         let empty = Report { of: Of::Device(String::new()), exports: Vec::new() };
         let parsed: serde_json::Value = serde_json::from_str(&empty.show(true, false)).unwrap();
         assert_eq!(parsed["exports"].as_array().unwrap().len(), 0);
+    }
+
+    #[test]
+    fn text_of_servers_does_not_act_on_a_terminal() {
+        let name = "a\u{1b}[31m\u{9b}\u{202e}\nb";
+        let export = Export {
+            name: name.into(),
+            description: Some(name.into()),
+            content: Some(name.into()),
+            uri: Some(name.into()),
+            contexts: vec![name.into()],
+            ..Export::default()
+        };
+        let server = Of::Server { protocol: "newstyle", tls: false, replies: Replies::Simple };
+        let mut report = Report { of: server, exports: vec![export] };
+        let text = report.show(false, false);
+        report.of = Of::Device(name.into());
+        let text = text + &report.show(false, false);
+        assert!(!text.chars().any(|c| wire::unprintable(c) && !"\t\n".contains(c)), "{text:?}");
+        assert!(!text.lines().any(|line| line.starts_with('b')), "{text}");
     }
 
     #[test]

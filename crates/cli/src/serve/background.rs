@@ -6,6 +6,7 @@
 use std::ffi::OsString;
 use std::io::Read as _;
 use std::os::fd::AsFd as _;
+use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -34,7 +35,14 @@ pub fn start_with(words: impl Iterator<Item = OsString>, input: Stdio) -> Outcom
     };
     let (reader, writer) = std::io::pipe().map_err(cannot)?;
     let mut command = Command::new(std::env::current_exe().map_err(cannot)?);
-    let mut child = command.args(words).stdin(input).stdout(writer).spawn().map_err(cannot)?;
+    // The name in the first word decides which program it stands in for, and that is done already.
+    let mut child = command
+        .arg0("blockhaul")
+        .args(words)
+        .stdin(input)
+        .stdout(writer)
+        .spawn()
+        .map_err(cannot)?;
     // Only the child holds the writing end now.
     drop(command);
     let mut said = Vec::new();

@@ -194,6 +194,11 @@ impl Session {
             return;
         }
         state.broken = Some(error.clone());
+        // Over TLS the server hears what was wrong with its records. Behind a part of a record it could
+        // not read that.
+        if state.queue.queued() == 0 {
+            state.queue.close(&self.stream);
+        }
         state.queue.clear();
         let in_flight = std::mem::take(&mut state.in_flight);
         let writer = state.writer.take();

@@ -171,9 +171,86 @@ fn forged_repeated_and_foreign_records_end_the_session() {
 /// Halves with secrets of our own choice, whose keys last for `limit` records.
 fn halves_with(limit: u64) -> (RecordOpener, RecordSealer) {
     let suite = Suite::named("TLS_CHACHA20_POLY1305_SHA256").unwrap();
-    let (_, sealer) = halves(suite, vec![1; 32], vec![2; 32], limit).unwrap();
-    let (opener, _) = halves(suite, vec![2; 32], vec![1; 32], limit).unwrap();
+    let (_, sealer) = halves(suite, Peer::Client, vec![1; 32], vec![2; 32], limit).unwrap();
+    let (opener, _) = halves(suite, Peer::Server, vec![2; 32], vec![1; 32], limit).unwrap();
     (opener, sealer)
+}
+
+/// Two sides with secrets of our own choice: the server's halves, and the client's.
+fn both_sides() -> [(RecordOpener, RecordSealer); 2] {
+    let suite = Suite::named("TLS_AES_128_GCM_SHA256").unwrap();
+    let (of_server, of_client) = (vec![1; 32], vec![2; 32]);
+    let server = halves(suite, Peer::Client, of_server.clone(), of_client.clone(), KEY_RECORDS);
+    let client = halves(suite, Peer::Server, of_client, of_server, KEY_RECORDS);
+    [server.unwrap(), client.unwrap()]
+}
+
+/// The alert that a side says goodbye with: its level and its number.
+fn goodbye(sealer: &mut RecordSealer, opener: &mut RecordOpener) -> (u8, u8) {
+    let mut bye = vec![0; SEALED_MAX];
+    let len = sealer.close(&mut bye).unwrap();
+    let (mut kind, mut body) = ([0], [0; 2]);
+    // As the opener does it, which does not show what an alert says.
+    assert_eq!(len, HEADER + 2 + 1 + TAG);
+    opener.keys.begin(&bye[..HEADER]).unwrap();
+    opener.keys.part(&bye[HEADER..HEADER + 2], &mut body).unwrap();
+    opener.keys.part(&bye[HEADER + 2..HEADER + 3], &mut kind).unwrap();
+    opener.keys.context.set_tag(&bye[HEADER + 3..len]).unwrap();
+    opener.keys.context.cipher_final(&mut []).unwrap();
+    assert_eq!(kind, [ALERT]);
+    (body[0], body[1])
+}
+
+#[test]
+fn only_servers_have_tickets() {
+    let ticket = [NEW_SESSION_TICKET, 0, 0, 3, 9, 9, 9];
+    let [mut server, mut client] = both_sides();
+    let mut record = vec![0; SEALED_MAX];
+    let len = server.1.message(HANDSHAKE, &ticket, &mut record).unwrap();
+    assert_eq!(opened(&mut client.0, &mut record[..len], 100).unwrap().0, b"");
+    let len = client.1.message(HANDSHAKE, &ticket, &mut record).unwrap();
+    let error = opened(&mut server.0, &mut record[..len], 100).unwrap_err();
+    assert!(error.to_string().contains("not expected"), "{error}");
+    // What follows the ticket that the client has passed over.
+    assert_eq!(goodbye(&mut server.1, &mut client.0), (alert::FATAL, alert::UNEXPECTED_MESSAGE));
+}
+
+#[test]
+fn padding_does_not_make_records_longer() {
+    let mut record = vec![0; SEALED_MAX];
+    // Data, its kind, padding. The last byte is what the sealer puts behind as the kind.
+    let inner = |data: usize, padding: usize| {
+        let mut inner = vec![7; data];
+        inner.push(APPLICATION_DATA);
+        inner.resize(data + 1 + padding, 0);
+        inner.pop();
+        inner
+    };
+    for (data, padding) in [(PLAIN_MAX - 1, 1), (0, PLAIN_MAX), (100, PLAIN_MAX - 100)] {
+        let [mut server, mut client] = both_sides();
+        let inner = inner(data, padding);
+        let len = client.1.message(0, &inner, &mut record).unwrap();
+        let (plain, _) = opened(&mut server.0, &mut record[..len], 50).unwrap();
+        assert_eq!(plain, vec![7; data], "{data} and {padding}: as long as a record may be");
+        assert_eq!(goodbye(&mut server.1, &mut client.0), (alert::WARNING, alert::CLOSE_NOTIFY));
+    }
+    for (data, padding) in [(PLAIN_MAX, 1), (PLAIN_MAX - 1, 2), (0, PLAIN_MAX + 1), (1, 16623)] {
+        let [mut server, mut client] = both_sides();
+        let inner = inner(data, padding);
+        let len = client.1.message(0, &inner, &mut record).unwrap();
+        let error = opened(&mut server.0, &mut record[..len], 50).unwrap_err();
+        assert!(error.to_string().contains("too long"), "{data} and {padding}: {error}");
+        assert_eq!(goodbye(&mut server.1, &mut client.0), (alert::FATAL, alert::RECORD_OVERFLOW));
+    }
+}
+
+#[test]
+fn a_damaged_record_is_answered_with_its_alert() {
+    let [mut server, mut client] = both_sides();
+    let mut record = sealed(&mut client.1, &[b"hello"]);
+    record[9] ^= 1;
+    opened(&mut server.0, &mut record, 100).unwrap_err();
+    assert_eq!(goodbye(&mut server.1, &mut client.0), (alert::FATAL, alert::BAD_RECORD_MAC));
 }
 
 #[test]
@@ -196,7 +273,7 @@ fn a_peer_may_ask_for_new_keys() {
     let len = sealer.message(HANDSHAKE, &[KEY_UPDATE, 0, 0, 1, 1], &mut record).unwrap();
     sealer.keys.update().unwrap();
     opened(&mut opener, &mut record[..len], 100).unwrap();
-    assert!(opener.asked.load(Ordering::Relaxed));
+    assert!(opener.received.asked.load(Ordering::Relaxed));
     let mut record = sealed(&mut sealer, &[b"new"]);
     assert_eq!(opened(&mut opener, &mut record, 100).unwrap().0, b"new");
 }

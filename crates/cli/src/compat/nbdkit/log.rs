@@ -5,8 +5,7 @@ use std::os::unix::net::UnixDatagram;
 use log::{Level, Metadata, Record};
 
 use super::line::{Line, Log};
-use crate::logger::one_line;
-use crate::out;
+use crate::out::{self, one_line};
 
 /// The system's log takes datagrams here (syslog(3)).
 const SYSLOG: &str = "/dev/log";
@@ -15,7 +14,7 @@ const DAEMON_ERROR: u8 = 3 << 3 | 3;
 
 /// Says what went wrong before there was a server.
 pub fn error(text: &str) {
-    out::error(&format!("nbdkit: error: {text}\n"));
+    out::error(&format!("nbdkit: error: {}\n", one_line(text)));
 }
 
 /// Says something to who asked for much.
