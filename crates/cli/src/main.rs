@@ -64,6 +64,10 @@ fn main() -> ExitCode {
     if !script::wait_for_end(PLUGINS_END) {
         out::error("blockhaul: warning: a script has not ended in time, and is killed\n");
     }
+    // A cache that could not be written back at the end has lost data that it had accepted.
+    if layers::data_was_lost() && status == ExitCode::SUCCESS {
+        return ExitCode::from(exit::TARGET);
+    }
     status
 }
 
