@@ -41,6 +41,7 @@ mod readonly;
 mod repeat;
 mod retry;
 mod retry_request;
+mod runs;
 mod scan;
 mod scratch;
 mod stats;

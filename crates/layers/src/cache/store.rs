@@ -163,7 +163,7 @@ impl Store {
 
     /// Whether the device below lacks something.
     pub(super) fn is_behind(&self) -> bool {
-        self.blocks().next_behind(0, u64::MAX).is_some()
+        self.blocks().is_behind()
     }
 
     /// Nothing is kept any more. For the end: the file goes with the store.
