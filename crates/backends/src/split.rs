@@ -159,6 +159,7 @@ impl Device for SplitDevice {
             }
             Op::Read(room) => Pending::start(async move { shared.read(at, room).await }),
             op => Pending::start(async move {
+                let mut flags = flags;
                 for (part, from, to) in shared.within(at, at + len) {
                     let op = match &op {
                         Op::Write(data) => {
@@ -170,6 +171,8 @@ impl Device for SplitDevice {
                     };
                     let request = Request { op, at: from - part.start, len: to - from, flags };
                     part.device.submit(request).await?;
+                    // Once a part has been zeroed fast, the request is not refused any more.
+                    flags -= Flags::FAST;
                 }
                 Ok(Reply::Done)
             }),

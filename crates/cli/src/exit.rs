@@ -63,8 +63,9 @@ pub const TABLE: &[(&str, &str)] = &[
     ),
     (
         "serve",
-        "0 after an orderly stop; 9 if devices still held requests after --drain-timeout, or plugins or \
-         scripts had not ended; with --run the status of the command, 128+N if signal N ended it",
+        "0 after an orderly stop; 5 if a layer could not write back data that it had accepted (cache); 9 if \
+         devices still held requests after --drain-timeout, or plugins or scripts had not ended; with --run \
+         the status of the command, 128+N if signal N ended it",
     ),
 ];
 

@@ -59,6 +59,10 @@ const PLUGINS_END: Duration = Duration::from_secs(10);
 fn main() -> ExitCode {
     let status = run();
     plugin::wait_for_end(PLUGINS_END);
+    // A cache that could not be written back at the end has lost data that it had accepted.
+    if layers::data_was_lost() && status == ExitCode::SUCCESS {
+        return ExitCode::from(exit::TARGET);
+    }
     status
 }
 

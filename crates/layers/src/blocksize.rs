@@ -4,13 +4,16 @@
 use std::sync::Arc;
 
 use block::{
-    Access, Args, BlockSizes, Device, Error, Facts, FileRange, Kind, Layer, Op, ParamKind, Pending,
-    Reply, Request, Result, emulate,
+    Access, Args, BlockSizes, Device, Error, Facts, FileRange, Flags, Kind, Layer, Op, ParamKind,
+    Pending, Reply, Request, Result, emulate,
 };
 
 use crate::declared::{Declared, layer, param, param_or, usage};
 use crate::masked::masked;
 use crate::scratch::Scratch;
+
+/// Pieces of a request before other requests get their turn.
+const PIECES_AT_ONCE: usize = 64;
 
 /// The layer `blocksize`.
 pub static BLOCKSIZE: Declared = Declared {
@@ -216,7 +219,12 @@ impl Device for Split {
                 }
             }),
             op => Pending::start(async move {
-                for (start, len) in pieces() {
+                let mut flags = flags;
+                for (index, (start, len)) in pieces().enumerate() {
+                    // The device may answer at once, and there may be very many pieces.
+                    if index % PIECES_AT_ONCE == PIECES_AT_ONCE - 1 {
+                        io::yield_now().await;
+                    }
                     let op = match &op {
                         Op::Write(data) => Op::Write(data.slice(start as usize, len as usize)),
                         Op::Zero => Op::Zero,
@@ -224,6 +232,8 @@ impl Device for Split {
                         _ => Op::Cache,
                     };
                     inner.submit(Request { op, at: at + start, len, flags }).await?;
+                    // Once a part has been zeroed fast, the request is not refused any more.
+                    flags -= Flags::FAST;
                 }
                 Ok(Reply::Done)
             }),

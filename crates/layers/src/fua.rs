@@ -7,8 +7,10 @@ use block::{
     Request, Result, emulate,
 };
 
-use crate::declared::{Declared, layer, param_or, usage};
+use crate::declared::{Declared, opened, param_or, usage};
+use crate::flushes::Flushes;
 use crate::masked::masked;
+use crate::per_disk::PerDisk;
 
 /// The layer `fua`.
 pub static FUA: Declared = Declared {
@@ -18,7 +20,10 @@ pub static FUA: Declared = Declared {
 flush. `emulate` flushes the device after each such write, even if the device knows better. `native` \
 leaves it to the device and fails at the start if the device cannot. `pass` leaves it to the device, \
 whatever that does. `force` makes every write durable and lets flushes do nothing. `discard` takes the \
-flag and flushes and ignores both: fast, and data is lost if the machine stops.",
+flag and flushes and ignores both: fast, and data is lost if the machine stops.
+
+With `emulate` and `force`, after a flush or a durable write has failed, all later ones fail until the \
+device is opened again.",
     example: r#"
 blockhaul serve --layer 'fua?fuamode=emulate' memory:64M \
   --run 'blockhaul info --can fua "$uri"'
@@ -33,15 +38,18 @@ blockhaul serve --layer 'fua?fuamode=emulate' memory:64M \
     configure: |args| configure(args),
 };
 
-#[derive(Clone, Copy, PartialEq, Eq)]
 enum Mode {
-    Force,
+    /// With the state that the device below is guarded with.
+    Force(Arc<Flushes>),
     Discard,
 }
 
 fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
     let mode = args.text("fuamode").unwrap_or("none").to_string();
-    layer(move |inner| {
+    let disks = PerDisk::<Flushes>::default();
+    opened(move |below| {
+        let flushes = disks.get(&below, || Ok(Flushes::default()))?;
+        let inner = below.device;
         let facts = inner.facts();
         let writable = facts.can.contains(Can::WRITE);
         let native = facts.can.contains(Can::FUA) && !facts.emulated.contains(Can::FUA);
@@ -49,10 +57,13 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
         match mode.as_str() {
             _ if !writable => Ok(inner),
             "none" => Ok(masked(inner, |facts| facts.withheld |= Can::FUA)),
-            "emulate" if able => Ok(emulate::emulate(masked(inner, |f| f.can -= Can::FUA))),
+            "emulate" if able => {
+                let inner = flushes.guard(inner);
+                Ok(emulate::emulate(masked(inner, |f| f.can -= Can::FUA)))
+            }
             "native" if native => Ok(inner),
             "pass" => Ok(inner),
-            "force" if able => Ok(forced(inner, Mode::Force)),
+            "force" if able => Ok(forced(flushes.guard(inner), Mode::Force(flushes))),
             "discard" => Ok(forced(inner, Mode::Discard)),
             mode => Err(usage(format!(
                 "fua: fuamode={mode} is not possible: {} cannot make writes durable that way",
@@ -84,9 +95,15 @@ impl Device for Forced {
 
     fn submit(&self, mut request: Request) -> Pending {
         match request.op {
-            Op::Flush => return Pending::ready(Ok(Reply::Done)),
+            Op::Flush => {
+                let is_durable = match &self.mode {
+                    Mode::Force(flushes) => flushes.check(),
+                    Mode::Discard => Ok(()),
+                };
+                return Pending::ready(is_durable.map(|()| Reply::Done));
+            }
             Op::Write(_) | Op::Zero | Op::Trim => {
-                request.flags.set(Flags::FUA, self.mode == Mode::Force);
+                request.flags.set(Flags::FUA, matches!(self.mode, Mode::Force(_)));
             }
             _ => {}
         }

@@ -4,6 +4,7 @@
 //! completion follow from what it declares. A layer is a value: two stacks may use one kind with
 //! different options, and all handles that one value wraps share what it keeps.
 
+mod background;
 mod blocksize;
 mod cache;
 mod checkwrite;
@@ -14,6 +15,7 @@ mod error;
 mod evil;
 mod extentlist;
 mod extents_cache;
+mod flushes;
 mod fua;
 mod gates;
 mod gz;
@@ -39,6 +41,7 @@ mod readonly;
 mod repeat;
 mod retry;
 mod retry_request;
+mod runs;
 mod scan;
 mod scratch;
 mod stats;
@@ -48,6 +51,7 @@ mod temporary;
 mod truncate;
 mod xz;
 
+pub use background::data_was_lost;
 pub use blocksize::BLOCKSIZE;
 pub use cache::CACHE;
 pub use checkwrite::CHECKWRITE;

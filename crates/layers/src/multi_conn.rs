@@ -8,8 +8,10 @@ use block::{
     Request, Result,
 };
 
-use crate::declared::{Declared, layer, param_or};
+use crate::declared::{Declared, opened, param_or};
+use crate::flushes::Flushes;
 use crate::masked::masked;
+use crate::per_disk::PerDisk;
 
 /// The layer `multi-conn`.
 pub static MULTI_CONN: Declared = Declared {
@@ -20,7 +22,10 @@ others have written. `mode=auto` makes it so where the device does not do it by 
 always. Then a flush flushes every handle that has changed something since its last flush \
 (`track-dirty=on`), or every handle. `plugin` leaves it to the device. `disable` tells clients that it \
 is not so. The last mode tells them that it is so without doing anything: for devices where each connection \
-writes and flushes only its own part, or nothing need be durable.",
+writes and flushes only its own part, or nothing need be durable.
+
+With `auto` and `emulate`, after a flush or a durable write of one handle has failed, those of all handles \
+fail until the device is opened again.",
     example: r#"
 blockhaul serve --layer 'multi-conn?mode=disable' memory:1G \
   --run 'blockhaul info --isnt multi-conn "$uri"'
@@ -41,8 +46,10 @@ blockhaul serve --layer 'multi-conn?mode=disable' memory:1G \
 fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
     let mode = args.text("mode").unwrap_or("auto").to_string();
     let track = args.switch("track-dirty");
-    let handles = Arc::new(Handles::default());
-    layer(move |inner| {
+    let disks = PerDisk::<Handles>::default();
+    opened(move |below| {
+        let handles = disks.of_name(&below, Handles::default);
+        let inner = below.device;
         let native = inner.facts().can.contains(Can::MULTI_CONN);
         match mode.as_str() {
             "disable" => return Ok(masked(inner, |facts| facts.can -= Can::MULTI_CONN)),
@@ -55,6 +62,7 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
         facts.can |= Can::MULTI_CONN;
         facts.emulated |= Can::MULTI_CONN;
         let (changes, flushed) = (AtomicU64::new(0), AtomicU64::new(0));
+        let inner = handles.flushes.guard(inner);
         let handle = Arc::new(Handle { inner, changes, flushed, track });
         handles.lock().push(Arc::downgrade(&handle));
         Ok(Arc::new(MultiConn { handle, facts: Arc::new(facts), handles: handles.clone() }))
@@ -71,13 +79,16 @@ struct Handle {
     track: bool,
 }
 
-/// All handles that are open.
+/// All handles that are open on a disk.
 #[derive(Default)]
-struct Handles(Mutex<Vec<Weak<Handle>>>);
+struct Handles {
+    open: Mutex<Vec<Weak<Handle>>>,
+    flushes: Arc<Flushes>,
+}
 
 impl Handles {
     fn lock(&self) -> MutexGuard<'_, Vec<Weak<Handle>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn open(&self) -> Vec<Arc<Handle>> {
@@ -135,6 +146,10 @@ impl MultiConn {
     }
 
     fn flush_all(&self) -> Pending {
+        // Also where nothing has changed since.
+        if let Err(error) = self.handles.flushes.check() {
+            return error.into();
+        }
         let mut out = Vec::new();
         for handle in self.handles.open() {
             let changes = handle.changes.load(Ordering::SeqCst);
@@ -142,13 +157,17 @@ impl MultiConn {
                 out.push((handle.inner.submit(Request::flush()), handle, changes));
             }
         }
+        let flushes = self.handles.flushes.clone();
         Pending::start(async move {
             let mut failed: Option<Error> = None;
             for (flush, handle, changes) in out {
                 match flush.await {
                     Ok(_) => drop(handle.flushed.fetch_max(changes, Ordering::SeqCst)),
-                    // What is not durable yet is flushed again.
-                    Err(error) => drop(failed.get_or_insert(error)),
+                    Err(error) => {
+                        // Whatever it was: what the handle has written may be lost.
+                        flushes.fail(&error.text());
+                        failed.get_or_insert(error);
+                    }
                 }
             }
             failed.map_or(Ok(Reply::Done), Err)

@@ -21,6 +21,19 @@ impl<T> PerDisk<T> {
         Self::key(below).and_then(|key| all.get(&key)).and_then(Weak::upgrade)
     }
 
+    /// As [`PerDisk::get`], where handles of the same name are known to be on the same disk.
+    pub(crate) fn of_name(&self, below: &Below, make: impl FnOnce() -> T) -> Arc<T> {
+        let key = below.export.as_ref().map_or_else(String::new, |name| format!("/{name}"));
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(value) = all.get(&key).and_then(Weak::upgrade) {
+            return value;
+        }
+        all.retain(|_, value| value.strong_count() > 0);
+        let value = Arc::new(make());
+        all.insert(key, Arc::downgrade(&value));
+        value
+    }
+
     /// What tells disks apart; `None`: each handle may be on one of its own.
     fn key(below: &Below) -> Option<String> {
         match &below.export {

@@ -6,6 +6,7 @@ use block::{
     Access, Args, Can, Device, Facts, FileRange, Layer, Op, ParamKind, Pending, Request, Result,
 };
 
+use crate::background;
 use crate::declared::{Declared, layer, param_or, usage};
 
 /// The first window; it doubles with every request that goes on where the last one ended.
@@ -101,7 +102,7 @@ impl Device for AheadDevice {
         let pending = self.inner.submit(request);
         if let Some((from, to)) = hint {
             // Whether a hint helps is for the device to know.
-            drop(self.inner.submit(Request::cache(from, to - from)));
+            drop(background::hint(self.inner.clone(), from, to - from));
         }
         pending
     }

@@ -10,10 +10,14 @@ use block::{
 use io::Completer;
 
 use crate::declared::{Declared, param_or};
+use crate::flushes::{Flushes, loses_data, makes_durable};
+use crate::per_disk::PerDisk;
 use crate::repeat::{ALL_CLASSES, Repeat, classes};
 
 /// Longest wait between two tries.
 const DELAY_MAX: Duration = Duration::from_secs(3600);
+/// Why flushes fail with `unflushed=fail`.
+const REOPENED: &str = "the device had to be opened again";
 
 /// The layer `retry`.
 pub static RETRY: Declared = Declared {
@@ -27,10 +31,16 @@ at once, as are kinds of errors that `errors` does not name. Where there is noth
 (memory), requests are just tried again. A device that comes back with another size or fewer abilities \
 is not used.
 
-A server that has crashed may have lost writes that were not flushed. With `unflushed=fail` the first \
-flush after a new connection fails if there were such writes; with `trust` it is believed that the \
+A server that has crashed may have lost writes that were not flushed. With `unflushed=fail`, after a new \
+connection all flushes fail if there were such writes; with `trust` it is believed that the \
 server is still the same, as after a lost network connection. With `retry-readonly=on` everything that \
-would change the device is refused once it had to be opened again.",
+would change the device is refused once it had to be opened again.
+
+A flush, or a write, zeroing or trim that is to be durable (FUA), is tried again only after a lost connection, \
+unlike in nbdkit's filter of this name. One that the storage failed is passed on: the kernel reports data that \
+it could not write once, and the next flush succeeds although the data is gone. After such a failure all \
+flushes and durable writes fail, on all connections, until the last client has gone and the device is opened \
+anew.",
     example: r#"
 blockhaul copy --source-layer 'error?error=EIO&read=20%&count=5' \
   --source-layer 'retry?retry-delay=100ms' sample:64M null:
@@ -53,14 +63,15 @@ blockhaul copy --source-layer 'error?error=EIO&read=20%&count=5' \
 };
 
 fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
-    Ok(Arc::new(RetryLayer(Arc::new(Plan {
+    let plan = Plan {
         retries: args.number("retries").unwrap_or(5),
         delay: args.duration("retry-delay").unwrap_or(Duration::from_secs(2)),
         exponential: args.switch("retry-exponential"),
         readonly: args.switch("retry-readonly"),
         fail_unflushed: args.text("unflushed") == Some("fail"),
         kinds: classes("retry", args.text("errors").unwrap_or(ALL_CLASSES))?,
-    }))))
+    };
+    Ok(Arc::new(RetryLayer { plan: Arc::new(plan), disks: PerDisk::default() }))
 }
 
 struct Plan {
@@ -72,31 +83,32 @@ struct Plan {
     kinds: Vec<Kind>,
 }
 
-struct RetryLayer(Arc<Plan>);
+struct RetryLayer {
+    plan: Arc<Plan>,
+    disks: PerDisk<Flushes>,
+}
 
 impl Layer for RetryLayer {
-    fn wrap(&self, inner: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
-        Ok(device(&self.0, inner, None))
+    fn wrap(&self, device: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
+        self.device(Below { device, reopen: None, export: None })
     }
 
     fn open(self: Arc<Self>, below: Below) -> Opening<Arc<dyn Device>> {
-        let opened = device(&self.0, below.device, below.reopen);
-        Box::pin(std::future::ready(Ok(opened)))
+        Box::pin(std::future::ready(self.device(below)))
     }
 }
 
-fn device(
-    plan: &Arc<Plan>,
-    inner: Arc<dyn Device>,
-    reopen: Option<Arc<dyn Another>>,
-) -> Arc<dyn Device> {
-    let mut facts = Facts::clone(&inner.facts());
-    // What may be written again must not be gone with the first try.
-    facts.takes_parked = false;
-    let now = Now { device: inner, generation: 0, opening: None, unflushed: false, lost: false };
-    let shared =
-        Shared { plan: plan.clone(), facts: Arc::new(facts), reopen, now: Mutex::new(now) };
-    Arc::new(RetryDevice(Arc::new(shared)))
+impl RetryLayer {
+    fn device(&self, below: Below) -> Result<Arc<dyn Device>> {
+        let flushes = self.disks.get(&below, || Ok(Flushes::default()))?;
+        let Below { device, reopen, .. } = below;
+        let mut facts = Facts::clone(&device.facts());
+        // What may be written again must not be gone with the first try.
+        facts.takes_parked = false;
+        let now = Now { device, generation: 0, opening: None, unflushed: false };
+        let (plan, facts, now) = (self.plan.clone(), Arc::new(facts), Mutex::new(now));
+        Ok(Arc::new(RetryDevice(Arc::new(Shared { plan, facts, reopen, flushes, now }))))
+    }
 }
 
 struct RetryDevice(Arc<Shared>);
@@ -105,7 +117,21 @@ struct Shared {
     plan: Arc<Plan>,
     facts: Arc<Facts>,
     reopen: Option<Arc<dyn Another>>,
+    flushes: Arc<Flushes>,
     now: Mutex<Now>,
+}
+
+/// What stays of a request to decide about its repetition.
+#[derive(Clone, Copy)]
+struct Asked {
+    kind: OpKind,
+    flags: Flags,
+}
+
+impl Asked {
+    fn makes_durable(self) -> bool {
+        makes_durable(self.kind, self.flags)
+    }
 }
 
 /// The device as it is open now.
@@ -117,8 +143,6 @@ struct Now {
     opening: Option<Vec<Completer<()>>>,
     /// Something has been changed since the last flush.
     unflushed: bool,
-    /// Such changes may be lost.
-    lost: bool,
 }
 
 impl Device for RetryDevice {
@@ -128,16 +152,16 @@ impl Device for RetryDevice {
 
     fn submit(&self, request: Request) -> Pending {
         let shared = &self.0;
-        let (repeat, kind, fua) =
-            (Repeat::of(&request), request.kind(), request.flags.contains(Flags::FUA));
-        let (device, generation) = match shared.start(kind) {
+        let asked = Asked { kind: request.kind(), flags: request.flags };
+        let (device, generation) = match shared.start(asked) {
             Ok(started) => started,
             Err(error) => return error.into(),
         };
+        let repeat = Repeat::of(&request);
         let first = match device.submit(request).now() {
             Ok(outcome) if outcome.is_ok() => {
-                shared.done(kind, fua, generation);
-                return Pending::ready(outcome);
+                let ended = shared.done(asked, generation);
+                return Pending::ready(ended.and(outcome));
             }
             Ok(outcome) => Pending::ready(outcome),
             Err(pending) => pending,
@@ -145,7 +169,7 @@ impl Device for RetryDevice {
         let shared = shared.clone();
         Pending::start(async move {
             let outcome = first.await;
-            shared.go_on(outcome, generation, &repeat, kind, fua).await
+            shared.go_on(outcome, generation, &repeat, asked).await
         })
     }
 }
@@ -156,32 +180,51 @@ impl Shared {
     }
 
     /// The device for a request, and which opening of it.
-    fn start(&self, kind: OpKind) -> Result<(Arc<dyn Device>, u64)> {
-        let mut now = self.lock();
-        if self.plan.readonly && now.generation > 0 && kind.changes() {
+    fn start(&self, asked: Asked) -> Result<(Arc<dyn Device>, u64)> {
+        if asked.makes_durable() {
+            self.flushes.check()?;
+        }
+        let now = self.lock();
+        if self.plan.readonly && now.generation > 0 && asked.kind.changes() {
             let text = "the device had to be opened again and is read-only since";
             return Err(Error::new(Kind::ReadOnly, text));
-        }
-        if kind == OpKind::Flush && std::mem::take(&mut now.lost) {
-            let text = "the device had to be opened again, and earlier writes may be lost";
-            return Err(Error::new(Kind::Io, text));
         }
         Ok((now.device.clone(), now.generation))
     }
 
-    fn done(&self, kind: OpKind, fua: bool, generation: u64) {
-        if !self.plan.fail_unflushed || !(kind.changes() || kind == OpKind::Flush) {
-            return;
+    /// A request has succeeded; an error if that proves nothing.
+    fn done(&self, asked: Asked, generation: u64) -> Result<()> {
+        let Asked { kind, flags } = asked;
+        if self.plan.fail_unflushed && (kind.changes() || kind == OpKind::Flush) {
+            let fua = flags.contains(Flags::FUA);
+            let mut now = self.lock();
+            if now.generation != generation {
+                // Changed through a device that has been given up since.
+                if kind.changes() && !fua {
+                    self.flushes.fail(REOPENED);
+                }
+            } else if kind == OpKind::Flush {
+                now.unflushed = false;
+            } else if !fua {
+                now.unflushed = true;
+            }
         }
-        let mut now = self.lock();
-        if now.generation != generation {
-            // Changed through a device that has been given up since.
-            now.lost |= kind.changes() && !fua;
-        } else if kind == OpKind::Flush {
-            now.unflushed = false;
-        } else if !fua {
-            now.unflushed = true;
+        if asked.makes_durable() { self.flushes.check() } else { Ok(()) }
+    }
+
+    /// Whether a request that ended with this error may be made again.
+    fn may_repeat(&self, asked: Asked, error: &Error) -> bool {
+        if asked.makes_durable() {
+            if loses_data(asked.kind, error.kind()) {
+                self.flushes.fail(&error.text());
+                return false;
+            }
+            // Over the same device a repeated flush proves nothing.
+            if self.reopen.is_none() {
+                return false;
+            }
         }
+        self.plan.kinds.contains(&error.kind())
     }
 
     /// The first try has ended.
@@ -190,19 +233,15 @@ impl Shared {
         mut outcome: Outcome,
         mut generation: u64,
         repeat: &Repeat,
-        kind: OpKind,
-        fua: bool,
+        asked: Asked,
     ) -> Outcome {
         let mut delay = self.plan.delay;
         for number in 0.. {
             let error = match outcome {
-                Ok(reply) => {
-                    self.done(kind, fua, generation);
-                    return Ok(reply);
-                }
+                Ok(reply) => return self.done(asked, generation).map(|()| reply),
                 Err(error) => error,
             };
-            if number >= self.plan.retries || !self.plan.kinds.contains(&error.kind()) {
+            if !self.may_repeat(asked, &error) || number >= self.plan.retries {
                 return Err(error);
             }
             io::sleep(delay).await;
@@ -213,7 +252,7 @@ impl Shared {
                 outcome = Err(error);
                 continue;
             }
-            let (device, now) = self.start(kind)?;
+            let (device, now) = self.start(asked)?;
             generation = now;
             outcome = device.submit(repeat.request().await?).await;
         }
@@ -249,7 +288,9 @@ impl Shared {
         let mut now = self.lock();
         let waiting = now.opening.take().unwrap_or_default();
         let result = opened.map(|device| {
-            now.lost |= self.plan.fail_unflushed && std::mem::take(&mut now.unflushed);
+            if self.plan.fail_unflushed && std::mem::take(&mut now.unflushed) {
+                self.flushes.fail(REOPENED);
+            }
             now.generation += 1;
             std::mem::replace(&mut now.device, device)
         });

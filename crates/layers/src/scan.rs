@@ -1,13 +1,14 @@
 //! `scan`: hints at the whole device in the background, so that caches below fill before clients ask.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use block::{
     Access, Args, Can, Device, Facts, FileRange, Layer, Op, ParamKind, Pending, Request, Result,
 };
 
+use crate::background::hint;
 use crate::declared::{Declared, opened, param_or, usage};
 
 /// Between two rounds with `scan-forever`, and while nothing is open.
@@ -82,8 +83,9 @@ struct Round {
 }
 
 impl Round {
-    async fn run(&self, inner: Arc<dyn Device>) {
-        let size = inner.facts().size;
+    /// Holds the device below only while a hint is on its way: with the layer's end it is closed, and
+    /// a cache below writes back what it holds.
+    async fn run(&self, inner: Weak<dyn Device>, size: u64) {
         while !self.over.load(Ordering::Relaxed) {
             let mut at = self.hand.load(Ordering::Relaxed);
             if self.ahead {
@@ -101,7 +103,8 @@ impl Round {
             }
             let len = self.size.min(size - at);
             self.hand.store(at + len, Ordering::Relaxed);
-            if inner.submit(Request::cache(at, len)).await.is_err() {
+            let Some(device) = inner.upgrade() else { return };
+            if hint(device, at, len).await != Ok(true) {
                 // A hint that fails is no harm, but nothing to hurry about either.
                 io::sleep(PAUSE).await;
             }
@@ -132,8 +135,9 @@ impl Device for ScanDevice {
             !std::mem::replace(&mut *started, true)
         };
         if first {
-            let (round, inner) = (self.round.clone(), self.inner.clone());
-            drop(io::spawn(async move { round.run(inner).await }));
+            let (round, inner) = (self.round.clone(), Arc::downgrade(&self.inner));
+            let size = self.inner.facts().size;
+            drop(io::spawn(async move { round.run(inner, size).await }));
         }
         self.inner.submit(request)
     }

@@ -96,6 +96,10 @@ impl Scratch {
     ) -> Result<bool> {
         let mut done = 0;
         while done < len {
+            if done > 0 {
+                // The device may answer at once, and the range may be very long.
+                io::yield_now().await;
+            }
             let now = self.piece.min(len - done);
             let found = self.read(device, at + done, now).await?;
             let same = match (&found, bytes) {

@@ -6,11 +6,12 @@ mod common;
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use block::{
-    Another, Below, Device, DeviceExt, Error, Facts, Kind, Layer, OpKind, Opening, Pending, Request,
+    Another, Below, Device, DeviceExt, Error, Facts, Flags, Kind, Layer, OpKind, Opening, Pending,
+    Request,
 };
 use common::{layer, on_workers, read, refused, write};
 use io::Data;
@@ -84,11 +85,22 @@ fn retry_opens_the_device_again() {
         let (device, dialer) = fragile("retry?retry-delay=1ms", 0, Kind::NoSpace).await;
         assert_eq!(device.flush().await.unwrap_err().kind(), Kind::NoSpace);
         assert_eq!(dialer.dialed.load(Ordering::SeqCst), 1);
-        // It gives up in the end.
+        // It gives up after the last try.
         let text = "retry?retry-delay=1ms&retries=3";
         let (device, dialer) = fragile(text, 0, Kind::Io).await;
-        assert_eq!(device.flush().await.unwrap_err().kind(), Kind::Io);
+        let error = device.write(0, Data::copy_of(b"x")).await.unwrap_err();
+        assert_eq!(error.kind(), Kind::Io);
         assert_eq!(dialer.dialed.load(Ordering::SeqCst), 4);
+        // A flush is repeated over a new connection only if the old one was lost.
+        for (kind, dialed) in [(Kind::Disconnected, 4), (Kind::Io, 1), (Kind::TimedOut, 1)] {
+            let (device, dialer) = fragile(text, 0, kind).await;
+            assert_eq!(device.flush().await.unwrap_err().kind(), kind);
+            assert_eq!(dialer.dialed.load(Ordering::SeqCst), dialed, "{kind:?}");
+        }
+        let (device, dialer) = fragile(text, 1, Kind::Disconnected).await;
+        read(&device, 0, 1).await;
+        device.flush().await.unwrap();
+        assert_eq!(dialer.dialed.load(Ordering::SeqCst), 2);
         assert_eq!(refused("retry?errors=io,other").kind(), Kind::Usage);
     });
 }
@@ -102,7 +114,9 @@ fn retry_can_refuse_what_may_be_lost() {
             write(&device, at, b"x").await;
         }
         // Three of them went through a connection that has ended since.
-        assert_eq!(device.flush().await.unwrap_err().kind(), Kind::Io);
+        for _ in 0..3 {
+            assert_eq!(device.flush().await.unwrap_err().kind(), Kind::Io);
+        }
         let (device, _) = fragile(text, 3, Kind::Disconnected).await;
         write(&device, 0, b"x").await;
         device.flush().await.unwrap();
@@ -116,6 +130,116 @@ fn retry_can_refuse_what_may_be_lost() {
         read(&device, 0, 1).await;
         let error = device.write(0, Data::copy_of(b"x")).await.unwrap_err();
         assert_eq!(error.kind(), Kind::ReadOnly);
+    });
+}
+
+/// Storage that reports lost data once, as the kernel does, and then says that all is well.
+struct Forgetful {
+    memory: Arc<dyn Device>,
+    has_lost: AtomicBool,
+    asked: AtomicU64,
+}
+
+impl Forgetful {
+    fn new() -> Arc<Forgetful> {
+        let memory = block::emulate::emulate(backends::memory(1 << 20));
+        Arc::new(Forgetful { memory, has_lost: AtomicBool::new(true), asked: AtomicU64::new(0) })
+    }
+}
+
+impl Device for Forgetful {
+    fn facts(&self) -> Arc<Facts> {
+        self.memory.facts()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        if request.kind() == OpKind::Flush || request.flags.contains(Flags::FUA) {
+            self.asked.fetch_add(1, Ordering::SeqCst);
+            if self.has_lost.swap(false, Ordering::SeqCst) {
+                return Error::new(Kind::Io, "writeback failed").into();
+            }
+        }
+        self.memory.submit(request)
+    }
+}
+
+const LAYERS: [&str; 9] = [
+    "retry?retry-delay=1ms",
+    "retry?retry-delay=1ms&unflushed=fail",
+    "retry-request?delay=1ms",
+    "cache",
+    "cache?cache=writethrough",
+    "multi-conn?mode=emulate",
+    "multi-conn?mode=emulate&track-dirty=off",
+    "fua?fuamode=emulate",
+    "fua?fuamode=force",
+];
+
+#[test]
+fn a_failed_flush_is_not_repeated_and_no_later_one_succeeds() {
+    on_workers(|| async {
+        for text in LAYERS {
+            for first in [OpKind::Flush, OpKind::Write, OpKind::Zero] {
+                let storage = Forgetful::new();
+                let layer = layer(text).unwrap();
+                let [one, two] = [0, 1].map(|_| layer.wrap(storage.clone()).unwrap());
+                // With `force` it is the write that fails.
+                let written = one.write(0, Data::copy_of(&[1; 4096])).await;
+                assert_eq!(written.is_err(), text.ends_with("force"), "{text}");
+                if written.is_ok() {
+                    let request = match first {
+                        OpKind::Flush => Request::flush(),
+                        OpKind::Write => Request::write(9, Data::copy_of(b"x")),
+                        _ => Request::zero(0, 4096),
+                    };
+                    let flags = match first {
+                        OpKind::Flush => Flags::empty(),
+                        _ => Flags::FUA,
+                    };
+                    let error = one.submit(request.with(flags)).await.unwrap_err();
+                    assert_eq!(error.kind(), Kind::Io, "{text}: {first:?}");
+                }
+                for device in [&two, &one] {
+                    for request in [
+                        Request::flush(),
+                        Request::write(5, Data::copy_of(b"y")).with(Flags::FUA),
+                        Request::zero(0, 8192).with(Flags::FUA),
+                        Request::flush(),
+                    ] {
+                        let error = device.submit(request).await.unwrap_err();
+                        assert_eq!(error.kind(), Kind::Io, "{text}: {first:?}: {error}");
+                    }
+                }
+                assert_eq!(storage.asked.load(Ordering::SeqCst), 1, "{text}: {first:?}");
+                // Reads, and writes that are not to be durable, are still there.
+                if !text.ends_with("force") {
+                    write(&two, 70_000, b"z").await;
+                    assert_eq!(read(&one, 70_000, 1).await, b"z");
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn storage_that_is_opened_again_can_be_flushed() {
+    on_workers(|| async {
+        for text in LAYERS {
+            let storage = Forgetful::new();
+            let layer = layer(text).unwrap();
+            let device = layer.wrap(storage.clone()).unwrap();
+            let request = Request::write(0, Data::copy_of(b"x")).with(Flags::FUA);
+            device.submit(request).await.unwrap_err();
+            device.flush().await.unwrap_err();
+            drop(device);
+            // A cache tries to write back at its end.
+            while Arc::strong_count(&storage) > 1 {
+                io::sleep(Duration::from_millis(1)).await;
+            }
+            let device = layer.wrap(storage.clone()).unwrap();
+            write(&device, 0, b"y").await;
+            device.flush().await.unwrap_or_else(|error| panic!("{text}: {error}"));
+        }
     });
 }
 

@@ -183,6 +183,53 @@ fn the_end_carries_what_was_not_flushed() {
 }
 
 #[test]
+fn the_end_carries_what_was_not_flushed_below_layers_that_work_in_the_background() {
+    for round in 0..30 {
+        for above in [
+            &["scan?scan-size=64k&scan-forever=on"][..],
+            &["delay?cache=20ms", "scan?scan-size=64k"],
+            &["delay?cache=20ms", "readahead"],
+        ] {
+            let (model, _, device) = counted(SIZE);
+            let runtime = Runtime::start(&Config { workers: 2, ..Config::default() }).unwrap();
+            let cache = runtime.block_on(move || async move {
+                let cache = stacked(device, &[&["cache"], above].concat()).unwrap();
+                for block in 0..10 {
+                    write(&cache, block * BLOCK, b"kept").await;
+                }
+                // Two reads in order, for readahead.
+                read(&cache, 0, 512).await;
+                read(&cache, 512, 512).await;
+                io::sleep(Duration::from_millis(round % 5)).await;
+                cache
+            });
+            drop(cache);
+            drop(runtime);
+            for block in 0..10 {
+                let found = &model.bytes()[(block * BLOCK) as usize..][..4];
+                assert_eq!(found, *b"kept", "{above:?}, round {round}");
+            }
+            assert_eq!(model.seen().last().unwrap().kind, OpKind::Flush);
+        }
+    }
+}
+
+#[test]
+fn a_zeroing_that_is_refused_has_changed_nothing() {
+    on_workers(|| async {
+        let (_, _, device) = counted(SIZE);
+        let cache = stacked(device, &["cow", "cache"]).unwrap();
+        let before = read(&cache, 0, SIZE as usize).await;
+        let flags = Flags::FAST | Flags::NO_HOLE;
+        for (at, len) in [(BLOCK - 10, 2 * BLOCK), (5, SIZE - 5), (100, 3000)] {
+            let outcome = cache.submit(Request::zero(at, len).with(flags)).await;
+            assert_eq!(outcome.unwrap_err().kind(), Kind::Unsupported);
+            assert!(read(&cache, 0, SIZE as usize).await == before, "{len} bytes at {at}");
+        }
+    });
+}
+
+#[test]
 fn a_failed_flush_keeps_what_it_could_not_carry() {
     on_workers(|| async {
         let (model, _, device) = counted(SIZE);

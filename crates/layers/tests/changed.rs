@@ -6,8 +6,8 @@ mod common;
 use std::sync::Arc;
 
 use block::{
-    BASE_ALLOCATION, Below, Can, Device, DeviceExt, Extents, Facts, Flags, HOLE, Kind, Layer,
-    OpKind, Reply, Request, Result, ZERO,
+    BASE_ALLOCATION, Below, Can, Device, DeviceExt, Error, Extents, Facts, Flags, HOLE, Kind,
+    Layer, OpKind, Reply, Request, Result, ZERO,
 };
 use common::{layer, on_workers, read, refused, runs, stacked, write};
 use io::{Data, Room};
@@ -403,6 +403,40 @@ fn hostile_gpts_are_refused() {
             gpt(5000, 128, 128, 40, 49),
         ] {
             assert_eq!(part(device).await.err().unwrap().kind(), Kind::NotFound);
+        }
+    });
+}
+
+/// Zeroes fast, but only at its front.
+struct FastAtFront(Arc<dyn Device>);
+
+impl Device for FastAtFront {
+    fn facts(&self) -> Arc<Facts> {
+        let mut facts = Facts::clone(&self.0.facts());
+        facts.can |= Can::FAST_ZERO;
+        Arc::new(facts)
+    }
+
+    fn submit(&self, request: Request) -> block::Pending {
+        if request.flags.contains(Flags::FAST) && request.at >= 4096 {
+            return Error::new(Kind::Unsupported, "not fast here").into();
+        }
+        self.0.submit(Request { flags: request.flags - Flags::FAST, ..request })
+    }
+}
+
+#[test]
+fn a_fast_zeroing_in_pieces_is_refused_as_a_whole_or_not_at_all() {
+    on_workers(|| async {
+        let memory = block::emulate::emulate(backends::memory(64 << 10));
+        let device = Arc::new(FastAtFront(memory));
+        let device = stacked(device, &["blocksize?maxlen=4k"]).unwrap();
+        for (at, is_refused) in [(0, false), (4096, true)] {
+            write(&device, 0, &[1; 32 << 10]).await;
+            let zeroed = device.submit(Request::zero(at, 16 << 10).with(Flags::FAST)).await;
+            assert_eq!(zeroed.is_err(), is_refused);
+            let expected = if is_refused { 1 } else { 0 };
+            assert_eq!(read(&device, at, 16 << 10).await, [expected; 16 << 10]);
         }
     });
 }

@@ -185,8 +185,14 @@ fn readahead() {
 #[test]
 fn retry() {
     check("memory:2M", &["retry", "retry-request"], short(zeroes()));
-    // One request in ten fails, and is tried again until it does not.
-    let flaky = &["error?all=10%", "retry-request?retries=100&delay=0", "retry?unflushed=fail"];
+    // One request in ten fails, and is tried again until it does not. Flushes and durable writes are not
+    // tried again.
+    let flaky = &[
+        "error?read=10%&write=10%&zero=10%&trim=10%&extents=10%&cache=10%",
+        "retry-request?retries=100&delay=0",
+        "retry?unflushed=fail",
+        "fua?fuamode=emulate",
+    ];
     check("memory:2M", flaky, short(zeroes()));
 }
 

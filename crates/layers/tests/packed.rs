@@ -175,6 +175,66 @@ fn xz_files_are_read_at_random() {
     });
 }
 
+/// Where the first block's data ends in an xz file of one block: its length is in the index.
+fn end_of_data(packed: &[u8]) -> usize {
+    let footer = packed.len() - 12;
+    let size = u32::from_le_bytes(packed[footer + 4..footer + 8].try_into().unwrap());
+    let index = &packed[footer - 4 * (size as usize + 1)..];
+    assert_eq!(index[..2], [0, 1], "one block");
+    let bytes = index[2..].iter().enumerate();
+    let mut unpadded = 0;
+    for (at, byte) in bytes {
+        unpadded |= usize::from(byte & 0x7f) << (7 * at);
+        if byte & 0x80 == 0 {
+            break;
+        }
+    }
+    12 + unpadded
+}
+
+#[test]
+fn xz_blocks_without_a_check_end_where_they_should() {
+    require_peer!("xz");
+    let dir = tempfile::tempdir().unwrap();
+    let bytes = content(5003);
+    fs::write(dir.path().join("disk"), &bytes).unwrap();
+    run(Command::new("xz").current_dir(dir.path()).args(["-k0", "--check=none", "disk"]));
+    let good = fs::read(dir.path().join("disk.xz")).unwrap();
+    let path = dir.path().join("bad.xz");
+    let end = end_of_data(&good);
+    assert_eq!(good[end - 1], 0, "the mark of the end");
+    let mut bad = good.clone();
+    bad[end - 1] = 1;
+    for (packed, expected) in [(good, Some(bytes)), (bad, None)] {
+        fs::write(&path, &packed).unwrap();
+        let unpacked = Command::new("xz").arg("-dc").arg(&path).output().unwrap();
+        assert_eq!(unpacked.status.success(), expected.is_some(), "xz itself");
+        let path = path.clone();
+        on_workers(move || async move {
+            let stack = open(&path, &["xz"], Intent::READ).await.unwrap();
+            match expected {
+                Some(expected) => check_content(stack.device(), &expected).await,
+                None => drop(stack.device().read(0, 10).await.unwrap_err()),
+            }
+        });
+    }
+    // Nothing at all is no xz file, unlike a packed file of no bytes.
+    run(Command::new("sh").args(["-c", "xz < /dev/null > \"$0\"", path.to_str().unwrap()]));
+    let none = fs::read(&path).unwrap();
+    for (packed, is_good) in [(none, true), (Vec::new(), false), (vec![0; 4], false)] {
+        fs::write(&path, packed).unwrap();
+        let path = path.clone();
+        on_workers(move || async move {
+            let opened = open(&path, &["xz"], Intent::READ).await;
+            assert_eq!(
+                opened.as_ref().ok().map(|stack| stack.device().facts().size == 0),
+                is_good.then_some(true)
+            );
+            assert!(opened.err().is_none_or(|error| error.kind() == Kind::Invalid));
+        });
+    }
+}
+
 #[test]
 fn gzip_files_are_read_at_random() {
     require_peer!("gzip");

@@ -14,7 +14,7 @@ use super::hold::Hold;
 /// How many runs of blocks are on their way below at a time, as many as there are pieces of scratch
 /// memory.
 const DEPTH: usize = 8;
-/// Most bytes of zeroes in one request.
+/// Most bytes of zeroes in one request where they are written below.
 const ZERO_MAX: u64 = 1 << 30;
 
 impl Handle {
@@ -27,7 +27,7 @@ impl Handle {
             let Some((first, last, state)) = store.blocks().next_behind(next, u64::MAX) else {
                 break;
             };
-            next = last.min(first + self.unit(state));
+            next = last.min(first.saturating_add(self.unit(state)));
             flights.launch(self.clone().carry(first, next)).await;
         }
         flights.land().await?;
@@ -51,7 +51,12 @@ impl Handle {
 
     /// Blocks that go below in one piece.
     fn unit(&self, state: State) -> u64 {
-        let bytes = if state == State::Zero { ZERO_MAX } else { self.scratch.piece() };
+        let bytes = match state {
+            // One request, however long: the device below works on ranges.
+            State::Zero if !self.inner.facts().emulated.contains(Can::ZERO) => u64::MAX,
+            State::Zero => ZERO_MAX,
+            _ => self.scratch.piece(),
+        };
         (bytes / self.store.block).max(1)
     }
 
@@ -135,13 +140,14 @@ impl Handle {
                 (blocks.kept(), blocks.oldest(surplus))
             };
             let mut flights = Flights::default();
-            let mut left = &oldest[..];
-            while let (Some(&first), true) = (left.first(), flights.is_well()) {
-                let unit = self.unit(State::Dirty) as usize;
-                let follows = |(index, block): &(usize, &u64)| **block == first + *index as u64;
-                let count = left.iter().enumerate().take(unit).take_while(follows).count();
-                flights.launch(self.clone().evict(first, first + count as u64)).await;
-                left = &left[count..];
+            let unit = self.unit(State::Dirty);
+            for (first, last) in oldest {
+                let mut next = first;
+                while next < last && flights.is_well() {
+                    let to = last.min(next + unit);
+                    flights.launch(self.clone().evict(next, to)).await;
+                    next = to;
+                }
             }
             if let Err(error) = flights.land().await {
                 log::warn!("cache: no room can be made: {error}");

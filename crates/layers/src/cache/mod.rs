@@ -25,6 +25,7 @@ use block::{
 };
 use io::Remote;
 
+use crate::background;
 use crate::declared::{Declared, opened, param, param_or, usage};
 use crate::per_disk::PerDisk;
 use crate::scratch::Scratch;
@@ -42,8 +43,10 @@ on its way wait for it instead of asking too.
 
 `cache=writeback` answers a write when it is in the cache. A flush carries what has changed to the \
 device below, in the order of its place, and flushes that device; so does the end of the layer, when its \
-last connection closes or the server stops (not when it is killed). A write that is to be durable (FUA) \
-is carried at once. `cache=writethrough` answers when the device below has the data. `cache=unsafe` \
+last connection closes or the server stops (not when it is killed); if that fails, the log says so and the \
+exit status is 5. A write that is to be durable (FUA) \
+is carried at once. After the device below has failed a flush, all flushes and durable writes fail until it is \
+opened again. `cache=writethrough` answers when the device below has the data. `cache=unsafe` \
 leaves flushes out and writes to the device below only to make room: what has not gone there is lost at \
 the end.
 
@@ -100,9 +103,10 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
     let options = Options::new(args)?;
     let disks = PerDisk::default();
     opened(move |below| {
-        let inner = below.device.clone();
-        let facts = inner.facts();
+        let facts = below.device.facts();
         let store = disks.get(&below, || Store::new(&options, &facts))?;
+        // Once a flush below has failed, what was carried there may be lost: no later flush succeeds.
+        let inner = store.flushes.guard(below.device);
         if facts.size != store.size {
             let text =
                 format!("cache: {} has not the size of the device that is cached", facts.name);
@@ -224,7 +228,10 @@ impl Drop for Handle {
             let handle = Arc::new(Handle { inner, store, scratch, base, worker });
             match handle.flush().await {
                 Ok(_) => {}
-                Err(error) => log::error!("cache: what was written is lost: {error}"),
+                Err(error) => {
+                    background::lose_data();
+                    log::error!("cache: what was written is lost: {error}");
+                }
             }
             closing.0 = None;
             // It has had its try.
@@ -242,6 +249,7 @@ struct Closing(Option<Arc<Store>>);
 impl Drop for Closing {
     fn drop(&mut self) {
         if self.0.as_ref().is_some_and(|store| store.is_behind()) {
+            background::lose_data();
             log::error!("cache: the program ended before what was written had gone below");
         }
     }

@@ -15,6 +15,8 @@ use crate::declared::misfit;
 
 /// Bytes that a hint brings at a time.
 const HINT: u64 = 4 << 20;
+/// Most bytes that one hint brings.
+const HINT_MAX: u64 = 4 << 30;
 /// Requests for extents that one answer may make of the device below.
 const ASKED_MAX: usize = 64;
 
@@ -170,10 +172,12 @@ impl Handle {
 
     /// Brings what is not there.
     pub(super) async fn cache(self: &Arc<Handle>, at: u64, len: u64) -> Outcome {
-        let end = at + len;
+        // A hint need not be followed to its end.
+        let end = at + len.min(HINT_MAX);
         let mut next = at;
         while next < end {
-            let (state, to) = self.store.run(next, end.min(next + HINT));
+            let (state, to) = self.store.run(next, end);
+            let to = if state == State::Absent { to.min(next + HINT) } else { to };
             if state == State::Absent {
                 let (first, last) = self.store.touched(next, to);
                 if self.store.is_full_for(&self.store.blocks(), last - first) {
@@ -182,6 +186,8 @@ impl Handle {
                 }
                 // Others may have brought it, or filled the cache.
                 let _ = self.bring(next, to, None).await?;
+                // The device below may have answered at once.
+                io::yield_now().await;
             }
             next = to;
         }

@@ -10,6 +10,7 @@ use rustix::fs::{FallocateFlags, fallocate, fstatfs, ftruncate};
 use super::blocks::{Blocks, State};
 use super::hold::Hold;
 use super::options::{Bound, Mode, OnRead, Options, bound_in_blocks};
+use crate::flushes::Flushes;
 use crate::temporary;
 
 /// Longest write to the file that is done at once: dearer to hand over than to do.
@@ -33,6 +34,8 @@ pub(super) struct Store {
     pub(super) handles: AtomicUsize,
     /// Somebody is making room.
     pub(super) making_room: AtomicBool,
+    /// Whether the device below has failed a flush.
+    pub(super) flushes: Arc<Flushes>,
     file: File,
     blocks: Mutex<Blocks>,
     /// How often blocks were made absent.
@@ -89,6 +92,7 @@ impl Store {
             locks: Arc::default(),
             handles: AtomicUsize::new(0),
             making_room: AtomicBool::new(false),
+            flushes: Arc::default(),
             file,
             blocks: Mutex::new(Blocks::new(bound.is_some())),
             bound,
@@ -159,7 +163,7 @@ impl Store {
 
     /// Whether the device below lacks something.
     pub(super) fn is_behind(&self) -> bool {
-        self.blocks().next_behind(0, u64::MAX).is_some()
+        self.blocks().is_behind()
     }
 
     /// Nothing is kept any more. For the end: the file goes with the store.

@@ -196,8 +196,7 @@ impl Handle {
             true => store.bytes(first, last),
             false => (end, end),
         };
-        self.zero_parts(at, start).await?;
-        self.zero_parts(stop, end).await?;
+        // First of all: what is refused (FAST) must not have changed anything.
         if first < last {
             let _alone = store.locks.lock_for(Hold::Alone, start, stop).await;
             if below {
@@ -209,6 +208,8 @@ impl Handle {
                 store.blocks().set(first, last, State::Zero);
             }
         }
+        self.zero_parts(at, start).await?;
+        self.zero_parts(stop, end).await?;
         if store.mode == Mode::Writeback && flags.contains(Flags::FUA) {
             self.carry_durably(at, end).await?;
         }

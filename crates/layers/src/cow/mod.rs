@@ -1,12 +1,8 @@
 //! `cow`: changes go to an overlay, and the device below stays as it is.
 //!
-//! - `states`: where each block's bytes are.
-//!
 //! A change of part of a block that is not in the overlay brings the rest of it there first. Such
 //! changes hold a lock on their blocks; a block's state is set when its bytes are in the overlay, so
 //! reads need no lock.
-
-mod states;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -18,12 +14,14 @@ use io::{Allocate, Buf, Data, File, Room};
 
 use crate::declared::{Declared, misfit, opened, param, param_or, usage};
 use crate::per_disk::PerDisk;
+use crate::runs::Runs;
 use crate::scratch::Scratch;
 use crate::temporary;
-use states::{State, States};
 
 /// Requests for extents that one answer may make of the device below.
 const ASKED_MAX: usize = 64;
+/// Runs of blocks that a trim or a zeroing works on before other requests get their turn.
+const RUNS_AT_ONCE: usize = 1024;
 /// Bytes of zeroes that are written at a time.
 const ZEROES: u64 = Data::ZEROES_MAX as u64;
 
@@ -35,7 +33,10 @@ pub static COW: Declared = Declared {
 `cow-block-size`, and is gone when the device is closed. All connections see the same changes. The \
 device below may be read-only. Zeroes and trims of whole blocks take no space and are holes; extents of \
 what was not changed are those of the device below. The file is made in `dir`, or in the folder that \
-TMPDIR names, or in /var/tmp; when its file system is full, writes fail (ENOSPC).",
+TMPDIR names, or in /var/tmp; when its file system is full, writes fail (ENOSPC).
+
+The list of changed blocks takes 32 to 80 bytes of memory for each run of neighbours, whatever its length. \
+At most every second block is a run of its own: about 8 MiB for a disk of 16 GiB in blocks of 64 KiB.",
     example: r#"
 blockhaul copy sample:64M disk.raw
 blockhaul serve --layer cow disk.raw --run 'blockhaul copy random:1M "$uri"'
@@ -96,38 +97,44 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
     })
 }
 
+/// Where a block's bytes are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum State {
+    /// In the device below.
+    #[default]
+    Below,
+    /// In the overlay.
+    Above,
+    /// Nowhere: it reads as zeroes.
+    Zero,
+}
+
 /// What all handles share.
 struct Overlay {
     file: File,
     block: u64,
     size: u64,
-    states: Mutex<States>,
+    states: Mutex<Runs<State>>,
     locks: Arc<io::RangeLocks>,
 }
 
 impl Overlay {
-    fn states(&self) -> MutexGuard<'_, States> {
+    fn states(&self) -> MutexGuard<'_, Runs<State>> {
         self.states.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The runs of a range: offset, end, state.
     fn runs(&self, at: u64, end: u64, most: usize) -> Vec<(u64, u64, State)> {
         let states = self.states();
-        let last = end.div_ceil(self.block);
-        let mut runs = Vec::new();
-        let mut from = at;
-        while from < end && runs.len() < most {
-            let (state, block) = states.run(from / self.block, last);
-            let to = block.saturating_mul(self.block).min(end);
-            runs.push((from, to, state));
-            from = to;
-        }
-        runs
+        let runs = states.iter(at / self.block, end.div_ceil(self.block)).take(most);
+        let bytes = |block: u64| block.saturating_mul(self.block);
+        runs.map(|(from, to, state)| (bytes(from).max(at), bytes(to).min(end), state)).collect()
     }
 
     /// Whether all blocks of a range are in the overlay.
     fn all_above(&self, at: u64, end: u64) -> bool {
-        matches!(self.runs(at, end, 1)[..], [(_, to, State::Above)] if to == end)
+        let last = end.div_ceil(self.block);
+        self.states().run(at / self.block, last) == (State::Above, last)
     }
 
     /// Whole blocks within a range: first, and the one behind the last. The end of the device counts
@@ -339,16 +346,21 @@ impl Cow {
             return Ok(Reply::Done);
         }
         let _lock = overlay.locks.lock(first, last).await;
-        let used = overlay.runs(
-            first * overlay.block,
-            (last * overlay.block).min(overlay.size),
-            usize::MAX,
-        );
-        overlay.states().set(first, last, State::Zero);
-        for (from, to, state) in used {
-            if state == State::Above {
-                // Space is given back where the file system can; the state says what is read.
-                let _ = overlay.file.allocate(Allocate::PunchHole, from, to - from).await;
+        let end = (last * overlay.block).min(overlay.size);
+        let mut next = first * overlay.block;
+        while next < end {
+            let runs = overlay.runs(next, end, RUNS_AT_ONCE);
+            let Some(&(_, to, _)) = runs.last() else { break };
+            overlay.states().set(next / overlay.block, to.div_ceil(overlay.block), State::Zero);
+            for (from, to, state) in runs {
+                if state == State::Above {
+                    // Space is given back where the file system can; the state says what is read.
+                    let _ = overlay.file.allocate(Allocate::PunchHole, from, to - from).await;
+                }
+            }
+            next = to;
+            if next < end {
+                io::yield_now().await;
             }
         }
         Ok(Reply::Done)

@@ -1,226 +1,112 @@
-//! What is known about a device in one context: runs, in segments of a bounded number of runs, so
-//! that a change rewrites little and the least used can be forgotten.
-
-use std::collections::BTreeMap;
-use std::sync::Arc;
+//! What is known about a device in one context, and when it was last asked for.
 
 use block::{Extent, Extents};
 
-/// Most runs of a segment when it is made: 64 KiB, which a change rewrites in microseconds.
-const RUNS: usize = 4096;
-/// Bytes that a run takes, and a segment beside its runs (its place in the tree, its counters).
-const RUN_COST: u64 = size_of::<Run>() as u64;
-const SEGMENT_COST: u64 = 128;
+use crate::runs::Runs;
 
-/// A run of bytes in one state, up to `end`.
-#[derive(Debug, Clone, Copy)]
-struct Run {
-    end: u64,
-    state: u64,
+/// Runs that are forgotten at a time.
+const PIECE: usize = 4096;
+
+/// The state of a byte, if it is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Known(u64);
+
+impl Known {
+    /// No device tells a state of this number; one that does is asked each time.
+    const NOTHING: Known = Known(u64::MAX);
 }
 
-/// Neighbouring runs.
-#[derive(Debug)]
-pub(super) struct Segment {
-    runs: Vec<Run>,
-}
-
-impl Segment {
-    fn end(&self) -> u64 {
-        self.runs.last().map_or(0, |run| run.end)
-    }
-
-    fn cost(&self) -> u64 {
-        SEGMENT_COST + RUN_COST * self.runs.capacity() as u64
-    }
-
-    /// Appends what it says about `at..end` to `out`.
-    pub(super) fn copy(&self, at: u64, end: u64, out: &mut Extents) {
-        let first = self.runs.partition_point(|run| run.end <= at);
-        let mut at = at;
-        for run in &self.runs[first..] {
-            if at >= end {
-                return;
-            }
-            out.push(run.end.min(end) - at, run.state);
-            at = run.end;
-        }
+impl Default for Known {
+    fn default() -> Known {
+        Known::NOTHING
     }
 }
 
-struct Entry {
-    segment: Arc<Segment>,
-    used: u64,
-}
-
-/// Runs of one context.
+/// What is known of one context.
 #[derive(Default)]
 pub(super) struct Map {
-    /// By first offset; they do not overlap.
-    segments: BTreeMap<u64, Entry>,
-    cost: u64,
+    runs: Runs<Known>,
+    /// When each of the known bytes was last asked for; 0 for the others.
+    used: Runs<u64>,
 }
 
 impl Map {
     /// Bytes of memory.
     pub(super) fn cost(&self) -> u64 {
-        self.cost
+        self.runs.memory() + self.used.memory()
     }
 
-    /// The segments that say something about `at` and what follows it up to `end` without a gap, at
-    /// most `most`; marked as used at `now`.
-    pub(super) fn find(&mut self, at: u64, end: u64, most: usize, now: u64) -> Vec<Arc<Segment>> {
-        let mut found = Vec::new();
-        let Some((&start, _)) = self.segments.range(..=at).next_back() else { return found };
-        let mut next = at;
-        for (&start, entry) in self.segments.range_mut(start..) {
-            if next >= end || start > next || entry.segment.end() <= next || found.len() == most {
-                break;
-            }
-            entry.used = now;
-            next = entry.segment.end();
-            found.push(entry.segment.clone());
+    /// What is known about `at` and what follows it up to `end` without a gap, at most `most` runs; marked
+    /// as used at `now`, which is above 0.
+    pub(super) fn find(&mut self, at: u64, end: u64, most: usize, now: u64) -> Extents {
+        let mut found = Extents::new();
+        let known = self.runs.iter(at, end).take_while(|run| run.2 != Known::NOTHING);
+        for (from, to, Known(state)) in known.take(most) {
+            found.push(to - from, state);
         }
+        self.used.set(at, at + found.total(), now);
         found
     }
 
     /// Whether something is known about `at`.
     pub(super) fn knows(&self, at: u64) -> bool {
-        let before = self.segments.range(..=at).next_back();
-        before.is_some_and(|(_, entry)| entry.segment.end() > at)
+        self.runs.get(at) != Known::NOTHING
     }
 
     /// The first offset from `at` on, where nothing is known, at which something is.
     pub(super) fn next_known(&self, at: u64) -> Option<u64> {
-        self.segments.range(at..).next().map(|(&start, _)| start)
+        let (_, next) = self.runs.run(at, u64::MAX);
+        (next < u64::MAX).then_some(next)
     }
 
-    /// Learns what `extents` says from `at` on.
+    /// Learns what `extents` says from `at` on; `now` is above 0.
     pub(super) fn learn(&mut self, at: u64, extents: &Extents, now: u64) {
-        self.forget(at, at.saturating_add(extents.total()));
-        let mut start = at;
-        let mut next = at;
-        let mut runs = Vec::new();
-        // Answers of few runs each grow together.
-        if let Some((&before, entry)) = self.segments.range(..at).next_back()
-            && entry.segment.end() == at
-            && entry.segment.runs.len() + extents.len() <= RUNS
-            && let Some(entry) = self.take(before)
-        {
-            start = before;
-            runs = entry.segment.runs.clone();
-        }
-        for &Extent { len, state } in extents.runs() {
-            if runs.len() >= RUNS {
-                self.put(start, std::mem::take(&mut runs), now);
-                start = next;
-            }
-            next += len;
-            push(&mut runs, next, state);
-        }
-        self.put(start, runs, now);
+        let end = at.saturating_add(extents.total());
+        let runs = extents.runs().iter().map(|&Extent { len, state }| (len, Known(state)));
+        self.runs.set_all(at, end, runs);
+        self.used.set(at, end, now);
     }
 
     /// What is known about a range is true no more.
     pub(super) fn forget(&mut self, start: u64, end: u64) {
-        for (first, entry) in self.take_all(start, end) {
-            let (mut left, mut right) = (Vec::new(), Vec::new());
-            let mut at = first;
-            for run in &entry.segment.runs {
-                if at < start {
-                    push(&mut left, run.end.min(start), run.state);
-                }
-                if run.end > end {
-                    push(&mut right, run.end, run.state);
-                }
-                at = run.end;
-            }
-            self.put(first, left, entry.used);
-            self.put(end, right, entry.used);
-        }
+        self.runs.set(start, end, Known::NOTHING);
+        self.used.set(start, end, 0);
     }
 
     /// The parts of a range about which something is known are in this state now.
     pub(super) fn set(&mut self, start: u64, end: u64, state: u64) {
-        if self.is(start, end, state) {
-            return;
-        }
-        for (first, entry) in self.take_all(start, end) {
-            let mut runs = Vec::with_capacity(entry.segment.runs.len() + 2);
-            let mut at = first;
-            for run in &entry.segment.runs {
-                if at < start {
-                    push(&mut runs, run.end.min(start), run.state);
-                }
-                let inside = run.end.min(end);
-                if inside > at.max(start) {
-                    push(&mut runs, inside, state);
-                }
-                if run.end > end {
-                    push(&mut runs, run.end, run.state);
-                }
-                at = run.end;
-            }
-            if runs.len() > 2 * RUNS {
-                let right = runs.split_off(RUNS);
-                let middle = runs.last().map_or(first, |run| run.end);
-                self.put(middle, right, entry.used);
-            }
-            self.put(first, runs, entry.used);
-        }
-    }
-
-    /// Forgets the segment that was not used for the longest time; false when there is none.
-    pub(super) fn forget_oldest(&mut self) -> bool {
-        let oldest = self.segments.iter().min_by_key(|(_, entry)| entry.used);
-        let Some((&start, _)) = oldest else { return false };
-        self.take(start).is_some()
-    }
-
-    /// When the least used segment was used.
-    pub(super) fn oldest(&self) -> Option<u64> {
-        self.segments.values().map(|entry| entry.used).min()
-    }
-
-    /// Whether all of a range is known to be in this state.
-    fn is(&self, start: u64, end: u64, state: u64) -> bool {
-        let Some((_, entry)) = self.segments.range(..=start).next_back() else { return false };
-        let runs = &entry.segment.runs;
-        let run = runs.get(runs.partition_point(|run| run.end <= start));
-        run.is_some_and(|run| run.state == state && run.end >= end)
-    }
-
-    /// Takes out the segments that touch a range.
-    fn take_all(&mut self, start: u64, end: u64) -> Vec<(u64, Entry)> {
-        let before = self.segments.range(..=start).next_back();
-        let first = before.map_or(start, |(&first, _)| first);
-        let touching = self.segments.range(first..end).filter(|(_, e)| e.segment.end() > start);
-        let starts: Vec<u64> = touching.map(|(&first, _)| first).collect();
-        starts.into_iter().filter_map(|first| Some((first, self.take(first)?))).collect()
-    }
-
-    fn take(&mut self, start: u64) -> Option<Entry> {
-        let entry = self.segments.remove(&start)?;
-        self.cost -= entry.segment.cost();
-        Some(entry)
-    }
-
-    fn put(&mut self, start: u64, mut runs: Vec<Run>, used: u64) {
-        if runs.is_empty() {
-            return;
-        }
-        runs.shrink_to_fit();
-        let segment = Arc::new(Segment { runs });
-        self.cost += segment.cost();
-        self.segments.insert(start, Entry { segment, used });
+        self.runs.update(start, end, |_, known| match known {
+            Known::NOTHING => known,
+            _ => Known(state),
+        });
     }
 }
 
-/// Appends a run, joining it to the last one of the same state.
-fn push(runs: &mut Vec<Run>, end: u64, state: u64) {
-    match runs.last_mut() {
-        Some(last) if last.state == state => last.end = end,
-        _ => runs.push(Run { end, state }),
+/// Forgets what was not asked for for the longest time, until seven eighths of the memory suffice, if more
+/// than that memory is used.
+pub(super) fn forget_oldest(maps: &mut [Map], memory: u64) {
+    let cost = |maps: &[Map]| maps.iter().map(Map::cost).sum::<u64>();
+    if cost(maps) <= memory {
+        return;
+    }
+    let enough = memory - memory / 8;
+    let mut oldest: Vec<(u64, usize, u64, u64)> = Vec::new();
+    for (index, map) in maps.iter().enumerate() {
+        let used = map.used.iter(0, u64::MAX).filter(|run| run.2 > 0);
+        oldest.extend(used.map(|(from, to, when)| (when, index, from, to)));
+    }
+    oldest.sort_unstable();
+    for (_, index, mut from, to) in oldest {
+        // In pieces: a part of a long answer may stay.
+        while from < to {
+            if cost(maps) <= enough {
+                return;
+            }
+            let map = &mut maps[index];
+            let piece = map.runs.iter(from, to).nth(PIECE - 1).map_or(to, |run| run.1);
+            map.forget(from, piece);
+            from = piece;
+        }
     }
 }
 
@@ -235,12 +121,7 @@ mod tests {
         let mut all = vec![None; SIZE];
         let mut at = 0;
         while at < SIZE as u64 {
-            let found = map.find(at, SIZE as u64, usize::MAX, 0);
-            let mut out = Extents::new();
-            for segment in found {
-                let from = at + out.total();
-                segment.copy(from, SIZE as u64, &mut out);
-            }
+            let out = map.find(at, SIZE as u64, usize::MAX, 1);
             assert_eq!(map.knows(at), !out.is_empty());
             for (here, run) in out.ranges(at) {
                 all[here as usize..(here + run.len) as usize].fill(Some(run.state));
@@ -259,7 +140,7 @@ mod tests {
         for _ in 0..20 {
             let mut map = Map::default();
             let mut model = vec![None; SIZE];
-            for step in 0..60 {
+            for step in 1..60 {
                 let at = rng.below(SIZE as u64);
                 let len = 1 + rng.below(SIZE as u64 - at).min(9000);
                 let range = at as usize..(at + len) as usize;
@@ -287,10 +168,26 @@ mod tests {
                 }
             }
             assert!(bytes(&mut map) == model);
-            let cost: u64 = map.segments.values().map(|entry| entry.segment.cost()).sum();
-            assert_eq!(map.cost(), cost);
-            while map.forget_oldest() {}
-            assert_eq!((map.cost(), map.oldest()), (0, None));
+            forget_oldest(std::slice::from_mut(&mut map), 0);
+            assert_eq!(map.cost(), 0);
         }
+    }
+
+    #[test]
+    fn what_was_used_last_stays() {
+        let mut maps = [Map::default(), Map::default()];
+        let mut extents = Extents::new();
+        (0..20_000).for_each(|at| extents.push(1, at % 2));
+        for (now, (index, at)) in [(0, 0), (1, 0), (0, 50_000)].into_iter().enumerate() {
+            maps[index].learn(at, &extents, now as u64 + 1);
+        }
+        let memory = maps.iter().map(Map::cost).sum::<u64>() - 1;
+        assert_eq!(maps[0].find(0, 1000, 7, 9).total(), 7);
+        forget_oldest(&mut maps, memory);
+        // First of all what was learned first, but for what was asked for since.
+        assert!(maps[0].knows(6) && !maps[0].knows(7));
+        assert!(maps[1].knows(0) && maps[0].knows(50_000));
+        let cost: u64 = maps.iter().map(Map::cost).sum();
+        assert!(cost <= memory && cost > memory / 2);
     }
 }

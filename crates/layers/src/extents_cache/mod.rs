@@ -19,10 +19,10 @@ use io::{Completer, Ticket};
 
 use crate::declared::{Declared, misfit, opened, param, param_or, usage};
 use crate::per_disk::PerDisk;
-use map::{Map, Segment};
+use map::{Map, forget_oldest};
 
-/// Segments in one answer: 64 Ki runs are a large answer, and the rest is asked for again.
-const SEGMENTS_IN_ANSWER: usize = 16;
+/// Most runs in one answer; the rest is asked for again.
+const RUNS_IN_ANSWER: usize = 64 << 10;
 /// Ranges that have changed while an answer was awaited, before all of it counts as changed.
 const STALE_MAX: usize = 64;
 
@@ -103,9 +103,18 @@ struct Asking {
     waiting: Vec<Completer<Result<()>>>,
 }
 
+/// How to ask and answer.
+#[derive(Clone, Copy)]
+struct Ask {
+    /// Smallest block of the device.
+    minimum: u64,
+    /// Most runs in an answer.
+    runs: usize,
+}
+
 /// What to do about a request for extents.
 enum Plan {
-    Known(Vec<Vec<Arc<Segment>>>),
+    Known(Vec<Extents>),
     Wait(Ticket<Result<()>>),
     Ask { id: u64, at: u64, end: u64 },
 }
@@ -129,13 +138,13 @@ impl Known {
         Ok(())
     }
 
-    fn plan(&self, at: u64, end: u64, contexts: Contexts, minimum: u64) -> Plan {
+    fn plan(&self, at: u64, end: u64, contexts: Contexts, ask: Ask) -> Plan {
         let mut state = self.lock();
         let State { maps, asking, now, size, .. } = &mut *state;
         *now += 1;
         if contexts.iter().all(|index| maps.get(index).is_some_and(|map| map.knows(at))) {
             let asked = maps.iter_mut().enumerate().filter(|(index, _)| contexts.contains(*index));
-            let found = asked.map(|(_, map)| map.find(at, end, SEGMENTS_IN_ANSWER, *now));
+            let found = asked.map(|(_, map)| map.find(at, end, ask.runs, *now));
             return Plan::Known(found.collect());
         }
         let fits = |asking: &&mut Asking| {
@@ -152,6 +161,7 @@ impl Known {
         for other in asking.iter().filter(|other| other.at > at) {
             until = until.min(other.at);
         }
+        let minimum = ask.minimum;
         let reach = *size - *size % minimum;
         let bulk = at.saturating_add(self.bulk).max(end).next_multiple_of(minimum);
         // All of these are multiples of the smallest block, and `end` is inside the device.
@@ -178,12 +188,7 @@ impl Known {
                 }
             }
         }
-        while maps.iter().map(Map::cost).sum::<u64>() > self.memory {
-            let oldest = maps.iter_mut().min_by_key(|map| map.oldest().unwrap_or(u64::MAX));
-            if !oldest.is_some_and(Map::forget_oldest) {
-                break;
-            }
-        }
+        forget_oldest(maps, self.memory);
         drop(state);
         let result = answer.as_ref().map(drop).map_err(Error::clone);
         for completer in asking.waiting {
@@ -283,16 +288,17 @@ impl CacheDevice {
         let (at, end) = (request.at, request.end().unwrap_or(u64::MAX));
         let minimum = u64::from(self.facts.block.minimum.max(1));
         let one = request.flags.contains(Flags::ONE_EXTENT);
-        let plan = self.known.plan(at, end, contexts, minimum);
-        if let Plan::Known(segments) = plan {
-            return Pending::ready(answer(&segments, at, end, one));
-        }
+        let ask = Ask { minimum, runs: if one { 1 } else { RUNS_IN_ANSWER } };
+        let plan = match self.known.plan(at, end, contexts, ask) {
+            Plan::Known(lists) => return Pending::ready(Ok(Reply::Extents(lists))),
+            plan => plan,
+        };
         let (inner, known) = (self.inner.clone(), self.known.clone());
         Pending::start(async move {
             let mut plan = plan;
             loop {
                 match plan {
-                    Plan::Known(segments) => return answer(&segments, at, end, one),
+                    Plan::Known(lists) => return Ok(Reply::Extents(lists)),
                     Plan::Wait(ticket) => match ticket.await {
                         // The connection of whoever asked is gone; this one may be there.
                         Ok(Err(error)) if error.kind() != Kind::Disconnected => return Err(error),
@@ -320,28 +326,10 @@ impl CacheDevice {
                         return Ok(Reply::Extents(lists));
                     }
                 }
-                plan = known.plan(at, end, contexts, minimum);
+                plan = known.plan(at, end, contexts, ask);
             }
         })
     }
-}
-
-/// An answer from what is known; each list covers at least the first byte.
-fn answer(segments: &[Vec<Arc<Segment>>], at: u64, end: u64, one: bool) -> Outcome {
-    let lists = segments.iter().map(|segments| {
-        let mut extents = Extents::new();
-        for segment in segments {
-            segment.copy(at + extents.total(), end, &mut extents);
-            if one && extents.len() > 1 {
-                break;
-            }
-        }
-        if one {
-            extents.first_only();
-        }
-        extents
-    });
-    Ok(Reply::Extents(lists.collect()))
 }
 
 #[cfg(test)]
@@ -354,14 +342,15 @@ mod tests {
         let contexts = vec![BASE_ALLOCATION.to_string()];
         known.adopt(&Facts { contexts, ..Facts::new("device", 1000) }).unwrap();
         let base = Contexts::first();
-        let Plan::Ask { id, at: 0, end: 1000 } = known.plan(0, 10, base, 1) else {
+        let ask = Ask { minimum: 1, runs: 9 };
+        let Plan::Ask { id, at: 0, end: 1000 } = known.plan(0, 10, base, ask) else {
             panic!("nothing is known");
         };
-        assert!(matches!(known.plan(500, 600, base, 1), Plan::Wait(_)));
+        assert!(matches!(known.plan(500, 600, base, ask), Plan::Wait(_)));
         known.changed(OpKind::Write, 100, 200, true);
         known.learn(id, base, &Ok(vec![Extents::one(1000, ZERO)]));
-        assert!(matches!(known.plan(99, 600, base, 1), Plan::Known(_)));
-        let Plan::Ask { id, at: 100, end: 200 } = known.plan(100, 600, base, 1) else {
+        assert!(matches!(known.plan(99, 600, base, ask), Plan::Known(_)));
+        let Plan::Ask { id, at: 100, end: 200 } = known.plan(100, 600, base, ask) else {
             panic!("the changed range is not known");
         };
         // Many changes spoil all of an answer.
@@ -369,6 +358,6 @@ mod tests {
             known.changed(OpKind::Trim, 190 + at % 5, 195 + at % 5, true);
         }
         known.learn(id, base, &Ok(vec![Extents::one(100, ZERO)]));
-        assert!(matches!(known.plan(150, 160, base, 1), Plan::Ask { .. }));
+        assert!(matches!(known.plan(150, 160, base, ask), Plan::Ask { .. }));
     }
 }

@@ -186,6 +186,11 @@ fn header_len(known: &[u8]) -> Result<Option<usize>, String> {
         }
     }
     if flags & 2 != 0 {
+        let Some(sum) = known.get(len..len + 2) else { return Ok(None) };
+        let found = crc32fast::hash(&known[..len]) as u16;
+        if u16::from_le_bytes([sum[0], sum[1]]) != found {
+            return Err("the checksum of a header is wrong".into());
+        }
         len += 2;
     }
     Ok((len <= known.len()).then_some(len))
@@ -197,16 +202,22 @@ mod tests {
 
     #[test]
     fn headers_are_measured_byte_by_byte() {
-        let header = [
+        let mut header = [
             &[0x1f, 0x8b, 8, 2 | 4 | 8 | 16, 0, 0, 0, 0, 0, 3, 2, 0, 9, 9][..],
             b"name\0comment\0",
-            &[1, 2],
         ]
         .concat();
+        let sum = crc32fast::hash(&header) as u16;
+        header.extend(sum.to_le_bytes());
         for len in 0..header.len() {
             assert_eq!(header_len(&header[..len]), Ok(None), "{len}");
         }
         assert_eq!(header_len(&[&header[..], b"body"].concat()), Ok(Some(header.len())));
+        for at in [5, 12, 16, header.len() - 1] {
+            let mut bad = header.clone();
+            bad[at] ^= 1;
+            assert!(header_len(&bad).is_err(), "{at}");
+        }
         for wrong in [
             &b"PK"[..],
             &[0x1f, 0x8b, 7, 0, 0, 0, 0, 0, 0, 0],

@@ -41,8 +41,10 @@ enum Iv {
 impl Suite {
     /// The cipher and mode of a header; why not.
     pub(super) fn parse(name: &str, mode: &str) -> Result<Suite, String> {
-        let unknown =
-            || format!("the cipher {name}-{mode} is not known: AES in xts, cbc or ecb is");
+        let unknown = || {
+            let suite = format!("{name}-{mode}");
+            format!("the cipher {suite:?} is not known: AES in xts, cbc or ecb is")
+        };
         if name != "aes" {
             return Err(unknown());
         }

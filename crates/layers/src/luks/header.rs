@@ -3,9 +3,9 @@
 
 use block::Kind;
 use openssl::hash::{Hasher, MessageDigest};
-use openssl::pkcs5::pbkdf2_hmac;
 
 use super::cipher::{SECTOR, Sectors, Suite, digest};
+use super::derive::derivation;
 
 /// Bytes of the header, in whole sectors.
 pub(super) const HEADER: usize = 1024;
@@ -13,8 +13,8 @@ const SLOTS: usize = 8;
 const ACTIVE: u32 = 0x00ac_71f3;
 /// Most stripes of a key slot; there are 4000.
 const STRIPES_MAX: u32 = 64 << 10;
-/// Most rounds of PBKDF2: hours.
-const ROUNDS_MAX: u32 = 1 << 30;
+/// Rounds of PBKDF2 at a time: about 20 ms.
+const SLICE: u64 = 100_000;
 
 /// A container's header.
 pub(super) struct Header {
@@ -41,8 +41,9 @@ pub(super) struct Slot {
 }
 
 impl Header {
-    /// Parses the first [`HEADER`] bytes of a container; what is wrong with them.
-    pub(super) fn parse(bytes: &[u8]) -> Result<Header, (Kind, String)> {
+    /// Parses the first [`HEADER`] bytes of a container; what is wrong with them. `iterations`: the most that a
+    /// key may take.
+    pub(super) fn parse(bytes: &[u8], iterations: u64) -> Result<Header, (Kind, String)> {
         let invalid = |why: &str| (Kind::Invalid, why.to_string());
         let unsupported = |why| (Kind::Unsupported, why);
         if !bytes.starts_with(b"LUKS\xba\xbe") {
@@ -76,10 +77,15 @@ impl Header {
             (0..SLOTS).map(|slot| Slot::parse(&bytes[208 + 48 * slot..])).collect();
         let rounds = be32(bytes, 164);
         let all = slots.iter().filter(|slot| slot.active);
-        let wrong = |rounds| rounds == 0 || rounds > ROUNDS_MAX;
-        let fits = |slot: &Slot| !wrong(slot.rounds) && (1..=STRIPES_MAX).contains(&slot.stripes);
-        if wrong(rounds) || !all.clone().all(fits) {
+        if rounds == 0 || !all.clone().all(|slot| slot.fits()) {
             return Err(invalid("a key slot with numbers that cannot be"));
+        }
+        let longest = all.clone().map(|slot| slot.rounds).max().unwrap_or(0).max(rounds);
+        if u64::from(longest) > iterations {
+            return Err(invalid(&format!(
+                "a key takes {longest} iterations, and max-iterations is {iterations}: raise it if the \
+                 container comes from somebody whom you trust"
+            )));
         }
         if all.count() == 0 {
             return Err(invalid("it has no key slot in use: nobody can open it any more"));
@@ -102,20 +108,24 @@ impl Header {
     }
 
     /// The container's sectors, if the passphrase opens one of the slots, which come with their
-    /// material. Takes long.
-    pub(super) fn unlock(
+    /// material. Takes long; ends soon after it is dropped.
+    pub(super) async fn unlock(
         &self,
         passphrase: &[u8],
         slots: Vec<(Slot, Vec<u8>)>,
     ) -> Result<Option<Sectors>, String> {
         for (slot, material) in slots {
-            let derived = self.derive(passphrase, &slot.salt, slot.rounds, self.key_len)?;
-            let mut material = material;
-            let sectors = self.suite.with_key(&derived)?;
-            sectors.decrypt(0, &mut material).map_err(|error| error.to_string())?;
-            let key = merge(&material, self.key_len, slot.stripes as usize, self.digest);
-            let key = key.map_err(|error| error.to_string())?;
-            let found = self.derive(&key, &self.key_salt, self.key_rounds, 20)?;
+            let derived = self.derive(passphrase, &slot.salt, slot.rounds, self.key_len).await?;
+            let (suite, digest, key_len) = (self.suite, self.digest, self.key_len);
+            let merged = io::offload(move || {
+                let mut material = material;
+                let sectors = suite.with_key(&derived)?;
+                sectors.decrypt(0, &mut material).map_err(|error| error.to_string())?;
+                let key = merge(&material, key_len, slot.stripes as usize, digest);
+                key.map_err(|error| error.to_string())
+            });
+            let key = merged.await.map_err(|lost| lost.to_string())??;
+            let found = self.derive(&key, &self.key_salt, self.key_rounds, 20).await?;
             if openssl::memcmp::eq(&found, &self.key_digest) {
                 return self.suite.with_key(&key).map(Some);
             }
@@ -123,11 +133,28 @@ impl Header {
         Ok(None)
     }
 
-    fn derive(&self, from: &[u8], salt: &[u8], rounds: u32, len: usize) -> Result<Vec<u8>, String> {
-        let mut key = vec![0; len];
-        pbkdf2_hmac(from, salt, rounds as usize, self.digest, &mut key)
-            .map_err(|error| error.to_string())?;
-        Ok(key)
+    /// Derives a key on another thread, in slices: when nobody waits any more, no further one begins.
+    async fn derive(
+        &self,
+        from: &[u8],
+        salt: &[u8],
+        rounds: u32,
+        len: usize,
+    ) -> Result<Vec<u8>, String> {
+        let text = |error: openssl::error::ErrorStack| error.to_string();
+        let mut work = derivation(self.digest, from, salt, rounds, len).map_err(text)?;
+        loop {
+            let slice = io::offload(move || {
+                let done = work.advance(SLICE);
+                done.map(|done| (done, work))
+            });
+            let slice = slice.await.map_err(|lost| lost.to_string())?;
+            let (done, rest) = slice.map_err(text)?;
+            if done {
+                return Ok(rest.key());
+            }
+            work = rest;
+        }
     }
 }
 
@@ -140,6 +167,10 @@ impl Slot {
             at: u64::from(be32(bytes, 40)),
             stripes: be32(bytes, 44),
         }
+    }
+
+    fn fits(&self) -> bool {
+        self.rounds > 0 && (1..=STRIPES_MAX).contains(&self.stripes)
     }
 }
 

@@ -1,9 +1,11 @@
 //! `luks`: what a LUKS1 container holds, in the clear.
 //!
-//! - `header`: the container's header and its key slots. `cipher`: sectors in and out of the clear.
+//! - `header`: the container's header and its key slots. `derive`: keys from passphrases. `cipher`: sectors in
+//!   and out of the clear.
 //! - `passphrase`: where the passphrase comes from.
 
 mod cipher;
+mod derive;
 mod header;
 mod passphrase;
 
@@ -15,7 +17,8 @@ use block::{
 };
 use io::{Buf, Data, Room};
 
-use crate::declared::{Declared, misfit, param, usage};
+use crate::declared::{Declared, misfit, param, param_or, usage};
+use crate::per_disk::PerDisk;
 use crate::scratch::Scratch;
 use cipher::{SECTOR, Sectors};
 use header::{HEADER, Header};
@@ -34,7 +37,8 @@ what it holds. Version 2 is refused.
 
 The passphrase is opened with the first connection: `passphrase=+FILE` reads the first line of a \
 file, `passphrase=-FD` of a descriptor that was inherited, `passphrase=-` asks for it. Given as it is, it shows in the list of processes. A wrong one is told so, after the time that \
-the container's key slots take to try.
+the container's key slots take to try: that is what the container's header says, so one with more than \
+`max-iterations` is refused. Clients that open a container at the same time try it one after the other.
 
 Bytes that the container never wrote read as noise. Zeroes are written like other data, trims are left out, \
 and extents are all data.",
@@ -45,23 +49,37 @@ blockhaul serve --layer 'luks?passphrase=+key' disk.luks \
   --run 'blockhaul copy --verify sample:16M "$uri"'
 "#,
     needs_content: true,
-    params: &[param(
-        "passphrase",
-        ParamKind::Text,
-        "The passphrase, +FILE, -FD, or - to be asked for it.",
-    )],
+    params: &[
+        param(
+            "passphrase",
+            ParamKind::Text,
+            "The passphrase, +FILE, -FD, or - to be asked for it.",
+        ),
+        param_or(
+            "max-iterations",
+            ParamKind::Number,
+            "32000000",
+            "Most iterations that a key of the container may take; 10 s each, about.",
+        ),
+    ],
     configure: |args| {
         let Some(text) = args.text("passphrase") else {
             return Err(usage(
                 "luks: needs a passphrase: passphrase=+FILE, passphrase=-FD, or - to be asked",
             ));
         };
-        Ok(Arc::new(Luks { passphrase: Arc::new(Source::parse(text)?) }))
+        let iterations = args.number("max-iterations").unwrap_or(32_000_000);
+        let passphrase = Arc::new(Source::parse(text)?);
+        Ok(Arc::new(Luks { passphrase, iterations, turns: PerDisk::default() }))
     },
 };
 
 struct Luks {
     passphrase: Arc<Source>,
+    /// Most of a key.
+    iterations: u64,
+    /// One client at a time tries the passphrase of a container.
+    turns: PerDisk<Arc<io::RangeLocks>>,
 }
 
 impl Layer for Luks {
@@ -77,12 +95,18 @@ impl Layer for Luks {
             let passphrase = passphrase.await.map_err(|lost| {
                 Error::new(Kind::Io, "luks: cannot read the passphrase").because(lost)
             })??;
-            open(below.device, passphrase).await
+            let turns = self.turns.of_name(&below, Arc::default);
+            open(below.device, passphrase, self.iterations, &turns).await
         })
     }
 }
 
-async fn open(inner: Arc<dyn Device>, passphrase: Arc<Vec<u8>>) -> Result<Arc<dyn Device>> {
+async fn open(
+    inner: Arc<dyn Device>,
+    passphrase: Arc<Vec<u8>>,
+    iterations: u64,
+    turns: &Arc<io::RangeLocks>,
+) -> Result<Arc<dyn Device>> {
     let below = inner.facts();
     let name = below.name.clone();
     let wrong = |kind, why: String| Error::new(kind, format!("luks: {name}: {why}"));
@@ -90,7 +114,8 @@ async fn open(inner: Arc<dyn Device>, passphrase: Arc<Vec<u8>>) -> Result<Arc<dy
         return Err(wrong(Kind::Invalid, "too short for a LUKS container".into()));
     }
     let header = inner.read(0, HEADER).await?;
-    let header = Header::parse(header.bytes()).map_err(|(kind, why)| wrong(kind, why))?;
+    let header =
+        Header::parse(header.bytes(), iterations).map_err(|(kind, why)| wrong(kind, why))?;
     let offset = header.payload * SECTOR;
     let Some(size) = below.size.checked_sub(offset) else {
         return Err(wrong(Kind::Invalid, "what it holds begins behind its end".into()));
@@ -106,11 +131,10 @@ async fn open(inner: Arc<dyn Device>, passphrase: Arc<Vec<u8>>) -> Result<Arc<dy
     }
     let tried = slots.len();
     // Key slots are made to take long.
-    let unlocked = io::offload(move || header.unlock(&passphrase, slots));
-    let sectors = unlocked
-        .await
-        .map_err(|lost| wrong(Kind::Io, format!("cannot try the passphrase: {lost}")))?
-        .map_err(|why| wrong(Kind::Unsupported, why))?;
+    let turn = turns.lock(0, 1).await;
+    let sectors = header.unlock(&passphrase, slots).await;
+    drop(turn);
+    let sectors = sectors.map_err(|why| wrong(Kind::Unsupported, why))?;
     let Some(sectors) = sectors else {
         let text = format!("the passphrase is wrong: it opens none of {tried} key slots");
         return Err(wrong(Kind::Refused, text));

@@ -27,6 +27,23 @@ pub(super) struct Block {
     pub(super) check: u8,
 }
 
+impl Block {
+    /// The index and footer of a stream of this block alone.
+    pub(super) fn end_of_stream(self) -> Vec<u8> {
+        let mut index = vec![0, 1];
+        put_number(&mut index, self.packed);
+        put_number(&mut index, self.len);
+        index.resize(index.len().next_multiple_of(4), 0);
+        index.extend(crc32(&index).to_le_bytes());
+        let mut size = (index.len() as u32 / 4 - 1).to_le_bytes().to_vec();
+        size.extend([0, self.check]);
+        index.extend(crc32(&size).to_le_bytes());
+        index.extend(size);
+        index.extend(b"YZ");
+        index
+    }
+}
+
 /// All blocks of a file, in order.
 #[derive(Debug, Default)]
 pub(super) struct Index {
@@ -40,6 +57,9 @@ impl Index {
     pub(super) async fn read(file: &Arc<dyn Device>) -> Result<Index> {
         let facts = file.facts();
         let wrong = |why: &str| Error::new(Kind::Invalid, format!("xz: {}: {why}", facts.name));
+        if facts.size == 0 {
+            return Err(wrong("this is no xz file: it is empty"));
+        }
         let mut streams = Vec::new();
         let mut end = facts.size;
         while end > 0 {
@@ -153,6 +173,15 @@ fn number(bytes: &mut &[u8]) -> Option<u64> {
     None
 }
 
+fn put_number(out: &mut Vec<u8>, value: u64) {
+    let mut left = value;
+    while left >= 0x80 {
+        out.push(left as u8 | 0x80);
+        left >>= 7;
+    }
+    out.push(left as u8);
+}
+
 fn le32(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
 }
@@ -173,6 +202,11 @@ mod tests {
         );
         for wrong in [&[][..], &[0x80], &[0x80, 0], &[0xff; 10]] {
             assert_eq!(parse(wrong), None, "{wrong:?}");
+        }
+        for value in [0, 127, 128, 300, i64::MAX as u64] {
+            let mut out = Vec::new();
+            put_number(&mut out, value);
+            assert_eq!(parse(&out), Some(value));
         }
     }
 
