@@ -10,17 +10,18 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::peers::Peers;
-use crate::suite::{self, End, at, exceptions, make_dir, read};
+use crate::suite::{self, End, Install, at, exceptions, make_dir, read};
 use crate::{Outcome, run, source};
 
 pub const HELP: &str = "\
-cargo xtask libnbd-suite [NAME…]
+cargo xtask libnbd-suite [--copied] [NAME…]
 
 Runs libnbd's own tests of nbdcopy and nbdinfo twice: with the original programs among the peers (see
 `cargo xtask peers`), and with blockhaul, built in release mode and called by their names. Prints a
 table, and fails when a test that passes with the original does not pass with blockhaul, unless it is
 listed with a reason in docs/coming-from-libnbd.md, and when a listed one passes. With NAMEs, only
-tests whose file names contain one of them.
+tests whose file names contain one of them. --copied puts copies of the program in the place of the
+originals, not symbolic links to it.
 
 The tests are those of Debian trixie's source package, fetched from the mirror of this machine's own
 apt sources. They and what they print are below target/libnbd.
@@ -44,16 +45,20 @@ const PATIENCE: &str = "120";
 const EXCEPTIONS: &str = "docs/coming-from-libnbd.md";
 
 pub fn main(args: &[String]) -> Outcome {
-    if let Some(option) = args.iter().find(|arg| arg.starts_with('-')) {
+    let (options, names): (Vec<_>, Vec<_>) =
+        args.iter().cloned().partition(|arg| arg.starts_with('-'));
+    if let Some(option) = options.iter().find(|option| *option != "--copied") {
         return run::no_more(std::slice::from_ref(option));
     }
+    let install = if options.is_empty() { Install::Linked } else { Install::Copied };
     Peers::here().ensure(false)?;
     let suite = Suite { dir: run::target().join("libnbd") };
     suite.ensure_source()?;
     run::show(run::cargo("build").args(["--release", "-p", "blockhaul"]))?;
-    let tests = suite.tests(args)?;
+    let tests = suite.tests(&names)?;
     let original = suite.prepare("original", None)?;
-    let ours = suite.prepare("blockhaul", Some(&run::target().join("release/blockhaul")))?;
+    let program = run::target().join("release/blockhaul");
+    let ours = suite.prepare("blockhaul", Some((&program, install)))?;
     let exceptions = exceptions(&read(&run::workspace().join(EXCEPTIONS))?);
     let mut rows = Vec::new();
     println!("{:47} {:9} blockhaul", "test", "original");
@@ -62,7 +67,7 @@ pub fn main(args: &[String]) -> Outcome {
         println!("{test:47} {:9} {}", with_original.word(), with_ours.word());
         rows.push(Row { test, original: with_original, ours: with_ours });
     }
-    judge(&rows, &exceptions, args.is_empty())
+    judge(&rows, &exceptions, names.is_empty())
 }
 
 /// A test and how it ended with either program.
@@ -142,16 +147,14 @@ impl Suite {
     }
 
     /// A copy of the tests, with `program` in the place of the originals if there is one.
-    fn prepare(&self, name: &str, program: Option<&Path>) -> Result<Bench, String> {
+    fn prepare(&self, name: &str, program: Option<(&Path, Install)>) -> Result<Bench, String> {
         let dir = self.dir.join("work").join(name);
         remove(&dir)?;
         let bin = dir.join("bin");
         make_dir(&bin)?;
         for program_name in PROGRAMS {
-            if let Some(program) = program {
-                let link = bin.join(program_name);
-                std::os::unix::fs::symlink(program, &link)
-                    .map_err(|error| at("make", &link, &error))?;
+            if let Some((program, install)) = program {
+                install.put(program, &bin.join(program_name))?;
             }
         }
         let source = self.dir.join("source");

@@ -11,17 +11,18 @@ use std::sync::Mutex;
 
 use crate::nbdkit_bench::Bench;
 use crate::peers::Peers;
-use crate::suite::{End, at, exceptions, make_dir, read};
+use crate::suite::{End, Install, at, exceptions, make_dir, read};
 use crate::{Outcome, run, source};
 
 pub const HELP: &str = "\
-cargo xtask nbdkit-suite [--again] [--release] [NAME…]
+cargo xtask nbdkit-suite [--again] [--release] [--copied] [NAME…]
 
 Runs nbdkit's own shell tests twice: with Debian's nbdkit among the peers (see `cargo xtask peers`), and
 with blockhaul, called by its name. Prints a table, and fails when a test that passes with Debian's does
 not pass with blockhaul, unless it is listed with a reason in docs/coming-from-nbdkit.md, and when a
 listed one passes. With NAMEs, only tests whose names contain one of them. How tests end with Debian's
-nbdkit is remembered; --again asks anew. --release runs an optimised blockhaul.
+nbdkit is remembered; --again asks anew. --release runs an optimised blockhaul, --copied a copy of the
+program whose file is called nbdkit, not a symbolic link to it.
 
 The tests are those of Debian trixie's source package, fetched from the mirror of this machine's own
 apt sources, and need a C compiler. They and what they print are below target/nbdkit-suite.
@@ -45,11 +46,12 @@ const OLD_PREFIX: &str = "test-old-plugins-";
 pub fn main(args: &[String]) -> Outcome {
     let (options, names): (Vec<_>, Vec<_>) =
         args.iter().cloned().partition(|arg| arg.starts_with('-'));
-    let (mut again, mut release) = (false, false);
+    let (mut again, mut release, mut install) = (false, false, Install::Linked);
     for option in &options {
         match option.as_str() {
             "--again" => again = true,
             "--release" => release = true,
+            "--copied" => install = Install::Copied,
             _ => return run::no_more(std::slice::from_ref(option)),
         }
     }
@@ -65,7 +67,18 @@ pub fn main(args: &[String]) -> Outcome {
     let program = run::target().join(if release { "release" } else { "debug" }).join("blockhaul");
     let (from, at) = (source.join("source"), peers.dir());
     let original = Bench::prepare(&dir, "original", at, &from, None)?;
-    let ours = Bench::prepare(&dir, "blockhaul", at, &from, Some(&program))?;
+    let ours = match install {
+        Install::Linked => Bench::prepare(&dir, "blockhaul", at, &from, Some(&program))?,
+        Install::Copied => {
+            let folder = dir.join("copy");
+            make_dir(&folder)?;
+            let copy = folder.join("nbdkit");
+            // It is made anew for each run, and one that runs cannot be written over.
+            let _ = fs::remove_file(&copy);
+            install.put(&program, &copy)?;
+            Bench::prepare(&dir, "blockhaul-copied", at, &from, Some(&copy))?
+        }
+    };
     let tests = tests(&source.join("source/tests"), &names)?;
     let memory = dir.join("original.txt");
     let mut remembered = if again { BTreeMap::new() } else { recall(&memory) };

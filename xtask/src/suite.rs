@@ -44,6 +44,26 @@ impl End {
     }
 }
 
+/// How blockhaul takes the place of another program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Install {
+    /// A symbolic link with the other's name.
+    Linked,
+    /// A copy with the other's name.
+    Copied,
+}
+
+impl Install {
+    /// Puts `program` at `place`.
+    pub fn put(self, program: &Path, place: &Path) -> Outcome {
+        let put = match self {
+            Install::Linked => std::os::unix::fs::symlink(program, place),
+            Install::Copied => fs::copy(program, place).map(drop),
+        };
+        put.map_err(|error| at("make", place, &error))
+    }
+}
+
 /// Tests that may fail, and why: rows of a table like ``| `test-x.sh` | reason |``.
 pub fn exceptions(text: &str) -> BTreeMap<String, String> {
     let row = |line: &str| {

@@ -38,8 +38,8 @@ pub const TABLE: &[(&str, &str)] = &[
     ),
     (
         "3",
-        "a device cannot be opened: not found, refused, no NBD server, read-only, or the target is \
-         smaller than the source; nothing was written",
+        "a device cannot be opened: not found, refused, in use, no NBD server, read-only, or the target is \
+         smaller than the source; nothing was written, and no target was resized or emptied",
     ),
     ("4", "the source failed while it was read"),
     ("5", "the target failed while it was written"),

@@ -94,7 +94,8 @@ impl Backend for NbdCommand {
     }
 
     fn summary(&self) -> &'static str {
-        "written [ CMD ARG… ]: an NBD server that is started for this run, by socket activation"
+        "written [ CMD ARG… ]: an NBD server that is started for this run, by socket activation, and \
+         ended with it"
     }
 
     fn instead_of(&self, scheme: &str, rest: &str) -> Option<String> {

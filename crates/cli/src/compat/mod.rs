@@ -1,5 +1,5 @@
 //! blockhaul in the place of libnbd's programs and of nbdkit: called as `nbdcopy`, `nbdinfo` or `nbdkit`
-//! (a symbolic link), or as `blockhaul compat NAME`, it takes their command lines and keeps to what
+//! (a link or a copy), or as `blockhaul compat NAME`, it takes their command lines and keeps to what
 //! scripts read: formats, descriptors, exit statuses. What differs is in docs/coming-from-libnbd.md and
 //! docs/coming-from-nbdkit.md.
 //!
