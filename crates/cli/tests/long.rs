@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
 
 use std::io::{BufRead as _, BufReader};
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::sync::Mutex;
@@ -177,12 +178,21 @@ fn what_a_restart_empties_no_journal_calls_done() {
     assert!(text(&output.stderr).contains("with --restart"), "{}", text(&output.stderr));
     assert!(!target.exists(), "not made anew beside a journal that says what it holds");
     std::fs::rename(&moved, &target).unwrap();
-    // Killed between: by a target that cannot be opened.
+    // Where the target cannot be opened nothing is emptied, and the journal says what it holds.
     let folder = scratch.file("folder");
     std::fs::create_dir(&folder).unwrap();
+    let (recorded, held) = (std::fs::read(&journal).unwrap(), std::fs::read(&target).unwrap());
     let elsewhere = ["--restart", "sample:8M?data=100%", folder.to_str().unwrap()];
     assert!(!copy(&[&args[..], &elsewhere].concat()).status.success());
-    assert!(!journal.exists());
+    assert!(std::fs::read(&journal).unwrap() == recorded);
+    // Killed between: by the limit on the size of files, when the target is made larger.
+    let limited = r#"ulimit -c 0; ulimit -f 1000; exec "$@""#;
+    let mut killed = Command::new("sh");
+    killed.args(["-c", limited, "sh", OURS, "copy", "--no-progress", "--restart"]).args(args);
+    let killed = tools::output(killed.args(["sample:16M?data=100%", to]), LIMIT).unwrap();
+    assert_eq!(killed.status.signal(), Some(Signal::XFSZ.as_raw()), "{}", text(&killed.stderr));
+    assert!(!journal.exists(), "removed before the target is touched");
+    assert!(std::fs::read(&target).unwrap() == held, "a size that is refused loses nothing");
     // It is not anybody's file.
     std::fs::write(&journal, "a letter").unwrap();
     let output = copy(&[&args[..], &["--restart"], &ends].concat());

@@ -475,12 +475,16 @@ impl Job {
         }
         let grown =
             path_of(&self.target).filter(|path| !self.target_stays() && is_file_or_absent(path));
+        let input = files_of(&fd);
         let target = match &grown {
-            None => self.open_target(Intent::TARGET).await?,
-            Some(_) => self.open_growing().await?,
+            None => {
+                let target = self.open_target(Intent::TARGET).await?;
+                self.check_apart(&input, &target.device().facts().files)?;
+                self.touch().await?;
+                target
+            }
+            Some(_) => self.open_growing(&input).await?,
         };
-        self.check_apart(&files_of(&fd), &target.device().facts().files)?;
-        self.touch().await?;
         let copied = engine::copy_from_pipe(fd, &target, &self.options, pool, &self.progress).await;
         drop(target);
         if let Some(path) = grown {
@@ -509,22 +513,29 @@ impl Job {
         Ok(opened)
     }
 
-    /// A file for a pipe of unknown length.
-    async fn open_growing(&mut self) -> Result<Stack, Failure> {
+    /// A file for a pipe of unknown length, emptied. `input`: the file that the pipe is.
+    async fn open_growing(&mut self, input: &[FileId]) -> Result<Stack, Failure> {
         let layers = std::mem::take(&mut self.target_layers);
-        let mut last = None;
+        let mut last = Failure::new(exit::FULL, "no size fits");
         for size in PIPE_SIZES {
             let intent = Intent::growing(size);
-            match self.registry.open_target(&self.target, layers.clone(), intent).await {
-                Ok((stack, preparation)) => {
-                    self.preparation = Some(preparation);
-                    return Ok(stack);
+            let opened = self.registry.open_target(&self.target, layers.clone(), intent).await;
+            let (stack, preparation) = match opened {
+                Ok(opened) => opened,
+                Err(error) => {
+                    last = Failure::opening("target", &self.target.to_string(), &error);
+                    continue;
                 }
-                Err(error) => last = Some(error),
+            };
+            self.check_apart(input, &stack.device().facts().files)?;
+            self.preparation = Some(preparation);
+            // Some file systems refuse a size only when they are asked to make it.
+            match self.touch().await {
+                Ok(()) => return Ok(stack),
+                Err(failure) => last = failure,
             }
         }
-        let error = last.unwrap_or_else(|| Error::new(Kind::NoSpace, "no size fits"));
-        Err(Failure::opening("target", &self.target.to_string(), &error))
+        Err(last)
     }
 
     /// Checks that the source has what is to be copied of it.
