@@ -506,6 +506,23 @@ fn interrupted_it_drains_and_says_so() {
 }
 
 #[test]
+fn interrupted_while_the_source_is_opened_it_does_not_wait() {
+    let scratch = Scratch::new().unwrap();
+    let socket = scratch.socket("silent");
+    // It takes connections, and says nothing.
+    let listener = UnixListener::bind(&socket).unwrap();
+    let uri = format!("nbd+unix:///?socket={}", socket.display());
+    let mut command = Command::new(OURS);
+    command.args(["copy", "--timeout", "1h", &uri, "null:"]).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let connection = listener.accept().unwrap();
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    let status = tools::wait_within(&mut child, LIMIT);
+    drop(connection);
+    assert_eq!(status.expect("it waits for the server").code(), Some(130));
+}
+
+#[test]
 fn stopped_while_it_is_verified_it_says_that_all_is_copied() {
     let scratch = Scratch::new().unwrap();
     let source = scratch.file("source");

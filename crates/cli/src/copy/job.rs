@@ -2,7 +2,9 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
+use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use backends::Shared;
 use block::{
@@ -29,6 +31,9 @@ const PIPE_SIZES: [u64; 2] = [1 << 60, (16 << 40) - 4096];
 /// Shortest run of zeroes, in bytes, for which a hole is made in a file that is written over, where
 /// nothing else is asked for.
 const SPARSE_OVER: u32 = 64 << 10;
+
+/// How often a source that is being opened is looked at whether it is wanted still.
+const LOOK: Duration = Duration::from_millis(200);
 
 /// A copy that is about to run.
 pub(crate) struct Job {
@@ -496,7 +501,16 @@ impl Job {
     async fn open_source(&mut self) -> Result<Stack, Failure> {
         let layers = std::mem::take(&mut self.source_layers);
         let intent = Intent::READ.direct(direct::source(self.direct, &self.source));
-        let opened = self.registry.open(&self.source, layers, intent).await;
+        // It may take long (a passphrase to try, a server that does not answer), and has changed nothing.
+        let mut opening = pin!(self.registry.open(&self.source, layers, intent));
+        let opened = loop {
+            if let Ok(opened) = io::timeout(LOOK, opening.as_mut()).await {
+                break opened;
+            }
+            if self.progress.is_cancelled() {
+                return Err(Failure::new(exit::FAILED, "stopped before the source was open"));
+            }
+        };
         let opened =
             opened.map_err(|error| Failure::opening("source", &self.source.to_string(), &error))?;
         self.open.push(opened.clone());

@@ -46,6 +46,20 @@ fn in_the_background_a_failure_to_print_leaves_no_server() {
 }
 
 #[test]
+fn data_that_a_cache_cannot_write_back_is_no_success() {
+    let copy = format!("{OURS} copy pattern:1M \"$uri\"");
+    for below in ["error?error=EIO&flush=100%", "error?error=ENOSPC&write=100%"] {
+        let layers = ["--layer", below, "--layer", "cache"];
+        let output = blockhaul(&[&["serve"], &layers[..], &["--run", &copy, "memory:1M"]].concat());
+        let said = text(&output.stderr);
+        assert!(said.contains("cache: what was written is lost"), "{below}: {said}");
+        assert_eq!(output.status.code(), Some(5), "{below}: {said}");
+    }
+    let output = blockhaul(&["serve", "--layer", "cache", "--run", &copy, "memory:1M"]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+}
+
+#[test]
 fn run_has_variables_and_hands_its_status_through() {
     let script = format!("{OURS} info --size \"$uri\"; test -S \"$unixsocket\" || exit 1; exit 7");
     let output = blockhaul(&["serve", "--run", &script, "memory:1M"]);
