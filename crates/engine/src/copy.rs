@@ -10,6 +10,7 @@ use block::{Can, Device, Error, Facts, Kind, Result, Stack};
 use io::{Pool, Remote};
 
 use crate::end::{End, Retries};
+use crate::flushes::Flushes;
 use crate::fold::Fold;
 use crate::further::further_lane;
 use crate::gate::Gate;
@@ -84,6 +85,7 @@ pub async fn copy(
         journal,
         fold,
         gate,
+        flushes: Flushes::default(),
         tuner,
         plan: plan.clone(),
         // Of its own: nobody waits for a buffer of the pool that they hold one of.

@@ -27,6 +27,7 @@ pub(crate) struct Retries {
     delay: Duration,
     progress: Arc<Progress>,
     failed: AtomicBool,
+    lost_target: AtomicBool,
     requests: [AtomicU64; 2],
     connections: [AtomicU64; 2],
     /// A block of the source, by which a connection that is made again is known.
@@ -42,6 +43,7 @@ impl Retries {
             delay: options.retry_delay,
             progress: progress.clone(),
             failed: AtomicBool::new(false),
+            lost_target: AtomicBool::new(false),
             requests: Default::default(),
             connections: Default::default(),
             seen: OnceLock::new(),
@@ -83,6 +85,16 @@ impl Retries {
             checked: self.checked.load(Ordering::Relaxed),
             rewritten: self.rewritten.load(Ordering::Relaxed),
         }
+    }
+
+    /// Whether a connection to the target was lost.
+    pub(crate) fn lost_target(&self) -> bool {
+        self.lost_target.load(Ordering::Relaxed)
+    }
+
+    /// Notes that a connection to the target was lost.
+    pub(crate) fn lose_target(&self) {
+        self.lost_target.store(true, Ordering::Relaxed);
     }
 
     /// Whether a block of the source is wanted, to know it again by.
@@ -177,6 +189,11 @@ fn remedy(kind: Kind) -> Remedy {
         | Kind::Refused
         | Kind::Usage => Remedy::None,
     }
+}
+
+/// Whether an error tells of a lost connection, not of the storage behind it.
+pub(crate) fn is_lost(error: &Error) -> bool {
+    remedy(error.kind()) == Remedy::Reconnect
 }
 
 /// A handle on one side, for the requests of one lane; lives on that lane's worker.
@@ -276,6 +293,9 @@ impl End {
         let dialled = self.dial(error).await;
         self.dialling.set(false);
         let result = dialled.map(|handle| {
+            if self.side == Side::Target {
+                self.retries.lose_target();
+            }
             self.handle.replace(handle);
             self.generation.set(generation + 1);
             self.retries.connections[self.side as usize].fetch_add(1, Ordering::Relaxed);

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use block::{Can, Device, Error, Result, Stack};
+use block::{Can, Device, DeviceExt as _, Error, Result, Stack};
 
-use crate::end::{DIAL_MAX, differs};
+use crate::end::{DIAL_MAX, differs, is_lost};
 use crate::job::Job;
 use crate::options::MultiConn;
 
@@ -66,6 +66,15 @@ async fn prepare(
             return Err(format!("no handshake within {} s", DIAL_MAX.as_secs()));
         }
     };
+    if target.has_more() && !job.retries.lost_target() {
+        // What the target has told so far counts for a later connection only if both are of the same run
+        // of the server: then the first one still lives.
+        let least = target.device().facts().block.minimum as usize;
+        let alive = target.device().read(0, least.max(1)).await;
+        if alive.is_err_and(|error| is_lost(&error)) {
+            job.retries.lose_target();
+        }
+    }
     if let Some(why) = differs(source, &from).or_else(|| differs(target, &to)) {
         return Err(why);
     }

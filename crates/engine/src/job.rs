@@ -9,6 +9,7 @@ use block::Error;
 use io::Pool;
 
 use crate::end::Retries;
+use crate::flushes::Flushes;
 use crate::fold::Fold;
 use crate::gate::Gate;
 use crate::journal::Journal;
@@ -22,6 +23,7 @@ use crate::tuner::Tuner;
 /// What all lanes of a copy share.
 pub(crate) struct Job {
     pub(crate) gate: Arc<Gate>,
+    pub(crate) flushes: Flushes,
     pub(crate) tuner: Tuner,
     pub(crate) journal: Option<Keeping>,
     /// The digest that is computed while copying.

@@ -3,9 +3,13 @@
 //! A segment is *open* while its requests are under way, *finished* when all have completed on one
 //! connection, and *safe* after a flush on that connection. When the connection is lost, its server
 //! may have lost what was not safe, and may still carry out what got no reply: those segments are
-//! *suspect* and must be looked at again.
+//! *suspect* and must be looked at again. When a flush of the target fails, on whatever connection,
+//! everything that is not safe is suspect.
+//!
+//! Segments that needed no write because the target reads as zeroes there are no exception: an earlier
+//! run may have made those zeroes without a flush.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// A segment: where it starts and ends.
 pub(crate) type Range = (u64, u64);
@@ -25,16 +29,16 @@ pub(crate) struct Ledger {
     finished: Vec<Range>,
     /// Where those of them start that were written with content.
     content: BTreeSet<u64>,
-    /// Finished without a write: nothing can be lost of them.
-    unwritten: Vec<Range>,
     /// Kept only where a new connection may show another disk.
     safe: Vec<Range>,
     keep_safe: bool,
     /// Whether anybody will ask.
     used: bool,
-    suspect: Vec<Suspect>,
+    suspect: VecDeque<Suspect>,
     /// Generation of the target's handle on which all that is open or finished was written.
     generation: u64,
+    /// Flushes of the target that had failed before all that is open or finished was begun.
+    failures: u64,
 }
 
 #[derive(Debug)]
@@ -44,7 +48,6 @@ struct Open {
     left: usize,
     /// All requests have been started.
     complete: bool,
-    wrote: bool,
     content: bool,
     tainted: Option<bool>,
 }
@@ -62,8 +65,8 @@ impl Ledger {
         if !self.used {
             return;
         }
-        let (wrote, content, tainted) = (false, false, None);
-        self.open.insert(at, Open { end, left: 0, complete: false, wrote, content, tainted });
+        let (complete, content, tainted) = (false, false, None);
+        self.open.insert(at, Open { end, left: 0, complete, content, tainted });
     }
 
     /// A request of the segment at `at` starts.
@@ -73,11 +76,10 @@ impl Ledger {
         }
     }
 
-    /// Something of the segment at `at` is about to be written; `content`: not zeroes.
-    pub(crate) fn wrote(&mut self, at: u64, content: bool) {
+    /// Something of the segment at `at` that is not zero is about to be written.
+    pub(crate) fn wrote_content(&mut self, at: u64) {
         if let Some(open) = self.open.get_mut(&at) {
-            open.wrote = true;
-            open.content |= content;
+            open.content = true;
         }
     }
 
@@ -119,28 +121,46 @@ impl Ledger {
                 self.content.insert(at);
             }
             match open.tainted {
-                None if !open.wrote => self.unwritten.push(range),
                 None => self.finished.push(range),
-                Some(again) => self.suspect.push(Suspect { range, again }),
+                Some(again) => self.suspect.push_back(Suspect { range, again }),
             }
         }
         true
     }
 
-    /// The target's handle is now `generation`: everything that was written over an older one and is
-    /// not safe is suspect. `again`: reading it back is not enough.
+    /// The target's handle is now `generation`: everything that was seen or written over an older one
+    /// and is not safe is suspect. `again`: reading it back is not enough.
     pub(crate) fn connected(&mut self, generation: u64, again: bool) {
         if generation == self.generation {
             return;
         }
         self.generation = generation;
-        for open in self.open.values_mut().filter(|open| open.wrote) {
+        self.doubt_unsafe(again);
+        let safe = std::mem::take(&mut self.safe);
+        self.doubt(safe, again);
+    }
+
+    /// So many flushes of the target have failed by now: if there are new ones, everything that is not
+    /// safe is suspect, and reading it back is not enough. A system that could not write something back
+    /// may drop it and still answer reads from memory.
+    pub(crate) fn flushes_failed(&mut self, failures: u64) {
+        if failures == self.failures {
+            return;
+        }
+        self.failures = failures;
+        self.doubt_unsafe(true);
+        for suspect in &mut self.suspect {
+            suspect.again = true;
+        }
+    }
+
+    /// Makes everything suspect that is open or finished.
+    fn doubt_unsafe(&mut self, again: bool) {
+        for open in self.open.values_mut() {
             open.tainted = Some(open.tainted.unwrap_or(false) || again);
         }
         let finished = std::mem::take(&mut self.finished);
         self.doubt(finished, again);
-        let safe = std::mem::take(&mut self.safe);
-        self.doubt(safe, again);
     }
 
     /// Makes segments suspect.
@@ -150,9 +170,12 @@ impl Ledger {
 
     /// Segments that a flush submitted now makes safe.
     pub(crate) fn take_finished(&mut self) -> Vec<Range> {
-        let mut ranges = std::mem::take(&mut self.finished);
-        ranges.append(&mut self.unwritten);
-        ranges
+        std::mem::take(&mut self.finished)
+    }
+
+    /// Flushes that had failed when this was last told.
+    pub(crate) fn failures(&self) -> u64 {
+        self.failures
     }
 
     /// Generation of the target's handle over which is written now.
@@ -177,15 +200,18 @@ impl Ledger {
 
     /// Whether a flush would make something safe.
     pub(crate) fn has_finished(&self) -> bool {
-        !self.finished.is_empty() || !self.unwritten.is_empty()
+        !self.finished.is_empty()
     }
 
-    pub(crate) fn has_suspects(&self) -> bool {
-        !self.suspect.is_empty()
+    /// How many segments are suspect.
+    pub(crate) fn suspects(&self) -> usize {
+        self.suspect.len()
     }
 
-    pub(crate) fn take_suspects(&mut self) -> Vec<Suspect> {
-        std::mem::take(&mut self.suspect)
+    /// The segment that has been suspect for the longest time. One at a time, because what is known of
+    /// the others may change while it is looked at.
+    pub(crate) fn next_suspect(&mut self) -> Option<Suspect> {
+        self.suspect.pop_front()
     }
 }
 
@@ -196,9 +222,13 @@ mod tests {
     fn written(ledger: &mut Ledger, range: Range) {
         ledger.begin(range);
         ledger.request(range.0);
-        ledger.wrote(range.0, true);
+        ledger.wrote_content(range.0);
         ledger.complete(range.0);
         assert!(ledger.completed(range.0));
+    }
+
+    fn suspects(ledger: &mut Ledger) -> Vec<Suspect> {
+        std::iter::from_fn(|| ledger.next_suspect()).collect()
     }
 
     #[test]
@@ -207,7 +237,6 @@ mod tests {
         ledger.begin((0, 10));
         ledger.request(0);
         ledger.request(0);
-        ledger.wrote(0, false);
         assert!(!ledger.completed(0) && !ledger.complete(0));
         assert!(!ledger.has_finished());
         assert!(ledger.completed(0));
@@ -224,20 +253,20 @@ mod tests {
         written(&mut ledger, (10, 20));
         ledger.begin((20, 30));
         ledger.request(20);
-        ledger.wrote(20, true);
+        ledger.wrote_content(20);
         ledger.connected(1, false);
         // Written in part over each connection.
         ledger.complete(20);
         ledger.completed(20);
         written(&mut ledger, (30, 40));
-        let ranges: Vec<_> = ledger.take_suspects().iter().map(|s| s.range).collect();
+        let ranges: Vec<_> = suspects(&mut ledger).iter().map(|s| s.range).collect();
         assert_eq!(ranges, [(10, 20), (20, 30)]);
         assert_eq!(ledger.take_finished(), [(30, 40)]);
         assert!(ledger.take_content(30) && !ledger.take_content(30));
         // The same generation again changes nothing.
         written(&mut ledger, (40, 50));
         ledger.connected(1, false);
-        assert!(!ledger.has_suspects());
+        assert_eq!(ledger.suspects(), 0);
     }
 
     #[test]
@@ -247,6 +276,46 @@ mod tests {
         let batch = ledger.take_finished();
         ledger.flushed(&batch, 0);
         ledger.connected(1, true);
-        assert_eq!(ledger.take_suspects(), [Suspect { range: (0, 10), again: true }]);
+        assert_eq!(suspects(&mut ledger), [Suspect { range: (0, 10), again: true }]);
+    }
+
+    #[test]
+    fn segments_without_a_write_are_suspect_like_others() {
+        for failed_flush in [false, true] {
+            let mut ledger = Ledger::new(true, false);
+            ledger.begin((0, 10));
+            ledger.complete(0);
+            ledger.begin((10, 20));
+            ledger.request(10);
+            match failed_flush {
+                true => ledger.flushes_failed(1),
+                false => ledger.connected(1, false),
+            }
+            ledger.complete(10);
+            ledger.completed(10);
+            assert!(!ledger.has_finished());
+            let suspect = |range| Suspect { range, again: failed_flush };
+            assert_eq!(suspects(&mut ledger), [suspect((0, 10)), suspect((10, 20))]);
+        }
+    }
+
+    #[test]
+    fn a_failed_flush_makes_suspect_what_is_not_safe_and_nothing_that_begins_later() {
+        let mut ledger = Ledger::new(true, false);
+        written(&mut ledger, (0, 10));
+        let batch = ledger.take_finished();
+        ledger.flushed(&batch, 0);
+        ledger.doubt(vec![(10, 20)], false);
+        written(&mut ledger, (20, 30));
+        ledger.begin((30, 40));
+        ledger.request(30);
+        ledger.flushes_failed(1);
+        written(&mut ledger, (40, 50));
+        ledger.flushes_failed(1);
+        ledger.complete(30);
+        ledger.completed(30);
+        let again = |range| Suspect { range, again: true };
+        assert_eq!(suspects(&mut ledger), [(10, 20), (20, 30), (30, 40)].map(again));
+        assert_eq!(ledger.take_finished(), [(40, 50)]);
     }
 }

@@ -18,6 +18,7 @@ mod cutter;
 mod digest;
 mod end;
 mod feed;
+mod flushes;
 mod fold;
 mod further;
 mod gate;

@@ -8,6 +8,7 @@ use block::{Can, DeviceExt, Error, Flags, Op, Pending, Reply, Request, Result};
 use io::{Data, Room};
 
 use super::Lane;
+use crate::flushes::Unproven;
 use crate::proof::Proof;
 use crate::route;
 use crate::side::Side;
@@ -46,7 +47,7 @@ impl Lane {
         len: u64,
         known: bool,
     ) -> Result<()> {
-        let known = known || self.job.settled.target_is_zero;
+        let known = (known || self.job.settled.target_is_zero) && self.trusts_zeroes();
         let end = at + len;
         let mut attempts = 0;
         while at < end {
@@ -146,7 +147,7 @@ impl Lane {
         let data = match self.read(at, room).await? {
             Some(data) => data,
             None => {
-                let known = self.job.settled.target_is_zero;
+                let known = self.job.settled.target_is_zero && self.trusts_zeroes();
                 self.zero(home, at, len, known, done).await?;
                 self.digest_zeroes(at, len).await;
                 return Ok(());
@@ -229,7 +230,7 @@ impl Lane {
         let mut parts = Vec::with_capacity(runs.len());
         for (start, part, zero) in runs {
             let (here, len) = (at + start as u64, part as u64);
-            if zero && self.job.settled.target_is_zero {
+            if zero && self.job.settled.target_is_zero && self.trusts_zeroes() {
                 done.skipped += len;
                 continue;
             }
@@ -293,10 +294,10 @@ impl Lane {
     }
 
     fn submit_change(&self, home: u64, request: Request) -> Pending {
-        self.note_connection();
-        self.wrote.set(true);
-        let content = matches!(request.op, Op::Write(_));
-        self.ledger.borrow_mut().wrote(home, content);
+        self.note_doubts();
+        if let Op::Write(_) = request.op {
+            self.ledger.borrow_mut().wrote_content(home);
+        }
         self.target.device().submit(request)
     }
 
@@ -310,7 +311,7 @@ impl Lane {
         let Failed { side, generation, error } = failed;
         let end = if side == Side::Source { &self.source } else { &self.target };
         let recovered = end.recover(error, generation, attempts).await;
-        self.note_connection();
+        self.note_doubts();
         recovered
     }
 
@@ -343,8 +344,12 @@ impl Lane {
         self.proof_due.set(false);
         if self.target.facts().can.contains(Can::FLUSH) {
             let generation = self.target.generation();
-            if let Err(error) = self.target.device().submit(Request::flush()).await {
+            if let Err(Unproven::Failed { error, last }) = self.flush().await {
                 self.proof_due.set(true);
+                let error = self.not_durable(error);
+                if last {
+                    self.job.fail(error.clone());
+                }
                 return Err(self.target_failed(generation, error));
             }
         }

@@ -84,9 +84,8 @@ impl Lane {
         if self.job.stopped() {
             return None;
         }
-        self.note_connection();
-        self.wrote.set(true);
-        self.ledger.borrow_mut().wrote(home, true);
+        self.note_doubts();
+        self.ledger.borrow_mut().wrote_content(home);
         let Piece { from, to, .. } = piece;
         let copied =
             io::offload(move || to.file.copy_range_now(to.at, &from.file, from.at, len)).await;

@@ -3,7 +3,8 @@
 //! A connection that is lost takes with it the replies to writes under way, which its server may still
 //! carry out, and perhaps what was written and not flushed. Once a new one stands and everything else
 //! is written, those segments are read back and compared with the source; where reading back proves
-//! too little, they are written again.
+//! too little, they are written again. So are all that no flush covered when a flush failed, on
+//! whatever lane (`flushes`).
 
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
@@ -14,14 +15,29 @@ use io::{Data, Room};
 
 use super::Lane;
 use super::chunk::{Done, Failed};
+use crate::end::is_lost;
+use crate::flushes::Unproven;
 use crate::ledger::{Range, Suspect};
 use crate::zeroes::is_zero;
 
+/// How often a lane writes again what a failed flush may have lost before it gives up. Writing again
+/// helps where the storage moves bad sectors elsewhere, and where the failure passed; hardly a third time.
+const REWRITES_MAX: u32 = 2;
+
+/// What became of a flush.
+struct Flushed {
+    /// What had been written before is durable.
+    covers: bool,
+    /// The last failure of the storage on the way.
+    failed: Option<Error>,
+}
+
 impl Lane {
-    /// Tells the ledger when the target's connection is another one.
-    pub(super) fn note_connection(&self) {
+    /// Tells the ledger when the target's connection is another one, and when flushes have failed.
+    pub(super) fn note_doubts(&self) {
         let generation = self.target.generation();
         let mut ledger = self.ledger.borrow_mut();
+        ledger.flushes_failed(self.job.flushes.failures());
         if generation == ledger.generation() {
             return;
         }
@@ -32,6 +48,13 @@ impl Lane {
         // promised.
         let promised = self.target.facts().can.contains(Can::MULTI_CONN);
         ledger.connected(generation, self.durable() && !promised);
+    }
+
+    /// Whether zeroes that the target was seen or said to have are there and last when it is flushed. Not
+    /// after a connection was lost, when another server may show what was there before; nor after a flush
+    /// failed, when they may be in memory only.
+    pub(super) fn trusts_zeroes(&self) -> bool {
+        self.ledger.borrow().failures() == 0 && !self.job.retries.lost_target()
     }
 
     /// Whether what is written must be durable.
@@ -74,8 +97,7 @@ impl Lane {
 
     /// After the last segment: flushes, and looks again until nothing is suspect.
     pub(super) async fn conclude(self: &Rc<Self>) -> Result<()> {
-        let mut attempts = 0;
-        let mut rounds = 0;
+        let (mut attempts, mut rounds, mut rewrites) = (0, 0, 0);
         loop {
             if self.job.stopped() {
                 // What is finished may as well be recorded; the copy has failed in any case.
@@ -84,15 +106,26 @@ impl Lane {
                 }
                 return Ok(());
             }
-            self.note_connection();
-            let suspects = self.ledger.borrow().has_suspects();
-            let flush = self.wrote.get() && (self.durable() || (suspects && self.can_flush()));
+            self.note_doubts();
+            let suspects = self.ledger.borrow().suspects() > 0;
+            let doubtful = suspects || self.ledger.borrow().failures() > 0;
+            let flush = self.unflushed.get() && (self.durable() || (doubtful && self.can_flush()));
             if flush || (self.job.journal.is_some() && self.ledger.borrow().has_finished()) {
-                self.make_safe(&mut attempts).await?;
+                let flushed = self.make_safe(&mut attempts).await?;
+                // Nothing was under way.
+                self.unflushed.set(!flushed.covers);
+                rewrites += u32::from(flushed.failed.is_some());
+                if let Some(error) = flushed.failed.filter(|_| rewrites > REWRITES_MAX) {
+                    return Err(error);
+                }
             }
-            let suspects = self.ledger.borrow_mut().take_suspects();
-            if suspects.is_empty() {
-                return Ok(());
+            let suspects = self.ledger.borrow().suspects();
+            if suspects == 0 {
+                // Who ends without a flush does not write again what a later failure concerns.
+                match self.unflushed.get() && !self.job.flushes.leave() && self.can_flush() {
+                    true => continue,
+                    false => return Ok(()),
+                }
             }
             rounds += 1;
             if rounds > self.job.retries.limit().saturating_add(1) {
@@ -100,7 +133,9 @@ impl Lane {
                             written over it cannot be relied on";
                 return Err(Error::new(Kind::Disconnected, text).on(&self.target.facts().name));
             }
-            for suspect in suspects {
+            for _ in 0..suspects {
+                let next = self.ledger.borrow_mut().next_suspect();
+                let Some(suspect) = next else { break };
                 self.recheck(suspect).await;
             }
             self.drained().await;
@@ -108,29 +143,61 @@ impl Lane {
     }
 
     /// Flushes the target and records what is durable by that. What a failed flush may have lost is
-    /// suspect; the error is returned when it is not to be tried again.
-    async fn make_safe(&self, attempts: &mut u32) -> Result<()> {
+    /// suspect, of all lanes; the flush after it only finds out whether writing it again makes sense. If
+    /// not, the error ends the copy.
+    async fn make_safe(&self, attempts: &mut u32) -> Result<Flushed> {
+        let mut failed = None;
         loop {
-            self.note_connection();
+            self.note_doubts();
             let generation = self.target.generation();
             let batch = self.ledger.borrow_mut().take_finished();
-            let flushed = match self.can_flush() {
-                true => self.target.device().submit(Request::flush()).await.map(drop),
-                false => Ok(()),
-            };
+            let flushed = if self.can_flush() { self.flush().await } else { Ok(()) };
             match flushed {
                 Ok(()) => {
                     self.ledger.borrow_mut().flushed(&batch, generation);
                     self.record(&batch).await;
-                    return Ok(());
+                    return Ok(Flushed { covers: true, failed });
                 }
-                Err(error) => {
-                    // After a failed flush a system may drop what it could not write and still
-                    // answer reads from memory: only writing it again helps.
+                Err(Unproven::Overlapped) => {
                     self.ledger.borrow_mut().doubt(batch, true);
+                    return Ok(Flushed { covers: false, failed });
+                }
+                Err(Unproven::Failed { error, last }) => {
+                    self.ledger.borrow_mut().doubt(batch, true);
+                    let error = self.not_durable(error);
+                    if last {
+                        return Err(error);
+                    }
+                    if !is_lost(&error) {
+                        failed = Some(error.clone());
+                    }
                     self.recover(self.target_failed(generation, error), attempts).await?;
                 }
             }
+        }
+    }
+
+    /// Flushes the target.
+    pub(super) async fn flush(&self) -> Result<(), Unproven> {
+        let failures = self.ledger.borrow().failures();
+        let flush = self.target.device().submit(Request::flush());
+        self.job.flushes.run(failures, flush, is_lost).await
+    }
+
+    /// The error of a flush, with what it means and what to do.
+    pub(super) fn not_durable(&self, error: Error) -> Error {
+        if is_lost(&error) {
+            return error;
+        }
+        let text = format!(
+            "{}; what was written since the last successful flush may be missing, even where it can \
+             still be read: check the target's storage, then copy again",
+            error.text()
+        );
+        let told = Error::new(error.kind(), text).on(&self.target.facts().name);
+        match error.request() {
+            Some((kind, at, len)) => told.during(kind, at, len),
+            None => told,
         }
     }
 
@@ -155,9 +222,14 @@ impl Lane {
     /// Looks again at a segment.
     pub(crate) async fn recheck(self: &Rc<Self>, suspect: Suspect) {
         let (home, end) = suspect.range;
+        let failures = self.ledger.borrow().failures();
         self.begin((home, end));
-        if end - home > self.job.settled.segment {
-            // Only zeroes come in such lengths: they are made again sooner than looked at again.
+        // What has failed since the segment was taken from the ledger concerns it, too.
+        let again = suspect.again || self.ledger.borrow().failures() != failures;
+        let sooner = again || self.target_zeroes;
+        if end - home > self.job.settled.segment && sooner {
+            // Only zeroes come in such lengths: they are made again sooner than looked at again, unless
+            // they would have to be sent.
             self.turn(0).await;
             self.job.retries.rewritten.fetch_add(end - home, Ordering::Relaxed);
             self.start(home, 0, Rc::clone(self).zero_again(home, end - home));
@@ -173,7 +245,7 @@ impl Lane {
             }
             match self.room(len, true).await {
                 Ok(room) => {
-                    let work = Rc::clone(self).recheck_chunk(home, at, room, suspect.again);
+                    let work = Rc::clone(self).recheck_chunk(home, at, room, again);
                     self.start(home, len, work);
                 }
                 Err(error) => {

@@ -33,9 +33,8 @@ impl Lane {
         if pieces.is_empty() {
             return Vec::new();
         }
-        self.note_connection();
-        self.wrote.set(true);
-        self.ledger.borrow_mut().wrote(home, true);
+        self.note_doubts();
+        self.ledger.borrow_mut().wrote_content(home);
         let job = self.job.clone();
         io::offload(move || reflink_all(&job, pieces)).await.unwrap_or_default()
     }

@@ -8,13 +8,15 @@ mod units;
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::num::NonZero;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use block::{Can, Error, Kind, Result, Stack};
+use block::{Access, Can, Error, FileRange, Kind, Result, Stack};
 use io::{Pool, Remote, Task};
+use rustix::fs::{Advice, fadvise};
 
 pub(crate) use self::blocks::read;
 use self::blocks::{Found, find, first_difference, room};
@@ -48,7 +50,8 @@ pub struct Verified {
 
 /// Reads `source` and the start of `target` again, as far as the options choose it for a copy, and
 /// compares them. An error of kind `Io` names the first offset that differs. Call it on a worker after
-/// the writes have completed.
+/// the writes have completed. After a copy that flushes, what the page cache holds of a target that lends
+/// its file is dropped first, so that reads show what the storage has.
 pub async fn verify(
     source: &Stack,
     target: &Stack,
@@ -62,6 +65,9 @@ pub async fn verify(
     let whole = selection.is_whole();
     let unit = whole.then(|| unit_of(facts.size));
     let before = progress.snapshot().verified;
+    if options.flush || options.journal.is_some() {
+        drop_cached(target, selection.ranges()).await;
+    }
     let reading = Reading { source, target: Some(target), unit, strict: false, selection };
     let (units, differs_at) = reading.walk(options, pool, progress).await?;
     if let Some(at) = differs_at {
@@ -76,6 +82,29 @@ pub async fn verify(
         Manifest { size, unit, range, units }.digest()
     });
     Ok(Verified { bytes: progress.snapshot().verified - before, digest })
+}
+
+/// Drops what the page cache holds of these ranges of a target, as far as it lends its file. Pages that
+/// could not be written back are marked as clean by most file systems, and would be read from memory.
+async fn drop_cached(target: &Stack, ranges: &[(u64, u64)]) {
+    let (device, mut lent) = (target.device(), Vec::new());
+    for &(mut at, end) in ranges {
+        while at < end
+            && let Some(piece) = device.file_at(at, end - at, Access::Read)
+        {
+            at += piece.len;
+            lent.push(piece);
+        }
+    }
+    let dropped = io::offload(move || {
+        lent.into_iter().try_for_each(|FileRange { file, at, len, .. }| {
+            fadvise(&file, at, NonZero::new(len), Advice::DontNeed)
+        })
+    });
+    match dropped.await {
+        Ok(Ok(())) => {}
+        refused => log::debug!("the page cache is not dropped before verification: {refused:?}"),
+    }
 }
 
 /// Reads `source`, or the one range that the options choose, and returns the digests of its units.
