@@ -153,7 +153,10 @@ mod tests {
 
     fn device(number: i32, intent: Intent) -> Result<FileDevice> {
         let (device, resize) = open::open(&target("", &format!("fd={number}"), intent))?;
-        resize.map_or(Ok(device), |resize| resize.run().map(|()| device))
+        if let Some(resize) = resize {
+            resize.run()?;
+        }
+        Ok(device)
     }
 
     fn run(check: impl AsyncFnOnce() + Send + 'static) {
