@@ -146,7 +146,7 @@ fn layers_pass_failed_flushes_on() {
 fn no_layer_is_forgotten() {
     let listed = |name: &str| {
         let named = |text: &&str| text.split('?').next() == Some(name);
-        LAYERS.iter().chain(OTHERS).any(|text| named(&text))
+        LAYERS.iter().chain(OTHERS).any(named)
     };
     let forgotten: Vec<_> =
         layers::all().iter().map(|kind| kind.name()).filter(|name| !listed(name)).collect();
