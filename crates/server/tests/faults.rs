@@ -372,8 +372,6 @@ fn read_only_exports_refuse_changes() {
 
 #[test]
 fn errors_of_devices_have_the_documents_numbers_and_a_text() {
-    let faulty = FaultDevice::over(model(), 1);
-    let fixture = serve(faulty.clone(), Limits::default());
     let fast = CommandFlags::FAST_ZERO;
     let none = CommandFlags::NONE;
     let cases = [
@@ -389,6 +387,9 @@ fn errors_of_devices_have_the_documents_numbers_and_a_text() {
         (Kind::ShuttingDown, Command::Write, none, 108),
     ];
     for replies in FORMS {
+        // A server each: after a failed flush others are not passed on to the device.
+        let faulty = FaultDevice::over(model(), 1);
+        let fixture = serve(faulty.clone(), Limits::default());
         let mut client = fixture.client(replies);
         for (kind, command, flags, error) in cases {
             faulty.heal();

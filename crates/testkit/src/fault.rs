@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use block::{Device, Error, Facts, Kind, Op, OpKind, Pending, Request};
+use block::{Device, Error, Facts, Flags, Kind, Op, OpKind, Pending, Request};
 use io::Completer;
 
 use crate::model::{Seen, lock};
@@ -50,6 +50,7 @@ pub enum Then {
 pub struct Rule {
     then: Then,
     kind: Option<OpKind>,
+    durable: bool,
     range: Option<Range<u64>>,
     nth: Option<u64>,
     percent: Option<u64>,
@@ -65,6 +66,7 @@ impl Rule {
         Rule {
             then,
             kind: None,
+            durable: false,
             range: None,
             nth: None,
             percent: None,
@@ -78,6 +80,13 @@ impl Rule {
     #[must_use]
     pub fn kind(mut self, kind: OpKind) -> Rule {
         self.kind = Some(kind);
+        self
+    }
+
+    /// Only for flushes and requests with FUA.
+    #[must_use]
+    pub fn durable(mut self) -> Rule {
+        self.durable = true;
         self
     }
 
@@ -114,7 +123,9 @@ impl Rule {
             let end = seen.at.saturating_add(seen.len);
             seen.at < range.end && range.start < end
         });
-        if self.kind.is_some_and(|kind| kind != seen.kind) || !touched {
+        let durable = seen.kind == OpKind::Flush || seen.flags.contains(Flags::FUA);
+        if self.kind.is_some_and(|kind| kind != seen.kind) || !touched || (self.durable && !durable)
+        {
             return false;
         }
         self.matched += 1;
@@ -145,6 +156,8 @@ struct Plan {
     seen: Vec<Seen>,
     hanging: Vec<Completer<()>>,
     in_flight_max: usize,
+    /// How many requests had come when each of those failed that a rule let fail.
+    failures: Vec<usize>,
 }
 
 impl FaultDevice {
@@ -158,6 +171,7 @@ impl FaultDevice {
             seen: Vec::new(),
             hanging: Vec::new(),
             in_flight_max: 0,
+            failures: Vec::new(),
         });
         let shared = Arc::new(Shared { plan, in_flight: AtomicUsize::new(0) });
         Arc::new(FaultDevice { inner, shared })
@@ -199,6 +213,12 @@ impl FaultDevice {
     /// All requests so far, in the order of their submission.
     pub fn seen(&self) -> Vec<Seen> {
         lock(&self.shared.plan).seen.clone()
+    }
+
+    /// For each failure that a rule has caused, how many requests had come by then: those behind that in
+    /// [`FaultDevice::seen`] were submitted after it.
+    pub fn failures(&self) -> Vec<usize> {
+        lock(&self.shared.plan).failures.clone()
     }
 
     /// Requests that have not completed.
@@ -253,7 +273,13 @@ impl Device for FaultDevice {
         if then == Some(Then::Lose) {
             return Pending::completer().1;
         }
-        let inner = self.inner.clone();
+        let (inner, shared) = (self.inner.clone(), self.shared.clone());
+        let injected = move |kind| {
+            let mut plan = lock(&shared.plan);
+            let seen = plan.seen.len();
+            plan.failures.push(seen);
+            Error::new(kind, "injected by a test")
+        };
         Pending::start(async move {
             let _in_flight = in_flight;
             for _ in 0..turns {
@@ -291,10 +317,6 @@ impl Device for FaultDevice {
             }
         })
     }
-}
-
-fn injected(kind: Kind) -> Error {
-    Error::new(kind, "injected by a test")
 }
 
 /// Waits for the release; a layer that is gone releases too.

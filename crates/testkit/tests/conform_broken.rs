@@ -10,7 +10,8 @@ use block::{
     Opened, Opening, Outcome, Pending, Reply, Request,
 };
 use io::{Completer, Data, Engine};
-use testkit::conform::{self, Content, Options, Report};
+use testkit::conform::{self, Content, Options, Report, Subject};
+use testkit::fault::FaultDevice;
 use testkit::model::{Completion, Model, ModelDevice};
 
 /// How a device breaks the contract.
@@ -422,4 +423,99 @@ fn handles_on_different_storage_are_found() {
         Ok(Opened { device, more: Some(Arc::new(Elsewhere)) })
     });
     assert!(report.failed(check), "{report:?}");
+}
+
+/// How a layer treats a flush that fails below.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Flushing {
+    PassesFailuresOn,
+    Repeats,
+    RepeatsInTheBackground,
+    Hides,
+    ForgetsThatItHasFailed,
+    ForgetsOnOtherHandles,
+}
+
+struct Layer1 {
+    how: Flushing,
+    below: Arc<FaultDevice>,
+    failed: AtomicU64,
+    second: bool,
+}
+
+impl Device for Layer1 {
+    fn facts(&self) -> Arc<Facts> {
+        self.below.facts()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        if request.kind() != OpKind::Flush {
+            return self.below.submit(request);
+        }
+        let forgets = match self.how {
+            Flushing::ForgetsThatItHasFailed => self.failed.fetch_add(1, Ordering::Relaxed) > 0,
+            Flushing::ForgetsOnOtherHandles => self.second,
+            _ => false,
+        };
+        if forgets {
+            return Pending::ready(Ok(Reply::Done));
+        }
+        let (how, below) = (self.how, self.below.clone());
+        Pending::start(async move {
+            let outcome = below.submit(Request::flush()).await;
+            match how {
+                Flushing::Repeats if outcome.is_err() => below.submit(Request::flush()).await,
+                Flushing::RepeatsInTheBackground if outcome.is_err() => {
+                    drop(io::start(async move {
+                        io::sleep(Duration::from_millis(5)).await;
+                        below.submit(Request::flush()).await
+                    }));
+                    outcome
+                }
+                Flushing::Hides => Ok(Reply::Done),
+                _ => outcome,
+            }
+        })
+    }
+}
+
+struct Second(Arc<FaultDevice>, Flushing);
+
+impl Another for Second {
+    fn another(&self) -> Opening<Arc<dyn Device>> {
+        let device: Arc<dyn Device> = layer(self.1, self.0.clone(), true);
+        Box::pin(std::future::ready(Ok(device)))
+    }
+}
+
+fn layer(how: Flushing, below: Arc<FaultDevice>, second: bool) -> Arc<Layer1> {
+    Arc::new(Layer1 { how, below, failed: AtomicU64::new(0), second })
+}
+
+#[test]
+fn layers_that_do_not_pass_failed_flushes_on_are_found() {
+    let reported = "a_failed_flush_is_reported_and_not_repeated";
+    let stays = "no_flush_succeeds_while_those_below_fail";
+    let cases: [(Flushing, &[&str]); 6] = [
+        (Flushing::PassesFailuresOn, &[]),
+        (Flushing::Repeats, &[reported]),
+        (Flushing::RepeatsInTheBackground, &[reported]),
+        (Flushing::Hides, &[reported, stays]),
+        (Flushing::ForgetsThatItHasFailed, &[stays]),
+        (Flushing::ForgetsOnOtherHandles, &[stays]),
+    ];
+    for (how, wrong) in cases {
+        let options = Options { only: vec![reported, stays], ..quick() };
+        let report = conform::run(&format!("{how:?}"), options, move || async move {
+            let model = ModelDevice::new(Model::new(100_000), Completion::Immediate);
+            let below = FaultDevice::over(model, 1);
+            let device: Arc<dyn Device> = layer(how, below.clone(), false);
+            let opened = Opened { device, more: Some(Arc::new(Second(below.clone(), how))) };
+            Ok(Subject::from(opened).below(below))
+        });
+        for check in [reported, stays] {
+            assert_eq!(report.failed(check), wrong.contains(&check), "{how:?}: {report:?}");
+            assert_eq!(report.skipped(check), None, "{how:?}");
+        }
+    }
 }

@@ -19,12 +19,13 @@
 //! may be anything: it is read, and from then on known ([`Content`] says more).
 //!
 //! What the suite cannot see: whether a flush makes durable (unless [`Subject::durable`] shows the
-//! durable bytes), whether cached data comes faster, and a second completion of one request, which
+//! durable bytes), whether a failed flush is passed on (unless [`Subject::below`] can make one fail), whether cached data comes faster, and a second completion of one request, which
 //! the types of `Pending` make impossible.
 
 mod case;
 mod content;
 mod extents;
+mod flushes;
 mod limits;
 mod random;
 mod requests;
@@ -38,6 +39,7 @@ use std::time::Duration;
 use block::{Another, Device, Opened, Stack};
 use io::{Config, Engine, Runtime};
 
+use crate::fault::FaultDevice;
 use crate::rng;
 use case::Case;
 
@@ -142,13 +144,14 @@ pub struct Subject {
     stack: Option<Stack>,
     more: Option<Arc<dyn Another>>,
     durable: Option<Box<dyn Fn() -> Vec<u8>>>,
+    below: Option<Arc<FaultDevice>>,
     keep: Vec<Box<dyn Any>>,
 }
 
 impl Subject {
     /// A device alone.
     pub fn new(device: Arc<dyn Device>) -> Subject {
-        Subject { device, stack: None, more: None, durable: None, keep: Vec::new() }
+        Subject { device, stack: None, more: None, durable: None, below: None, keep: Vec::new() }
     }
 
     /// With a way to look at what would be left after a power cut, so that flush and FUA can be
@@ -156,6 +159,13 @@ impl Subject {
     #[must_use]
     pub fn durable(mut self, durable: impl Fn() -> Vec<u8> + 'static) -> Subject {
         self.durable = Some(Box::new(durable));
+        self
+    }
+
+    /// With the device that this one is a layer over, so that its flushes can be made to fail.
+    #[must_use]
+    pub fn below(mut self, below: Arc<FaultDevice>) -> Subject {
+        self.below = Some(below);
         self
     }
 
@@ -239,6 +249,8 @@ const CHECKS: &[(&str, Check)] = checks![
     requests::a_flush_makes_completed_writes_durable,
     requests::a_flush_covers_all_handles,
     requests::fua_is_durable_on_completion,
+    flushes::a_failed_flush_is_reported_and_not_repeated,
+    flushes::no_flush_succeeds_while_those_below_fail,
     content::the_content_is_as_told,
     content::a_read_answers_exactly_the_bytes_asked_for,
     content::a_write_changes_its_range_and_nothing_else,
