@@ -450,7 +450,7 @@ fn a_socket_that_exists_is_left_alone() {
     let server = serve(&scratch, "s", &["memory:1M"]);
     let file = scratch.file("file");
     fs::write(&file, "precious").unwrap();
-    for (path, why) in [(server.socket(), "exists"), (&*file, "no socket")] {
+    for (path, why) in [(server.socket(), "listens there"), (&*file, "no socket")] {
         let output =
             bounded(&mut blockhaul(&["serve", "-f", "-U", text(path), "memory:1M"]), LIMIT);
         let said = lossy(&output.stderr);

@@ -1,9 +1,9 @@
 //! Small servers beside the main work: a listener, and a thread for each of a few peers. For figures
 //! (`metrics`) and for control (`serve::control`).
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
-use std::os::unix::fs::FileTypeExt as _;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
@@ -48,28 +48,9 @@ impl Listener {
         Ok(Listener::Tcp(listener))
     }
 
-    /// Listens on a Unix socket. One on which nobody listens any more, which a killed run has left, is
-    /// replaced; what is no socket stays.
+    /// Listens on a Unix socket; as [`io::Listener::replace_unix`].
     pub fn unix(path: &Path) -> std::io::Result<Listener> {
-        let bound = UnixListener::bind(path);
-        let taken = bound.as_ref().is_err_and(|error| error.kind() == ErrorKind::AddrInUse);
-        // Connections to other files are refused, too.
-        if taken && !std::fs::symlink_metadata(path)?.file_type().is_socket() {
-            let text = "there is something that is no socket: choose another name";
-            return Err(std::io::Error::new(ErrorKind::AlreadyExists, text));
-        }
-        let left_over = taken
-            && UnixStream::connect(path)
-                .is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused);
-        let listener = match left_over {
-            false => bound?,
-            true => {
-                std::fs::remove_file(path)?;
-                UnixListener::bind(path)?
-            }
-        };
-        listener.set_nonblocking(true)?;
-        Ok(Listener::Unix(listener))
+        Ok(Listener::Unix(OwnedFd::from(io::Listener::replace_unix(path)?).into()))
     }
 
     fn accept(&self) -> std::io::Result<Box<dyn Peer>> {

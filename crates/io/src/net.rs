@@ -5,9 +5,13 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags, SocketAddrAny,
     SocketAddrUnix, SocketFlags, SocketType, sockopt,
@@ -222,8 +226,63 @@ impl fmt::Display for Peer {
     }
 }
 
+/// Time to wait for others that hold the lock of a folder, in steps of [`FOLDER_AGAIN`].
+const FOLDER_TIME: Duration = Duration::from_secs(1);
+/// See [`FOLDER_TIME`].
+const FOLDER_AGAIN: Duration = Duration::from_millis(10);
+/// Time between the two looks at whether a socket is dead: a program that has just made one is about to
+/// listen.
+const DEAD_AGAIN: Duration = Duration::from_millis(100);
+
+/// The lock of the folder of a path; none where it cannot be had.
+fn lock_folder(path: &Path) -> Option<OwnedFd> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let fd = rustix::fs::open(folder.unwrap_or(Path::new(".")), flags, Mode::empty()).ok()?;
+    let begun = Instant::now();
+    loop {
+        match rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Some(fd),
+            Err(Errno::WOULDBLOCK | Errno::INTR) if begun.elapsed() < FOLDER_TIME => {
+                std::thread::sleep(FOLDER_AGAIN);
+            }
+            Err(_) => return None,
+        }
+    }
+}
+
+/// Whether nobody listens on the socket at `path`.
+fn is_dead(path: &Path) -> io::Result<bool> {
+    let mut inode = None;
+    for look in 0..2 {
+        if look > 0 {
+            std::thread::sleep(DEAD_AGAIN);
+        }
+        let data = std::fs::symlink_metadata(path)?;
+        // Connections to other files are refused, too.
+        if !data.file_type().is_socket() {
+            let text = "there is something that is no socket: choose another name";
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, text));
+        }
+        let same = *inode.get_or_insert(data.ino()) == data.ino();
+        let probe = Listener::socket(AddressFamily::UNIX)?;
+        let address = SocketAddrUnix::new(path).map_err(|_| path_too_long(path))?;
+        // A server that is busy, another kind of socket, and one of another user are not refused.
+        if !same || rustix::net::connect(&probe, &address) != Err(Errno::CONNREFUSED) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
 /// A listening socket.
 pub struct Listener(OwnedFd);
+
+impl From<Listener> for OwnedFd {
+    fn from(listener: Listener) -> OwnedFd {
+        listener.0
+    }
+}
 
 impl Listener {
     /// Takes over a listening socket (socket activation).
@@ -239,6 +298,27 @@ impl Listener {
         rustix::net::bind(&fd, &address)?;
         rustix::net::listen(&fd, BACKLOG)?;
         Ok(Listener(fd))
+    }
+
+    /// The same, in place of a socket on which nobody listens, as a killed server leaves it. Blocks for
+    /// up to about a second.
+    ///
+    /// # Errors
+    /// `AddrInUse` where somebody listens or may be about to, `AlreadyExists` where there is something
+    /// that is no socket: both are left alone.
+    pub fn replace_unix(path: &Path) -> io::Result<Listener> {
+        // Held from the look at the old socket until the new one listens, so that of two servers that start
+        // at the same time neither takes the socket of the other one for dead.
+        let folder = lock_folder(path);
+        match Self::bind_unix(path) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+            bound => return bound,
+        }
+        if folder.is_none() || !is_dead(path)? {
+            return Err(io::ErrorKind::AddrInUse.into());
+        }
+        std::fs::remove_file(path)?;
+        Self::bind_unix(path)
     }
 
     /// Listens on a TCP address; port 0 takes a free one. An IPv6 address takes IPv6 only.
@@ -293,4 +373,73 @@ fn path_too_long(path: &Path) -> io::Error {
     let text =
         format!("socket path {} is longer than the 107 bytes a Unix socket allows", path.display());
     io::Error::new(io::ErrorKind::InvalidInput, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::{UnixListener, UnixStream};
+
+    use super::*;
+
+    /// A socket as a killed server leaves it.
+    fn dead(path: &Path) {
+        drop(UnixListener::bind(path).unwrap());
+    }
+
+    #[test]
+    fn a_dead_socket_is_replaced_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        dead(&path);
+        let listener = Listener::replace_unix(&path).unwrap();
+        UnixStream::connect(&path).unwrap();
+        let kind = |path: &Path| Listener::replace_unix(path).err().unwrap().kind();
+        assert_eq!(kind(&path), io::ErrorKind::AddrInUse, "somebody listens");
+        UnixStream::connect(&path).unwrap();
+        drop(listener);
+
+        let full = UnixListener::bind(dir.path().join("full")).unwrap();
+        rustix::net::listen(&full, 0).unwrap();
+        let _waits = UnixStream::connect(dir.path().join("full")).unwrap();
+        assert_eq!(kind(&dir.path().join("full")), io::ErrorKind::AddrInUse, "busy, not dead");
+
+        let file = dir.path().join("file");
+        std::fs::write(&file, "kept").unwrap();
+        assert_eq!(kind(&file), io::ErrorKind::AlreadyExists);
+        assert_eq!(std::fs::read(&file).unwrap(), b"kept");
+        let link = dir.path().join("link");
+        dead(&dir.path().join("behind"));
+        std::os::unix::fs::symlink(dir.path().join("behind"), &link).unwrap();
+        assert_eq!(kind(&link), io::ErrorKind::AlreadyExists, "a link is no socket");
+    }
+
+    #[test]
+    fn a_socket_whose_server_is_about_to_listen_is_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let fd = Listener::socket(AddressFamily::UNIX).unwrap();
+        rustix::net::bind(&fd, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        std::thread::scope(|scope| {
+            let other =
+                scope.spawn(|| Listener::replace_unix(&path).err().map(|error| error.kind()));
+            std::thread::sleep(DEAD_AGAIN / 2);
+            rustix::net::listen(&fd, 1).unwrap();
+            assert_eq!(other.join().unwrap(), Some(io::ErrorKind::AddrInUse));
+        });
+    }
+
+    #[test]
+    fn of_many_servers_that_start_at_once_one_gets_the_dead_socket() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        dead(&path);
+        let started: Vec<_> = std::thread::scope(|scope| {
+            let servers: Vec<_> =
+                (0..8).map(|_| scope.spawn(|| Listener::replace_unix(&path).ok())).collect();
+            servers.into_iter().filter_map(|server| server.join().unwrap()).collect()
+        });
+        assert_eq!(started.len(), 1);
+        UnixStream::connect(&path).unwrap();
+        rustix::net::accept(&started[0].0).unwrap();
+    }
 }

@@ -56,7 +56,7 @@ impl Control {
         rustix::process::umask(mode);
         let listener = bound.map_err(|error| match error.kind() {
             ErrorKind::AddrInUse => {
-                cannot("a server answers there, or it is no socket: choose another path")
+                cannot("another program listens there: choose another path, or end that program")
             }
             _ => cannot(&plain(&error)),
         })?;

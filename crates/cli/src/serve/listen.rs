@@ -158,17 +158,11 @@ impl Where {
 
     fn bind_unix(&self, path: &Path) -> Result<Listener, Failure> {
         let shown = path.display();
-        let listener = Listener::bind_unix(path).map_err(|error| match error.kind() {
-            std::io::ErrorKind::AddrInUse => {
-                let is_socket = std::fs::symlink_metadata(path)
-                    .is_ok_and(|data| std::os::unix::fs::FileTypeExt::is_socket(&data.file_type()));
-                // It may be the disk that is to be served.
-                let why = match is_socket {
-                    true => "it exists already: remove it if no server uses it",
-                    false => "there is something that is no socket: choose another name",
-                };
-                cannot_listen(&format!("Unix socket {shown}"), why)
-            }
+        let listener = Listener::replace_unix(path).map_err(|error| match error.kind() {
+            std::io::ErrorKind::AddrInUse => cannot_listen(
+                &format!("Unix socket {shown}"),
+                "another program listens there: choose another path, or end that program",
+            ),
             std::io::ErrorKind::NotFound => cannot_listen(
                 &format!("Unix socket {shown}"),
                 &format!("{}: make the folder that it is to lie in first", plain(&error)),
