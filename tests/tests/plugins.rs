@@ -236,7 +236,7 @@ with_plugin!(python_is_hosted, "python", |scratch| {
     assert!(output.status.success(), "{}", lossy(&output.stderr));
 });
 
-// Its reads and writes are direct: they begin on a page wherever they come from.
+// Its reads and writes are direct: they begin on a page wherever they come from, zeroes too.
 with_plugin!(the_python_of_the_manual_is_read_and_written, "python", |scratch| {
     let manual = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/plugins-python.md");
     let manual = fs::read_to_string(manual).unwrap();
@@ -258,6 +258,8 @@ with_plugin!(the_python_of_the_manual_is_read_and_written, "python", |scratch| {
                   while h.aio_in_flight() > 0: h.poll(-1)\n\
                   assert failed == [0] * 100, failed\n\
                   assert all(h.pread(4096, i * 4096) == bytes([i + 1] * 4096) for i in range(100))\n\
+                  h.zero(300 << 10, 8192)\n\
+                  assert h.pread(300 << 10, 8192) == bytes(300 << 10)\n\
                   h.block_status(1 << 20, 0, lambda context, at, runs, error: found.extend(runs) or 0)\n\
                   assert found[-1] == 3 and found[-2] >= 512 << 10, found\n";
     let client = script(&scratch, "client.py", client);

@@ -222,7 +222,8 @@ impl Data {
     /// Most bytes that [`Data::zeroes`] hands out at once.
     pub const ZEROES_MAX: usize = 256 << 10;
 
-    /// `len` zero bytes without an allocation; `len` is at most [`Data::ZEROES_MAX`].
+    /// `len` zero bytes without an allocation, aligned to [`ALIGN`]; `len` is at most
+    /// [`Data::ZEROES_MAX`].
     pub fn zeroes(len: usize) -> Data {
         Data { repr: Repr::Static(&ZEROES.0[..len]), start: 0, len }
     }
@@ -368,6 +369,7 @@ mod tests {
 
     #[test]
     fn buffers_are_aligned_and_zeroed() {
+        assert_eq!(Data::zeroes(1).bytes().as_ptr().align_offset(ALIGN), 0);
         for len in [0, 1, 4095, 4096, 70_000] {
             let buf = Buf::unpooled(len);
             assert_eq!(buf.len(), len);

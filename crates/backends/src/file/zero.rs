@@ -9,7 +9,7 @@
 use std::sync::atomic::Ordering;
 
 use block::{Error, Flags, Kind, Result};
-use io::{Allocate, Buf, Data};
+use io::{Allocate, Data};
 use rustix::fs::{FallocateFlags, fallocate};
 
 use super::storage::{INLINE_MAX, Inner};
@@ -95,13 +95,9 @@ impl Inner {
     }
 
     async fn write_zeroes(&self, at: u64, len: u64) -> Result<()> {
-        let (file, direct) = self.route(at, len);
+        let (file, _) = self.route(at, len);
         let most = Data::ZEROES_MAX as u64;
-        let zeroes = match direct {
-            // Shared zeroes are not aligned for direct I/O.
-            true => Data::from(Buf::unpooled(Data::ZEROES_MAX)),
-            false => Data::zeroes(Data::ZEROES_MAX),
-        };
+        let zeroes = Data::zeroes(Data::ZEROES_MAX);
         let (mut at, mut left) = (at, len);
         while left > 0 {
             let piece = left.min(most);

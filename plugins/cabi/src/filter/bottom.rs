@@ -6,14 +6,12 @@ use std::sync::Arc;
 
 use super::abi::{Handle, ZERO_EMULATE, ZERO_NATIVE};
 use super::chain::{call_plugin, chain};
+use super::{NOTHING, ZEROES};
 use crate::abi::{
     CACHE_NATIVE, FLAG_FAST_ZERO, FLAG_FUA, FLAG_MAY_TRIM, FUA_EMULATE, FUA_NATIVE, FUA_NONE,
 };
 use crate::context::{self, Context, said};
 use crate::lists::{Exports, Extents};
-
-/// Bytes that are written at a time where zeroes are written.
-const ZEROES: usize = 1 << 20;
 
 /// # Safety
 /// Key and value are C strings that are never freed.
@@ -331,7 +329,6 @@ impl Bottom {
     }
 
     fn write_zeroes(&self, count: u32, at: u64, flags: u32, fua: c_int) -> c_int {
-        static NOTHING: [u8; ZEROES] = [0; ZEROES];
         let (mut done, count) = (0, u64::from(count));
         while done < count {
             let piece = (count - done).min(ZEROES as u64);
@@ -340,7 +337,7 @@ impl Bottom {
             let piece_len = u32::try_from(piece).expect("no more than a mebibyte");
             // SAFETY: the constant has at least `piece` bytes.
             let number =
-                unsafe { self.pwrite(NOTHING.as_ptr().cast(), piece_len, at + done, flags, fua) };
+                unsafe { self.pwrite(NOTHING.0.as_ptr().cast(), piece_len, at + done, flags, fua) };
             if number != 0 {
                 return number;
             }

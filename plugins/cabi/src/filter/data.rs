@@ -6,11 +6,12 @@ use std::ffi::{c_int, c_void};
 
 use super::abi::{Filter, Next, ZERO_NATIVE};
 use super::context::{self, Open, known};
+use super::{NOTHING, ZEROES};
 use crate::abi::{CACHE_EMULATE, FLAG_FAST_ZERO, FLAG_FUA};
 use crate::lists::Extents;
 
 /// Bytes that are read at a time where a cache hint is done by reading, or zeroing by writing.
-const PIECE: usize = 1 << 20;
+const PIECE: usize = ZEROES;
 
 /// What a plugin's error number means for who called.
 ///
@@ -169,7 +170,6 @@ pub(super) unsafe extern "C" fn zero(
 /// # Safety
 /// As for [`pread`].
 unsafe fn write_zeroes(own: Next, count: u32, at: u64, flags: u32, error: *mut c_int) -> c_int {
-    static NOTHING: [u8; PIECE] = [0; PIECE];
     if flags & FLAG_FAST_ZERO != 0 {
         // SAFETY: the caller's promise.
         return unsafe { answer(libc::ENOTSUP, error) };
@@ -177,7 +177,7 @@ unsafe fn write_zeroes(own: Next, count: u32, at: u64, flags: u32, error: *mut c
     for (at, piece) in pieces(at, count) {
         // SAFETY: the constant has at least `piece` bytes; the rest is the caller's promise.
         let result =
-            unsafe { pwrite(own, NOTHING.as_ptr().cast(), piece, at, flags & FLAG_FUA, error) };
+            unsafe { pwrite(own, NOTHING.0.as_ptr().cast(), piece, at, flags & FLAG_FUA, error) };
         if result == -1 {
             return -1;
         }

@@ -20,3 +20,14 @@ mod functions;
 pub use chain::about;
 pub(crate) use chain::set_up;
 pub(crate) use face::face;
+
+/// Bytes that are written at a time where zeroing is done by writing.
+const ZEROES: usize = 1 << 20;
+
+/// What is written then: it begins on a page, as the bytes of all writes do.
+#[repr(align(4096))]
+struct Zeroes([u8; ZEROES]);
+
+static NOTHING: Zeroes = Zeroes([0; ZEROES]);
+
+const _: () = assert!(align_of::<Zeroes>() == io::ALIGN);
