@@ -106,6 +106,14 @@ impl Clients {
         Some(ticket)
     }
 
+    /// Tells the connection that has been in its handshake for longest to go, where there is no descriptor
+    /// for others. Whether there is one that has had its time.
+    pub(crate) fn cut_oldest(&self) -> bool {
+        let mut table = self.table();
+        let old = table.new.first_key_value().is_some_and(|(_, since)| since.elapsed() >= GRACE);
+        old && table.going < LINGERING && table.make_room()
+    }
+
     /// Whether others had better wait to be accepted: those whose place they would take have not had
     /// their time yet, or are still going.
     pub(crate) fn is_crowded(&self, connections: usize, handshakes: usize) -> bool {

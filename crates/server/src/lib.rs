@@ -30,7 +30,7 @@ mod tally;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use block::{Device, Exports, Flushes};
 use io::{Listener, Pool, Remote, Stream, Ticket};
@@ -194,6 +194,9 @@ pub struct Server {
 /// Time between two looks at whether others may be accepted.
 const CROWDED_AGAIN: Duration = Duration::from_millis(2);
 
+/// Time between two log lines of a listener that cannot accept connections: it tries many times a second.
+const UNACCEPTED_AGAIN: Duration = Duration::from_secs(10);
+
 /// Time that a device has to close before its client is let go.
 const CLOSING: Duration = Duration::from_secs(10);
 
@@ -226,6 +229,7 @@ impl Server {
     /// Accepts connections until [`Server::stop`] or [`Server::drain`] and spreads them over the workers. Any number of
     /// listeners may run.
     pub async fn listen(self: Arc<Self>, listener: Listener) {
+        let mut said = None;
         while !self.is_stopping() && !self.is_draining() {
             let Limits { connections, handshakes, .. } = self.config.limits;
             if self.clients.is_crowded(connections, handshakes) {
@@ -240,9 +244,20 @@ impl Server {
             match accepted {
                 Ok(fd) => self.hand_over(fd),
                 Err(error) => {
-                    // Out of descriptors or memory: others may end; trying at once would spin.
-                    log::warn!(error:% = error; "cannot accept a connection: {error}");
-                    io::sleep(Duration::from_millis(100)).await;
+                    let is_news =
+                        said.is_none_or(|said: Instant| said.elapsed() >= UNACCEPTED_AGAIN);
+                    if is_news {
+                        said = Some(Instant::now());
+                        log::warn!(error:% = error; "cannot accept connections: {error}");
+                    }
+                    // EMFILE, ENFILE: a crowd that says nothing keeps nobody out.
+                    let full = matches!(error.raw_os_error(), Some(24 | 23));
+                    let again = match full && self.clients.cut_oldest() {
+                        true => CROWDED_AGAIN,
+                        // Others may end; trying at once would spin.
+                        false => Duration::from_millis(100),
+                    };
+                    io::sleep(again).await;
                 }
             }
         }
