@@ -25,7 +25,7 @@ pub const LOST: u8 = 7;
 /// Verification found source and target different.
 pub const DIFFERENT: u8 = 8;
 
-/// A server stopped while devices still held requests.
+/// A server stopped while devices still held requests, or plugins or scripts had not ended.
 pub const HELD: u8 = 9;
 
 /// The statuses, for help and manual.
@@ -63,8 +63,8 @@ pub const TABLE: &[(&str, &str)] = &[
     ),
     (
         "serve",
-        "0 after an orderly stop; 9 if devices still held requests after --drain-timeout; with --run \
-         the status of the command, 128+N if signal N ended it",
+        "0 after an orderly stop; 9 if devices still held requests after --drain-timeout, or plugins or \
+         scripts had not ended; with --run the status of the command, 128+N if signal N ended it",
     ),
 ];
 

@@ -58,12 +58,7 @@ const PLUGINS_END: Duration = Duration::from_secs(10);
 
 fn main() -> ExitCode {
     let status = run();
-    for name in cabi::wait_for_end(PLUGINS_END) {
-        out::error(&format!("blockhaul: warning: plugin {name} has not ended in time\n"));
-    }
-    if !script::wait_for_end(PLUGINS_END) {
-        out::error("blockhaul: warning: a script has not ended in time, and is killed\n");
-    }
+    plugin::wait_for_end(PLUGINS_END);
     status
 }
 

@@ -1,5 +1,7 @@
 //! `blockhaul plugin`: what a plugin says about itself.
 
+use std::time::{Duration, Instant};
+
 use crate::args;
 use crate::exit::{Failure, Outcome};
 use crate::{logger, out};
@@ -20,4 +22,19 @@ pub fn run(args: &args::Plugin) -> Outcome {
     let text = cabi::dump(&settings).map_err(failed)?;
     out::print(text.as_bytes())?;
     Ok(0)
+}
+
+/// Waits until plugins and scripts have ended, at most this long, and warns of those that have not. Scripts
+/// are killed then. Whether all have ended. To be called at the end of the program, on no worker.
+pub fn wait_for_end(limit: Duration) -> bool {
+    let begun = Instant::now();
+    let plugins = cabi::wait_for_end(limit);
+    for name in &plugins {
+        out::error(&format!("blockhaul: warning: plugin {name} has not ended in time\n"));
+    }
+    let scripts = script::wait_for_end(limit.saturating_sub(begun.elapsed()));
+    if !scripts {
+        out::error("blockhaul: warning: a script has not ended in time, and is killed\n");
+    }
+    plugins.is_empty() && scripts
 }

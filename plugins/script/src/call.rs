@@ -149,7 +149,7 @@ impl Runner {
 static RUNNING: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
 
 /// Kills every script that runs: for the end of the program.
-pub(crate) fn kill_all() {
+pub fn kill_all() {
     let running = RUNNING.lock().expect("no panic under this lock");
     for &group in running.iter() {
         // Fails only if it has just ended.

@@ -23,6 +23,7 @@ mod source;
 mod visit;
 
 pub use backend::{Eval, Sh};
+pub use call::kill_all;
 pub use plugin::{dump, wait_for_end};
 pub use settings::{HostSettings, Settings};
 pub use source::Language;

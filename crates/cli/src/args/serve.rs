@@ -117,9 +117,9 @@ pub struct Serve {
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
     pub timeout: Duration,
 
-    /// Time that a stop waits for requests which devices hold. What they hold longer is named in the
-    /// log and answered with an error, and the exit status is 9. Clients delay a stop by less than a
-    /// second; a second signal stops at once
+    /// Time that a stop waits for requests which devices hold, and for plugins and scripts to end. What
+    /// takes longer is named in the log and given up, its requests are answered with an error, and the
+    /// exit status is 9. Clients delay a stop by less than a second; a second signal stops at once
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
     pub drain_timeout: Duration,
 

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use io::{Identity, Remote};
 use server::{Config, Limits, Offers, Server};
@@ -17,7 +17,7 @@ use super::single::{self, Single};
 use super::stop::{Stop, Stopper};
 use super::tls::Secured;
 use super::{command, figures, stdio, system};
-use crate::exit::{FAILED, Failure, HELD, plain};
+use crate::exit::{FAILED, Failure, plain};
 use crate::metrics::{self, Address};
 use crate::{out, signals};
 
@@ -103,6 +103,7 @@ impl Job {
             Stop::Signal(_) if io::ends_by_itself() => Stop::Ended,
             why => why,
         };
+        let begun = Instant::now();
         self.notify.stopping("stopping: requests in progress are finished");
         if let (Stop::Signal(_) | Stop::Asked, Some(child)) = (&why, &mut child) {
             child.stop();
@@ -122,11 +123,11 @@ impl Job {
             (Stop::Signal(_) | Stop::Left | Stop::Asked | Stop::Ended, _) => 0,
         };
         if held == 0 {
-            return Ok(End { status, held: false });
+            return Ok(End { status, held: false, begun });
         }
         let requests = if held == 1 { "request" } else { "requests" };
         log::warn!(held; "devices held {held} {requests} for longer than --drain-timeout");
-        Ok(End { status: if status == 0 { HELD } else { status }, held: true })
+        Ok(End { status, held: true, begun })
     }
 
     /// Becomes the user of `--user` and `--group`; the sockets go with them.
@@ -185,6 +186,8 @@ pub struct End {
     pub status: u8,
     /// Devices still hold requests.
     pub held: bool,
+    /// When the stop began.
+    pub begun: Instant,
 }
 
 /// Serves figures; says where if that is not known.

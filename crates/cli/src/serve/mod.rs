@@ -160,12 +160,23 @@ pub fn run(args: &args::Serve, groups: &Groups) -> Outcome {
     let (outcome, open) =
         served.recv().map_err(|_| Failure::new(FAILED, "the server ended without a result"))?;
     cleanup.clean();
-    let held = matches!(outcome, Ok(End { held: true, .. }));
-    close((open, runtime), held, || attention.look());
-    match held {
-        true => std::process::exit(i32::from(outcome.map_or(HELD, |end| end.status))),
-        false => outcome.map(|end| end.status),
+    let Ok(End { status, held, begun }) = outcome else {
+        close(move || drop((open, runtime)), None, || attention.look());
+        return outcome.map(|end| end.status);
+    };
+    let drain = args.drain_timeout;
+    let closing = move || {
+        drop((open, runtime));
+        // Also after a long stop they have time to do what is short.
+        crate::plugin::wait_for_end(drain.saturating_sub(begun.elapsed()).max(CLOSING))
+    };
+    let ended = close(closing, held.then_some(CLOSING), || attention.look());
+    if ended == Some(true) && !held {
+        return Ok(status);
     }
+    // What was given up may hold threads for ever.
+    script::kill_all();
+    std::process::exit(i32::from(if status == 0 { HELD } else { status }))
 }
 
 /// Refuses options that do not go together.
@@ -199,24 +210,30 @@ fn offers(args: &args::Serve) -> Offers {
     }
 }
 
-/// Closes what was served and ends the workers, however long that takes; but not for long where
-/// devices hold requests, which they may never let go.
+/// Closes what was served and ends the workers, by `work`; gives up after `limit`, where there is one: devices
+/// that hold requests may never let them go. What the work returned, if it came to its end.
 ///
 /// Not on a worker: the server of `[ CMD ]` is awaited here, which ends when workers have closed their
 /// connections. Nor on this thread: a second signal ends the program whatever it waits for.
-fn close<T: Send + 'static>(served: T, held: bool, mut look: impl FnMut()) {
-    let (sender, closed) = mpsc::channel::<()>();
+fn close<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+    limit: Option<Duration>,
+    mut look: impl FnMut(),
+) -> Option<T> {
+    let (sender, closed) = mpsc::channel();
     let closing = std::thread::Builder::new().name("closing".into()).spawn(move || {
-        drop(served);
-        drop(sender);
+        // Whoever waits may have given up.
+        let _ = sender.send(work());
     });
     let begun = Instant::now();
-    while closing.is_ok() && !(held && begun.elapsed() > CLOSING) {
-        if closed.recv_timeout(LOOK) != Err(RecvTimeoutError::Timeout) {
-            break;
+    while closing.is_ok() && limit.is_none_or(|limit| begun.elapsed() <= limit) {
+        match closed.recv_timeout(LOOK) {
+            Ok(done) => return Some(done),
+            Err(RecvTimeoutError::Timeout) => look(),
+            Err(RecvTimeoutError::Disconnected) => break,
         }
-        look();
     }
+    None
 }
 
 /// Descriptors that a server needs besides those of its connections: files, workers, listeners.

@@ -193,3 +193,101 @@ fn a_stop_gives_up_what_devices_hold_and_says_so() {
         assert!(!socket.exists(), "it cleans up");
     }
 }
+
+#[test]
+fn the_socket_of_a_killed_server_is_replaced_and_that_of_a_living_one_is_not() {
+    let scratch = Scratch::new().unwrap();
+    let socket = scratch.socket("s");
+    let start = || Command::new(OURS).args(["serve", "-f", "memory:1M", "-U"]).arg(&socket).spawn();
+    let connect = || UnixStream::connect(&socket);
+    let mut killed = start().unwrap();
+    connected(&mut killed, connect);
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    assert!(socket.exists() && connect().is_err());
+    let mut server = start().unwrap();
+    connected(&mut server, connect);
+    let path = socket.to_str().unwrap();
+    assert_fails(&["serve", "-f", "-U", path, "memory:1M"], 3, &["listens there", path]);
+    connect().unwrap();
+    kill_process(pid(server.id()), Signal::TERM).unwrap();
+    assert!(server.wait().unwrap().success());
+    assert!(!socket.exists());
+}
+
+/// Starts a server, has a client open its export unless that hangs, and stops it: status and time.
+fn stopped(args: &[&str], opens: bool) -> (Option<i32>, Duration, String) {
+    let scratch = Scratch::new().unwrap();
+    let socket = scratch.socket("s");
+    let mut command = Command::new(OURS);
+    command.args(["serve", "-f", "-U"]).arg(&socket).args(args).stderr(Stdio::piped());
+    let mut server = command.spawn().unwrap();
+    let mut client = connected(&mut server, || testkit::peer::Conversation::connect(&socket));
+    if opens {
+        client.open("", wire::Replies::Structured).unwrap();
+    } else {
+        client.hello(3).unwrap();
+        client.send_option(wire::magic::OPT_GO, &[0; 6]).unwrap();
+        // Until the script runs.
+        std::thread::sleep(Duration::from_millis(500));
+    }
+    let begun = Instant::now();
+    kill_process(pid(server.id()), Signal::TERM).unwrap();
+    let status = tools::wait_within(&mut server, LIMIT).and_then(|status| status.code());
+    let time = begun.elapsed();
+    let mut said = String::new();
+    std::io::Read::read_to_string(&mut server.stderr.take().unwrap(), &mut said).unwrap();
+    (status, time, said)
+}
+
+#[test]
+fn a_script_that_hangs_is_given_up_after_the_drain_timeout() {
+    for (method, opens) in [("open", false), ("close", true), ("unload", true)] {
+        let script = format!("eval:get_size=echo 1M&{method}=exec sleep 300");
+        let (status, time, said) = stopped(&["--drain-timeout=1s", &script], opens);
+        assert_eq!(status, Some(9), "{method}: {said}");
+        assert!(said.contains("has not ended in time"), "{method}: {said}");
+        // Well below the ten seconds that other commands wait.
+        assert!(time < Duration::from_secs(8), "{method}: {time:?}");
+        // It is waited for as long as it is to be.
+        let script = format!("eval:get_size=echo 1M&{method}=sleep 3");
+        let (status, _, said) = stopped(&["--drain-timeout=100s", &script], opens);
+        assert_eq!((status, &*said), (Some(0), ""), "{method}");
+    }
+}
+
+#[test]
+fn times_without_an_end_are_taken() {
+    let forever = "9223372036854775807";
+    let script = format!("eval:get_size=echo 1M&@timeout={forever}");
+    for args in [
+        &["--drain-timeout", forever, "memory:1M"][..],
+        &["--timeout", forever, "memory:1M"],
+        &["--limit", &format!("stalled={forever}"), "memory:1M"],
+        &[&script],
+    ] {
+        assert_eq!(stopped(args, true).0, Some(0), "{args:?}");
+    }
+}
+
+#[test]
+fn silent_connections_that_take_all_descriptors_keep_nobody_out() {
+    let scratch = Scratch::new().unwrap();
+    let socket = scratch.socket("s");
+    let mut command = Command::new("sh");
+    let script = "ulimit -n 64; exec \"$0\" serve -f -U \"$1\" memory:1M";
+    command.args(["-c", script, OURS]).arg(&socket).stderr(Stdio::piped());
+    let mut server = command.spawn().unwrap();
+    connected(&mut server, || UnixStream::connect(&socket));
+    let silent: Vec<_> = (0..100).map(|_| UnixStream::connect(&socket).unwrap()).collect();
+    let mut client = testkit::peer::Conversation::connect(&socket).unwrap();
+    client.open("", wire::Replies::Structured).unwrap();
+    assert_eq!(client.read(0, 512).unwrap(), [0; 512]);
+    drop((silent, client));
+    kill_process(pid(server.id()), Signal::TERM).unwrap();
+    assert!(server.wait().unwrap().success());
+    let mut said = String::new();
+    std::io::Read::read_to_string(&mut server.stderr.take().unwrap(), &mut said).unwrap();
+    let lines = said.lines().filter(|line| line.contains("cannot accept")).count();
+    assert!((1..=6).contains(&lines), "{said}");
+}
