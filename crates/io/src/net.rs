@@ -230,8 +230,7 @@ impl fmt::Display for Peer {
 const FOLDER_TIME: Duration = Duration::from_secs(1);
 /// See [`FOLDER_TIME`].
 const FOLDER_AGAIN: Duration = Duration::from_millis(10);
-/// Time between the two looks at whether a socket is dead: a program that has just made one is about to
-/// listen.
+/// Time between two looks at whether a socket is dead: a program that has just made one is about to listen.
 const DEAD_AGAIN: Duration = Duration::from_millis(100);
 
 /// The lock of the folder of a path; none where it cannot be had.
@@ -251,28 +250,33 @@ fn lock_folder(path: &Path) -> Option<OwnedFd> {
     }
 }
 
-/// Whether nobody listens on the socket at `path`.
+/// Whether nobody listens on the socket at `path`: two looks one after the other decide. The kernel may close
+/// the socket of a killed program a little later than it reports its end.
 fn is_dead(path: &Path) -> io::Result<bool> {
-    let mut inode = None;
-    for look in 0..2 {
-        if look > 0 {
-            std::thread::sleep(DEAD_AGAIN);
-        }
+    let (mut inode, mut refused, mut answered) = (None, 0, 0);
+    loop {
         let data = std::fs::symlink_metadata(path)?;
         // Connections to other files are refused, too.
         if !data.file_type().is_socket() {
             let text = "there is something that is no socket: choose another name";
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, text));
         }
-        let same = *inode.get_or_insert(data.ino()) == data.ino();
+        if *inode.get_or_insert(data.ino()) != data.ino() {
+            return Ok(false);
+        }
         let probe = Listener::socket(AddressFamily::UNIX)?;
         let address = SocketAddrUnix::new(path).map_err(|_| path_too_long(path))?;
         // A server that is busy, another kind of socket, and one of another user are not refused.
-        if !same || rustix::net::connect(&probe, &address) != Err(Errno::CONNREFUSED) {
-            return Ok(false);
+        if rustix::net::connect(&probe, &address) == Err(Errno::CONNREFUSED) {
+            refused += 1;
+        } else {
+            (refused, answered) = (0, answered + 1);
         }
+        if refused == 2 || answered == 2 {
+            return Ok(refused == 2);
+        }
+        std::thread::sleep(DEAD_AGAIN);
     }
-    Ok(true)
 }
 
 /// A listening socket.
