@@ -91,6 +91,9 @@ static void
 bad_close (void *handle)
 {
   (void)handle;
+  if (is ("hang-close"))
+    for (;;)
+      pause ();
   if (is ("hang-can")) {
     nbdkit_error ("closed '%s'", nbdkit_export_name ());
     if (closed != NULL && strcmp (nbdkit_export_name (), "hang") == 0)

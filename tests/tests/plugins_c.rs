@@ -402,3 +402,25 @@ fn a_plugin_is_told_who_the_client_is() {
         assert!(said.contains("unix=1\npid=") && !said.contains("pid=-1"), "{said}");
     }
 }
+
+#[test]
+fn a_plugin_that_hangs_in_close_is_given_up_after_the_drain_timeout() {
+    let scratch = Scratch::new().unwrap();
+    let Some(plugin) = misbehaving("hang-close", &scratch) else { return };
+    let device = format!("nbdkit:{}?mode=hang-close", text(&plugin));
+    let socket = scratch.socket("s");
+    let log = scratch.file("log");
+    let args = ["serve", "-f", "-U", text(&socket), "--drain-timeout=1s", &device];
+    let mut command = blockhaul_tests::blockhaul(&args);
+    let mut server = command.stderr(std::fs::File::create(&log).unwrap()).spawn().unwrap();
+    blockhaul_tests::soon("it listens", || {
+        std::os::unix::net::UnixStream::connect(&socket).is_ok()
+    });
+    let mut client = testkit::peer::Conversation::connect(&socket).unwrap();
+    client.open("", wire::Replies::Structured).unwrap();
+    done(std::process::Command::new("kill").arg(server.id().to_string()));
+    let status = testkit::tools::wait_within(&mut server, LIMIT);
+    let said = std::fs::read_to_string(&log).unwrap();
+    assert_eq!(status.and_then(|status| status.code()), Some(9), "{said}");
+    assert!(said.contains("has not ended in time"), "{said}");
+}
