@@ -11,12 +11,13 @@ use crate::manual;
 /// Everything that can be opened; connections give up after `timeout` without a byte (zero: never),
 /// and on a handshake not later than that.
 pub fn registry(timeout: Duration) -> Registry {
-    registry_asking(timeout, None)
+    registry_asking(timeout, 0, None)
 }
 
-/// The same; servers are asked for this metadata context, too.
-pub fn registry_asking(timeout: Duration, context: Option<&str>) -> Registry {
-    let mut options = connecting(timeout);
+/// The same; connections that move less than `min_rate` bytes a second are given up (0: none), and
+/// servers are asked for this metadata context, too.
+pub fn registry_asking(timeout: Duration, min_rate: u64, context: Option<&str>) -> Registry {
+    let mut options = client::Options { min_rate, ..connecting(timeout) };
     options.contexts.extend(context.map(str::to_string));
     let mut backends = backends::all();
     backends.extend(client::all(options));

@@ -46,6 +46,9 @@ pub struct Options {
     /// Time without a byte either way while requests are in flight, after which the connection is
     /// given up; zero: none.
     pub timeout: Duration,
+    /// Bytes a second that complete reads and writes move at least while some are in flight, measured
+    /// over `timeout` (60 s where that is zero); less gives the connection up. 0: any.
+    pub min_rate: u64,
     /// Ask for extended headers.
     pub extended: bool,
     /// Ask for structured replies.
@@ -63,6 +66,7 @@ impl Default for Options {
         Options {
             connect_timeout: Duration::from_secs(30),
             timeout: Duration::from_secs(60),
+            min_rate: 0,
             extended: true,
             structured: true,
             contexts: vec![block::BASE_ALLOCATION.to_string()],
@@ -103,8 +107,8 @@ pub(crate) async fn connect_keeping(
     let (link, ended) = dialled.await.map_err(place)?;
     match ended {
         Ended::Transmission(negotiated) => {
-            let timeout = options.timeout;
-            let device = device::open(name, link, &negotiated, timeout, process).map_err(place)?;
+            let patience = (options.timeout, options.min_rate);
+            let device = device::open(name, link, &negotiated, patience, process).map_err(place)?;
             Ok(Connected { device, negotiated: *negotiated })
         }
         Ended::Options(_) => Err(place(Error::new(Kind::Io, "the handshake stopped too early"))),

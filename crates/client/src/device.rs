@@ -15,7 +15,7 @@ use wire::{Command, CommandFlags, ExportFlags, Headers};
 use crate::ServerProcess;
 use crate::link::Link;
 use crate::reply::{Expected, Reading, Want};
-use crate::session::{self, Payload, Session};
+use crate::session::{self, Patience, Payload, Session};
 
 /// Pieces of a long zeroing or trim in flight at a time, where lengths have 32 bits.
 const PIECES_IN_FLIGHT: usize = 16;
@@ -49,7 +49,7 @@ pub(crate) fn open(
     name: &str,
     link: Link,
     negotiated: &Negotiated,
-    timeout: Duration,
+    (timeout, min_rate): (Duration, u64),
     process: Option<Arc<ServerProcess>>,
 ) -> Result<Arc<dyn Device>> {
     let info = &negotiated.info;
@@ -76,7 +76,8 @@ pub(crate) fn open(
         // The largest 32-bit length that is aligned to every block size.
         Headers::Compact => u64::from(u32::MAX - 0xffff),
     };
-    let session = session::start(link, negotiated.headers, negotiated.replies, timeout);
+    let patience = Patience { name: name.to_string(), timeout, min_rate };
+    let session = session::start(link, negotiated.headers, negotiated.replies, patience);
     Ok(Arc::new(NbdDevice {
         connection: Arc::new(Connection { session, _process: process }),
         facts: Arc::new(facts),

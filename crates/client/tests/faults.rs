@@ -4,6 +4,7 @@
 
 mod common;
 
+use std::sync::Mutex;
 use std::sync::mpsc::TryRecvError;
 use std::time::{Duration, Instant};
 
@@ -448,6 +449,54 @@ fn slowly(replies: Replies, timeout: Duration) -> Result<Vec<u8>, Error> {
     });
     let options = client::Options { timeout, ..options() };
     with(&server, options, |device| async move { read(&*device, 0, 120_000).await }).unwrap()
+}
+
+/// Warnings of this process.
+struct Warnings(Mutex<Vec<String>>);
+
+static WARNINGS: Warnings = Warnings(Mutex::new(Vec::new()));
+
+impl log::Log for Warnings {
+    fn enabled(&self, data: &log::Metadata<'_>) -> bool {
+        data.level() <= log::Level::Warn
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        if self.enabled(record.metadata()) {
+            self.0.lock().unwrap().push(record.args().to_string());
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+/// A server that answers a read byte by byte, so slowly that the reply never ends.
+fn trickle(min_rate: u64) -> Result<Result<Vec<u8>, Error>, io::Elapsed> {
+    let pause = Duration::from_millis(20);
+    let server = scripted_reply(Replies::Simple, move |talk, request| {
+        let head = talk.simple(request.cookie, 0);
+        talk.send_slowly(&head, 100, pause)?;
+        talk.send_slowly(&content(0, 120_000), 1, pause)
+    });
+    let timeout = Duration::from_millis(300);
+    let options = client::Options { timeout, min_rate, ..options() };
+    let read = with(&server, options, move |device| async move {
+        io::timeout(timeout * 10, read(&*device, 0, 120_000)).await
+    });
+    read.unwrap()
+}
+
+#[test]
+fn a_reply_that_never_ends_gets_a_warning_and_with_a_minimum_rate_an_error() {
+    log::set_logger(&WARNINGS).unwrap();
+    log::set_max_level(log::LevelFilter::Warn);
+    assert!(trickle(0).is_err(), "without a minimum it is waited for");
+    let told = WARNINGS.0.lock().unwrap().clone();
+    let told: Vec<_> = told.iter().filter(|text| text.contains("no complete reply")).collect();
+    assert_eq!(told.len(), 1, "once a minute: {told:?}");
+    let error = trickle(1000).unwrap().unwrap_err();
+    assert_eq!(error.kind(), Kind::TimedOut);
+    assert!(error.to_string().contains("of --min-rate"), "{error}");
 }
 
 #[test]

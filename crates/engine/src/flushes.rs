@@ -31,6 +31,8 @@ struct State {
     failures: u64,
     /// Failures since the last flush that succeeded, but for those of lost connections.
     in_a_row: u32,
+    /// The last failure of the storage.
+    error: Option<Error>,
     /// A lane has ended without a flush: nobody would write again what it wrote.
     left: bool,
     waiting: Vec<Waker>,
@@ -48,6 +50,11 @@ impl Flushes {
     /// Flushes that have failed so far.
     pub(crate) fn failures(&self) -> u64 {
         self.lock().failures
+    }
+
+    /// The last error of a flush that was none of a lost connection.
+    pub(crate) fn error(&self) -> Option<Error> {
+        self.lock().error.clone()
     }
 
     /// Carries out a flush. Ok: it succeeded, and none failed since `failures` was the number of those
@@ -73,7 +80,10 @@ impl Flushes {
                     // Also if the connection was lost: the server may have consumed an error before.
                     state.failures += 1;
                     let failed = !lost_connection(error);
-                    state.in_a_row += u32::from(failed);
+                    if failed {
+                        state.in_a_row += 1;
+                        state.error = Some(error.clone());
+                    }
                     failed && (state.left || state.in_a_row >= FAILED_MAX)
                 }
             }

@@ -89,6 +89,8 @@ pub(crate) struct Settled {
     /// Grain of zero detection; 0: bytes are not looked at.
     pub(crate) sparse: u32,
     pub(crate) sampled: bool,
+    /// Reads that are answered by holes are written like others.
+    pub(crate) writes_holes: bool,
     pub(crate) allocated: bool,
     pub(crate) target_is_zero: bool,
     pub(crate) flush: bool,
@@ -140,6 +142,8 @@ impl Settled {
             queue_size: options.queue_size.max(request_size),
             sparse,
             sampled: options.sampled,
+            // As nbdcopy, which does not see that they were holes.
+            writes_holes: options.zero_all && sparse == 0,
             allocated: options.allocated,
             target_is_zero: options.target_is_zero || (to.zeroed && !options.allocated),
             flush: options.flush,

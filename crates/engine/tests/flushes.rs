@@ -276,7 +276,10 @@ fn nothing_that_a_failed_flush_has_lost_is_taken_for_durable() {
         let mut rng = Rng::new(seed);
         let scratch = Scratch::new().unwrap();
         let (mut heard, mut failed, mut resumed) = (0, 0, 0);
-        for round in 0..400 {
+        // How many copies fail after something was recorded is chance.
+        let mut rounds = 0..4000;
+        while heard < 50 || failed < 10 || resumed < 2 || rounds.start < 300 {
+            let round = rounds.next().expect("enough flushes fail");
             let size = rng.between(1, 2 << 20) as usize;
             let bytes = rng.disk(size, 200_000, 60);
             let source = source_of(&bytes);
@@ -333,7 +336,6 @@ fn nothing_that_a_failed_flush_has_lost_is_taken_for_durable() {
                 resumed += u64::from(summary.resumed > 0);
             }
         }
-        assert!(heard > 50 && failed > 20 && resumed > 0, "{heard} {failed} {resumed}");
     });
 }
 

@@ -8,8 +8,8 @@ use clap::Args;
 
 use super::engine::Engine;
 use super::value::{
-    algorithm, duration, multi_conn, queue_size, range, request_size, schedule, segment, sparse,
-    total_memory,
+    algorithm, duration, multi_conn, queue_size, range, request_size, schedule, segment, size,
+    sparse, total_memory,
 };
 
 /// Options of `blockhaul copy`.
@@ -153,9 +153,16 @@ pub struct Copy {
     pub metrics: Option<crate::metrics::Address>,
 
     /// Give up on a connection after this time without a byte either way while requests are in
-    /// flight; 0 for never
+    /// flight; 0 for never. A server that sends bytes but completes no reply in this time gets a warning
+    /// each minute
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
     pub timeout: Duration,
+
+    /// Give up on a connection, as after --timeout, if its reads and writes in flight complete fewer
+    /// bytes a second than this, measured over --timeout (60 s if that is 0); 0 for no minimum. A
+    /// request counts when it is complete
+    #[arg(long, value_name = "RATE", default_value = "0", value_parser = size)]
+    pub min_rate: u64,
 
     /// How often a failed request is repeated, and a lost connection made again, on either side,
     /// before the copy fails; 0 for never. What would fail again (a full target) is not repeated

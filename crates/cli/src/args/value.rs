@@ -13,7 +13,7 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     block::parse_duration(text).map_err(|error| error.text())
 }
 
-fn size(text: &str) -> Result<u64, String> {
+pub fn size(text: &str) -> Result<u64, String> {
     block::parse_size(text).map_err(|error| error.text())
 }
 

@@ -109,7 +109,8 @@ impl Job {
             return Err(Failure::usage("give a source and a target, or --job with a file"));
         };
         let (source, target) = (groups.spec(source)?, groups.spec(target)?);
-        let registry = devices::registry_asking(args.timeout, args.bitmap.as_deref());
+        let registry =
+            devices::registry_asking(args.timeout, args.min_rate, args.bitmap.as_deref());
         for spec in [&source, &target].into_iter().filter(|spec| **spec != Spec::Pipe) {
             registry.target(spec, Intent::READ)?;
         }

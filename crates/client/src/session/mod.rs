@@ -2,6 +2,7 @@
 
 mod replies;
 
+use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::task::{Poll, Waker};
@@ -14,7 +15,7 @@ use wire::reply;
 use wire::{Command, Headers, Replies, request};
 
 use crate::link::Link;
-use crate::reply::Expected;
+use crate::reply::{Expected, Want};
 
 /// State that submitters (any worker) and the connection's own tasks (one worker) share.
 pub(crate) struct Session {
@@ -38,6 +39,13 @@ struct State {
     closing: bool,
     /// When the last byte went either way, or the first request in flight was queued.
     active: Instant,
+    /// When the last reply was complete, or the first request in flight was queued.
+    replied: Instant,
+    /// Bytes of complete reads and writes.
+    moved: u64,
+    /// Reads and writes in flight, and since when there has been one at any time.
+    payloads: usize,
+    payloads_since: Instant,
     /// An answer waits for memory.
     claiming: bool,
     /// Reads that are answered in part, in memory of their own.
@@ -48,6 +56,8 @@ struct InFlight {
     cookie: u64,
     expected: Expected,
     completer: Completer<Outcome>,
+    /// It is a read or a write.
+    payload: bool,
     /// The payload of a write, whose pages the server reads until it answers.
     lent: Option<Lent>,
 }
@@ -57,7 +67,7 @@ pub(crate) fn start(
     link: Link,
     headers: Headers,
     replies: Replies,
-    timeout: Duration,
+    patience: Patience,
 ) -> Arc<Session> {
     let Link { stream, mut window, queue, .. } = link;
     window.expect_headers_of(match replies {
@@ -78,14 +88,18 @@ pub(crate) fn start(
             broken: None,
             closing: false,
             active: Instant::now(),
+            replied: Instant::now(),
+            moved: 0,
+            payloads: 0,
+            payloads_since: Instant::now(),
             claiming: false,
             partial: 0,
         }),
     });
     drop(io::spawn(session.clone().write_requests()));
     drop(io::spawn(session.clone().read_replies(window)));
-    if !timeout.is_zero() {
-        drop(io::spawn(watch(Arc::downgrade(&session), timeout)));
+    if !patience.timeout.is_zero() || patience.min_rate > 0 {
+        drop(io::spawn(watch(Arc::downgrade(&session), patience)));
     }
     session
 }
@@ -114,8 +128,14 @@ impl Session {
             completer.complete(Err(error));
             return;
         }
-        if state.in_flight.is_empty() {
-            state.active = Instant::now();
+        let is_payload =
+            matches!(expected.want, Want::Read(_)) || matches!(payload, Payload::Data(_));
+        if state.in_flight.is_empty() || (is_payload && state.payloads == 0) {
+            let now = Instant::now();
+            if state.in_flight.is_empty() {
+                (state.active, state.replied) = (now, now);
+            }
+            state.payloads_since = now;
         }
         state.generation = state.generation.wrapping_add(1);
         let generation = u64::from(state.generation) << 32;
@@ -131,7 +151,15 @@ impl Session {
                 return;
             }
         };
-        entry.insert(Some(InFlight { cookie: header.cookie, expected, completer, lent: None }));
+        let cookie = header.cookie;
+        entry.insert(Some(InFlight {
+            cookie,
+            expected,
+            completer,
+            payload: is_payload,
+            lent: None,
+        }));
+        state.payloads += usize::from(is_payload);
         state.queue.head(&encoded);
         match payload {
             Payload::None => {}
@@ -257,11 +285,32 @@ impl Session {
 /// stopped meanwhile (SIGSTOP, a machine that was paused) first takes what has come.
 const LOOKS: u32 = 4;
 
-/// Gives a connection up when nothing moves although something should. Does not keep it alive.
-async fn watch(session: Weak<Session>, timeout: Duration) {
+/// Time between two warnings about a server that sends bytes and completes no reply.
+const WARN_EVERY: Duration = Duration::from_secs(60);
+/// Time over which the rate is measured where there is no timeout.
+const WINDOW: Duration = Duration::from_secs(60);
+
+/// How long a server may take.
+pub(crate) struct Patience {
+    /// The name of the device, for messages.
+    pub(crate) name: String,
+    /// Time without a byte after which the connection is given up; zero: none.
+    pub(crate) timeout: Duration,
+    /// Bytes a second that complete reads and writes move at least; 0: any.
+    pub(crate) min_rate: u64,
+}
+
+/// Gives a connection up when nothing moves although something should, or too little does. Does not keep
+/// it alive.
+async fn watch(session: Weak<Session>, patience: Patience) {
+    let Patience { name, timeout, min_rate } = patience;
+    let window = if timeout.is_zero() { WINDOW } else { timeout };
     let (mut before, mut looks) = (None, 0);
+    // When it was looked, and how many bytes had been moved by then, oldest first.
+    let mut marks: VecDeque<(Instant, u64)> = VecDeque::new();
+    let mut warned: Option<Instant> = None;
     loop {
-        io::sleep((timeout / LOOKS).max(Duration::from_millis(10))).await;
+        io::sleep((window / LOOKS).max(Duration::from_millis(10))).await;
         let Some(session) = session.upgrade() else { return };
         let state = session.lock();
         if state.broken.is_some() {
@@ -269,16 +318,54 @@ async fn watch(session: Weak<Session>, timeout: Duration) {
         }
         let (active, silent) = (state.active, state.active.elapsed());
         let (waiting, claiming) = (state.in_flight.len(), state.claiming);
+        let (unanswered, moved) = (state.replied.elapsed(), state.moved);
+        let busy = if state.payloads > 0 { state.payloads_since.elapsed() } else { Duration::ZERO };
         drop(state);
         looks = if before.replace(active) == Some(active) { looks + 1 } else { 1 };
-        if waiting > 0 && silent >= timeout && looks >= LOOKS && !claiming {
-            let requests = if waiting == 1 { "request" } else { "requests" };
+        let now = Instant::now();
+        marks.push_back((now, moved));
+        // The last mark that is a window ago stays.
+        while marks.get(1).is_some_and(|mark| now.duration_since(mark.0) >= window) {
+            marks.pop_front();
+        }
+        if claiming {
+            marks.clear();
+            continue;
+        }
+        let requests = if waiting == 1 { "request" } else { "requests" };
+        if !timeout.is_zero() && waiting > 0 && silent >= timeout && looks >= LOOKS {
             let text = format!(
                 "no byte from the server for {} s with {waiting} {requests} in flight",
                 timeout.as_secs_f32()
             );
             session.break_off(Error::new(Kind::TimedOut, text));
             return;
+        }
+        if let Some((since, then)) = marks.front()
+            && min_rate > 0
+            && now.duration_since(*since) >= window
+            && busy >= now.duration_since(*since)
+        {
+            let (time, bytes) = (now.duration_since(*since).as_secs_f64(), moved - then);
+            if (bytes as f64) < min_rate as f64 * time {
+                let text = format!(
+                    "{bytes} bytes in {time:.1} s with {waiting} {requests} in flight, less than the \
+                     {min_rate} bytes/s of --min-rate"
+                );
+                session.break_off(Error::new(Kind::TimedOut, text));
+                return;
+            }
+        }
+        if waiting > 0
+            && unanswered >= window
+            && warned.is_none_or(|warned| now.duration_since(warned) >= WARN_EVERY)
+        {
+            warned = Some(now);
+            log::warn!(
+                "{name}: no complete reply for {:.0} s with {waiting} {requests} in flight, although \
+                 bytes come; {moved} bytes were moved before; --min-rate gives up on such a server",
+                unanswered.as_secs_f64()
+            );
         }
     }
 }

@@ -237,6 +237,11 @@ impl Session {
         }
         let mut state = self.lock();
         state.partial -= usize::from(request.expected.is_partial());
+        state.replied = state.active;
+        if request.payload {
+            state.payloads -= 1;
+            state.moved += request.expected.len;
+        }
         // Not there any more if the connection has been given up meanwhile.
         let _ = state.in_flight.try_remove(slot(request.cookie));
         self.end_if_done(&mut state);

@@ -146,6 +146,7 @@ impl Lane {
         let len = room.len() as u64;
         let data = match self.read(at, room).await? {
             Some(data) => data,
+            None if self.job.settled.writes_holes => self.zeroes(len).await?,
             None => {
                 let known = self.job.settled.target_is_zero && self.trusts_zeroes();
                 self.zero(home, at, len, known, done).await?;
@@ -164,6 +165,15 @@ impl Lane {
             fold.add(at, values);
         }
         Ok(())
+    }
+
+    /// Zeroes to be written.
+    async fn zeroes(&self, len: u64) -> Result<Data, Failed> {
+        let generation = self.target.generation();
+        let room = self.room(len, true).await;
+        let mut buf = room.map_err(|error| self.target_failed(generation, error))?.into_buf();
+        buf.fill(0);
+        Ok(buf.into())
     }
 
     /// Keeps a block of the source, so that it is known again after its connection was lost.

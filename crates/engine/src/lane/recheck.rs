@@ -129,6 +129,9 @@ impl Lane {
             }
             rounds += 1;
             if rounds > self.job.retries.limit().saturating_add(1) {
+                if let Some(error) = self.job.flushes.error() {
+                    return Err(self.not_durable(error));
+                }
                 let text = "the connection to the target was lost again and again, and what was \
                             written over it cannot be relied on";
                 return Err(Error::new(Kind::Disconnected, text).on(&self.target.facts().name));

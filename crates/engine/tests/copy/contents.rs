@@ -226,3 +226,19 @@ fn pipes_are_copied_both_ways() {
         assert_eq!(pool.reserved(), 0);
     });
 }
+
+#[test]
+fn without_a_look_at_bytes_holes_in_replies_are_written_where_a_tool_is_repeated() {
+    on_worker(|| async {
+        for zero_all in [true, false] {
+            let target = FaultDevice::over(dirty(1 << 20), 1);
+            let options = Options { extents: false, sparse: 0, zero_all, ..Options::default() };
+            let source = stack(source_of(&vec![0; 1 << 20], true));
+            run(&source, &stack(target.clone()), &options).await.unwrap();
+            let changes = target.seen();
+            let mut kinds = changes.iter().map(|seen| seen.kind).filter(|kind| kind.changes());
+            let wanted = if zero_all { OpKind::Write } else { OpKind::Zero };
+            assert!(kinds.all(|kind| kind == wanted), "{changes:?}");
+        }
+    });
+}
