@@ -153,7 +153,8 @@ mod tests {
 
     fn device(number: i32, intent: Intent) -> Result<FileDevice> {
         let (device, resize) = open::open(&target("", &format!("fd={number}"), intent))?;
-        resize.map_or(Ok(device), |resize| resize.run().map(|()| device))
+        resize.map_or(Ok(()), |resize| resize.run())?;
+        Ok(device)
     }
 
     fn run(check: impl AsyncFnOnce() + Send + 'static) {
