@@ -153,9 +153,7 @@ mod tests {
 
     fn device(number: i32, intent: Intent) -> Result<FileDevice> {
         let (device, resize) = open::open(&target("", &format!("fd={number}"), intent))?;
-        if let Some(resize) = resize {
-            resize.run()?;
-        }
+        resize.map_or(Ok(()), |resize| resize.run())?;
         Ok(device)
     }
 

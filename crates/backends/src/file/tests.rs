@@ -219,6 +219,29 @@ fn a_copy_target_is_made_or_emptied() {
 }
 
 #[test]
+fn a_target_is_as_it_was_until_it_is_resized() {
+    let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+    let path = dir.path().join("disk");
+    // It was not there: it goes again, unless it was resized or holds what somebody else has written.
+    let unprepared = || open::open(&target(&path, "", Intent::target(5_000))).unwrap();
+    let (made, resize) = unprepared();
+    assert_eq!((made.facts().size, made.facts().zeroed), (5_000, true));
+    assert_eq!(fs::metadata(&path).unwrap().len(), 0);
+    drop((made, resize));
+    assert!(!path.exists());
+    let opened = unprepared();
+    fs::write(&path, "another's").unwrap();
+    drop(opened);
+    assert_eq!(fs::read(&path).unwrap(), b"another's");
+    let (made, resize) = unprepared();
+    assert_eq!(made.facts().size, 5_000);
+    assert_eq!(fs::read(&path).unwrap(), b"another's");
+    resize.unwrap().run().unwrap();
+    drop(made);
+    assert_eq!(fs::read(&path).unwrap(), [0; 5_000]);
+}
+
+#[test]
 fn a_target_with_blocks_keeps_them_for_who_writes_over_them() {
     let dir = tempfile::tempdir_in("/var/tmp").unwrap();
     let path = dir.path().join("disk");
