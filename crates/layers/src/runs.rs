@@ -96,10 +96,13 @@ impl<S: Copy + Eq + Default> Runs<S> {
         if start >= end {
             return;
         }
-        let (state, to) = self.run(start, end);
+        let (before, to) = self.run(start, end);
         if to == end {
-            let state = change(end - start, state);
-            return self.set(start, end, state);
+            let state = change(end - start, before);
+            if state != before {
+                self.replace(start, end, iter::once(Mark { at: start, state }));
+            }
+            return;
         }
         let marks = self.iter(start, end);
         let marks = marks.map(|(at, to, state)| Mark { at, state: change(to - at, state) });

@@ -82,9 +82,15 @@ fn random(rng: &mut Rng) -> (&'static str, Content, Vec<&'static str>) {
     let count = rng.between(2, 4);
     let mut layers: Vec<_> = (0..count).map(|_| *rng.pick(LAYERS)).collect();
     if rng.chance(25) {
-        // What fails now and then below is tried again above, whatever is between.
-        layers.insert(0, "error?all=3%");
-        layers.push("retry-request?retries=100&delay=0");
+        // What fails now and then is tried again, whatever is below and above. Flushes and durable writes
+        // are not tried again: they do not fail, and what is to be durable is written, then flushed.
+        let place = rng.below(layers.len() as u64 + 1) as usize;
+        let flaky = [
+            "error?read=3%&write=3%&zero=3%&trim=3%&extents=3%&cache=3%",
+            "retry-request?retries=100&delay=0",
+            "fua?fuamode=emulate",
+        ];
+        layers.splice(place..place, flaky);
     }
     (device, content, layers)
 }

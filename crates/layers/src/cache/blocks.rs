@@ -90,6 +90,10 @@ impl Blocks {
 
     /// How many blocks of `start..end` are absent.
     pub(super) fn absent(&self, start: u64, end: u64) -> u64 {
+        let (block, to) = self.blocks.run(start, end);
+        if to == end {
+            return if block.state == State::Absent { end - start } else { 0 };
+        }
         let absent = self.blocks.iter(start, end).filter(|run| run.2.state == State::Absent);
         absent.map(|(from, to, _)| to - from).sum()
     }

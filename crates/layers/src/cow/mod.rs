@@ -131,10 +131,11 @@ impl Overlay {
         runs.map(|(from, to, state)| (bytes(from).max(at), bytes(to).min(end), state)).collect()
     }
 
-    /// Whether all blocks of a range are in the overlay.
-    fn all_above(&self, at: u64, end: u64) -> bool {
+    /// The state of a range, if it is one.
+    fn state(&self, at: u64, end: u64) -> Option<State> {
         let last = end.div_ceil(self.block);
-        self.states().run(at / self.block, last) == (State::Above, last)
+        let (state, to) = self.states().run(at / self.block, last);
+        (to == last).then_some(state)
     }
 
     /// Whole blocks within a range: first, and the one behind the last. The end of the device counts
@@ -188,14 +189,15 @@ impl Device for CowDevice {
                 cow.inner.submit(Request::cache(at, len))
             }
             Op::Cache => Pending::ready(Ok(Reply::Done)),
-            Op::Read(room) => {
-                let runs = cow.overlay.runs(at, at + len, usize::MAX);
-                match runs[..] {
-                    [(_, _, State::Below)] => cow.inner.submit(Request::read(at, room)),
-                    [(_, _, State::Zero)] => Pending::ready(Ok(Reply::Hole)),
-                    _ => Pending::start(async move { cow.read(at, room, runs).await }),
-                }
-            }
+            Op::Read(room) => match cow.overlay.state(at, at + len) {
+                Some(State::Below) => cow.inner.submit(Request::read(at, room)),
+                Some(State::Zero) => Pending::ready(Ok(Reply::Hole)),
+                Some(State::Above) => Pending::start(async move {
+                    let buf = cow.overlay.read(at, room.into_buf()).await?;
+                    Ok(Reply::Data(buf.into()))
+                }),
+                None => Pending::start(async move { cow.read(at, room).await }),
+            },
             Op::Write(data) => Pending::start(async move { cow.write(at, data).await }),
             Op::Zero if flags.contains(Flags::NO_HOLE | Flags::FAST) => {
                 let text = "zeroes that take space are no faster than writing";
@@ -216,12 +218,10 @@ impl Device for CowDevice {
 }
 
 impl Cow {
-    async fn read(&self, at: u64, room: Room, runs: Vec<(u64, u64, State)>) -> Outcome {
-        if let [(_, _, State::Above)] = runs[..] {
-            let buf = self.overlay.read(at, room.into_buf()).await?;
-            return Ok(Reply::Data(buf.into()));
-        }
+    /// Reads a range of several states.
+    async fn read(&self, at: u64, room: Room) -> Outcome {
         let mut buf = room.into_buf();
+        let runs = self.overlay.runs(at, at + buf.len() as u64, usize::MAX);
         for (from, to, state) in runs {
             let part = &mut buf[(from - at) as usize..(to - at) as usize];
             match state {
@@ -244,7 +244,7 @@ impl Cow {
         let overlay = &self.overlay;
         let (len, block) = (data.len() as u64, overlay.block);
         let end = at + len;
-        if overlay.all_above(at, end) {
+        if overlay.state(at, end) == Some(State::Above) {
             overlay.write(at, data).await?;
             return Ok(Reply::Done);
         }
