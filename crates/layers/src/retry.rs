@@ -105,6 +105,7 @@ impl RetryLayer {
         let mut facts = Facts::clone(&device.facts());
         // What may be written again must not be gone with the first try.
         facts.takes_parked = false;
+        facts.flush_failures_stay = false;
         let now = Now { device, generation: 0, opening: None, unflushed: false };
         let (plan, facts, now) = (self.plan.clone(), Arc::new(facts), Mutex::new(now));
         Ok(Arc::new(RetryDevice(Arc::new(Shared { plan, facts, reopen, flushes, now }))))

@@ -126,19 +126,9 @@ fn failures(text: &'static str) -> Vec<String> {
     failures
 }
 
-/// Layers that do not keep the rule yet.
-const KNOWN: &[&str] = &[
-    "fua?fuamode=force",
-    "multi-conn?mode=emulate&track-dirty=off",
-    "retry?retries=3&retry-delay=10ms",
-    "retry?retries=3&retry-delay=10ms&unflushed=fail",
-    "retry-request?retries=3&delay=10ms",
-];
-
 #[test]
 fn layers_pass_failed_flushes_on() {
-    let layers = LAYERS.iter().filter(|text| !KNOWN.contains(text));
-    let failures: Vec<_> = layers.flat_map(|text| failures(text)).collect();
+    let failures: Vec<_> = LAYERS.iter().flat_map(|text| failures(text)).collect();
     assert!(failures.is_empty(), "\n{}", failures.join("\n"));
 }
 

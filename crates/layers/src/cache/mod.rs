@@ -131,6 +131,7 @@ fn facts_above(below: &Facts, mode: Mode) -> Facts {
     // Buffers are taken before the answers are there.
     facts.claims_room = false;
     facts.takes_parked = false;
+    facts.flush_failures_stay = false;
     let mut supplied = Can::CACHE;
     if facts.can.contains(Can::WRITE) {
         // Extents of other contexts would not know what is not below yet.

@@ -76,6 +76,7 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
         let mut facts = Facts::clone(&inner.facts());
         // Buffers are taken before the answers are there.
         facts.claims_room = false;
+        facts.flush_failures_stay = false;
         if facts.size != overlay.size {
             let text = format!("cow: {} has not the size of the overlay's disk", facts.name);
             return Err(usage(text));
