@@ -8,6 +8,7 @@
 
 use std::collections::BTreeSet;
 use std::future::poll_fn;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::task::{Poll, Waker};
 
@@ -21,6 +22,8 @@ const FAILED_MAX: u32 = 4;
 #[derive(Default)]
 pub(crate) struct Flushes {
     state: Mutex<State>,
+    /// Flushes that have failed; beside the state, because every write asks. Changed under its lock.
+    failures: AtomicU64,
 }
 
 #[derive(Default)]
@@ -28,7 +31,6 @@ struct State {
     /// Number of the next flush.
     next: u64,
     running: BTreeSet<u64>,
-    failures: u64,
     /// Failures since the last flush that succeeded, but for those of lost connections.
     in_a_row: u32,
     /// The last failure of the storage.
@@ -49,7 +51,7 @@ pub(crate) enum Unproven {
 impl Flushes {
     /// Flushes that have failed so far.
     pub(crate) fn failures(&self) -> u64 {
-        self.lock().failures
+        self.failures.load(Ordering::SeqCst)
     }
 
     /// The last error of a flush that was none of a lost connection.
@@ -78,7 +80,7 @@ impl Flushes {
                 }
                 Err(error) => {
                     // Also if the connection was lost: the server may have consumed an error before.
-                    state.failures += 1;
+                    self.failures.fetch_add(1, Ordering::SeqCst);
                     let failed = !lost_connection(error);
                     if failed {
                         state.in_a_row += 1;
@@ -102,8 +104,9 @@ impl Flushes {
     /// A lane ends whose writes no flush covers. False if a flush has failed, so that they may be lost.
     pub(crate) fn leave(&self) -> bool {
         let mut state = self.lock();
-        state.left |= state.failures == 0;
-        state.failures == 0
+        let well = self.failures() == 0;
+        state.left |= well;
+        well
     }
 
     fn begin(&self) -> u64 {

@@ -68,7 +68,7 @@ impl Changes {
         let partial = Partial(self);
         loop {
             let unlocked = self.unlocked.listen();
-            if self.counts.load(Ordering::SeqCst) % PARTIAL == 0 {
+            if self.counts.load(Ordering::SeqCst).is_multiple_of(PARTIAL) {
                 return partial;
             }
             let _ = unlocked.await;

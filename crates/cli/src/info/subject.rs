@@ -20,7 +20,7 @@ use crate::exit::Failure;
 /// Whom to ask.
 pub enum Subject {
     /// An NBD server.
-    Server(Server),
+    Server(Box<Server>),
     /// A device that this program opens.
     Device {
         /// What there is to open.
@@ -56,14 +56,16 @@ impl Subject {
                     export: String::new(),
                     tls: None,
                 };
-                Ok(Subject::Server(Server { place, uri: None, process: Some(process), options }))
+                let server = Server { place, uri: None, process: Some(process), options };
+                Ok(Subject::Server(Box::new(server)))
             }
             Spec::Scheme { scheme, .. } if registry.backend(scheme)?.schemes().contains(&"nbd") => {
                 let text = spec.to_string();
                 let cannot = |error| Failure::opening("device", &text, &error);
                 let place = Place::parse(&text).map_err(cannot)?;
                 let uri = Uri::parse(&text).ok();
-                Ok(Subject::Server(Server { place, uri, process: None, options }))
+                let server = Server { place, uri, process: None, options };
+                Ok(Subject::Server(Box::new(server)))
             }
             _ => {
                 registry.target(&spec, Intent::READ)?;
@@ -109,13 +111,16 @@ impl Subject {
     /// The canonical URI.
     pub async fn uri(&self) -> Result<String, Failure> {
         let text = match self {
-            Subject::Server(Server { uri: Some(uri), place, options, .. }) => {
-                // As nbdinfo: an address is told only when somebody is there.
-                let session = OptionSession::connect(place.clone(), options).await;
-                session.map_err(|error| opening(&place.name, &error))?.abort().await;
-                return Ok(canonical(uri));
+            Subject::Server(server) => {
+                let Server { uri, place, options, .. } = &**server;
+                if let Some(uri) = uri {
+                    // As nbdinfo: an address is printed only when somebody is there.
+                    let session = OptionSession::connect(place.clone(), options).await;
+                    session.map_err(|error| opening(&place.name, &error))?.abort().await;
+                    return Ok(canonical(uri));
+                }
+                place.name.clone()
             }
-            Subject::Server(server) => server.place.name.clone(),
             Subject::Device { spec, .. } => spec.to_string(),
         };
         let why = format!("{text} has no URI: --uri is for servers that have an address");
