@@ -165,6 +165,27 @@ fn a_layer_that_shows_a_part_of_the_target_leaves_the_rest() {
 }
 
 #[test]
+fn a_pipe_of_any_length_goes_through_a_layer_with_larger_blocks() {
+    let scratch = Scratch::new().unwrap();
+    let disk = scratch.file("disk");
+    for len in [1, 4095, 4096, 4097, 1_000_003] {
+        let content: Vec<u8> = (0..len).map(|at| (at % 251) as u8 + 1).collect();
+        std::fs::write(&disk, [9; 10_000]).unwrap();
+        let layer = ["--target-layer", "blocksize?minblock=4096"];
+        let mut child = Command::new(OURS)
+            .args(["copy", "-"])
+            .arg(&disk)
+            .args(layer)
+            .stdin(Stdio::piped())
+            .spawn()
+            .unwrap();
+        child.stdin.take().unwrap().write_all(&content).unwrap();
+        assert!(child.wait().unwrap().success(), "{len} bytes");
+        assert!(std::fs::read(&disk).unwrap() == content, "{len} bytes");
+    }
+}
+
+#[test]
 fn a_closed_standard_input_is_no_empty_disk() {
     let scratch = Scratch::new().unwrap();
     let disk = scratch.file("disk");

@@ -194,7 +194,7 @@ impl NbdDevice {
         let command = if matches!(op, Op::Cache) { Command::Cache } else { kind };
         // Keeps the goodbye back until the last piece is out.
         let (connection, max) = (self.connection.clone(), self.effect_max);
-        let mut next = move || {
+        let mut next = move |flags| {
             let len = left.min(max);
             let flags = command_flags(flags);
             let header = Header { flags, command, cookie: 0, offset: at, length: len };
@@ -209,9 +209,16 @@ impl NbdDevice {
             let mut out = VecDeque::new();
             let mut more = true;
             let mut first_error = None;
+            if flags.contains(Flags::FAST) {
+                // A fast zeroing is refused before anything is zeroed, or carried out as a whole.
+                let (left, first) = next(flags);
+                first.await?;
+                more = left;
+            }
+            let flags = flags - Flags::FAST;
             loop {
                 while more && first_error.is_none() && out.len() < PIECES_IN_FLIGHT {
-                    let (left, pending) = next();
+                    let (left, pending) = next(flags);
                     more = left;
                     out.push_back(pending);
                 }

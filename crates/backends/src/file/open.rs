@@ -261,7 +261,8 @@ impl Open<'_> {
             contexts: vec![BASE_ALLOCATION.to_string()],
             ..Facts::new(name, size)
         };
-        let storage = Storage { file, buffered, past, align, is_disk, nearness, _lock: lock };
+        let storage =
+            Storage { file, buffered, past, align, is_disk, grows, nearness, _lock: lock };
         Ok((FileDevice::new(facts, storage), resize))
     }
 

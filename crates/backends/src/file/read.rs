@@ -13,6 +13,10 @@ use super::storage::{INLINE_MAX, Inner, count};
 impl Inner {
     pub(super) fn read(self: &Arc<Inner>, at: u64, room: Room) -> Pending {
         let len = room.len() as u64;
+        if self.storage.grows {
+            let inner = self.clone();
+            return Pending::start(async move { inner.read_growing(at, room.into_buf()).await });
+        }
         if self.past(at, len).is_some()
             && self.storage.file.cached(at, len).is_none_or(|cached| cached < len)
         {
@@ -139,6 +143,26 @@ impl Inner {
                 Ok(bytes) if bytes > 0 => filled += bytes,
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
                 result => return Err(self.read_failed(at + filled as u64, result.err())),
+            }
+        }
+        Ok(Reply::Data(buf.into()))
+    }
+
+    /// Reads a file that grows as it is written. Layers read what surrounds the part of a block that they
+    /// are to write.
+    async fn read_growing(&self, at: u64, mut buf: Buf) -> Outcome {
+        let mut filled = 0;
+        while filled < buf.len() {
+            let (result, same) = self.storage.file.read_at(buf, filled, at + filled as u64).await;
+            buf = same;
+            match result {
+                Ok(0) => {
+                    buf[filled..].fill(0);
+                    break;
+                }
+                Ok(bytes) => filled += bytes,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(self.read_failed(at + filled as u64, Some(error))),
             }
         }
         Ok(Reply::Data(buf.into()))

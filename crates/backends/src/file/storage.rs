@@ -27,6 +27,8 @@ pub(super) struct Storage {
     pub(super) align: u32,
     /// It is a block device.
     pub(super) is_disk: bool,
+    /// It becomes longer as it is written: what is behind its end reads as zeroes.
+    pub(super) grows: bool,
     /// How far the file system can be trusted to answer at once.
     pub(super) nearness: Nearness,
     /// Keeps other programs from writing to it.
