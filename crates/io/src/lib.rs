@@ -2,8 +2,8 @@
 //!
 //! # Execution model
 //! A [`Runtime`] starts one *worker* thread per core. Each worker owns one driver (io_uring, or epoll
-//! with a pool of threads), one run queue of local tasks and one set of timers; nothing on the data
-//! path is shared between workers but the buffer [`Pool`]. A task never moves to another worker, so
+//! with a pool of threads), one run queue of local tasks and one set of timers. Workers share the buffer
+//! [`Pool`] and the pool of pipes ([`Parked`]); devices may share more. A task never moves to another worker, so
 //! futures need not be `Send`; another thread reaches a worker through [`Remote`].
 //!
 //! Sockets are non-blocking: a system call is made at once, and only when it would block does the task
@@ -17,7 +17,7 @@
 //! drain writes instead of dropping them. Waiting for readiness is the exception: it owns nothing and
 //! is withdrawn when dropped. A worker that stops first waits for every file operation still out.
 //!
-//! `unsafe` lives only in this crate, in `sys`, `process`, `identity`, `credentials`, `lock`, `buf`,
+//! In this crate `unsafe` is only in `sys`, `process`, `identity`, `credentials`, `lock`, `buf`,
 //! `cached`, `offload_file`, `vsock` and `driver`, each block with its reason.
 
 mod buf;

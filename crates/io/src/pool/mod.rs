@@ -1,4 +1,4 @@
-//! The bounded buffer pool. Waiting for it is the only back-pressure in the program.
+//! The bounded buffer pool. Waiting for it is what bounds the memory of requests.
 //!
 //! Two steps: [`Pool::reserve`] waits until `len` bytes are free and returns a [`Room`], a promise of
 //! memory; [`Room::into_buf`] then never waits. Bytes are counted, not requests, in power-of-two
