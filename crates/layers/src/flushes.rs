@@ -4,34 +4,26 @@
 //! although the data is gone. So a layer that flushes, or repeats requests, never repeats a failed flush,
 //! and no later flush succeeds until the storage is opened again.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use block::{
-    Access, Can, Device, Error, Facts, FileRange, Flags, Kind, OpKind, Pending, Request, Result,
+    Access, Can, Device, Error, Facts, FailedFlush, FileRange, Flags, Kind, OpKind, Pending,
+    Request, Result,
 };
 
 /// Whether the storage has failed a flush or a request with FUA since it was opened; shared by its handles.
 #[derive(Default)]
-pub(crate) struct Flushes(OnceLock<String>);
+pub(crate) struct Flushes(FailedFlush);
 
 impl Flushes {
     /// Fails if data may be lost: then no flush and no request with FUA may succeed.
     pub(crate) fn check(&self) -> Result<()> {
-        match self.0.get() {
-            None => Ok(()),
-            Some(why) => Err(Error::new(
-                Kind::Io,
-                format!(
-                    "an earlier flush failed ({why}), and data written before it may be lost: open the \
-                     device again, then write the data again"
-                ),
-            )),
-        }
+        self.0.check()
     }
 
-    /// Data may be lost for this reason.
-    pub(crate) fn fail(&self, why: &str) {
-        let _ = self.0.set(why.to_string());
+    /// Data may be lost, as this error says.
+    pub(crate) fn fail(&self, error: &Error) {
+        self.0.note(error);
     }
 
     /// Looks at the end of a flush or a request with FUA ([`makes_durable`]). A success counts only if no
@@ -40,8 +32,8 @@ impl Flushes {
         match outcome {
             Ok(reply) => self.check().map(|()| reply),
             Err(error) => {
-                if loses_data(kind, error.kind()) {
-                    self.fail(&error.text());
+                if loses_data(kind, &error) {
+                    self.fail(&error);
                 }
                 Err(error)
             }
@@ -63,13 +55,15 @@ pub(crate) fn makes_durable(kind: OpKind, flags: Flags) -> bool {
 }
 
 /// Whether a flush or request with FUA that ends with such an error may have lost data. A lost connection
-/// has not: another one to the same storage can flush. Neither has a request that was refused.
-pub(crate) fn loses_data(kind: OpKind, error: Kind) -> bool {
+/// has not: another one to the same storage can flush. Neither has a request that was refused, or that
+/// failed before anything was flushed.
+pub(crate) fn loses_data(kind: OpKind, error: &Error) -> bool {
     let is_refused = matches!(
-        error,
+        error.kind(),
         Kind::ReadOnly | Kind::Invalid | Kind::TooLarge | Kind::Unsupported | Kind::Refused
     );
-    !matches!(error, Kind::Disconnected | Kind::ShuttingDown)
+    !error.is_before_flush()
+        && !matches!(error.kind(), Kind::Disconnected | Kind::ShuttingDown)
         && (kind == OpKind::Flush || !is_refused)
 }
 

@@ -165,7 +165,7 @@ impl MultiConn {
                     Ok(_) => drop(handle.flushed.fetch_max(changes, Ordering::SeqCst)),
                     Err(error) => {
                         // Whatever it was: what the handle has written may be lost.
-                        flushes.fail(&error.text());
+                        flushes.fail(&error);
                         failed.get_or_insert(error);
                     }
                 }

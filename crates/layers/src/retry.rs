@@ -202,7 +202,7 @@ impl Shared {
             if now.generation != generation {
                 // Changed through a device that has been given up since.
                 if kind.changes() && !fua {
-                    self.flushes.fail(REOPENED);
+                    self.flushes.fail(&Error::new(Kind::Io, REOPENED));
                 }
             } else if kind == OpKind::Flush {
                 now.unflushed = false;
@@ -216,8 +216,8 @@ impl Shared {
     /// Whether a request that ended with this error may be made again.
     fn may_repeat(&self, asked: Asked, error: &Error) -> bool {
         if asked.makes_durable() {
-            if loses_data(asked.kind, error.kind()) {
-                self.flushes.fail(&error.text());
+            if loses_data(asked.kind, error) {
+                self.flushes.fail(error);
                 return false;
             }
             // Over the same device a repeated flush proves nothing.
@@ -290,7 +290,7 @@ impl Shared {
         let waiting = now.opening.take().unwrap_or_default();
         let result = opened.map(|device| {
             if self.plan.fail_unflushed && std::mem::take(&mut now.unflushed) {
-                self.flushes.fail(REOPENED);
+                self.flushes.fail(&Error::new(Kind::Io, REOPENED));
             }
             now.generation += 1;
             std::mem::replace(&mut now.device, device)
