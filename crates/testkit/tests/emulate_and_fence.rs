@@ -155,7 +155,8 @@ fn rewriting_a_part_of_a_block_undoes_no_write_of_the_whole() {
                 }
                 let pending: Vec<_> =
                     requests.into_iter().map(|request| device.submit(request)).collect();
-                for pending in pending {
+                // In any order: one may wait for another whose caller does not look yet.
+                for pending in pending.into_iter().rev() {
                     pending.await.unwrap();
                 }
                 let bytes = model.bytes();

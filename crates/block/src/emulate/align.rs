@@ -146,7 +146,8 @@ impl Device for Align {
         if aligned && let Some(whole) = shared.changes.whole() {
             return match shared.inner.submit(request).now() {
                 Ok(outcome) => outcome.into(),
-                Err(pending) => Pending::finishing(async move {
+                // A task: whoever rewrites a part of a block waits for the end, whether or not the caller polls.
+                Err(pending) => Pending::start(async move {
                     let outcome = pending.await;
                     drop(whole);
                     outcome
