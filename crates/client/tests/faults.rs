@@ -470,8 +470,8 @@ impl log::Log for Warnings {
     fn flush(&self) {}
 }
 
-/// A server that answers a read byte by byte, so slowly that the reply never ends.
-fn trickle(min_rate: u64) -> Result<Result<Vec<u8>, Error>, io::Elapsed> {
+/// A server that answers a read byte by byte, so slowly that the reply never ends; and its name.
+fn trickle(min_rate: u64) -> (String, Result<Result<Vec<u8>, Error>, io::Elapsed>) {
     let pause = Duration::from_millis(20);
     let server = scripted_reply(Replies::Simple, move |talk, request| {
         let head = talk.simple(request.cookie, 0);
@@ -481,7 +481,8 @@ fn trickle(min_rate: u64) -> Result<Result<Vec<u8>, Error>, io::Elapsed> {
     let timeout = Duration::from_millis(300);
     let options = client::Options { timeout, min_rate, ..options() };
     let read = with(&server, options, move |device| async move {
-        io::timeout(timeout * 10, read(&*device, 0, 120_000)).await
+        let name = device.facts().name.to_string();
+        (name, io::timeout(timeout * 10, read(&*device, 0, 120_000)).await)
     });
     read.unwrap()
 }
@@ -490,11 +491,14 @@ fn trickle(min_rate: u64) -> Result<Result<Vec<u8>, Error>, io::Elapsed> {
 fn a_reply_that_never_ends_gets_a_warning_and_with_a_minimum_rate_an_error() {
     log::set_logger(&WARNINGS).unwrap();
     log::set_max_level(log::LevelFilter::Warn);
-    assert!(trickle(0).is_err(), "without a minimum it is waited for");
-    let told = WARNINGS.0.lock().unwrap().clone();
-    let told: Vec<_> = told.iter().filter(|text| text.contains("no complete reply")).collect();
-    assert_eq!(told.len(), 1, "once a minute: {told:?}");
-    let error = trickle(1000).unwrap().unwrap_err();
+    let (name, read) = trickle(0);
+    assert!(read.is_err(), "without a minimum it is waited for");
+    // Those of other tests are there, too.
+    let warnings = WARNINGS.0.lock().unwrap().clone();
+    let its = |text: &&String| text.contains(&name) && text.contains("no complete reply");
+    assert_eq!(warnings.iter().filter(its).count(), 1, "once a minute: {warnings:?}");
+    let (_, read) = trickle(1000);
+    let error = read.unwrap().unwrap_err();
     assert_eq!(error.kind(), Kind::TimedOut);
     assert!(error.to_string().contains("of --min-rate"), "{error}");
 }
