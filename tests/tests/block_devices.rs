@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -179,6 +179,10 @@ fn a_block_device_in_use_is_no_target() {
     let unlocked = format!("file:{}?lock=off", disk.device);
     refused(&["--target-layer=readonly", text(&source), &unlocked], 3, "read-only");
     done(Command::new("umount").arg(&place));
+    // A peer that was started meanwhile has a mount namespace of its own, where the disk is still mounted.
+    soon("nobody has the disk any more", || {
+        fs::File::options().read(true).custom_flags(libc::O_EXCL).open(&disk.device).is_ok()
+    });
     for direct in ["--direct=off", "--direct=on", "--direct=auto"] {
         succeed(&["copy", "--verify", "-C4", direct, text(&source), &disk.device]);
     }
