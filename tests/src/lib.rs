@@ -19,6 +19,8 @@ use testkit::image;
 pub use testkit::tools::text as lossy;
 use testkit::tools::{self, Peer, Reason, Scratch, Server, skip_or_fail};
 
+pub mod disks;
+
 /// Longer than any command here takes on a slow and busy machine.
 pub const LIMIT: Duration = Duration::from_secs(120);
 

@@ -2,49 +2,20 @@
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::PathBuf;
 use std::process::Command;
 
+use blockhaul_tests::disks::Loop;
 use blockhaul_tests::{
-    LIMIT, assert_same, blockhaul, done, garbage, lossy, run, serve, succeed, text,
+    assert_same, blockhaul, distinct, done, garbage, lossy, run, serve, soon, succeed, text,
 };
 use testkit::image;
 use testkit::require_peer;
 use testkit::rng::seed;
-use testkit::tools::{self, Scratch, Server};
+use testkit::tools::{Scratch, Server};
 
 const SIZE: u64 = 16 << 20;
-
-/// A loop device over a file, until it is dropped.
-struct Loop {
-    device: String,
-}
-
-impl Loop {
-    /// `None` where this machine does not let us.
-    fn over(file: &std::path::Path) -> Option<Loop> {
-        Loop::with(&[], file)
-    }
-
-    /// The same, with options of losetup.
-    fn with(options: &[&str], file: &std::path::Path) -> Option<Loop> {
-        let mut attach = Command::new("losetup");
-        attach.args(["--find", "--show"]).args(options).arg(file);
-        let output = tools::output(&mut attach, LIMIT).ok()?;
-        if !output.status.success() {
-            eprintln!("no loop device can be had here: {}", lossy(&output.stderr));
-            return None;
-        }
-        Some(Loop { device: lossy(&output.stdout).trim().to_string() })
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        let status = Command::new("losetup").args(["--detach", &self.device]).status();
-        assert!(status.is_ok_and(|status| status.success()) || std::thread::panicking());
-    }
-}
 
 fn stored(file: &std::path::Path) -> u64 {
     image::space(file).unwrap().allocated
@@ -208,7 +179,49 @@ fn a_block_device_in_use_is_no_target() {
     let unlocked = format!("file:{}?lock=off", disk.device);
     refused(&["--target-layer=readonly", text(&source), &unlocked], 3, "read-only");
     done(Command::new("umount").arg(&place));
+    // A peer that was started meanwhile has a mount namespace of its own, where the disk is still mounted.
+    soon("nobody has the disk any more", || {
+        fs::File::options().read(true).custom_flags(libc::O_EXCL).open(&disk.device).is_ok()
+    });
     for direct in ["--direct=off", "--direct=on", "--direct=auto"] {
         succeed(&["copy", "--verify", "-C4", direct, text(&source), &disk.device]);
+    }
+}
+
+#[test]
+fn verification_after_a_flush_reads_the_disk_and_not_its_page_cache() {
+    const DAMAGED: u64 = 1 << 20;
+    let scratch = Scratch::on_disk().unwrap();
+    let [source, below] = ["source", "below"].map(|name| scratch.file(name));
+    fs::write(&source, distinct(SIZE)).unwrap();
+    for promise in ["--flush", "--journal"] {
+        garbage(&below, SIZE).unwrap();
+        let Some(disk) = Loop::over(&below) else { return };
+        let journal = format!("--journal={}", text(&scratch.file("journal")));
+        let promise = if promise == "--journal" { &journal } else { promise };
+        let rate = ["-C1", "--rate=8M", "--direct=off", "--retry-delay=20ms"];
+        let sides = ["--no-progress", text(&source), &disk.device];
+        let args = [&["copy", "--verify", promise], &rate[..], &sides].concat();
+        let output = std::thread::scope(|scope| {
+            let copy = scope.spawn(|| run(&args));
+            // Once the first bytes are on the disk, and clean in its page cache, they change below it.
+            let probe = fs::File::open(&disk.device).unwrap();
+            soon("the start of the disk is written", || {
+                probe.sync_data().unwrap();
+                image::compare_ranges((&source, 0), (&below, 0), DAMAGED).is_ok()
+            });
+            let stored = fs::File::options().write(true).open(&below).unwrap();
+            stored.write_all_at(b"damaged", 4096).unwrap();
+            let output = copy.join().unwrap();
+            // The probe has kept the page cache.
+            drop(probe);
+            output
+        });
+        let said = lossy(&output.stderr);
+        assert!(!output.status.success(), "{promise}: {said}");
+        assert!(
+            said.contains("source and target differ, first at offset 4096"),
+            "{promise}: {said}"
+        );
     }
 }
