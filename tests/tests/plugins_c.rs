@@ -174,7 +174,9 @@ fn a_connection_that_hangs_in_a_callback_is_reported_and_others_go_on() {
         let options = format!("mode={mode}&closed={}&@timeout={PATIENCE}s", text(&closed));
         let output = serve(plugins.of(mode), &options, &script);
         let (heard, said) = (lossy(&output.stdout), lossy(&output.stderr));
-        assert!(output.status.success(), "{mode}: {}: {heard}{said}", output.status);
+        // A plugin whose preconnect never returns cannot be unloaded on exit, and is given up.
+        let status = if mode == "hang-preconnect" { 9 } else { 0 };
+        assert_eq!(output.status.code(), Some(status), "{mode}: {heard}{said}");
         let wanted = format!("plugin misbehaving: {callback} has not returned for {PATIENCE} s");
         assert!(said.contains(&wanted), "{mode}: {said}");
         // Before the handshake there is no way to say anything.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use block::{Can, Device, DeviceExt as _, Error, Result, Stack};
+use block::{Can, Contexts, Device, Error, Flags, Request, Result, Stack};
 
 use crate::end::{DIAL_MAX, differs, is_lost};
 use crate::job::Job;
@@ -66,11 +66,15 @@ async fn prepare(
             return Err(format!("no handshake within {} s", DIAL_MAX.as_secs()));
         }
     };
-    if target.has_more() && !job.retries.lost_target() {
-        // What the target has told so far counts for a later connection only if both are of the same run
-        // of the server: then the first one still lives.
-        let least = target.device().facts().block.minimum as usize;
-        let alive = target.device().read(0, least.max(1)).await;
+    let first = target.device();
+    let tells_zeroes = first.facts().can.contains(Can::EXTENTS);
+    if target.has_more() && tells_zeroes && !job.retries.lost_target() {
+        // The zeroes that the target has reported so far count for a later connection only if both are of
+        // the same run of the server: then the first one still lives. The target is not read, which its
+        // promise may have spared it.
+        let least = u64::from(first.facts().block.minimum.max(1));
+        let question = Request::extents(0, least, Contexts::first()).with(Flags::ONE_EXTENT);
+        let alive = first.submit(question).await;
         if alive.is_err_and(|error| is_lost(&error)) {
             job.retries.lose_target();
         }
