@@ -72,6 +72,7 @@ at_least() {
 
 # The version of cargo, or nothing where it does not run.
 cargo_version() {
+    command -v cargo >/dev/null || return 0
     cargo --version 2>/dev/null | sed -n 's/^cargo \([0-9.]*\).*/\1/p'
 }
 
