@@ -356,14 +356,16 @@ async fn watch(session: Weak<Session>, patience: Patience) {
                 return;
             }
         }
+        // Who has been silent for longer does not trickle: the timeout is what ends that.
         if waiting > 0
             && unanswered >= window
+            && silent < window / 2
             && warned.is_none_or(|warned| now.duration_since(warned) >= WARN_EVERY)
         {
             warned = Some(now);
             log::warn!(
                 "{name}: no complete reply for {:.0} s with {waiting} {requests} in flight, although \
-                 bytes come; {moved} bytes were moved before; --min-rate gives up on such a server",
+                 bytes move; {moved} bytes were moved before; --min-rate gives up on such a server",
                 unanswered.as_secs_f64()
             );
         }
