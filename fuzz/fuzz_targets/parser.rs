@@ -1,4 +1,4 @@
-//! One fuzzer for all parsers: `BLOCKHAUL_FUZZ_TARGET` names the entry of `wire::fuzz::TARGETS` that
+//! One fuzzer for all parsers: `BLOCKHAUL_FUZZ_TARGET` names the entry of `blockhaul_wire::fuzz::TARGETS` that
 //! gets the inputs. A new target needs no change here.
 
 #![no_main]
@@ -18,9 +18,9 @@ fuzz_target!(
 
 fn chosen() -> fn(&[u8]) {
     let name = std::env::var("BLOCKHAUL_FUZZ_TARGET").unwrap_or_default();
-    let found = wire::fuzz::TARGETS.iter().find(|(known, _)| *known == name);
+    let found = blockhaul_wire::fuzz::TARGETS.iter().find(|(known, _)| *known == name);
     let Some((_, target)) = found else {
-        let known: Vec<&str> = wire::fuzz::TARGETS.iter().map(|(name, _)| *name).collect();
+        let known: Vec<&str> = blockhaul_wire::fuzz::TARGETS.iter().map(|(name, _)| *name).collect();
         eprintln!("BLOCKHAUL_FUZZ_TARGET is '{name}', not one of: {}", known.join(", "));
         std::process::exit(2);
     };

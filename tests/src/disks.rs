@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use testkit::tools::{self, Scratch, text as lossy};
+use blockhaul_testkit::tools::{self, Scratch, text as lossy};
 
 use crate::{LIMIT, text};
 

@@ -14,10 +14,10 @@ use std::process::{Command, Output};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant, SystemTime};
 
-use testkit::image;
+use blockhaul_testkit::image;
 // Here `text` is that of a path.
-pub use testkit::tools::text as lossy;
-use testkit::tools::{self, Peer, Reason, Scratch, Server, skip_or_fail};
+pub use blockhaul_testkit::tools::text as lossy;
+use blockhaul_testkit::tools::{self, Peer, Reason, Scratch, Server, skip_or_fail};
 
 pub mod disks;
 
@@ -224,7 +224,7 @@ pub fn compile_with(
     let mut cc = Command::new("cc");
     cc.args(["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread"]);
     cc.args(["-Wno-unused-parameter", "-Wno-missing-field-initializers", "-I"]);
-    cc.arg(&headers).arg("-I").arg(workspace.join("plugins/cabi/include"));
+    cc.arg(&headers).arg("-I").arg(workspace.join("crates/devices/cabi/include"));
     cc.arg(format!("-D{define}")).arg(workspace.join(source)).args(more).arg("-o").arg(&out);
     done(&mut cc);
     Some(out)

@@ -8,11 +8,11 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use blockhaul_testkit::image;
+use blockhaul_testkit::require_peer;
+use blockhaul_testkit::rng::{self, Rng};
+use blockhaul_testkit::tools::{Peer, Scratch, Server, wait_within};
 use blockhaul_tests::{LIMIT, blockhaul, bounded, done, garbage, lossy, serve, text};
-use testkit::image;
-use testkit::require_peer;
-use testkit::rng::{self, Rng};
-use testkit::tools::{Peer, Scratch, Server, wait_within};
 
 /// What [`garbage`] fills a file with.
 const GARBAGE: u8 = 0xA5;

@@ -6,14 +6,14 @@ use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::PathBuf;
 use std::process::Command;
 
+use blockhaul_testkit::image;
+use blockhaul_testkit::require_peer;
+use blockhaul_testkit::rng::seed;
+use blockhaul_testkit::tools::{Scratch, Server};
 use blockhaul_tests::disks::Loop;
 use blockhaul_tests::{
     assert_same, blockhaul, distinct, done, garbage, lossy, run, serve, soon, succeed, text,
 };
-use testkit::image;
-use testkit::require_peer;
-use testkit::rng::seed;
-use testkit::tools::{Scratch, Server};
 
 const SIZE: u64 = 16 << 20;
 

@@ -6,8 +6,8 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Output;
 
+use blockhaul_testkit::tools::{Peer, Scratch, among_peers};
 use blockhaul_tests::{LIMIT, bounded, compile, lossy, program, text};
-use testkit::tools::{Peer, Scratch, among_peers};
 
 /// Requests below the minimum, unaligned, and beyond the maximum, from a client that does not care.
 const ASK: &str = "nbdsh -c '

@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
+use blockhaul_testkit::tools::{Peer, Scratch, among_peers};
 use blockhaul_tests::{LIMIT, bounded, lossy, program, text};
-use testkit::tools::{Peer, Scratch, among_peers};
 
 /// nbdkit, and blockhaul in its place. Gone when dropped.
 struct Both {

@@ -12,15 +12,15 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
+use blockhaul_testkit::model::Model;
+use blockhaul_testkit::peer::{self, HandshakeFault, Offer, Scripted};
+use blockhaul_testkit::require_peer;
+use blockhaul_testkit::rng::Rng;
+use blockhaul_testkit::tools::{Peer, Scratch, Server, wait_within};
 use blockhaul_tests::{
     LIMIT, assert_same, blockhaul, bounded, lossy, serve, soon, succeed, text, with_port,
 };
 use serde_json::Value;
-use testkit::model::Model;
-use testkit::peer::{self, HandshakeFault, Offer, Scripted};
-use testkit::require_peer;
-use testkit::rng::Rng;
-use testkit::tools::{Peer, Scratch, Server, wait_within};
 
 const SIZE: u64 = 12 << 20;
 /// Many requests, so that further connections can have a part in the work.

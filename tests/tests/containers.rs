@@ -4,8 +4,8 @@
 
 use std::process::{Command, Output};
 
+use blockhaul_testkit::tools::Scratch;
 use blockhaul_tests::{LIMIT, bounded, lossy, program, text};
-use testkit::tools::Scratch;
 
 /// Runs a line of shell with the program in `$0` and a socket that is not there yet in `$1`. In it,
 /// `$apart` runs a command in a PID namespace of its own, in a session without a terminal which began

@@ -10,11 +10,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Output};
 use std::time::{Duration, Instant};
 
+use blockhaul_testkit::peer::Conversation;
+use blockhaul_testkit::tools::{Peer, Scratch, Server, wait_within};
 use blockhaul_tests::{LIMIT, blockhaul, bounded, lossy, run, serve, soon, succeed, text};
+use blockhaul_wire::{Command, Replies};
 use serde_json::{Value, json};
-use testkit::peer::Conversation;
-use testkit::tools::{Peer, Scratch, Server, wait_within};
-use wire::{Command, Replies};
 
 /// A server with a control socket.
 struct Served {

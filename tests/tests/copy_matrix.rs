@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
+use blockhaul_testkit::image;
+use blockhaul_testkit::require_peer;
+use blockhaul_testkit::rng::{self, Rng};
+use blockhaul_testkit::tools::{Peer, Scratch, Server};
 use blockhaul_tests::{
     allocated, assert_same, blockhaul, done, garbage, nonzero, peer, serve, succeed, text,
 };
-use testkit::image;
-use testkit::require_peer;
-use testkit::rng::{self, Rng};
-use testkit::tools::{Peer, Scratch, Server};
 
 /// The programs on the other ends.
 struct Peers {

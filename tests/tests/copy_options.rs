@@ -7,16 +7,16 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
+use blockhaul_testkit::image;
+use blockhaul_testkit::model::Model;
+use blockhaul_testkit::peer::{self, Offer, Scripted};
+use blockhaul_testkit::require_peer;
+use blockhaul_testkit::rng;
+use blockhaul_testkit::tools::{Peer, Scratch, Server};
 use blockhaul_tests::{
     LIMIT, allocated, assert_same, blockhaul, bounded, done, garbage, lossy, nonzero, peer,
     program, serve, succeed, text,
 };
-use testkit::image;
-use testkit::model::Model;
-use testkit::peer::{self, Offer, Scripted};
-use testkit::require_peer;
-use testkit::rng;
-use testkit::tools::{Peer, Scratch, Server};
 
 /// A request as nbdkit's log filter tells of it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

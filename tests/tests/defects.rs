@@ -9,11 +9,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus};
 use std::time::{Duration, Instant};
 
+use blockhaul_testkit::peer::Conversation;
+use blockhaul_testkit::tools::{Scratch, wait_within};
 use blockhaul_tests::{LIMIT, blockhaul, compile, soon, text};
+use blockhaul_wire::{Command, Replies};
 use rustix::process::{Pid, Resource, Signal, getrlimit, kill_process, setrlimit};
-use testkit::peer::Conversation;
-use testkit::tools::{Scratch, wait_within};
-use wire::{Command, Replies};
 
 /// A server of ours in the foreground, killed when this is dropped.
 struct Running {

@@ -4,13 +4,13 @@
 
 use std::path::Path;
 
+use blockhaul_testkit::peer::Conversation;
+use blockhaul_testkit::rng::Rng;
+use blockhaul_testkit::tools::Scratch;
 use blockhaul_tests::disks::{LossyDisk, long};
 use blockhaul_tests::{lossy, run, serve};
-use testkit::peer::Conversation;
-use testkit::rng::Rng;
-use testkit::tools::Scratch;
-use wire::request::Header;
-use wire::{Command as Ask, CommandFlags, Replies};
+use blockhaul_wire::request::Header;
+use blockhaul_wire::{Command as Ask, CommandFlags, Replies};
 
 const EIO: u32 = 5;
 const SIZE: u64 = 64 << 20;

@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command as Program;
 use std::time::{Duration, Instant};
 
+use blockhaul_testkit::peer::Conversation;
+use blockhaul_testkit::tools::{Peer, Scratch, Server, among_peers};
 use blockhaul_tests::{LIMIT, bounded, compile, done, lossy, program, run, soon, succeed, text};
+use blockhaul_wire::{Command, Replies};
 use serde_json::Value;
-use testkit::peer::Conversation;
-use testkit::tools::{Peer, Scratch, Server, among_peers};
-use wire::{Command, Replies};
 
 /// Longer than a client may wait for an error.
 const IN_TIME: Duration = Duration::from_secs(60);

@@ -7,9 +7,9 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use blockhaul_testkit::require_peer;
+use blockhaul_testkit::tools::{Peer, Scratch, Server};
 use blockhaul_tests::{LIMIT, bounded, done, lossy, serve, text};
-use testkit::require_peer;
-use testkit::tools::{Peer, Scratch, Server};
 
 /// What a client of libnbd does and sees.
 const SCRIPT: &str = r#"

@@ -9,12 +9,12 @@ use std::process::Output;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use blockhaul_testkit::image;
+use blockhaul_testkit::require_peer;
+use blockhaul_testkit::rng::{Rng, seed};
+use blockhaul_testkit::tools::{Peer, Scratch, Server};
 use blockhaul_tests::disks::{LossyDisk, PAGE, long};
 use blockhaul_tests::{assert_same, lossy, run, serve, text};
-use testkit::image;
-use testkit::require_peer;
-use testkit::rng::{Rng, seed};
-use testkit::tools::{Peer, Scratch, Server};
 
 const SIZE: u64 = 24 << 20;
 /// As much as a disk needs to store everything.

@@ -4,12 +4,12 @@
 
 use std::fs;
 
+use blockhaul_testkit::image;
+use blockhaul_testkit::require_peer;
+use blockhaul_testkit::tools::Scratch;
 use blockhaul_tests::{
     LIMIT, assert_same, blockhaul, bounded, done, lossy, nonzero, peer, program, succeed, text,
 };
-use testkit::image;
-use testkit::require_peer;
-use testkit::tools::Scratch;
 
 #[test]
 fn a_sample_is_served_copied_and_verified() {

@@ -10,9 +10,9 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
+use blockhaul_testkit::tools::{Reason, Scratch, skip_or_fail};
 use blockhaul_tests::{assert_same, done, lossy, text};
 use hosted::{blockhaul, contents, has, root, serve_and_run, serving, write_and_read};
-use testkit::tools::{Reason, Scratch, skip_or_fail};
 
 /// Copies a plugin's disk into a file.
 #[track_caller]
@@ -173,8 +173,9 @@ with_plugin!(curl_reads_local_files_and_http, "curl", |scratch| {
 
 with_plugin!(nbd_passes_requests_on, "nbd", |scratch| {
     let socket = scratch.socket("s");
-    let nbdkit = testkit::require_peer!("nbdkit");
-    let server = testkit::tools::Server::nbdkit(&nbdkit, &socket, &["memory", "2M"]).unwrap();
+    let nbdkit = blockhaul_testkit::require_peer!("nbdkit");
+    let server =
+        blockhaul_testkit::tools::Server::nbdkit(&nbdkit, &socket, &["memory", "2M"]).unwrap();
     write_and_read(&format!("nbd?socket={}", text(&socket)), 2 << 20, &scratch);
     drop(server);
 });

@@ -10,9 +10,9 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
+use blockhaul_testkit::tools::{Scratch, among_peers};
 use blockhaul_tests::{LIMIT, assert_same, bounded, lossy, text};
 use hosted::{FOLDER, blockhaul, contents, has, root, serve_and_run, serving, write_and_read};
-use testkit::tools::{Scratch, among_peers};
 
 /// How a plugin is tested.
 enum Tested {

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use blockhaul_testkit::tools::{Scratch, Server, among_peers};
 use blockhaul_tests::{LIMIT, assert_same, bounded, compile, distinct, done, lossy, program, text};
-use testkit::tools::{Scratch, Server, among_peers};
 
 /// Serves `nbdkit:PLUGIN?OPTIONS` while a script runs among the peers.
 #[track_caller]
@@ -220,7 +220,7 @@ fn a_crash_names_no_other_plugin() {
 fn cancelled_requests_are_told_of_when_the_client_goes() {
     let scratch = Scratch::new().unwrap();
     let Some(plugin) = misbehaving("async-cancel", &scratch) else { return };
-    let nbdsh = testkit::require_peer!("nbdsh");
+    let nbdsh = blockhaul_testkit::require_peer!("nbdsh");
     let socket = scratch.socket("s");
     let device = format!("nbdkit:{}?mode=async-cancel", text(&plugin));
     let mut server = among_peers(program()).unwrap();
@@ -286,7 +286,7 @@ fn the_plugin_in_the_manual_works_and_is_as_short_as_it_says() {
 fn the_example_in_memory_is_read_and_written_within_its_bound() {
     let scratch = Scratch::new().unwrap();
     let Some(plugin) =
-        compile(Path::new("plugins/cabi/examples/async-memory.c"), "EXAMPLE", &scratch)
+        compile(Path::new("crates/devices/cabi/examples/async-memory.c"), "EXAMPLE", &scratch)
     else {
         return;
     };
@@ -315,10 +315,10 @@ fn threads(pid: u32) -> Vec<String> {
 /// one that waits for signals. Those that opened the plugin end when they have rested.
 #[test]
 fn a_thousand_requests_in_flight_need_four_threads() {
-    let fio = testkit::require_peer!("fio");
+    let fio = blockhaul_testkit::require_peer!("fio");
     let scratch = Scratch::new().unwrap();
     let Some(plugin) =
-        compile(Path::new("plugins/cabi/examples/async-memory.c"), "EXAMPLE", &scratch)
+        compile(Path::new("crates/devices/cabi/examples/async-memory.c"), "EXAMPLE", &scratch)
     else {
         return;
     };
@@ -418,10 +418,10 @@ fn a_plugin_that_hangs_in_close_is_given_up_after_the_drain_timeout() {
     blockhaul_tests::soon("it listens", || {
         std::os::unix::net::UnixStream::connect(&socket).is_ok()
     });
-    let mut client = testkit::peer::Conversation::connect(&socket).unwrap();
-    client.open("", wire::Replies::Structured).unwrap();
+    let mut client = blockhaul_testkit::peer::Conversation::connect(&socket).unwrap();
+    client.open("", blockhaul_wire::Replies::Structured).unwrap();
     done(std::process::Command::new("kill").arg(server.id().to_string()));
-    let status = testkit::tools::wait_within(&mut server, LIMIT);
+    let status = blockhaul_testkit::tools::wait_within(&mut server, LIMIT);
     let said = std::fs::read_to_string(&log).unwrap();
     assert_eq!(status.and_then(|status| status.code()), Some(9), "{said}");
     assert!(said.contains("has not ended in time"), "{said}");

@@ -8,8 +8,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
+use blockhaul_testkit::tools::{Peer, Reason, Scratch, among_peers, skip_or_fail};
 use blockhaul_tests::{LIMIT, assert_same, bounded, compile_with, distinct, lossy, program, text};
-use testkit::tools::{Peer, Reason, Scratch, among_peers, skip_or_fail};
 
 /// The example, compiled with the peers' libcurl, among which the program runs.
 fn plugin(scratch: &Scratch) -> Option<PathBuf> {
@@ -25,7 +25,7 @@ fn plugin(scratch: &Scratch) -> Option<PathBuf> {
     fs::create_dir(&include).unwrap();
     std::os::unix::fs::symlink(headers, include.join("curl")).unwrap();
     let library = root.join("lib/x86_64-linux-gnu/libcurl-gnutls.so.4");
-    let source = Path::new("plugins/cabi/examples/async-curl.c");
+    let source = Path::new("crates/devices/cabi/examples/async-curl.c");
     let more = [OsStr::new("-I"), include.as_os_str(), library.as_os_str()];
     compile_with(source, "EXAMPLE", scratch, &more)
 }

@@ -7,8 +7,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
+use blockhaul_testkit::tools::{Reason, Scratch, among_peers, skip_or_fail};
 use blockhaul_tests::{LIMIT, bounded, compile_with, lossy, program, text};
-use testkit::tools::{Reason, Scratch, among_peers, skip_or_fail};
 
 fn plugin(scratch: &Scratch) -> Option<PathBuf> {
     if std::process::Command::new("c++").arg("--version").output().is_err() {

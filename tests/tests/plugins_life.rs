@@ -8,8 +8,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use blockhaul_testkit::tools::{Peer, Scratch, among_peers};
 use blockhaul_tests::{LIMIT, bounded, compile_with, lossy, program, text};
-use testkit::tools::{Peer, Scratch, among_peers};
 
 /// Thread models by their numbers.
 const CONNECTIONS: u8 = 0;

@@ -6,10 +6,10 @@ use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
+use blockhaul_testkit::tools::{Peer, Reason, Scratch, among_peers, skip_or_fail};
 use blockhaul_tests::{
     LIMIT, assert_same, bounded, distinct, done, lossy, program, soon, text, with_port,
 };
-use testkit::tools::{Peer, Reason, Scratch, among_peers, skip_or_fail};
 
 /// The server must not run as root, which needs a user for the separation of privileges, and who logs
 /// in must be who runs it and have a shell that exists. On Debian that is so for this user.

@@ -4,11 +4,11 @@
 use std::net::TcpStream;
 use std::time::Instant;
 
+use blockhaul_testkit::peer::Conversation;
+use blockhaul_testkit::tools::{Scratch, Server};
 use blockhaul_tests::{program, run, serve, soon, succeed, text, with_port};
+use blockhaul_wire::{Command, Replies};
 use serde_json::{Value, json};
-use testkit::peer::Conversation;
-use testkit::tools::{Scratch, Server};
-use wire::{Command, Replies};
 
 /// The records of a server; each line is one, but for the last, which may not be there whole.
 #[track_caller]

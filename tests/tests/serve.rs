@@ -9,16 +9,16 @@ use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use blockhaul_testkit::image;
+use blockhaul_testkit::peer::Conversation;
+use blockhaul_testkit::require_peer;
+use blockhaul_testkit::rng;
+use blockhaul_testkit::tools::{Peer, Scratch, Server};
 use blockhaul_tests::{
     LIMIT, assert_same, blockhaul, bounded, done, garbage, lossy, peer, program, serve, soon,
     succeed, text,
 };
-use testkit::image;
-use testkit::peer::Conversation;
-use testkit::require_peer;
-use testkit::rng;
-use testkit::tools::{Peer, Scratch, Server};
-use wire::Replies;
+use blockhaul_wire::Replies;
 
 /// A process that is killed when this is dropped.
 struct Running(Child);
@@ -195,9 +195,9 @@ fn it_goes_to_the_background_and_says_its_process_id() {
 /// Sends a read that the device will hold. Requests are begun in order: once the one behind it is
 /// answered, the device has it.
 fn held_read(client: &mut Conversation) {
-    let read = client.request(wire::Command::Read, 0, 4096);
+    let read = client.request(blockhaul_wire::Command::Read, 0, 4096);
     client.send_request(&read, &[]).unwrap();
-    let write = client.request(wire::Command::Write, 0, 512);
+    let write = client.request(blockhaul_wire::Command::Write, 0, 512);
     assert_eq!(client.ask(&write, &[1; 512]).unwrap().error, 0);
 }
 
@@ -353,7 +353,7 @@ fn what_is_served_read_only_stays_as_it_is() {
         client.go("").unwrap();
         // EPERM, and the connection goes on.
         assert_eq!(client.write(0, b"x").unwrap(), 1, "{device}");
-        for command in [wire::Command::WriteZeroes, wire::Command::Trim] {
+        for command in [blockhaul_wire::Command::WriteZeroes, blockhaul_wire::Command::Trim] {
             let request = client.request(command, 0, 4096);
             assert_eq!(client.ask(&request, &[]).unwrap().error, 1, "{device} {command:?}");
         }

@@ -13,11 +13,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use blockhaul_testkit::peer::Conversation;
+use blockhaul_testkit::tools::{Peer, Reason, Scratch, Server, skip_or_fail, wait_within};
 use blockhaul_tests::{LIMIT, blockhaul, bounded, done, lossy, run, soon, succeed, text};
+use blockhaul_wire::Replies;
 use serde_json::Value;
-use testkit::peer::Conversation;
-use testkit::tools::{Peer, Reason, Scratch, Server, skip_or_fail, wait_within};
-use wire::Replies;
 
 /// A server in the foreground with a log and a control socket. It is killed when this is dropped.
 struct Running {
@@ -161,9 +161,9 @@ fn figures_are_what_clients_do() {
         one.read(512, 1024).unwrap();
     }
     one.write(0, &[1; 512]).unwrap();
-    let flush = one.request(wire::Command::Flush, 0, 0);
+    let flush = one.request(blockhaul_wire::Command::Flush, 0, 0);
     one.ask(&flush, &[]).unwrap();
-    let beyond = one.request(wire::Command::Read, 1 << 20, 1);
+    let beyond = one.request(blockhaul_wire::Command::Read, 1 << 20, 1);
     one.ask(&beyond, &[]).unwrap();
     let two = connected(&server.socket, "a\"b");
     let mut broken = UnixStream::connect(&server.socket).unwrap();

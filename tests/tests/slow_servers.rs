@@ -9,13 +9,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex};
 use std::time::Duration;
 
+use blockhaul_testkit::model::Model;
+use blockhaul_testkit::peer::{self, Conversation, HandshakeFault, Offer, Scripted};
+use blockhaul_testkit::rng::{Rng, seed};
+use blockhaul_testkit::tools::Scratch;
 use blockhaul_tests::{LIMIT, assert_same, blockhaul, bounded, lossy, text};
-use testkit::model::Model;
-use testkit::peer::{self, Conversation, HandshakeFault, Offer, Scripted};
-use testkit::rng::{Rng, seed};
-use testkit::tools::Scratch;
-use wire::request::Header;
-use wire::{Command, magic};
+use blockhaul_wire::request::Header;
+use blockhaul_wire::{Command, magic};
 
 /// Whether tests may take long.
 fn long() -> bool {

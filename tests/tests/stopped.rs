@@ -5,9 +5,9 @@ use std::fs;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use blockhaul_testkit::image;
+use blockhaul_testkit::tools::{Scratch, wait_within};
 use blockhaul_tests::{LIMIT, assert_same, blockhaul, done, garbage, lossy, serve, soon, text};
-use testkit::image;
-use testkit::tools::{Scratch, wait_within};
 
 /// While it was stopped the server has answered. It is not given up for a silence that there was not.
 #[test]

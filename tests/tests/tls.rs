@@ -11,12 +11,12 @@ use std::process::{Command, Output};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
+use blockhaul_testkit::tools::{Peer, Scratch, Server};
+use blockhaul_testkit::{image, require_peer};
 use blockhaul_tests::{
     LIMIT, assert_same, blockhaul, bounded, done, lossy, peer, resident, run, serve, soon, succeed,
     text,
 };
-use testkit::tools::{Peer, Scratch, Server};
-use testkit::{image, require_peer};
 
 /// Whole sectors, for QEMU writes no others.
 const SIZE: u64 = (24 << 20) + 1536;

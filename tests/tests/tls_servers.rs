@@ -8,8 +8,8 @@ use std::io::{Read as _, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
+use blockhaul_testkit::tools::{Scratch, Server};
 use blockhaul_tests::{LIMIT, lossy, run, serve, succeed, text};
-use testkit::tools::{Scratch, Server};
 
 const ABORT: u32 = 2;
 const STARTTLS: u32 = 5;

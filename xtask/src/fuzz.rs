@@ -32,10 +32,10 @@ struct Wish {
 const DEFAULT_SECONDS: u64 = 20;
 
 /// The file with the table of targets.
-const TABLE: &str = "crates/wire/src/fuzz.rs";
+const TABLE: &str = "crates/ground/wire/src/fuzz.rs";
 
 /// Inputs that are kept with the tree, a folder for each target.
-const CORPUS: &str = "crates/wire/tests/corpus";
+const CORPUS: &str = "crates/ground/wire/tests/corpus";
 
 /// The toolchain that cargo-fuzz needs.
 const NIGHTLY: &str = "nightly";

@@ -10,11 +10,11 @@ cargo xtask lint
 
 Checks the formatting (cargo fmt), lints (cargo clippy, warnings are errors), builds the
 documentation (warnings are errors), and makes sure that code which the compiler cannot vouch for
-stands in crates/io and plugins/cabi only.
+stands in crates/ground/io and crates/devices/cabi only.
 ";
 
 /// The crates that may hold unsafe code: the ground floor, and the one that speaks with C.
-const UNSAFE_HOMES: &[&str] = &["crates/io", "plugins/cabi"];
+const UNSAFE_HOMES: &[&str] = &["crates/ground/io", "crates/devices/cabi"];
 
 /// The word that is searched for, written so that this file does not hold it.
 const WORD: &str = concat!("un", "safe");
@@ -122,10 +122,15 @@ mod tests {
     fn files_outside_the_home_are_found() {
         let scratch = tempfile::tempdir().unwrap();
         let root = scratch.path().to_path_buf();
-        for dir in ["crates/io/src", "plugins/cabi/src", "crates/wire/src", "target/x"] {
+        for dir in [
+            "crates/ground/io/src",
+            "crates/devices/cabi/src",
+            "crates/ground/wire/src",
+            "target/x",
+        ] {
             fs::create_dir_all(root.join(dir)).unwrap();
             fs::write(root.join(dir).join("a.rs"), format!("\n{WORD} {{}}\n")).unwrap();
         }
-        assert_eq!(misplaced(&root).unwrap(), ["crates/wire/src/a.rs:2"]);
+        assert_eq!(misplaced(&root).unwrap(), ["crates/ground/wire/src/a.rs:2"]);
     }
 }

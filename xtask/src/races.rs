@@ -17,7 +17,7 @@ built with the sanitizer, too.
 
 /// Files that need nothing but the standard library, each a module of the program that is built.
 const MODULES: &[(&str, &str)] =
-    &[("table", "plugins/cabi/src/table.rs"), ("sync", "crates/io/src/sync.rs")];
+    &[("table", "crates/devices/cabi/src/table.rs"), ("sync", "crates/ground/io/src/sync.rs")];
 
 /// The only target that is tried.
 const TARGET: &str = "x86_64-unknown-linux-gnu";

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::ops::Range;
 
-use block::{Can, Contexts, Facts, Flags, Op, OpKind, Request};
-use io::{Buf, Data, Room};
+use blockhaul_block::{Can, Contexts, Facts, Flags, Op, OpKind, Request};
+use blockhaul_io::{Buf, Data, Room};
 
 use crate::rng::Rng;
 

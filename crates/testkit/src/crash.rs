@@ -8,7 +8,7 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-use block::{
+use blockhaul_block::{
     Another, Can, Device, Error, Facts, Flags, Kind, OpKind, Opening, Outcome, Pending, Request,
 };
 
@@ -169,7 +169,7 @@ impl Store {
             change.durable |= handle.is_none_or(|handle| handle == change.handle);
         }
         self.settle();
-        Ok(block::Reply::Done)
+        Ok(blockhaul_block::Reply::Done)
     }
 
     /// Takes durable changes at the front of the log into the base.
@@ -206,7 +206,7 @@ impl Device for CrashDevice {
         let work = move || {
             let mut store = lock(&store);
             match request.kind() {
-                OpKind::Flush if ignores_flush => Ok(block::Reply::Done),
+                OpKind::Flush if ignores_flush => Ok(blockhaul_block::Reply::Done),
                 OpKind::Flush => store.flush(mark, (!all).then_some(handle)),
                 _ => store.apply(request, handle, durable),
             }
@@ -216,7 +216,7 @@ impl Device for CrashDevice {
         }
         Pending::start(async move {
             for _ in 0..turns {
-                io::yield_now().await;
+                blockhaul_io::yield_now().await;
             }
             work()
         })

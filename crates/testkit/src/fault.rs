@@ -2,9 +2,9 @@
 //!
 //! ```no_run
 //! # use std::sync::Arc;
-//! # use block::{Kind, OpKind};
-//! # fn example(inner: Arc<dyn block::Device>) {
-//! use testkit::fault::{FaultDevice, Rule, Then};
+//! # use blockhaul_block::{Kind, OpKind};
+//! # fn example(inner: Arc<dyn blockhaul_block::Device>) {
+//! use blockhaul_testkit::fault::{FaultDevice, Rule, Then};
 //!
 //! let device = FaultDevice::over(inner, 1);
 //! // The third write fails; whatever touches the second MiB hangs until it is released.
@@ -20,8 +20,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use block::{Device, Error, Facts, Flags, Kind, Op, OpKind, Pending, Request};
-use io::Completer;
+use blockhaul_block::{Device, Error, Facts, Flags, Kind, Op, OpKind, Pending, Request};
+use blockhaul_io::Completer;
 
 use crate::model::{Seen, lock};
 use crate::rng::Rng;
@@ -265,7 +265,7 @@ impl Device for FaultDevice {
         let delay = Duration::from_micros(plan.rng.between(0, micros));
         let turns = plan.rng.between(0, plan.turns_max);
         let hang = matches!(then, Some(Then::Hang | Then::HangAfter)).then(|| {
-            let (completer, ticket) = io::ticket();
+            let (completer, ticket) = blockhaul_io::ticket();
             plan.hanging.push(completer);
             ticket
         });
@@ -283,10 +283,10 @@ impl Device for FaultDevice {
         Pending::start(async move {
             let _in_flight = in_flight;
             for _ in 0..turns {
-                io::yield_now().await;
+                blockhaul_io::yield_now().await;
             }
             if !delay.is_zero() {
-                io::sleep(delay).await;
+                blockhaul_io::sleep(delay).await;
             }
             match then {
                 None | Some(Then::Lose) => inner.submit(request).await,
@@ -302,7 +302,7 @@ impl Device for FaultDevice {
                     Err(injected(kind))
                 }
                 Some(Then::Delay(delay)) => {
-                    io::sleep(delay).await;
+                    blockhaul_io::sleep(delay).await;
                     inner.submit(request).await
                 }
                 Some(Then::Hang) => {
@@ -320,7 +320,7 @@ impl Device for FaultDevice {
 }
 
 /// Waits for the release; a layer that is gone releases too.
-async fn wait(hang: Option<io::Ticket<()>>) {
+async fn wait(hang: Option<blockhaul_io::Ticket<()>>) {
     if let Some(hang) = hang {
         let _released_or_gone = hang.await;
     }

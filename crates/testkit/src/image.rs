@@ -96,7 +96,9 @@ fn copy_tree(from: &Path, to: &Path, left: &mut u64, depth: usize) -> io::Result
         let (kind, target) = (entry.file_type()?, to.join(entry.file_name()));
         if kind.is_dir() && depth < DEPTH_MAX {
             match copy_tree(&entry.path(), &target, left, depth + 1) {
-                Err(error) if error.kind() != io::ErrorKind::PermissionDenied => return Err(error),
+                Err(error) if error.kind() != io::ErrorKind::PermissionDenied => {
+                    return Err(error);
+                }
                 _ => {}
             }
         } else if kind.is_file() {

@@ -4,11 +4,11 @@ use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use block::{
+use blockhaul_block::{
     BASE_ALLOCATION, Can, Device, Error, Extents, Facts, Flags, HOLE, Kind, Op, OpKind, Outcome,
     Pending, Reply, Request, ZERO,
 };
-use io::{Data, Room};
+use blockhaul_io::{Data, Room};
 
 use crate::rng::Rng;
 
@@ -243,7 +243,7 @@ impl Seen {
     }
 }
 
-/// A [`Model`] as a device. It does not check requests: put [`block::fence`] before it.
+/// A [`Model`] as a device. It does not check requests: put [`blockhaul_block::fence`] before it.
 pub struct ModelDevice {
     facts: Arc<Facts>,
     model: Arc<Mutex<Model>>,
@@ -327,7 +327,7 @@ impl Device for ModelDevice {
                         let outcome = self.model().apply(request);
                         let pause = Duration::from_micros(rng.below(200));
                         return Pending::start(async move {
-                            io::sleep(pause).await;
+                            blockhaul_io::sleep(pause).await;
                             outcome
                         });
                     }
@@ -338,7 +338,7 @@ impl Device for ModelDevice {
         let model = self.model.clone();
         Pending::start(async move {
             for _ in 0..turns {
-                io::yield_now().await;
+                blockhaul_io::yield_now().await;
             }
             lock(&model).apply(request)
         })
@@ -352,7 +352,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
-    use block::Contexts;
+    use blockhaul_block::Contexts;
 
     use super::*;
 

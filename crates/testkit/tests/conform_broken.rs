@@ -5,14 +5,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use block::{
+use blockhaul_block::{
     Access, Another, Can, Device, Error, Extents, Facts, FileRange, Flags, Kind, Op, OpKind,
     Opened, Opening, Outcome, Pending, Reply, Request,
 };
-use io::{Completer, Data, Engine};
-use testkit::conform::{self, Content, Options, Report, Subject};
-use testkit::fault::FaultDevice;
-use testkit::model::{Completion, Model, ModelDevice};
+use blockhaul_io::{Completer, Data, Engine};
+use blockhaul_testkit::conform::{self, Content, Options, Report, Subject};
+use blockhaul_testkit::fault::FaultDevice;
+use blockhaul_testkit::model::{Completion, Model, ModelDevice};
 
 /// How a device breaks the contract.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,9 +58,9 @@ struct Device1 {
     count: AtomicU64,
     held: Mutex<Vec<(Request, Completer<Outcome>)>>,
     kept: Mutex<Vec<Data>>,
-    last: Mutex<Option<io::Ticket<()>>>,
+    last: Mutex<Option<blockhaul_io::Ticket<()>>>,
     home: usize,
-    lease: Option<io::File>,
+    lease: Option<blockhaul_io::File>,
 }
 
 fn broken(how: Broken) -> Arc<dyn Device> {
@@ -76,7 +76,7 @@ fn broken(how: Broken) -> Arc<dyn Device> {
     let lease = (how == Broken::WrongLease).then(|| {
         let file = tempfile::tempfile().unwrap();
         file.set_len(200_000).unwrap();
-        io::File::new(file.into())
+        blockhaul_io::File::new(file.into())
     });
     Arc::new(Device1 {
         how,
@@ -86,7 +86,7 @@ fn broken(how: Broken) -> Arc<dyn Device> {
         held: Mutex::default(),
         kept: Mutex::default(),
         last: Mutex::default(),
-        home: io::worker(),
+        home: blockhaul_io::worker(),
         lease,
     })
 }
@@ -117,8 +117,8 @@ impl Device for Device1 {
                 return Pending::ready(Ok(Reply::Done));
             }
             Broken::LateWrite if kind == OpKind::Write => {
-                drop(io::start(async move {
-                    io::sleep(later).await;
+                drop(blockhaul_io::start(async move {
+                    blockhaul_io::sleep(later).await;
                     inner.submit(request).await
                 }));
                 return Pending::ready(Ok(Reply::Done));
@@ -140,9 +140,9 @@ impl Device for Device1 {
             }
             Broken::AbandonedWithItsPending => {
                 let (completer, pending) = Pending::completer();
-                drop(io::start(async move {
-                    io::yield_now().await;
-                    io::yield_now().await;
+                drop(blockhaul_io::start(async move {
+                    blockhaul_io::yield_now().await;
+                    blockhaul_io::yield_now().await;
                     if !completer.is_abandoned() {
                         let outcome = inner.submit(request).await;
                         completer.complete(outcome);
@@ -152,13 +152,13 @@ impl Device for Device1 {
             }
             Broken::Blocks => std::thread::sleep(Duration::from_millis(30)),
             Broken::OneAtATime => {
-                let (done, turn) = io::ticket();
+                let (done, turn) = blockhaul_io::ticket();
                 let before = self.last.lock().unwrap().replace(turn);
                 return Pending::start(async move {
                     if let Some(before) = before {
                         let _ = before.await;
                     }
-                    io::sleep(later).await;
+                    blockhaul_io::sleep(later).await;
                     let outcome = inner.submit(request).await;
                     done.complete(());
                     outcome
@@ -172,7 +172,7 @@ impl Device for Device1 {
                 let Op::Write(data) = request.op else { unreachable!() };
                 copy[at as usize - block..][..data.len()].copy_from_slice(data.bytes());
                 return Pending::start(async move {
-                    io::yield_now().await;
+                    blockhaul_io::yield_now().await;
                     inner.submit(Request::write(block as u64, Data::copy_of(&copy))).await
                 });
             }
@@ -216,17 +216,17 @@ impl Device for Device1 {
                 return extents(list);
             }
             Broken::DataCalledZero if kind == OpKind::Extents => {
-                return extents(Extents::one(len, block::ZERO));
+                return extents(Extents::one(len, blockhaul_block::ZERO));
             }
             Broken::DataCalledHole if kind == OpKind::Extents => {
-                return extents(Extents::one(len, block::HOLE));
+                return extents(Extents::one(len, blockhaul_block::HOLE));
             }
             Broken::KeepsBuffers => {
                 if let Op::Write(data) = &request.op {
                     self.kept.lock().unwrap().push(data.clone());
                 }
             }
-            Broken::OneWorkerOnly if io::worker() != self.home => {
+            Broken::OneWorkerOnly if blockhaul_io::worker() != self.home => {
                 return Error::new(Kind::Io, "called on another worker").into();
             }
             _ => {}
@@ -466,8 +466,8 @@ impl Device for Layer1 {
             match how {
                 Flushing::Repeats if outcome.is_err() => below.submit(Request::flush()).await,
                 Flushing::RepeatsInTheBackground if outcome.is_err() => {
-                    drop(io::start(async move {
-                        io::sleep(Duration::from_millis(5)).await;
+                    drop(blockhaul_io::start(async move {
+                        blockhaul_io::sleep(Duration::from_millis(5)).await;
                         below.submit(Request::flush()).await
                     }));
                     outcome

@@ -4,10 +4,12 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use block::{Device, Extents, Facts, Flags, HOLE, Op, Outcome, Pending, Reply, Request, ZERO};
-use io::Data;
-use testkit::conform::{self, Content, Options};
-use testkit::model::Model;
+use blockhaul_block::{
+    Device, Extents, Facts, Flags, HOLE, Op, Outcome, Pending, Reply, Request, ZERO,
+};
+use blockhaul_io::Data;
+use blockhaul_testkit::conform::{self, Content, Options};
+use blockhaul_testkit::model::Model;
 
 const PAGE: u64 = 4096;
 

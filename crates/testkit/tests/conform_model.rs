@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 
-use block::{Can, Device, Facts};
-use testkit::conform::{self, Content, Options};
-use testkit::model::{Completion, Model, ModelDevice, Trim};
+use blockhaul_block::{Can, Device, Facts};
+use blockhaul_testkit::conform::{self, Content, Options};
+use blockhaul_testkit::model::{Completion, Model, ModelDevice, Trim};
 
 fn check(name: &str, options: Options, completion: Completion, model: fn() -> Model) {
     conform::check(name, options, move || async move {

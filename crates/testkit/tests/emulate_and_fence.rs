@@ -1,17 +1,17 @@
-//! `block::emulate` supplies what is lacking and says so; `block::fence` lets nothing through that the
+//! `blockhaul_block::emulate` supplies what is lacking and says so; `blockhaul_block::fence` lets nothing through that the
 //! facts do not allow, in either direction.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
 
-use block::{
+use blockhaul_block::{
     BASE_ALLOCATION, Can, Contexts, Device, DeviceExt, Extents, Facts, Flags, Kind, OpKind,
     Pending, Reply, Request, fence,
 };
-use io::{Config, Data, Engine, Room, Runtime};
-use testkit::conform::{self, Options};
-use testkit::fault::{FaultDevice, Rule, Then};
-use testkit::model::{Completion, Model, ModelDevice, Seen};
+use blockhaul_io::{Config, Data, Engine, Room, Runtime};
+use blockhaul_testkit::conform::{self, Options};
+use blockhaul_testkit::fault::{FaultDevice, Rule, Then};
+use blockhaul_testkit::model::{Completion, Model, ModelDevice, Seen};
 
 fn run<F: Future<Output = ()> + 'static>(test: impl FnOnce() -> F + Send + 'static) {
     let runtime = Runtime::start(&Config { workers: 1, engine: Engine::Threads }).unwrap();
@@ -27,7 +27,7 @@ fn lacking(lacking: Can, change: impl FnOnce(&mut Facts)) -> (Arc<ModelDevice>, 
     }
     change(&mut facts);
     let model = ModelDevice::new(Model::with_facts(facts), Completion::Deferred);
-    (model.clone(), fence(block::emulate::emulate(model)))
+    (model.clone(), fence(blockhaul_block::emulate::emulate(model)))
 }
 
 fn seen(kind: OpKind, at: u64, len: u64) -> Seen {
@@ -136,13 +136,13 @@ fn partial_blocks_are_read_changed_and_written_back() {
 fn rewriting_a_part_of_a_block_undoes_no_write_of_the_whole() {
     run(|| async {
         for seed in 1..=200 {
-            let mut random = testkit::rng::Rng::new(seed);
+            let mut random = blockhaul_testkit::rng::Rng::new(seed);
             let mut facts = Model::all_facts(1 << 20);
             facts.block.minimum = 512;
             let model = ModelDevice::new(Model::with_facts(facts), Completion::Deferred);
             let slow = FaultDevice::over(model.clone(), seed);
             slow.reorder(6);
-            let device = fence(block::emulate::emulate(slow));
+            let device = fence(blockhaul_block::emulate::emulate(slow));
             for round in 0..8_u8 {
                 let (whole, part) = (2 * round + 1, 2 * round + 2);
                 let (at, len) = (512 + random.below(500), 1 + random.below(12));
@@ -200,7 +200,7 @@ fn an_emulated_request_fails_as_its_parts_and_is_drained_first() {
         let faults = FaultDevice::over(model, 1);
         faults.add(Rule::new(Then::Fail(Kind::NoSpace)).kind(OpKind::Write).nth(2));
         faults.reorder(30);
-        let device = fence(block::emulate::emulate(faults.clone()));
+        let device = fence(blockhaul_block::emulate::emulate(faults.clone()));
         let error = device.zero(0, 1 << 20).await.unwrap_err();
         assert_eq!(error.kind(), Kind::NoSpace);
         assert_eq!(faults.in_flight(), 0, "all writes are over when the zeroing is");

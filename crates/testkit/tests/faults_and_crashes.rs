@@ -5,13 +5,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use block::{Can, Device, DeviceExt, Flags, Kind, OpKind, Opened, Request, fence};
-use io::{Config, Data, Engine, Room, Runtime};
-use testkit::conform::{self, Options, Subject};
-use testkit::crash::CrashDevice;
-use testkit::fault::{FaultDevice, Rule, Then};
-use testkit::model::{Completion, Model, ModelDevice};
-use testkit::rng::Rng;
+use blockhaul_block::{Can, Device, DeviceExt, Flags, Kind, OpKind, Opened, Request, fence};
+use blockhaul_io::{Config, Data, Engine, Room, Runtime};
+use blockhaul_testkit::conform::{self, Options, Subject};
+use blockhaul_testkit::crash::CrashDevice;
+use blockhaul_testkit::fault::{FaultDevice, Rule, Then};
+use blockhaul_testkit::model::{Completion, Model, ModelDevice};
+use blockhaul_testkit::rng::Rng;
 
 fn run<F: Future<Output = ()> + 'static>(test: impl FnOnce() -> F + Send + 'static) {
     let runtime = Runtime::start(&Config { workers: 1, engine: Engine::Threads }).unwrap();
@@ -93,7 +93,7 @@ fn what_hangs_goes_on_when_released_and_what_is_lost_is_an_error() {
         let zero = device.submit(Request::zero(100, 10));
         model.model().bytes_mut()[100..110].fill(9);
         let mut write = Box::pin(write);
-        io::timeout(Duration::from_millis(5), &mut write).await.unwrap_err();
+        blockhaul_io::timeout(Duration::from_millis(5), &mut write).await.unwrap_err();
         assert_eq!((faults.hanging(), faults.in_flight(), faults.in_flight_max()), (2, 2, 2));
         assert_eq!(model.bytes()[..10], [0; 10]);
         assert_eq!(faults.release(), 2);
@@ -115,7 +115,7 @@ fn reads_overtake_each_other_by_seed() {
         for index in 0..20 {
             let pending = device.submit(Request::read(index, Room::unpooled(1)));
             let order = order.clone();
-            tasks.push(io::spawn(async move {
+            tasks.push(blockhaul_io::spawn(async move {
                 pending.await.unwrap();
                 order.borrow_mut().push(index);
             }));

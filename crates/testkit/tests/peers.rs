@@ -4,11 +4,11 @@
 
 use std::time::{Duration, Instant};
 
-use testkit::arbitrary::Fill;
-use testkit::model::Model;
-use testkit::peer::{Conversation, HandshakeFault, How, Offer, Scripted, Spoil, Style};
-use testkit::tools::{self, Scratch, Server};
-use wire::{Command, Replies, magic};
+use blockhaul_testkit::arbitrary::Fill;
+use blockhaul_testkit::model::Model;
+use blockhaul_testkit::peer::{Conversation, HandshakeFault, How, Offer, Scripted, Spoil, Style};
+use blockhaul_testkit::tools::{self, Scratch, Server};
+use blockhaul_wire::{Command, Replies, magic};
 
 const SIZE: u64 = 1 << 20;
 
@@ -244,8 +244,8 @@ fn scripts_see_what_clients_do_wrong_and_never_outlive_the_test() {
 
 #[test]
 fn nbdcopy_and_nbdinfo_understand_the_server() {
-    let nbdinfo = testkit::require_peer!("nbdinfo");
-    let nbdcopy = testkit::require_peer!("nbdcopy");
+    let nbdinfo = blockhaul_testkit::require_peer!("nbdinfo");
+    let nbdcopy = blockhaul_testkit::require_peer!("nbdcopy");
     let scratch = Scratch::new().unwrap();
     for replies in FORMS {
         let server = Scripted::offer(offer().replies(replies));
@@ -265,8 +265,8 @@ fn nbdcopy_and_nbdinfo_understand_the_server() {
 
 #[test]
 fn the_client_understands_nbdkit_and_qemu_nbd() {
-    let nbdkit = testkit::require_peer!("nbdkit");
-    let qemu_nbd = testkit::require_peer!("qemu-nbd");
+    let nbdkit = blockhaul_testkit::require_peer!("nbdkit");
+    let qemu_nbd = blockhaul_testkit::require_peer!("qemu-nbd");
     let scratch = Scratch::new().unwrap();
     let image = scratch.file("image");
     std::fs::write(&image, noise()).unwrap();

@@ -43,62 +43,69 @@ fn a_wrong_answer_ends_the_copy_or_the_bytes_are_right() {
     let image = scratch.file("image");
     let content = Fill::Random(1).bytes(size);
     fs::write(&image, &content).unwrap();
-    let cases: Vec<_> = [wire::Command::Read, wire::Command::Write, wire::Command::BlockStatus]
-        .into_iter()
-        .flat_map(|command| {
-            let forms = [Replies::Simple, Replies::Structured, Replies::Extended];
-            let ways = &ways;
-            forms
-                .into_iter()
-                .flat_map(move |form| ways.iter().map(move |how| (command, form, how.clone())))
-        })
-        .collect();
-    let check = |(index, (command, form, how)): (usize, &(wire::Command, Replies, How))| {
-        let what = format!("{command:?} {form:?} {how:?}");
-        // Zeroes that a hole stands for are right.
-        let hole = *how == How::Hole;
-        let reading = *command != wire::Command::Write;
-        let model = Model::new(size as u64);
-        let model = if reading { model.with_content(content.clone()) } else { model };
-        let offer = Offer::new(model).replies(*form).spoil(Spoil::from(*command, 3, how.clone()));
-        let memory = offer.model.clone();
-        let server = Scripted::offer(offer);
-        let (uri, target) = (server.uri(), scratch.file(&index.to_string()));
-        let ends = if reading { [&uri, text(&target)] } else { [text(&image), &uri] };
-        // Errors of block status only cost knowledge: nothing else is awaited there.
-        let harmless = *command == wire::Command::BlockStatus && matches!(how, How::Error(_));
-        let timeout = if harmless { "60" } else { "1" };
-        let args = [&["copy", "--timeout", timeout], &ends[..]].concat();
-        let output = but_for_dials(bounded(&mut blockhaul(&args), SOON));
-        if output.status.success() {
-            if reading && !hole {
-                assert_same(&image, &target, &what);
-            } else if !reading {
-                let memory = memory.lock().unwrap();
-                assert!(memory.bytes() == content, "{what}: success with wrong bytes");
+    let cases: Vec<_> = [
+        blockhaul_wire::Command::Read,
+        blockhaul_wire::Command::Write,
+        blockhaul_wire::Command::BlockStatus,
+    ]
+    .into_iter()
+    .flat_map(|command| {
+        let forms = [Replies::Simple, Replies::Structured, Replies::Extended];
+        let ways = &ways;
+        forms
+            .into_iter()
+            .flat_map(move |form| ways.iter().map(move |how| (command, form, how.clone())))
+    })
+    .collect();
+    let check =
+        |(index, (command, form, how)): (usize, &(blockhaul_wire::Command, Replies, How))| {
+            let what = format!("{command:?} {form:?} {how:?}");
+            // Zeroes that a hole stands for are right.
+            let hole = *how == How::Hole;
+            let reading = *command != blockhaul_wire::Command::Write;
+            let model = Model::new(size as u64);
+            let model = if reading { model.with_content(content.clone()) } else { model };
+            let offer =
+                Offer::new(model).replies(*form).spoil(Spoil::from(*command, 3, how.clone()));
+            let memory = offer.model.clone();
+            let server = Scripted::offer(offer);
+            let (uri, target) = (server.uri(), scratch.file(&index.to_string()));
+            let ends = if reading { [&uri, text(&target)] } else { [text(&image), &uri] };
+            // Errors of block status only cost knowledge: nothing else is awaited there.
+            let harmless =
+                *command == blockhaul_wire::Command::BlockStatus && matches!(how, How::Error(_));
+            let timeout = if harmless { "60" } else { "1" };
+            let args = [&["copy", "--timeout", timeout], &ends[..]].concat();
+            let output = but_for_dials(bounded(&mut blockhaul(&args), SOON));
+            if output.status.success() {
+                if reading && !hole {
+                    assert_same(&image, &target, &what);
+                } else if !reading {
+                    let memory = memory.lock().unwrap();
+                    assert!(memory.bytes() == content, "{what}: success with wrong bytes");
+                }
+            } else {
+                let status = output.status.code().unwrap_or(-1);
+                assert!([OPEN, SOURCE, TARGET, LOST].contains(&status), "{what}: {status}");
+                refused_by(&output, &what, status, &[text(server.path())]);
             }
-        } else {
-            let status = output.status.code().unwrap_or(-1);
-            assert!([OPEN, SOURCE, TARGET, LOST].contains(&status), "{what}: {status}");
-            refused_by(&output, &what, status, &[text(server.path())]);
-        }
-        if harmless {
-            assert!(output.status.success(), "{what}: {}", lossy(&output.stderr));
-        }
-        let fails = matches!(
-            how,
-            How::Close
-                | How::CloseInHead
-                | How::Garbage
-                | How::WrongCookie
-                | How::Hang
-                | How::Silence
-        );
-        if fails && *command != wire::Command::BlockStatus {
-            assert!(!output.status.success(), "{what}: success");
-        }
-        let _ = fs::remove_file(&target);
-    };
+            if harmless {
+                assert!(output.status.success(), "{what}: {}", lossy(&output.stderr));
+            }
+            let fails = matches!(
+                how,
+                How::Close
+                    | How::CloseInHead
+                    | How::Garbage
+                    | How::WrongCookie
+                    | How::Hang
+                    | How::Silence
+            );
+            if fails && *command != blockhaul_wire::Command::BlockStatus {
+                assert!(!output.status.success(), "{what}: success");
+            }
+            let _ = fs::remove_file(&target);
+        };
     // Most of them wait.
     let (count, check, cases) = (8, &check, &cases);
     std::thread::scope(|scope| {

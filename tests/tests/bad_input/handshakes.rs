@@ -155,7 +155,7 @@ fn what_a_silent_server_did_not_say_is_told_with_the_time() {
     let request = "no byte from the server for 6 s with 1 request in flight";
     let mut cases = vec![(
         "map",
-        offer().spoil(Spoil::from(wire::Command::BlockStatus, 0, How::Hang)),
+        offer().spoil(Spoil::from(blockhaul_wire::Command::BlockStatus, 0, How::Hang)),
         request,
     )];
     for command in ["info", "list", "map", "copy"] {
@@ -224,8 +224,8 @@ fn what_a_server_said_that_does_not_start_is_told() {
 
 #[test]
 fn what_clients_do_wrong_is_in_the_log_with_who_did_and_on_lines_of_its_own() {
-    use testkit::peer::Conversation;
-    use wire::{Command, magic};
+    use blockhaul_testkit::peer::Conversation;
+    use blockhaul_wire::{Command, magic};
     let scratch = Scratch::new().unwrap();
     let folder = scratch.file("folder");
     fs::create_dir(&folder).unwrap();

@@ -15,17 +15,17 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use blockhaul_testkit::arbitrary::Fill;
+use blockhaul_testkit::image;
+use blockhaul_testkit::model::Model;
+use blockhaul_testkit::peer::{HandshakeFault, How, Offer, Scripted, Spoil};
+use blockhaul_testkit::require_peer;
+use blockhaul_testkit::rng;
+use blockhaul_testkit::tools::{Scratch, Server, wait_within};
 use blockhaul_tests::{
     LIMIT, assert_same, bounded, done, garbage, lossy, serve, soon, succeed, text,
 };
-use testkit::arbitrary::Fill;
-use testkit::image;
-use testkit::model::Model;
-use testkit::peer::{HandshakeFault, How, Offer, Scripted, Spoil};
-use testkit::require_peer;
-use testkit::rng;
-use testkit::tools::{Scratch, Server, wait_within};
-use wire::Replies;
+use blockhaul_wire::Replies;
 
 /// Exit statuses, as the help documents them.
 const USAGE: i32 = 2;

@@ -5,10 +5,10 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use testkit::peer::Conversation;
-use testkit::rng::Rng;
-use wire::request::Header;
-use wire::{Command, CommandFlags, Replies, magic};
+use blockhaul_testkit::peer::Conversation;
+use blockhaul_testkit::rng::Rng;
+use blockhaul_wire::request::Header;
+use blockhaul_wire::{Command, CommandFlags, Replies, magic};
 
 use crate::model::{Model, STRIPE};
 

@@ -19,12 +19,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use blockhaul_testkit::peer::Conversation;
+use blockhaul_testkit::rng::Rng;
+use blockhaul_testkit::tools::{Scratch, Server};
 use blockhaul_tests::{LIMIT, distinct, serve, soon, text};
+use blockhaul_wire::Replies;
 use serde_json::{Value, json};
-use testkit::peer::Conversation;
-use testkit::rng::Rng;
-use testkit::tools::{Scratch, Server};
-use wire::Replies;
 
 use crate::model::Model;
 
@@ -243,9 +243,9 @@ fn crowd(seed: u64) -> Result<(), String> {
 fn clients_at_once_see_one_disk() {
     let long = std::env::var_os("BLOCKHAUL_LONG").is_some();
     let seeds = match std::env::var_os("BLOCKHAUL_SEED") {
-        Some(_) => vec![testkit::rng::seed()],
+        Some(_) => vec![blockhaul_testkit::rng::seed()],
         None if long => {
-            let mut rng = Rng::new(testkit::rng::seed());
+            let mut rng = Rng::new(blockhaul_testkit::rng::seed());
             (0..100).map(|_| rng.number() >> 32).collect()
         }
         None => (1..=4).collect(),

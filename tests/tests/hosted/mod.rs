@@ -4,8 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use blockhaul_testkit::tools::{Peer, Reason, Scratch, among_peers, skip_or_fail};
 use blockhaul_tests::{LIMIT, assert_same, bounded, distinct, lossy, program, text};
-use testkit::tools::{Peer, Reason, Scratch, among_peers, skip_or_fail};
 
 /// Where plugins lie among the peers.
 pub const FOLDER: &str = "usr/lib/x86_64-linux-gnu/nbdkit/plugins";

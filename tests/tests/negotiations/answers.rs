@@ -1,6 +1,6 @@
 //! What the protocol document allows a server to answer to a request, with a model of what is stored.
 
-use wire::{Replies, magic};
+use blockhaul_wire::{Replies, magic};
 
 use crate::judge::READ_ONLY;
 use crate::requests::{DF, FAST_ZERO, FUA, NO_HOLE, PAYLOAD_LEN, REQ_ONE, Request};

@@ -1,8 +1,8 @@
 //! What the protocol document allows a server to answer to an option, in the state that the options
 //! before it have made.
 
-use testkit::peer::OptionReply;
-use wire::{Replies, magic};
+use blockhaul_testkit::peer::OptionReply;
+use blockhaul_wire::{Replies, magic};
 
 use crate::options::{Ask, Meaning};
 use crate::{SIZE, ask};

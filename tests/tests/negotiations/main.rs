@@ -18,11 +18,11 @@ use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use blockhaul_testkit::rng::{self, Rng};
+use blockhaul_testkit::tools::{Peer, Scratch, Server};
 use blockhaul_tests::{program, text};
+use blockhaul_wire::Replies;
 use rustix::fs::{FallocateFlags, fallocate};
-use testkit::rng::{self, Rng};
-use testkit::tools::{Peer, Scratch, Server};
-use wire::Replies;
 
 use crate::talk::{Script, Step, talk};
 

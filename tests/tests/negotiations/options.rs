@@ -1,7 +1,7 @@
 //! Random options, with what each of them means by the protocol document.
 
-use testkit::rng::Rng;
-use wire::magic;
+use blockhaul_testkit::rng::Rng;
+use blockhaul_wire::magic;
 
 /// What an option says; what is malformed says nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,8 +1,8 @@
 //! Random requests, right and wrong.
 
-use testkit::rng::Rng;
-use wire::Replies;
-use wire::magic;
+use blockhaul_testkit::rng::Rng;
+use blockhaul_wire::Replies;
+use blockhaul_wire::magic;
 
 use crate::SIZE;
 

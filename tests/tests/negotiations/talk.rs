@@ -1,8 +1,8 @@
 //! One script with one server: what was said, what came, what the judge says to it.
 
-use testkit::peer::{Conversation, Said};
-use testkit::rng::Rng;
-use wire::{Replies, magic};
+use blockhaul_testkit::peer::{Conversation, Said};
+use blockhaul_testkit::rng::Rng;
+use blockhaul_wire::{Replies, magic};
 
 use crate::answers::{Message, Model, Session};
 use crate::judge::{Came, State};
@@ -99,7 +99,7 @@ fn option(talk: &mut Conversation, ask: &Ask, flags: u32) -> Came {
     came.unwrap_or_else(Came::Nothing)
 }
 
-fn replies(talk: &mut Conversation, code: u32) -> Said<Vec<testkit::peer::OptionReply>> {
+fn replies(talk: &mut Conversation, code: u32) -> Said<Vec<blockhaul_testkit::peer::OptionReply>> {
     let mut replies = Vec::new();
     loop {
         let reply = talk.receive_option_reply(code)?;

@@ -1,6 +1,6 @@
 //! Random command lines of nbdkit: a plugin, filters, and parameters of both.
 
-use testkit::rng::Rng;
+use blockhaul_testkit::rng::Rng;
 
 /// What stands at byte 446 of every disk: an MBR with a primary partition of 200 sectors from sector 9
 /// on, another of what 7 sectors make, and its signature.

@@ -14,9 +14,9 @@ use std::fs;
 use std::os::unix::fs::{FileExt as _, symlink};
 use std::path::Path;
 
+use blockhaul_testkit::rng::Rng;
+use blockhaul_testkit::tools::{Peer, Scratch, Server, among_peers};
 use blockhaul_tests::{program, text};
-use testkit::rng::Rng;
-use testkit::tools::{Peer, Scratch, Server, among_peers};
 
 use crate::lines::Line;
 
@@ -94,9 +94,9 @@ fn the_same_command_line_and_requests_give_the_same_answers() {
     }
     let long = std::env::var_os("BLOCKHAUL_LONG").is_some();
     let seeds = match std::env::var_os("BLOCKHAUL_SEED") {
-        Some(_) => vec![testkit::rng::seed()],
+        Some(_) => vec![blockhaul_testkit::rng::seed()],
         None if long => {
-            let mut rng = Rng::new(testkit::rng::seed());
+            let mut rng = Rng::new(blockhaul_testkit::rng::seed());
             (0..60).map(|_| rng.number() >> 32).collect()
         }
         None => (1..=12).collect(),

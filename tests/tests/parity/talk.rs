@@ -1,10 +1,10 @@
 //! The same conversation with two servers.
 
-use testkit::peer::{Answer, Conversation};
-use testkit::rng::Rng;
-use testkit::tools::Server;
-use wire::request::Header;
-use wire::{Command, CommandFlags, Replies, magic};
+use blockhaul_testkit::peer::{Answer, Conversation};
+use blockhaul_testkit::rng::Rng;
+use blockhaul_testkit::tools::Server;
+use blockhaul_wire::request::Header;
+use blockhaul_wire::{Command, CommandFlags, Replies, magic};
 
 use crate::lines::Line;
 

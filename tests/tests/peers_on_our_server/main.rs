@@ -8,11 +8,11 @@ mod programs;
 use std::fs;
 use std::path::Path;
 
+use blockhaul_testkit::image;
+use blockhaul_testkit::require_peer;
+use blockhaul_testkit::rng::{self, Rng};
+use blockhaul_testkit::tools::{Peer, Scratch, Server};
 use blockhaul_tests::{assert_same, done, garbage, nonzero, peer, serve, text};
-use testkit::image;
-use testkit::require_peer;
-use testkit::rng::{self, Rng};
-use testkit::tools::{Peer, Scratch, Server};
 
 /// A random sparse image; prints its seed.
 fn random_image(path: &Path, size: u64) {

@@ -38,7 +38,7 @@ fn what_is_cold_and_large_goes_past_the_page_cache() {
 
 /// Reads a file until the page cache has all of its data; false where it does not keep it.
 fn cache(path: &Path) -> bool {
-    let all = |file: &io::File| {
+    let all = |file: &blockhaul_io::File| {
         let ranges = image::data_ranges(path).unwrap();
         ranges.iter().all(|range| {
             let len = range.end - range.start;
@@ -51,8 +51,8 @@ fn cache(path: &Path) -> bool {
     })
 }
 
-fn open(path: &Path) -> io::File {
-    io::File::new(std::fs::File::open(path).unwrap().into())
+fn open(path: &Path) -> blockhaul_io::File {
+    blockhaul_io::File::new(std::fs::File::open(path).unwrap().into())
 }
 
 #[test]

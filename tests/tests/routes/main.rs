@@ -15,11 +15,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use blockhaul_testkit::image;
+use blockhaul_testkit::rng::{Rng, seed};
+use blockhaul_testkit::tools::{self, Scratch};
 use blockhaul_tests::{LIMIT, assert_same, blockhaul, bounded, garbage, lossy, serve, soon, text};
 use rustix::process::{Pid, Signal, kill_process};
-use testkit::image;
-use testkit::rng::{Rng, seed};
-use testkit::tools::{self, Scratch};
 
 /// Neither a multiple of a block nor of a request.
 const SIZE: u64 = (24 << 20) + 1234;
@@ -69,10 +69,10 @@ const KERNEL: [&str; 6] =
     ["file-to-socket", "socket-to-socket", "socket-to-file", "file-to-file", "vmsplice", "reflink"];
 
 /// Forgets what the page cache has of a file.
-fn make_cold(path: &Path) -> io::File {
+fn make_cold(path: &Path) -> blockhaul_io::File {
     let file = std::fs::File::open(path).unwrap();
     file.sync_all().unwrap();
-    let file = io::File::new(file.into());
+    let file = blockhaul_io::File::new(file.into());
     rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
     file
 }

@@ -7,8 +7,8 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use blockhaul_testkit::tools::{Peer, Scratch, among_peers};
 use blockhaul_tests::{LIMIT, assert_same, bounded, lossy, program, text};
-use testkit::tools::{Peer, Scratch, among_peers};
 
 const DISK: &str = include_str!("disk.sh");
 const CLIENT: &str = include_str!("client.py");

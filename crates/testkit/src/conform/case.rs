@@ -4,8 +4,8 @@ use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
 
-use block::{Can, Device, Facts, Flags, Outcome, Pending, Reply, Request, Stack};
-use io::Data;
+use blockhaul_block::{Can, Device, Facts, Flags, Outcome, Pending, Reply, Request, Stack};
+use blockhaul_io::Data;
 
 use super::{Content, Options, Subject};
 use crate::arbitrary::Fill;
@@ -41,7 +41,7 @@ impl Case {
 
     /// Another handle on the same storage, fenced; `None` if the subject offers none.
     pub async fn another(&self) -> Result<Option<Arc<dyn Device>>, String> {
-        let named = |error: block::Error| format!("cannot open another handle: {error}");
+        let named = |error: blockhaul_block::Error| format!("cannot open another handle: {error}");
         match (&self.subject.stack, &self.subject.more) {
             (Some(stack), _) if stack.has_more() => Ok(Some(stack.another().await.map_err(named)?)),
             (None, Some(more)) => {
@@ -135,7 +135,7 @@ impl Case {
     /// Awaits the outcome, which must come in time.
     pub async fn wait(&self, pending: Pending, what: &str) -> Result<Outcome, String> {
         let limit = self.options.request_timeout;
-        let outcome = io::timeout(limit, pending).await;
+        let outcome = blockhaul_io::timeout(limit, pending).await;
         outcome.map_err(|_| format!("{what} did not complete within {limit:?}"))
     }
 
@@ -166,7 +166,8 @@ impl Case {
         let mut at = range.start;
         while at < range.end {
             let len = chunk.min(range.end - at) as usize;
-            let reply = self.ok_on(device, Request::read(at, io::Room::unpooled(len))).await?;
+            let reply =
+                self.ok_on(device, Request::read(at, blockhaul_io::Room::unpooled(len))).await?;
             bytes.extend_from_slice(&read_bytes(reply, len)?);
             at += len as u64;
         }
@@ -211,7 +212,7 @@ impl Case {
 /// The device with what callers put over it.
 fn cover(device: Arc<dyn Device>, options: &Options) -> Result<Arc<dyn Device>, String> {
     if !options.emulate {
-        return Ok(block::fence(device));
+        return Ok(blockhaul_block::fence(device));
     }
     let stack = Stack::over(device);
     Ok(stack.device().clone())

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use block::{Can, Flags, Kind, Reply, Request};
-use io::Room;
+use blockhaul_block::{Can, Flags, Kind, Reply, Request};
+use blockhaul_io::Room;
 
 use super::case::{Case, WHOLE_MAX, read_bytes, same};
 use super::{Checked, Verdict, ensure, skip_if};

@@ -1,6 +1,6 @@
 //! Sentence 8 of the contract: what is told about extents is true.
 
-use block::{Can, Contexts, Extents, Flags, HOLE, Reply, Request, ZERO};
+use blockhaul_block::{Can, Contexts, Extents, Flags, HOLE, Reply, Request, ZERO};
 
 use super::case::Case;
 use super::{Checked, Verdict, ensure, skip_if};

@@ -3,8 +3,8 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use block::{Can, Device, Flags, Kind, OpKind, Request};
-use io::Data;
+use blockhaul_block::{Can, Device, Flags, Kind, OpKind, Request};
+use blockhaul_io::Data;
 
 use super::case::Case;
 use super::{Checked, Verdict, ensure, skip_if};
@@ -65,7 +65,7 @@ pub(super) async fn a_failed_flush_is_reported_and_not_repeated(case: Case) -> C
         let kind = request.kind();
         below.add(Rule::new(Then::Fail(Kind::Io)).durable().times(1));
         let outcome = case.wait(case.device.submit(request), "a request that is to fail").await?;
-        io::sleep(BACKGROUND).await;
+        blockhaul_io::sleep(BACKGROUND).await;
         below.heal();
         let Some(failed) = below.failures().get(failures).copied() else { continue };
         reached = true;

@@ -4,8 +4,8 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use block::{Access, BASE_ALLOCATION, Can, Contexts, Flags, Kind, Op, Request};
-use io::{Buf, Data, Pool, Room};
+use blockhaul_block::{Access, BASE_ALLOCATION, Can, Contexts, Flags, Kind, Op, Request};
+use blockhaul_io::{Buf, Data, Pool, Room};
 
 use super::case::{Case, WHOLE_MAX, same};
 use super::{Checked, Verdict, ensure, skip_if};
@@ -220,15 +220,16 @@ pub(super) async fn a_pool_of_one_request_is_enough(case: Case) -> Checked {
         let (device, pool, done) = (case.device.clone(), pool.clone(), done.clone());
         let contexts = case.facts.all_contexts();
         let options = case.options.clone();
-        tasks.push(io::spawn(async move {
+        tasks.push(blockhaul_io::spawn(async move {
             for step in steps {
                 let room = pool.reserve(step.payload()).await;
                 let room = room.map_err(|error| error.to_string())?;
                 let pending = device.submit(step.request_in(room, contexts));
                 let limit = options.request_timeout;
-                let outcome = io::timeout(limit, pending).await;
+                let outcome = blockhaul_io::timeout(limit, pending).await;
                 let outcome = outcome.map_err(|_| format!("{step:?} never ends"))?;
-                let unsupported = |error: &block::Error| error.kind() == Kind::Unsupported;
+                let unsupported =
+                    |error: &blockhaul_block::Error| error.kind() == Kind::Unsupported;
                 if let Err(error) = outcome
                     && !(step.flags.contains(Flags::FAST) && unsupported(&error))
                 {
@@ -241,7 +242,7 @@ pub(super) async fn a_pool_of_one_request_is_enough(case: Case) -> Checked {
     }
     for task in tasks {
         let limit = case.options.request_timeout * 2;
-        let ended = io::timeout(limit, task).await;
+        let ended = blockhaul_io::timeout(limit, task).await;
         ended.map_err(|_| {
             let (done, left) = (done.get(), pool.reserved());
             format!("stuck after {done} requests: {left} bytes of the pool never came back")
@@ -251,7 +252,7 @@ pub(super) async fn a_pool_of_one_request_is_enough(case: Case) -> Checked {
     while pool.reserved() > 0 {
         let (left, late) = (pool.reserved(), std::time::Instant::now() > limit);
         ensure!(!late, "all requests are over, but {left} bytes of the pool never came back");
-        io::sleep(std::time::Duration::from_millis(1)).await;
+        blockhaul_io::sleep(std::time::Duration::from_millis(1)).await;
     }
     Ok(Verdict::Held)
 }

@@ -3,17 +3,17 @@
 //!
 //! ```no_run
 //! # use std::sync::Arc;
-//! use testkit::conform::{self, Options};
-//! use testkit::model::{Completion, Model, ModelDevice};
+//! use blockhaul_testkit::conform::{self, Options};
+//! use blockhaul_testkit::model::{Completion, Model, ModelDevice};
 //!
 //! conform::check("model", Options::default(), || async {
 //!     let device = ModelDevice::new(Model::new(1 << 20), Completion::Deferred);
-//!     Ok(device as Arc<dyn block::Device>)
+//!     Ok(device as Arc<dyn blockhaul_block::Device>)
 //! });
 //! ```
 //!
-//! The device is made anew for each check, on a worker; the suite puts `block::emulate` (unless the
-//! options say [`Options::raw`]) and `block::fence` over it, as every caller does. A device with a
+//! The device is made anew for each check, on a worker; the suite puts `blockhaul_block::emulate` (unless the
+//! options say [`Options::raw`]) and `blockhaul_block::fence` over it, as every caller does. A device with a
 //! minimum block above one byte should be checked both ways. What the device must be able to do is read from its
 //! facts; a check that does not apply is skipped, and the report says why. The content at the start
 //! may be anything: it is read, and from then on known ([`Content`] says more).
@@ -36,8 +36,8 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use block::{Another, Device, Opened, Stack};
-use io::{Config, Engine, Runtime};
+use blockhaul_block::{Another, Device, Opened, Stack};
+use blockhaul_io::{Config, Engine, Runtime};
 
 use crate::fault::FaultDevice;
 use crate::rng;
@@ -48,7 +48,7 @@ use case::Case;
 pub struct Options {
     /// What the device holds at the start.
     pub content: Content,
-    /// What the device lacks is supplied by `block::emulate`, as callers do. Without it the device is
+    /// What the device lacks is supplied by `blockhaul_block::emulate`, as callers do. Without it the device is
     /// checked with its own block sizes and nothing but the fence before it; a [`Stack`] has its
     /// emulation in any case.
     pub emulate: bool,
@@ -313,7 +313,7 @@ impl Report {
 pub fn check<M, F, S>(name: &str, options: Options, make: M)
 where
     M: Fn() -> F + Send + Sync + 'static,
-    F: Future<Output = block::Result<S>> + 'static,
+    F: Future<Output = blockhaul_block::Result<S>> + 'static,
     S: Into<Subject> + 'static,
 {
     let report = run(name, options, make);
@@ -336,7 +336,7 @@ where
 pub fn run<M, F, S>(name: &str, options: Options, make: M) -> Report
 where
     M: Fn() -> F + Send + Sync + 'static,
-    F: Future<Output = block::Result<S>> + 'static,
+    F: Future<Output = blockhaul_block::Result<S>> + 'static,
     S: Into<Subject> + 'static,
 {
     let named = options.skip.iter().map(|(name, _)| name).chain(&options.only);
@@ -346,7 +346,7 @@ where
     let mut report = Report { name: name.to_string(), seed, results: Vec::new() };
     let (options, make) = (Arc::new(options), Arc::new(make));
     for &engine in &options.engines {
-        if engine == Engine::Uring && io::uring_available().is_err() {
+        if engine == Engine::Uring && blockhaul_io::uring_available().is_err() {
             eprintln!("{name}: the kernel refuses io_uring here: checked without it");
             continue;
         }
@@ -379,7 +379,7 @@ fn run_one<M, F, S>(
 ) -> Checked
 where
     M: Fn() -> F + Send + Sync + 'static,
-    F: Future<Output = block::Result<S>> + 'static,
+    F: Future<Output = blockhaul_block::Result<S>> + 'static,
     S: Into<Subject> + 'static,
 {
     if runtime.is_none() {
@@ -393,7 +393,7 @@ where
     let (options_there, make) = (options.clone(), make.clone());
     drop(worker.spawn(move || async move {
         let checked = async {
-            let made = io::timeout(options_there.check_timeout, make()).await;
+            let made = blockhaul_io::timeout(options_there.check_timeout, make()).await;
             let made = made.map_err(|_| "the device was not opened in time".to_string())?;
             let subject = made.map_err(|error| format!("cannot open the device: {error}"))?;
             check(Case::new(subject.into(), options_there, seed)?).await

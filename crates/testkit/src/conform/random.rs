@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use block::{Device, Flags, Kind, OpKind, Outcome, Reply, ZERO};
+use blockhaul_block::{Device, Flags, Kind, OpKind, Outcome, Reply, ZERO};
 
 use super::case::{Case, read_bytes};
 use super::{Checked, Verdict, skip_if};

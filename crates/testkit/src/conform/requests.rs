@@ -4,8 +4,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use block::{Can, Device, Flags, OpKind, Pending, Request};
-use io::{Data, Remote, Room};
+use blockhaul_block::{Can, Device, Flags, OpKind, Pending, Request};
+use blockhaul_io::{Data, Remote, Room};
 
 use super::case::{Case, read_bytes, same};
 use super::{Checked, Verdict, ensure, skip_if};
@@ -69,7 +69,7 @@ async fn appears(case: &Case, at: u64, expected: &[u8], why: &str) -> Result<(),
         let Err(difference) = same(at, &found, expected) else { return Ok(()) };
         let limit = case.options.request_timeout;
         ensure!(started.elapsed() < limit, "{why}: after {limit:?} {difference}");
-        io::sleep(Duration::from_millis(1)).await;
+        blockhaul_io::sleep(Duration::from_millis(1)).await;
     }
 }
 
@@ -156,7 +156,7 @@ pub(super) async fn each_request_completes(case: Case) -> Checked {
 /// 3. Dropping the [`Pending`] detaches; a submitted write is drained, never abandoned.
 pub(super) async fn dropping_a_pending_detaches(case: Case) -> Checked {
     // Reads give their memory back although nobody takes the answer.
-    let pool = io::Pool::new(1 << 20);
+    let pool = blockhaul_io::Pool::new(1 << 20);
     for place in case.places(8, 4096) {
         let room = pool.try_reserve((place.end - place.start) as usize);
         if let Some(room) = room {
@@ -167,7 +167,7 @@ pub(super) async fn dropping_a_pending_detaches(case: Case) -> Checked {
     while pool.reserved() > 0 {
         let (left, limit) = (pool.reserved(), case.options.request_timeout);
         ensure!(started.elapsed() < limit, "dropped reads still hold {left} bytes after {limit:?}");
-        io::sleep(Duration::from_millis(1)).await;
+        blockhaul_io::sleep(Duration::from_millis(1)).await;
     }
     skip_if!(!case.keeps(), "the device does not keep writes; reads that were dropped ended");
     let mut written = Vec::new();
@@ -178,7 +178,7 @@ pub(super) async fn dropping_a_pending_detaches(case: Case) -> Checked {
             drop(pending);
         } else {
             // Polled once: the waker must not be what keeps it alive.
-            let _ = io::timeout(Duration::ZERO, pending).await;
+            let _ = blockhaul_io::timeout(Duration::ZERO, pending).await;
         }
         written.push((place.start, bytes));
     }
@@ -275,7 +275,7 @@ pub(super) async fn a_completed_write_is_seen_by_later_reads(case: Case) -> Chec
         expected[..half as usize].copy_from_slice(&case.noise(half));
         case.write(place.start, &expected[..half as usize]).await?;
         // Late effects of earlier writes would show up by now.
-        io::sleep(Duration::from_millis(3)).await;
+        blockhaul_io::sleep(Duration::from_millis(3)).await;
         same(place.start, &case.read(place.clone()).await?, &expected)?;
     }
     Ok(Verdict::Held)
@@ -396,7 +396,7 @@ pub(super) async fn handles_move_between_workers(case: Case) -> Checked {
             Ok::<_, String>(found)
         });
         let limit = case.options.request_timeout;
-        let there = io::timeout(limit, there).await;
+        let there = blockhaul_io::timeout(limit, there).await;
         let there = there.map_err(|_| format!("requests on worker {} never end", index + 1))?;
         let found = there.map_err(|lost| lost.to_string())??;
         same(at, &found, &before)?;
@@ -420,10 +420,11 @@ pub(super) async fn workers_write_disjoint_ranges(case: Case) -> Checked {
         });
     }
     let mut workers = Vec::new();
-    for worker in 0..io::worker_count() {
+    for worker in 0..blockhaul_io::worker_count() {
         let device: Arc<dyn Device> = case.device.clone();
         let all = places.iter().map(|place| place.start).zip(expected.iter().cloned());
-        let mine: Vec<(u64, Vec<u8>)> = all.skip(worker).step_by(io::worker_count()).collect();
+        let mine: Vec<(u64, Vec<u8>)> =
+            all.skip(worker).step_by(blockhaul_io::worker_count()).collect();
         workers.push(Remote::to(worker).spawn(move || async move {
             let mut out = Vec::new();
             for (at, bytes) in &mine {
@@ -443,7 +444,7 @@ pub(super) async fn workers_write_disjoint_ranges(case: Case) -> Checked {
         }));
     }
     for ticket in workers {
-        let ended = io::timeout(case.options.request_timeout, ticket).await;
+        let ended = blockhaul_io::timeout(case.options.request_timeout, ticket).await;
         let ended = ended.map_err(|_| "requests of several workers never end".to_string())?;
         ended.map_err(|lost| lost.to_string())??;
     }

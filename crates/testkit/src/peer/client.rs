@@ -1,14 +1,14 @@
 //! The client side of a conversation: a plain client for tests of servers, message by message.
 
-use wire::request::Header;
-use wire::{Command, CommandFlags, Headers, Replies, magic};
+use blockhaul_wire::request::Header;
+use blockhaul_wire::{Command, CommandFlags, Headers, Replies, magic};
 
 use super::{Conversation, Said, array};
 
 /// One answer to an option.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OptionReply {
-    /// `REP_…` as in [`wire::magic`].
+    /// `REP_…` as in [`blockhaul_wire::magic`].
     pub kind: u32,
     /// What came with it.
     pub payload: Vec<u8>,

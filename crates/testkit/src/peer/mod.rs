@@ -8,9 +8,9 @@
 //!   [`Spoil`]s it is given; start it by [`Scripted::offer`].
 //!
 //! ```no_run
-//! use testkit::model::Model;
-//! use testkit::peer::{How, Offer, Scripted, Spoil};
-//! use wire::Command;
+//! use blockhaul_testkit::model::Model;
+//! use blockhaul_testkit::peer::{How, Offer, Scripted, Spoil};
+//! use blockhaul_wire::Command;
 //!
 //! // The second read is answered with another request's cookie.
 //! let offer = Offer::new(Model::new(1 << 20)).spoil(Spoil::nth(Command::Read, 2, How::WrongCookie));
@@ -36,8 +36,8 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use wire::request::Header;
-use wire::{Headers, Replies, magic};
+use blockhaul_wire::request::Header;
+use blockhaul_wire::{Headers, Replies, magic};
 
 use crate::rng::Rng;
 

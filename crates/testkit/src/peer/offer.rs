@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use block::Facts;
-use wire::{Command, Replies};
+use blockhaul_block::Facts;
+use blockhaul_wire::{Command, Replies};
 
 use crate::model::{Model, lock};
 

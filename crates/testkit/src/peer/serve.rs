@@ -1,9 +1,9 @@
 //! A whole plain server over a model, one request after the other, that spoils what it is told to.
 
-use block::{Can, Contexts, Extents, Facts, Flags, Op, Reply, Request};
-use io::{Data, Room};
-use wire::request::{Filter, Header};
-use wire::{Command, CommandFlags, ExportFlags, Headers, Replies, magic};
+use blockhaul_block::{Can, Contexts, Extents, Facts, Flags, Op, Reply, Request};
+use blockhaul_io::{Data, Room};
+use blockhaul_wire::request::{Filter, Header};
+use blockhaul_wire::{Command, CommandFlags, ExportFlags, Headers, Replies, magic};
 
 use super::offer::{HandshakeFault, How, Offer, Style};
 use super::{Conversation, Said};

@@ -8,16 +8,16 @@
 //! unpacked peers.
 //!
 //! ```no_run
-//! use testkit::tools::{Scratch, Server};
+//! use blockhaul_testkit::tools::{Scratch, Server};
 //!
 //! fn copies_from_nbdkit() {
-//!     let nbdkit = testkit::require_peer!("nbdkit");
-//!     let nbdinfo = testkit::require_peer!("nbdinfo");
+//!     let nbdkit = blockhaul_testkit::require_peer!("nbdkit");
+//!     let nbdinfo = blockhaul_testkit::require_peer!("nbdinfo");
 //!     let scratch = Scratch::new().unwrap();
 //!     let server = Server::nbdkit(&nbdkit, &scratch.socket("s"), &["pattern", "1G"]).unwrap();
 //!     let mut command = nbdinfo.command();
 //!     command.args(["--size", &server.uri("")]);
-//!     let output = testkit::tools::output(&mut command, std::time::Duration::from_secs(10));
+//!     let output = blockhaul_testkit::tools::output(&mut command, std::time::Duration::from_secs(10));
 //!     assert_eq!(output.unwrap().stdout, b"1073741824\n");
 //! }
 //! ```

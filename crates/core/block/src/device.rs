@@ -1,0 +1,61 @@
+//! The one trait.
+
+use std::sync::Arc;
+
+use crate::{Facts, Pending, Request};
+
+/// A random-access block device, open and ready for requests. The contract is in the crate
+/// documentation.
+pub trait Device: Send + Sync {
+    /// What is true of the device now: a snapshot that callers keep.
+    fn facts(&self) -> Arc<Facts>;
+
+    /// Starts one request. Must not block.
+    fn submit(&self, request: Request) -> Pending;
+
+    /// A lease on the longest prefix of the range `at..at + len` that is plain bytes of a file, for
+    /// offload by the kernel (reflink, copy_file_range); nothing frees or moves those bytes while the
+    /// lease lives. Only devices that neither change, count, delay, limit, record nor refuse requests
+    /// answer; everyone else keeps the default.
+    fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
+        let _ = (at, len, access);
+        None
+    }
+}
+
+/// What a lease is wanted for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// The bytes are read.
+    Read,
+    /// The bytes are replaced.
+    Write,
+}
+
+/// Part of a file that holds a device's bytes one to one.
+#[derive(Debug, Clone)]
+pub struct FileRange {
+    /// The file.
+    pub file: blockhaul_io::File,
+    /// Offset in the file, in bytes.
+    pub at: u64,
+    /// Length in bytes, at least 1.
+    pub len: u64,
+    /// Requests to the range go past the page cache, reads where it does not hold the bytes: who moves
+    /// them through it does what the device was not opened for.
+    pub past_cache: bool,
+}
+
+impl<D: Device + ?Sized> Device for Arc<D> {
+    fn facts(&self) -> Arc<Facts> {
+        (**self).facts()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        (**self).submit(request)
+    }
+
+    fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
+        (**self).file_at(at, len, access)
+    }
+}

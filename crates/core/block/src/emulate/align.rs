@@ -1,0 +1,311 @@
+//! Requests of any offset and length on devices with a minimum block above one byte: partial blocks
+//! are read, changed and written back.
+//!
+//! While a partial block is rewritten, no other change may reach the rest of that block. Range locks see to
+//! that, but only then: whole blocks, which is what nearly every client writes, pass without a lock.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use blockhaul_io::{Buf, Data, Notify, Pool, RangeLocks, Room};
+
+use crate::{
+    Access, BlockSizes, Contexts, Device, Error, Facts, FileRange, Flags, Kind, Op, Pending, Reply,
+    Request, Result,
+};
+
+/// Requests with partial blocks that may hold scratch memory at a time. Waiting for it is safe: who
+/// holds it waits only for the device below.
+const SCRATCH_REQUESTS: u64 = 4;
+
+pub(super) struct Align {
+    shared: Arc<Shared>,
+    facts: Arc<Facts>,
+}
+
+struct Shared {
+    inner: Arc<dyn Device>,
+    minimum: u64,
+    /// Longest request of the device, a multiple of the minimum.
+    maximum: u64,
+    scratch: Pool,
+    /// Ranges that are being changed, while any change is of partial blocks.
+    locks: Arc<RangeLocks>,
+    changes: Arc<Changes>,
+}
+
+/// Changes in progress: those of whole blocks that hold no lock in the low half, those of partial blocks in
+/// the high half.
+#[derive(Default)]
+struct Changes {
+    counts: AtomicU64,
+    /// The last change without a lock has ended.
+    unlocked: Notify,
+}
+
+/// One change of partial blocks, in [`Changes::counts`].
+const PARTIAL: u64 = 1 << 32;
+
+/// A change of whole blocks that holds no lock, until it is dropped.
+struct Whole(Arc<Changes>);
+
+/// A change of partial blocks, until it is dropped: all others take locks.
+struct Partial<'a>(&'a Changes);
+
+impl Changes {
+    /// Begins a change of whole blocks, unless one of partial blocks is in progress.
+    fn whole(self: &Arc<Self>) -> Option<Whole> {
+        if self.counts.fetch_add(1, Ordering::SeqCst) < PARTIAL {
+            return Some(Whole(self.clone()));
+        }
+        self.end_whole();
+        None
+    }
+
+    /// Begins a change of partial blocks, and waits until every other change holds a lock.
+    async fn partial(&self) -> Partial<'_> {
+        self.counts.fetch_add(PARTIAL, Ordering::SeqCst);
+        let partial = Partial(self);
+        loop {
+            let unlocked = self.unlocked.listen();
+            if self.counts.load(Ordering::SeqCst).is_multiple_of(PARTIAL) {
+                return partial;
+            }
+            let _ = unlocked.await;
+        }
+    }
+
+    fn end_whole(&self) {
+        let before = self.counts.fetch_sub(1, Ordering::SeqCst);
+        if before % PARTIAL == 1 && before > PARTIAL {
+            self.unlocked.notify();
+        }
+    }
+}
+
+impl Drop for Whole {
+    fn drop(&mut self) {
+        self.0.end_whole();
+    }
+}
+
+impl Drop for Partial<'_> {
+    fn drop(&mut self) {
+        self.0.counts.fetch_sub(PARTIAL, Ordering::SeqCst);
+    }
+}
+
+impl Align {
+    pub(super) fn new(inner: Arc<dyn Device>) -> Align {
+        let mut facts = Facts::clone(&inner.facts());
+        // Buffers are taken before the answers are there.
+        facts.claims_room = false;
+        let block = facts.block;
+        let minimum = u64::from(block.minimum);
+        let maximum = (block.maximum - block.maximum % block.minimum).max(block.minimum);
+        facts.unreachable = (facts.size % minimum) as u32;
+        facts.block = BlockSizes {
+            minimum: 1,
+            preferred: block.preferred.max(block.minimum).min(maximum),
+            maximum,
+        };
+        let scratch = Pool::new(Pool::cost(maximum as usize) * SCRATCH_REQUESTS);
+        let maximum = u64::from(maximum);
+        let (locks, changes) = (Arc::default(), Arc::default());
+        let shared = Shared { inner, minimum, maximum, scratch, locks, changes };
+        Align { shared: Arc::new(shared), facts: Arc::new(facts) }
+    }
+
+    fn is_aligned(&self, request: &Request) -> bool {
+        let minimum = self.shared.minimum;
+        request.at.is_multiple_of(minimum) && request.len.is_multiple_of(minimum)
+    }
+}
+
+impl Device for Align {
+    fn facts(&self) -> Arc<Facts> {
+        self.facts.clone()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        let aligned = self.is_aligned(&request);
+        if aligned && !request.kind().changes() {
+            return self.shared.inner.submit(request);
+        }
+        let minimum = self.shared.minimum;
+        let reachable = self.facts.size - u64::from(self.facts.unreachable);
+        if request.end().is_none_or(|end| end > reachable) {
+            let text = format!(
+                "the last {} bytes cannot be reached: the size is no multiple of the device's \
+                 block of {minimum} bytes",
+                self.facts.size - reachable
+            );
+            return Error::new(Kind::Invalid, text).into();
+        }
+        let shared = self.shared.clone();
+        if aligned && let Some(whole) = shared.changes.whole() {
+            return match shared.inner.submit(request).now() {
+                Ok(outcome) => outcome.into(),
+                // A task: whoever rewrites a part of a block waits for the end, whether or not the caller polls.
+                Err(pending) => Pending::start(async move {
+                    let outcome = pending.await;
+                    drop(whole);
+                    outcome
+                }),
+            };
+        }
+        Pending::start(async move { shared.unaligned(request, aligned).await })
+    }
+
+    fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
+        self.shared.inner.file_at(at, len, access)
+    }
+}
+
+impl Shared {
+    async fn unaligned(&self, request: Request, aligned: bool) -> Result<Reply> {
+        let Request { op, at, len, flags } = request;
+        let start = at - at % self.minimum;
+        // In range: `submit` has checked the end against a multiple of the minimum.
+        let end = (at + len).next_multiple_of(self.minimum);
+        match op {
+            Op::Read(room) => self.read(at, room, start, end - start).await,
+            Op::Extents(contexts) => {
+                self.extents(at, len, start, end - start, contexts, flags).await
+            }
+            Op::Cache => self.inner.submit(Request::cache(start, end - start)).await,
+            Op::Flush => self.inner.submit(Request::flush()).await,
+            op => {
+                let request = Request { op, at, len, flags };
+                if aligned {
+                    let _lock = self.locks.lock(start, end).await;
+                    return self.inner.submit(request).await;
+                }
+                let _partial = self.changes.partial().await;
+                let _lock = self.locks.lock(start, end).await;
+                self.change(request).await
+            }
+        }
+    }
+
+    /// Reads the blocks around a range, in pieces that the device takes, and copies the range out:
+    /// so that a slow consumer does not hold scratch memory that all share.
+    async fn read(&self, at: u64, room: Room, start: u64, len: u64) -> Result<Reply> {
+        let mut buf = room.into_buf();
+        let end = at + buf.len() as u64;
+        let mut all_zero = true;
+        let mut piece = start;
+        while piece < start + len {
+            let piece_len = self.maximum.min(start + len - piece);
+            let wide = self.scratch(piece_len).await?;
+            let reply = self.inner.submit(Request::read(piece, wide)).await?;
+            let (from, to) = (piece.max(at), (piece + piece_len).min(end));
+            let part = &mut buf[(from - at) as usize..(to - at) as usize];
+            match reply {
+                Reply::Data(data) => {
+                    all_zero = false;
+                    let skip = (from - piece) as usize;
+                    part.copy_from_slice(&data.bytes()[skip..skip + part.len()]);
+                }
+                _ => part.fill(0),
+            }
+            piece += piece_len;
+        }
+        Ok(if all_zero { Reply::Hole } else { Reply::Data(buf.into()) })
+    }
+
+    async fn extents(
+        &self,
+        at: u64,
+        len: u64,
+        start: u64,
+        wide: u64,
+        contexts: Contexts,
+        flags: Flags,
+    ) -> Result<Reply> {
+        let request = Request::extents(start, wide, contexts).with(flags);
+        let Reply::Extents(mut lists) = self.inner.submit(request).await? else {
+            return Err(Error::new(Kind::Io, "the device gave an answer that does not fit"));
+        };
+        for list in &mut lists {
+            list.skip(at - start);
+            list.truncate(len);
+        }
+        Ok(Reply::Extents(lists))
+    }
+
+    /// A write, zero or trim with partial blocks at its ends; the range is locked.
+    async fn change(&self, request: Request) -> Result<Reply> {
+        let Request { op, at, len, flags } = request;
+        let end = at + len;
+        let inner_start = at.next_multiple_of(self.minimum);
+        let inner_end = end - end % self.minimum;
+        let data = match op {
+            // Partial blocks may keep what they hold.
+            Op::Trim if inner_start >= inner_end => return Ok(Reply::Done),
+            Op::Trim => {
+                let inside = Request::trim(inner_start, inner_end - inner_start).with(flags);
+                return self.inner.submit(inside).await;
+            }
+            Op::Write(data) => Some(data),
+            _ => None,
+        };
+        if flags.contains(Flags::FAST) {
+            let text = "zeroing part of a block is no faster than writing";
+            return Err(Error::new(Kind::Unsupported, text));
+        }
+        let fua = flags & Flags::FUA;
+        if inner_start > inner_end {
+            // Within one block.
+            return self.rewrite(at, len, data, fua).await;
+        }
+        let part = |from: u64, to: u64| {
+            data.as_ref().map(|data| data.slice((from - at) as usize, (to - from) as usize))
+        };
+        if at < inner_start {
+            self.rewrite(at, inner_start - at, part(at, inner_start), fua).await?;
+        }
+        if inner_start < inner_end {
+            let middle = match part(inner_start, inner_end) {
+                Some(data) => Request::write(inner_start, data).with(fua),
+                None => Request::zero(inner_start, inner_end - inner_start).with(flags),
+            };
+            self.inner.submit(middle).await?;
+        }
+        if inner_end < end {
+            self.rewrite(inner_end, end - inner_end, part(inner_end, end), fua).await?;
+        }
+        Ok(Reply::Done)
+    }
+
+    /// Changes part of one block: `data`, or zeroes.
+    async fn rewrite(&self, at: u64, len: u64, data: Option<Data>, fua: Flags) -> Result<Reply> {
+        let start = at - at % self.minimum;
+        let wide = (at + len).next_multiple_of(self.minimum) - start;
+        let room = self.scratch(wide).await?;
+        let mut buf: Buf = match self.inner.submit(Request::read(start, room)).await? {
+            Reply::Data(old) => match old.try_into_buf() {
+                Ok(buf) => buf,
+                Err(old) => {
+                    let mut buf = Buf::unpooled(old.len());
+                    buf.copy_from_slice(old.bytes());
+                    buf
+                }
+            },
+            // A hole; one block.
+            _ => Buf::unpooled(wide as usize),
+        };
+        let skip = (at - start) as usize;
+        let part = &mut buf[skip..skip + len as usize];
+        match data {
+            Some(data) => part.copy_from_slice(data.bytes()),
+            None => part.fill(0),
+        }
+        self.inner.submit(Request::write(start, buf.into()).with(fua)).await
+    }
+
+    async fn scratch(&self, len: u64) -> Result<Room> {
+        let room = self.scratch.reserve(len as usize).await;
+        room.map_err(|error| Error::new(Kind::NoMemory, "no scratch memory").because(error))
+    }
+}

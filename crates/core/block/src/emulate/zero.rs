@@ -1,0 +1,70 @@
+//! Zeroing by writing zeroes, for devices without it.
+
+use std::sync::Arc;
+
+use blockhaul_io::Data;
+
+use crate::{
+    Access, Can, Device, Error, Facts, FileRange, Flags, Kind, Op, Pending, Reply, Request, Result,
+};
+
+/// Pieces of a zeroing in flight at a time: enough to hide a round trip, few enough to stay fair.
+const PIECES_IN_FLIGHT: usize = 8;
+
+pub(super) struct Zero {
+    inner: Arc<dyn Device>,
+    facts: Arc<Facts>,
+}
+
+impl Zero {
+    pub(super) fn new(inner: Arc<dyn Device>) -> Zero {
+        let facts = Arc::new(super::supply(&inner.facts(), Can::ZERO));
+        Zero { inner, facts }
+    }
+}
+
+impl Device for Zero {
+    fn facts(&self) -> Arc<Facts> {
+        self.facts.clone()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        if !matches!(request.op, Op::Zero) {
+            return self.inner.submit(request);
+        }
+        if request.flags.contains(Flags::FAST) {
+            let error = Error::new(Kind::Unsupported, "zeroing is no faster than writing here");
+            return error.before_flush().into();
+        }
+        let piece = self.facts.block.maximum.min(Data::ZEROES_MAX as u32);
+        let piece = piece - piece % self.facts.block.minimum;
+        Pending::start(write_zeroes(self.inner.clone(), request, u64::from(piece.max(1))))
+    }
+
+    fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
+        self.inner.file_at(at, len, access)
+    }
+}
+
+async fn write_zeroes(inner: Arc<dyn Device>, request: Request, piece: u64) -> Result<Reply> {
+    let flags = request.flags & Flags::FUA;
+    let (mut at, mut left) = (request.at, request.len);
+    let mut first_error = None;
+    while left > 0 && first_error.is_none() {
+        let mut out = Vec::with_capacity(PIECES_IN_FLIGHT);
+        while left > 0 && out.len() < PIECES_IN_FLIGHT {
+            let len = left.min(piece);
+            let data = Data::zeroes(usize::try_from(len).expect("a piece is small"));
+            out.push(inner.submit(Request::write(at, data).with(flags)));
+            at += len;
+            left -= len;
+        }
+        // All are awaited even after an error: writes are drained.
+        for pending in out {
+            if let Err(error) = pending.await {
+                first_error.get_or_insert(error);
+            }
+        }
+    }
+    first_error.map_or(Ok(Reply::Done), Err)
+}

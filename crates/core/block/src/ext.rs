@@ -1,0 +1,69 @@
+//! Sugar for callers: one method per command over [`Device::submit`].
+
+use blockhaul_io::{Data, Room};
+
+use crate::{Contexts, Device, Error, Extents, Kind, Reply, Request, Result};
+
+/// Commands as methods, for callers that await one request at a time.
+pub trait DeviceExt: Device {
+    /// Reads `len` bytes into memory outside of any pool. A hole yields zeroes.
+    fn read(&self, at: u64, len: usize) -> impl Future<Output = Result<Data>> {
+        let pending = self.submit(Request::read(at, Room::unpooled(len)));
+        async move {
+            match pending.await? {
+                Reply::Data(data) => Ok(data),
+                Reply::Hole => Ok(Data::from(blockhaul_io::Buf::unpooled(len))),
+                _ => Err(misfit()),
+            }
+        }
+    }
+
+    /// Writes `data`.
+    fn write(&self, at: u64, data: Data) -> impl Future<Output = Result<()>> {
+        done(self.submit(Request::write(at, data)))
+    }
+
+    /// Zeroes a range.
+    fn zero(&self, at: u64, len: u64) -> impl Future<Output = Result<()>> {
+        done(self.submit(Request::zero(at, len)))
+    }
+
+    /// Trims a range.
+    fn trim(&self, at: u64, len: u64) -> impl Future<Output = Result<()>> {
+        done(self.submit(Request::trim(at, len)))
+    }
+
+    /// Flushes.
+    fn flush(&self) -> impl Future<Output = Result<()>> {
+        done(self.submit(Request::flush()))
+    }
+
+    /// Extents in the contexts given; at least the first byte of the range is covered.
+    fn extents(
+        &self,
+        at: u64,
+        len: u64,
+        contexts: Contexts,
+    ) -> impl Future<Output = Result<Vec<Extents>>> {
+        let pending = self.submit(Request::extents(at, len, contexts));
+        async move {
+            match pending.await? {
+                Reply::Extents(lists) if lists.len() == contexts.count() => Ok(lists),
+                _ => Err(misfit()),
+            }
+        }
+    }
+}
+
+impl<D: Device + ?Sized> DeviceExt for D {}
+
+async fn done(pending: crate::Pending) -> Result<()> {
+    match pending.await? {
+        Reply::Done => Ok(()),
+        _ => Err(misfit()),
+    }
+}
+
+fn misfit() -> Error {
+    Error::new(Kind::Io, "the device gave an answer that does not fit")
+}

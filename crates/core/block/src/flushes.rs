@@ -1,0 +1,145 @@
+//! Failed flushes stay failed.
+//!
+//! Storage may report lost data once: Linux reports a failed writeback to the first fsync of each open
+//! file. [`FailedFlush`] remembers the report. [`Flushes`] applies it to all handles of a storage.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::time::Instant;
+
+use blockhaul_io::{Completer, Ticket};
+
+use crate::{Error, Kind, OpKind, Outcome, Result};
+
+/// The first failed flush of a storage since it was opened, if there was one.
+#[derive(Debug, Default)]
+pub struct FailedFlush(OnceLock<(Instant, String)>);
+
+impl FailedFlush {
+    /// Remembers the error of a flush. The first one stays.
+    pub fn note(&self, error: &Error) {
+        self.0.get_or_init(|| (Instant::now(), error.text()));
+    }
+
+    /// Whether a flush may still succeed.
+    ///
+    /// # Errors
+    /// [`Kind::Io`] after a failed flush. The text says what failed, how long ago, and what to do.
+    pub fn check(&self) -> Result<()> {
+        let Some((when, why)) = self.0.get() else { return Ok(()) };
+        let age = when.elapsed().as_secs();
+        let text = format!(
+            "a flush failed {age} s ago ({why}), and what was written before it may be lost: open the \
+             storage again and write that data again"
+        );
+        Err(Error::new(Kind::Io, text))
+    }
+}
+
+/// Flushes and FUA requests to one storage by all its handles, for a caller that serves several clients.
+///
+/// After a failed one every other fails. A success waits for the requests that overlap it and fails if one
+/// of them does: the storage may have reported lost data to that one only.
+#[derive(Default)]
+pub struct Flushes {
+    failed: FailedFlush,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    next: u64,
+    /// Requests that the device holds, by number.
+    held: BTreeSet<u64>,
+    /// Successes that wait until no request below a number is held.
+    waiting: Vec<(u64, Completer<()>)>,
+}
+
+/// A flush or FUA request that the device holds ([`Flushes::begin`]).
+pub struct Durable {
+    flushes: Arc<Flushes>,
+    number: u64,
+    kind: OpKind,
+}
+
+impl Flushes {
+    /// Notes that a flush or a FUA request of this kind is about to be submitted.
+    ///
+    /// # Errors
+    /// Those of [`FailedFlush::check`]: the request must not be submitted.
+    pub fn begin(self: &Arc<Flushes>, kind: OpKind) -> Result<Durable> {
+        self.failed.check()?;
+        let mut state = self.state();
+        let number = state.next;
+        state.next += 1;
+        state.held.insert(number);
+        drop(state);
+        Ok(Durable { flushes: self.clone(), number, kind })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no panic under this lock")
+    }
+}
+
+impl Durable {
+    /// The outcome for whoever asked, from that of the device. `alone`: the device itself keeps account of
+    /// requests that overlap ([`crate::Facts::flush_failures_stay`]), so that none is waited for.
+    pub async fn end(self, outcome: Outcome, alone: bool) -> Outcome {
+        let waits = self.over(&outcome, alone);
+        if let Some(ticket) = waits {
+            // Without a value when the last of them goes together with the program.
+            let _ = ticket.await;
+        }
+        outcome.and_then(|reply| self.flushes.failed.check().map(|()| reply))
+    }
+
+    /// The same where nothing has to be waited for; else the outcome back.
+    pub fn end_now(self, outcome: Outcome, alone: bool) -> Result<Outcome, (Durable, Outcome)> {
+        if !alone && outcome.is_ok() && self.flushes.state().held.len() > 1 {
+            return Err((self, outcome));
+        }
+        drop(self.over(&outcome, true));
+        Ok(outcome.and_then(|reply| self.flushes.failed.check().map(|()| reply)))
+    }
+
+    /// Takes the request off the list. What is returned is to be waited for.
+    fn over(&self, outcome: &Outcome, alone: bool) -> Option<Ticket<()>> {
+        if let Err(error) = outcome
+            && is_failed_flush(self.kind, error)
+        {
+            self.flushes.failed.note(error);
+        }
+        let mut state = self.flushes.state();
+        state.held.remove(&self.number);
+        let end = state.next;
+        let overlapped = !alone && outcome.is_ok() && !state.held.is_empty();
+        let waits = overlapped.then(|| {
+            let (completer, ticket) = blockhaul_io::ticket();
+            state.waiting.push((end, completer));
+            ticket
+        });
+        let first = state.held.first().copied().unwrap_or(u64::MAX);
+        let due: Vec<_> = state.waiting.extract_if(.., |(end, _)| *end <= first).collect();
+        drop(state);
+        due.into_iter().for_each(|(_, completer)| completer.complete(()));
+        waits
+    }
+}
+
+impl Drop for Durable {
+    /// A request whose outcome nobody looked at does not hold up others.
+    fn drop(&mut self) {
+        if self.flushes.state().held.contains(&self.number) {
+            let lost = Error::new(Kind::Disconnected, "the request got lost");
+            drop(self.over(&Err(lost), true));
+        }
+    }
+}
+
+/// Whether a flush or FUA request that failed so casts doubt on earlier writes.
+fn is_failed_flush(kind: OpKind, error: &Error) -> bool {
+    // What a device does not do, it has not begun.
+    let refused = matches!(error.kind(), Kind::Unsupported | Kind::Invalid | Kind::ReadOnly);
+    !error.is_before_flush() && (kind == OpKind::Flush || !refused)
+}

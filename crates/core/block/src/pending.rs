@@ -1,0 +1,223 @@
+//! A request on its way.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use blockhaul_io::{Completer, Task, Ticket};
+
+use crate::{Error, Kind, OpKind, Reply};
+
+/// How a request ended.
+pub type Outcome = Result<Reply, Error>;
+
+/// A request that has started. Awaiting it yields the outcome; dropping it detaches.
+#[must_use = "a request's outcome must be looked at"]
+pub struct Pending {
+    state: State,
+    /// What the fence knows about the request, for messages and to check the answer.
+    check: Option<Check>,
+}
+
+enum State {
+    Ready(Option<Outcome>),
+    Task(Task<Outcome>),
+    Future(Work),
+    Finishing(Finishing),
+    Ticket(Ticket<Outcome>),
+}
+
+type Work = Pin<Box<dyn Future<Output = Outcome>>>;
+
+/// Work that whoever waits polls, and that a task ends if nobody does any more.
+struct Finishing(Option<Work>);
+
+impl Drop for Finishing {
+    fn drop(&mut self) {
+        if let Some(work) = self.0.take() {
+            drop(blockhaul_io::spawn(work));
+        }
+    }
+}
+
+pub(crate) struct Check {
+    pub(crate) device: Arc<str>,
+    pub(crate) kind: OpKind,
+    pub(crate) at: u64,
+    pub(crate) len: u64,
+}
+
+impl Pending {
+    /// A request that is over already.
+    pub fn ready(outcome: Outcome) -> Pending {
+        Pending { state: State::Ready(Some(outcome)), check: None }
+    }
+
+    /// A request that a task carries out; it runs up to its first wait before this returns.
+    pub fn start(work: impl Future<Output = Outcome> + 'static) -> Pending {
+        Pending { state: State::Task(blockhaul_io::start(work)), check: None }
+    }
+
+    /// A request that the kernel carries out already, where nothing that anybody else could see is
+    /// left to do but to look at its outcome (a read): without a task of its own. `outcome` is polled
+    /// only by whoever waits.
+    pub fn under_way(outcome: impl Future<Output = Outcome> + 'static) -> Pending {
+        Pending { state: State::Future(Box::pin(outcome)), check: None }
+    }
+
+    /// A request that the kernel carries out already, where something may be left to do (the rest of a
+    /// write of which it did a part). Without a task of its own, unless it is dropped before its end:
+    /// then one finishes it.
+    pub fn finishing(outcome: impl Future<Output = Outcome> + 'static) -> Pending {
+        let work = Finishing(Some(Box::pin(outcome)));
+        Pending { state: State::Finishing(work), check: None }
+    }
+
+    /// A request that somebody completes, from any thread.
+    pub fn completer() -> (Completer<Outcome>, Pending) {
+        let (completer, ticket) = blockhaul_io::ticket();
+        (completer, Pending { state: State::Ticket(ticket), check: None })
+    }
+
+    /// The outcome if it is there without waiting, else the request back.
+    pub fn now(mut self) -> Result<Outcome, Pending> {
+        match &mut self.state {
+            State::Ready(outcome) => match outcome.take() {
+                Some(outcome) => Ok(self.checked(outcome)),
+                None => Err(self),
+            },
+            _ => Err(self),
+        }
+    }
+
+    pub(crate) fn with_check(mut self, check: Check) -> Pending {
+        self.check = Some(check);
+        self
+    }
+
+    /// The same, unless the outcome is there and as it must be: most requests of a fast device.
+    pub(crate) fn checked_as(
+        self,
+        kind: OpKind,
+        len: u64,
+        check: impl FnOnce() -> Check,
+    ) -> Pending {
+        match &self.state {
+            State::Ready(Some(outcome @ Ok(_))) if fits(outcome, kind, len) => self,
+            _ => self.with_check(check()),
+        }
+    }
+
+    fn checked(&self, outcome: Outcome) -> Outcome {
+        let Some(check) = &self.check else { return outcome };
+        let outcome = match fits(&outcome, check.kind, check.len) {
+            true => outcome,
+            false => Err(Error::new(Kind::Io, "the device gave an answer that does not fit")),
+        };
+        outcome.map_err(|error| error.during(check.kind, check.at, check.len).on(&check.device))
+    }
+}
+
+/// Whether an outcome is one of such a request.
+fn fits(outcome: &Outcome, kind: OpKind, len: u64) -> bool {
+    match (outcome, kind) {
+        (Err(_), _) => true,
+        (Ok(Reply::Data(data)), OpKind::Read) => data.len() as u64 == len,
+        (Ok(Reply::Hole), OpKind::Read) => true,
+        (Ok(Reply::Extents(lists)), OpKind::Extents) => lists.iter().all(|list| {
+            let covered = list.total();
+            covered > 0 && covered <= len
+        }),
+        (Ok(Reply::Done), kind) => !matches!(kind, OpKind::Read | OpKind::Extents),
+        _ => false,
+    }
+}
+
+impl Future for Pending {
+    type Output = Outcome;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Outcome> {
+        let outcome = match &mut self.state {
+            State::Ready(outcome) => outcome.take().expect("a request completes once"),
+            State::Task(task) => match Pin::new(task).poll(cx) {
+                Poll::Ready(outcome) => outcome,
+                Poll::Pending => return Poll::Pending,
+            },
+            State::Future(future) => match future.as_mut().poll(cx) {
+                Poll::Ready(outcome) => outcome,
+                Poll::Pending => return Poll::Pending,
+            },
+            State::Finishing(Finishing(work)) => {
+                let left = work.as_mut().expect("a request completes once");
+                match left.as_mut().poll(cx) {
+                    Poll::Ready(outcome) => {
+                        *work = None;
+                        outcome
+                    }
+                    Poll::Pending => return Poll::Pending,
+                }
+            }
+            State::Ticket(ticket) => match Pin::new(ticket).poll(cx) {
+                Poll::Ready(Ok(outcome)) => outcome,
+                Poll::Ready(Err(lost)) => {
+                    Err(Error::new(Kind::Disconnected, "the request got lost").because(lost))
+                }
+                Poll::Pending => return Poll::Pending,
+            },
+        };
+        Poll::Ready(self.checked(outcome))
+    }
+}
+
+impl From<Outcome> for Pending {
+    fn from(outcome: Outcome) -> Pending {
+        Pending::ready(outcome)
+    }
+}
+
+impl From<Error> for Pending {
+    fn from(error: Error) -> Pending {
+        Pending::ready(Err(error))
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::cell::Cell;
+    use std::rc::Rc;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn what_finishes_a_request_runs_once_whether_somebody_waits_or_not() {
+        let runtime = blockhaul_io::Runtime::start(&blockhaul_io::Config {
+            workers: 1,
+            ..Default::default()
+        })
+        .unwrap();
+        let ended = runtime.block_on(|| async {
+            let ended = Rc::new(Cell::new(0));
+            let request = || {
+                let ended = ended.clone();
+                Pending::finishing(async move {
+                    blockhaul_io::sleep(Duration::from_millis(1)).await;
+                    ended.set(ended.get() + 1);
+                    Ok(Reply::Done)
+                })
+            };
+            assert!(matches!(request().await, Ok(Reply::Done)));
+            drop(request());
+            let mut polled = request();
+            assert!(blockhaul_io::timeout(Duration::ZERO, &mut polled).await.is_err());
+            drop(polled);
+            while ended.get() < 3 {
+                blockhaul_io::sleep(Duration::from_millis(1)).await;
+            }
+            blockhaul_io::sleep(Duration::from_millis(20)).await;
+            ended.get()
+        });
+        assert_eq!(ended, 3);
+    }
+}

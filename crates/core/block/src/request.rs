@@ -1,0 +1,182 @@
+//! A request is data: it can be queued, logged, replayed and fuzzed.
+
+use std::fmt;
+
+use bitflags::bitflags;
+use blockhaul_io::{Data, Room};
+
+use crate::{Contexts, Extents};
+
+/// One request: what an NBD request header says, less its cookie.
+#[derive(Debug)]
+pub struct Request {
+    /// What to do, with what it carries.
+    pub op: Op,
+    /// Offset in bytes.
+    pub at: u64,
+    /// Length in bytes of the effect; 0 only for a flush.
+    pub len: u64,
+    /// How to do it.
+    pub flags: Flags,
+}
+
+/// What a request does.
+#[derive(Debug)]
+pub enum Op {
+    /// Read into memory that the caller has reserved: a room of the request's length.
+    Read(Room),
+    /// Write these bytes: as many as the request's length.
+    Write(Data),
+    /// Make the range read as zeroes.
+    Zero,
+    /// The range's contents are no longer needed.
+    Trim,
+    /// Make completed writes durable.
+    Flush,
+    /// The range will be read soon.
+    Cache,
+    /// Tell the state of the range in these contexts.
+    Extents(Contexts),
+}
+
+bitflags! {
+    /// How a request is to be done.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    pub struct Flags: u16 {
+        /// Durable when complete. Write, zero, trim.
+        const FUA = 1 << 0;
+        /// Keep the range allocated. Zero.
+        const NO_HOLE = 1 << 1;
+        /// Fail rather than be as slow as writing. Zero.
+        const FAST = 1 << 2;
+        /// Answer with one extent per context. Extents.
+        const ONE_EXTENT = 1 << 3;
+    }
+}
+
+/// What a request does, without what it carries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[expect(missing_docs, reason = "same names as `Op`")]
+pub enum OpKind {
+    Read,
+    Write,
+    Zero,
+    Trim,
+    Flush,
+    Cache,
+    Extents,
+}
+
+impl OpKind {
+    /// All kinds, in the order of their numbers.
+    pub const ALL: [OpKind; 7] = [
+        OpKind::Read,
+        OpKind::Write,
+        OpKind::Zero,
+        OpKind::Trim,
+        OpKind::Flush,
+        OpKind::Cache,
+        OpKind::Extents,
+    ];
+
+    /// The name in options, logs and messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            OpKind::Read => "read",
+            OpKind::Write => "write",
+            OpKind::Zero => "zero",
+            OpKind::Trim => "trim",
+            OpKind::Flush => "flush",
+            OpKind::Cache => "cache",
+            OpKind::Extents => "extents",
+        }
+    }
+
+    /// Whether it can change what the device holds.
+    pub fn changes(self) -> bool {
+        matches!(self, OpKind::Write | OpKind::Zero | OpKind::Trim)
+    }
+}
+
+impl fmt::Display for OpKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl Request {
+    /// A read of `room.len()` bytes.
+    pub fn read(at: u64, room: Room) -> Request {
+        let len = room.len() as u64;
+        Request { op: Op::Read(room), at, len, flags: Flags::empty() }
+    }
+
+    /// A write of `data`.
+    pub fn write(at: u64, data: Data) -> Request {
+        let len = data.len() as u64;
+        Request { op: Op::Write(data), at, len, flags: Flags::empty() }
+    }
+
+    /// A zeroing of `len` bytes.
+    pub fn zero(at: u64, len: u64) -> Request {
+        Request { op: Op::Zero, at, len, flags: Flags::empty() }
+    }
+
+    /// A trim of `len` bytes.
+    pub fn trim(at: u64, len: u64) -> Request {
+        Request { op: Op::Trim, at, len, flags: Flags::empty() }
+    }
+
+    /// A flush.
+    pub fn flush() -> Request {
+        Request { op: Op::Flush, at: 0, len: 0, flags: Flags::empty() }
+    }
+
+    /// A hint that `len` bytes will be read.
+    pub fn cache(at: u64, len: u64) -> Request {
+        Request { op: Op::Cache, at, len, flags: Flags::empty() }
+    }
+
+    /// A question for the state of `len` bytes.
+    pub fn extents(at: u64, len: u64, contexts: Contexts) -> Request {
+        Request { op: Op::Extents(contexts), at, len, flags: Flags::empty() }
+    }
+
+    /// The same request with these flags added.
+    #[must_use]
+    pub fn with(mut self, flags: Flags) -> Request {
+        self.flags |= flags;
+        self
+    }
+
+    /// What it does.
+    pub fn kind(&self) -> OpKind {
+        match self.op {
+            Op::Read(_) => OpKind::Read,
+            Op::Write(_) => OpKind::Write,
+            Op::Zero => OpKind::Zero,
+            Op::Trim => OpKind::Trim,
+            Op::Flush => OpKind::Flush,
+            Op::Cache => OpKind::Cache,
+            Op::Extents(_) => OpKind::Extents,
+        }
+    }
+
+    /// End of the range, `None` if it cannot be represented.
+    pub fn end(&self) -> Option<u64> {
+        self.at.checked_add(self.len)
+    }
+}
+
+/// What a request yields.
+#[derive(Debug, Clone)]
+pub enum Reply {
+    /// Done. Everything but reads and extents.
+    Done,
+    /// The bytes of a read.
+    Data(Data),
+    /// A read that found only zeroes.
+    Hole,
+    /// One list per context asked for, in ascending order of context.
+    Extents(Vec<Extents>),
+}

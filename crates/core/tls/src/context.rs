@@ -1,0 +1,454 @@
+//! What each side brings: certificates or keys, and what it demands of the other.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use blockhaul_io::Stream;
+use openssl::error::ErrorStack;
+use openssl::ex_data::Index;
+use openssl::ssl::{
+    Ssl, SslContext, SslContextBuilder, SslFiletype, SslMethod, SslMode, SslOptions, SslRef,
+    SslSessionCacheMode, SslVerifyMode, SslVersion,
+};
+use openssl::x509::X509Name;
+use openssl::x509::store::X509Lookup;
+use openssl::x509::verify::X509VerifyFlags;
+
+use crate::error::{Error, Kind};
+use crate::handshake::{self, Role, Session, Shaking};
+use crate::psk::Users;
+use crate::seen::{Seen, printable};
+
+/// Where a server has its certificates when nobody says (nbdkit's places).
+const SERVER_DIRS: &str = "nbdkit";
+/// Where a client has its certificates when nobody says (libnbd's places).
+const CLIENT_DIRS: &str = "libnbd";
+
+/// Suites of TLS 1.3 for processors that compute AES themselves. Pre-shared keys are bound to
+/// SHA-256, and nothing is gained by longer keys.
+const SUITES: &str = "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256";
+/// The same for other processors.
+const SUITES_WITHOUT_AES: &str =
+    "TLS_CHACHA20_POLY1305_SHA256:TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384";
+/// Suites of TLS 1.2 with certificates, all with forward secrecy.
+const CERTIFICATE_CIPHERS: &str = "ECDHE+AESGCM:ECDHE+CHACHA20";
+/// Suites of TLS 1.2 with pre-shared keys, all with forward secrecy.
+const KEY_CIPHERS: &str = "ECDHE-PSK-CHACHA20-POLY1305:DHE-PSK-AES128-GCM-SHA256:\
+                           DHE-PSK-AES256-GCM-SHA384:ECDHE-PSK-AES128-CBC-SHA256";
+
+/// How a side proves who it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Credentials {
+    /// A directory with `ca-cert.pem` and, for a server, `server-cert.pem` and `server-key.pem`; a
+    /// client may have `client-cert.pem` and `client-key.pem`. With `ca-crl.pem` revoked
+    /// certificates are refused. The layout of nbdkit, libnbd and QEMU.
+    Certificates(PathBuf),
+    /// A file of pre-shared keys.
+    Keys(PathBuf),
+    /// Certificates in the usual places: nbdkit's for a server, libnbd's for a client. A client
+    /// without any trusts the authorities that its system trusts.
+    Usual,
+}
+
+/// The folder of a server's certificates in the usual places, if there are any.
+pub fn usual_certificates() -> Option<PathBuf> {
+    usual_dirs(SERVER_DIRS).into_iter().find(|dir| dir.join("server-cert.pem").exists())
+}
+
+/// The server's side.
+pub struct Acceptor {
+    context: SslContext,
+    seen: Index<Ssl, Arc<Mutex<Seen>>>,
+    keys: bool,
+}
+
+impl Acceptor {
+    /// A server with these credentials. `verify_peer`: clients must have a certificate that the
+    /// authority of `ca-cert.pem` has signed.
+    ///
+    /// # Errors
+    /// Files that are missing or hold something else.
+    pub fn new(credentials: &Credentials, verify_peer: bool) -> Result<Acceptor, Error> {
+        let seen = new_index()?;
+        let mut context = builder(seen)?;
+        let keys = match credentials {
+            Credentials::Keys(_) if verify_peer => {
+                let text = "clients with pre-shared keys have no certificates to verify";
+                return Err(Error::new(Kind::Setup, text));
+            }
+            Credentials::Keys(path) => {
+                let users = Users::read(path)?;
+                only_keys(&mut context)?;
+                context.set_psk_server_callback(move |ssl, user, into| {
+                    Ok(offer_key(ssl, seen, &users, user.unwrap_or_default(), into))
+                });
+                true
+            }
+            Credentials::Certificates(dir) => {
+                server_certificates(&mut context, dir, verify_peer)?;
+                false
+            }
+            Credentials::Usual => {
+                let dirs = usual_dirs(SERVER_DIRS);
+                let found = dirs.iter().find(|dir| dir.join("server-cert.pem").exists());
+                let dir = found.ok_or_else(|| none_in(&dirs, "server-cert.pem"))?;
+                server_certificates(&mut context, dir, verify_peer)?;
+                false
+            }
+        };
+        Ok(Acceptor { context: context.build(), seen, keys })
+    }
+
+    /// The server's side of a handshake. Nothing may have been read behind the bytes that came before
+    /// it. Takes as long as the client does: bound it.
+    ///
+    /// # Errors
+    /// The client failed to prove who it is, speaks no TLS, or has gone.
+    pub async fn accept(&self, stream: &Stream) -> Result<Session, Error> {
+        handshake::run(self.begin(|_| Ok(()))?, stream).await
+    }
+
+    /// A handshake without I/O, with what `change` does to it.
+    pub(crate) fn begin(
+        &self,
+        change: impl FnOnce(&mut Ssl) -> Result<(), ErrorStack>,
+    ) -> Result<Shaking, Error> {
+        let wrong = |stack: ErrorStack| Error::setup("TLS", &stack);
+        let mut ssl = Ssl::new(&self.context).map_err(wrong)?;
+        change(&mut ssl).map_err(wrong)?;
+        Shaking::new(ssl, self.seen, Role::Server { keys: self.keys })
+    }
+}
+
+/// The client's side.
+pub struct Connector {
+    context: SslContext,
+    seen: Index<Ssl, Arc<Mutex<Seen>>>,
+    /// Name for the server's certificate.
+    hostname: Option<String>,
+    /// The server must prove that name, if there is one.
+    verify: bool,
+    keys: bool,
+}
+
+/// How a client proves who it is, and what it demands of the server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Demands {
+    /// How to prove who we are, and whom to trust.
+    pub credentials: Credentials,
+    /// Our name, with pre-shared keys. Without it the name of the login if it has a key, or the only
+    /// one that has.
+    pub user: Option<String>,
+    /// The name that the server's certificate must be for; `None`: any that is signed.
+    pub hostname: Option<String>,
+    /// Whether the server's certificate must be signed by an authority that is trusted.
+    pub verify: bool,
+}
+
+impl Connector {
+    /// A client with these credentials.
+    ///
+    /// # Errors
+    /// Files that are missing or hold something else.
+    pub fn new(demands: &Demands) -> Result<Connector, Error> {
+        let seen = new_index()?;
+        let mut context = builder(seen)?;
+        let keys = match &demands.credentials {
+            Credentials::Keys(path) => {
+                client_key(&mut context, path, demands.user.as_deref())?;
+                true
+            }
+            Credentials::Certificates(dir) => {
+                client_certificates(&mut context, dir)?;
+                false
+            }
+            Credentials::Usual => {
+                let dirs = usual_dirs(CLIENT_DIRS);
+                match dirs.iter().find(|dir| dir.join("ca-cert.pem").exists()) {
+                    Some(dir) => client_certificates(&mut context, dir)?,
+                    None => context
+                        .set_default_verify_paths()
+                        .map_err(|stack| Error::setup("the system's authorities", &stack))?,
+                }
+                false
+            }
+        };
+        match (keys, demands.verify) {
+            // TLS 1.3 has no suites for keys alone: whoever does not know the key could show some
+            // certificate instead. None will do.
+            (true, _) => context.set_verify_callback(SslVerifyMode::PEER, |_, _| false),
+            (false, true) => context.set_verify(SslVerifyMode::PEER),
+            (false, false) => context.set_verify(SslVerifyMode::NONE),
+        }
+        Ok(Connector {
+            context: context.build(),
+            seen,
+            hostname: demands.hostname.clone(),
+            verify: demands.verify && !keys,
+            keys,
+        })
+    }
+
+    /// The client's side of a handshake, as [`Acceptor::accept`].
+    ///
+    /// # Errors
+    /// The server failed to prove who it is, does not accept who we are, speaks no TLS, or has gone.
+    pub async fn connect(&self, stream: &Stream) -> Result<Session, Error> {
+        handshake::run(self.begin()?, stream).await
+    }
+
+    /// A handshake without I/O.
+    pub(crate) fn begin(&self) -> Result<Shaking, Error> {
+        let ssl = self.ssl().map_err(|stack| Error::setup("TLS", &stack))?;
+        let hostname = self.hostname.clone();
+        Shaking::new(ssl, self.seen, Role::Client { keys: self.keys, hostname })
+    }
+
+    fn ssl(&self) -> Result<Ssl, ErrorStack> {
+        let mut ssl = Ssl::new(&self.context)?;
+        let Some(name) = &self.hostname else { return Ok(ssl) };
+        match name.parse::<IpAddr>() {
+            Ok(address) if self.verify => ssl.param_mut().set_ip(address)?,
+            Ok(_) => {}
+            Err(_) => {
+                if !self.keys {
+                    ssl.set_hostname(name)?;
+                }
+                if self.verify {
+                    ssl.param_mut().set_host(name)?;
+                }
+            }
+        }
+        Ok(ssl)
+    }
+}
+
+impl fmt::Debug for Acceptor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Acceptor").field("keys", &self.keys).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Connector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connector").field("keys", &self.keys).finish_non_exhaustive()
+    }
+}
+
+fn new_index() -> Result<Index<Ssl, Arc<Mutex<Seen>>>, Error> {
+    static INDEX: Mutex<Option<Index<Ssl, Arc<Mutex<Seen>>>>> = Mutex::new(None);
+    let mut index = INDEX.lock().expect("no panic under this lock");
+    if let Some(index) = *index {
+        return Ok(index);
+    }
+    let new = Ssl::new_ex_index().map_err(|stack| Error::setup("TLS", &stack))?;
+    Ok(*index.insert(new))
+}
+
+/// What both sides have in common.
+fn builder(seen: Index<Ssl, Arc<Mutex<Seen>>>) -> Result<SslContextBuilder, Error> {
+    let make = || -> Result<SslContextBuilder, ErrorStack> {
+        let mut context = SslContext::builder(SslMethod::tls())?;
+        context.set_min_proto_version(Some(SslVersion::TLS1_2))?;
+        context.set_options(
+            SslOptions::NO_COMPRESSION
+                | SslOptions::NO_RENEGOTIATION
+                | SslOptions::NO_TICKET
+                | SslOptions::CIPHER_SERVER_PREFERENCE,
+        );
+        // What a session has needed only for a moment it gives back.
+        context.set_mode(SslMode::RELEASE_BUFFERS);
+        context.set_session_cache_mode(SslSessionCacheMode::OFF);
+        // A ticket would take a number in the sequence of records that are ours from then on.
+        context.set_num_tickets(0)?;
+        context.set_ciphersuites(if aes_in_hardware() { SUITES } else { SUITES_WITHOUT_AES })?;
+        context.set_cipher_list(CERTIFICATE_CIPHERS)?;
+        context.set_keylog_callback(move |ssl, line| note_secret(ssl, seen, line));
+        Ok(context)
+    };
+    make().map_err(|stack| Error::setup("TLS", &stack))
+}
+
+fn aes_in_hardware() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    let found = std::is_x86_feature_detected!("aes");
+    #[cfg(target_arch = "aarch64")]
+    let found = std::arch::is_aarch64_feature_detected!("aes");
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let found = false;
+    found
+}
+
+/// Keeps the secrets of a session for its record layer; nobody else sees them.
+fn note_secret(ssl: &SslRef, seen: Index<Ssl, Arc<Mutex<Seen>>>, line: &str) {
+    let Some(seen) = ssl.ex_data(seen) else { return };
+    let mut words = line.split(' ');
+    let (Some(label), Some(_), Some(secret)) = (words.next(), words.next(), words.next()) else {
+        return;
+    };
+    let mut seen = seen.lock().expect("no panic under this lock");
+    match label {
+        "CLIENT_TRAFFIC_SECRET_0" => seen.client_secret = crate::psk::unhex(secret),
+        "SERVER_TRAFFIC_SECRET_0" => seen.server_secret = crate::psk::unhex(secret),
+        _ => {}
+    }
+}
+
+fn only_keys(context: &mut SslContextBuilder) -> Result<(), Error> {
+    context.set_cipher_list(KEY_CIPHERS).map_err(|stack| Error::setup("TLS", &stack))
+}
+
+/// Looks up the key of the user that a client names; 0 bytes: there is none.
+fn offer_key(
+    ssl: &SslRef,
+    seen: Index<Ssl, Arc<Mutex<Seen>>>,
+    users: &Users,
+    user: &[u8],
+    into: &mut [u8],
+) -> usize {
+    let key = users.key(user).filter(|key| key.len() <= into.len());
+    if let Some(seen) = ssl.ex_data(seen) {
+        let mut seen = seen.lock().expect("no panic under this lock");
+        seen.user = Some(printable(user));
+        seen.unknown = key.is_none();
+    }
+    let Some(key) = key else { return 0 };
+    into[..key.len()].copy_from_slice(key);
+    key.len()
+}
+
+fn client_key(
+    context: &mut SslContextBuilder,
+    path: &Path,
+    user: Option<&str>,
+) -> Result<(), Error> {
+    let users = Users::read(path)?;
+    let shown = path.display();
+    let (user, key) = match user {
+        Some(user) => match users.key(user.as_bytes()) {
+            Some(key) => (user.to_string(), key.to_vec()),
+            None => {
+                let text = format!("{shown}: user {user:?} has no key in it; check the name");
+                return Err(Error::new(Kind::Setup, text));
+            }
+        },
+        None => users
+            .choose(login())
+            .map_err(|why| Error::new(Kind::Setup, format!("{shown}: {why}")))?,
+    };
+    only_keys(context)?;
+    context.set_psk_client_callback(move |_, _, name, into| {
+        if name.len() <= user.len() || into.len() < key.len() {
+            return Ok(0);
+        }
+        name[..user.len()].copy_from_slice(user.as_bytes());
+        name[user.len()] = 0;
+        into[..key.len()].copy_from_slice(&key);
+        Ok(key.len())
+    });
+    Ok(())
+}
+
+/// The name of the local user, as the environment tells it.
+fn login() -> Option<String> {
+    ["LOGNAME", "USER"].iter().find_map(|name| std::env::var(name).ok())
+}
+
+/// Loads an authority and, if there is one, its list of revoked certificates.
+fn authority(context: &mut SslContextBuilder, dir: &Path) -> Result<(), Error> {
+    let path = readable(dir, "ca-cert.pem")?;
+    context.set_ca_file(&path).map_err(|stack| unusable(&path, "a certificate", &stack))?;
+    if !dir.join("ca-crl.pem").exists() {
+        return Ok(());
+    }
+    let path = readable(dir, "ca-crl.pem")?;
+    let mut load = || -> Result<(), ErrorStack> {
+        let store = context.cert_store_mut();
+        store.set_flags(X509VerifyFlags::CRL_CHECK)?;
+        store.add_lookup(X509Lookup::file())?.load_crl_file(&path, SslFiletype::PEM)?;
+        Ok(())
+    };
+    load().map_err(|stack| unusable(&path, "a list of revoked certificates", &stack))
+}
+
+/// Loads a certificate with its key.
+fn identity(context: &mut SslContextBuilder, dir: &Path, who: &str) -> Result<(), Error> {
+    let certificate = readable(dir, &format!("{who}-cert.pem"))?;
+    let key = readable(dir, &format!("{who}-key.pem"))?;
+    let due = format!("the key of {who}-cert.pem");
+    let wrong = |stack: ErrorStack| unusable(&key, &due, &stack);
+    let chain = context.set_certificate_chain_file(&certificate);
+    chain.map_err(|stack| unusable(&certificate, "a certificate", &stack))?;
+    context.set_private_key_file(&key, SslFiletype::PEM).map_err(wrong)?;
+    context.check_private_key().map_err(wrong)
+}
+
+fn server_certificates(
+    context: &mut SslContextBuilder,
+    dir: &Path,
+    verify_peer: bool,
+) -> Result<(), Error> {
+    identity(context, dir, "server")?;
+    if verify_peer {
+        authority(context, dir)?;
+        let path = readable(dir, "ca-cert.pem")?;
+        let names = X509Name::load_client_ca_file(&path)
+            .map_err(|stack| unusable(&path, "a certificate", &stack))?;
+        context.set_client_ca_list(names);
+        context.set_verify(SslVerifyMode::PEER | SslVerifyMode::FAIL_IF_NO_PEER_CERT);
+    } else {
+        context.set_verify(SslVerifyMode::NONE);
+    }
+    Ok(())
+}
+
+fn client_certificates(context: &mut SslContextBuilder, dir: &Path) -> Result<(), Error> {
+    authority(context, dir)?;
+    let has = |name: &str| dir.join(name).exists();
+    match has("client-cert.pem") || has("client-key.pem") {
+        true => identity(context, dir, "client"),
+        false => Ok(()),
+    }
+}
+
+/// A file that holds something else than it should.
+fn unusable(path: &Path, due: &str, stack: &ErrorStack) -> Error {
+    let why = crate::error::first(stack);
+    let text = format!("cannot use {}: {why}; check that it is {due}, in PEM", path.display());
+    Error::new(Kind::Setup, text)
+}
+
+/// A file that can be opened: OpenSSL's own words for one that cannot help nobody.
+fn readable(dir: &Path, name: &str) -> Result<PathBuf, Error> {
+    let path = dir.join(name);
+    match std::fs::File::open(&path) {
+        Ok(_) => Ok(path),
+        Err(error) => {
+            let why = crate::psk::plain(&error);
+            Err(Error::new(Kind::File, format!("cannot read {}: {why}", path.display())))
+        }
+    }
+}
+
+/// Directories for certificates: a user's own, and root's.
+fn usual_dirs(name: &str) -> Vec<PathBuf> {
+    if rustix::process::geteuid().is_root() {
+        return vec![Path::new("/etc/pki").join(name)];
+    }
+    let home = std::env::var_os("HOME").map(PathBuf::from);
+    home.iter()
+        .flat_map(|home| [".pki", ".config/pki"].map(|at| home.join(at).join(name)))
+        .collect()
+}
+
+fn none_in(dirs: &[PathBuf], file: &str) -> Error {
+    let places: Vec<_> = dirs.iter().map(|dir| dir.display().to_string()).collect();
+    let text = format!(
+        "no {file} in {}: name a directory with --tls-certificates, or make one with blockhaul tls \
+         init",
+        if places.is_empty() { "any usual place".to_string() } else { places.join(" or ") }
+    );
+    Error::new(Kind::File, text)
+}

@@ -1,0 +1,252 @@
+//! A handshake over a stream: OpenSSL decides what is said, this carries it.
+
+use std::io::IoSliceMut;
+use std::sync::{Arc, Mutex};
+
+use blockhaul_io::{Opener, Sealer, Stream};
+use openssl::ex_data::Index;
+use openssl::nid::Nid;
+use openssl::ssl::{self, ErrorCode, Ssl, SslRef, SslStream, SslVersion};
+use openssl::x509::{X509Ref, X509VerifyResult};
+
+use crate::error::{Error, Kind, reason};
+use crate::names::Names;
+use crate::records::{self, Peer, Suite};
+use crate::seen::{Seen, printable};
+use crate::wrapped::{self, Pipe};
+
+/// Bytes received at a time. OpenSSL bounds the messages of a handshake itself.
+const RECEIVE: usize = 16 << 10;
+
+/// Which side this is.
+pub(crate) enum Role {
+    Server { keys: bool },
+    Client { keys: bool, hostname: Option<String> },
+}
+
+/// A session that is up.
+pub struct Session {
+    /// Opens what is received.
+    pub opener: Box<dyn Opener>,
+    /// Seals what is sent.
+    pub sealer: Box<dyn Sealer>,
+    /// What was received behind the handshake: for the opener.
+    pub received: Vec<u8>,
+    /// What was agreed on.
+    pub about: About,
+}
+
+/// What was agreed on, and with whom.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct About {
+    /// The version of TLS, as `TLSv1.3`.
+    pub version: String,
+    /// The suite, as `TLS_AES_128_GCM_SHA256`.
+    pub suite: String,
+    /// Who the other side has proved to be: a user, or the name in a certificate.
+    pub peer: Option<String>,
+    /// The names in the other side's certificate, where it has shown one.
+    pub names: Option<Names>,
+}
+
+/// Runs a handshake.
+pub(crate) async fn run(mut shaking: Shaking, stream: &Stream) -> Result<Session, Error> {
+    let mut buffer = vec![0; RECEIVE];
+    loop {
+        let (out, step) = shaking.step();
+        // After a failure this is the alert that tells the other side.
+        let sent = stream.send_all(&out).await;
+        let done = step?;
+        sent.map_err(|error| lost(&error))?;
+        if done {
+            return shaking.finish();
+        }
+        let received = stream.recv(&mut [IoSliceMut::new(&mut buffer)]).await;
+        match received.map_err(|error| lost(&error))? {
+            0 => {
+                // As GnuTLS's servers do when they know no such key.
+                let text = format!(
+                    "TLS: the other side closed the connection during the handshake{}",
+                    advice(&shaking.role)
+                );
+                return Err(Error::new(Kind::Lost, text));
+            }
+            count => shaking.receive(&buffer[..count]),
+        }
+    }
+}
+
+/// A handshake under way, without I/O.
+pub(crate) struct Shaking {
+    session: SslStream<Pipe>,
+    seen: Arc<Mutex<Seen>>,
+    role: Role,
+}
+
+impl Shaking {
+    /// Begins one.
+    pub(crate) fn new(
+        mut ssl: Ssl,
+        index: Index<Ssl, Arc<Mutex<Seen>>>,
+        role: Role,
+    ) -> Result<Shaking, Error> {
+        let seen = Arc::new(Mutex::new(Seen::default()));
+        ssl.set_ex_data(index, seen.clone());
+        match role {
+            Role::Server { .. } => ssl.set_accept_state(),
+            Role::Client { .. } => ssl.set_connect_state(),
+        }
+        let session = SslStream::new(ssl, Pipe::default());
+        let session = session.map_err(|stack| Error::setup("TLS", &stack))?;
+        Ok(Shaking { session, seen, role })
+    }
+
+    /// Goes as far as it can: what is to be sent, and whether that was all.
+    pub(crate) fn step(&mut self) -> (Vec<u8>, Result<bool, Error>) {
+        let step = self.session.do_handshake();
+        let out = std::mem::take(&mut self.session.get_mut().outgoing);
+        let step = match step {
+            Ok(()) => Ok(true),
+            Err(error) if error.code() == ErrorCode::WANT_READ => Ok(false),
+            Err(error) => Err(failed(self.session.ssl(), &self.seen, &self.role, &error)),
+        };
+        (out, step)
+    }
+
+    /// Takes what has come.
+    pub(crate) fn receive(&mut self, bytes: &[u8]) {
+        self.session.get_mut().incoming.extend_from_slice(bytes);
+    }
+
+    /// The session, when the handshake is done.
+    pub(crate) fn finish(self) -> Result<Session, Error> {
+        self.finish_with(records::KEY_RECORDS)
+    }
+
+    /// The same, whose keys last for so many records.
+    pub(crate) fn finish_with(self, key_records: u64) -> Result<Session, Error> {
+        let about = about(self.session.ssl(), &self.seen);
+        let secrets = {
+            let mut seen = self.seen.lock().expect("no panic under this lock");
+            seen.client_secret.take().zip(seen.server_secret.take())
+        };
+        let suite = Suite::named(&about.suite);
+        let received = self.session.get_ref().rest().to_vec();
+        let (Some(suite), Some((client, server))) = (suite, secrets) else {
+            return Ok(self.wrap(about, received));
+        };
+        if self.session.ssl().version2() != Some(SslVersion::TLS1_3) {
+            return Ok(self.wrap(about, received));
+        }
+        let (peer, ours, theirs) = match self.role {
+            Role::Server { .. } => (Peer::Client, server, client),
+            Role::Client { .. } => (Peer::Server, client, server),
+        };
+        let halves = records::halves(suite, peer, ours, theirs, key_records);
+        let (opener, sealer) = halves.map_err(|stack| Error::setup("TLS", &stack))?;
+        Ok(Session { opener: Box::new(opener), sealer: Box::new(sealer), received, about })
+    }
+
+    /// The session with OpenSSL's record layer.
+    fn wrap(mut self, about: About, received: Vec<u8>) -> Session {
+        let pipe = self.session.get_mut();
+        pipe.incoming.clear();
+        pipe.taken = 0;
+        let (opener, sealer) = wrapped::halves(self.session);
+        Session { opener: Box::new(opener), sealer: Box::new(sealer), received, about }
+    }
+
+    /// The same, whatever was agreed on.
+    #[cfg(test)]
+    pub(crate) fn finish_wrapped(self) -> Session {
+        let about = about(self.session.ssl(), &self.seen);
+        let received = self.session.get_ref().rest().to_vec();
+        self.wrap(about, received)
+    }
+}
+
+fn about(ssl: &SslRef, seen: &Mutex<Seen>) -> About {
+    let user = seen.lock().expect("no panic under this lock").user.take();
+    let certificate = ssl.peer_certificate();
+    About {
+        version: ssl.version_str().to_string(),
+        suite: suite(ssl),
+        names: certificate.as_deref().map(Names::of),
+        peer: user.or_else(|| certificate.map(|certificate| subject(&certificate))),
+    }
+}
+
+fn suite(ssl: &SslRef) -> String {
+    let cipher = ssl.current_cipher();
+    let name = cipher.map(|cipher| cipher.standard_name().unwrap_or_else(|| cipher.name()));
+    name.unwrap_or_default().to_string()
+}
+
+/// The common name of a certificate, or its number.
+fn subject(certificate: &X509Ref) -> String {
+    let mut names = certificate.subject_name().entries_by_nid(Nid::COMMONNAME);
+    match names.next() {
+        Some(name) => printable(name.data().as_slice()),
+        None => "a certificate without a common name".to_string(),
+    }
+}
+
+/// Why a handshake failed, in words that help.
+fn failed(ssl: &SslRef, seen: &Mutex<Seen>, role: &Role, error: &ssl::Error) -> Error {
+    let seen = seen.lock().expect("no panic under this lock");
+    let refused = |text: String| Error::new(Kind::Refused, text);
+    if let Some(user) = &seen.user {
+        return refused(match seen.unknown {
+            true => format!("TLS: user \"{user}\" has no key here"),
+            false => format!("TLS: user \"{user}\" has another key ({})", reason(error)),
+        });
+    }
+    let verified = ssl.verify_result();
+    if verified != X509VerifyResult::OK {
+        if let Role::Client { keys: true, .. } = role {
+            let text = "TLS: the server does not know the key, but shows a certificate; check the user \
+                        name, and that the server has keys";
+            return refused(text.into());
+        }
+        let whose = match role {
+            Role::Server { .. } => "the client's",
+            Role::Client { .. } => "the server's",
+        };
+        let name = match role {
+            Role::Client { hostname: Some(name), .. } => format!(" for \"{name}\""),
+            _ => String::new(),
+        };
+        let why = verified.error_string();
+        return refused(format!("TLS: {whose} certificate is not accepted{name}: {why}"));
+    }
+    let reason = reason(error);
+    let distrusted =
+        ["unknown ca", "bad certificate", "certificate expired", "certificate revoked"]
+            .iter()
+            .any(|alert| reason.ends_with(alert));
+    let hint = match role {
+        Role::Server { keys: false } if distrusted => {
+            "; the client does not accept this server's certificate"
+        }
+        Role::Server { keys: true } => "; clients need a user name and a key",
+        role => advice(role),
+    };
+    refused(format!("TLS: {reason}{hint}"))
+}
+
+/// What a client can do where a server does not say why it gives up.
+fn advice(role: &Role) -> &'static str {
+    match role {
+        Role::Client { keys: true, .. } => {
+            "; check the user name and its key, and that the server has keys and no certificates"
+        }
+        Role::Client { .. } => {
+            "; check that the server has certificates, and what it demands of clients"
+        }
+        Role::Server { .. } => "",
+    }
+}
+
+fn lost(error: &std::io::Error) -> Error {
+    Error::new(Kind::Lost, format!("TLS: {error}"))
+}

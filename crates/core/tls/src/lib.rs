@@ -1,0 +1,26 @@
+//! TLS over streams, both sides, with certificates or pre-shared keys.
+//!
+//! - [`Acceptor`], [`Connector`]: what each side brings, and its handshake. OpenSSL does it.
+//! - `records`: the record layer of TLS 1.3, which moves payloads between pool buffers and what is
+//!   sent without a copy in between; `wrapped`: OpenSSL's own, for TLS 1.2.
+//! - `seen`: what the callbacks of a handshake tell it. `names`: names of certificates. `alert`: why a peer
+//!   ends the session.
+//! - `psk`: files of pre-shared keys. [`make`]: makes them, and certificates.
+//!
+//! Once a session is up, [`blockhaul_io::RecvWindow::secure`] and [`blockhaul_io::SendQueue::secure`] take its halves.
+
+mod alert;
+mod context;
+mod error;
+mod handshake;
+pub mod make;
+mod names;
+mod psk;
+mod records;
+mod seen;
+mod wrapped;
+
+pub use context::{Acceptor, Connector, Credentials, Demands, usual_certificates};
+pub use error::{Error, Kind};
+pub use handshake::{About, Session};
+pub use names::Names;

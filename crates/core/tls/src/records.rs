@@ -1,0 +1,449 @@
+//! The record layer of TLS 1.3 (RFC 8446, sections 5 and 4.6), with the keys of a finished handshake.
+//!
+//! OpenSSL's own record layer copies every byte into a buffer of its own before it encrypts, and once
+//! more for whoever wants to send it; receiving is the same the other way round. Here payloads are
+//! encrypted from where they are to where they are sent from, and decrypted to where they are wanted.
+//! All cryptography is OpenSSL's.
+
+use std::io::{self, IoSlice};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+
+use blockhaul_io::{Opened, Opener, SEALED_MAX, Sealer};
+use openssl::cipher::{Cipher, CipherRef};
+use openssl::cipher_ctx::CipherCtx;
+use openssl::error::ErrorStack;
+use openssl::md::{Md, MdRef};
+use openssl::pkey::Id;
+use openssl::pkey_ctx::{HkdfMode, PkeyCtx};
+
+use crate::alert;
+
+/// Bytes in front of a record.
+const HEADER: usize = 5;
+/// Bytes that authenticate a record, with every cipher here.
+const TAG: usize = 16;
+/// Bytes that one record carries at most.
+const PLAIN_MAX: usize = 16 << 10;
+/// Records that one key may seal: below the bound for AES-GCM (section 5.5), which is 2^24.5.
+pub(crate) const KEY_RECORDS: u64 = 1 << 24;
+/// Records without data in a row: more is no use of the protocol but an attack.
+const EMPTY_MAX: u32 = 32;
+/// Longest message of the protocol after the handshake: a session ticket fills no more.
+const MESSAGE_MAX: usize = 32 << 10;
+
+const CHANGE_CIPHER_SPEC: u8 = 20;
+const ALERT: u8 = 21;
+const HANDSHAKE: u8 = 22;
+const APPLICATION_DATA: u8 = 23;
+
+const NEW_SESSION_TICKET: u8 = 4;
+const KEY_UPDATE: u8 = 24;
+
+/// A cipher suite of TLS 1.3.
+#[derive(Clone, Copy)]
+pub(crate) struct Suite {
+    cipher: fn() -> &'static CipherRef,
+    digest: fn() -> &'static MdRef,
+    key_len: usize,
+}
+
+impl Suite {
+    /// The suite of this name, if it is one of those in use.
+    pub(crate) fn named(name: &str) -> Option<Suite> {
+        Some(match name {
+            "TLS_AES_128_GCM_SHA256" => {
+                Suite { cipher: Cipher::aes_128_gcm, digest: Md::sha256, key_len: 16 }
+            }
+            "TLS_AES_256_GCM_SHA384" => {
+                Suite { cipher: Cipher::aes_256_gcm, digest: Md::sha384, key_len: 32 }
+            }
+            "TLS_CHACHA20_POLY1305_SHA256" => {
+                Suite { cipher: Cipher::chacha20_poly1305, digest: Md::sha256, key_len: 32 }
+            }
+            _ => return None,
+        })
+    }
+}
+
+/// Which side the peer is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Peer {
+    Client,
+    Server,
+}
+
+/// The halves of a session with `peer`: `ours` is the secret that this side sends with, `theirs` that of
+/// the peer. Our keys are renewed after `limit` records.
+pub(crate) fn halves(
+    suite: Suite,
+    peer: Peer,
+    ours: Vec<u8>,
+    theirs: Vec<u8>,
+    limit: u64,
+) -> Result<(RecordOpener, RecordSealer), ErrorStack> {
+    let received = Arc::new(Received::default());
+    let opener = RecordOpener {
+        keys: Keys::new(suite, theirs, Direction::Open)?,
+        peer,
+        received: received.clone(),
+        message: Vec::new(),
+        empty: 0,
+    };
+    let sealer = RecordSealer { keys: Keys::new(suite, ours, Direction::Seal)?, received, limit };
+    Ok((opener, sealer))
+}
+
+/// What the receiving half has the sending half do.
+#[derive(Default)]
+struct Received {
+    /// The peer wants us to renew our keys.
+    asked: AtomicBool,
+    /// The alert that tells the peer how it broke the protocol; `CLOSE_NOTIFY` if it has not.
+    alert: AtomicU8,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Direction {
+    Open,
+    Seal,
+}
+
+/// The keys of one direction.
+struct Keys {
+    suite: Suite,
+    direction: Direction,
+    secret: Vec<u8>,
+    context: CipherCtx,
+    iv: [u8; 12],
+    /// Records so far with this key.
+    sequence: u64,
+}
+
+impl Keys {
+    fn new(suite: Suite, secret: Vec<u8>, direction: Direction) -> Result<Keys, ErrorStack> {
+        let context = CipherCtx::new()?;
+        let mut keys = Keys { suite, direction, secret, context, iv: [0; 12], sequence: 0 };
+        keys.derive()?;
+        Ok(keys)
+    }
+
+    /// Key and nonce of the current secret (section 7.3).
+    fn derive(&mut self) -> Result<(), ErrorStack> {
+        let mut key = [0; 32];
+        let key = &mut key[..self.suite.key_len];
+        expand_label(self.suite, &self.secret, "key", key)?;
+        expand_label(self.suite, &self.secret, "iv", &mut self.iv)?;
+        let cipher = Some((self.suite.cipher)());
+        match self.direction {
+            Direction::Open => self.context.decrypt_init(cipher, Some(key), Some(&self.iv))?,
+            Direction::Seal => self.context.encrypt_init(cipher, Some(key), Some(&self.iv))?,
+        }
+        self.sequence = 0;
+        Ok(())
+    }
+
+    /// The next generation of keys (section 7.2).
+    fn update(&mut self) -> Result<(), ErrorStack> {
+        let mut next = vec![0; self.secret.len()];
+        expand_label(self.suite, &self.secret, "traffic upd", &mut next)?;
+        self.secret = next;
+        self.derive()
+    }
+
+    /// Begins a record, whose header is authenticated with it.
+    fn begin(&mut self, header: &[u8]) -> Result<(), ErrorStack> {
+        let mut nonce = self.iv;
+        for (byte, count) in nonce[4..].iter_mut().zip(self.sequence.to_be_bytes()) {
+            *byte ^= count;
+        }
+        match self.direction {
+            Direction::Open => self.context.decrypt_init(None, None, Some(&nonce))?,
+            Direction::Seal => self.context.encrypt_init(None, None, Some(&nonce))?,
+        }
+        self.context.cipher_update(header, None)?;
+        // Keys are renewed long before 2^64 records; a peer that does not is cut by its own cipher.
+        self.sequence = self.sequence.wrapping_add(1);
+        Ok(())
+    }
+
+    /// Encrypts or decrypts a part of the record. `into` is as long as `from`.
+    fn part(&mut self, from: &[u8], into: &mut [u8]) -> Result<(), ErrorStack> {
+        if !from.is_empty() {
+            self.context.cipher_update(from, Some(into))?;
+        }
+        Ok(())
+    }
+}
+
+/// HKDF-Expand-Label with an empty context (section 7.1).
+fn expand_label(
+    suite: Suite,
+    secret: &[u8],
+    label: &str,
+    into: &mut [u8],
+) -> Result<(), ErrorStack> {
+    // Lengths are those of keys: far below what the fields hold.
+    let mut info = vec![0, into.len() as u8, 6 + label.len() as u8];
+    info.extend_from_slice(b"tls13 ");
+    info.extend_from_slice(label.as_bytes());
+    info.push(0);
+    let mut context = PkeyCtx::new_id(Id::HKDF)?;
+    context.derive_init()?;
+    context.set_hkdf_mode(HkdfMode::EXPAND_ONLY)?;
+    context.set_hkdf_md((suite.digest)())?;
+    context.set_hkdf_key(secret)?;
+    context.add_hkdf_info(&info)?;
+    context.derive(Some(into))?;
+    Ok(())
+}
+
+/// The sending half.
+pub(crate) struct RecordSealer {
+    keys: Keys,
+    received: Arc<Received>,
+    /// Records until the keys are renewed.
+    limit: u64,
+}
+
+impl RecordSealer {
+    /// One record of a part of `plain`, which starts at `from`; returns its length.
+    fn record(
+        &mut self,
+        kind: u8,
+        plain: &mut Parts<'_>,
+        len: usize,
+        sealed: &mut [u8],
+    ) -> io::Result<usize> {
+        let body = len + 1 + TAG;
+        let record = sealed.get_mut(..HEADER + body).ok_or_else(no_room)?;
+        // At most 16 KiB and 17 bytes.
+        let [high, low] = (body as u16).to_be_bytes();
+        let header = [APPLICATION_DATA, 3, 3, high, low];
+        record[..HEADER].copy_from_slice(&header);
+        self.keys.begin(&header)?;
+        let mut at = HEADER;
+        let end = HEADER + len;
+        while at < end {
+            let part = plain.take(end - at);
+            if part.is_empty() {
+                return Err(no_room());
+            }
+            self.keys.part(part, &mut record[at..at + part.len()])?;
+            at += part.len();
+        }
+        self.keys.part(&[kind], &mut record[at..=at])?;
+        self.keys.context.cipher_final(&mut [])?;
+        self.keys.context.tag(&mut record[at + 1..])?;
+        Ok(HEADER + body)
+    }
+
+    fn message(&mut self, kind: u8, message: &[u8], sealed: &mut [u8]) -> io::Result<usize> {
+        let slices = [IoSlice::new(message)];
+        self.record(kind, &mut Parts::new(&slices), message.len(), sealed)
+    }
+}
+
+impl Sealer for RecordSealer {
+    fn seal(&mut self, plain: &[IoSlice<'_>], sealed: &mut [u8]) -> io::Result<usize> {
+        let mut used = 0;
+        if self.received.asked.swap(false, Ordering::Relaxed) || self.keys.sequence >= self.limit {
+            // That the peer may keep its keys.
+            used += self.message(HANDSHAKE, &[KEY_UPDATE, 0, 0, 1, 0], sealed)?;
+            self.keys.update()?;
+        }
+        let mut left: usize = plain.iter().map(|part| part.len()).sum();
+        let mut plain = Parts::new(plain);
+        while left > 0 {
+            let len = left.min(PLAIN_MAX);
+            used += self.record(APPLICATION_DATA, &mut plain, len, &mut sealed[used..])?;
+            left -= len;
+        }
+        Ok(used)
+    }
+
+    fn close(&mut self, sealed: &mut [u8]) -> io::Result<usize> {
+        match self.received.alert.load(Ordering::Relaxed) {
+            alert::CLOSE_NOTIFY => {
+                self.message(ALERT, &[alert::WARNING, alert::CLOSE_NOTIFY], sealed)
+            }
+            breach => self.message(ALERT, &[alert::FATAL, breach], sealed),
+        }
+    }
+}
+
+/// Slices, taken from the front.
+struct Parts<'a> {
+    slices: &'a [IoSlice<'a>],
+    taken: usize,
+}
+
+impl<'a> Parts<'a> {
+    fn new(slices: &'a [IoSlice<'a>]) -> Parts<'a> {
+        Parts { slices, taken: 0 }
+    }
+
+    /// Up to `most` bytes in one piece; none at the end.
+    fn take(&mut self, most: usize) -> &'a [u8] {
+        while let Some((first, rest)) = self.slices.split_first() {
+            let left: &'a [u8] = &first[self.taken..];
+            if left.is_empty() {
+                (self.slices, self.taken) = (rest, 0);
+                continue;
+            }
+            let part = &left[..left.len().min(most)];
+            self.taken += part.len();
+            return part;
+        }
+        &[]
+    }
+}
+
+/// The receiving half.
+pub(crate) struct RecordOpener {
+    keys: Keys,
+    peer: Peer,
+    received: Arc<Received>,
+    /// The beginning of a message of the protocol that goes on in the next record.
+    message: Vec<u8>,
+    /// Records without data since the last with some.
+    empty: u32,
+}
+
+impl Opener for RecordOpener {
+    fn open(
+        &mut self,
+        sealed: &mut [u8],
+        plain: &mut [u8],
+        beyond: &mut [u8],
+    ) -> io::Result<Opened> {
+        let Some(header) = sealed.first_chunk::<HEADER>() else { return Ok(Opened::default()) };
+        let [kind, _, _, high, low] = *header;
+        let body = usize::from(u16::from_be_bytes([high, low]));
+        if kind != APPLICATION_DATA {
+            let what = match kind {
+                ALERT | CHANGE_CIPHER_SPEC | HANDSHAKE => "an unprotected TLS record",
+                _ => "bytes that are no TLS record",
+            };
+            return Err(self.breach(alert::UNEXPECTED_MESSAGE, what));
+        }
+        // All suites add a tag and nothing else: what is longer holds more than a kind and the most
+        // bytes, of data and padding together (section 5.4).
+        if body > PLAIN_MAX + 1 + TAG {
+            return Err(self.breach(alert::RECORD_OVERFLOW, "a TLS record that is too long"));
+        }
+        if body <= TAG {
+            return Err(self.breach(alert::BAD_RECORD_MAC, "a TLS record that is too short"));
+        }
+        let Some(record) = sealed.get(HEADER..HEADER + body) else { return Ok(Opened::default()) };
+        let used = HEADER + body;
+        let (text, tag) = record.split_at(body - TAG);
+        // The last byte tells the kind, unless there is padding.
+        let (text, last) = text.split_at(text.len() - 1);
+        let mut kind = [0];
+        let first = text.len().min(plain.len());
+        let rest = text.len() - first;
+        if rest > beyond.len() {
+            return Err(no_room());
+        }
+        self.keys.begin(header)?;
+        self.keys.part(&text[..first], &mut plain[..first])?;
+        self.keys.part(&text[first..], &mut beyond[..rest])?;
+        self.keys.part(last, &mut kind)?;
+        self.keys.context.set_tag(tag)?;
+        if self.keys.context.cipher_final(&mut []).is_err() {
+            let what = "a TLS record that is forged or damaged";
+            return Err(self.breach(alert::BAD_RECORD_MAC, what));
+        }
+        let [mut kind] = kind;
+        let mut len = text.len();
+        while kind == 0 {
+            let Some(left) = len.checked_sub(1) else {
+                let what = "a TLS record without a kind";
+                return Err(self.breach(alert::UNEXPECTED_MESSAGE, what));
+            };
+            len = left;
+            kind = if len < first { plain[len] } else { beyond[len - first] };
+        }
+        let opened = Opened { used, len: 0, end: false };
+        if kind == APPLICATION_DATA && self.message.is_empty() {
+            self.empty = if len > 0 { 0 } else { self.empty + 1 };
+            self.check_empty()?;
+            return Ok(Opened { len, ..opened });
+        }
+        self.empty += 1;
+        self.check_empty()?;
+        let here = len.min(first);
+        let parts = [&plain[..here], &beyond[..len - here]];
+        match kind {
+            HANDSHAKE => self.messages(parts)?,
+            ALERT if self.message.is_empty() => {
+                let end = alert::received(&parts.concat())?;
+                return Ok(Opened { end, ..opened });
+            }
+            _ => {
+                let what = "a TLS record that is not expected here";
+                return Err(self.breach(alert::UNEXPECTED_MESSAGE, what));
+            }
+        }
+        Ok(opened)
+    }
+}
+
+impl RecordOpener {
+    /// The peer broke the protocol, or somebody between. `alert` is what the goodbye says of it.
+    fn breach(&self, alert: u8, what: &str) -> io::Error {
+        self.received.alert.store(alert, Ordering::Relaxed);
+        io::Error::new(io::ErrorKind::InvalidData, format!("the other side sent {what}"))
+    }
+
+    fn check_empty(&self) -> io::Result<()> {
+        match self.empty > EMPTY_MAX {
+            true => {
+                let what = "TLS records without data for ever";
+                Err(self.breach(alert::UNEXPECTED_MESSAGE, what))
+            }
+            false => Ok(()),
+        }
+    }
+
+    /// Takes messages that come after the handshake.
+    fn messages(&mut self, parts: [&[u8]; 2]) -> io::Result<()> {
+        let mut message = std::mem::take(&mut self.message);
+        parts.iter().for_each(|part| message.extend_from_slice(part));
+        let mut rest = &message[..];
+        while let Some(([kind, high, middle, low], body)) = rest.split_first_chunk::<4>() {
+            let len = usize::from(*high) << 16 | usize::from(*middle) << 8 | usize::from(*low);
+            if len > MESSAGE_MAX {
+                return Err(self.breach(alert::DECODE_ERROR, "a TLS message that is too long"));
+            }
+            let Some((body, behind)) = body.split_at_checked(len) else { break };
+            match (*kind, body) {
+                // Sessions are not resumed: connections are few and live long. Only servers have
+                // tickets (section 4.6.1).
+                (NEW_SESSION_TICKET, _) if self.peer == Peer::Server => {}
+                (KEY_UPDATE, [request @ (0 | 1)]) if behind.is_empty() => {
+                    self.keys.update()?;
+                    if *request == 1 {
+                        self.received.asked.store(true, Ordering::Relaxed);
+                    }
+                }
+                _ => {
+                    let what = "a TLS message that is not expected here";
+                    return Err(self.breach(alert::UNEXPECTED_MESSAGE, what));
+                }
+            }
+            rest = behind;
+        }
+        self.message = rest.to_vec();
+        Ok(())
+    }
+}
+
+/// A caller gave less room than the traits say.
+fn no_room() -> io::Error {
+    io::Error::other(format!("a TLS record does not fit: {SEALED_MAX} bytes are needed"))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,92 @@
+//! Requests on an open file.
+//!
+//! What is sure to be short is done at once on the worker: reads that the page cache answers, small
+//! buffered writes, anything on a file system in memory. The rest goes through the worker's driver.
+
+use std::sync::Arc;
+
+use blockhaul_block::{
+    Access, Can, Device, Error, Facts, FileRange, Flags, Op, Pending, Reply, Request, Result,
+};
+use rustix::fs::fstat;
+
+use super::extents;
+use super::storage::{Inner, Route, Storage};
+
+/// A file or block device that serves requests.
+pub(super) struct FileDevice {
+    facts: Arc<Facts>,
+    inner: Arc<Inner>,
+}
+
+impl FileDevice {
+    pub(super) fn new(mut facts: Facts, storage: Storage) -> FileDevice {
+        facts.flush_failures_stay = true;
+        let inner = Inner::new(&facts, storage);
+        FileDevice { facts: Arc::new(facts), inner: Arc::new(inner) }
+    }
+
+    /// What makes two open files the same: device and inode.
+    pub(super) fn identity(&self) -> Result<(u64, u64)> {
+        let stat = fstat(&self.inner.storage.file)
+            .map_err(|errno| Error::system("cannot look at the file", errno.into()))?;
+        Ok((stat.st_dev, stat.st_ino))
+    }
+
+    #[cfg(test)]
+    pub(super) fn inner(&self) -> &Inner {
+        &self.inner
+    }
+}
+
+impl Device for FileDevice {
+    fn facts(&self) -> Arc<Facts> {
+        self.facts.clone()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        let Request { op, at, len, flags } = request;
+        let inner = &self.inner;
+        match op {
+            Op::Read(room) => inner.read(at, room),
+            Op::Write(data) => inner.write(at, data, flags.contains(Flags::FUA)),
+            Op::Zero | Op::Trim => {
+                let (inner, trim) = (inner.clone(), matches!(op, Op::Trim));
+                let durable = flags.contains(Flags::FUA);
+                Pending::start(async move {
+                    if durable {
+                        inner.syncs.check()?;
+                    }
+                    let _turn = inner.turn(Route::Cache, at, len).await;
+                    let changed = match trim {
+                        true => inner.trim(at, len).await,
+                        false => inner.zero(at, len, flags).await,
+                    };
+                    changed.map_err(Error::before_flush)?;
+                    if durable {
+                        inner.sync().await?;
+                    }
+                    Ok(Reply::Done)
+                })
+            }
+            Op::Flush => {
+                let inner = inner.clone();
+                Pending::start(async move { inner.sync().await.map(|()| Reply::Done) })
+            }
+            Op::Cache => inner.cache(at, len),
+            Op::Extents(contexts) => extents::answer(inner, at, len, contexts.count(), flags),
+        }
+    }
+
+    fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
+        let writable = self.facts.can.contains(Can::WRITE);
+        let len = len.min(self.inner.size.checked_sub(at)?);
+        let ours = len > 0 && (access == Access::Read || writable);
+        // The kernel shares and copies ranges of direct files like those of others, and what it shares
+        // does not pass through the page cache.
+        let storage = &self.inner.storage;
+        let file = storage.buffered.as_ref().unwrap_or(&storage.file);
+        let past_cache = storage.past.is_some() || storage.align > 1;
+        ours.then(|| FileRange { file: file.clone(), at, len, past_cache })
+    }
+}

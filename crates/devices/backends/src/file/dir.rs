@@ -1,0 +1,356 @@
+//! `dir:PATH`, `dir:?dirfd=N`: every regular file of a folder is an export of its name.
+//!
+//! A file is opened when a client asks for it, and closed when the last client of it has left. Names
+//! are one component: nothing outside of the folder can be named, and links are not followed unless
+//! `links=on` says that whoever makes them may do so.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, Weak};
+
+use blockhaul_block::{
+    Backend, Client, Device, Error, Exports, Kind, Listed, Opened, Opening, Param, ParamKind,
+    Result, Target, Visit, emulate, format_size,
+};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, fstat, statat};
+use rustix::io::fcntl_dupfd_cloexec;
+
+use super::handed::{DIRFD, Handed};
+use super::{DIRECT, LOCK, open};
+
+/// Longest name of a file (NAME_MAX).
+const NAME_MAX: usize = 255;
+/// Entries of a folder that are looked at for a list: whoever has more than this does not look at them
+/// one by one, and a list has to be made in a short time.
+const ENTRIES_MAX: usize = 100_000;
+
+const LINKS: Param = Param {
+    name: "links",
+    kind: ParamKind::Switch,
+    default: Some("off"),
+    doc: "Follow links wherever they lead, and serve block devices, too: for folders in which only those \
+          make links who may read and write what these lead to.",
+};
+
+/// The backend `dir:PATH`.
+pub struct Dir;
+
+impl Backend for Dir {
+    fn schemes(&self) -> &'static [&'static str] {
+        &["dir"]
+    }
+
+    fn operand(&self) -> &'static str {
+        "PATH"
+    }
+
+    fn summary(&self) -> &'static str {
+        "for serve: each regular file of a folder, as an export of its name; opened when a client asks \
+         for it, read-only where it cannot be written; links are not followed"
+    }
+
+    fn example(&self) -> &'static str {
+        r#"
+mkdir disks && blockhaul copy sample:16M disks/a.raw
+blockhaul serve dir:disks --uri-export a.raw --run 'blockhaul info "$uri"'
+"#
+    }
+
+    fn params(&self) -> &'static [Param] {
+        &[
+            Param {
+                name: "default",
+                kind: ParamKind::Text,
+                default: None,
+                doc: "The file for clients that ask for no name. Without it they are refused.",
+            },
+            LINKS,
+            DIRECT,
+            LOCK,
+            DIRFD,
+        ]
+    }
+
+    fn open(&self, _target: Target) -> Opening<Opened> {
+        let text = "dir: is many devices: name a file in it, or serve it";
+        Box::pin(std::future::ready(Err(Error::new(Kind::Usage, text))))
+    }
+
+    fn exports(&self, target: &Target) -> Option<Opening<Arc<dyn Exports>>> {
+        let target = target.clone();
+        Some(Box::pin(async move {
+            let folder = offload(move || Folder::open(target)).await?;
+            Ok(Arc::new(DirExports(Arc::new(folder))) as Arc<dyn Exports>)
+        }))
+    }
+}
+
+struct Folder {
+    fd: OwnedFd,
+    target: Target,
+    /// What is open, by device and inode.
+    open: Mutex<HashMap<(u64, u64), Weak<dyn Device>>>,
+}
+
+impl Folder {
+    fn open(target: Target) -> Result<Folder> {
+        let path = target.path();
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let fd = match Handed::find(&target, DIRFD.name)? {
+            Some(handed) => folder_of(&handed)?,
+            None if path.as_os_str().is_empty() => {
+                let text = "dir: has no path: write dir:PATH, or dir:?dirfd=N for what is open";
+                return Err(Error::new(Kind::Usage, text));
+            }
+            None => rustix::fs::open(&path, flags, Mode::empty()).map_err(|errno| {
+                let text = format!("cannot open the folder {}", path.display());
+                Error::system(text, errno.into())
+            })?,
+        };
+        let folder = Folder { fd, target, open: Mutex::default() };
+        if let Some(name) = folder.target.args.text("default") {
+            check(name)?;
+        }
+        Ok(folder)
+    }
+
+    /// The regular files, by name.
+    fn list(&self) -> Result<Vec<Listed>> {
+        let cannot =
+            |errno: rustix::io::Errno| Error::system("cannot read the folder", errno.into());
+        let mut listed = Vec::new();
+        let mut seen = 0;
+        for entry in rustix::fs::Dir::read_from(&self.fd).map_err(cannot)? {
+            let entry = entry.map_err(cannot)?;
+            seen += 1;
+            if seen > ENTRIES_MAX {
+                log::warn!("only {ENTRIES_MAX} entries of the folder are listed");
+                break;
+            }
+            // What is no text cannot be the name of an export.
+            let Ok(name) = entry.file_name().to_str() else { continue };
+            let links = self.target.args.switch(LINKS.name);
+            let plain = matches!(entry.file_type(), FileType::RegularFile | FileType::Unknown);
+            if !plain && !links {
+                continue;
+            }
+            let flags = if links { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
+            // It may be gone by now.
+            let Ok(stat) = statat(&self.fd, name, flags) else { continue };
+            let description = match FileType::from_raw_mode(stat.st_mode) {
+                FileType::RegularFile => {
+                    let size = u64::try_from(stat.st_size).unwrap_or(0);
+                    format!("file of {} ({size} bytes)", approximately(size))
+                }
+                FileType::BlockDevice if links => "block device".to_string(),
+                _ => continue,
+            };
+            listed.push(Listed { name: name.to_string(), description });
+        }
+        listed.sort_unstable_by(|one, other| one.name.cmp(&other.name));
+        Ok(listed)
+    }
+
+    /// The device of a file: that which other clients use already, if any.
+    fn device(&self, name: &str) -> Result<Arc<dyn Device>> {
+        let name = match (name, self.target.args.text("default")) {
+            ("", Some(default)) => default,
+            ("", None) => {
+                let text = "this server has an export for each file: ask for one by its name";
+                return Err(Error::new(Kind::NotFound, text));
+            }
+            (name, _) => name,
+        };
+        check(name)?;
+        let links = self.target.args.switch(LINKS.name);
+        let file = match open::open_in(&self.fd, name, links, &self.target) {
+            Err(error)
+                if self.target.intent.write
+                    && matches!(error.kind(), Kind::ReadOnly | Kind::Refused) =>
+            {
+                log::debug!("{name} is served read-only: {error}");
+                let mut target = self.target.clone();
+                target.intent.write = false;
+                open::open_in(&self.fd, name, links, &target)?
+            }
+            opened => opened?,
+        };
+        let identity = file.identity()?;
+        let mut open = self.open.lock().expect("no panic under this lock");
+        open.retain(|_, device| device.strong_count() > 0);
+        if let Some(device) = open.get(&identity).and_then(Weak::upgrade) {
+            return Ok(device);
+        }
+        // Once for all clients: what it supplies may have state, such as who writes to a block.
+        let device = emulate::emulate(Arc::new(file));
+        open.insert(identity, Arc::downgrade(&device));
+        Ok(device)
+    }
+}
+
+/// A descriptor of a folder that was handed over: its names are looked up in it, so that it need not be
+/// opened anew.
+fn folder_of(handed: &Handed) -> Result<OwnedFd> {
+    let number = handed.number();
+    let failed = |errno: rustix::io::Errno| {
+        Error::system(format!("cannot use descriptor {number}"), errno.into())
+    };
+    let stat = fstat(handed.fd()).map_err(failed)?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
+        let text = format!("dirfd={number} is no folder: write file:?fd={number} for a file");
+        return Err(Error::new(Kind::Usage, text));
+    }
+    fcntl_dupfd_cloexec(handed.fd(), 3).map_err(failed)
+}
+
+/// Refuses names that are not those of a file in the folder itself.
+fn check(name: &str) -> Result<()> {
+    let wrong = name.is_empty()
+        || name.len() > NAME_MAX
+        || name == "."
+        || name == ".."
+        || name.contains(['/', '\0']);
+    match wrong {
+        false => Ok(()),
+        true => Err(Error::new(Kind::NotFound, "is not the name of a file in this folder")),
+    }
+}
+
+/// A size for people.
+fn approximately(size: u64) -> String {
+    let unit = size.checked_ilog2().unwrap_or(0) / 10 * 10;
+    // Whole units, as they are typed.
+    format_size(size >> unit << unit)
+}
+
+struct DirExports(Arc<Folder>);
+
+impl Exports for DirExports {
+    fn admit(&self, _client: Client) -> Opening<Arc<dyn Visit>> {
+        let visit = DirVisit(self.0.clone());
+        Box::pin(std::future::ready(Ok(Arc::new(visit) as Arc<dyn Visit>)))
+    }
+}
+
+struct DirVisit(Arc<Folder>);
+
+impl Visit for DirVisit {
+    fn list(&self, _tls: bool) -> Opening<Vec<Listed>> {
+        let folder = self.0.clone();
+        Box::pin(offload(move || folder.list()))
+    }
+
+    fn open(&self, name: &str, _tls: bool) -> Opening<Arc<dyn Device>> {
+        let (folder, name) = (self.0.clone(), name.to_string());
+        Box::pin(offload(move || folder.device(&name)))
+    }
+}
+
+/// Runs what may wait for a disk or a network: not on the worker.
+async fn offload<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    blockhaul_io::offload(work)
+        .await
+        .map_err(|lost| Error::new(Kind::Io, "opening the file was given up").because(lost))?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use blockhaul_block::{Intent, Registry, Spec};
+    use std::os::unix::fs::symlink;
+
+    fn with_folder<T: Send + 'static>(
+        options: &'static str,
+        check: impl AsyncFnOnce(Arc<dyn Visit>, &std::path::Path) -> T + Send + 'static,
+    ) -> T {
+        let runtime = blockhaul_io::Runtime::start(&blockhaul_io::Config {
+            workers: 1,
+            ..blockhaul_io::Config::default()
+        })
+        .unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        runtime.block_on(move || async move {
+            let inside = dir.path().join("images");
+            std::fs::create_dir(&inside).unwrap();
+            std::fs::write(inside.join("b.raw"), vec![1; 5 << 20]).unwrap();
+            std::fs::write(inside.join("a"), "abc").unwrap();
+            std::fs::write(dir.path().join("secret"), "secret").unwrap();
+            std::fs::create_dir(inside.join("folder")).unwrap();
+            std::fs::write(inside.join("folder/deep"), "deep").unwrap();
+            symlink("../secret", inside.join("out")).unwrap();
+            symlink("a", inside.join("in")).unwrap();
+            let pipe = FileType::Fifo;
+            rustix::fs::mknodat(
+                rustix::fs::CWD,
+                inside.join("pipe"),
+                pipe,
+                Mode::from_raw_mode(0o600),
+                0,
+            )
+            .unwrap();
+            let registry = Registry {
+                backends: crate::all(),
+                layers: Vec::new(),
+                path: crate::PATH_SCHEME,
+                command: "",
+            };
+            let spec = format!("dir:{}{options}", inside.display());
+            let spec = Spec::parse(spec.as_ref()).unwrap();
+            let exports = registry.exports(&spec, &[], Intent::WRITE).await.unwrap().unwrap();
+            let visit = exports.admit(Client::default()).await.unwrap();
+            check(visit, &inside).await
+        })
+    }
+
+    #[test]
+    fn only_its_own_regular_files_are_listed_and_opened() {
+        with_folder("", async |visit, _| {
+            let listed = visit.list(false).await.unwrap();
+            let names: Vec<_> = listed.iter().map(|one| one.name.as_str()).collect();
+            assert_eq!(names, ["a", "b.raw"]);
+            assert_eq!(listed[1].description, "file of 5M (5242880 bytes)");
+            assert_eq!(visit.open("a", false).await.unwrap().facts().size, 3);
+            let long = "x".repeat(4096);
+            let bad = [
+                "",
+                ".",
+                "..",
+                "/",
+                "a/",
+                "./a",
+                "../secret",
+                "folder",
+                "folder/deep",
+                "out",
+                "in",
+                "pipe",
+                "a\0",
+                "b",
+                "..\\a",
+                &long,
+            ];
+            for bad in bad {
+                let error = visit.open(bad, false).await.err();
+                let kind = error.map(|error| error.kind());
+                assert_eq!(kind, Some(Kind::NotFound), "{bad:?}");
+            }
+        });
+    }
+
+    #[test]
+    fn clients_of_a_file_share_it_and_new_files_are_new() {
+        with_folder("?default=a", async |visit, dir| {
+            let one = visit.open("a", false).await.unwrap();
+            let default = visit.open("", false).await.unwrap();
+            let facts = one.facts();
+            assert_eq!((facts.size, default.facts().size), (3, 3));
+            // Whoever replaces a file serves the new one to new clients.
+            std::fs::write(dir.join("new"), "larger").unwrap();
+            std::fs::rename(dir.join("new"), dir.join("a")).unwrap();
+            assert_eq!(visit.open("a", false).await.unwrap().facts().size, 6);
+            assert_eq!(one.facts().size, 3);
+        });
+    }
+}

@@ -1,0 +1,110 @@
+//! Where a file has holes, by SEEK_DATA and SEEK_HOLE.
+//!
+//! lseek(2) moves the descriptor's position, which nothing else here uses (all reads and writes name
+//! their offset), and returns the answer in its result: so calls from several workers on one
+//! descriptor need no lock.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use blockhaul_block::{Error, Extents, Flags, HOLE, Pending, Reply, Result, ZERO};
+use rustix::fs::{SeekFrom, fstat, seek};
+use rustix::io::Errno;
+
+use super::limits::Nearness;
+use super::storage::Inner;
+
+/// Pairs of hole and data that are looked for on the worker: about a microsecond each.
+const STEPS_INLINE: usize = 64;
+/// Most pairs in one answer; the rest is another request's business.
+const STEPS_MAX: usize = 4096;
+
+/// Answers a request for extents with `lists` equal lists.
+pub(super) fn answer(inner: &Arc<Inner>, at: u64, len: u64, lists: usize, flags: Flags) -> Pending {
+    let one = flags.contains(Flags::ONE_EXTENT);
+    let end = at.saturating_add(len);
+    let reply = move |mut extents: Extents| {
+        if one {
+            extents.first_only();
+        }
+        Ok(Reply::Extents(vec![extents; lists]))
+    };
+    if !inner.seeks.load(Ordering::Relaxed) {
+        return Pending::ready(reply(Extents::one(len, 0)));
+    }
+    let mut found = Extents::new();
+    if inner.storage.nearness != Nearness::Unknown {
+        match inner.scan(at, end, if one { 1 } else { STEPS_INLINE }) {
+            Ok(extents) if one || extents.total() == len => {
+                return Pending::ready(reply(extents));
+            }
+            Ok(extents) => found = extents,
+            Err(error) => return error.into(),
+        }
+    }
+    // Many runs, or a file system that may wait for others.
+    let inner = inner.clone();
+    let steps = if one { 1 } else { STEPS_MAX };
+    let scan = blockhaul_io::offload(move || {
+        inner.scan(at + found.total(), end, steps).map(|e| (found, e))
+    });
+    Pending::start(async move {
+        let (mut found, rest) = scan.await.map_err(|lost| {
+            Error::new(blockhaul_block::Kind::Io, "looking for holes was given up").because(lost)
+        })??;
+        rest.runs().iter().for_each(|run| found.push(run.len, run.state));
+        reply(found)
+    })
+}
+
+impl Inner {
+    /// The runs from `at` on, at most up to `end`, never none.
+    fn scan(&self, at: u64, end: u64, steps: usize) -> Result<Extents> {
+        match self.scan_holes(at, end, steps) {
+            Ok(extents) if !extents.is_empty() => Ok(extents),
+            // Someone else punched holes meanwhile.
+            Ok(_) => Ok(Extents::one(end - at, 0)),
+            Err(Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS) => {
+                self.seeks.store(false, Ordering::Relaxed);
+                Ok(Extents::one(end - at, 0))
+            }
+            Err(errno) => Err(Error::system("cannot find out where its holes are", errno.into())),
+        }
+    }
+
+    fn scan_holes(&self, at: u64, end: u64, steps: usize) -> rustix::io::Result<Extents> {
+        let file = &self.storage.file;
+        let mut extents = Extents::new();
+        let mut next = at;
+        for _ in 0..steps {
+            if next >= end {
+                break;
+            }
+            let data = match seek(file, SeekFrom::Data(next)) {
+                Ok(data) => data.clamp(next, end),
+                Err(Errno::NXIO) => {
+                    // No data up to the end of the file. If the file has become shorter, what is
+                    // missing is no hole: as data it will be read, and that fails as it must.
+                    let size = u64::try_from(fstat(file)?.st_size).unwrap_or(0);
+                    let hole = size.clamp(next, end);
+                    extents.push(hole - next, HOLE | ZERO);
+                    extents.push(end - hole, 0);
+                    return Ok(extents);
+                }
+                Err(errno) => return Err(errno),
+            };
+            extents.push(data - next, HOLE | ZERO);
+            next = data;
+            if data < end {
+                let hole = match seek(file, SeekFrom::Hole(data)) {
+                    // The file was cut here since the last call; the next step sees it.
+                    Err(Errno::NXIO) => data,
+                    hole => hole?.clamp(data, end),
+                };
+                extents.push(hole - data, 0);
+                next = hole;
+            }
+        }
+        Ok(extents)
+    }
+}

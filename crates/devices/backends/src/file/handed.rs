@@ -1,0 +1,289 @@
+//! Files and folders that are handed over open: descriptors that this process was started with, by
+//! their numbers.
+//!
+//! A file is opened anew through /proc, so that its offset, its locks and its flags are not shared with
+//! whoever handed it over, and so that it can be opened past the page cache. Where that is not allowed
+//! the descriptor itself is used, if nothing about it is in the way: programs hand over what the other
+//! may not open.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use blockhaul_block::{Error, Kind, Param, ParamKind, Result, Target};
+use rustix::fs::{Mode, OFlags, fcntl_getfl};
+use rustix::io::{Errno, fcntl_dupfd_cloexec};
+
+pub(super) const FD: Param = Param {
+    name: "fd",
+    kind: ParamKind::Number,
+    default: None,
+    doc: "Instead of PATH: the number, 3 or more, of an open file or block device that the program was \
+          started with. Read-only if it is open for reading only.",
+};
+
+pub(super) const DIRFD: Param = Param {
+    name: "dirfd",
+    kind: ParamKind::Number,
+    default: None,
+    doc: "Instead of PATH: the number, 3 or more, of an open folder that the program was started with.",
+};
+
+/// What has been taken over, by number: it can be taken once, but opened for each client. It stays to
+/// the end of the process, as nobody else can hand it over again.
+static TAKEN: Mutex<Option<HashMap<i32, Arc<OwnedFd>>>> = Mutex::new(None);
+
+/// An open descriptor that this process was started with.
+pub(super) struct Handed {
+    number: i32,
+    fd: Arc<OwnedFd>,
+}
+
+impl Handed {
+    /// The descriptor whose number is the option `key`; `None` without it. Refuses an option and a path
+    /// together, and what was not open when the process began: other numbers are its own files.
+    pub(super) fn find(target: &Target, key: &str) -> Result<Option<Handed>> {
+        let Some(typed) = target.args.number(key) else { return Ok(None) };
+        if !target.rest.is_empty() {
+            let text = format!("has a path and {key}={typed}: leave one of them out");
+            return Err(Error::new(Kind::Usage, text));
+        }
+        if typed <= 2 {
+            let text = format!("{key}={typed} is standard input, output or error: use 3 or more");
+            return Err(Error::new(Kind::Usage, text));
+        }
+        let taken = i32::try_from(typed).ok().and_then(|number| Some((number, take(number)?)));
+        match taken {
+            Some((number, fd)) => Ok(Some(Handed { number, fd })),
+            None => {
+                let text = format!(
+                    "{key}={typed}: the program was not started with such a descriptor: open it \
+                     first, in a shell with {typed}<>FILE or {typed}<FILE behind the command"
+                );
+                Err(Error::new(Kind::NotFound, text))
+            }
+        }
+    }
+
+    /// Its number.
+    pub(super) fn number(&self) -> i32 {
+        self.number
+    }
+
+    /// The descriptor.
+    pub(super) fn fd(&self) -> &OwnedFd {
+        &self.fd
+    }
+
+    /// Whether it is open for reading only.
+    pub(super) fn is_readonly(&self) -> bool {
+        self.flags() & OFlags::RWMODE == OFlags::RDONLY
+    }
+
+    /// The same file, opened anew with these flags, or the same description where that is not allowed.
+    pub(super) fn open(&self, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+        match rustix::fs::open(path(self.number), flags, Mode::empty()) {
+            // There may be no /proc.
+            Err(Errno::ACCESS | Errno::PERM | Errno::ROFS | Errno::NOENT) if self.serves(flags) => {
+                log::debug!("descriptor {} cannot be opened anew: it is shared", self.number);
+                fcntl_dupfd_cloexec(&*self.fd, 3)
+            }
+            opened => opened,
+        }
+    }
+
+    /// Whether its description can be used as one that was opened with these flags.
+    fn serves(&self, wanted: OFlags) -> bool {
+        let has = self.flags();
+        let mode = has & OFlags::RWMODE;
+        // At any offset, appending would write to the end.
+        let strange = OFlags::APPEND | OFlags::DIRECT | OFlags::PATH;
+        (mode == OFlags::RDWR || mode == wanted & OFlags::RWMODE)
+            && !wanted.contains(OFlags::DIRECT)
+            && !has.intersects(strange)
+    }
+
+    fn flags(&self) -> OFlags {
+        // It is open, so this cannot fail; if it does nothing is assumed of it.
+        fcntl_getfl(&*self.fd).unwrap_or(OFlags::PATH)
+    }
+}
+
+/// Where a descriptor of this process can be opened anew and looked at.
+pub(super) fn path(number: i32) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{number}"))
+}
+
+fn take(number: i32) -> Option<Arc<OwnedFd>> {
+    // Nothing is kept under the lock that a panic could leave half done.
+    let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
+    let taken = taken.get_or_insert_default();
+    if let Some(fd) = taken.get(&number) {
+        return Some(fd.clone());
+    }
+    let fd = Arc::new(blockhaul_io::inherited(number)?);
+    taken.insert(number, fd.clone());
+    Some(fd)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::fd::{AsFd, IntoRawFd as _};
+    use std::os::unix::fs::OpenOptionsExt as _;
+
+    use blockhaul_block::{Args, Backend as _, Can, Device as _, DeviceExt as _, Intent};
+    use blockhaul_io::{Config, Data, Runtime};
+
+    use super::super::device::FileDevice;
+    use super::super::{File, open};
+    use super::*;
+
+    /// As if this process had been started with it: it is not close-on-exec, and nobody owns it.
+    fn hand_over(fd: impl AsFd) -> i32 {
+        rustix::io::dup(fd).unwrap().into_raw_fd()
+    }
+
+    fn target(rest: &str, query: &str, intent: Intent) -> Target {
+        let typed = blockhaul_block::parse_options(query).unwrap();
+        let args = Args::check("file", File.params(), &typed).unwrap();
+        Target { scheme: "file".into(), rest: rest.into(), command: Vec::new(), args, intent }
+    }
+
+    fn device(number: i32, intent: Intent) -> Result<FileDevice> {
+        let (device, resize) = open::open(&target("", &format!("fd={number}"), intent))?;
+        resize.map_or(Ok(()), |resize| resize.run())?;
+        Ok(device)
+    }
+
+    fn run(check: impl AsyncFnOnce() + Send + 'static) {
+        let runtime = Runtime::start(&Config { workers: 1, ..Config::default() }).unwrap();
+        runtime.block_on(move || check());
+    }
+
+    #[test]
+    fn a_deleted_file_is_served_by_several_devices_whatever_its_offset_and_flags() {
+        run(async || {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("disk");
+            fs::write(&path, "0123456789").unwrap();
+            let mut options = fs::File::options();
+            options.read(true).write(true).custom_flags(append());
+            let mut file = options.open(&path).unwrap();
+            std::io::Seek::seek(&mut file, std::io::SeekFrom::Start(5)).unwrap();
+            fs::remove_file(&path).unwrap();
+            let number = hand_over(&file);
+            let one = device(number, Intent::WRITE).unwrap();
+            let two = device(number, Intent::WRITE).unwrap();
+            assert_eq!(one.facts().size, 10);
+            one.write(2, Data::copy_of(b"ab")).await.unwrap();
+            assert_eq!(two.read(0, 10).await.unwrap().bytes(), b"01ab456789");
+            drop((one, two));
+            // It can be opened again when all have left, and be emptied.
+            let made = device(number, Intent::target(4096)).unwrap();
+            assert_eq!(made.facts().size, 4096);
+            assert_eq!(made.read(0, 4).await.unwrap().bytes(), [0; 4]);
+            assert_eq!(std::io::Seek::stream_position(&mut file).unwrap(), 5);
+        });
+    }
+
+    #[test]
+    fn what_is_open_for_reading_is_read_only() {
+        run(async || {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("disk");
+            fs::write(&path, "0123").unwrap();
+            let number = hand_over(fs::File::open(&path).unwrap());
+            let served = device(number, Intent::WRITE).unwrap();
+            assert!(!served.facts().can.contains(Can::WRITE));
+            let error = device(number, Intent::target(8)).err().unwrap();
+            assert_eq!(error.kind(), Kind::ReadOnly);
+            assert_eq!(fs::read(&path).unwrap(), b"0123", "it is not emptied");
+        });
+    }
+
+    #[test]
+    fn a_description_stands_in_only_where_nothing_is_in_the_way() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("disk");
+        fs::write(&path, "0123").unwrap();
+        let serves = |write: bool, custom: i32, wanted: OFlags| {
+            let mut options = fs::File::options();
+            let file = options.read(true).write(write).custom_flags(custom).open(&path).unwrap();
+            Handed { number: 3, fd: Arc::new(file.into()) }.serves(wanted)
+        };
+        let (both, read) = (OFlags::RDWR | OFlags::CLOEXEC, OFlags::RDONLY);
+        assert!(serves(true, 0, both));
+        assert!(serves(true, 0, read));
+        assert!(serves(false, 0, read));
+        assert!(!serves(false, 0, both));
+        assert!(!serves(true, append(), both));
+        assert!(!serves(true, 0, both | OFlags::DIRECT));
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        run(async || {
+            let dir = tempfile::tempdir().unwrap();
+            let (pipe, _other) = rustix::pipe::pipe().unwrap();
+            let own = fs::File::create(dir.path().join("own")).unwrap();
+            let own = std::os::fd::AsRawFd::as_raw_fd(&own);
+            let cases = [
+                ("", "fd=2".into(), Kind::Usage, "use 3 or more"),
+                ("", "fd=999999".into(), Kind::NotFound, "not started with"),
+                ("", "fd=99999999999".into(), Kind::NotFound, "not started with"),
+                // Whatever else is open is not for users to write to.
+                ("", format!("fd={own}"), Kind::NotFound, "not started with"),
+                ("", format!("fd={}", hand_over(&pipe)), Kind::Usage, "is a pipe"),
+                (
+                    "",
+                    format!("fd={}", hand_over(fs::File::open(&dir).unwrap())),
+                    Kind::Usage,
+                    "dir",
+                ),
+                ("disk", "fd=3".into(), Kind::Usage, "leave one of them out"),
+            ];
+            for (rest, query, kind, part) in cases {
+                let error = open::open(&target(rest, &query, Intent::READ)).err().unwrap();
+                assert!(error.to_string().contains(part), "{query}: {error}");
+                assert_eq!(error.kind(), kind, "{query}: {error}");
+            }
+        });
+    }
+
+    #[test]
+    fn a_folder_is_used_by_its_descriptor() {
+        run(async || {
+            let dir = tempfile::tempdir().unwrap();
+            let (path, moved) = (dir.path().join("images"), dir.path().join("moved"));
+            fs::create_dir(&path).unwrap();
+            fs::write(path.join("a"), "abc").unwrap();
+            let number = hand_over(fs::File::open(&path).unwrap());
+            fs::rename(&path, moved).unwrap();
+            let registry = blockhaul_block::Registry {
+                backends: crate::all(),
+                ..blockhaul_block::Registry::default()
+            };
+            let folder = async |number: i32| {
+                let spec =
+                    blockhaul_block::Spec::parse(format!("dir:?dirfd={number}").as_ref()).unwrap();
+                registry.exports(&spec, &[], Intent::WRITE).await
+            };
+            for _ in 0..2 {
+                let exports = folder(number).await.unwrap().unwrap();
+                let visit = exports.admit(Default::default()).await.unwrap();
+                assert_eq!(visit.list(false).await.unwrap().len(), 1);
+                assert_eq!(visit.open("a", false).await.unwrap().facts().size, 3);
+            }
+            let file = hand_over(fs::File::open(dir.path().join("moved/a")).unwrap());
+            let error = folder(file).await.err().unwrap();
+            assert!(error.to_string().contains("is no folder"), "{error}");
+        });
+    }
+
+    /// O_APPEND for the standard library.
+    fn append() -> i32 {
+        i32::try_from(OFlags::APPEND.bits()).unwrap()
+    }
+}

@@ -1,0 +1,116 @@
+//! The kernel's lock of a file, taken beforehand where it would only be waited for.
+//!
+//! The kernel writes to a file through the page cache for one thread at a time: a second one spins
+//! until the first is done, which for 256 KiB takes some 50 us. With [`InodeLock`] a worker that finds
+//! another one writing does what else there is to do, and offers the processor to other programs, until
+//! the file is free. Waiting asleep instead took 8 % less processor time, but the waking up made copies 10 %
+//! slower.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// Writes of fewer bytes are over before anybody could do something else meanwhile.
+pub(super) const WORTH_WAITING: usize = 32 << 10;
+
+/// Whoever has come too late for so long waits in the kernel, where nobody is overtaken for ever: the time
+/// of some large writes.
+const PATIENCE: Duration = Duration::from_micros(200);
+
+/// One for all who write to an open file.
+#[derive(Default)]
+pub(super) struct InodeLock(AtomicBool);
+
+/// Held while writing.
+pub(super) struct Writing(Arc<InodeLock>);
+
+impl InodeLock {
+    /// The lock if nobody has it.
+    pub(super) fn try_lock(self: &Arc<InodeLock>) -> Option<Writing> {
+        (!self.0.swap(true, Ordering::Acquire)).then(|| Writing(self.clone()))
+    }
+
+    /// Lets others go on until the file is free; `None`: it took too long, wait in the kernel.
+    pub(super) async fn lock(self: &Arc<InodeLock>) -> Option<Writing> {
+        let begun = Instant::now();
+        loop {
+            std::thread::yield_now();
+            blockhaul_io::yield_now().await;
+            let writing = self.try_lock();
+            if writing.is_some() || begun.elapsed() > PATIENCE {
+                return writing;
+            }
+        }
+    }
+}
+
+impl Drop for Writing {
+    fn drop(&mut self) {
+        self.0.0.store(false, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+
+    use blockhaul_io::{Config, Engine, Remote, Runtime};
+
+    use super::*;
+
+    fn runtime(workers: usize) -> Runtime {
+        Runtime::start(&Config { workers, engine: Engine::Threads }).unwrap()
+    }
+
+    #[test]
+    fn one_at_a_time_and_nobody_waits_for_ever() {
+        let lock = Arc::<InodeLock>::default();
+        let (inside, done) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
+        let runtime = runtime(2);
+        let writers = 2 * 20;
+        runtime.block_on({
+            let (inside, done) = (inside.clone(), done.clone());
+            move || async move {
+                let writers: Vec<_> = (0..writers)
+                    .map(|writer| {
+                        let (lock, inside, done) = (lock.clone(), inside.clone(), done.clone());
+                        Remote::to(writer % 2).spawn(move || async move {
+                            for _ in 0..100 {
+                                if let Some(writing) = lock.lock().await {
+                                    assert_eq!(inside.fetch_add(1, Ordering::Relaxed), 0);
+                                    std::hint::spin_loop();
+                                    inside.fetch_sub(1, Ordering::Relaxed);
+                                    drop(writing);
+                                }
+                            }
+                            done.fetch_add(1, Ordering::Relaxed);
+                        })
+                    })
+                    .collect();
+                for writer in writers {
+                    writer.await.unwrap();
+                }
+                assert!(lock.try_lock().is_some(), "it is free in the end");
+            }
+        });
+        assert_eq!(done.load(Ordering::Relaxed), writers);
+    }
+
+    #[test]
+    fn others_go_on_meanwhile_and_who_waits_long_goes_to_the_kernel() {
+        runtime(1).block_on(|| async {
+            let lock = Arc::<InodeLock>::default();
+            let held = lock.try_lock().expect("free");
+            assert!(lock.try_lock().is_none(), "taken");
+            let task = lock.clone();
+            let waiting = blockhaul_io::start(async move { task.lock().await.is_some() });
+            assert!(!waiting.is_finished(), "this task runs on");
+            assert!(!waiting.await, "without the lock, in the end");
+            let task = lock.clone();
+            let waiting = blockhaul_io::start(async move { task.lock().await.is_some() });
+            drop(held);
+            assert!(waiting.await, "with it");
+            assert!(lock.try_lock().is_some(), "and gave it back");
+        });
+    }
+}

@@ -1,0 +1,125 @@
+//! `file:PATH` and bare paths: regular files and block devices.
+//!
+//! [`open`] finds out what the path is and what it can do. [`device`] takes requests, which [`mod@read`],
+//! [`mod@write`], [`zero`] (with its [`ways`]) and [`extents`] carry out on what [`storage`] holds open.
+//! [`inode`] lets writers take turns, and [`syncs`] flushes. [`limits`] asks the kernel for alignments and file
+//! systems, and [`lock`] keeps two programs from writing to one file; [`in_use`] tells what uses a block device.
+//! [`identity`](mod@identity) tells which storage a path or a device stands for. [`handed`] has what is handed over
+//! open, and [`dir`] the files of a folder as
+//! exports.
+
+mod device;
+mod dir;
+mod extents;
+mod handed;
+mod identity;
+mod in_use;
+mod inode;
+mod limits;
+mod lock;
+mod open;
+mod read;
+mod storage;
+mod syncs;
+mod ways;
+mod write;
+mod zero;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use blockhaul_block::{
+    Backend, Device, Error, Kind, Opened, Opening, Param, ParamKind, Preparation, Target,
+};
+
+pub use dir::Dir;
+pub use identity::{Shared, identity, identity_of, shared};
+pub use lock::disable_locks;
+
+/// The backend `file:PATH`, which also takes bare paths.
+pub struct File;
+
+impl Backend for File {
+    fn schemes(&self) -> &'static [&'static str] {
+        &["file"]
+    }
+
+    fn operand(&self) -> &'static str {
+        "PATH"
+    }
+
+    fn summary(&self) -> &'static str {
+        "a file or block device; as a copy target it is created if absent, and emptied or written over if not"
+    }
+
+    fn example(&self) -> &'static str {
+        r#"
+blockhaul copy sample:64M 'file:disk.raw?direct=on' && blockhaul info disk.raw
+"#
+    }
+
+    fn params(&self) -> &'static [Param] {
+        &[DIRECT, LOCK, handed::FD]
+    }
+
+    fn open(&self, target: Target) -> Opening<Opened> {
+        let opening = self.open_target(target);
+        Box::pin(async move {
+            let (opened, preparation) = opening.await?;
+            preparation.run().await?;
+            Ok(opened)
+        })
+    }
+
+    fn open_target(&self, target: Target) -> Opening<(Opened, Preparation)> {
+        // Opening may wait for a disk or a network: not on the worker.
+        let opening = blockhaul_io::offload(move || open::open(&target));
+        Box::pin(async move {
+            let (device, resize) = opening.await.map_err(given_up)??;
+            let preparation = match resize {
+                None => Preparation::default(),
+                Some(resize) => Preparation::new(move || {
+                    let resizing = blockhaul_io::offload(move || resize.run());
+                    Box::pin(async move { resizing.await.map_err(given_up)? })
+                }),
+            };
+            Ok((Opened::from(Arc::new(device) as Arc<dyn Device>), preparation))
+        })
+    }
+}
+
+fn given_up<E: std::error::Error + Send + Sync + 'static>(lost: E) -> Error {
+    Error::new(Kind::Io, "opening the file was given up").because(lost)
+}
+
+const DIRECT: Param = Param {
+    name: "direct",
+    kind: ParamKind::Switch,
+    default: None,
+    doc: "Bypass the page cache (O_DIRECT); offsets and lengths are then multiples of the storage's \
+          block size. Off, if the command does not choose.",
+};
+
+const LOCK: Param = Param {
+    name: "lock",
+    kind: ParamKind::Switch,
+    default: Some("on"),
+    doc: "Where it is written: refuse a file that another program writes to, and have others refused, \
+          QEMU too (byte locks, which bind only programs that look at them). As the target of a copy: \
+          refuse a block device that is mounted or in use.",
+};
+
+/// The path of what `file:` names by these words, the path before the `?` and the options behind it,
+/// both still encoded: of a descriptor (`fd=N`) where it is in /proc. `None` if they are not understood.
+pub fn named(path: &str, options: &str) -> Option<PathBuf> {
+    let path = blockhaul_block::percent_decode(path).ok()?;
+    if !path.is_empty() {
+        return Some(PathBuf::from(path));
+    }
+    let options = blockhaul_block::parse_options(options).ok()?;
+    let (_, number) = options.iter().rfind(|(key, _)| key == handed::FD.name)?;
+    number.parse().ok().map(handed::path)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,189 @@
+//! An open file or block device: by which descriptor a request goes, and when it is its turn.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use blockhaul_block::{Error, Facts, Result};
+use blockhaul_io::{Data, Hold, Pool, RangeLock, RangeLocks, Way};
+
+use super::inode::InodeLock;
+use super::limits::{Nearness, page};
+use super::lock::Lock;
+use super::syncs::Syncs;
+use super::ways::Ways;
+
+/// Longest request that is copied on the worker itself: about 100 us from memory to memory.
+pub(super) const INLINE_MAX: usize = 1 << 20;
+
+/// An open file or block device, as [`super::open`] found it.
+pub(super) struct Storage {
+    /// For data: with direct I/O if it was asked for.
+    pub(super) file: blockhaul_io::File,
+    /// The same file through the page cache, where some requests cannot be direct.
+    pub(super) buffered: Option<blockhaul_io::File>,
+    /// The same file past the page cache, for requests that can and had better.
+    pub(super) past: Option<Past>,
+    /// Alignment in bytes of requests to `file`; 1 unless all are direct.
+    pub(super) align: u32,
+    /// It is a block device.
+    pub(super) is_disk: bool,
+    /// It becomes longer as it is written: what is behind its end reads as zeroes.
+    pub(super) grows: bool,
+    /// How far the file system can be trusted to answer at once.
+    pub(super) nearness: Nearness,
+    /// Keeps other programs from writing to it.
+    pub(super) _lock: Option<Lock>,
+}
+
+/// A second descriptor, for direct I/O.
+pub(super) struct Past {
+    pub(super) file: blockhaul_io::File,
+    /// Alignment of offsets, lengths and memory, in bytes.
+    pub(super) align: u32,
+    /// Cleared when the file system refuses after all.
+    works: AtomicBool,
+}
+
+impl Past {
+    pub(super) fn new(file: blockhaul_io::File, align: u32) -> Past {
+        Past { file, align, works: AtomicBool::new(true) }
+    }
+
+    /// Notes that a request was refused as a direct one, if that is what `error` says.
+    pub(super) fn refused(&self, error: &std::io::Error) -> bool {
+        let refused = [libc::EINVAL, libc::EOPNOTSUPP]
+            .iter()
+            .any(|&number| error.raw_os_error() == Some(number));
+        if refused {
+            log::debug!("direct I/O is not used any more: {error}");
+            self.works.store(false, Ordering::Relaxed);
+        }
+        refused
+    }
+}
+
+/// How a change reaches the file. One that reaches pages of the page cache while another writes the
+/// same pages past it makes the kernel say at the next flush that a write was lost (EIO): clients
+/// should not do that, and have to get along with their own disk where they do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Route {
+    Cache,
+    Past,
+}
+
+impl Hold for Route {
+    fn excludes(self, other: Route) -> bool {
+        self != other
+    }
+}
+
+/// Held while pages are changed; nothing where there is one route only.
+type Turn = Option<RangeLock<Route>>;
+
+/// The pages that a range touches.
+fn pages(at: u64, len: u64) -> (u64, u64) {
+    let page = u64::from(page());
+    // A size is at most 2^63-1.
+    (at - at % page, (at + len).next_multiple_of(page))
+}
+
+/// What requests that go on after `submit` hold on to.
+pub(super) struct Inner {
+    pub(super) storage: Storage,
+    pub(super) size: u64,
+    /// Ways to zero that have not failed yet.
+    pub(super) zero: Ways,
+    /// Cleared when the file system turns out not to know where its holes are.
+    pub(super) seeks: AtomicBool,
+    /// Cleared when the file system turns out not to tell whether a read would wait.
+    pub(super) tells_cached: AtomicBool,
+    /// For payloads whose memory is not aligned for direct I/O; those who wait hold none of it.
+    pub(super) scratch: Pool,
+    /// Pages that are being changed, where changes go both through the page cache and past it.
+    pub(super) changing: Option<Arc<RangeLocks<Route>>>,
+    /// Whose turn it is to write through the page cache.
+    pub(super) inode: Arc<InodeLock>,
+    /// Flushes of all handles.
+    pub(super) syncs: Arc<Syncs>,
+}
+
+impl Inner {
+    pub(super) fn new(facts: &Facts, storage: Storage) -> Inner {
+        let both = storage.past.is_some() || storage.align > 1;
+        Inner {
+            size: facts.size,
+            zero: Ways::new(storage.is_disk),
+            seeks: AtomicBool::new(!storage.is_disk),
+            tells_cached: AtomicBool::new(true),
+            scratch: Pool::new(u64::from(facts.block.maximum)),
+            changing: both.then(Arc::default),
+            inode: Arc::default(),
+            syncs: Arc::default(),
+            storage,
+        }
+    }
+
+    /// The descriptor for a request, and whether it is a direct one. What is not aligned for direct
+    /// I/O goes through the page cache, which the kernel keeps coherent.
+    pub(super) fn route(&self, at: u64, len: u64) -> (&blockhaul_io::File, bool) {
+        let align = u64::from(self.storage.align);
+        let aligned = at.is_multiple_of(align) && len.is_multiple_of(align);
+        match &self.storage.buffered {
+            Some(buffered) if !aligned => (buffered, false),
+            _ => (&self.storage.file, align > 1),
+        }
+    }
+
+    /// Whether everything is in memory, so that no call waits.
+    pub(super) fn in_memory(&self) -> bool {
+        self.storage.nearness == Nearness::Memory
+    }
+
+    /// Waits until nobody changes these pages by the other route.
+    pub(super) async fn turn(&self, route: Route, at: u64, len: u64) -> Turn {
+        let (start, end) = pages(at, len);
+        match &self.changing {
+            Some(changing) => Some(changing.lock_for(route, start, end).await),
+            None => None,
+        }
+    }
+
+    /// The turn where it need not be waited for.
+    pub(super) fn turn_now(&self, route: Route, at: u64, len: u64) -> Option<Turn> {
+        let (start, end) = pages(at, len);
+        match &self.changing {
+            Some(changing) => changing.try_lock_for(route, start, end).map(Some),
+            None => Some(None),
+        }
+    }
+
+    /// The descriptor for a request that is to go past the page cache.
+    pub(super) fn past(&self, at: u64, len: u64) -> Option<&Past> {
+        let aligned = |past: &&Past| {
+            let align = u64::from(past.align);
+            at.is_multiple_of(align) && len.is_multiple_of(align)
+        };
+        let works = |past: &&Past| past.works.load(Ordering::Relaxed);
+        self.storage.past.as_ref().filter(aligned).filter(works)
+    }
+
+    /// Makes completed writes durable. The kernel reports errors of all descriptors of the file to one
+    /// that is open since before the writes.
+    pub(super) async fn sync(&self) -> Result<()> {
+        if self.in_memory() {
+            return Ok(());
+        }
+        let sync = || async {
+            let synced = self.storage.file.sync().await;
+            synced.map_err(|error| Error::system("cannot make what was written durable", error))
+        };
+        self.syncs.run(sync).await
+    }
+}
+
+/// Counts all of a payload.
+pub(super) fn count(data: &Data, way: Way) {
+    if let Some(tally) = data.tally() {
+        tally.add(way, data.len());
+    }
+}

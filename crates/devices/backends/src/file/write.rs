@@ -1,0 +1,213 @@
+//! Writes: through the page cache, on the worker where they are short, or past it.
+
+use std::sync::Arc;
+
+use blockhaul_block::{Error, Kind, Outcome, Pending, Reply, Result};
+use blockhaul_io::{Data, Parked, Way};
+
+use super::inode::WORTH_WAITING;
+use super::storage::{INLINE_MAX, Inner, Route, count};
+
+/// Longest buffered write that is done on the worker itself: dearer to hand over than to do, and
+/// the kernel holds back larger amounts when too much is waiting for the disk.
+const INLINE_WRITE: usize = 128 << 10;
+
+impl Inner {
+    pub(super) fn write(self: &Arc<Inner>, at: u64, data: Data, durable: bool) -> Pending {
+        if durable && let Err(error) = self.syncs.check() {
+            return error.into();
+        }
+        if self.past(at, data.len() as u64).is_some() {
+            let inner = self.clone();
+            return Pending::start(async move { inner.write_past(at, data, durable).await });
+        }
+        let (_, direct) = self.route(at, data.len() as u64);
+        if direct || self.changing.is_none() {
+            return self.write_by(at, data, durable);
+        }
+        let inner = self.clone();
+        Pending::start(async move {
+            let _turn = inner.turn(Route::Cache, at, data.len() as u64).await;
+            inner.write_by(at, data, durable).await
+        })
+    }
+
+    /// Writes by the descriptor that the range asks for; through the page cache when it is its turn.
+    fn write_by(self: &Arc<Inner>, at: u64, data: Data, durable: bool) -> Pending {
+        let (_, direct) = self.route(at, data.len() as u64);
+        let short = if self.in_memory() { INLINE_MAX } else { INLINE_WRITE };
+        let inline = !direct && data.len() <= short;
+        if !inline || data.len() < WORTH_WAITING {
+            return self.start_write(at, data, durable, inline);
+        }
+        if let Some(_writing) = self.inode.try_lock() {
+            return self.start_write(at, data, durable, inline);
+        }
+        let inner = self.clone();
+        Pending::start(async move {
+            let writing = inner.inode.lock().await;
+            let pending = inner.start_write(at, data, durable, inline);
+            drop(writing);
+            pending.await
+        })
+    }
+
+    /// Writes on the worker (`inline`) or has it written.
+    fn start_write(self: &Arc<Inner>, at: u64, data: Data, durable: bool, inline: bool) -> Pending {
+        let (file, direct) = self.route(at, data.len() as u64);
+        let data = match (direct, data.take_parked()) {
+            (false, Ok(parked)) => return self.write_parked(at, parked, inline, durable),
+            (true, Ok(parked)) => Data::from(parked),
+            (_, Err(data)) => data,
+        };
+        if inline {
+            if let Err(error) = write_now(file, at, data.bytes()) {
+                return write_failed(error).into();
+            }
+            if !durable {
+                return Pending::ready(Ok(Reply::Done));
+            }
+            // Its memory is not needed any more.
+            drop(data);
+            let inner = self.clone();
+            return Pending::start(async move { inner.sync().await.map(|()| Reply::Done) });
+        }
+        let (inner, file) = (self.clone(), file.clone());
+        if direct
+            && !durable
+            && is_aligned(&data, self.storage.align)
+            && let Some(turn) = self.turn_now(Route::Past, at, data.len() as u64)
+        {
+            let writing = file.start_write(data.clone(), 0, at);
+            return Pending::finishing(async move {
+                let _turn = turn;
+                match writing.await {
+                    Ok(written) if written == data.len() => {}
+                    Ok(0) => return Err(write_failed(std::io::ErrorKind::WriteZero.into())),
+                    // Rare, and no part of the memory that each write needs.
+                    Ok(written) => Box::pin(file.write_rest_at(data.clone(), written, at))
+                        .await
+                        .map_err(write_failed)?,
+                    Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {
+                        let again = Box::pin(file.write_all_at(data.clone(), at));
+                        again.await.map_err(write_failed)?;
+                    }
+                    Err(error) => return Err(write_failed(error)),
+                }
+                count(&data, Way::DirectWrite);
+                Ok(Reply::Done)
+            });
+        }
+        Pending::start(async move {
+            let align = inner.storage.align;
+            if direct {
+                let aligned = inner.aligned(data.clone(), align).await?;
+                let _turn = inner.turn(Route::Past, at, data.len() as u64).await;
+                file.write_all_at(aligned, at).await.map_err(write_failed)?;
+                count(&data, Way::DirectWrite);
+            } else {
+                file.write_all_at(data, at).await.map_err(write_failed)?;
+            }
+            if durable {
+                inner.sync().await?;
+            }
+            Ok(Reply::Done)
+        })
+    }
+
+    /// Writes past the page cache, or through it where that is refused.
+    async fn write_past(&self, at: u64, data: Data, durable: bool) -> Outcome {
+        let mut done = false;
+        if let Some(past) = self.past(at, data.len() as u64) {
+            let aligned = self.aligned(data.clone(), past.align).await?;
+            let _turn = self.turn(Route::Past, at, data.len() as u64).await;
+            match past.file.write_all_at(aligned, at).await {
+                Ok(()) => {
+                    done = true;
+                    count(&data, Way::DirectWrite);
+                }
+                Err(error) if past.refused(&error) => {}
+                Err(error) => return Err(write_failed(error)),
+            }
+        }
+        if !done {
+            let _turn = self.turn(Route::Cache, at, data.len() as u64).await;
+            self.storage.file.write_all_at(data, at).await.map_err(write_failed)?;
+        }
+        if durable {
+            self.sync().await?;
+        }
+        Ok(Reply::Done)
+    }
+
+    /// Moves a payload from its pipe into the page cache.
+    fn write_parked(
+        self: &Arc<Inner>,
+        at: u64,
+        mut parked: Parked,
+        inline: bool,
+        durable: bool,
+    ) -> Pending {
+        let (inner, file) = (self.clone(), self.storage.file.clone());
+        let moved = match inline {
+            true => {
+                let moved = parked.drain_to_file(&file, at);
+                if !durable || moved.is_err() {
+                    return Pending::ready(moved.map(|()| Reply::Done).map_err(write_failed));
+                }
+                None
+            }
+            false => Some(blockhaul_io::offload(move || parked.drain_to_file(&file, at))),
+        };
+        Pending::start(async move {
+            if let Some(moving) = moved {
+                let moved = moving.await;
+                moved
+                    .map_err(|lost| {
+                        Error::new(Kind::Io, "cannot write").because(lost).before_flush()
+                    })?
+                    .map_err(write_failed)?;
+            }
+            if durable {
+                inner.sync().await?;
+            }
+            Ok(Reply::Done)
+        })
+    }
+
+    /// The same bytes in memory that direct I/O takes.
+    async fn aligned(&self, data: Data, align: u32) -> Result<Data> {
+        if is_aligned(&data, align) {
+            return Ok(data);
+        }
+        let room = self.scratch.reserve(data.len()).await.map_err(|error| {
+            let text = "no aligned memory for the write";
+            Error::new(Kind::NoMemory, text).because(error).before_flush()
+        })?;
+        let mut buf = room.into_buf();
+        buf.copy_from_slice(data.bytes());
+        Ok(buf.into())
+    }
+}
+
+/// Whether a payload is in memory that direct I/O takes.
+fn is_aligned(data: &Data, align: u32) -> bool {
+    data.bytes().as_ptr().addr().is_multiple_of(align as usize)
+}
+/// Writes all of `bytes` on the calling thread.
+fn write_now(file: &blockhaul_io::File, at: u64, bytes: &[u8]) -> std::io::Result<()> {
+    let mut written = 0;
+    while written < bytes.len() {
+        match file.write_now(&bytes[written..], at + written as u64) {
+            Ok(0) => return Err(std::io::ErrorKind::WriteZero.into()),
+            Ok(bytes) => written += bytes,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn write_failed(error: std::io::Error) -> Error {
+    Error::system("cannot write", error).before_flush()
+}

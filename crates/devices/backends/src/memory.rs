@@ -1,0 +1,467 @@
+//! `memory:SIZE`: sparse memory, allocated page by page when it is written.
+//!
+//! Pages hang in a tree whose inner nodes are made once and never change or go away before the
+//! device does, so finding a page takes no lock and no reference count; each page has a lock of its
+//! own, held for a copy of at most one page. So workers meet only where they touch the same page.
+
+use std::collections::TryReserveError;
+use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use blockhaul_block::{
+    BASE_ALLOCATION, Backend, Can, Device, Error, Extents, Facts, Flags, HOLE, Kind, Op, Opened,
+    Opening, Outcome, Pending, Reply, Request, Result, Target, ZERO,
+};
+use blockhaul_io::{Data, Room};
+
+use crate::{fill, operand};
+
+/// Bytes that are allocated and freed at once: small enough for sparse disks, large enough that a
+/// page costs little beside its content. nbdkit's number, as maps of its disks are compared.
+const PAGE: u64 = 32 << 10;
+/// Children of a node, as a power of two: a leaf spans 32 MiB in 16 KiB, and five levels span 2^63.
+const FAN_BITS: u32 = 10;
+const FAN: usize = 1 << FAN_BITS;
+const LEAF: u64 = PAGE << FAN_BITS;
+/// Pages and gaps that one call for extents looks at: about a millisecond, and at least 1 GiB.
+const STEPS_MAX: usize = 32 << 10;
+
+/// The backend `memory:SIZE`.
+pub struct Memory;
+
+impl Backend for Memory {
+    fn schemes(&self) -> &'static [&'static str] {
+        &["memory"]
+    }
+
+    fn operand(&self) -> &'static str {
+        "SIZE"
+    }
+
+    fn summary(&self) -> &'static str {
+        "sparse memory, gone when the program ends; as a copy target SIZE may be left out"
+    }
+
+    fn example(&self) -> &'static str {
+        r#"
+blockhaul serve memory:1G --run 'blockhaul copy --verify sample:64M "$uri"'
+"#
+    }
+
+    fn open(&self, target: Target) -> Opening<Opened> {
+        let size = match target.intent.target_size {
+            Some(wanted) => operand::optional_size(&target).map(|size| size.unwrap_or(wanted)),
+            None => operand::size(&target),
+        };
+        let device = size.map(|size| Opened::from(with_name(operand::name(&target), size)));
+        Box::pin(std::future::ready(device))
+    }
+}
+
+/// A device of `size` bytes of memory, at most 2^63 - 1, that reads as zeroes.
+pub fn memory(size: u64) -> Arc<dyn Device> {
+    with_name(format!("memory:{size}"), size)
+}
+
+fn with_name(name: String, size: u64) -> Arc<dyn Device> {
+    Arc::new(MemoryDevice::new(name, size))
+}
+
+pub(crate) struct MemoryDevice {
+    facts: Arc<Facts>,
+    pages: Arc<Pages>,
+}
+
+impl MemoryDevice {
+    pub(crate) fn new(name: String, size: u64) -> MemoryDevice {
+        let facts = Facts {
+            can: Can::all(),
+            zeroed: true,
+            allocation_unit: PAGE as u32,
+            contexts: vec![BASE_ALLOCATION.to_string()],
+            ..Facts::new(name, size)
+        };
+        MemoryDevice { facts: Arc::new(facts), pages: Arc::new(Pages::new(size)) }
+    }
+
+    /// Changes what the facts say, before anyone has seen them.
+    pub(crate) fn with_facts(mut self, change: impl FnOnce(&mut Facts)) -> MemoryDevice {
+        change(Arc::make_mut(&mut self.facts));
+        self
+    }
+
+    /// Writes at once, on the calling thread.
+    pub(crate) fn write_now(&self, at: u64, bytes: &[u8]) -> Result<()> {
+        self.pages.write(at, bytes)
+    }
+
+    /// Zeroes at once, on the calling thread.
+    pub(crate) fn zero_now(&self, at: u64, len: u64) -> Result<()> {
+        self.pages.zero(at, len, false)
+    }
+
+    /// Reads at once, on the calling thread.
+    #[cfg(test)]
+    pub(crate) fn read_now(&self, at: u64, out: &mut [u8]) {
+        self.pages.read(at, out);
+    }
+}
+
+impl Device for MemoryDevice {
+    fn facts(&self) -> Arc<Facts> {
+        self.facts.clone()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        let Request { op, at, len, flags } = request;
+        match op {
+            Op::Read(room) => self.read(at, room),
+            Op::Write(data) => self.write(at, data),
+            // Memory that must stay allocated has to be filled: that is writing.
+            Op::Zero if flags.contains(Flags::FAST | Flags::NO_HOLE) => {
+                let text = "keeping memory allocated is no faster than writing it";
+                Error::new(Kind::Unsupported, text).into()
+            }
+            Op::Zero => self.zero(at, len, flags.contains(Flags::NO_HOLE)),
+            Op::Trim => self.zero(at, len, false),
+            Op::Flush | Op::Cache => Pending::ready(Ok(Reply::Done)),
+            Op::Extents(contexts) => {
+                let mut extents = self.pages.extents(at, len);
+                if flags.contains(Flags::ONE_EXTENT) {
+                    extents.first_only();
+                }
+                let lists = contexts.iter().map(|_| extents.clone()).collect();
+                Pending::ready(Ok(Reply::Extents(lists)))
+            }
+        }
+    }
+}
+
+impl MemoryDevice {
+    fn read(&self, at: u64, room: Room) -> Pending {
+        if self.pages.absent(at, room.len() as u64) {
+            return Pending::ready(Ok(Reply::Hole));
+        }
+        let pages = self.pages.clone();
+        fill::read(at, room, move |at, out| pages.read(at, out))
+    }
+
+    fn write(&self, at: u64, data: Data) -> Pending {
+        if data.len() <= fill::SHORT {
+            return Pending::ready(self.pages.write(at, data.bytes()).map(|()| Reply::Done));
+        }
+        let pages = self.pages.clone();
+        Pending::start(async move {
+            let mut next = at;
+            for piece in data.bytes().chunks(fill::SHORT) {
+                pages.write(next, piece)?;
+                next += piece.len() as u64;
+                blockhaul_io::yield_now().await;
+            }
+            Outcome::Ok(Reply::Done)
+        })
+    }
+
+    fn zero(&self, at: u64, len: u64, keep: bool) -> Pending {
+        // What one step frees or fills; freeing is a hundred times faster than filling.
+        let step = if keep { fill::SHORT as u64 } else { LEAF };
+        if len <= step {
+            return Pending::ready(self.pages.zero(at, len, keep).map(|()| Reply::Done));
+        }
+        let pages = self.pages.clone();
+        Pending::start(async move {
+            let (mut at, end) = (at, at + len);
+            while at < end {
+                if !keep && let Place::Absent { until } = pages.find(at) {
+                    at = until.min(end);
+                    continue;
+                }
+                let next = at.saturating_add(step).min(end);
+                pages.zero(at, next - at, keep)?;
+                at = next;
+                blockhaul_io::yield_now().await;
+            }
+            Outcome::Ok(Reply::Done)
+        })
+    }
+}
+
+/// A page's bytes, [`PAGE`] of them; none while it reads as zeroes and takes no memory.
+type Page = Option<Box<[u8]>>;
+
+enum Node {
+    Inner(Box<[OnceLock<Node>]>),
+    Leaf(Box<[RwLock<Page>]>),
+}
+
+impl Node {
+    fn inner() -> Node {
+        Node::Inner((0..FAN).map(|_| OnceLock::new()).collect())
+    }
+
+    fn leaf() -> Node {
+        Node::Leaf((0..FAN).map(|_| RwLock::default()).collect())
+    }
+}
+
+/// Where an offset leads in the tree.
+enum Place<'a> {
+    /// The page that holds it.
+    Page(&'a RwLock<Page>),
+    /// Nothing was ever written from there up to `until`.
+    Absent { until: u64 },
+}
+
+struct Pages {
+    size: u64,
+    root: Node,
+    /// Levels of inner nodes above the leaves, at least 1.
+    levels: u32,
+}
+
+impl Pages {
+    fn new(size: u64) -> Pages {
+        let mut levels = 1;
+        while levels < 4 && size > LEAF << (levels * FAN_BITS) {
+            levels += 1;
+        }
+        Pages { size, root: Node::inner(), levels }
+    }
+
+    /// Bytes under one child of a node `level` levels above the leaves.
+    fn span(level: u32) -> u64 {
+        LEAF << ((level - 1) * FAN_BITS)
+    }
+
+    fn find(&self, at: u64) -> Place<'_> {
+        let (mut node, mut level) = (&self.root, self.levels);
+        loop {
+            match node {
+                Node::Leaf(pages) => return Place::Page(&pages[(at / PAGE) as usize % FAN]),
+                Node::Inner(children) => {
+                    let span = Self::span(level);
+                    match children[(at / span) as usize % FAN].get() {
+                        Some(child) => (node, level) = (child, level - 1),
+                        None => {
+                            return Place::Absent { until: (at / span + 1).saturating_mul(span) };
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn find_or_make(&self, at: u64) -> &RwLock<Page> {
+        let (mut node, mut level) = (&self.root, self.levels);
+        loop {
+            match node {
+                Node::Leaf(pages) => return &pages[(at / PAGE) as usize % FAN],
+                Node::Inner(children) => {
+                    let child = &children[(at / Self::span(level)) as usize % FAN];
+                    level -= 1;
+                    node = child.get_or_init(if level == 0 { Node::leaf } else { Node::inner });
+                }
+            }
+        }
+    }
+
+    /// Whether nothing is allocated in the range.
+    fn absent(&self, at: u64, len: u64) -> bool {
+        let (mut at, end) = (at, at + len);
+        while at < end {
+            match self.find(at) {
+                Place::Page(page) if read(page).is_some() => return false,
+                Place::Page(_) => at = page_end(at),
+                Place::Absent { until } => at = until,
+            }
+        }
+        true
+    }
+
+    fn read(&self, at: u64, out: &mut [u8]) {
+        let (mut at, mut out) = (at, out);
+        while !out.is_empty() {
+            let (start, len) = part(at, out.len());
+            let (here, rest) = out.split_at_mut(len);
+            match self.find(at) {
+                Place::Page(page) => match &*read(page) {
+                    Some(bytes) => here.copy_from_slice(&bytes[start..start + len]),
+                    None => here.fill(0),
+                },
+                Place::Absent { .. } => here.fill(0),
+            }
+            at += len as u64;
+            out = rest;
+        }
+    }
+
+    fn write(&self, at: u64, bytes: &[u8]) -> Result<()> {
+        let (mut at, mut bytes) = (at, bytes);
+        while !bytes.is_empty() {
+            let (start, len) = part(at, bytes.len());
+            let (here, rest) = bytes.split_at(len);
+            let mut page = write(self.find_or_make(at));
+            match &mut *page {
+                Some(page) => page[start..start + len].copy_from_slice(here),
+                None => *page = Some(new_page(start, here).map_err(no_memory)?),
+            }
+            drop(page);
+            at += len as u64;
+            bytes = rest;
+        }
+        Ok(())
+    }
+
+    /// Zeroes the range; whole pages are freed, or with `keep` all are allocated.
+    fn zero(&self, at: u64, len: u64, keep: bool) -> Result<()> {
+        let (mut at, end) = (at, at + len);
+        while at < end {
+            let left = usize::try_from(end - at).unwrap_or(usize::MAX);
+            let (start, len) = part(at, left);
+            let place = match keep {
+                true => Place::Page(self.find_or_make(at)),
+                false => self.find(at),
+            };
+            match place {
+                Place::Page(lock) => {
+                    // The last page of a device may be whole with fewer bytes.
+                    let whole = start == 0 && (len as u64 == PAGE || at + len as u64 == self.size);
+                    let mut page = write(lock);
+                    let mut freed = None;
+                    match &mut *page {
+                        Some(_) if whole && !keep => freed = page.take(),
+                        Some(bytes) => bytes[start..start + len].fill(0),
+                        None if keep => *page = Some(new_page(0, &[]).map_err(no_memory)?),
+                        None => {}
+                    }
+                    drop(page);
+                    // Giving memory back may enter the kernel: not under the page's lock.
+                    drop(freed);
+                    at += len as u64;
+                }
+                Place::Absent { until } => at = until,
+            }
+        }
+        Ok(())
+    }
+
+    fn extents(&self, at: u64, len: u64) -> Extents {
+        let mut extents = Extents::new();
+        let (mut at, end) = (at, at + len);
+        for _ in 0..STEPS_MAX {
+            if at >= end {
+                break;
+            }
+            let (next, state) = match self.find(at) {
+                Place::Page(page) if read(page).is_some() => (page_end(at), 0),
+                Place::Page(_) => (page_end(at), HOLE | ZERO),
+                Place::Absent { until } => (until, HOLE | ZERO),
+            };
+            let next = next.min(end);
+            extents.push(next - at, state);
+            at = next;
+        }
+        extents
+    }
+}
+
+/// First offset behind the page of `at`.
+fn page_end(at: u64) -> u64 {
+    (at / PAGE + 1).saturating_mul(PAGE)
+}
+
+/// Where `at` lies in its page, and how many of `len` bytes do.
+fn part(at: u64, len: usize) -> (usize, usize) {
+    let start = (at % PAGE) as usize;
+    (start, len.min(PAGE as usize - start))
+}
+
+/// A page that holds `bytes` at `start` and zeroes elsewhere.
+fn new_page(start: usize, bytes: &[u8]) -> Result<Box<[u8]>, TryReserveError> {
+    let mut page = Vec::new();
+    page.try_reserve_exact(PAGE as usize)?;
+    page.resize(start, 0);
+    page.extend_from_slice(bytes);
+    page.resize(PAGE as usize, 0);
+    Ok(page.into_boxed_slice())
+}
+
+fn no_memory(error: TryReserveError) -> Error {
+    Error::new(Kind::NoMemory, "cannot store more").because(error)
+}
+
+/// Pages are plain bytes: a panic elsewhere cannot leave one in a state that must not be seen.
+fn read(page: &RwLock<Page>) -> RwLockReadGuard<'_, Page> {
+    page.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn write(page: &RwLock<Page>) -> RwLockWriteGuard<'_, Page> {
+    page.write().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Pages that are allocated.
+    fn allocated(pages: &Pages, at: u64, len: u64) -> u64 {
+        let extents = pages.extents(at, len);
+        assert_eq!(extents.total(), len);
+        extents.runs().iter().filter(|run| run.state == 0).map(|run| run.len / PAGE).sum()
+    }
+
+    #[test]
+    fn pages_come_with_writes_and_go_with_zeroes() {
+        let pages = Pages::new(100 * PAGE);
+        pages.write(PAGE - 1, &[1, 2]).unwrap();
+        assert_eq!(allocated(&pages, 0, 100 * PAGE), 2);
+        // Part of a page is zeroed in place, a whole one is freed.
+        pages.zero(PAGE - 1, PAGE + 1, false).unwrap();
+        assert_eq!(allocated(&pages, 0, 100 * PAGE), 1);
+        assert!(!pages.absent(0, 1) && pages.absent(PAGE, 99 * PAGE));
+        pages.zero(10 * PAGE + 5, 2 * PAGE, true).unwrap();
+        assert_eq!(allocated(&pages, 10 * PAGE, 10 * PAGE), 3);
+        pages.zero(0, 100 * PAGE, false).unwrap();
+        assert_eq!(allocated(&pages, 0, 100 * PAGE), 0);
+    }
+
+    #[test]
+    fn a_device_as_large_as_can_be_is_cheap_where_it_is_empty() {
+        let size = i64::MAX as u64;
+        let pages = Pages::new(size);
+        pages.write(size - 3, &[1, 2, 3]).unwrap();
+        pages.write(size / 3, &[4; 100_000]).unwrap();
+        let mut read = [9; 5];
+        pages.read(size - 5, &mut read);
+        assert_eq!(read, [0, 0, 1, 2, 3]);
+        let runs = pages.extents(0, size);
+        assert_eq!((runs.len(), runs.total()), (4, size));
+        pages.zero(0, size, false).unwrap();
+        assert!(pages.absent(0, size));
+    }
+
+    #[test]
+    fn threads_that_write_side_by_side_do_not_disturb_each_other() {
+        let pages = Pages::new(64 * PAGE);
+        std::thread::scope(|scope| {
+            for thread in 0..4_u8 {
+                let pages = &pages;
+                scope.spawn(move || {
+                    for round in 0..200_u64 {
+                        // Quarters of the same pages.
+                        let at = round % 64 * PAGE + u64::from(thread) * PAGE / 4;
+                        pages.write(at, &[thread + 1; (PAGE / 4) as usize]).unwrap();
+                        pages.zero(at, 100, false).unwrap();
+                    }
+                });
+            }
+        });
+        let mut page = vec![0; PAGE as usize];
+        for number in 0..64 {
+            pages.read(number * PAGE, &mut page);
+            for (index, &byte) in page.iter().enumerate() {
+                let (thread, offset) = (index / (PAGE as usize / 4), index % (PAGE as usize / 4));
+                assert_eq!(byte, if offset < 100 { 0 } else { thread as u8 + 1 });
+            }
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! `null:[SIZE]`: takes every write and forgets it; reads as zeroes.
+
+use std::sync::Arc;
+
+use blockhaul_block::{
+    BASE_ALLOCATION, Backend, Can, Device, Extents, Facts, HOLE, Op, Opened, Opening, Pending,
+    Reply, Request, Target, ZERO,
+};
+
+use crate::operand;
+
+/// The backend `null:[SIZE]`.
+pub struct Null;
+
+impl Backend for Null {
+    fn schemes(&self) -> &'static [&'static str] {
+        &["null"]
+    }
+
+    fn operand(&self) -> &'static str {
+        "[SIZE]"
+    }
+
+    fn summary(&self) -> &'static str {
+        "forgets what is written and reads as zeroes; as a copy target as large as the source"
+    }
+
+    fn example(&self) -> &'static str {
+        r#"
+blockhaul copy sample:1G null:
+"#
+    }
+
+    fn open(&self, target: Target) -> Opening<Opened> {
+        let device = operand::optional_size(&target).map(|size| {
+            let size = size.or(target.intent.target_size).unwrap_or(0);
+            let facts = Facts {
+                can: Can::all(),
+                zeroed: true,
+                takes_parked: true,
+                allocation_unit: 1,
+                contexts: vec![BASE_ALLOCATION.to_string()],
+                ..Facts::new(operand::name(&target), size)
+            };
+            Opened::from(Arc::new(Nothing { facts: Arc::new(facts), runs: 0 }) as Arc<dyn Device>)
+        });
+        Box::pin(std::future::ready(device))
+    }
+}
+
+/// A device without content: also what `zero:` is, without the abilities to change.
+pub(crate) struct Nothing {
+    pub(crate) facts: Arc<Facts>,
+    /// Length of extents, holes and not in turn; 0: it is one hole.
+    pub(crate) runs: u64,
+}
+
+/// Runs in one answer about extents.
+const RUNS_MAX: usize = 64 << 10;
+
+impl Nothing {
+    fn extents(&self, mut at: u64, mut left: u64) -> Extents {
+        if self.runs == 0 {
+            return Extents::one(left, HOLE | ZERO);
+        }
+        let mut list = Extents::new();
+        while left > 0 && list.len() < RUNS_MAX {
+            let len = (self.runs - at % self.runs).min(left);
+            let hole = (at / self.runs).is_multiple_of(2);
+            list.push(len, if hole { HOLE | ZERO } else { ZERO });
+            left -= len;
+            // Inside the device.
+            at += len;
+        }
+        list
+    }
+}
+
+impl Device for Nothing {
+    fn facts(&self) -> Arc<Facts> {
+        self.facts.clone()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        Pending::ready(Ok(match request.op {
+            Op::Read(_) => Reply::Hole,
+            Op::Extents(contexts) => Reply::Extents(
+                contexts.iter().map(|_| self.extents(request.at, request.len)).collect(),
+            ),
+            _ => Reply::Done,
+        }))
+    }
+}

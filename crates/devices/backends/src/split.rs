@@ -1,0 +1,246 @@
+//! `split:FILE,FILE…`: files one behind the other, as one device.
+
+use std::sync::Arc;
+
+use blockhaul_block::{
+    Args, BASE_ALLOCATION, Backend, Can, Contexts, Device, Error, Extents, Facts, Flags, Intent,
+    Kind, Op, Opened, Opening, Pending, Reply, Request, Result, Target, emulate, percent_decode,
+};
+use blockhaul_io::{Pool, Room};
+
+/// Longest piece of a read that reaches over the end of a file, and how many are read at a time.
+const PIECE: usize = 256 << 10;
+const PIECES: u64 = 8;
+/// Runs with which an answer is long enough.
+const RUNS_MAX: usize = 64 << 10;
+/// Most files: each needs a descriptor.
+const FILES_MAX: usize = 512;
+
+/// The backend `split:FILE,FILE…`.
+pub struct Split;
+
+impl Backend for Split {
+    fn schemes(&self) -> &'static [&'static str] {
+        &["split"]
+    }
+
+    fn operand(&self) -> &'static str {
+        "FILE,FILE…"
+    }
+
+    fn summary(&self) -> &'static str {
+        "files one behind the other, as one device; %2c is a comma in a name"
+    }
+
+    fn example(&self) -> &'static str {
+        r#"
+blockhaul copy sample:8M 1.raw && blockhaul copy sample:8M 2.raw
+blockhaul copy split:1.raw,2.raw disk.raw
+"#
+    }
+
+    fn raw(&self) -> bool {
+        true
+    }
+
+    fn open(&self, target: Target) -> Opening<Opened> {
+        Box::pin(async move { open(&target).await })
+    }
+}
+
+async fn open(target: &Target) -> Result<Opened> {
+    let text = target.text()?;
+    let text = text.strip_prefix("split:").unwrap_or(text);
+    let mut files = Vec::new();
+    if target.intent.target_size.is_some() {
+        let text = "split: cannot be made to fit a copy: copy to a file, or serve it";
+        return Err(Error::new(Kind::Usage, text));
+    }
+    for name in text.split(',').filter(|name| !name.is_empty()) {
+        if files.len() == FILES_MAX {
+            return Err(Error::new(Kind::Usage, format!("split: more than {FILES_MAX} files")));
+        }
+        files.push(file(&percent_decode(name)?, target.intent).await?);
+    }
+    if files.is_empty() {
+        return Err(Error::new(Kind::Usage, "split: needs files: split:FILE,FILE"));
+    }
+    join("split", format!("split of {} files", files.len()), files)
+}
+
+/// A file or block device by its path, that can do everything.
+pub(crate) async fn file(path: &str, intent: Intent) -> Result<Arc<dyn Device>> {
+    let file = Target {
+        scheme: String::new(),
+        rest: path.into(),
+        command: Vec::new(),
+        args: Args::check("file", crate::File.params(), &[])?,
+        intent,
+    };
+    Ok(emulate::emulate(crate::File.open(file).await?.device))
+}
+
+/// Devices one behind the other, as one with a name; it can do what all of them can. `scheme` is who
+/// asks, for messages.
+pub(crate) fn join(scheme: &str, name: String, devices: Vec<Arc<dyn Device>>) -> Result<Opened> {
+    let mut parts = Vec::with_capacity(devices.len());
+    let mut size = 0_u64;
+    for device in devices {
+        let facts = device.facts();
+        let base = facts.context(BASE_ALLOCATION).unwrap_or_else(Contexts::first);
+        let end = size.checked_add(facts.size).filter(|&end| i64::try_from(end).is_ok());
+        let end = end.ok_or_else(|| {
+            Error::new(Kind::Usage, format!("{scheme}: more than 2^63 - 1 bytes"))
+        })?;
+        parts.push(Part { device, start: size, end, base });
+        size = end;
+    }
+    let mut facts = Facts::new(name, size);
+    facts.can = Can::all();
+    facts.contexts = vec![BASE_ALLOCATION.to_string()];
+    for part in &parts {
+        let below = part.device.facts();
+        facts.can &= below.can;
+        facts.block.maximum = facts.block.maximum.min(below.block.maximum);
+        facts.rotational |= below.rotational;
+        facts.files.extend_from_slice(&below.files);
+        facts.allocation_unit = facts.allocation_unit.min(below.allocation_unit);
+    }
+    // Empty parts hold nothing.
+    parts.retain(|part| part.start < part.end);
+    let shared = Shared { parts, pool: Pool::new(Pool::cost(PIECE) * PIECES) };
+    let device = SplitDevice { facts: Arc::new(facts), shared: Arc::new(shared) };
+    Ok(Opened::from(Arc::new(device) as Arc<dyn Device>))
+}
+
+struct SplitDevice {
+    facts: Arc<Facts>,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    /// In order, without gaps, none of them empty.
+    parts: Vec<Part>,
+    pool: Pool,
+}
+
+struct Part {
+    device: Arc<dyn Device>,
+    start: u64,
+    end: u64,
+    base: Contexts,
+}
+
+impl Device for SplitDevice {
+    fn facts(&self) -> Arc<Facts> {
+        self.facts.clone()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        let shared = self.shared.clone();
+        let Request { op, at, len, flags } = request;
+        if matches!(op, Op::Flush) {
+            return Pending::start(async move { shared.flush().await });
+        }
+        let first = shared.parts.partition_point(|part| part.end <= at);
+        let Some(part) = shared.parts.get(first) else {
+            return Error::new(Kind::Invalid, "behind the end").into();
+        };
+        let inside = part.end - at;
+        match op {
+            // One ends with its part.
+            Op::Extents(_) if len <= inside || flags.contains(Flags::ONE_EXTENT) => {
+                let asked = Request::extents(at - part.start, len.min(inside), part.base);
+                part.device.submit(asked.with(flags))
+            }
+            Op::Extents(_) => Pending::start(async move { shared.extents(at, at + len).await }),
+            op if len <= inside => {
+                part.device.submit(Request { op, at: at - part.start, len, flags })
+            }
+            Op::Read(room) => Pending::start(async move { shared.read(at, room).await }),
+            op => Pending::start(async move {
+                let mut flags = flags;
+                for (part, from, to) in shared.within(at, at + len) {
+                    let op = match &op {
+                        Op::Write(data) => {
+                            Op::Write(data.slice((from - at) as usize, (to - from) as usize))
+                        }
+                        Op::Zero => Op::Zero,
+                        Op::Trim => Op::Trim,
+                        _ => Op::Cache,
+                    };
+                    let request = Request { op, at: from - part.start, len: to - from, flags };
+                    part.device.submit(request).await?;
+                    // Once a part has been zeroed fast, the request is not refused any more.
+                    flags -= Flags::FAST;
+                }
+                Ok(Reply::Done)
+            }),
+        }
+    }
+}
+
+impl Shared {
+    /// The parts of a range: the file, and offsets of start and end in the device.
+    fn within(&self, at: u64, end: u64) -> impl Iterator<Item = (&Part, u64, u64)> {
+        let first = self.parts.partition_point(|part| part.end <= at);
+        let touching = self.parts[first..].iter().take_while(move |part| part.start < end);
+        touching.map(move |part| (part, part.start.max(at), part.end.min(end)))
+    }
+
+    async fn flush(&self) -> blockhaul_block::Outcome {
+        let out: Vec<_> =
+            self.parts.iter().map(|part| part.device.submit(Request::flush())).collect();
+        let mut failed = None;
+        for flush in out {
+            if let Err(error) = flush.await {
+                failed.get_or_insert(error);
+            }
+        }
+        failed.map_or(Ok(Reply::Done), Err)
+    }
+
+    /// Extents of several parts in one list. What one of them leaves out is asked for again.
+    async fn extents(&self, at: u64, end: u64) -> blockhaul_block::Outcome {
+        let mut all = Extents::new();
+        for (part, from, to) in self.within(at, end) {
+            let asked = Request::extents(from - part.start, to - from, part.base);
+            let lists = match part.device.submit(asked).await {
+                Ok(Reply::Extents(lists)) => lists,
+                // What is known is told; the error comes with the question for the rest.
+                Err(_) if !all.is_empty() => break,
+                other => return other,
+            };
+            lists.first().into_iter().flat_map(Extents::runs).for_each(|run| {
+                all.push(run.len.min(to - at - all.total()), run.state);
+            });
+            if at + all.total() < to || all.len() >= RUNS_MAX {
+                break;
+            }
+        }
+        Ok(Reply::Extents(vec![all]))
+    }
+
+    async fn read(&self, at: u64, room: Room) -> blockhaul_block::Outcome {
+        let mut buf = room.into_buf();
+        let end = at + buf.len() as u64;
+        let mut zero = true;
+        for (part, from, to) in self.within(at, end) {
+            let mut next = from;
+            for piece in buf[(from - at) as usize..(to - at) as usize].chunks_mut(PIECE) {
+                let room = self.pool.reserve(piece.len()).await.map_err(|error| {
+                    Error::new(Kind::NoMemory, "no scratch memory").because(error)
+                })?;
+                match part.device.submit(Request::read(next - part.start, room)).await? {
+                    Reply::Data(found) => {
+                        piece.copy_from_slice(found.bytes());
+                        zero = false;
+                    }
+                    _ => piece.fill(0),
+                }
+                next += piece.len() as u64;
+            }
+        }
+        Ok(if zero { Reply::Hole } else { Reply::Data(buf.into()) })
+    }
+}

@@ -1,0 +1,101 @@
+//! `tmpdisk:SIZE`: a fresh disk with a file system for each client, which is gone when the client is.
+
+use std::sync::Arc;
+
+use blockhaul_block::{
+    Backend, Client, Device, Error, Exports, Kind, Listed, Opened, Opening, Param, Result, Target,
+    Visit,
+};
+
+use crate::made::{COMMAND, Folder, LABEL, Maker, TYPE};
+use crate::{made, operand};
+
+/// The backend `tmpdisk:SIZE`.
+pub struct Tmpdisk;
+
+impl Backend for Tmpdisk {
+    fn schemes(&self) -> &'static [&'static str] {
+        &["tmpdisk"]
+    }
+
+    fn operand(&self) -> &'static str {
+        "SIZE"
+    }
+
+    fn summary(&self) -> &'static str {
+        "for serve: a fresh disk with a file system for each client, made by mkfs in $TMPDIR or \
+         /var/tmp, and gone with the client; bound clients with the layer limit, as each takes space"
+    }
+
+    fn example(&self) -> &'static str {
+        r#"
+blockhaul serve --layer 'limit?limit=10' 'tmpdisk:64M?type=ext4&label=scratch' \
+  --run 'blockhaul info "$uri"'
+"#
+    }
+
+    fn params(&self) -> &'static [Param] {
+        const { &[TYPE, LABEL, COMMAND] }
+    }
+
+    fn takes_others(&self) -> bool {
+        true
+    }
+
+    fn open(&self, target: Target) -> Opening<Opened> {
+        Box::pin(async move {
+            operand::source_only(&target)?;
+            let disks = Disks::of(&target)?;
+            Ok(Opened::from(disks.fresh().await?))
+        })
+    }
+
+    fn exports(&self, target: &Target) -> Option<Opening<Arc<dyn Exports>>> {
+        let disks = Disks::of(target).map(|disks| Arc::new(disks) as Arc<dyn Exports>);
+        Some(Box::pin(std::future::ready(disks)))
+    }
+}
+
+#[derive(Clone)]
+struct Disks {
+    maker: Arc<Maker>,
+    write: bool,
+}
+
+impl Disks {
+    fn of(target: &Target) -> Result<Disks> {
+        let maker = Arc::new(Maker::of(target, operand::size(target)?)?);
+        Ok(Disks { maker, write: target.intent.write })
+    }
+
+    /// A new disk. Nothing of it stays behind.
+    async fn fresh(&self) -> Result<Arc<dyn Device>> {
+        let maker = self.maker.clone();
+        let folder = blockhaul_io::offload(move || {
+            let folder = Folder::new()?;
+            maker.make(&folder.disk())?;
+            Ok::<_, Error>(folder)
+        });
+        let folder = folder.await.map_err(|_| Error::new(Kind::Io, "the disk was not made"))??;
+        // Open files stay when their names go, and the folder is removed here.
+        made::device(&folder.disk(), self.write, true, None).await
+    }
+}
+
+impl Exports for Disks {
+    fn admit(&self, _client: Client) -> Opening<Arc<dyn Visit>> {
+        Box::pin(std::future::ready(Ok(Arc::new(self.clone()) as Arc<dyn Visit>)))
+    }
+}
+
+impl Visit for Disks {
+    fn list(&self, _tls: bool) -> Opening<Vec<Listed>> {
+        let all = Listed { name: String::new(), description: "a fresh disk".into() };
+        Box::pin(std::future::ready(Ok(vec![all])))
+    }
+
+    fn open(&self, _name: &str, _tls: bool) -> Opening<Arc<dyn Device>> {
+        let disks = self.clone();
+        Box::pin(async move { disks.fresh().await })
+    }
+}

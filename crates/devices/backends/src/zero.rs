@@ -1,0 +1,61 @@
+//! `zero:SIZE`: a read-only device of zeroes, with as many extents as one likes.
+
+use std::sync::Arc;
+
+use blockhaul_block::{
+    BASE_ALLOCATION, Backend, Can, Device, Facts, Opened, Opening, Param, ParamKind, Result, Target,
+};
+
+use crate::null::Nothing;
+use crate::operand;
+
+/// The backend `zero:SIZE`.
+pub struct Zero;
+
+impl Backend for Zero {
+    fn schemes(&self) -> &'static [&'static str] {
+        &["zero"]
+    }
+
+    fn operand(&self) -> &'static str {
+        "SIZE"
+    }
+
+    fn summary(&self) -> &'static str {
+        "zeroes, read-only"
+    }
+
+    fn example(&self) -> &'static str {
+        r#"
+blockhaul map 'zero:1G?runs=256M'
+"#
+    }
+
+    fn params(&self) -> &'static [Param] {
+        const {
+            &[Param {
+                name: "runs",
+                kind: ParamKind::Size,
+                default: Some("0"),
+                doc: "Length of its extents, every other of which is no hole; 0 for one hole.",
+            }]
+        }
+    }
+
+    fn open(&self, target: Target) -> Opening<Opened> {
+        Box::pin(std::future::ready(open(&target)))
+    }
+}
+
+fn open(target: &Target) -> Result<Opened> {
+    operand::source_only(target)?;
+    let size = operand::size(target)?;
+    let facts = Facts {
+        can: Can::CACHE | Can::EXTENTS | Can::FLUSH | Can::MULTI_CONN,
+        zeroed: true,
+        contexts: vec![BASE_ALLOCATION.to_string()],
+        ..Facts::new(operand::name(target), size)
+    };
+    let runs = target.args.size("runs").unwrap_or(0);
+    Ok(Opened::from(Arc::new(Nothing { facts: Arc::new(facts), runs }) as Arc<dyn Device>))
+}

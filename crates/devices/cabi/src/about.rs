@@ -1,0 +1,59 @@
+//! What plugins and filters say about themselves in their descriptions, without being configured.
+
+use std::path::PathBuf;
+
+use blockhaul_block::Result;
+
+use crate::api::text;
+use crate::load;
+
+/// A plugin or filter in its own words.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct About {
+    /// `plugin` or `filter`.
+    pub what: &'static str,
+    /// Where it is.
+    pub path: PathBuf,
+    /// Its short name.
+    pub name: String,
+    /// A longer one.
+    pub longname: Option<String>,
+    /// Its version.
+    pub version: Option<String>,
+    /// What it is for.
+    pub description: Option<String>,
+    /// Its parameters.
+    pub config_help: Option<String>,
+}
+
+/// Loads a plugin for what it says about itself. The shared object stays loaded.
+///
+/// # Errors
+/// There is no such plugin, or it cannot be loaded.
+pub fn about(name: &str) -> Result<About> {
+    let path = load::find(name)?.path;
+    let load::Described { library, plugin, .. } = load::load(&path)?;
+    if let Some(load) = plugin.load {
+        // SAFETY: the first callback of the plugin; it takes nothing.
+        unsafe { load() };
+    }
+    let owned = |pointer| {
+        // SAFETY: null or a C string: the plugin's description, which stays loaded.
+        unsafe { text(pointer) }.map(std::borrow::Cow::into_owned)
+    };
+    let about = About {
+        what: "plugin",
+        path,
+        name: owned(plugin.name).unwrap_or_default(),
+        longname: owned(plugin.longname),
+        version: owned(plugin.version),
+        description: owned(plugin.description),
+        config_help: owned(plugin.config_help),
+    };
+    if let Some(unload) = plugin.unload {
+        // SAFETY: the last callback of the plugin; it takes nothing.
+        unsafe { unload() };
+    }
+    library.keep();
+    Ok(about)
+}

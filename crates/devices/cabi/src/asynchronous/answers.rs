@@ -1,0 +1,191 @@
+//! The answers: what a plugin calls, from any thread, for the requests that it has.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use blockhaul_block::{Error, Flags, Kind, OpKind, Outcome, Reply};
+
+use super::{Lent, Memory, TABLES, name_of};
+use crate::async_abi::Conn;
+use crate::context::{self, Left};
+use crate::plugin::Plugin;
+
+impl Lent {
+    /// Answers. What was lent goes back first: whoever hears the answer may count on it.
+    pub(super) fn finish(self, outcome: Outcome) {
+        let Lent { waiting, memory, handle, _charge, .. } = self;
+        drop(memory);
+        drop((_charge, handle));
+        if let Some(completer) = waiting {
+            completer.complete(outcome);
+        }
+    }
+
+    /// The answer of a request that went well.
+    fn done(mut self) {
+        let outcome = match std::mem::replace(&mut self.memory, Memory::None) {
+            Memory::Read(buf) => Ok(Reply::Data(buf.into())),
+            Memory::Extents(list) => {
+                let one = self.flags.contains(Flags::ONE_EXTENT);
+                let extents = self.handle.extents_from(&list, self.len, one);
+                extents.map(|list| Reply::Extents(vec![list]))
+            }
+            Memory::Write(_) | Memory::None => Ok(Reply::Done),
+        };
+        self.finish(outcome);
+    }
+
+    /// An answer to a read of `count` bytes at `from`.
+    ///
+    /// # Safety
+    /// `from` points to `count` bytes.
+    unsafe fn done_read(mut self, count: u32, from: *const c_void) -> c_int {
+        let name = self.handle.connection.plugin.name.clone();
+        let Memory::Read(buf) = &mut self.memory else {
+            let text = format!("plugin {name} answered a {} as if it were a read", self.kind);
+            return self.misfit(text);
+        };
+        if buf.len() != count as usize {
+            let text = format!("plugin {name} answered a read of {} bytes with {count}", buf.len());
+            return self.misfit(text);
+        }
+        if from.is_null() && count > 0 {
+            let text = format!("plugin {name} answered a read with NULL");
+            return self.misfit(text);
+        }
+        if !std::ptr::eq(from.cast::<u8>(), buf.as_ptr()) {
+            // SAFETY: the caller's promise; `copy` allows for an overlap with what was lent.
+            unsafe { std::ptr::copy(from.cast::<u8>(), buf.as_mut_ptr(), buf.len()) };
+        }
+        self.done();
+        0
+    }
+
+    fn misfit(self, text: String) -> c_int {
+        log::warn!("{text}");
+        self.finish(Err(Error::new(Kind::Io, text)));
+        -1
+    }
+}
+
+/// Takes out the request that an answer is for.
+fn answered(conn: Conn, number: u64) -> Option<Lent> {
+    static STRAY: AtomicU64 = AtomicU64::new(0);
+    let lent = TABLES.take(conn as u64, number);
+    context::forget_loose();
+    if lent.is_none() {
+        let stray = STRAY.fetch_add(1, Ordering::Relaxed) + 1;
+        // A plugin that does it once does it often.
+        if stray.is_power_of_two() {
+            log::warn!(
+                "a plugin answered a request that is not there (answered already, or never asked); \
+                 so far {stray} such answers"
+            );
+        }
+    }
+    lent
+}
+
+/// The answer: done.
+#[unsafe(no_mangle)]
+extern "C" fn nbdkit_async_reply(conn: Conn, number: u64) -> c_int {
+    let Some(lent) = answered(conn, number) else { return -1 };
+    lent.done();
+    0
+}
+
+/// The answer to a read.
+///
+/// # Safety
+/// `from` points to `count` bytes.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nbdkit_async_reply_read(
+    conn: Conn,
+    number: u64,
+    count: u32,
+    from: *mut c_void,
+) -> c_int {
+    let Some(lent) = answered(conn, number) else { return -1 };
+    // SAFETY: the plugin's promise.
+    unsafe { lent.done_read(count, from) }
+}
+
+/// The answer: failed, for what this thread said last.
+#[unsafe(no_mangle)]
+extern "C" fn nbdkit_async_reply_error(conn: Conn, number: u64) -> c_int {
+    let errno = context::errno();
+    let mut left: Left = context::take_loose();
+    left.errno = errno;
+    let Some(lent) = answered(conn, number) else { return -1 };
+    let error = lent.handle.connection.plugin.error(&name_of(lent.kind).to_string_lossy(), &left);
+    lent.finish(Err(error));
+    0
+}
+
+/// The answer: failed, with a number and a text.
+///
+/// # Safety
+/// `text` is null or a C string.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn blockhaul_async_reply_error(
+    conn: Conn,
+    number: u64,
+    error: c_int,
+    text: *const c_char,
+) -> c_int {
+    // SAFETY: the plugin's promise.
+    let text = unsafe { crate::api::text(text) };
+    let text = text.map(std::borrow::Cow::into_owned).unwrap_or_default();
+    let Some(lent) = answered(conn, number) else { return -1 };
+    let left = Left { error: if error == 0 { libc::EIO } else { error }, errno: 0, text };
+    let error = lent.handle.connection.plugin.error(&name_of(lent.kind).to_string_lossy(), &left);
+    lent.finish(Err(error));
+    0
+}
+
+/// The answer to a read: all zeroes.
+#[unsafe(no_mangle)]
+extern "C" fn blockhaul_async_reply_hole(conn: Conn, number: u64) -> c_int {
+    let Some(lent) = answered(conn, number) else { return -1 };
+    if lent.kind != OpKind::Read {
+        let name = &lent.handle.connection.plugin.name;
+        let text = format!("plugin {name} answered a {} as if it were a read", lent.kind);
+        return lent.misfit(text);
+    }
+    lent.finish(Ok(Reply::Hole));
+    0
+}
+
+/// The plugin of a connection that is open.
+fn plugin_of(conn: Conn) -> Option<Arc<Plugin>> {
+    let table = TABLES.find(conn as u64);
+    if table.is_none() {
+        context::said("there is no such connection");
+    }
+    table.map(|table| table.owner.clone())
+}
+
+/// The bound in bytes on what is lent; 0: none.
+#[unsafe(no_mangle)]
+extern "C" fn blockhaul_async_max_bytes(conn: Conn) -> i64 {
+    plugin_of(conn).map_or(-1, |plugin| clamp(plugin.budget.limit()))
+}
+
+/// Changes the bound.
+#[unsafe(no_mangle)]
+extern "C" fn blockhaul_async_set_max_bytes(conn: Conn, bytes: u64) -> c_int {
+    let Some(plugin) = plugin_of(conn) else { return -1 };
+    plugin.budget.set_limit(bytes);
+    0
+}
+
+/// Bytes that are lent.
+#[unsafe(no_mangle)]
+extern "C" fn blockhaul_async_bytes(conn: Conn) -> i64 {
+    plugin_of(conn).map_or(-1, |plugin| clamp(plugin.budget.used()))
+}
+
+fn clamp(bytes: u64) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
+}

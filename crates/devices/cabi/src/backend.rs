@@ -1,0 +1,199 @@
+//! The scheme `nbdkit:`: `nbdkit:NAME?key=value&…`, `nbdkit:/path/to/plugin.so?…`.
+
+use std::sync::Arc;
+
+use blockhaul_block::{
+    Another, Backend, Device, Error, Exports, Kind, Opened, Opening, Result, Target,
+    parse_duration, percent_decode,
+};
+
+use crate::abi::ThreadModel;
+use crate::hint;
+use crate::plugin::{Plugin, Settings};
+use crate::visit::{PluginExports, PluginVisit};
+
+/// Most threads that may be asked for.
+const THREADS_MAX: usize = 1024;
+
+/// The backend `nbdkit:PLUGIN`.
+pub struct Nbdkit;
+
+impl Backend for Nbdkit {
+    fn schemes(&self) -> &'static [&'static str] {
+        &["nbdkit"]
+    }
+
+    fn operand(&self) -> &'static str {
+        "PLUGIN[?KEY=VALUE&…]"
+    }
+
+    fn summary(&self) -> &'static str {
+        "an nbdkit plugin (C interface 1 and 2, or blockhaul-plugin.h), by name or path, with its own \
+         parameters; @threads=N, @timeout=TIME and @watchdog=TIME are the host's: threads for callbacks in \
+         parallel (default 16), when a callback of a connection that does not return has failed, and \
+         when it ends the process (default never); @filter=NAME puts one of nbdkit's filters over it \
+         (1.42 only; repeated, the first is outermost)"
+    }
+
+    fn example(&self) -> &'static str {
+        r#"
+blockhaul serve 'nbdkit:memory?size=64M' --run 'blockhaul copy --verify sample:64M "$uri"'
+"#
+    }
+
+    fn raw(&self) -> bool {
+        true
+    }
+
+    fn instead_of(&self, scheme: &str, rest: &str) -> Option<String> {
+        hint::instead_of(scheme, rest)
+    }
+
+    fn open(&self, target: Target) -> Opening<Opened> {
+        Box::pin(async move {
+            let settings = Settings::parse(target.text()?)?;
+            let readonly = !target.intent.write;
+            let plugin = Plugin::start(settings).await?;
+            let more = Handles { plugin, readonly };
+            let device = more.open().await?;
+            // Where there may be one connection at a time, a second would wait for ever.
+            let several = more.plugin.model != ThreadModel::SerializeConnections;
+            let more = several.then(|| Arc::new(more) as Arc<dyn Another>);
+            Ok(Opened { device, more })
+        })
+    }
+
+    fn exports(&self, target: &Target) -> Option<Opening<Arc<dyn Exports>>> {
+        let target = target.clone();
+        Some(Box::pin(async move {
+            let readonly = !target.intent.write;
+            let plugin = Plugin::start(Settings::parse(target.text()?)?).await?;
+            Ok(Arc::new(PluginExports { plugin, readonly }) as Arc<dyn Exports>)
+        }))
+    }
+}
+
+/// Handles for this program's own use: each is a connection to the plugin.
+struct Handles {
+    plugin: Arc<Plugin>,
+    readonly: bool,
+}
+
+impl Handles {
+    fn open(&self) -> Opening<Arc<dyn Device>> {
+        let (plugin, readonly) = (self.plugin.clone(), self.readonly);
+        Box::pin(async move {
+            let visit = PluginVisit::enter(plugin, readonly, None).await?;
+            visit.open_handle("", false).await
+        })
+    }
+}
+
+impl Another for Handles {
+    fn another(&self) -> Opening<Arc<dyn Device>> {
+        self.open()
+    }
+}
+
+impl Settings {
+    /// What is typed behind the scheme: `NAME?key=value&…`. Parameters keep their order, may come twice, and
+    /// those without a key are the plugin's magic one.
+    ///
+    /// # Errors
+    /// A `%` without a number behind it, or a parameter of the host's own that is unknown or wrong.
+    pub fn parse(text: &str) -> Result<Settings> {
+        let (plugin, options) = text.split_once('?').unwrap_or((text, ""));
+        let mut settings = Settings { plugin: percent_decode(plugin)?, ..Settings::default() };
+        for part in options.split('&').filter(|part| !part.is_empty()) {
+            let (key, value) = match part.split_once('=') {
+                // An empty value without a key: without `=` it would not be there.
+                Some(("", value)) => (None, percent_decode(value)?),
+                Some((key, value)) => (Some(percent_decode(key)?), percent_decode(value)?),
+                None => (None, percent_decode(part)?),
+            };
+            match key {
+                Some(key) if key.starts_with('@') => host(&mut settings, &key, &value)?,
+                key => settings.config.push((key, value)),
+            }
+        }
+        Ok(settings)
+    }
+}
+
+fn host(settings: &mut Settings, key: &str, value: &str) -> Result<()> {
+    let wrong = |why: String| Err(Error::new(Kind::Usage, format!("nbdkit: {key}: {why}")));
+    match key {
+        "@threads" => match value.parse() {
+            Ok(threads) if (1..=THREADS_MAX).contains(&threads) => settings.host.threads = threads,
+            _ => return wrong(format!("{value:?} is not a number from 1 to {THREADS_MAX}")),
+        },
+        "@timeout" | "@watchdog" => {
+            let time = match parse_duration(value) {
+                Ok(time) => Some(time).filter(|time| !time.is_zero()),
+                Err(error) => return wrong(error.text()),
+            };
+            match key {
+                "@timeout" => settings.host.timeout = time,
+                _ => settings.host.watchdog = time,
+            }
+        }
+        "@filter" => settings.filters.push(value.to_string()),
+        "@debug" => match debug_flag(value) {
+            Some(flag) => settings.debug.push(flag),
+            None => return wrong(format!("{value:?} is not NAME.FLAG=N")),
+        },
+        _ => {
+            let known =
+                "unknown; the host's own are @threads, @timeout, @watchdog, @filter and @debug";
+            return wrong(known.into());
+        }
+    }
+    Ok(())
+}
+
+fn debug_flag(text: &str) -> Option<(String, String, i32)> {
+    let (path, value) = text.split_once('=')?;
+    let (name, flag) = path.split_once('.')?;
+    Some((name.to_string(), flag.to_string(), value.parse().ok()?))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn parameters_keep_their_order_and_may_have_no_key() {
+        let parsed = Settings::parse(
+            "eval?a%26b&get_size=echo%201%25&x=1&x=2&@threads=3&@timeout=2s&@watchdog=1m",
+        )
+        .unwrap();
+        let config: Vec<_> =
+            parsed.config.iter().map(|(key, value)| (key.as_deref(), value.as_str())).collect();
+        assert_eq!(
+            config,
+            [(None, "a&b"), (Some("get_size"), "echo 1%"), (Some("x"), "1"), (Some("x"), "2")]
+        );
+        assert_eq!(parsed.plugin, "eval");
+        assert_eq!(parsed.host.threads, 3);
+        assert_eq!(parsed.host.timeout, Some(Duration::from_secs(2)));
+        assert_eq!(parsed.host.watchdog, Some(Duration::from_secs(60)));
+        assert_eq!(Settings::parse("/a/b.so").unwrap().plugin, "/a/b.so");
+    }
+
+    #[test]
+    fn wrong_settings_of_the_host_are_errors() {
+        for bad in [
+            "x?@threads=0",
+            "x?@threads=a",
+            "x?@timeout=soon",
+            "x?@watchdog=a",
+            "x?@other=1",
+            "x?a=%zz",
+        ] {
+            assert_eq!(Settings::parse(bad).unwrap_err().kind(), Kind::Usage, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! A connection to a plugin: the thread on which its callbacks run, `preconnect`, the list of exports, the
+//! default export. Its handles share it.
+
+use std::ffi::{CString, c_int};
+use std::sync::{Arc, OnceLock};
+
+use blockhaul_block::{Client, Error, Kind, Listed, Result};
+use blockhaul_io::{Lane, Turn};
+
+use crate::abi::ThreadModel;
+use crate::context::{self, Context, Left};
+use crate::lists;
+use crate::overdue::Overdue;
+use crate::plugin::Plugin;
+
+/// Longest name of an export in bytes (NBD's bound).
+const NAME_MAX: usize = 4096;
+
+/// A connection. Below `PARALLEL` all its callbacks run on one thread.
+pub(crate) struct Connection {
+    pub(crate) plugin: Arc<Plugin>,
+    pub(crate) readonly: bool,
+    pub(crate) lane: Arc<Lane>,
+    client: Client,
+    /// A server's client is behind it, not this program itself.
+    pub(crate) served: bool,
+    /// Asked for once.
+    default: OnceLock<Result<String>>,
+    /// The same of each backend in a chain of filters.
+    defaults: Arc<context::Defaults>,
+    _turn: Option<Turn>,
+}
+
+impl Connection {
+    /// Admits a connection, when it is its turn and the plugin has nothing against it; without a client,
+    /// it is this program's own.
+    pub(crate) async fn enter(
+        plugin: Arc<Plugin>,
+        readonly: bool,
+        client: Option<Client>,
+    ) -> Result<Arc<Connection>> {
+        let turn = match plugin.model {
+            ThreadModel::SerializeConnections => plugin.turns.take().await,
+            _ => None,
+        };
+        let lane = match plugin.model {
+            ThreadModel::Parallel => plugin.pool.clone(),
+            ThreadModel::SerializeAllRequests => plugin.control.clone(),
+            _ => Arc::new(Lane::single(plugin.name.clone())),
+        };
+        let default = OnceLock::new();
+        let connection = Connection {
+            plugin,
+            readonly,
+            lane,
+            served: client.is_some(),
+            client: client.unwrap_or_default(),
+            default,
+            defaults: Arc::default(),
+            _turn: turn,
+        };
+        let connection = Arc::new(connection);
+        if connection.plugin.abi.preconnect.is_some() {
+            connection.clone().run(Connection::preconnect).await?;
+        }
+        Ok(connection)
+    }
+
+    /// Runs a job on the connection's thread. Where there is a timeout, a job that takes longer is an
+    /// error; what it gives in the end is dropped.
+    pub(crate) async fn run<T: Send + 'static>(
+        self: Arc<Self>,
+        job: impl FnOnce(&Arc<Self>) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let (completer, ticket) = blockhaul_io::ticket();
+        let (plugin, lane) = (self.plugin.clone(), self.lane.clone());
+        let overdue = Overdue::of(&plugin);
+        let timing = overdue.clone();
+        lane.run(move || {
+            let result = Overdue::during(timing.as_ref(), || job(&self));
+            // The connection may end here: then so may its thread, whose queue outlives it.
+            drop(self);
+            completer.complete(result);
+        });
+        let result = match &overdue {
+            None => ticket.await,
+            Some(overdue) => match overdue.wait(ticket).await {
+                Ok(result) => result,
+                Err(stage) => return Err(plugin.no_return(stage, overdue.limit)),
+            },
+        };
+        result.map_err(|lost| {
+            Error::new(Kind::Io, "cannot start a thread for a plugin").because(lost)
+        })?
+    }
+
+    /// What callbacks may ask about it.
+    pub(crate) fn context(&self, export: Option<CString>, tls: bool) -> Context {
+        Context {
+            plugin: self.plugin.name.as_str().into(),
+            client: Some(self.client.clone()),
+            export,
+            tls,
+            defaults: self.defaults.clone(),
+            watchdog: self.plugin.host.watchdog,
+            ..Context::default()
+        }
+    }
+
+    fn preconnect(self: &Arc<Self>) -> Result<()> {
+        let Some(preconnect) = self.plugin.abi.preconnect else { return Ok(()) };
+        let context = Arc::new(self.context(None, false));
+        // SAFETY: the callback takes a number; the lane keeps to the thread model.
+        let (result, left) = context::call(&context, c"preconnect", || unsafe {
+            preconnect(c_int::from(self.readonly))
+        });
+        self.settled(c_int::from(result != 0), "preconnect", &left)
+    }
+
+    /// An error for what is not 0.
+    fn settled(&self, result: c_int, name: &str, left: &Left) -> Result<()> {
+        if result == 0 {
+            self.plugin.log_rest(left, 0);
+            return Ok(());
+        }
+        Err(self.plugin.error(name, left))
+    }
+
+    /// What it may open. Runs on its thread.
+    pub(crate) fn list(self: &Arc<Self>, tls: bool) -> Result<Vec<Listed>> {
+        let Some(list_exports) = self.plugin.abi.list_exports else {
+            // Without a default export there is nothing to list.
+            let default = self.default_export(tls).ok();
+            let listed = |name| Listed { name, description: String::new() };
+            return Ok(default.map(listed).into_iter().collect());
+        };
+        let mut exports = lists::Exports::default();
+        let context = Arc::new(self.context(None, tls));
+        let pointer = (&raw mut exports).cast();
+        // SAFETY: the list lives through the call, and is used by the callback only meanwhile.
+        let (result, left) = context::call(&context, c"list_exports", || unsafe {
+            list_exports(c_int::from(self.readonly), c_int::from(tls), pointer)
+        });
+        self.settled(result, "list_exports", &left)?;
+        // Without a name the default export is not listed.
+        let default = match exports.default_at.is_empty() {
+            true => None,
+            false => self.default_export(tls).ok(),
+        };
+        exports.resolve(default.as_deref());
+        let listed = exports.into_list().into_iter().map(|export| Listed {
+            name: export.name,
+            description: export.description.unwrap_or_default(),
+        });
+        Ok(listed.collect())
+    }
+
+    /// The name behind the empty name.
+    fn default_export(&self, tls: bool) -> Result<String> {
+        self.default.get_or_init(|| self.ask_default_export(tls)).clone()
+    }
+
+    fn ask_default_export(&self, tls: bool) -> Result<String> {
+        let Some(default_export) = self.plugin.abi.default_export else {
+            return Ok(String::new());
+        };
+        let context = Arc::new(self.context(None, tls));
+        // SAFETY: the callback takes numbers; what it answers is a C string or null.
+        let (name, left) = context::call(&context, c"default_export", || unsafe {
+            default_export(c_int::from(self.readonly), c_int::from(tls))
+        });
+        // SAFETY: as the callback's contract says; copied at once.
+        match unsafe { crate::api::text(name) } {
+            Some(name) if name.len() <= NAME_MAX => Ok(name.into_owned()),
+            Some(_) => Err(Error::new(Kind::NotFound, "the default export's name is too long")),
+            None if left.text.is_empty() => {
+                let text = format!("plugin {} has no default export: name one", self.plugin.name);
+                Err(Error::new(Kind::NotFound, text))
+            }
+            None => Err(Error::new(Kind::NotFound, left.text)),
+        }
+    }
+
+    /// The name of the export that a client opens who asked for this one.
+    pub(crate) fn export(&self, asked: &str, tls: bool) -> Result<CString> {
+        if asked.len() > NAME_MAX {
+            return Err(Error::new(Kind::NotFound, "the export's name is too long"));
+        }
+        let name = match asked.is_empty() {
+            true => self.default_export(tls)?,
+            false => asked.to_string(),
+        };
+        let zero = |_| Error::new(Kind::NotFound, "the export's name holds a zero byte");
+        CString::new(name).map_err(zero)
+    }
+
+    /// The name behind the empty name, as far as it is known.
+    pub(crate) fn known_default(&self) -> Option<String> {
+        self.default.get()?.clone().ok()
+    }
+}

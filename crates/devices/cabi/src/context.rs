@@ -1,0 +1,347 @@
+//! What a callback may ask about its caller, and what it leaves behind: kept for each thread while a
+//! plugin's code runs on it.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::ffi::{CStr, CString, c_char, c_int};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use blockhaul_block::Client;
+
+use crate::running::{self, Running};
+use crate::watchdog::{self, What};
+
+/// Most bytes of error texts that are kept of one callback.
+const TEXT_MAX: usize = 4096;
+/// What stands for the middle of a text that is too long.
+const CUT: &str = " […] ";
+
+/// Who calls a plugin.
+#[derive(Default)]
+pub(crate) struct Context {
+    /// The plugin's name, for messages.
+    pub(crate) plugin: Arc<str>,
+    /// The connection; none in callbacks of the plugin's life.
+    pub(crate) client: Option<Client>,
+    /// The export that the client asked for.
+    pub(crate) export: Option<CString>,
+    /// The connection is encrypted.
+    pub(crate) tls: bool,
+    /// Strings that live as long as the connection.
+    pub(crate) interned: Interned,
+    /// Standard input and output are the plugin's to use.
+    pub(crate) stdio_safe: bool,
+    /// Names of default exports, for all contexts of a connection.
+    pub(crate) defaults: Arc<Defaults>,
+    /// Time after which a callback that has not returned ends the process.
+    pub(crate) watchdog: Option<Duration>,
+}
+
+/// What backends of a chain of filters have answered, by their place: the name of their default export.
+/// Names stay where they are as long as this lives.
+#[derive(Default)]
+pub(crate) struct Defaults(Mutex<BTreeMap<usize, CString>>);
+
+impl Defaults {
+    /// The name that was kept; null: none.
+    pub(crate) fn get(&self, place: usize) -> *const c_char {
+        let names = self.0.lock().expect("no panic under this lock");
+        names.get(&place).map_or(std::ptr::null(), |name| name.as_ptr())
+    }
+
+    /// Keeps the first name for a place; the pointer is good as long as this lives.
+    pub(crate) fn keep(&self, place: usize, name: CString) -> *const c_char {
+        self.0.lock().expect("no panic under this lock").entry(place).or_insert(name).as_ptr()
+    }
+}
+
+impl Context {
+    /// Whether the client has gone: its answer has no reader.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        use std::os::fd::{AsFd as _, AsRawFd as _};
+        let Some(stream) = self.client.as_ref().and_then(|client| client.stream.as_ref()) else {
+            return false;
+        };
+        let mut poll =
+            libc::pollfd { fd: stream.as_fd().as_raw_fd(), events: libc::POLLRDHUP, revents: 0 };
+        // SAFETY: one structure, a descriptor that `stream` keeps open, and no waiting.
+        let ready = unsafe { libc::poll(&raw mut poll, 1, 0) };
+        ready > 0 && poll.revents & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0
+    }
+}
+
+/// Strings that are freed together.
+#[derive(Default)]
+pub(crate) struct Interned(Mutex<Vec<CString>>);
+
+impl Interned {
+    /// Keeps a copy; the pointer is good as long as this lives.
+    pub(crate) fn keep(&self, text: CString) -> *const c_char {
+        let pointer = text.as_ptr();
+        // A string's bytes do not move when it does.
+        self.0.lock().expect("no panic under this lock").push(text);
+        pointer
+    }
+}
+
+/// What a callback left behind.
+#[derive(Default)]
+pub(crate) struct Left {
+    /// `nbdkit_set_error`, 0 if it was not called.
+    pub(crate) error: c_int,
+    /// `errno` when it returned.
+    pub(crate) errno: c_int,
+    /// What it said by `nbdkit_error`; texts are joined.
+    pub(crate) text: String,
+}
+
+struct Current {
+    context: Arc<Context>,
+    left: Left,
+}
+
+thread_local! {
+    static CURRENT: RefCell<Option<Current>> = const { RefCell::new(None) };
+    /// What was said outside of callbacks, by threads of a plugin's own: for the answer that follows.
+    static LOOSE: RefCell<Left> = const {
+        RefCell::new(Left { error: 0, errno: 0, text: String::new() })
+    };
+    /// Who waits for what runs here, and not for ever.
+    static WATCH: RefCell<Option<Arc<Watch>>> = const { RefCell::new(None) };
+}
+
+/// Where a job is that calls a plugin, for who waits for it, but not for ever.
+#[derive(Default)]
+pub(crate) struct Watch(Mutex<(Stage, bool)>);
+
+/// Where a job is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// It waits for a thread.
+    #[default]
+    Queued,
+    /// On its thread, and in none of the plugin's callbacks.
+    Begun,
+    /// In this callback.
+    In(&'static CStr),
+    /// It has ended.
+    Over,
+}
+
+impl Watch {
+    /// Nobody waits for the job any more; where it is now.
+    pub(crate) fn give_up(&self) -> Stage {
+        let mut state = self.lock();
+        state.1 = true;
+        state.0
+    }
+
+    fn swap(&self, stage: Stage) -> Stage {
+        std::mem::replace(&mut self.lock().0, stage)
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, (Stage, bool)> {
+        self.0.lock().expect("no panic under this lock")
+    }
+}
+
+/// Does a job on this thread, and tells `watch` where it is. Also gives whether nobody waited for the end.
+pub(crate) fn watched<R>(watch: &Arc<Watch>, job: impl FnOnce() -> R) -> (R, bool) {
+    watch.swap(Stage::Begun);
+    let outer = WATCH.replace(Some(watch.clone()));
+    let result = job();
+    WATCH.set(outer);
+    let mut state = watch.lock();
+    state.0 = Stage::Over;
+    (result, state.1)
+}
+
+fn tell(stage: Stage) -> Stage {
+    WATCH.with_borrow(|watch| watch.as_ref().map_or(Stage::Begun, |watch| watch.swap(stage)))
+}
+
+/// Runs a callback of a plugin, named `name` for messages.
+pub(crate) fn call<R>(
+    context: &Arc<Context>,
+    name: &'static CStr,
+    callback: impl FnOnce() -> R,
+) -> (R, Left) {
+    let fresh = Current { context: context.clone(), left: Left::default() };
+    let outer = CURRENT.replace(Some(fresh));
+    let running = Running { callback: name, plugin: &raw const *context.plugin };
+    let outer_running = running::replace(Some(running));
+    let outer_stage = tell(Stage::In(name));
+    let watched = watchdog::over(context.watchdog, &context.plugin, name, What::Callback);
+    set_errno(0);
+    let returns = Returns { context, name };
+    let result = callback();
+    std::mem::forget(returns);
+    let errno = errno();
+    drop(watched);
+    tell(outer_stage);
+    running::replace(outer_running);
+    let mut left = CURRENT.replace(outer).map(|current| current.left).unwrap_or_default();
+    left.errno = errno;
+    (result, left)
+}
+
+/// Ends the process when a callback is left otherwise than by its return. Whatever unwinds would take along
+/// requests that are half done, and answer them.
+struct Returns<'a> {
+    context: &'a Context,
+    name: &'static CStr,
+}
+
+impl Drop for Returns<'_> {
+    fn drop(&mut self) {
+        log::error!(
+            "plugin {}: {} ended by an exception or by the end of its thread, not by its return",
+            self.context.plugin,
+            self.name.to_string_lossy()
+        );
+        std::process::abort()
+    }
+}
+
+/// The context of the callback that runs on this thread.
+pub(crate) fn now() -> Option<Arc<Context>> {
+    CURRENT.with_borrow(|current| current.as_ref().map(|current| current.context.clone()))
+}
+
+/// `nbdkit_set_error`.
+pub(crate) fn set_error(error: c_int) {
+    CURRENT.with_borrow_mut(|current| match current {
+        Some(current) => current.left.error = error,
+        None => LOOSE.with_borrow_mut(|left| left.error = error),
+    });
+}
+
+/// What this thread said last, outside of callbacks or in the one that runs.
+pub(crate) fn take_loose() -> Left {
+    CURRENT.with_borrow_mut(|current| match current {
+        Some(current) => std::mem::take(&mut current.left),
+        None => LOOSE.take(),
+    })
+}
+
+/// Forgets what this thread said outside of callbacks: it was about a request that is answered now.
+pub(crate) fn forget_loose() {
+    LOOSE.take();
+}
+
+/// `nbdkit_error`: kept for whoever called; from a plugin's own threads it goes to the log.
+pub(crate) fn said(text: &str) {
+    let kept = CURRENT.with_borrow_mut(|current| {
+        let Some(current) = current else { return false };
+        current.left.say(text);
+        true
+    });
+    if !kept {
+        LOOSE.with_borrow_mut(|left| left.say(text));
+        log::warn!("a plugin says: {text}");
+    }
+}
+
+impl Left {
+    /// Keeps a text. Where it does not fit, its beginning and its end stay: what an interpreter says ends
+    /// with the reason.
+    fn say(&mut self, text: &str) {
+        let between = if self.text.is_empty() { "" } else { "; " };
+        let room = TEXT_MAX.saturating_sub(self.text.len() + between.len());
+        if text.len() > room && room < 2 * CUT.len() {
+            return;
+        }
+        self.text.push_str(between);
+        if text.len() <= room {
+            self.text.push_str(text);
+            return;
+        }
+        let half = (room - CUT.len()) / 2;
+        let whole = |at: &usize| text.is_char_boundary(*at);
+        let head = (0..=half).rev().find(whole).unwrap_or(0);
+        let tail = (text.len() - half..).find(whole).unwrap_or(text.len());
+        self.text.push_str(&text[..head]);
+        self.text.push_str(CUT);
+        self.text.push_str(&text[tail..]);
+    }
+}
+
+/// Keeps a string for the connection, or for ever where there is none.
+pub(crate) fn intern(text: CString) -> *const c_char {
+    match now() {
+        Some(context) if context.client.is_some() => context.interned.keep(text),
+        _ => text.into_raw(),
+    }
+}
+
+pub(crate) fn errno() -> c_int {
+    // SAFETY: the C library answers this thread's own errno.
+    unsafe { *libc::__errno_location() }
+}
+
+pub(crate) fn set_errno(value: c_int) {
+    // SAFETY: as in `errno`.
+    unsafe { *libc::__errno_location() = value }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_callback_leaves_is_seen_once_and_nested_calls_do_not_mix() {
+        let context = Arc::new(Context::default());
+        let (inner, left) = call(&context, c"outer", || {
+            said("first");
+            said("second");
+            set_error(libc::ENOSPC);
+            let ((), inner) = call(&context, c"inner", || {
+                said("third");
+                set_errno(libc::EPERM);
+            });
+            assert_eq!(running::now().unwrap().callback, c"outer");
+            set_errno(libc::EIO);
+            inner
+        });
+        assert_eq!((inner.error, inner.errno, inner.text.as_str()), (0, libc::EPERM, "third"));
+        assert_eq!(left.text, "first; second");
+        assert_eq!((left.error, left.errno), (libc::ENOSPC, libc::EIO));
+        assert!(now().is_none() && running::now().is_none());
+        let ((), left) = call(&context, c"next", || ());
+        assert_eq!((left.error, left.errno, left.text.as_str()), (0, 0, ""));
+    }
+
+    #[test]
+    fn of_a_text_that_is_too_long_beginning_and_end_are_kept() {
+        let mut left = Left::default();
+        left.say("before");
+        left.say(&format!("Traceback {} RuntimeError: why", "é".repeat(TEXT_MAX)));
+        assert!(left.text.len() <= TEXT_MAX, "{}", left.text.len());
+        assert!(left.text.starts_with("before; Traceback éé"), "{}", left.text);
+        assert!(left.text.contains("é […] é") && left.text.ends_with("é RuntimeError: why"));
+        let full = left.text.clone();
+        left.say("too late");
+        assert_eq!(left.text, full);
+    }
+
+    #[test]
+    fn who_waits_for_a_job_sees_the_callback_it_is_in() {
+        let context = Arc::new(Context::default());
+        let watch = Arc::new(Watch::default());
+        assert_eq!(watch.give_up(), Stage::Queued);
+        let watch = Arc::new(Watch::default());
+        let ((), given_up) = watched(&watch, || {
+            assert_eq!(watch.lock().0, Stage::Begun);
+            call(&context, c"outer", || {
+                call(&context, c"inner", || assert_eq!(watch.lock().0, Stage::In(c"inner")));
+                assert_eq!(watch.give_up(), Stage::In(c"outer"));
+            });
+            assert_eq!(watch.lock().0, Stage::Begun);
+        });
+        assert!(given_up);
+        call(&context, c"another", || ());
+        assert_eq!(watch.lock().0, Stage::Over);
+    }
+}

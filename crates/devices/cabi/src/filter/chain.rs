@@ -1,0 +1,463 @@
+//! The backends of a chain, from the plugin to the outermost filter: how they are loaded, configured,
+//! made ready, and left.
+
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::path::{Path, PathBuf};
+use std::ptr;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicI32, Ordering};
+
+use blockhaul_block::{Error, Kind, Result};
+
+use super::abi::{self, Filter};
+use super::bottom;
+use crate::about::About;
+use crate::api::text;
+use crate::context::{self, said};
+use crate::lists::Exports;
+use crate::load::{self, Library};
+
+/// A chain; the plugin is the first backend, the outermost filter the last.
+pub(crate) struct Chain {
+    pub(super) plugin: crate::abi::Plugin,
+    pub(super) backends: Vec<Backend>,
+    /// The thread model that all agree on.
+    model: AtomicI32,
+}
+
+// SAFETY: the raw pointers are strings of shared objects that stay loaded, and functions, which are called
+// by the rules of the chain's thread model.
+unsafe impl Send for Chain {}
+// SAFETY: as above.
+unsafe impl Sync for Chain {}
+
+/// A plugin or filter in a chain. Filters know it by its address.
+pub struct Backend {
+    pub(super) index: usize,
+    pub(super) name: CString,
+    path: PathBuf,
+    /// None: the plugin.
+    pub(super) filter: Option<Filter>,
+}
+
+/// The process's chain.
+static CHAIN: OnceLock<Chain> = OnceLock::new();
+
+/// Loads filters (outermost first) over a plugin, and keeps them as the process's chain.
+pub(crate) fn set_up(
+    plugin: crate::abi::Plugin,
+    name: &str,
+    path: &Path,
+    filters: &[String],
+    flags: &mut crate::debug::Flags<'_>,
+) -> Result<&'static Chain> {
+    let c_name = CString::new(name).map_err(|_| wrong(name, "its name holds a zero byte"))?;
+    let mut backends =
+        vec![Backend { index: 0, name: c_name, path: path.to_path_buf(), filter: None }];
+    for filter in filters.iter().rev() {
+        let (loaded, library) = open(filter)?;
+        flags.set(&library, &loaded.name());
+        library.keep();
+        let index = backends.len();
+        backends.push(Backend { index, ..loaded });
+    }
+    let chain = Chain { plugin, backends, model: AtomicI32::new(0) };
+    CHAIN.set(chain).map_err(|_| {
+        let text = "a process hosts one chain of filters: serve the other one by a process of its own, \
+                    [ blockhaul serve … ]";
+        Error::new(Kind::Usage, text)
+    })?;
+    let chain = CHAIN.get().expect("set just above");
+    for backend in &chain.backends {
+        let load = match &backend.filter {
+            Some(filter) => filter.load,
+            None => chain.plugin.load,
+        };
+        if let Some(load) = load {
+            // SAFETY: the first callback of the plugin or filter.
+            unsafe { load() };
+        }
+    }
+    Ok(chain)
+}
+
+fn wrong(name: &str, why: &str) -> Error {
+    Error::new(Kind::Usage, format!("filter {name}: {why}"))
+}
+
+/// Finds and loads a filter by name or path.
+fn open(name: &str) -> Result<(Backend, Library)> {
+    let path = match name.contains(['/', '.']) {
+        true => PathBuf::from(name),
+        false => load::filter_folder().join(format!("nbdkit-{name}-filter.so")),
+    };
+    if !name.contains(['/', '.']) && !load::is_name(name) {
+        let why = format!("{name:?} is no name of a filter, and a path has a / or a . in it");
+        return Err(Error::new(Kind::Usage, why));
+    }
+    if !path.exists() {
+        let text = format!(
+            "cannot open filter \"{}\": there is no such file; it may be in a package called \
+             nbdkit-filter-{name}, see nbdkit(1); blockhaul's own layers are told by `blockhaul serve \
+             --help`",
+            path.display()
+        );
+        return Err(Error::new(Kind::NotFound, text));
+    }
+    let library = Library::open_at(&path)?;
+    let init = library.symbol(c"filter_init");
+    if init.is_null() {
+        return Err(wrong(name, "not a filter: it has no filter_init"));
+    }
+    // SAFETY: the symbol of this name is such a function (nbdkit's interface).
+    let init: extern "C" fn() -> *const Filter = unsafe { std::mem::transmute(init) };
+    let described = init();
+    if described.is_null() {
+        return Err(wrong(name, "it refuses to be used: its filter_init answers NULL"));
+    }
+    // SAFETY: not null; every release's struct begins with these two, which tell whose layout follows.
+    let (api, version) =
+        unsafe { ((*described).api_version, text((*described).version).unwrap_or_default()) };
+    if api != abi::API_VERSION || !version.starts_with(abi::VERSION) {
+        let why = format!(
+            "it is of nbdkit {version} (interface {api}); filters are hosted of nbdkit {}x only, \
+             interface {}",
+            abi::VERSION,
+            abi::API_VERSION
+        );
+        return Err(wrong(name, &why));
+    }
+    // SAFETY: not null, and of the release whose layout this is.
+    let filter = unsafe { described.read() };
+    if filter.name.is_null() {
+        return Err(wrong(name, "it has no name"));
+    }
+    // SAFETY: not null: a C string, the filter's description.
+    let c_name = unsafe { CStr::from_ptr(filter.name) }.to_owned();
+    Ok((Backend { index: 0, name: c_name, path, filter: Some(filter) }, library))
+}
+
+/// Loads a filter for what it says about itself.
+///
+/// # Errors
+/// There is no such filter, or it cannot be hosted.
+pub fn about(name: &str) -> Result<About> {
+    let (backend, library) = open(name)?;
+    library.keep();
+    let filter = backend.filter.expect("a filter was opened");
+    let owned = |pointer| {
+        // SAFETY: null or a C string: the filter's description, which stays loaded.
+        unsafe { text(pointer) }.map(std::borrow::Cow::into_owned)
+    };
+    Ok(About {
+        what: "filter",
+        path: backend.path,
+        name: owned(filter.name).unwrap_or_default(),
+        longname: owned(filter.longname),
+        version: owned(filter.version),
+        description: owned(filter.description),
+        config_help: owned(filter.config_help),
+    })
+}
+
+/// The chain; there is one wherever a backend is.
+pub(super) fn chain() -> &'static Chain {
+    CHAIN.get().expect("the chain was set up before anything of it is called")
+}
+
+impl Chain {
+    pub(super) fn top(&self) -> &'static Backend {
+        chain().backends.last().expect("the plugin is always there")
+    }
+
+    /// Unloads what was loaded; nothing of the chain is called afterwards.
+    pub(super) fn unload(&self) {
+        for backend in &self.backends {
+            let unload = match &backend.filter {
+                Some(filter) => filter.unload,
+                None => self.plugin.unload,
+            };
+            if let Some(unload) = unload {
+                // SAFETY: the last callback of the plugin or filter.
+                unsafe { unload() };
+            }
+        }
+    }
+
+    /// The strictest of all models.
+    pub(super) fn thread_model(&self) -> c_int {
+        let mut model = self.plugin.thread_model;
+        let others = self.backends.iter().map(|backend| match &backend.filter {
+            Some(filter) => filter.thread_model,
+            None => self.plugin.thread_model_now,
+        });
+        for callback in others.flatten() {
+            // SAFETY: a callback without arguments, on the thread of the chain's life.
+            match unsafe { callback() } {
+                -1 => return -1,
+                other => model = model.min(other),
+            }
+        }
+        self.model.store(model, Ordering::Relaxed);
+        model
+    }
+
+    /// From the plugin outwards.
+    pub(super) fn get_ready(&self) -> c_int {
+        let model = self.model.load(Ordering::Relaxed);
+        for backend in &self.backends {
+            // SAFETY: callbacks of the chain's life, on its thread.
+            let result = unsafe {
+                match &backend.filter {
+                    Some(filter) => filter.get_ready.map_or(0, |get_ready| get_ready(model)),
+                    None => self.plugin.get_ready.map_or(0, |get_ready| get_ready()),
+                }
+            };
+            if result == -1 {
+                return -1;
+            }
+        }
+        0
+    }
+
+    /// From the plugin outwards.
+    pub(super) fn after_fork(&self) -> c_int {
+        for backend in &self.backends {
+            // SAFETY: as in `get_ready`; the backend below a filter is in the chain, for ever.
+            let result = unsafe {
+                match &backend.filter {
+                    Some(filter) => filter.after_fork.map_or(0, |call| call(backend.next())),
+                    None => self.plugin.after_fork.map_or(0, |after_fork| after_fork()),
+                }
+            };
+            if result == -1 {
+                return -1;
+            }
+        }
+        0
+    }
+
+    /// From the outside inwards.
+    pub(super) fn cleanup(&self) {
+        for backend in self.backends.iter().rev() {
+            // SAFETY: as in `after_fork`.
+            unsafe {
+                match &backend.filter {
+                    Some(filter) => {
+                        if let Some(cleanup) = filter.cleanup {
+                            cleanup(backend.next());
+                        }
+                    }
+                    None => {
+                        if let Some(cleanup) = self.plugin.cleanup {
+                            cleanup();
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// What filters add to `--dump-plugin`, printed to standard output.
+    pub(super) fn dump(&self) {
+        for backend in &self.backends {
+            let dump = match &backend.filter {
+                None => self.plugin.dump_plugin,
+                Some(filter) => {
+                    let path = backend.path.canonicalize().unwrap_or(backend.path.clone());
+                    let name = backend.name();
+                    // Through C's buffer, in which the callbacks' own words are.
+                    let text = format!("{name}_path={}\n{name}_name={name}\n", path.display());
+                    crate::api::print(&text);
+                    filter.dump_plugin
+                }
+            };
+            if let Some(dump) = dump {
+                // SAFETY: a callback without arguments, on the thread of the chain's life.
+                unsafe { dump() };
+            }
+        }
+    }
+}
+
+impl Backend {
+    /// The backend below; null below the plugin.
+    pub(super) fn next(&self) -> *const Backend {
+        match self.index.checked_sub(1) {
+            Some(index) => &raw const chain().backends[index],
+            None => ptr::null(),
+        }
+    }
+
+    pub(super) fn name(&self) -> std::borrow::Cow<'_, str> {
+        self.name.to_string_lossy()
+    }
+}
+
+/// A backend that a filter was given.
+///
+/// # Safety
+/// `backend` is one that was given to a filter.
+pub(super) unsafe fn known(backend: *const Backend) -> &'static Backend {
+    // SAFETY: backends stay where they are for ever.
+    unsafe { &*backend }
+}
+
+/// Offers a parameter to a backend, and to those below as far as it passes it on.
+///
+/// # Safety
+/// `backend` is one of the chain's, key and value are C strings that are never freed.
+pub(super) unsafe extern "C" fn config(
+    backend: *const Backend,
+    key: *const c_char,
+    value: *const c_char,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let backend = unsafe { known(backend) };
+    log::debug!("{}: config", backend.name());
+    // SAFETY: as above.
+    unsafe {
+        match &backend.filter {
+            Some(Filter { config: Some(call), .. }) => call(config, backend.next(), key, value),
+            Some(_) => config(backend.next(), key, value),
+            None => bottom::config(key, value),
+        }
+    }
+}
+
+/// # Safety
+/// `backend` is one of the chain's.
+pub(super) unsafe extern "C" fn config_complete(backend: *const Backend) -> c_int {
+    // SAFETY: the caller's promise.
+    let backend = unsafe { known(backend) };
+    // SAFETY: as above.
+    unsafe {
+        match &backend.filter {
+            Some(Filter { config_complete: Some(call), .. }) => {
+                call(config_complete, backend.next())
+            }
+            Some(_) => config_complete(backend.next()),
+            None => bottom::config_complete(),
+        }
+    }
+}
+
+/// # Safety
+/// `backend` is one of the chain's.
+pub(super) unsafe extern "C" fn preconnect(backend: *const Backend, readonly: c_int) -> c_int {
+    // SAFETY: the caller's promise.
+    let backend = unsafe { known(backend) };
+    log::debug!("{}: preconnect", backend.name());
+    // SAFETY: as above.
+    unsafe {
+        match &backend.filter {
+            Some(Filter { preconnect: Some(call), .. }) => {
+                call(preconnect, backend.next(), readonly)
+            }
+            Some(_) => preconnect(backend.next(), readonly),
+            None => bottom::preconnect(readonly),
+        }
+    }
+}
+
+/// Fills in the exports of a backend; those that stand for its default export get that name.
+///
+/// # Safety
+/// `backend` is one of the chain's, `exports` a list that lives.
+pub(super) unsafe extern "C" fn list_exports(
+    backend: *const Backend,
+    readonly: c_int,
+    exports: *mut Exports,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let own = unsafe { known(backend) };
+    let tls = c_int::from(context::now().is_some_and(|context| context.tls));
+    log::debug!("{}: list_exports readonly={readonly} tls={tls}", own.name());
+    // SAFETY: as above.
+    let result = unsafe {
+        match &own.filter {
+            Some(Filter { list_exports: Some(call), .. }) => {
+                call(list_exports, own.next(), readonly, tls, exports)
+            }
+            Some(_) => list_exports(own.next(), readonly, exports),
+            None => bottom::list_exports(readonly, tls, exports),
+        }
+    };
+    // SAFETY: the caller's promise; nobody else uses the list meanwhile.
+    let Some(exports) = (unsafe { exports.as_mut() }) else { return -1 };
+    if result == -1 || exports.default_at.is_empty() {
+        return result;
+    }
+    // SAFETY: the caller's promise; the name is null or a C string.
+    let name = unsafe { text(default_export(backend, readonly)) };
+    exports.resolve(name.as_deref());
+    0
+}
+
+/// The name behind the empty name; null: there is none.
+///
+/// # Safety
+/// `backend` is one of the chain's.
+pub(super) unsafe extern "C" fn default_export(
+    backend: *const Backend,
+    readonly: c_int,
+) -> *const c_char {
+    // SAFETY: the caller's promise.
+    let backend = unsafe { known(backend) };
+    let current = context::now().filter(|context| context.client.is_some());
+    if let Some(context) = &current {
+        let kept = context.defaults.get(backend.index);
+        if !kept.is_null() {
+            return kept;
+        }
+    }
+    let tls = c_int::from(context::now().is_some_and(|context| context.tls));
+    log::debug!("{}: default_export readonly={readonly} tls={tls}", backend.name());
+    // SAFETY: as above.
+    let name = unsafe {
+        match &backend.filter {
+            Some(Filter { default_export: Some(call), .. }) => {
+                call(default_export, backend.next(), readonly, tls)
+            }
+            Some(_) => default_export(backend.next(), readonly),
+            None => bottom::default_export(readonly, tls),
+        }
+    };
+    match current {
+        Some(context) if !name.is_null() => {
+            // SAFETY: not null: a C string.
+            context.defaults.keep(backend.index, unsafe { CStr::from_ptr(name) }.to_owned())
+        }
+        _ => name,
+    }
+}
+
+/// Calls something of the plugin's at the end of the chain, and gives its error number where it failed.
+/// What it said is said again by whoever called.
+pub(super) fn call_plugin<R>(
+    context: &std::sync::Arc<context::Context>,
+    name: &'static CStr,
+    call: impl FnOnce() -> R,
+    failed: impl FnOnce(&R) -> bool,
+) -> (R, c_int) {
+    let (result, left) = context::call(context, name, call);
+    if !left.text.is_empty() {
+        said(&left.text);
+    }
+    if !failed(&result) {
+        return (result, 0);
+    }
+    let preserved = chain().plugin.errno_is_preserved != 0;
+    let number = match (left.error, left.errno) {
+        (0, errno) if preserved && errno != 0 => errno,
+        (0, _) => libc::EIO,
+        (error, _) => error,
+    };
+    (result, number)
+}
+
+/// The place of a handle for filters that need none.
+pub(super) fn no_handle() -> *mut c_void {
+    static NOTHING: u8 = 0;
+    (&raw const NOTHING).cast_mut().cast()
+}

@@ -1,0 +1,121 @@
+//! An open handle of a plugin. All of this runs on the threads of the handle's lane: [`facts`] asks what
+//! it says about itself, [`calls`] has it do requests.
+
+mod calls;
+mod facts;
+
+use std::ffi::{CString, c_int};
+use std::sync::{Arc, OnceLock};
+
+use blockhaul_block::{Error, Facts, Kind, Result};
+
+use crate::abi;
+use crate::connection::Connection;
+use crate::context::{self, Context};
+use crate::plugin::Plugin;
+
+pub(crate) use self::calls::{RANGE_MAX, aligned};
+
+/// Longest read or write that plugins get at once: nbdkit's bound, which plugins may rely on.
+const TRANSFER_MAX: u32 = 64 << 20;
+/// An open handle. Closed, on its lane, when dropped.
+pub(crate) struct Handle {
+    pub(crate) connection: Arc<Connection>,
+    pub(crate) context: Arc<Context>,
+    pub(crate) pointer: HandlePointer,
+    pub(crate) facts: Arc<Facts>,
+    /// Whether `zero` may be called at all.
+    native_zero: bool,
+    fua: c_int,
+    cache: c_int,
+    /// Longest read or write that the plugin gets at once.
+    longest: u32,
+    /// What an asynchronous plugin knows as `conn`.
+    pub(crate) token: OnceLock<Token>,
+}
+
+/// A number for a handle, and what forgets it when the handle is closed.
+pub(crate) struct Token {
+    pub(crate) number: u64,
+    pub(crate) forget: fn(u64),
+}
+
+/// What `open` answered: a token for the plugin.
+#[derive(Clone, Copy)]
+pub(crate) struct HandlePointer(pub(crate) abi::Handle);
+
+// SAFETY: never looked behind here; the plugin gets it back by the rules of its thread model.
+unsafe impl Send for HandlePointer {}
+// SAFETY: as above.
+unsafe impl Sync for HandlePointer {}
+
+impl Handle {
+    /// Opens a handle and asks it about itself, once.
+    pub(crate) fn open(
+        connection: Arc<Connection>,
+        name: CString,
+        tls: bool,
+    ) -> Result<Arc<Handle>> {
+        let plugin = &connection.plugin;
+        let shown = match name.is_empty() {
+            true => format!("nbdkit:{}", plugin.name),
+            false => format!("nbdkit:{}/{}", plugin.name, name.to_string_lossy()),
+        };
+        let context = Arc::new(connection.context(Some(name), tls));
+        let open = plugin.abi.open.expect("checked when it was loaded");
+        let readonly = c_int::from(connection.readonly);
+        // SAFETY: the callback takes a number, on the connection's lane.
+        let (pointer, left) = context::call(&context, c"open", || unsafe { open(readonly) });
+        if pointer.is_null() {
+            return Err(match left.text.is_empty() {
+                true => {
+                    let text =
+                        format!("plugin {}: open answered NULL and gave no reason", plugin.name);
+                    Error::new(Kind::Io, text)
+                }
+                false => plugin.error("open", &left),
+            });
+        }
+        let mut handle = Handle {
+            context,
+            pointer: HandlePointer(pointer),
+            facts: Arc::new(Facts::new(shown, 0)),
+            native_zero: false,
+            fua: abi::FUA_NONE,
+            cache: 0,
+            longest: TRANSFER_MAX,
+            token: OnceLock::new(),
+            connection: connection.clone(),
+        };
+        // A failure from here on drops the handle, which closes it.
+        handle.ask_all()?;
+        Ok(Arc::new(handle))
+    }
+
+    /// Whether the plugin's own calls are durable when asked to be.
+    pub(crate) fn has_native_fua(&self) -> bool {
+        self.fua == abi::FUA_NATIVE
+    }
+
+    fn plugin(&self) -> &Plugin {
+        &self.connection.plugin
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        if let Some(token) = self.token.get() {
+            (token.forget)(token.number);
+        }
+        let Some(close) = self.connection.plugin.abi.close else { return };
+        let (pointer, context) = (self.pointer, self.context.clone());
+        let connection = self.connection.clone();
+        self.connection.lane.run(move || {
+            let pointer = pointer;
+            // SAFETY: the last use of an open handle, on its lane: every request held the handle.
+            let ((), left) = context::call(&context, c"close", || unsafe { close(pointer.0) });
+            connection.plugin.log_rest(&left, 0);
+            drop((context, connection));
+        });
+    }
+}

@@ -1,0 +1,62 @@
+//! Hosts plugins written in C (or anything that makes shared objects): unmodified ones for nbdkit's
+//! interface, versions 1 and 2, and asynchronous ones for `blockhaul-plugin.h`.
+//!
+//! - `load`, `abi`, `async_abi`: the shared object and its description; `about`, `dump`: what that says.
+//! - `plugin`: its life. `connection`, and `visit`: a client's. `handle`: an open handle and its calls. `device`: that
+//!   as a [`blockhaul_block::Device`]. `backend`: the scheme `nbdkit:`; `hint`: for who leaves it out.
+//! - `asynchronous`, `table`, `budget`: plugins that answer later, what they have and how much.
+//! - `filter`: nbdkit's filters between the host and a plugin.
+//! - `api`, `shim.c`: the functions that plugins call; `context`: what those know about the caller.
+//! - `stdio`: who has standard input and output. `sink`: memory for bytes that nobody wants.
+//! - `overdue`, `watchdog`: callbacks that do not return. `crash`: a crash names the plugin, by `running`. `debug`:
+//!   global variables that make plugins say more.
+//!
+//! A program that hosts plugins must export the functions: its build script passes
+//! `-Wl,--export-dynamic-symbol=nbdkit_*` and the same for `blockhaul_*` to the linker.
+//!
+//! Callbacks block, and so never run on a worker: they run on a lane of threads of the plugin's
+//! (`blockhaul_io::Lane`).
+
+mod abi;
+mod about;
+mod api;
+mod async_abi;
+mod asynchronous;
+mod backend;
+mod budget;
+mod capture;
+mod connection;
+mod context;
+mod crash;
+mod debug;
+mod device;
+mod dump;
+mod filter;
+mod handle;
+mod hint;
+mod lists;
+mod load;
+mod overdue;
+mod parse;
+mod password;
+mod plugin;
+mod running;
+mod sink;
+mod stdio;
+mod table;
+mod visit;
+mod watchdog;
+
+pub use abi::ThreadModel;
+pub use about::{About, about};
+pub use backend::Nbdkit;
+pub use dump::{dump, print_dump};
+pub use filter::about as about_filter;
+pub use load::{PATH_VARIABLE, filter_folder, plugin_folder};
+pub use plugin::{HostSettings, Settings, wait_for_end};
+pub use stdio::{stdio_is_a_client, when_ready};
+
+/// Every kind of storage of this crate, for a [`blockhaul_block::Registry`].
+pub fn all() -> Vec<&'static dyn blockhaul_block::Backend> {
+    vec![&Nbdkit]
+}

@@ -1,0 +1,367 @@
+//! Finding a plugin's shared object, and getting the plugin's description out of it.
+
+use std::ffi::{CStr, CString, c_int, c_void};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use blockhaul_block::{Error, Kind, Result};
+
+use crate::abi;
+use crate::async_abi::{self, AsyncPlugin};
+
+/// Folders of plugins, as distributions of Linux have them, behind those of [`PATH_VARIABLE`].
+const FOLDERS: &[&str] = &[
+    concat!("/usr/lib/", env!("CABI_TRIPLET"), "/nbdkit/plugins"),
+    "/usr/lib64/nbdkit/plugins",
+    "/usr/lib/nbdkit/plugins",
+    "/usr/local/lib64/nbdkit/plugins",
+    "/usr/local/lib/nbdkit/plugins",
+];
+/// Names further folders of plugins, separated by colons.
+pub const PATH_VARIABLE: &str = "BLOCKHAUL_PLUGIN_PATH";
+/// How many scripts may name each other as interpreter.
+const SCRIPTS_MAX: usize = 4;
+/// Longest first line of a script.
+const SHEBANG_MAX: usize = 4096;
+
+/// Where a plugin is, and the scripts that are its first parameters.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Found {
+    pub(crate) path: PathBuf,
+    /// The script that names the plugin as its interpreter.
+    pub(crate) script: Option<PathBuf>,
+}
+
+/// Finds a plugin by path, or by its short name in the folders of plugins. A script that names nbdkit
+/// and a plugin as its interpreter stands for that plugin.
+pub(crate) fn find(name: &str) -> Result<Found> {
+    let mut name = name.to_string();
+    let mut script = None;
+    for _ in 0..SCRIPTS_MAX {
+        let path = locate(&name)?;
+        match interpreter(&path)? {
+            None => return Ok(Found { path, script }),
+            Some(plugin) => {
+                script.get_or_insert(path);
+                name = plugin;
+            }
+        }
+    }
+    Err(Error::new(Kind::Usage, format!("plugin {name}: scripts name scripts as interpreters")))
+}
+
+/// The first folder of plugins that exists, else where it is looked for first.
+pub fn plugin_folder() -> PathBuf {
+    let folders = folders();
+    let found = folders.iter().find(|folder| folder.is_dir()).or(folders.first());
+    found.cloned().unwrap_or_default()
+}
+
+/// The folder of nbdkit's filters next to that.
+pub fn filter_folder() -> PathBuf {
+    plugin_folder().with_file_name("filters")
+}
+
+fn folders() -> Vec<PathBuf> {
+    let variable = std::env::var_os(PATH_VARIABLE).unwrap_or_default();
+    std::env::split_paths(&variable)
+        .filter(|folder| !folder.as_os_str().is_empty())
+        .chain(FOLDERS.iter().map(PathBuf::from))
+        .collect()
+}
+
+fn locate(name: &str) -> Result<PathBuf> {
+    if name.is_empty() {
+        return Err(Error::new(
+            Kind::Usage,
+            "no plugin is named: write nbdkit:NAME or nbdkit:PATH",
+        ));
+    }
+    if name.contains('/') {
+        // dlopen searches for names without a slash; what was typed has one.
+        return Ok(PathBuf::from(name));
+    }
+    if name.contains('.') {
+        return Ok(Path::new(".").join(name));
+    }
+    if !is_name(name) {
+        let text = format!("{name:?} is no name of a plugin, and a path has a / or a . in it");
+        return Err(Error::new(Kind::Usage, text));
+    }
+    let folders = folders();
+    for folder in &folders {
+        for file in [format!("nbdkit-{name}-plugin.so"), format!("nbdkit-{name}-plugin")] {
+            let path = folder.join(file);
+            if path.exists() {
+                return Ok(path);
+            }
+        }
+    }
+    let there: Vec<_> = folders.iter().filter(|folder| folder.is_dir()).collect();
+    let text = match there.first() {
+        Some(folder) => format!(
+            "there is no plugin {name}: no nbdkit-{name}-plugin.so in {}; it may be in a package \
+             called nbdkit-plugin-{name}; or give its path; see nbdkit(1)",
+            folder.display()
+        ),
+        None => format!(
+            "there is no plugin {name}: no folder of nbdkit's plugins exists; install nbdkit's \
+             plugins, give a path, or name a folder in {PATH_VARIABLE}"
+        ),
+    };
+    Err(Error::new(Kind::NotFound, text))
+}
+
+/// Whether plugins and filters may be called so.
+pub(crate) fn is_name(name: &str) -> bool {
+    name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
+}
+
+/// The plugin that a script names: `#!/usr/sbin/nbdkit python`. `None`: not a script.
+fn interpreter(path: &Path) -> Result<Option<String>> {
+    use std::io::{BufRead as _, Read as _};
+    let cannot = |error| Error::system(format!("cannot read plugin {}", path.display()), error);
+    let file = std::fs::File::open(path).map_err(cannot)?;
+    let mut line = Vec::new();
+    let mut reader = std::io::BufReader::new(file.take(SHEBANG_MAX as u64));
+    reader.read_until(b'\n', &mut line).map_err(cannot)?;
+    let Some(line) = line.strip_prefix(b"#!") else { return Ok(None) };
+    let line = String::from_utf8_lossy(line);
+    let mut words = line.split_whitespace().skip_while(|word| word.ends_with("/env"));
+    let ours = words
+        .next()
+        .is_some_and(|program| Path::new(program).file_name().is_some_and(|name| name == "nbdkit"));
+    match words.next() {
+        Some(plugin) if ours => Ok(Some(plugin.to_string())),
+        _ => {
+            let text = format!(
+                "plugin {}: a script whose interpreter is not nbdkit with a plugin",
+                path.display()
+            );
+            Err(Error::new(Kind::Usage, text))
+        }
+    }
+}
+
+/// A loaded shared object. Not closed by being dropped: see [`Library::close`].
+pub(crate) struct Library {
+    handle: *mut c_void,
+    identity: (u64, u64),
+}
+
+// SAFETY: the loader's functions may be called on any thread; the handle is a token for them.
+unsafe impl Send for Library {}
+// SAFETY: as above; nothing is reached through the handle but by those functions.
+unsafe impl Sync for Library {}
+
+/// Shared objects that are loaded, by device and inode: a second plugin out of one would share its
+/// variables.
+static LOADED: Mutex<Vec<(u64, u64)>> = Mutex::new(Vec::new());
+
+/// What a shared object describes.
+pub(crate) struct Described {
+    pub(crate) library: Library,
+    pub(crate) plugin: abi::Plugin,
+    pub(crate) asynchronous: Option<AsyncPlugin>,
+}
+
+/// Loads a plugin and copies its description, which is checked.
+pub(crate) fn load(path: &Path) -> Result<Described> {
+    use std::os::unix::fs::MetadataExt as _;
+    let shown = path.display();
+    let data = std::fs::metadata(path)
+        .map_err(|error| Error::system(format!("cannot load plugin {shown}"), error))?;
+    let identity = (data.dev(), data.ino());
+    {
+        let mut loaded = LOADED.lock().expect("no panic under this lock");
+        if loaded.contains(&identity) {
+            let text = format!(
+                "plugin {shown} was loaded before, and a process holds each only once: give each a \
+                 process of its own (serve --isolate), or the other one ([ blockhaul serve nbdkit:… ])"
+            );
+            return Err(Error::new(Kind::Usage, text));
+        }
+        loaded.push(identity);
+    }
+    let forget = |error| {
+        LOADED.lock().expect("no panic under this lock").retain(|other| *other != identity);
+        error
+    };
+    let library = open(path, identity).map_err(forget)?;
+    match describe(&library, &shown.to_string()) {
+        Ok((plugin, asynchronous)) => Ok(Described { library, plugin, asynchronous }),
+        Err(error) => {
+            library.close();
+            Err(error)
+        }
+    }
+}
+
+fn open(path: &Path, identity: (u64, u64)) -> Result<Library> {
+    let text = format!("plugin {}: the path holds a zero byte", path.display());
+    let c_path =
+        CString::new(path.as_os_str().as_bytes()).map_err(|_| Error::new(Kind::Usage, text))?;
+    // SAFETY: a C string. Loading runs the object's initialisers: whoever names a plugin trusts it.
+    // Global: interpreters' own modules look for the interpreter's symbols.
+    let handle = unsafe { libc::dlopen(c_path.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
+    if handle.is_null() {
+        let text = format!("cannot load plugin {}: {}", path.display(), loader_error());
+        return Err(Error::new(Kind::Usage, text));
+    }
+    Ok(Library { handle, identity })
+}
+
+fn loader_error() -> String {
+    // SAFETY: answers null or a C string that is good until the next call on this thread.
+    let text = unsafe { libc::dlerror() };
+    if text.is_null() {
+        return "the loader gives no reason".into();
+    }
+    // SAFETY: not null, and copied at once.
+    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+}
+
+impl Library {
+    /// Loads a shared object that is not a plugin and is never closed.
+    pub(crate) fn open_at(path: &Path) -> Result<Library> {
+        open(path, (0, 0))
+    }
+
+    pub(crate) fn symbol(&self, name: &CStr) -> *mut c_void {
+        // SAFETY: an open handle and a C string.
+        unsafe { libc::dlsym(self.handle, name.as_ptr()) }
+    }
+
+    /// Leaves the object where it is until the process ends. Its variables are as they are: it cannot
+    /// be loaded a second time.
+    pub(crate) fn keep(self) {}
+
+    /// Unloads the object. Nothing of it may run or be called from here on.
+    pub(crate) fn close(self) {
+        // SAFETY: an open handle, used for the last time.
+        unsafe { libc::dlclose(self.handle) };
+        let mut loaded = LOADED.lock().expect("no panic under this lock");
+        loaded.retain(|other| *other != self.identity);
+    }
+}
+
+fn describe(library: &Library, shown: &str) -> Result<(abi::Plugin, Option<AsyncPlugin>)> {
+    let wrong = |why: String| Error::new(Kind::Usage, format!("plugin {shown}: {why}"));
+    let asynchronous = library.symbol(c"blockhaul_plugin_init");
+    let (pointer, asynchronous) = if asynchronous.is_null() {
+        let init = library.symbol(c"plugin_init");
+        if init.is_null() {
+            return Err(wrong(
+                "not a plugin: it has neither plugin_init nor \
+                              blockhaul_plugin_init"
+                    .into(),
+            ));
+        }
+        // SAFETY: the symbol of this name is such a function (nbdkit's interface).
+        let init: extern "C" fn() -> *const abi::Plugin = unsafe { std::mem::transmute(init) };
+        (init(), None)
+    } else {
+        // SAFETY: the symbol of this name is such a function (blockhaul-plugin.h).
+        let init: extern "C" fn() -> *const c_void = unsafe { std::mem::transmute(asynchronous) };
+        // SAFETY: it answers a description of that header, or null.
+        let described = unsafe { async_abi::read(init()) }.map_err(wrong)?;
+        (described.plugin, Some(described))
+    };
+    if pointer.is_null() {
+        return Err(wrong("it refuses to be used: its init answers NULL".into()));
+    }
+    // SAFETY: not null; every version of the struct begins with its size and version.
+    let size = unsafe { pointer.cast::<u64>().read_unaligned() };
+    if !(abi::OLDEST_SIZE..=1 << 16).contains(&size) {
+        return Err(wrong(format!("its description of {size} bytes is of no known version")));
+    }
+    let len = size_of::<abi::Plugin>().min(usize::try_from(size).unwrap_or(usize::MAX));
+    let mut plugin = std::mem::MaybeUninit::<abi::Plugin>::zeroed();
+    // SAFETY: the plugin vouches for `size` bytes, of which we copy no more than there is room for.
+    unsafe {
+        std::ptr::copy_nonoverlapping(pointer.cast::<u8>(), plugin.as_mut_ptr().cast(), len);
+    }
+    // SAFETY: numbers, pointers and nullable function pointers: any bytes make values, and zeroes are
+    // what an older plugin's missing fields stand for.
+    let plugin = unsafe { plugin.assume_init() };
+    check(&plugin, asynchronous.as_ref()).map_err(wrong)?;
+    Ok((plugin, asynchronous))
+}
+
+fn check(plugin: &abi::Plugin, asynchronous: Option<&AsyncPlugin>) -> Result<(), String> {
+    let version: c_int = plugin.api_version;
+    if !(0..=abi::API_VERSION).contains(&version) {
+        return Err(format!(
+            "it is written for version {version} of nbdkit's interface; known are 0 \
+                            to {}",
+            abi::API_VERSION
+        ));
+    }
+    // SAFETY: null or a C string: the plugin's description.
+    let name = unsafe { crate::api::text(plugin.name) }.unwrap_or_default();
+    let letters = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+    if name.is_empty() || name.starts_with('-') || !letters {
+        return Err(format!("{name:?} is no name for a plugin"));
+    }
+    let reads = match version {
+        2 => plugin.pread.is_some(),
+        _ => plugin.pread_v1.is_some(),
+    } || asynchronous.is_some_and(|plugin| plugin.pread.is_some());
+    for (there, callback) in
+        [(plugin.open.is_some(), "open"), (plugin.get_size.is_some(), "get_size"), (reads, "pread")]
+    {
+        if !there {
+            return Err(format!("it has no {callback} callback"));
+        }
+    }
+    match abi::ThreadModel::from_number(plugin.thread_model) {
+        Some(_) => Ok(()),
+        None => Err(format!("it asks for thread model {}, which is unknown", plugin.thread_model)),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scripts_stand_for_the_plugin_they_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        std::fs::write(path("so"), b"\x7fELF").unwrap();
+        for (line, wanted) in [
+            ("#!/usr/sbin/nbdkit python\nx", Some("python")),
+            ("#!/usr/bin/env nbdkit sh -v\n", Some("sh")),
+        ] {
+            std::fs::write(path("script"), line).unwrap();
+            assert_eq!(interpreter(&path("script")).unwrap().as_deref(), wanted, "{line}");
+        }
+        assert_eq!(interpreter(&path("so")).unwrap(), None);
+        for line in ["#!/bin/sh\n", "#!nbdkit\n", "#!\n"] {
+            std::fs::write(path("script"), line).unwrap();
+            assert!(interpreter(&path("script")).is_err(), "{line}");
+        }
+        let text = format!("#!/usr/sbin/nbdkit {}\n", path("so").display());
+        std::fs::write(path("script"), text).unwrap();
+        let found = find(path("script").to_str().unwrap()).unwrap();
+        assert_eq!(found, Found { path: path("so"), script: Some(path("script")) });
+        let text = format!("#!/usr/sbin/nbdkit {}\n", path("script").display());
+        std::fs::write(path("script"), text).unwrap();
+        assert!(find(path("script").to_str().unwrap()).is_err());
+    }
+
+    #[test]
+    fn what_is_no_plugin_is_refused_with_a_reason() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("text.so");
+        std::fs::write(&path, "no shared object").unwrap();
+        let text = load(&path).err().unwrap().to_string();
+        assert!(text.contains("cannot load plugin") && text.contains("text.so"), "{text}");
+        // Not taken for loaded after a failure.
+        let again = load(&path).err().unwrap().to_string();
+        assert_eq!(again, text);
+        assert_eq!(load(&dir.path().join("none")).err().unwrap().kind(), Kind::NotFound);
+    }
+}

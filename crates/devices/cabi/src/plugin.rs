@@ -1,0 +1,422 @@
+//! A plugin's life: load, configuration, readiness, and the end; in nbdkit's order, on one thread.
+
+use std::ffi::{CStr, CString, c_int};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use blockhaul_block::{Error, Kind, OpKind, Result};
+use blockhaul_io::{Lane, Turns};
+
+use crate::abi::{self, ThreadModel};
+use crate::async_abi::AsyncPlugin;
+use crate::budget::Budget;
+use crate::context::{self, Context, Left, Stage};
+use crate::crash;
+use crate::debug;
+use crate::filter;
+use crate::load::{self, Described, Library};
+use crate::stdio;
+use crate::watchdog;
+
+/// What a plugin is loaded with.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Settings {
+    /// The plugin's name or path.
+    pub plugin: String,
+    /// Its parameters, in order; no key: the plugin's magic one.
+    pub config: Vec<(Option<String>, String)>,
+    /// Names or paths of filters over it, the outermost first.
+    pub filters: Vec<String>,
+    /// Global variables of plugin and filters to set: name, flag, value.
+    pub debug: Vec<(String, String, i32)>,
+    /// The host's own settings.
+    pub host: HostSettings,
+}
+
+/// What the host does around a plugin.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostSettings {
+    /// Most threads for callbacks of a plugin that takes them in parallel.
+    pub threads: usize,
+    /// Time after which a request, or another callback of a connection, has failed; none: never.
+    pub timeout: Option<Duration>,
+    /// Time after which either ends the process; none: never.
+    pub watchdog: Option<Duration>,
+}
+
+/// Threads of a parallel plugin: what nbdkit gives each connection.
+const THREADS: usize = 16;
+
+impl Default for HostSettings {
+    fn default() -> HostSettings {
+        HostSettings { threads: THREADS, timeout: None, watchdog: None }
+    }
+}
+
+/// Callbacks of a plugin that nobody waits for any more, and that have not returned.
+pub(crate) type Hanging = Arc<AtomicUsize>;
+
+/// A plugin that is ready. It ends when this and everything opened from it are dropped.
+pub(crate) struct Plugin {
+    pub(crate) abi: abi::Plugin,
+    pub(crate) asynchronous: Option<AsyncPlugin>,
+    pub(crate) name: String,
+    pub(crate) model: ThreadModel,
+    pub(crate) host: HostSettings,
+    /// The thread of the plugin's life, and of all callbacks where there may be one at a time.
+    pub(crate) control: Arc<Lane>,
+    /// Threads for plugins that take callbacks in parallel.
+    pub(crate) pool: Arc<Lane>,
+    /// The bound on what is lent to an asynchronous plugin.
+    pub(crate) budget: Arc<Budget>,
+    /// Whose turn it is, where there may be one connection at a time.
+    pub(crate) turns: Arc<Turns>,
+    /// Taken when the plugin ends.
+    library: Option<Library>,
+    /// There are filters over it, whose callbacks `abi` has.
+    pub(crate) filtered: bool,
+    /// The plugin's own description.
+    pub(crate) described: abi::Plugin,
+    /// Callbacks that are given up.
+    pub(crate) hanging: Hanging,
+    /// `get_ready` went well: there is something to clean up.
+    ready: bool,
+    crash_slot: crash::Slot,
+}
+
+// SAFETY: the raw pointers are strings of the plugin's that it never changes, and callbacks, which are
+// called by the rules of its thread model.
+unsafe impl Send for Plugin {}
+// SAFETY: as above.
+unsafe impl Sync for Plugin {}
+
+impl Plugin {
+    /// Loads a plugin, configures it and makes it ready.
+    pub(crate) async fn start(settings: Settings) -> Result<Arc<Plugin>> {
+        if settings.host.watchdog.is_some() {
+            watchdog::start();
+        }
+        let control = Arc::new(lane(&settings, "plugin"));
+        let (completer, ticket) = blockhaul_io::ticket();
+        let own = control.clone();
+        control.run(move || {
+            let started = begin(&settings, own).and_then(|plugin| {
+                plugin.configure(&settings)?;
+                plugin.make_ready()
+            });
+            completer.complete(started.map(Arc::new));
+        });
+        ticket.await.map_err(|lost| {
+            Error::new(Kind::Io, "cannot start a thread for a plugin").because(lost)
+        })?
+    }
+
+    /// The error of a callback that answered -1.
+    pub(crate) fn error(&self, callback: &str, left: &Left) -> Error {
+        let number = match (left.error, self.abi.errno_is_preserved != 0, left.errno) {
+            (0, true, errno) if errno != 0 => errno,
+            (0, _, _) => libc::EIO,
+            (error, _, _) => error,
+        };
+        let kind = kind_of(number);
+        let cause = std::io::Error::from_raw_os_error(number);
+        match left.text.is_empty() {
+            // The plugin's own words, and nothing else.
+            false => Error::new(kind, left.text.clone()),
+            true => Error::new(kind, format!("{callback} of plugin {} failed", self.name))
+                .because(cause),
+        }
+    }
+
+    /// The error of a request that was not answered in time. What it lends stays lent.
+    pub(crate) fn no_answer(
+        &self,
+        kind: OpKind,
+        at: u64,
+        len: u64,
+        stage: Stage,
+        limit: Duration,
+    ) -> Error {
+        let (name, limit) = (&self.name, limit.as_secs_f32());
+        let place = match stage {
+            Stage::In(callback) => format!(", {} has not returned", callback.to_string_lossy()),
+            Stage::Queued => ", other callbacks have left it no thread".to_string(),
+            // An asynchronous callback has returned, and no answer has come.
+            Stage::Begun | Stage::Over => String::new(),
+        };
+        log::error!(
+            "plugin {name}: {kind} of {len} bytes at offset {at} has not been answered for {limit} s\
+             {place}; its buffer stays lent"
+        );
+        Error::new(Kind::TimedOut, format!("plugin {name} has not answered {kind} for {limit} s"))
+    }
+
+    /// The error of another callback of a connection that has not returned in time.
+    pub(crate) fn no_return(&self, stage: Stage, limit: Duration) -> Error {
+        let (name, limit) = (&self.name, limit.as_secs_f32());
+        let text = match stage {
+            Stage::In(callback) => {
+                let callback = callback.to_string_lossy();
+                format!("plugin {name}: {callback} has not returned for {limit} s")
+            }
+            Stage::Queued => {
+                format!("plugin {name}: other callbacks have left it no thread for {limit} s")
+            }
+            Stage::Begun | Stage::Over => {
+                format!("plugin {name} has not answered for {limit} s")
+            }
+        };
+        log::error!("{text}");
+        Error::new(Kind::TimedOut, text)
+    }
+
+    fn failed(&self, what: &str, left: &Left) -> Error {
+        let text = match left.text.is_empty() {
+            true => format!("plugin {}: {what} failed without a reason", self.name),
+            false => format!("plugin {}: {what}: {}", self.name, left.text),
+        };
+        Error::new(Kind::Usage, text)
+    }
+
+    /// A context for callbacks of the plugin's life.
+    pub(crate) fn life(&self, stdio_safe: bool) -> Arc<Context> {
+        Arc::new(Context { plugin: self.name.as_str().into(), stdio_safe, ..Context::default() })
+    }
+
+    /// Calls a callback of the plugin's life that answers 0 or -1, if the plugin has it.
+    fn step(
+        &self,
+        name: &'static CStr,
+        callback: Option<unsafe extern "C-unwind" fn() -> c_int>,
+        stdio_safe: bool,
+    ) -> Result<c_int> {
+        let Some(callback) = callback else { return Ok(0) };
+        // SAFETY: a callback of the plugin without arguments, on the thread of its life.
+        let (result, left) = context::call(&self.life(stdio_safe), name, || unsafe { callback() });
+        self.log_rest(&left, result);
+        if result == -1 {
+            return Err(self.failed(&name.to_string_lossy(), &left));
+        }
+        Ok(result)
+    }
+
+    /// What a plugin says by `nbdkit_error` in a callback that succeeds.
+    pub(crate) fn log_rest(&self, left: &Left, result: c_int) {
+        if result != -1 && !left.text.is_empty() {
+            log::warn!("plugin {}: {}", self.name, left.text);
+        }
+    }
+
+    fn configure(&self, settings: &Settings) -> Result<()> {
+        self.configure_only(settings)?;
+        self.step(c"config_complete", self.abi.config_complete, true).map(drop)
+    }
+
+    pub(crate) fn configure_only(&self, settings: &Settings) -> Result<()> {
+        for (index, (key, value)) in settings.config.iter().enumerate() {
+            let key = match key {
+                Some(key) => key.clone(),
+                None => self.magic_key(index, value)?,
+            };
+            self.config(&key, value)?;
+        }
+        Ok(())
+    }
+
+    /// The key of a bare value.
+    fn magic_key(&self, index: usize, value: &str) -> Result<String> {
+        // SAFETY: null or a C string: the plugin's description.
+        let magic = unsafe { crate::api::text(self.abi.magic_config_key) };
+        match magic {
+            Some(key) => Ok(key.into_owned()),
+            // As nbdkit: the first bare value of a plugin without a magic key is a script.
+            None if index == 0 && self.abi.config.is_some() => Ok("script".into()),
+            None => {
+                let text = format!("plugin {}: {value:?}: write it as KEY=VALUE", self.name);
+                Err(Error::new(Kind::Usage, text))
+            }
+        }
+    }
+
+    fn config(&self, key: &str, value: &str) -> Result<()> {
+        let wrong = |why: String| Error::new(Kind::Usage, format!("plugin {}: {why}", self.name));
+        let mut letters = key.bytes();
+        let fine = letters.next().is_some_and(|byte| byte.is_ascii_alphabetic())
+            && letters.all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
+        if !fine {
+            return Err(wrong(format!("{key:?} is no name for a parameter")));
+        }
+        let Some(config) = self.abi.config else {
+            return Err(wrong(format!("it takes no parameters, but {key}= is given")));
+        };
+        let zero = |_| wrong(format!("the value of {key} holds a zero byte"));
+        // Plugins keep the pointers: the strings stay for ever.
+        let key_pointer = CString::new(key).map_err(zero)?.into_raw();
+        let value_pointer = CString::new(value).map_err(zero)?.into_raw();
+        // SAFETY: the callback's two arguments are C strings that are never freed.
+        let (result, left) = context::call(&self.life(true), c"config", || unsafe {
+            config(key_pointer, value_pointer)
+        });
+        self.log_rest(&left, result);
+        if result == -1 { Err(self.failed(&format!("{key}="), &left)) } else { Ok(()) }
+    }
+
+    fn make_ready(mut self) -> Result<Plugin> {
+        self.settle_model()?;
+        self.step(c"get_ready", self.abi.get_ready, true)?;
+        self.ready = true;
+        // A server in the background is a process of its own from the start: the fork is over.
+        stdio::ready();
+        self.step(c"after_fork", self.abi.after_fork, false)?;
+        if let Some(asynchronous) = &self.asynchronous {
+            self.budget.set_limit(asynchronous.max_bytes_now());
+            if self.model == ThreadModel::Parallel {
+                self.control.let_go();
+            }
+        }
+        log::debug!("plugin {} is ready, {}", self.name, self.model.name());
+        Ok(self)
+    }
+
+    /// The plugin may be stricter than its description says, never laxer.
+    pub(crate) fn settle_model(&mut self) -> Result<()> {
+        if self.abi.thread_model_now.is_some() {
+            let number = self.step(c"thread_model", self.abi.thread_model_now, true)?;
+            let Some(model) = ThreadModel::from_number(number) else {
+                let text = format!("plugin {}: thread model {number} is unknown", self.name);
+                return Err(Error::new(Kind::Usage, text));
+            };
+            self.model = self.model.min(model);
+        }
+        Ok(())
+    }
+
+    /// Whether the flags-taking callbacks are the plugin's.
+    pub(crate) fn is_v2(&self) -> bool {
+        self.abi.api_version >= 2
+    }
+}
+
+impl Drop for Plugin {
+    fn drop(&mut self) {
+        let Some(library) = self.library.take() else { return };
+        let cleanup = self.abi.cleanup.filter(|_| self.ready);
+        let unload = self.abi.unload;
+        let (context, name) = (self.life(false), self.name.clone());
+        let hanging = self.hanging.clone();
+        let slot = std::mem::replace(&mut self.crash_slot, crash::Slot::none());
+        self.control.run(move || {
+            for (name, callback) in [(c"cleanup", cleanup), (c"unload", unload)] {
+                if let Some(callback) = callback {
+                    // SAFETY: the last callbacks of the plugin: every handle has been closed, since
+                    // each held the plugin.
+                    let ((), left) = context::call(&context, name, || unsafe { callback() });
+                    if !left.text.is_empty() {
+                        log::warn!("plugin {}: {}", context.plugin, left.text);
+                    }
+                }
+            }
+            // Interpreters leave destructors of threads behind: the code stays mapped.
+            library.keep();
+            drop(slot);
+            log::debug!("plugin {name} is unloaded");
+            let mut live = LIVE.0.lock().expect("no panic under this lock");
+            live.retain(|other| !Arc::ptr_eq(&other.1, &hanging));
+            LIVE.1.notify_all();
+        });
+    }
+}
+
+/// Plugins that are loaded: their names, and how many callbacks of each hang.
+static LIVE: (Mutex<Vec<(String, Hanging)>>, Condvar) = (Mutex::new(Vec::new()), Condvar::new());
+
+/// Time to end for a plugin of which a callback hangs.
+const HANGING_END: Duration = Duration::from_secs(3);
+
+/// Waits until every plugin has ended, at most this long, and less where callbacks hang; gives the names
+/// of those that have not. To be called before the process ends, on no worker.
+pub fn wait_for_end(limit: Duration) -> Vec<String> {
+    let begun = Instant::now();
+    let mut live = LIVE.0.lock().expect("no panic under this lock");
+    while !live.is_empty() {
+        let hangs = live.iter().all(|(_, hanging)| hanging.load(Ordering::Relaxed) > 0);
+        let limit = if hangs { limit.min(HANGING_END) } else { limit };
+        let left = limit.saturating_sub(begun.elapsed());
+        if left.is_zero() {
+            break;
+        }
+        live = LIVE.1.wait_timeout(live, left).expect("no panic under this lock").0;
+    }
+    live.iter().map(|(name, _)| name.clone()).collect()
+}
+
+pub(crate) fn lane(settings: &Settings, fallback: &str) -> Lane {
+    let short = settings.plugin.rsplit('/').next().unwrap_or(fallback);
+    Lane::single(short.trim_start_matches("nbdkit-").trim_end_matches("-plugin.so"))
+}
+
+/// Loads a plugin, and calls its `load`.
+pub(crate) fn begin(settings: &Settings, control: Arc<Lane>) -> Result<Plugin> {
+    let found = load::find(&settings.plugin)?;
+    let Described { library, plugin: mut abi, asynchronous } = load::load(&found.path)?;
+    // SAFETY: null or a C string: the plugin's description.
+    let name = unsafe { crate::api::text(abi.name) }.unwrap_or_default().into_owned();
+    let model = ThreadModel::from_number(abi.thread_model).expect("checked when it was loaded");
+    let mut flags = debug::Flags::new(&settings.debug);
+    flags.set(&library, &name);
+    let (filtered, described) = (!settings.filters.is_empty(), abi);
+    if filtered {
+        if asynchronous.is_some() {
+            let text = format!("plugin {name}: filters cannot be put over an asynchronous plugin");
+            return Err(Error::new(Kind::Usage, text));
+        }
+        abi = filter::face(filter::set_up(abi, &name, &found.path, &settings.filters, &mut flags)?);
+    }
+    flags.warn();
+    let hanging = Hanging::default();
+    LIVE.0.lock().expect("no panic under this lock").push((name.clone(), hanging.clone()));
+    let crash_slot = crash::Slot::take(&name);
+    let pool = Arc::new(Lane::parallel(format!("{name}-pool"), settings.host.threads));
+    let plugin = Plugin {
+        abi,
+        asynchronous,
+        model,
+        host: settings.host.clone(),
+        control,
+        pool,
+        turns: Arc::default(),
+        budget: Budget::new(0),
+        library: Some(library),
+        filtered,
+        described,
+        hanging,
+        ready: false,
+        crash_slot,
+        name,
+    };
+    if let Some(load) = plugin.abi.load {
+        // SAFETY: the first callback of the plugin, on the thread of its life.
+        let ((), left) = context::call(&plugin.life(true), c"load", || unsafe { load() });
+        plugin.log_rest(&left, 0);
+    }
+    if let Some(script) = found.script {
+        plugin.config("script", &script.to_string_lossy())?;
+    }
+    Ok(plugin)
+}
+
+/// What clients hear of an error number: the kinds that NBD has, as nbdkit sorts them, but that who may
+/// not do something hears so (EACCES).
+pub(crate) fn kind_of(number: c_int) -> Kind {
+    match number {
+        libc::EPERM | libc::EROFS | libc::EACCES => Kind::ReadOnly,
+        libc::EIO => Kind::Io,
+        libc::ENOMEM => Kind::NoMemory,
+        libc::ENOSPC | libc::EDQUOT | libc::EFBIG => Kind::NoSpace,
+        libc::EOPNOTSUPP => Kind::Unsupported,
+        libc::EOVERFLOW => Kind::TooLarge,
+        libc::ESHUTDOWN => Kind::ShuttingDown,
+        _ => Kind::Invalid,
+    }
+}

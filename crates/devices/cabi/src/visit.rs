@@ -1,0 +1,88 @@
+//! Clients of a plugin: each is a connection, with the handles that it has opened.
+
+use std::sync::{Arc, Mutex, Weak};
+
+use blockhaul_block::{Client, Device, Exports, Listed, Opening, Result, Visit};
+
+use crate::asynchronous;
+use crate::connection::Connection;
+use crate::device::PluginDevice;
+use crate::handle::Handle;
+use crate::plugin::Plugin;
+
+/// A plugin's exports: each client is a connection of its own.
+pub(crate) struct PluginExports {
+    pub(crate) plugin: Arc<Plugin>,
+    pub(crate) readonly: bool,
+}
+
+impl Exports for PluginExports {
+    fn admit(&self, client: Client) -> Opening<Arc<dyn Visit>> {
+        let (plugin, readonly) = (self.plugin.clone(), self.readonly);
+        Box::pin(async move {
+            let visit = PluginVisit::enter(plugin, readonly, Some(client)).await?;
+            Ok(Arc::new(visit) as Arc<dyn Visit>)
+        })
+    }
+}
+
+/// A client's connection.
+#[derive(Clone)]
+pub(crate) struct PluginVisit {
+    connection: Arc<Connection>,
+    /// Those that are open, for when the client goes.
+    handles: Arc<Mutex<Vec<Weak<Handle>>>>,
+}
+
+impl PluginVisit {
+    /// Admits a connection, when it is its turn and the plugin has nothing against it; without a client,
+    /// it is this program's own.
+    pub(crate) async fn enter(
+        plugin: Arc<Plugin>,
+        readonly: bool,
+        client: Option<Client>,
+    ) -> Result<PluginVisit> {
+        let connection = Connection::enter(plugin, readonly, client).await?;
+        Ok(PluginVisit { connection, handles: Arc::default() })
+    }
+
+    /// Opens a handle.
+    pub(crate) async fn open_handle(&self, name: &str, tls: bool) -> Result<Arc<dyn Device>> {
+        let (name, handles) = (name.to_string(), self.handles.clone());
+        let open = move |connection: &Arc<Connection>| {
+            let name = connection.export(&name, tls)?;
+            let handle = Handle::open(connection.clone(), name, tls)?;
+            let mut handles = handles.lock().expect("no panic under this lock");
+            handles.retain(|handle| handle.strong_count() > 0);
+            handles.push(Arc::downgrade(&handle));
+            Ok(handle)
+        };
+        let handle = self.connection.clone().run(open).await?;
+        Ok(PluginDevice::over(handle))
+    }
+}
+
+impl Visit for PluginVisit {
+    fn list(&self, tls: bool) -> Opening<Vec<Listed>> {
+        let connection = self.connection.clone();
+        Box::pin(async move { connection.run(move |connection| connection.list(tls)).await })
+    }
+
+    fn open(&self, name: &str, tls: bool) -> Opening<Arc<dyn Device>> {
+        let (visit, name) = (self.clone(), name.to_string());
+        Box::pin(async move { visit.open_handle(&name, tls).await })
+    }
+
+    fn named(&self, asked: &str) -> String {
+        let default = self.connection.known_default().filter(|_| asked.is_empty());
+        default.unwrap_or_else(|| asked.to_string())
+    }
+
+    fn gone(&self) {
+        let open: Vec<_> = {
+            let handles = self.handles.lock().expect("no panic under this lock");
+            handles.iter().filter_map(Weak::upgrade).collect()
+        };
+        open.iter().for_each(|handle| asynchronous::cancel(handle));
+    }
+}

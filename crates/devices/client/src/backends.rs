@@ -1,0 +1,251 @@
+//! The NBD schemes and `[ CMD … ]` for the registry of devices.
+
+use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use blockhaul_block::{Another, Backend, Device, Error, Kind, Opened, Opening, Result, Target};
+use blockhaul_wire::uri::{TlsParameters, TlsType, Transport, Uri};
+
+use crate::connect::{Address, Options, connect_keeping};
+use crate::link::insecure;
+use crate::{Connected, ServerProcess};
+
+/// Between two looks at whether a server has ended, and how many there are: its sockets are closed
+/// some time before its status is known.
+const ENDING_STEP: Duration = Duration::from_millis(10);
+const ENDING_STEPS: u32 = 20;
+
+/// The backends of this crate, connecting with these options.
+pub fn all(options: Options) -> Vec<&'static dyn Backend> {
+    // A program makes its registry once and keeps it to its end.
+    let options: &'static Options = Box::leak(Box::new(options));
+    vec![
+        Box::leak(Box::new(NbdUri { options })) as &'static dyn Backend,
+        Box::leak(Box::new(NbdCommand { options })) as &'static dyn Backend,
+    ]
+}
+
+struct NbdUri {
+    options: &'static Options,
+}
+
+impl Backend for NbdUri {
+    fn schemes(&self) -> &'static [&'static str] {
+        &["nbd", "nbd+unix", "nbds", "nbds+unix", "nbd+vsock", "nbds+vsock", "nbd+ssh", "nbds+ssh"]
+    }
+
+    fn operand(&self) -> &'static str {
+        "//[USER@][HOST[:PORT]]/[EXPORT][?socket=PATH][&tls-…]"
+    }
+
+    fn summary(&self) -> &'static str {
+        "an export of an NBD server, by its URI. The schemes with nbds demand TLS: with keys \
+         (tls-psk-file=FILE, and USER), or with certificates (tls-certificates=DIR, else libnbd's \
+         places, else the system's authorities; tls-hostname=NAME, tls-verify-peer=0)"
+    }
+
+    fn example(&self) -> &'static str {
+        r#"
+blockhaul serve -U disk.sock --layer exitlast sample:64M
+blockhaul copy --verify 'nbd+unix:///?socket=disk.sock' disk.raw
+"#
+    }
+
+    fn raw(&self) -> bool {
+        true
+    }
+
+    fn open(&self, target: Target) -> Opening<Opened> {
+        let options = self.options;
+        Box::pin(async move {
+            let uri = format!("{}:{}", target.scheme, target.text()?);
+            let Parsed { address, export, tls } = parse(&uri)?;
+            let place = Place { name: uri, address, export, options, tls, process: None };
+            place.open().await
+        })
+    }
+}
+
+/// Formats of images that QEMU's server reads and writes, and what it calls them.
+const QEMU_FORMATS: &[(&str, &str)] = &[
+    ("qcow", "qcow"),
+    ("qcow2", "qcow2"),
+    ("qed", "qed"),
+    ("vdi", "vdi"),
+    ("vhd", "vpc"),
+    ("vhdx", "vhdx"),
+    ("vmdk", "vmdk"),
+    ("vpc", "vpc"),
+];
+
+struct NbdCommand {
+    options: &'static Options,
+}
+
+impl Backend for NbdCommand {
+    fn schemes(&self) -> &'static [&'static str] {
+        &["command"]
+    }
+
+    fn operand(&self) -> &'static str {
+        ""
+    }
+
+    fn summary(&self) -> &'static str {
+        "written [ CMD ARG… ]: an NBD server that is started for this run, by socket activation, and \
+         ended with it"
+    }
+
+    fn instead_of(&self, scheme: &str, rest: &str) -> Option<String> {
+        let format = QEMU_FORMATS.iter().find(|(name, _)| *name == scheme)?.1;
+        let file = if rest.is_empty() { "FILE" } else { rest };
+        Some(format!(
+            "formats of images are QEMU's: write [ qemu-nbd -f {format} {file} ], where the words of a \
+             command stand"
+        ))
+    }
+
+    fn open(&self, target: Target) -> Opening<Opened> {
+        let options = self.options;
+        Box::pin(async move {
+            let process = ServerProcess::start(&target.command)?;
+            let place = Place {
+                name: process.name().to_string(),
+                address: Address::Unix(process.socket().to_path_buf()),
+                export: String::new(),
+                options,
+                tls: None,
+                process: Some(process),
+            };
+            place.open().await
+        })
+    }
+}
+
+/// Where a URI points, and how to get there.
+pub(crate) struct Parsed {
+    pub(crate) address: Address,
+    pub(crate) export: String,
+    pub(crate) tls: Option<Arc<blockhaul_tls::Connector>>,
+}
+
+/// Takes a URI apart, and reads the files that TLS needs. What this version cannot reach is refused
+/// here.
+pub(crate) fn parse(uri: &str) -> Result<Parsed> {
+    let wrong =
+        |error: blockhaul_wire::uri::Error| Error::new(Kind::Usage, format!("{uri}: {error}"));
+    let parsed = Uri::parse(uri).map_err(wrong)?;
+    let (address, host) = match parsed.transport {
+        Transport::Tcp { host, port } => (Address::Tcp(host.clone(), port), Some(host)),
+        Transport::Unix { socket } => {
+            (Address::Unix(PathBuf::from(std::ffi::OsString::from_vec(socket))), None)
+        }
+        Transport::Vsock { .. } => {
+            let text =
+                format!("{uri}: vsock is not supported yet; connect over TCP or a Unix socket");
+            return Err(Error::new(Kind::Unsupported, text));
+        }
+    };
+    let tls = match parsed.tls {
+        None => {
+            // libnbd takes them, too, and says nothing.
+            if names_tls(uri) {
+                log::warn!(
+                    "{uri}: what it says of TLS has no effect, everything goes in plain text: \
+                     begin it with nbds instead of nbd"
+                );
+            }
+            None
+        }
+        Some(parameters) => {
+            let demands = demands(uri, parameters, host)?;
+            let connector = blockhaul_tls::Connector::new(&demands).map_err(insecure);
+            Some(Arc::new(connector.map_err(|error| error.on(&uri.into()))?))
+        }
+    };
+    Ok(Parsed { address, export: parsed.export, tls })
+}
+
+/// Whether a URI has parameters that matter only to TLS.
+fn names_tls(uri: &str) -> bool {
+    let query = uri.split_once('?').map_or("", |(_, query)| query);
+    query.split(['&', ';']).any(|parameter| parameter.starts_with("tls-"))
+}
+
+/// What the parameters of a URI ask of TLS. A Unix socket has no name that a certificate could be
+/// for: unless one is given, the certificate must only be signed by an authority that is trusted.
+fn demands(
+    uri: &str,
+    given: TlsParameters,
+    host: Option<String>,
+) -> Result<blockhaul_tls::Demands> {
+    let credentials = match (given.kind, given.psk_file, given.certificates) {
+        (Some(TlsType::Psk), None, _) => {
+            let text = format!("{uri}: tls-type=psk needs a file of keys: add tls-psk-file=FILE");
+            return Err(Error::new(Kind::Usage, text));
+        }
+        (None | Some(TlsType::Psk), Some(file), _) => blockhaul_tls::Credentials::Keys(file.into()),
+        (_, _, Some(dir)) => blockhaul_tls::Credentials::Certificates(dir.into()),
+        (_, _, None) => blockhaul_tls::Credentials::Usual,
+    };
+    Ok(blockhaul_tls::Demands {
+        credentials,
+        user: given.username,
+        hostname: given.hostname.or(host),
+        verify: given.verify_peer.unwrap_or(true),
+    })
+}
+
+/// An export that any number of connections can be made to.
+#[derive(Clone)]
+struct Place {
+    name: String,
+    address: Address,
+    export: String,
+    options: &'static Options,
+    tls: Option<Arc<blockhaul_tls::Connector>>,
+    /// The server, if it was started for this.
+    process: Option<Arc<ServerProcess>>,
+}
+
+impl Place {
+    async fn open(self) -> Result<Opened> {
+        let device = self.connect().await?;
+        Ok(Opened { device, more: Some(Arc::new(self)) })
+    }
+
+    async fn connect(&self) -> Result<Arc<dyn Device>> {
+        let (process, name) = (self.process.clone(), &self.name);
+        let options = Options { tls: self.tls.clone(), ..self.options.clone() };
+        let connected = connect_keeping(process, name, &self.address, &self.export, &options).await;
+        let error = match connected {
+            Ok(Connected { device, .. }) => return Ok(device),
+            Err(error) => error,
+        };
+        match self.how_it_ended().await {
+            Some(how) => Err(Error::new(error.kind(), format!("{}: {how}", self.name))),
+            None => Err(error),
+        }
+    }
+
+    /// How the server ended, if it was started for this and has.
+    async fn how_it_ended(&self) -> Option<String> {
+        let process = self.process.as_ref()?;
+        for _ in 0..ENDING_STEPS {
+            if let Some(how) = process.ended() {
+                return Some(how);
+            }
+            blockhaul_io::sleep(ENDING_STEP).await;
+        }
+        process.ended()
+    }
+}
+
+impl Another for Place {
+    fn another(&self) -> Opening<Arc<dyn Device>> {
+        let place = self.clone();
+        Box::pin(async move { place.connect().await })
+    }
+}

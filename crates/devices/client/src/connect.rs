@@ -1,0 +1,298 @@
+//! Dialling and the handshake.
+
+use std::cell::Cell;
+use std::fmt;
+use std::net::ToSocketAddrs;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use blockhaul_block::{Device, Error, Kind, Result};
+use blockhaul_io::Stream;
+use blockhaul_wire::Infos;
+use blockhaul_wire::handshake::client::{Handshake, Negotiated};
+use blockhaul_wire::handshake::negotiation::{End, Negotiation, Step, Wants};
+
+use crate::link::{Link, refused, unheard};
+use crate::{ServerProcess, device};
+
+/// Time for one address of a host that has others: one that does not answer (IPv6 that leads nowhere)
+/// must not use up the time of all. Longer than it takes to ask twice.
+const ADDRESS_MAX: Duration = Duration::from_millis(2500);
+
+/// Where a server listens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Address {
+    /// A Unix socket.
+    Unix(PathBuf),
+    /// A host name or address, and a port.
+    Tcp(String, u16),
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Address::Unix(path) => write!(f, "Unix socket {}", path.display()),
+            Address::Tcp(host, port) => write!(f, "{host} port {port}"),
+        }
+    }
+}
+
+/// How to connect.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Time for dialling and the handshake together; zero: none.
+    pub connect_timeout: Duration,
+    /// Time without a byte either way while requests are in flight, after which the connection is
+    /// given up; zero: none.
+    pub timeout: Duration,
+    /// Bytes a second that complete reads and writes move at least while some are in flight, measured
+    /// over `timeout` (60 s where that is zero); less gives the connection up. 0: any.
+    pub min_rate: u64,
+    /// Ask for extended headers.
+    pub extended: bool,
+    /// Ask for structured replies.
+    pub structured: bool,
+    /// Contexts to ask for.
+    pub contexts: Vec<String>,
+    /// Ask for name and description, too.
+    pub full_info: bool,
+    /// Demand TLS, in this way: nothing is said without it.
+    pub tls: Option<Arc<blockhaul_tls::Connector>>,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            connect_timeout: Duration::from_secs(30),
+            timeout: Duration::from_secs(60),
+            min_rate: 0,
+            extended: true,
+            structured: true,
+            contexts: vec![blockhaul_block::BASE_ALLOCATION.to_string()],
+            full_info: false,
+            tls: None,
+        }
+    }
+}
+
+/// An open connection.
+pub struct Connected {
+    /// The export, as a device.
+    pub device: Arc<dyn Device>,
+    /// What was agreed on.
+    pub negotiated: Negotiated,
+}
+
+/// Connects to an export. `name` is for messages: what the user typed.
+pub async fn connect(
+    name: &str,
+    address: &Address,
+    export: &str,
+    options: &Options,
+) -> Result<Connected> {
+    connect_keeping(None, name, address, export, options).await
+}
+
+/// The same; the device keeps the process that serves it.
+pub(crate) async fn connect_keeping(
+    process: Option<Arc<ServerProcess>>,
+    name: &str,
+    address: &Address,
+    export: &str,
+    options: &Options,
+) -> Result<Connected> {
+    let dialled = transmission(address, export, options);
+    let place = |error: Error| at(name, address, error);
+    let (link, ended) = dialled.await.map_err(place)?;
+    match ended {
+        Ended::Transmission(negotiated) => {
+            let patience = (options.timeout, options.min_rate);
+            let device = device::open(name, link, &negotiated, patience, process).map_err(place)?;
+            Ok(Connected { device, negotiated: *negotiated })
+        }
+        Ended::Options(_) => Err(place(Error::new(Kind::Io, "the handshake stopped too early"))),
+    }
+}
+
+/// Connects and negotiates everything, up to the transmission phase.
+pub(crate) async fn transmission(
+    address: &Address,
+    export: &str,
+    options: &Options,
+) -> Result<(Link, Ended)> {
+    let wants = Wants {
+        contexts: options.contexts.clone(),
+        tls: options.tls.is_some(),
+        extended: options.extended,
+        structured: options.structured,
+        infos: Infos { name: options.full_info, description: options.full_info, block_size: true },
+        ..Wants::new(export)
+    };
+    met(address, wants, options).await
+}
+
+/// How a negotiation ended.
+pub(crate) enum Ended {
+    Transmission(Box<Negotiated>),
+    Options(Box<Handshake>),
+}
+
+/// Connects and negotiates headers and replies, but stays in the handshake.
+pub(crate) async fn connect_for_options(
+    address: &Address,
+    options: &Options,
+) -> Result<(Link, Ended)> {
+    let wants = Wants {
+        tls: options.tls.is_some(),
+        extended: options.extended,
+        structured: options.structured,
+        end: End::Options,
+        ..Wants::new("")
+    };
+    met(address, wants, options).await
+}
+
+/// Connects and negotiates, all in the time that this may take.
+async fn met(address: &Address, wants: Wants, options: &Options) -> Result<(Link, Ended)> {
+    let awaited = Awaited::new("connection");
+    let work = async {
+        let stream = dial(address).await?;
+        let negotiation = Negotiation::new(wants).map_err(|error| refused(&error))?;
+        let mut link = Link::new(stream);
+        let ended = negotiate(&mut link, negotiation, options, &awaited).await;
+        let ended = ended.map_err(|error| link.doubted(error))?;
+        Ok((link, ended))
+    };
+    awaited.within(options.connect_timeout, work).await
+}
+
+/// What is waited for at present, for the message when it does not come.
+pub(crate) struct Awaited(Cell<&'static str>);
+
+impl Awaited {
+    pub(crate) fn new(what: &'static str) -> Awaited {
+        Awaited(Cell::new(what))
+    }
+
+    /// Does something within a time (zero: none), or says what has not come.
+    pub(crate) async fn within<T>(
+        &self,
+        time: Duration,
+        work: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        if time.is_zero() {
+            return work.await;
+        }
+        blockhaul_io::timeout(time, work).await.unwrap_or_else(|blockhaul_io::Elapsed| {
+            let what = self.0.get();
+            let doubt = if what == GREETING { ": is this an NBD server?" } else { "" };
+            let text = format!("no {what} within {} s{doubt}", time.as_secs_f32());
+            Err(Error::new(Kind::TimedOut, text))
+        })
+    }
+}
+
+/// The first that a server says.
+const GREETING: &str = "greeting";
+
+/// Adds where it happened to an error.
+pub(crate) fn at(name: &str, address: &Address, error: Error) -> Error {
+    let text = format!("cannot connect to {address}: {}", error.text());
+    Error::new(error.kind(), text).on(&name.into())
+}
+
+async fn dial(address: &Address) -> Result<Stream> {
+    match address {
+        Address::Unix(path) => {
+            Stream::connect_unix(path).await.map_err(|error| Error::system("connect", error))
+        }
+        Address::Tcp(host, port) => {
+            let target = (host.clone(), *port);
+            let found =
+                blockhaul_io::offload(move || target.to_socket_addrs().map(Vec::from_iter)).await;
+            let found = found.map_err(|lost| Error::new(Kind::Io, "look-up").because(lost))?;
+            let addresses = found.map_err(|error| {
+                Error::new(Kind::NotFound, format!("cannot look up host {host:?}")).because(error)
+            })?;
+            let mut last = Error::new(Kind::NotFound, format!("host {host:?} has no address"));
+            let mut addresses = addresses.into_iter().peekable();
+            while let Some(address) = addresses.next() {
+                let connecting = Stream::connect_tcp(address);
+                // The last one has all the time that is left.
+                let connected = match addresses.peek() {
+                    None => connecting.await,
+                    Some(_) => blockhaul_io::timeout(ADDRESS_MAX, connecting).await.unwrap_or_else(
+                        |blockhaul_io::Elapsed| Err(std::io::ErrorKind::TimedOut.into()),
+                    ),
+                };
+                match connected {
+                    Ok(stream) => return Ok(stream),
+                    Err(error) => last = Error::system(format!("connect to {address}"), error),
+                }
+            }
+            Err(last)
+        }
+    }
+}
+
+async fn negotiate(
+    link: &mut Link,
+    mut negotiation: Negotiation,
+    options: &Options,
+    awaited: &Awaited,
+) -> Result<Ended> {
+    let mut out = Vec::new();
+    awaited.0.set(GREETING);
+    loop {
+        let step = negotiation.receive(link.window.bytes(), &mut out);
+        // Whoever has greeted hears something.
+        if !out.is_empty() {
+            awaited.0.set("answer in the handshake");
+        }
+        // What there is to say is said first: also the polite end after a refusal.
+        let sent = link.say(&mut out).await;
+        let (used, step) = step.map_err(|error| refused(&error))?;
+        sent?;
+        link.window.consume(used);
+        link.unanswered &= used == 0;
+        match step {
+            Step::NeedMore { bytes } => {
+                if bytes > link.window.capacity() {
+                    link.window.grow(bytes);
+                }
+                let more = link.window.fill(&link.stream).await;
+                if !more.map_err(unheard)? {
+                    negotiation
+                        .closed(link.window.bytes())
+                        .map_err(|error| refused(&error).during_handshake())?;
+                    return Err(Error::new(Kind::Disconnected, "the server closed the connection"));
+                }
+            }
+            Step::StartTls => {
+                let Some(connector) = &options.tls else {
+                    return Err(Error::new(Kind::Io, "TLS was started although nobody asked"));
+                };
+                awaited.0.set("answer in the handshake of TLS");
+                link.secure(connector).await?;
+                negotiation.tls_started().map_err(|error| refused(&error))?;
+            }
+            Step::Transmission(negotiated) => return Ok(Ended::Transmission(negotiated)),
+            Step::Options => return Ok(Ended::Options(Box::new(negotiation.into_handshake()))),
+        }
+    }
+}
+
+/// Marks an end of the stream as such.
+trait DuringHandshake {
+    fn during_handshake(self) -> Error;
+}
+
+impl DuringHandshake for Error {
+    fn during_handshake(self) -> Error {
+        match self.kind() {
+            Kind::Io => Error::new(Kind::Disconnected, self.text()),
+            _ => self,
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! `impl Device` over one connection.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use blockhaul_block::{
+    BlockSizes, Can, Contexts, Device, Error, Facts, Flags, Kind, Op, OpKind, Pending, Reply,
+    Request, Result,
+};
+use blockhaul_wire::handshake::client::Negotiated;
+use blockhaul_wire::request::{Filter, Header};
+use blockhaul_wire::{Command, CommandFlags, ExportFlags, Headers};
+
+use crate::ServerProcess;
+use crate::link::Link;
+use crate::reply::{Expected, Reading, Want};
+use crate::session::{self, Patience, Payload, Session};
+
+/// Pieces of a long zeroing or trim in flight at a time, where lengths have 32 bits.
+const PIECES_IN_FLIGHT: usize = 16;
+
+struct NbdDevice {
+    connection: Arc<Connection>,
+    facts: Arc<Facts>,
+    /// Ids of the contexts, by their index in the facts.
+    ids: Vec<u32>,
+    /// The server takes block status requests for some of the contexts.
+    filter: bool,
+    /// Longest effect of one request.
+    effect_max: u64,
+}
+
+/// A connection in use: by a device, and by requests that go out in pieces. The last user says goodbye.
+struct Connection {
+    session: Arc<Session>,
+    /// The server, if it was started for this: it must live as long as its connections.
+    _process: Option<Arc<ServerProcess>>,
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.session.close();
+    }
+}
+
+/// Makes a device of a negotiated connection; its tasks run on this worker.
+pub(crate) fn open(
+    name: &str,
+    link: Link,
+    negotiated: &Negotiated,
+    (timeout, min_rate): (Duration, u64),
+    process: Option<Arc<ServerProcess>>,
+) -> Result<Arc<dyn Device>> {
+    let info = &negotiated.info;
+    if i64::try_from(info.size).is_err() {
+        let text = format!("the server says that the export has {} bytes", info.size);
+        return Err(Error::new(Kind::TooLarge, text));
+    }
+    let mut facts = Facts::new(name, info.size);
+    facts.description = info.description.clone().unwrap_or_default();
+    facts.can = abilities(info.flags, !negotiated.contexts.is_empty());
+    // What goes through TLS must be looked at.
+    facts.takes_parked = !negotiated.tls;
+    facts.claims_room = true;
+    facts.rotational = info.flags.contains(ExportFlags::ROTATIONAL);
+    facts.block = block_sizes(negotiated);
+    facts.allocation_unit = facts.block.preferred;
+    let mut contexts: Vec<_> = negotiated.contexts.iter().take(Contexts::MAX).collect();
+    // Callers find it at the first place, wherever the server put it.
+    contexts.sort_by_key(|context| context.name != blockhaul_block::BASE_ALLOCATION);
+    facts.contexts = contexts.iter().map(|context| context.name.clone()).collect();
+    let ids = contexts.iter().map(|context| context.id).collect();
+    let effect_max = match negotiated.headers {
+        Headers::Extended => u64::MAX,
+        // The largest 32-bit length that is aligned to every block size.
+        Headers::Compact => u64::from(u32::MAX - 0xffff),
+    };
+    let patience = Patience { name: name.to_string(), timeout, min_rate };
+    let session = session::start(link, negotiated.headers, negotiated.replies, patience);
+    Ok(Arc::new(NbdDevice {
+        connection: Arc::new(Connection { session, _process: process }),
+        facts: Arc::new(facts),
+        ids,
+        filter: info.flags.contains(ExportFlags::BLOCK_STATUS_PAYLOAD),
+        effect_max,
+    }))
+}
+
+fn abilities(flags: ExportFlags, contexts: bool) -> Can {
+    let mut can = Can::empty();
+    can.set(Can::FLUSH, flags.contains(ExportFlags::SEND_FLUSH));
+    can.set(Can::CACHE, flags.contains(ExportFlags::SEND_CACHE));
+    can.set(Can::MULTI_CONN, flags.contains(ExportFlags::CAN_MULTI_CONN));
+    can.set(Can::EXTENTS, contexts);
+    if !flags.contains(ExportFlags::READ_ONLY) {
+        can |= Can::WRITE;
+        let fast_zero = ExportFlags::SEND_WRITE_ZEROES | ExportFlags::SEND_FAST_ZERO;
+        can.set(Can::FUA, flags.contains(ExportFlags::SEND_FUA));
+        can.set(Can::TRIM, flags.contains(ExportFlags::SEND_TRIM));
+        can.set(Can::ZERO, flags.contains(ExportFlags::SEND_WRITE_ZEROES));
+        can.set(Can::FAST_ZERO, flags.contains(fast_zero));
+    }
+    can
+}
+
+/// Limits of the server, within what a client may count on ("Size constraints").
+fn block_sizes(negotiated: &Negotiated) -> BlockSizes {
+    let maximum = blockhaul_wire::BlockSizes::DEFAULT.maximum;
+    let usual = BlockSizes { maximum, ..BlockSizes::default() };
+    match negotiated.info.block_sizes {
+        None => usual,
+        Some(sizes) => {
+            // The codec lets only valid sizes pass, but a maximum need be no multiple of the minimum.
+            let maximum = sizes.maximum.min(usual.maximum);
+            let maximum = maximum - maximum % sizes.minimum;
+            let preferred = sizes.preferred.min(1 << maximum.ilog2());
+            BlockSizes { minimum: sizes.minimum, preferred, maximum }
+        }
+    }
+}
+
+impl Device for NbdDevice {
+    fn facts(&self) -> Arc<Facts> {
+        self.facts.clone()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        let kind = request.kind();
+        if matches!(kind, OpKind::Zero | OpKind::Trim | OpKind::Cache)
+            && request.len > self.effect_max
+        {
+            return self.submit_in_pieces(request);
+        }
+        self.submit_one(request)
+    }
+}
+
+impl NbdDevice {
+    fn submit_one(&self, request: Request) -> Pending {
+        let Request { op, at, len, flags } = request;
+        let mut header = Header {
+            flags: command_flags(flags),
+            command: Command::Flush,
+            cookie: 0,
+            offset: at,
+            length: len,
+        };
+        let mut payload = Payload::None;
+        let mut expected = Expected::new(at, len, Want::Done);
+        match op {
+            Op::Read(room) => {
+                header.command = Command::Read;
+                expected.want = Want::Read(Reading::new(room));
+            }
+            Op::Write(data) => {
+                header.command = Command::Write;
+                if self.connection.session.headers() == Headers::Extended {
+                    header.flags |= CommandFlags::PAYLOAD_LEN;
+                }
+                payload = Payload::Data(data);
+            }
+            Op::Zero => header.command = Command::WriteZeroes,
+            Op::Trim => header.command = Command::Trim,
+            Op::Flush => {}
+            Op::Cache => header.command = Command::Cache,
+            Op::Extents(contexts) => {
+                header.command = Command::BlockStatus;
+                header.length = len.min(self.effect_max);
+                expected.len = header.length;
+                let ids: Vec<u32> =
+                    contexts.iter().filter_map(|i| self.ids.get(i).copied()).collect();
+                if self.filter && ids.len() < self.ids.len() {
+                    let filter = Filter { length: header.length, contexts: ids.clone() };
+                    let mut bytes = Vec::new();
+                    filter.emit(&mut bytes);
+                    header.length = filter.payload_len();
+                    header.flags |= CommandFlags::PAYLOAD_LEN;
+                    payload = Payload::Bytes(bytes);
+                }
+                let lists = ids.into_iter().map(|id| (id, None)).collect();
+                expected.want = Want::Extents { lists, one: flags.contains(Flags::ONE_EXTENT) };
+            }
+        }
+        let (completer, pending) = Pending::completer();
+        self.connection.session.submit(header, payload, expected, completer);
+        pending
+    }
+
+    /// A zeroing, trim or cache that is longer than one request can say.
+    fn submit_in_pieces(&self, request: Request) -> Pending {
+        let Request { op, mut at, len: mut left, flags } = request;
+        let kind = if matches!(op, Op::Zero) { Command::WriteZeroes } else { Command::Trim };
+        let command = if matches!(op, Op::Cache) { Command::Cache } else { kind };
+        // Keeps the goodbye back until the last piece is out.
+        let (connection, max) = (self.connection.clone(), self.effect_max);
+        let mut next = move |flags| {
+            let len = left.min(max);
+            let flags = command_flags(flags);
+            let header = Header { flags, command, cookie: 0, offset: at, length: len };
+            let expected = Expected::new(at, len, Want::Done);
+            left -= len;
+            at = at.saturating_add(len);
+            let (completer, pending) = Pending::completer();
+            connection.session.submit(header, Payload::None, expected, completer);
+            (left > 0, pending)
+        };
+        Pending::start(async move {
+            let mut out = VecDeque::new();
+            let mut more = true;
+            let mut first_error = None;
+            if flags.contains(Flags::FAST) {
+                // A fast zeroing is refused before anything is zeroed, or carried out as a whole.
+                let (left, first) = next(flags);
+                first.await?;
+                more = left;
+            }
+            let flags = flags - Flags::FAST;
+            loop {
+                while more && first_error.is_none() && out.len() < PIECES_IN_FLIGHT {
+                    let (left, pending) = next(flags);
+                    more = left;
+                    out.push_back(pending);
+                }
+                // After an error the rest is still awaited: what was sent is drained.
+                match out.pop_front() {
+                    None => return first_error.map_or(Ok(Reply::Done), Err),
+                    Some(pending) => {
+                        if let Err(error) = pending.await {
+                            first_error.get_or_insert(error);
+                        }
+                    }
+                }
+            }
+        })
+    }
+}
+
+fn command_flags(flags: Flags) -> CommandFlags {
+    CommandFlags::NONE
+        .with(CommandFlags::FUA, flags.contains(Flags::FUA))
+        .with(CommandFlags::NO_HOLE, flags.contains(Flags::NO_HOLE))
+        .with(CommandFlags::FAST_ZERO, flags.contains(Flags::FAST))
+        .with(CommandFlags::REQ_ONE, flags.contains(Flags::ONE_EXTENT))
+}

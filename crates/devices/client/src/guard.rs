@@ -1,0 +1,211 @@
+//! A small process beside each server that this program starts. It ends the server when this program is
+//! gone, even by SIGKILL, and removes the folder of the server's socket.
+//!
+//! The guard is a shell script, because it must not depend on which program uses this library. It
+//! notices the end of this program by the end of file on its standard input. A death signal
+//! (PR_SET_PDEATHSIG) would reach the server only, not the processes that the server has started, and
+//! comes when the thread that started the server ends.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+
+use blockhaul_block::{Error, Kind, Result};
+
+/// What the shell of a server runs first; `$1` is the folder. It leaves its line of proc_pid_stat(5)
+/// there, which has the process id and the start time of the server. Fails if the guard has removed the
+/// folder already.
+pub(crate) const REGISTER: &str =
+    r#"read -r line </proc/$$/stat; echo "$line" >"$1/pid" || exit 1; shift; "#;
+
+/// Tenths of a second that processes have to end after SIGTERM before they are killed.
+const PATIENCE: &str = "100";
+
+/// Waits for the end of standard input. Then it ends the server that is registered in the folder `$1`,
+/// its descendants, and the process groups that they lead. A process is asked to end (SIGTERM) when its
+/// parent has ended: a server may still need the processes that it has started. After `$2` tenths of a
+/// second all are killed.
+const GUARD: &str = r#"
+trap '' HUP INT QUIT TERM PIPE
+read -r line
+folder=$1 left=$2
+
+# Sets state, parent, group and start of the process $1.
+look() {
+    read -r line 2>/dev/null </proc/$1/stat || return 1
+    # The name of the program may hold anything, and ends with the last parenthesis.
+    set -f
+    set -- ${line##*) }
+    set +f
+    [ $# -ge 20 ] || return 1
+    state=$1 parent=$2 group=$3
+    shift 19
+    start=$1
+}
+
+# Sets found to the server and all that belongs to it.
+find_all() {
+    found=" $pid " more=1
+    while [ "$more" ]; do
+        more=
+        for one in /proc/[0-9]*; do
+            one=${one#/proc/}
+            case $found in *" $one "*) continue ;; esac
+            look $one || continue
+            case $found in *" $parent "* | *" $group "*) found="$found$one " more=1 ;; esac
+        done
+    done
+}
+
+end_all() {
+    asked=" "
+    while :; do
+        alive=" " next=
+        for one in $found; do
+            look $one && [ $state != Z ] && alive="$alive$one " next="$next $one:$parent"
+        done
+        [ "$alive" = " " ] && return
+        if [ $left -le 0 ]; then
+            kill -KILL $alive
+            return
+        fi
+        for one in $next; do
+            case $alive in *" ${one#*:} "*) continue ;; esac
+            one=${one%:*}
+            case $asked in *" $one "*) continue ;; esac
+            kill -TERM $one
+            asked="$asked$one "
+        done
+        sleep 0.1 || sleep 1
+        left=$((left - 1))
+    done
+}
+
+end_server() {
+    [ -e "$folder/pid" ] || return
+    # It may be about to be written.
+    read -r line <"$folder/pid" || sleep 0.1 && read -r line <"$folder/pid" || return
+    pid=${line%% *}
+    set -f
+    set -- ${line##*) }
+    set +f
+    [ $# -ge 20 ] || return
+    shift 19
+    registered=$1
+    # Another process may have the same id by now.
+    look $pid && [ "$start" = "$registered" ] || return
+    find_all
+    end_all
+}
+
+end_server
+rm -f "$folder/s" "$folder/blockhaul"
+tries=50
+# A server that was just being started registers in the meantime, or cannot any more.
+until [ -e "$folder/pid" ] || rmdir "$folder" || [ $tries -le 0 ]; do
+    sleep 0.1 || sleep 1
+    tries=$((tries - 1))
+done
+end_server
+rm -f "$folder/pid"
+rmdir "$folder"
+"#;
+
+/// A folder for the socket of a server, with the guard that ends the server and removes the folder when
+/// this program is gone. Dropping it removes the folder and leaves the server alone.
+#[derive(Debug)]
+pub(crate) struct Guard {
+    folder: PathBuf,
+    process: Child,
+    /// The other end of its standard input.
+    _alive: Option<ChildStdin>,
+}
+
+impl Guard {
+    /// Makes the folder and starts the guard.
+    ///
+    /// # Errors
+    /// Where there is no place for the folder, or no shell.
+    pub(crate) fn start() -> Result<Guard> {
+        let folder = private_folder()?;
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", GUARD, "sh"]).arg(&folder).arg(PATIENCE);
+        // It holds nothing that others wait for, and hears nothing that a terminal sends to this program.
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        let started = command.current_dir("/").process_group(0).spawn();
+        match started {
+            Ok(mut process) => Ok(Guard { _alive: process.stdin.take(), folder, process }),
+            Err(error) => {
+                remove(&folder);
+                Err(Error::system("cannot start /bin/sh", error))
+            }
+        }
+    }
+
+    /// The folder.
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The place for the socket.
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.folder.join("s")
+    }
+
+    /// This program under its own name, whatever the name of its file is: the name in the first word
+    /// decides which program it stands in for.
+    ///
+    /// # Errors
+    /// Where this program or its name cannot be made out.
+    pub(crate) fn this_program(&self) -> Result<PathBuf> {
+        let cannot = |error| Error::system("cannot find this program itself", error);
+        let program = std::env::current_exe().map_err(cannot)?;
+        if program.file_name() == Some(OsStr::new("blockhaul")) {
+            return Ok(program);
+        }
+        let link = self.folder.join("blockhaul");
+        std::os::unix::fs::symlink(program, &link).map_err(cannot)?;
+        Ok(link)
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        // Fails only if it has ended.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        remove(&self.folder);
+    }
+}
+
+/// Removes a folder of a server. What cannot be removed is a few names in the temporary folder.
+fn remove(folder: &Path) {
+    for name in ["s", "pid", "blockhaul"] {
+        let _ = std::fs::remove_file(folder.join(name));
+    }
+    let _ = std::fs::remove_dir(folder);
+}
+
+/// A folder that only this user can enter.
+fn private_folder() -> Result<PathBuf> {
+    use std::os::unix::fs::DirBuilderExt;
+    let base = std::env::temp_dir();
+    let cannot = |error: io::Error| {
+        Error::system(format!("cannot make a folder in {}", base.display()), error)
+    };
+    // The guard is elsewhere.
+    let place = std::path::absolute(&base).map_err(cannot)?;
+    for attempt in 0..100_u32 {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        let salt = now.map_or(0, |now| now.subsec_nanos());
+        let folder = place.join(format!("blockhaul-{}-{salt:x}-{attempt}", std::process::id()));
+        match std::fs::DirBuilder::new().mode(0o700).create(&folder) {
+            Ok(()) => return Ok(folder),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(cannot(error)),
+        }
+    }
+    Err(Error::new(Kind::Io, format!("cannot make a folder in {}", base.display())))
+}

@@ -1,0 +1,183 @@
+//! A kind of storage in a process of its own: this program serves it again, on a private socket, and is
+//! the client of itself. A crash there ends that process, and is an error here. Devices that were open
+//! stay broken: what was written and not flushed may be gone with the process, and who wrote it has to
+//! hear so. Clients that come later have a new process ([`keeper`]).
+
+mod keeper;
+
+use std::sync::Arc;
+
+use blockhaul_block::{
+    Access, Backend, BlockSizes, Client, Device, Exports, Facts, FileRange, Kind, Listed, Opened,
+    Opening, Param, Pending, Request, Result, Target, Visit,
+};
+
+use crate::connect::{Connected, connect_keeping};
+use keeper::{Apart, Keeper};
+
+/// Whether a process that has ended is followed by another one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Again {
+    /// When the next client comes.
+    ForClients,
+    /// Not at all: what it kept in memory is gone, and nobody is to take a new disk for the old one.
+    Never,
+}
+
+/// The same kind of storage, each device of it in a process of its own.
+pub fn isolated(inner: &'static dyn Backend, again: Again) -> &'static dyn Backend {
+    // A program makes its registry once and keeps it to its end.
+    Box::leak(Box::new(Isolated(inner, again)))
+}
+
+struct Isolated(&'static dyn Backend, Again);
+
+impl Backend for Isolated {
+    fn schemes(&self) -> &'static [&'static str] {
+        self.0.schemes()
+    }
+
+    fn operand(&self) -> &'static str {
+        self.0.operand()
+    }
+
+    fn summary(&self) -> &'static str {
+        self.0.summary()
+    }
+
+    fn example(&self) -> &'static str {
+        self.0.example()
+    }
+
+    fn params(&self) -> &'static [Param] {
+        self.0.params()
+    }
+
+    fn raw(&self) -> bool {
+        self.0.raw()
+    }
+
+    fn open(&self, target: Target) -> Opening<Opened> {
+        Box::pin(async move {
+            let keeper = Keeper::start(&target, Again::Never).await?;
+            Ok(Opened::from(device(keeper.present().await?, "", false).await?))
+        })
+    }
+
+    fn exports(&self, target: &Target) -> Option<Opening<Arc<dyn Exports>>> {
+        let (target, again) = (target.clone(), self.1);
+        Some(Box::pin(async move {
+            let keeper = Keeper::start(&target, again).await?;
+            Ok(Arc::new(IsolatedExports(keeper)) as Arc<dyn Exports>)
+        }))
+    }
+}
+
+/// An export of a process as a device; for a server's clients block sizes are told, not kept to, as
+/// without isolation.
+async fn device(apart: Arc<Apart>, export: &str, served: bool) -> Result<Arc<dyn Device>> {
+    let process = Some(apart.process.clone());
+    match connect_keeping(process, apart.name(), &apart.address(), export, &keeper::how()).await {
+        Ok(Connected { device: inner, negotiated }) => {
+            let mut facts = Facts::clone(&inner.facts());
+            if let Some(sizes) = negotiated.info.block_sizes.filter(|_| served) {
+                let blockhaul_wire::BlockSizes { minimum, preferred, maximum } = sizes;
+                facts.told = Some(BlockSizes { minimum, preferred, maximum });
+                facts.block.minimum = 1;
+            }
+            if served {
+                facts.block.maximum = BlockSizes::default().maximum;
+            }
+            Ok(Arc::new(IsolatedDevice { inner, facts: Arc::new(facts), apart }))
+        }
+        Err(error) => Err(apart.explained(error).await),
+    }
+}
+
+/// What runs in a process, for the clients of a server: each has connections of its own to it.
+struct IsolatedExports(Arc<Keeper>);
+
+impl Exports for IsolatedExports {
+    fn admit(&self, _client: Client) -> Opening<Arc<dyn Visit>> {
+        let visit = IsolatedVisit(self.0.clone());
+        Box::pin(std::future::ready(Ok(Arc::new(visit) as Arc<dyn Visit>)))
+    }
+
+    fn state(&self) -> Option<String> {
+        Some(self.0.state())
+    }
+}
+
+struct IsolatedVisit(Arc<Keeper>);
+
+impl Visit for IsolatedVisit {
+    fn list(&self, _tls: bool) -> Opening<Vec<Listed>> {
+        let keeper = self.0.clone();
+        Box::pin(async move {
+            let apart = keeper.present().await?;
+            match listed(&apart).await {
+                Err(_) if apart.has_ended() => listed(&*keeper.present().await?).await,
+                listed => listed,
+            }
+        })
+    }
+
+    fn open(&self, name: &str, _tls: bool) -> Opening<Arc<dyn Device>> {
+        let (keeper, name) = (self.0.clone(), name.to_string());
+        Box::pin(async move {
+            let apart = keeper.present().await?;
+            match device(apart.clone(), &name, true).await {
+                // It was dying already: that is no fault of this client.
+                Err(_) if apart.has_ended() => device(keeper.present().await?, &name, true).await,
+                opened => opened,
+            }
+        })
+    }
+}
+
+async fn listed(apart: &Apart) -> Result<Vec<Listed>> {
+    let mut session = apart.options().await?;
+    let listed = session.list().await;
+    session.abort().await;
+    let listed = match listed {
+        Ok(listed) => listed,
+        Err(error) => return Err(apart.explained(error).await),
+    };
+    let listed =
+        listed.into_iter().map(|entry| Listed { name: entry.name, description: entry.description });
+    Ok(listed.collect())
+}
+
+/// A device in another process; the loss of the connection is the end of that process.
+struct IsolatedDevice {
+    inner: Arc<dyn Device>,
+    facts: Arc<Facts>,
+    apart: Arc<Apart>,
+}
+
+impl Device for IsolatedDevice {
+    fn facts(&self) -> Arc<Facts> {
+        self.facts.clone()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        let pending = match self.inner.submit(request).now() {
+            Ok(Err(error)) if error.kind() == Kind::Disconnected => Err(error).into(),
+            Ok(outcome) => return outcome.into(),
+            Err(pending) => pending,
+        };
+        let apart = self.apart.clone();
+        Pending::start(async move {
+            match pending.await {
+                Err(error) if error.kind() == Kind::Disconnected => {
+                    Err(apart.explained(error).await)
+                }
+                outcome => outcome,
+            }
+        })
+    }
+
+    fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
+        self.inner.file_at(at, len, access)
+    }
+}

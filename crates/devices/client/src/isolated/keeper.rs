@@ -1,0 +1,363 @@
+//! The process of an isolated storage: its start, its end, and the next one, with a pause where one after
+//! the other dies young.
+
+use std::ffi::OsString;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::process::ExitStatus;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use blockhaul_block::{Error, Kind, Result, Target};
+use blockhaul_io::{Completer, Interest};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use super::Again;
+use crate::connect::{Address, Options};
+use crate::options::{OptionSession, Place};
+use crate::{ServerProcess, connect};
+
+/// Time that a process has to be gone once its connections are.
+const END: Duration = Duration::from_secs(2);
+/// Pause between looks at it.
+const LOOK: Duration = Duration::from_millis(5);
+/// A process that has lived for so long has done its work: the next one is started at once.
+const STEADY: Duration = Duration::from_secs(30);
+/// The pause before the next process when two in a row have died sooner; doubled with each one more.
+const PAUSE: Duration = Duration::from_millis(500);
+/// The longest pause: a plugin that cannot live costs two starts a minute, and only where clients come.
+const PAUSE_MAX: Duration = Duration::from_secs(30);
+
+/// Keeps a process there for clients that come.
+pub(super) struct Keeper {
+    target: Target,
+    fate: Arc<Fate>,
+    present: Mutex<Present>,
+}
+
+enum Present {
+    /// It runs, or its end was not noticed yet.
+    Running(Arc<Apart>),
+    /// It is being started; these wait for it.
+    Starting(Vec<Completer<Result<Arc<Apart>>>>),
+    /// It could not be started.
+    Down,
+}
+
+impl Keeper {
+    /// Starts the first process, and waits until it serves.
+    pub(super) async fn start(target: &Target, again: Again) -> Result<Arc<Keeper>> {
+        let fate = Arc::new(Fate::new(target, again));
+        let present = Mutex::new(Present::Running(Apart::start(target, &fate).await?));
+        Ok(Arc::new(Keeper { target: target.clone(), fate, present }))
+    }
+
+    /// The process, another one if the last has ended; an error says why there is none, and when there
+    /// may be one.
+    pub(super) async fn present(self: &Arc<Keeper>) -> Result<Arc<Apart>> {
+        let starting = {
+            let mut present = self.lock();
+            if let Present::Running(apart) = &*present {
+                match apart.process.status() {
+                    None => return Ok(apart.clone()),
+                    Some(how) => apart.report(how),
+                }
+            }
+            let (completer, ticket) = blockhaul_io::ticket();
+            match &mut *present {
+                Present::Starting(waiting) => waiting.push(completer),
+                other => {
+                    self.fate.may_start()?;
+                    *other = Present::Starting(vec![completer]);
+                    // Whoever asked may leave meanwhile: others wait for it, too.
+                    drop(blockhaul_io::spawn(self.clone().start_again()));
+                }
+            }
+            ticket
+        };
+        let lost = |_| Error::new(Kind::Io, format!("{}: the server stops", self.fate.name));
+        starting.await.map_err(lost)?
+    }
+
+    async fn start_again(self: Arc<Keeper>) {
+        let begun = Instant::now();
+        let started = Apart::start(&self.target, &self.fate).await;
+        let next = match &started {
+            Ok(apart) => {
+                self.fate.started(apart.process.id());
+                Present::Running(apart.clone())
+            }
+            Err(error) => {
+                let text = error.text();
+                let why = text.strip_prefix(&format!("{}: ", self.fate.name)).unwrap_or(&text);
+                self.fate.died(why, begun.elapsed());
+                Present::Down
+            }
+        };
+        let before = std::mem::replace(&mut *self.lock(), next);
+        if let Present::Starting(waiting) = before {
+            waiting.into_iter().for_each(|one| one.complete(started.clone()));
+        }
+    }
+
+    /// How the process is, for people: as `process 77`, `process 77, started 2 times`.
+    pub(super) fn state(&self) -> String {
+        let times = self.fate.past().starts;
+        let starts = if times > 1 { format!(", started {times} times") } else { String::new() };
+        match &*self.lock() {
+            Present::Running(apart) => match apart.process.status() {
+                None => format!("process {}{starts}", apart.process.id()),
+                Some(how) => format!("ended with {how}{starts}"),
+            },
+            Present::Starting(_) => format!("starting{starts}"),
+            Present::Down => format!("down{starts}"),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Present> {
+        self.present.lock().expect("no panic under this lock")
+    }
+}
+
+/// What is known of all processes of a storage.
+struct Fate {
+    /// What runs there, without its parameters, which may be secret.
+    name: String,
+    again: Again,
+    /// Where the first one was started: a server in the background is elsewhere later, and names of
+    /// files are from there.
+    folder: Option<PathBuf>,
+    past: Mutex<Past>,
+}
+
+#[derive(Default)]
+struct Past {
+    /// Processes that were started and served.
+    starts: u64,
+    /// How many of them in a row, up to the last, died young.
+    young: u32,
+    /// How the last one ended, and when the next may start; `None`: at once.
+    last: String,
+    not_before: Option<Instant>,
+}
+
+impl Fate {
+    fn new(target: &Target, again: Again) -> Fate {
+        let shown = format!("{}:{}", target.scheme, target.rest.display());
+        let name = shown.split('?').next().unwrap_or_default().to_string();
+        let past = Past { starts: 1, ..Past::default() };
+        Fate { name, again, folder: std::env::current_dir().ok(), past: Mutex::new(past) }
+    }
+
+    fn past(&self) -> MutexGuard<'_, Past> {
+        self.past.lock().expect("no panic under this lock")
+    }
+
+    fn started(&self, process: u32) {
+        let name = &self.name;
+        self.past().starts += 1;
+        log::warn!(
+            device = name, process;
+            "{name}: it was started again, as process {process}; what it kept in memory is gone"
+        );
+    }
+
+    /// A process has ended, or was none: `how`, after it had lived for so long.
+    fn died(&self, how: &str, lived: Duration) {
+        let mut past = self.past();
+        past.young = if lived < STEADY { past.young.saturating_add(1) } else { 0 };
+        let pause = pause(past.young);
+        past.not_before = (!pause.is_zero()).then(|| Instant::now() + pause);
+        past.last = how.to_string();
+        let (name, young) = (&self.name, past.young);
+        drop(past);
+        let next = match self.again {
+            Again::Never => "it is not started again, and its clients get errors".to_string(),
+            Again::ForClients if pause.is_zero() => {
+                "it is started again for the next client".to_string()
+            }
+            Again::ForClients => format!(
+                "{young} of them have ended soon, so the next one is not started within {} s",
+                pause.as_secs_f32()
+            ),
+        };
+        log::error!(device = name, error = how; "{name}: {how}; {next}");
+    }
+
+    /// Whether another process may be started now.
+    fn may_start(&self) -> Result<()> {
+        let past = self.past();
+        let (name, last) = (&self.name, &past.last);
+        if self.again == Again::Never {
+            return Err(Error::new(Kind::Io, format!("{name}: {last}")));
+        }
+        let left = past.not_before.map(|time| time.saturating_duration_since(Instant::now()));
+        match left {
+            Some(left) if !left.is_zero() => {
+                let left = left.as_secs_f32();
+                let text = format!("{name}: {last}; it may be started again in {left:.1} s");
+                Err(Error::new(Kind::Io, text))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The pause after so many processes in a row that died young. One may be an accident.
+fn pause(young: u32) -> Duration {
+    match young {
+        0 | 1 => Duration::ZERO,
+        more => PAUSE.saturating_mul(1 << (more - 2).min(16)).min(PAUSE_MAX),
+    }
+}
+
+/// A process, and what is known of it.
+pub(super) struct Apart {
+    pub(super) process: Arc<ServerProcess>,
+    fate: Arc<Fate>,
+    begun: Instant,
+    /// Its end was reported.
+    reported: AtomicBool,
+}
+
+impl Apart {
+    /// Starts a process, and waits until it serves.
+    async fn start(target: &Target, fate: &Arc<Fate>) -> Result<Arc<Apart>> {
+        // Block sizes are told as the plugin tells them, and what does not keep to them is let through:
+        // that is decided on this side.
+        let words = ["blockhaul", "serve", "--exit-with-parent", "--no-block-sizes"];
+        let mut words: Vec<OsString> = words.map(OsString::from).to_vec();
+        words.push("--limit=payload=64M".into());
+        if !target.intent.write {
+            words.push("--readonly".into());
+        }
+        if log::log_enabled!(log::Level::Debug) {
+            words.push("--verbose".into());
+        }
+        let mut device = OsString::from(&target.scheme);
+        device.push(":");
+        device.push(&target.rest);
+        words.push(device);
+        let process = ServerProcess::start_apart(&words, fate.folder.as_deref())?;
+        // It is not waited for before: its process id is its own.
+        let id = i32::try_from(process.id()).ok().and_then(Pid::from_raw);
+        let ends = id.and_then(|id| pidfd_open(id, PidfdFlags::empty()).ok());
+        let (fate, begun) = (fate.clone(), Instant::now());
+        let apart = Arc::new(Apart { process, fate, begun, reported: AtomicBool::new(false) });
+        match apart.ask().await {
+            Ok(session) => session.abort().await,
+            Err(error) => {
+                return Err(apart.end_behind(&error).await.map_or(error, |how| {
+                    Error::new(Kind::Io, format!("{}: {}", apart.fate.name, ended_with(how)))
+                }));
+            }
+        }
+        // Where the kernel tells of no ends, this one is noticed when somebody needs the process.
+        if let Some(ends) = ends {
+            drop(blockhaul_io::spawn(watch(ends, Arc::downgrade(&apart))));
+        }
+        Ok(apart)
+    }
+
+    /// What runs there.
+    pub(super) fn name(&self) -> &str {
+        &self.fate.name
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.process.status().is_some()
+    }
+
+    pub(super) fn address(&self) -> Address {
+        Address::Unix(self.process.socket().to_path_buf())
+    }
+
+    /// A connection to ask questions.
+    pub(super) async fn options(&self) -> Result<OptionSession> {
+        match self.ask().await {
+            Ok(session) => Ok(session),
+            Err(error) => Err(self.explained(error).await),
+        }
+    }
+
+    async fn ask(&self) -> Result<OptionSession> {
+        let (name, address) = (self.fate.name.clone(), self.address());
+        let place = Place { name, address, export: String::new(), tls: None };
+        OptionSession::connect(place, &how()).await
+    }
+
+    /// The error, or what is behind it: the end of the process.
+    pub(super) async fn explained(&self, error: Error) -> Error {
+        match self.end_behind(&error).await {
+            None => error,
+            Some(how) => {
+                self.report(how);
+                let again = match self.fate.again {
+                    Again::Never => "",
+                    Again::ForClients => "; a client that connects again has a new one",
+                };
+                Error::new(Kind::Io, format!("{}: {}{again}", self.fate.name, ended_with(how)))
+            }
+        }
+    }
+
+    /// How the process has ended, if that is why there was this error.
+    async fn end_behind(&self, error: &Error) -> Option<ExitStatus> {
+        // What it refuses in words has other kinds; nobody at its socket is an input/output error.
+        let lost = matches!(error.kind(), Kind::Disconnected | Kind::Io);
+        let mut patience = if lost { END } else { Duration::ZERO };
+        loop {
+            let status = self.process.status();
+            if status.is_some() || patience.is_zero() {
+                return status;
+            }
+            blockhaul_io::sleep(LOOK).await;
+            patience = patience.saturating_sub(LOOK);
+        }
+    }
+
+    /// Says once that it has ended.
+    fn report(&self, how: ExitStatus) {
+        if !self.reported.swap(true, Ordering::Relaxed) {
+            self.fate.died(&ended_with(how), self.begun.elapsed());
+        }
+    }
+}
+
+/// Says that a process has ended when it does.
+async fn watch(ends: OwnedFd, apart: std::sync::Weak<Apart>) {
+    if blockhaul_io::ready(&ends, Interest::Readable).await.is_ok()
+        && let Some(apart) = apart.upgrade()
+        && let Some(how) = apart.process.status()
+    {
+        apart.report(how);
+    }
+}
+
+fn ended_with(how: ExitStatus) -> String {
+    format!("its process has ended with {how}")
+}
+
+/// How to connect. A process nearby is there or gone: it may take its time.
+pub(super) fn how() -> Options {
+    Options {
+        connect_timeout: Duration::ZERO,
+        timeout: Duration::ZERO,
+        full_info: true,
+        ..connect::Options::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_begin_with_the_second_death_and_end_growing() {
+        assert_eq!((pause(0), pause(1)), (Duration::ZERO, Duration::ZERO));
+        let pauses: Vec<_> = (2..6).map(pause).collect();
+        assert_eq!(pauses, [PAUSE, PAUSE * 2, PAUSE * 4, PAUSE * 8]);
+        assert_eq!((pause(12), pause(u32::MAX)), (PAUSE_MAX, PAUSE_MAX));
+    }
+}

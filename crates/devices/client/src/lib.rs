@@ -1,0 +1,29 @@
+//! A device over an NBD connection.
+//!
+//! - [`connect`]: dials, negotiates everything the server offers, and yields a [`blockhaul_block::Device`].
+//! - `link`: a connection on its way. `session`: one in transmission, many requests in flight, replies in any
+//!   order.
+//! - [`options`]: a connection that stays in the handshake, to ask about exports.
+//! - `command`: `[ CMD … ]`, a server started by socket activation.
+//! - `guard`: ends such a server when this program is killed.
+//! - `backends`: the schemes `nbd:`, `nbd+unix:` … and `[ CMD … ]` for the registry.
+//! - `isolated`: a kind of storage in a process of its own.
+//! - [`Line`]: a bare connection, for whoever makes requests by itself.
+
+mod backends;
+mod command;
+mod connect;
+mod device;
+mod guard;
+mod isolated;
+mod line;
+mod link;
+pub mod options;
+mod reply;
+mod session;
+
+pub use backends::all;
+pub use command::ServerProcess;
+pub use connect::{Address, Connected, Options, connect};
+pub use isolated::{Again, isolated};
+pub use line::Line;

@@ -1,0 +1,385 @@
+//! One connection in transmission: requests out in batches, replies in ([`replies`]), in any order.
+
+mod replies;
+
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::task::{Poll, Waker};
+use std::time::{Duration, Instant};
+
+use blockhaul_block::{Error, Kind, Outcome};
+use blockhaul_io::{Completer, Data, Lent, SendQueue, Stream};
+use blockhaul_wire::reply;
+use blockhaul_wire::{Command, Headers, Replies, request};
+use slab::Slab;
+
+use crate::link::Link;
+use crate::reply::{Expected, Want};
+
+/// State that submitters (any worker) and the connection's own tasks (one worker) share.
+pub(crate) struct Session {
+    stream: Stream,
+    headers: Headers,
+    replies: Replies,
+    state: Mutex<State>,
+}
+
+struct State {
+    queue: SendQueue,
+    /// Requests by the lower half of their cookies; `None` while a reply is worked on.
+    in_flight: Slab<Option<InFlight>>,
+    /// Makes cookies of reused slots differ.
+    generation: u32,
+    writer: Option<Waker>,
+    /// The socket takes no more for now.
+    blocked: bool,
+    /// Why nothing more can be sent.
+    broken: Option<Error>,
+    closing: bool,
+    /// When the last byte went either way, or the first request in flight was queued.
+    active: Instant,
+    /// When the last reply was complete, or the first request in flight was queued.
+    replied: Instant,
+    /// Bytes of complete reads and writes.
+    moved: u64,
+    /// Reads and writes in flight, and since when there has been one at any time.
+    payloads: usize,
+    payloads_since: Instant,
+    /// An answer waits for memory.
+    claiming: bool,
+    /// Reads that are answered in part, in memory of their own.
+    partial: usize,
+}
+
+struct InFlight {
+    cookie: u64,
+    expected: Expected,
+    completer: Completer<Outcome>,
+    /// It is a read or a write.
+    payload: bool,
+    /// The payload of a write, whose pages the server reads until it answers.
+    lent: Option<Lent>,
+}
+
+/// Starts the tasks of a connection on this worker.
+pub(crate) fn start(
+    link: Link,
+    headers: Headers,
+    replies: Replies,
+    patience: Patience,
+) -> Arc<Session> {
+    let Link { stream, mut window, queue, .. } = link;
+    window.expect_headers_of(match replies {
+        Replies::Simple => reply::SIMPLE_LEN,
+        Replies::Structured => reply::STRUCTURED_LEN + reply::DATA_PREFIX_LEN,
+        Replies::Extended => reply::EXTENDED_LEN + reply::DATA_PREFIX_LEN,
+    });
+    let session = Arc::new(Session {
+        stream,
+        headers,
+        replies,
+        state: Mutex::new(State {
+            queue,
+            in_flight: Slab::new(),
+            generation: 0,
+            writer: None,
+            blocked: false,
+            broken: None,
+            closing: false,
+            active: Instant::now(),
+            replied: Instant::now(),
+            moved: 0,
+            payloads: 0,
+            payloads_since: Instant::now(),
+            claiming: false,
+            partial: 0,
+        }),
+    });
+    drop(blockhaul_io::spawn(session.clone().write_requests()));
+    drop(blockhaul_io::spawn(session.clone().read_replies(window)));
+    if !patience.timeout.is_zero() || patience.min_rate > 0 {
+        drop(blockhaul_io::spawn(watch(Arc::downgrade(&session), patience)));
+    }
+    session
+}
+
+impl Session {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no panic under this lock")
+    }
+
+    /// The form of requests.
+    pub(crate) fn headers(&self) -> Headers {
+        self.headers
+    }
+
+    /// Queues a request; it leaves with others that are queued before the worker gets to it.
+    pub(crate) fn submit(
+        &self,
+        mut header: request::Header,
+        payload: Payload,
+        expected: Expected,
+        completer: Completer<Outcome>,
+    ) {
+        let mut state = self.lock();
+        if let Some(error) = state.broken.clone() {
+            drop(state);
+            completer.complete(Err(error));
+            return;
+        }
+        let is_payload =
+            matches!(expected.want, Want::Read(_)) || matches!(payload, Payload::Data(_));
+        if state.in_flight.is_empty() || (is_payload && state.payloads == 0) {
+            let now = Instant::now();
+            if state.in_flight.is_empty() {
+                (state.active, state.replied) = (now, now);
+            }
+            state.payloads_since = now;
+        }
+        state.generation = state.generation.wrapping_add(1);
+        let generation = u64::from(state.generation) << 32;
+        let entry = state.in_flight.vacant_entry();
+        let key = entry.key();
+        // Slots are few, so 32 bits hold them.
+        header.cookie = entry.key() as u64 | generation;
+        let encoded = match header.encode(self.headers) {
+            Ok(encoded) => encoded,
+            Err(error) => {
+                drop(state);
+                completer.complete(Err(crate::link::refused(&error)));
+                return;
+            }
+        };
+        let cookie = header.cookie;
+        entry.insert(Some(InFlight {
+            cookie,
+            expected,
+            completer,
+            payload: is_payload,
+            lent: None,
+        }));
+        state.payloads += usize::from(is_payload);
+        state.queue.head(&encoded);
+        match payload {
+            Payload::None => {}
+            Payload::Data(data) => {
+                let lent = state.queue.lend(data);
+                if let Some(Some(request)) = state.in_flight.get_mut(key) {
+                    request.lent = lent;
+                }
+            }
+            Payload::Bytes(bytes) => state.queue.head(&bytes),
+        }
+        let writer = if state.blocked { None } else { state.writer.take() };
+        drop(state);
+        if let Some(writer) = writer {
+            writer.wake();
+        }
+    }
+
+    /// Says goodbye: after what is queued, as far as the socket takes it without waiting. The
+    /// connection ends when everything in flight has been answered.
+    pub(crate) fn close(&self) {
+        let mut state = self.lock();
+        if state.closing || state.broken.is_some() {
+            return;
+        }
+        state.closing = true;
+        let goodbye = request::Header {
+            flags: blockhaul_wire::CommandFlags::NONE,
+            command: Command::Disconnect,
+            cookie: 0,
+            offset: 0,
+            length: 0,
+        };
+        if let Ok(encoded) = goodbye.encode(self.headers) {
+            state.queue.head(&encoded);
+        }
+        // A failure means that the server has gone first.
+        let _ = state.queue.send(&self.stream);
+        self.end_if_done(&mut state);
+        let writer = state.writer.take();
+        drop(state);
+        if let Some(writer) = writer {
+            writer.wake();
+        }
+    }
+
+    /// Ends the connection once the goodbye is out and nothing is owed any more: a server that does
+    /// not close for its part must not keep it open for ever.
+    fn end_if_done(&self, state: &mut State) {
+        if state.closing && state.in_flight.is_empty() && state.queue.queued() == 0 {
+            state.queue.close(&self.stream);
+            self.stream.shutdown();
+        }
+    }
+
+    /// Fails everything in flight and everything to come.
+    fn break_off(&self, error: Error) {
+        let mut state = self.lock();
+        if state.broken.is_some() {
+            return;
+        }
+        state.broken = Some(error.clone());
+        // Over TLS the server hears what was wrong with its records. Behind a part of a record it could
+        // not read that.
+        if state.queue.queued() == 0 {
+            state.queue.close(&self.stream);
+        }
+        state.queue.clear();
+        let in_flight = std::mem::take(&mut state.in_flight);
+        let writer = state.writer.take();
+        let quiet = state.closing && in_flight.is_empty();
+        drop(state);
+        if !quiet {
+            log::debug!("connection lost with {} requests in flight: {error}", in_flight.len());
+        }
+        self.stream.shutdown();
+        // The one whose reply is worked on is completed by the reader.
+        for request in in_flight.into_iter().filter_map(|(_, request)| request) {
+            request.completer.complete(Err(error.clone()));
+        }
+        if let Some(writer) = writer {
+            writer.wake();
+        }
+    }
+
+    async fn write_requests(self: Arc<Self>) {
+        loop {
+            let sent = poll_fn(|cx| {
+                let mut state = self.lock();
+                if state.broken.is_some() {
+                    return Poll::Ready(None);
+                }
+                if state.queue.queued() == 0 {
+                    if state.closing {
+                        self.end_if_done(&mut state);
+                        return Poll::Ready(None);
+                    }
+                    state.writer = Some(cx.waker().clone());
+                    return Poll::Pending;
+                }
+                let sent = state.queue.send(&self.stream);
+                state.blocked = matches!(sent, Ok(false));
+                state.active = Instant::now();
+                Poll::Ready(Some(sent))
+            });
+            match sent.await {
+                None => return,
+                Some(Ok(true)) => {}
+                Some(Ok(false)) => {
+                    let waited = self.stream.writable().await;
+                    self.lock().blocked = false;
+                    if let Err(error) = waited {
+                        self.break_off(Error::system("cannot send", error));
+                    }
+                }
+                Some(Err(error)) => self.break_off(lost("cannot send", error)),
+            }
+        }
+    }
+}
+
+/// How often a session is looked at during its timeout, at the least, before it is given up: who was
+/// stopped meanwhile (SIGSTOP, a machine that was paused) first takes what has come.
+const LOOKS: u32 = 4;
+
+/// Time between two warnings about a server that sends bytes and completes no reply.
+const WARN_EVERY: Duration = Duration::from_secs(60);
+/// Time over which the rate is measured where there is no timeout.
+const WINDOW: Duration = Duration::from_secs(60);
+
+/// How long a server may take.
+pub(crate) struct Patience {
+    /// The name of the device, for messages.
+    pub(crate) name: String,
+    /// Time without a byte after which the connection is given up; zero: none.
+    pub(crate) timeout: Duration,
+    /// Bytes a second that complete reads and writes move at least; 0: any.
+    pub(crate) min_rate: u64,
+}
+
+/// Gives a connection up when nothing moves although something should, or too little does. Does not keep
+/// it alive.
+async fn watch(session: Weak<Session>, patience: Patience) {
+    let Patience { name, timeout, min_rate } = patience;
+    let window = if timeout.is_zero() { WINDOW } else { timeout };
+    let (mut before, mut looks) = (None, 0);
+    // When it was looked, and how many bytes had been moved by then, oldest first.
+    let mut marks: VecDeque<(Instant, u64)> = VecDeque::new();
+    let mut warned: Option<Instant> = None;
+    loop {
+        blockhaul_io::sleep((window / LOOKS).max(Duration::from_millis(10))).await;
+        let Some(session) = session.upgrade() else { return };
+        let state = session.lock();
+        if state.broken.is_some() {
+            return;
+        }
+        let (active, silent) = (state.active, state.active.elapsed());
+        let (waiting, claiming) = (state.in_flight.len(), state.claiming);
+        let (unanswered, moved) = (state.replied.elapsed(), state.moved);
+        let busy = if state.payloads > 0 { state.payloads_since.elapsed() } else { Duration::ZERO };
+        drop(state);
+        looks = if before.replace(active) == Some(active) { looks + 1 } else { 1 };
+        let now = Instant::now();
+        marks.push_back((now, moved));
+        // The last mark that is a window ago stays.
+        while marks.get(1).is_some_and(|mark| now.duration_since(mark.0) >= window) {
+            marks.pop_front();
+        }
+        if claiming {
+            marks.clear();
+            continue;
+        }
+        let requests = if waiting == 1 { "request" } else { "requests" };
+        if !timeout.is_zero() && waiting > 0 && silent >= timeout && looks >= LOOKS {
+            let text = format!(
+                "no byte from the server for {} s with {waiting} {requests} in flight",
+                timeout.as_secs_f32()
+            );
+            session.break_off(Error::new(Kind::TimedOut, text));
+            return;
+        }
+        if let Some((since, then)) = marks.front()
+            && min_rate > 0
+            && now.duration_since(*since) >= window
+            && busy >= now.duration_since(*since)
+        {
+            let (time, bytes) = (now.duration_since(*since).as_secs_f64(), moved - then);
+            if (bytes as f64) < min_rate as f64 * time {
+                let text = format!(
+                    "{bytes} bytes in {time:.1} s with {waiting} {requests} in flight, less than the \
+                     {min_rate} bytes/s of --min-rate"
+                );
+                session.break_off(Error::new(Kind::TimedOut, text));
+                return;
+            }
+        }
+        // Who has been silent for longer does not trickle: the timeout is what ends that.
+        if waiting > 0
+            && unanswered >= window
+            && silent < window / 2
+            && warned.is_none_or(|warned| now.duration_since(warned) >= WARN_EVERY)
+        {
+            warned = Some(now);
+            log::warn!(
+                "{name}: no complete reply for {:.0} s with {waiting} {requests} in flight, although \
+                 bytes move; {moved} bytes were moved before; --min-rate gives up on such a server",
+                unanswered.as_secs_f64()
+            );
+        }
+    }
+}
+
+/// What follows a request's header.
+pub(crate) enum Payload {
+    None,
+    Data(Data),
+    Bytes(Vec<u8>),
+}
+
+/// The stream ended or failed.
+fn lost(what: &'static str, error: std::io::Error) -> Error {
+    Error::new(Kind::Disconnected, what).because(error)
+}

@@ -1,0 +1,260 @@
+//! Replies: what came is matched with its request, and payloads go to where they are wanted.
+
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Instant;
+
+use blockhaul_block::{Error, Kind};
+use blockhaul_io::{RecvWindow, Room};
+use blockhaul_wire::Replies;
+use blockhaul_wire::reply::{self, Chunk, ChunkKind, Header};
+
+use super::{InFlight, Session, lost};
+use crate::reply::{Expected, Reading, Want, server_error, small_chunk, violation, wrong};
+
+/// Chunks of one reply: one for every 512 bytes of the longest read, and as many again. A server that
+/// sends more makes a list that never ends.
+const CHUNKS_MAX: u32 = 128 << 10;
+
+impl Session {
+    /// Takes replies until the connection ends.
+    pub(super) async fn read_replies(self: Arc<Self>, mut window: RecvWindow) {
+        loop {
+            match self.next_reply(&mut window).await {
+                Ok(true) => {}
+                Ok(false) => {
+                    let text = "the server closed the connection";
+                    self.break_off(Error::new(Kind::Disconnected, text));
+                    return;
+                }
+                Err(error) => {
+                    self.break_off(error);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Takes one reply message; false at an orderly end of the stream.
+    async fn next_reply(&self, window: &mut RecvWindow) -> Result<bool, Error> {
+        let header = loop {
+            match Header::parse(window.bytes(), self.replies).map_err(|error| wrong(&error))? {
+                Some((header, used)) => {
+                    window.consume(used);
+                    break header;
+                }
+                None => {
+                    let more = window.fill(&self.stream).await;
+                    self.lock().active = Instant::now();
+                    if !more.map_err(|error| lost("cannot receive", error))? {
+                        return match window.bytes().is_empty() {
+                            true => Ok(false),
+                            false => Err(cut_off()),
+                        };
+                    }
+                }
+            }
+        };
+        match header {
+            Header::Simple { cookie, error } => self.simple(window, cookie, error).await?,
+            Header::Chunk(chunk) => self.chunk(window, chunk).await?,
+        }
+        Ok(true)
+    }
+
+    async fn simple(
+        &self,
+        window: &mut RecvWindow,
+        cookie: u64,
+        error: Option<blockhaul_wire::Errno>,
+    ) -> Result<(), Error> {
+        let mut request = self.take(cookie)?;
+        if let Some(errno) = error {
+            request.expected.error = Some(server_error(errno, ""));
+        } else if let Want::Read(reading) = &mut request.expected.want {
+            if self.replies != Replies::Simple {
+                self.put_back(request);
+                return Err(violation("a simple reply to a read, with structured replies on"));
+            }
+            let received = self.whole_payload(window, reading).await;
+            if let Err(error) = received {
+                self.put_back(request);
+                return Err(error);
+            }
+        } else if let Want::Extents { .. } = request.expected.want {
+            self.put_back(request);
+            return Err(violation("a simple reply to block status"));
+        }
+        self.finish(request);
+        Ok(())
+    }
+
+    async fn chunk(&self, window: &mut RecvWindow, chunk: Chunk) -> Result<(), Error> {
+        let mut request = self.take(chunk.cookie)?;
+        request.expected.chunks += 1;
+        let result = match request.expected.chunks > CHUNKS_MAX {
+            true => Err(violation("a reply in more pieces than there can be")),
+            false => self.chunk_payload(window, &chunk, &mut request.expected).await,
+        };
+        if result.is_err() || !chunk.is_done() {
+            self.put_back(request);
+            return result;
+        }
+        self.finish(request);
+        Ok(())
+    }
+
+    async fn chunk_payload(
+        &self,
+        window: &mut RecvWindow,
+        chunk: &Chunk,
+        expected: &mut Expected,
+    ) -> Result<(), Error> {
+        if chunk.offset.is_some_and(|offset| offset != expected.at) {
+            return Err(violation("a reply with another offset than the request's"));
+        }
+        match chunk.kind {
+            ChunkKind::None => Ok(()),
+            ChunkKind::OffsetData => {
+                let mut prefix = [0; reply::DATA_PREFIX_LEN];
+                self.payload(window, &mut prefix).await?;
+                let len = chunk.length.saturating_sub(prefix.len() as u64);
+                let place = expected.place(u64::from_be_bytes(prefix), len);
+                let start = place.ok_or_else(|| violation("data outside of the request"))?;
+                let Want::Read(reading) = &mut expected.want else {
+                    return Err(violation("data in reply to another command than read"));
+                };
+                if len == expected.len && reading.is_untouched() {
+                    return self.whole_payload(window, reading).await;
+                }
+                if reading.has_room() {
+                    self.lock().partial += 1;
+                }
+                let Some(mut buf) = reading.take_buf() else {
+                    return Err(violation("data after all of it has come"));
+                };
+                // Inside the buffer, which has the request's length.
+                let part = &mut buf[start as usize..(start + len) as usize];
+                let received = self.payload(window, part).await;
+                reading.filled(buf, start, len);
+                received
+            }
+            kind => {
+                // Bounded by the codec for every kind.
+                let mut payload = vec![0; chunk.length as usize];
+                self.payload(window, &mut payload).await?;
+                small_chunk(kind, &payload, expected)
+            }
+        }
+    }
+
+    /// Takes a payload that is all of the answer to a read.
+    async fn whole_payload(
+        &self,
+        window: &mut RecvWindow,
+        reading: &mut Reading,
+    ) -> Result<(), Error> {
+        let Some(room) = reading.take_room() else {
+            return Err(violation("more data than was asked for"));
+        };
+        let room = self.claim(room).await;
+        match self.alive(window.payload_or_parked(&self.stream, room)).await {
+            Ok(Some(data)) => {
+                reading.filled_whole(data);
+                Ok(())
+            }
+            Ok(None) => Err(cut_off()),
+            Err(error) => Err(lost("cannot receive", error)),
+        }
+    }
+
+    async fn payload(&self, window: &mut RecvWindow, into: &mut [u8]) -> Result<(), Error> {
+        match self.alive(window.payload(&self.stream, into)).await {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(cut_off()),
+            Err(error) => Err(lost("cannot receive", error)),
+        }
+    }
+
+    /// The memory of an answer that has come. Meanwhile nothing is received, which is not the server's
+    /// silence.
+    async fn claim(&self, room: Room) -> Room {
+        {
+            let mut state = self.lock();
+            if state.partial > 0 {
+                // What is there in part has memory, which would wait for what comes behind this.
+                return room.claim_now();
+            }
+            state.claiming = true;
+        }
+        let room = room.claim().await;
+        let mut state = self.lock();
+        (state.claiming, state.active) = (false, Instant::now());
+        room
+    }
+
+    /// Notes each turn of a reception, which means that bytes came: a large payload on a slow line is
+    /// not silence.
+    async fn alive<T>(&self, receiving: impl Future<Output = T>) -> T {
+        let mut receiving = pin!(receiving);
+        poll_fn(|cx| {
+            let polled = receiving.as_mut().poll(cx);
+            self.lock().active = Instant::now();
+            polled
+        })
+        .await
+    }
+
+    /// Takes a request out of the table while its reply is worked on; its slot stays taken.
+    fn take(&self, cookie: u64) -> Result<InFlight, Error> {
+        let mut state = self.lock();
+        let slot = state.in_flight.get_mut(slot(cookie));
+        let request = slot.and_then(|slot| slot.take_if(|request| request.cookie == cookie));
+        request.ok_or_else(|| violation("a reply to a request that is not in flight"))
+    }
+
+    /// Enters a request again whose reply goes on.
+    fn put_back(&self, request: InFlight) {
+        let mut state = self.lock();
+        if state.broken.is_none()
+            && let Some(slot) = state.in_flight.get_mut(slot(request.cookie))
+        {
+            *slot = Some(request);
+            return;
+        }
+        let error = state.broken.clone().unwrap_or_else(cut_off);
+        drop(state);
+        request.completer.complete(Err(error));
+    }
+
+    fn finish(&self, mut request: InFlight) {
+        // A server that answers with an error may not have read the payload yet.
+        if request.expected.error.is_none()
+            && let Some(lent) = request.lent.take()
+        {
+            lent.returned();
+        }
+        let mut state = self.lock();
+        state.partial -= usize::from(request.expected.is_partial());
+        state.replied = state.active;
+        if request.payload {
+            state.payloads -= 1;
+            state.moved += request.expected.len;
+        }
+        // Not there any more if the connection has been given up meanwhile.
+        let _ = state.in_flight.try_remove(slot(request.cookie));
+        self.end_if_done(&mut state);
+        drop(state);
+        request.completer.complete(request.expected.finish());
+    }
+}
+
+/// The place of a cookie's request in the table.
+fn slot(cookie: u64) -> usize {
+    (cookie & u64::from(u32::MAX)) as usize
+}
+
+fn cut_off() -> Error {
+    Error::new(Kind::Disconnected, "the server closed the connection in the middle of a reply")
+}

@@ -1,0 +1,51 @@
+//! Work that a layer does beside its requests, and data that was lost when it ended.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use blockhaul_block::{Device, Request};
+use blockhaul_io::{Remote, Ticket};
+
+/// Longest time that the end of the program waits for a hint.
+const HINT_TIME: Duration = Duration::from_secs(30);
+
+/// Some layer of this process could not write data that it had accepted.
+static DATA_LOST: AtomicBool = AtomicBool::new(false);
+
+/// Whether a layer of this process has lost data that it had accepted, because its device could not be
+/// written at the end. The log says which. A program that served or copied does not end with success then.
+pub fn data_was_lost() -> bool {
+    DATA_LOST.load(Ordering::SeqCst)
+}
+
+/// A layer has lost data that it had accepted.
+pub(crate) fn lose_data() {
+    DATA_LOST.store(true, Ordering::SeqCst);
+}
+
+/// Submits a hint; the ticket says whether it has succeeded.
+///
+/// The workers do not end before the hint has: it may hold the device below, and layers there may write back
+/// what they hold when their last handle goes.
+pub(crate) fn hint(device: Arc<dyn Device>, at: u64, len: u64) -> Ticket<bool> {
+    let (completer, ticket) = blockhaul_io::ticket();
+    let pending = match device.submit(Request::cache(at, len)).now() {
+        Ok(outcome) => {
+            completer.complete(outcome.is_ok());
+            return ticket;
+        }
+        Err(pending) => pending,
+    };
+    let (over, ended) = blockhaul_io::ticket();
+    drop(blockhaul_io::start(async move {
+        let outcome = blockhaul_io::timeout(HINT_TIME, pending).await;
+        drop(device);
+        completer.complete(matches!(outcome, Ok(Ok(_))));
+        over.complete(());
+    }));
+    Remote::to(blockhaul_io::worker()).spawn_last(move || async move {
+        let _ = ended.await;
+    });
+    ticket
+}

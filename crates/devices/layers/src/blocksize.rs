@@ -1,0 +1,246 @@
+//! `blocksize`: what block sizes clients are told, what becomes of requests that do not keep to them,
+//! and what requests reach the device.
+
+use std::sync::Arc;
+
+use blockhaul_block::{
+    Access, Args, BlockSizes, Device, Error, Facts, FileRange, Flags, Kind, Layer, Op, ParamKind,
+    Pending, Reply, Request, Result, emulate,
+};
+
+use crate::declared::{Declared, layer, param, param_or, usage};
+use crate::masked::masked;
+use crate::scratch::Scratch;
+
+/// Pieces of a request before other requests get their turn.
+const PIECES_AT_ONCE: usize = 64;
+
+/// The layer `blocksize`.
+pub static BLOCKSIZE: Declared = Declared {
+    name: "blocksize",
+    summary: "sets the block sizes that clients are told and that the device gets",
+    manual: "`minimum`, `preferred` and `maximum` are told to clients. With `error-policy=error` \
+requests that do not keep to minimum and maximum, or to what a plugin below tells of itself, are \
+refused (EINVAL); with `allow` they are served.
+
+`minblock`, `maxdata` and `maxlen` are for the device: it gets reads and writes of whole blocks of \
+`minblock` bytes (parts are read, changed and written back), in pieces of at most `maxdata` bytes, and \
+everything else in pieces of at most `maxlen`, whatever the client sends. What is no whole block at \
+its end is left out.",
+    example: r#"
+blockhaul serve --layer 'blocksize?minimum=4k&minblock=4k' memory:64M \
+  --run 'blockhaul info "$uri"'
+"#,
+    needs_content: false,
+    params: &[
+        param("minimum", ParamKind::Size, "Smallest block told; a power of two, 1 to 64k."),
+        param("preferred", ParamKind::Size, "Preferred block told; a power of two, 512 to 32M."),
+        param("maximum", ParamKind::Size, "Longest read or write told."),
+        param_or(
+            "error-policy",
+            ParamKind::Choice(&["allow", "error"]),
+            "allow",
+            "What becomes of requests that do not keep to what was told.",
+        ),
+        param("minblock", ParamKind::Size, "Smallest block for the device; a power of two to 64k."),
+        param("maxdata", ParamKind::Size, "Longest read or write for the device."),
+        param("maxlen", ParamKind::Size, "Longest other request for the device."),
+    ],
+    configure: |args| configure(args),
+};
+
+fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
+    let limits = Limits::new(args)?;
+    layer(move |inner| limits.wrap(inner))
+}
+
+#[derive(Clone)]
+struct Limits {
+    minimum: Option<u32>,
+    preferred: Option<u32>,
+    maximum: Option<u32>,
+    refuse: bool,
+    minblock: u32,
+    maxdata: Option<u64>,
+    maxlen: Option<u64>,
+}
+
+impl Limits {
+    fn new(args: &Args) -> Result<Limits> {
+        let power = |name: &str, low: u64, high: u64| match args.size(name) {
+            None => Ok(None),
+            Some(size) if size.is_power_of_two() && (low..=high).contains(&size) => {
+                Ok(u32::try_from(size).ok())
+            }
+            Some(size) => Err(usage(format!(
+                "blocksize: {name}={size} must be a power of two from {low} to {high}"
+            ))),
+        };
+        let limits = Limits {
+            minimum: power("minimum", 1, 64 << 10)?,
+            preferred: power("preferred", 512, 32 << 20)?,
+            maximum: args.size("maximum").map(|size| u32::try_from(size).unwrap_or(u32::MAX)),
+            refuse: args.text("error-policy") == Some("error"),
+            minblock: power("minblock", 1, 64 << 10)?.unwrap_or(1),
+            maxdata: args.size("maxdata"),
+            maxlen: args.size("maxlen"),
+        };
+        let least = limits.minimum.unwrap_or(1);
+        if limits.preferred.is_some_and(|preferred| preferred < least) {
+            return Err(usage("blocksize: preferred is smaller than minimum"));
+        }
+        let blocks = limits.maximum.is_none_or(|most| {
+            most == u32::MAX || (most >= least && most.is_multiple_of(least) && most > 0)
+        });
+        if !blocks {
+            return Err(usage("blocksize: maximum must be a multiple of minimum"));
+        }
+        for (name, most) in [("maxdata", limits.maxdata), ("maxlen", limits.maxlen)] {
+            let block = u64::from(limits.minblock);
+            if most.is_some_and(|most| most < block || !most.is_multiple_of(block)) {
+                return Err(usage(format!("blocksize: {name} must be a multiple of minblock")));
+            }
+        }
+        Ok(limits)
+    }
+
+    fn wrap(&self, inner: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
+        let mut device = inner;
+        if self.minblock > 1 {
+            let block = device.facts().block;
+            let maximum = block.maximum - block.maximum % self.minblock;
+            let minimum = self.minblock.max(block.minimum);
+            device = masked(device, |facts| {
+                facts.size -= facts.size % u64::from(minimum);
+                facts.block = BlockSizes { minimum, maximum: maximum.max(minimum), ..block };
+            });
+        }
+        let most = u64::from(device.facts().block.maximum);
+        let maxdata = self.maxdata.unwrap_or(most).min(most);
+        if self.maxdata.is_some() || self.maxlen.is_some() {
+            let maxlen = self.maxlen.unwrap_or(u64::MAX);
+            let scratch = Scratch::new(maxdata.min(Scratch::PIECE));
+            device =
+                Arc::new(Split { facts: device.facts(), inner: device, maxdata, maxlen, scratch });
+        }
+        // Parts of blocks are supplied here, above the pieces.
+        device = emulate::emulate(device);
+        let mut facts = Facts::clone(&device.facts());
+        // Buffers are taken before the answers are there.
+        facts.claims_room = false;
+        let silent = self.minimum.is_none() && self.preferred.is_none() && self.maximum.is_none();
+        // What the device tells by itself is held to as well.
+        if silent && !(self.refuse && facts.told.is_some()) {
+            return Ok(device);
+        }
+        let told = facts.told_or_own();
+        let minimum = self.minimum.unwrap_or(told.minimum);
+        let maximum = self.maximum.unwrap_or(told.maximum).max(minimum);
+        let preferred = self.preferred.unwrap_or(told.preferred).max(minimum).max(512);
+        facts.told = Some(BlockSizes { minimum, preferred, maximum });
+        Ok(Arc::new(Told {
+            inner: device,
+            facts: Arc::new(facts),
+            minimum,
+            maximum,
+            refuse: self.refuse,
+        }))
+    }
+}
+
+/// Tells block sizes, and holds clients to them if wanted.
+struct Told {
+    inner: Arc<dyn Device>,
+    facts: Arc<Facts>,
+    minimum: u32,
+    maximum: u32,
+    refuse: bool,
+}
+
+impl Device for Told {
+    fn facts(&self) -> Arc<Facts> {
+        self.facts.clone()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        let block = u64::from(self.minimum);
+        if self.refuse {
+            if !request.at.is_multiple_of(block) || !request.len.is_multiple_of(block) {
+                let text = format!("offset and length must be multiples of {block} bytes");
+                return Error::new(Kind::Invalid, text).into();
+            }
+            let payload = matches!(request.op, Op::Read(_) | Op::Write(_));
+            if payload && request.len > u64::from(self.maximum) {
+                let text = format!("longer than {} bytes", self.maximum);
+                return Error::new(Kind::Invalid, text).into();
+            }
+        }
+        self.inner.submit(request)
+    }
+
+    fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
+        (!self.refuse).then(|| self.inner.file_at(at, len, access))?
+    }
+}
+
+/// Cuts requests into pieces.
+struct Split {
+    inner: Arc<dyn Device>,
+    facts: Arc<Facts>,
+    maxdata: u64,
+    maxlen: u64,
+    scratch: Scratch,
+}
+
+impl Device for Split {
+    fn facts(&self) -> Arc<Facts> {
+        self.facts.clone()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        let payload = matches!(request.op, Op::Read(_) | Op::Write(_));
+        let most = if payload { self.maxdata } else { self.maxlen };
+        let Request { op, at, len, flags } = request;
+        if len <= most {
+            return self.inner.submit(Request { op, at, len, flags });
+        }
+        let (inner, scratch) = (self.inner.clone(), self.scratch.clone());
+        // The pieces: where each starts in the request, and its length.
+        let pieces = move || (0..len).step_by(most as usize).map(move |s| (s, most.min(len - s)));
+        match op {
+            // The rest is asked for again.
+            Op::Extents(_) => inner.submit(Request { op, at, len: most, flags }),
+            Op::Read(room) => Pending::start(async move {
+                let mut buf = room.into_buf();
+                // Pieces of the scratch memory are no longer than `maxdata`.
+                match scratch.fill(&inner, at, &mut buf).await? {
+                    true => Ok(Reply::Data(buf.into())),
+                    false => Ok(Reply::Hole),
+                }
+            }),
+            op => Pending::start(async move {
+                let mut flags = flags;
+                for (index, (start, len)) in pieces().enumerate() {
+                    // The device may answer at once, and there may be very many pieces.
+                    if index % PIECES_AT_ONCE == PIECES_AT_ONCE - 1 {
+                        blockhaul_io::yield_now().await;
+                    }
+                    let op = match &op {
+                        Op::Write(data) => Op::Write(data.slice(start as usize, len as usize)),
+                        Op::Zero => Op::Zero,
+                        Op::Trim => Op::Trim,
+                        _ => Op::Cache,
+                    };
+                    inner.submit(Request { op, at: at + start, len, flags }).await?;
+                    // Once a part has been zeroed fast, the request is not refused any more.
+                    flags -= Flags::FAST;
+                }
+                Ok(Reply::Done)
+            }),
+        }
+    }
+
+    fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
+        self.inner.file_at(at, len, access)
+    }
+}

@@ -1,0 +1,273 @@
+//! What is known about each block of a cached device, and which were used last.
+
+use crate::runs::Runs;
+
+/// Where a block's bytes are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum State {
+    /// In the device below only; a hole in the cache's file.
+    #[default]
+    Absent,
+    /// In the cache's file and in the device below.
+    Clean,
+    /// In the cache's file; the device below has older ones.
+    Dirty,
+    /// Zeroes, of which the device below does not know yet; a hole in the cache's file.
+    Zero,
+}
+
+impl State {
+    /// Whether the block's bytes are in the cache's file.
+    pub(super) fn is_kept(self) -> bool {
+        matches!(self, State::Clean | State::Dirty)
+    }
+
+    /// Whether the device below lacks them.
+    fn is_behind(self) -> bool {
+        matches!(self, State::Dirty | State::Zero)
+    }
+}
+
+/// What is known of a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Block {
+    state: State,
+    /// Written since it was last carried to the device below.
+    touched: bool,
+}
+
+/// All blocks; those of which nothing was said are absent.
+#[derive(Default)]
+pub(super) struct Blocks {
+    blocks: Runs<Block>,
+    /// How many are clean or dirty.
+    kept: u64,
+    /// How many are dirty or zero.
+    behind: u64,
+    /// When each of the kept blocks was last used, if anybody wants to know; 0 for the others.
+    used: Option<Runs<u64>>,
+    now: u64,
+}
+
+impl Blocks {
+    /// No block is kept; `ages`: it is remembered when blocks were used.
+    pub(super) fn new(ages: bool) -> Blocks {
+        Blocks { used: ages.then(Runs::default), ..Blocks::default() }
+    }
+
+    /// How many blocks are clean or dirty.
+    pub(super) fn kept(&self) -> u64 {
+        self.kept
+    }
+
+    /// Whether the device below lacks something.
+    pub(super) fn is_behind(&self) -> bool {
+        self.behind > 0
+    }
+
+    pub(super) fn get(&self, block: u64) -> State {
+        self.blocks.get(block).state
+    }
+
+    /// The state of `start`, and the first block behind it, up to `end`, that is in another.
+    pub(super) fn run(&self, start: u64, end: u64) -> (State, u64) {
+        let (block, mut to) = self.blocks.run(start, end);
+        // Touched or not is no other state.
+        while to < end {
+            let (next, till) = self.blocks.run(to, end);
+            if next.state != block.state {
+                break;
+            }
+            to = till;
+        }
+        (block.state, to)
+    }
+
+    /// Whether all blocks of `start..end` are clean or dirty.
+    pub(super) fn all_kept(&self, start: u64, end: u64) -> bool {
+        self.blocks.iter(start, end).all(|(_, _, block)| block.state.is_kept())
+    }
+
+    /// How many blocks of `start..end` are absent.
+    pub(super) fn absent(&self, start: u64, end: u64) -> u64 {
+        let (block, to) = self.blocks.run(start, end);
+        if to == end {
+            return if block.state == State::Absent { end - start } else { 0 };
+        }
+        let absent = self.blocks.iter(start, end).filter(|run| run.2.state == State::Absent);
+        absent.map(|(from, to, _)| to - from).sum()
+    }
+
+    /// The first run of blocks from `start` on, up to `end`, of which the device below is behind.
+    pub(super) fn next_behind(&self, start: u64, end: u64) -> Option<(u64, u64, State)> {
+        if self.behind == 0 {
+            return None;
+        }
+        let (from, ..) = self.blocks.iter(start, end).find(|run| run.2.state.is_behind())?;
+        let (state, to) = self.run(from, end);
+        Some((from, to, state))
+    }
+
+    /// The blocks of `start..end` are in this state.
+    pub(super) fn set(&mut self, start: u64, end: u64, state: State) {
+        if state.is_kept() {
+            self.use_now(start, end);
+        } else if let Some(used) = &mut self.used {
+            used.set(start, end, 0);
+        }
+        let to = Block { state, touched: state.is_behind() };
+        self.change(start, end, |_| to);
+    }
+
+    /// The blocks of `start..end`, which are all kept, were used.
+    pub(super) fn use_now(&mut self, start: u64, end: u64) {
+        if let Some(used) = &mut self.used {
+            self.now += 1;
+            used.set(start, end, self.now);
+        }
+    }
+
+    /// What is behind in `start..end` is being carried to the device below.
+    pub(super) fn begin_carry(&mut self, start: u64, end: u64) {
+        self.change(start, end, |block| Block { touched: false, ..block });
+    }
+
+    /// The device below has what these blocks held; those that were written since are dirty still.
+    pub(super) fn end_carry(&mut self, start: u64, end: u64) {
+        self.change(start, end, |block| match block.state {
+            State::Dirty if !block.touched => Block { state: State::Clean, touched: false },
+            State::Zero if !block.touched => Block::default(),
+            _ => block,
+        });
+    }
+
+    /// The `count` blocks that were used the longest time ago, in order of their place: runs of them.
+    pub(super) fn oldest(&self, count: u64) -> Vec<(u64, u64)> {
+        let Some(used) = &self.used else { return Vec::new() };
+        let runs = used.iter(0, u64::MAX).filter(|run| run.2 > 0);
+        let mut all: Vec<(u64, u64, u64)> = runs.map(|(from, to, when)| (when, from, to)).collect();
+        all.sort_unstable();
+        let mut left = count;
+        let mut oldest = Vec::new();
+        for (_, from, to) in all {
+            if left == 0 {
+                break;
+            }
+            let to = to.min(from.saturating_add(left));
+            left -= to - from;
+            oldest.push((from, to));
+        }
+        oldest.sort_unstable();
+        let mut merged: Vec<(u64, u64)> = Vec::new();
+        for (from, to) in oldest {
+            match merged.last_mut() {
+                Some(last) if last.1 == from => last.1 = to,
+                _ => merged.push((from, to)),
+            }
+        }
+        merged
+    }
+
+    fn change(&mut self, start: u64, end: u64, change: impl Fn(Block) -> Block) {
+        let Blocks { blocks, kept, behind, .. } = self;
+        blocks.update(start, end, |len, before| {
+            let after = change(before);
+            let count = |of: bool| if of { len } else { 0 };
+            *kept = *kept + count(after.state.is_kept()) - count(before.state.is_kept());
+            *behind = *behind + count(after.state.is_behind()) - count(before.state.is_behind());
+            after
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STATES: [State; 4] = [State::Absent, State::Clean, State::Dirty, State::Zero];
+
+    #[test]
+    fn blocks_agree_with_a_state_each() {
+        let mut rng = blockhaul_testkit::rng::Rng::new(blockhaul_testkit::rng::seed());
+        let count = 12 << 10;
+        let base = 1_u64 << 40;
+        for _ in 0..20 {
+            let mut blocks = Blocks::new(false);
+            let mut model = vec![(State::Absent, false); count as usize];
+            for _ in 0..60 {
+                let start = rng.below(count);
+                let end = start + 1 + rng.below((count - start).min(300));
+                let range = start as usize..end as usize;
+                let (from, to) = (base + start, base + end);
+                match rng.below(6) {
+                    step @ 0..4 => {
+                        let state = STATES[step as usize];
+                        blocks.set(from, to, state);
+                        let touched = matches!(state, State::Dirty | State::Zero);
+                        model[range].fill((state, touched));
+                    }
+                    4 => {
+                        blocks.begin_carry(from, to);
+                        model[range].iter_mut().for_each(|(_, touched)| *touched = false);
+                    }
+                    _ => {
+                        blocks.end_carry(from, to);
+                        for (state, touched) in &mut model[range] {
+                            *state = match (*state, *touched) {
+                                (State::Dirty, false) => State::Clean,
+                                (State::Zero, false) => State::Absent,
+                                (state, _) => state,
+                            };
+                        }
+                    }
+                }
+            }
+            let kept = model.iter().filter(|(state, _)| state.is_kept()).count();
+            assert_eq!(blocks.kept(), kept as u64);
+            let is_behind = |state| matches!(state, State::Dirty | State::Zero);
+            assert_eq!(blocks.is_behind(), model.iter().any(|(state, _)| is_behind(*state)));
+            let mut from = 0;
+            let mut behind = Vec::new();
+            while from < count {
+                let state = model[from as usize].0;
+                let same = model[from as usize..].iter().take_while(|(other, _)| *other == state);
+                let to = from + same.count() as u64;
+                assert_eq!(blocks.run(base + from, base + count), (state, base + to));
+                assert_eq!(blocks.all_kept(base + from, base + to), state.is_kept());
+                assert_eq!(blocks.get(base + to - 1), state);
+                if matches!(state, State::Dirty | State::Zero) {
+                    behind.push((base + from, base + to, state));
+                }
+                from = to;
+            }
+            let mut found = Vec::new();
+            let mut next = 0;
+            while let Some(run) = blocks.next_behind(next, base + count) {
+                next = run.1;
+                found.push(run);
+            }
+            assert_eq!(found, behind);
+            let absent = model.iter().filter(|(state, _)| *state == State::Absent).count();
+            assert_eq!(blocks.absent(base, base + count), absent as u64);
+            blocks.set(0, base + count, State::Absent);
+            assert_eq!((blocks.kept(), blocks.is_behind(), blocks.blocks.memory()), (0, false, 0));
+        }
+    }
+
+    #[test]
+    fn the_oldest_are_those_not_used_for_long() {
+        let mut blocks = Blocks::new(true);
+        for block in [7, 3, 9, 1] {
+            blocks.set(block, block + 1, State::Clean);
+        }
+        blocks.use_now(7, 8);
+        assert_eq!(blocks.oldest(2), [(3, 4), (9, 10)]);
+        blocks.set(3, 4, State::Absent);
+        blocks.set(9, 10, State::Zero);
+        assert_eq!(blocks.oldest(9), [(1, 2), (7, 8)]);
+        blocks.set(20, 30, State::Clean);
+        assert_eq!(blocks.oldest(5), [(1, 2), (7, 8), (20, 23)]);
+        blocks.set(0, 1 << 40, State::Absent);
+        assert_eq!(blocks.oldest(9), []);
+    }
+}

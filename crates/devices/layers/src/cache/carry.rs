@@ -1,0 +1,214 @@
+//! What goes back to the device below, and what makes room.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use blockhaul_block::{Can, Device as _, Outcome, Reply, Request, Result};
+use blockhaul_io::{Data, Task};
+
+use super::Handle;
+use super::blocks::State;
+use super::hold::Hold;
+
+/// How many runs of blocks are on their way below at a time, as many as there are pieces of scratch
+/// memory.
+const DEPTH: usize = 8;
+/// Most bytes of zeroes in one request where they are written below.
+const ZERO_MAX: u64 = 1 << 30;
+
+impl Handle {
+    /// Carries everything below, in the order of its place, and flushes the device below.
+    pub(super) async fn flush(self: &Arc<Handle>) -> Outcome {
+        let store = &self.store;
+        let mut flights = Flights::default();
+        let mut next = 0;
+        while flights.is_well() {
+            let Some((first, last, state)) = store.blocks().next_behind(next, u64::MAX) else {
+                break;
+            };
+            next = last.min(first.saturating_add(self.unit(state)));
+            flights.launch(self.clone().carry(first, next)).await;
+        }
+        flights.land().await?;
+        self.flush_below().await
+    }
+
+    /// What a range holds is durable afterwards.
+    pub(super) async fn carry_durably(self: &Arc<Handle>, at: u64, end: u64) -> Result<()> {
+        let (first, last) = self.store.touched(at, end);
+        self.clone().carry(first, last).await?;
+        // Others may have carried a part of it, not durably.
+        self.flush_below().await.map(drop)
+    }
+
+    async fn flush_below(&self) -> Outcome {
+        match self.inner.facts().can.contains(Can::FLUSH) {
+            true => self.inner.submit(Request::flush()).await,
+            false => Ok(Reply::Done),
+        }
+    }
+
+    /// Blocks that go below in one piece.
+    fn unit(&self, state: State) -> u64 {
+        let bytes = match state {
+            // One request, however long: the device below works on ranges.
+            State::Zero if !self.inner.facts().emulated.contains(Can::ZERO) => u64::MAX,
+            State::Zero => ZERO_MAX,
+            _ => self.scratch.piece(),
+        };
+        (bytes / self.store.block).max(1)
+    }
+
+    /// Carries what is behind in a range of blocks; after it the device below is behind only in what was
+    /// written since.
+    async fn carry(self: Arc<Handle>, first: u64, last: u64) -> Result<()> {
+        let store = &self.store;
+        let mut next = first;
+        loop {
+            let found = store.blocks().next_behind(next, last);
+            let Some((from, to, state)) = found else { return Ok(()) };
+            let (at, end) = store.bytes(from, to);
+            // What becomes absent must be nobody's.
+            let hold = if state == State::Zero { Hold::Alone } else { Hold::Carry };
+            let _held = store.locks.lock_for(hold, at, end).await;
+            {
+                let mut blocks = store.blocks();
+                if blocks.run(from, to) != (state, to) {
+                    continue;
+                }
+                blocks.begin_carry(from, to);
+            }
+            if state == State::Zero {
+                self.inner.submit(Request::zero(at, end - at)).await?;
+            } else {
+                self.carry_bytes(at, end).await?;
+            }
+            store.blocks().end_carry(from, to);
+            next = to;
+        }
+    }
+
+    async fn carry_bytes(&self, at: u64, end: u64) -> Result<()> {
+        let mut next = at;
+        while next < end {
+            let len = self.scratch.piece().min(end - next);
+            let room = self.scratch.room(len).await?;
+            let data = Data::from(self.store.read(next, room.into_buf()).await?);
+            self.inner.submit(Request::write(next, data)).await?;
+            next += len;
+        }
+        Ok(())
+    }
+
+    /// Makes room if the cache is fuller than it may be.
+    pub(super) fn make_room(self: &Arc<Handle>) {
+        if let Some(bound) = &self.store.bound {
+            self.make_room_above(bound.high);
+        }
+    }
+
+    /// Makes room because there is none for what is wanted now.
+    pub(super) fn make_room_now(self: &Arc<Handle>) {
+        if let Some(bound) = &self.store.bound {
+            self.make_room_above(bound.low);
+        }
+    }
+
+    fn make_room_above(self: &Arc<Handle>, limit: u64) {
+        let store = &self.store;
+        if store.blocks().kept() <= limit || store.making_room.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let handle = self.clone();
+        let spawned = self.worker.spawn_last(move || async move {
+            handle.drop_oldest().await;
+            handle.store.making_room.store(false, Ordering::Release);
+        });
+        if !spawned {
+            store.making_room.store(false, Ordering::Release);
+        }
+    }
+
+    async fn drop_oldest(self: &Arc<Handle>) {
+        let store = &self.store;
+        let Some(bound) = &store.bound else { return };
+        loop {
+            let (kept, oldest) = {
+                let blocks = store.blocks();
+                let surplus = blocks.kept().saturating_sub(bound.low);
+                (blocks.kept(), blocks.oldest(surplus))
+            };
+            let mut flights = Flights::default();
+            let unit = self.unit(State::Dirty);
+            for (first, last) in oldest {
+                let mut next = first;
+                while next < last && flights.is_well() {
+                    let to = last.min(next + unit);
+                    flights.launch(self.clone().evict(next, to)).await;
+                    next = to;
+                }
+            }
+            if let Err(error) = flights.land().await {
+                log::warn!("cache: no room can be made: {error}");
+                return;
+            }
+            let now = store.blocks().kept();
+            // Blocks in use stay; what uses them asks for room again.
+            if now <= bound.low || now >= kept {
+                return;
+            }
+        }
+    }
+
+    /// Drops blocks, once the device below has them; those that are in use stay.
+    async fn evict(self: Arc<Handle>, first: u64, last: u64) -> Result<()> {
+        self.clone().carry(first, last).await?;
+        let store = &self.store;
+        let mut next = first;
+        while next < last {
+            let (at, end) = store.bytes(next, next + 1);
+            let alone = store.locks.try_lock_for(Hold::Alone, at, end);
+            if alone.is_some() && store.blocks().get(next) == State::Clean {
+                store.drop_blocks(next, next + 1).await;
+            }
+            next += 1;
+        }
+        Ok(())
+    }
+}
+
+/// Work in several pieces, in order, some of them at a time; after a failure no more is begun.
+#[derive(Default)]
+struct Flights {
+    out: VecDeque<Task<Result<()>>>,
+    failed: Option<blockhaul_block::Error>,
+}
+
+impl Flights {
+    fn is_well(&self) -> bool {
+        self.failed.is_none()
+    }
+
+    async fn launch(&mut self, work: impl Future<Output = Result<()>> + 'static) {
+        if self.out.len() >= DEPTH {
+            self.await_first().await;
+        }
+        self.out.push_back(blockhaul_io::start(work));
+    }
+
+    async fn await_first(&mut self) {
+        if let Some(first) = self.out.pop_front()
+            && let Err(error) = first.await
+        {
+            self.failed.get_or_insert(error);
+        }
+    }
+
+    async fn land(mut self) -> Result<()> {
+        while !self.out.is_empty() {
+            self.await_first().await;
+        }
+        self.failed.map_or(Ok(()), Err)
+    }
+}

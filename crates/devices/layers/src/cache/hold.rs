@@ -1,0 +1,62 @@
+//! What ranges of the cache are locked for, and what goes together.
+
+/// What a range is locked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Hold {
+    /// To be changed, with nobody else there.
+    Alone,
+    /// To be used where it is: by others too, unless they are alone.
+    Stay,
+    /// To be written; what is there may be carried to the device below meanwhile.
+    Write,
+    /// To be carried to the device below, by one at a time.
+    Carry,
+}
+
+impl blockhaul_io::Hold for Hold {
+    fn excludes(self, other: Hold) -> bool {
+        matches!(
+            (self, other),
+            (Hold::Alone, _)
+                | (_, Hold::Alone)
+                | (Hold::Write, Hold::Write)
+                | (Hold::Carry, Hold::Carry)
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use blockhaul_io::RangeLocks;
+
+    use super::*;
+
+    #[test]
+    fn who_does_not_go_together_waits() {
+        use Hold::{Alone, Carry, Stay, Write};
+        let free_beside = |first, second| {
+            let locks = Arc::<RangeLocks<Hold>>::default();
+            let held = locks.try_lock_for(first, 10, 20).unwrap();
+            assert!(locks.try_lock_for(second, 0, 10).is_some(), "a neighbour");
+            let free = locks.try_lock_for(second, 19, 21).is_some();
+            drop(held);
+            assert!(locks.try_lock_for(Alone, 0, 99).is_some(), "everything is free again");
+            free
+        };
+        for (first, second, expected) in [
+            (Alone, Stay, false),
+            (Write, Alone, false),
+            (Write, Write, false),
+            (Write, Carry, true),
+            (Carry, Carry, false),
+            (Carry, Stay, true),
+            (Stay, Stay, true),
+            (Stay, Write, true),
+        ] {
+            assert_eq!(free_beside(first, second), expected, "{first:?} {second:?}");
+            assert_eq!(free_beside(second, first), expected, "{second:?} {first:?}");
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! `cache`: blocks of a slow device in a temporary file.
+//!
+//! - `options`: what was asked for. `blocks`: where each block's bytes are. `store`: the file. `hold`: who
+//!   may use which part of it.
+//! - `read`, `write`: requests. `carry`: what goes back to the device below, and what makes room.
+//!
+//! The rules: a block that is absent or zero is a hole in the file. Whoever makes a block absent holds
+//! it alone; whoever relies on a block being in the file holds a part of it, or looks afterwards
+//! whether one was made absent meanwhile. A block is dirty until the device below has answered.
+
+mod blocks;
+mod carry;
+mod hold;
+mod options;
+mod read;
+mod store;
+mod write;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use blockhaul_block::{
+    Args, BASE_ALLOCATION, Can, Contexts, Device, Facts, Flags, Kind, Layer, Op, ParamKind,
+    Pending, Reply, Request, Result,
+};
+use blockhaul_io::Remote;
+
+use crate::background;
+use crate::declared::{Declared, opened, param, param_or, usage};
+use crate::per_disk::PerDisk;
+use crate::scratch::Scratch;
+use options::{Mode, Options};
+use store::Store;
+
+/// The layer `cache`.
+pub static CACHE: Declared = Declared {
+    name: "cache",
+    summary: "keeps blocks of a slow device in a temporary file",
+    manual: "What is written, hinted at or (with `cache-on-read`) read is kept in a sparse temporary \
+file without a name, in blocks of `cache-min-block-size`, and read from there. All connections see the \
+same. A write of part of a block that is not there reads the block first; requests for a block that is \
+on its way wait for it instead of asking too.
+
+`cache=writeback` answers a write when it is in the cache. A flush carries what has changed to the \
+device below, in the order of its place, and flushes that device; so does the end of the layer, when its \
+last connection closes or the server stops (not when it is killed); if that fails, the log says so and the \
+exit status is 5. A write that is to be durable (FUA) \
+is carried at once. After the device below has failed a flush, all flushes and durable writes fail until it is \
+opened again. `cache=writethrough` answers when the device below has the data. `cache=unsafe` \
+leaves flushes out and writes to the device below only to make room: what has not gone there is lost at \
+the end.
+
+With `cache-max-size` the cache is bounded: when it is fuller than `cache-high-threshold` percent, blocks \
+that were not used for the longest time are dropped (dirty ones after they went below) until it is at \
+`cache-low-threshold` percent; while it is full, requests for other blocks pass it by. The file is made in \
+`dir`, or in the folder that TMPDIR names, or in /var/tmp; its file system must be able to free parts of \
+files, and when it is full writes fail (ENOSPC). The list of blocks takes 32 to 80 bytes of memory for each run \
+of neighbours in one state, and twice that with `cache-max-size`.
+
+What reaches the device below on another way is not seen. `extents-cache` is for extents.",
+    example: r#"
+blockhaul serve --layer 'delay?read=5ms' --layer 'cache?cache-on-read=true' sample:16M \
+  --run 'blockhaul checksum "$uri" && blockhaul checksum "$uri"'
+"#,
+    needs_content: false,
+    params: &[
+        param_or(
+            "cache",
+            ParamKind::Choice(&["writeback", "writethrough", "unsafe"]),
+            "writeback",
+            "When writes reach the device below.",
+        ),
+        param_or(
+            "cache-on-read",
+            ParamKind::Text,
+            "false",
+            "Keep what is read: true, false, or an absolute path: while it exists.",
+        ),
+        param_or(
+            "cache-min-block-size",
+            ParamKind::Size,
+            "64k",
+            "Bytes of a block; a power of two, 4k to 16M, at least a block of the file system.",
+        ),
+        param("cache-max-size", ParamKind::Size, "Most bytes to keep; without it, all."),
+        param_or(
+            "cache-high-threshold",
+            ParamKind::Number,
+            "95",
+            "Percent of cache-max-size at which room is made.",
+        ),
+        param_or(
+            "cache-low-threshold",
+            ParamKind::Number,
+            "80",
+            "Percent of cache-max-size at which that ends.",
+        ),
+        param("dir", ParamKind::Text, "Folder for the temporary file."),
+    ],
+    configure: |args| configure(args),
+};
+
+fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
+    let options = Options::new(args)?;
+    let disks = PerDisk::default();
+    opened(move |below| {
+        let facts = below.device.facts();
+        let store = disks.get(&below, || Store::new(&options, &facts))?;
+        // Once a flush below has failed, what was carried there may be lost: no later flush succeeds.
+        let inner = store.flushes.guard(below.device);
+        if facts.size != store.size {
+            let text =
+                format!("cache: {} has not the size of the device that is cached", facts.name);
+            return Err(usage(text));
+        }
+        let base = facts.context(BASE_ALLOCATION);
+        let mut facts = facts_above(&facts, options.mode);
+        facts.prefer(u32::try_from(options.block).unwrap_or(u32::MAX));
+        let facts = Arc::new(facts);
+        let scratch = Scratch::for_device(&inner);
+        let worker = Remote::to(blockhaul_io::worker());
+        store.handles.fetch_add(1, Ordering::SeqCst);
+        let handle = Handle { inner, store, scratch, base, worker };
+        Ok(Arc::new(CacheDevice { facts, handle: Arc::new(handle) }))
+    })
+}
+
+/// The facts of the cache over a device with these.
+fn facts_above(below: &Facts, mode: Mode) -> Facts {
+    let mut facts = below.clone();
+    // Buffers are taken before the answers are there.
+    facts.claims_room = false;
+    facts.takes_parked = false;
+    facts.flush_failures_stay = false;
+    let mut supplied = Can::CACHE;
+    if facts.can.contains(Can::WRITE) {
+        // Extents of other contexts would not know what is not below yet.
+        facts.contexts = vec![BASE_ALLOCATION.to_string()];
+        if mode != Mode::Writethrough {
+            supplied |= Can::WRITE | Can::FLUSH | Can::FUA | Can::ZERO | Can::FAST_ZERO;
+        }
+    }
+    facts.can |= supplied;
+    facts.emulated -= supplied;
+    facts.withheld -= supplied;
+    facts
+}
+
+struct CacheDevice {
+    facts: Arc<Facts>,
+    handle: Arc<Handle>,
+}
+
+/// One handle.
+struct Handle {
+    inner: Arc<dyn Device>,
+    store: Arc<Store>,
+    scratch: Scratch,
+    /// `base:allocation` of the device below.
+    base: Option<Contexts>,
+    /// Where the handle was made, and where it ends.
+    worker: Remote,
+}
+
+impl Device for CacheDevice {
+    fn facts(&self) -> Arc<Facts> {
+        self.facts.clone()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        let handle = &self.handle;
+        let Request { op, at, len, flags } = request;
+        match op {
+            Op::Read(room) => handle.submit_read(at, room),
+            Op::Write(data) => {
+                let handle = handle.clone();
+                Pending::start(async move { handle.write(at, data, flags).await })
+            }
+            Op::Zero => {
+                let handle = handle.clone();
+                Pending::start(async move { handle.zero(at, len, flags).await })
+            }
+            Op::Trim => {
+                let handle = handle.clone();
+                Pending::start(async move { handle.trim(at, len, flags).await })
+            }
+            Op::Flush => match handle.store.mode {
+                Mode::Unsafe => Pending::ready(Ok(Reply::Done)),
+                Mode::Writethrough => handle.inner.submit(Request::flush()),
+                Mode::Writeback => {
+                    let handle = handle.clone();
+                    Pending::start(async move { handle.flush().await })
+                }
+            },
+            Op::Cache => {
+                let handle = handle.clone();
+                Pending::start(async move { handle.cache(at, len).await })
+            }
+            Op::Extents(contexts) if !self.facts.can.contains(Can::WRITE) => {
+                let asked = Request::extents(at, len, contexts).with(flags);
+                handle.inner.submit(asked)
+            }
+            Op::Extents(contexts) => {
+                let handle = handle.clone();
+                Pending::start(async move {
+                    let one = flags.contains(Flags::ONE_EXTENT);
+                    let extents = handle.extents(at, at + len, one).await?;
+                    Ok(Reply::Extents(contexts.iter().map(|_| extents.clone()).collect()))
+                })
+            }
+        }
+    }
+}
+
+impl Drop for Handle {
+    /// What the device below does not have yet is carried there when the last handle goes.
+    fn drop(&mut self) {
+        let last = self.store.handles.fetch_sub(1, Ordering::SeqCst) == 1;
+        let store = self.store.clone();
+        if !last || store.mode != Mode::Writeback || !store.is_behind() {
+            return;
+        }
+        store.handles.fetch_add(1, Ordering::SeqCst);
+        let (inner, scratch) = (self.inner.clone(), self.scratch.clone());
+        let (base, worker) = (self.base, self.worker.clone());
+        let lost = store.clone();
+        let closing = Closing(Some(lost));
+        let spawned = self.worker.spawn_last(move || async move {
+            let mut closing = closing;
+            let handle = Arc::new(Handle { inner, store, scratch, base, worker });
+            match handle.flush().await {
+                Ok(_) => {}
+                Err(error) => {
+                    background::lose_data();
+                    log::error!("cache: what was written is lost: {error}");
+                }
+            }
+            closing.0 = None;
+            // It has had its try.
+            handle.store.forget_all();
+        });
+        if !spawned {
+            log::debug!("cache: closed after the last worker");
+        }
+    }
+}
+
+/// Tells of data that nobody could carry below any more.
+struct Closing(Option<Arc<Store>>);
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        if self.0.as_ref().is_some_and(|store| store.is_behind()) {
+            background::lose_data();
+            log::error!("cache: the program ended before what was written had gone below");
+        }
+    }
+}
+
+/// Whether the file system is out of room: the cache can be done without, where nothing is lost.
+fn is_full(error: &blockhaul_block::Error) -> bool {
+    error.kind() == Kind::NoSpace
+}

@@ -1,0 +1,102 @@
+//! What the options of the cache say.
+
+use std::path::PathBuf;
+
+use blockhaul_block::{Args, Result, parse_switch};
+
+use crate::declared::usage;
+
+/// When writes reach the device below.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Mode {
+    Writeback,
+    Writethrough,
+    Unsafe,
+}
+
+/// Whether what is read is kept.
+#[derive(Clone)]
+pub(super) enum OnRead {
+    Always,
+    Never,
+    While(PathBuf),
+}
+
+impl OnRead {
+    fn parse(text: &str) -> Result<OnRead> {
+        Ok(match parse_switch(text) {
+            Ok(true) => OnRead::Always,
+            Ok(false) => OnRead::Never,
+            Err(_) if text.starts_with('/') => OnRead::While(text.into()),
+            Err(_) => {
+                let text = format!(
+                    "cache: cache-on-read={text} is neither true, false, nor an absolute path"
+                );
+                return Err(usage(text));
+            }
+        })
+    }
+
+    /// Whether it is now.
+    pub(super) fn now(&self) -> bool {
+        match self {
+            OnRead::Always => true,
+            OnRead::Never => false,
+            OnRead::While(path) => path.exists(),
+        }
+    }
+}
+
+/// What the options say.
+pub(super) struct Options {
+    pub(super) mode: Mode,
+    pub(super) on_read: OnRead,
+    pub(super) block: u64,
+    /// Most bytes, and at how many bytes making room begins and ends.
+    pub(super) bound: Option<(u64, u64, u64)>,
+    pub(super) dir: Option<String>,
+}
+
+impl Options {
+    pub(super) fn new(args: &Args) -> Result<Options> {
+        let mode = match args.text("cache") {
+            Some("writethrough") => Mode::Writethrough,
+            Some("unsafe") => Mode::Unsafe,
+            _ => Mode::Writeback,
+        };
+        let block = args.size("cache-min-block-size").unwrap_or(64 << 10);
+        if !block.is_power_of_two() || !(4096..=16 << 20).contains(&block) {
+            return Err(usage("cache: cache-min-block-size must be a power of two from 4k to 16M"));
+        }
+        let (high, low) = (args.number("cache-high-threshold"), args.number("cache-low-threshold"));
+        let (high, low) = (high.unwrap_or(95), low.unwrap_or(80));
+        if low == 0 || low >= high || high > 100 {
+            return Err(usage(
+                "cache: cache-low-threshold must be above 0 and below cache-high-threshold, which is \
+                 at most 100",
+            ));
+        }
+        let bound = args.size("cache-max-size").map(|most| {
+            let percent = |share: u64| (u128::from(most) * u128::from(share) / 100) as u64;
+            (most, percent(high), percent(low))
+        });
+        let on_read = OnRead::parse(args.text("cache-on-read").unwrap_or("false"))?;
+        Ok(Options { mode, on_read, block, bound, dir: args.text("dir").map(String::from) })
+    }
+}
+
+/// Numbers of blocks.
+pub(super) struct Bound {
+    pub(super) most: u64,
+    pub(super) high: u64,
+    pub(super) low: u64,
+}
+
+/// The cache's bound in blocks.
+pub(super) fn bound_in_blocks(bound: (u64, u64, u64), block: u64) -> Result<Bound> {
+    let (most, high, low) = (bound.0 / block, bound.1 / block, bound.2 / block);
+    if most == 0 {
+        return Err(usage(format!("cache: cache-max-size is less than a block of {block} bytes")));
+    }
+    Ok(Bound { most, high, low: low.min(high) })
+}

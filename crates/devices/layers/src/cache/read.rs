@@ -1,0 +1,256 @@
+//! Reads, hints and extents.
+
+use std::sync::Arc;
+
+use blockhaul_block::{
+    Device as _, Error, Extents, Flags, HOLE, Kind, Outcome, Pending, Reply, Request, Result, ZERO,
+};
+use blockhaul_io::{Buf, Data, Room, Task};
+
+use super::blocks::State;
+use super::hold::Hold;
+use super::store::{Store, View};
+use super::{Handle, is_full};
+use crate::declared::misfit;
+
+/// Bytes that a hint brings at a time.
+const HINT: u64 = 4 << 20;
+/// Most bytes that one hint brings.
+const HINT_MAX: u64 = 4 << 30;
+/// Requests for extents that one answer may make of the device below.
+const ASKED_MAX: usize = 64;
+
+impl Handle {
+    pub(super) fn submit_read(self: &Arc<Handle>, at: u64, room: Room) -> Pending {
+        let end = at + room.len() as u64;
+        match self.store.view(at, end) {
+            View::Kept(vanished) => {
+                let mut buf = room.into_buf();
+                let read = self.store.read_now(at, &mut buf);
+                if read == buf.len() && self.store.vanished() == vanished {
+                    return Pending::ready(Ok(Reply::Data(buf.into())));
+                }
+                let handle = self.clone();
+                Pending::start(async move { handle.read(at, buf).await })
+            }
+            View::Zero => Pending::ready(Ok(Reply::Hole)),
+            View::Absent if !self.store.on_read.now() => self.inner.submit(Request::read(at, room)),
+            _ => {
+                let handle = self.clone();
+                Pending::start(async move { handle.read(at, room.into_buf()).await })
+            }
+        }
+    }
+
+    async fn read(self: &Arc<Handle>, at: u64, buf: Buf) -> Outcome {
+        let store = &self.store;
+        let end = at + buf.len() as u64;
+        let mut buf = buf;
+        let mut next = at;
+        while next < end {
+            let (state, to) = store.run(next, end);
+            let part = (next - at) as usize..(to - at) as usize;
+            match state {
+                State::Zero => buf[part].fill(0),
+                State::Clean | State::Dirty => {
+                    let _stays = store.locks.lock_for(Hold::Stay, next, to).await;
+                    if !store.keeps(next, to) {
+                        continue;
+                    }
+                    if part == (0..buf.len()) {
+                        return Ok(Reply::Data(store.read(at, buf).await?.into()));
+                    }
+                    let mut from = next;
+                    for piece in buf[part].chunks_mut(self.scratch.piece() as usize) {
+                        let room = self.scratch.room(piece.len() as u64).await?;
+                        piece.copy_from_slice(&store.read(from, room.into_buf()).await?);
+                        from += piece.len() as u64;
+                    }
+                }
+                State::Absent if !store.on_read.now() => {
+                    self.scratch.fill(&self.inner, next, &mut buf[part]).await?;
+                }
+                State::Absent => {
+                    let out = &mut buf[part.clone()];
+                    match self.bring(next, to, Some(out)).await {
+                        Ok(true) => {}
+                        Ok(false) => continue,
+                        // Perhaps another part of the blocks cannot be read.
+                        Err(_) => {
+                            self.scratch.fill(&self.inner, next, &mut buf[part]).await?;
+                        }
+                    }
+                }
+            }
+            next = to;
+        }
+        Ok(Reply::Data(buf.into()))
+    }
+
+    /// Brings the blocks of a range to the cache, where they are absent, and its bytes to `out`. False:
+    /// they are not absent any more, and `out` is as it was. Where there is no room only the bytes are
+    /// brought.
+    pub(super) async fn bring(
+        self: &Arc<Handle>,
+        at: u64,
+        end: u64,
+        out: Option<&mut [u8]>,
+    ) -> Result<bool> {
+        let store = &self.store;
+        let (first, last) = store.touched(at, end);
+        let (start, stop) = store.bytes(first, last);
+        let alone = store.locks.lock_for(Hold::Alone, start, stop).await;
+        let is_full = {
+            let blocks = store.blocks();
+            if blocks.run(first, last) != (State::Absent, last) {
+                return Ok(false);
+            }
+            store.is_full_for(&blocks, last - first)
+        };
+        if is_full {
+            drop(alone);
+            self.make_room_now();
+            if let Some(out) = out {
+                self.scratch.fill(&self.inner, at, out).await?;
+            }
+            return Ok(true);
+        }
+        let brought = self.fetch(at, start, stop, out).await;
+        match brought {
+            Ok(true) => store.blocks().set(first, last, State::Clean),
+            // Whatever is in the file must not stay there.
+            _ => store.drop_blocks(first, last).await,
+        }
+        drop(alone);
+        self.make_room();
+        brought.map(|_| true)
+    }
+
+    /// Reads whole blocks into the file, and those bytes of them that are wanted, from `at` on, into
+    /// `out`; several pieces at once. False: the file's system has no room.
+    async fn fetch(
+        self: &Arc<Handle>,
+        at: u64,
+        start: u64,
+        stop: u64,
+        out: Option<&mut [u8]>,
+    ) -> Result<bool> {
+        let mut out = out;
+        let piece = self.scratch.piece();
+        let starts = (start..stop).step_by(piece as usize);
+        let pieces: Vec<(u64, Task<Result<Option<Data>>>)> = starts
+            .map(|from| {
+                let (handle, len) = (self.clone(), piece.min(stop - from));
+                let read = async move { handle.scratch.read(&handle.inner, from, len).await };
+                (from, blockhaul_io::start(read))
+            })
+            .collect();
+        let (mut is_stored, mut failed) = (true, None);
+        for (from, task) in pieces {
+            match task.await {
+                Ok(data) if failed.is_none() => {
+                    if let Some(out) = out.as_deref_mut() {
+                        copy_part(at, out, from, piece.min(stop - from), data.as_ref());
+                    }
+                    // Holes are holes in the file already.
+                    let Some(data) = data.filter(|_| is_stored) else { continue };
+                    match self.store.write(from, data).await {
+                        Ok(()) => {}
+                        Err(error) if is_full(&error) => is_stored = false,
+                        Err(error) => failed = Some(error),
+                    }
+                }
+                Ok(_) => {}
+                Err(error) => failed = failed.or(Some(error)),
+            }
+        }
+        match failed {
+            None => Ok(is_stored),
+            Some(error) => Err(error),
+        }
+    }
+
+    /// Brings what is not there.
+    pub(super) async fn cache(self: &Arc<Handle>, at: u64, len: u64) -> Outcome {
+        // A hint need not be followed to its end.
+        let end = at + len.min(HINT_MAX);
+        let mut next = at;
+        while next < end {
+            let (state, to) = self.store.run(next, end);
+            let to = if state == State::Absent { to.min(next + HINT) } else { to };
+            if state == State::Absent {
+                let (first, last) = self.store.touched(next, to);
+                if self.store.is_full_for(&self.store.blocks(), last - first) {
+                    self.make_room_now();
+                    break;
+                }
+                // Others may have brought it, or filled the cache.
+                let _ = self.bring(next, to, None).await?;
+                // The device below may have answered at once.
+                blockhaul_io::yield_now().await;
+            }
+            next = to;
+        }
+        Ok(Reply::Done)
+    }
+
+    pub(super) async fn extents(&self, at: u64, end: u64, one: bool) -> Result<Extents> {
+        let mut extents = Extents::new();
+        let mut next = at;
+        for _ in 0..if one { 1 } else { ASKED_MAX } {
+            if next >= end {
+                break;
+            }
+            let (state, to) = self.store.run(next, end);
+            match (state, self.base) {
+                (State::Zero, _) => extents.push(to - next, HOLE | ZERO),
+                (State::Dirty, _) | (_, None) => extents.push(to - next, 0),
+                // What is clean is there as it is below.
+                (State::Clean | State::Absent, Some(base)) => {
+                    let asked = Request::extents(next, to - next, base);
+                    let asked = if one { asked.with(Flags::ONE_EXTENT) } else { asked };
+                    let Reply::Extents(lists) = self.inner.submit(asked).await? else {
+                        return Err(misfit());
+                    };
+                    let list = lists.first().ok_or_else(misfit)?;
+                    list.runs().iter().for_each(|run| extents.push(run.len, run.state));
+                    if list.total() < to - next {
+                        break;
+                    }
+                }
+            }
+            next = to;
+        }
+        if extents.is_empty() {
+            return Err(Error::new(Kind::Io, "the device told nothing"));
+        }
+        if one {
+            extents.first_only();
+        }
+        Ok(extents)
+    }
+}
+
+impl Store {
+    /// Whether all of a range is in the file; it counts as used now.
+    fn keeps(&self, at: u64, end: u64) -> bool {
+        matches!(self.view(at, end), View::Kept(_))
+    }
+}
+
+/// Copies what `data`, `len` bytes from `from` on, has of the range that begins at `at`; no data:
+/// zeroes.
+fn copy_part(at: u64, out: &mut [u8], from: u64, len: u64, data: Option<&Data>) {
+    let start = at.max(from);
+    let stop = (at + out.len() as u64).min(from + len);
+    if start >= stop {
+        return;
+    }
+    let part = &mut out[(start - at) as usize..(stop - at) as usize];
+    match data {
+        Some(data) => {
+            part.copy_from_slice(&data.bytes()[(start - from) as usize..(stop - from) as usize]);
+        }
+        None => part.fill(0),
+    }
+}

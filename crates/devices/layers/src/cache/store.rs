@@ -1,0 +1,251 @@
+//! The cache's file, what is known about its blocks, and who uses which part of it now.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use blockhaul_block::{Error, Facts, Result};
+use blockhaul_io::{Allocate, Buf, Data, File};
+use rustix::fs::{FallocateFlags, fallocate, fstatfs, ftruncate};
+
+use super::blocks::{Blocks, State};
+use super::hold::Hold;
+use super::options::{Bound, Mode, OnRead, Options, bound_in_blocks};
+use crate::flushes::Flushes;
+use crate::temporary;
+
+/// Longest write to the file that is done at once: dearer to hand over than to do.
+const INLINE_WRITE: usize = 128 << 10;
+/// Longest read that is copied on the worker itself: about 100 us from memory to memory.
+const INLINE_READ: usize = 1 << 20;
+/// Bytes of zeroes that are written at a time.
+const ZEROES: u64 = Data::ZEROES_MAX as u64;
+
+/// What all handles share.
+pub(super) struct Store {
+    pub(super) mode: Mode,
+    pub(super) on_read: OnRead,
+    /// Bytes of a block.
+    pub(super) block: u64,
+    pub(super) size: u64,
+    pub(super) bound: Option<Bound>,
+    /// Locks on bytes.
+    pub(super) locks: Arc<blockhaul_io::RangeLocks<Hold>>,
+    /// How many handles there are.
+    pub(super) handles: AtomicUsize,
+    /// Somebody is making room.
+    pub(super) making_room: AtomicBool,
+    /// Whether the device below has failed a flush.
+    pub(super) flushes: Arc<Flushes>,
+    file: File,
+    blocks: Mutex<Blocks>,
+    /// How often blocks were made absent.
+    vanished: AtomicU64,
+    /// A part of the file could not be freed: nothing more is put into it.
+    broken: AtomicBool,
+    /// The file system tells whether a read would wait.
+    tells_cached: AtomicBool,
+}
+
+/// Whether a range is in the file, where all of it is in one state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum View {
+    /// All of it, when this many blocks had been made absent.
+    Kept(u64),
+    /// All of it reads as zeroes.
+    Zero,
+    /// Nothing of it.
+    Absent,
+    Mixed,
+}
+
+impl Store {
+    pub(super) fn new(options: &Options, facts: &Facts) -> Result<Store> {
+        let file = temporary::file("cache", options.dir.as_deref())?;
+        let failed = |what: &str, errno: rustix::io::Errno| {
+            Error::system(format!("cache: cannot {what} the temporary file"), errno.into())
+        };
+        let stat = fstatfs(&file).map_err(|errno| failed("look at", errno))?;
+        let granularity = u64::try_from(stat.f_bsize).unwrap_or(0);
+        let block = options.block.max(u64::from(facts.block.minimum));
+        // Some file systems name what they read at once; what they free is smaller.
+        let block = match granularity.is_power_of_two() && granularity <= 16 << 20 {
+            true => block.max(granularity),
+            false => block,
+        };
+        ftruncate(&file, facts.size).map_err(|errno| failed("make room in", errno))?;
+        if facts.size > 0 {
+            let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            fallocate(&file, hole, 0, block).map_err(|errno| {
+                Error::system(
+                    "cache: the file system of the temporary file cannot free parts of it: name \
+                     another folder with dir=",
+                    errno.into(),
+                )
+            })?;
+        }
+        let bound = options.bound.map(|bound| bound_in_blocks(bound, block)).transpose()?;
+        Ok(Store {
+            mode: options.mode,
+            on_read: options.on_read.clone(),
+            block,
+            size: facts.size,
+            locks: Arc::default(),
+            handles: AtomicUsize::new(0),
+            making_room: AtomicBool::new(false),
+            flushes: Arc::default(),
+            file,
+            blocks: Mutex::new(Blocks::new(bound.is_some())),
+            bound,
+            vanished: AtomicU64::new(0),
+            broken: AtomicBool::new(false),
+            tells_cached: AtomicBool::new(true),
+        })
+    }
+
+    pub(super) fn blocks(&self) -> MutexGuard<'_, Blocks> {
+        self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The blocks that a range of bytes touches.
+    pub(super) fn touched(&self, at: u64, end: u64) -> (u64, u64) {
+        (at / self.block, end.div_ceil(self.block))
+    }
+
+    /// Whole blocks within a range: first, and the one behind the last. The end of the device counts
+    /// as the end of a block.
+    pub(super) fn whole(&self, at: u64, end: u64) -> (u64, u64) {
+        let last = if end == self.size { end.div_ceil(self.block) } else { end / self.block };
+        let first = at.div_ceil(self.block);
+        (first, last.max(first))
+    }
+
+    /// The bytes of blocks.
+    pub(super) fn bytes(&self, first: u64, last: u64) -> (u64, u64) {
+        (first * self.block, last.saturating_mul(self.block).min(self.size))
+    }
+
+    /// The state of the block of a byte, and where its run of blocks ends, at most at `end`.
+    pub(super) fn run(&self, at: u64, end: u64) -> (State, u64) {
+        let (first, last) = self.touched(at, end);
+        let (state, to) = self.blocks().run(first, last);
+        (state, to.saturating_mul(self.block).min(end))
+    }
+
+    /// How a range is to be read. What is kept counts as used now.
+    pub(super) fn view(&self, at: u64, end: u64) -> View {
+        let (first, last) = self.touched(at, end);
+        let mut blocks = self.blocks();
+        let (state, to) = match first + 1 == last {
+            true => (blocks.get(first), last),
+            false => blocks.run(first, last),
+        };
+        match state {
+            State::Zero if to == last => View::Zero,
+            State::Absent if to == last => View::Absent,
+            State::Clean | State::Dirty if to == last || blocks.all_kept(to, last) => {
+                blocks.use_now(first, last);
+                View::Kept(self.vanished())
+            }
+            _ => View::Mixed,
+        }
+    }
+
+    /// How often blocks were made absent; the same number before and after: none was.
+    pub(super) fn vanished(&self) -> u64 {
+        self.vanished.load(Ordering::Acquire)
+    }
+
+    /// Whether there is no room for so many further blocks.
+    pub(super) fn is_full_for(&self, blocks: &Blocks, more: u64) -> bool {
+        let full = |bound: &Bound| blocks.kept().saturating_add(more) > bound.most;
+        self.broken.load(Ordering::Relaxed) || self.bound.as_ref().is_some_and(full)
+    }
+
+    /// Whether the device below lacks something.
+    pub(super) fn is_behind(&self) -> bool {
+        self.blocks().is_behind()
+    }
+
+    /// Nothing is kept any more. For the end: the file goes with the store.
+    pub(super) fn forget_all(&self) {
+        self.blocks().set(0, self.size.div_ceil(self.block), State::Absent);
+    }
+
+    /// The blocks, held alone, are absent; their bytes are freed.
+    pub(super) async fn drop_blocks(&self, first: u64, last: u64) {
+        {
+            let mut blocks = self.blocks();
+            blocks.set(first, last, State::Absent);
+            self.vanished.fetch_add(1, Ordering::AcqRel);
+        }
+        let (at, end) = self.bytes(first, last);
+        if let Err(error) = self.make_hole(at, end - at).await {
+            log::warn!("cache: nothing more is kept: {error}");
+            self.broken.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// The range of the file reads as zeroes.
+    pub(super) async fn make_hole(&self, at: u64, len: u64) -> Result<()> {
+        if self.file.allocate(Allocate::PunchHole, at, len).await.is_ok() {
+            return Ok(());
+        }
+        let mut done = 0;
+        while done < len {
+            let now = ZEROES.min(len - done);
+            self.write(at + done, Data::zeroes(now as usize)).await?;
+            done += now;
+        }
+        Ok(())
+    }
+
+    /// Writes to the file.
+    pub(super) async fn write(&self, at: u64, data: Data) -> Result<()> {
+        let written = match data.len() <= INLINE_WRITE {
+            true => self.write_now(at, data.bytes()),
+            false => self.file.write_all_at(data, at).await,
+        };
+        written.map_err(|error| Error::system("cannot write to the cache", error))
+    }
+
+    fn write_now(&self, at: u64, bytes: &[u8]) -> std::io::Result<()> {
+        let mut done = 0;
+        while done < bytes.len() {
+            match self.file.write_now(&bytes[done..], at + done as u64) {
+                Ok(0) => return Err(std::io::ErrorKind::WriteZero.into()),
+                Ok(written) => done += written,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads from the file what needs no waiting; how much that was.
+    pub(super) fn read_now(&self, at: u64, buf: &mut [u8]) -> usize {
+        if buf.len() > INLINE_READ || !self.tells_cached.load(Ordering::Relaxed) {
+            return 0;
+        }
+        match self.file.try_read_at(buf, at) {
+            Ok(read) => read,
+            Err(error) => {
+                if error.kind() == std::io::ErrorKind::Unsupported {
+                    self.tells_cached.store(false, Ordering::Relaxed);
+                }
+                0
+            }
+        }
+    }
+
+    /// Reads from the file.
+    pub(super) async fn read(&self, at: u64, buf: Buf) -> Result<Buf> {
+        let mut buf = buf;
+        if self.read_now(at, &mut buf) == buf.len() {
+            return Ok(buf);
+        }
+        match self.file.read_exact_at(buf, at).await {
+            (Ok(()), buf) => Ok(buf),
+            (Err(error), _) => Err(Error::system("cannot read the cache", error)),
+        }
+    }
+}

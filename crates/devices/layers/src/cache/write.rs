@@ -1,0 +1,246 @@
+//! Writes, zeroes and trims.
+
+use std::sync::Arc;
+
+use blockhaul_block::{Can, Device as _, Error, Flags, Kind, Outcome, Reply, Request, Result};
+use blockhaul_io::Data;
+
+use super::Handle;
+use super::blocks::State;
+use super::hold::Hold;
+use super::options::Mode;
+
+/// How often a write looks for the rest of its blocks: others may make them absent again.
+const TRIES: usize = 4;
+/// Bytes of zeroes that are written at a time.
+const ZEROES: u64 = Data::ZEROES_MAX as u64;
+
+impl Handle {
+    pub(super) async fn write(self: &Arc<Handle>, at: u64, data: Data, flags: Flags) -> Outcome {
+        let end = at + data.len() as u64;
+        match self.store.mode {
+            Mode::Writethrough => self.write_through(at, data, flags).await?,
+            mode => {
+                self.put(at, data).await?;
+                if mode == Mode::Writeback && flags.contains(Flags::FUA) {
+                    self.carry_durably(at, end).await?;
+                }
+            }
+        }
+        self.make_room();
+        Ok(Reply::Done)
+    }
+
+    /// Writes below, then to what is kept and to whole blocks.
+    async fn write_through(self: &Arc<Handle>, at: u64, data: Data, flags: Flags) -> Result<()> {
+        let store = &self.store;
+        let end = at + data.len() as u64;
+        let held = store.locks.lock_for(Hold::Write, at, end).await;
+        let asked = Request::write(at, data.clone()).with(flags);
+        let written = self.inner.submit(asked).await.map(drop);
+        let stored = match &written {
+            Ok(()) => self.copy_through(at, end, &data).await,
+            Err(error) => Err(error.clone()),
+        };
+        drop(held);
+        if let Err(error) = stored {
+            // What is kept may be something else than what is below.
+            log::debug!("cache: blocks are dropped after a write: {error}");
+            let (first, last) = store.touched(at, end);
+            let (start, stop) = store.bytes(first, last);
+            let _alone = store.locks.lock_for(Hold::Alone, start, stop).await;
+            store.drop_blocks(first, last).await;
+        }
+        written
+    }
+
+    /// What was written below goes to the file as well; the range is held.
+    async fn copy_through(&self, at: u64, end: u64, data: &Data) -> Result<()> {
+        let store = &self.store;
+        let (first, last) = store.whole(at, end);
+        let mut next = at;
+        while next < end {
+            let (state, to) = store.run(next, end);
+            let (mut from, mut till) = (next, to);
+            next = to;
+            if !state.is_kept() {
+                // Whole blocks are kept from now on, parts of others are not.
+                let (start, stop) = store.bytes(first, last);
+                (from, till) = (from.max(start), till.min(stop));
+                let count = till.saturating_sub(from).div_ceil(store.block);
+                if count == 0 || store.is_full_for(&store.blocks(), count) {
+                    continue;
+                }
+            }
+            store.write(from, data.slice((from - at) as usize, (till - from) as usize)).await?;
+            let (from, till) = store.touched(from, till);
+            store.blocks().set(from, till, State::Clean);
+        }
+        Ok(())
+    }
+
+    /// Writes to the cache; below, where there is no room.
+    async fn put(self: &Arc<Handle>, at: u64, data: Data) -> Result<()> {
+        let store = &self.store;
+        let end = at + data.len() as u64;
+        let (first, last) = store.touched(at, end);
+        let (whole, behind) = store.whole(at, end);
+        for _ in 0..TRIES {
+            let held = store.locks.lock_for(Hold::Write, at, end).await;
+            let (parts, is_full) = {
+                let blocks = store.blocks();
+                let lacks = |block: u64| {
+                    let is_part = !(whole..behind).contains(&block);
+                    (is_part && blocks.get(block) == State::Absent).then_some(block)
+                };
+                let second = if last - 1 > first { lacks(last - 1) } else { None };
+                let absent = blocks.absent(first, last);
+                ([lacks(first), second], absent > 0 && store.is_full_for(&blocks, absent))
+            };
+            if is_full {
+                break;
+            }
+            if parts == [None, None] {
+                let written = store.write(at, data).await;
+                if written.is_ok() {
+                    store.blocks().set(first, last, State::Dirty);
+                    return Ok(());
+                }
+                drop(held);
+                self.restore_holes(first, last).await;
+                return written;
+            }
+            drop(held);
+            let mut brought = Ok(true);
+            for part in parts.into_iter().flatten() {
+                let (start, stop) = store.bytes(part, part + 1);
+                // Others may have brought it.
+                brought = brought.and(self.bring(start, stop, None).await);
+            }
+            // Perhaps only what is not written cannot be read.
+            if brought.is_err() {
+                break;
+            }
+        }
+        self.put_around(at, data).await
+    }
+
+    /// Writes to the cache what is there, and the rest below.
+    async fn put_around(self: &Arc<Handle>, at: u64, data: Data) -> Result<()> {
+        self.make_room_now();
+        let store = &self.store;
+        let end = at + data.len() as u64;
+        let mut next = at;
+        while next < end {
+            let (state, to) = store.run(next, end);
+            let _held = store.locks.lock_for(Hold::Write, next, to).await;
+            let (now, till) = store.run(next, to);
+            if till != to || (now == State::Absent) != (state == State::Absent) {
+                continue;
+            }
+            let part = data.slice((next - at) as usize, (to - next) as usize);
+            if state == State::Absent {
+                self.inner.submit(Request::write(next, part)).await?;
+            } else {
+                store.write(next, part).await?;
+                let (first, last) = store.touched(next, to);
+                store.blocks().set(first, last, State::Dirty);
+            }
+            next = to;
+        }
+        Ok(())
+    }
+
+    /// After a failed write to the file: what is absent or zero is a hole again.
+    async fn restore_holes(&self, first: u64, last: u64) {
+        let store = &self.store;
+        let (start, stop) = store.bytes(first, last);
+        let _alone = store.locks.lock_for(Hold::Alone, start, stop).await;
+        let mut next = first;
+        while next < last {
+            let (state, to) = store.blocks().run(next, last);
+            match state {
+                State::Absent => store.drop_blocks(next, to).await,
+                State::Zero => {
+                    let (at, end) = store.bytes(next, to);
+                    // It is zeroes already where even this fails: nothing was written there.
+                    let _ = store.make_hole(at, end - at).await;
+                }
+                // Parts of it may be there.
+                State::Clean | State::Dirty => store.blocks().set(next, to, State::Dirty),
+            }
+            next = to;
+        }
+    }
+
+    pub(super) async fn zero(self: &Arc<Handle>, at: u64, len: u64, flags: Flags) -> Outcome {
+        let store = &self.store;
+        let end = at + len;
+        let below = flags.contains(Flags::NO_HOLE) || store.mode == Mode::Writethrough;
+        let (first, last) = store.whole(at, end);
+        if flags.contains(Flags::FAST) {
+            let can = self.inner.facts().can.contains(Can::FAST_ZERO);
+            if first == last || (below && !can) {
+                return Err(Error::new(Kind::Unsupported, "it would be no faster than writing"));
+            }
+        }
+        if store.mode == Mode::Writethrough {
+            let (first, last) = store.touched(at, end);
+            let (start, stop) = store.bytes(first, last);
+            let _alone = store.locks.lock_for(Hold::Alone, start, stop).await;
+            let zeroed = self.inner.submit(Request::zero(at, len).with(flags)).await;
+            store.drop_blocks(first, last).await;
+            return zeroed;
+        }
+        let (start, stop) = match first < last {
+            true => store.bytes(first, last),
+            false => (end, end),
+        };
+        // First of all: what is refused (FAST) must not have changed anything.
+        if first < last {
+            let _alone = store.locks.lock_for(Hold::Alone, start, stop).await;
+            if below {
+                let flags = flags & (Flags::NO_HOLE | Flags::FAST);
+                self.inner.submit(Request::zero(start, stop - start).with(flags)).await?;
+                store.drop_blocks(first, last).await;
+            } else {
+                store.make_hole(start, stop - start).await?;
+                store.blocks().set(first, last, State::Zero);
+            }
+        }
+        self.zero_parts(at, start).await?;
+        self.zero_parts(stop, end).await?;
+        if store.mode == Mode::Writeback && flags.contains(Flags::FUA) {
+            self.carry_durably(at, end).await?;
+        }
+        self.make_room();
+        Ok(Reply::Done)
+    }
+
+    /// Zeroes parts of blocks; those that read as zeroes stay as they are.
+    async fn zero_parts(self: &Arc<Handle>, at: u64, end: u64) -> Result<()> {
+        let mut next = at;
+        while next < end {
+            let (state, to) = self.store.run(next, end.min(next + ZEROES));
+            if state != State::Zero {
+                self.put(next, Data::zeroes((to - next) as usize)).await?;
+            }
+            next = to;
+        }
+        Ok(())
+    }
+
+    /// Whole blocks are dropped here and trimmed below; parts of others stay as they are.
+    pub(super) async fn trim(&self, at: u64, len: u64, flags: Flags) -> Outcome {
+        let store = &self.store;
+        let (first, last) = store.whole(at, at + len);
+        if first == last {
+            return Ok(Reply::Done);
+        }
+        let (start, stop) = store.bytes(first, last);
+        let _alone = store.locks.lock_for(Hold::Alone, start, stop).await;
+        store.drop_blocks(first, last).await;
+        let flags = if store.mode == Mode::Unsafe { Flags::empty() } else { flags };
+        self.inner.submit(Request::trim(start, stop - start).with(flags)).await
+    }
+}

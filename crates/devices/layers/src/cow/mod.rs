@@ -1,0 +1,396 @@
+//! `cow`: changes go to an overlay, and the device below stays as it is.
+//!
+//! A change of part of a block that is not in the overlay brings the rest of it there first. Such
+//! changes hold a lock on their blocks; a block's state is set when its bytes are in the overlay, so
+//! reads need no lock.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use blockhaul_block::{
+    Args, BASE_ALLOCATION, Can, Contexts, Device, Error, Extents, Facts, Flags, HOLE, Kind, Layer,
+    Op, Outcome, ParamKind, Pending, Reply, Request, Result, ZERO,
+};
+use blockhaul_io::{Allocate, Buf, Data, File, Room};
+
+use crate::declared::{Declared, misfit, opened, param, param_or, usage};
+use crate::per_disk::PerDisk;
+use crate::runs::Runs;
+use crate::scratch::Scratch;
+use crate::temporary;
+
+/// Requests for extents that one answer may make of the device below.
+const ASKED_MAX: usize = 64;
+/// Runs of blocks that a trim or a zeroing works on before other requests get their turn.
+const RUNS_AT_ONCE: usize = 1024;
+/// Bytes of zeroes that are written at a time.
+const ZEROES: u64 = Data::ZEROES_MAX as u64;
+
+/// The layer `cow`.
+pub static COW: Declared = Declared {
+    name: "cow",
+    summary: "keeps changes in an overlay; the device below stays as it is",
+    manual: "Everything that is written goes to a temporary file without a name, in blocks of \
+`cow-block-size`, and is gone when the device is closed. All connections see the same changes. The \
+device below may be read-only. Zeroes and trims of whole blocks take no space and are holes; extents of \
+what was not changed are those of the device below. The file is made in `dir`, or in the folder that \
+TMPDIR names, or in /var/tmp; when its file system is full, writes fail (ENOSPC).
+
+The list of changed blocks takes 32 to 80 bytes of memory for each run of neighbours, whatever its length. \
+At most every second block is a run of its own: about 8 MiB for a disk of 16 GiB in blocks of 64 KiB.",
+    example: r#"
+blockhaul copy sample:64M disk.raw
+blockhaul serve --layer cow disk.raw --run 'blockhaul copy random:1M "$uri"'
+blockhaul compare sample:64M disk.raw
+"#,
+    needs_content: true,
+    params: &[
+        param_or(
+            "cow-block-size",
+            ParamKind::Size,
+            "64k",
+            "Bytes of a block; a power of two, 4k to 16M.",
+        ),
+        param("dir", ParamKind::Text, "Folder for the overlay."),
+    ],
+    configure: |args| configure(args),
+};
+
+fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
+    let block = args.size("cow-block-size").unwrap_or(64 << 10);
+    if !block.is_power_of_two() || !(4096..=16 << 20).contains(&block) {
+        return Err(usage("cow: cow-block-size must be a power of two from 4k to 16M"));
+    }
+    let dir = args.text("dir").map(String::from);
+    let disks = PerDisk::default();
+    opened(move |below| {
+        let inner = below.device.clone();
+        let overlay = disks.get(&below, || {
+            Ok(Overlay {
+                file: temporary::file("cow", dir.as_deref())?,
+                block,
+                size: inner.facts().size,
+                states: Mutex::default(),
+                locks: Arc::default(),
+            })
+        })?;
+        let mut facts = Facts::clone(&inner.facts());
+        // Buffers are taken before the answers are there.
+        facts.claims_room = false;
+        facts.flush_failures_stay = false;
+        if facts.size != overlay.size {
+            let text = format!("cow: {} has not the size of the overlay's disk", facts.name);
+            return Err(usage(text));
+        }
+        let supplied = Can::CHANGES | Can::FLUSH | Can::MULTI_CONN;
+        facts.can |= supplied | Can::CACHE;
+        facts.emulated -= supplied;
+        facts.withheld -= supplied;
+        let unit = u32::try_from(block).unwrap_or(u32::MAX);
+        facts.allocation_unit = unit;
+        // Changes of part of a block bring the rest of it to the overlay.
+        facts.prefer(unit);
+        facts.takes_parked = false;
+        facts.contexts = vec![BASE_ALLOCATION.to_string()];
+        let base = inner.facts().context(BASE_ALLOCATION);
+        let scratch = Scratch::for_device(&inner);
+        let cow = Cow { inner, overlay, scratch, base };
+        Ok(Arc::new(CowDevice { facts: Arc::new(facts), cow: Arc::new(cow) }))
+    })
+}
+
+/// Where a block's bytes are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum State {
+    /// In the device below.
+    #[default]
+    Below,
+    /// In the overlay.
+    Above,
+    /// Nowhere: it reads as zeroes.
+    Zero,
+}
+
+/// What all handles share.
+struct Overlay {
+    file: File,
+    block: u64,
+    size: u64,
+    states: Mutex<Runs<State>>,
+    locks: Arc<blockhaul_io::RangeLocks>,
+}
+
+impl Overlay {
+    fn states(&self) -> MutexGuard<'_, Runs<State>> {
+        self.states.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The runs of a range: offset, end, state.
+    fn runs(&self, at: u64, end: u64, most: usize) -> Vec<(u64, u64, State)> {
+        let states = self.states();
+        let runs = states.iter(at / self.block, end.div_ceil(self.block)).take(most);
+        let bytes = |block: u64| block.saturating_mul(self.block);
+        runs.map(|(from, to, state)| (bytes(from).max(at), bytes(to).min(end), state)).collect()
+    }
+
+    /// The state of a range, if it is one.
+    fn state(&self, at: u64, end: u64) -> Option<State> {
+        let last = end.div_ceil(self.block);
+        let (state, to) = self.states().run(at / self.block, last);
+        (to == last).then_some(state)
+    }
+
+    /// Whole blocks within a range: first, and the one behind the last. The end of the device counts
+    /// as the end of a block.
+    fn whole(&self, at: u64, end: u64) -> (u64, u64) {
+        let last = if end == self.size { end.div_ceil(self.block) } else { end / self.block };
+        let first = at.div_ceil(self.block);
+        (first, last.max(first))
+    }
+
+    async fn write(&self, at: u64, data: Data) -> Result<()> {
+        let written = self.file.write_all_at(data, at).await;
+        written.map_err(|error| Error::system("cannot write to the overlay", error))
+    }
+
+    async fn read(&self, at: u64, buf: Buf) -> Result<Buf> {
+        let (result, buf) = self.file.read_exact_at(buf, at).await;
+        match result {
+            Ok(()) => Ok(buf),
+            Err(error) => Err(Error::system("cannot read the overlay", error)),
+        }
+    }
+}
+
+struct CowDevice {
+    facts: Arc<Facts>,
+    cow: Arc<Cow>,
+}
+
+/// One handle.
+struct Cow {
+    inner: Arc<dyn Device>,
+    overlay: Arc<Overlay>,
+    scratch: Scratch,
+    /// `base:allocation` of the device below.
+    base: Option<Contexts>,
+}
+
+impl Device for CowDevice {
+    fn facts(&self) -> Arc<Facts> {
+        self.facts.clone()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        let cow = self.cow.clone();
+        let Request { op, at, len, flags } = request;
+        match op {
+            // Nothing of the overlay outlives the program.
+            Op::Flush => Pending::ready(Ok(Reply::Done)),
+            Op::Cache if cow.inner.facts().can.contains(Can::CACHE) => {
+                cow.inner.submit(Request::cache(at, len))
+            }
+            Op::Cache => Pending::ready(Ok(Reply::Done)),
+            Op::Read(room) => match cow.overlay.state(at, at + len) {
+                Some(State::Below) => cow.inner.submit(Request::read(at, room)),
+                Some(State::Zero) => Pending::ready(Ok(Reply::Hole)),
+                Some(State::Above) => Pending::start(async move {
+                    let buf = cow.overlay.read(at, room.into_buf()).await?;
+                    Ok(Reply::Data(buf.into()))
+                }),
+                None => Pending::start(async move { cow.read(at, room).await }),
+            },
+            Op::Write(data) => Pending::start(async move { cow.write(at, data).await }),
+            Op::Zero if flags.contains(Flags::NO_HOLE | Flags::FAST) => {
+                let text = "zeroes that take space are no faster than writing";
+                Error::new(Kind::Unsupported, text).into()
+            }
+            Op::Zero => {
+                let keep = flags.contains(Flags::NO_HOLE);
+                Pending::start(async move { cow.zero(at, len, keep).await })
+            }
+            Op::Trim => Pending::start(async move { cow.discard(at, len).await }),
+            Op::Extents(contexts) => Pending::start(async move {
+                let one = flags.contains(Flags::ONE_EXTENT);
+                let extents = cow.extents(at, at + len, one).await?;
+                Ok(Reply::Extents(contexts.iter().map(|_| extents.clone()).collect()))
+            }),
+        }
+    }
+}
+
+impl Cow {
+    /// Reads a range of several states.
+    async fn read(&self, at: u64, room: Room) -> Outcome {
+        let mut buf = room.into_buf();
+        let runs = self.overlay.runs(at, at + buf.len() as u64, usize::MAX);
+        for (from, to, state) in runs {
+            let part = &mut buf[(from - at) as usize..(to - at) as usize];
+            match state {
+                State::Zero => part.fill(0),
+                State::Below => drop(self.scratch.fill(&self.inner, from, part).await?),
+                State::Above => {
+                    let mut next = from;
+                    for part in part.chunks_mut(self.scratch.piece() as usize) {
+                        let room = self.scratch.room(part.len() as u64).await?;
+                        part.copy_from_slice(&self.overlay.read(next, room.into_buf()).await?);
+                        next += part.len() as u64;
+                    }
+                }
+            }
+        }
+        Ok(Reply::Data(buf.into()))
+    }
+
+    async fn write(&self, at: u64, data: Data) -> Outcome {
+        let overlay = &self.overlay;
+        let (len, block) = (data.len() as u64, overlay.block);
+        let end = at + len;
+        if overlay.state(at, end) == Some(State::Above) {
+            overlay.write(at, data).await?;
+            return Ok(Reply::Done);
+        }
+        let (first, last) = (at / block, end.div_ceil(block));
+        let _lock = overlay.locks.lock(first, last).await;
+        let (whole, behind) = overlay.whole(at, end);
+        // Blocks of which only a part is written: at both ends, or one.
+        let mut parts = Vec::new();
+        if first < whole {
+            parts.push(first);
+        }
+        if behind < last && !parts.contains(&(last - 1)) {
+            parts.push(last - 1);
+        }
+        for part in parts {
+            self.bring(part).await?;
+        }
+        overlay.write(at, data).await?;
+        overlay.states().set(first, last, State::Above);
+        Ok(Reply::Done)
+    }
+
+    /// Brings a block to the overlay; it is locked, and its state is for the caller to set.
+    async fn bring(&self, block: u64) -> Result<()> {
+        let overlay = &self.overlay;
+        let state = overlay.states().get(block);
+        let at = block * overlay.block;
+        let len = overlay.block.min(overlay.size - at);
+        match state {
+            State::Above => Ok(()),
+            State::Zero => self.write_zeroes(at, len).await,
+            State::Below => {
+                let mut done = 0;
+                while done < len {
+                    let now = self.scratch.piece().min(len - done);
+                    match self.scratch.read(&self.inner, at + done, now).await? {
+                        Some(data) => overlay.write(at + done, data).await?,
+                        None => self.write_zeroes(at + done, now).await?,
+                    }
+                    done += now;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    async fn write_zeroes(&self, at: u64, len: u64) -> Result<()> {
+        let mut done = 0;
+        while done < len {
+            let now = ZEROES.min(len - done);
+            self.overlay.write(at + done, Data::zeroes(now as usize)).await?;
+            done += now;
+        }
+        Ok(())
+    }
+
+    async fn zero(&self, at: u64, len: u64, keep: bool) -> Outcome {
+        let overlay = &self.overlay;
+        let end = at + len;
+        let (whole, behind) = match keep {
+            // As if it were written.
+            true => (at.div_ceil(overlay.block), at.div_ceil(overlay.block)),
+            false => overlay.whole(at, end),
+        };
+        let (start, stop) = (whole * overlay.block, (behind * overlay.block).min(end));
+        if whole >= behind {
+            let mut from = at;
+            while from < end {
+                let now = ZEROES.min(end - from);
+                self.write(from, Data::zeroes(now as usize)).await?;
+                from += now;
+            }
+            return Ok(Reply::Done);
+        }
+        for (from, to) in [(at, start.min(end)), (stop.max(at), end)] {
+            let mut from = from;
+            while from < to {
+                let now = ZEROES.min(to - from);
+                self.zero_part(from, now).await?;
+                from += now;
+            }
+        }
+        self.discard(start, stop - start).await
+    }
+
+    /// Zeroes part of a block; one that reads as zeroes stays as it is.
+    async fn zero_part(&self, at: u64, len: u64) -> Result<()> {
+        if self.overlay.states().get(at / self.overlay.block) != State::Zero {
+            self.write(at, Data::zeroes(len as usize)).await?;
+        }
+        Ok(())
+    }
+
+    /// Lets the whole blocks of a range read as zeroes, and leaves the rest alone.
+    async fn discard(&self, at: u64, len: u64) -> Outcome {
+        let overlay = &self.overlay;
+        let (first, last) = overlay.whole(at, at + len);
+        if first >= last {
+            return Ok(Reply::Done);
+        }
+        let _lock = overlay.locks.lock(first, last).await;
+        let end = (last * overlay.block).min(overlay.size);
+        let mut next = first * overlay.block;
+        while next < end {
+            let runs = overlay.runs(next, end, RUNS_AT_ONCE);
+            let Some(&(_, to, _)) = runs.last() else { break };
+            overlay.states().set(next / overlay.block, to.div_ceil(overlay.block), State::Zero);
+            for (from, to, state) in runs {
+                if state == State::Above {
+                    // Space is given back where the file system can; the state says what is read.
+                    let _ = overlay.file.allocate(Allocate::PunchHole, from, to - from).await;
+                }
+            }
+            next = to;
+            if next < end {
+                blockhaul_io::yield_now().await;
+            }
+        }
+        Ok(Reply::Done)
+    }
+
+    async fn extents(&self, at: u64, end: u64, one: bool) -> Result<Extents> {
+        let mut extents = Extents::new();
+        let most = if one { 1 } else { ASKED_MAX };
+        for (from, to, state) in self.overlay.runs(at, end, most) {
+            match (state, self.base) {
+                (State::Above, _) | (State::Below, None) => extents.push(to - from, 0),
+                (State::Zero, _) => extents.push(to - from, HOLE | ZERO),
+                (State::Below, Some(base)) => {
+                    let asked = Request::extents(from, to - from, base);
+                    let asked = if one { asked.with(Flags::ONE_EXTENT) } else { asked };
+                    let Reply::Extents(lists) = self.inner.submit(asked).await? else {
+                        return Err(misfit());
+                    };
+                    let list = lists.first().ok_or_else(misfit)?;
+                    list.runs().iter().for_each(|run| extents.push(run.len, run.state));
+                    if list.total() < to - from {
+                        break;
+                    }
+                }
+            }
+        }
+        if one {
+            extents.first_only();
+        }
+        Ok(extents)
+    }
+}

@@ -1,0 +1,226 @@
+//! `delay`: lets every request wait first, as a slow disk or a far server does.
+//!
+//! The time runs from the moment of `submit`; requests wait side by side, not in a queue. With
+//! `exclusive=on` a request for extents is alone: it waits until everything else is done, and
+//! everything else waits for it, as on servers that hold one lock for both.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use blockhaul_block::{
+    Args, Device, Facts, Layer, LayerKind, Op, OpKind, Outcome, Param, ParamKind, Pending, Request,
+    Result,
+};
+use blockhaul_io::Completer;
+
+/// The layer `delay`.
+pub struct Delay;
+
+/// A parameter that is a time, none by default.
+const fn time(name: &'static str, doc: &'static str) -> Param {
+    Param { name, kind: ParamKind::Duration, default: Some("0"), doc }
+}
+
+impl LayerKind for Delay {
+    fn name(&self) -> &'static str {
+        "delay"
+    }
+
+    fn summary(&self) -> &'static str {
+        "lets requests wait before they reach the device"
+    }
+
+    fn manual(&self) -> &'static str {
+        "Every request waits so long before it reaches the device, counted from when it \
+         came; requests wait side by side. With `exclusive=on` a request for extents is \
+         alone: all others wait until it is over, as with sources that hold one lock for \
+         both."
+    }
+
+    fn example(&self) -> &'static str {
+        r#"
+blockhaul copy --source-layer 'delay?read=20ms&extents=20ms' sample:64M null:
+"#
+    }
+
+    fn params(&self) -> &'static [Param] {
+        const {
+            &[
+                time("read", "How long a read waits."),
+                time("write", "How long a write waits."),
+                time("zero", "How long a zeroing waits."),
+                time("trim", "How long a trim waits."),
+                time("flush", "How long a flush waits."),
+                time("cache", "How long a cache hint waits."),
+                time("extents", "How long a request for extents waits."),
+                Param {
+                    name: "exclusive",
+                    kind: ParamKind::Switch,
+                    default: Some("off"),
+                    doc: "While a request for extents runs, all others are held back.",
+                },
+            ]
+        }
+    }
+
+    fn changeable(&self) -> &'static [&'static str] {
+        const { &["read", "write", "zero", "trim", "flush", "cache", "extents"] }
+    }
+
+    fn configure(&self, args: &Args) -> Result<Arc<dyn Layer>> {
+        let times = Arc::<Times>::default();
+        times.set(args);
+        let gate = args.switch("exclusive").then(|| Arc::new(Gate::default()));
+        Ok(Arc::new(DelayLayer { times, gate }))
+    }
+}
+
+/// How long requests wait, in nanoseconds, in the order of [`OpKind::ALL`].
+#[derive(Default)]
+struct Times([AtomicU64; OpKind::ALL.len()]);
+
+impl Times {
+    fn set(&self, args: &Args) {
+        for (time, kind) in self.0.iter().zip(OpKind::ALL) {
+            let wanted = args.duration(kind.name()).unwrap_or_default();
+            // Five centuries stand for more.
+            let nanoseconds = u64::try_from(wanted.as_nanos()).unwrap_or(u64::MAX);
+            time.store(nanoseconds, Ordering::Relaxed);
+        }
+    }
+
+    fn of(&self, kind: OpKind) -> Duration {
+        Duration::from_nanos(self.0[kind as usize].load(Ordering::Relaxed))
+    }
+}
+
+struct DelayLayer {
+    times: Arc<Times>,
+    gate: Option<Arc<Gate>>,
+}
+
+impl Layer for DelayLayer {
+    fn wrap(&self, inner: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
+        let (times, gate) = (self.times.clone(), self.gate.clone());
+        Ok(Arc::new(DelayDevice { inner, times, gate }))
+    }
+
+    fn change(&self, args: &Args) -> Result<()> {
+        self.times.set(args);
+        Ok(())
+    }
+}
+
+struct DelayDevice {
+    inner: Arc<dyn Device>,
+    times: Arc<Times>,
+    gate: Option<Arc<Gate>>,
+}
+
+impl Device for DelayDevice {
+    fn facts(&self) -> Arc<Facts> {
+        self.inner.facts()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        let delay = self.times.of(request.kind());
+        if delay.is_zero() && self.gate.is_none() {
+            return self.inner.submit(request);
+        }
+        let (inner, gate) = (self.inner.clone(), self.gate.clone());
+        let due = Instant::now().checked_add(delay);
+        Pending::start(async move {
+            let alone = matches!(request.op, Op::Extents(_));
+            let pass = match gate {
+                Some(gate) => Some(Gate::enter(gate, alone).await),
+                None => None,
+            };
+            // A time too far to be represented never comes: a century stands for it in `sleep`.
+            match due {
+                // Behind the gate the time starts when the gate opens, as the work would.
+                _ if pass.is_some() => blockhaul_io::sleep(delay).await,
+                Some(due) => blockhaul_io::sleep_until(due).await,
+                None => blockhaul_io::sleep(delay).await,
+            }
+            let outcome: Outcome = inner.submit(request).await;
+            drop(pass);
+            outcome
+        })
+    }
+}
+
+/// Many may pass at a time, or one that is alone; first come, first served.
+#[derive(Default)]
+struct Gate(Mutex<Inside>);
+
+#[derive(Default)]
+struct Inside {
+    many: usize,
+    alone: bool,
+    waiting: VecDeque<(bool, Completer<Pass>)>,
+}
+
+impl Inside {
+    /// Lets one in if it may.
+    fn admit(&mut self, alone: bool) -> bool {
+        let free = !self.alone && (!alone || self.many == 0);
+        if free {
+            self.alone = alone;
+            self.many += usize::from(!alone);
+        }
+        free
+    }
+}
+
+/// The right to be inside; given back when dropped.
+struct Pass {
+    gate: Arc<Gate>,
+    alone: bool,
+}
+
+impl Gate {
+    async fn enter(gate: Arc<Gate>, alone: bool) -> Pass {
+        let turn = {
+            let mut inside = gate.lock();
+            if inside.waiting.is_empty() && inside.admit(alone) {
+                return Pass { gate: gate.clone(), alone };
+            }
+            let (completer, turn) = blockhaul_io::ticket();
+            inside.waiting.push_back((alone, completer));
+            turn
+        };
+        turn.await.expect("the gate lets in all who wait, and they keep it alive")
+    }
+
+    fn leave(gate: &Arc<Gate>, alone: bool) {
+        let mut admitted = Vec::new();
+        {
+            let mut inside = gate.lock();
+            match alone {
+                true => inside.alone = false,
+                false => inside.many -= 1,
+            }
+            while let Some(&(alone, _)) = inside.waiting.front()
+                && inside.admit(alone)
+            {
+                admitted.extend(inside.waiting.pop_front());
+            }
+        }
+        // Without the lock: whoever no longer waits drops the pass, which leads back here.
+        for (alone, completer) in admitted {
+            completer.complete(Pass { gate: gate.clone(), alone });
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inside> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Pass {
+    fn drop(&mut self) {
+        Gate::leave(&self.gate, self.alone);
+    }
+}

@@ -1,0 +1,363 @@
+//! `extents-cache`: asks a slow source once for the state of a range, in bulk, and remembers.
+//!
+//! - `map`: what is known.
+//!
+//! All handles of the layer share what is known. Changes through any of them keep it true: when a
+//! change has completed, its range is known to hold data (write) or zeroes (zero), or not known any
+//! more (trim, and everything in other contexts); what was asked before that moment and is answered
+//! after it is not remembered for the range.
+
+mod map;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use blockhaul_block::{
+    Access, Args, BASE_ALLOCATION, Can, Contexts, Device, Error, Extents, Facts, FileRange, Flags,
+    Kind, Layer, Op, OpKind, Outcome, Param, ParamKind, Pending, Reply, Request, Result, ZERO,
+};
+use blockhaul_io::{Completer, Ticket};
+
+use crate::declared::{Declared, misfit, opened, param, param_or, usage};
+use crate::per_disk::PerDisk;
+use map::{Map, forget_oldest};
+
+/// Most runs in one answer; the rest is asked for again.
+const RUNS_IN_ANSWER: usize = 64 << 10;
+/// Ranges that have changed while an answer was awaited, before all of it counts as changed.
+const STALE_MAX: usize = 64;
+
+/// The layer `extents-cache`.
+pub static EXTENTS_CACHE: Declared = Declared {
+    name: "extents-cache",
+    summary: "asks a slow source for its extents once, in bulk, and remembers them",
+    manual: "The first request for extents asks the device below for all extents from there on, in \
+one request, and remembers what is answered; all connections share it. Requests for a range that is \
+being asked for wait for that answer instead of asking too. This is for sources where each such \
+request takes long or holds up reads, whatever its length: VMware's library, disks behind slow \
+networks, files with very many extents.
+
+Writes, zeroes and trims through this layer keep what is remembered true. Changes that reach the \
+device on another way (another program, another export without the same layer) are not seen: use it \
+on disks that nobody else changes. When the memory is full, what was not used for the longest time is \
+forgotten and asked for again.",
+    example: r#"
+blockhaul copy --source-layer 'delay?extents=50ms' --source-layer extents-cache \
+  sample:1G null:
+"#,
+    needs_content: false,
+    params: PARAMS,
+    configure: |args| configure(args),
+};
+
+const PARAMS: &[Param] = &[
+    param_or("memory", ParamKind::Size, "64M", "Most memory for what is remembered."),
+    param("bulk", ParamKind::Size, "Longest range to ask for at once; without it, up to the end."),
+];
+
+fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
+    let memory = args.size("memory").unwrap_or(64 << 20);
+    let bulk = args.size("bulk").unwrap_or(u64::MAX);
+    if bulk == 0 {
+        return Err(usage("extents-cache: bulk must be above 0"));
+    }
+    let disks = PerDisk::default();
+    opened(move |below| {
+        let facts = below.device.facts();
+        if !facts.can.contains(Can::EXTENTS) || facts.emulated.contains(Can::EXTENTS) {
+            // There is nothing to ask for.
+            return Ok(below.device);
+        }
+        let known = disks.get(&below, || Ok(Known { memory, bulk, state: Mutex::default() }))?;
+        known.adopt(&facts)?;
+        Ok(Arc::new(CacheDevice { inner: below.device, facts, known }))
+    })
+}
+
+/// What all handles share.
+struct Known {
+    memory: u64,
+    bulk: u64,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// One for each context of the device.
+    maps: Vec<Map>,
+    size: u64,
+    /// The context of these is `base:allocation`: a change says what it is afterwards.
+    base: Option<usize>,
+    asking: Vec<Asking>,
+    /// Counts requests, to tell what was used when.
+    now: u64,
+}
+
+/// A question that is on its way to the device.
+struct Asking {
+    id: u64,
+    contexts: Contexts,
+    at: u64,
+    end: u64,
+    /// Ranges that have changed since.
+    stale: Vec<(u64, u64)>,
+    waiting: Vec<Completer<Result<()>>>,
+}
+
+/// How to ask and answer.
+#[derive(Clone, Copy)]
+struct Ask {
+    /// Smallest block of the device.
+    minimum: u64,
+    /// Most runs in an answer.
+    runs: usize,
+}
+
+/// What to do about a request for extents.
+enum Plan {
+    Known(Vec<Extents>),
+    Wait(Ticket<Result<()>>),
+    Ask { id: u64, at: u64, end: u64 },
+}
+
+impl Known {
+    /// The device below is this one; all handles must be on the same.
+    fn adopt(&self, facts: &Facts) -> Result<()> {
+        let mut state = self.lock();
+        if state.maps.is_empty() {
+            state.maps.resize_with(facts.contexts.len(), Map::default);
+            state.size = facts.size;
+            state.base = facts.contexts.iter().position(|context| context == BASE_ALLOCATION);
+        }
+        if state.maps.len() != facts.contexts.len() || state.size != facts.size {
+            return Err(usage(format!(
+                "extents-cache: {} is another device than the one that is remembered: give each \
+                 device a layer of its own",
+                facts.name
+            )));
+        }
+        Ok(())
+    }
+
+    fn plan(&self, at: u64, end: u64, contexts: Contexts, ask: Ask) -> Plan {
+        let mut state = self.lock();
+        let State { maps, asking, now, size, .. } = &mut *state;
+        *now += 1;
+        if contexts.iter().all(|index| maps.get(index).is_some_and(|map| map.knows(at))) {
+            let asked = maps.iter_mut().enumerate().filter(|(index, _)| contexts.contains(*index));
+            let found = asked.map(|(_, map)| map.find(at, end, ask.runs, *now));
+            return Plan::Known(found.collect());
+        }
+        let fits = |asking: &&mut Asking| {
+            asking.at <= at && at < asking.end && asking.contexts.includes(contexts)
+        };
+        if let Some(asking) = asking.iter_mut().find(fits) {
+            let (completer, ticket) = blockhaul_io::ticket();
+            asking.waiting.push(completer);
+            return Plan::Wait(ticket);
+        }
+        // Up to what is known of the first context that is not known here, and what is asked for.
+        let unknown = contexts.iter().filter_map(|index| maps.get(index)).find(|m| !m.knows(at));
+        let mut until = unknown.and_then(|map| map.next_known(at)).unwrap_or(u64::MAX);
+        for other in asking.iter().filter(|other| other.at > at) {
+            until = until.min(other.at);
+        }
+        let minimum = ask.minimum;
+        let reach = *size - *size % minimum;
+        let bulk = at.saturating_add(self.bulk).max(end).next_multiple_of(minimum);
+        // All of these are multiples of the smallest block, and `end` is inside the device.
+        let until = until.min(bulk).min(reach).max(at + minimum);
+        let id = *now;
+        let (stale, waiting) = (Vec::new(), Vec::new());
+        asking.push(Asking { id, contexts, at, end: until, stale, waiting });
+        Plan::Ask { id, at, end: until }
+    }
+
+    /// Learns an answer, except for what has changed since it was asked for, and wakes those who
+    /// wait for it.
+    fn learn(&self, id: u64, contexts: Contexts, answer: &Result<Vec<Extents>>) {
+        let mut state = self.lock();
+        let State { maps, asking, now, .. } = &mut *state;
+        let Some(index) = asking.iter().position(|asking| asking.id == id) else { return };
+        let asking = asking.swap_remove(index);
+        if let Ok(lists) = answer {
+            for (index, list) in contexts.iter().zip(lists) {
+                let Some(map) = maps.get_mut(index) else { continue };
+                map.learn(asking.at, list, *now);
+                for &(start, end) in &asking.stale {
+                    map.forget(start, end);
+                }
+            }
+        }
+        forget_oldest(maps, self.memory);
+        drop(state);
+        let result = answer.as_ref().map(drop).map_err(Error::clone);
+        for completer in asking.waiting {
+            completer.complete(result.clone());
+        }
+    }
+
+    /// A change has completed, one way or the other.
+    fn changed(&self, kind: OpKind, start: u64, end: u64, done: bool) {
+        let mut state = self.lock();
+        let State { maps, asking, base, .. } = &mut *state;
+        for (index, map) in maps.iter_mut().enumerate() {
+            match kind {
+                OpKind::Write if *base == Some(index) => map.set(start, end, 0),
+                OpKind::Zero if *base == Some(index) && done => map.set(start, end, ZERO),
+                _ => map.forget(start, end),
+            }
+        }
+        for asking in asking.iter_mut().filter(|asking| asking.at < end && start < asking.end) {
+            if asking.stale.len() == STALE_MAX {
+                asking.stale.clear();
+                asking.stale.push((asking.at, asking.end));
+            }
+            if asking.stale.first() != Some(&(asking.at, asking.end)) {
+                asking.stale.push((start, end));
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A question on its way; if its task ends without an answer, whoever waits is told.
+struct OnItsWay {
+    known: Arc<Known>,
+    id: u64,
+    contexts: Contexts,
+}
+
+impl Drop for OnItsWay {
+    fn drop(&mut self) {
+        let lost = Err(Error::new(Kind::Disconnected, "the question for extents got lost"));
+        self.known.learn(self.id, self.contexts, &lost);
+    }
+}
+
+struct CacheDevice {
+    inner: Arc<dyn Device>,
+    facts: Arc<Facts>,
+    known: Arc<Known>,
+}
+
+impl Device for CacheDevice {
+    fn facts(&self) -> Arc<Facts> {
+        self.facts.clone()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        match request.op {
+            Op::Write(_) | Op::Zero | Op::Trim => self.change(request),
+            Op::Extents(contexts) => self.extents(request, contexts),
+            _ => self.inner.submit(request),
+        }
+    }
+
+    fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
+        match access {
+            Access::Read => self.inner.file_at(at, len, access),
+            // What is written past the layer would not be noticed.
+            Access::Write => None,
+        }
+    }
+}
+
+impl CacheDevice {
+    fn change(&self, request: Request) -> Pending {
+        let (kind, start) = (request.kind(), request.at);
+        let end = request.end().unwrap_or(u64::MAX);
+        let known = self.known.clone();
+        let note = move |outcome: &Outcome| known.changed(kind, start, end, outcome.is_ok());
+        match self.inner.submit(request).now() {
+            Ok(outcome) => {
+                note(&outcome);
+                Pending::ready(outcome)
+            }
+            Err(pending) => Pending::start(async move {
+                let outcome = pending.await;
+                note(&outcome);
+                outcome
+            }),
+        }
+    }
+
+    fn extents(&self, request: Request, contexts: Contexts) -> Pending {
+        let (at, end) = (request.at, request.end().unwrap_or(u64::MAX));
+        let minimum = u64::from(self.facts.block.minimum.max(1));
+        let one = request.flags.contains(Flags::ONE_EXTENT);
+        let ask = Ask { minimum, runs: if one { 1 } else { RUNS_IN_ANSWER } };
+        let plan = match self.known.plan(at, end, contexts, ask) {
+            Plan::Known(lists) => return Pending::ready(Ok(Reply::Extents(lists))),
+            plan => plan,
+        };
+        let (inner, known) = (self.inner.clone(), self.known.clone());
+        Pending::start(async move {
+            let mut plan = plan;
+            loop {
+                match plan {
+                    Plan::Known(lists) => return Ok(Reply::Extents(lists)),
+                    Plan::Wait(ticket) => match ticket.await {
+                        // The connection of whoever asked is gone; this one may be there.
+                        Ok(Err(error)) if error.kind() != Kind::Disconnected => return Err(error),
+                        _ => {}
+                    },
+                    Plan::Ask { id, at, end: until } => {
+                        let asked = Request::extents(at, until - at, contexts);
+                        let on_its_way = OnItsWay { known: known.clone(), id, contexts };
+                        let lists = match inner.submit(asked).await {
+                            Ok(Reply::Extents(lists)) if lists.len() == contexts.count() => {
+                                Ok(lists)
+                            }
+                            Ok(_) => Err(misfit()),
+                            Err(error) => Err(error),
+                        };
+                        known.learn(id, contexts, &lists);
+                        drop(on_its_way);
+                        let mut lists = lists?;
+                        for list in &mut lists {
+                            list.truncate(end - at);
+                            if one {
+                                list.first_only();
+                            }
+                        }
+                        return Ok(Reply::Extents(lists));
+                    }
+                }
+                plan = known.plan(at, end, contexts, ask);
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_change_while_an_answer_is_awaited_is_not_forgotten() {
+        let known = Known { memory: 1 << 20, bulk: u64::MAX, state: Mutex::default() };
+        let contexts = vec![BASE_ALLOCATION.to_string()];
+        known.adopt(&Facts { contexts, ..Facts::new("device", 1000) }).unwrap();
+        let base = Contexts::first();
+        let ask = Ask { minimum: 1, runs: 9 };
+        let Plan::Ask { id, at: 0, end: 1000 } = known.plan(0, 10, base, ask) else {
+            panic!("nothing is known");
+        };
+        assert!(matches!(known.plan(500, 600, base, ask), Plan::Wait(_)));
+        known.changed(OpKind::Write, 100, 200, true);
+        known.learn(id, base, &Ok(vec![Extents::one(1000, ZERO)]));
+        assert!(matches!(known.plan(99, 600, base, ask), Plan::Known(_)));
+        let Plan::Ask { id, at: 100, end: 200 } = known.plan(100, 600, base, ask) else {
+            panic!("the changed range is not known");
+        };
+        // Many changes spoil all of an answer.
+        for at in 0..100 {
+            known.changed(OpKind::Trim, 190 + at % 5, 195 + at % 5, true);
+        }
+        known.learn(id, base, &Ok(vec![Extents::one(100, ZERO)]));
+        assert!(matches!(known.plan(150, 160, base, ask), Plan::Ask { .. }));
+    }
+}

@@ -1,0 +1,98 @@
+//! Flushes that failed: what a layer remembers of them for all handles on the same storage.
+//!
+//! The kernel reports data that could not be written once for each open file. A second flush then succeeds,
+//! although the data is gone. So a layer that flushes, or repeats requests, never repeats a failed flush,
+//! and no later flush succeeds until the storage is opened again.
+
+use std::sync::Arc;
+
+use blockhaul_block::{
+    Access, Can, Device, Error, Facts, FailedFlush, FileRange, Flags, Kind, OpKind, Pending,
+    Request, Result,
+};
+
+/// Whether the storage has failed a flush or a request with FUA since it was opened; shared by its handles.
+#[derive(Default)]
+pub(crate) struct Flushes(FailedFlush);
+
+impl Flushes {
+    /// Fails if data may be lost: then no flush and no request with FUA may succeed.
+    pub(crate) fn check(&self) -> Result<()> {
+        self.0.check()
+    }
+
+    /// Data may be lost, as this error says.
+    pub(crate) fn fail(&self, error: &Error) {
+        self.0.note(error);
+    }
+
+    /// Looks at the end of a flush or a request with FUA ([`makes_durable`]). A success counts only if no
+    /// other one has failed meanwhile.
+    pub(crate) fn ended<T>(&self, kind: OpKind, outcome: Result<T>) -> Result<T> {
+        match outcome {
+            Ok(reply) => self.check().map(|()| reply),
+            Err(error) => {
+                if loses_data(kind, &error) {
+                    self.fail(&error);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// The device; its flushes and requests with FUA go through this.
+    pub(crate) fn guard(self: &Arc<Flushes>, inner: Arc<dyn Device>) -> Arc<dyn Device> {
+        if !inner.facts().can.intersects(Can::FLUSH | Can::FUA) {
+            return inner;
+        }
+        Arc::new(Guarded { inner, flushes: self.clone() })
+    }
+}
+
+/// Whether a request makes data durable: a flush, or a change with FUA.
+pub(crate) fn makes_durable(kind: OpKind, flags: Flags) -> bool {
+    kind == OpKind::Flush || kind.changes() && flags.contains(Flags::FUA)
+}
+
+/// Whether a flush or request with FUA that ends with such an error may have lost data. A lost connection
+/// has not: another one to the same storage can flush. Neither has a request that was refused, or that
+/// failed before anything was flushed.
+pub(crate) fn loses_data(kind: OpKind, error: &Error) -> bool {
+    let is_refused = matches!(
+        error.kind(),
+        Kind::ReadOnly | Kind::Invalid | Kind::TooLarge | Kind::Unsupported | Kind::Refused
+    );
+    !error.is_before_flush()
+        && !matches!(error.kind(), Kind::Disconnected | Kind::ShuttingDown)
+        && (kind == OpKind::Flush || !is_refused)
+}
+
+struct Guarded {
+    inner: Arc<dyn Device>,
+    flushes: Arc<Flushes>,
+}
+
+impl Device for Guarded {
+    fn facts(&self) -> Arc<Facts> {
+        self.inner.facts()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        let kind = request.kind();
+        if !makes_durable(kind, request.flags) {
+            return self.inner.submit(request);
+        }
+        if let Err(error) = self.flushes.check() {
+            return error.into();
+        }
+        let flushes = self.flushes.clone();
+        match self.inner.submit(request).now() {
+            Ok(outcome) => Pending::ready(flushes.ended(kind, outcome)),
+            Err(pending) => Pending::start(async move { flushes.ended(kind, pending.await) }),
+        }
+    }
+
+    fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
+        self.inner.file_at(at, len, access)
+    }
+}

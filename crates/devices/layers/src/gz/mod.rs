@@ -1,0 +1,325 @@
+//! `gz`: what a gzip file holds, at random.
+//!
+//! - `inflate`: the decoder. Copies of it, made while the file is read through once, are the index.
+
+mod inflate;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use blockhaul_block::{
+    Args, Below, Device, Error, Kind, Layer, Opening, ParamKind, Reply, Request, Result,
+};
+use blockhaul_io::{Data, Room};
+
+use crate::declared::{Declared, param_or, usage};
+use crate::packed::{Kept, Part, Unpack, Unpacked, facts_of_content};
+use crate::per_disk::PerDisk;
+use crate::scratch::Scratch;
+use inflate::Inflater;
+
+/// The layer `gz`.
+pub static GZ: Declared = Declared {
+    name: "gz",
+    summary: "shows what a gzip file holds, at random",
+    manual: "The device below is a gzip file, of one or more members; what is served is its content, \
+read-only. The file is read through once, when it is opened first: that tells the length of its content, \
+checks it, and leaves an index of places from which decoding can go on, without a copy of the content. \
+Reads in order go on where the last one ended; others decode from the next place before.
+
+Half of `gz-memory` is for the index, half for content that was decoded last; the larger the content, the \
+farther apart its places (16 MiB hold 180 of them). All connections share both. Content is decoded by one \
+thread at a time: `xz` files of many blocks are better for this.",
+    example: r#"
+blockhaul copy sample:16M - | gzip -1 > disk.raw.gz
+blockhaul copy --verify --source-layer gz disk.raw.gz disk.raw
+"#,
+    needs_content: true,
+    params: &[param_or("gz-memory", ParamKind::Size, "16M", "Memory for index and content; 1M at least.")],
+    configure: |args| configure(args),
+};
+
+/// Bytes of a part of the content.
+const PART: u64 = 128 << 10;
+/// Least distance of two places of the index.
+const APART: u64 = 1 << 20;
+/// Bytes that are decoded at a time.
+const STEP: u64 = 1 << 20;
+
+fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
+    let memory = args.size("gz-memory").unwrap_or(16 << 20);
+    if memory < 1 << 20 {
+        return Err(usage("gz: gz-memory must be at least 1M"));
+    }
+    Ok(Arc::new(Gz { memory, files: PerDisk::default() }))
+}
+
+struct Gz {
+    memory: u64,
+    files: PerDisk<Content>,
+}
+
+impl Layer for Gz {
+    fn wrap(&self, _inner: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
+        Err(Error::new(Kind::Unsupported, "gz: the file must be opened with the layer"))
+    }
+
+    fn open(self: Arc<Self>, below: Below) -> Opening<Arc<dyn Device>> {
+        Box::pin(async move {
+            let facts = below.device.facts();
+            let inner = below.device.clone();
+            let reader = Reader { packed: facts.size, scratch: Scratch::for_device(&inner), inner };
+            let known = self.files.known(&below).filter(|content| content.packed == facts.size);
+            let content = match known {
+                Some(content) => content,
+                None => {
+                    let index = Index::make(&reader, self.memory / 2).await.map_err(|error| {
+                        let text = format!("gz: {}: {}", facts.name, error.text());
+                        Error::new(error.kind(), text)
+                    })?;
+                    let most = usize::try_from(self.memory / 2 / PART).unwrap_or(usize::MAX);
+                    let made = Content {
+                        index,
+                        packed: facts.size,
+                        kept: Kept::new(most),
+                        last: Mutex::default(),
+                        decoding: Arc::default(),
+                    };
+                    self.files.get(&below, || Ok(made))?
+                }
+            };
+            let facts = facts_of_content(&facts, content.index.size);
+            let file = File { content, reader };
+            Ok(Unpacked::over(facts, file))
+        })
+    }
+}
+
+/// The places from which decoding can go on.
+struct Index {
+    /// In order; the first is the start.
+    places: Vec<Inflater>,
+    /// Bytes of the content.
+    size: u64,
+}
+
+impl Index {
+    /// Reads the file through.
+    async fn make(reader: &Reader, memory: u64) -> Result<Index> {
+        let most = usize::try_from(memory / Inflater::COST).unwrap_or(usize::MAX).max(2);
+        let (mut places, mut apart) = (vec![Inflater::new()], APART);
+        let mut cursor = Cursor::at(&places[0]);
+        loop {
+            let last = places.last().map_or(0, |place| place.made);
+            cursor = reader.step(cursor, last + apart).await?;
+            cursor.content.clear();
+            cursor.start = cursor.inflater.made;
+            if cursor.inflater.taken == reader.packed {
+                break;
+            }
+            if cursor.inflater.made >= last + apart {
+                if places.len() >= most {
+                    // Every other one is enough from now on.
+                    let mut index = 0;
+                    places.retain(|_| {
+                        index += 1;
+                        index % 2 == 1
+                    });
+                    apart *= 2;
+                } else {
+                    places.push(cursor.inflater.clone());
+                }
+            }
+        }
+        cursor.inflater.finish().map_err(damaged)?;
+        Ok(Index { places, size: cursor.inflater.made })
+    }
+
+    /// The last place that is not behind an offset of the content.
+    fn before(&self, at: u64) -> &Inflater {
+        let behind = self.places.partition_point(|place| place.made <= at);
+        // The first one is at the start.
+        &self.places[behind.saturating_sub(1)]
+    }
+}
+
+fn damaged(why: String) -> Error {
+    Error::new(Kind::Invalid, why)
+}
+
+/// A decoder with what it has at hand.
+struct Cursor {
+    inflater: Inflater,
+    /// A piece of the file, and where it lies.
+    input: Option<(u64, Data)>,
+    /// Content that was not handed on yet, and where it begins.
+    content: Vec<u8>,
+    start: u64,
+}
+
+impl Cursor {
+    fn at(place: &Inflater) -> Cursor {
+        let start = place.made;
+        Cursor { inflater: place.clone(), input: None, content: Vec::new(), start }
+    }
+}
+
+/// Reads the file for a decoder.
+struct Reader {
+    inner: Arc<dyn Device>,
+    packed: u64,
+    scratch: Scratch,
+}
+
+impl Reader {
+    /// Decodes on, up to `until` or the end of a piece of the file; further by some KiB at most.
+    async fn step(&self, cursor: Cursor, until: u64) -> Result<Cursor> {
+        let mut cursor = cursor;
+        let taken = cursor.inflater.taken;
+        let (at, data) = match cursor.input.take() {
+            Some((at, data)) if taken < at + data.len() as u64 => (at, data),
+            // Its memory goes back first.
+            _ => (taken, self.piece(taken).await?),
+        };
+        let work = move || {
+            let done = {
+                let input = &data.bytes()[(taken - at) as usize..];
+                cursor.inflater.step(input, until, &mut cursor.content)
+            };
+            done.map(|()| {
+                cursor.input = Some((at, data));
+                cursor
+            })
+        };
+        let done = blockhaul_io::offload(work).await;
+        done.map_err(|lost| Error::new(Kind::Io, "cannot decode").because(lost))?.map_err(damaged)
+    }
+
+    /// A piece of the file, in memory of its own: it stays with a decoder.
+    async fn piece(&self, at: u64) -> Result<Data> {
+        let len = self.scratch.piece().min(self.packed.saturating_sub(at));
+        if len == 0 {
+            return Ok(Data::zeroes(0));
+        }
+        let room = Room::unpooled(len as usize);
+        match self.inner.submit(Request::read(at, room)).await? {
+            Reply::Data(data) => Ok(data),
+            Reply::Hole => Ok(Room::unpooled(len as usize).into_buf().into()),
+            _ => Err(crate::declared::misfit()),
+        }
+    }
+}
+
+/// What is known of a file; shared by all handles.
+struct Content {
+    index: Index,
+    /// Bytes of the file.
+    packed: u64,
+    kept: Kept,
+    /// The decoder as the last read left it.
+    last: Mutex<Option<Cursor>>,
+    /// One decodes at a time.
+    decoding: Arc<blockhaul_io::RangeLocks>,
+}
+
+impl Content {
+    fn last(&self) -> MutexGuard<'_, Option<Cursor>> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn part(&self, number: u64) -> Part {
+        let start = number * PART;
+        Part { number, start, len: PART.min(self.index.size - start) }
+    }
+
+    fn part_at(&self, at: u64) -> Option<Part> {
+        (at < self.index.size).then(|| self.part(at / PART))
+    }
+}
+
+/// A handle.
+struct File {
+    content: Arc<Content>,
+    reader: Reader,
+}
+
+impl Unpack for File {
+    fn what(&self) -> &'static str {
+        "a gzip file"
+    }
+
+    fn kept(&self) -> &Kept {
+        &self.content.kept
+    }
+
+    fn part_at(&self, at: u64) -> Option<Part> {
+        self.content.part_at(at)
+    }
+
+    async fn part(&self, part: Part) -> Result<Data> {
+        let content = &self.content;
+        if let Some(data) = content.kept.find(part.number) {
+            return Ok(data);
+        }
+        let _turn = content.decoding.lock(0, 1).await;
+        if let Some(data) = content.kept.find(part.number) {
+            return Ok(data);
+        }
+        let place = content.index.before(part.start);
+        let last = content.last().take();
+        let on = last.filter(|last| last.start <= part.start && last.inflater.made >= place.made);
+        let mut cursor = on.unwrap_or_else(|| Cursor::at(place));
+        // What is passed on the way is kept, too, as far as there is room for it.
+        let keep_from = part.number.saturating_sub(content.kept.most() as u64 / 2);
+        loop {
+            if let Some(data) = self.hand_on(&mut cursor, part.number, keep_from) {
+                *content.last() = Some(cursor);
+                return Ok(data);
+            }
+            if cursor.inflater.taken == self.reader.packed {
+                return Err(Error::new(
+                    Kind::Io,
+                    "the gzip file is not as it was when it was opened",
+                ));
+            }
+            let until = (part.start + part.len).min(cursor.inflater.made + STEP);
+            cursor = self.reader.step(cursor, until).await?;
+        }
+    }
+}
+
+impl File {
+    /// Keeps the parts that a decoder has at hand; the one that is wanted.
+    fn hand_on(&self, cursor: &mut Cursor, wanted: u64, keep_from: u64) -> Option<Data> {
+        let content = &self.content;
+        let mut used = 0;
+        let mut found = None;
+        while found.is_none() {
+            let at = cursor.start + used as u64;
+            let left = cursor.content.len() - used;
+            let Some(part) = content.part_at(at) else { break };
+            if part.start < at || part.number < keep_from {
+                // Not all of it is there, or it is not worth its memory.
+                let skipped = ((part.start + part.len - at) as usize).min(left);
+                used += skipped;
+                if skipped == 0 || skipped == left {
+                    break;
+                }
+                continue;
+            }
+            if (left as u64) < part.len {
+                break;
+            }
+            let mut buf = Room::unpooled(part.len as usize).into_buf();
+            buf.copy_from_slice(&cursor.content[used..used + part.len as usize]);
+            used += part.len as usize;
+            let data = Data::from(buf);
+            content.kept.keep(part.number, data.clone());
+            if part.number == wanted {
+                found = Some(data);
+            }
+        }
+        cursor.content.drain(..used);
+        cursor.start += used as u64;
+        found
+    }
+}

@@ -1,0 +1,132 @@
+//! Devices over devices: everything that changes, limits, records or refuses what a device does.
+//!
+//! One file per layer. To add one, write its file and add a line to [`all`]: parsing, help, manual and
+//! completion follow from what it declares. A layer is a value: two stacks may use one kind with
+//! different options, and all handles that one value wraps share what it keeps.
+
+mod background;
+mod blocksize;
+mod cache;
+mod checkwrite;
+mod cow;
+mod declared;
+mod delay;
+mod error;
+mod evil;
+mod extentlist;
+mod extents_cache;
+mod flushes;
+mod fua;
+mod gates;
+mod gz;
+mod log;
+mod luks;
+pub mod manual;
+mod masked;
+mod multi_conn;
+mod nocache;
+mod noextents;
+mod nozero;
+mod offset;
+mod out;
+mod packed;
+mod partition;
+mod pause;
+mod per_disk;
+mod protect;
+mod ranges;
+mod rate;
+mod readahead;
+mod readonly;
+mod repeat;
+mod retry;
+mod retry_request;
+mod runs;
+mod scan;
+mod scratch;
+mod stats;
+mod swab;
+mod tar;
+mod temporary;
+mod truncate;
+mod xz;
+
+pub use background::data_was_lost;
+pub use blocksize::BLOCKSIZE;
+pub use cache::CACHE;
+pub use checkwrite::CHECKWRITE;
+pub use cow::COW;
+pub use declared::Declared;
+pub use delay::Delay;
+pub use error::Failing;
+pub use evil::EVIL;
+pub use extentlist::EXTENTLIST;
+pub use extents_cache::EXTENTS_CACHE;
+pub use fua::FUA;
+pub use gates::{EXITLAST, EXITWHEN, EXPORTNAME, IP, LIMIT, TLS_FALLBACK};
+pub use gz::GZ;
+pub use log::Log;
+pub use luks::LUKS;
+pub use multi_conn::MULTI_CONN;
+pub use nocache::NOCACHE;
+pub use noextents::NOEXTENTS;
+pub use nozero::NOZERO;
+pub use offset::Offset;
+pub use partition::PARTITION;
+pub use pause::Pause;
+pub use protect::PROTECT;
+pub use rate::{Bucket, Rate, RateLayer};
+pub use readahead::READAHEAD;
+pub use readonly::Readonly;
+pub use retry::RETRY;
+pub use retry_request::RETRY_REQUEST;
+pub use scan::SCAN;
+pub use stats::{Counts, Stats, StatsLayer};
+pub use swab::SWAB;
+pub use tar::TAR;
+pub use truncate::TRUNCATE;
+pub use xz::XZ;
+
+/// Every layer of this crate, for a [`blockhaul_block::Registry`], by name.
+pub fn all() -> Vec<&'static dyn blockhaul_block::LayerKind> {
+    vec![
+        &BLOCKSIZE,
+        &CACHE,
+        &CHECKWRITE,
+        &COW,
+        &Delay,
+        &Failing,
+        &EVIL,
+        &EXITLAST,
+        &EXITWHEN,
+        &EXPORTNAME,
+        &EXTENTLIST,
+        &EXTENTS_CACHE,
+        &FUA,
+        &GZ,
+        &IP,
+        &LIMIT,
+        &Log,
+        &LUKS,
+        &MULTI_CONN,
+        &NOCACHE,
+        &NOEXTENTS,
+        &NOZERO,
+        &Offset,
+        &PARTITION,
+        &Pause,
+        &PROTECT,
+        &Rate,
+        &READAHEAD,
+        &Readonly,
+        &RETRY,
+        &RETRY_REQUEST,
+        &SCAN,
+        &Stats,
+        &SWAB,
+        &TAR,
+        &TLS_FALLBACK,
+        &TRUNCATE,
+        &XZ,
+    ]
+}

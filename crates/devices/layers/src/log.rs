@@ -1,0 +1,130 @@
+//! `log`: one line when a request begins and one when it ends.
+//!
+//! ```text
+//! 17 read offset=4096 length=512 begin
+//! 17 read offset=4096 length=512 ok us=12
+//! 18 zero offset=0 length=1048576 flags=FUA|NO_HOLE begin
+//! 18 zero offset=0 length=1048576 error="cannot zero: Input/output error" us=3
+//! ```
+//! The first number counts requests over all handles of the layer.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use blockhaul_block::{
+    Args, Device, Facts, Layer, LayerKind, Op, Outcome, Param, Pending, Reply, Request, Result,
+};
+
+use crate::out::Out;
+
+/// The layer `log`.
+pub struct Log;
+
+impl LayerKind for Log {
+    fn name(&self) -> &'static str {
+        "log"
+    }
+
+    fn summary(&self) -> &'static str {
+        "reports every request when it begins and when it ends"
+    }
+
+    fn manual(&self) -> &'static str {
+        "One line when a request begins and one when it ends, with its offset, length and \
+         flags, how it ended and how many microseconds it took; the number in front \
+         counts requests over all connections."
+    }
+
+    fn example(&self) -> &'static str {
+        r#"
+blockhaul serve --layer 'log?file=requests.log' sample:4M --run 'blockhaul checksum "$uri"'
+cat requests.log
+"#
+    }
+
+    fn params(&self) -> &'static [Param] {
+        &[Out::PARAM]
+    }
+
+    fn configure(&self, args: &Args) -> Result<Arc<dyn Layer>> {
+        let journal = Journal { out: Out::open("log", args)?, next: AtomicU64::new(1) };
+        Ok(Arc::new(LogLayer { journal: Arc::new(journal) }))
+    }
+}
+
+struct LogLayer {
+    journal: Arc<Journal>,
+}
+
+impl Layer for LogLayer {
+    fn wrap(&self, inner: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
+        Ok(Arc::new(LogDevice { inner, journal: self.journal.clone() }))
+    }
+}
+
+struct Journal {
+    out: Out,
+    next: AtomicU64,
+}
+
+struct LogDevice {
+    inner: Arc<dyn Device>,
+    journal: Arc<Journal>,
+}
+
+impl Device for LogDevice {
+    fn facts(&self) -> Arc<Facts> {
+        self.inner.facts()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        let id = self.journal.next.fetch_add(1, Ordering::Relaxed);
+        let what = describe(&request);
+        self.journal.out.write(&format!("{id} {what} begin\n"));
+        let started = Instant::now();
+        let journal = self.journal.clone();
+        let report = move |outcome: &Outcome| {
+            let (result, us) = (describe_end(outcome), started.elapsed().as_micros());
+            journal.out.write(&format!("{id} {what} {result} us={us}\n"));
+        };
+        match self.inner.submit(request).now() {
+            Ok(outcome) => {
+                report(&outcome);
+                Pending::ready(outcome)
+            }
+            Err(pending) => Pending::start(async move {
+                let outcome = pending.await;
+                report(&outcome);
+                outcome
+            }),
+        }
+    }
+}
+
+fn describe(request: &Request) -> String {
+    let kind = request.kind();
+    let mut text = match request.op {
+        Op::Flush => kind.to_string(),
+        _ => format!("{kind} offset={} length={}", request.at, request.len),
+    };
+    if !request.flags.is_empty() {
+        let names: Vec<_> = request.flags.iter_names().map(|(name, _)| name).collect();
+        text.push_str(" flags=");
+        text.push_str(&names.join("|"));
+    }
+    text
+}
+
+fn describe_end(outcome: &Outcome) -> String {
+    match outcome {
+        Ok(Reply::Hole) => "ok hole".into(),
+        Ok(Reply::Extents(lists)) => {
+            let counts: Vec<_> = lists.iter().map(|list| list.len().to_string()).collect();
+            format!("ok extents={}", counts.join(","))
+        }
+        Ok(_) => "ok".into(),
+        // One line stays one line, whatever a device says.
+        Err(error) => format!("error={:?}", error.text()),
+    }
+}

@@ -1,0 +1,287 @@
+//! Sectors in and out of the clear, as dm-crypt has them.
+
+use std::sync::{Mutex, PoisonError};
+
+use blockhaul_block::{Error, Kind, Result};
+use openssl::cipher::{Cipher, CipherRef};
+use openssl::cipher_ctx::CipherCtx;
+use openssl::error::ErrorStack;
+use openssl::hash::MessageDigest;
+
+/// Bytes of a sector, which is encrypted by itself.
+pub(super) const SECTOR: u64 = 512;
+
+/// How sectors are encrypted.
+#[derive(Clone, Copy)]
+pub(super) struct Suite {
+    chain: Chain,
+    iv: Iv,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Chain {
+    Xts,
+    Cbc,
+    Ecb,
+}
+
+/// Where the initial vector of a sector comes from.
+#[derive(Clone, Copy)]
+enum Iv {
+    /// Its number in 32 bits.
+    Plain,
+    /// Its number in 64 bits.
+    Plain64,
+    /// Its number, encrypted with a digest of the key.
+    Essiv(MessageDigest),
+    /// There is none.
+    None,
+}
+
+impl Suite {
+    /// The cipher and mode of a header; why not.
+    pub(super) fn parse(name: &str, mode: &str) -> Result<Suite, String> {
+        let unknown = || {
+            let suite = format!("{name}-{mode}");
+            format!("the cipher {suite:?} is not known: AES in xts, cbc or ecb is")
+        };
+        if name != "aes" {
+            return Err(unknown());
+        }
+        let (chain, iv) = mode.split_once('-').unwrap_or((mode, ""));
+        let chain = match chain {
+            "xts" => Chain::Xts,
+            "cbc" => Chain::Cbc,
+            "ecb" => Chain::Ecb,
+            _ => return Err(unknown()),
+        };
+        let iv = match iv {
+            _ if chain == Chain::Ecb => Iv::None,
+            "plain" => Iv::Plain,
+            "plain64" => Iv::Plain64,
+            _ => {
+                let digest = iv.strip_prefix("essiv:").and_then(digest);
+                Iv::Essiv(digest.ok_or_else(unknown)?)
+            }
+        };
+        Ok(Suite { chain, iv })
+    }
+
+    /// Sectors with this key; why not.
+    pub(super) fn with_key(self, key: &[u8]) -> Result<Sectors, String> {
+        let cipher = match (self.chain, key.len()) {
+            (Chain::Xts, 32) => Cipher::aes_128_xts(),
+            (Chain::Xts, 64) => Cipher::aes_256_xts(),
+            (Chain::Cbc, 16) => Cipher::aes_128_cbc(),
+            (Chain::Cbc, 24) => Cipher::aes_192_cbc(),
+            (Chain::Cbc, 32) => Cipher::aes_256_cbc(),
+            (Chain::Ecb, 16) => Cipher::aes_128_ecb(),
+            (Chain::Ecb, 24) => Cipher::aes_192_ecb(),
+            (Chain::Ecb, 32) => Cipher::aes_256_ecb(),
+            (_, len) => return Err(format!("a key of {} bits does not fit the cipher", 8 * len)),
+        };
+        let essiv = match self.iv {
+            Iv::Essiv(digest) => {
+                let hashed = openssl::hash::hash(digest, key).map_err(|error| error.to_string())?;
+                Some(Essiv::new(&hashed)?)
+            }
+            _ => None,
+        };
+        Ok(Sectors { cipher, key: key.to_vec(), iv: self.iv, essiv, idle: Mutex::default() })
+    }
+}
+
+/// The digest of this name in a header.
+pub(super) fn digest(name: &str) -> Option<MessageDigest> {
+    Some(match name {
+        "sha1" => MessageDigest::sha1(),
+        "sha224" => MessageDigest::sha224(),
+        "sha256" => MessageDigest::sha256(),
+        "sha384" => MessageDigest::sha384(),
+        "sha512" => MessageDigest::sha512(),
+        "ripemd160" => MessageDigest::ripemd160(),
+        _ => return None,
+    })
+}
+
+/// The cipher that makes initial vectors.
+struct Essiv {
+    cipher: &'static CipherRef,
+    key: Vec<u8>,
+}
+
+impl Essiv {
+    fn new(key: &[u8]) -> Result<Essiv, String> {
+        let cipher = match key.len() {
+            16 => Cipher::aes_128_ecb(),
+            24 => Cipher::aes_192_ecb(),
+            32 => Cipher::aes_256_ecb(),
+            len => return Err(format!("a digest of {len} bytes is no key of AES")),
+        };
+        Ok(Essiv { cipher, key: key.to_vec() })
+    }
+}
+
+/// Encrypts and decrypts whole sectors by their number.
+pub(super) struct Sectors {
+    cipher: &'static CipherRef,
+    key: Vec<u8>,
+    iv: Iv,
+    essiv: Option<Essiv>,
+    /// Contexts with the key set, which takes longer than a sector: for each direction.
+    idle: Mutex<[Vec<Contexts>; 2]>,
+}
+
+/// What one thread needs: the cipher's, and that of the initial vectors.
+struct Contexts {
+    data: CipherCtx,
+    essiv: Option<CipherCtx>,
+}
+
+impl Contexts {
+    /// Replaces a sector.
+    fn update(&mut self, sector: &mut [u8]) -> Result<(), ErrorStack> {
+        if self.data.block_size() == 1 {
+            let len = sector.len();
+            return self.data.cipher_update_inplace(sector, len).map(drop);
+        }
+        // Ciphers of whole blocks want room for one more.
+        let mut out = [0; SECTOR as usize + 32];
+        self.data.cipher_update(sector, Some(&mut out))?;
+        sector.copy_from_slice(&out[..sector.len()]);
+        Ok(())
+    }
+}
+
+impl Sectors {
+    /// Decrypts sectors in place, the first with this number.
+    pub(super) fn decrypt(&self, first: u64, bytes: &mut [u8]) -> Result<()> {
+        self.with_contexts(false, |contexts| {
+            for (number, sector) in (first..).zip(bytes.chunks_exact_mut(SECTOR as usize)) {
+                let iv = self.iv(number, contexts)?;
+                contexts.data.decrypt_init(None, None, iv.as_ref().map(|iv| &iv[..]))?;
+                contexts.update(sector)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Encrypts sectors, the first with this number, from `bytes` into `out` of the same length.
+    pub(super) fn encrypt(&self, first: u64, bytes: &[u8], out: &mut [u8]) -> Result<()> {
+        out.copy_from_slice(bytes);
+        self.with_contexts(true, |contexts| {
+            for (number, sector) in (first..).zip(out.chunks_exact_mut(SECTOR as usize)) {
+                let iv = self.iv(number, contexts)?;
+                contexts.data.encrypt_init(None, None, iv.as_ref().map(|iv| &iv[..]))?;
+                contexts.update(sector)?;
+            }
+            Ok(())
+        })
+    }
+
+    fn iv(&self, number: u64, contexts: &mut Contexts) -> Result<Option<[u8; 16]>, ErrorStack> {
+        let mut iv = [0; 16];
+        match self.iv {
+            Iv::None => return Ok(None),
+            // The upper half is left out.
+            Iv::Plain => iv[..4].copy_from_slice(&(number as u32).to_le_bytes()),
+            Iv::Plain64 | Iv::Essiv(_) => iv[..8].copy_from_slice(&number.to_le_bytes()),
+        }
+        if let Some(essiv) = &mut contexts.essiv {
+            essiv.encrypt_init(None, None, None)?;
+            let mut out = [0; 32];
+            essiv.cipher_update(&iv, Some(&mut out))?;
+            iv.copy_from_slice(&out[..16]);
+        }
+        Ok(Some(iv))
+    }
+
+    fn with_contexts(
+        &self,
+        encrypts: bool,
+        work: impl FnOnce(&mut Contexts) -> Result<(), ErrorStack>,
+    ) -> Result<()> {
+        let idle = || self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let direction = usize::from(encrypts);
+        let ready = idle()[direction].pop();
+        let mut contexts = match ready {
+            Some(contexts) => contexts,
+            None => self.contexts(encrypts).map_err(failed)?,
+        };
+        work(&mut contexts).map_err(failed)?;
+        idle()[direction].push(contexts);
+        Ok(())
+    }
+
+    fn contexts(&self, encrypts: bool) -> Result<Contexts, ErrorStack> {
+        let mut data = CipherCtx::new()?;
+        let (cipher, key) = (Some(self.cipher), Some(&self.key[..]));
+        let iv = [0; 16];
+        let iv = (!matches!(self.iv, Iv::None)).then_some(&iv[..]);
+        match encrypts {
+            true => data.encrypt_init(cipher, key, iv)?,
+            false => data.decrypt_init(cipher, key, iv)?,
+        }
+        data.set_padding(false);
+        let essiv = match &self.essiv {
+            None => None,
+            Some(essiv) => {
+                let mut context = CipherCtx::new()?;
+                context.encrypt_init(Some(essiv.cipher), Some(&essiv.key), None)?;
+                context.set_padding(false);
+                Some(context)
+            }
+        };
+        Ok(Contexts { data, essiv })
+    }
+}
+
+fn failed(error: ErrorStack) -> Error {
+    Error::new(Kind::Io, "the cipher failed").because(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sectors_come_back_and_depend_on_their_number() {
+        let plain: Vec<u8> = (0..2048_u32).map(|at| (at % 512 % 251) as u8).collect();
+        for (mode, key) in [
+            ("xts-plain64", 64),
+            ("xts-plain", 32),
+            ("cbc-plain64", 24),
+            ("cbc-essiv:sha256", 32),
+            ("ecb", 16),
+        ] {
+            let key: Vec<u8> = (0..key).map(|byte| byte * 3 + 1).collect();
+            let sectors = Suite::parse("aes", mode).unwrap().with_key(&key).unwrap();
+            let mut secret = vec![0; plain.len()];
+            sectors.encrypt(7, &plain, &mut secret).unwrap();
+            assert_ne!(secret, plain);
+            let mut again = secret.clone();
+            sectors.decrypt(7, &mut again).unwrap();
+            assert!(again == plain, "{mode}");
+            let mut elsewhere = secret[512..1024].to_vec();
+            sectors.decrypt(8, &mut elsewhere).unwrap();
+            assert_eq!(elsewhere, plain[512..1024], "{mode}");
+            sectors.encrypt(9, &plain[..512], &mut elsewhere).unwrap();
+            assert_eq!(elsewhere == secret[..512], mode == "ecb", "{mode}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_known_is_refused() {
+        for (name, mode) in [
+            ("twofish", "xts-plain64"),
+            ("aes", "gcm-plain64"),
+            ("aes", "cbc-essiv:md5"),
+            ("aes", "xts"),
+        ] {
+            assert!(Suite::parse(name, mode).is_err(), "{name} {mode}");
+        }
+        let suite = Suite::parse("aes", "xts-plain64").unwrap();
+        assert!(suite.with_key(&[1; 48]).is_err());
+        assert!(Suite::parse("aes", "cbc-essiv:sha512").unwrap().with_key(&[1; 32]).is_err());
+    }
+}

@@ -1,0 +1,265 @@
+//! `luks`: what a LUKS1 container holds, in the clear.
+//!
+//! - `header`: the container's header and its key slots. `derive`: keys from passphrases. `cipher`: sectors in
+//!   and out of the clear.
+//! - `passphrase`: where the passphrase comes from.
+
+mod cipher;
+mod derive;
+mod header;
+mod passphrase;
+
+use std::sync::Arc;
+
+use blockhaul_block::{
+    Below, BlockSizes, Can, Device, DeviceExt, Error, Facts, Kind, Layer, Op, Opening, Outcome,
+    ParamKind, Pending, Reply, Request, Result,
+};
+use blockhaul_io::{Buf, Data, Room};
+
+use crate::declared::{Declared, misfit, param, param_or, usage};
+use crate::per_disk::PerDisk;
+use crate::scratch::Scratch;
+use cipher::{SECTOR, Sectors};
+use header::{HEADER, Header};
+use passphrase::Source;
+
+/// Longest payload that is worked on at once on the worker itself: about 100 us.
+const INLINE_MAX: usize = 512 << 10;
+
+/// The layer `luks`.
+pub static LUKS: Declared = Declared {
+    name: "luks",
+    summary: "reads and writes what a LUKS1 container holds",
+    manual: "The device below is a LUKS container of version 1, as cryptsetup (`--type luks1`) and QEMU \
+(`-f luks`) make them, with AES in mode xts or cbc (plain, plain64, essiv:sha256) or ecb; what is served is \
+what it holds. Version 2 is refused.
+
+The passphrase is opened with the first connection: `passphrase=+FILE` reads the first line of a \
+file, `passphrase=-FD` of a descriptor that was inherited, `passphrase=-` asks for it. Given as it is, it shows in the list of processes. A wrong one is told so, after the time that \
+the container's key slots take to try: that is what the container's header says, so one with more than \
+`max-iterations` is refused. Clients that open a container at the same time try it one after the other.
+
+Bytes that the container never wrote read as noise. Zeroes are written like other data, trims are left out, \
+and extents are all data.",
+    example: r#"
+printf secret > key && qemu-img create -f luks --object secret,id=s,file=key \
+  -o key-secret=s,iter-time=10 disk.luks 16M
+blockhaul serve --layer 'luks?passphrase=+key' disk.luks \
+  --run 'blockhaul copy --verify sample:16M "$uri"'
+"#,
+    needs_content: true,
+    params: &[
+        param(
+            "passphrase",
+            ParamKind::Text,
+            "The passphrase, +FILE, -FD, or - to be asked for it.",
+        ),
+        param_or(
+            "max-iterations",
+            ParamKind::Number,
+            "32000000",
+            "Most iterations that a key of the container may take; 10 s each, about.",
+        ),
+    ],
+    configure: |args| {
+        let Some(text) = args.text("passphrase") else {
+            return Err(usage(
+                "luks: needs a passphrase: passphrase=+FILE, passphrase=-FD, or - to be asked",
+            ));
+        };
+        let iterations = args.number("max-iterations").unwrap_or(32_000_000);
+        let passphrase = Arc::new(Source::parse(text)?);
+        Ok(Arc::new(Luks { passphrase, iterations, turns: PerDisk::default() }))
+    },
+};
+
+struct Luks {
+    passphrase: Arc<Source>,
+    /// Most of a key.
+    iterations: u64,
+    /// One client at a time tries the passphrase of a container.
+    turns: PerDisk<Arc<blockhaul_io::RangeLocks>>,
+}
+
+impl Layer for Luks {
+    fn wrap(&self, _inner: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
+        Err(Error::new(Kind::Unsupported, "luks: the container must be opened with the layer"))
+    }
+
+    fn open(self: Arc<Self>, below: Below) -> Opening<Arc<dyn Device>> {
+        Box::pin(async move {
+            let source = self.passphrase.clone();
+            // It may wait for a person.
+            let passphrase = blockhaul_io::offload(move || source.get());
+            let passphrase = passphrase.await.map_err(|lost| {
+                Error::new(Kind::Io, "luks: cannot read the passphrase").because(lost)
+            })??;
+            let turns = self.turns.of_name(&below, Arc::default);
+            open(below.device, passphrase, self.iterations, &turns).await
+        })
+    }
+}
+
+async fn open(
+    inner: Arc<dyn Device>,
+    passphrase: Arc<Vec<u8>>,
+    iterations: u64,
+    turns: &Arc<blockhaul_io::RangeLocks>,
+) -> Result<Arc<dyn Device>> {
+    let below = inner.facts();
+    let name = below.name.clone();
+    let wrong = |kind, why: String| Error::new(kind, format!("luks: {name}: {why}"));
+    if below.size < HEADER as u64 {
+        return Err(wrong(Kind::Invalid, "too short for a LUKS container".into()));
+    }
+    let header = inner.read(0, HEADER).await?;
+    let header =
+        Header::parse(header.bytes(), iterations).map_err(|(kind, why)| wrong(kind, why))?;
+    let offset = header.payload * SECTOR;
+    let Some(size) = below.size.checked_sub(offset) else {
+        return Err(wrong(Kind::Invalid, "what it holds begins behind its end".into()));
+    };
+    let mut slots = Vec::new();
+    for slot in header.slots.iter().filter(|slot| slot.active) {
+        let len = header.material_len(slot);
+        let at = slot.at * SECTOR;
+        if at.checked_add(len).is_none_or(|end| end > below.size) {
+            return Err(wrong(Kind::Invalid, "a key slot lies behind its end".into()));
+        }
+        slots.push((slot.clone(), inner.read(at, len as usize).await?.bytes().to_vec()));
+    }
+    let tried = slots.len();
+    // Key slots are made to take long.
+    let turn = turns.lock(0, 1).await;
+    let sectors = header.unlock(&passphrase, slots).await;
+    drop(turn);
+    let sectors = sectors.map_err(|why| wrong(Kind::Unsupported, why))?;
+    let Some(sectors) = sectors else {
+        let text = format!("the passphrase is wrong: it opens none of {tried} key slots");
+        return Err(wrong(Kind::Refused, text));
+    };
+    let mut facts = Facts::clone(&below);
+    facts.size = size - size % SECTOR;
+    // Zeroes below are not zeroes above.
+    let none = Can::ZERO | Can::FAST_ZERO | Can::TRIM | Can::EXTENTS;
+    facts.can -= none;
+    facts.emulated -= none;
+    facts.withheld -= none;
+    facts.contexts = Vec::new();
+    facts.zeroed = false;
+    facts.takes_parked = false;
+    facts.claims_room = false;
+    let BlockSizes { minimum, preferred, maximum } = facts.block;
+    let minimum = minimum.max(SECTOR as u32);
+    facts.block = BlockSizes { minimum, preferred, maximum: maximum - maximum % minimum };
+    let scratch = Scratch::new(Scratch::PIECE.min(u64::from(facts.block.maximum)));
+    let sectors = Arc::new(sectors);
+    let inside = Arc::new(Inside { inner, offset, sectors, scratch });
+    Ok(Arc::new(LuksDevice { facts: Arc::new(facts), inside }))
+}
+
+struct LuksDevice {
+    facts: Arc<Facts>,
+    inside: Arc<Inside>,
+}
+
+/// What requests on their way hold on to.
+struct Inside {
+    inner: Arc<dyn Device>,
+    /// Where the payload begins, in bytes.
+    offset: u64,
+    sectors: Arc<Sectors>,
+    scratch: Scratch,
+}
+
+impl Device for LuksDevice {
+    fn facts(&self) -> Arc<Facts> {
+        self.facts.clone()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        let inside = self.inside.clone();
+        let Request { op, at, len, flags } = request;
+        match op {
+            Op::Read(room) => {
+                let again = room.like();
+                let asked = Request::read(at + inside.offset, room.in_memory());
+                let pending = inside.inner.submit(asked);
+                Pending::start(async move {
+                    let buf = match pending.await? {
+                        Reply::Data(data) => own(data),
+                        // Zeroes, too, are taken for something encrypted.
+                        Reply::Hole => {
+                            let room = again.room().await.map_err(|error| {
+                                Error::new(Kind::NoMemory, "no memory").because(error)
+                            })?;
+                            let mut buf = room.into_buf();
+                            buf.fill(0);
+                            buf
+                        }
+                        _ => return Err(misfit()),
+                    };
+                    inside.decrypt(at, buf).await
+                })
+            }
+            Op::Write(data) => Pending::start(async move { inside.write(at, data, flags).await }),
+            Op::Flush => inside.inner.submit(Request::flush()),
+            Op::Cache => inside.inner.submit(Request::cache(at + inside.offset, len)),
+            // The fence lets none of them through.
+            Op::Zero | Op::Trim | Op::Extents(_) => {
+                Error::new(Kind::Unsupported, "not within a LUKS container").into()
+            }
+        }
+    }
+}
+
+impl Inside {
+    async fn decrypt(&self, at: u64, buf: Buf) -> Outcome {
+        let mut buf = buf;
+        if buf.len() <= INLINE_MAX {
+            self.sectors.decrypt(at / SECTOR, &mut buf)?;
+            return Ok(Reply::Data(buf.into()));
+        }
+        let sectors = self.sectors.clone();
+        let work = move || sectors.decrypt(at / SECTOR, &mut buf).map(|()| buf);
+        let buf = blockhaul_io::offload(work).await;
+        let buf = buf.map_err(|lost| Error::new(Kind::Io, "cannot decrypt").because(lost))??;
+        Ok(Reply::Data(buf.into()))
+    }
+
+    async fn write(&self, at: u64, data: Data, flags: blockhaul_block::Flags) -> Outcome {
+        let mut out = Vec::new();
+        let mut done = 0;
+        let mut failed = None;
+        while done < data.len() && failed.is_none() {
+            let now = (self.scratch.piece() as usize).min(data.len() - done);
+            let mut buf = self.scratch.room(now as u64).await?.into_buf();
+            let from = at + done as u64;
+            match self.sectors.encrypt(from / SECTOR, &data.bytes()[done..done + now], &mut buf) {
+                Ok(()) => {
+                    let asked = Request::write(from + self.offset, buf.into()).with(flags);
+                    out.push(self.inner.submit(asked));
+                }
+                Err(error) => failed = Some(error),
+            }
+            done += now;
+        }
+        // All of them, also after a failure: nothing is on its way any more when this ends.
+        for pending in out {
+            if let Err(error) = pending.await {
+                failed.get_or_insert(error);
+            }
+        }
+        failed.map_or(Ok(Reply::Done), Err)
+    }
+}
+
+/// The payload as memory that may be changed.
+fn own(data: Data) -> Buf {
+    data.try_into_buf().unwrap_or_else(|data| {
+        let mut buf = Room::unpooled(data.len()).into_buf();
+        buf.copy_from_slice(data.bytes());
+        buf
+    })
+}

@@ -1,0 +1,30 @@
+//! `noextents`: all of the device counts as data.
+
+use blockhaul_block::{Can, Param};
+
+use crate::declared::{Declared, layer};
+use crate::masked::masked;
+
+/// The layer `noextents`.
+pub static NOEXTENTS: Declared = Declared {
+    name: "noextents",
+    summary: "hides extents: everything counts as data",
+    manual: "For clients that are confused by holes, for sources whose extents are slow to find out \
+or wrong, and to measure what extents gain. `base:allocation` can still be asked for and says that all \
+is data; other contexts are hidden.",
+    example: r#"
+blockhaul serve --layer noextents sample:64M --run 'blockhaul map "$uri"'
+"#,
+    needs_content: false,
+    params: NONE,
+    configure: |_| {
+        layer(|inner| {
+            Ok(masked(inner, |facts| {
+                facts.can -= Can::EXTENTS;
+                facts.contexts.clear();
+            }))
+        })
+    },
+};
+
+const NONE: &[Param] = &[];

@@ -1,0 +1,127 @@
+//! `offset`: a window on a part of the device.
+
+use std::sync::Arc;
+
+use blockhaul_block::{
+    Access, Args, Device, Error, Facts, FileRange, Kind, Layer, LayerKind, Op, Param, ParamKind,
+    Pending, Request, Result,
+};
+
+/// The layer `offset`.
+pub struct Offset;
+
+impl LayerKind for Offset {
+    fn name(&self) -> &'static str {
+        "offset"
+    }
+
+    fn summary(&self) -> &'static str {
+        "shows a part of the device, for example a partition"
+    }
+
+    fn manual(&self) -> &'static str {
+        "Offsets of clients start at `offset` of the device, and end after `range` bytes. \
+         What does not fit on the device is refused when it is opened. `partition` finds \
+         the place by itself."
+    }
+
+    fn example(&self) -> &'static str {
+        r#"
+blockhaul copy --source-layer 'offset?offset=1M&range=32M' sample:64M part.raw
+"#
+    }
+
+    fn params(&self) -> &'static [Param] {
+        &[
+            Param {
+                name: "offset",
+                kind: ParamKind::Size,
+                default: Some("0"),
+                doc: "Where the part starts.",
+            },
+            Param {
+                name: "range",
+                kind: ParamKind::Size,
+                default: None,
+                doc: "Length of the part; without it, up to the end of the device.",
+            },
+        ]
+    }
+
+    fn needs_content(&self) -> bool {
+        true
+    }
+
+    fn configure(&self, args: &Args) -> Result<Arc<dyn Layer>> {
+        let offset = args.size("offset").unwrap_or(0);
+        Ok(Arc::new(Window { offset, range: args.size("range") }))
+    }
+}
+
+/// A part of a device: where it starts, and its length or all that is left.
+pub(crate) struct Window {
+    pub(crate) offset: u64,
+    pub(crate) range: Option<u64>,
+}
+
+impl Layer for Window {
+    fn wrap(&self, inner: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
+        let mut facts = Facts::clone(&inner.facts());
+        let Some(left) = facts.size.checked_sub(self.offset) else {
+            let text = format!(
+                "offset: {} lies behind the end of {}, which has {} bytes",
+                self.offset, facts.name, facts.size
+            );
+            return Err(Error::new(Kind::Usage, text));
+        };
+        let size = self.range.unwrap_or(left);
+        if size > left {
+            let text = format!(
+                "offset: range={size} from {} on ends behind the {} bytes of {}",
+                self.offset, facts.size, facts.name
+            );
+            return Err(Error::new(Kind::Usage, text));
+        }
+        let minimum = facts.block.minimum;
+        if !self.offset.is_multiple_of(u64::from(minimum)) {
+            let text = format!(
+                "offset: {} is no multiple of the {minimum} bytes that {} takes at least",
+                self.offset, facts.name
+            );
+            return Err(Error::new(Kind::Usage, text));
+        }
+        facts.size = size;
+        // What is aligned here must be aligned below; never more than what the offset allows.
+        let offset_align = match self.offset {
+            0 => u32::MAX,
+            offset => 1_u32.checked_shl(offset.trailing_zeros()).unwrap_or(u32::MAX),
+        };
+        facts.allocation_unit = facts.allocation_unit.min(offset_align);
+        Ok(Arc::new(OffsetDevice { inner, facts: Arc::new(facts), offset: self.offset }))
+    }
+}
+
+struct OffsetDevice {
+    inner: Arc<dyn Device>,
+    facts: Arc<Facts>,
+    offset: u64,
+}
+
+impl Device for OffsetDevice {
+    fn facts(&self) -> Arc<Facts> {
+        self.facts.clone()
+    }
+
+    fn submit(&self, mut request: Request) -> Pending {
+        if !matches!(request.op, Op::Flush) {
+            // The fence has checked the range against a size that fits below.
+            request.at = request.at.saturating_add(self.offset);
+        }
+        self.inner.submit(request)
+    }
+
+    fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
+        let len = len.min(self.facts.size.checked_sub(at)?);
+        self.inner.file_at(at.checked_add(self.offset)?, len, access)
+    }
+}

@@ -1,0 +1,46 @@
+//! Where the layers that report write to: standard error or a file.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::sync::{Mutex, PoisonError};
+
+use blockhaul_block::{Args, Error, Param, ParamKind, Result};
+
+/// A place for lines. Each line is written whole, in one call, so lines of several workers do not mix.
+pub(crate) enum Out {
+    Stderr,
+    File(Mutex<File>),
+}
+
+impl Out {
+    /// The parameter that names the place.
+    pub(crate) const PARAM: Param = Param {
+        name: "file",
+        kind: ParamKind::Text,
+        default: None,
+        doc: "Append to this file; without it, standard error.",
+    };
+
+    /// What `file=` names, opened for appending; else standard error.
+    pub(crate) fn open(layer: &str, args: &Args) -> Result<Out> {
+        let Some(path) = args.text("file") else { return Ok(Out::Stderr) };
+        match OpenOptions::new().create(true).append(true).open(path) {
+            Ok(file) => Ok(Out::File(Mutex::new(file))),
+            Err(error) => {
+                let text = format!("{layer}: cannot open file={path} for writing");
+                Err(Error::system(text, error))
+            }
+        }
+    }
+
+    /// Writes a line; `line` ends with a newline.
+    pub(crate) fn write(&self, line: &str) {
+        // A log that cannot be written (its disk is full) must not stop the disk that it is about.
+        let _ = match self {
+            Out::Stderr => std::io::stderr().lock().write_all(line.as_bytes()),
+            Out::File(file) => {
+                file.lock().unwrap_or_else(PoisonError::into_inner).write_all(line.as_bytes())
+            }
+        };
+    }
+}

@@ -1,0 +1,75 @@
+//! `readonly`: the device without everything that changes it.
+
+use std::sync::Arc;
+
+use blockhaul_block::{
+    Access, Args, Can, Device, Error, Facts, FileRange, Kind, Layer, LayerKind, Param, Pending,
+    Request, Result,
+};
+
+/// The layer `readonly`.
+pub struct Readonly;
+
+impl LayerKind for Readonly {
+    fn name(&self) -> &'static str {
+        "readonly"
+    }
+
+    fn summary(&self) -> &'static str {
+        "refuses everything that would change the device"
+    }
+
+    fn manual(&self) -> &'static str {
+        "Clients are told that the device is read-only, and everything that would change \
+         it is refused (EPERM)."
+    }
+
+    fn example(&self) -> &'static str {
+        r#"
+blockhaul serve --layer readonly memory:64M --run 'blockhaul info --is read-only "$uri"'
+"#
+    }
+
+    fn params(&self) -> &'static [Param] {
+        &[]
+    }
+
+    fn configure(&self, _args: &Args) -> Result<Arc<dyn Layer>> {
+        Ok(Arc::new(Readonly))
+    }
+}
+
+impl Layer for Readonly {
+    fn wrap(&self, inner: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
+        let mut facts = Facts::clone(&inner.facts());
+        facts.can -= Can::CHANGES;
+        facts.emulated -= Can::CHANGES;
+        Ok(Arc::new(ReadonlyDevice { inner, facts: Arc::new(facts) }))
+    }
+}
+
+struct ReadonlyDevice {
+    inner: Arc<dyn Device>,
+    facts: Arc<Facts>,
+}
+
+impl Device for ReadonlyDevice {
+    fn facts(&self) -> Arc<Facts> {
+        self.facts.clone()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        // The fence has seen to this; but the layer's promise should not hang on who stands above.
+        if request.kind().changes() {
+            return Error::new(Kind::ReadOnly, "the device is read-only").into();
+        }
+        self.inner.submit(request)
+    }
+
+    fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
+        match access {
+            Access::Read => self.inner.file_at(at, len, access),
+            Access::Write => None,
+        }
+    }
+}

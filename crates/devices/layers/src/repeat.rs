@@ -1,0 +1,83 @@
+//! A request that may have to be made again.
+
+use blockhaul_block::{Contexts, Error, Flags, Kind, Op, Request, Result};
+use blockhaul_io::{Data, Wish};
+
+use crate::declared::usage;
+
+/// What is needed to make a request again.
+pub(crate) struct Repeat {
+    what: What,
+    at: u64,
+    len: u64,
+    flags: Flags,
+}
+
+enum What {
+    Read(Wish),
+    Write(Data),
+    Zero,
+    Trim,
+    Flush,
+    Cache,
+    Extents(Contexts),
+}
+
+impl Repeat {
+    /// Remembers a request.
+    pub(crate) fn of(request: &Request) -> Repeat {
+        let what = match &request.op {
+            Op::Read(room) => What::Read(room.like()),
+            Op::Write(data) => What::Write(data.clone()),
+            Op::Zero => What::Zero,
+            Op::Trim => What::Trim,
+            Op::Flush => What::Flush,
+            Op::Cache => What::Cache,
+            Op::Extents(contexts) => What::Extents(*contexts),
+        };
+        Repeat { what, at: request.at, len: request.len, flags: request.flags }
+    }
+
+    /// The request once more; the first one must be over.
+    pub(crate) async fn request(&self) -> Result<Request> {
+        let op = match &self.what {
+            What::Read(wish) => {
+                let room = wish.room().await;
+                Op::Read(room.map_err(|error| {
+                    Error::new(Kind::NoMemory, "no memory to try again").because(error)
+                })?)
+            }
+            What::Write(data) => Op::Write(data.clone()),
+            What::Zero => Op::Zero,
+            What::Trim => Op::Trim,
+            What::Flush => Op::Flush,
+            What::Cache => Op::Cache,
+            What::Extents(contexts) => Op::Extents(*contexts),
+        };
+        Ok(Request { op, at: self.at, len: self.len, flags: self.flags })
+    }
+}
+
+/// Kinds of errors after which trying again may help, with the names that people type.
+const CLASSES: [(&str, Kind); 5] = [
+    ("disconnected", Kind::Disconnected),
+    ("timeout", Kind::TimedOut),
+    ("shutdown", Kind::ShuttingDown),
+    ("io", Kind::Io),
+    ("memory", Kind::NoMemory),
+];
+
+/// The names of [`CLASSES`], as the default of a parameter.
+pub(crate) const ALL_CLASSES: &str = "disconnected,timeout,shutdown,io,memory";
+
+/// Parses a list of kinds of errors.
+pub(crate) fn classes(owner: &str, text: &str) -> Result<Vec<Kind>> {
+    let words = text.split(',').filter(|word| !word.is_empty());
+    let kinds = words.map(|word| {
+        let found = CLASSES.iter().find(|row| row.0 == word);
+        found.map(|row| row.1).ok_or_else(|| {
+            usage(format!("{owner}: unknown kind of error {word:?}; known are {ALL_CLASSES}"))
+        })
+    });
+    kinds.collect()
+}

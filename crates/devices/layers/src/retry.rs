@@ -1,0 +1,318 @@
+//! `retry`: opens the device again when a request fails, and tries the request again.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use blockhaul_block::{
+    Another, Args, Below, Device, Error, Facts, Flags, Kind, Layer, OpKind, Opening, Outcome,
+    ParamKind, Pending, Request, Result,
+};
+use blockhaul_io::Completer;
+
+use crate::declared::{Declared, param_or};
+use crate::flushes::{Flushes, loses_data, makes_durable};
+use crate::per_disk::PerDisk;
+use crate::repeat::{ALL_CLASSES, Repeat, classes};
+
+/// Longest wait between two tries.
+const DELAY_MAX: Duration = Duration::from_secs(3600);
+/// Why flushes fail with `unflushed=fail`.
+const REOPENED: &str = "the device had to be opened again";
+
+/// The layer `retry`.
+pub static RETRY: Declared = Declared {
+    name: "retry",
+    summary: "opens the device again when a request fails, and tries again",
+    manual: "When a request fails, the layer waits `retry-delay` (twice as long each time with \
+`retry-exponential=on`), opens the device below again (a connection is made anew) and tries again, up \
+to `retries` times; then the error is passed on. Requests that fail at the same time share one new \
+connection. Errors that would come again (wrong requests, a full disk, a read-only one) are passed on \
+at once, as are kinds of errors that `errors` does not name. Where there is nothing to open again \
+(memory), requests are just tried again. A device that comes back with another size or fewer abilities \
+is not used.
+
+A server that has crashed may have lost writes that were not flushed. With `unflushed=fail`, after a new \
+connection all flushes fail if there were such writes; with `trust` it is believed that the \
+server is still the same, as after a lost network connection. With `retry-readonly=on` everything that \
+would change the device is refused once it had to be opened again.
+
+A flush, or a write, zeroing or trim that is to be durable (FUA), is tried again only after a lost connection, \
+unlike in nbdkit's filter of this name. One that the storage failed is passed on: the kernel reports data that \
+it could not write once, and the next flush succeeds although the data is gone. After such a failure all \
+flushes and durable writes fail, on all connections, until the last client has gone and the device is opened \
+anew.",
+    example: r#"
+blockhaul copy --source-layer 'error?error=EIO&read=20%&count=5' \
+  --source-layer 'retry?retry-delay=100ms' sample:64M null:
+"#,
+    needs_content: false,
+    params: &[
+        param_or("retries", ParamKind::Number, "5", "How often a request is tried again."),
+        param_or("retry-delay", ParamKind::Duration, "2s", "Time before the first new try."),
+        param_or("retry-exponential", ParamKind::Switch, "on", "Wait twice as long each time."),
+        param_or("retry-readonly", ParamKind::Switch, "off", "Refuse changes after a failure."),
+        param_or(
+            "unflushed",
+            ParamKind::Choice(&["trust", "fail"]),
+            "trust",
+            "What becomes of writes that were not flushed when the device failed.",
+        ),
+        param_or("errors", ParamKind::Text, ALL_CLASSES, "Kinds of errors to try again after."),
+    ],
+    configure: |args| configure(args),
+};
+
+fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
+    let plan = Plan {
+        retries: args.number("retries").unwrap_or(5),
+        delay: args.duration("retry-delay").unwrap_or(Duration::from_secs(2)),
+        exponential: args.switch("retry-exponential"),
+        readonly: args.switch("retry-readonly"),
+        fail_unflushed: args.text("unflushed") == Some("fail"),
+        kinds: classes("retry", args.text("errors").unwrap_or(ALL_CLASSES))?,
+    };
+    Ok(Arc::new(RetryLayer { plan: Arc::new(plan), disks: PerDisk::default() }))
+}
+
+struct Plan {
+    retries: u64,
+    delay: Duration,
+    exponential: bool,
+    readonly: bool,
+    fail_unflushed: bool,
+    kinds: Vec<Kind>,
+}
+
+struct RetryLayer {
+    plan: Arc<Plan>,
+    disks: PerDisk<Flushes>,
+}
+
+impl Layer for RetryLayer {
+    fn wrap(&self, device: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
+        self.device(Below { device, reopen: None, export: None })
+    }
+
+    fn open(self: Arc<Self>, below: Below) -> Opening<Arc<dyn Device>> {
+        Box::pin(std::future::ready(self.device(below)))
+    }
+}
+
+impl RetryLayer {
+    fn device(&self, below: Below) -> Result<Arc<dyn Device>> {
+        let flushes = self.disks.get(&below, || Ok(Flushes::default()))?;
+        let Below { device, reopen, .. } = below;
+        let mut facts = Facts::clone(&device.facts());
+        // What may be written again must not be gone with the first try.
+        facts.takes_parked = false;
+        facts.flush_failures_stay = false;
+        let now = Now { device, generation: 0, opening: None, unflushed: false };
+        let (plan, facts, now) = (self.plan.clone(), Arc::new(facts), Mutex::new(now));
+        Ok(Arc::new(RetryDevice(Arc::new(Shared { plan, facts, reopen, flushes, now }))))
+    }
+}
+
+struct RetryDevice(Arc<Shared>);
+
+struct Shared {
+    plan: Arc<Plan>,
+    facts: Arc<Facts>,
+    reopen: Option<Arc<dyn Another>>,
+    flushes: Arc<Flushes>,
+    now: Mutex<Now>,
+}
+
+/// What stays of a request to decide about its repetition.
+#[derive(Clone, Copy)]
+struct Asked {
+    kind: OpKind,
+    flags: Flags,
+}
+
+impl Asked {
+    fn makes_durable(self) -> bool {
+        makes_durable(self.kind, self.flags)
+    }
+}
+
+/// The device as it is open now.
+struct Now {
+    device: Arc<dyn Device>,
+    /// How often it was opened again.
+    generation: u64,
+    /// Somebody is opening it; these wait.
+    opening: Option<Vec<Completer<()>>>,
+    /// Something has been changed since the last flush.
+    unflushed: bool,
+}
+
+impl Device for RetryDevice {
+    fn facts(&self) -> Arc<Facts> {
+        self.0.facts.clone()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        let shared = &self.0;
+        let asked = Asked { kind: request.kind(), flags: request.flags };
+        let (device, generation) = match shared.start(asked) {
+            Ok(started) => started,
+            Err(error) => return error.into(),
+        };
+        let repeat = Repeat::of(&request);
+        let first = match device.submit(request).now() {
+            Ok(outcome) if outcome.is_ok() => {
+                let ended = shared.done(asked, generation);
+                return Pending::ready(ended.and(outcome));
+            }
+            Ok(outcome) => Pending::ready(outcome),
+            Err(pending) => pending,
+        };
+        let shared = shared.clone();
+        Pending::start(async move {
+            let outcome = first.await;
+            shared.go_on(outcome, generation, &repeat, asked).await
+        })
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Now> {
+        self.now.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The device for a request, and which opening of it.
+    fn start(&self, asked: Asked) -> Result<(Arc<dyn Device>, u64)> {
+        if asked.makes_durable() {
+            self.flushes.check()?;
+        }
+        let now = self.lock();
+        if self.plan.readonly && now.generation > 0 && asked.kind.changes() {
+            let text = "the device had to be opened again and is read-only since";
+            return Err(Error::new(Kind::ReadOnly, text));
+        }
+        Ok((now.device.clone(), now.generation))
+    }
+
+    /// A request has succeeded; an error if that proves nothing.
+    fn done(&self, asked: Asked, generation: u64) -> Result<()> {
+        let Asked { kind, flags } = asked;
+        if self.plan.fail_unflushed && (kind.changes() || kind == OpKind::Flush) {
+            let fua = flags.contains(Flags::FUA);
+            let mut now = self.lock();
+            if now.generation != generation {
+                // Changed through a device that has been given up since.
+                if kind.changes() && !fua {
+                    self.flushes.fail(&Error::new(Kind::Io, REOPENED));
+                }
+            } else if kind == OpKind::Flush {
+                now.unflushed = false;
+            } else if !fua {
+                now.unflushed = true;
+            }
+        }
+        if asked.makes_durable() { self.flushes.check() } else { Ok(()) }
+    }
+
+    /// Whether a request that ended with this error may be made again.
+    fn may_repeat(&self, asked: Asked, error: &Error) -> bool {
+        if asked.makes_durable() {
+            if loses_data(asked.kind, error) {
+                self.flushes.fail(error);
+                return false;
+            }
+            // Over the same device a repeated flush proves nothing.
+            if self.reopen.is_none() {
+                return false;
+            }
+        }
+        self.plan.kinds.contains(&error.kind())
+    }
+
+    /// The first try has ended.
+    async fn go_on(
+        &self,
+        mut outcome: Outcome,
+        mut generation: u64,
+        repeat: &Repeat,
+        asked: Asked,
+    ) -> Outcome {
+        let mut delay = self.plan.delay;
+        for number in 0.. {
+            let error = match outcome {
+                Ok(reply) => return self.done(asked, generation).map(|()| reply),
+                Err(error) => error,
+            };
+            if !self.may_repeat(asked, &error) || number >= self.plan.retries {
+                return Err(error);
+            }
+            blockhaul_io::sleep(delay).await;
+            if self.plan.exponential {
+                delay = delay.saturating_mul(2).min(DELAY_MAX);
+            }
+            if let Err(error) = self.again(generation).await {
+                outcome = Err(error);
+                continue;
+            }
+            let (device, now) = self.start(asked)?;
+            generation = now;
+            outcome = device.submit(repeat.request().await?).await;
+        }
+        Err(Error::new(Kind::Io, "tried again without end"))
+    }
+
+    /// Opens the device again, unless somebody has done so since this opening of it.
+    async fn again(&self, generation: u64) -> Result<()> {
+        let Some(reopen) = &self.reopen else { return Ok(()) };
+        let wait = {
+            let mut now = self.lock();
+            if now.generation > generation {
+                return Ok(());
+            }
+            match &mut now.opening {
+                Some(waiting) => {
+                    let (completer, ticket) = blockhaul_io::ticket();
+                    waiting.push(completer);
+                    Some(ticket)
+                }
+                None => {
+                    now.opening = Some(Vec::new());
+                    None
+                }
+            }
+        };
+        if let Some(ticket) = wait {
+            // Whether it worked shows in the next try.
+            let _ = ticket.await;
+            return Ok(());
+        }
+        let opened = reopen.another().await.and_then(|device| self.fits(device));
+        let mut now = self.lock();
+        let waiting = now.opening.take().unwrap_or_default();
+        let result = opened.map(|device| {
+            if self.plan.fail_unflushed && std::mem::take(&mut now.unflushed) {
+                self.flushes.fail(&Error::new(Kind::Io, REOPENED));
+            }
+            now.generation += 1;
+            std::mem::replace(&mut now.device, device)
+        });
+        drop(now);
+        waiting.into_iter().for_each(|completer| completer.complete(()));
+        result.map(drop)
+    }
+
+    fn fits(&self, device: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
+        let (new, old) = (device.facts(), &self.facts);
+        let same = new.size == old.size
+            && new.can.contains(old.can)
+            && new.contexts == old.contexts
+            && new.block.minimum <= old.block.minimum
+            && new.block.maximum >= old.block.maximum;
+        match same {
+            true => Ok(device),
+            false => Err(Error::new(
+                Kind::Io,
+                "the device was opened again and is another one: its size or abilities differ",
+            )),
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! `retry-request`: tries a failed request again, on the same connection.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use blockhaul_block::{Args, Device, Facts, Kind, Layer, ParamKind, Pending, Request, Result};
+
+use crate::declared::{Declared, opened, param_or};
+use crate::flushes::{Flushes, makes_durable};
+use crate::per_disk::PerDisk;
+use crate::repeat::{ALL_CLASSES, Repeat, classes};
+
+/// The layer `retry-request`.
+pub static RETRY_REQUEST: Declared = Declared {
+    name: "retry-request",
+    summary: "tries a failed request again, a few times",
+    manual: "For sources that fail now and then but stay connected. Each request is tried up to \
+`retries` times more, `delay` apart; then its error is passed on. Errors that would come again (wrong \
+requests, a full disk, a read-only one) are passed on at once, as are kinds of errors that `errors` \
+does not name. `retry` opens the device again as well.
+
+A flush, or a write, zeroing or trim that is to be durable (FUA), is not tried again, unlike in nbdkit's \
+filter of this name: the kernel reports data that it could not write once, and the next flush succeeds \
+although the data is gone. After one has failed, all later ones fail until the device is opened again.",
+    example: r#"
+blockhaul serve --layer 'error?read=20%&count=5' --layer 'retry-request?delay=100ms' \
+  sample:64M --run 'blockhaul checksum "$uri"'
+"#,
+    needs_content: false,
+    params: &[
+        param_or("retries", ParamKind::Number, "2", "How often a request is tried again."),
+        param_or("delay", ParamKind::Duration, "2s", "Time between tries."),
+        param_or("errors", ParamKind::Text, ALL_CLASSES, "Kinds of errors to try again after."),
+    ],
+    configure: |args| configure(args),
+};
+
+fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
+    let retries = args.number("retries").unwrap_or(2);
+    let delay = args.duration("delay").unwrap_or(Duration::from_secs(2));
+    let kinds = classes("retry-request", args.text("errors").unwrap_or(ALL_CLASSES))?;
+    let plan = Arc::new(Plan { retries, delay, kinds });
+    let disks = PerDisk::<Flushes>::default();
+    opened(move |below| {
+        let flushes = disks.get(&below, || Ok(Flushes::default()))?;
+        let inner = flushes.guard(below.device);
+        let mut facts = Facts::clone(&inner.facts());
+        // What may be written again must not be gone with the first try.
+        facts.takes_parked = false;
+        Ok(Arc::new(RetryDevice { inner, facts: Arc::new(facts), plan: plan.clone() }))
+    })
+}
+
+struct Plan {
+    retries: u64,
+    delay: Duration,
+    kinds: Vec<Kind>,
+}
+
+struct RetryDevice {
+    inner: Arc<dyn Device>,
+    facts: Arc<Facts>,
+    plan: Arc<Plan>,
+}
+
+impl Device for RetryDevice {
+    fn facts(&self) -> Arc<Facts> {
+        self.facts.clone()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        // A failed flush is not repeated: the repetition may succeed although the data is gone.
+        if makes_durable(request.kind(), request.flags) {
+            return self.inner.submit(request);
+        }
+        let repeat = Repeat::of(&request);
+        let first = match self.inner.submit(request).now() {
+            Ok(Ok(reply)) => return Pending::ready(Ok(reply)),
+            Ok(Err(error)) => Pending::ready(Err(error)),
+            Err(pending) => pending,
+        };
+        let (inner, plan) = (self.inner.clone(), self.plan.clone());
+        Pending::start(async move {
+            let mut outcome = first.await;
+            for _ in 0..plan.retries {
+                match &outcome {
+                    Err(error) if plan.kinds.contains(&error.kind()) => {}
+                    _ => break,
+                }
+                blockhaul_io::sleep(plan.delay).await;
+                outcome = inner.submit(repeat.request().await?).await;
+            }
+            outcome
+        })
+    }
+}

@@ -1,0 +1,179 @@
+//! `stats`: counts requests, bytes, errors and time, and prints a table when the device is gone.
+
+use std::fmt::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use blockhaul_block::{
+    Args, Device, Facts, Layer, LayerKind, OpKind, Outcome, Param, Pending, Request, Result,
+};
+
+use crate::out::Out;
+
+/// The layer `stats`.
+pub struct Stats;
+
+impl LayerKind for Stats {
+    fn name(&self) -> &'static str {
+        "stats"
+    }
+
+    fn summary(&self) -> &'static str {
+        "counts requests, bytes, errors and time, and prints them at the end"
+    }
+
+    fn manual(&self) -> &'static str {
+        "When the device is closed, a table tells for each kind of request how many there \
+         were, how many failed, how many bytes they moved and how long they took on \
+         average and at most."
+    }
+
+    fn example(&self) -> &'static str {
+        r#"
+blockhaul serve --layer stats sample:64M --run 'blockhaul copy "$uri" null:'
+"#
+    }
+
+    fn params(&self) -> &'static [Param] {
+        &[Out::PARAM]
+    }
+
+    fn configure(&self, args: &Args) -> Result<Arc<dyn Layer>> {
+        let out = Some(Out::open("stats", args)?);
+        Ok(Arc::new(StatsLayer { table: Arc::new(Table { rows: Default::default(), out }) }))
+    }
+}
+
+/// A stats layer whose owner reads the counts; it prints nothing.
+#[derive(Default)]
+pub struct StatsLayer {
+    table: Arc<Table>,
+}
+
+impl StatsLayer {
+    /// A layer with all counts 0.
+    pub fn new() -> StatsLayer {
+        StatsLayer::default()
+    }
+
+    /// The counts of one kind of request, over all handles.
+    pub fn counts(&self, kind: OpKind) -> Counts {
+        self.table.rows[kind as usize].read()
+    }
+}
+
+impl Layer for StatsLayer {
+    fn wrap(&self, inner: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
+        Ok(Arc::new(StatsDevice { inner, table: self.table.clone() }))
+    }
+}
+
+/// What is known about one kind of request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counts {
+    /// Requests that were submitted.
+    pub requests: u64,
+    /// Requests among them that have failed.
+    pub errors: u64,
+    /// Bytes of all requests that have succeeded.
+    pub bytes: u64,
+    /// Time from submission to completion in microseconds, summed up.
+    pub total_us: u64,
+    /// The longest time in microseconds.
+    pub longest_us: u64,
+}
+
+#[derive(Default)]
+struct Table {
+    /// In the order of [`OpKind::ALL`].
+    rows: [Row; 7],
+    /// Where the table goes in the end.
+    out: Option<Out>,
+}
+
+#[derive(Default)]
+struct Row {
+    requests: AtomicU64,
+    errors: AtomicU64,
+    bytes: AtomicU64,
+    total_us: AtomicU64,
+    longest_us: AtomicU64,
+}
+
+impl Row {
+    fn end(&self, len: u64, outcome: &Outcome, started: Instant) {
+        let us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
+        match outcome {
+            Ok(_) => self.bytes.fetch_add(len, Ordering::Relaxed),
+            Err(_) => self.errors.fetch_add(1, Ordering::Relaxed),
+        };
+        self.total_us.fetch_add(us, Ordering::Relaxed);
+        self.longest_us.fetch_max(us, Ordering::Relaxed);
+    }
+
+    fn read(&self) -> Counts {
+        Counts {
+            requests: self.requests.load(Ordering::Relaxed),
+            errors: self.errors.load(Ordering::Relaxed),
+            bytes: self.bytes.load(Ordering::Relaxed),
+            total_us: self.total_us.load(Ordering::Relaxed),
+            longest_us: self.longest_us.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl Drop for Table {
+    fn drop(&mut self) {
+        let Some(out) = &self.out else { return };
+        // A layer that was made to check its options only has nothing to tell.
+        if self.rows.iter().all(|row| row.read().requests == 0) {
+            return;
+        }
+        let mut text =
+            String::from("stats:   requests   errors           bytes  mean us   max us\n");
+        for kind in OpKind::ALL {
+            let row = self.rows[kind as usize].read();
+            if let Some(mean) = row.total_us.checked_div(row.requests) {
+                // Writing to a string does not fail.
+                let _ = writeln!(
+                    text,
+                    "{kind:8} {:8} {:8} {:15} {mean:8} {:8}",
+                    row.requests, row.errors, row.bytes, row.longest_us
+                );
+            }
+        }
+        out.write(&text);
+    }
+}
+
+struct StatsDevice {
+    inner: Arc<dyn Device>,
+    table: Arc<Table>,
+}
+
+impl Device for StatsDevice {
+    fn facts(&self) -> Arc<Facts> {
+        self.inner.facts()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        let (kind, len) = (request.kind(), request.len);
+        let started = Instant::now();
+        self.table.rows[kind as usize].requests.fetch_add(1, Ordering::Relaxed);
+        match self.inner.submit(request).now() {
+            Ok(outcome) => {
+                self.table.rows[kind as usize].end(len, &outcome, started);
+                Pending::ready(outcome)
+            }
+            Err(pending) => {
+                let table = self.table.clone();
+                Pending::start(async move {
+                    let outcome = pending.await;
+                    table.rows[kind as usize].end(len, &outcome, started);
+                    outcome
+                })
+            }
+        }
+    }
+}

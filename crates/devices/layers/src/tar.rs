@@ -1,0 +1,337 @@
+//! `tar`: a member of a tar file as a device.
+
+use std::sync::Arc;
+
+use blockhaul_block::{Below, Device, DeviceExt, Error, Kind, Layer, Opening, ParamKind, Result};
+
+use crate::declared::{Declared, param, param_or, usage};
+use crate::offset::Window;
+use crate::per_disk::PerDisk;
+
+/// The layer `tar`.
+pub static TAR: Declared = Declared {
+    name: "tar",
+    summary: "shows a file inside a tar file (an OVA, for example)",
+    manual: "The member whose name is exactly `tar-entry` (as `tar tf` prints it) is looked for once, when \
+the device is first opened, and served where it lies: reads and writes go straight there. Writes change \
+the tar file, but not checksums that other members hold of this one. Names as ustar, GNU tar and pax \
+have them are understood; a member that tar keeps sparse, and one that is no regular file, is refused. A \
+compressed tar file needs `gz` or `xz` below.
+
+Looking reads the header of each member in turn; `tar-limit` bounds how far into the file it goes.",
+    example: r#"
+blockhaul copy sample:16M disk.raw && tar cf vm.ova disk.raw
+blockhaul copy --verify --source-layer 'tar?tar-entry=disk.raw' vm.ova from-ova.raw
+"#,
+    needs_content: true,
+    params: &[
+        param("tar-entry", ParamKind::Text, "Name of the member."),
+        param_or("tar-limit", ParamKind::Size, "0", "How far to look for it; 0: to the end."),
+    ],
+    configure: |args| {
+        let Some(entry) = args.text("tar-entry").filter(|entry| !entry.is_empty()) else {
+            return Err(usage("tar: needs the name of a member: tar-entry=NAME"));
+        };
+        let limit = args.size("tar-limit").filter(|&limit| limit > 0).unwrap_or(u64::MAX);
+        let tar = Tar { entry: entry.to_string(), limit, found: PerDisk::default() };
+        Ok(Arc::new(tar))
+    },
+};
+
+const BLOCK: u64 = 512;
+/// Bytes that are read at a time: headers of small members lie near each other.
+const WINDOW: u64 = 64 << 10;
+/// Longest name, or list of attributes, of one member.
+const NAME_MAX: u64 = 1 << 20;
+
+struct Tar {
+    entry: String,
+    limit: u64,
+    /// Where the member lies: offset and length, and the device's size when it was found.
+    found: PerDisk<Place>,
+}
+
+/// Where a member lies in a device of this size.
+struct Place {
+    offset: u64,
+    len: u64,
+    size: u64,
+}
+
+impl Layer for Tar {
+    fn wrap(&self, _inner: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
+        Err(Error::new(Kind::Unsupported, "tar: the file must be opened with the layer"))
+    }
+
+    fn open(self: Arc<Self>, below: Below) -> Opening<Arc<dyn Device>> {
+        Box::pin(async move {
+            let size = below.device.facts().size;
+            let place = match self.found.known(&below).filter(|place| place.size == size) {
+                Some(place) => place,
+                None => {
+                    let (offset, len) = self.find(&below.device).await?;
+                    self.found.get(&below, || Ok(Place { offset, len, size }))?
+                }
+            };
+            let window = Window { offset: place.offset, range: Some(place.len) };
+            let device = window.wrap(below.device)?;
+            // What is known is known for as long as somebody uses it.
+            Ok(Arc::new(Member { device, _place: place }) as Arc<dyn Device>)
+        })
+    }
+}
+
+/// The member; keeps its place known.
+struct Member {
+    device: Arc<dyn Device>,
+    _place: Arc<Place>,
+}
+
+impl Device for Member {
+    fn facts(&self) -> Arc<blockhaul_block::Facts> {
+        self.device.facts()
+    }
+
+    fn submit(&self, request: blockhaul_block::Request) -> blockhaul_block::Pending {
+        self.device.submit(request)
+    }
+
+    fn file_at(
+        &self,
+        at: u64,
+        len: u64,
+        access: blockhaul_block::Access,
+    ) -> Option<blockhaul_block::FileRange> {
+        self.device.file_at(at, len, access)
+    }
+}
+
+/// What precedes a member and holds for it alone.
+#[derive(Default)]
+struct Ahead {
+    name: Option<Vec<u8>>,
+    size: Option<u64>,
+    sparse: bool,
+}
+
+impl Tar {
+    /// Offset and length of the member, both inside the device.
+    async fn find(&self, device: &Arc<dyn Device>) -> Result<(u64, u64)> {
+        let name = device.facts().name.clone();
+        let wrong = |kind, why: String| Error::new(kind, format!("tar: {name}: {why}"));
+        let mut reader = Reader { device, size: device.facts().size, at: 0, held: Vec::new() };
+        let mut ahead = Ahead::default();
+        let mut at = 0_u64;
+        loop {
+            if at.saturating_add(BLOCK) > self.limit {
+                let text = format!(
+                    "{:?} is not within the first {} bytes (tar-limit)",
+                    self.entry, self.limit
+                );
+                return Err(wrong(Kind::NotFound, text));
+            }
+            let header = reader.bytes(at, BLOCK).await?;
+            let Some(header) = header.filter(|header| header.iter().any(|&byte| byte != 0)) else {
+                let text = format!("there is no member {:?}; tar tf lists them", self.entry);
+                return Err(wrong(Kind::NotFound, text));
+            };
+            let Some(header) = Header::parse(&header) else {
+                return Err(wrong(
+                    Kind::Invalid,
+                    format!("no header of a tar file at offset {at}"),
+                ));
+            };
+            let start = at + BLOCK;
+            match header.kind {
+                b'L' | b'x' => {
+                    if header.size > NAME_MAX {
+                        let text = format!("a name of {} bytes at offset {at}", header.size);
+                        return Err(wrong(Kind::Invalid, text));
+                    }
+                    let Some(bytes) = reader.bytes(start, header.size).await? else {
+                        return Err(wrong(Kind::Invalid, "it ends within a name".into()));
+                    };
+                    ahead.learn(header.kind, &bytes);
+                    at = next(start, header.size).ok_or_else(|| {
+                        wrong(Kind::Invalid, format!("a member of {} bytes", header.size))
+                    })?;
+                    continue;
+                }
+                // They hold for others, or for nothing that is looked at.
+                b'g' | b'K' | b'V' => {}
+                _ => {
+                    let Ahead { name, size, sparse } = std::mem::take(&mut ahead);
+                    let len = size.unwrap_or(header.size);
+                    if name.as_deref().unwrap_or(&header.name) == self.entry.as_bytes() {
+                        let regular = matches!(header.kind, b'0' | 0 | b'7');
+                        if sparse || header.kind == b'S' {
+                            let text = format!("{:?} is kept sparse, not as it is", self.entry);
+                            return Err(wrong(Kind::Unsupported, text));
+                        }
+                        if !regular {
+                            let text = format!("{:?} is no regular file", self.entry);
+                            return Err(wrong(Kind::Unsupported, text));
+                        }
+                        if start.checked_add(len).is_none_or(|end| end > reader.size) {
+                            let text = format!("{:?} ends behind the end of the file", self.entry);
+                            return Err(wrong(Kind::Invalid, text));
+                        }
+                        return Ok((start, len));
+                    }
+                    let Some(next) = next(start, len) else {
+                        return Err(wrong(Kind::Invalid, format!("a member of {len} bytes")));
+                    };
+                    at = next;
+                    continue;
+                }
+            }
+            at = next(start, header.size).ok_or_else(|| {
+                wrong(Kind::Invalid, format!("a member of {} bytes", header.size))
+            })?;
+        }
+    }
+}
+
+/// The header behind a member.
+fn next(start: u64, len: u64) -> Option<u64> {
+    start.checked_add(len.checked_next_multiple_of(BLOCK)?)
+}
+
+struct Header {
+    name: Vec<u8>,
+    size: u64,
+    kind: u8,
+}
+
+impl Header {
+    /// `None`: it is none, or its checksum is wrong.
+    fn parse(block: &[u8]) -> Option<Header> {
+        let sum: u64 = block.iter().map(|&byte| u64::from(byte)).sum();
+        let told: u64 = block[148..156].iter().map(|&byte| u64::from(byte)).sum();
+        // The field itself counts as blanks.
+        if number(&block[148..156])? != sum - told + 8 * u64::from(b' ') {
+            return None;
+        }
+        let text = |range: std::ops::Range<usize>| {
+            let field = &block[range];
+            field.iter().position(|&byte| byte == 0).map_or(field, |end| &field[..end])
+        };
+        let mut name = text(0..100).to_vec();
+        // GNU's own headers have other things in the place of the prefix.
+        if &block[257..263] == b"ustar\0" && block[345] != 0 {
+            name = [text(345..500), b"/", &name].concat();
+        }
+        Some(Header { name, size: number(&block[124..136])?, kind: block[156] })
+    }
+}
+
+/// A number: octal digits, or GNU's binary form for large ones.
+fn number(field: &[u8]) -> Option<u64> {
+    if field[0] & 0x80 != 0 {
+        let (first, rest) = (u64::from(field[0] & 0x7f), &field[1..]);
+        return rest.iter().try_fold(first, |value, &byte| {
+            value.checked_mul(256).map(|value| value | u64::from(byte))
+        });
+    }
+    let text = std::str::from_utf8(field).ok()?.trim_matches([' ', '\0']);
+    if text.is_empty() { Some(0) } else { u64::from_str_radix(text, 8).ok() }
+}
+
+impl Ahead {
+    /// What a member of kind `L` (GNU's long name) or `x` (pax attributes) says about the next one.
+    fn learn(&mut self, kind: u8, bytes: &[u8]) {
+        if kind == b'L' {
+            let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
+            self.name = Some(bytes[..end].to_vec());
+            return;
+        }
+        let mut rest = bytes;
+        // Records: length in decimal of all of it, blank, key=value, newline.
+        while let Some(blank) = rest.iter().position(|&byte| byte == b' ') {
+            let len = std::str::from_utf8(&rest[..blank]).ok().and_then(|len| len.parse().ok());
+            let Some(len) = len.filter(|&len: &usize| len > blank + 1 && len <= rest.len()) else {
+                return;
+            };
+            let record = &rest[blank + 1..len - 1];
+            rest = &rest[len..];
+            let Some(equals) = record.iter().position(|&byte| byte == b'=') else { continue };
+            let (key, value) = (&record[..equals], &record[equals + 1..]);
+            let text = std::str::from_utf8(value).unwrap_or_default();
+            match key {
+                b"path" => self.name = Some(value.to_vec()),
+                b"size" => self.size = text.parse().ok().or(self.size),
+                _ if key.starts_with(b"GNU.sparse.") => {
+                    self.sparse = true;
+                    if key == b"GNU.sparse.name" {
+                        self.name = Some(value.to_vec());
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+/// Reads pieces, several of which lie near each other.
+struct Reader<'a> {
+    device: &'a Arc<dyn Device>,
+    size: u64,
+    at: u64,
+    held: Vec<u8>,
+}
+
+impl Reader<'_> {
+    /// Bytes of the device; `None` beyond its end.
+    async fn bytes(&mut self, at: u64, len: u64) -> Result<Option<Vec<u8>>> {
+        if at.checked_add(len).is_none_or(|end| end > self.size) {
+            return Ok(None);
+        }
+        let mut found = Vec::new();
+        let mut next = at;
+        while (found.len() as u64) < len {
+            let end = self.at + self.held.len() as u64;
+            if next < self.at || next >= end {
+                let now = WINDOW.min(self.size - next);
+                self.held = self.device.read(next, now as usize).await?.bytes().to_vec();
+                self.at = next;
+                continue;
+            }
+            let from = (next - self.at) as usize;
+            let now = (len as usize - found.len()).min(self.held.len() - from);
+            found.extend_from_slice(&self.held[from..from + now]);
+            next += now as u64;
+        }
+        Ok(Some(found))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_octal_or_binary() {
+        assert_eq!(number(b"0000644\0"), Some(0o644));
+        assert_eq!(number(b"  12 \0"), Some(10));
+        assert_eq!(number(b"\0\0\0"), Some(0));
+        assert_eq!(number(&[0x80, 0, 1, 0]), Some(256));
+        assert_eq!(number(b"9"), None);
+        assert_eq!(number(&[0xff; 12]), None, "too large");
+    }
+
+    #[test]
+    fn attributes_of_pax_are_read_and_nonsense_is_left() {
+        let learnt = |bytes: &[u8]| {
+            let mut ahead = Ahead::default();
+            ahead.learn(b'x', bytes);
+            (ahead.name, ahead.size, ahead.sparse)
+        };
+        let text = b"19 path=long/name.x\n20 size=12345678901\n";
+        assert_eq!(learnt(b"16 path=long/na\n"), (Some(b"long/na".to_vec()), None, false));
+        assert_eq!(learnt(&text[20..]), (None, Some(12_345_678_901), false));
+        assert_eq!(learnt(b"22 GNU.sparse.major=1\n"), (None, None, true));
+        for nonsense in [&b"99 path=x\n"[..], b"0 x", b" ", b"4 \xff\n", b"2 ", b"x 1=2\n"] {
+            assert_eq!(learnt(nonsense), (None, None, false), "{nonsense:?}");
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! `xz`: what an xz file holds, at random.
+//!
+//! - `index`: where its blocks are. Each is decoded whole, by itself, and kept for a while.
+
+mod index;
+
+use std::sync::Arc;
+
+use blockhaul_block::{Args, Below, Device, Error, Kind, Layer, Opening, ParamKind, Result};
+use blockhaul_io::{Data, Room};
+use crc32fast::hash as crc32;
+use lzma_rust2::{Action, Status, XzStream};
+
+use crate::declared::{Declared, param_or, usage};
+use crate::packed::{Kept, Part, Unpack, Unpacked, facts_of_content};
+use crate::per_disk::PerDisk;
+use crate::scratch::Scratch;
+use index::{Block, Index};
+
+/// The layer `xz`.
+pub static XZ: Declared = Declared {
+    name: "xz",
+    summary: "shows what an xz file holds, at random",
+    manual: "The device below is an xz file; what is served is its content, read-only. Blocks of the file \
+are decoded by themselves, found by its index, and checked; the last `xz-max-depth` are kept for all \
+connections, and a block that several want is decoded once. Memory: the longest block times the depth and \
+twice for each of two that are decoded at a time, each with the dictionary that it names.
+
+Make files for this with small blocks: `xz --block-size=16MiB`; a file of one block is decoded from its \
+start for every part of it. Files with blocks above `xz-max-block` are refused.",
+    example: r#"
+blockhaul copy sample:16M - | xz -0 --block-size=1MiB > disk.raw.xz
+blockhaul copy --verify --source-layer xz disk.raw.xz disk.raw
+"#,
+    needs_content: true,
+    params: &[
+        param_or("xz-max-block", ParamKind::Size, "512M", "Longest block that is taken."),
+        param_or("xz-max-depth", ParamKind::Number, "8", "Most decoded blocks that are kept."),
+    ],
+    configure: |args| configure(args),
+};
+
+/// Blocks that are decoded at a time.
+const DECODERS: u64 = 2;
+/// Largest dictionary besides that of the longest block: what `xz -9` names.
+const DICTIONARY: u64 = 64 << 20;
+
+fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
+    let most = args.size("xz-max-block").unwrap_or(512 << 20);
+    let depth = args.number("xz-max-depth").unwrap_or(8);
+    if depth == 0 || depth > 1 << 16 {
+        return Err(usage("xz: xz-max-depth must be from 1 to 65536"));
+    }
+    // A block is one buffer.
+    if most == 0 || most > 4 << 30 {
+        return Err(usage("xz: xz-max-block must be from 1 to 4G"));
+    }
+    Ok(Arc::new(Xz { most, depth: depth as usize, files: PerDisk::default() }))
+}
+
+struct Xz {
+    most: u64,
+    depth: usize,
+    files: PerDisk<Content>,
+}
+
+impl Layer for Xz {
+    fn wrap(&self, _inner: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
+        Err(Error::new(Kind::Unsupported, "xz: the file must be opened with the layer"))
+    }
+
+    fn open(self: Arc<Self>, below: Below) -> Opening<Arc<dyn Device>> {
+        Box::pin(async move {
+            let facts = below.device.facts();
+            let known = self.files.known(&below).filter(|content| content.packed == facts.size);
+            let content = match known {
+                Some(content) => content,
+                None => {
+                    let index = Index::read(&below.device).await?;
+                    if index.longest > self.most {
+                        return Err(Error::new(
+                            Kind::TooLarge,
+                            format!(
+                                "xz: {} has a block of {} bytes, and xz-max-block is {}: make it \
+                                 with xz --block-size",
+                                facts.name, index.longest, self.most
+                            ),
+                        ));
+                    }
+                    let (kept, decoding) = (Kept::new(self.depth), Arc::default());
+                    let packed = facts.size;
+                    self.files.get(&below, || Ok(Content { index, packed, kept, decoding }))?
+                }
+            };
+            let facts = facts_of_content(&facts, content.index.size);
+            let inner = below.device;
+            let scratch = Scratch::for_device(&inner);
+            let file = File { inner, content, scratch };
+            Ok(Unpacked::over(facts, file))
+        })
+    }
+}
+
+/// What is known of a file; shared by all handles.
+struct Content {
+    index: Index,
+    /// Bytes of the file.
+    packed: u64,
+    kept: Kept,
+    /// Blocks that are being decoded.
+    decoding: Arc<blockhaul_io::RangeLocks>,
+}
+
+impl Content {
+    fn part_at(&self, at: u64) -> Option<Part> {
+        let number = self.index.find(at);
+        let block = self.index.blocks.get(number)?;
+        Some(Part { number: number as u64, start: block.start, len: block.len })
+    }
+}
+
+/// A handle.
+struct File {
+    inner: Arc<dyn Device>,
+    content: Arc<Content>,
+    scratch: Scratch,
+}
+
+impl Unpack for File {
+    fn what(&self) -> &'static str {
+        "an xz file"
+    }
+
+    fn kept(&self) -> &Kept {
+        &self.content.kept
+    }
+
+    fn part_at(&self, at: u64) -> Option<Part> {
+        self.content.part_at(at)
+    }
+
+    async fn part(&self, part: Part) -> Result<Data> {
+        let content = &self.content;
+        let number = part.number;
+        if let Some(data) = content.kept.find(number) {
+            return Ok(data);
+        }
+        // One at a time of those that share a decoder, and so of each block.
+        let decoder = number % DECODERS;
+        let _turn = content.decoding.lock(decoder, decoder + 1).await;
+        if let Some(data) = content.kept.find(number) {
+            return Ok(data);
+        }
+        let block = content.index.blocks[number as usize];
+        let packed = self.packed(block).await?;
+        let longest = content.index.longest;
+        let decoded = blockhaul_io::offload(move || decode(&packed, block, longest)).await;
+        let decoded =
+            decoded.map_err(|lost| Error::new(Kind::Io, "cannot decode").because(lost))?;
+        let data = decoded.map_err(|why| {
+            let text = format!("block {number} of the xz file, at offset {}: {why}", block.at);
+            Error::new(Kind::Io, text)
+        })?;
+        content.kept.keep(number, data.clone());
+        Ok(data)
+    }
+}
+
+impl File {
+    /// A stream's header and the block as it is in the file, with its padding.
+    async fn packed(&self, block: Block) -> Result<Vec<u8>> {
+        let len = block.packed.next_multiple_of(4);
+        let most = block.len.saturating_add(block.len / 8).saturating_add(1 << 20);
+        if len > most {
+            let text = format!("a block of {} bytes that takes {len}", block.len);
+            return Err(Error::new(Kind::Invalid, text));
+        }
+        let mut bytes = vec![0xfd, b'7', b'z', b'X', b'Z', 0, 0, block.check];
+        let sum = crc32(&bytes[6..8]);
+        bytes.extend(sum.to_le_bytes());
+        let header = bytes.len();
+        bytes.resize(header + len as usize, 0);
+        self.scratch.fill(&self.inner, block.at, &mut bytes[header..]).await?;
+        Ok(bytes)
+    }
+}
+
+/// Decodes a block behind its stream's header, and has it checked.
+fn decode(packed: &[u8], block: Block, longest: u64) -> Result<Data, String> {
+    let dictionary = longest.max(DICTIONARY) + (1 << 20);
+    let limit = u32::try_from(dictionary / 1024).unwrap_or(u32::MAX);
+    let mut stream = XzStream::new_mem_limit(false, limit);
+    let mut buf = Room::unpooled(block.len as usize).into_buf();
+    let (mut made, mut status) = (0, Status::Ok);
+    // The decoder compares the block's lengths with an index, whatever checksum there is.
+    for input in [packed, &block.end_of_stream()] {
+        let mut taken = 0;
+        while taken < input.len() {
+            let done = stream.process(&input[taken..], &mut buf[made..], Action::Run);
+            let done = done.map_err(|error| error.to_string())?;
+            taken += done.bytes_consumed;
+            made += done.bytes_produced;
+            status = done.status;
+            if done.bytes_consumed == 0 && done.bytes_produced == 0 {
+                break;
+            }
+        }
+    }
+    if status != Status::StreamEnd || made < buf.len() {
+        return Err(format!("it holds {made} bytes, not {}, or others than it says", block.len));
+    }
+    Ok(buf.into())
+}

@@ -1,0 +1,57 @@
+//! What tests of layers share.
+#![allow(dead_code, clippy::unwrap_used)]
+
+use std::sync::Arc;
+
+use blockhaul_block::{Contexts, Device, DeviceExt, Error, Layer, Registry, Result};
+use blockhaul_io::{Config, Data, Runtime};
+
+/// Runs a check on a worker.
+pub fn on_workers<F>(check: impl FnOnce() -> F + Send + 'static)
+where
+    F: Future<Output = ()> + 'static,
+{
+    let runtime = Runtime::start(&Config { workers: 2, ..Config::default() }).unwrap();
+    runtime.block_on(check);
+}
+
+/// The layer of this description.
+pub fn layer(text: &str) -> Result<Arc<dyn Layer>> {
+    Registry { layers: blockhaul_layers::all(), ..Registry::default() }.layer(text)
+}
+
+/// A device under layers, the last one outermost, each over what `emulate` makes of the one below,
+/// with the fence before all: as a stack puts them.
+pub fn stacked(device: Arc<dyn Device>, texts: &[&str]) -> Result<Arc<dyn Device>> {
+    let mut device = device;
+    for text in texts {
+        device = layer(text)?.wrap(blockhaul_block::emulate::emulate(device))?;
+    }
+    Ok(blockhaul_block::fence(blockhaul_block::emulate::emulate(device)))
+}
+
+/// Why a description, or putting it over 1 MiB of memory, is refused.
+pub fn refused(text: &str) -> Error {
+    stacked(blockhaul_backends::memory(1 << 20), &[text]).err().expect("it should be refused")
+}
+
+/// The runs of a range in the first context: length and state.
+pub async fn runs(device: &Arc<dyn Device>, at: u64, len: u64) -> Vec<(u64, u64)> {
+    let mut all = blockhaul_block::Extents::new();
+    while all.total() < len {
+        let from = at + all.total();
+        let lists = device.extents(from, len - all.total(), Contexts::first()).await.unwrap();
+        lists[0].runs().iter().for_each(|run| all.push(run.len, run.state));
+    }
+    all.runs().iter().map(|run| (run.len, run.state)).collect()
+}
+
+/// Writes bytes.
+pub async fn write(device: &Arc<dyn Device>, at: u64, bytes: &[u8]) {
+    device.write(at, Data::copy_of(bytes)).await.unwrap();
+}
+
+/// Reads bytes.
+pub async fn read(device: &Arc<dyn Device>, at: u64, len: usize) -> Vec<u8> {
+    device.read(at, len).await.unwrap().bytes().to_vec()
+}

@@ -1,0 +1,241 @@
+//! Every layer keeps the contract of devices, on every engine, and what it wraps still does.
+
+use std::ffi::OsStr;
+use std::time::Duration;
+
+use blockhaul_block::{Intent, Registry, Spec};
+use blockhaul_testkit::conform::{self, Content, Options};
+
+/// Puts layers over a device, the last one outermost, and runs the suite.
+fn check(device: &'static str, layers: &'static [&'static str], options: Options) {
+    let name = format!("{} over {device}", layers.join(" over "));
+    conform::check(&name, options, move || async move {
+        let registry = Registry {
+            backends: blockhaul_backends::all(),
+            layers: blockhaul_layers::all(),
+            path: blockhaul_backends::PATH_SCHEME,
+            ..Registry::default()
+        };
+        let configured =
+            layers.iter().map(|text| registry.layer(text)).collect::<Result<_, _>>()?;
+        registry.open(&Spec::parse(OsStr::new(device))?, configured, Intent::WRITE).await
+    });
+}
+
+fn zeroes() -> Options {
+    Options::default().content(Content::Zeroes)
+}
+
+#[test]
+fn offset() {
+    check("memory:9M", &["offset?offset=4097&range=5000001"], zeroes());
+    let shifted = |at: u64| ((at + 4099) & !7).to_be_bytes()[((at + 4099) % 8) as usize];
+    let options = Options::default().content(Content::oracle(shifted));
+    check("pattern:9M", &["offset?offset=4099"], options);
+}
+
+#[test]
+fn readonly() {
+    check("memory:5M", &["readonly"], zeroes());
+}
+
+#[test]
+fn delay() {
+    let latency = Duration::from_millis(10);
+    let options = Options { latency: Some(latency), rounds: 1, steps: 40, ..zeroes() };
+    let all =
+        &["delay?read=10ms&write=10ms&zero=10ms&trim=10ms&flush=10ms&cache=10ms&extents=10ms"];
+    check("memory:1M", all, options);
+    check("memory:1M", &["delay?extents=1ms&exclusive=on"], zeroes());
+}
+
+#[test]
+fn rate() {
+    check("memory:2M", &["rate?rate=400M&burst=64k"], zeroes());
+}
+
+#[test]
+fn error_that_never_comes() {
+    check("memory:5M", &["error?all=0%", "error?at=6M"], zeroes());
+}
+
+#[test]
+fn log_and_stats() {
+    check("memory:1M", &["log?file=/dev/null", "stats?file=/dev/null"], zeroes());
+}
+
+#[test]
+fn extents_cache() {
+    check("memory:9M", &["extents-cache"], zeroes());
+    // Hardly any memory: everything is forgotten all the time.
+    check("memory:9M", &["extents-cache?memory=1k&bulk=64k", "delay?extents=1ms"], zeroes());
+    check("memory:5M", &["delay?extents=1ms&write=1ms", "extents-cache"], zeroes());
+    check("sample:5M", &["extents-cache?bulk=1M"], Options::default());
+}
+
+/// Fewer random requests, for layers that change little.
+fn short(options: Options) -> Options {
+    Options { rounds: 2, steps: 60, ..options }
+}
+
+#[test]
+fn evil() {
+    // It is honest where nothing goes wrong; what goes wrong has tests of its own.
+    check("memory:2M", &["evil?evil-probability=0"], short(zeroes()));
+    // The same bits are stuck whenever they are read.
+    const STUCK: &str = "evil?evil-probability=1e-4&evil-seed=5";
+    check("pattern:2M", &[STUCK], short(Options::default()));
+}
+
+#[test]
+fn blocksize() {
+    check("memory:2M", &["blocksize?minimum=4k&maximum=64k&preferred=32k"], short(zeroes()));
+    check("memory:2M", &["blocksize?minblock=4k&maxdata=8k&maxlen=64k"], short(zeroes()));
+    let unaligned = Options { only: vec!["submit_never_blocks"], ..zeroes() };
+    check("memory:2M", &["blocksize?minimum=1&maximum=32M&error-policy=error"], unaligned);
+}
+
+#[test]
+fn checkwrite() {
+    // What it answers depends on the bytes: there is a test for that. Here it only reads.
+    check("pattern:2M", &["checkwrite", "readonly"], short(Options::default()));
+}
+
+#[test]
+fn cow() {
+    check("memory:9000001", &["cow?cow-block-size=4k"], zeroes());
+    check("sample:5M", &["readonly", "cow"], Options::default());
+    check("pattern:2000003", &["delay?read=1ms", "cow"], short(Options::default()));
+}
+
+#[test]
+fn cache() {
+    check("memory:9000001", &["cache?cache-min-block-size=4k"], short(zeroes()));
+    check("memory:2M", &["cache?cache=writethrough&cache-on-read=true"], short(zeroes()));
+    check("memory:2M", &["cache?cache=unsafe", "delay?write=1ms"], short(zeroes()));
+    check(
+        "pattern:2000003",
+        &["delay?read=1ms", "cache?cache-on-read=on"],
+        short(Options::default()),
+    );
+    check("sample:5M", &["readonly", "cache?cache-on-read=1"], short(Options::default()));
+    // Hardly any room: blocks come and go all the time.
+    const SMALL: &str = "cache?cache-on-read=true&cache-min-block-size=4k&cache-max-size=64k";
+    check("memory:2M", &[SMALL], short(zeroes()));
+    check("memory:2M", &["delay?write=1ms&zero=1ms", SMALL], short(zeroes()));
+    check(
+        "memory:5M",
+        &["delay?read=1ms&write=1ms", "cache", "stats?file=/dev/null"],
+        short(zeroes()),
+    );
+}
+
+#[test]
+fn extentlist() {
+    // No list fits random writes: a read-only device of data, and a list that says so.
+    const LIST: &str =
+        concat!("extentlist?extentlist=", env!("CARGO_MANIFEST_DIR"), "/tests/all-data.txt");
+    check("pattern:2M", &[LIST], short(Options::default()));
+}
+
+#[test]
+fn masks() {
+    check("memory:2M", &["noextents", "nocache"], short(zeroes()));
+    check("memory:2M", &["nozero", "nocache?cachemode=emulate"], short(zeroes()));
+    check("memory:2M", &["nozero?zeromode=emulate", "nocache?cachemode=nop"], short(zeroes()));
+    check("memory:2M", &["nozero?zeromode=notrim&fastzeromode=ignore"], short(zeroes()));
+    check("memory:2M", &["nozero?zeromode=plugin&fastzeromode=slow"], short(zeroes()));
+}
+
+#[test]
+fn fua_and_multi_conn() {
+    const MODES: [&[&str]; 8] = [
+        &["fua"],
+        &["fua?fuamode=emulate"],
+        &["fua?fuamode=native"],
+        &["fua?fuamode=force"],
+        &["fua?fuamode=discard"],
+        &["multi-conn?mode=emulate"],
+        &["multi-conn?mode=disable"],
+        &["multi-conn?mode=emulate&track-dirty=off"],
+    ];
+    for mode in MODES {
+        check("memory:2M", mode, short(zeroes()));
+    }
+}
+
+#[test]
+fn partition() {
+    // The table: partition 1, 9000 sectors from sector 63 on.
+    let disk = "data:@446 0*4 0x83 0*3 63 0*3 0x28 0x23 0 0 @510 0x55 0xaa?size=5M";
+    check(disk, &["partition?partition=1"], zeroes());
+}
+
+#[test]
+fn protect() {
+    check("memory:5M", &["protect?protect=6M-"], short(zeroes()));
+    check("pattern:2M", &["protect?protect=0-"], short(Options::default()));
+}
+
+#[test]
+fn readahead() {
+    check("memory:5M", &["readahead", "readahead?window=1M"], short(zeroes()));
+}
+
+#[test]
+fn retry() {
+    check("memory:2M", &["retry", "retry-request"], short(zeroes()));
+    // One request in ten fails, and is tried again until it does not. Flushes and durable writes are not
+    // tried again.
+    let flaky = &[
+        "error?read=10%&write=10%&zero=10%&trim=10%&extents=10%&cache=10%",
+        "retry-request?retries=100&delay=0",
+        "retry?unflushed=fail",
+        "fua?fuamode=emulate",
+    ];
+    check("memory:2M", flaky, short(zeroes()));
+}
+
+#[test]
+fn scan() {
+    check("memory:2M", &["scan?scan-size=64k&scan-forever=on"], short(zeroes()));
+}
+
+#[test]
+fn pause() {
+    conform::check("pause over memory", short(zeroes()), || async {
+        let dir = tempfile::tempdir().expect("a folder for the socket");
+        let layer = format!("pause?pause-control={}", dir.path().join("s").display());
+        let registry = Registry { layers: blockhaul_layers::all(), ..Registry::default() };
+        let device = registry.layer(&layer)?.wrap(blockhaul_backends::memory(2 << 20))?;
+        Ok(conform::Subject::new(device).keep(dir))
+    });
+}
+
+#[test]
+fn swab() {
+    check("memory:2M", &["swab"], zeroes());
+    check("memory:2097149", &["swab?swab-bits=64"], short(zeroes()));
+    check("sample:2M", &["offset?offset=511", "swab?swab-bits=64"], short(Options::default()));
+}
+
+#[test]
+fn truncate() {
+    check("memory:2M", &["truncate?truncate=1000001"], short(zeroes()));
+    check("zero:1000001", &["readonly", "truncate?round-up=1M"], short(zeroes()));
+    let both = &["readonly", "truncate?truncate=3M&round-down=1000"];
+    check("zero:1000001", both, short(zeroes()));
+}
+
+#[test]
+fn all_at_once() {
+    let layers = &[
+        "offset?offset=1M&range=3M",
+        "stats?file=/dev/null",
+        "rate?rate=1G",
+        "delay?write=1ms",
+        "error?all=0%",
+        "log?file=/dev/null",
+    ];
+    check("memory:5M", layers, zeroes());
+}

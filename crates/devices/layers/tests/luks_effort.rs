@@ -1,0 +1,101 @@
+//! `luks`: a header decides how long its passphrase takes to try, so that is bounded, one at a time, and ends when
+//! nobody waits. In a process of its own, whose processor time is measured.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+#[path = "common/peers.rs"]
+mod peers;
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use blockhaul_block::{Below, Intent, Kind, Layer};
+use common::on_workers;
+use peers::{open, run};
+
+/// Processor time of this process, all threads.
+fn used() -> Duration {
+    let stat = fs::read_to_string("/proc/self/stat").unwrap();
+    let fields = stat.rsplit(')').next().unwrap();
+    let ticks =
+        fields.split_whitespace().skip(11).take(2).map(|field| field.parse::<u64>().unwrap());
+    // The kernel tells it in hundredths of a second.
+    Duration::from_millis(ticks.sum::<u64>() * 10)
+}
+
+#[test]
+fn a_header_does_not_decide_how_long_processors_are_busy() {
+    let Some(qemu_img) = blockhaul_testkit::tools::Peer::require("qemu-img") else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("disk.luks");
+    let mut command = qemu_img.command();
+    command.args(["create", "-f", "luks", "--object", "secret,data=open sesame,id=s"]);
+    command.args(["-o", "key-secret=s,iter-time=10"]).arg(&path).arg("1M");
+    run(&mut command);
+    let good = fs::read(&path).unwrap();
+    let with_rounds = |rounds: u32| {
+        let mut bytes = good.clone();
+        bytes[212..216].copy_from_slice(&rounds.to_be_bytes());
+        fs::write(&path, bytes).unwrap();
+        path.clone()
+    };
+    let layer = |more: &str| format!("luks?passphrase=open sesame{more}");
+
+    let (slow, text) = (with_rounds(1 << 30), layer(""));
+    on_workers(move || async move {
+        let error = open(&slow, &[&text], Intent::READ).await.err().unwrap();
+        assert_eq!(error.kind(), Kind::Invalid);
+        assert!(error.to_string().contains("1073741824 iterations"), "{error}");
+        assert!(error.to_string().contains("max-iterations"), "{error}");
+    });
+    // What a name in the header does to a terminal is not for the header to decide.
+    let mut bytes = good.clone();
+    bytes[40..61].copy_from_slice(b"x\x1b]0;owned\x07\nxxxxxxxxx");
+    fs::write(&path, bytes).unwrap();
+    let (named, text) = (path.clone(), layer(""));
+    on_workers(move || async move {
+        let error = open(&named, &[&text], Intent::READ).await.err().unwrap();
+        assert!(!error.to_string().contains(char::is_control), "{error:?}");
+    });
+
+    // Four clients of a container that takes minutes; they leave after a second.
+    let (slow, text) = (with_rounds(1 << 29), layer("&max-iterations=1000000000"));
+    on_workers(move || async move {
+        let opened = common::layer(&text).unwrap();
+        let before = used();
+        let clients = (0..4).map(|_| {
+            let (slow, layer) = (slow.clone(), opened.clone());
+            blockhaul_io::start(async move {
+                let opening = open_with(&slow, layer);
+                assert!(blockhaul_io::timeout(Duration::from_secs(1), opening).await.is_err());
+            })
+        });
+        for client in clients.collect::<Vec<_>>() {
+            client.await;
+        }
+        let busy = used() - before;
+        assert!(busy < Duration::from_millis(1500), "more than one at a time: {busy:?}");
+        // A slice may be under way.
+        blockhaul_io::sleep(Duration::from_millis(300)).await;
+        let before = used();
+        blockhaul_io::sleep(Duration::from_millis(700)).await;
+        let busy = used() - before;
+        assert!(busy < Duration::from_millis(200), "nobody waits for it: {busy:?}");
+    });
+
+    // And the good one still opens.
+    fs::write(&path, &good).unwrap();
+    let (path, text) = (path.clone(), layer(""));
+    on_workers(move || async move {
+        open(&path, &[&text], Intent::READ).await.unwrap();
+    });
+}
+
+/// Puts the layer over the file.
+async fn open_with(path: &Path, layer: Arc<dyn Layer>) {
+    let stack = open(path, &[], Intent::READ).await.unwrap();
+    let below = Below { device: stack.device().clone(), reopen: None, export: None };
+    drop(layer.open(below).await);
+}

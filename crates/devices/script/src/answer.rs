@@ -1,0 +1,174 @@
+//! What a run means: exit statuses, and error numbers by their names on standard error.
+
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::Path;
+
+use blockhaul_block::{Error, Kind};
+
+use crate::call::{Broken, Run};
+
+/// The highest exit status with a meaning; what nbdkit prints as `max_known_status`.
+pub(crate) const KNOWN_STATUS_MAX: i32 = 8;
+
+/// Names at the front of standard error, and what they mean to clients.
+const NAMES: [(&str, Kind); 12] = [
+    ("EPERM", Kind::ReadOnly),
+    ("EIO", Kind::Io),
+    ("ENOMEM", Kind::NoMemory),
+    ("EINVAL", Kind::Invalid),
+    ("ENOSPC", Kind::NoSpace),
+    ("EOVERFLOW", Kind::TooLarge),
+    ("ESHUTDOWN", Kind::ShuttingDown),
+    ("ENOTSUP", Kind::Unsupported),
+    ("EOPNOTSUPP", Kind::Unsupported),
+    ("EROFS", Kind::ReadOnly),
+    ("EDQUOT", Kind::NoSpace),
+    ("EFBIG", Kind::NoSpace),
+];
+
+/// How a method that did not fail ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// It was done, or the answer is yes.
+    Done,
+    /// The script does not have it.
+    Missing,
+    /// The answer is no.
+    No,
+}
+
+/// What else an exit status asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wish {
+    /// The end of the server.
+    Shutdown,
+    /// The end of the connection at once.
+    Disconnect,
+    /// The end of the connection, once what was sent is answered.
+    Leave,
+}
+
+/// What a run means (nbdkit-sh-plugin(1), "Exit codes").
+pub(crate) fn meaning(script: &Path, run: &Run) -> (Result<Ended, Error>, Option<Wish>) {
+    let shown = script.display();
+    let Some(code) = run.status.code() else {
+        let number = run.status.signal().unwrap_or(0);
+        let text = format!("{shown}: script terminated by signal {number}");
+        return (Err(Error::new(Kind::Io, text)), None);
+    };
+    let failed = |otherwise| Err(error(script, &run.said, otherwise));
+    match code {
+        0 => (Ok(Ended::Done), None),
+        2 => (Ok(Ended::Missing), None),
+        3 => (Ok(Ended::No), None),
+        4 => (Ok(Ended::Done), Some(Wish::Shutdown)),
+        5 => (failed(Kind::ShuttingDown), Some(Wish::Shutdown)),
+        // Nobody hears the answer.
+        6 => (Ok(Ended::Missing), Some(Wish::Disconnect)),
+        7 => (Ok(Ended::Done), Some(Wish::Leave)),
+        KNOWN_STATUS_MAX => (failed(Kind::ShuttingDown), Some(Wish::Leave)),
+        _ => (failed(Kind::Io), None),
+    }
+}
+
+/// The error on standard error: maybe a name, then its first line.
+fn error(script: &Path, said: &[u8], otherwise: Kind) -> Error {
+    let said = String::from_utf8_lossy(said);
+    let shown = script.display();
+    let front = |name: &str| {
+        let rest = said.get(name.len()..)?;
+        let fits = said[..name.len()].eq_ignore_ascii_case(name)
+            && rest.bytes().next().is_none_or(|next| next.is_ascii_whitespace());
+        fits.then_some(rest)
+    };
+    let named = NAMES.iter().find_map(|(name, kind)| Some((*kind, front(name)?)));
+    // Words that only begin like a name are words, and so is a name without a space behind it.
+    let (kind, rest) = named.unwrap_or((otherwise, &said));
+    let rest = rest.trim_start().trim_end_matches('\n');
+    if said.trim_end_matches('\n').is_empty() {
+        let text = format!("{shown}: script exited with error, but said nothing on standard error");
+        return Error::new(kind, text);
+    }
+    let line = rest.lines().next().unwrap_or_default();
+    if line.len() < rest.len() {
+        log::debug!("{shown}: {said}");
+    }
+    Error::new(kind, format!("{shown}: {line}"))
+}
+
+/// The error of a run without a result.
+pub(crate) fn broken(script: &Path, method: &str, broken: Broken) -> Error {
+    let shown = script.display();
+    match broken {
+        Broken::System(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+            let text = format!("cannot run {shown}: check that it may be executed (chmod +x)");
+            Error::system(text, error)
+        }
+        Broken::System(error) => Error::system(format!("cannot run {shown} {method}"), error),
+        Broken::TimedOut(limit) => {
+            let limit = limit.as_secs_f32();
+            log::error!("{shown}: {method} has not ended within {limit} s and was killed");
+            let text = format!("{shown}: {method} has not ended within {limit} s");
+            Error::new(Kind::TimedOut, text)
+        }
+        Broken::TooMuch => {
+            let text = format!("{shown}: {method} printed without end, and was killed");
+            Error::new(Kind::Io, text)
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::process::ExitStatus;
+
+    use super::*;
+
+    fn of(code: i32, said: &str) -> (Result<Ended, Error>, Option<Wish>) {
+        let run = Run { status: ExitStatus::from_raw(code << 8), said: said.into(), printed: 0 };
+        meaning(Path::new("/s"), &run)
+    }
+
+    #[test]
+    fn each_status_has_its_meaning() {
+        for (code, ended, wish) in [
+            (0, Some(Ended::Done), None),
+            (1, None, None),
+            (2, Some(Ended::Missing), None),
+            (3, Some(Ended::No), None),
+            (4, Some(Ended::Done), Some(Wish::Shutdown)),
+            (5, None, Some(Wish::Shutdown)),
+            (6, Some(Ended::Missing), Some(Wish::Disconnect)),
+            (7, Some(Ended::Done), Some(Wish::Leave)),
+            (8, None, Some(Wish::Leave)),
+            (9, None, None),
+            (255, None, None),
+        ] {
+            let (result, wished) = of(code, "");
+            assert_eq!((result.ok(), wished), (ended, wish), "{code}");
+        }
+    }
+
+    #[test]
+    fn names_of_errors_are_understood() {
+        for (code, said, kind, text) in [
+            (1, "ENOSPC out of space\n", Kind::NoSpace, "/s: out of space"),
+            (1, "enospc\tout of space\nmore\n", Kind::NoSpace, "/s: out of space"),
+            (1, "EINVALID x\n", Kind::Io, "/s: EINVALID x"),
+            (1, "EIO", Kind::Io, "/s: "),
+            (1, "other\n\n", Kind::Io, "/s: other"),
+            (5, "other", Kind::ShuttingDown, "/s: other"),
+            (5, "EPERM other", Kind::ReadOnly, "/s: other"),
+            (8, "", Kind::ShuttingDown, "said nothing"),
+            (1, "ü", Kind::Io, "/s: ü"),
+        ] {
+            let error = of(code, said).0.unwrap_err();
+            assert_eq!(error.kind(), kind, "{said}");
+            assert!(error.text().contains(text), "{said}: {error}");
+        }
+        let run = Run { status: ExitStatus::from_raw(9), said: Vec::new(), printed: 0 };
+        let error = meaning(Path::new("/s"), &run).0.unwrap_err();
+        assert!(error.text().contains("signal 9"), "{error}");
+    }
+}

@@ -1,0 +1,122 @@
+//! The schemes `sh:` and `eval:`.
+
+use std::sync::Arc;
+
+use blockhaul_block::{Another, Backend, Device, Exports, Opened, Opening, Target};
+
+use crate::plugin::{Plugin, ThreadModel};
+use crate::settings::Settings;
+use crate::source::Language;
+use crate::visit::{ScriptExports, ScriptVisit};
+
+/// The backend `sh:SCRIPT`.
+pub struct Sh;
+
+impl Backend for Sh {
+    fn schemes(&self) -> &'static [&'static str] {
+        &["sh"]
+    }
+
+    fn operand(&self) -> &'static str {
+        "SCRIPT[?KEY=VALUE&…]"
+    }
+
+    fn summary(&self) -> &'static str {
+        "a script or program in nbdkit's protocol for scripts, started anew for each request, with its \
+         own parameters; - is a script on standard input; @threads=N is how many run at a time if it \
+         takes requests in parallel (default 16), @timeout=TIME kills a run (default never)"
+    }
+
+    fn example(&self) -> &'static str {
+        r#"
+printf 'case $1 in get_size) echo 1M;; pread) head -c $3 /dev/zero;; *) exit 2; esac' > d.sh
+chmod +x d.sh
+blockhaul copy 'sh:./d.sh' disk.raw
+"#
+    }
+
+    fn raw(&self) -> bool {
+        true
+    }
+
+    fn open(&self, target: Target) -> Opening<Opened> {
+        open(Language::Sh, target)
+    }
+
+    fn exports(&self, target: &Target) -> Option<Opening<Arc<dyn Exports>>> {
+        Some(exports(Language::Sh, target.clone()))
+    }
+}
+
+/// The backend `eval:METHOD=SCRIPT&…`.
+pub struct Eval;
+
+impl Backend for Eval {
+    fn schemes(&self) -> &'static [&'static str] {
+        &["eval"]
+    }
+
+    fn operand(&self) -> &'static str {
+        "METHOD=COMMANDS&…"
+    }
+
+    fn summary(&self) -> &'static str {
+        "the same protocol, with the shell's commands for each method in place: get_size=…, pread=…; \
+         write %26 for & and %25 for %; other keys go to config=…; @threads=N, @timeout=TIME"
+    }
+
+    fn example(&self) -> &'static str {
+        r#"
+blockhaul copy 'eval:get_size=echo 1M&pread=head -c $3 /dev/zero' disk.raw
+"#
+    }
+
+    fn raw(&self) -> bool {
+        true
+    }
+
+    fn open(&self, target: Target) -> Opening<Opened> {
+        open(Language::Eval, target)
+    }
+
+    fn exports(&self, target: &Target) -> Option<Opening<Arc<dyn Exports>>> {
+        Some(exports(Language::Eval, target.clone()))
+    }
+}
+
+fn open(language: Language, target: Target) -> Opening<Opened> {
+    Box::pin(async move {
+        let readonly = !target.intent.write;
+        let plugin = Plugin::start(Settings::parse(language, &target)?).await?;
+        let more = Handles { plugin, readonly };
+        let device = more.another().await?;
+        // Where there may be one connection at a time, a second would wait for ever.
+        let several = more.plugin.model != ThreadModel::SerializeConnections;
+        let more = several.then(|| Arc::new(more) as Arc<dyn Another>);
+        Ok(Opened { device, more })
+    })
+}
+
+fn exports(language: Language, target: Target) -> Opening<Arc<dyn Exports>> {
+    Box::pin(async move {
+        let readonly = !target.intent.write;
+        let plugin = Plugin::start(Settings::parse(language, &target)?).await?;
+        Ok(Arc::new(ScriptExports { plugin, readonly }) as Arc<dyn Exports>)
+    })
+}
+
+/// Handles for this program's own use: each is a connection of its own.
+struct Handles {
+    plugin: Arc<Plugin>,
+    readonly: bool,
+}
+
+impl Another for Handles {
+    fn another(&self) -> Opening<Arc<dyn Device>> {
+        let (plugin, readonly) = (self.plugin.clone(), self.readonly);
+        Box::pin(async move {
+            let visit = ScriptVisit::enter(plugin, readonly, None).await?;
+            visit.open_handle("", false).await
+        })
+    }
+}

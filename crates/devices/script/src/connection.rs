@@ -1,0 +1,88 @@
+//! What the handles of a connection share, and the methods that are asked before there is a handle.
+
+use std::ffi::OsString;
+use std::sync::{Arc, OnceLock};
+
+use blockhaul_block::{Client, Error, Kind, Listed, Result};
+use blockhaul_io::{Lane, Turn};
+
+use crate::answer::Ended;
+use crate::parse;
+use crate::plugin::{Plugin, no_thread};
+
+/// What a connection's handles share.
+pub(crate) struct Connection {
+    pub(crate) plugin: Arc<Plugin>,
+    pub(crate) readonly: bool,
+    pub(crate) lane: Arc<Lane>,
+    pub(crate) client: Client,
+    /// A server's client is behind it, not this program itself.
+    pub(crate) served: bool,
+    /// Asked for once.
+    pub(crate) default: OnceLock<Result<String>>,
+    pub(crate) _turn: Option<Turn>,
+}
+
+/// A truth value as scripts get it.
+pub(crate) fn word(value: bool) -> OsString {
+    if value { "true".into() } else { "false".into() }
+}
+
+impl Connection {
+    /// Runs a job on the connection's lane.
+    pub(crate) async fn run<T: Send + 'static>(
+        self: Arc<Self>,
+        job: impl FnOnce(&Arc<Self>) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let (completer, ticket) = blockhaul_io::ticket();
+        let lane = self.lane.clone();
+        lane.run(move || {
+            let result = job(&self);
+            // The connection may end here: then so may its thread, whose queue outlives it.
+            drop(self);
+            completer.complete(result);
+        });
+        ticket.await.map_err(no_thread)?
+    }
+
+    pub(crate) fn preconnect(self: &Arc<Self>) -> Result<()> {
+        let args = [word(self.readonly)];
+        self.plugin.call("preconnect", &args, &[], Some(&self.client)).map(drop)
+    }
+
+    pub(crate) fn list(self: &Arc<Self>, tls: bool) -> Result<Vec<Listed>> {
+        let args = [word(self.readonly), word(tls)];
+        match self.plugin.words("list_exports", &args, Some(&self.client))? {
+            (Ended::Done, printed) => parse::exports(&String::from_utf8_lossy(&printed))
+                .map_err(|why| self.wrong("list_exports", why)),
+            _ => {
+                let name = self.default_export(tls)?;
+                Ok(vec![Listed { name, description: String::new() }])
+            }
+        }
+    }
+
+    /// The name behind the empty name.
+    pub(crate) fn default_export(&self, tls: bool) -> Result<String> {
+        self.default.get_or_init(|| self.ask_default_export(tls)).clone()
+    }
+
+    fn ask_default_export(&self, tls: bool) -> Result<String> {
+        let args = [word(self.readonly), word(tls)];
+        let (Ended::Done, printed) =
+            self.plugin.words("default_export", &args, Some(&self.client))?
+        else {
+            return Ok(String::new());
+        };
+        let text = String::from_utf8_lossy(&printed);
+        match parse::first_export(&text) {
+            name if name.len() <= parse::STRING_MAX && !name.contains('\0') => Ok(name.into()),
+            _ => Err(self.wrong("default_export", "the name is too long, or holds a zero byte")),
+        }
+    }
+
+    /// The error of an answer that cannot be used.
+    pub(crate) fn wrong(&self, method: &str, why: &str) -> Error {
+        Error::new(Kind::Io, format!("{}: {method}: {why}", self.plugin.script_of(method)))
+    }
+}

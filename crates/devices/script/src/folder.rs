@@ -1,0 +1,48 @@
+//! The folder that a script may keep its state in: `$tmpdir`.
+
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+
+use blockhaul_block::{Error, Result};
+
+/// Where it is made: scripts written for nbdkit may leave `$tmpdir` without quotes, so it must hold no
+/// space, which the user's own choice could.
+const PLACE: &str = "/tmp";
+/// Names that are tried.
+const ATTEMPTS: u32 = 100;
+
+/// A folder that only this user can enter, removed with all in it when dropped.
+pub(crate) struct Folder(PathBuf);
+
+impl Folder {
+    pub(crate) fn new() -> Result<Folder> {
+        let cannot = |error| Error::system(format!("cannot make a folder in {PLACE}"), error);
+        for _ in 0..ATTEMPTS {
+            let mut salt = [0; 8];
+            rustix::rand::getrandom(&mut salt[..], rustix::rand::GetRandomFlags::empty())
+                .map_err(|error| cannot(error.into()))?;
+            let name = format!("blockhaul-script-{:016x}", u64::from_ne_bytes(salt));
+            let path = Path::new(PLACE).join(name);
+            match DirBuilder::new().mode(0o700).create(&path) {
+                Ok(()) => return Ok(Folder(path)),
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(cannot(error)),
+            }
+        }
+        Err(cannot(io::ErrorKind::AlreadyExists.into()))
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_dir_all(&self.0) {
+            log::warn!("cannot remove {}: {error}", self.0.display());
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! Devices whose requests are done by scripts: nbdkit's protocol for scripts (nbdkit-sh-plugin(1),
+//! nbdkit-eval-plugin(1)), spoken by this program itself.
+//!
+//! - `backend`: the schemes `sh:` and `eval:`. `settings`: what is typed behind them.
+//! - `source`: where the scripts are. `call`: one run of one. `answer`: what its exit status means.
+//! - `plugin`: the life of a script. `visit`: a client; `connection`: what its handles share. `handle`: an
+//!   open handle and its calls.
+//! - `parse`: what scripts print. `folder`: where they may keep their state.
+//!
+//! A run blocks a thread, never a worker: runs are jobs on lanes ([`blockhaul_io::Lane`]), whose threads are
+//! bounded and end when idle.
+
+mod answer;
+mod backend;
+mod call;
+mod connection;
+mod folder;
+mod handle;
+mod parse;
+mod plugin;
+mod settings;
+mod source;
+mod visit;
+
+pub use backend::{Eval, Sh};
+pub use call::kill_all;
+pub use plugin::{dump, wait_for_end};
+pub use settings::{HostSettings, Settings};
+pub use source::Language;
+
+/// Every kind of storage of this crate, for a [`blockhaul_block::Registry`].
+pub fn all() -> Vec<&'static dyn blockhaul_block::Backend> {
+    vec![&Sh, &Eval]
+}

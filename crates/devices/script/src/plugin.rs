@@ -1,0 +1,421 @@
+//! A script's life: load, configuration, readiness, and the end; in nbdkit's order, on one thread.
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use blockhaul_block::{Client, Error, Kind, Result};
+use blockhaul_io::{Lane, Turns};
+
+use crate::answer::{self, Ended, Wish};
+use crate::call::{self, Output, Runner};
+use crate::folder::Folder;
+use crate::parse;
+use crate::settings::Settings;
+use crate::source::{Language, Script, Source};
+
+/// How much may run at a time (nbdkit-plugin(3), "Threads").
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ThreadModel {
+    /// One connection at a time.
+    SerializeConnections,
+    /// One request at a time.
+    SerializeAllRequests,
+    /// One request at a time of each connection.
+    SerializeRequests,
+    /// No limit but that on threads.
+    Parallel,
+}
+
+impl ThreadModel {
+    const ALL: [ThreadModel; 4] = [
+        ThreadModel::SerializeConnections,
+        ThreadModel::SerializeAllRequests,
+        ThreadModel::SerializeRequests,
+        ThreadModel::Parallel,
+    ];
+
+    /// Its name in nbdkit.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            ThreadModel::SerializeConnections => "serialize_connections",
+            ThreadModel::SerializeAllRequests => "serialize_all_requests",
+            ThreadModel::SerializeRequests => "serialize_requests",
+            ThreadModel::Parallel => "parallel",
+        }
+    }
+
+    /// What a script printed; what is not known is the safe one.
+    fn from_text(text: &str) -> ThreadModel {
+        let text = text.to_ascii_lowercase().replace('-', "_");
+        let found = ThreadModel::ALL.into_iter().find(|model| model.name() == text);
+        found.unwrap_or(ThreadModel::SerializeAllRequests)
+    }
+}
+
+/// A script that is ready. It ends when this and everything opened from it are dropped.
+pub(crate) struct Plugin {
+    source: Source,
+    runner: Runner,
+    pub(crate) model: ThreadModel,
+    /// The thread of the script's life, and of all runs where there may be one at a time.
+    pub(crate) control: Arc<Lane>,
+    /// Threads for scripts that may run in parallel.
+    pub(crate) pool: Arc<Lane>,
+    /// Whose turn it is, where there may be one connection at a time.
+    pub(crate) turns: Arc<Turns>,
+    /// Taken when the plugin ends.
+    folder: Option<Folder>,
+}
+
+impl Plugin {
+    /// Configures a script and makes it ready.
+    pub(crate) async fn start(settings: Settings) -> Result<Arc<Plugin>> {
+        let control = Arc::new(Lane::single(settings.language.name()));
+        let (completer, ticket) = blockhaul_io::ticket();
+        let own = control.clone();
+        control.run(move || {
+            let started = Plugin::begin(&settings, own).and_then(Plugin::make_ready);
+            completer.complete(started.map(Arc::new));
+        });
+        ticket.await.map_err(no_thread)?
+    }
+
+    /// Everything up to the last parameter.
+    fn begin(settings: &Settings, control: Arc<Lane>) -> Result<Plugin> {
+        let folder = Folder::new()?;
+        let runner = Runner::new(folder.path(), settings.host.timeout);
+        let pool = Arc::new(Lane::parallel(
+            format!("{}-pool", settings.language.name()),
+            settings.host.threads,
+        ));
+        let mut config = settings.config.iter().enumerate();
+        let source = match settings.language {
+            Language::Eval => Source::eval(),
+            Language::Sh => match config.next() {
+                Some((_, (Some(key), value))) if key == "script" => Source::sh(value, &folder)?,
+                Some((_, (None, value))) => Source::sh(value, &folder)?,
+                _ => {
+                    let text = "sh: name the script first, for example sh:/path/to/script";
+                    return Err(Error::new(Kind::Usage, text));
+                }
+            },
+        };
+        live(1);
+        let mut plugin = Plugin {
+            source,
+            runner,
+            model: ThreadModel::SerializeAllRequests,
+            control,
+            pool,
+            turns: Arc::default(),
+            folder: Some(folder),
+        };
+        let mut magic = None;
+        if settings.language == Language::Sh {
+            plugin.step("load", &[])?;
+            if let (Ended::Done, printed) = plugin.words("magic_config_key", &[], None)? {
+                magic = Some(String::from_utf8_lossy(parse::line(&printed)).into_owned());
+            }
+        }
+        for (index, (key, value)) in config {
+            plugin.configure(index, key.as_deref(), value, magic.as_deref())?;
+        }
+        Ok(plugin)
+    }
+
+    fn configure(
+        &mut self,
+        index: usize,
+        key: Option<&str>,
+        value: &str,
+        magic: Option<&str>,
+    ) -> Result<()> {
+        let shown = self.source.shown();
+        let wrong = |text: String| Err(Error::new(Kind::Usage, format!("{shown}: {text}")));
+        let key = match (key, magic, &self.source) {
+            // As nbdkit: a bare value is called `script`, which the script may give another name.
+            (None | Some("script"), Some(magic), Source::Sh { .. }) => magic,
+            (None | Some("script"), None, Source::Sh { .. }) => {
+                return wrong(format!("{value:?}: write it as KEY=VALUE"));
+            }
+            (Some(key), ..) => key,
+            (None, ..) if index == 0 => "script",
+            (None, ..) => return wrong(format!("{value:?}: write it as KEY=VALUE")),
+        };
+        let mut letters = key.bytes();
+        let fine = letters.next().is_some_and(|byte| byte.is_ascii_alphabetic())
+            && letters.all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
+        if !fine {
+            return wrong(format!("{key:?} is no name for a parameter"));
+        }
+        if matches!(self.source, Source::Eval { .. }) && Source::is_method(key) {
+            return match &self.folder {
+                Some(folder) => self.source.add(key, value, folder),
+                None => Ok(()),
+            };
+        }
+        match self.step("config", &[key.into(), value.into()])? {
+            Ended::Missing if matches!(self.source, Source::Eval { .. }) => {
+                wrong(format!("{key} is no method, and there is no config= to take it"))
+            }
+            Ended::Missing => wrong(format!("it takes no parameters, but {key}= is given")),
+            _ => Ok(()),
+        }
+    }
+
+    fn make_ready(mut self) -> Result<Plugin> {
+        self.source.complete()?;
+        self.step("config_complete", &[])?;
+        self.settle_model()?;
+        self.step("get_ready", &[])?;
+        self.step("after_fork", &[])?;
+        log::debug!("{} is ready, {}", self.source.shown(), self.model.name());
+        Ok(self)
+    }
+
+    fn settle_model(&mut self) -> Result<()> {
+        if let (Ended::Done, printed) = self.words("thread_model", &[], None)? {
+            self.model = ThreadModel::from_text(&String::from_utf8_lossy(parse::line(&printed)));
+        }
+        Ok(())
+    }
+
+    /// A method of the script's life, which is done or missing.
+    fn step(&self, method: &'static str, args: &[OsString]) -> Result<Ended> {
+        let usage = |error: Error| Error::new(Kind::Usage, error.text().to_string());
+        self.call(method, args, &[], None).map_err(usage)
+    }
+
+    /// The name for messages.
+    pub(crate) fn shown(&self) -> String {
+        self.source.shown()
+    }
+
+    /// The script of a method, for messages.
+    pub(crate) fn script_of(&self, method: &str) -> String {
+        match self.source.script(method) {
+            Script::File(path) => path.display().to_string(),
+            _ => self.shown(),
+        }
+    }
+
+    /// Calls a method that is done or missing; what it prints is left out.
+    pub(crate) fn call(
+        &self,
+        method: &'static str,
+        args: &[OsString],
+        input: &[u8],
+        client: Option<&Client>,
+    ) -> Result<Ended> {
+        let ended = self.run(method, args, input, Output::Text(&mut Vec::new()), client)?.0;
+        self.not_no(method, ended)
+    }
+
+    /// Calls a method that prints words.
+    pub(crate) fn words(
+        &self,
+        method: &'static str,
+        args: &[OsString],
+        client: Option<&Client>,
+    ) -> Result<(Ended, Vec<u8>)> {
+        let mut printed = Vec::new();
+        let ended = self.run(method, args, &[], Output::Text(&mut printed), client)?.0;
+        Ok((self.not_no(method, ended)?, printed))
+    }
+
+    /// Calls a method that answers yes or no; `None` if it is missing.
+    pub(crate) fn ask(
+        &self,
+        method: &'static str,
+        args: &[OsString],
+        client: Option<&Client>,
+    ) -> Result<Option<bool>> {
+        let output = Output::Text(&mut Vec::new());
+        Ok(match self.run(method, args, &[], output, client)?.0 {
+            Ended::Done => Some(true),
+            Ended::No => Some(false),
+            Ended::Missing => None,
+        })
+    }
+
+    /// Calls a method that fills memory; how many bytes it printed.
+    pub(crate) fn fill(
+        &self,
+        method: &'static str,
+        args: &[OsString],
+        bytes: &mut [u8],
+        client: Option<&Client>,
+    ) -> Result<(Ended, u64)> {
+        let (ended, printed) = self.run(method, args, &[], Output::Bytes(bytes), client)?;
+        Ok((self.not_no(method, ended)?, printed))
+    }
+
+    fn not_no(&self, method: &str, ended: Ended) -> Result<Ended> {
+        if ended != Ended::No {
+            return Ok(ended);
+        }
+        let script = self.script_of(method);
+        let text = format!("{script}: {method} method returned unexpected code (3/false)");
+        Err(Error::new(Kind::Io, text))
+    }
+
+    fn run(
+        &self,
+        method: &'static str,
+        args: &[OsString],
+        input: &[u8],
+        output: Output<'_>,
+        client: Option<&Client>,
+    ) -> Result<(Ended, u64)> {
+        let path = match self.source.script(method) {
+            Script::Missing => return Ok((Ended::Missing, 0)),
+            Script::Says(words) => {
+                if let Output::Text(text) = output {
+                    text.extend_from_slice(words.as_bytes());
+                }
+                return Ok((Ended::Done, words.len() as u64));
+            }
+            Script::File(path) => path,
+        };
+        let mut words = vec![OsString::from(method)];
+        words.extend_from_slice(args);
+        let run = self.runner.run(&path, &words, input, output);
+        let run = run.map_err(|broken| answer::broken(&path, method, broken))?;
+        let (ended, wish) = answer::meaning(&path, &run);
+        if let Some(wish) = wish {
+            grant(wish, &path, client);
+        }
+        Ok((ended?, run.printed))
+    }
+}
+
+fn grant(wish: Wish, script: &Path, client: Option<&Client>) {
+    log::debug!("{} asks for {wish:?}", script.display());
+    let stream = client.and_then(|client| client.stream.as_ref());
+    match (wish, stream) {
+        (Wish::Shutdown, _) => blockhaul_io::end_this_process(),
+        (Wish::Disconnect, Some(stream)) => stream.shutdown(),
+        (Wish::Leave, Some(stream)) => stream.shutdown_receive(),
+        (_, None) => {}
+    }
+}
+
+impl Drop for Plugin {
+    fn drop(&mut self) {
+        let folder = self.folder.take();
+        let runner = Runner::new(&self.runner.folder, self.runner.timeout);
+        let script = self.source.script("unload");
+        self.control.run(move || {
+            if let Script::File(path) = script {
+                // The last run; nobody is left to hear of an error.
+                let output = Output::Text(&mut Vec::new());
+                match runner.run(&path, &["unload".into()], &[], output) {
+                    Ok(run) => log::debug!("{} has unloaded: {}", path.display(), run.status),
+                    // What cannot be started has said so when it was loaded.
+                    Err(broken @ call::Broken::System(_)) => {
+                        log::debug!("{}", answer::broken(&path, "unload", broken));
+                    }
+                    Err(broken) => log::warn!("{}", answer::broken(&path, "unload", broken)),
+                }
+            }
+            drop(folder);
+            live(-1);
+        });
+    }
+}
+
+/// How many scripts live.
+static LIVE: (Mutex<i64>, Condvar) = (Mutex::new(0), Condvar::new());
+
+fn live(change: i64) {
+    *LIVE.0.lock().expect("no panic under this lock") += change;
+    LIVE.1.notify_all();
+}
+
+/// Waits until every script has ended, at most this long, then kills those that run. Whether all have
+/// ended by themselves. To be called before the process ends, on no worker.
+pub fn wait_for_end(limit: Duration) -> bool {
+    let deadline = Instant::now() + limit;
+    let mut live = LIVE.0.lock().expect("no panic under this lock");
+    while *live > 0 {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            break;
+        }
+        live = LIVE.1.wait_timeout(live, left).expect("no panic under this lock").0;
+    }
+    let ended = *live == 0;
+    drop(live);
+    call::kill_all();
+    ended
+}
+
+/// What a script says about itself, without being made ready: lines of `key=value`, as
+/// `nbdkit --dump-plugin` prints them.
+pub fn dump(settings: &Settings) -> Result<String> {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let control = Arc::new(Lane::single(settings.language.name()));
+    let (own, settings) = (control.clone(), settings.clone());
+    control.run(move || {
+        // Whoever asked waits below.
+        let _ = sender.send(dump_here(&settings, own));
+    });
+    drop(control);
+    receiver.recv().map_err(no_thread)?
+}
+
+fn dump_here(settings: &Settings, control: Arc<Lane>) -> Result<String> {
+    let name = settings.language.name();
+    let bare = settings.language == Language::Sh && settings.config.is_empty();
+    let plugin = match bare {
+        true => None,
+        false => Some(Plugin::begin(settings, control)?),
+    };
+    let model = match plugin {
+        // Without a script there is nothing that would mind.
+        None => (ThreadModel::Parallel, None),
+        Some(mut plugin) => {
+            plugin.settle_model()?;
+            (plugin.model, Some(plugin))
+        }
+    };
+    let (model, plugin) = model;
+    let mut text = format!(
+        "name={name}\nversion={}\napi_version=2\nmax_thread_model=parallel\nthread_model={}\n\
+         errno_is_preserved=1\n",
+        env!("CARGO_PKG_VERSION"),
+        model.name()
+    );
+    if settings.language == Language::Sh {
+        text += "magic_config_key=script\n";
+    }
+    text += &format!("max_known_status={}\n", answer::KNOWN_STATUS_MAX);
+    if let Some(plugin) = plugin
+        && let Ok((Ended::Done, printed)) = plugin.words("dump_plugin", &[], None)
+    {
+        text += &String::from_utf8_lossy(&printed);
+    }
+    Ok(text)
+}
+
+/// No thread could be started for a script.
+pub(crate) fn no_thread(lost: impl std::error::Error + Send + Sync + 'static) -> Error {
+    Error::new(Kind::Io, "cannot start a thread for a script").because(lost)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn thread_models_are_understood_in_both_spellings() {
+        for model in ThreadModel::ALL {
+            assert_eq!(ThreadModel::from_text(model.name()), model);
+            assert_eq!(ThreadModel::from_text(&model.name().replace('_', "-")), model);
+        }
+        assert_eq!(ThreadModel::from_text("PARALLEL"), ThreadModel::Parallel);
+        assert_eq!(ThreadModel::from_text("other"), ThreadModel::SerializeAllRequests);
+    }
+}

@@ -1,0 +1,93 @@
+//! A connection, as scripts see it: `preconnect`, the list of exports, the default export, handles.
+
+use std::sync::{Arc, OnceLock};
+
+use blockhaul_block::{Client, Device, Error, Exports, Kind, Listed, Opening, Result, Visit};
+use blockhaul_io::Lane;
+
+use crate::connection::Connection;
+use crate::handle::{Handle, ScriptDevice};
+use crate::parse;
+use crate::plugin::{Plugin, ThreadModel};
+
+/// A script's exports: each client is a connection of its own.
+pub(crate) struct ScriptExports {
+    pub(crate) plugin: Arc<Plugin>,
+    pub(crate) readonly: bool,
+}
+
+impl Exports for ScriptExports {
+    fn admit(&self, client: Client) -> Opening<Arc<dyn Visit>> {
+        let (plugin, readonly) = (self.plugin.clone(), self.readonly);
+        Box::pin(async move {
+            let visit = ScriptVisit::enter(plugin, readonly, Some(client)).await?;
+            Ok(Arc::new(visit) as Arc<dyn Visit>)
+        })
+    }
+}
+
+/// A connection.
+#[derive(Clone)]
+pub(crate) struct ScriptVisit(Arc<Connection>);
+
+impl ScriptVisit {
+    /// Admits a connection, when it is its turn and the script has nothing against it; without a client,
+    /// it is this program's own.
+    pub(crate) async fn enter(
+        plugin: Arc<Plugin>,
+        readonly: bool,
+        client: Option<Client>,
+    ) -> Result<ScriptVisit> {
+        let turn = match plugin.model {
+            ThreadModel::SerializeConnections => plugin.turns.take().await,
+            _ => None,
+        };
+        let lane = match plugin.model {
+            ThreadModel::Parallel => plugin.pool.clone(),
+            ThreadModel::SerializeAllRequests => plugin.control.clone(),
+            _ => Arc::new(Lane::single("script")),
+        };
+        let default = OnceLock::new();
+        let served = client.is_some();
+        let client = client.unwrap_or_default();
+        let connection =
+            Connection { plugin, readonly, lane, client, served, default, _turn: turn };
+        let visit = ScriptVisit(Arc::new(connection));
+        visit.0.clone().run(Connection::preconnect).await?;
+        Ok(visit)
+    }
+
+    /// Opens a handle.
+    pub(crate) async fn open_handle(&self, name: &str, tls: bool) -> Result<Arc<dyn Device>> {
+        if name.len() > parse::STRING_MAX {
+            return Err(Error::new(Kind::NotFound, "the export's name is too long"));
+        }
+        if name.contains('\0') {
+            return Err(Error::new(Kind::NotFound, "the export's name holds a zero byte"));
+        }
+        let name = name.to_string();
+        let handle = self.0.clone().run(move |connection| open(connection, &name, tls)).await?;
+        Ok(Arc::new(ScriptDevice(handle)))
+    }
+}
+
+impl Visit for ScriptVisit {
+    fn list(&self, tls: bool) -> Opening<Vec<Listed>> {
+        let connection = self.0.clone();
+        Box::pin(async move { connection.run(move |connection| connection.list(tls)).await })
+    }
+
+    fn open(&self, name: &str, tls: bool) -> Opening<Arc<dyn Device>> {
+        let (visit, name) = (self.clone(), name.to_string());
+        Box::pin(async move { visit.open_handle(&name, tls).await })
+    }
+}
+
+/// A handle on what the name is for.
+fn open(connection: &Arc<Connection>, name: &str, tls: bool) -> Result<Arc<Handle>> {
+    let name = match name.is_empty() {
+        true => connection.default_export(tls)?,
+        false => name.to_string(),
+    };
+    Handle::open(connection.clone(), &name, tls)
+}

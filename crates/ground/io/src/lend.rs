@@ -1,0 +1,84 @@
+//! Payloads that are sent to a socket by reference, straight from memory (vmsplice(2)).
+//!
+//! The peer reads the very pages: they must stay as they are until it says that it has them. So the
+//! sender keeps a [`Lent`] until the answer comes. If none comes, the connection may be gone and the
+//! peer still reading; then the pages are *retired*: when the last holder of the payload lets go of it,
+//! the memory gives its pages up and gets others, and whoever still reads the old ones reads what was
+//! sent.
+
+use std::io;
+
+use crate::{Data, Parked, Stream};
+
+/// A payload whose pages a peer may be reading.
+#[must_use = "dropped, it retires the pages"]
+#[derive(Debug)]
+pub struct Lent(Option<Data>);
+
+impl Lent {
+    /// The peer has said that it has the bytes: the memory can be used again.
+    pub fn returned(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        if let Some(data) = self.0.take() {
+            data.retire();
+        }
+    }
+}
+
+/// A payload on its way out by reference.
+pub(crate) struct Lending {
+    data: Data,
+    /// Its pages, once its turn has come.
+    pipe: Option<Parked>,
+}
+
+impl Lending {
+    /// What is worth it, in memory that can be retired; else the payload back.
+    pub(crate) fn begin(data: Data) -> Result<(Lending, Lent), Data> {
+        if !data.can_be_lent() || !Parked::pays(data.len()) {
+            return Err(data);
+        }
+        let lent = Lent(Some(data.clone()));
+        Ok((Lending { data, pipe: None }, lent))
+    }
+
+    /// Bytes of the payload.
+    pub(crate) fn len(&self) -> usize {
+        self.data.len()
+    }
+
+    /// The payload, to be sent as a copy.
+    pub(crate) fn into_data(self) -> Data {
+        self.data
+    }
+
+    /// Puts the pages into a pipe; false where that cannot be done now.
+    pub(crate) fn load(&mut self) -> bool {
+        if self.pipe.is_none() {
+            self.pipe = Parked::of_memory(&self.data);
+        }
+        self.pipe.is_some()
+    }
+
+    /// Sends what the socket takes; `WouldBlock` when it takes nothing now. After [`Lending::load`].
+    pub(crate) fn drain_to_stream(&mut self, stream: &Stream) -> io::Result<usize> {
+        let Some(pipe) = &mut self.pipe else {
+            return Err(io::ErrorKind::InvalidInput.into());
+        };
+        let sent = pipe.drain_to_stream(stream)?;
+        if let Some(tally) = self.data.tally() {
+            tally.add(crate::Way::Vmsplice, sent);
+        }
+        Ok(sent)
+    }
+
+    /// Whether everything has been sent.
+    pub(crate) fn is_sent(&self) -> bool {
+        self.pipe.as_ref().is_some_and(|pipe| pipe.held() == 0)
+    }
+}

@@ -1,0 +1,199 @@
+//! `blockhaul bench device`: what a source or target is capable of, and the settings to use.
+//!
+//! - `probe`: the measurements. `schedule`: what of them is tried in the time that there is. `findings`:
+//!   what came of them, and what they recommend. `report`: the same as text and JSON.
+
+mod findings;
+mod probe;
+mod report;
+mod schedule;
+
+use std::ffi::{OsStr, OsString};
+use std::time::Duration;
+
+use blockhaul_block::{Intent, Registry, Spec};
+use blockhaul_io::{Config, Engine, Runtime};
+use clap::Args as ClapArgs;
+
+use crate::error::{Error, Result};
+
+pub use findings::{Advice, Findings, Latency, Point};
+
+/// How devices are opened: what the program knows of them.
+pub struct Devices<'a> {
+    /// All kinds of devices.
+    pub registry: Registry,
+    /// A word of the command line as a device.
+    pub spec: &'a dyn Fn(&OsStr) -> blockhaul_block::Result<Spec>,
+}
+
+/// Options of `blockhaul bench device`.
+#[derive(Debug, ClapArgs)]
+pub struct DeviceArgs {
+    /// What to measure; see DEVICES in blockhaul copy --help
+    #[arg(value_name = "DEVICE")]
+    device: OsString,
+
+    /// How long it may take, all in all; what a slow device would need more for is left out
+    #[arg(long, value_name = "TIME", default_value = "20s", value_parser = time)]
+    time: Duration,
+
+    /// Measure writing, too, by writing back what was read from the first 64 MiB. Nobody else may
+    /// write to the device meanwhile, and what was a hole there becomes data
+    #[arg(long)]
+    write: bool,
+
+    /// Most connections that are tried
+    #[arg(long, value_name = "N", default_value = "8",
+          value_parser = clap::value_parser!(u16).range(1..=64))]
+    max_connections: u16,
+
+    /// Most requests in flight on a connection that are tried
+    #[arg(long, value_name = "N", default_value = "64",
+          value_parser = clap::value_parser!(u32).range(1..=1024))]
+    max_requests: u32,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+
+    /// How to talk to the kernel: uring, threads, or auto
+    #[arg(long, value_name = "NAME", default_value = "auto")]
+    engine: Engine,
+}
+
+/// Shortest time that gives each of the points a moment.
+const TIME_MIN: Duration = Duration::from_secs(1);
+/// Longer would be a mistake in the unit.
+const TIME_MAX: Duration = Duration::from_secs(24 * 3600);
+
+fn time(text: &str) -> std::result::Result<Duration, String> {
+    let time = crate::scenario::parse_duration(text)?;
+    match (TIME_MIN..=TIME_MAX).contains(&time) {
+        true => Ok(time),
+        false => Err("write a time from 1s to 24h".to_owned()),
+    }
+}
+
+impl DeviceArgs {
+    /// Measures, and returns what is to be printed.
+    pub fn run(&self, devices: &Devices<'_>) -> Result<String> {
+        let failed = |error: blockhaul_block::Error| Error::new(error.to_string());
+        let spec = (devices.spec)(&self.device).map_err(|error| Error::usage(error.to_string()))?;
+        let intent = if self.write { Intent::WRITE } else { Intent::READ };
+        let registry = devices.registry.clone();
+        registry.target(&spec, intent).map_err(|error| Error::usage(error.to_string()))?;
+        let runtime = Runtime::start(&Config { workers: 0, engine: self.engine })
+            .map_err(|error| Error::new(format!("cannot start workers: {error}")))?;
+        let limits = probe::Limits {
+            time: self.time,
+            write: self.write,
+            connections: usize::from(self.max_connections),
+            requests: self.max_requests as usize,
+        };
+        let name = spec.to_string();
+        let (found, open) = runtime.block_on(move || async move {
+            match registry.open(&spec, Vec::new(), intent).await {
+                Ok(stack) => (probe::measure(&stack, &limits).await.map_err(failed), Some(stack)),
+                Err(error) => (Err(Error::opening(error.to_string())), None),
+            }
+        });
+        // Not on a worker: the server of `[ CMD ]` is awaited here.
+        drop(open);
+        let findings = Findings { device: name, ..found? };
+        match self.json {
+            true => report::json(&findings),
+            false => Ok(report::text(&findings)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: DeviceArgs,
+    }
+
+    fn registry() -> Registry {
+        let mut backends = blockhaul_backends::all();
+        backends.extend(blockhaul_client::all(blockhaul_client::Options::default()));
+        Registry {
+            backends,
+            layers: Vec::new(),
+            path: blockhaul_backends::PATH_SCHEME,
+            command: "command",
+        }
+    }
+
+    fn run(words: &[&str]) -> Result<String> {
+        let all = ["device"].iter().chain(words);
+        let cli = Cli::try_parse_from(all).map_err(|error| Error::usage(error.to_string()))?;
+        let devices = Devices { registry: registry(), spec: &|word| Spec::parse(word) };
+        cli.args.run(&devices)
+    }
+
+    #[test]
+    fn a_file_is_measured_written_back_and_advice_given() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("disk.raw");
+        let bytes: Vec<u8> = (0..3_000_017_u32).map(|at| (at % 251) as u8).collect();
+        std::fs::write(&path, &bytes).unwrap();
+        let name = path.display().to_string();
+        let limits = ["--max-connections", "2", "--max-requests", "4", "--write", "--json"];
+        // Where it stands still for half of the time, the other half does.
+        let words = [name.as_str(), "--time", "6s"];
+        let text = run(&[&words[..], &limits].concat()).unwrap();
+        let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(value["device"], name.as_str());
+        assert_eq!(value["size"], 3_000_017);
+        for part in ["reading", "writing"] {
+            assert!(value[part].as_array().unwrap().len() >= 6, "{text}");
+            assert!(value[part][0]["bytes_per_second"].as_f64().unwrap() > 0.0, "{text}");
+        }
+        assert!(value["read_latency"]["median_us"].as_f64().unwrap() > 0.0, "{text}");
+        assert!(value["flush_latency"]["count"].as_u64().unwrap() > 0, "{text}");
+        let advice = value["reading_advice"]["command"].as_str().unwrap();
+        assert!(advice.starts_with("blockhaul copy --requests="), "a file has none: {advice}");
+        assert_eq!(std::fs::read(&path).unwrap(), bytes, "what was written back differs");
+    }
+
+    #[test]
+    fn without_consent_nothing_is_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("disk.raw");
+        std::fs::write(&path, vec![1; 100_000]).unwrap();
+        let before = path.metadata().unwrap().modified().unwrap();
+        let name = path.display().to_string();
+        let text = run(&[&name, "--time", "1s", "--max-connections", "1"]).unwrap();
+        assert!(
+            text.contains("blockhaul copy --requests=") && text.contains("1 thread, "),
+            "{text}"
+        );
+        assert!(!text.contains("Writing") && text.contains("Reading"), "{text}");
+        assert_eq!(path.metadata().unwrap().modified().unwrap(), before);
+    }
+
+    #[test]
+    fn that_only_zeroes_were_read_is_said() {
+        let text = run(&["memory:4M", "--time", "1s"]).unwrap();
+        assert!(
+            text.contains("it holds only zeroes") && text.contains("minimum block 1,"),
+            "{text}"
+        );
+        let text = run(&["pattern:4M", "--time", "1s"]).unwrap();
+        assert!(text.contains("4194304 bytes of data"), "{text}");
+    }
+
+    #[test]
+    fn what_cannot_be_measured_is_an_error() {
+        assert!(run(&["/no/such/device"]).is_err());
+        assert!(run(&["data:"]).unwrap_err().to_string().contains("empty"));
+        assert!(run(&["zero:1M", "--write"]).is_err());
+        assert!(run(&["zero:1M", "--time", "1ms"]).is_err());
+    }
+}

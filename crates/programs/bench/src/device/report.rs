@@ -1,0 +1,177 @@
+//! Findings as text and JSON.
+
+use blockhaul_block::format_size;
+
+use super::findings::{Findings, Latency, Point};
+use crate::cells::number;
+use crate::error::{Error, Result};
+use crate::plan::shell_line;
+
+fn filled(findings: &Findings) -> Findings {
+    let mut findings = findings.clone();
+    let device = match findings.device.starts_with('[') {
+        true => findings.device.clone(),
+        false => shell_line(std::slice::from_ref(&findings.device)),
+    };
+    if let Some(advice) = &mut findings.reading_advice {
+        advice.command.push_str(&format!(" {device} TARGET"));
+    }
+    if let Some(advice) = &mut findings.writing_advice {
+        advice.command.push_str(&format!(" SOURCE {device}"));
+    }
+    findings
+}
+
+/// As JSON.
+pub(super) fn json(findings: &Findings) -> Result<String> {
+    serde_json::to_string_pretty(&filled(findings))
+        .map(|text| text + "\n")
+        .map_err(|error| Error::new(format!("cannot print JSON: {error}")))
+}
+
+/// For people.
+pub(super) fn text(findings: &Findings) -> String {
+    let findings = filled(findings);
+    let mut out = format!(
+        "{}: {} bytes; minimum block {}, longest request {}; {}{}\n",
+        findings.device,
+        findings.size,
+        format_size(u64::from(findings.minimum_block)),
+        format_size(u64::from(findings.maximum_request)),
+        match findings.own_connections {
+            true => "connections of their own",
+            false => "no connections, one handle for all",
+        },
+        if findings.own_connections && !findings.multi_conn {
+            ", not promised to agree"
+        } else {
+            ""
+        }
+    );
+    out.push_str(&match findings.only_zeroes {
+        true => {
+            "it says that it holds only zeroes: data may be read more slowly than these were\n\n"
+                .to_owned()
+        }
+        false => format!(
+            "{} bytes of data were read again and again: a cache that holds them answers\n\n",
+            findings.data_bytes
+        ),
+    });
+    let latency = |what: &str, latency: &Latency| {
+        format!(
+            "{what:18} median {} us, 90 % {}, 99 % {}, longest {} ({} of them)\n",
+            number(latency.median_us),
+            number(latency.p90_us),
+            number(latency.p99_us),
+            number(latency.max_us),
+            latency.count
+        )
+    };
+    let singles = [
+        ("a small read", &findings.read_latency),
+        ("a small write", &findings.write_latency),
+        ("write and flush", &findings.flush_latency),
+    ];
+    for (what, found) in singles {
+        if let Some(found) = found {
+            out.push_str(&latency(what, found));
+        }
+    }
+    match &findings.extents {
+        None => out.push_str("extents            it does not tell where data is\n"),
+        Some(questions) => {
+            out.push_str(&latency("extents, a question", &questions.latency));
+            out.push_str(&format!(
+                "                   {} extents in {} of {} bytes\n",
+                questions.extents, questions.covered, findings.size
+            ));
+        }
+    }
+    // What has no connections is used by several workers at a time.
+    let lane = if findings.own_connections { "connection" } else { "thread" };
+    let lanes = format!("{lane}s");
+    for (title, points) in [("Reading", &findings.reading), ("Writing", &findings.writing)] {
+        if !points.is_empty() {
+            out.push_str(&format!("\n{title}, MB/s: requests on each of so many {lanes}\n"));
+            out.push_str(&grid(points));
+        }
+    }
+    let advice = [("read", &findings.reading_advice), ("write", &findings.writing_advice)];
+    for (what, advice) in advice {
+        let Some(advice) = advice else { continue };
+        let Point { request_size, requests, connections, .. } = advice.settings;
+        out.push_str(&format!(
+            "\nTo {what} it: {}, {} on each, {} each: \
+             {} MB/s, {} s of processor time a GiB (the best of all: {} MB/s)\n    {}\n",
+            counted(connections, lane),
+            counted(requests, "request"),
+            size(request_size),
+            number(advice.settings.bytes_per_second / 1e6),
+            number(advice.settings.cpu_s_per_gib),
+            number(advice.best_bytes_per_second / 1e6),
+            advice.command
+        ));
+    }
+    out.push_str(&format!("\n{} s in all", number(findings.took_s)));
+    if findings.left_out > 0 {
+        out.push_str(&format!(
+            "; {} were left out, for which the device is too slow: --time gives more",
+            counted(findings.left_out, "measurement")
+        ));
+    }
+    out.push('\n');
+    out
+}
+
+/// The size of a request: of tiny devices less than a KiB.
+fn size(bytes: u64) -> String {
+    if bytes < 1024 { format!("{bytes} B") } else { format!("{} KiB", bytes >> 10) }
+}
+
+/// So many of something.
+fn counted(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
+/// A line for each size and number of requests, a column for each number of connections.
+fn grid(points: &[Point]) -> String {
+    let mut connections: Vec<usize> = points.iter().map(|point| point.connections).collect();
+    connections.sort_unstable();
+    connections.dedup();
+    let mut out = format!("{:>9}  {:>8}", "size", "requests");
+    for count in &connections {
+        out.push_str(&format!("  {count:>8}"));
+    }
+    out.push('\n');
+    let mut lines: Vec<(u64, usize)> =
+        points.iter().map(|p| (p.request_size, p.requests)).collect();
+    lines.dedup();
+    for (bytes, requests) in lines {
+        out.push_str(&format!("{:>9}  {requests:>8}", size(bytes)));
+        for count in &connections {
+            let found = points.iter().find(|point| {
+                (point.request_size, point.requests, point.connections) == (bytes, requests, *count)
+            });
+            let text = found.map_or("-".to_owned(), |point| number(point.bytes_per_second / 1e6));
+            out.push_str(&format!("  {text:>8}"));
+        }
+        out.push('\n');
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::findings::tests::point;
+
+    #[test]
+    fn combinations_that_were_left_out_have_no_figure() {
+        let text =
+            grid(&[point(65536, 1, 1, 1e6), point(65536, 1, 2, 2e6), point(131_072, 1, 1, 3e6)]);
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines[1].ends_with("1.00      2.00"), "{text}");
+        assert!(lines[2].ends_with("3.00         -"), "{text}");
+    }
+}

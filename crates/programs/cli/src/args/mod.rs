@@ -1,0 +1,365 @@
+//! Every command and option, declared once: parsing, help, man pages and completions follow. A file
+//! for each command, or for those of a kind; `value` has what their values may be.
+
+mod check;
+mod copy;
+mod ctl;
+mod engine;
+mod info;
+mod pages;
+mod serve;
+mod tls;
+mod value;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+
+pub use self::check::{Checksum, Compare, Reading, Verify};
+pub use self::copy::Copy;
+pub use self::ctl::{Ctl, CtlCommand};
+pub use self::info::{Info, Map};
+pub use self::serve::{Serve, ServeExport, ServeTls};
+pub use self::tls::{Tls, TlsCommand, TlsInit};
+pub use self::value::{TlsMode, VsockPlace};
+use crate::{brackets, devices, exit, out};
+
+/// Serve, copy and inspect disk images over NBD.
+///
+/// Everything is a device: a file, memory, an export of an NBD server far away. Each command takes
+/// devices, written the same way everywhere; see DEVICES below.
+#[derive(Debug, Parser)]
+#[command(name = "blockhaul", version, infer_long_args = true)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Serve a device over NBD
+    ///
+    /// Serves any device to NBD clients until it is asked to stop (SIGTERM, SIGINT). Options are
+    /// nbdkit's, except that --export names what is served. Without --unix and --port it listens on
+    /// TCP port 10809 of all addresses. It goes to the background once it is ready, unless
+    /// --foreground or --run is given or it was started by socket activation.
+    Serve(Box<Serve>),
+    /// Copy a device to another
+    ///
+    /// Copies all of SOURCE to TARGET over many connections and with many requests in flight. Holes
+    /// and zeroes are not transferred. Options are nbdcopy's. TARGET must be at least as large as
+    /// SOURCE; a file is made as large, whatever was in it is gone.
+    Copy(Box<Copy>),
+    /// Show what a device is and can
+    ///
+    /// Prints what nbdinfo prints, to the byte, for exports of NBD servers; the same facts for all
+    /// other devices.
+    Info(Box<Info>),
+    /// Show which parts of a device hold data
+    ///
+    /// The same as blockhaul info --map.
+    Map(Map),
+    /// Compare two devices
+    ///
+    /// Tells whether two devices hold the same, and where they first differ. What both call zero is
+    /// not read. Where one is longer, zeroes at its end are no difference. The exit status is that of
+    /// qemu-img compare: 0 the same, 1 different, 2 cannot open, 3 cannot get extents, 4 cannot read.
+    Compare(Box<Compare>),
+    /// Check a device against a manifest
+    ///
+    /// Reads a device and compares it with what copy --manifest wrote down: tells the ranges that are
+    /// different, and ends with status 8 if there are any.
+    Verify(Box<Verify>),
+    /// Print the digest of what a device holds
+    ///
+    /// Prints what b3sum, sha256sum or blksum would print for the same bytes in a raw file. Holes are
+    /// not read.
+    Checksum(Box<Checksum>),
+    /// Look after a running server
+    ///
+    /// Asks a server that was started with --control PATH: who is connected and does how much, what is
+    /// served; ends one connection or all, changes parameters of layers while clients are at work.
+    Ctl(Box<Ctl>),
+    /// Make keys and certificates for TLS
+    ///
+    /// What serve --tls and nbds URIs need, in the layout of nbdkit, libnbd and QEMU.
+    Tls(Tls),
+    /// Measure programs side by side
+    ///
+    /// Runs scenarios: blockhaul and the programs that people use today on the same work, in turn,
+    /// with the results checked; prints medians and ratios and keeps the raw figures.
+    Bench(Box<blockhaul_bench::Args>),
+    /// Show what a plugin says about itself: its version, abilities and thread model
+    Plugin(Plugin),
+    /// Write the man pages
+    #[command(hide = true)]
+    Man(Man),
+    /// Write completions for a shell
+    #[command(hide = true)]
+    Completions(Completions),
+}
+
+/// Options of `blockhaul man`.
+#[derive(Debug, Args)]
+pub struct Man {
+    /// Directory to write all pages to; without it, the main page is printed
+    #[arg(value_name = "DIR")]
+    pub dir: Option<PathBuf>,
+}
+
+/// Options of `blockhaul plugin`.
+#[derive(Debug, Args)]
+pub struct Plugin {
+    /// The plugin, by nbdkit's short name (curl) or by path, or as a device (nbdkit:NAME?KEY=VALUE)
+    #[arg(value_name = "PLUGIN")]
+    pub plugin: String,
+    /// Its parameters, as nbdkit takes them; some plugins need one before they can tell
+    #[arg(value_name = "KEY=VALUE")]
+    pub config: Vec<String>,
+}
+
+/// Options of `blockhaul completions`.
+#[derive(Debug, Args)]
+pub struct Completions {
+    /// The shell
+    #[arg(value_name = "SHELL")]
+    pub shell: clap_complete::Shell,
+}
+
+/// The command line's definition, with help on devices and exit statuses.
+pub fn definition() -> clap::Command {
+    let statuses = || {
+        let rows = exit::TABLE.iter().map(|(status, what)| devices::entry(status, what, 10));
+        format!("EXIT STATUS\n{}", rows.collect::<String>())
+    };
+    let about_devices = devices::help();
+    let with = |examples: &str| format!("{examples}\n{about_devices}\n{}", statuses());
+    let command = Cli::command()
+        .after_long_help(with(EXAMPLES))
+        .mut_subcommand("serve", |command| {
+            command.after_long_help(with(&format!("{}\n{}", serve::EXAMPLES, serve::limits())))
+        })
+        .mut_subcommand("copy", |command| {
+            command.after_long_help(with(&format!("{}\n{}", copy::EXAMPLES, copy::JOB_FILES)))
+        })
+        .mut_subcommand("info", |command| command.after_long_help(with(info::EXAMPLES)))
+        .mut_subcommand("map", |command| command.after_long_help(with(info::MAP_EXAMPLES)))
+        .mut_subcommand("ctl", |command| command.after_long_help(with(ctl::EXAMPLES)))
+        .mut_subcommand("compare", |command| command.after_long_help(with(check::COMPARE_EXAMPLES)))
+        .mut_subcommand("verify", |command| command.after_long_help(with(check::VERIFY_EXAMPLES)))
+        .mut_subcommand("checksum", |command| {
+            command.after_long_help(with(check::CHECKSUM_EXAMPLES))
+        });
+    pages::complete(command, "")
+}
+
+const EXAMPLES: &str = "\
+EXAMPLES
+  Copy an export of a server to a file and verify it:
+      blockhaul copy --verify nbd://server/disk disk.raw
+  Serve an image on a Unix socket:
+      blockhaul serve -U /run/disk.sock disk.raw
+  See what a server exports:
+      blockhaul info --list nbd://server
+";
+
+/// Parses the words of a command line, groups replaced.
+pub fn parse(words: Vec<OsString>) -> Result<Cli, clap::Error> {
+    let mut definition = definition();
+    let parsed = definition.try_get_matches_from_mut(words);
+    let matches = parsed.map_err(|error| error.format(&mut definition))?;
+    Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut definition))
+}
+
+/// An option of `copy` that was given, by its long name, and its values; a flag has none.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Given {
+    /// The long name.
+    pub name: String,
+    /// What was given, in order.
+    pub values: Vec<OsString>,
+}
+
+/// The options of `copy` among the words of a command line that was understood.
+pub fn given(words: Vec<OsString>) -> Result<Vec<Given>, clap::Error> {
+    let mut definition = definition();
+    let matches = definition.try_get_matches_from_mut(words)?;
+    let (Some(matches), Some(copy)) =
+        (matches.subcommand_matches("copy"), definition.find_subcommand("copy"))
+    else {
+        return Ok(Vec::new());
+    };
+    let mut found = Vec::new();
+    for option in copy.get_arguments() {
+        let id = option.get_id().as_str();
+        let typed = matches.value_source(id) == Some(clap::parser::ValueSource::CommandLine);
+        let Some(name) = option.get_long().filter(|_| typed) else { continue };
+        let values = match option.get_action().takes_values() {
+            true => matches.get_raw(id).into_iter().flatten().map(OsString::from).collect(),
+            false => Vec::new(),
+        };
+        found.push(Given { name: name.to_string(), values });
+    }
+    Ok(found)
+}
+
+/// Shows what clap has to say: help and version on standard output, errors on standard error. Returns
+/// the exit status.
+pub fn show_error(error: &clap::Error) -> u8 {
+    let escaped = error_escaped();
+    let error = escaped.as_ref().unwrap_or(error);
+    let colors = |terminal| {
+        let rendered = error.render();
+        let text = if terminal { rendered.ansi().to_string() } else { rendered.to_string() };
+        brackets::readable(&text)
+    };
+    use std::io::IsTerminal as _;
+    if error.use_stderr() {
+        out::raw_error(&colors(std::io::stderr().is_terminal()));
+        // As nbdinfo, whose status 2 is an answer.
+        let info = std::env::args_os().nth(1).is_some_and(|command| command == "info");
+        return if info { exit::FAILED } else { exit::USAGE };
+    }
+    match out::print(colors(std::io::stdout().is_terminal()).as_bytes()) {
+        Ok(_) => 0,
+        Err(failure) => failure.status(),
+    }
+}
+
+/// The error about the same command line with what cannot be printed escaped in its words; `None` if
+/// there is nothing to escape.
+fn error_escaped() -> Option<clap::Error> {
+    let words: Vec<_> = std::env::args_os().collect();
+    let escaped = |word: &OsString| OsString::from(out::word(&word.to_string_lossy()));
+    let shown: Vec<_> = words.iter().map(escaped).collect();
+    let (words, _) = (shown != words).then(|| brackets::take(shown).ok()).flatten()?;
+    parse(words).err()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn parse_text(text: &str) -> Result<Cli, clap::Error> {
+        parse(text.split_whitespace().map(OsString::from).collect())
+    }
+
+    fn copy(text: &str) -> Copy {
+        match parse_text(&format!("blockhaul copy {text}")).unwrap().command {
+            Command::Copy(copy) => *copy,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_definition_is_sound() {
+        definition().debug_assert();
+    }
+
+    #[test]
+    fn copy_has_nbdcopys_defaults() {
+        let copy = copy("a b");
+        assert_eq!((copy.connections, copy.requests, copy.threads), (None, None, 0));
+        assert_eq!((copy.request_size, copy.queue_size, copy.sparse), (None, 16 << 20, None));
+        assert_eq!(copy.timeout, Duration::from_secs(60));
+        assert!(copy.progress.is_none() && !copy.flush && !copy.allocated);
+    }
+
+    #[test]
+    fn options_may_follow_devices_and_be_shortened() {
+        let copy = copy("a -C 8 b --request-s=64k --target-is-zero -S 0 --alloc -p=3");
+        assert_eq!(
+            (copy.connections, copy.request_size, copy.sparse),
+            (Some(8), Some(65536), Some(0))
+        );
+        assert!(copy.destination_is_zero && copy.allocated);
+        assert_eq!(copy.progress, Some(crate::progress::Style::Percent(3)));
+    }
+
+    #[test]
+    fn values_out_of_range_are_refused() {
+        let bad = [
+            "copy a b -C 0",
+            "copy a b -R 0",
+            "copy a b --request-size=5000",
+            "copy a b --request-size=2k",
+            "copy a b --request-size=64m",
+            "copy a b --request-size=1.5k",
+            "copy a b -S 513",
+            "copy a b -S 256",
+            "copy a b --queue-size=0",
+            "copy a b --range 5",
+            "copy a b --range 5:0",
+            "copy a b --range 5:x",
+            "copy a b --range 8e:8e",
+            "copy a b --bitmap-flags 1",
+            "copy a b --bitmap c --bitmap-flags 0",
+            "copy a b --bitmap c --journal j",
+            "copy a b --bitmap c --since m",
+            "copy a b --range 1:1 --since m",
+            "copy a b --trust",
+            "copy a b --timeout=x",
+            "copy a b --progress=x",
+            "copy a",
+            "copy a b c",
+            "copy a b --what",
+            "serve",
+            "serve a -p 65536",
+            "serve a --vsock 4294967296",
+            "serve a --vsock x:1",
+            "serve a --single --run true",
+            "serve a --limit connections",
+            "serve a --limit connections=0",
+            "serve a --limit what=1",
+            "serve a --drain-timeout x",
+            "serve a -t 0",
+            "serve a --memory 1k",
+            "serve a --engine x",
+            "serve a --log-format xml",
+            "serve a --metrics 0.0.0.0:9",
+            "ctl s reload x",
+            "info a --list --size",
+            "info a --totals",
+            "serve a --tls maybe",
+            "serve a --tls-psk k --tls-certificates d",
+            "serve a --tls-psk k --tls-verify-peer",
+            "ctl",
+            "ctl s",
+            "ctl s what",
+            "ctl s disconnect x",
+            "ctl s set a rate",
+            "ctl s set a rate rate",
+            "tls",
+            "tls init",
+            "tls init d --days 0",
+            "tls init k --psk a --host b",
+            "what",
+        ];
+        for text in bad {
+            let error = parse_text(&format!("blockhaul {text}")).unwrap_err();
+            assert!(error.use_stderr(), "{text}");
+        }
+    }
+
+    #[test]
+    fn info_knows_nbdinfos_synonyms() {
+        for word in ["--can", "--is", "--has", "--have"] {
+            let cli = parse_text(&format!("blockhaul info {word} write a")).unwrap();
+            let Command::Info(info) = cli.command else { panic!("{cli:?}") };
+            assert_eq!(info.can.as_deref(), Some("write"), "{word}");
+        }
+        for word in ["--cannot", "--can-not", "--isnt", "--is-not", "--hasnt", "--have-not"] {
+            let cli = parse_text(&format!("blockhaul info {word} write a")).unwrap();
+            let Command::Info(info) = cli.command else { panic!("{cli:?}") };
+            assert_eq!(info.cannot.as_deref(), Some("write"), "{word}");
+        }
+        let cli = parse_text("blockhaul info --map a --totals").unwrap();
+        let Command::Info(info) = cli.command else { panic!("{cli:?}") };
+        assert_eq!(info.map.as_deref(), Some("base:allocation"));
+    }
+}

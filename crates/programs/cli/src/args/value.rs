@@ -1,0 +1,187 @@
+//! What the values of options may be.
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+
+pub fn limit(text: &str) -> Result<String, String> {
+    blockhaul_server::Limits::default().set(text).map(|()| text.to_string())
+}
+
+pub fn duration(text: &str) -> Result<Duration, String> {
+    blockhaul_block::parse_duration(text).map_err(|error| error.text())
+}
+
+pub fn size(text: &str) -> Result<u64, String> {
+    blockhaul_block::parse_size(text).map_err(|error| error.text())
+}
+
+pub fn setting(text: &str) -> Result<(String, String), String> {
+    let (name, value) =
+        text.split_once('=').ok_or_else(|| format!("{text:?} is not NAME=VALUE"))?;
+    Ok((name.to_string(), value.to_string()))
+}
+
+fn power_of_two(text: &str, least: u32, most: u32) -> Result<u32, String> {
+    let wrong = || {
+        let (least, most) =
+            (blockhaul_block::format_size(least.into()), blockhaul_block::format_size(most.into()));
+        format!("{text} is not a power of two from {least} to {most}")
+    };
+    let size = u32::try_from(size(text)?).map_err(|_| wrong())?;
+    let fits = size.is_power_of_two() && (least..=most).contains(&size);
+    if fits { Ok(size) } else { Err(wrong()) }
+}
+
+pub fn port(text: &str) -> Result<u16, String> {
+    text.parse().map_err(|_| format!("{text:?} is no port: give a number from 0 to 65535"))
+}
+
+pub fn request_size(text: &str) -> Result<u32, String> {
+    power_of_two(text, blockhaul_engine::MIN_REQUEST, blockhaul_engine::MAX_REQUEST)
+}
+
+pub fn multi_conn() -> impl TypedValueParser<Value = blockhaul_engine::MultiConn> {
+    let names = ["auto", "always", "advertised"];
+    PossibleValuesParser::new(names).map(|name| match &*name {
+        "always" => blockhaul_engine::MultiConn::Always,
+        "advertised" => blockhaul_engine::MultiConn::Advertised,
+        _ => blockhaul_engine::MultiConn::Auto,
+    })
+}
+
+pub fn algorithm(text: &str) -> Result<blockhaul_engine::Algorithm, String> {
+    text.parse().map_err(|error: blockhaul_block::Error| error.text())
+}
+
+pub fn segment(text: &str) -> Result<u32, String> {
+    power_of_two(text, 64 << 10, 1 << 30)
+}
+
+pub fn schedule(text: &str) -> Result<blockhaul_engine::Schedule, String> {
+    blockhaul_engine::Schedule::parse(text).map_err(|error| error.text())
+}
+
+pub fn range(text: &str) -> Result<(u64, u64), String> {
+    let wrong = || format!("{text} is not OFFSET:LENGTH, as 1G:64M");
+    let (at, len) = text.split_once(':').ok_or_else(wrong)?;
+    let (at, len) = (size(at)?, size(len)?);
+    if len == 0 {
+        return Err(format!("{text} has no bytes"));
+    }
+    at.checked_add(len).map(|_| (at, len)).ok_or_else(wrong)
+}
+
+pub fn sparse(text: &str) -> Result<u32, String> {
+    if size(text)? == 0 { Ok(0) } else { power_of_two(text, 512, 1 << 31) }
+}
+
+pub fn queue_size(text: &str) -> Result<u64, String> {
+    // More than this is no window but the whole disk in memory.
+    const MOST: u64 = 64 << 30;
+    match size(text)? {
+        bytes @ 1..=MOST => Ok(bytes),
+        _ => {
+            Err(format!("{text} is not between 1 byte and {}", blockhaul_block::format_size(MOST)))
+        }
+    }
+}
+
+pub fn total_memory(text: &str) -> Result<u64, String> {
+    // The largest request, for reading and for verifying.
+    const LEAST: u64 = 2 * blockhaul_engine::MAX_REQUEST as u64;
+    match size(text)? {
+        bytes if bytes >= LEAST => Ok(bytes),
+        _ => Err(format!("{text} is less than {}", blockhaul_block::format_size(LEAST))),
+    }
+}
+
+pub fn memory(text: &str) -> Result<u64, String> {
+    // The largest request, and room for what comes with it.
+    const LEAST: u64 = 64 << 20;
+    match size(text)? {
+        bytes if bytes >= LEAST => Ok(bytes),
+        _ => Err(format!(
+            "{text} is less than the {} that one client may need",
+            blockhaul_block::format_size(LEAST)
+        )),
+    }
+}
+
+pub fn mask(text: &str) -> Result<u16, String> {
+    blockhaul_block::parse_number(text)
+        .map_err(|_| format!("{text:?} is not a number from 0 to 65535"))
+}
+
+/// Whether clients may or must use TLS.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TlsMode {
+    /// They cannot.
+    Off,
+    /// They may.
+    On,
+    /// They must.
+    Require,
+}
+
+impl FromStr for TlsMode {
+    type Err = String;
+
+    /// nbdkit's words.
+    fn from_str(text: &str) -> Result<TlsMode, String> {
+        match (blockhaul_block::parse_switch(text), text.to_ascii_lowercase().as_str()) {
+            (Ok(false), _) => Ok(TlsMode::Off),
+            (Ok(true), _) => Ok(TlsMode::On),
+            (Err(_), "require" | "required" | "force") => Ok(TlsMode::Require),
+            _ => Err(format!("{text:?} is none of off, on, require")),
+        }
+    }
+}
+
+/// A port for virtual machines: `[CID:]PORT`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct VsockPlace {
+    /// The context id to listen on; none for all that this machine has.
+    pub cid: Option<u32>,
+    /// The port's number.
+    pub port: u32,
+}
+
+impl VsockPlace {
+    /// Parses `PORT` or `CID:PORT`.
+    pub fn from_str(text: &str) -> Result<VsockPlace, String> {
+        let number = |part: &str| {
+            part.parse::<u32>()
+                .map_err(|_| format!("{text:?} is not PORT or CID:PORT, two numbers"))
+        };
+        match text.split_once(':') {
+            None => Ok(VsockPlace { cid: None, port: number(text)? }),
+            Some((cid, port)) => Ok(VsockPlace { cid: Some(number(cid)?), port: number(port)? }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn vsock_places_are_numbers() {
+        assert_eq!(VsockPlace::from_str("10809"), Ok(VsockPlace { cid: None, port: 10809 }));
+        assert_eq!(VsockPlace::from_str("2:1"), Ok(VsockPlace { cid: Some(2), port: 1 }));
+        for bad in ["", ":", "1:", "x", "1:2:3", "-1", "4294967296"] {
+            assert!(VsockPlace::from_str(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn modes_have_nbdkits_words() {
+        for (text, mode) in
+            [("off", TlsMode::Off), ("ON", TlsMode::On), ("required", TlsMode::Require)]
+        {
+            assert_eq!(text.parse(), Ok(mode));
+        }
+        assert!("maybe".parse::<TlsMode>().is_err());
+    }
+}

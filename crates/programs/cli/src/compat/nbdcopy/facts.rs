@@ -1,0 +1,109 @@
+//! What `--verbose` tells of a side, which is asked for that.
+
+use std::fmt::Write as _;
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+
+use blockhaul_client::options::{OptionSession, Place};
+use blockhaul_client::{Address, ServerProcess};
+use blockhaul_wire::uri::{Transport, Uri};
+
+use super::end::{End, NULL_SIZE, STDIN};
+
+/// The preferred block size where the other side tells none.
+const PREFERRED: u64 = 4096;
+
+/// What `--verbose` tells of a side.
+pub(super) struct Facts {
+    operations: &'static str,
+    name: String,
+    /// In bytes; unknown for streams and where nothing answers.
+    pub(super) size: Option<u64>,
+    preferred: u64,
+}
+
+impl Facts {
+    /// Asks a side. A server of `[ CMD … ]` is started for that and kept in `started`.
+    pub(super) fn of(end: &mut End, started: &mut Vec<Arc<ServerProcess>>) -> Facts {
+        let known = |operations, name: &str, size| Facts {
+            operations,
+            name: name.to_string(),
+            size,
+            preferred: PREFERRED,
+        };
+        let served = |name: String, answer: Option<(u64, u64)>| Facts {
+            operations: "nbd_ops",
+            name,
+            size: answer.map(|answer| answer.0),
+            preferred: answer.map_or(PREFERRED, |answer| answer.1),
+        };
+        match end {
+            End::Null => known("null_ops", "null:", Some(NULL_SIZE)),
+            End::Standard => known("pipe_ops", "-", None),
+            End::Stream(path) => known("pipe_ops", &path.display().to_string(), None),
+            End::Storage(path) if path == Path::new(STDIN) => known("file_ops", "-", size_of(path)),
+            End::Storage(path) => known("file_ops", &path.display().to_string(), size_of(path)),
+            End::Server(uri) => {
+                let answer = Place::parse(uri).ok().and_then(ask);
+                served(uri.clone(), answer)
+            }
+            End::Command(words) => {
+                let name = words.first().map(|word| word.display().to_string());
+                let name = name.unwrap_or_default();
+                // What goes wrong here goes wrong again in the copy, which tells of it.
+                let Ok(process) = ServerProcess::start(words) else { return served(name, None) };
+                let socket = process.socket().to_path_buf();
+                let uri = Uri {
+                    transport: Transport::Unix {
+                        socket: socket.as_os_str().as_encoded_bytes().to_vec(),
+                    },
+                    export: String::new(),
+                    tls: None,
+                };
+                let address = Address::Unix(socket);
+                let place = Place { name: name.clone(), address, export: String::new(), tls: None };
+                let answer = ask(place);
+                started.push(process);
+                *end = End::Server(uri.to_string());
+                served(name, answer)
+            }
+        }
+    }
+
+    pub(super) fn lines(&self, side: &str) -> String {
+        let Facts { operations, name, preferred, .. } = self;
+        let mut text = format!("nbdcopy: {side}: {operations} \"{name}\"\n");
+        let size = match self.size {
+            Some(size) => format!("{size} ({})", blockhaul_block::format_size(size)),
+            // As nbdcopy has it: -1, also seen as a number without sign.
+            None => format!("-1 ({})", u64::MAX),
+        };
+        // Writing to a string does not fail.
+        let _ = writeln!(text, "nbdcopy: {side}: size={size}, preferred block size={preferred}");
+        text
+    }
+}
+
+/// Size and preferred block size of an export, without opening it: the connection ends before
+/// transmission, which servers that serve a single client do not count.
+fn ask(place: Place) -> Option<(u64, u64)> {
+    let config = blockhaul_io::Config { workers: 1, engine: blockhaul_io::Engine::Auto };
+    let runtime = blockhaul_io::Runtime::start(&config).ok()?;
+    runtime.block_on(move || async move {
+        let export = place.export.clone();
+        let mut session =
+            OptionSession::connect(place, &blockhaul_client::Options::default()).await.ok()?;
+        let info = session.info(&export).await.ok();
+        session.abort().await;
+        let info = info?;
+        let preferred = info.block_sizes.map(|sizes| u64::from(sizes.preferred));
+        Some((info.size, preferred.filter(|size| size.is_power_of_two()).unwrap_or(PREFERRED)))
+    })
+}
+
+/// The size of a file or block device.
+fn size_of(path: &Path) -> Option<u64> {
+    use std::io::{Seek as _, SeekFrom};
+    File::open(path).and_then(|mut file| file.seek(SeekFrom::End(0))).ok()
+}

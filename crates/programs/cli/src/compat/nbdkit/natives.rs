@@ -1,0 +1,258 @@
+//! Parameters of nbdkit's plugins as options of the devices that stand in for them.
+
+use std::collections::BTreeMap;
+use std::time::SystemTime;
+
+use super::line::{Parameter, escaped};
+
+/// The device for a plugin with these parameters; `None`: the plugin is needed.
+pub fn device(plugin: &str, parameters: &[Parameter]) -> Option<String> {
+    match plugin {
+        "data" => data(parameters),
+        "partitioning" => partitioning(parameters),
+        "sparse-random" => sparse_random(parameters),
+        "info" => info(parameters),
+        "tmpdisk" | "ondemand" => made(plugin, parameters),
+        "floppy" => floppy(parameters),
+        "iso" => iso(parameters),
+        "linuxdisk" => linuxdisk(parameters),
+        _ => None,
+    }
+}
+
+/// What it is given as one of `data=`, `raw=` and `base64=`, and variables.
+fn data(parameters: &[Parameter]) -> Option<String> {
+    let mut options = Vec::new();
+    let mut given = 0;
+    let mut size = None;
+    for (key, value) in parameters {
+        match key.as_deref().unwrap_or("data") {
+            "allocator" if value == "sparse" => {}
+            // The others differ in the memory that they take, and in what they tell of it.
+            "allocator" => return None,
+            // As the plugin: the last one counts.
+            "size" => size = Some(value),
+            key => {
+                given += usize::from(["data", "raw", "base64"].contains(&key));
+                options.push((key.to_string(), value));
+            }
+        }
+    }
+    options.extend(size.map(|size| ("size".to_string(), size)));
+    // What is wrong is the plugin's to say.
+    (given == 1).then(|| spelled("data:", &options))
+}
+
+/// Files; what stands before one counts for it and all that follow.
+fn partitioning(parameters: &[Parameter]) -> Option<String> {
+    let mut lists = ["alignment", "mbr-id", "type-guid"].map(|key| (key, Vec::new()));
+    let mut now = ["1M", "default", "default"].map(String::from);
+    let mut files = Vec::new();
+    let mut kind = None;
+    for (key, value) in parameters {
+        match key.as_deref().unwrap_or("file") {
+            "file" => {
+                files.push(value);
+                lists.iter_mut().zip(&now).for_each(|((_, list), now)| list.push(now.clone()));
+            }
+            "partition-type" => kind = Some(value.to_ascii_lowercase()),
+            key => {
+                let index = lists.iter().position(|(name, _)| *name == key)?;
+                now[index].clone_from(value);
+            }
+        }
+    }
+    if files.is_empty() {
+        return None;
+    }
+    let mut options: Vec<_> = files.iter().map(|file| ("file".to_string(), *file)).collect();
+    options.extend(kind.as_ref().map(|kind| ("partition-type".to_string(), kind)));
+    let lists = lists.map(|(key, list)| (key.to_string(), list.join(",")));
+    options.extend(lists.iter().map(|(key, list)| (key.clone(), list)));
+    Some(spelled("partitioning:", &options))
+}
+
+/// Options under their names, the last of each; a bare one is `magic`.
+fn last<'a>(parameters: &'a [Parameter], magic: &'a str) -> BTreeMap<&'a str, String> {
+    let pairs = parameters.iter();
+    pairs.map(|(key, value)| (key.as_deref().unwrap_or(magic), value.clone())).collect()
+}
+
+/// A device with the options that are in the map.
+fn with(device: &str, options: &BTreeMap<&str, String>) -> String {
+    let options: Vec<_> = options.iter().map(|(key, value)| (key.to_string(), value)).collect();
+    spelled(device, &options)
+}
+
+/// A size and numbers; without a seed the disk is another one each time, as the plugin's.
+fn sparse_random(parameters: &[Parameter]) -> Option<String> {
+    let mut options = last(parameters, "size");
+    let size = options.remove("size")?;
+    blockhaul_block::parse_size(&size).ok()?;
+    // A number there, a size here.
+    if let Some(runlength) = options.get_mut("runlength") {
+        *runlength = blockhaul_block::parse_number::<u64>(runlength).ok()?.to_string();
+    }
+    let known = ["seed", "percent", "runlength", "random-content"];
+    if options.keys().any(|key| !known.contains(key)) {
+        return None;
+    }
+    options.entry("seed").or_insert_with(|| {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        (now.as_secs() & 0xffff_ffff).to_string()
+    });
+    Some(with(&format!("sparse-random:{size}"), &options))
+}
+
+fn info(parameters: &[Parameter]) -> Option<String> {
+    let mut options = last(parameters, "mode");
+    let mode = options.remove("mode").unwrap_or_default();
+    options.is_empty().then(|| format!("info:{}", escaped(&mode)))
+}
+
+/// Disks made by a command, to which other options are variables. Without one, the plugin has its own.
+fn made(plugin: &str, parameters: &[Parameter]) -> Option<String> {
+    let mut options = last(parameters, "size");
+    blockhaul_block::parse_size(options.get("size")?).ok()?;
+    let known = ["size", "label", "type", "command", "dir", "wait", "share"];
+    let usual = options.keys().all(|key| known.contains(key));
+    if options.contains_key("disk") || !(usual || options.contains_key("command")) {
+        return None;
+    }
+    match plugin {
+        "tmpdisk" => {
+            let size = options.remove("size")?;
+            Some(with(&format!("tmpdisk:{size}"), &options))
+        }
+        _ => {
+            let dir = options.remove("dir")?;
+            Some(with(&format!("ondemand:{}", escaped(&dir)), &options))
+        }
+    }
+}
+
+/// A folder once, and a label that is cut as the plugin cuts it.
+fn floppy(parameters: &[Parameter]) -> Option<String> {
+    let mut options = one_folder(parameters, &["label", "size"])?;
+    let dir = options.remove("dir")?;
+    let label = options.entry("label").or_insert_with(|| "NBDKITFLOPY".into());
+    *label = label.get(..label.len().min(11))?.to_string();
+    Some(with(&format!("floppy:{}", folder(&dir)?), &options))
+}
+
+/// Folders, which are merged.
+fn iso(parameters: &[Parameter]) -> Option<String> {
+    let (mut folders, mut options) = (Vec::new(), BTreeMap::new());
+    for (key, value) in parameters {
+        match key.as_deref().unwrap_or("dir") {
+            "dir" => folders.push(("dir".to_string(), value)),
+            key @ ("params" | "prog") => drop(options.insert(key.to_string(), value)),
+            _ => return None,
+        }
+    }
+    let given = !folders.is_empty();
+    folders.extend(options);
+    given.then(|| spelled("iso:", &folders))
+}
+
+fn linuxdisk(parameters: &[Parameter]) -> Option<String> {
+    let mut options = one_folder(parameters, &["label", "type", "size"])?;
+    let dir = options.remove("dir")?;
+    Some(with(&format!("linuxdisk:{}", folder(&dir)?), &options))
+}
+
+/// Parameters of a plugin that takes one folder, and options that it knows.
+fn one_folder<'a>(
+    parameters: &'a [Parameter],
+    known: &[&str],
+) -> Option<BTreeMap<&'a str, String>> {
+    let is_folder = |key: &Option<String>| key.as_deref().is_none_or(|key| key == "dir");
+    let folders = parameters.iter().filter(|(key, _)| is_folder(key)).count();
+    let options = last(parameters, "dir");
+    let all = options.keys().all(|key| *key == "dir" || known.contains(key));
+    (folders == 1 && all).then_some(options)
+}
+
+/// A folder in a device.
+fn folder(path: &str) -> Option<String> {
+    (!path.is_empty()).then(|| escaped(path))
+}
+
+/// A device with its options.
+fn spelled(device: &str, options: &[(String, &String)]) -> String {
+    let options = options.iter().map(|(key, value)| format!("{key}={}", escaped(value)));
+    let options = options.collect::<Vec<_>>().join("&");
+    format!("{device}?{options}").trim_end_matches('?').to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn word(plugin: &str, words: &[&str]) -> Option<String> {
+        let parameters = words.iter().map(|word| super::super::line::parameter(word));
+        device(plugin, &parameters.collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn data_is_given_in_one_way() {
+        assert_eq!(word("data", &["1 2"]).unwrap(), "data:?data=1%202");
+        let words = ["a=1", "$a?", "size=1M", "allocator=sparse", "size=2M"];
+        assert_eq!(word("data", &words).unwrap(), "data:?a=1&data=%24a%3f&size=2M");
+        assert_eq!(word("data", &["raw="]).unwrap(), "data:?raw=");
+        assert_eq!(word("data", &["size=1M"]), None);
+        assert_eq!(word("data", &["1", "raw=1"]), None);
+        assert_eq!(word("data", &["1", "allocator=zstd"]), None);
+    }
+
+    #[test]
+    fn partitions_have_what_was_said_before_them() {
+        let words = ["mbr-id=0x82", "a", "alignment=512", "file=b,c", "mbr-id=default", "d"];
+        assert_eq!(
+            word("partitioning", &words).unwrap(),
+            "partitioning:?file=a&file=b%2cc&file=d&alignment=1M%2c512%2c512\
+             &mbr-id=0x82%2c0x82%2cdefault&type-guid=default%2cdefault%2cdefault"
+        );
+        assert_eq!(word("partitioning", &["partition-type=gpt"]), None);
+        assert_eq!(word("partitioning", &["a", "x=y"]), None);
+    }
+
+    #[test]
+    fn sparse_disks_have_their_seed() {
+        let words = ["1M", "seed=5", "percent=20"];
+        assert_eq!(word("sparse-random", &words).unwrap(), "sparse-random:1M?percent=20&seed=5");
+        assert!(word("sparse-random", &["1M", "runlength=0x1000"]).unwrap().contains("=4096"));
+        assert_eq!(word("sparse-random", &["1M", "runlength=1M"]), None);
+        assert!(word("sparse-random", &["size=1M"]).unwrap().contains("?seed="));
+        assert_eq!(word("sparse-random", &["seed=5"]), None);
+    }
+
+    #[test]
+    fn disks_that_are_made_take_variables() {
+        assert_eq!(word("info", &[]).unwrap(), "info:");
+        assert_eq!(word("info", &["mode=time"]).unwrap(), "info:time");
+        assert_eq!(word("tmpdisk", &["1M", "type=xfs"]).unwrap(), "tmpdisk:1M?type=xfs");
+        let words = ["0", "a=2", "a=1", "command=x"];
+        assert_eq!(word("tmpdisk", &words).unwrap(), "tmpdisk:0?a=1&command=x");
+        assert_eq!(word("tmpdisk", &["0", "a=2"]), None);
+        assert_eq!(word("tmpdisk", &["type=xfs"]), None);
+        let words = ["dir=/a b", "size=1M", "wait=true"];
+        assert_eq!(word("ondemand", &words).unwrap(), "ondemand:/a%20b?size=1M&wait=true");
+        assert_eq!(word("ondemand", &["1M"]), None);
+    }
+
+    #[test]
+    fn folders_become_disks() {
+        assert_eq!(word("floppy", &["/a b"]).unwrap(), "floppy:/a%20b?label=NBDKITFLOPY");
+        let words = ["dir=x", "label=longer than eleven", "size=1G"];
+        assert_eq!(word("floppy", &words).unwrap(), "floppy:x?label=longer%20than&size=1G");
+        assert_eq!(word("floppy", &["a", "b"]), None);
+        assert_eq!(word("floppy", &["label=x"]), None);
+        let words = ["a", "b,c", "params=-JrT"];
+        assert_eq!(word("iso", &words).unwrap(), "iso:?dir=a&dir=b%2cc&params=-JrT");
+        assert_eq!(word("iso", &["prog=x"]), None);
+        let words = ["root", "size=+1G", "type=ext4"];
+        assert_eq!(word("linuxdisk", &words).unwrap(), "linuxdisk:root?size=%2b1G&type=ext4");
+        assert_eq!(word("linuxdisk", &["root", "x=y"]), None);
+    }
+}

@@ -1,0 +1,132 @@
+//! nbdkit's plugins as backends. Where a plugin or what is asked of it has no backend that means the
+//! same, the plugin itself is hosted.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::os::unix::fs::FileTypeExt as _;
+use std::path::PathBuf;
+
+use super::line::{Line, Parameter, escaped};
+use super::natives;
+
+/// Most files that are one disk here.
+const SPLIT_MAX: usize = 512;
+
+/// The device behind a plugin's name and parameters, of `blockhaul`'s own; `None`: the plugin is needed.
+pub fn native(line: &Line) -> Option<OsString> {
+    let name = line.plugin.as_deref()?;
+    let parameters = &line.parameters;
+    match name {
+        // Its size is 0 where none is given.
+        "null" => Some(format!("null:{}", size(parameters, "0")?).into()),
+        "memory" => Some(format!("memory:{}", size(parameters, "")?).into()),
+        "full" => Some(format!("full:{}", size(parameters, "")?).into()),
+        // The plugins take writes, which they compare or forget.
+        "pattern" if line.readonly => Some(format!("pattern:{}", size(parameters, "")?).into()),
+        "ones" if line.readonly => Some(format!("ones:{}", size(parameters, "")?).into()),
+        "file" => file(line),
+        "split" => split(line),
+        _ => natives::device(name, parameters).map(OsString::from),
+    }
+}
+
+/// The preferred block size in bytes that a plugin tells by itself, for what stands in for it.
+pub fn preferred_block(plugin: &str) -> Option<u32> {
+    match plugin {
+        // Pages of the sparse array behind them.
+        "memory" | "data" => Some(32 << 10),
+        "sparse-random" => Some(4096),
+        "iso" => Some(2048),
+        "floppy" => Some(512),
+        _ => None,
+    }
+}
+
+/// The value of the only parameter, `size`; `otherwise` if there is none.
+fn size(parameters: &[Parameter], otherwise: &str) -> Option<String> {
+    let text = match parameters {
+        [] if !otherwise.is_empty() => otherwise,
+        [(key, value)] if key.as_deref().is_none_or(|key| key == "size") => value,
+        _ => return None,
+    };
+    // What is wrong with a size is the plugin's to say.
+    blockhaul_block::parse_size(text).ok().map(|_| text.to_string())
+}
+
+/// A file that can be opened as it is to be. A plugin that may not write it serves it read-only.
+fn file(line: &Line) -> Option<OsString> {
+    let [(key, path)] = &line.parameters[..] else { return None };
+    match key.as_deref() {
+        None | Some("file") => {}
+        Some("fd") => return descriptor(path),
+        Some("dir") => return folder(path),
+        Some("dirfd") => return folder_descriptor(path),
+        Some(_) => return None,
+    }
+    openable(path, line).map(PathBuf::into_os_string)
+}
+
+/// A file by its absolute path, if it can be opened as it is to be.
+fn openable(path: &str, line: &Line) -> Option<PathBuf> {
+    let path = std::fs::canonicalize(path).ok()?;
+    File::options().read(true).write(!line.readonly).open(&path).ok()?;
+    Some(path)
+}
+
+/// Files one behind the other. The plugin of 1.42 ends by SIGSEGV when it is asked for extents of them.
+fn split(line: &Line) -> Option<OsString> {
+    let is_file = |key: &Option<String>| key.as_deref().is_none_or(|key| key == "file");
+    let files = &line.parameters;
+    if files.is_empty() || files.len() > SPLIT_MAX || !files.iter().all(|(key, _)| is_file(key)) {
+        return None;
+    }
+    let paths = files.iter().map(|(_, path)| Some(escaped(openable(path, line)?.to_str()?)));
+    let paths = paths.collect::<Option<Vec<_>>>()?;
+    Some(format!("split:{}", paths.join(",")).into())
+}
+
+fn descriptor_number(number: &str) -> Option<i32> {
+    blockhaul_block::parse_number(number).ok().filter(|number| *number > 2)
+}
+
+/// An open file or disk that is handed over. What is wrong with it is the plugin's to say.
+fn descriptor(number: &str) -> Option<OsString> {
+    let parsed = descriptor_number(number)?;
+    let kind = std::fs::metadata(format!("/proc/self/fd/{parsed}")).ok()?.file_type();
+    (kind.is_file() || kind.is_block_device()).then(|| format!("file:?fd={parsed}").into())
+}
+
+/// A folder whose files are chosen by their names, links and disks among them as the plugin has it.
+fn folder(path: &str) -> Option<OsString> {
+    let path = std::fs::canonicalize(path).ok().filter(|path| path.is_dir())?;
+    Some(format!("dir:{}?links=on", escaped(path.to_str()?)).into())
+}
+
+/// The same, open already.
+fn folder_descriptor(number: &str) -> Option<OsString> {
+    let parsed = descriptor_number(number)?;
+    let kind = std::fs::metadata(format!("/proc/self/fd/{parsed}")).ok()?.file_type();
+    kind.is_dir().then(|| format!("dir:?dirfd={parsed}&links=on").into())
+}
+
+/// The plugin itself, hosted, with filters over it.
+pub fn hosted(line: &Line, filters: &[String]) -> OsString {
+    let mut options = Vec::new();
+    if let Some(threads) = line.threads {
+        options.push(format!("@threads={}", threads.min(1024)));
+    }
+    options.extend(filters.iter().map(|filter| format!("@filter={}", escaped(filter))));
+    for (name, flag, value) in &line.debug {
+        options.push(format!("@debug={}", escaped(&format!("{name}.{flag}={value}"))));
+    }
+    for (key, value) in &line.parameters {
+        // A bare value with `=` in it stays one, as that is escaped.
+        let key = key.as_ref().map(|key| format!("{}=", escaped(key))).unwrap_or_default();
+        let option = key + &escaped(value);
+        // An empty value without a key is told by its `=`.
+        options.push(if option.is_empty() { "=".into() } else { option });
+    }
+    let plugin = escaped(line.plugin.as_deref().unwrap_or_default());
+    let word = format!("nbdkit:{plugin}?{}", options.join("&"));
+    word.trim_end_matches('?').into()
+}

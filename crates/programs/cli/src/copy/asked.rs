@@ -1,0 +1,83 @@
+//! What the command line asks of one copy, and what in it cannot be meant.
+
+use std::os::fd::AsFd as _;
+
+use blockhaul_block::Spec;
+use blockhaul_engine::{ByKernel, Options};
+
+use crate::args;
+use crate::ends::{self, full, same};
+use crate::exit::{self, Failure, plain};
+
+/// What the command line asks of the engine.
+pub(super) fn options(args: &args::Copy) -> Options {
+    let usual = Options::default();
+    Options {
+        connections: args.connections.map_or(usual.connections, usize::from),
+        // Who asks for a number gets it.
+        adaptive_connections: args.connections.is_none(),
+        multi_conn: args.multi_conn,
+        requests: args.requests.map_or(usual.requests, |n| n as usize),
+        adaptive: args.requests.is_none(),
+        request_size: args.request_size.unwrap_or(usual.request_size),
+        adaptive_size: args.request_size.is_none(),
+        queue_size: args.queue_size.max(args.request_size.unwrap_or(0).into()),
+        sparse: args.sparse.unwrap_or(usual.sparse),
+        sampled: args.sparse.is_none(),
+        allocated: args.allocated,
+        target_is_zero: args.destination_is_zero,
+        trust_zero: args.trust,
+        extents: !args.no_extents,
+        zero_all: args.zero_all,
+        // What is read again, and what a manifest says, is about what lasts.
+        flush: args.flush || args.verify || args.manifest.is_some(),
+        synchronous: args.synchronous,
+        segment: args.segment.map_or(blockhaul_engine::SEGMENT, u64::from),
+        spread: args.segment.is_none(),
+        retries: args.retries,
+        retry_delay: args.retry_delay,
+        by_kernel: if args.engine.no_zero_copy { ByKernel::Never } else { ByKernel::Auto },
+        digest: args.digest,
+        ..usual
+    }
+}
+
+/// Refuses what cannot be meant, before anything is opened.
+pub(super) fn check_ends(args: &args::Copy, source: &Spec, target: &Spec) -> Result<(), Failure> {
+    let pipes = [source, target].map(|spec| *spec == Spec::Pipe);
+    if pipes == [true, true] {
+        return Err(Failure::usage("copies from - to -: one of them must be a device"));
+    }
+    if args.journal.is_some() && pipes != [false, false] {
+        let text = "--journal: what went through a pipe is gone: neither side can be one";
+        return Err(Failure::usage(text));
+    }
+    if args.manifest.is_some() && pipes != [false, false] {
+        let text = "--manifest reads the source again: neither side can be a pipe";
+        return Err(Failure::usage(text));
+    }
+    if args.verify && pipes != [false, false] {
+        return Err(Failure::usage("--verify reads both sides again: neither can be a pipe"));
+    }
+    if let (Some(journal), Some(manifest)) = (&args.journal, &args.manifest)
+        && full(journal) == full(manifest)
+    {
+        return Err(Failure::usage("--journal and --manifest are one file: choose another name"));
+    }
+    if args.digest.is_some() && !pipes[1] && !ends::is_heard(std::io::stdout().as_fd()) {
+        let text = "--digest: standard output, where it would be printed, is closed";
+        return Err(Failure::usage(text));
+    }
+    if args.digest.is_some()
+        && !pipes[1]
+        && let Err(error) = ends::takes_writes(std::io::stdout())
+    {
+        let why = plain(&error);
+        let text = format!("--digest: standard output, where it would be printed: {why}");
+        return Err(Failure::new(exit::FAILED, text));
+    }
+    if same(source, target) {
+        return Err(Failure::usage(ends::same_storage(source, target)));
+    }
+    Ok(())
+}

@@ -1,0 +1,703 @@
+//! One copy of one disk: opens both sides, checks them, has the engine copy, tells what failed.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use blockhaul_backends::Shared;
+use blockhaul_block::{
+    Can, Error, Facts, FileId, Intent, Kind, Layer, OpKind, Preparation, Registry, Spec, Stack,
+};
+use blockhaul_engine::{Latency, Manifest, Options, Progress, Summary};
+use blockhaul_io::Pool;
+
+use crate::brackets::Groups;
+use crate::copy::asked;
+use crate::copy::manifest::ManifestFile;
+use crate::direct::{self, Wanted};
+use crate::ends::{self, path_of, same_place};
+use crate::exit::{self, Failure, plain};
+use crate::long::{self, Journal};
+use crate::part::Part;
+use crate::{args, devices, out, signals};
+
+/// Most bytes that a file takes in through a pipe of unknown length. With direct I/O it is made as
+/// large and cut to length in the end, and these are tried in order: what large file systems take, and
+/// ext4's limit with blocks of 4096.
+const PIPE_SIZES: [u64; 2] = [1 << 60, (16 << 40) - 4096];
+
+/// Shortest run of zeroes, in bytes, for which a hole is made in a file that is written over, where
+/// nothing else is asked for.
+const SPARSE_OVER: u32 = 64 << 10;
+
+/// How often a source that is being opened is looked at whether it is wanted still.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// A copy that is about to run.
+pub(crate) struct Job {
+    registry: Registry,
+    source: Spec,
+    source_layers: Vec<Arc<dyn Layer>>,
+    target: Spec,
+    target_layers: Vec<Arc<dyn Layer>>,
+    /// For the journal: layers of source and target that show a part or a form of what is there. With
+    /// one the target is neither emptied nor made larger.
+    seen_through: [String; 2],
+    pub(crate) options: Options,
+    pub(crate) journal: Option<Journal>,
+    direct: Wanted,
+    part: Part,
+    verify: bool,
+    manifest: Option<ManifestFile>,
+    pub(crate) progress: Arc<Progress>,
+    /// What was opened.
+    open: Vec<Stack>,
+    /// The source, once it is open and all is checked that can be without the target.
+    first: Option<Stack>,
+    /// Both sides, once they are open and checked.
+    ready: Option<(Stack, Stack)>,
+    /// What the target still needs before it is written.
+    preparation: Option<Preparation>,
+    /// The target may have been resized, emptied or written.
+    touched: bool,
+}
+
+/// What a copy has done, for people.
+pub(crate) struct Report {
+    pub(crate) text: String,
+    /// The line that tells the digest.
+    digest: Option<String>,
+    warnings: Vec<String>,
+    /// How the command ends.
+    pub(crate) status: u8,
+}
+
+impl Report {
+    /// Standard output was closed before the end. As for others who write to a pipe, no word about it,
+    /// and no success either.
+    fn unread() -> Report {
+        let text = "standard output was closed before the end".to_string();
+        let status = signals::status(signal_hook::consts::SIGPIPE);
+        Report { text, digest: None, warnings: Vec::new(), status }
+    }
+
+    /// Tells people, and prints the digest. `disk` is what each line begins with.
+    pub(crate) fn tell(&self, verbose: bool, disk: &str, to_pipe: bool) -> Result<(), Failure> {
+        for warning in &self.warnings {
+            let warning = out::one_line(&format!("{disk}warning: {warning}"));
+            out::error(&format!("blockhaul: copy: {warning}\n"));
+        }
+        if verbose {
+            let text = out::one_line(&format!("{disk}{}", self.text));
+            out::error(&format!("blockhaul: copy: {text}\n"));
+        }
+        match &self.digest {
+            None => {}
+            Some(line) if to_pipe => out::error(line),
+            Some(line) => drop(out::print(line.as_bytes())?),
+        }
+        Ok(())
+    }
+}
+
+impl Job {
+    /// What was typed, checked as far as can be without opening anything.
+    pub(crate) fn new(args: &args::Copy, groups: &Groups) -> Result<Job, Failure> {
+        let (Some(source), Some(target)) = (&args.source, &args.target) else {
+            return Err(Failure::usage("give a source and a target, or --job with a file"));
+        };
+        let (source, target) = (groups.spec(source)?, groups.spec(target)?);
+        let registry =
+            devices::registry_asking(args.timeout, args.min_rate, args.bitmap.as_deref());
+        for spec in [&source, &target].into_iter().filter(|spec| **spec != Spec::Pipe) {
+            registry.target(spec, Intent::READ)?;
+        }
+        let source_layers = devices::layers(&registry, &args.source_layer)?;
+        let target_layers = devices::layers(&registry, &args.target_layer)?;
+        let seen_through = [&args.source_layer, &args.target_layer].map(|layers| {
+            devices::over_content(&registry, layers).map(|over| long::seen_through(&over))
+        });
+        let [source_through, target_through] = seen_through;
+        let seen_through = [source_through?, target_through?];
+        asked::check_ends(args, &source, &target)?;
+        let part = Part::new(args, &source, &target)?;
+        let mut options = asked::options(args);
+        part.set(&mut options);
+        let journal = args.journal.clone().map(|path| Journal {
+            path,
+            restart: args.restart,
+            interval: args.journal_interval,
+            keep: false,
+        });
+        Ok(Job {
+            registry,
+            source,
+            source_layers,
+            target,
+            target_layers,
+            seen_through,
+            options,
+            journal,
+            direct: args.direct,
+            part,
+            verify: args.verify,
+            manifest: args.manifest.clone().map(ManifestFile::new),
+            progress: Arc::new(Progress::new()),
+            open: Vec::new(),
+            first: None,
+            ready: None,
+            preparation: None,
+            touched: false,
+        })
+    }
+
+    /// Whether the target keeps what it holds: it shows a part or a form of that.
+    fn target_stays(&self) -> bool {
+        !self.seen_through[1].is_empty()
+    }
+
+    /// Both sides as they were typed.
+    pub(crate) fn ends(&self) -> (&Spec, &Spec) {
+        (&self.source, &self.target)
+    }
+
+    /// Bytes of payloads in flight, at most.
+    pub(crate) fn memory(&self) -> u64 {
+        self.options.memory()
+    }
+
+    /// What a copy that was stopped has done, and what to do next.
+    pub(crate) fn stopped(&self) -> &'static str {
+        match (self.progress.is_complete(), &self.journal, self.touched) {
+            (true, Some(_), _) if self.verify => {
+                "stopped by a signal: all is copied, but not verified: run it again to verify it"
+            }
+            (true, None, _) if self.verify => {
+                "stopped by a signal: all is copied, but not verified: copy it again, or compare both sides \
+                 with blockhaul compare"
+            }
+            (true, ..) => {
+                "stopped by a signal: all is copied, but its digest is not known: blockhaul checksum tells \
+                 it"
+            }
+            (false, Some(_), _) => "stopped by a signal: run it again to go on where it was",
+            (false, None, true) => {
+                "stopped by a signal; the target holds a part of the source: copy it again"
+            }
+            (false, None, false) => "stopped by a signal; the target was not touched",
+        }
+    }
+
+    /// Whether the target may hold a part of the source.
+    pub(crate) fn has_left_a_part(&self) -> bool {
+        self.touched && !self.progress.is_complete()
+    }
+
+    /// Opens the source and refuses what can be refused, before the target is touched. For devices, not
+    /// for pipes.
+    pub(crate) async fn prepare_source(mut self) -> (Result<(), Failure>, Job) {
+        let opened = self.open_first().await;
+        let result = opened.map(|source| self.first = Some(source));
+        (result, self)
+    }
+
+    /// Opens the target, too, and checks it. It still holds what it held.
+    pub(crate) async fn check_both(mut self) -> (Result<(), Failure>, Job) {
+        let opened = self.open_both().await;
+        let result = opened.map(|ready| self.ready = Some(ready));
+        (result, self)
+    }
+
+    /// Resizes and empties the target, so that the copy itself begins at once.
+    pub(crate) async fn prepare_target(mut self) -> (Result<(), Failure>, Job) {
+        let result = self.touch().await;
+        (result, self)
+    }
+
+    /// The files and block devices of the source and of the target, once both are open.
+    pub(crate) fn files(&self) -> Option<[Vec<FileId>; 2]> {
+        let (source, target) = self.ready.as_ref()?;
+        Some([source, target].map(|side| side.device().facts().files.clone()))
+    }
+
+    /// Whether layers show only a part of the source, or of the target.
+    pub(crate) fn shows_a_part(&self) -> [bool; 2] {
+        [0, 1].map(|side| !self.seen_through[side].is_empty())
+    }
+
+    pub(crate) async fn run(mut self, pool: Pool) -> (Result<Report, Failure>, Job) {
+        let result = self.copy(pool).await;
+        (result, self)
+    }
+
+    async fn copy(&mut self, pool: Pool) -> Result<Report, Failure> {
+        let summary = match (&self.source, &self.target) {
+            (Spec::Pipe, _) => self.read_pipe(&pool).await?,
+            (_, Spec::Pipe) => {
+                let fd = standard(std::io::stdout().as_fd().try_clone_to_owned())?;
+                if !ends::is_heard(&fd) {
+                    let text = "cannot write to standard output: it is closed, or /dev/null: nothing would \
+                                be kept; to read only, copy to null:";
+                    return Err(Failure::new(exit::OPEN, text));
+                }
+                let source = self.open_source().await?;
+                self.check_apart(&source.device().facts().files, &files_of(&fd))?;
+                let copied = blockhaul_engine::copy_to_pipe(
+                    &source,
+                    fd,
+                    &self.options,
+                    &pool,
+                    &self.progress,
+                )
+                .await;
+                match copied {
+                    Ok(summary) => summary,
+                    // Whoever reads has had enough, or has died: only they know.
+                    Err(error)
+                        if error.kind() == Kind::Disconnected && error.request().is_none() =>
+                    {
+                        return Ok(Report::unread());
+                    }
+                    Err(error) => return Err(self.failed(&error)),
+                }
+            }
+            _ => return self.between_devices(&pool).await,
+        };
+        // Its warnings have been logged as they arose.
+        let digest = self.digest_line(&summary);
+        Ok(Report { text: summary.to_string(), digest, warnings: Vec::new(), status: 0 })
+    }
+
+    /// Opens the source. What is refused without looking at the target is refused here: files beside
+    /// the copy that cannot be made, too.
+    async fn open_first(&mut self) -> Result<Stack, Failure> {
+        if let Some(Journal { path, restart, .. }) = &self.journal {
+            blockhaul_engine::check_journal(path, *restart).map_err(|error| self.failed(&error))?;
+            let beside = Spec::Path(path.clone());
+            if same_place(&beside, &self.source) || same_place(&beside, &self.target) {
+                let text = format!(
+                    "cannot make the journal {beside}: it is a side of the copy: choose another name"
+                );
+                return Err(Failure::new(exit::FAILED, text));
+            }
+        }
+        if let Some(kept) = &self.manifest {
+            kept.check()?;
+        }
+        let source = self.open_source().await?;
+        self.check_source(&source.device().facts())?;
+        let file_is_gone = path_of(&self.target).is_some_and(|path| is_absent(&path));
+        if self.part.is_increment() && file_is_gone {
+            let text = format!(
+                "{} is not there: an increment needs the earlier copy; copy all of it first",
+                self.target
+            );
+            return Err(Failure::new(exit::OPEN, text));
+        }
+        if self.goes_on() && file_is_gone {
+            let text = format!(
+                "{} is not there, but the journal says what was copied to it: with --restart everything \
+                 is copied anew",
+                self.target
+            );
+            return Err(Failure::new(exit::OPEN, text));
+        }
+        if !self.target_is_kept() {
+            // It is emptied next. A part of the source may be in reach where not all of it is.
+            let facts = source.device().facts();
+            let end = if self.part.is_some() { 0 } else { facts.size };
+            let reached = blockhaul_engine::check_source(end, &facts);
+            reached.map_err(|error| self.failed(&error))?;
+        }
+        if let Some(kept) = &mut self.manifest {
+            kept.begin([&self.source, &self.target])?;
+        }
+        Ok(source)
+    }
+
+    /// Whether an earlier run is gone on with: what it has written stays.
+    fn goes_on(&self) -> bool {
+        self.journal.as_ref().is_some_and(Journal::goes_on)
+    }
+
+    /// Whether the target is neither made nor emptied.
+    fn target_is_kept(&self) -> bool {
+        self.goes_on() || self.target_stays() || (self.part.is_some() && self.target_is_there())
+    }
+
+    fn target_is_there(&self) -> bool {
+        path_of(&self.target).is_some_and(|path| !is_absent(&path))
+    }
+
+    async fn open_both(&mut self) -> Result<(Stack, Stack), Failure> {
+        let source = match self.first.take() {
+            Some(source) => source,
+            None => self.open_first().await?,
+        };
+        if self.progress.is_cancelled() {
+            return Err(Failure::new(exit::FAILED, "stopped before the target was opened"));
+        }
+        let size = source.device().facts().size;
+        let kept = self.target_is_kept();
+        let intent = match kept {
+            true => Intent::TARGET,
+            false => Intent::target(size).overwriting(self.may_overwrite(&source).await),
+        };
+        let intent = intent.direct(direct::target(self.direct, &self.source, size));
+        let target = self.open_target(intent).await?;
+        if intent.overwrites && self.options.sampled && !target.device().facts().zeroed {
+            // Freeing blocks one by one takes longer than writing them.
+            self.options.sparse = self.options.sparse.max(SPARSE_OVER);
+        }
+        self.check_target(&source, &target)?;
+        let [from, to] = [&source, &target].map(|side| side.device().facts());
+        self.check_apart(&from.files, &to.files)?;
+        self.progress.expect(size);
+        Ok((source, target))
+    }
+
+    /// Makes the target, which is open and checked, what the copy needs. From here on it may not hold
+    /// what it held.
+    async fn touch(&mut self) -> Result<(), Failure> {
+        let Some(preparation) = self.preparation.take() else { return Ok(()) };
+        // Whatever happens from here on: it tells of what is about to be emptied.
+        if let Some(journal) = self.journal.as_ref().filter(|journal| journal.restart) {
+            blockhaul_engine::discard_journal(&journal.path)
+                .map_err(|error| self.failed(&error))?;
+        }
+        let prepared = preparation.run().await;
+        prepared.map_err(|error| Failure::opening("target", &self.target.to_string(), &error))?;
+        self.touched = true;
+        Ok(())
+    }
+
+    /// Refuses a source and a target with storage in common, by their files.
+    fn check_apart(&self, source: &[FileId], target: &[FileId]) -> Result<(), Failure> {
+        let shared = blockhaul_backends::shared(source, target);
+        let (from, to) = (&self.source, &self.target);
+        let text = match shared {
+            Shared::Nothing => return Ok(()),
+            // Layers tell which part, and it may be another one.
+            Shared::Part if self.shows_a_part() != [false; 2] => return Ok(()),
+            Shared::Part => format!(
+                "source {from} and target {to} overlap: one is on the other: choose another target"
+            ),
+            Shared::Same => ends::same_storage(from, to),
+        };
+        Err(Failure::usage(text))
+    }
+
+    /// Whether a target that is there may keep its blocks. It is emptied where it is said to be zeroes,
+    /// where there would be many holes to be made, and for a journal, which tells a fresh target.
+    async fn may_overwrite(&self, source: &Stack) -> bool {
+        let options = &self.options;
+        let fresh = options.target_is_zero || self.journal.is_some() || self.part.is_some();
+        !fresh && self.target_is_there() && blockhaul_engine::is_coarse(source).await
+    }
+
+    async fn between_devices(&mut self, pool: &Pool) -> Result<Report, Failure> {
+        let (source, target) = match self.ready.take() {
+            Some(ready) => ready,
+            None => self.open_both().await?,
+        };
+        let mut made = self.manifest_before(&source, pool).await?;
+        if let Some(journal) = &self.journal {
+            let mut journal = journal.options(&self.source, &self.target);
+            // Who is stopped while it is verified need not copy all again.
+            journal.keep |= self.verify;
+            journal.source += &self.seen_through[0];
+            journal.target += &self.seen_through[1];
+            journal.source += &self.part.identity(made.as_ref());
+            self.options.journal = Some(journal);
+        }
+        self.touch().await?;
+        let copied =
+            blockhaul_engine::copy(&source, &target, &self.options, pool, &self.progress).await;
+        let summary = copied.map_err(|error| self.failed(&error))?;
+        // Its warnings have been logged as they arose.
+        let mut warnings = Vec::new();
+        if summary.retried.is_trouble() {
+            warnings.push(summary.retried.to_string());
+        }
+        let mut text = summary.to_string() + &self.times();
+        if self.verify {
+            let verified =
+                blockhaul_engine::verify(&source, &target, &self.options, pool, &self.progress)
+                    .await;
+            let verified = verified.map_err(|error| self.different(&error));
+            if let Some(journal) = &self.journal {
+                journal.after_verification(&verified);
+            }
+            let verified = verified?;
+            text += &format!("; verified {} bytes", verified.bytes);
+            if let Some(digest) = verified.digest {
+                text += &format!(", digest {digest}");
+            }
+        }
+        if let Some((kept, made)) = self.manifest.as_mut().zip(made.take()) {
+            kept.write(&made)?;
+            text += &format!("; manifest with digest {}", made.digest());
+        }
+        Ok(Report { text, digest: self.digest_line(&summary), warnings, status: 0 })
+    }
+
+    /// The source's manifest where one is needed. It is made before the copy: what changes meanwhile is
+    /// copied again by a later --since, and never taken for copied.
+    async fn manifest_before(
+        &mut self,
+        source: &Stack,
+        pool: &Pool,
+    ) -> Result<Option<Manifest>, Failure> {
+        let (options, progress) = (&mut self.options, &self.progress);
+        let changed = self.part.changed(source, options, pool, progress).await;
+        let mut made = changed.map_err(|error| self.failed(&error))?;
+        if made.is_none() && self.manifest.is_some() {
+            let now =
+                blockhaul_engine::manifest(source, None, &self.options, pool, &self.progress).await;
+            made = Some(now.map_err(|error| self.failed(&error))?);
+        }
+        Ok(made)
+    }
+
+    /// How long requests took on each side, so that the slow one is seen.
+    fn times(&self) -> String {
+        let mean = |latency: Latency| {
+            let requests: u64 = latency.classes.iter().sum();
+            (requests > 0).then(|| 1e3 * latency.seconds / requests as f64)
+        };
+        let told = ["a read", "a write"].into_iter().zip(self.progress.meters().latency);
+        let told: Vec<_> = told
+            .filter_map(|(what, latency)| Some(format!("{what} took {:.3} ms", mean(latency)?)))
+            .collect();
+        match told.is_empty() {
+            true => String::new(),
+            false => format!("; on average {}", told.join(", ")),
+        }
+    }
+
+    /// As b3sum and others: digest and name.
+    fn digest_line(&self, summary: &Summary) -> Option<String> {
+        summary.digest.as_ref().map(|digest| format!("{digest}  {}\n", self.source))
+    }
+
+    async fn read_pipe(&mut self, pool: &Pool) -> Result<Summary, Failure> {
+        let fd = standard(std::io::stdin().as_fd().try_clone_to_owned())?;
+        if ends::is_put_in_place(&fd) {
+            let text =
+                "cannot read standard input: it is closed, or /dev/null: nothing would be copied";
+            return Err(Failure::new(exit::OPEN, text));
+        }
+        let grown =
+            path_of(&self.target).filter(|path| !self.target_stays() && is_file_or_absent(path));
+        let input = files_of(&fd);
+        let target = match &grown {
+            None => {
+                let target = self.open_target(Intent::TARGET).await?;
+                self.check_apart(&input, &target.device().facts().files)?;
+                self.touch().await?;
+                target
+            }
+            Some(_) => self.open_growing(&input).await?,
+        };
+        let copied =
+            blockhaul_engine::copy_from_pipe(fd, &target, &self.options, pool, &self.progress)
+                .await;
+        drop(target);
+        if let Some(path) = grown {
+            cut(&path, self.progress.snapshot().done())?;
+        }
+        copied.map_err(|error| self.failed(&error))
+    }
+
+    async fn open_source(&mut self) -> Result<Stack, Failure> {
+        let layers = std::mem::take(&mut self.source_layers);
+        let intent = Intent::READ.direct(direct::source(self.direct, &self.source));
+        // It may take long (a passphrase to try, a server that does not answer), and has changed nothing.
+        let mut opening = pin!(self.registry.open(&self.source, layers, intent));
+        let opened = loop {
+            if let Ok(opened) = blockhaul_io::timeout(LOOK, opening.as_mut()).await {
+                break opened;
+            }
+            if self.progress.is_cancelled() {
+                return Err(Failure::new(exit::FAILED, "stopped before the source was open"));
+            }
+        };
+        let opened =
+            opened.map_err(|error| Failure::opening("source", &self.source.to_string(), &error))?;
+        self.open.push(opened.clone());
+        Ok(opened)
+    }
+
+    async fn open_target(&mut self, intent: Intent) -> Result<Stack, Failure> {
+        let layers = std::mem::take(&mut self.target_layers);
+        let opened = self.registry.open_target(&self.target, layers, intent).await;
+        let (opened, preparation) =
+            opened.map_err(|error| Failure::opening("target", &self.target.to_string(), &error))?;
+        self.preparation = Some(preparation);
+        self.open.push(opened.clone());
+        Ok(opened)
+    }
+
+    /// A file for a pipe of unknown length, emptied. `input`: the file that the pipe is.
+    async fn open_growing(&mut self, input: &[FileId]) -> Result<Stack, Failure> {
+        let layers = std::mem::take(&mut self.target_layers);
+        let mut last = Failure::new(exit::FULL, "no size fits");
+        for size in PIPE_SIZES {
+            let intent = Intent::growing(size);
+            let opened = self.registry.open_target(&self.target, layers.clone(), intent).await;
+            let (stack, preparation) = match opened {
+                Ok(opened) => opened,
+                Err(error) => {
+                    last = Failure::opening("target", &self.target.to_string(), &error);
+                    continue;
+                }
+            };
+            self.check_apart(input, &stack.device().facts().files)?;
+            self.preparation = Some(preparation);
+            // Some file systems refuse a size only when they are asked to make it.
+            match self.touch().await {
+                Ok(()) => return Ok(stack),
+                Err(failure) => last = failure,
+            }
+        }
+        Err(last)
+    }
+
+    /// Checks that the source has what is to be copied of it.
+    fn check_source(&self, from: &Facts) -> Result<(), Failure> {
+        if let Some(bitmap) = self.part.missing(from) {
+            let text = format!(
+                "cannot copy {} to {}: the source has no bitmap {bitmap:?}: blockhaul info lists \
+                 its contexts, and its server has to be told to export the bitmap",
+                self.source, self.target
+            );
+            return Err(Failure::new(exit::OPEN, text));
+        }
+        if self.part.target_size(from.size) > from.size {
+            let text = format!(
+                "cannot copy {} to {}: the range ends behind the source's {} bytes",
+                self.source, self.target, from.size
+            );
+            return Err(Failure::new(exit::OPEN, text));
+        }
+        Ok(())
+    }
+
+    /// Checks that the target can take the source before anything is written.
+    fn check_target(&self, source: &Stack, target: &Stack) -> Result<(), Failure> {
+        let (from, to) = (source.device().facts(), target.device().facts());
+        if !to.can.contains(Can::WRITE) {
+            let text = format!(
+                "cannot copy {} to {}: the target is read-only: choose another, or have its server \
+                 serve it for writing",
+                self.source, self.target
+            );
+            return Err(Failure::new(exit::OPEN, text));
+        }
+        let needed = self.part.target_size(from.size);
+        if to.size < needed {
+            let what = if needed < from.size { "end of the range" } else { "source" };
+            let text = format!(
+                "cannot copy {} to {}: the target ({} bytes) is smaller than the {what} ({needed} \
+                 bytes): make it larger",
+                self.source, self.target, to.size
+            );
+            return Err(Failure::new(exit::OPEN, text));
+        }
+        Ok(())
+    }
+
+    /// Which side failed, and what to do.
+    fn failed(&self, error: &Error) -> Failure {
+        let text = error.to_string();
+        let side = self.side(error, &text);
+        let status = match (error.kind(), side) {
+            (Kind::NoSpace, Some(exit::TARGET)) => exit::FULL,
+            (Kind::Disconnected | Kind::TimedOut | Kind::ShuttingDown, _) => exit::LOST,
+            (_, Some(side)) => side,
+            (_, None) => exit::FAILED,
+        };
+        let what = match side {
+            Some(exit::SOURCE) => "the source failed: ",
+            Some(_) => "the target failed: ",
+            None => "",
+        };
+        let next = exit::next(error.kind(), &text, false);
+        Failure::new(status, format!("{what}{text}{next}"))
+    }
+
+    /// The side on which an error happened, as its exit status.
+    fn side(&self, error: &Error, text: &str) -> Option<u8> {
+        // A file beside the two.
+        if self.journal.as_ref().is_some_and(|journal| text.contains(&journal.named())) {
+            return None;
+        }
+        // By name where it tells: a verification reads both sides.
+        let names = |spec: &Spec| {
+            let rest = text.strip_prefix(&spec.to_string());
+            rest.is_some_and(|rest| rest.starts_with(": "))
+        };
+        match (names(&self.source), names(&self.target)) {
+            (true, false) => return Some(exit::SOURCE),
+            (false, true) => return Some(exit::TARGET),
+            _ => {}
+        }
+        match error.request() {
+            Some((OpKind::Read | OpKind::Extents | OpKind::Cache, ..)) => {
+                return Some(exit::SOURCE);
+            }
+            Some((OpKind::Write | OpKind::Zero | OpKind::Trim | OpKind::Flush, ..)) => {
+                return Some(exit::TARGET);
+            }
+            None => {}
+        }
+        match error.kind() {
+            Kind::ReadOnly | Kind::NoSpace => Some(exit::TARGET),
+            _ => None,
+        }
+    }
+
+    /// A verification that failed: because the sides differ, or because one cannot be read.
+    fn different(&self, error: &Error) -> Failure {
+        if error.kind() == Kind::Io && error.request().is_none() {
+            let (source, target) = (&self.source, &self.target);
+            let text = format!("verification of {target} against {source}: {error}");
+            return Failure::new(exit::DIFFERENT, text);
+        }
+        let failure = self.failed(error);
+        Failure::new(failure.status(), format!("verification: {failure}"))
+    }
+}
+
+fn standard(fd: std::io::Result<OwnedFd>) -> Result<OwnedFd, Failure> {
+    fd.map_err(|error| {
+        Failure::new(exit::OPEN, format!("the standard stream is not open: {}", plain(&error)))
+    })
+}
+
+/// The file or block device that a standard stream is, if it is one.
+fn files_of(fd: impl AsFd) -> Vec<FileId> {
+    blockhaul_backends::identity_of(fd).into_iter().collect()
+}
+
+fn is_absent(path: &Path) -> bool {
+    matches!(std::fs::metadata(path), Err(error) if error.kind() == std::io::ErrorKind::NotFound)
+}
+
+fn is_file_or_absent(path: &Path) -> bool {
+    match std::fs::metadata(path) {
+        Ok(data) => data.is_file(),
+        Err(error) => error.kind() == std::io::ErrorKind::NotFound,
+    }
+}
+
+/// Cuts a file to what came through the pipe.
+fn cut(path: &Path, size: u64) -> Result<(), Failure> {
+    let file = std::fs::File::options().write(true).open(path);
+    file.and_then(|file| file.set_len(size)).map_err(|error| {
+        let text = format!("cannot cut {} to {size} bytes: {}", path.display(), plain(&error));
+        Failure::new(exit::TARGET, text)
+    })
+}

@@ -1,0 +1,121 @@
+//! The file of `--manifest`: it is complete or as it was before, and no file of somebody else's.
+
+use std::fs::{File, OpenOptions};
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::os::unix::fs::FileTypeExt as _;
+use std::path::PathBuf;
+
+use blockhaul_block::Spec;
+use blockhaul_engine::Manifest;
+
+use crate::ends::{self, same_place};
+use crate::exit::{self, Failure, plain};
+
+/// What manifests of all versions begin with.
+const BEGINNING: &[u8] = b"blockhaul manifest ";
+
+/// Where a manifest will be.
+pub(crate) struct ManifestFile {
+    path: PathBuf,
+    /// What will take its place: made before the copy, so that whoever has copied for hours does not
+    /// learn then that it cannot be.
+    fresh: Option<(PathBuf, File)>,
+}
+
+impl ManifestFile {
+    /// A manifest at this path; nothing is made yet.
+    pub(crate) fn new(path: PathBuf) -> ManifestFile {
+        ManifestFile { path, fresh: None }
+    }
+
+    /// Refuses a file that holds something else, before anything is emptied.
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        match std::fs::metadata(&self.path) {
+            Ok(data) if data.is_file() && data.len() > 0 => {}
+            Ok(data) if data.is_dir() => return Err(self.failed(ErrorKind::IsADirectory.into())),
+            // A device or a pipe takes what comes. Opening a pipe waits for its other end.
+            Ok(data) if data.file_type().is_char_device() => {
+                let opened = OpenOptions::new().write(true).open(&self.path);
+                let takes = opened.and_then(|file| ends::takes_writes(&file));
+                return takes.map_err(|error| self.failed(error));
+            }
+            Ok(_) => return Ok(()),
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(self.failed(error)),
+        }
+        let mut begins = Vec::new();
+        let file = File::open(&self.path).map_err(|error| self.failed(error))?;
+        let read = file.take(BEGINNING.len() as u64).read_to_end(&mut begins);
+        read.map_err(|error| self.failed(error))?;
+        match begins == BEGINNING {
+            true => Ok(()),
+            false => Err(self.refused("it holds something else")),
+        }
+    }
+
+    /// Begins the file, before the target is touched: it is no side of the copy.
+    pub(crate) fn begin(&mut self, sides: [&Spec; 2]) -> Result<(), Failure> {
+        let own = Spec::Path(self.path.clone());
+        if sides.iter().any(|side| same_place(&own, side)) {
+            return Err(self.refused("it is a side of the copy"));
+        }
+        let there = std::fs::metadata(&self.path).ok();
+        if there.as_ref().is_some_and(|data| !data.is_file()) {
+            return Ok(());
+        }
+        // What a link leads to is replaced, not the link.
+        let path = std::fs::canonicalize(&self.path).unwrap_or_else(|_| self.path.clone());
+        let mut name = path.clone().into_os_string();
+        name.push(format!(".{}.new", std::process::id()));
+        let fresh = PathBuf::from(name);
+        let made = OpenOptions::new().write(true).create_new(true).open(&fresh);
+        let file = made.map_err(|error| self.failed(error))?;
+        let file = &self.fresh.insert((fresh, file)).1;
+        if let Some(data) = there {
+            let kept = file.set_permissions(data.permissions());
+            kept.map_err(|error| self.failed(error))?;
+        }
+        self.path = path;
+        Ok(())
+    }
+
+    /// Writes it durably.
+    pub(crate) fn write(&mut self, made: &Manifest) -> Result<(), Failure> {
+        let text = made.to_string();
+        let written = match self.fresh.as_mut() {
+            None => std::fs::write(&self.path, text),
+            Some((fresh, file)) => file
+                .write_all(text.as_bytes())
+                .and_then(|()| file.sync_all())
+                .and_then(|()| std::fs::rename(fresh, &self.path))
+                .and_then(|()| blockhaul_io::sync_folder(&self.path)),
+        };
+        written.map_err(|error| self.failed(error))?;
+        self.fresh = None;
+        Ok(())
+    }
+
+    fn failed(&self, error: std::io::Error) -> Failure {
+        let (path, why) = (self.path.display(), plain(&error));
+        let next = match error.kind() {
+            ErrorKind::NotFound => ": make the folder that it is to lie in first",
+            _ => "",
+        };
+        let text = format!("cannot write the manifest {path}: {why}{next}");
+        Failure::new(exit::FAILED, text)
+    }
+
+    fn refused(&self, why: &str) -> Failure {
+        let path = self.path.display();
+        let text = format!("cannot write the manifest {path}: {why}: choose another name");
+        Failure::new(exit::FAILED, text)
+    }
+}
+
+impl Drop for ManifestFile {
+    fn drop(&mut self) {
+        if let Some((fresh, _)) = &self.fresh {
+            let _ = std::fs::remove_file(fresh);
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! `blockhaul copy`: one copy, or those of a `--job`; shows progress, tells what to do where it failed.
+
+mod asked;
+pub(crate) mod job;
+mod manifest;
+
+use std::time::Instant;
+
+use blockhaul_block::Spec;
+use blockhaul_io::Pool;
+
+use self::job::Job;
+use crate::brackets::Groups;
+use crate::exit::{Failure, Outcome};
+use crate::figures::Watched;
+use crate::long;
+use crate::progress::Reporter;
+use crate::session::Session;
+use crate::{args, jobs, logger, signals};
+
+/// Runs `blockhaul copy`.
+pub fn run(args: &args::Copy, groups: &Groups) -> Outcome {
+    logger::start(args.verbose);
+    if let Some(file) = &args.job {
+        return jobs::run(args, file);
+    }
+    let alone = (args.parallel, args.total_memory, args.total_connections) == (None, None, None);
+    if !alone {
+        let text = "--parallel, --total-memory and --total-connections are for --job";
+        return Err(Failure::usage(text));
+    }
+    let mut job = Job::new(args, groups)?;
+    let sink = Reporter::open(args.progress, args.no_progress)?;
+    job.options.rate = long::rate(args)?;
+    let watched = Watched { name: None, progress: job.progress.clone() };
+    let mut session = Session::start(args, sink, vec![watched], job.options.rate.clone())?;
+    let to_pipe = *job.ends().1 == Spec::Pipe;
+    let pool = Pool::new(job.memory());
+    let started = Instant::now();
+    let (result, job) = session.block_on(move || job.run(pool));
+    let stopped = job.stopped();
+    let hint = match job.journal.is_none() && job.has_left_a_part() {
+        true => long::hint(job.ends()).unwrap_or_default(),
+        false => String::new(),
+    };
+    // Not on a worker: the servers of `[ CMD ]` are awaited here, which end when workers have closed
+    // their connections.
+    drop(job);
+    session.finish(result.as_ref().is_ok_and(|report| report.status == 0));
+    match result {
+        Ok(report) => {
+            report.tell(args.verbose, "", to_pipe)?;
+            Ok(report.status)
+        }
+        Err(_) if session.signal() != 0 => {
+            Err(Failure::new(signals::status(session.signal()), stopped).and(&hint))
+        }
+        // Who has lost seconds does not mind.
+        Err(failure) if started.elapsed() >= long::WORTH_A_JOURNAL => Err(failure.and(&hint)),
+        Err(failure) => Err(failure),
+    }
+}

@@ -1,0 +1,318 @@
+//! `blockhaul ctl`: looks after a running server through its control socket (`serve::control`).
+
+use std::fmt::Write as _;
+use std::io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::args::{self, CtlCommand};
+use crate::exit::{FAILED, Failure, LOST, OPEN, Outcome, USAGE, plain};
+use crate::out;
+
+/// Longest answer: ten thousand clients have a few MiB.
+const ANSWER_MAX: u64 = 256 << 20;
+
+/// Runs `blockhaul ctl`.
+pub fn run(args: &args::Ctl) -> Outcome {
+    let mut server = Connection::open(&args.socket, args.timeout)?;
+    let json = args.json;
+    match &args.command {
+        CtlCommand::Clients => {
+            let answer = server.ask(&json!({ "command": "clients" }))?;
+            tell(&answer, json, clients)
+        }
+        CtlCommand::Exports => {
+            let answer = server.ask(&json!({ "command": "exports" }))?;
+            tell(&answer, json, exports)
+        }
+        CtlCommand::Disconnect { number } => {
+            let answer = server.ask(&json!({ "command": "disconnect", "number": number }))?;
+            tell(&answer, json, |answer| match answer["done"].as_str() {
+                Some("cut") => format!("client {number} is cut\n"),
+                _ => format!("client {number} ends when its requests are answered\n"),
+            })
+        }
+        CtlCommand::Set { export, layer, setting } => {
+            let mut last = Value::Null;
+            for (name, value) in setting {
+                last = server.ask(&json!({
+                    "command": "set",
+                    "export": export,
+                    "layer": layer,
+                    "name": name,
+                    "value": value,
+                }))?;
+            }
+            tell(&last, json, |_| String::new())
+        }
+        CtlCommand::Reload => {
+            let answer = server.ask(&json!({ "command": "reload" }))?;
+            tell(&answer, json, |answer| text(&answer["done"]).unwrap_or_default() + "\n")
+        }
+        CtlCommand::Metrics => {
+            let answer = server.ask(&json!({ "command": "metrics" }))?;
+            // Lines that are the server's own; names in them are escaped.
+            tell(&answer, json, |answer| answer["text"].as_str().unwrap_or_default().to_string())
+        }
+        CtlCommand::Drain { wait } => {
+            let answer = server.ask(&json!({ "command": "drain" }))?;
+            tell(&answer, json, |answer| {
+                let there = match number(&answer["clients"]) {
+                    0 => "none is there".to_string(),
+                    1 => "1 is there".to_string(),
+                    more => format!("{more} are there"),
+                };
+                format!("no more clients are accepted; {there}\n")
+            })?;
+            server.wait(*wait)
+        }
+        CtlCommand::Stop { wait } => {
+            let answer = server.ask(&json!({ "command": "stop" }))?;
+            tell(&answer, json, |_| String::new())?;
+            server.wait(*wait)
+        }
+    }
+}
+
+/// Prints an answer: as JSON, or as people read it.
+fn tell(answer: &Value, json: bool, text: impl Fn(&Value) -> String) -> Outcome {
+    let text = if json { format!("{answer}\n") } else { text(answer) };
+    out::print(text.as_bytes())?;
+    Ok(0)
+}
+
+/// A connection to a control socket.
+struct Connection<'a> {
+    path: &'a Path,
+    stream: BufReader<UnixStream>,
+}
+
+impl<'a> Connection<'a> {
+    fn open(path: &'a Path, timeout: Duration) -> Result<Connection<'a>, Failure> {
+        let cannot = |error: std::io::Error| {
+            let next = match error.kind() {
+                ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
+                    ": start the server with --control and this path"
+                }
+                ErrorKind::PermissionDenied => ": use the user that runs the server",
+                _ => "",
+            };
+            let path = path.display();
+            Failure::new(OPEN, format!("cannot reach a server at {path}: {}{next}", plain(&error)))
+        };
+        let stream = UnixStream::connect(path).map_err(cannot)?;
+        let patience = (!timeout.is_zero()).then_some(timeout);
+        stream.set_read_timeout(patience).map_err(cannot)?;
+        stream.set_write_timeout(patience).map_err(cannot)?;
+        Ok(Connection { path, stream: BufReader::new(stream) })
+    }
+
+    /// The answer to a request.
+    fn ask(&mut self, request: &Value) -> Result<Value, Failure> {
+        let lost = |why: &str| {
+            let text = format!("no answer from the server at {}: {why}", self.path.display());
+            Failure::new(LOST, text)
+        };
+        let io = |error: std::io::Error| match error.kind() {
+            ErrorKind::WouldBlock | ErrorKind::TimedOut => {
+                lost("it takes too long; wait longer with --timeout, or see its messages")
+            }
+            _ => lost(&plain(&error)),
+        };
+        let line = format!("{request}\n");
+        self.stream.get_mut().write_all(line.as_bytes()).map_err(io)?;
+        let mut line = Vec::new();
+        self.stream.by_ref().take(ANSWER_MAX).read_until(b'\n', &mut line).map_err(io)?;
+        if !line.ends_with(b"\n") {
+            return Err(lost("it has closed the connection; see its messages"));
+        }
+        let answer: Value = serde_json::from_slice(&line)
+            .map_err(|_| lost("what came is no JSON: is this the control socket of a server?"))?;
+        if answer["ok"] == Value::Bool(true) {
+            return Ok(answer);
+        }
+        let status = match answer["kind"].as_str() {
+            Some("usage") => USAGE,
+            Some("absent") => OPEN,
+            _ => FAILED,
+        };
+        Err(Failure::new(status, answer["error"].as_str().unwrap_or("the server refuses")))
+    }
+
+    /// Waits until the server has ended, if wanted.
+    fn wait(mut self, wanted: bool) -> Outcome {
+        if !wanted {
+            return Ok(0);
+        }
+        let lost = |error: std::io::Error| {
+            let text = format!("cannot wait for the end of the server: {}", plain(&error));
+            Failure::new(LOST, text)
+        };
+        let stream = self.stream.get_mut();
+        stream.set_read_timeout(None).map_err(lost)?;
+        let asked = stream.write_all(b"{\"command\":\"wait\"}\n");
+        let ended = |error: &std::io::Error| {
+            matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset)
+        };
+        match asked.and_then(|()| self.stream.read(&mut [0]).map(drop)) {
+            Err(error) if !ended(&error) => Err(lost(error)),
+            _ => Ok(0),
+        }
+    }
+}
+
+fn clients(answer: &Value) -> String {
+    let mut rows = vec![
+        ["CLIENT", "ADDRESS", "EXPORT", "TLS", "IN FLIGHT", "READ", "WRITTEN", "REQUESTS", "AGE"]
+            .map(String::from)
+            .to_vec(),
+    ];
+    for client in answer["clients"].as_array().into_iter().flatten() {
+        let requests = client["requests"].as_object().into_iter().flatten();
+        let requests: u64 = requests.map(|(_, count)| number(count)).sum();
+        let tls = match &client["tls"] {
+            Value::Null => "-".to_string(),
+            tls => text(&tls["name"]).unwrap_or_else(|| "anybody".to_string()),
+        };
+        let export = match text(&client["export"]) {
+            None => "(handshake)".to_string(),
+            Some(name) if name.is_empty() => "\"\"".to_string(),
+            Some(name) => name,
+        };
+        let leaving = if client["leaving"] == Value::Bool(true) { " (leaving)" } else { "" };
+        rows.push(vec![
+            number(&client["number"]).to_string(),
+            text(&client["address"]).unwrap_or_default(),
+            export + leaving,
+            tls,
+            number(&client["in_flight"]).to_string(),
+            size(number(&client["bytes"]["read"])),
+            size(number(&client["bytes"]["write"])),
+            requests.to_string(),
+            age(client["age"].as_f64().unwrap_or_default()),
+        ]);
+    }
+    table(&rows)
+}
+
+fn exports(answer: &Value) -> String {
+    let header = ["EXPORT", "SIZE", "MODE", "CLIENTS", "DEVICE", "LAYERS"];
+    let mut rows = vec![header.map(String::from).to_vec()];
+    for export in answer["exports"].as_array().into_iter().flatten() {
+        let layers = export["layers"].as_array().into_iter().flatten().map(|layer| {
+            let options = layer["options"].as_object().into_iter().flatten();
+            let options: Vec<_> = options
+                .map(|(name, value)| format!("{name}={}", text(value).unwrap_or_default()))
+                .collect();
+            let name = text(&layer["name"]).unwrap_or_default();
+            if options.is_empty() { name } else { format!("{name}?{}", options.join("&")) }
+        });
+        let layers: Vec<_> = layers.collect();
+        rows.push(vec![
+            text(&export["name"]).filter(|name| !name.is_empty()).unwrap_or_else(|| "\"\"".into()),
+            export["size"].as_u64().map_or("-".into(), size),
+            match export["readonly"].as_bool() {
+                None => "-",
+                Some(true) => "ro",
+                Some(false) => "rw",
+            }
+            .into(),
+            number(&export["clients"]).to_string(),
+            match text(&export["state"]) {
+                None => text(&export["device"]).unwrap_or_default(),
+                Some(state) => format!("{} ({state})", text(&export["device"]).unwrap_or_default()),
+            },
+            if layers.is_empty() { "-".into() } else { layers.join(" ") },
+        ]);
+    }
+    table(&rows)
+}
+
+/// Text of a value, fit for a terminal: what servers and clients name themselves is not obeyed.
+fn text(value: &Value) -> Option<String> {
+    value.as_str().map(|text| blockhaul_wire::printable(text.as_bytes(), 4096).to_string())
+}
+
+fn number(value: &Value) -> u64 {
+    value.as_u64().unwrap_or_default()
+}
+
+/// Rows with columns below each other.
+fn table(rows: &[Vec<String>]) -> String {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or_default();
+    let width = |column: usize| {
+        let cells = rows.iter().filter_map(|row| row.get(column));
+        cells.map(|cell| cell.chars().count()).max().unwrap_or_default()
+    };
+    let widths: Vec<_> = (0..columns).map(width).collect();
+    let mut text = String::new();
+    for row in rows {
+        let mut line = String::new();
+        for (cell, width) in row.iter().zip(&widths) {
+            // Writing to a string does not fail.
+            let _ = write!(line, "{cell:width$}  ");
+        }
+        text += line.trim_end();
+        text.push('\n');
+    }
+    text
+}
+
+/// Bytes in three digits.
+fn size(bytes: u64) -> String {
+    let mut value = bytes as f64;
+    for unit in ["", "K", "M", "G", "T", "P"] {
+        if value < 1000.0 || unit == "P" {
+            let digits = usize::from(value < 9.95 && !unit.is_empty());
+            return format!("{value:.digits$}{unit}");
+        }
+        value /= 1024.0;
+    }
+    bytes.to_string()
+}
+
+/// A time in its two largest units.
+fn age(seconds: f64) -> String {
+    let whole = seconds as u64;
+    match whole {
+        0..=59 => format!("{seconds:.1}s"),
+        60..=3599 => format!("{}m{:02}s", whole / 60, whole % 60),
+        3600..=86399 => format!("{}h{:02}m", whole / 3600, whole / 60 % 60),
+        _ => format!("{}d{:02}h", whole / 86400, whole / 3600 % 24),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_short() {
+        for (bytes, shown) in
+            [(0, "0"), (999, "999"), (1000, "1.0K"), (10 << 10, "10K"), (5 << 40, "5.0T")]
+        {
+            assert_eq!(size(bytes), shown);
+        }
+        for (seconds, shown) in
+            [(0.25, "0.2s"), (61.0, "1m01s"), (3660.0, "1h01m"), (90000.0, "1d01h")]
+        {
+            assert_eq!(age(seconds), shown);
+        }
+    }
+
+    #[test]
+    fn what_peers_call_themselves_is_not_obeyed() {
+        let answer = json!({ "clients": [{
+            "number": 1, "address": "a local client", "export": "\u{1b}[2J", "tls": null,
+            "in_flight": 0, "requests": { "read": 2 }, "bytes": { "read": 4096, "write": 0 },
+            "age": 1.0, "leaving": false,
+        }] });
+        let text = clients(&answer);
+        assert!(!text.contains('\u{1b}'), "{text}");
+        assert!(text.contains("4.0K"), "{text}");
+        assert_eq!(text.lines().count(), 2, "{text}");
+    }
+}

@@ -1,0 +1,194 @@
+//! The devices and layers that commands know, and the help about them, made from the registry.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use blockhaul_block::{Adjustable, Can, Device, Layer, Param, Registry, Result, Stack};
+
+use crate::manual;
+
+/// Everything that can be opened; connections give up after `timeout` without a byte (zero: never),
+/// and on a handshake not later than that.
+pub fn registry(timeout: Duration) -> Registry {
+    registry_asking(timeout, 0, None)
+}
+
+/// The same; connections that move less than `min_rate` bytes a second are given up (0: none), and
+/// servers are asked for this metadata context, too.
+pub fn registry_asking(timeout: Duration, min_rate: u64, context: Option<&str>) -> Registry {
+    let mut options = blockhaul_client::Options { min_rate, ..connecting(timeout) };
+    options.contexts.extend(context.map(str::to_string));
+    let mut backends = blockhaul_backends::all();
+    backends.extend(blockhaul_client::all(options));
+    backends.extend(blockhaul_cabi::all());
+    backends.extend(blockhaul_script::all());
+    Registry {
+        backends,
+        layers: blockhaul_layers::all(),
+        path: blockhaul_backends::PATH_SCHEME,
+        command: "command",
+    }
+}
+
+/// The same; plugins of nbdkit's run in processes of their own.
+pub fn isolated(mut registry: Registry, again: blockhaul_client::Again) -> Registry {
+    for backend in &mut registry.backends {
+        if backend.schemes() == ["nbdkit"] {
+            *backend = blockhaul_client::isolated(*backend, again);
+        }
+    }
+    registry
+}
+
+/// How to connect: to give up after `timeout` without a byte (zero: never), and on a handshake not later
+/// than that.
+pub fn connecting(timeout: Duration) -> blockhaul_client::Options {
+    let mut options = blockhaul_client::Options { timeout, ..blockhaul_client::Options::default() };
+    if !timeout.is_zero() {
+        options.connect_timeout = options.connect_timeout.min(timeout);
+    }
+    options
+}
+
+/// Makes the layers that were asked for, first innermost.
+pub fn layers(registry: &Registry, names: &[String]) -> Result<Vec<Arc<dyn Layer>>> {
+    names.iter().map(|name| registry.layer(name)).collect()
+}
+
+/// Those of the layers that are put over what is there already ([`blockhaul_block::LayerKind::needs_content`]).
+pub fn over_content<'a>(registry: &Registry, names: &'a [String]) -> Result<Vec<&'a str>> {
+    let mut over = Vec::new();
+    for text in names {
+        if registry.layer_kind(text.split('?').next().unwrap_or(text))?.needs_content() {
+            over.push(text.as_str());
+        }
+    }
+    Ok(over)
+}
+
+/// The same as [`layers()`], with the way to change them while they are in use.
+pub fn adjustable(registry: &Registry, names: &[String]) -> Result<Vec<Arc<Adjustable>>> {
+    names.iter().map(|name| Adjustable::new(registry, name).map(Arc::new)).collect()
+}
+
+/// The devices and layers with their options, for the help.
+pub fn help() -> String {
+    let registry = registry(Duration::ZERO);
+    let mut text = String::from("DEVICES\n");
+    text += &entry("PATH", "a file or block device; the path is literal, without options", 26);
+    text += &entry("-", "standard input or output, for copy only", 26);
+    text += &entry(
+        "[ CMD ARG… ]",
+        "an NBD server that is started for this run, by systemd socket activation; blockhaul as CMD \
+         is this program itself",
+        26,
+    );
+    for backend in &registry.backends {
+        let Some(scheme) = backend.schemes().first() else { continue };
+        if *scheme == registry.command {
+            continue;
+        }
+        text += &entry(&format!("{scheme}:{}", backend.operand()), backend.summary(), 26);
+        if backend.schemes().len() > 1 {
+            let others = backend.schemes().join(" ");
+            text += &indented(&format!("schemes: {others}"), 28);
+        }
+        example(&mut text, backend.example());
+        params(&mut text, backend.params());
+    }
+    text += "  Options of a device follow a question mark: file:PATH?key=value&key=value; there, and in \
+             URIs,\n  %XX is a byte. Sizes: a number and b k m g t p e (base 1024, either case), KiB \
+             MiB GiB TiB, or\n  s for sectors of 512 bytes. Rates are bytes per second.\n\nLAYERS\n";
+    for layer in &registry.layers {
+        text += &entry(layer.name(), layer.summary(), 26);
+        example(&mut text, layer.example());
+        params(&mut text, layer.params());
+    }
+    text
+}
+
+/// Lines that can be pasted, at the column that tells [`crate::manual`] what they are.
+fn example(text: &mut String, lines: &str) {
+    for line in lines.trim().lines() {
+        let _ = writeln!(text, "{:1$}{line}", "", manual::EXAMPLE);
+    }
+}
+
+fn params(text: &mut String, params: &[Param]) {
+    for param in params {
+        let head = format!("  {}={}", param.name, param.kind.placeholder());
+        let default = match param.default {
+            None => String::new(),
+            Some("") => " (default empty)".to_string(),
+            Some(value) => format!(" (default {value})"),
+        };
+        *text += &entry(&head, &format!("{}{default}", param.doc.trim_end_matches('.')), 26);
+    }
+}
+
+/// An entry of a list: a name, and what it is from column `column` on.
+pub fn entry(name: &str, what: &str, column: usize) -> String {
+    let mut text = format!("  {name}");
+    let body = indented(what, column);
+    if name.chars().count() + 4 > column {
+        text.push('\n');
+        text += &body;
+    } else {
+        let used = text.chars().count();
+        text += body.get(used..).unwrap_or(&body);
+    }
+    text
+}
+
+/// Text in lines of at most 100 columns, indented.
+fn indented(what: &str, column: usize) -> String {
+    let mut text = String::new();
+    let mut line = String::new();
+    for word in what.split_whitespace() {
+        if !line.is_empty() && column + line.chars().count() + 1 + word.chars().count() > 100 {
+            let _ = writeln!(text, "{:column$}{line}", "");
+            line.clear();
+        }
+        if !line.is_empty() {
+            line.push(' ');
+        }
+        line += word;
+    }
+    let _ = writeln!(text, "{:column$}{line}", "");
+    text
+}
+
+/// The device behind a layer that refuses to change it.
+pub fn readonly(registry: &Registry, device: &Arc<dyn Device>) -> Result<Arc<dyn Device>> {
+    if !device.facts().can.contains(Can::WRITE) {
+        return Ok(device.clone());
+    }
+    let layer: Arc<dyn Layer> = registry.layer("readonly")?;
+    Ok(Stack::over(layer.wrap(device.clone())?).device().clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_help_names_every_device_and_layer_and_keeps_its_width() {
+        let text = help();
+        for name in ["memory:SIZE", "pattern:", "nbd+unix", "[ CMD ARG… ]", "readonly"] {
+            assert!(text.contains(name), "{name} in {text}");
+        }
+        assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+    }
+
+    #[test]
+    fn no_two_devices_share_a_scheme() {
+        let registry = registry(Duration::ZERO);
+        let mut schemes: Vec<_> =
+            registry.backends.iter().flat_map(|backend| backend.schemes()).collect();
+        let count = schemes.len();
+        schemes.sort();
+        schemes.dedup();
+        assert_eq!(schemes.len(), count);
+    }
+}

@@ -1,0 +1,129 @@
+//! `--direct`: whether a copy goes past the page cache.
+//!
+//! A large copy turns everything else out of the page cache and gains nothing by it: nobody reads the
+//! data again before it is replaced. So what is not cached is read past it, and a target is written
+//! past it unless it is filled from what is cached. That is also the faster way where pages of the cache
+//! are dear: half a GiB from NBD to a new file on ext4 took 0.15 s of processor time instead of 0.7 s and
+//! more, and less time by the clock, with and without a flush.
+
+use std::path::Path;
+use std::str::FromStr;
+
+use blockhaul_block::{Direct, Spec};
+
+use crate::ends::path_of;
+
+/// Smaller copies do no harm to the page cache.
+const SMALL: u64 = 64 << 20;
+/// Places at which the source is looked at for what is cached, and the bytes of each.
+const PLACES: u64 = 64;
+const PLACE: u64 = 1 << 20;
+
+/// `auto`, `on` or `off` as typed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wanted(pub Direct);
+
+impl FromStr for Wanted {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Wanted, String> {
+        match text {
+            "auto" => Ok(Wanted(Direct::Auto)),
+            "on" => Ok(Wanted(Direct::On)),
+            "off" => Ok(Wanted(Direct::Off)),
+            other => Err(format!("{other:?} is not one of auto, on, off")),
+        }
+    }
+}
+
+/// How to open the source of a copy.
+pub fn source(wanted: Wanted, spec: &Spec) -> Direct {
+    match (wanted.0, path_of(spec)) {
+        (Direct::Auto, Some(path)) if !is_large(&path) => Direct::Off,
+        (wanted, _) => wanted,
+    }
+}
+
+/// How to open the target of a copy of `size` bytes.
+pub fn target(wanted: Wanted, source: &Spec, size: u64) -> Direct {
+    if wanted.0 != Direct::Auto {
+        return wanted.0;
+    }
+    let cached = match path_of(source) {
+        Some(path) => !is_large(&path) || !is_cold(&path),
+        // From elsewhere: it does not come from this page cache.
+        None => size < SMALL,
+    };
+    match !cached || size > memory() / 4 {
+        true => Direct::Auto,
+        false => Direct::Off,
+    }
+}
+
+/// Whether what stands there is large enough to matter, or a disk.
+fn is_large(path: &Path) -> bool {
+    use std::os::unix::fs::FileTypeExt as _;
+    std::fs::metadata(path)
+        .is_ok_and(|data| data.file_type().is_block_device() || data.len() >= SMALL)
+}
+
+/// Whether most of a file is not cached; false where nobody can tell.
+fn is_cold(path: &Path) -> bool {
+    let Ok(mut file) = std::fs::File::open(path) else { return false };
+    let Ok(size) = std::io::Seek::seek(&mut file, std::io::SeekFrom::End(0)) else { return false };
+    let file = blockhaul_io::File::new(file.into());
+    let step = (size / PLACES).max(PLACE);
+    let mut cached = 0;
+    let mut looked = 0;
+    let mut at = 0;
+    while at < size {
+        let len = PLACE.min(size - at);
+        // A hole is never cached, and costs nothing.
+        let data = rustix::fs::seek(&file, rustix::fs::SeekFrom::Data(at));
+        if data.is_ok_and(|data| data < at + len) {
+            let Some(bytes) = file.cached(at, len) else { return false };
+            cached += bytes.min(len);
+            looked += len;
+        }
+        at += step;
+    }
+    looked > 0 && cached < looked / 2
+}
+
+/// Bytes of memory that programs and the page cache could get now.
+fn memory() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse().ok());
+    kib.map_or(u64::MAX, |kib: u64| kib.saturating_mul(1024))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_target_is_written_directly_after_a_cold_source_or_where_it_cannot_be_cached() {
+        let auto = Wanted(Direct::Auto);
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let path = dir.path().join("disk");
+        std::fs::write(&path, vec![1; SMALL as usize]).unwrap();
+        let spec = Spec::Path(path.clone());
+        assert_eq!(source(auto, &spec), Direct::Auto);
+        assert_eq!(target(auto, &spec, SMALL), Direct::Off, "it is cached");
+        assert_eq!(target(auto, &spec, 1 << 60), Direct::Auto, "no memory is that large");
+        let file = std::fs::File::open(&path).unwrap();
+        file.sync_all().unwrap();
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+        assert_eq!(target(auto, &spec, SMALL), Direct::Auto, "it is cold");
+        assert_eq!(target(Wanted(Direct::Off), &spec, 1 << 60), Direct::Off);
+        let far = Spec::Scheme { scheme: "nbd".into(), rest: "//localhost".into() };
+        assert_eq!(target(auto, &far, SMALL), Direct::Auto, "it comes from elsewhere");
+        assert_eq!(target(auto, &far, SMALL - 1), Direct::Off, "it is small");
+        assert_eq!(target(Wanted(Direct::Off), &far, SMALL), Direct::Off);
+        std::fs::File::create(&path).unwrap().set_len(SMALL - 1).unwrap();
+        assert_eq!(source(auto, &spec), Direct::Off, "it is small");
+        assert_eq!(source(Wanted(Direct::On), &spec), Direct::On);
+        assert_eq!("maybe".parse::<Wanted>().unwrap_err(), "\"maybe\" is not one of auto, on, off");
+    }
+}

@@ -1,0 +1,104 @@
+//! What the descriptions of two sides name: the path of a file, and whether they name the same storage.
+
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+
+use blockhaul_block::Spec;
+use blockhaul_wire::uri::{Transport, Uri};
+use rustix::fs::{FileType, OFlags};
+
+/// Whether two descriptions name the same storage.
+pub(crate) fn same(one: &Spec, other: &Spec) -> bool {
+    if let (Some(one), Some(other)) = (path_of(one), path_of(other)) {
+        return blockhaul_backends::identity(&one)
+            .is_some_and(|found| Some(found) == blockhaul_backends::identity(&other));
+    }
+    match (one, other) {
+        (Spec::Scheme { .. }, Spec::Scheme { .. }) => {
+            let uris = (Uri::parse(&one.to_string()), Uri::parse(&other.to_string()));
+            matches!(uris, (Ok(one), Ok(other)) if same_export(&one, &other))
+        }
+        _ => false,
+    }
+}
+
+/// Says that source and target are the same storage.
+pub(crate) fn same_storage(source: &Spec, target: &Spec) -> String {
+    format!("source {source} and target {target} are the same: choose another target")
+}
+
+/// The path of a file, if it is one.
+pub(crate) fn path_of(spec: &Spec) -> Option<PathBuf> {
+    match spec {
+        Spec::Path(path) => Some(path.clone()),
+        Spec::Scheme { scheme, rest } if scheme == blockhaul_backends::PATH_SCHEME => {
+            let (path, options) = rest.split_once('?').unwrap_or((rest, ""));
+            blockhaul_backends::named_file(path, options)
+        }
+        _ => None,
+    }
+}
+
+/// The path of a file that need not be there yet, in one way of many.
+pub(crate) fn full(path: &Path) -> PathBuf {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let folder = std::fs::canonicalize(folder.unwrap_or(Path::new(".")));
+    match (folder, path.file_name()) {
+        (Ok(folder), Some(name)) => folder.join(name),
+        _ => path.to_path_buf(),
+    }
+}
+
+/// Whether two descriptions mean the same, also where nothing is there yet.
+pub(crate) fn same_place(one: &Spec, other: &Spec) -> bool {
+    let [path, other_path] = [one, other].map(|spec| path_of(spec).map(|path| full(&path)));
+    same(one, other) || (path.is_some() && path == other_path)
+}
+
+/// Whether this stands for a standard stream that was closed when the program began. Rust opens
+/// `/dev/null` then, for reading and writing; who redirects standard input from there opens it for reading.
+pub(crate) fn is_put_in_place(fd: impl AsFd) -> bool {
+    let fd = fd.as_fd();
+    const NULL: (u32, u32) = (1, 3);
+    let device = rustix::fs::fstat(fd).map(|data| data.st_rdev);
+    let is_null = device.is_ok_and(|id| (rustix::fs::major(id), rustix::fs::minor(id)) == NULL);
+    let mode = rustix::fs::fcntl_getfl(fd).map(|flags| flags & OFlags::RWMODE);
+    is_null && mode == Ok(OFlags::RDWR)
+}
+
+/// Whether what is written there goes anywhere.
+pub(crate) fn is_heard(fd: impl AsFd) -> bool {
+    let fd = fd.as_fd();
+    let mode = rustix::fs::fcntl_getfl(fd).map(|flags| flags & OFlags::RWMODE);
+    !is_put_in_place(fd) && mode.is_ok_and(|mode| mode != OFlags::RDONLY)
+}
+
+/// Whether a character device takes what is written to it, as /dev/full does not: tried with no bytes.
+/// What is no such device is not tried.
+pub(crate) fn takes_writes(fd: impl AsFd) -> std::io::Result<()> {
+    let kind = FileType::from_raw_mode(rustix::fs::fstat(&fd)?.st_mode);
+    if kind == FileType::CharacterDevice {
+        rustix::io::write(fd, &[])?;
+    }
+    Ok(())
+}
+
+fn same_export(one: &Uri, other: &Uri) -> bool {
+    let same_server = match (&one.transport, &other.transport) {
+        (Transport::Unix { socket: one }, Transport::Unix { socket: other }) => {
+            one == other || same_socket(one, other)
+        }
+        (Transport::Tcp { host, port }, Transport::Tcp { host: host_2, port: port_2 }) => {
+            port == port_2 && host.eq_ignore_ascii_case(host_2)
+        }
+        (one, other) => one == other,
+    };
+    same_server && one.export == other.export
+}
+
+fn same_socket(one: &[u8], other: &[u8]) -> bool {
+    use std::os::unix::ffi::OsStrExt as _;
+    let identity =
+        |path| blockhaul_backends::identity(Path::new(std::ffi::OsStr::from_bytes(path)));
+    identity(one).is_some_and(|found| Some(found) == identity(other))
+}

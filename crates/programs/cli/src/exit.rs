@@ -1,0 +1,236 @@
+//! Failures of a command: one line that says what, where, why and what to do next; and the exit
+//! statuses, which scripts can tell apart.
+
+use std::fmt;
+
+use blockhaul_block::{Error, Kind};
+
+/// What a command ends with: its exit status, or why it failed.
+pub type Outcome = Result<u8, Failure>;
+
+/// The operation failed in another way than those below.
+pub const FAILED: u8 = 1;
+/// The command line cannot be understood.
+pub const USAGE: u8 = 2;
+/// A device cannot be opened: not found, refused, not an NBD server, or of the wrong kind or size.
+pub const OPEN: u8 = 3;
+/// The source failed.
+pub const SOURCE: u8 = 4;
+/// The target failed.
+pub const TARGET: u8 = 5;
+/// The target is full.
+pub const FULL: u8 = 6;
+/// A connection was lost or nothing came in time.
+pub const LOST: u8 = 7;
+/// Verification found source and target different.
+pub const DIFFERENT: u8 = 8;
+
+/// A server stopped while devices still held requests, or plugins or scripts had not ended.
+pub const HELD: u8 = 9;
+
+/// The statuses, for help and manual.
+pub const TABLE: &[(&str, &str)] = &[
+    ("0", "success"),
+    ("1", "another failure than those below"),
+    (
+        "2",
+        "the command line cannot be understood, or names what is of no use there: a folder, for instance",
+    ),
+    (
+        "3",
+        "a device cannot be opened: not found, refused, in use, no NBD server, read-only, or the target is \
+         smaller than the source; nothing was written, and no target was resized or emptied",
+    ),
+    ("4", "the source failed while it was read"),
+    ("5", "the target failed while it was written"),
+    ("6", "the target is full"),
+    ("7", "a connection was lost, or nothing came in time"),
+    ("8", "verification found source and target, or device and manifest, different"),
+    (
+        "128+N",
+        "stopped by signal N: 130 for Ctrl-C, 143 for SIGTERM, 141 if standard output was closed before \
+         the end of a copy; a shell says 137 of SIGKILL: what the journal of a copy had recorded counts",
+    ),
+    (
+        "compare",
+        "as qemu-img: 0 the same, 1 different, 2 cannot open, 3 cannot get extents, 4 cannot read",
+    ),
+    ("info", "as nbdinfo: 0 success or true, 2 the answer to --can, --is is no, 1 any failure"),
+    (
+        "ctl",
+        "0 done; 1 the server cannot do it; 2 it does not understand, or a value is wrong; 3 no server \
+         answers there, or it has no such client, export or layer; 7 no answer in time",
+    ),
+    (
+        "serve",
+        "0 after an orderly stop; 5 if a layer could not write back data that it had accepted (cache); 9 if \
+         devices still held requests after --drain-timeout, or plugins or scripts had not ended; with --run \
+         the status of the command, 128+N if signal N ended it",
+    ),
+];
+
+/// Why a command failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    status: u8,
+    text: String,
+}
+
+impl Failure {
+    /// A failure with this exit status.
+    pub fn new(status: u8, text: impl Into<String>) -> Failure {
+        Failure { status, text: text.into() }
+    }
+
+    /// The command line is wrong.
+    pub fn usage(text: impl Into<String>) -> Failure {
+        Failure::new(USAGE, text)
+    }
+
+    /// A device could not be opened. `role` says which: "source", "target", "device".
+    pub fn opening(role: &str, what: &str, error: &Error) -> Failure {
+        let status = match error.kind() {
+            Kind::Usage => USAGE,
+            Kind::TimedOut => LOST,
+            Kind::NoSpace => FULL,
+            _ => OPEN,
+        };
+        let text = error.to_string();
+        let place = if text.contains(what) || error.kind() == Kind::Usage {
+            String::new()
+        } else {
+            format!("{what}: ")
+        };
+        let next = next(error.kind(), &text, true);
+        Failure::new(status, format!("cannot open the {role}: {place}{text}{next}"))
+    }
+
+    /// The same failure with another status.
+    #[must_use]
+    pub fn with_status(self, status: u8) -> Failure {
+        Failure { status, ..self }
+    }
+
+    /// The same failure with more text behind it.
+    #[must_use]
+    pub fn and(self, more: &str) -> Failure {
+        Failure { text: self.text + more, ..self }
+    }
+
+    /// The exit status.
+    pub fn status(&self) -> u8 {
+        self.status
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.text.trim())
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        let status = match error.kind() {
+            Kind::Usage => USAGE,
+            Kind::Disconnected | Kind::TimedOut => LOST,
+            _ => FAILED,
+        };
+        let text = error.to_string();
+        let next = next(error.kind(), &text, false);
+        Failure::new(status, format!("{text}{next}"))
+    }
+}
+
+/// What to do next about an error, to be put behind its text.
+pub fn next(kind: Kind, text: &str, opening: bool) -> &'static str {
+    // Texts that say it themselves are not followed by more.
+    let advises = [
+        "choose ",
+        "check ",
+        "make ",
+        "copy to ",
+        "is this an NBD",
+        "known are",
+        "install ",
+        "leave ",
+        "open it read-only",
+    ];
+    if advises.iter().any(|advice| text.contains(advice)) {
+        return "";
+    }
+    let nbd = text.contains("connect to ");
+    match kind {
+        Kind::NotFound if nbd => {
+            "; check that the server runs, and the export's name with blockhaul info --list"
+        }
+        Kind::NotFound => "; check the name",
+        Kind::Refused if nbd && text.contains("TLS is required") => {
+            "; use an nbds URI, with a key or certificates"
+        }
+        Kind::Refused | Kind::Unsupported if nbd && text.contains("refused STARTTLS") => {
+            "; give the server keys or certificates, or use an nbd URI where nobody listens in"
+        }
+        Kind::Refused if nbd && text.contains("has expired") => {
+            "; the server needs a new certificate"
+        }
+        Kind::Refused if nbd && text.contains("certificate revoked") => {
+            "; the server needs another certificate"
+        }
+        Kind::Refused if nbd && text.contains("certificate is not accepted") => {
+            "; name its authority with tls-certificates=DIR, or what it is for with tls-hostname=NAME"
+        }
+        Kind::Refused if nbd => "; see what the server demands, and use what it asks for",
+        Kind::Refused => "; use another user, or mend the permissions",
+        Kind::ReadOnly if opening => "; open it read-only, or mend its permissions",
+        Kind::ReadOnly => "; choose another target, or serve it for writing",
+        Kind::NoSpace => "; make room, then run it again",
+        Kind::NoMemory => "; ask for less at once (--request-size, --queue-size)",
+        Kind::TimedOut => "; check that the server is alive, or wait longer with --timeout",
+        Kind::Disconnected if opening => "; see the messages of the server",
+        Kind::Disconnected => "; see the server's messages, then run it again",
+        Kind::ShuttingDown => "; connect to another server, or later",
+        Kind::Io if opening && nbd => "; check that an NBD server listens there",
+        Kind::Io if opening => "; check the storage",
+        Kind::Io => "; check the storage there, then run it again",
+        Kind::Unsupported | Kind::Invalid | Kind::TooLarge | Kind::Usage => "",
+    }
+}
+
+/// A message that was laid out in several lines, as one line.
+pub fn joined(text: &str) -> String {
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    lines.collect::<Vec<_>>().join(" ")
+}
+
+/// A system's error without its number.
+pub fn plain(error: &std::io::Error) -> String {
+    let text = error.to_string();
+    match text.find(" (os error ") {
+        Some(at) => text[..at].to_string(),
+        None => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_of_several_lines_become_one() {
+        assert_eq!(joined("first\n  second\n\nthird"), "first second third");
+    }
+
+    #[test]
+    fn opening_tells_kinds_apart_and_what_to_do() {
+        let gone = Error::new(Kind::NotFound, "no such file").on(&"disk.raw".into());
+        let failure = Failure::opening("source", "disk.raw", &gone);
+        assert_eq!(failure.status(), OPEN);
+        let text = "cannot open the source: disk.raw: no such file; check the name";
+        assert_eq!(failure.to_string(), text);
+        let late = Error::new(Kind::TimedOut, "no greeting within 30 s: is this an NBD server?");
+        let failure = Failure::opening("source", "nbd://h", &late);
+        assert_eq!(failure.status(), LOST);
+        assert!(failure.to_string().starts_with("cannot open the source: nbd://h: no greeting"));
+    }
+}

@@ -1,0 +1,194 @@
+//! The figures of copies under way, for `--metrics`.
+
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use blockhaul_engine::{LATENCY_BOUNDS, Meters, Progress, Rate, Routes, Snapshot};
+
+use crate::metrics::{Figures, Page};
+
+/// A copy that is watched.
+#[derive(Clone)]
+pub struct Watched {
+    /// What it is called, where there are several.
+    pub name: Option<String>,
+    /// Its counters.
+    pub progress: Arc<Progress>,
+}
+
+/// The page that tells of these copies, which share a limit.
+pub fn page(disks: Vec<Watched>, limit: Option<Arc<Rate>>) -> Page {
+    let pace = Mutex::new(Pace { since: Instant::now(), done: 0, rate: 0.0 });
+    Arc::new(move || text(&disks, limit.as_deref(), &pace))
+}
+
+/// Bytes a second between the last two looks that were not too close.
+struct Pace {
+    since: Instant,
+    done: u64,
+    rate: f64,
+}
+
+impl Pace {
+    /// Looks closer than this tell nothing.
+    const APART: f64 = 0.5;
+
+    fn note(&mut self, done: u64) -> f64 {
+        let passed = self.since.elapsed().as_secs_f64();
+        if passed >= Self::APART {
+            self.rate = done.saturating_sub(self.done) as f64 / passed;
+            (self.since, self.done) = (Instant::now(), done);
+        }
+        self.rate
+    }
+}
+
+/// The sides of a copy, in the order of the pairs in its counters.
+const SIDES: [&str; 2] = ["source", "target"];
+
+/// A disk's counters at one moment.
+struct Seen<'a> {
+    name: Option<&'a str>,
+    now: Snapshot,
+    meters: Meters,
+    routes: Routes,
+}
+
+impl Seen<'_> {
+    /// The label of the disk, where there are several, and one more.
+    fn labels<'a>(&'a self, more: Option<(&'a str, &'a str)>) -> Vec<(&'a str, &'a str)> {
+        self.name.map(|name| ("disk", name)).into_iter().chain(more).collect()
+    }
+}
+
+/// A page in the making: figures of one name follow each other, disk by disk.
+struct Making<'a> {
+    figures: Figures,
+    disks: Vec<Seen<'a>>,
+}
+
+impl Making<'_> {
+    /// A figure of the whole copy.
+    fn one(&mut self, name: &str, help: &str, value: f64) {
+        self.figures.add(&format!("blockhaul_copy_{name}"), "gauge", help, &[], value);
+    }
+
+    /// A figure of each disk. One whose name ends in `_total` only grows.
+    fn each(&mut self, name: &str, help: &str, value: impl Fn(&Seen<'_>) -> u64) {
+        self.by(name, help, "", |disk| [("", value(disk))]);
+    }
+
+    /// A figure of each disk for each value of a label.
+    fn by<const N: usize>(
+        &mut self,
+        name: &str,
+        help: &str,
+        label: &str,
+        values: impl Fn(&Seen<'_>) -> [(&'static str, u64); N],
+    ) {
+        let kind = if name.ends_with("_total") { "counter" } else { "gauge" };
+        let name = format!("blockhaul_copy_{name}");
+        for disk in &self.disks {
+            for (which, value) in values(disk) {
+                let labels = disk.labels((!label.is_empty()).then_some((label, which)));
+                self.figures.add(&name, kind, help, &labels, value as f64);
+            }
+        }
+    }
+
+    /// How long requests took.
+    fn latencies(&mut self) {
+        for disk in &self.disks {
+            for (side, latency) in SIDES.into_iter().zip(disk.meters.latency) {
+                self.figures.histogram(
+                    "blockhaul_copy_request_seconds",
+                    "Time until a read of the source, or what changes the target, was answered.",
+                    &disk.labels(Some(("side", side))),
+                    (&LATENCY_BOUNDS, &latency.classes, latency.seconds),
+                );
+            }
+        }
+    }
+}
+
+fn text(disks: &[Watched], limit: Option<&Rate>, pace: &Mutex<Pace>) -> String {
+    let disks: Vec<_> = disks
+        .iter()
+        .map(|Watched { name, progress }| Seen {
+            name: name.as_deref(),
+            now: progress.snapshot(),
+            meters: progress.meters(),
+            routes: progress.routes(),
+        })
+        .collect();
+    let done = disks.iter().map(|disk| disk.now.done() + disk.now.verified).sum();
+    let mut page = Making { figures: Figures::default(), disks };
+    page.by(
+        "bytes_total",
+        "Bytes of the source that are done: written as data, zeroed on the target, zero there already, \
+         copied by an earlier run.",
+        "kind",
+        |disk| {
+            let now = &disk.now;
+            [
+                ("data", now.data),
+                ("zero", now.zeroed),
+                ("skipped", now.skipped),
+                ("resumed", now.resumed),
+            ]
+        },
+    );
+    page.each("size_bytes", "Bytes of the source; 0 while it is not known.", |disk| disk.now.total);
+    let help = "Bytes that were read again to verify or digest them.";
+    page.each("verified_bytes_total", help, |disk| disk.now.verified);
+    let rate = pace.lock().expect("no panic under this lock").note(done);
+    let help = "Bytes a second of all disks since this page was read last.";
+    page.one("bytes_per_second", help, rate);
+    let (bytes, requests) = limit.map_or((0, 0), Rate::limits);
+    let help = "Limit on bytes a second; 0 for none.";
+    page.one("limit_bytes_per_second", help, bytes as f64);
+    let help = "Limit on requests a second; 0 for none.";
+    page.one("limit_requests_per_second", help, requests as f64);
+    page.each("requests_in_flight", "Requests in flight.", |disk| disk.meters.in_flight as u64);
+    let help = "Requests that may be in flight, as far as is found to pay.";
+    page.each("requests_window", help, |disk| disk.now.requests as u64);
+    page.each("request_size_bytes", "Bytes of a request.", |disk| disk.now.request_size);
+    let help = "Connections in use to each side.";
+    page.each("connections", help, |disk| disk.now.connections as u64);
+    let sides = |[source, target]: [u64; 2]| [(SIDES[0], source), (SIDES[1], target)];
+    let help = "Requests that were repeated.";
+    page.by("retries_total", help, "side", |disk| sides(disk.meters.retried));
+    let help = "Connections that were made again.";
+    page.by("reconnects_total", help, "side", |disk| sides(disk.meters.reconnected));
+    let help = "Bytes by the way they went.";
+    page.by("route_bytes_total", help, "route", |disk| disk.routes.named());
+    page.latencies();
+    page.figures.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_line_is_a_figure_and_names_come_in_one_piece() {
+        let disk = |name: &str| Watched { name: Some(name.to_string()), progress: Arc::default() };
+        let page = page(vec![disk("a"), disk("b\"")], Some(Arc::new(Rate::new(5, 6))))();
+        let mut seen: Vec<&str> = Vec::new();
+        for line in page.lines() {
+            if let Some(rest) = line.strip_prefix("# TYPE ") {
+                let name = rest.split(' ').next().unwrap();
+                assert!(!seen.contains(&name), "{name} twice");
+                seen.push(name);
+            } else if !line.starts_with('#') {
+                let (head, value) = line.rsplit_once(' ').unwrap();
+                assert!(head.starts_with(seen.last().unwrap()), "{line}");
+                value.parse::<f64>().unwrap();
+            }
+        }
+        assert!(seen.len() >= 14, "{seen:?}");
+        assert!(page.contains("blockhaul_copy_bytes_total{disk=\"a\",kind=\"data\"} 0"), "{page}");
+        assert!(page.contains("{disk=\"b\\\"\",side=\"target\",le=\"+Inf\"} 0"), "{page}");
+        assert!(page.contains("blockhaul_copy_limit_bytes_per_second 5\n"), "{page}");
+    }
+}

@@ -1,0 +1,100 @@
+//! The words of `--can`, `--is` and `--has`.
+
+use blockhaul_wire::{ExportFlags, Replies};
+
+use super::report::{Of, Report};
+use crate::exit::{FAILED, Failure};
+
+/// Something that a device can or is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ability {
+    /// True of everything that answers.
+    Always,
+    /// Not read-only.
+    Write,
+    /// The connection is secured.
+    Tls,
+    /// Structured replies, or extended ones.
+    Structured,
+    /// Extended headers.
+    Extended,
+    /// A flag of the export.
+    Flag(ExportFlags),
+}
+
+/// Words as nbdinfo knows them; `-` stands for itself, `_` and, in the first three rows, a blank.
+const WORDS: &[(&[&str], bool, Ability)] = &[
+    (&["sr", "structured", "structured-reply", "structured-replies"], true, Ability::Structured),
+    (&["eh", "extended", "extended-header", "extended-headers"], true, Ability::Extended),
+    (&["block-status-payload"], true, Ability::Flag(ExportFlags::BLOCK_STATUS_PAYLOAD)),
+    (&["read", "connect"], false, Ability::Always),
+    (&["write"], false, Ability::Write),
+    (&["tls"], false, Ability::Tls),
+    (&["readonly", "read-only"], false, Ability::Flag(ExportFlags::READ_ONLY)),
+    (&["rotational"], false, Ability::Flag(ExportFlags::ROTATIONAL)),
+    (&["cache"], false, Ability::Flag(ExportFlags::SEND_CACHE)),
+    (&["df"], false, Ability::Flag(ExportFlags::SEND_DF)),
+    (&["fastzero", "fast-zero"], false, Ability::Flag(ExportFlags::SEND_FAST_ZERO)),
+    (&["flush"], false, Ability::Flag(ExportFlags::SEND_FLUSH)),
+    (&["fua"], false, Ability::Flag(ExportFlags::SEND_FUA)),
+    (&["multiconn", "multi-conn"], false, Ability::Flag(ExportFlags::CAN_MULTI_CONN)),
+    (&["trim"], false, Ability::Flag(ExportFlags::SEND_TRIM)),
+    (&["zero"], false, Ability::Flag(ExportFlags::SEND_WRITE_ZEROES)),
+];
+
+impl Ability {
+    /// The ability behind a word, in either case.
+    pub fn parse(word: &str) -> Result<Ability, Failure> {
+        let lower = word.to_ascii_lowercase();
+        let (dashes, blanks) = (lower.replace('_', "-"), lower.replace(['_', ' '], "-"));
+        let found = WORDS.iter().find(|(words, blank, _)| {
+            words.contains(&if *blank { blanks.as_str() } else { dashes.as_str() })
+        });
+        found.map(|row| row.2).ok_or_else(|| {
+            let known: Vec<_> = WORDS.iter().flat_map(|row| row.0.last()).copied().collect();
+            let text =
+                format!("unknown --can/--is/--has option: {word}; known are {}", known.join(", "));
+            Failure::new(FAILED, text)
+        })
+    }
+
+    /// Whether it concerns the server, whatever the export.
+    pub fn is_of_the_server(self) -> bool {
+        matches!(self, Ability::Always | Ability::Tls | Ability::Structured | Ability::Extended)
+    }
+
+    /// Whether it is true.
+    pub fn of(self, report: &Report) -> bool {
+        let flags = report.exports.first().map_or(ExportFlags::NONE, |export| export.flags);
+        let (tls, replies) = match &report.of {
+            Of::Server { tls, replies, .. } => (*tls, *replies),
+            Of::Device(_) => (false, Replies::Simple),
+        };
+        match self {
+            Ability::Always => true,
+            Ability::Write => !flags.contains(ExportFlags::READ_ONLY),
+            Ability::Tls => tls,
+            Ability::Structured => replies != Replies::Simple,
+            Ability::Extended => replies == Replies::Extended,
+            Ability::Flag(flag) => flags.contains(flag),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_have_nbdinfos_spellings() {
+        let payload = Ability::Flag(ExportFlags::BLOCK_STATUS_PAYLOAD);
+        for word in ["block status payload", "BLOCK_status-payload", "block-status-payload"] {
+            assert_eq!(Ability::parse(word), Ok(payload), "{word}");
+        }
+        assert_eq!(Ability::parse("Structured Replies"), Ok(Ability::Structured));
+        assert_eq!(Ability::parse("READ_ONLY"), Ok(Ability::Flag(ExportFlags::READ_ONLY)));
+        for word in ["", "foo", "fast zero", "writes"] {
+            assert_eq!(Ability::parse(word).unwrap_err().status(), FAILED, "{word}");
+        }
+    }
+}

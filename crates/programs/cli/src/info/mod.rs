@@ -1,0 +1,134 @@
+//! `blockhaul info` and `blockhaul map`: what nbdinfo 1.22 prints, to the byte, for exports of NBD
+//! servers; the same facts for all other devices.
+//!
+//! - `subject`: whom to ask: a server's exports, or a device of our own.
+//! - `report`: facts as text and JSON. `map`: extents as text and JSON.
+//! - `ability`: the words of `--can` and `--is`. `content`: a guess at what a device holds.
+
+mod ability;
+mod content;
+mod map;
+mod report;
+mod subject;
+
+use std::time::Duration;
+
+use blockhaul_io::{Engine, Runtime};
+
+use crate::args;
+use crate::brackets::Groups;
+use crate::exit::{FAILED, Failure, Outcome};
+use crate::out::Output;
+use ability::Ability;
+use map::Format;
+use subject::Subject;
+
+/// The status of `--can` and the like when the answer is no.
+const NO: u8 = 2;
+
+/// Runs `blockhaul info`.
+pub fn run(args: &args::Info, groups: &Groups) -> Outcome {
+    let color = args.colors.wanted();
+    let question = match args {
+        args::Info { list: true, .. } => Question::List { content: args.content },
+        args::Info { size: true, .. } => Question::Size,
+        args::Info { uri: true, .. } => Question::Uri { json: args.json },
+        args::Info { can: Some(word), .. } => Question::Can(Ability::parse(word)?, true),
+        args::Info { cannot: Some(word), .. } => Question::Can(Ability::parse(word)?, false),
+        args::Info { map: Some(context), totals, .. } => {
+            Question::Map(context.clone(), Format { json: args.json, totals: *totals, color })
+        }
+        _ => Question::All { content: !args.no_content },
+    };
+    ask(
+        Asked { question, json: args.json, color, timeout: args.timeout },
+        groups.spec(&args.device)?,
+    )
+}
+
+/// Runs `blockhaul map`.
+pub fn run_map(args: &args::Map, groups: &Groups) -> Outcome {
+    let color = args.colors.wanted();
+    let format = Format { json: args.json, totals: args.totals, color };
+    let question = Question::Map(args.context.clone(), format);
+    ask(
+        Asked { question, json: args.json, color, timeout: args.timeout },
+        groups.spec(&args.device)?,
+    )
+}
+
+struct Asked {
+    question: Question,
+    json: bool,
+    color: bool,
+    timeout: Duration,
+}
+
+enum Question {
+    All { content: bool },
+    List { content: bool },
+    Size,
+    Uri { json: bool },
+    Can(Ability, bool),
+    Map(String, Format),
+}
+
+fn ask(asked: Asked, spec: blockhaul_block::Spec) -> Outcome {
+    crate::logger::start(false);
+    let subject = Subject::new(spec, asked.timeout)?;
+    let config = blockhaul_io::Config { workers: 1, engine: Engine::Auto };
+    let runtime = Runtime::start(&config).map_err(|error| {
+        Failure::new(FAILED, format!("cannot start: {}", crate::exit::plain(&error)))
+    })?;
+    let (answered, subject) = runtime.block_on(move || async move {
+        let answered = answer(&subject, asked).await;
+        (answered, subject)
+    });
+    // Not on a worker: the server of `[ CMD ]` is awaited here, which ends when the worker has closed
+    // its connections.
+    drop(subject);
+    let (output, status) = answered?;
+    output.finish()?;
+    status
+}
+
+/// What is to be printed, and how the command ends after that.
+async fn answer(subject: &Subject, asked: Asked) -> Result<(Output, Outcome), Failure> {
+    let mut output = Output::default();
+    let Asked { question, json, color, .. } = asked;
+    match question {
+        Question::All { content } => {
+            let report = subject.report(content).await?;
+            output.text(&report.show(json, color))?;
+        }
+        Question::List { content } => {
+            let (report, failed) = subject.list(content).await?;
+            output.text(&report.show(json, color))?;
+            if let Some(failure) = failed {
+                return Ok((output, Err(failure)));
+            }
+        }
+        Question::Size => output.text(&format!("{}\n", subject.report(false).await?.size()))?,
+        Question::Uri { json } => {
+            let uri = subject.uri().await?;
+            output.text(&if json {
+                format!("{}\n", report::quoted(&uri))
+            } else {
+                format!("{uri}\n")
+            })?;
+        }
+        Question::Can(ability, wanted) => {
+            let report = match ability.is_of_the_server() {
+                true => subject.head().await?,
+                false => subject.report(false).await?,
+            };
+            let able = ability.of(&report);
+            return Ok((output, Ok(if able == wanted { 0 } else { NO })));
+        }
+        Question::Map(context, format) => {
+            let (device, context) = subject.device(&context).await?;
+            map::show(&device, context, format, &mut output).await?;
+        }
+    }
+    Ok((output, Ok(0)))
+}

@@ -1,0 +1,435 @@
+//! Job files: several disks and how to copy each, in TOML. Keys are the options of `blockhaul copy` by
+//! their long names, so that there is one definition of what may be said and what it means.
+
+use std::collections::HashSet;
+use std::ffi::OsString;
+use std::fmt::Display;
+use std::path::Path;
+
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use crate::args::{self, Given};
+use crate::brackets::{self, Groups};
+use crate::exit::{self, Failure, plain};
+
+/// Options that are for all disks together.
+const COMMON: &[&str] = &[
+    "parallel",
+    "total-memory",
+    "total-connections",
+    "rate",
+    "rate-file",
+    "iops",
+    "threads",
+    "engine",
+    "no-zero-copy",
+    "metrics",
+];
+/// The same, for the command line only.
+const SPOKEN: &[&str] = &["job", "progress", "no-progress", "verbose", "help"];
+
+/// Files longer than this are no job files.
+const LONGEST: u64 = 1 << 20;
+/// Disks that a file may list: each is open from the beginning.
+const DISKS_MAX: usize = 1000;
+
+/// What a job file and the command line say.
+pub struct JobFile {
+    /// What is for all disks together.
+    pub common: args::Copy,
+    /// The disks, in the file's order.
+    pub disks: Vec<Disk>,
+}
+
+/// A disk of the file.
+pub struct Disk {
+    /// Its name, or number.
+    pub name: String,
+    /// Where it stands in the file, for messages.
+    pub place: String,
+    /// How to copy it.
+    pub args: args::Copy,
+    /// Its `[ CMD … ]`.
+    pub groups: Groups,
+}
+
+/// Reads a job file; options that were given on the command line win over it.
+pub fn read(path: &Path, given: &[Given]) -> Result<JobFile, Failure> {
+    let unusable = |error: std::io::Error| {
+        let text = format!("cannot read the job file {}: {}", path.display(), plain(&error));
+        Failure::new(exit::OPEN, text)
+    };
+    let mut text = String::new();
+    let mut file = std::io::Read::take(std::fs::File::open(path).map_err(unusable)?, LONGEST + 1);
+    std::io::Read::read_to_string(&mut file, &mut text).map_err(unusable)?;
+    if text.len() as u64 > LONGEST {
+        let text = format!("the job file {} is longer than {LONGEST} bytes", path.display());
+        return Err(Failure::usage(text));
+    }
+    parse(&path.display().to_string(), &text, given)
+}
+
+fn parse(path: &str, text: &str, given: &[Given]) -> Result<JobFile, Failure> {
+    let reader = Reader { path, text, definition: args::definition() };
+    let parsed = DeTable::parse(text);
+    let table = parsed.map_err(|error| {
+        let at = error.span().map_or(0, |span| span.start);
+        reader.wrong(at, error.message())
+    })?;
+    let (mut common, mut defaults, mut disks) = (Vec::new(), Vec::new(), None);
+    for (key, value) in table.get_ref() {
+        match (key.get_ref().as_ref(), value.get_ref()) {
+            ("defaults", DeValue::Table(table)) => defaults = reader.options(table, &[])?,
+            ("disk", DeValue::Array(list)) => disks = Some((key.span().start, list)),
+            ("defaults", _) => return Err(reader.wrong(key.span().start, "write it as [defaults]")),
+            ("disk", _) => return Err(reader.wrong(key.span().start, "write it as [[disk]]")),
+            _ => common.push(reader.option(key, value, true)?),
+        }
+    }
+    let Some((_, list)) = disks.filter(|(_, list)| !list.is_empty()) else {
+        return Err(reader.wrong(0, "it lists no disk: write [[disk]], source = … and target = …"));
+    };
+    if list.len() > DISKS_MAX {
+        return Err(reader.wrong(0, format!("it lists more than {DISKS_MAX} disks")));
+    }
+    let (spoken, given): (Vec<_>, Vec<_>) = given.iter().partition(|given| {
+        COMMON.contains(&given.name.as_str()) || SPOKEN.contains(&given.name.as_str())
+    });
+    let rates = ["rate", "rate-file"];
+    let limited = spoken.iter().any(|given| rates.contains(&given.name.as_str()));
+    common.retain(|option| {
+        let name = option.given.name.as_str();
+        let said = spoken.iter().any(|given| given.name == name);
+        !said && (!limited || !rates.contains(&name))
+    });
+    let spoken: Vec<_> = spoken.into_iter().cloned().collect();
+    let mut words = command(&spoken);
+    words.extend(common.iter().flat_map(|option| spelled(&option.given)));
+    if !spoken.iter().any(|given| given.name == "job") {
+        words.push(format!("--job={path}").into());
+    }
+    let (common, _) = reader.understand(words, &common, 0, "")?;
+    let mut names = HashSet::new();
+    let mut made = Vec::new();
+    for (number, disk) in (1_usize..).zip(list.iter()) {
+        let disk = reader.disk(number, disk, &defaults, &given)?;
+        if !names.insert(disk.name.clone()) {
+            let text = format!("{}: another disk has the name {:?}, too", disk.place, disk.name);
+            return Err(Failure::usage(text));
+        }
+        made.push(disk);
+    }
+    Ok(JobFile { common, disks: made })
+}
+
+/// `blockhaul copy` with these options.
+fn command(options: &[Given]) -> Vec<OsString> {
+    let mut words = vec!["blockhaul".into(), "copy".into()];
+    words.extend(options.iter().flat_map(spelled));
+    words
+}
+
+/// An option as words of a command line.
+fn spelled(given: &Given) -> Vec<OsString> {
+    let name = format!("--{}", given.name);
+    if given.values.is_empty() {
+        return vec![name.into()];
+    }
+    let word = |value: &OsString| {
+        let mut word = OsString::from(format!("{name}="));
+        word.push(value);
+        word
+    };
+    given.values.iter().map(word).collect()
+}
+
+/// An option of the file.
+#[derive(Debug, Clone)]
+struct Keyed {
+    given: Given,
+    /// Where its key begins in the file.
+    at: usize,
+    /// A flag that is false: only keeps the default from being true.
+    off: bool,
+}
+
+struct Reader<'a> {
+    path: &'a str,
+    text: &'a str,
+    definition: clap::Command,
+}
+
+impl Reader<'_> {
+    /// Where byte `at` of the file is, for people.
+    fn place(&self, at: usize) -> String {
+        let before = &self.text.as_bytes()[..at.min(self.text.len())];
+        let line = 1 + before.iter().filter(|&&byte| byte == b'\n').count();
+        format!("{}:{line}", self.path)
+    }
+
+    fn wrong(&self, at: usize, why: impl Display) -> Failure {
+        Failure::usage(format!("{}: {why}", self.place(at)))
+    }
+
+    /// The options of a table, but for the keys in `others`.
+    fn options(&self, table: &DeTable<'_>, others: &[&str]) -> Result<Vec<Keyed>, Failure> {
+        let own = table.iter().filter(|(key, _)| !others.contains(&key.get_ref().as_ref()));
+        own.map(|(key, value)| self.option(key, value, false)).collect()
+    }
+
+    fn option(
+        &self,
+        key: &Spanned<std::borrow::Cow<'_, str>>,
+        value: &Spanned<DeValue<'_>>,
+        common: bool,
+    ) -> Result<Keyed, Failure> {
+        let (name, at) = (key.get_ref().as_ref(), key.span().start);
+        let copy = self.definition.find_subcommand("copy");
+        let option = copy
+            .and_then(|copy| copy.get_arguments().find(|option| option.get_long() == Some(name)));
+        let Some(option) = option.filter(|_| !SPOKEN.contains(&name)) else {
+            let text = match SPOKEN.contains(&name) {
+                true => format!("key {name}: give it on the command line"),
+                false => {
+                    format!("there is no key {name}; keys are the long options of blockhaul copy")
+                }
+            };
+            return Err(self.wrong(at, text));
+        };
+        match (common, COMMON.contains(&name)) {
+            (true, false) => {
+                let text = format!(
+                    "key {name} is for a disk: write it under its [[disk]], or under [defaults]"
+                );
+                return Err(self.wrong(at, text));
+            }
+            (false, true) => {
+                let text = format!(
+                    "key {name} is for all disks together: write it before the first table"
+                );
+                return Err(self.wrong(at, text));
+            }
+            _ => {}
+        }
+        let takes_values = option.get_action().takes_values();
+        let (values, off) = match (value.get_ref(), takes_values) {
+            (DeValue::Boolean(on), false) => (Vec::new(), !on),
+            (_, false) => {
+                return Err(self.wrong(at, format!("key {name} is true or false")));
+            }
+            (DeValue::Array(list), true) => {
+                let values: Option<Vec<_>> =
+                    list.iter().map(|value| word(value.get_ref())).collect();
+                (values.filter(|values| !values.is_empty()).unwrap_or_default(), false)
+            }
+            (value, true) => (word(value).into_iter().collect(), false),
+        };
+        if takes_values && values.is_empty() {
+            return Err(self.wrong(at, format!("key {name} takes a text or a number")));
+        }
+        Ok(Keyed { given: Given { name: name.to_string(), values }, at, off })
+    }
+
+    fn disk(
+        &self,
+        number: usize,
+        disk: &Spanned<DeValue<'_>>,
+        defaults: &[Keyed],
+        given: &[&Given],
+    ) -> Result<Disk, Failure> {
+        let DeValue::Table(table) = disk.get_ref() else {
+            return Err(self.wrong(disk.span().start, "write it as [[disk]]"));
+        };
+        let at = table.iter().map(|(key, _)| key.span().start).min();
+        let at = at.unwrap_or(disk.span().start);
+        let own = |key: &str| table.iter().find(|(found, _)| found.get_ref().as_ref() == key);
+        let name = match own("name") {
+            None => number.to_string(),
+            Some((key, value)) => {
+                let name = value.get_ref().as_str().filter(|name| !name.is_empty());
+                let wrong = || self.wrong(key.span().start, "key name takes a text");
+                name.ok_or_else(wrong)?.to_string()
+            }
+        };
+        let mut options = self.options(table, &["name", "source", "target"])?;
+        let own_names: Vec<_> = options.iter().map(|option| option.given.name.clone()).collect();
+        let other = defaults.iter().filter(|option| !own_names.contains(&option.given.name));
+        options.extend(other.cloned());
+        options.retain(|option| {
+            !option.off && !given.iter().any(|given| given.name == option.given.name)
+        });
+        let mut words = command(&given.iter().map(|given| (*given).clone()).collect::<Vec<_>>());
+        words.extend(options.iter().flat_map(|option| spelled(&option.given)));
+        words.push("--".into());
+        for role in ["source", "target"] {
+            let Some((key, value)) = own(role) else {
+                return Err(self.wrong(at, format!("disk {name} has no {role}")));
+            };
+            let wrong = || {
+                let text =
+                    format!("key {role} takes a device, or a list of words that start a server");
+                self.wrong(key.span().start, text)
+            };
+            match value.get_ref() {
+                DeValue::String(device) if device == "-" => {
+                    let text = format!("key {role}: disks of a job are no pipes");
+                    return Err(self.wrong(key.span().start, text));
+                }
+                DeValue::String(device) => words.push(device.as_ref().into()),
+                DeValue::Array(list) => {
+                    let server: Option<Vec<_>> =
+                        list.iter().map(|value| word(value.get_ref())).collect();
+                    words.push("[".into());
+                    words.extend(server.ok_or_else(wrong)?);
+                    words.push("]".into());
+                }
+                _ => return Err(wrong()),
+            }
+        }
+        let (args, groups) = self.understand(words, &options, at, &format!("disk {name}: "))?;
+        Ok(Disk { name, place: self.place(at), args, groups })
+    }
+
+    /// What these words of a command line mean. Errors name the key whose value is wrong.
+    fn understand(
+        &self,
+        words: Vec<OsString>,
+        options: &[Keyed],
+        at: usize,
+        whose: &str,
+    ) -> Result<(args::Copy, Groups), Failure> {
+        let (words, groups) =
+            brackets::take(words).map_err(|why| self.wrong(at, format!("{whose}{why}")))?;
+        let error = match args::parse(words) {
+            Ok(args::Cli { command: args::Command::Copy(copy) }) => return Ok((*copy, groups)),
+            Ok(_) => return Err(self.wrong(at, format!("{whose}this is no copy"))),
+            Err(error) => error,
+        };
+        let about = error.get(clap::error::ContextKind::InvalidArg).map(ToString::to_string);
+        let names = |option: &&Keyed| {
+            let name = format!("--{}", option.given.name);
+            about.as_ref().is_some_and(|about| about.split([' ', '=']).next() == Some(&name))
+        };
+        let found = options.iter().find(names);
+        let rendered = error.to_string();
+        let text = rendered.lines().take_while(|line| !line.trim().is_empty());
+        let text = text.map(str::trim).collect::<Vec<_>>().join(" ");
+        let text = text.strip_prefix("error: ").unwrap_or(&text);
+        let key = found.map(|option| format!("key {}: ", option.given.name)).unwrap_or_default();
+        Err(self.wrong(found.map_or(at, |option| option.at), format!("{whose}{key}{text}")))
+    }
+}
+
+/// A value of the file as a word of a command line.
+fn word(value: &DeValue<'_>) -> Option<OsString> {
+    match value {
+        DeValue::String(text) => Some(text.as_ref().into()),
+        DeValue::Integer(number) => {
+            let parsed = i64::from_str_radix(number.as_str(), number.radix()).ok()?;
+            Some(parsed.to_string().into())
+        }
+        DeValue::Float(number) => Some(number.as_str().into()),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TWO: &str = "\
+parallel = 3
+rate = '5M'
+[defaults]
+verify = true
+retries = 9
+[[disk]]
+name = 'root'
+source = 'nbd://old/root'
+target = 'root.raw'
+verify = false
+request-size = '64k'
+[[disk]]
+source = ['qemu-nbd', '-r', '[x']
+target = 'data.raw'
+source-layer = ['readonly', 'log']
+";
+
+    #[test]
+    fn keys_are_options() {
+        let file = parse("f.toml", TWO, &[]).unwrap();
+        assert_eq!(file.common.parallel, Some(3));
+        assert_eq!(file.common.rate.as_ref().unwrap().rate_at(0), 5 << 20);
+        let [root, data] = &file.disks[..] else { panic!("{} disks", file.disks.len()) };
+        assert_eq!((root.name.as_str(), data.name.as_str()), ("root", "2"));
+        assert_eq!((root.args.verify, data.args.verify), (false, true));
+        assert_eq!((root.args.retries, root.args.request_size), (9, Some(65536)));
+        assert_eq!(data.args.source_layer, ["readonly", "log"]);
+        let source = data.groups.spec(data.args.source.as_ref().unwrap()).unwrap();
+        let words = ["qemu-nbd", "-r", "[x"].map(OsString::from).to_vec();
+        assert_eq!(source, blockhaul_block::Spec::Command(words));
+        assert_eq!(data.place, "f.toml:13");
+    }
+
+    #[test]
+    fn the_command_line_wins() {
+        let flag = |name: &str| Given { name: name.to_string(), values: Vec::new() };
+        let value =
+            |name: &str, value: &str| Given { name: name.to_string(), values: vec![value.into()] };
+        let given = [
+            value("job", "f.toml"),
+            flag("verify"),
+            value("retries", "0"),
+            value("rate-file", "/x"),
+            value("parallel", "1"),
+        ];
+        let file = parse("f.toml", TWO, &given).unwrap();
+        assert_eq!((file.common.parallel, file.common.rate.is_none()), (Some(1), true));
+        assert!(file.disks.iter().all(|disk| disk.args.verify && disk.args.retries == 0));
+        assert!(file.disks.iter().all(|disk| disk.args.rate_file.is_none()));
+    }
+
+    #[test]
+    fn mistakes_are_told_with_their_line_and_key() {
+        let disk = "[[disk]]\nsource='a'\ntarget='b'\n";
+        for (text, words) in [
+            ("", "f.toml:1: it lists no disk"),
+            ("x", "f.toml:1: "),
+            ("a = 1\na = 2", "f.toml:2: "),
+            ("disk = 5", "f.toml:1: write it as [[disk]]"),
+            ("disk = [5]", "f.toml:1: write it as [[disk]]"),
+            ("defaults = 5", "write it as [defaults]"),
+            ("what = 1\n", "f.toml:1: there is no key what"),
+            ("verify = true\n", "f.toml:1: key verify is for a disk"),
+            ("progress = 'json'\n", "key progress: give it on the command line"),
+            (
+                "parallel = 0\n[[disk]]\nsource='a'\ntarget='b'",
+                "f.toml:1: key parallel: invalid value",
+            ),
+            ("rate = 'x'\n[[disk]]\nsource='a'\ntarget='b'", "f.toml:1: key rate: invalid value"),
+            ("[[disk]]\ntarget='b'", "f.toml:2: disk 1 has no source"),
+            ("[[disk]]\nsource='a'\nname='n'", "f.toml:2: disk n has no target"),
+            (
+                "[[disk]]\nsource='-'\ntarget='b'",
+                "f.toml:2: key source: disks of a job are no pipes",
+            ),
+            ("[[disk]]\nsource=5\ntarget='b'", "f.toml:2: key source takes a device"),
+            ("[[disk]]\nsource=[]\ntarget='b'", "no command between [ and ]"),
+            (&format!("{disk}retries = 'x'"), "f.toml:4: disk 1: key retries: invalid value 'x'"),
+            (&format!("{disk}verify = 'x'"), "f.toml:4: key verify is true or false"),
+            (&format!("{disk}retries = true"), "f.toml:4: key retries takes a text or a number"),
+            (&format!("{disk}rate = '1M'"), "f.toml:4: key rate is for all disks together"),
+            (&format!("{disk}restart = true"), "disk 1: "),
+            (&format!("{disk}name = 'x'\n{disk}name = 'x'"), "another disk has the name \"x\""),
+            (&format!("{disk}name = ''"), "f.toml:4: key name takes a text"),
+            (&format!("[defaults]\nretries = -1\n{disk}"), "f.toml:2: disk 1: key retries"),
+        ] {
+            let failure =
+                parse("f.toml", text, &[]).err().unwrap_or_else(|| panic!("{text:?} is accepted"));
+            let said = failure.to_string();
+            assert!(said.contains(words), "{text:?}: {said}, not {words}");
+            assert_eq!(failure.status(), exit::USAGE);
+        }
+    }
+}

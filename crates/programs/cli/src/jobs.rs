@@ -1,0 +1,304 @@
+//! `blockhaul copy --job`: several disks in one run, with one budget and one report.
+
+use std::collections::{HashMap, VecDeque};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use blockhaul_backends::Shared;
+use blockhaul_engine::{ByKernel, Rate};
+use blockhaul_io::{Pool, Remote};
+
+use crate::copy::job::{Job, Report};
+use crate::ends::{full, same_place};
+use crate::exit::{self, Failure, Outcome};
+use crate::figures::Watched;
+use crate::jobfile::{self, Disk};
+use crate::progress::Reporter;
+use crate::session::Session;
+use crate::{args, brackets, long, signals};
+
+/// Disks at a time: enough to keep a path busy while one of them ends or begins.
+const PARALLEL: u16 = 4;
+
+/// Runs `blockhaul copy --job FILE`.
+pub fn run(args: &args::Copy, file: &Path) -> Outcome {
+    let (words, groups) = brackets::take(std::env::args_os().collect()).map_err(Failure::usage)?;
+    let given =
+        args::given(words).map_err(|error| Failure::usage(exit::joined(&error.to_string())))?;
+    // A group could only be the value of an option, of which none takes one.
+    drop(groups);
+    let listed = jobfile::read(file, &given)?;
+    let common = listed.common;
+    let sink = Reporter::open(args.progress, args.no_progress)?;
+    let limit = long::rate(&common)?;
+    let parallel = usize::from(common.parallel.unwrap_or(PARALLEL)).min(listed.disks.len());
+    let parallel = common.total_connections.map_or(parallel, |all| parallel.min(all.into()));
+    let share = common.total_connections.map(|all| usize::from(all) / parallel);
+    let mut disks = Vec::new();
+    for disk in listed.disks {
+        let mut disk = Running::new(disk, limit.clone(), share)?;
+        if let Some(job) = disk.job.as_mut().filter(|_| common.engine.no_zero_copy) {
+            job.options.by_kernel = ByKernel::Never;
+        }
+        disks.push(disk);
+    }
+    check_together(&disks)?;
+    let most = disks.iter().filter_map(|disk| disk.job.as_ref()).map(Job::memory).max();
+    let pool = Pool::new(common.total_memory.or(most).unwrap_or(0));
+    let watched = disks.iter().map(|disk| disk.watched.clone()).collect();
+    let mut session = Session::start(&common, sink, watched, limit)?;
+    let disks = session.block_on(move || copy_all(disks, parallel, pool));
+    let success = disks.iter().all(|disk| matches!(disk.result, Some(Ok(_))));
+    let outcome = tell(&disks, args.verbose, session.signal());
+    // Not on a worker: the servers of `[ CMD ]` are awaited here.
+    drop(disks);
+    session.finish(success);
+    outcome
+}
+
+/// A disk of the job.
+struct Running {
+    name: String,
+    place: String,
+    watched: Watched,
+    journal: Option<PathBuf>,
+    manifest: Option<PathBuf>,
+    /// Away while a worker has it.
+    job: Option<Job>,
+    /// What came of it; `None` as long as it has not begun.
+    result: Option<Result<Report, Failure>>,
+}
+
+impl Running {
+    fn new(disk: Disk, limit: Option<Arc<Rate>>, share: Option<usize>) -> Result<Running, Failure> {
+        let Disk { name, place, args, groups } = disk;
+        let at = |failure: Failure| {
+            Failure::new(failure.status(), format!("{place}: disk {name}: {failure}"))
+        };
+        let mut job = Job::new(&args, &groups).map_err(at)?;
+        job.options.rate = limit;
+        if let Some(share) = share {
+            job.options.connections = job.options.connections.min(share);
+        }
+        if let Some(journal) = &mut job.journal {
+            // An increment is over when its manifest is there: the next one begins with that.
+            journal.keep = args.since.is_none();
+        }
+        let watched = Watched { name: Some(name.clone()), progress: job.progress.clone() };
+        let (journal, manifest) = (args.journal, args.manifest);
+        Ok(Running { name, place, watched, journal, manifest, job: Some(job), result: None })
+    }
+}
+
+/// Refuses disks that would get into each other's way.
+fn check_together(disks: &[Running]) -> Result<(), Failure> {
+    let mut files: HashMap<PathBuf, (&Path, &Running)> = HashMap::new();
+    for disk in disks {
+        for file in [&disk.journal, &disk.manifest].into_iter().flatten() {
+            if let Some((_, other)) = files.insert(full(file), (file, disk)) {
+                let (place, name, file) = (&disk.place, &disk.name, file.display());
+                let text = format!("{place}: disk {name}: disk {} writes {file}, too", other.name);
+                return Err(Failure::usage(text));
+            }
+        }
+    }
+    for (file, disk) in files.into_values() {
+        let beside = blockhaul_block::Spec::Path(file.to_path_buf());
+        let is_beside =
+            |job: &Job| [job.ends().0, job.ends().1].map(|end| same_place(&beside, end));
+        let taken =
+            |other: &&Running| other.job.as_ref().is_some_and(|job| is_beside(job) != [false; 2]);
+        if let Some(other) = disks.iter().find(taken) {
+            let (place, name, file) = (&disk.place, &disk.name, file.display());
+            let text = format!(
+                "{place}: disk {name}: {file} is a side of disk {}: choose another name",
+                other.name
+            );
+            return Err(Failure::usage(text));
+        }
+    }
+    for (index, disk) in disks.iter().enumerate() {
+        for (other_index, other) in disks.iter().enumerate() {
+            let (Some(one), Some(two)) = (&disk.job, &other.job) else { continue };
+            let ((source, target), (_, other_target)) = (one.ends(), two.ends());
+            let (place, name) = (&disk.place, &disk.name);
+            if other_index < index && same_place(target, other_target) {
+                let text = format!("{place}: disk {name}: disk {} has the same target", other.name);
+                return Err(Failure::usage(text));
+            }
+            if other_index != index && same_place(source, other_target) {
+                let text = format!(
+                    "{place}: disk {name}: its source is the target of disk {}",
+                    other.name
+                );
+                return Err(Failure::usage(text));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Opens all disks, then copies them, so many at a time.
+async fn copy_all(mut disks: Vec<Running>, parallel: usize, pool: Pool) -> Vec<Running> {
+    // All that can be refused is, before a target is touched.
+    if !open_each(&mut disks, Job::prepare_source).await
+        || !open_each(&mut disks, Job::check_both).await
+        || !are_apart(&mut disks)
+        || !open_each(&mut disks, Job::prepare_target).await
+    {
+        return disks;
+    }
+    let waiting: VecDeque<_> = (0..disks.len()).collect();
+    let waiting = Arc::new(Mutex::new(waiting));
+    let disks = Arc::new(Mutex::new(disks));
+    let runners: Vec<_> = (0..parallel)
+        .map(|_| blockhaul_io::start(run_some(waiting.clone(), disks.clone(), pool.clone())))
+        .collect();
+    for runner in runners {
+        runner.await;
+    }
+    std::mem::take(&mut *disks.lock().expect("no panic under this lock"))
+}
+
+/// Opens a side of each disk; false: one cannot be.
+async fn open_each<F, O>(disks: &mut [Running], open: F) -> bool
+where
+    F: Fn(Job) -> O + Send + Copy + 'static,
+    O: Future<Output = (Result<(), Failure>, Job)> + 'static,
+{
+    // One after another: what is wrong is told in the file's order.
+    for (index, disk) in disks.iter_mut().enumerate() {
+        let Some(job) = disk.job.take() else { continue };
+        let result = match Remote::to(index).spawn(move || open(job)).await {
+            Ok((result, job)) => {
+                disk.job = Some(job);
+                result
+            }
+            Err(_) => Err(ended()),
+        };
+        if let Err(failure) = result {
+            disk.result = Some(Err(failure));
+            return false;
+        }
+    }
+    true
+}
+
+/// Looks at the storage of all sides, which are open: no disk may have the target of another one as a
+/// side. False: one has.
+fn are_apart(disks: &mut [Running]) -> bool {
+    let files: Vec<_> = disks.iter().map(|disk| disk.job.as_ref()?.files()).collect();
+    let parts: Vec<_> = disks.iter().map(|disk| disk.job.as_ref().map(Job::shows_a_part)).collect();
+    for (index, (one, part)) in files.iter().zip(&parts).enumerate() {
+        for (other_index, (other, other_part)) in files.iter().zip(&parts).enumerate() {
+            let (Some([source, target]), Some(part)) = (one, part) else { continue };
+            let (Some([_, taken]), Some([_, taken_part])) = (other, other_part) else { continue };
+            let meets =
+                |side: usize, files: &[blockhaul_block::FileId]| match blockhaul_backends::shared(
+                    files, taken,
+                ) {
+                    Shared::Nothing => false,
+                    // Layers tell which part, and it may be another one.
+                    Shared::Part => !part[side] && !taken_part,
+                    Shared::Same => true,
+                };
+            let what = if other_index != index && meets(0, source) {
+                "its source has storage in common with the target"
+            } else if other_index < index && meets(1, target) {
+                "its target has storage in common with the target"
+            } else {
+                continue;
+            };
+            let text = format!("{what} of disk {}: choose another target", disks[other_index].name);
+            disks[index].result = Some(Err(Failure::usage(text)));
+            return false;
+        }
+    }
+    true
+}
+
+/// Copies disks until none is left.
+async fn run_some(
+    waiting: Arc<Mutex<VecDeque<usize>>>,
+    disks: Arc<Mutex<Vec<Running>>>,
+    pool: Pool,
+) {
+    loop {
+        let next = waiting.lock().expect("no panic under this lock").pop_front();
+        let Some(index) = next else { return };
+        let job = {
+            let mut disks = disks.lock().expect("no panic under this lock");
+            match &mut disks[index] {
+                // Stopped before its turn.
+                disk if disk.watched.progress.is_cancelled() => None,
+                disk => disk.job.take(),
+            }
+        };
+        let Some(job) = job else { continue };
+        let pool = pool.clone();
+        // On the worker where it was opened.
+        let ran = Remote::to(index).spawn(move || job.run(pool)).await;
+        let disk = &mut disks.lock().expect("no panic under this lock")[index];
+        match ran {
+            Ok((result, job)) => {
+                disk.job = Some(job);
+                if let Err(failure) = &result {
+                    log::warn!("disk {} failed: {failure}", disk.name);
+                }
+                disk.result = Some(result);
+            }
+            Err(_) => disk.result = Some(Err(ended())),
+        }
+    }
+}
+
+fn ended() -> Failure {
+    Failure::new(exit::FAILED, "a worker ended before its disk")
+}
+
+/// The report, in the file's order; and what the command ends with.
+fn tell(disks: &[Running], verbose: bool, signal: i32) -> Outcome {
+    let mut failed = Vec::new();
+    for disk in disks {
+        if let Some(Ok(report)) = &disk.result {
+            report.tell(verbose, &format!("disk {}: ", disk.name), false)?;
+        } else {
+            failed.push(disk);
+        }
+    }
+    let first = failed.iter().find_map(|disk| match &disk.result {
+        Some(Err(failure)) => Some((*disk, failure)),
+        _ => None,
+    });
+    let Some(any) = failed.first() else {
+        // They have no more to say.
+        disks.iter().filter_map(|disk| disk.journal.as_deref()).for_each(long::remove);
+        return Ok(0);
+    };
+    let complete = disks.len() - failed.len();
+    let counts = format!("{complete} of {} disks are complete", disks.len());
+    let next = match disks.iter().all(|disk| disk.journal.is_some()) {
+        true => "run it again to go on where it was",
+        false => "run it again; disks with a journal go on where they were",
+    };
+    if signal != 0 {
+        let text = format!("stopped by a signal: {counts}: {next}");
+        return Err(Failure::new(signals::status(signal), text));
+    }
+    let Some((disk, failure)) = first else {
+        return Err(Failure::new(exit::FAILED, format!("disk {} has not begun", any.name)));
+    };
+    let others: Vec<_> = failed
+        .iter()
+        .filter(|other| other.name != disk.name && other.result.is_some())
+        .map(|other| other.name.as_str())
+        .collect();
+    let others = match others.is_empty() {
+        true => String::new(),
+        false => format!("; failed, too: {}", others.join(", ")),
+    };
+    let begun = disks.iter().any(|disk| disk.watched.progress.snapshot().done() > 0);
+    let counts = if begun { counts } else { "nothing was copied".to_string() };
+    let text = format!("disk {}: {failure}{others}; {counts}", disk.name);
+    Err(Failure::new(failure.status(), text))
+}

@@ -1,0 +1,347 @@
+//! What copies that take long have: a journal, and a rate that changes.
+
+use std::io::Read as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use blockhaul_block::Spec;
+use blockhaul_engine::{JournalOptions, Rate, Schedule};
+
+use crate::args;
+use crate::ends::path_of;
+use crate::exit::{self, Failure, plain};
+
+/// Time between two looks at the file of `--rate-file`.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// What was typed about a journal.
+pub struct Journal {
+    /// The file.
+    pub path: PathBuf,
+    /// Begin anew.
+    pub restart: bool,
+    /// Longest time between flushes.
+    pub interval: Duration,
+    /// It stays after success: others belong to it that may fail.
+    pub keep: bool,
+}
+
+impl Journal {
+    /// How messages about it name it.
+    pub fn named(&self) -> String {
+        format!(" the journal {}: ", self.path.display())
+    }
+
+    /// Whether an earlier run has left one.
+    pub fn goes_on(&self) -> bool {
+        !self.restart && self.path.exists()
+    }
+
+    /// Removes it where it has no more to say, unless others need it; and where what it says is not
+    /// what the target holds.
+    pub fn after_verification<T>(&self, verified: &Result<T, Failure>) {
+        let over = match verified {
+            Ok(_) => !self.keep,
+            Err(failure) => failure.status() == exit::DIFFERENT,
+        };
+        if over {
+            remove(&self.path);
+        }
+    }
+
+    /// The journal of a copy between these, which are open.
+    pub fn options(&self, source: &Spec, target: &Spec) -> JournalOptions {
+        JournalOptions {
+            path: self.path.clone(),
+            restart: self.restart,
+            interval: self.interval,
+            keep: self.keep,
+            source: identity(source, true),
+            target: identity(target, false),
+        }
+    }
+}
+
+/// Removes a journal, if it is still there; a warning where it cannot be.
+pub fn remove(path: &Path) {
+    let removed = std::fs::remove_file(path).and_then(|()| blockhaul_io::sync_folder(path));
+    match removed {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            let (path, why) = (path.display(), plain(&error));
+            log::warn!("cannot remove the journal {path}: {why}");
+        }
+        _ => {}
+    }
+}
+
+/// What tells a device from another one, and, when it is not to change, from itself at another time.
+fn identity(spec: &Spec, unchanged: bool) -> String {
+    let data = path_of(spec).and_then(|path| {
+        let data = std::fs::metadata(&path).ok()?;
+        Some((blockhaul_backends::identity(&path)?, data))
+    });
+    match data {
+        // The path may be written in many ways; the file is the same.
+        Some(((device, inode), data)) if unchanged && data.is_file() => {
+            let (seconds, nanos) = (data.mtime(), data.mtime_nsec());
+            format!("file {device}:{inode} changed at {seconds}.{nanos:09}")
+        }
+        Some(((device, inode), _)) => format!("file {device}:{inode}"),
+        None => spec.to_string(),
+    }
+}
+
+/// Layers that show a part or a form of what is there, as a journal names them. As digests: what is typed may be a passphrase.
+pub fn seen_through(layers: &[&str]) -> String {
+    let told = layers.iter().map(|text| {
+        let name = text.split('?').next().unwrap_or(text);
+        format!(" through {name} {}", &blake3::hash(text.as_bytes()).to_hex()[..12])
+    });
+    told.collect()
+}
+
+/// Copies that took at least this long before they failed should have had a journal.
+pub const WORTH_A_JOURNAL: Duration = Duration::from_secs(60);
+
+/// What to say to whoever has copied without a journal between these, to be put behind a failure:
+/// the same command with one. `None` where there cannot be one.
+pub fn hint((source, target): (&Spec, &Spec)) -> Option<String> {
+    let mut words = std::env::args_os();
+    words.next()?;
+    let ours = words.next()? == "copy";
+    let pipe = [source, target].contains(&&Spec::Pipe);
+    let words: Vec<_> = words.map(|word| quoted(&word.to_string_lossy())).collect();
+    (ours && !pipe).then(|| {
+        let journal = quoted(&default_name(target));
+        let words = words.join(" ");
+        format!("; to be able to go on next time: blockhaul copy --journal {journal} {words}")
+    })
+}
+
+/// The name of a journal for a copy to this target, in the current folder: its own name and .journal.
+fn default_name(target: &Spec) -> String {
+    let text = match target {
+        Spec::Path(path) => path.to_string_lossy().into_owned(),
+        Spec::Command(words) => {
+            words.last().map(|word| word.to_string_lossy().into_owned()).unwrap_or_default()
+        }
+        other => other.to_string(),
+    };
+    let text = text.split('?').next().unwrap_or_default();
+    let last = text.trim_end_matches('/').rsplit(['/', ':']).next().unwrap_or_default();
+    let plain: String =
+        last.chars().filter(|c| c.is_alphanumeric() || "._-".contains(*c)).take(100).collect();
+    let plain = plain.trim_start_matches(['-', '.']);
+    format!("{}.journal", if plain.is_empty() { "copy" } else { plain })
+}
+
+/// A word as a shell takes it.
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,%@+".contains(c);
+    match !word.is_empty() && word.chars().all(plain) || word == "[" || word == "]" {
+        true => word.to_string(),
+        false => format!("'{}'", word.replace('\'', "'\\''")),
+    }
+}
+
+/// The limit that was asked for, and a thread that changes it.
+pub fn rate(args: &args::Copy) -> Result<Option<Arc<Rate>>, Failure> {
+    let iops = args.iops.unwrap_or(0);
+    let limit = match (&args.rate_file, &args.rate) {
+        (Some(file), _) => Limit::File(file.clone()),
+        (None, Some(schedule)) => Limit::Given(schedule.clone()),
+        (None, None) => return Ok((iops > 0).then(|| Arc::new(Rate::new(0, iops)))),
+    };
+    let now = limit.now().map_err(|why| Failure::usage(format!("{}: {why}", limit.option())))?;
+    let now = (now.0, now.1.unwrap_or(iops));
+    let rate = Arc::new(Rate::new(now.0, now.1));
+    if limit.changes() {
+        let watched = Arc::downgrade(&rate);
+        let watching = std::thread::Builder::new().name("rate".into());
+        let started = watching.spawn(move || watch(&watched, &limit, now, iops));
+        started.map_err(|error| {
+            Failure::new(exit::FAILED, format!("cannot watch the rate: {}", plain(&error)))
+        })?;
+    }
+    Ok(Some(rate))
+}
+
+/// Where the rate comes from.
+enum Limit {
+    Given(Schedule),
+    File(PathBuf),
+}
+
+impl Limit {
+    fn option(&self) -> &'static str {
+        match self {
+            Limit::Given(_) => "--rate",
+            Limit::File(_) => "--rate-file",
+        }
+    }
+
+    fn changes(&self) -> bool {
+        match self {
+            Limit::Given(schedule) => schedule.changes(),
+            Limit::File(_) => true,
+        }
+    }
+
+    /// Bytes a second at this moment, and requests a second if that is said here; 0: no limit.
+    fn now(&self) -> Result<(u64, Option<u64>), String> {
+        match self {
+            Limit::Given(schedule) => by_the_clock(schedule).map(|bytes| (bytes, None)),
+            Limit::File(file) => {
+                let named = |why: String| format!("{}: {why}", file.display());
+                let limits = read(file)
+                    .and_then(|(schedule, requests)| Ok((by_the_clock(&schedule)?, requests)));
+                limits.map_err(named)
+            }
+        }
+    }
+}
+
+/// The rate that is for this minute of the local day.
+fn by_the_clock(schedule: &Schedule) -> Result<u64, String> {
+    if !schedule.changes() {
+        return Ok(schedule.rate_at(0));
+    }
+    Ok(schedule.rate_at(minute_of_day()?))
+}
+
+/// Minute of the local day, by TZ or /etc/localtime; UTC where there is neither.
+fn minute_of_day() -> Result<u16, String> {
+    let zone = match jiff::tz::TimeZone::try_system() {
+        Ok(zone) => zone,
+        // Without a zone of its own a machine keeps UTC; a name that means nothing is a mistake.
+        Err(_) if std::env::var_os("TZ").is_none_or(|name| name.is_empty()) => {
+            jiff::tz::TimeZone::UTC
+        }
+        Err(error) => return Err(format!("rates by time need the local time: {error}")),
+    };
+    let now = jiff::Timestamp::now().to_zoned(zone);
+    Ok(u16::from(now.hour().unsigned_abs()) * 60 + u16::from(now.minute().unsigned_abs()))
+}
+
+fn watch(rate: &Weak<Rate>, limit: &Limit, mut limits: (u64, u64), iops: u64) {
+    let mut complaint = String::new();
+    loop {
+        std::thread::sleep(LOOK);
+        let Some(rate) = rate.upgrade() else { return };
+        let now = limit.now().map(|(bytes, requests)| (bytes, requests.unwrap_or(iops)));
+        match now {
+            Ok(now) if now != limits => {
+                log::info!("from now on {}", told(now));
+                limits = now;
+                rate.set(now.0, now.1);
+            }
+            Ok(_) => complaint.clear(),
+            // The rate stays; said once, not each second.
+            Err(why) if why != complaint => {
+                log::warn!("{}: {why}", limit.option());
+                complaint = why;
+            }
+            Err(_) => {}
+        }
+    }
+}
+
+/// Limits in words.
+fn told((bytes, requests): (u64, u64)) -> String {
+    match (bytes, requests) {
+        (0, 0) => "there is no limit".to_string(),
+        (0, requests) => format!("the limit is {requests} requests a second"),
+        (bytes, 0) => format!("the limit is {bytes} bytes a second"),
+        (bytes, requests) => {
+            format!("the limits are {bytes} bytes and {requests} requests a second")
+        }
+    }
+}
+
+/// The rate in a file, or its rules; and the requests a second that a line `iops=N` allows.
+fn read(file: &Path) -> Result<(Schedule, Option<u64>), String> {
+    // More is no rate but another file.
+    const LONGEST: u64 = 4096;
+    let mut text = String::new();
+    let read = std::fs::File::open(file)
+        .and_then(|file| file.take(LONGEST).read_to_string(&mut text).map(drop));
+    match read {
+        Ok(()) => {}
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+        Err(error) => return Err(plain(&error)),
+    }
+    let (mut rates, mut requests) = (Vec::new(), None);
+    for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        match line.strip_prefix("iops=") {
+            None => rates.push(line),
+            Some(number) => {
+                let wrong =
+                    |_| format!("{line:?}: a number of requests a second has to follow iops=");
+                requests = Some(number.parse().map_err(wrong)?);
+            }
+        }
+    }
+    let rate = match rates[..] {
+        [] => "0",
+        [rate] => rate,
+        [_, second, ..] => return Err(format!("{second:?}: one line has the rate, or all rules")),
+    };
+    Ok((Schedule::parse(rate).map_err(|error| error.text())?, requests))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn journals_are_named_after_the_target_and_words_quoted() {
+        for (target, name) in [
+            ("/dev/vg/root", "root.journal"),
+            ("nbd://host/vm1", "vm1.journal"),
+            ("nbd://host:10810/", "10810.journal"),
+            ("nbd+unix:///disk?socket=/run/x", "disk.journal"),
+            ("file:/a/d%20x.raw?direct=on", "d20x.raw.journal"),
+            ("null:", "copy.journal"),
+            ("/", "copy.journal"),
+        ] {
+            let spec = Spec::parse(std::ffi::OsStr::new(target)).unwrap();
+            assert_eq!(default_name(&spec), name, "{target}");
+        }
+        assert_eq!(quoted("nbd://h/x"), "nbd://h/x");
+        assert_eq!(quoted("it's"), "'it'\\''s'");
+        assert_eq!(quoted(""), "''");
+        assert_eq!(quoted("a?b&c"), "'a?b&c'");
+    }
+
+    #[test]
+    fn no_limit_is_told_as_none() {
+        assert_eq!(told((0, 0)), "there is no limit");
+        assert_eq!(told((10, 0)), "the limit is 10 bytes a second");
+        assert_eq!(told((0, 7)), "the limit is 7 requests a second");
+        assert_eq!(told((10, 7)), "the limits are 10 bytes and 7 requests a second");
+    }
+
+    #[test]
+    fn the_minute_is_one_of_the_day() {
+        assert!(minute_of_day().unwrap() < 24 * 60);
+    }
+
+    #[test]
+    fn files_hold_rates_or_rules() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let limit = Limit::File(file.path().to_owned());
+        for (text, rate) in
+            [("", 0), ("0\n", 0), (" 5k\n", 5 << 10), ("00:00-24:00=1M,*=0", 1 << 20)]
+        {
+            std::fs::write(file.path(), text).unwrap();
+            assert_eq!(limit.now(), Ok((rate, None)), "{text:?}");
+        }
+        for text in ["x", "8-9=1M", "5k 6k"] {
+            std::fs::write(file.path(), text).unwrap();
+            assert!(limit.now().unwrap_err().contains(file.path().to_str().unwrap()), "{text:?}");
+        }
+        assert_eq!(Limit::File("/nowhere/at/all".into()).now(), Ok((0, None)));
+    }
+}

@@ -1,0 +1,117 @@
+//! The `blockhaul` command: serves, copies and inspects disk images over NBD.
+//!
+//! - `args`: every option, declared once; help, man pages and completions follow (`generate`,
+//!   `manual`).
+//! - `brackets`: `[ CMD … ]` groups, taken out of the command line before it is parsed.
+//! - `serve`, `copy`, `info` (with `map`): a command each.
+//! - `compat`: the program called by the names of nbdkit and of libnbd's programs.
+//! - `tls_init`: keys and certificates.
+//! - `check`: `compare`, `verify` and `checksum`.
+//! - `part`: what is copied of a disk. `ends`: which storage a description names. `direct`: past the page
+//!   cache or not.
+//! - `long`: what copies that take long have: a journal, and a rate that changes.
+//! - `jobs`: several disks in one run, listed in a file (`jobfile`); `session`: what surrounds copies.
+//! - `metrics`: a page for Prometheus; `figures`: what it says of copies. `aside`: small servers beside
+//!   the main work. `ctl`: asks a server through its control socket.
+//! - `plugin`: what a plugin says about itself.
+//! - `devices`: the registry of backends and layers, and the help about them.
+//! - `exit`: failures, what to do about them, and exit statuses.
+//! - `progress`, `signals`, `out`, `logger`: what the commands share.
+
+mod args;
+mod aside;
+mod brackets;
+mod check;
+mod compat;
+mod copy;
+mod ctl;
+mod devices;
+mod direct;
+mod ends;
+mod exit;
+mod figures;
+mod generate;
+mod info;
+mod jobfile;
+mod jobs;
+mod logger;
+mod long;
+mod manual;
+mod metrics;
+mod out;
+mod part;
+mod plugin;
+mod progress;
+mod serve;
+mod session;
+mod signals;
+mod tls_init;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use args::Command;
+use exit::{Failure, Outcome};
+
+/// Time that plugins have to end before the program ends without them.
+const PLUGINS_END: Duration = Duration::from_secs(10);
+
+fn main() -> ExitCode {
+    let status = run();
+    plugin::wait_for_end(PLUGINS_END);
+    // A cache that could not be written back at the end has lost data that it had accepted.
+    if blockhaul_layers::data_was_lost() && status == ExitCode::SUCCESS {
+        return ExitCode::from(exit::TARGET);
+    }
+    status
+}
+
+fn run() -> ExitCode {
+    let words: Vec<_> = std::env::args_os().collect();
+    if let Some(status) = compat::run(&words) {
+        return ExitCode::from(status);
+    }
+    let (words, groups) = match brackets::take(words) {
+        Ok(taken) => taken,
+        Err(text) => return report("", Err(Failure::usage(text))),
+    };
+    let cli = match args::parse(words) {
+        Ok(cli) => cli,
+        Err(error) => return ExitCode::from(args::show_error(&error)),
+    };
+    match cli.command {
+        Command::Serve(args) => report("serve: ", serve::run(&args, &groups)),
+        Command::Copy(args) => report("copy: ", copy::run(&args, &groups)),
+        Command::Info(args) => {
+            // As nbdinfo, whose status 2 is an answer.
+            let result = info::run(&args, &groups);
+            report("info: ", result.map_err(|failure| failure.with_status(exit::FAILED)))
+        }
+        Command::Compare(args) => report("compare: ", check::compare(&args, &groups)),
+        Command::Verify(args) => report("verify: ", check::verify(&args, &groups)),
+        Command::Checksum(args) => report("checksum: ", check::checksum(&args, &groups)),
+        Command::Map(args) => report("map: ", info::run_map(&args, &groups)),
+        Command::Ctl(args) => report("ctl: ", ctl::run(&args)),
+        Command::Tls(args) => report("tls: ", tls_init::run(&args)),
+        Command::Bench(mut args) => {
+            // Where it cannot be found, the search path is asked.
+            std::env::current_exe().into_iter().for_each(|path| args.set_program(path));
+            let registry = devices::registry(std::time::Duration::from_secs(60));
+            let spec = |word: &std::ffi::OsStr| groups.spec(word);
+            blockhaul_bench::main(*args, &blockhaul_bench::Devices { registry, spec: &spec })
+        }
+        Command::Plugin(args) => report("plugin: ", plugin::run(&args)),
+        Command::Man(args) => report("man: ", generate::man(args.dir.as_deref())),
+        Command::Completions(args) => report("completions: ", generate::completions(args.shell)),
+    }
+}
+
+fn report(command: &str, outcome: Outcome) -> ExitCode {
+    match outcome {
+        Ok(status) => ExitCode::from(status),
+        Err(failure) => {
+            logger::failure(command, &failure.to_string());
+            ExitCode::from(failure.status())
+        }
+    }
+}

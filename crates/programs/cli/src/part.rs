@@ -1,0 +1,130 @@
+//! Copies of a part of a disk: a range, what a bitmap says, or what changed since a manifest.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use blockhaul_block::{Error, Facts, Spec, Stack};
+use blockhaul_engine::{Bitmap, Manifest, Options, Progress};
+use blockhaul_io::Pool;
+
+use crate::exit::{self, Failure};
+use crate::{args, check};
+
+/// What of the source is copied, as it was typed.
+pub struct Part {
+    /// Only this: offset and length.
+    range: Option<(u64, u64)>,
+    /// Only what this says.
+    bitmap: Option<Bitmap>,
+    /// Only what is not as in this manifest.
+    since: Option<Manifest>,
+}
+
+impl Part {
+    /// Checks what was typed, before anything is opened.
+    pub fn new(args: &args::Copy, source: &Spec, target: &Spec) -> Result<Part, Failure> {
+        let pipe = [source, target].contains(&&Spec::Pipe);
+        let increment = args.bitmap.is_some() || args.since.is_some();
+        if args.range.is_some() && *source == Spec::Pipe {
+            let text = "--range: a pipe has no offsets: read from a device";
+            return Err(Failure::usage(text));
+        }
+        if increment && pipe {
+            let option = if args.bitmap.is_some() { "--bitmap" } else { "--since" };
+            let text = format!(
+                "{option}: a pipe has no gaps, so that what is left out cannot be told through it: \
+                 neither side can be one"
+            );
+            return Err(Failure::usage(text));
+        }
+        if increment && args.destination_is_zero {
+            let text = "--destination-is-zero: the target of an increment holds the earlier copy";
+            return Err(Failure::usage(text));
+        }
+        if args.bitmap.as_deref() == Some(blockhaul_block::BASE_ALLOCATION) {
+            let text =
+                format!("--bitmap: {} is no bitmap of changes", blockhaul_block::BASE_ALLOCATION);
+            return Err(Failure::usage(text));
+        }
+        if args.digest.is_some() && (increment || args.range.is_some()) {
+            let text = "--digest is that of a whole disk: use --verify, or --manifest";
+            return Err(Failure::usage(text));
+        }
+        let bitmap = args.bitmap.as_ref().map(|context| Bitmap {
+            context: context.clone(),
+            mask: args.bitmap_flags.unwrap_or(u64::MAX),
+        });
+        let since = args.since.as_deref().map(read).transpose()?;
+        Ok(Part { range: args.range, bitmap, since })
+    }
+
+    /// Whether it is an increment of a copy that the target holds.
+    pub fn is_increment(&self) -> bool {
+        self.bitmap.is_some() || self.since.is_some()
+    }
+
+    /// Whether the target keeps what is not copied.
+    pub fn is_some(&self) -> bool {
+        self.is_increment() || self.range.is_some()
+    }
+
+    /// The range and the bitmap, for the engine.
+    pub fn set(&self, options: &mut Options) {
+        options.ranges = self.range.map(|range| Arc::from([range]));
+        options.bitmap = self.bitmap.clone();
+    }
+
+    /// The bitmap that was asked for, if a source does not have it.
+    pub fn missing(&self, source: &Facts) -> Option<&str> {
+        let context = &self.bitmap.as_ref()?.context;
+        source.context(context).is_none().then_some(context)
+    }
+
+    /// Bytes that the target must have for a source of `size` bytes.
+    pub fn target_size(&self, size: u64) -> u64 {
+        self.range.map_or(size, |(at, len)| at.saturating_add(len))
+    }
+
+    /// Finds out what changed since the manifest, if there is one: sets the options accordingly, and
+    /// gives the source's manifest of now.
+    pub async fn changed(
+        &self,
+        source: &Stack,
+        options: &mut Options,
+        pool: &Pool,
+        progress: &Arc<Progress>,
+    ) -> blockhaul_block::Result<Option<Manifest>> {
+        let Some(kept) = &self.since else { return Ok(None) };
+        let now = blockhaul_engine::manifest(source, Some(kept), options, pool, progress).await?;
+        let (at, len) = now.range();
+        let end = at + len;
+        let changed = kept.differences(&now).into_iter().filter_map(|(start, len)| {
+            // Units at the ends of a range are in it in part.
+            let (start, stop) = (start.max(at), (start + len).min(end));
+            (start < stop).then(|| (start, stop - start))
+        });
+        options.ranges = Some(changed.collect());
+        // A segment of the journal has changed as a whole or not at all.
+        options.segment = options.segment.min(kept.unit());
+        options.spread = false;
+        Ok(Some(now))
+    }
+
+    /// What tells this part from another one of the same source, for the journal.
+    pub fn identity(&self, now: Option<&Manifest>) -> String {
+        match (&self.since, now) {
+            (Some(kept), Some(now)) => {
+                format!(" since {} up to {}", kept.digest(), now.digest())
+            }
+            _ => String::new(),
+        }
+    }
+}
+
+fn read(path: &Path) -> Result<Manifest, Failure> {
+    let unusable = |why: String| {
+        Failure::new(exit::OPEN, format!("--since: manifest {}: {why}", path.display()))
+    };
+    let text = std::fs::read_to_string(path).map_err(|error| unusable(check::unread(&error)))?;
+    text.parse().map_err(|error: Error| unusable(error.text()))
+}

@@ -1,0 +1,43 @@
+//! `blockhaul plugin`: what a plugin says about itself.
+
+use std::time::{Duration, Instant};
+
+use crate::args;
+use crate::exit::{Failure, Outcome};
+use crate::{logger, out};
+
+/// Runs `blockhaul plugin`.
+pub fn run(args: &args::Plugin) -> Outcome {
+    logger::start(false);
+    let config = args.config.iter().map(|word| match word.split_once('=') {
+        Some((key, value)) => (Some(key.to_string()), value.to_string()),
+        None => (None, word.clone()),
+    });
+    let failed = |error| Failure::opening("plugin", &args.plugin, &error);
+    let mut settings = match args.plugin.strip_prefix("nbdkit:") {
+        Some(device) => blockhaul_cabi::Settings::parse(device).map_err(failed)?,
+        None => blockhaul_cabi::Settings {
+            plugin: args.plugin.clone(),
+            ..blockhaul_cabi::Settings::default()
+        },
+    };
+    settings.config.extend(config);
+    let text = blockhaul_cabi::dump(&settings).map_err(failed)?;
+    out::print(out::lines(&text).as_bytes())?;
+    Ok(0)
+}
+
+/// Waits until plugins and scripts have ended, at most this long, and warns of those that have not. Scripts
+/// are killed then. Whether all have ended. To be called at the end of the program, on no worker.
+pub fn wait_for_end(limit: Duration) -> bool {
+    let begun = Instant::now();
+    let plugins = blockhaul_cabi::wait_for_end(limit);
+    for name in &plugins {
+        out::error(&format!("blockhaul: warning: plugin {name} has not ended in time\n"));
+    }
+    let scripts = blockhaul_script::wait_for_end(limit.saturating_sub(begun.elapsed()));
+    if !scripts {
+        out::error("blockhaul: warning: a script has not ended in time, and is killed\n");
+    }
+    plugins.is_empty() && scripts
+}

@@ -1,0 +1,503 @@
+//! Showing how far a copy is: a bar for people, N/100 as nbdcopy, JSON lines for programs.
+
+use std::fs::File;
+use std::io::{IsTerminal as _, Write as _};
+use std::os::fd::AsFd as _;
+use std::str::FromStr;
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use blockhaul_engine::Snapshot;
+use rustix::fs::OFlags;
+
+use crate::exit::{Failure, plain};
+use crate::figures::Watched;
+
+/// How to show progress.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Style {
+    /// A bar on standard error.
+    Bar,
+    /// Lines of `N/100` on this descriptor.
+    Percent(i32),
+    /// JSON lines on this descriptor.
+    Json(i32),
+}
+
+impl FromStr for Style {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Style, String> {
+        let descriptor = |text: &str| match text.parse() {
+            Ok(fd @ 0..) => Ok(fd),
+            _ => Err(format!("{text:?} is neither a descriptor's number nor json nor json:FD")),
+        };
+        match text {
+            "bar" => Ok(Style::Bar),
+            "json" => Ok(Style::Json(2)),
+            _ => match text.strip_prefix("json:") {
+                Some(fd) => descriptor(fd).map(Style::Json),
+                None => descriptor(text).map(Style::Percent),
+            },
+        }
+    }
+}
+
+/// Time between two looks at the counters.
+const INTERVAL: Duration = Duration::from_millis(200);
+/// Weight of the newest interval in the rate that is shown: a few seconds' memory.
+const NEWEST: f64 = 0.1;
+/// Cells of the bar.
+const CELLS: usize = 40;
+
+/// Shows progress until it is finished.
+pub struct Reporter {
+    stop: mpsc::Sender<bool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Reporter {
+    /// Opens what is written to; `None` shows a bar on a terminal, else nothing.
+    pub fn open(style: Option<Style>, quiet: bool) -> Result<Option<Sink>, Failure> {
+        let style = match style {
+            Some(style) => style,
+            None if !quiet && std::io::stderr().is_terminal() => Style::Bar,
+            None => return Ok(None),
+        };
+        let fd = match style {
+            Style::Bar => 2,
+            Style::Percent(fd) | Style::Json(fd) => fd,
+        };
+        let owned = match fd {
+            0 => None,
+            1 => std::io::stdout().as_fd().try_clone_to_owned().ok(),
+            2 => std::io::stderr().as_fd().try_clone_to_owned().ok(),
+            fd => blockhaul_io::inherited(fd),
+        };
+        let Some(owned) = owned else {
+            let text = format!("--progress: descriptor {fd} is not open for writing");
+            return Err(Failure::usage(text));
+        };
+        // A first look at whether it can be written, before anything is copied.
+        let flags = rustix::fs::fcntl_getfl(&owned)
+            .map_err(|errno| Failure::usage(format!("--progress: {}", plain(&errno.into()))))?;
+        if flags & OFlags::RWMODE == OFlags::RDONLY {
+            let text = format!("--progress: descriptor {fd} is open for reading only");
+            return Err(Failure::usage(text));
+        }
+        Ok(Some(Sink { style, file: File::from(owned), last: None }))
+    }
+
+    /// Starts showing.
+    pub fn start(sink: Sink, disks: Vec<Watched>) -> Result<Reporter, Failure> {
+        let (stop, stopped) = mpsc::channel();
+        let thread = std::thread::Builder::new().name("progress".into());
+        let thread = thread.spawn(move || report(sink, &disks, &stopped));
+        match thread {
+            Ok(thread) => Ok(Reporter { stop, thread: Some(thread) }),
+            Err(error) => {
+                let text = format!("cannot show progress: {}", plain(&error));
+                Err(Failure::new(crate::exit::FAILED, text))
+            }
+        }
+    }
+
+    /// Shows the end: all of it if the copy succeeded.
+    pub fn finish(mut self, success: bool) {
+        // Fails only if the thread has ended because nobody reads.
+        let _ = self.stop.send(success);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Where and how progress is written.
+pub struct Sink {
+    style: Style,
+    file: File,
+    last: Option<String>,
+}
+
+fn report(mut sink: Sink, disks: &[Watched], stopped: &mpsc::Receiver<bool>) {
+    let mut rate = Rate::new();
+    loop {
+        let end = stopped.recv_timeout(INTERVAL);
+        let now = View::of(disks);
+        rate.note(&now.all);
+        let end = match end {
+            Ok(success) => Some(success),
+            Err(mpsc::RecvTimeoutError::Timeout) => None,
+            Err(mpsc::RecvTimeoutError::Disconnected) => return,
+        };
+        let shown = sink.show(&now, &rate, end);
+        // Nobody reads: the copy goes on without.
+        if shown.is_err() || end.is_some() {
+            return;
+        }
+    }
+}
+
+/// What there is to show.
+struct View {
+    /// All disks together.
+    all: Snapshot,
+    /// Names and counters of the disks, where there are several.
+    disks: Vec<(String, Snapshot)>,
+    in_flight: usize,
+    /// Repeated requests: to sources, to targets.
+    retried: [u64; 2],
+    /// Bytes by the way they went.
+    routes: Vec<(&'static str, u64)>,
+}
+
+impl View {
+    fn of(disks: &[Watched]) -> View {
+        let mut view = View {
+            all: Snapshot::default(),
+            disks: Vec::new(),
+            in_flight: 0,
+            retried: [0; 2],
+            routes: Vec::new(),
+        };
+        for disk in disks {
+            let (now, meters) = (disk.progress.snapshot(), disk.progress.meters());
+            view.all = together(&view.all, &now);
+            view.in_flight += meters.in_flight;
+            for (sum, count) in view.retried.iter_mut().zip(meters.retried) {
+                *sum += count;
+            }
+            for (index, (name, bytes)) in disk.progress.routes().named().into_iter().enumerate() {
+                match view.routes.get_mut(index) {
+                    Some((_, sum)) => *sum += bytes,
+                    None => view.routes.push((name, bytes)),
+                }
+            }
+            view.disks.extend(disk.name.clone().map(|name| (name, now)));
+        }
+        view
+    }
+
+    /// Disks that are done, of several.
+    fn complete(&self) -> usize {
+        let done = |now: &Snapshot| now.total > 0 && now.done() >= now.total;
+        self.disks.iter().filter(|(_, now)| done(now)).count()
+    }
+}
+
+/// The counters of two copies together.
+fn together(one: &Snapshot, other: &Snapshot) -> Snapshot {
+    Snapshot {
+        total: one.total.saturating_add(other.total),
+        data: one.data + other.data,
+        zeroed: one.zeroed + other.zeroed,
+        skipped: one.skipped + other.skipped,
+        resumed: one.resumed + other.resumed,
+        verified: one.verified + other.verified,
+        connections: one.connections + other.connections,
+        requests: one.requests + other.requests,
+        request_size: one.request_size.max(other.request_size),
+    }
+}
+
+/// Bytes per second, smoothed.
+struct Rate {
+    started: Instant,
+    last: (Instant, u64),
+    smoothed: Option<f64>,
+}
+
+impl Rate {
+    fn new() -> Rate {
+        let now = Instant::now();
+        Rate { started: now, last: (now, 0), smoothed: None }
+    }
+
+    fn note(&mut self, now: &Snapshot) {
+        let done = now.done() + now.verified;
+        let time = Instant::now();
+        let passed = time.duration_since(self.last.0).as_secs_f64();
+        if passed < 0.01 {
+            return;
+        }
+        let newest = done.saturating_sub(self.last.1) as f64 / passed;
+        self.smoothed = Some(match self.smoothed {
+            None => newest,
+            Some(before) => before * (1.0 - NEWEST) + newest * NEWEST,
+        });
+        self.last = (time, done);
+    }
+
+    fn bytes_per_second(&self) -> u64 {
+        self.smoothed.unwrap_or(0.0) as u64
+    }
+
+    /// Seconds that are left, where that can be told.
+    fn eta(&self, now: &Snapshot) -> Option<u64> {
+        let left = now.total.checked_sub(position(now))?;
+        let rate = self.bytes_per_second();
+        (now.total > 0 && rate > 0).then(|| left.div_ceil(rate))
+    }
+}
+
+/// Whether the copy is over and is being verified.
+fn verifying(now: &Snapshot) -> bool {
+    now.verified > 0 && now.done() >= now.total
+}
+
+/// How far the copy is, or its verification.
+fn position(now: &Snapshot) -> u64 {
+    let done = if verifying(now) { now.verified } else { now.done() };
+    if now.total > 0 { done.min(now.total) } else { done }
+}
+
+fn percent(now: &Snapshot, end: Option<bool>) -> u64 {
+    match (end, now.total) {
+        (Some(true), _) => 100,
+        (_, 0) => 0,
+        (_, total) => {
+            let done = u128::from(now.done().min(total));
+            u64::try_from(done * 100 / u128::from(total)).unwrap_or(100)
+        }
+    }
+}
+
+impl Sink {
+    fn show(&mut self, view: &View, rate: &Rate, end: Option<bool>) -> std::io::Result<()> {
+        match self.style {
+            Style::Bar => {
+                let size = rustix::termios::tcgetwinsize(&self.file);
+                let columns = size.map_or(0, |size| usize::from(size.ws_col));
+                let mut line = format!("\r{}\x1b[K", bar(view, rate, end, columns));
+                if end.is_some() {
+                    line.push('\n');
+                }
+                self.file.write_all(line.as_bytes())
+            }
+            Style::Percent(_) => {
+                // nbdcopy's first line is 0/100.
+                if self.last.is_none() {
+                    self.line("0/100".to_string())?;
+                }
+                self.line(format!("{}/100", percent(&view.all, end)))
+            }
+            Style::Json(_) => {
+                self.last = None;
+                self.line(json(view, rate, end).to_string())
+            }
+        }
+    }
+
+    /// Writes a line that differs from the last one.
+    fn line(&mut self, line: String) -> std::io::Result<()> {
+        if self.last.as_ref() == Some(&line) {
+            return Ok(());
+        }
+        self.file.write_all(format!("{line}\n").as_bytes())?;
+        self.last = Some(line);
+        Ok(())
+    }
+}
+
+fn json(view: &View, rate: &Rate, end: Option<bool>) -> serde_json::Value {
+    let now = &view.all;
+    let used = view.routes.iter().filter(|(_, bytes)| *bytes > 0);
+    let routes: serde_json::Map<_, _> =
+        used.map(|(name, bytes)| ((*name).to_string(), (*bytes).into())).collect();
+    let mut line = counts(now);
+    line["connections"] = now.connections.into();
+    line["requests"] = now.requests.into();
+    line["request_size"] = now.request_size.into();
+    line["in_flight"] = view.in_flight.into();
+    line["retries"] = serde_json::json!({ "source": view.retried[0], "target": view.retried[1] });
+    line["routes"] = routes.into();
+    line["rate"] = rate.bytes_per_second().into();
+    line["eta"] = rate.eta(now).into();
+    line["elapsed"] = rate.started.elapsed().as_secs_f64().into();
+    line["finished"] = end.is_some().into();
+    if let Some(success) = end {
+        line["success"] = success.into();
+        line["eta"] = serde_json::Value::Null;
+    }
+    if !view.disks.is_empty() {
+        let disk = |(name, now): &(String, Snapshot)| {
+            let mut line = counts(now);
+            line["name"] = name.as_str().into();
+            line
+        };
+        line["disks"] = view.disks.iter().map(disk).collect();
+    }
+    line
+}
+
+/// How far a copy is, of one disk or of all.
+fn counts(now: &Snapshot) -> serde_json::Value {
+    serde_json::json!({
+        "phase": if verifying(now) { "verify" } else { "copy" },
+        "done": now.done(),
+        "total": now.total,
+        "data": now.data,
+        "zeroed": now.zeroed,
+        "skipped": now.skipped,
+        "resumed": now.resumed,
+        "verified": now.verified,
+    })
+}
+
+/// The bar and what stands behind it, in at most `columns` columns; 0: as many as it takes. Data is
+/// `*`, zeroes and holes are `.`, what an earlier run has copied is `=`.
+fn bar(view: &View, rate: &Rate, end: Option<bool>, columns: usize) -> String {
+    let now = &view.all;
+    let what = if verifying(now) { "verify " } else { "" };
+    let rate_text = format!("{}/s", rounded(rate.bytes_per_second()));
+    if now.total == 0 && end != Some(true) {
+        return format!("{what}{} {rate_text}", rounded(now.done()));
+    }
+    let share = if now.total == 0 { 1.0 } else { position(now) as f64 / now.total as f64 };
+    let share = if end == Some(true) { 1.0 } else { share };
+    let disks = match view.disks.len() {
+        0 => String::new(),
+        count => format!("{}/{count} disks ", view.complete()),
+    };
+    let rest = match (end, rate.eta(now)) {
+        (Some(_), _) => {
+            let seconds = rate.started.elapsed().as_secs_f64();
+            format!("{} in {seconds:.1} s", rounded(now.done()))
+        }
+        (None, Some(eta)) => format!("{rate_text} {} left", clock(eta)),
+        (None, None) => rate_text,
+    };
+    let zeroes = rounded(now.zeroed + now.skipped);
+    let split = format!(" ({} data, {zeroes} zero)", rounded(now.data));
+    let line = |cells: usize, split: &str| {
+        let cells = cells_of(now, share, cells);
+        format!("{what}{disks}{:3}% [{cells}] {rest}{split}", (share * 100.0) as u64)
+    };
+    let fits = |line: &String| columns == 0 || line.chars().count() < columns;
+    let lines = [line(CELLS, &split), line(CELLS / 2, &split), line(CELLS / 2, "")];
+    let line = lines.into_iter().find(fits).unwrap_or_else(|| line(CELLS / 4, ""));
+    match columns {
+        0 => line,
+        columns => line.chars().take(columns.saturating_sub(1).max(1)).collect(),
+    }
+}
+
+/// So many cells, filled by this share and split by what the bytes were.
+fn cells_of(now: &Snapshot, share: f64, cells: usize) -> String {
+    let filled = ((share * cells as f64) as usize).min(cells);
+    let done = now.done().max(1) as f64;
+    let part = |bytes: u64| ((bytes as f64 / done * filled as f64).round() as usize).min(filled);
+    let resumed = part(now.resumed);
+    let zeroes = match now.done() {
+        0 => 0,
+        _ => part(now.zeroed + now.skipped).min(filled - resumed),
+    };
+    let data = filled - resumed - zeroes;
+    let pieces = [("=", resumed), ("*", data), (".", zeroes), ("-", cells - filled)];
+    pieces.iter().map(|(cell, count)| cell.repeat(*count)).collect()
+}
+
+/// A size of three digits or so.
+fn rounded(bytes: u64) -> String {
+    let mut value = bytes as f64;
+    for unit in ["B", "KiB", "MiB", "GiB", "TiB", "PiB"] {
+        if value < 1024.0 {
+            let decimals = usize::from(unit != "B" && value < 100.0);
+            return format!("{value:.decimals$} {unit}");
+        }
+        value /= 1024.0;
+    }
+    format!("{value:.1} EiB")
+}
+
+fn clock(seconds: u64) -> String {
+    let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    match hours {
+        0 => format!("{minutes}:{seconds:02}"),
+        _ => format!("{hours}:{minutes:02}:{seconds:02}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    fn at(data: u64, total: u64) -> Snapshot {
+        Snapshot { total, data, ..Snapshot::default() }
+    }
+
+    #[test]
+    fn styles_are_parsed() {
+        assert_eq!("3".parse(), Ok(Style::Percent(3)));
+        assert_eq!("json".parse(), Ok(Style::Json(2)));
+        assert_eq!("json:4".parse(), Ok(Style::Json(4)));
+        for bad in ["", "-1", "x", "json:", "json:x", "99999999999"] {
+            assert!(bad.parse::<Style>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn percentages_end_at_100_only_when_all_is_done() {
+        assert_eq!(percent(&at(0, 0), None), 0);
+        assert_eq!(percent(&at(0, 0), Some(true)), 100);
+        assert_eq!(percent(&at(999, 1000), None), 99);
+        assert_eq!(percent(&at(10, 1000), Some(false)), 1);
+        assert_eq!(percent(&at(u64::MAX, i64::MAX as u64), None), 100);
+    }
+
+    fn view(all: Snapshot) -> View {
+        View { all, disks: Vec::new(), in_flight: 3, retried: [1, 2], routes: vec![("zero", 7)] }
+    }
+
+    #[test]
+    fn lines_are_short_and_json_is_json() {
+        let mut rate = Rate::new();
+        rate.smoothed = Some(1048576.0);
+        let half = view(at(512 << 20, 1 << 30));
+        let line = bar(&half, &rate, None, 0);
+        let cells = format!("{}{}", "*".repeat(20), "-".repeat(20));
+        let split = "(512 MiB data, 0 B zero)";
+        assert_eq!(line, format!(" 50% [{cells}] 1.0 MiB/s 8:32 left {split}"));
+        for columns in [1, 5, 40, 60, 80, 200] {
+            assert!(bar(&half, &rate, None, columns).chars().count() < columns.max(2));
+        }
+        assert!(bar(&half, &rate, None, 60).ends_with("8:32 left"));
+        let line = json(&half, &rate, None);
+        assert_eq!((line["eta"].as_u64(), line["finished"].as_bool()), (Some(512), Some(false)));
+        assert_eq!((&line["retries"]["target"], &line["routes"]["zero"]), (&2.into(), &7.into()));
+        assert_eq!(json(&view(at(5, 0)), &rate, Some(true))["success"], true);
+        assert_eq!(clock(3723), "1:02:03");
+        assert_eq!(rounded(1536), "1.5 KiB");
+    }
+
+    #[test]
+    fn the_bar_tells_data_zeroes_and_earlier_runs_apart() {
+        let now = Snapshot {
+            total: 800,
+            data: 100,
+            zeroed: 60,
+            skipped: 40,
+            resumed: 200,
+            ..Snapshot::default()
+        };
+        assert_eq!(cells_of(&now, 0.5, 16), "====**..--------");
+        assert_eq!(cells_of(&Snapshot::default(), 0.0, 4), "----");
+        assert_eq!(cells_of(&Snapshot::default(), 1.0, 4), "****");
+    }
+
+    #[test]
+    fn several_disks_are_shown_together_and_one_by_one() {
+        let disk = |name: &str| Watched { name: Some(name.to_string()), progress: Arc::default() };
+        let disks = [disk("a"), disk("b")];
+        disks[0].progress.expect(10);
+        disks[1].progress.expect(30);
+        let line = json(&View::of(&disks), &Rate::new(), None);
+        assert_eq!((&line["total"], &line["disks"][1]["total"]), (&40.into(), &30.into()));
+        assert_eq!(line["disks"][0]["name"], "a");
+        let line = bar(&View::of(&disks), &Rate::new(), None, 0);
+        assert!(line.starts_with("0/2 disks   0% [---"), "{line}");
+    }
+}

@@ -1,0 +1,374 @@
+//! `--control`: the socket by which whoever runs a server looks after it, with `blockhaul ctl`. One JSON
+//! object a line, each answered with one; `docs/serve.md` has them.
+
+use std::collections::BTreeMap;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use blockhaul_block::{Adjustable, Can, OpKind};
+use blockhaul_io::{Identity, Remote};
+use blockhaul_server::{Client, Counts, Disconnected, Server};
+use rustix::fs::Mode;
+use serde_json::{Map, Value, json};
+
+use super::exports::Running;
+use super::figures;
+use super::listen::Cleanup;
+use super::notify::Notify;
+use super::stop::{Stop, Stopper};
+use super::tls::Secured;
+use crate::aside::{Listener, Peer, Serving};
+use crate::exit::{FAILED, Failure, OPEN, plain};
+
+/// Longer requests end the connection.
+const REQUEST_MAX: usize = 64 << 10;
+/// Peers at a time: a few people and programs.
+const PEERS_MAX: usize = 16;
+/// Time after which a peer that says nothing is sent away.
+const IDLE: Duration = Duration::from_secs(60);
+/// Time for taking an answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Time between two looks at whether a peer has been silent for too long.
+const LOOK: Duration = Duration::from_secs(1);
+/// Time between two looks at whether the last client has left.
+const DRAINED_AGAIN: Duration = Duration::from_millis(20);
+
+/// A control socket that is not served yet.
+pub struct Control {
+    listener: Listener,
+    path: PathBuf,
+}
+
+impl Control {
+    /// Makes the socket, for this user alone. To be called while there are no other threads, which would
+    /// make files with the same mode.
+    pub fn bind(path: &Path, cleanup: &Cleanup) -> Result<Control, Failure> {
+        let cannot = |why: &str| {
+            let text = format!("--control: cannot listen on {}: {why}", path.display());
+            Failure::new(OPEN, text)
+        };
+        // Absolute, because a server in the background leaves the current directory.
+        let path = std::path::absolute(path).map_err(|error| cannot(&plain(&error)))?;
+        let mode = rustix::process::umask(Mode::XUSR | Mode::RWXG | Mode::RWXO);
+        let bound = Listener::unix(&path);
+        rustix::process::umask(mode);
+        let listener = bound.map_err(|error| match error.kind() {
+            ErrorKind::AddrInUse => {
+                cannot("another program listens there: choose another path, or end that program")
+            }
+            _ => cannot(&plain(&error)),
+        })?;
+        cleanup.remember_socket(&path);
+        Ok(Control { listener, path })
+    }
+
+    /// Gives it to the user that the server is going to be.
+    pub fn give_to(&self, identity: &Identity) -> std::io::Result<()> {
+        std::os::unix::fs::chown(&self.path, identity.uid(), Some(identity.gid()))
+    }
+
+    /// Serves it until what is returned is dropped.
+    pub fn start(self, operations: &Arc<Operations>) -> Result<Serving, Failure> {
+        let operations = Arc::downgrade(operations);
+        let attend = move |peer: &mut dyn Peer| attend(peer, &operations);
+        self.listener.serve("control", PEERS_MAX, attend).map_err(|error| {
+            Failure::new(FAILED, format!("cannot serve the control socket: {}", plain(&error)))
+        })
+    }
+}
+
+/// What can be asked of a server that runs.
+pub struct Operations {
+    pub server: Arc<Server>,
+    pub exports: Vec<Running>,
+    pub stopper: Stopper,
+    /// The worker that waits for clients to leave.
+    pub worker: Remote,
+    pub secured: Secured,
+    pub notify: Notify,
+}
+
+/// The operations of a server, for whoever is there before it.
+#[derive(Clone, Default)]
+pub struct Shared(Arc<Mutex<Weak<Operations>>>);
+
+impl Shared {
+    pub fn set(&self, operations: &Arc<Operations>) {
+        let weak = Arc::downgrade(operations);
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = weak;
+    }
+
+    /// Does something, if the server is there.
+    pub fn with(&self, work: impl FnOnce(&Operations)) {
+        let weak = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(operations) = weak.upgrade() {
+            work(&operations);
+        }
+    }
+}
+
+/// Why a request was not carried out.
+struct Refusal {
+    kind: &'static str,
+    text: String,
+}
+
+impl Refusal {
+    /// The request cannot be understood, or a value is wrong.
+    fn usage(text: impl Into<String>) -> Refusal {
+        Refusal { kind: "usage", text: text.into() }
+    }
+
+    /// It could not be done.
+    fn failed(text: impl Into<String>) -> Refusal {
+        Refusal { kind: "failed", text: text.into() }
+    }
+
+    /// There is nothing of that name or number.
+    fn absent(text: impl Into<String>) -> Refusal {
+        Refusal { kind: "absent", text: text.into() }
+    }
+}
+
+/// Answers one peer, request by request.
+fn attend(peer: &mut dyn Peer, operations: &Weak<Operations>) {
+    let mut received = Vec::new();
+    let mut part = [0; 4096];
+    let mut heard = Instant::now();
+    let mut waits = false;
+    loop {
+        if let Some(end) = received.iter().position(|&byte| byte == b'\n') {
+            let rest = received.split_off(end + 1);
+            let line = std::mem::replace(&mut received, rest);
+            let Some(operations) = operations.upgrade() else { return };
+            let answer = match ask(&line) {
+                Ok((command, _)) if command == "wait" => {
+                    waits = true;
+                    continue;
+                }
+                Ok((command, request)) => operations.carry_out(&command, &request),
+                Err(refusal) => Err(refusal),
+            };
+            drop(operations);
+            if say(peer, answer).is_err() {
+                return;
+            }
+            heard = Instant::now();
+            continue;
+        }
+        let late = heard.elapsed() >= IDLE && !waits;
+        if received.len() > REQUEST_MAX || late || peer.patience(LOOK).is_err() {
+            return;
+        }
+        match peer.read(&mut part) {
+            Ok(0) => return,
+            Ok(len) => received.extend_from_slice(&part[..len]),
+            Err(error) if is_timeout(&error) => {}
+            Err(_) => return,
+        }
+    }
+}
+
+fn is_timeout(error: &std::io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted)
+}
+
+/// The command of a request, and the request.
+fn ask(line: &[u8]) -> Result<(String, Map<String, Value>), Refusal> {
+    let wrong = || Refusal::usage("a request is one JSON object in a line, with a \"command\"");
+    let Ok(Value::Object(request)) = serde_json::from_slice(line) else { return Err(wrong()) };
+    let command = request.get("command").and_then(Value::as_str).ok_or_else(wrong)?;
+    Ok((command.to_string(), request))
+}
+
+fn say(peer: &mut dyn Peer, answer: Result<Value, Refusal>) -> std::io::Result<()> {
+    let mut value = match answer {
+        Ok(value) => value,
+        Err(Refusal { kind, text }) => json!({ "kind": kind, "error": text, "ok": false }),
+    };
+    if let Value::Object(members) = &mut value {
+        members.entry("ok").or_insert(Value::Bool(true));
+    }
+    let text = format!("{value}\n");
+    peer.patience(PATIENCE)?;
+    peer.write_all(text.as_bytes())
+}
+
+impl Operations {
+    fn carry_out(&self, command: &str, request: &Map<String, Value>) -> Result<Value, Refusal> {
+        let text = |name: &str| {
+            request.get(name).and_then(Value::as_str).ok_or_else(|| {
+                Refusal::usage(format!("{command}: {name:?} is missing, or no text"))
+            })
+        };
+        match command {
+            "clients" => Ok(
+                json!({ "clients": self.server.clients().iter().map(client).collect::<Vec<_>>() }),
+            ),
+            "exports" => Ok(json!({ "exports": self.exports() })),
+            "disconnect" => {
+                let number = request.get("number").and_then(Value::as_u64).ok_or_else(|| {
+                    Refusal::usage("disconnect: \"number\" is missing, or no whole number")
+                })?;
+                match self.server.disconnect(number) {
+                    Some(Disconnected::Told) => Ok(json!({ "done": "told" })),
+                    Some(Disconnected::Cut) => Ok(json!({ "done": "cut" })),
+                    None => Err(Refusal::absent(format!("no client has the number {number}"))),
+                }
+            }
+            "drain" => {
+                log::info!("draining, as the control socket asks: no more clients are accepted");
+                let clients = self.server.drain();
+                let clients_are = if clients == 1 { "client is" } else { "clients are" };
+                self.notify.status(&format!("draining: {clients} {clients_are} still there"));
+                let (server, stopper) = (Arc::downgrade(&self.server), self.stopper.clone());
+                drop(self.worker.spawn(move || end_when_empty(server, stopper)));
+                Ok(json!({ "clients": clients }))
+            }
+            "reload" => self.reload().map(|done| json!({ "done": done })).map_err(Refusal::failed),
+            "metrics" => Ok(json!({ "text": figures::text(&self.server.sums()) })),
+            "stop" => {
+                log::info!("stopping, as the control socket asks");
+                let clients = self.server.open();
+                self.stopper.stop(Stop::Asked);
+                Ok(json!({ "clients": clients }))
+            }
+            "set" => {
+                let layer = self.layer(text("export")?, text("layer")?)?;
+                let (name, value) = (text("name")?, text("value")?);
+                layer.set(name, value).map_err(|error| Refusal::usage(error.text()))?;
+                log::info!(layer = layer.name(); "layer {}: {name}={value}", layer.name());
+                Ok(json!({ "layer": shown(layer) }))
+            }
+            _ => Err(Refusal::usage(format!(
+                "unknown command {command:?}; known are clients, exports, disconnect, set, reload, \
+                 metrics, drain, stop, wait"
+            ))),
+        }
+    }
+
+    /// Reads what TLS needs again, for clients that come. What was done, or why nothing has changed.
+    pub fn reload(&self) -> Result<&'static str, String> {
+        if self.secured.is_off() {
+            return Ok("there is nothing to read again: TLS is off");
+        }
+        self.notify.reloading();
+        let read = match self.secured.open() {
+            Ok(tls) => {
+                self.server.set_tls(tls);
+                log::info!("TLS: keys and certificates were read again");
+                Ok("keys and certificates were read again")
+            }
+            Err(failure) => {
+                let text = format!("{failure}; those from before stay in use");
+                log::error!("{text}");
+                Err(text)
+            }
+        };
+        self.notify.ready(if read.is_ok() { "reloaded" } else { "could not reload, see the log" });
+        read
+    }
+
+    /// A layer of an export, by its name; by `NAME:N` the nth of that name from the storage on.
+    fn layer(&self, export: &str, layer: &str) -> Result<&Adjustable, Refusal> {
+        let Some(found) = self.exports.iter().find(|one| one.name == export) else {
+            let known: Vec<_> = self.exports.iter().map(|one| format!("{:?}", one.name)).collect();
+            let text = format!("there is no export {export:?}; known are {}", known.join(", "));
+            return Err(Refusal::absent(text));
+        };
+        let (name, place) = match layer.split_once(':') {
+            Some((name, place)) => (name, place.parse::<usize>().ok()),
+            None => (layer, None),
+        };
+        let named: Vec<_> = found.layers.iter().filter(|one| one.name() == name).collect();
+        match (&named[..], place) {
+            ([only], None) => Ok(only),
+            (all, Some(place)) if (1..=all.len()).contains(&place) => Ok(all[place - 1]),
+            ([], _) => {
+                let known: Vec<_> = found.layers.iter().map(|one| one.name()).collect();
+                let known = match known.is_empty() {
+                    true => "it has none".to_string(),
+                    false => format!("known are {}", known.join(", ")),
+                };
+                let text = format!("export {export:?} has no layer {name:?}; {known}");
+                Err(Refusal::absent(text))
+            }
+            (all, _) => {
+                let known: Vec<_> =
+                    (1..=all.len()).map(|place| format!("{name}:{place}")).collect();
+                let text = format!(
+                    "export {export:?} has no layer {layer:?} alone; known are {}",
+                    known.join(", ")
+                );
+                Err(Refusal::absent(text))
+            }
+        }
+    }
+
+    fn exports(&self) -> Vec<Value> {
+        let sums = self.server.sums().exports;
+        let only = self.exports.len() == 1;
+        self.exports
+            .iter()
+            .map(|one| {
+                let below = |name: &str| {
+                    let rest = name.strip_prefix(one.name.as_str());
+                    rest.is_some_and(|rest| one.name.is_empty() || rest.starts_with('/'))
+                };
+                let its = |name: &String| only || *name == one.name || (!one.single && below(name));
+                let clients: u64 =
+                    sums.iter().filter(|(name, _)| its(name)).map(|(_, sum)| sum.clients).sum();
+                let facts = one.device.as_ref().map(|device| device.facts());
+                json!({
+                    "name": one.name,
+                    "description": one.description,
+                    "device": one.storage,
+                    "size": facts.as_ref().map(|facts| facts.size),
+                    "readonly": facts.as_ref().map(|facts| !facts.can.contains(Can::WRITE)),
+                    "clients": clients,
+                    "state": one.own.as_ref().and_then(Weak::upgrade).and_then(|own| own.state()),
+                    "layers": one.layers.iter().map(|layer| shown(layer)).collect::<Vec<_>>(),
+                })
+            })
+            .collect()
+    }
+}
+
+/// Ends the server when its last client has left. Does not keep what is served open.
+async fn end_when_empty(server: Weak<Server>, stopper: Stopper) {
+    while let Some(server) = server.upgrade() {
+        if server.open() == 0 {
+            return stopper.stop(Stop::Asked);
+        }
+        drop(server);
+        blockhaul_io::sleep(DRAINED_AGAIN).await;
+    }
+}
+
+fn shown(layer: &Adjustable) -> Value {
+    let options: BTreeMap<_, _> = layer.values().into_iter().collect();
+    json!({ "name": layer.name(), "options": options, "changeable": layer.changeable() })
+}
+
+fn client(client: &Client) -> Value {
+    let Counts { requests, bytes, errors, in_flight } = client.counts;
+    let named = |counts: [u64; OpKind::ALL.len()]| {
+        let all = OpKind::ALL.into_iter().zip(counts);
+        all.map(|(kind, count)| (kind.name().to_string(), json!(count))).collect::<Map<_, _>>()
+    };
+    let tls = client.identity.as_ref();
+    json!({
+        "number": client.number,
+        "address": client.address,
+        "export": client.export,
+        "tls": tls.map(|tls| json!({ "version": tls.version, "name": tls.name })),
+        "in_flight": in_flight,
+        "requests": named(requests),
+        "bytes": named(bytes),
+        "errors": errors,
+        "age": client.age.as_secs_f64(),
+        "leaving": client.leaving,
+    })
+}

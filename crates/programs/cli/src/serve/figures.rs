@@ -1,0 +1,88 @@
+//! The figures of a server, for `--metrics` and `ctl metrics`.
+
+use std::sync::{Arc, Weak};
+
+use blockhaul_block::OpKind;
+use blockhaul_server::{Exported, LATENCY_BOUNDS, Server, Sums};
+
+use crate::metrics::{Figures, Page};
+
+/// The page that tells of this server; empty when it has ended. Does not keep what is served open.
+pub fn page(server: &Arc<Server>) -> Page {
+    let server: Weak<Server> = Arc::downgrade(server);
+    Arc::new(move || server.upgrade().map(|server| text(&server.sums())).unwrap_or_default())
+}
+
+/// The page.
+pub fn text(sums: &Sums) -> String {
+    let mut figures = Figures::default();
+    let one = |figures: &mut Figures, name: &str, kind: &str, help: &str, value: f64| {
+        figures.add(&format!("blockhaul_serve_{name}"), kind, help, &[], value);
+    };
+    let help = "The version that runs, as a label.";
+    let version = [("version", env!("CARGO_PKG_VERSION"))];
+    figures.add("blockhaul_serve_info", "gauge", help, &version, 1.0);
+    let help = "Connections that are open, handshakes included.";
+    one(&mut figures, "connections", "gauge", help, sums.open as f64);
+    let help = "Connections in their handshake.";
+    one(&mut figures, "handshakes", "gauge", help, sums.handshakes as f64);
+    let results = [("accepted", sums.accepted), ("refused", sums.refused)];
+    for (result, count) in results {
+        let help = "Connections that were accepted, and refused because there were too many.";
+        let name = "blockhaul_serve_connections_total";
+        figures.add(name, "counter", help, &[("result", result)], count as f64);
+    }
+    let help = "Handshakes that failed: broken protocol, no proof of who the client is, too late, or in \
+                the way of others.";
+    one(&mut figures, "handshakes_failed_total", "counter", help, sums.failed as f64);
+    let help = "Memory that requests hold, of all clients together.";
+    one(&mut figures, "memory_bytes", "gauge", help, sums.memory as f64);
+    let help = "Memory that requests may hold.";
+    one(&mut figures, "memory_limit_bytes", "gauge", help, sums.memory_limit as f64);
+    exports(&mut figures, sums);
+    for (kind, latency) in OpKind::ALL.into_iter().zip(&sums.latency) {
+        figures.histogram(
+            "blockhaul_serve_request_seconds",
+            "Time of requests in devices. Of those that are answered at once one in 16 is timed, and \
+             stands for all.",
+            &[("kind", kind.name())],
+            (&LATENCY_BOUNDS, &latency.classes, latency.seconds),
+        );
+    }
+    figures.finish()
+}
+
+/// What there is for each export. Figures of one name follow each other.
+fn exports(figures: &mut Figures, sums: &Sums) {
+    type Value = fn(&Exported) -> u64;
+    let single: [(&str, &str, &str, Value); 3] = [
+        ("clients", "gauge", "Clients that are connected.", |one| one.clients),
+        ("requests_in_flight", "gauge", "Requests that devices work on.", |one| {
+            one.counts.in_flight
+        }),
+        ("request_errors_total", "counter", "Requests that were answered with an error.", |one| {
+            one.counts.errors
+        }),
+    ];
+    for (name, kind, help, value) in single {
+        for (export, one) in &sums.exports {
+            let labels = [("export", export.as_str())];
+            let name = format!("blockhaul_serve_{name}");
+            figures.add(&name, kind, help, &labels, value(one) as f64);
+        }
+    }
+    type ByKind = fn(&Exported) -> [u64; OpKind::ALL.len()];
+    let by_kind: [(&str, &str, ByKind); 2] = [
+        ("requests_total", "Requests that were answered.", |one| one.counts.requests),
+        ("bytes_total", "Bytes of requests that succeeded.", |one| one.counts.bytes),
+    ];
+    for (name, help, values) in by_kind {
+        for (export, one) in &sums.exports {
+            for (kind, value) in OpKind::ALL.into_iter().zip(values(one)) {
+                let labels = [("export", export.as_str()), ("kind", kind.name())];
+                let name = format!("blockhaul_serve_{name}");
+                figures.add(&name, "counter", help, &labels, value as f64);
+            }
+        }
+    }
+}

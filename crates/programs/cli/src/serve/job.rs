@@ -1,0 +1,229 @@
+//! What the workers do of a server: opening devices and sockets, becoming another user, telling that it is
+//! ready, and the orderly stop.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use blockhaul_io::{Identity, Remote};
+use blockhaul_server::{Config, Limits, Offers, Server};
+
+use super::background::Background;
+use super::control::{Control, Operations, Shared};
+use super::exports::{Opened, Wanted};
+use super::listen::{self, Addresses, Listening, Where};
+use super::notify::Notify;
+use super::single::{self, Single};
+use super::stop::{Stop, Stopper};
+use super::tls::Secured;
+use super::{command, figures, stdio, system};
+use crate::exit::{FAILED, Failure, plain};
+use crate::metrics::{self, Address};
+use crate::{out, signals};
+
+/// Time that clients have to read their last replies; waited twice at most, so that they delay a stop
+/// by less than a second.
+const PATIENCE: Duration = Duration::from_millis(400);
+
+/// All that the server needs to know once it runs.
+pub struct Job {
+    pub operations: Shared,
+    pub notify: Notify,
+    pub metrics: Option<Address>,
+    pub identity: Option<Identity>,
+    pub exit_with_parent: bool,
+    pub wanted: Wanted,
+    pub listeners: Where,
+    pub single: Option<Single>,
+    pub control: Option<Control>,
+    pub background: Background,
+    pub stopper: Stopper,
+    pub limits: Limits,
+    pub offers: Offers,
+    pub uri_export: Option<String>,
+    pub print_uri: bool,
+    pub selinux_label: Option<String>,
+    pub secured: Secured,
+    pub tls: blockhaul_server::Tls,
+    pub pidfile: Option<std::path::PathBuf>,
+    pub run: Option<String>,
+    pub verbose: bool,
+}
+
+impl Job {
+    /// Serves until it is to stop.
+    pub async fn serve(&mut self, stopped: blockhaul_io::Ticket<Stop>) -> Result<End, Failure> {
+        let Opened { exports, visits, running } = self.wanted.open().await?;
+        let label = system::SocketLabel::set(self.selinux_label.as_deref())?;
+        let listening = self.listeners.bind().await?;
+        drop(label);
+        let server = Server::new(Config {
+            exports,
+            visits,
+            limits: self.limits.clone(),
+            offers: self.offers,
+            pool: blockhaul_io::Pool::new(self.limits.all_bytes),
+            tls: self.tls.clone(),
+        });
+        let told = self.uri_export.as_deref().unwrap_or(self.wanted.name()).to_string();
+        let uri = listening.uri(&told, &self.secured);
+        log::debug!(
+            "serving {} with {} at {uri}",
+            self.wanted.shown(),
+            blockhaul_io::engine_name()
+        );
+        let Listening { listeners, addresses, cleanup: _cleanup } = listening;
+        let listening: Vec<_> = listeners
+            .into_iter()
+            .map(|listener| blockhaul_io::start(server.clone().listen(listener)))
+            .collect();
+        if let Some(path) = &self.pidfile {
+            write_pid(path)?;
+        }
+        let mut say: String = addresses.free_ports.iter().map(|port| format!("{port}\n")).collect();
+        if self.print_uri {
+            say += &for_people(&uri);
+        }
+        let metrics = self.metrics.take().map(|address| serve_figures(&address, &server));
+        let metrics = metrics.transpose()?;
+        self.change_user()?;
+        self.background.ready(&say, self.verbose)?;
+        let operations = Arc::new(Operations {
+            server: server.clone(),
+            exports: running,
+            stopper: self.stopper.clone(),
+            worker: Remote::to(blockhaul_io::worker()),
+            secured: self.secured.clone(),
+            notify: self.notify.clone(),
+        });
+        self.operations.set(&operations);
+        let control = self.control.take().map(|control| control.start(&operations)).transpose()?;
+        let mut child = self.start_command(&addresses, &told, &uri)?;
+        stdio::let_go();
+        let rest = self.single.take().map(|single| self.serve_single(single, &server));
+        self.notify.ready(&format!("serving {} at {uri}", self.wanted.shown()));
+        let alive = self.notify.interval().map(|interval| self.tell_alive(interval));
+        let why = match stopped.await.unwrap_or(Stop::Command(FAILED)) {
+            Stop::Signal(_) if blockhaul_io::ends_by_itself() => Stop::Ended,
+            why => why,
+        };
+        let begun = Instant::now();
+        self.notify.stopping("stopping: requests in progress are finished");
+        if let (Stop::Signal(_) | Stop::Asked, Some(child)) = (&why, &mut child) {
+            child.stop();
+        }
+        let held = server.stop(PATIENCE).await;
+        // They hold the server, and with it what is served.
+        drop((control, metrics, operations));
+        alive.into_iter().for_each(blockhaul_io::Task::cancel);
+        listening.into_iter().for_each(blockhaul_io::Task::cancel);
+        if let Some(rest) = rest {
+            rest.wait(PATIENCE);
+        }
+        let status = match (why, child) {
+            (Stop::Command(status), _) => status,
+            (Stop::Signal(signal), Some(_)) => signals::status(signal),
+            (Stop::Ended, Some(child)) => {
+                blockhaul_io::offload(move || child.wait()).await.unwrap_or(FAILED)
+            }
+            (Stop::Signal(_) | Stop::Left | Stop::Asked | Stop::Ended, _) => 0,
+        };
+        if held == 0 {
+            return Ok(End { status, held: false, begun });
+        }
+        let requests = if held == 1 { "request" } else { "requests" };
+        log::warn!(held; "devices held {held} {requests} for longer than --drain-timeout");
+        Ok(End { status, held: true, begun })
+    }
+
+    /// Becomes the user of `--user` and `--group`; the sockets go with them.
+    fn change_user(&self) -> Result<(), Failure> {
+        let Some(identity) = &self.identity else { return Ok(()) };
+        let given = self.control.as_ref().map_or(Ok(()), |control| control.give_to(identity));
+        let given = given.and_then(|()| self.listeners.cleanup().give_to(identity));
+        let assumed = given.and_then(|()| identity.assume());
+        assumed.map_err(|error| cannot_become(identity, &error))?;
+        // The kernel forgets it when the user changes.
+        if self.exit_with_parent { listen::tie_to_parent() } else { Ok(()) }
+    }
+
+    /// Starts the command of `--run`, whose end stops the server.
+    fn start_command(
+        &self,
+        addresses: &Addresses,
+        export: &str,
+        uri: &str,
+    ) -> Result<Option<command::Running>, Failure> {
+        let Some(script) = &self.run else { return Ok(None) };
+        let stopper = self.stopper.clone();
+        let ended = move |status| stopper.stop(Stop::Command(status));
+        let mut variables = addresses.variables(export, uri);
+        variables.extend(self.secured.variables());
+        command::start(script, &variables, ended).map(Some)
+    }
+
+    /// Serves the client of `--single`, whose end stops the server; what is left may still be on its way
+    /// to standard output.
+    fn serve_single(&self, single: Single, server: &Arc<Server>) -> single::Rest {
+        let (socket, rest) = single.split();
+        let (server, stopper) = (server.clone(), self.stopper.clone());
+        drop(blockhaul_io::spawn(async move {
+            server.serve(socket).await;
+            stopper.stop(Stop::Left);
+        }));
+        rest
+    }
+
+    /// Tells the service manager's watchdog that this worker turns round.
+    fn tell_alive(&self, interval: Duration) -> blockhaul_io::Task<()> {
+        let notify = self.notify.clone();
+        blockhaul_io::start(async move {
+            loop {
+                notify.alive();
+                blockhaul_io::sleep(interval).await;
+            }
+        })
+    }
+}
+
+/// How a server ended.
+pub struct End {
+    /// Exit status of the program.
+    pub status: u8,
+    /// Devices still hold requests.
+    pub held: bool,
+    /// When the stop began.
+    pub begun: Instant,
+}
+
+/// Serves figures; says where if that is not known.
+fn serve_figures(address: &Address, server: &Arc<Server>) -> Result<metrics::Server, Failure> {
+    let serving = metrics::Server::start(address, figures::page(server))?;
+    if matches!(address, Address::Tcp(asked) if asked.port() == 0) {
+        out::error(&format!("blockhaul: serve: metrics on {}\n", serving.address()));
+    }
+    Ok(serving)
+}
+
+/// A failure to change the user.
+fn cannot_become(identity: &Identity, error: &std::io::Error) -> Failure {
+    let user = identity.uid().map(|uid| format!("user {uid} and ")).unwrap_or_default();
+    let (gid, why) = (identity.gid(), plain(error));
+    let text = format!("cannot change to {user}group {gid}: {why}: start it as root");
+    Failure::new(crate::exit::OPEN, text)
+}
+
+/// What `--print-uri` prints, as nbdkit.
+fn for_people(uri: &str) -> String {
+    let quoted = command::quoted(uri);
+    format!(
+        "{uri}\nShell-quoted URI: {quoted}\nCommand to query the NBD endpoint:\n  nbdinfo {quoted}\n"
+    )
+}
+
+fn write_pid(path: &Path) -> Result<(), Failure> {
+    std::fs::write(path, format!("{}\n", std::process::id())).map_err(|error| {
+        let text = format!("cannot write the process id to {}: {}", path.display(), plain(&error));
+        Failure::new(FAILED, text)
+    })
+}

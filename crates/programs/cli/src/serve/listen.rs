@@ -1,0 +1,496 @@
+//! Where a server listens: Unix sockets, TCP, vsock, sockets that the service manager passes; what is
+//! made for that is removed in the end.
+
+use std::fmt::Write as _;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use blockhaul_io::{Identity, Listener};
+
+use super::tls::Secured;
+use crate::args::{self, VsockPlace};
+use crate::exit::{FAILED, Failure, USAGE, plain};
+
+/// NBD's port (its document, "Introduction").
+const PORT: u16 = 10809;
+/// The context id by which a machine reaches itself (VMADDR_CID_LOCAL).
+const VSOCK_LOCAL: u32 = 1;
+/// First descriptor of socket activation (sd_listen_fds(3)).
+const FIRST_INHERITED: i32 = 3;
+/// Most sockets that are taken over: more is a mistake in the environment.
+const INHERITED_MAX: i32 = 16;
+/// Attempts to get one free port for IPv4 and IPv6 together.
+const FREE_PORT_ATTEMPTS: usize = 16;
+
+/// Sockets that the service manager passes to this process (sd_listen_fds(3)); none without it.
+pub fn activation() -> Result<Inherited, Failure> {
+    let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<i32>().ok());
+    let own = i32::try_from(std::process::id()).ok();
+    if number("LISTEN_PID").is_none() || number("LISTEN_PID") != own {
+        return Ok(Inherited::new());
+    }
+    let count = number("LISTEN_FDS").unwrap_or(0);
+    if !(1..=INHERITED_MAX).contains(&count) {
+        let text = format!("LISTEN_FDS is not between 1 and {INHERITED_MAX}");
+        return Err(wrong_environment(&text));
+    }
+    let take = |fd| {
+        let missing = || format!("LISTEN_FDS is {count}, but descriptor {fd} is not open");
+        blockhaul_io::inherited(fd).ok_or_else(|| wrong_environment(&missing()))
+    };
+    (FIRST_INHERITED..FIRST_INHERITED + count).map(take).collect()
+}
+
+/// Has the kernel end this process with the one that started it.
+pub fn tie_to_parent() -> Result<(), Failure> {
+    let signal = rustix::process::Signal::TERM;
+    let tied = rustix::process::set_parent_process_death_signal(Some(signal));
+    tied.map_err(|errno| {
+        let why = plain(&errno.into());
+        Failure::new(FAILED, format!("cannot tie this process to its parent: {why}"))
+    })
+}
+
+/// Where a server is to listen.
+pub struct Where {
+    inherited: Inherited,
+    unix: Vec<PathBuf>,
+    /// Ports, and the addresses on which to open each of them; none for all there are.
+    ports: Vec<u16>,
+    hosts: Vec<String>,
+    vsock: Vec<VsockPlace>,
+    cleanup: Cleanup,
+}
+
+/// Descriptors of listening sockets that came with the process.
+pub type Inherited = Vec<OwnedFd>;
+
+/// Where a server listens.
+pub struct Listening {
+    /// The sockets.
+    pub listeners: Vec<Listener>,
+    /// Their addresses.
+    pub addresses: Addresses,
+    /// Removes what was made, when dropped.
+    pub cleanup: CleanupOnDrop,
+}
+
+/// Addresses for people and scripts.
+#[derive(Debug, Default)]
+pub struct Addresses {
+    /// The first Unix socket.
+    pub unix: Option<PathBuf>,
+    /// The first host and port of TCP.
+    pub tcp: Option<(String, u16)>,
+    /// The first vsock port, and its context id.
+    pub vsock: Option<(u32, u32)>,
+    /// Ports that were chosen by the system.
+    pub free_ports: Vec<u16>,
+}
+
+impl Where {
+    /// What the options ask for.
+    pub fn new(args: &args::Serve, inherited: Inherited) -> Where {
+        let mut unix = args.unix.clone();
+        let asked_tcp = !args.port.is_empty() || !args.ip_addr.is_empty();
+        if args.run.is_some() && unix.is_empty() && !asked_tcp {
+            unix.push("-".into());
+        }
+        let nothing =
+            unix.is_empty() && inherited.is_empty() && args.vsock.is_empty() && !args.single;
+        let mut ports = args.port.clone();
+        if ports.is_empty() && (asked_tcp || nothing) {
+            ports.push(PORT);
+        }
+        let (hosts, vsock) = (args.ip_addr.clone(), args.vsock.clone());
+        Where { inherited, unix, ports, hosts, vsock, cleanup: Cleanup::default() }
+    }
+
+    /// What to call before this process ends in any other way.
+    pub fn cleanup(&self) -> Cleanup {
+        self.cleanup.clone()
+    }
+
+    /// Makes the sockets. On a worker.
+    pub async fn bind(&mut self) -> Result<Listening, Failure> {
+        let cleanup = CleanupOnDrop(self.cleanup.clone());
+        let mut listeners = Vec::new();
+        let mut addresses = Addresses::default();
+        for fd in std::mem::take(&mut self.inherited) {
+            let listener = Listener::new(fd);
+            listeners.push(listener.map_err(|error| cannot_listen("the socket", &plain(&error)))?);
+        }
+        for path in &self.unix {
+            let path = match path.as_os_str() == "-" {
+                true => self.cleanup.private_dir()?.join("s"),
+                // Absolute, because a server in the background leaves the current directory.
+                false => std::path::absolute(path)
+                    .map_err(|error| cannot_listen(&path.display().to_string(), &plain(&error)))?,
+            };
+            listeners.push(self.bind_unix(&path)?);
+            addresses.unix.get_or_insert(path);
+        }
+        let hosts: Vec<_> = match self.hosts.is_empty() {
+            true => vec![None],
+            false => self.hosts.drain(..).map(Some).collect(),
+        };
+        for port in self.ports.drain(..) {
+            for host in &hosts {
+                let (mut tcp, port) = bind_tcp(port, host.clone(), &mut addresses).await?;
+                listeners.append(&mut tcp);
+                let host = || host.clone().unwrap_or_else(|| "localhost".to_string());
+                addresses.tcp.get_or_insert_with(|| (host(), port));
+            }
+        }
+        for VsockPlace { cid, port } in self.vsock.drain(..) {
+            let listener = Listener::bind_vsock(cid, port).map_err(|error| {
+                let place = cid.map(|cid| format!("context {cid}, ")).unwrap_or_default();
+                cannot_listen(&format!("vsock {place}port {port}"), &why_no_vsock(&error))
+            })?;
+            listeners.push(listener);
+            addresses.vsock.get_or_insert((cid.unwrap_or(VSOCK_LOCAL), port));
+        }
+        Ok(Listening { listeners, addresses, cleanup })
+    }
+
+    fn bind_unix(&self, path: &Path) -> Result<Listener, Failure> {
+        let shown = path.display();
+        let listener = Listener::replace_unix(path).map_err(|error| match error.kind() {
+            std::io::ErrorKind::AddrInUse => cannot_listen(
+                &format!("Unix socket {shown}"),
+                "another program listens there: choose another path, or end that program",
+            ),
+            std::io::ErrorKind::NotFound => cannot_listen(
+                &format!("Unix socket {shown}"),
+                &format!("{}: make the folder that it is to lie in first", plain(&error)),
+            ),
+            _ => cannot_listen(&format!("Unix socket {shown}"), &plain(&error)),
+        })?;
+        self.cleanup.remember_socket(path);
+        Ok(listener)
+    }
+}
+
+/// Listens on all addresses of a host, or on all there are. Says the port.
+async fn bind_tcp(
+    port: u16,
+    host: Option<String>,
+    addresses: &mut Addresses,
+) -> Result<(Vec<Listener>, u16), Failure> {
+    let found = match host {
+        None => vec![IpAddr::from(Ipv4Addr::UNSPECIFIED), IpAddr::from(Ipv6Addr::UNSPECIFIED)],
+        Some(host) => {
+            let name = host.clone();
+            let looked_up = blockhaul_io::offload(move || {
+                (name.as_str(), 0).to_socket_addrs().map(Vec::from_iter)
+            })
+            .await;
+            let looked_up = looked_up.map_err(|lost| cannot_listen(&host, &lost.to_string()))?;
+            let found = looked_up.map_err(|error| cannot_listen(&host, &plain(&error)))?;
+            let mut found: Vec<IpAddr> = found.into_iter().map(|address| address.ip()).collect();
+            found.dedup();
+            found
+        }
+    };
+    for attempt in 1.. {
+        match bind_all(&found, port) {
+            Ok((listeners, bound)) => {
+                addresses.free_ports.extend((port == 0).then_some(bound));
+                return Ok((listeners, bound));
+            }
+            // The port that was free for one family may be taken for the other.
+            Err((_, error))
+                if port == 0
+                    && error.kind() == std::io::ErrorKind::AddrInUse
+                    && attempt < FREE_PORT_ATTEMPTS => {}
+            Err((address, error)) => {
+                let why = match error.kind() {
+                    std::io::ErrorKind::AddrInUse => {
+                        "another program listens there: choose another port with -p, or 0 for a \
+                         free one"
+                            .to_string()
+                    }
+                    std::io::ErrorKind::AddrNotAvailable => {
+                        format!("{}: name an address that this machine has", plain(&error))
+                    }
+                    std::io::ErrorKind::PermissionDenied => {
+                        format!("{}: choose a port from 1024 on, or serve as root", plain(&error))
+                    }
+                    _ => plain(&error),
+                };
+                return Err(cannot_listen(&format!("{address} port {port}"), &why));
+            }
+        }
+    }
+    Err(cannot_listen("TCP", "no port is free"))
+}
+
+/// Why there is no vsock, and what to do about it.
+fn why_no_vsock(error: &std::io::Error) -> String {
+    let advice = match error.raw_os_error() {
+        // EAFNOSUPPORT.
+        Some(97) => {
+            ": this system has none; load the kernel module vhost_vsock (on the host) or \
+                     vsock_loopback"
+        }
+        // EADDRNOTAVAIL.
+        Some(99) => ": that context id is not this machine's; leave it out",
+        // EADDRINUSE.
+        Some(98) => ": choose another port",
+        _ => "",
+    };
+    format!("{}{advice}", plain(error))
+}
+
+/// Binds one port on all these addresses. A machine without IPv6 (or IPv4) does with the other.
+fn bind_all(
+    addresses: &[IpAddr],
+    wanted: u16,
+) -> Result<(Vec<Listener>, u16), (IpAddr, std::io::Error)> {
+    let mut listeners = Vec::new();
+    let mut port = wanted;
+    let mut refused = None;
+    for &address in addresses {
+        match Listener::bind_tcp(SocketAddr::new(address, port)) {
+            Ok(listener) => {
+                port = listener.local_tcp().map_or(port, |local| local.port());
+                listeners.push(listener);
+            }
+            Err(error) => {
+                let absent = matches!(
+                    error.raw_os_error(),
+                    // EAFNOSUPPORT, EADDRNOTAVAIL.
+                    Some(97 | 99)
+                );
+                if !absent {
+                    return Err((address, error));
+                }
+                refused.get_or_insert((address, error));
+            }
+        }
+    }
+    match (listeners.is_empty(), refused) {
+        (true, Some(refused)) => Err(refused),
+        _ => Ok((listeners, port)),
+    }
+}
+
+impl Listening {
+    /// The URI of an export, in nbdkit's form.
+    pub fn uri(&self, export: &str, tls: &Secured) -> String {
+        let scheme = if tls.is_required() { "nbds" } else { "nbd" };
+        let mut uri = String::new();
+        match (&self.addresses.unix, &self.addresses.tcp, self.addresses.vsock) {
+            (None, None, Some((cid, port))) => {
+                uri += &format!("{scheme}+vsock://{cid}");
+                if port != u32::from(PORT) {
+                    uri += &format!(":{port}");
+                }
+            }
+            (Some(_), _, _) | (None, None, None) => uri += &format!("{scheme}+unix://"),
+            (None, Some((host, port)), _) => {
+                uri += &format!("{scheme}://");
+                // An address of IPv6 has colons.
+                match host.contains(':') {
+                    true => uri += &format!("[{host}]"),
+                    false => uri += host,
+                }
+                if *port != PORT {
+                    uri += &format!(":{port}");
+                }
+            }
+        }
+        if !export.is_empty() {
+            uri += &format!("/{}", escaped(export.as_bytes()));
+        }
+        let socket = self.addresses.unix.as_deref().map(|path| ("socket", path));
+        let tls = if tls.is_required() { tls.parameters() } else { Vec::new() };
+        for ((name, path), index) in socket.into_iter().chain(tls).zip(0..) {
+            let separator = if index == 0 { '?' } else { '&' };
+            uri += &format!("{separator}{name}={}", escaped(path.as_os_str().as_encoded_bytes()));
+        }
+        uri
+    }
+}
+
+impl Addresses {
+    /// Variables for `--run`, as nbdkit names them.
+    pub fn variables(&self, export: &str, uri: &str) -> Vec<(&'static str, String)> {
+        let socket = self.unix.as_ref().map(|path| path.display().to_string());
+        let port = self.tcp.as_ref().map(|(_, port)| port.to_string());
+        vec![
+            ("uri", uri.to_string()),
+            ("nbd", uri.to_string()),
+            ("exportname", export.to_string()),
+            ("port", port.unwrap_or_default()),
+            ("unixsocket", socket.unwrap_or_default()),
+        ]
+    }
+}
+
+fn escaped(bytes: &[u8]) -> String {
+    let mut text = String::new();
+    for &byte in bytes {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'/' => {
+                text.push(char::from(byte));
+            }
+            _ => {
+                // Writing to a string does not fail.
+                let _ = write!(text, "%{byte:02X}");
+            }
+        }
+    }
+    text
+}
+
+/// What was made and has to go: sockets and private directories.
+#[derive(Debug, Clone, Default)]
+pub struct Cleanup(Arc<Mutex<Made>>);
+
+#[derive(Debug, Default)]
+struct Made {
+    /// Path, device and inode.
+    sockets: Vec<(PathBuf, u64, u64)>,
+    dirs: Vec<PathBuf>,
+}
+
+impl Cleanup {
+    fn with<T>(&self, change: impl FnOnce(&mut Made) -> T) -> T {
+        // A list of paths cannot be half changed.
+        change(&mut self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
+    }
+
+    /// Notes a socket that was made.
+    pub fn remember_socket(&self, path: &Path) {
+        if let Ok(data) = std::fs::symlink_metadata(path) {
+            self.with(|made| made.sockets.push((path.into(), data.dev(), data.ino())));
+        }
+    }
+
+    /// A new directory that only this user can enter.
+    fn private_dir(&self) -> Result<PathBuf, Failure> {
+        let base = std::env::temp_dir();
+        let cannot = |error: std::io::Error| {
+            let text = format!("cannot make a directory in {}: {}", base.display(), plain(&error));
+            Failure::new(FAILED, text)
+        };
+        let mut random = [0_u8; 8];
+        let flags = rustix::rand::GetRandomFlags::empty();
+        rustix::rand::getrandom(&mut random, flags).map_err(|errno| cannot(errno.into()))?;
+        let dir = base.join(format!("blockhaul-{:016x}", u64::from_ne_bytes(random)));
+        std::fs::DirBuilder::new().mode(0o700).create(&dir).map_err(cannot)?;
+        self.with(|made| made.dirs.push(dir.clone()));
+        Ok(dir)
+    }
+
+    /// Gives private directories and what listens in them to the user that the server becomes: it
+    /// removes them, and its command connects.
+    pub fn give_to(&self, identity: &Identity) -> std::io::Result<()> {
+        let give =
+            |path: &Path| std::os::unix::fs::lchown(path, identity.uid(), Some(identity.gid()));
+        self.with(|made| {
+            let private = |path: &Path| made.dirs.iter().any(|dir| path.starts_with(dir));
+            let sockets = made.sockets.iter().map(|(path, ..)| path.as_path());
+            sockets.filter(|path| private(path)).try_for_each(give)?;
+            made.dirs.iter().try_for_each(|dir| give(dir))
+        })
+    }
+
+    /// Removes what was made, unless somebody else has put something in its place.
+    pub fn clean(&self) {
+        let Made { sockets, dirs } = self.with(std::mem::take);
+        for (path, device, inode) in sockets {
+            let same = std::fs::symlink_metadata(&path)
+                .is_ok_and(|data| (data.dev(), data.ino()) == (device, inode));
+            if same {
+                // What cannot be removed is an empty name.
+                let _ = std::fs::remove_file(path);
+            }
+        }
+        for dir in dirs {
+            let _ = std::fs::remove_dir(dir);
+        }
+    }
+}
+
+/// Cleans up when dropped.
+pub struct CleanupOnDrop(Cleanup);
+
+impl Drop for CleanupOnDrop {
+    fn drop(&mut self) {
+        self.0.clean();
+    }
+}
+
+/// A failure to listen: the arguments are fine, the system refuses.
+fn cannot_listen(place: &str, why: &str) -> Failure {
+    Failure::new(crate::exit::OPEN, format!("cannot listen on {place}: {why}"))
+}
+
+/// A wrong environment for socket activation.
+fn wrong_environment(text: &str) -> Failure {
+    Failure::new(USAGE, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn listening(unix: Option<&str>, tcp: Option<(&str, u16)>) -> Listening {
+        let tcp = tcp.map(|(host, port)| (host.to_string(), port));
+        let unix = unix.map(PathBuf::from);
+        let addresses = Addresses { unix, tcp, vsock: None, free_ports: Vec::new() };
+        Listening { listeners: Vec::new(), addresses, cleanup: CleanupOnDrop(Cleanup::default()) }
+    }
+
+    #[test]
+    fn uris_have_nbdkits_form() {
+        let secured = |keys: Option<&str>| {
+            Secured::new(&args::ServeTls {
+                tls: None,
+                tls_certificates: None,
+                tls_psk: keys.map(PathBuf::from),
+                tls_verify_peer: false,
+            })
+            .unwrap()
+        };
+        let (off, keys) = (secured(None), secured(Some("/k&k")));
+        let (unix, tcp) = (Some("/r/s"), Some(("localhost", 10809)));
+        assert_eq!(listening(unix, None).uri("", &off), "nbd+unix://?socket=/r/s");
+        assert_eq!(
+            listening(Some("/r d/s"), Some(("h", 1))).uri("a b/c", &off),
+            "nbd+unix:///a%20b/c?socket=/r%20d/s"
+        );
+        assert_eq!(listening(None, tcp).uri("", &off), "nbd://localhost");
+        assert_eq!(listening(None, Some(("::1", 2))).uri("x", &off), "nbd://[::1]:2/x");
+        assert_eq!(
+            listening(unix, None).uri("", &keys),
+            "nbds+unix://?socket=/r/s&tls-psk-file=/k%26k"
+        );
+        assert_eq!(listening(None, tcp).uri("", &keys), "nbds://localhost?tls-psk-file=/k%26k");
+    }
+
+    #[test]
+    fn only_our_own_socket_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let cleanup = Cleanup::default();
+        std::fs::write(&path, "").unwrap();
+        cleanup.remember_socket(&path);
+        std::fs::rename(&path, dir.path().join("old")).unwrap();
+        std::fs::write(&path, "").unwrap();
+        cleanup.clean();
+        assert!(path.exists());
+        cleanup.remember_socket(&path);
+        cleanup.clean();
+        assert!(!path.exists());
+        let private = cleanup.private_dir().unwrap();
+        assert!(private.is_dir());
+        cleanup.clean();
+        assert!(!private.exists());
+    }
+}

@@ -1,0 +1,279 @@
+//! `blockhaul serve`: exports, listeners, readiness, and the orderly stop.
+//!
+//! - `exports`: what is served. `listen`: Unix, TCP and vsock sockets, sockets from systemd, clean-up.
+//!   `single`: standard input and output. `background`: leaving the terminal. `command`: `--run`.
+//!   `tls`: `--tls`. `control`: `--control`. `stdio`: what plugins see of it. `stop`: why it ends.
+//!   `system`: `--swap` and other wishes. `fresh`: `--per-client`. `trace`: `--trace`. `job`: what the
+//!   workers do of all this, from opening devices to the stop.
+//!   `figures`: `--metrics`. `notify`: what a service manager is told.
+
+mod background;
+mod command;
+mod control;
+mod exports;
+mod figures;
+mod fresh;
+mod job;
+mod listen;
+mod notify;
+mod single;
+mod stdio;
+mod stop;
+mod system;
+mod tls;
+mod trace;
+
+use std::ffi::OsString;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use blockhaul_io::{Identity, Runtime};
+use blockhaul_server::{Limits, Offers};
+
+use crate::brackets::Groups;
+use crate::exit::{FAILED, Failure, HELD, Outcome, plain};
+use crate::metrics::Address;
+use crate::{args, devices, logger, signals};
+use background::Background;
+use control::{Control, Shared};
+use exports::Wanted;
+use job::{End, Job};
+use listen::Where;
+use notify::Notify;
+use single::Single;
+use stop::{Stop, Stopper};
+use tls::Secured;
+
+/// Time that devices have to close after one has held requests for too long.
+const CLOSING: Duration = Duration::from_secs(1);
+/// How often signals are looked for while devices close.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Starts this program again in the background with these words, and returns when its server is ready.
+pub fn again_in_background(words: &[OsString]) -> Outcome {
+    background::start_with(words.iter().cloned(), std::process::Stdio::inherit())
+}
+
+/// Whether the service manager has made the sockets.
+pub fn is_activated() -> bool {
+    std::env::var("LISTEN_PID").is_ok_and(|pid| pid == std::process::id().to_string())
+}
+
+/// Runs `blockhaul serve`.
+pub fn run(args: &args::Serve, groups: &Groups) -> Outcome {
+    logger::start(args.verbose || args.trace);
+    logger::set_format(args.log_format);
+    if args.no_locks {
+        blockhaul_backends::disable_locks();
+    }
+    let mut registry = devices::registry(Duration::from_secs(60));
+    if let Some(again) = args.isolate {
+        registry = devices::isolated(registry, again);
+    }
+    let wanted = Wanted::new(args, groups, registry)?;
+    let limits = limits(args)?;
+    allow_files(&limits);
+    let secured = Secured::new(&args.tls)?;
+    let tls = secured.open()?;
+    let identity = match (args.user.as_deref(), args.group.as_deref()) {
+        (None, None) => None,
+        (user, group) => Some(Identity::find(user, group).map_err(Failure::usage)?),
+    };
+    let metrics = args.metrics.clone().map(Address::absolute).transpose();
+    let metrics =
+        metrics.map_err(|error| Failure::usage(format!("--metrics: {}", plain(&error))))?;
+    let inherited = listen::activation()?;
+    let activated = !inherited.is_empty();
+    fit_together(args, &tls, activated)?;
+    let foreground = args.foreground || args.run.is_some() || args.exit_with_parent;
+    let foreground = foreground || activated || args.single;
+    if !foreground && !args.in_background {
+        return background::start();
+    }
+    if args.exit_with_parent {
+        listen::tie_to_parent()?;
+    }
+    let background = if args.in_background { Background::enter()? } else { Background::none() };
+    let single = if args.single { Some(Single::take()?) } else { None };
+    if args.single {
+        blockhaul_cabi::stdio_is_a_client();
+    }
+    stdio::guard();
+    if args.swap {
+        system::keep_memory()?;
+    }
+
+    let (completer, stopped) = blockhaul_io::ticket();
+    let stopper = Stopper::new(completer);
+    let listeners = Where::new(args, inherited);
+    let cleanup = listeners.cleanup();
+    // Before there are other threads.
+    let control = args.control.as_deref().map(|path| Control::bind(path, &cleanup)).transpose()?;
+    let caught = signals::catch()?;
+    let config = args.engine.config(usize::from(args.workers));
+    let runtime = Runtime::start(&config).map_err(|error| {
+        Failure::new(FAILED, format!("cannot start workers: {}", plain(&error)))
+    })?;
+    let operations = Shared::default();
+    let job = Job {
+        operations: operations.clone(),
+        notify: Notify::new(),
+        metrics,
+        identity,
+        exit_with_parent: args.exit_with_parent,
+        wanted,
+        listeners,
+        single,
+        control,
+        background,
+        stopper: stopper.clone(),
+        limits,
+        offers: offers(args),
+        uri_export: args.uri_export.clone(),
+        print_uri: args.print_uri,
+        selinux_label: args.selinux_label.clone(),
+        secured,
+        tls,
+        pidfile: args.pidfile.clone(),
+        run: args.run.clone(),
+        verbose: args.verbose,
+    };
+    let (sender, served) = mpsc::channel();
+    let serving = caught.until_dropped();
+    drop(runtime.remote().spawn(move || async move {
+        let mut job = job;
+        let outcome = job.serve(stopped).await;
+        // This very function waits for it.
+        let _ = sender.send((outcome, job.wanted.open));
+        drop(serving);
+    }));
+    // This thread has nothing else to do: one more would rest beside the workers of each server.
+    let first = move |signal| stopper.stop(Stop::Signal(signal));
+    let removed = cleanup.clone();
+    let mut attention = caught.on_stop(first, move || removed.clean());
+    if !args.hangup_stops {
+        // What has come of it is in the log.
+        let hangup = move || operations.with(|operations| drop(operations.reload()));
+        attention = attention.on_hangup(Box::new(hangup));
+    }
+    attention.wait();
+    let (outcome, open) =
+        served.recv().map_err(|_| Failure::new(FAILED, "the server ended without a result"))?;
+    cleanup.clean();
+    let Ok(End { status, held, begun }) = outcome else {
+        close(move || drop((open, runtime)), None, || attention.look());
+        return outcome.map(|end| end.status);
+    };
+    let drain = args.drain_timeout;
+    let closing = move || {
+        drop((open, runtime));
+        // Also after a long stop they have time to do what is short.
+        crate::plugin::wait_for_end(drain.saturating_sub(begun.elapsed()).max(CLOSING))
+    };
+    let ended = close(closing, held.then_some(CLOSING), || attention.look());
+    if ended == Some(true) && !held {
+        return Ok(status);
+    }
+    // What was given up may hold threads for ever.
+    blockhaul_script::kill_all();
+    std::process::exit(i32::from(if status == 0 { HELD } else { status }))
+}
+
+/// Refuses options that do not go together.
+fn fit_together(
+    args: &args::Serve,
+    tls: &blockhaul_server::Tls,
+    activated: bool,
+) -> Result<(), Failure> {
+    let why = if args.oldstyle && matches!(tls, blockhaul_server::Tls::Require(_)) {
+        "--oldstyle: clients that are greeted so cannot have TLS, which --tls requires"
+    } else if activated && args.run.is_some() {
+        "--run is of no use with sockets from the environment (LISTEN_FDS)"
+    } else if !args.ip_addr.is_empty() && args.port.is_empty() && !args.unix.is_empty() {
+        "--ip-addr is of no use with --unix alone: add --port"
+    } else if args.single && args.port.contains(&0) {
+        "--port 0 prints a port where --single has its client: name a port"
+    } else {
+        return Ok(());
+    };
+    Err(Failure::usage(why))
+}
+
+/// What is offered in the handshake.
+fn offers(args: &args::Serve) -> Offers {
+    let greeted_with = |bit: u16| args.mask_handshake.is_none_or(|mask| mask & bit != 0);
+    Offers {
+        structured: !args.no_structured,
+        extended: !args.no_extended && !args.no_structured,
+        contexts: !args.no_contexts,
+        block_sizes: !args.no_block_sizes,
+        preferred: args.preferred_block,
+        fixed_newstyle: greeted_with(1),
+        no_zeroes: greeted_with(2),
+        oldstyle: args.oldstyle,
+    }
+}
+
+/// Closes what was served and ends the workers, by `work`; gives up after `limit`, where there is one: devices
+/// that hold requests may never let them go. What the work returned, if it came to its end.
+///
+/// Not on a worker: the server of `[ CMD ]` is awaited here, which ends when workers have closed their
+/// connections. Nor on this thread: a second signal ends the program whatever it waits for.
+fn close<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+    limit: Option<Duration>,
+    mut look: impl FnMut(),
+) -> Option<T> {
+    let (sender, closed) = mpsc::channel();
+    let closing = std::thread::Builder::new().name("closing".into()).spawn(move || {
+        // Whoever waits may have given up.
+        let _ = sender.send(work());
+    });
+    let begun = Instant::now();
+    while closing.is_ok() && limit.is_none_or(|limit| begun.elapsed() <= limit) {
+        match closed.recv_timeout(LOOK) {
+            Ok(done) => return Some(done),
+            Err(RecvTimeoutError::Timeout) => look(),
+            Err(RecvTimeoutError::Disconnected) => break,
+        }
+    }
+    None
+}
+
+/// Descriptors that a server needs besides those of its connections: files, workers, listeners.
+const OTHER_FILES: u64 = 512;
+
+/// Has the system allow as many descriptors as there may be connections, if it can.
+fn allow_files(limits: &Limits) {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let needed = limits.connections as u64 + OTHER_FILES;
+    let mut files = getrlimit(Resource::Nofile);
+    if files.current.is_none_or(|current| current >= needed) {
+        return;
+    }
+    files.current = Some(files.maximum.map_or(needed, |most| most.min(needed)));
+    // Where it cannot, connections are refused when there are none left.
+    let _ = setrlimit(Resource::Nofile, files);
+}
+
+/// What clients may cost.
+fn limits(args: &args::Serve) -> Result<Limits, Failure> {
+    let mut limits = Limits {
+        handshake: args.timeout,
+        all_bytes: args.memory,
+        drain: args.drain_timeout,
+        ..Limits::default()
+    };
+    if let Some(requests) = args.threads {
+        limits.requests = requests as usize;
+    }
+    for limit in &args.limit {
+        limits.set(limit).map_err(|why| Failure::usage(format!("--limit {why}")))?;
+    }
+    if limits.client_bytes < blockhaul_io::Pool::cost(limits.payload as usize) {
+        let least = blockhaul_block::format_size(blockhaul_io::Pool::cost(limits.payload as usize));
+        let text = format!("--limit bytes: the longest request needs {least}; or lower payload");
+        return Err(Failure::usage(text));
+    }
+    Ok(limits)
+}

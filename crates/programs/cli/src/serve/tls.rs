@@ -1,0 +1,115 @@
+//! `--tls` and its companions: what a server brings for TLS, and how clients are told.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use blockhaul_server::Tls;
+use blockhaul_tls::{Acceptor, Credentials};
+
+use crate::args::{self, TlsMode};
+use crate::exit::{Failure, OPEN, USAGE};
+
+/// What the options ask for.
+#[derive(Clone)]
+pub struct Secured {
+    mode: TlsMode,
+    certificates: Option<PathBuf>,
+    keys: Option<PathBuf>,
+    verify_peer: bool,
+    /// Folder and file as they were typed, for the command of `--run`.
+    typed: (Option<PathBuf>, Option<PathBuf>),
+}
+
+impl Secured {
+    /// Checks the options, and makes paths absolute: a server in the background leaves the directory.
+    pub fn new(args: &args::ServeTls) -> Result<Secured, Failure> {
+        let given = args.tls_certificates.is_some() || args.tls_psk.is_some();
+        let given = given || args.tls_verify_peer;
+        let mode = args.tls.unwrap_or(if given { TlsMode::Require } else { TlsMode::Off });
+        let absolute = |path: &Option<PathBuf>| match path {
+            None => Ok(None),
+            Some(path) => std::path::absolute(path).map(Some).map_err(|error| {
+                Failure::usage(format!("cannot use the path {}: {error}", path.display()))
+            }),
+        };
+        Ok(Secured {
+            mode,
+            certificates: absolute(&args.tls_certificates)?,
+            keys: absolute(&args.tls_psk)?,
+            verify_peer: args.tls_verify_peer,
+            typed: (args.tls_certificates.clone(), args.tls_psk.clone()),
+        })
+    }
+
+    /// Reads keys and certificates.
+    pub fn open(&self) -> Result<Tls, Failure> {
+        if self.mode == TlsMode::Off {
+            return Ok(Tls::Off);
+        }
+        let credentials = match (&self.keys, &self.certificates) {
+            (Some(file), _) => Credentials::Keys(file.clone()),
+            (None, Some(dir)) => Credentials::Certificates(dir.clone()),
+            (None, None) => Credentials::Usual,
+        };
+        let acceptor = Acceptor::new(&credentials, self.verify_peer).map_err(|error| {
+            let status = if error.kind() == blockhaul_tls::Kind::Setup { USAGE } else { OPEN };
+            Failure::new(status, format!("cannot offer TLS: {error}"))
+        })?;
+        let acceptor = Arc::new(acceptor);
+        Ok(if self.mode == TlsMode::On { Tls::On(acceptor) } else { Tls::Require(acceptor) })
+    }
+
+    /// Whether there is nothing to read again.
+    pub fn is_off(&self) -> bool {
+        self.mode == TlsMode::Off
+    }
+
+    /// Whether a URI for clients must demand TLS.
+    pub fn is_required(&self) -> bool {
+        self.mode == TlsMode::Require
+    }
+
+    /// Parameters of a URI with which clients on this machine get in, as nbdkit has them.
+    pub fn parameters(&self) -> Vec<(&'static str, &Path)> {
+        let certificates = self.certificates.as_deref().map(|dir| ("tls-certificates", dir));
+        let keys = self.keys.as_deref().map(|file| ("tls-psk-file", file));
+        certificates.into_iter().chain(keys).collect()
+    }
+
+    /// Variables for `--run`, as nbdkit names them.
+    pub fn variables(&self) -> Vec<(&'static str, String)> {
+        let text = |path: &Option<PathBuf>| {
+            path.as_ref().map(|path| path.display().to_string()).unwrap_or_default()
+        };
+        let (certificates, keys) = &self.typed;
+        let tls = match self.mode {
+            TlsMode::Off => return Vec::new(),
+            TlsMode::On => "1",
+            TlsMode::Require => "2",
+        };
+        vec![
+            ("tls", tls.to_string()),
+            ("tls_certificates", text(certificates)),
+            ("tls_psk", text(keys)),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn secured(tls: Option<TlsMode>, keys: Option<&str>) -> Secured {
+        let tls_psk = keys.map(PathBuf::from);
+        let args = args::ServeTls { tls, tls_certificates: None, tls_psk, tls_verify_peer: false };
+        Secured::new(&args).unwrap()
+    }
+
+    #[test]
+    fn keys_are_not_given_for_nothing() {
+        assert_eq!(secured(None, None).mode, TlsMode::Off);
+        assert_eq!(secured(None, Some("/k")).mode, TlsMode::Require);
+        assert_eq!(secured(Some(TlsMode::On), Some("/k")).mode, TlsMode::On);
+        assert_eq!(secured(Some(TlsMode::Off), Some("/k")).mode, TlsMode::Off);
+    }
+}

@@ -1,0 +1,83 @@
+//! `--trace`: says each request at each layer and at the device, in nbdkit's words.
+
+use std::sync::Arc;
+
+use blockhaul_block::{
+    Access, Device, Facts, FileRange, Flags, Layer, Op, Pending, Request, Result,
+};
+
+/// Puts what says requests over the device, and over each of its layers. `device`: its name in the lines,
+/// if it is to have some; `names`: those of the layers with their options, the last one outermost.
+pub fn woven(
+    layers: Vec<Arc<dyn Layer>>,
+    device: Option<&str>,
+    names: &[String],
+) -> Vec<Arc<dyn Layer>> {
+    let trace = |name: &str| Arc::new(Trace(name.into())) as Arc<dyn Layer>;
+    let mut woven: Vec<_> = device.map(trace).into_iter().collect();
+    for (layer, name) in layers.into_iter().zip(names) {
+        woven.extend([layer, trace(name.split('?').next().unwrap_or(name))]);
+    }
+    woven
+}
+
+/// A layer that changes nothing.
+struct Trace(Arc<str>);
+
+impl Layer for Trace {
+    fn wrap(&self, inner: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
+        log::debug!(device = self.0; "{}: open", self.0);
+        Ok(Arc::new(TraceDevice { name: self.0.clone(), inner }))
+    }
+}
+
+struct TraceDevice {
+    name: Arc<str>,
+    inner: Arc<dyn Device>,
+}
+
+impl Device for TraceDevice {
+    fn facts(&self) -> Arc<Facts> {
+        self.inner.facts()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        let what = match request.op {
+            Op::Read(_) => "pread",
+            Op::Write(_) => "pwrite",
+            Op::Flush => "flush",
+            Op::Trim => "trim",
+            Op::Zero => "zero",
+            Op::Cache => "cache",
+            Op::Extents(_) => "extents",
+        };
+        let Request { at, len, flags, .. } = request;
+        log::debug!(
+            device = self.name, request = what, offset = at, length = len;
+            "{}: {what} count={len} offset={at}{}", self.name, Shown(flags)
+        );
+        self.inner.submit(request)
+    }
+
+    fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
+        self.inner.file_at(at, len, access)
+    }
+}
+
+impl Drop for TraceDevice {
+    fn drop(&mut self) {
+        log::debug!(device = self.name; "{}: close", self.name);
+    }
+}
+
+/// Flags by their names.
+struct Shown(Flags);
+
+impl std::fmt::Display for Shown {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for (name, _) in self.0.iter_names() {
+            write!(f, " {}", name.to_ascii_lowercase())?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,92 @@
+//! What surrounds copies: signals, workers, progress, figures.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
+
+use blockhaul_engine::Rate;
+use blockhaul_io::Runtime;
+
+use crate::exit::{self, Failure, plain};
+use crate::figures::Watched;
+use crate::progress::{Reporter, Sink};
+use crate::{args, figures, metrics, out, signals};
+
+/// One or more copies, from before the first to after the last.
+pub struct Session {
+    runtime: Runtime,
+    reporter: Option<Reporter>,
+    metrics: Option<metrics::Server>,
+    signal: Arc<AtomicI32>,
+}
+
+impl Session {
+    /// Starts what was asked for, around copies that share a limit.
+    pub fn start(
+        args: &args::Copy,
+        sink: Option<Sink>,
+        disks: Vec<Watched>,
+        limit: Option<Arc<Rate>>,
+    ) -> Result<Session, Failure> {
+        let signal = Arc::new(AtomicI32::new(0));
+        let (cancelled, caught) = (disks.clone(), signal.clone());
+        let on_signal = move |number| {
+            caught.store(number, Ordering::Relaxed);
+            cancelled.iter().for_each(|disk| disk.progress.cancel());
+            out::error(
+                "\nblockhaul: copy: stopping: waiting for requests under way; again to end at once\n",
+            );
+        };
+        signals::on_stop(on_signal, || {})?;
+        let config = args.engine.config(usize::from(args.threads));
+        let runtime = Runtime::start(&config).map_err(|error| {
+            Failure::new(exit::FAILED, format!("cannot start workers: {}", plain(&error)))
+        })?;
+        let reporter = match sink {
+            None => None,
+            Some(sink) => Some(Reporter::start(sink, disks.clone())?),
+        };
+        let metrics = match &args.metrics {
+            None => None,
+            Some(address) => Some(serve(address, disks, limit)?),
+        };
+        Ok(Session { runtime, reporter, metrics, signal })
+    }
+
+    /// Runs work on a worker, and waits for it.
+    pub fn block_on<M, F>(&self, work: M) -> F::Output
+    where
+        M: FnOnce() -> F + Send + 'static,
+        F: Future + 'static,
+        F::Output: Send + 'static,
+    {
+        self.runtime.block_on(work)
+    }
+
+    /// The signal that asked for an end; 0 for none.
+    pub fn signal(&self) -> i32 {
+        self.signal.load(Ordering::Relaxed)
+    }
+
+    /// Shows the end: all of it after success.
+    pub fn finish(&mut self, success: bool) {
+        self.metrics = None;
+        if let Some(reporter) = self.reporter.take() {
+            reporter.finish(success);
+        }
+    }
+}
+
+/// Serves figures; says where if that is not known.
+fn serve(
+    address: &metrics::Address,
+    disks: Vec<Watched>,
+    limit: Option<Arc<Rate>>,
+) -> Result<metrics::Server, Failure> {
+    let server = metrics::Server::start(address, figures::page(disks, limit))?;
+    if let metrics::Address::Tcp(asked) = address
+        && asked.port() == 0
+    {
+        out::error(&format!("blockhaul: copy: metrics on http://{}/metrics\n", server.address()));
+    }
+    Ok(server)
+}

@@ -1,0 +1,181 @@
+//! SIGINT, SIGTERM, SIGHUP and SIGQUIT: the first asks for an orderly stop, the second stops at once.
+//! For whom SIGHUP means something else, it does so unless the terminal is gone.
+
+use std::io::{ErrorKind, Read as _};
+use std::os::unix::net::UnixStream;
+
+use rustix::io::Errno;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use signal_hook::iterator::Handle;
+use signal_hook::iterator::backend::SignalDelivery;
+use signal_hook::iterator::exfiltrator::SignalOnly;
+
+use crate::exit::{FAILED, Failure, plain};
+use crate::out;
+
+/// Signals, and the socket that their handlers write to.
+type Signals = SignalDelivery<UnixStream, SignalOnly>;
+
+/// Calls `first` with the first signal's number, on a thread of its own; `at_once` before the process
+/// ends on the second.
+pub fn on_stop(
+    first: impl FnOnce(i32) + Send + 'static,
+    at_once: impl FnOnce() + Send + 'static,
+) -> Result<(), Failure> {
+    let caught = catch()?;
+    let attend = move || caught.on_stop(first, at_once).wait();
+    let started = std::thread::Builder::new().name("signals".into()).spawn(attend);
+    started
+        .map(drop)
+        .map_err(|error| Failure::new(FAILED, format!("cannot handle signals: {}", plain(&error))))
+}
+
+/// Signals that are caught from here on, and looked at by [`Caught::on_stop`].
+pub struct Caught {
+    signals: Signals,
+    began_on_terminal: bool,
+}
+
+/// Catches the signals.
+pub fn catch() -> Result<Caught, Failure> {
+    // Before a SIGHUP is caught: one that comes earlier ends the process as ever.
+    let began_on_terminal = began_on_terminal();
+    let signals = UnixStream::pair().and_then(|(read, write)| {
+        let numbers = [SIGINT, SIGTERM, SIGHUP, SIGQUIT];
+        SignalDelivery::with_pipe(read, write, SignalOnly, numbers)
+    });
+    let signals = signals.map_err(|error| {
+        let text = format!("cannot handle signals: {}", plain(&error));
+        Failure::new(FAILED, text)
+    })?;
+    blockhaul_io::termination_is_handled();
+    Ok(Caught { signals, began_on_terminal })
+}
+
+impl Caught {
+    /// Ends [`Attention::wait`] when dropped, from any thread.
+    pub fn until_dropped(&self) -> Until {
+        Until(self.signals.handle())
+    }
+
+    /// What is done about signals. A thread has to wait for them.
+    pub fn on_stop<F: FnOnce(i32), G: FnOnce()>(self, first: F, at_once: G) -> Attention<F, G> {
+        let Caught { signals, began_on_terminal } = self;
+        let (first, at_once) = (Some(first), Some(at_once));
+        Attention { signals, began_on_terminal, first, at_once, hangup: None }
+    }
+}
+
+/// While it lives, signals are waited for.
+pub struct Until(Handle);
+
+impl Drop for Until {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+/// Signals with what is done about the first and the second.
+pub struct Attention<F, G> {
+    signals: Signals,
+    first: Option<F>,
+    at_once: Option<G>,
+    began_on_terminal: bool,
+    hangup: Option<Hangup>,
+}
+
+/// What to do on SIGHUP.
+pub type Hangup = Box<dyn FnMut()>;
+
+/// Whether this process has a terminal that could hang up, and has not. A process that loses its
+/// terminal gets SIGHUP from the kernel or from its shell, which look alike otherwise.
+fn has_terminal() -> bool {
+    std::fs::File::open("/dev/tty").is_ok()
+}
+
+/// Whether this process began on a terminal, be it gone by now: the SIGHUP that says so may come a moment
+/// later, from the shell. Who leads a session of its own without a terminal hears of none that is lost.
+fn began_on_terminal() -> bool {
+    has_terminal() || (!blockhaul_io::leads_session() && is_hung_up())
+}
+
+/// Whether a standard stream is a terminal that has hung up.
+fn is_hung_up() -> bool {
+    use rustix::stdio::{stderr, stdin, stdout};
+    let streams = [stdin(), stdout(), stderr()];
+    streams.iter().any(|stream| rustix::termios::tcgetattr(stream).err() == Some(Errno::IO))
+}
+
+impl<F: FnOnce(i32), G: FnOnce()> Attention<F, G> {
+    /// SIGHUP does this, unless the terminal on which this process began is gone.
+    #[must_use]
+    pub fn on_hangup(mut self, hangup: Hangup) -> Self {
+        self.hangup = Some(hangup);
+        self
+    }
+
+    /// Waits for signals, until an [`Until`] is dropped.
+    pub fn wait(&mut self) {
+        loop {
+            match self.signals.poll_pending(&mut heard_of_one) {
+                Ok(Some(signals)) => signals.for_each(|signal| self.heard(signal)),
+                // Nobody waits any more.
+                Ok(None) => return,
+                Err(error) => self.deaf(&error),
+            }
+        }
+    }
+
+    /// Looks whether there are signals, and does not wait; also after [`Attention::wait`] has ended.
+    pub fn look(&mut self) {
+        let signals: Vec<_> = self.signals.pending().collect();
+        signals.into_iter().for_each(|signal| self.heard(signal));
+    }
+
+    /// Ends the process, which no signal could stop any more.
+    fn deaf(&mut self, error: &std::io::Error) -> ! {
+        let why = plain(error);
+        out::error(&format!(
+            "blockhaul: cannot wait for signals any more: {why}: something in this process has closed \
+             descriptors that are not its own, as a plugin may; the program ends\n"
+        ));
+        if let Some(at_once) = self.at_once.take() {
+            at_once();
+        }
+        std::process::exit(i32::from(FAILED))
+    }
+
+    fn heard(&mut self, signal: i32) {
+        if let Some(hangup) = &mut self.hangup
+            && signal == SIGHUP
+            && (!self.began_on_terminal || has_terminal())
+        {
+            return hangup();
+        }
+        if let Some(first) = self.first.take() {
+            return first(signal);
+        }
+        if let Some(at_once) = self.at_once.take() {
+            at_once();
+        }
+        std::process::exit(i32::from(status(signal)));
+    }
+}
+
+/// Waits until a handler has written to the socket, or an [`Until`].
+fn heard_of_one(read: &mut UnixStream) -> std::io::Result<bool> {
+    loop {
+        return match read.read(&mut [0]) {
+            // The other end lives as long as the handlers.
+            Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
+            Ok(_) => Ok(true),
+            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+            Err(error) => Err(error),
+        };
+    }
+}
+
+/// The exit status that tells of a signal, as a shell does.
+pub fn status(signal: i32) -> u8 {
+    u8::try_from(128 + signal).unwrap_or(u8::MAX)
+}

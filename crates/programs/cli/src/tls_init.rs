@@ -1,0 +1,42 @@
+//! `blockhaul tls`: makes keys and certificates.
+
+use crate::args;
+use crate::exit::{FAILED, Failure, Outcome, USAGE};
+use crate::out;
+
+/// Runs `blockhaul tls`.
+pub fn run(args: &args::Tls) -> Outcome {
+    match &args.command {
+        args::TlsCommand::Init(args) => init(args),
+    }
+}
+
+fn init(args: &args::TlsInit) -> Outcome {
+    let failed = |error: blockhaul_tls::Error| {
+        let status = if error.kind() == blockhaul_tls::Kind::Setup { USAGE } else { FAILED };
+        Failure::new(status, error.to_string())
+    };
+    if !args.psk.is_empty() {
+        blockhaul_tls::make::keys(&args.place, &args.psk).map_err(failed)?;
+        out::print(format!("{}\n", args.place.display()).as_bytes())?;
+        return Ok(0);
+    }
+    let hosts = match args.host.is_empty() {
+        true => own_names(),
+        false => args.host.clone(),
+    };
+    let wanted =
+        blockhaul_tls::make::Certificates { hosts, client: args.client.clone(), days: args.days };
+    let files = blockhaul_tls::make::certificates(&args.place, &wanted).map_err(failed)?;
+    let lines = files.iter().map(|file| format!("{}\n", file.display()));
+    out::print(lines.collect::<String>().as_bytes())?;
+    Ok(0)
+}
+
+/// What this machine calls itself, and how it reaches itself.
+fn own_names() -> Vec<String> {
+    let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let local = ["localhost", "127.0.0.1", "::1"].map(str::to_string);
+    let own = Some(name).filter(|name| !name.is_empty() && name != "localhost");
+    own.into_iter().chain(local).collect()
+}

@@ -1,0 +1,309 @@
+//! From the start to the stop: readiness, the background, `--run`, signals.
+
+use super::*;
+
+#[test]
+fn in_the_background_it_returns_when_ready_and_cleans_up_when_stopped() {
+    let scratch = Scratch::new().unwrap();
+    let (socket, pidfile) = (scratch.socket("s"), scratch.file("pid"));
+    let uri = format!("nbd+unix:///disk?socket={}", socket.display());
+    let (s, p) = (socket.to_str().unwrap(), pidfile.to_str().unwrap());
+    let output = blockhaul(&["serve", "-U", s, "-P", p, "-e", "disk", "memory:64M"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(text(&blockhaul(&["info", "--size", &uri]).stdout), "67108864\n");
+    let server = pid(std::fs::read_to_string(&pidfile).unwrap().trim().parse().unwrap());
+    kill_process(server, Signal::TERM).unwrap();
+    let begun = Instant::now();
+    while socket.exists() {
+        assert!(begun.elapsed() < LIMIT, "the socket is there still");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn in_the_background_a_failure_is_told_before_it_returns() {
+    let scratch = Scratch::new().unwrap();
+    let socket = scratch.socket("s");
+    assert_fails(
+        &["serve", "-U", socket.to_str().unwrap(), "/no/such/file"],
+        3,
+        &["/no/such/file"],
+    );
+    assert!(!socket.exists());
+}
+
+#[test]
+fn in_the_background_a_failure_to_print_leaves_no_server() {
+    let scratch = Scratch::new().unwrap();
+    let socket = scratch.socket("s");
+    let script = "exec \"$0\" serve -U \"$1\" --print-uri memory:1M >/dev/full";
+    let mut command = Command::new("sh");
+    let output = tools::output(command.args(["-c", script, OURS]).arg(&socket), LIMIT).unwrap();
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("standard output"), "{said}");
+    assert!(!socket.exists());
+}
+
+#[test]
+fn data_that_a_cache_cannot_write_back_is_no_success() {
+    let copy = format!("{OURS} copy pattern:1M \"$uri\"");
+    for below in ["error?error=EIO&flush=100%", "error?error=ENOSPC&write=100%"] {
+        let layers = ["--layer", below, "--layer", "cache"];
+        let output = blockhaul(&[&["serve"], &layers[..], &["--run", &copy, "memory:1M"]].concat());
+        let said = text(&output.stderr);
+        assert!(said.contains("cache: what was written is lost"), "{below}: {said}");
+        assert_eq!(output.status.code(), Some(5), "{below}: {said}");
+    }
+    let output = blockhaul(&["serve", "--layer", "cache", "--run", &copy, "memory:1M"]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+}
+
+#[test]
+fn run_has_variables_and_hands_its_status_through() {
+    let script = format!("{OURS} info --size \"$uri\"; test -S \"$unixsocket\" || exit 1; exit 7");
+    let output = blockhaul(&["serve", "--run", &script, "memory:1M"]);
+    assert_eq!(output.status.code(), Some(7), "{}", text(&output.stderr));
+    assert_eq!(text(&output.stdout), "1048576\n");
+    let echo = "echo \"$uri|$nbd|$exportname|$port\"; kill -KILL $$";
+    let output = blockhaul(&[
+        "serve",
+        "-i",
+        "127.0.0.1",
+        "-p",
+        "0",
+        "-e",
+        "a b",
+        "memory:1M",
+        "--run",
+        echo,
+    ]);
+    assert_eq!(output.status.code(), Some(137), "{}", text(&output.stderr));
+    let said = text(&output.stdout);
+    let mut lines = said.lines();
+    let port: u16 = lines.next().unwrap().parse().unwrap();
+    let uri = format!("nbd://127.0.0.1:{port}/a%20b");
+    assert_eq!(lines.next().unwrap(), format!("{uri}|{uri}|a b|{port}"));
+}
+
+#[test]
+fn a_private_socket_is_removed() {
+    let output = blockhaul(&["serve", "-U", "-", "--run", "echo $unixsocket", "memory:1M"]);
+    let said = text(&output.stdout);
+    let socket = Path::new(said.trim());
+    assert!(socket.is_absolute() && !socket.exists(), "{said}");
+    assert!(!socket.parent().unwrap().exists(), "{said}");
+}
+
+/// A connection to a server that has just been started.
+fn connected<T, E>(server: &mut Child, connect: impl Fn() -> Result<T, E>) -> T {
+    let begun = Instant::now();
+    loop {
+        if let Ok(connection) = connect() {
+            return connection;
+        }
+        assert_eq!(server.try_wait().unwrap(), None);
+        assert!(begun.elapsed() < LIMIT, "nobody listens");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn it_stops_with_idle_and_half_connected_clients() {
+    for signal in [Signal::TERM, Signal::INT] {
+        let scratch = Scratch::new().unwrap();
+        let socket = scratch.socket("s");
+        let mut command = Command::new(OURS);
+        command.args(["serve", "-f", "--exit-with-parent", "memory:1M", "-U"]).arg(&socket);
+        let mut server = command.spawn().unwrap();
+        let silent = connected(&mut server, || UnixStream::connect(&socket));
+        let mut idle = blockhaul_testkit::peer::Conversation::connect(&socket).unwrap();
+        idle.open("", blockhaul_wire::Replies::Structured).unwrap();
+        kill_process(pid(server.id()), signal).unwrap();
+        // Not asked again: a second signal is another matter.
+        let ended = tools::wait_within(&mut server, LIMIT);
+        assert!(ended.is_some_and(|status| status.success()), "{signal:?}: {ended:?}");
+        assert!(!socket.exists(), "{signal:?}");
+        drop((silent, idle));
+    }
+}
+
+#[test]
+fn a_command_that_runs_is_stopped_with_the_server() {
+    let mut server = Command::new(OURS)
+        .args(["serve", "memory:1M", "--run", "echo ready; exec sleep 600"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(server.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let begun = Instant::now();
+    kill_process(pid(server.id()), Signal::TERM).unwrap();
+    assert_eq!(server.wait().unwrap().code(), Some(143));
+    assert!(begun.elapsed() < Duration::from_secs(300));
+}
+
+#[test]
+fn what_cannot_be_served_is_said_in_one_line() {
+    let scratch = Scratch::new().unwrap();
+    let taken = scratch.file("taken");
+    std::fs::write(&taken, "").unwrap();
+    let taken = taken.to_str().unwrap();
+    assert_fails(&["serve", "-f", "-U", taken, "memory:1M"], 3, &["no socket", "another name"]);
+    assert_fails(&["serve", "-f", "-U", "/no/dir/s", "memory:1M"], 3, &["/no/dir/s"]);
+    let long = format!("/{}", "x".repeat(200));
+    assert_fails(&["serve", "-f", "-U", &long, "memory:1M"], 3, &["107 bytes"]);
+    assert_fails(&["serve", "-f", "tape:1M"], 2, &["tape", "known are", "memory"]);
+    assert_fails(&["serve", "-f", "memory:1M?sise=1"], 2, &["sise"]);
+    assert_fails(&["serve", "-f", "memory:lots"], 2, &["lots", "not a size"]);
+    assert_fails(&["serve", "-f", "--layer", "ratte", "memory:1M"], 2, &["ratte", "known are"]);
+    assert_fails(&["serve", "-f", "-"], 2, &["pipe"]);
+    assert_fails(&["serve", "-f", "[", "memory:1M"], 2, &["[ without ]"]);
+    let busy = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = busy.local_addr().unwrap().port().to_string();
+    let args = ["serve", "-f", "-i", "127.0.0.1", "-p", &port, "memory:1M"];
+    assert_fails(&args, 3, &[port.as_str(), "choose another port"]);
+}
+
+#[test]
+fn a_stop_gives_up_what_devices_hold_and_says_so() {
+    let scratch = Scratch::new().unwrap();
+    let socket = scratch.socket("s");
+    let (own, log) = (socket.to_str().unwrap(), scratch.file("log"));
+    let serve = ["serve", "-f", "--exit-with-parent", "-U", own, "memory:1M", "-e", "disk"];
+    let slow = ["--layer", "delay?read=1000s", "--drain-timeout"];
+    for second in [false, true] {
+        let mut command = Command::new(OURS);
+        command.args(serve).args(slow).arg(if second { "1000s" } else { "300ms" });
+        let mut server = command.stderr(std::fs::File::create(&log).unwrap()).spawn().unwrap();
+        let mut client =
+            connected(&mut server, || blockhaul_testkit::peer::Conversation::connect(&socket));
+        client.open("disk", blockhaul_wire::Replies::Structured).unwrap();
+        let read = client.request(blockhaul_wire::Command::Read, 4096, 512);
+        client.send_request(&read, &[]).unwrap();
+        // Requests are begun in order: once this one is answered, the device has the other.
+        let write = client.request(blockhaul_wire::Command::Write, 0, 512);
+        assert_eq!(client.ask(&write, &[1; 512]).unwrap().error, 0);
+        let begun = Instant::now();
+        kill_process(pid(server.id()), Signal::TERM).unwrap();
+        if second {
+            // One that comes before the first was heard is the same signal.
+            while UnixStream::connect(&socket).is_ok() {
+                assert!(begun.elapsed() < LIMIT, "it listens still");
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            std::thread::sleep(Duration::from_millis(300));
+            assert_eq!(server.try_wait().unwrap(), None, "it waits for the device");
+            kill_process(pid(server.id()), Signal::TERM).unwrap();
+            assert_eq!(server.wait().unwrap().code(), Some(143));
+        } else {
+            assert_eq!(client.receive_answer(&read).unwrap().error, 108);
+            assert_eq!(server.wait().unwrap().code(), Some(9));
+            let said = std::fs::read_to_string(&log).unwrap();
+            for word in ["gave up", "\"disk\"", "Read of 512 bytes at 4096", "--drain-timeout"] {
+                assert!(said.contains(word), "{word} in {said}");
+            }
+        }
+        assert!(begun.elapsed() < Duration::from_secs(300), "{:?}", begun.elapsed());
+        assert!(!socket.exists(), "it cleans up");
+    }
+}
+
+#[test]
+fn the_socket_of_a_killed_server_is_replaced_and_that_of_a_living_one_is_not() {
+    let scratch = Scratch::new().unwrap();
+    let socket = scratch.socket("s");
+    let start = || Command::new(OURS).args(["serve", "-f", "memory:1M", "-U"]).arg(&socket).spawn();
+    let connect = || UnixStream::connect(&socket);
+    let mut killed = start().unwrap();
+    connected(&mut killed, connect);
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    assert!(socket.exists());
+    let mut server = start().unwrap();
+    connected(&mut server, connect);
+    let path = socket.to_str().unwrap();
+    assert_fails(&["serve", "-f", "-U", path, "memory:1M"], 3, &["listens there", path]);
+    connect().unwrap();
+    kill_process(pid(server.id()), Signal::TERM).unwrap();
+    assert!(server.wait().unwrap().success());
+    assert!(!socket.exists());
+}
+
+/// Starts a server, has a client open its export unless that hangs, and stops it: status and time.
+fn stopped(args: &[&str], opens: bool) -> (Option<i32>, Duration, String) {
+    let scratch = Scratch::new().unwrap();
+    let socket = scratch.socket("s");
+    let mut command = Command::new(OURS);
+    command.args(["serve", "-f", "-U"]).arg(&socket).args(args).stderr(Stdio::piped());
+    let mut server = command.spawn().unwrap();
+    let mut client =
+        connected(&mut server, || blockhaul_testkit::peer::Conversation::connect(&socket));
+    if opens {
+        client.open("", blockhaul_wire::Replies::Structured).unwrap();
+    } else {
+        client.hello(3).unwrap();
+        client.send_option(blockhaul_wire::magic::OPT_GO, &[0; 6]).unwrap();
+        // Until the script runs.
+        std::thread::sleep(Duration::from_millis(500));
+    }
+    let begun = Instant::now();
+    kill_process(pid(server.id()), Signal::TERM).unwrap();
+    let status = tools::wait_within(&mut server, LIMIT).and_then(|status| status.code());
+    let time = begun.elapsed();
+    let mut said = String::new();
+    std::io::Read::read_to_string(&mut server.stderr.take().unwrap(), &mut said).unwrap();
+    (status, time, said)
+}
+
+#[test]
+fn a_script_that_hangs_is_given_up_after_the_drain_timeout() {
+    for (method, opens) in [("open", false), ("close", true), ("unload", true)] {
+        let script = format!("eval:get_size=echo 1M&{method}=exec sleep 300");
+        let (status, time, said) = stopped(&["--drain-timeout=1s", &script], opens);
+        assert_eq!(status, Some(9), "{method}: {said}");
+        assert!(said.contains("has not ended in time"), "{method}: {said}");
+        // Well below the ten seconds that other commands wait.
+        assert!(time < Duration::from_secs(8), "{method}: {time:?}");
+        // It is waited for as long as it is to be.
+        let script = format!("eval:get_size=echo 1M&{method}=sleep 3");
+        let (status, _, said) = stopped(&["--drain-timeout=100s", &script], opens);
+        assert_eq!((status, &*said), (Some(0), ""), "{method}");
+    }
+}
+
+#[test]
+fn times_without_an_end_are_taken() {
+    let forever = "9223372036854775807";
+    let script = format!("eval:get_size=echo 1M&@timeout={forever}");
+    for args in [
+        &["--drain-timeout", forever, "memory:1M"][..],
+        &["--timeout", forever, "memory:1M"],
+        &["--limit", &format!("stalled={forever}"), "memory:1M"],
+        &[&script],
+    ] {
+        assert_eq!(stopped(args, true).0, Some(0), "{args:?}");
+    }
+}
+
+#[test]
+fn silent_connections_that_take_all_descriptors_keep_nobody_out() {
+    let scratch = Scratch::new().unwrap();
+    let socket = scratch.socket("s");
+    let mut command = Command::new("sh");
+    let script = "ulimit -n 64; exec \"$0\" serve -f -U \"$1\" memory:1M";
+    command.args(["-c", script, OURS]).arg(&socket).stderr(Stdio::piped());
+    let mut server = command.spawn().unwrap();
+    connected(&mut server, || UnixStream::connect(&socket));
+    let silent: Vec<_> = (0..100).map(|_| UnixStream::connect(&socket).unwrap()).collect();
+    let mut client = blockhaul_testkit::peer::Conversation::connect(&socket).unwrap();
+    client.open("", blockhaul_wire::Replies::Structured).unwrap();
+    assert_eq!(client.read(0, 512).unwrap(), [0; 512]);
+    drop((silent, client));
+    kill_process(pid(server.id()), Signal::TERM).unwrap();
+    assert!(server.wait().unwrap().success());
+    let mut said = String::new();
+    std::io::Read::read_to_string(&mut server.stderr.take().unwrap(), &mut said).unwrap();
+    let lines = said.lines().filter(|line| line.contains("cannot accept")).count();
+    assert!((1..=6).contains(&lines), "{said}");
+}

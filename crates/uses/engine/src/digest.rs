@@ -1,0 +1,127 @@
+//! The digest of all that a device holds, as other programs compute it.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Instant;
+
+use blockhaul_block::{Error, Kind, Result, Stack};
+use blockhaul_io::{Data, Pool, Task};
+
+use crate::algorithm::{Algorithm, BLOCK, Hasher};
+use crate::end::{End, Retries};
+use crate::options::{Options, SEGMENT};
+use crate::plan::{Making, Plan};
+use crate::progress::Progress;
+use crate::segment::What;
+use crate::side::Side;
+use crate::verify::read;
+use crate::window::Window;
+
+/// Bytes read at a time.
+const PIECE: u64 = 4 * BLOCK;
+/// Pieces read ahead at least; more where they take long.
+const AHEAD: usize = 32;
+/// Zeroes that are hashed at a time, so that it can be stopped.
+const ZEROES: u64 = 1 << 30;
+
+/// Reads `source` and returns its digest in hexadecimal; holes are not read, but all algorithms except
+/// blksum have to hash their zeroes. Call it on a worker.
+pub async fn digest(
+    source: &Stack,
+    algorithm: Algorithm,
+    options: &Options,
+    pool: &Pool,
+    progress: &Arc<Progress>,
+) -> Result<String> {
+    let retries = Retries::new(options, progress);
+    let end = End::new(Side::Source, source.clone(), source.device().clone(), retries);
+    let (end, size) = (Rc::new(end), source.device().facts().size);
+    let plan = Arc::new(Plan::new());
+    let making = blockhaul_io::spawn(plan.clone().make(Making {
+        extents: options.extents,
+        grain: PIECE,
+        whole: (true, true),
+        ..Making::of(end.clone(), SEGMENT, progress)
+    }));
+    let mut hasher = Hasher::new(algorithm);
+    // One task reads for all connections.
+    let most = options.requests.saturating_mul(options.connections.max(1));
+    let window = (most, !options.adaptive);
+    let result = read_all(&plan, &end, (pool, window), progress, &mut hasher).await;
+    plan.stop();
+    let made = making.await;
+    result?;
+    made?;
+    if progress.is_cancelled() {
+        return Err(Error::new(Kind::ShuttingDown, "stopped before the end of the digest"));
+    }
+    Ok(hasher.finish(size))
+}
+
+/// A piece on its way, and its length; `None`: it is zero.
+type Piece = (u64, Option<Task<Result<Option<Data>>>>);
+
+async fn read_all(
+    plan: &Plan,
+    end: &Rc<End>,
+    (pool, (most, fixed)): (&Pool, (usize, bool)),
+    progress: &Progress,
+    hasher: &mut Hasher,
+) -> Result<()> {
+    // At most what the pool holds, so that a piece that is awaited has its buffer.
+    let fits = usize::try_from(pool.limit() / Pool::cost(PIECE as usize)).unwrap_or(1).max(1);
+    let window = Rc::new(RefCell::new(Window::new(fits.min(most.max(AHEAD)), fixed)));
+    let since = Instant::now();
+    let mut out: VecDeque<Piece> = VecDeque::new();
+    let mut result = Ok(());
+    while let Some(segment) = plan.next().await {
+        let mut at = segment.at;
+        for run in segment.runs {
+            let run_end = at + run.len;
+            while at < run_end && result.is_ok() && !progress.is_cancelled() {
+                while out.len() >= window.borrow().limit().max(AHEAD).min(fits)
+                    && result.is_ok()
+                    && let Some(piece) = out.pop_front()
+                {
+                    result = take(piece, hasher, progress).await;
+                }
+                let (most, zero) = match run.what {
+                    What::Data | What::New => (PIECE - at % PIECE, false),
+                    What::Zero | What::Clean => (ZEROES, true),
+                };
+                let len = most.min(run_end - at);
+                let (end, pool, window) = (end.clone(), pool.clone(), window.clone());
+                let read = async move {
+                    let started = Instant::now();
+                    let read = read(&end, &pool, at, len).await;
+                    if len == PIECE {
+                        window.borrow_mut().learn(started.elapsed(), since.elapsed());
+                    }
+                    read
+                };
+                out.push_back((len, (!zero).then(|| blockhaul_io::start(read))));
+                at += len;
+            }
+        }
+    }
+    // After an error what is out is awaited, too.
+    for piece in out {
+        result = result.and(take(piece, hasher, progress).await);
+    }
+    result
+}
+
+async fn take((len, piece): Piece, hasher: &mut Hasher, progress: &Progress) -> Result<()> {
+    let read = match piece {
+        Some(piece) => piece.await?,
+        None => None,
+    };
+    match read {
+        Some(data) => hasher.bytes(data.bytes()),
+        None => hasher.zeroes(len),
+    }
+    progress.add_verified(len);
+    Ok(())
+}

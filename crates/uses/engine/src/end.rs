@@ -1,0 +1,376 @@
+//! One side of a copy as a lane sees it: a handle that is replaced when its connection is lost.
+
+use std::cell::{Cell, RefCell};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use blockhaul_block::{Device, Error, Facts, Kind, Result, Stack};
+use blockhaul_io::Event;
+
+use crate::options::{Options, RETRY_DELAY_MAX, Retried};
+use crate::progress::Progress;
+use crate::proof::Proof;
+use crate::side::Side;
+
+/// Time for a connection to be made.
+pub(crate) const DIAL_MAX: Duration = Duration::from_secs(10);
+/// First pause before a request is repeated on a connection that stands; four times as long each time,
+/// up to the delay that was asked for.
+const QUICK: Duration = Duration::from_millis(20);
+/// A pause ends not later than this after the copy was stopped.
+const PAUSE_STEP: Duration = Duration::from_millis(100);
+
+/// What all ends of a copy share: how often to try, and what was tried.
+pub(crate) struct Retries {
+    limit: u32,
+    delay: Duration,
+    progress: Arc<Progress>,
+    failed: AtomicBool,
+    lost_target: AtomicBool,
+    requests: [AtomicU64; 2],
+    connections: [AtomicU64; 2],
+    /// A block of the source, by which a connection that is made again is known.
+    seen: OnceLock<Proof>,
+    pub(crate) checked: AtomicU64,
+    pub(crate) rewritten: AtomicU64,
+}
+
+impl Retries {
+    pub(crate) fn new(options: &Options, progress: &Arc<Progress>) -> Arc<Retries> {
+        Arc::new(Retries {
+            limit: options.retries,
+            delay: options.retry_delay,
+            progress: progress.clone(),
+            failed: AtomicBool::new(false),
+            lost_target: AtomicBool::new(false),
+            requests: Default::default(),
+            connections: Default::default(),
+            seen: OnceLock::new(),
+            checked: AtomicU64::new(0),
+            rewritten: AtomicU64::new(0),
+        })
+    }
+
+    /// Whether anything is ever repeated.
+    pub(crate) fn any(&self) -> bool {
+        self.limit > 0
+    }
+
+    /// How often something is repeated.
+    pub(crate) fn limit(&self) -> u32 {
+        self.limit
+    }
+
+    /// Notes that the copy has failed: nothing is repeated any more.
+    pub(crate) fn fail(&self) {
+        self.failed.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether nothing more is to be submitted.
+    pub(crate) fn stopped(&self) -> bool {
+        self.failed.load(Ordering::Relaxed) || self.progress.is_cancelled()
+    }
+
+    pub(crate) fn summary(&self) -> Retried {
+        let [source_requests, target_requests] =
+            [0, 1].map(|side| self.requests[side].load(Ordering::Relaxed));
+        let [source_connections, target_connections] =
+            [0, 1].map(|side| self.connections[side].load(Ordering::Relaxed));
+        Retried {
+            source_requests,
+            target_requests,
+            source_connections,
+            target_connections,
+            checked: self.checked.load(Ordering::Relaxed),
+            rewritten: self.rewritten.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Whether a connection to the target was lost.
+    pub(crate) fn lost_target(&self) -> bool {
+        self.lost_target.load(Ordering::Relaxed)
+    }
+
+    /// Notes that a connection to the target was lost.
+    pub(crate) fn lose_target(&self) {
+        self.lost_target.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether a block of the source is wanted, to know it again by.
+    pub(crate) fn wants_proof(&self) -> bool {
+        self.any() && self.seen.get().is_none()
+    }
+
+    /// Keeps what was read from the source at `at`, if it has content.
+    pub(crate) fn keep_proof(&self, at: u64, bytes: &[u8]) {
+        if let Some(proof) = Proof::of(at, bytes) {
+            // The first one serves as well as any.
+            let _ = self.seen.set(proof);
+        }
+    }
+
+    /// Counts a repetition after this error; the error itself where there is to be none.
+    fn count(&self, side: Side, remedy: Remedy, error: &Error, attempts: &mut u32) -> Result<()> {
+        if remedy == Remedy::None || *attempts >= self.limit || self.stopped() {
+            return Err(error.clone());
+        }
+        *attempts += 1;
+        log::info!("trying again ({attempts} of {}): {error}", self.limit);
+        self.requests[side as usize].fetch_add(1, Ordering::Relaxed);
+        self.progress.meter.retried(side);
+        Ok(())
+    }
+
+    /// After a request to a target failed whose connection is not replaced, because what it took and
+    /// did not flush is gone: waits. Ok: it is to be repeated; else the error that ends the copy.
+    pub(crate) async fn recover_standing(&self, error: Error, attempts: &mut u32) -> Result<()> {
+        let remedy = match remedy(error.kind()) {
+            Remedy::Reconnect => Remedy::None,
+            remedy => remedy,
+        };
+        self.count(Side::Target, remedy, &error, attempts)?;
+        match remedy {
+            Remedy::RepeatSoon => self.pause_briefly(*attempts).await,
+            _ => self.pause(*attempts).await,
+        }
+        if self.stopped() { Err(error) } else { Ok(()) }
+    }
+
+    /// Waits before repetition `number` of a request that failed on a connection that stands: what
+    /// passes does so soon, and what does not should not hold the copy up for half a minute.
+    async fn pause_briefly(&self, number: u32) {
+        let longer = QUICK.saturating_mul(1 << (2 * number.saturating_sub(1)).min(16));
+        self.pause_for(longer.min(self.delay)).await;
+    }
+
+    /// Waits before repetition `number`, counted from 1.
+    async fn pause(&self, number: u32) {
+        let doubled = self.delay.saturating_mul(1 << number.saturating_sub(1).min(16));
+        self.pause_for(doubled.min(RETRY_DELAY_MAX)).await;
+    }
+
+    async fn pause_for(&self, time: Duration) {
+        let due = Instant::now() + time;
+        while !self.stopped() {
+            let left = due.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            blockhaul_io::sleep(left.min(PAUSE_STEP)).await;
+        }
+    }
+}
+
+/// What can be done about a failed request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Remedy {
+    /// The connection is of no more use.
+    Reconnect,
+    /// It may pass; the connection stands.
+    RepeatSoon,
+    /// It may pass, in time.
+    Repeat,
+    /// It will fail again.
+    None,
+}
+
+fn remedy(kind: Kind) -> Remedy {
+    match kind {
+        Kind::Disconnected | Kind::TimedOut | Kind::ShuttingDown => Remedy::Reconnect,
+        Kind::Io => Remedy::RepeatSoon,
+        Kind::NoMemory => Remedy::Repeat,
+        Kind::ReadOnly
+        | Kind::Invalid
+        | Kind::NoSpace
+        | Kind::TooLarge
+        | Kind::Unsupported
+        | Kind::NotFound
+        | Kind::Refused
+        | Kind::Usage => Remedy::None,
+    }
+}
+
+/// Whether an error tells of a lost connection, not of the storage behind it.
+pub(crate) fn is_lost(error: &Error) -> bool {
+    remedy(error.kind()) == Remedy::Reconnect
+}
+
+/// A handle on one side, for the requests of one lane; lives on that lane's worker.
+pub(crate) struct End {
+    side: Side,
+    stack: Stack,
+    handle: RefCell<Arc<dyn Device>>,
+    /// Counts handles: what failed on an older one does not touch the present one.
+    generation: Cell<u64>,
+    dialling: Cell<bool>,
+    dead: RefCell<Option<Error>>,
+    changed: Event,
+    retries: Arc<Retries>,
+}
+
+impl End {
+    pub(crate) fn new(
+        side: Side,
+        stack: Stack,
+        handle: Arc<dyn Device>,
+        retries: Arc<Retries>,
+    ) -> End {
+        End {
+            side,
+            stack,
+            handle: RefCell::new(handle),
+            generation: Cell::new(0),
+            dialling: Cell::new(false),
+            dead: RefCell::new(None),
+            changed: Event::new(),
+            retries,
+        }
+    }
+
+    /// The present handle.
+    pub(crate) fn device(&self) -> Arc<dyn Device> {
+        self.handle.borrow().clone()
+    }
+
+    /// The number of the present handle, from 0.
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation.get()
+    }
+
+    pub(crate) fn facts(&self) -> Arc<Facts> {
+        self.handle.borrow().facts()
+    }
+
+    /// Whether a new handle is a connection of its own.
+    pub(crate) fn reconnects(&self) -> bool {
+        self.stack.has_more()
+    }
+
+    /// Keeps what was read at `at` to know the disk by, when it is connected to again.
+    pub(crate) fn keep_proof(&self, at: u64, bytes: &[u8]) {
+        if self.retries.wants_proof() {
+            self.retries.keep_proof(at, bytes);
+        }
+    }
+
+    /// After a request failed that was sent in `generation`: waits, or connects again. Ok: it is to be
+    /// repeated; else the error that ends the copy.
+    pub(crate) async fn recover(
+        &self,
+        error: Error,
+        generation: u64,
+        attempts: &mut u32,
+    ) -> Result<()> {
+        let remedy = remedy(error.kind());
+        self.retries.count(self.side, remedy, &error, attempts)?;
+        match remedy {
+            Remedy::Reconnect if self.reconnects() => self.reconnect(&error, generation).await?,
+            Remedy::RepeatSoon => self.retries.pause_briefly(*attempts).await,
+            _ => self.retries.pause(*attempts).await,
+        }
+        match self.retries.stopped() {
+            true => Err(error),
+            false => Ok(()),
+        }
+    }
+
+    /// Replaces the handle unless somebody has done so since `generation`.
+    async fn reconnect(&self, error: &Error, generation: u64) -> Result<()> {
+        loop {
+            let mark = self.changed.mark();
+            if self.generation.get() != generation {
+                return Ok(());
+            }
+            if let Some(dead) = &*self.dead.borrow() {
+                return Err(dead.clone());
+            }
+            if !self.dialling.replace(true) {
+                break;
+            }
+            self.changed.wait_after(mark).await;
+        }
+        let dialled = self.dial(error).await;
+        self.dialling.set(false);
+        let result = dialled.map(|handle| {
+            if self.side == Side::Target {
+                self.retries.lose_target();
+            }
+            self.handle.replace(handle);
+            self.generation.set(generation + 1);
+            self.retries.connections[self.side as usize].fetch_add(1, Ordering::Relaxed);
+            self.retries.progress.meter.reconnected(self.side);
+        });
+        if let Err(error) = &result {
+            self.dead.replace(Some(error.clone()));
+        }
+        self.changed.notify();
+        result
+    }
+
+    async fn dial(&self, error: &Error) -> Result<Arc<dyn Device>> {
+        let mut last = None;
+        for attempt in 0..=self.retries.limit {
+            if attempt > 0 {
+                self.retries.pause(attempt).await;
+            }
+            if self.retries.stopped() {
+                return Err(error.clone());
+            }
+            let connected = async {
+                let handle = self.stack.another().await?;
+                let why = self.is_another(&handle).await?;
+                Ok::<_, Error>((handle, why))
+            };
+            let failure = match blockhaul_io::timeout(DIAL_MAX, connected).await {
+                Ok(Ok((handle, None))) => return Ok(handle),
+                Ok(Ok((_, Some(why)))) => {
+                    let text = format!("after connecting again: {why}");
+                    return Err(Error::new(Kind::Invalid, text).on(&self.facts().name));
+                }
+                Ok(Err(failure)) => failure,
+                Err(blockhaul_io::Elapsed) => {
+                    let text = format!("no handshake within {} s", DIAL_MAX.as_secs());
+                    Error::new(Kind::TimedOut, text)
+                }
+            };
+            log::info!("cannot connect again: {failure}");
+            last = Some(failure);
+        }
+        let last = last.map(|last| last.to_string()).unwrap_or_default();
+        let tries = self.retries.limit.saturating_add(1);
+        let text = format!("{}; {tries} attempts to connect again failed: {last}", error.text());
+        let told = Error::new(Kind::Disconnected, text).on(&self.facts().name);
+        Err(match error.request() {
+            Some((kind, at, len)) => told.during(kind, at, len),
+            None => told,
+        })
+    }
+}
+
+impl End {
+    /// Why a new handle is not the same disk, if it is not; the source is known by a block of what was
+    /// read from it before.
+    async fn is_another(&self, handle: &Arc<dyn Device>) -> Result<Option<String>> {
+        if let Some(why) = differs(&self.stack, handle) {
+            return Ok(Some(why));
+        }
+        let Some(proof) = self.retries.seen.get().filter(|_| self.side == Side::Source) else {
+            return Ok(None);
+        };
+        Ok((!proof.is_on(&**handle).await?).then(|| {
+            let at = proof.at();
+            format!("the source does not hold what it held before (at offset {at}): another disk?")
+        }))
+    }
+}
+
+/// Why a further connection does not look like the first one.
+pub(crate) fn differs(stack: &Stack, handle: &Arc<dyn Device>) -> Option<String> {
+    let (first, other) = (stack.device().facts(), handle.facts());
+    if first.size != other.size {
+        let (name, a, b) = (&first.name, first.size, other.size);
+        return Some(format!("{name} has {a} bytes on one connection and {b} on another"));
+    }
+    (first.can != other.can).then(|| format!("{} differs between connections", first.name))
+}

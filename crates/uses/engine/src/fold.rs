@@ -1,0 +1,285 @@
+//! Digests computed while copying: lanes hash blocks in whatever order they copy them, and a fold puts
+//! the blocks' values together in the order of the disk.
+//!
+//! BLAKE3 is a tree and blksum a list of blocks' digests, so that their blocks can be hashed by all
+//! lanes; SHA-256 knows one order only. Values that wait for an earlier block are bounded: a fold that
+//! would need more gives up, and the digest is computed by reading again.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+use blake3::hazmat::{HasherExt as _, Mode, merge_subtrees_non_root, merge_subtrees_root};
+use blockhaul_io::Data;
+use sha2::{Digest as _, Sha256};
+
+use crate::algorithm::{Algorithm, BLOCK, hex};
+use crate::zeroes::is_zero;
+
+/// Blocks' values that wait: 4 MiB, for lanes that are up to 8 GiB of data apart.
+const WAITING_MAX: usize = 128 << 10;
+
+type Value = [u8; 32];
+
+/// The values of blocks that follow each other.
+pub(crate) enum Values {
+    Each(Vec<Value>),
+    /// So many blocks of zeroes, where their place does not matter.
+    Zero(u64),
+}
+
+impl Values {
+    fn blocks(&self) -> u64 {
+        match self {
+            Values::Each(values) => values.len() as u64,
+            Values::Zero(blocks) => *blocks,
+        }
+    }
+
+    /// Values kept in memory.
+    fn weight(&self) -> usize {
+        match self {
+            Values::Each(values) => values.len(),
+            Values::Zero(_) => 1,
+        }
+    }
+}
+
+/// The digest of a disk whose blocks come in any order, from any thread.
+pub(crate) struct Fold {
+    algorithm: Algorithm,
+    size: u64,
+    zero: Value,
+    state: Mutex<State>,
+}
+
+struct State {
+    /// Number of the first block that is not folded yet.
+    next: u64,
+    waiting: BTreeMap<u64, Values>,
+    weight: usize,
+    so_far: SoFar,
+    /// Blocks came twice, or too many are waiting.
+    lost: bool,
+}
+
+enum SoFar {
+    /// Chaining values of subtrees, with their blocks, largest first. Equal ones are merged when
+    /// something follows them, because the last merge is another one.
+    Tree(Vec<(Value, u64)>),
+    List(Sha256),
+}
+
+impl Fold {
+    /// For a disk of `size` bytes. `None`: blocks in any order are of no use.
+    pub(crate) fn new(algorithm: Algorithm, size: u64) -> Option<Fold> {
+        let so_far = match algorithm {
+            Algorithm::Blake3 => SoFar::Tree(Vec::new()),
+            Algorithm::Blksum => SoFar::List(Sha256::new()),
+            Algorithm::Sha256 => return None,
+        };
+        let state = State { next: 0, waiting: BTreeMap::new(), weight: 0, so_far, lost: false };
+        // One block is a tree without a merge.
+        (size > BLOCK).then(|| Fold {
+            algorithm,
+            size,
+            zero: Sha256::digest(vec![0; BLOCK as usize]).into(),
+            state: Mutex::new(state),
+        })
+    }
+
+    /// Whether many zeroes cost as much as other bytes.
+    pub(crate) fn hashes_zeroes(&self) -> bool {
+        self.algorithm == Algorithm::Blake3
+    }
+
+    /// The values of bytes at `at`, which must be the start of a block. They end with a block, or
+    /// with the disk.
+    pub(crate) fn values(&self, at: u64, bytes: &[u8]) -> Values {
+        // Of pieces that are no blocks one begins inside of a block, at which `add` gives up.
+        if !at.is_multiple_of(BLOCK) {
+            return Values::Zero(0);
+        }
+        let blocks = bytes.chunks(BLOCK as usize).zip(0..);
+        Values::Each(blocks.map(|(block, number)| self.value(at + number * BLOCK, block)).collect())
+    }
+
+    /// The values of so many zeroes at `at`, the start of a block.
+    pub(crate) fn zeroes(&self, at: u64, len: u64) -> Values {
+        if !at.is_multiple_of(BLOCK) {
+            return Values::Zero(0);
+        }
+        if !self.hashes_zeroes() && len.is_multiple_of(BLOCK) {
+            return Values::Zero(len / BLOCK);
+        }
+        let block = Data::zeroes(BLOCK as usize);
+        let starts = (0..len.div_ceil(BLOCK)).map(|number| number * BLOCK);
+        let value = |start: u64| {
+            let part = BLOCK.min(len - start) as usize;
+            self.value(at + start, &block.bytes()[..part])
+        };
+        Values::Each(starts.map(value).collect())
+    }
+
+    fn value(&self, at: u64, block: &[u8]) -> Value {
+        match self.algorithm {
+            Algorithm::Blake3 => {
+                let mut hasher = blake3::Hasher::new();
+                hasher.set_input_offset(at).update(block).finalize_non_root()
+            }
+            _ if block.len() as u64 == BLOCK && is_zero(block) => self.zero,
+            _ => Sha256::digest(block).into(),
+        }
+    }
+
+    /// Takes the values of blocks from `at` on.
+    pub(crate) fn add(&self, at: u64, values: Values) {
+        let state = &mut *self.state.lock().expect("no panic under this lock");
+        let block = at / BLOCK;
+        if !at.is_multiple_of(BLOCK) || block < state.next || state.waiting.contains_key(&block) {
+            state.lost = true;
+        }
+        if state.lost {
+            state.waiting.clear();
+            return;
+        }
+        state.weight += values.weight();
+        state.waiting.insert(block, values);
+        while let Some(values) = state.waiting.remove(&state.next) {
+            state.next += values.blocks();
+            state.weight -= values.weight();
+            state.so_far.push(&values, &self.zero);
+        }
+        state.lost = state.weight > WAITING_MAX;
+    }
+
+    /// The digest in hexadecimal, if all blocks came once.
+    pub(crate) fn finish(&self) -> Option<String> {
+        let state = &mut *self.state.lock().expect("no panic under this lock");
+        if state.lost || state.next != self.size.div_ceil(BLOCK) {
+            return None;
+        }
+        match &mut state.so_far {
+            SoFar::Tree(stack) => {
+                let (mut value, _) = stack.pop()?;
+                while stack.len() > 1 {
+                    let (left, _) = stack.pop()?;
+                    value = merge_subtrees_non_root(&left, &value, Mode::Hash);
+                }
+                let (left, _) = stack.pop()?;
+                Some(merge_subtrees_root(&left, &value, Mode::Hash).to_hex().to_string())
+            }
+            SoFar::List(list) => {
+                let mut list = list.clone();
+                list.update(self.size.to_le_bytes());
+                Some(hex(&list.finalize()))
+            }
+        }
+    }
+}
+
+impl SoFar {
+    fn push(&mut self, values: &Values, zero: &Value) {
+        match (self, values) {
+            (SoFar::List(list), Values::Each(values)) => {
+                values.iter().for_each(|value| list.update(value));
+            }
+            (SoFar::List(list), Values::Zero(blocks)) => {
+                // Many at a time: a hole of a TiB is half a GiB of values.
+                let many = zero.repeat(64);
+                let mut left = *blocks;
+                while left > 0 {
+                    let part = left.min(64);
+                    list.update(&many[..part as usize * zero.len()]);
+                    left -= part;
+                }
+            }
+            (SoFar::Tree(stack), Values::Each(values)) => {
+                for value in values {
+                    while let [.., (left, size), (right, other)] = stack[..]
+                        && size == other
+                    {
+                        stack.truncate(stack.len() - 2);
+                        stack.push((merge_subtrees_non_root(&left, &right, Mode::Hash), 2 * size));
+                    }
+                    stack.push((*value, 1));
+                }
+            }
+            (SoFar::Tree(_), Values::Zero(_)) => {
+                unreachable!("where the place matters zeroes are hashed");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use blockhaul_testkit::rng::{Rng, seed};
+
+    use super::*;
+
+    /// What a lane does with a piece of a disk.
+    fn values(fold: &Fold, at: u64, bytes: &[u8]) -> Values {
+        match is_zero(bytes) {
+            true => fold.zeroes(at, bytes.len() as u64),
+            false => fold.values(at, bytes),
+        }
+    }
+
+    #[test]
+    fn blocks_in_any_order_give_the_digest_of_the_bytes() {
+        let seed = seed();
+        let mut rng = Rng::new(seed);
+        for round in 0..60 {
+            let size = rng.between(BLOCK + 1, 40 * BLOCK) / *rng.pick(&[1, BLOCK]);
+            let size = if size <= BLOCK { size.max(2) * BLOCK } else { size };
+            let mut bytes = vec![0; size as usize];
+            for block in bytes.chunks_mut(BLOCK as usize) {
+                if rng.chance(60) {
+                    rng.fill(block);
+                }
+            }
+            let step = (BLOCK << rng.below(4)) as usize;
+            let mut pieces: Vec<_> = bytes.chunks(step).enumerate().collect();
+            for index in (1..pieces.len()).rev() {
+                pieces.swap(index, rng.below(index as u64 + 1) as usize);
+            }
+            for algorithm in [Algorithm::Blake3, Algorithm::Blksum] {
+                let fold = Fold::new(algorithm, size).unwrap();
+                for &(index, piece) in &pieces {
+                    assert_eq!(fold.finish(), None, "not all are there");
+                    let at = (index * step) as u64;
+                    fold.add(at, values(&fold, at, piece));
+                }
+                let whole = crate::algorithm::of_bytes(algorithm, &bytes);
+                assert_eq!(fold.finish(), Some(whole), "{algorithm}, seed {seed}, round {round}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_comes_twice_or_is_too_far_ahead_is_no_digest() {
+        for algorithm in [Algorithm::Blake3, Algorithm::Blksum] {
+            let fold = Fold::new(algorithm, 2 * BLOCK).unwrap();
+            for (at, bytes) in [(0, [1; 1000]), (1000, [0; 1000])] {
+                fold.add(at, fold.values(at, &bytes));
+            }
+            fold.add(2000, fold.zeroes(2000, 2 * BLOCK - 2000));
+            assert_eq!(fold.finish(), None, "pieces that are no blocks");
+        }
+        let fold = Fold::new(Algorithm::Blksum, 2 * BLOCK).unwrap();
+        fold.add(0, fold.zeroes(0, BLOCK));
+        fold.add(0, fold.zeroes(0, BLOCK));
+        fold.add(BLOCK, fold.zeroes(BLOCK, BLOCK));
+        assert_eq!(fold.finish(), None);
+        let blocks = WAITING_MAX as u64 + 3;
+        let fold = Fold::new(Algorithm::Blksum, blocks * BLOCK).unwrap();
+        for block in 1..blocks {
+            fold.add(block * BLOCK, Values::Each(vec![[0; 32]]));
+        }
+        fold.add(0, Values::Each(vec![[0; 32]]));
+        assert_eq!(fold.finish(), None);
+        assert!(fold.state.lock().unwrap().waiting.is_empty());
+        assert!(Fold::new(Algorithm::Sha256, 1 << 30).is_none());
+        assert!(Fold::new(Algorithm::Blake3, BLOCK).is_none());
+    }
+}

@@ -1,0 +1,370 @@
+//! What becomes of one request of a lane: read, looked at, written or zeroed, and carried out again
+//! where that failed and may pass.
+
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use blockhaul_block::{Can, DeviceExt, Error, Flags, Op, Pending, Reply, Request, Result};
+use blockhaul_io::{Data, Room};
+
+use super::Lane;
+use crate::flushes::Unproven;
+use crate::proof::Proof;
+use crate::route;
+use crate::side::Side;
+use crate::zeroes;
+
+/// Zeroing that took less than this may be four times as long the next time.
+const QUICK: Duration = Duration::from_secs(1);
+
+/// A request that failed: over which handle, and how.
+pub(super) struct Failed {
+    side: Side,
+    generation: u64,
+    error: Error,
+}
+
+/// What became of the bytes of a request.
+#[derive(Debug, Default)]
+pub(super) struct Done {
+    data: u64,
+    zeroed: u64,
+    skipped: u64,
+    /// Of `data`: looked at.
+    seen: u64,
+    /// Zeroes that were written as data.
+    zeroes: u64,
+}
+
+impl Lane {
+    /// Zeroes a run, which may be nearly the whole device: in pieces that grow while the target is
+    /// quick, so that few are needed, and a copy that is stopped need not wait for long. `known`: it
+    /// need not be done.
+    pub(super) async fn zero_run(
+        self: Rc<Self>,
+        home: u64,
+        mut at: u64,
+        len: u64,
+        known: bool,
+    ) -> Result<()> {
+        let known = (known || self.job.settled.target_is_zero) && self.trusts_zeroes();
+        let end = at + len;
+        let mut attempts = 0;
+        while at < end {
+            if self.job.stopped() {
+                self.ledger.borrow_mut().abandon(home);
+                return Ok(());
+            }
+            let at_once = known && self.job.fold.is_none();
+            let piece = self.zero_piece.get();
+            let part = if at_once { end - at } else { piece.min(end - at) };
+            let (started, mut done) = (Instant::now(), Done::default());
+            match self.zero(home, at, part, known, &mut done).await {
+                Ok(()) => {
+                    self.count(&done);
+                    self.digest_zeroes(at, part).await;
+                    at += part;
+                    attempts = 0;
+                    if started.elapsed() < QUICK && part == piece {
+                        self.zero_piece.set(piece.saturating_mul(4));
+                    }
+                }
+                Err(failed) => self.recover(failed, &mut attempts).await?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Has zeroes in the digest.
+    async fn digest_zeroes(&self, at: u64, len: u64) {
+        let Some(fold) = &self.job.fold else { return };
+        if !fold.hashes_zeroes() || len <= self.job.settled.request_size {
+            return fold.add(at, fold.zeroes(at, len));
+        }
+        let job = self.job.clone();
+        let hashed =
+            blockhaul_io::offload(move || job.fold.as_ref().map(|fold| fold.zeroes(at, len)));
+        // Lost only when the program ends.
+        if let Ok(Some(values)) = hashed.await {
+            fold.add(at, values);
+        }
+    }
+
+    /// Makes a range of the target read as zeroes, unless it is known that it does.
+    pub(super) async fn zero(
+        &self,
+        home: u64,
+        at: u64,
+        len: u64,
+        known: bool,
+        done: &mut Done,
+    ) -> Result<(), Failed> {
+        if known {
+            done.skipped += len;
+            return Ok(());
+        }
+        let flags = if self.job.settled.allocated { Flags::NO_HOLE } else { Flags::empty() };
+        self.change(home, Request::zero(at, len).with(flags)).await?;
+        done.zeroed += len;
+        done.zeroes += if self.target_zeroes { 0 } else { len };
+        Ok(())
+    }
+
+    pub(super) async fn chunk(
+        self: Rc<Self>,
+        home: u64,
+        at: u64,
+        room: Room,
+        look: bool,
+    ) -> Result<()> {
+        let len = room.len() as u64;
+        let mut room = Some(room);
+        let mut attempts = 0;
+        loop {
+            let mut done = Done::default();
+            let room = match room.take() {
+                Some(room) => room,
+                None => self.room(len, look).await?,
+            };
+            match self.try_chunk(home, at, room, look, &mut done).await {
+                Ok(()) => {
+                    self.count(&done);
+                    return Ok(());
+                }
+                Err(failed) => self.recover(failed, &mut attempts).await?,
+            }
+        }
+    }
+
+    async fn try_chunk(
+        &self,
+        home: u64,
+        at: u64,
+        room: Room,
+        look: bool,
+        done: &mut Done,
+    ) -> Result<(), Failed> {
+        let len = room.len() as u64;
+        let data = match self.read(at, room).await? {
+            Some(data) => data,
+            None if self.job.settled.writes_holes => self.zeroes(len).await?,
+            None => {
+                let known = self.job.settled.target_is_zero && self.trusts_zeroes();
+                self.zero(home, at, len, known, done).await?;
+                self.digest_zeroes(at, len).await;
+                return Ok(());
+            }
+        };
+        if self.job.stopped() {
+            self.ledger.borrow_mut().abandon(home);
+            return Ok(());
+        }
+        self.know_source(at, &data, look).await;
+        let values = self.job.fold.as_ref().map(|fold| (fold, fold.values(at, data.bytes())));
+        self.put(home, at, data, look, done).await?;
+        if let Some((fold, values)) = values {
+            fold.add(at, values);
+        }
+        Ok(())
+    }
+
+    /// Zeroes to be written.
+    async fn zeroes(&self, len: u64) -> Result<Data, Failed> {
+        let generation = self.target.generation();
+        let room = self.room(len, true).await;
+        let mut buf = room.map_err(|error| self.target_failed(generation, error))?.into_buf();
+        buf.fill(0);
+        Ok(buf.into())
+    }
+
+    /// Keeps a block of the source, so that it is known again after its connection was lost.
+    async fn know_source(&self, at: u64, data: &Data, look: bool) {
+        let retries = &self.job.retries;
+        if !self.source.reconnects() || !retries.wants_proof() {
+            return;
+        }
+        if look {
+            retries.keep_proof(at, data.bytes());
+        } else if self.job.settled.sparse == 0 && self.first {
+            // Nothing is looked at otherwise, and what is on its way in the kernel stays there.
+            let len = data.len().min(Proof::LEN);
+            if let Ok(sample) = self.source.device().read(at, len).await {
+                retries.keep_proof(at, sample.bytes());
+            }
+        }
+    }
+
+    /// Writes what was read.
+    async fn put(
+        &self,
+        home: u64,
+        at: u64,
+        data: Data,
+        look: bool,
+        done: &mut Done,
+    ) -> Result<(), Failed> {
+        let len = data.len() as u64;
+        if !look {
+            // Somebody may wait for a proof; else it goes on without a second holder.
+            let sample = self.is_proof_due().then(|| data.clone());
+            self.change(home, Request::write(at, data)).await?;
+            done.data += len;
+            return match sample {
+                Some(data) => self.offer_proof(at, &data).await,
+                None => Ok(()),
+            };
+        }
+        let runs = zeroes::runs(data.bytes(), at, self.job.settled.sparse);
+        if let [(_, _, false)] = runs[..] {
+            done.zeroes += self.zeroes_within(data.bytes());
+            self.change(home, Request::write(at, data.clone())).await?;
+            (done.data, done.seen) = (len, len);
+            return self.offer_proof(at, &data).await;
+        }
+        if self.job.settled.sampled {
+            self.job.found_zeroes(at);
+        }
+        self.write_runs(home, at, &data, runs, done).await?;
+        self.offer_proof(at, &data).await
+    }
+
+    /// Writes data and zeroes. Parts go out together; all are awaited, also after an error.
+    async fn write_runs(
+        &self,
+        home: u64,
+        at: u64,
+        data: &Data,
+        runs: Vec<(usize, usize, bool)>,
+        done: &mut Done,
+    ) -> Result<(), Failed> {
+        let generation = self.target.generation();
+        let mut parts = Vec::with_capacity(runs.len());
+        for (start, part, zero) in runs {
+            let (here, len) = (at + start as u64, part as u64);
+            if zero && self.job.settled.target_is_zero && self.trusts_zeroes() {
+                done.skipped += len;
+                continue;
+            }
+            let request = match zero {
+                true => Request::zero(here, len),
+                false => {
+                    let data = data.slice(start, part);
+                    done.zeroes += self.zeroes_within(data.bytes());
+                    let op = Op::Write(data);
+                    Request { op, at: here, len, flags: Flags::empty() }
+                }
+            };
+            parts.push((len, zero, self.submit_change(home, request)));
+        }
+        let asked = Instant::now();
+        let mut result = Ok(());
+        for (len, zero, pending) in parts {
+            let reply = pending.await;
+            self.job.progress.meter.took(Side::Target, asked.elapsed());
+            match reply {
+                Ok(_) if zero => {
+                    done.zeroed += len;
+                    done.zeroes += if self.target_zeroes { 0 } else { len };
+                }
+                Ok(_) => {
+                    done.data += len;
+                    done.seen += len;
+                }
+                Err(error) => {
+                    let failed = Failed { side: Side::Target, generation, error };
+                    result = result.and(Err(failed));
+                }
+            }
+        }
+        result
+    }
+
+    /// Reads from the source; `None`: all zero.
+    pub(super) async fn read(&self, at: u64, room: Room) -> Result<Option<Data>, Failed> {
+        let generation = self.source.generation();
+        let asked = Instant::now();
+        let reply = self.source.device().submit(Request::read(at, room)).await;
+        self.job.progress.meter.took(Side::Source, asked.elapsed());
+        match reply {
+            Ok(Reply::Data(data)) => Ok(Some(data)),
+            Ok(_) => Ok(None),
+            Err(error) => Err(Failed { side: Side::Source, generation, error }),
+        }
+    }
+
+    /// Changes the target.
+    pub(super) async fn change(&self, home: u64, request: Request) -> Result<(), Failed> {
+        let generation = self.target.generation();
+        let asked = Instant::now();
+        let reply = self.submit_change(home, request).await;
+        self.job.progress.meter.took(Side::Target, asked.elapsed());
+        match reply {
+            Ok(_) => Ok(()),
+            Err(error) => Err(Failed { side: Side::Target, generation, error }),
+        }
+    }
+
+    fn submit_change(&self, home: u64, request: Request) -> Pending {
+        self.note_doubts();
+        if let Op::Write(_) = request.op {
+            self.ledger.borrow_mut().wrote_content(home);
+        }
+        self.target.device().submit(request)
+    }
+
+    /// A failure of a request to the target that is none of these.
+    pub(super) fn target_failed(&self, generation: u64, error: Error) -> Failed {
+        Failed { side: Side::Target, generation, error }
+    }
+
+    /// Waits until what failed can be tried again, or tells that it cannot.
+    pub(super) async fn recover(&self, failed: Failed, attempts: &mut u32) -> Result<()> {
+        let Failed { side, generation, error } = failed;
+        let end = if side == Side::Source { &self.source } else { &self.target };
+        let recovered = end.recover(error, generation, attempts).await;
+        self.note_doubts();
+        recovered
+    }
+
+    pub(super) fn count(&self, done: &Done) {
+        self.job.progress.add_data(done.data);
+        self.job.progress.add_zeroed(done.zeroed);
+        self.job.progress.add_skipped(done.skipped);
+        route::add(&self.job.progress.counters.seen, done.seen);
+        route::add(&self.job.progress.counters.zeroes_written, done.zeroes);
+    }
+
+    /// Bytes in blocks of zeroes that are too short to be zeroed.
+    fn zeroes_within(&self, bytes: &[u8]) -> u64 {
+        match self.job.settled.sparse > zeroes::BLOCK as u32 {
+            true => zeroes::count(bytes),
+            false => 0,
+        }
+    }
+
+    fn is_proof_due(&self) -> bool {
+        self.first && self.job.trust.wanted() && self.proof_due.get()
+    }
+
+    /// Hands out the first block with content that was written, for lanes that must be examined.
+    async fn offer_proof(&self, at: u64, data: &Data) -> Result<(), Failed> {
+        if !self.is_proof_due() {
+            return Ok(());
+        }
+        let Some(proof) = Proof::of(at, data.bytes()) else { return Ok(()) };
+        self.proof_due.set(false);
+        if self.target.facts().can.contains(Can::FLUSH) {
+            let generation = self.target.generation();
+            if let Err(Unproven::Failed { error, last }) = self.flush().await {
+                self.proof_due.set(true);
+                let error = self.not_durable(error);
+                if last {
+                    self.job.fail(error.clone());
+                }
+                return Err(self.target_failed(generation, error));
+            }
+        }
+        self.job.trust.settle(Some(proof));
+        Ok(())
+    }
+}

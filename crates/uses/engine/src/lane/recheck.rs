@@ -1,0 +1,330 @@
+//! The end of a lane: makes durable what it wrote, and looks again at what may not have lasted.
+//!
+//! A connection that is lost takes with it the replies to writes under way, which its server may still
+//! carry out, and perhaps what was written and not flushed. Once a new one stands and everything else
+//! is written, those segments are read back and compared with the source; where reading back proves
+//! too little, they are written again. So are all that no flush covered when a flush failed, on
+//! whatever lane (`flushes`).
+
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use blockhaul_block::{Can, Error, Kind, Reply, Request, Result};
+use blockhaul_io::{Data, Room};
+
+use super::Lane;
+use super::chunk::{Done, Failed};
+use crate::end::is_lost;
+use crate::flushes::Unproven;
+use crate::ledger::{Range, Suspect};
+use crate::zeroes::is_zero;
+
+/// How often a lane writes again what a failed flush may have lost before it gives up. Writing again
+/// helps where the storage moves bad sectors elsewhere, and where the failure passed; hardly a third time.
+const REWRITES_MAX: u32 = 2;
+
+/// What became of a flush.
+struct Flushed {
+    /// What had been written before is durable.
+    covers: bool,
+    /// The last failure of the storage on the way.
+    failed: Option<Error>,
+}
+
+impl Lane {
+    /// Tells the ledger when the target's connection is another one, and when flushes have failed.
+    pub(super) fn note_doubts(&self) {
+        let generation = self.target.generation();
+        let mut ledger = self.ledger.borrow_mut();
+        ledger.flushes_failed(self.job.flushes.failures());
+        if generation == ledger.generation() {
+            return;
+        }
+        if self.job.one_disk.load(Ordering::Relaxed) {
+            ledger.forget_safe();
+        }
+        // What the old connection wrote is made durable by flushing the new one only if that is
+        // promised.
+        let promised = self.target.facts().can.contains(Can::MULTI_CONN);
+        ledger.connected(generation, self.durable() && !promised);
+    }
+
+    /// Whether zeroes that the target was seen or said to have are there and last when it is flushed. Not
+    /// after a connection was lost, when another server may show what was there before; nor after a flush
+    /// failed, when they may be in memory only.
+    pub(super) fn trusts_zeroes(&self) -> bool {
+        self.ledger.borrow().failures() == 0 && !self.job.retries.lost_target()
+    }
+
+    /// Whether what is written must be durable.
+    fn durable(&self) -> bool {
+        (self.job.settled.flush || self.job.journal.is_some()) && self.can_flush()
+    }
+
+    fn can_flush(&self) -> bool {
+        self.target.facts().can.contains(Can::FLUSH)
+    }
+
+    /// Sees to it that what is finished is flushed and recorded in time.
+    pub(super) fn arm(self: &Rc<Self>) {
+        let Some(journal) = &self.job.journal else { return };
+        if self.ending.get() || self.armed.replace(true) {
+            return;
+        }
+        let (lane, due) = (self.clone(), Instant::now() + journal.interval);
+        drop(blockhaul_io::spawn(async move {
+            loop {
+                let mark = lane.done.mark();
+                let left = due.saturating_duration_since(Instant::now());
+                if left.is_zero() || lane.ending.get() {
+                    break;
+                }
+                let _ = blockhaul_io::timeout(left, lane.done.wait_after(mark)).await;
+            }
+            if !lane.ending.get()
+                && let Err(error) = lane.make_safe(&mut 0).await
+            {
+                lane.job.fail(error);
+            }
+            lane.armed.set(false);
+            lane.done.notify();
+            if lane.ledger.borrow().has_finished() {
+                lane.arm();
+            }
+        }));
+    }
+
+    /// After the last segment: flushes, and looks again until nothing is suspect.
+    pub(super) async fn conclude(self: &Rc<Self>) -> Result<()> {
+        let (mut attempts, mut rounds, mut rewrites) = (0, 0, 0);
+        loop {
+            if self.job.stopped() {
+                // What is finished may as well be recorded; the copy has failed in any case.
+                if self.job.journal.is_some() && self.ledger.borrow().has_finished() {
+                    let _ = self.make_safe(&mut attempts).await;
+                }
+                return Ok(());
+            }
+            self.note_doubts();
+            let suspects = self.ledger.borrow().suspects() > 0;
+            let doubtful = suspects || self.ledger.borrow().failures() > 0;
+            let flush = self.unflushed.get() && (self.durable() || (doubtful && self.can_flush()));
+            if flush || (self.job.journal.is_some() && self.ledger.borrow().has_finished()) {
+                let flushed = self.make_safe(&mut attempts).await?;
+                // Nothing was under way.
+                self.unflushed.set(!flushed.covers);
+                rewrites += u32::from(flushed.failed.is_some());
+                if let Some(error) = flushed.failed.filter(|_| rewrites > REWRITES_MAX) {
+                    return Err(error);
+                }
+            }
+            let suspects = self.ledger.borrow().suspects();
+            if suspects == 0 {
+                // Who ends without a flush does not write again what a later failure concerns.
+                match self.unflushed.get() && !self.job.flushes.leave() && self.can_flush() {
+                    true => continue,
+                    false => return Ok(()),
+                }
+            }
+            rounds += 1;
+            if rounds > self.job.retries.limit().saturating_add(1) {
+                if let Some(error) = self.job.flushes.error() {
+                    return Err(self.not_durable(error));
+                }
+                let text = "the connection to the target was lost again and again, and what was \
+                            written over it cannot be relied on";
+                return Err(Error::new(Kind::Disconnected, text).on(&self.target.facts().name));
+            }
+            for _ in 0..suspects {
+                let next = self.ledger.borrow_mut().next_suspect();
+                let Some(suspect) = next else { break };
+                self.recheck(suspect).await;
+            }
+            self.drained().await;
+        }
+    }
+
+    /// Flushes the target and records what is durable by that. What a failed flush may have lost is
+    /// suspect, of all lanes; the flush after it only finds out whether writing it again makes sense. If
+    /// not, the error ends the copy.
+    async fn make_safe(&self, attempts: &mut u32) -> Result<Flushed> {
+        let mut failed = None;
+        loop {
+            self.note_doubts();
+            let generation = self.target.generation();
+            let batch = self.ledger.borrow_mut().take_finished();
+            let flushed = if self.can_flush() { self.flush().await } else { Ok(()) };
+            match flushed {
+                Ok(()) => {
+                    self.ledger.borrow_mut().flushed(&batch, generation);
+                    self.record(&batch).await;
+                    return Ok(Flushed { covers: true, failed });
+                }
+                Err(Unproven::Overlapped) => {
+                    self.ledger.borrow_mut().doubt(batch, true);
+                    return Ok(Flushed { covers: false, failed });
+                }
+                Err(Unproven::Failed { error, last }) => {
+                    self.ledger.borrow_mut().doubt(batch, true);
+                    let error = self.not_durable(error);
+                    if last {
+                        return Err(error);
+                    }
+                    if !is_lost(&error) {
+                        failed = Some(error.clone());
+                    }
+                    self.recover(self.target_failed(generation, error), attempts).await?;
+                }
+            }
+        }
+    }
+
+    /// Flushes the target.
+    pub(super) async fn flush(&self) -> Result<(), Unproven> {
+        let failures = self.ledger.borrow().failures();
+        let flush = self.target.device().submit(Request::flush());
+        self.job.flushes.run(failures, flush, is_lost).await
+    }
+
+    /// The error of a flush, with what it means and what to do.
+    pub(super) fn not_durable(&self, error: Error) -> Error {
+        if is_lost(&error) {
+            return error;
+        }
+        let text = format!(
+            "{}; what was written since the last successful flush may be missing, even where it can \
+             still be read: check the target's storage, then copy again",
+            error.text()
+        );
+        let told = Error::new(error.kind(), text).on(&self.target.facts().name);
+        match error.request() {
+            Some((kind, at, len)) => told.during(kind, at, len),
+            None => told,
+        }
+    }
+
+    async fn record(&self, batch: &[Range]) {
+        let Some(journal) = &self.job.journal else { return };
+        let size = self.job.settled.segment;
+        let segments = {
+            let mut ledger = self.ledger.borrow_mut();
+            let mut told = |range: &Range| {
+                (range.0 / size, range.1.div_ceil(size), ledger.take_content(range.0))
+            };
+            batch.iter().map(&mut told).collect()
+        };
+        if let Err(why) = journal.file.append(self.number, segments).await {
+            self.job.warn(format!(
+                "the journal cannot be written ({why}): going on without, a copy that is killed \
+                 repeats what was done since"
+            ));
+        }
+    }
+
+    /// Looks again at a segment.
+    pub(crate) async fn recheck(self: &Rc<Self>, suspect: Suspect) {
+        let (home, end) = suspect.range;
+        let failures = self.ledger.borrow().failures();
+        self.begin((home, end));
+        // What has failed since the segment was taken from the ledger concerns it, too.
+        let again = suspect.again || self.ledger.borrow().failures() != failures;
+        let sooner = again || self.target_zeroes;
+        if end - home > self.job.settled.segment && sooner {
+            // Only zeroes come in such lengths: they are made again sooner than looked at again, unless
+            // they would have to be sent.
+            self.turn(0).await;
+            self.job.retries.rewritten.fetch_add(end - home, Ordering::Relaxed);
+            self.start(home, 0, Rc::clone(self).zero_again(home, end - home));
+            return self.complete(home);
+        }
+        let size = self.job.settled.request_size;
+        let mut at = home;
+        while at < end {
+            let len = (size - at % size).min(end - at);
+            self.turn(len).await;
+            if self.job.stopped() {
+                return;
+            }
+            match self.room(len, true).await {
+                Ok(room) => {
+                    let work = Rc::clone(self).recheck_chunk(home, at, room, again);
+                    self.start(home, len, work);
+                }
+                Err(error) => {
+                    self.job.fail(error);
+                    return;
+                }
+            }
+            at += len;
+        }
+        self.complete(home);
+    }
+
+    async fn zero_again(self: Rc<Self>, home: u64, len: u64) -> Result<()> {
+        let mut attempts = 0;
+        loop {
+            match self.zero(home, home, len, false, &mut Done::default()).await {
+                Ok(()) => return Ok(()),
+                Err(failed) => self.recover(failed, &mut attempts).await?,
+            }
+        }
+    }
+
+    async fn recheck_chunk(
+        self: Rc<Self>,
+        home: u64,
+        at: u64,
+        room: Room,
+        again: bool,
+    ) -> Result<()> {
+        let len = room.len() as u64;
+        let mut room = Some(room);
+        let mut attempts = 0;
+        loop {
+            let room = match room.take() {
+                Some(room) => room,
+                None => self.room(len, true).await?,
+            };
+            match self.try_recheck(home, at, room, again).await {
+                Ok(()) => return Ok(()),
+                Err(failed) => self.recover(failed, &mut attempts).await?,
+            }
+        }
+    }
+
+    async fn try_recheck(&self, home: u64, at: u64, room: Room, again: bool) -> Result<(), Failed> {
+        let len = room.len() as u64;
+        let data = self.read(at, room).await?;
+        let counts = &self.job.retries;
+        if !again {
+            counts.checked.fetch_add(len, Ordering::Relaxed);
+            if self.holds(at, len, data.as_ref()).await? {
+                return Ok(());
+            }
+        }
+        counts.rewritten.fetch_add(len, Ordering::Relaxed);
+        let zero = data.as_ref().is_none_or(|data| is_zero(data.bytes()));
+        match data {
+            Some(data) if !zero => self.change(home, Request::write(at, data)).await,
+            // Also where the target was zero before: it may be no longer.
+            _ => self.zero(home, at, len, false, &mut Done::default()).await,
+        }
+    }
+
+    /// Whether the target holds this.
+    async fn holds(&self, at: u64, len: u64, data: Option<&Data>) -> Result<bool, Failed> {
+        let generation = self.target.generation();
+        let room = self.job.check_pool.reserve(len as usize).await.map_err(|error| {
+            let error = Error::new(Kind::TooLarge, "no buffer to read back").because(error);
+            self.target_failed(generation, error)
+        })?;
+        match (self.target.device().submit(Request::read(at, room)).await, data) {
+            (Ok(Reply::Data(held)), Some(data)) => Ok(held.bytes() == data.bytes()),
+            (Ok(Reply::Data(held)), None) => Ok(is_zero(held.bytes())),
+            (Ok(_), Some(data)) => Ok(is_zero(data.bytes())),
+            (Ok(_), None) => Ok(true),
+            (Err(error), _) => Err(self.target_failed(generation, error)),
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! Ranges between two files that share their data, where the file system can (reflink).
+//!
+//! Both ends lend their file for a range (`Device::file_at`). What is refused, for whatever reason, is
+//! copied (`copy_range`), or read and written as usual: an error that matters is met again there, and
+//! told.
+
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
+
+use blockhaul_block::{Access, FileRange};
+
+use super::Lane;
+use crate::job::Job;
+use crate::ledger::Range;
+use crate::route;
+use crate::segment::Run;
+
+/// Part of both files.
+pub(super) struct Piece {
+    at: u64,
+    pub(super) from: FileRange,
+    pub(super) to: FileRange,
+}
+
+impl Lane {
+    /// Has the kernel copy what it can of the data of a segment at `home`; gives the ranges that are
+    /// done, in order.
+    pub(super) async fn offload(self: &Rc<Self>, home: u64, runs: &[Run]) -> Vec<Range> {
+        if !self.job.offload.reflink.load(Ordering::Relaxed) || !self.may_offload() {
+            return Vec::new();
+        }
+        let pieces = self.pieces(home, runs);
+        if pieces.is_empty() {
+            return Vec::new();
+        }
+        self.note_doubts();
+        self.ledger.borrow_mut().wrote_content(home);
+        let job = self.job.clone();
+        blockhaul_io::offload(move || reflink_all(&job, pieces)).await.unwrap_or_default()
+    }
+
+    /// Whether the kernel may move bytes that nobody sees. Shared space is not allocated for the target
+    /// alone, and whoever asks to look, or for a digest, wants the bytes.
+    pub(super) fn may_offload(&self) -> bool {
+        let settled = &self.job.settled;
+        let looks = (settled.sparse != 0 && !settled.sampled) || self.job.fold.is_some();
+        !settled.allocated && !looks
+    }
+
+    /// What both ends lend of a range, from its start on.
+    pub(super) fn piece(&self, (at, end): Range) -> Option<Piece> {
+        let (source, target) = (self.source.device(), self.target.device());
+        let mut from = source.file_at(at, end - at, Access::Read)?;
+        let mut to = target.file_at(at, end - at, Access::Write)?;
+        let both = from.len.min(to.len).min(end - at);
+        (from.len, to.len) = (both, both);
+        (both > 0).then_some(Piece { at, from, to })
+    }
+
+    /// What both ends lend of the data of a segment, in whole blocks.
+    fn pieces(&self, home: u64, runs: &[Run]) -> Vec<Piece> {
+        let (from, to) = (self.source.facts(), self.target.facts());
+        let unit = u64::from(from.allocation_unit.max(to.allocation_unit)).max(1);
+        let mut pieces = Vec::new();
+        let mut at = home;
+        for run in runs {
+            let end = at + run.len;
+            // The last block of a file may be a part.
+            let whole = if end == from.size { end } else { end - end % unit };
+            let mut start = at.next_multiple_of(unit);
+            while run.what.is_data() && start < whole {
+                let Some(piece) = self.piece((start, whole)) else { break };
+                start += piece.to.len;
+                pieces.push(piece);
+            }
+            at = end;
+        }
+        pieces
+    }
+}
+
+impl Job {
+    pub(super) fn count_moved(&self, counter: &std::sync::atomic::AtomicU64, bytes: u64) {
+        self.progress.add_data(bytes);
+        route::add(counter, bytes);
+    }
+}
+
+/// Shares what can be shared, and gives what was. Blocks.
+fn reflink_all(job: &Job, pieces: Vec<Piece>) -> Vec<Range> {
+    let mut done = Vec::new();
+    for piece in pieces {
+        if !job.offload.reflink.load(Ordering::Relaxed) || job.stopped() {
+            break;
+        }
+        let (from, to) = (&piece.from, &piece.to);
+        match to.file.reflink_now(to.at, &from.file, from.at, to.len) {
+            Ok(()) => {
+                job.count_moved(&job.progress.counters.reflink, to.len);
+                done.push((piece.at, piece.at + to.len));
+            }
+            Err(error) => {
+                log::debug!("reflink is not used any more: {error}");
+                job.offload.reflink.store(false, Ordering::Relaxed);
+            }
+        }
+    }
+    done
+}

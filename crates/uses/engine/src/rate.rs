@@ -1,0 +1,271 @@
+//! A limit on bytes and requests per second for all lanes of a copy together, which may change while
+//! it runs.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use blockhaul_block::{Error, Kind, Result, parse_rate};
+
+/// What may be used up at once after a pause: a tenth of a second's worth, as QEMU's slices.
+const BURST: f64 = 0.1;
+/// A change of the limit and a cancel are noticed after this.
+const STEP: Duration = Duration::from_millis(100);
+
+/// Limits; 0 is none. Shared by whoever is limited together.
+#[derive(Debug)]
+pub struct Rate {
+    /// Saves the lock where there is no limit.
+    limited: AtomicBool,
+    buckets: Mutex<[Bucket; 2]>,
+}
+
+impl Rate {
+    /// At most so many bytes and requests per second.
+    pub fn new(bytes: u64, requests: u64) -> Rate {
+        let buckets = [bytes, requests].map(Bucket::new);
+        let limited = AtomicBool::new(buckets.iter().any(|bucket| bucket.rate > 0));
+        Rate { limited, buckets: Mutex::new(buckets) }
+    }
+
+    /// From now on so many bytes and requests per second, also for whoever waits.
+    pub fn set(&self, bytes: u64, requests: u64) {
+        let mut buckets = self.buckets.lock().expect("no panic under this lock");
+        let now = Instant::now();
+        for (bucket, rate) in buckets.iter_mut().zip([bytes, requests]) {
+            if bucket.rate != rate {
+                bucket.refill(now);
+                bucket.rate = rate;
+                // What was owed at another rate is not waited for.
+                bucket.level = 0.0;
+            }
+        }
+        let limited = buckets.iter().any(|bucket| bucket.rate > 0);
+        self.limited.store(limited, Ordering::Relaxed);
+    }
+
+    /// The limits: bytes and requests per second.
+    pub fn limits(&self) -> (u64, u64) {
+        let buckets = self.buckets.lock().expect("no panic under this lock");
+        (buckets[0].rate, buckets[1].rate)
+    }
+
+    /// Waits until a request of `bytes` bytes may start, or `stopped`.
+    pub(crate) async fn take(&self, bytes: u64, stopped: impl Fn() -> bool) {
+        while self.limited.load(Ordering::Relaxed) && !stopped() {
+            match self.try_take(bytes, Instant::now()) {
+                None => return,
+                Some(wait) => blockhaul_io::sleep(wait.min(STEP)).await,
+            }
+        }
+    }
+
+    /// Takes what is there, going into debt; or how long to wait until the debt is paid.
+    fn try_take(&self, bytes: u64, now: Instant) -> Option<Duration> {
+        let mut buckets = self.buckets.lock().expect("no panic under this lock");
+        let waits = buckets.iter_mut().filter_map(|bucket| bucket.wait(now));
+        if let Some(wait) = waits.max() {
+            return Some(wait);
+        }
+        for (bucket, amount) in buckets.iter_mut().zip([bytes, 1]) {
+            bucket.level -= amount as f64;
+        }
+        None
+    }
+}
+
+/// Tokens: one is a byte, or a request.
+#[derive(Debug)]
+struct Bucket {
+    rate: u64,
+    level: f64,
+    filled: Instant,
+}
+
+impl Bucket {
+    fn new(rate: u64) -> Bucket {
+        Bucket { rate, level: 0.0, filled: Instant::now() }
+    }
+
+    fn refill(&mut self, now: Instant) {
+        let passed = now.saturating_duration_since(self.filled).as_secs_f64();
+        self.filled = now;
+        let rate = self.rate as f64;
+        self.level = (self.level + passed * rate).min(rate * BURST);
+    }
+
+    /// How long to wait; `None`: not at all.
+    fn wait(&mut self, now: Instant) -> Option<Duration> {
+        if self.rate == 0 {
+            self.level = 0.0;
+            self.filled = now;
+            return None;
+        }
+        self.refill(now);
+        // A little rather than nothing, so that rounding does not make anybody spin.
+        (self.level < 0.0).then(|| {
+            Duration::from_secs_f64((-self.level / self.rate as f64).clamp(1e-4, 86_400.0))
+        })
+    }
+}
+
+/// Rates by the time of day: `08:00-18:00=50M,*=0`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Schedule {
+    rules: Vec<Rule>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Rule {
+    /// First minute of the day, and the one after the last; `None`: always.
+    span: Option<(u16, u16)>,
+    rate: u64,
+}
+
+impl Schedule {
+    /// Parses a rate, or rules separated by commas, of which the first that is for a time counts:
+    /// `FROM-TO=RATE` with times as HH:MM (a span over midnight is one), or `*=RATE`. 0 is no limit,
+    /// and so is a time without a rule.
+    ///
+    /// # Errors
+    /// [`Kind::Usage`] with the part that is no rule.
+    pub fn parse(text: &str) -> Result<Schedule> {
+        let wrong = |part: &str, why: &str| {
+            let text = format!("{part:?}: {why}; rates by time look like 08:00-18:00=50M,*=0");
+            Error::new(Kind::Usage, text)
+        };
+        let rate = |part: &str, text: &str| match text {
+            "0" => Ok(0),
+            _ => parse_rate(text).map_err(|error| wrong(part, &error.text())),
+        };
+        if !text.contains('=') {
+            return Ok(Schedule { rules: vec![Rule { span: None, rate: rate(text, text)? }] });
+        }
+        let mut rules = Vec::new();
+        for part in text.split(',') {
+            let (span, value) = part.split_once('=').ok_or_else(|| wrong(part, "no = in it"))?;
+            let span = match span.trim() {
+                "*" => None,
+                span => {
+                    let (from, to) = span
+                        .split_once('-')
+                        .ok_or_else(|| wrong(part, "neither * nor a span of time"))?;
+                    let times = (minute(from), minute(to));
+                    let (Some(from), Some(to)) = times else {
+                        return Err(wrong(part, "times are HH:MM, up to 24:00"));
+                    };
+                    if from == to {
+                        return Err(wrong(part, "the span is empty"));
+                    }
+                    Some((from, to))
+                }
+            };
+            rules.push(Rule { span, rate: rate(part, value.trim())? });
+        }
+        Ok(Schedule { rules })
+    }
+
+    /// The rate at this minute of the day, from 0 to 1439; 0: no limit.
+    pub fn rate_at(&self, minute: u16) -> u64 {
+        let is_for = |rule: &&Rule| match rule.span {
+            None => true,
+            Some((from, to)) if from < to => (from..to).contains(&minute),
+            Some((from, to)) => minute >= from || minute < to,
+        };
+        self.rules.iter().find(is_for).map_or(0, |rule| rule.rate)
+    }
+
+    /// Whether the rate depends on the time.
+    pub fn changes(&self) -> bool {
+        self.rules.iter().any(|rule| rule.span.is_some())
+    }
+}
+
+/// Minute of the day of `HH:MM`.
+fn minute(text: &str) -> Option<u16> {
+    let (hours, minutes) = text.trim().split_once(':')?;
+    let number = |text: &str| match text.bytes().all(|byte| byte.is_ascii_digit()) {
+        true => text.parse::<u16>().ok(),
+        false => None,
+    };
+    let (hours, minutes) = (number(hours)?, number(minutes)?);
+    let total = hours.checked_mul(60)?.checked_add(minutes)?;
+    (minutes < 60 && total <= 24 * 60).then_some(total)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Seconds that so many requests of this size take at these limits.
+    fn time(rate: &Rate, requests: u32, bytes: u64) -> f64 {
+        let start = Instant::now();
+        let mut now = start;
+        for _ in 0..requests {
+            while let Some(wait) = rate.try_take(bytes, now) {
+                now += wait;
+            }
+        }
+        (now - start).as_secs_f64()
+    }
+
+    #[test]
+    fn bytes_and_requests_are_both_limited() {
+        let seconds = time(&Rate::new(1_000_000, 0), 1000, 10_000);
+        assert!((9.8..10.1).contains(&seconds), "{seconds}");
+        let seconds = time(&Rate::new(0, 100), 1000, 10_000);
+        assert!((9.8..10.1).contains(&seconds), "{seconds}");
+        let seconds = time(&Rate::new(1_000_000, 50), 1000, 10_000);
+        assert!((19.8..20.1).contains(&seconds), "the tighter one counts: {seconds}");
+        assert_eq!(time(&Rate::new(0, 0), 1000, u64::MAX), 0.0);
+        // Requests larger than a second's worth pass, and are paid afterwards.
+        let seconds = time(&Rate::new(1000, 0), 3, 5000);
+        assert!((9.8..10.1).contains(&seconds), "{seconds}");
+    }
+
+    #[test]
+    fn a_change_counts_at_once() {
+        let rate = Rate::new(1, 0);
+        let start = Instant::now();
+        assert_eq!(rate.try_take(1 << 40, start), None);
+        assert!(rate.try_take(1, start).is_some(), "in debt for a long time");
+        rate.set(1 << 20, 0);
+        assert_eq!(rate.try_take(1, Instant::now()), None);
+        rate.set(0, 0);
+        assert_eq!(rate.limits(), (0, 0));
+        assert!(!rate.limited.load(Ordering::Relaxed));
+    }
+
+    #[test]
+    fn schedules_are_read_by_the_first_rule_that_fits() {
+        let day = Schedule::parse("08:00-18:00=50M,*=0").unwrap();
+        assert!(day.changes());
+        let rates = [0, 479, 480, 1079, 1080, 1439].map(|minute| day.rate_at(minute));
+        assert_eq!(rates, [0, 0, 50 << 20, 50 << 20, 0, 0]);
+        let night = Schedule::parse("22:00-06:30=0, 12:00-13:00=1G ,*=10M").unwrap();
+        let rates = [0, 389, 390, 720, 1319, 1320].map(|minute| night.rate_at(minute));
+        assert_eq!(rates, [0, 0, 10 << 20, 1 << 30, 10 << 20, 0]);
+        let plain = Schedule::parse("100M").unwrap();
+        assert!(!plain.changes());
+        assert_eq!(plain.rate_at(77), 100 << 20);
+        assert_eq!(Schedule::parse("0").unwrap().rate_at(0), 0);
+        assert_eq!(Schedule::parse("18:00-24:00=1M").unwrap().rate_at(1439), 1 << 20);
+        for wrong in [
+            "",
+            "x",
+            "=",
+            "*",
+            "*=",
+            "8-18=1M",
+            "08:00-18:00",
+            "08:60-18:00=1M",
+            "25:00-26:00=1M",
+            "08:00-08:00=1M",
+            "08:00-18:00=1M,",
+            "+8:00-9:00=1M",
+            "*=1Q",
+        ] {
+            assert!(Schedule::parse(wrong).is_err(), "{wrong:?}");
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! Which way bytes went from the source to the target, counted.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use blockhaul_io::{Tally, Way};
+
+/// Bytes by the way they went, since the copy began. What was repeated counts each time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Routes {
+    /// Not written: the target had them as zeroes.
+    pub skip: u64,
+    /// Zeroed on the target without a payload; where the target cannot, also in `zeroes_written`.
+    pub zero: u64,
+    /// Trimmed on the target.
+    pub trim: u64,
+    /// Shared between two files of a file system that can.
+    pub reflink: u64,
+    /// Copied by the kernel or the file system's server (copy_file_range).
+    pub copy_file_range: u64,
+    /// From the page cache to a socket without coming to user space.
+    pub file_to_socket: u64,
+    /// From socket to socket without coming to user space.
+    pub socket_to_socket: u64,
+    /// From a socket to the page cache without coming to user space.
+    pub socket_to_file: u64,
+    /// From page cache to page cache without coming to user space.
+    pub file_to_file: u64,
+    /// Read into memory and written from there.
+    pub memory: u64,
+    /// Of `memory`: sent to a socket by reference (vmsplice).
+    pub vmsplice: u64,
+    /// Of `memory`: read past the page cache.
+    pub direct_read: u64,
+    /// Of `memory`: written past the page cache.
+    pub direct_write: u64,
+    /// Zeroes that were written as data, as far as somebody looked: blocks of 4096 bytes within what
+    /// was not zero as a whole, and zeroing on a target that cannot zero.
+    pub zeroes_written: u64,
+    /// Data that nobody looked at: it may hold more zeroes.
+    pub unseen: u64,
+}
+
+impl Routes {
+    /// All counters with their names.
+    pub fn named(&self) -> [(&'static str, u64); 15] {
+        [
+            ("skip", self.skip),
+            ("zero", self.zero),
+            ("trim", self.trim),
+            ("reflink", self.reflink),
+            ("copy-file-range", self.copy_file_range),
+            ("file-to-socket", self.file_to_socket),
+            ("socket-to-socket", self.socket_to_socket),
+            ("socket-to-file", self.socket_to_file),
+            ("file-to-file", self.file_to_file),
+            ("memory", self.memory),
+            ("vmsplice", self.vmsplice),
+            ("direct-read", self.direct_read),
+            ("direct-write", self.direct_write),
+            ("zeroes-written", self.zeroes_written),
+            ("unseen", self.unseen),
+        ]
+    }
+}
+
+/// Those that were used: `zero 4096, memory 65536`.
+impl fmt::Display for Routes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut used = self.named().into_iter().filter(|(_, bytes)| *bytes > 0);
+        match used.next() {
+            None => f.write_str("none"),
+            Some((name, bytes)) => {
+                write!(f, "{name} {bytes}")?;
+                used.try_for_each(|(name, bytes)| write!(f, ", {name} {bytes}"))
+            }
+        }
+    }
+}
+
+/// Counters behind [`Routes`].
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    /// Lent to buffers.
+    pub(crate) tally: Arc<Tally>,
+    pub(crate) reflink: AtomicU64,
+    pub(crate) copy_file_range: AtomicU64,
+    pub(crate) trim: AtomicU64,
+    pub(crate) zeroes_written: AtomicU64,
+    /// Data that was looked at before it was written.
+    pub(crate) seen: AtomicU64,
+}
+
+/// Counts `bytes` more.
+pub(crate) fn add(counter: &AtomicU64, bytes: u64) {
+    counter.fetch_add(bytes, Ordering::Relaxed);
+}
+
+impl Counters {
+    /// All counters, of a copy that has written `data`, zeroed `zero` and skipped `skip` bytes.
+    pub(crate) fn routes(&self, data: u64, zero: u64, skip: u64) -> Routes {
+        let way = |way| self.tally.get(way);
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let (reflink, copy_file_range) = (load(&self.reflink), load(&self.copy_file_range));
+        let file_to_socket = way(Way::FileToSocket);
+        let socket_to_socket = way(Way::SocketToSocket);
+        let socket_to_file = way(Way::SocketToFile);
+        let file_to_file = way(Way::FileToFile);
+        // By the kernel alone; more than `data` where something was repeated.
+        let moved = [
+            reflink,
+            copy_file_range,
+            file_to_socket,
+            socket_to_socket,
+            socket_to_file,
+            file_to_file,
+        ];
+        Routes {
+            skip,
+            zero,
+            trim: load(&self.trim),
+            reflink,
+            copy_file_range,
+            file_to_socket,
+            socket_to_socket,
+            socket_to_file,
+            file_to_file,
+            memory: data.saturating_sub(moved.iter().sum()),
+            vmsplice: way(Way::Vmsplice),
+            direct_read: way(Way::DirectRead),
+            direct_write: way(Way::DirectWrite),
+            zeroes_written: load(&self.zeroes_written),
+            unseen: data.saturating_sub(load(&self.seen)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_kernel_did_not_move_went_through_memory() {
+        let counters = Counters::default();
+        counters.tally.add(Way::SocketToSocket, 1000);
+        counters.tally.add(Way::DirectWrite, 50);
+        add(&counters.reflink, 100);
+        add(&counters.seen, 20);
+        let routes = counters.routes(1200, 7, 0);
+        assert_eq!((routes.memory, routes.unseen), (100, 1180));
+        let text = "zero 7, reflink 100, socket-to-socket 1000, memory 100, direct-write 50, \
+                    unseen 1180";
+        assert_eq!(routes.to_string(), text);
+        assert_eq!(Routes::default().to_string(), "none");
+    }
+}

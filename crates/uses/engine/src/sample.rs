@@ -1,0 +1,146 @@
+//! A digest of samples of a device: cheap, and different when a disk was exchanged or went on living.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use blockhaul_block::{
+    BASE_ALLOCATION, Can, DeviceExt as _, Error, Kind, Reply, Request, Result, Stack, ZERO,
+};
+use blockhaul_io::Room;
+
+use crate::end::End;
+use crate::feed::{Feed, Known};
+
+/// Time for an answer about extents.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Places that are looked at, spread evenly; the first and the last block are among them, where
+/// partition tables and many file systems keep what changes.
+const PLACES: u64 = 64;
+/// Bytes of a sample.
+const BLOCK: u64 = 64 << 10;
+/// Samples under way at a time.
+const IN_FLIGHT: usize = 16;
+
+/// Reads the samples, and digests them in order.
+pub(crate) async fn digest(source: End) -> Result<[u8; 32]> {
+    let facts = source.facts();
+    let most = u64::from(facts.block.maximum.max(facts.block.minimum));
+    let block = BLOCK.min(most);
+    let last = facts.size.saturating_sub(block) / block * block;
+    let mut places: Vec<u64> =
+        (0..PLACES).map(|place| last / block * place / (PLACES - 1) * block).collect();
+    places.push(last);
+    places.dedup();
+    let source = Rc::new(source);
+    let mut hasher = blake3::Hasher::new();
+    for group in places.chunks(IN_FLIGHT) {
+        let reads: Vec<_> = group
+            .iter()
+            .map(|&at| {
+                let len = block.min(facts.size - at);
+                blockhaul_io::start(read(source.clone(), at, len))
+            })
+            .collect();
+        // All are awaited, also after an error.
+        let mut blocks = Vec::with_capacity(reads.len());
+        for read in reads {
+            blocks.push(read.await);
+        }
+        for block in blocks {
+            hasher.update(&block?);
+        }
+    }
+    Ok(hasher.finalize().into())
+}
+
+/// Bytes looked at in each place of a target that is said to read as zeroes, and how many places.
+const LOOK: u64 = 4 << 10;
+const LOOKS: u64 = 32;
+/// Runs of extents that are considered.
+const RUNS: usize = 4 << 10;
+
+/// Bytes of a run of extents, on average, from which on a source counts as coarse.
+const COARSE: u64 = 1 << 20;
+/// Bytes whose extents are asked for to find that out, and time for the answer.
+const COARSE_OF: u64 = 2 << 30;
+const COARSE_IN: Duration = Duration::from_millis(250);
+
+/// Whether a source lies in long runs of data and of zeroes as far as its first answer goes, or does
+/// not say, so that zeroing a target hole by hole costs little next to writing the data.
+pub async fn is_coarse(source: &Stack) -> bool {
+    let device = source.device();
+    let facts = device.facts();
+    let asks = facts.can.contains(Can::EXTENTS) && facts.size > 0;
+    let Some(context) = facts.context(BASE_ALLOCATION).filter(|_| asks) else { return true };
+    let len = facts.size.min(COARSE_OF);
+    match blockhaul_io::timeout(COARSE_IN, device.extents(0, len, context)).await {
+        Ok(Ok(lists)) => {
+            lists.iter().all(|extents| extents.len() as u64 <= 1 + extents.total() / COARSE)
+        }
+        // Too slow; or the copy itself will say what is wrong.
+        Err(_) | Ok(Err(_)) => true,
+    }
+}
+
+/// Looks at places of a device that do not read as zeroes by its own account, spread evenly: the
+/// offset of the first byte there that is not zero. Its extents are not waited for much longer than
+/// other questions: without an answer, all of the device is what may hold something.
+pub(crate) async fn first_content(end: Rc<End>, (from, to): (u64, u64)) -> Result<Option<u64>> {
+    let mut feed = Feed::allocation(end.clone(), true, from, to);
+    let mut filled = Vec::new();
+    let mut at = from;
+    while at < to {
+        let known = match blockhaul_io::timeout(PATIENCE, feed.front()).await {
+            Ok(known) if filled.len() < RUNS => known?,
+            _ => Known { len: to - at, state: None },
+        };
+        let len = known.len.clamp(1, to - at);
+        if known.state.unwrap_or(0) & ZERO == 0 {
+            filled.push((at, len));
+        }
+        at += len;
+        feed.skip_to(at);
+    }
+    let total: u64 = filled.iter().map(|run| run.1).sum();
+    let (mut runs, mut before) = (filled.into_iter().peekable(), 0);
+    let mut last = None;
+    for look in 0..LOOKS {
+        // The first and the last byte, and others between them.
+        let wanted =
+            (u128::from(total.saturating_sub(1)) * u128::from(look) / u128::from(LOOKS - 1)) as u64;
+        while runs.peek().is_some_and(|run| before + run.1 <= wanted) {
+            before += runs.next().map_or(0, |run| run.1);
+        }
+        let Some(&(start, _)) = runs.peek() else { return Ok(None) };
+        let place = start + (wanted - before);
+        let place = (place - place % LOOK).max(from);
+        if last.replace(place) == Some(place) {
+            continue;
+        }
+        let len = LOOK.min(to - place);
+        let request = Request::read(place, Room::unpooled(len as usize));
+        if let Reply::Data(data) = end.device().submit(request).await?
+            && let Some(found) = data.bytes().iter().position(|&byte| byte != 0)
+        {
+            return Ok(Some(place + found as u64));
+        }
+    }
+    Ok(None)
+}
+
+async fn read(source: Rc<End>, at: u64, len: u64) -> Result<[u8; 32]> {
+    if len == 0 {
+        return Ok(blake3::hash(&[]).into());
+    }
+    let mut attempts = 0;
+    loop {
+        let generation = source.generation();
+        let request = Request::read(at, Room::unpooled(len as usize));
+        match source.device().submit(request).await {
+            Ok(Reply::Data(data)) => return Ok(blake3::hash(data.bytes()).into()),
+            Ok(Reply::Hole) => return Ok(blake3::hash(&vec![0; len as usize]).into()),
+            Ok(_) => return Err(Error::new(Kind::Io, "the device gave no data for a read")),
+            Err(error) => source.recover(error, generation, &mut attempts).await?,
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! What of a source is copied: all of it, ranges, or what a bitmap says.
+
+use std::rc::Rc;
+
+use blockhaul_block::{Error, Facts, Kind, Result};
+
+use crate::end::End;
+use crate::feed::Feed;
+use crate::options::{Bitmap, Options};
+
+/// What of a source is copied.
+#[derive(Debug, Clone)]
+pub(crate) struct Selection {
+    /// Starts and ends, ascending, apart from each other and not empty.
+    ranges: Vec<(u64, u64)>,
+    bitmap: Option<Bitmap>,
+    /// Whether it is all of the source.
+    whole: bool,
+    /// What the bitmap calls unchanged is cut inwards to multiples of this.
+    minimum: u64,
+}
+
+impl Selection {
+    /// All of a source of `size` bytes.
+    pub(crate) fn all(size: u64) -> Selection {
+        let ranges = if size > 0 { vec![(0, size)] } else { Vec::new() };
+        Selection { ranges, bitmap: None, whole: true, minimum: 1 }
+    }
+
+    /// What the options choose of a source with these facts; `minimum`: the larger minimum block of
+    /// both sides.
+    pub(crate) fn new(options: &Options, source: &Facts, minimum: u32) -> Result<Selection> {
+        let mut selection = Selection::all(source.size);
+        selection.minimum = u64::from(minimum.max(1));
+        if let Some(ranges) = &options.ranges {
+            selection.whole = false;
+            selection.ranges = Vec::with_capacity(ranges.len());
+            for &(at, len) in ranges.iter().filter(|range| range.1 > 0) {
+                let end = at.checked_add(len).filter(|&end| end <= source.size);
+                let Some(end) = end else {
+                    let size = source.size;
+                    let text = format!(
+                        "the range of {len} bytes at offset {at} ends behind its {size} bytes"
+                    );
+                    return Err(Error::new(Kind::Invalid, text).on(&source.name));
+                };
+                match selection.ranges.last_mut() {
+                    Some(last) if last.1 > at => {
+                        let text = format!("the ranges are not in order at offset {at}");
+                        return Err(Error::new(Kind::Invalid, text));
+                    }
+                    Some(last) if last.1 == at => last.1 = end,
+                    _ => selection.ranges.push((at, end)),
+                }
+            }
+        }
+        if let Some(bitmap) = &options.bitmap {
+            selection.whole = false;
+            if source.context(&bitmap.context).is_none() {
+                let known = match source.contexts.is_empty() {
+                    true => "it has none".to_string(),
+                    false => format!("it has {}", source.contexts.join(", ")),
+                };
+                let text = format!("no metadata context {:?}: {known}", bitmap.context);
+                return Err(Error::new(Kind::NotFound, text).on(&source.name));
+            }
+            selection.bitmap = Some(bitmap.clone());
+        }
+        Ok(selection)
+    }
+
+    /// Starts and ends of what may be copied.
+    pub(crate) fn ranges(&self) -> &[(u64, u64)] {
+        &self.ranges
+    }
+
+    /// Where the first range starts and the last one ends.
+    pub(crate) fn bounds(&self) -> (u64, u64) {
+        let start = self.ranges.first().map_or(0, |range| range.0);
+        (start, self.ranges.last().map_or(start, |range| range.1))
+    }
+
+    /// Bytes in the ranges.
+    pub(crate) fn total(&self) -> u64 {
+        self.ranges.iter().map(|range| range.1 - range.0).sum()
+    }
+
+    /// Whether it is all of the source.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.whole
+    }
+
+    /// Asks for the bitmap while a copy runs.
+    pub(crate) fn choice(&self, source: &Rc<End>) -> Result<Choice> {
+        let feed = self.bitmap.as_ref().and_then(|bitmap| {
+            let context = source.facts().context(&bitmap.context)?;
+            let (from, to) = self.bounds();
+            Some((Feed::strict(source.clone(), context, from, to), bitmap.mask))
+        });
+        if self.bitmap.is_some() && feed.is_none() {
+            let text = "the bitmap is not there any more";
+            return Err(Error::new(Kind::NotFound, text).on(&source.facts().name));
+        }
+        Ok(Choice { feed, minimum: self.minimum })
+    }
+}
+
+/// What of the ranges is copied, in order.
+pub(crate) struct Choice {
+    feed: Option<(Feed, u64)>,
+    minimum: u64,
+}
+
+impl Choice {
+    /// How many bytes from `at` on, `most` at most, are all to be copied or all not.
+    pub(crate) async fn look(&mut self, at: u64, most: u64) -> Result<(u64, bool)> {
+        let Some((feed, mask)) = &mut self.feed else { return Ok((most, true)) };
+        feed.skip_to(at);
+        let known = feed.front().await?;
+        let len = known.len.min(most);
+        if known.state.unwrap_or(u64::MAX) & *mask != 0 {
+            return Ok((len, true));
+        }
+        // Blocks that are changed in part are copied whole: no two lanes write to one block.
+        let (start, end) = (at.next_multiple_of(self.minimum), at + len);
+        let inner_end = end - end % self.minimum;
+        Ok(match start < inner_end {
+            true if at < start => (start - at, true),
+            true => (inner_end - at, false),
+            false => (len, true),
+        })
+    }
+}

@@ -1,0 +1,203 @@
+//! Options with what the devices demand.
+
+use std::sync::Arc;
+
+use blockhaul_block::{Can, Device, Error, Kind, Result};
+use blockhaul_io::Pool;
+
+use crate::options::{MAX_REQUEST, MIN_REQUEST, MultiConn, Options};
+use crate::rate::Rate;
+
+/// Target blocks larger than this do not widen what is copied as data.
+pub(crate) const GRAIN_MAX: u32 = 64 << 10;
+/// Segments are not smaller than this, so that they end on the grain.
+const SEGMENT_MIN: u64 = 64 << 10;
+
+/// Whether a target can take `size` bytes.
+pub(crate) fn check_target(size: u64, target: &blockhaul_block::Facts) -> Result<()> {
+    if !target.can.contains(Can::WRITE) {
+        let text = "the target is read-only: choose another, or serve it for writing";
+        return Err(Error::new(Kind::ReadOnly, text).on(&target.name));
+    }
+    if target.size < size {
+        let text = format!(
+            "the target ({} bytes) is smaller than the source ({size} bytes): make it larger",
+            target.size
+        );
+        return Err(Error::new(Kind::NoSpace, text).on(&target.name));
+    }
+    match size > reached(target) {
+        true => Err(beyond(target, "written", "make it larger by a block")),
+        false => Ok(()),
+    }
+}
+
+/// Whether the first `size` bytes of a source can be read: an end that is no whole block may be out of
+/// reach. For who is about to empty a target.
+///
+/// # Errors
+/// Where they cannot, with the `--range` that can.
+pub fn check_source(size: u64, source: &blockhaul_block::Facts) -> Result<()> {
+    match size > reached(source) {
+        true => {
+            let advice = format!("copy what can be with --range 0:{}", reached(source));
+            Err(beyond(source, "read", &advice))
+        }
+        false => Ok(()),
+    }
+}
+
+/// Bytes that requests reach.
+fn reached(facts: &blockhaul_block::Facts) -> u64 {
+    facts.size - u64::from(facts.unreachable)
+}
+
+fn beyond(facts: &blockhaul_block::Facts, done: &str, advice: &str) -> Error {
+    let text = format!(
+        "the last {} of {} bytes cannot be {done}, as the size is no multiple of the smallest block \
+         that it takes: {advice}",
+        facts.unreachable, facts.size
+    );
+    Error::new(Kind::Invalid, text).on(&facts.name)
+}
+
+/// Segments that each lane should find at least.
+const SEGMENTS_PER_LANE: u64 = 2;
+/// Most connections that are tried, where the number is not given.
+const CONNECTIONS_MAX: usize = 16;
+/// Lanes that work from the beginning on a machine with one processor.
+const LANES_FIRST_MIN: usize = 2;
+/// Requests that a segment has at least, so that lanes need not change places all the time.
+const REQUESTS_PER_SEGMENT: u64 = 16;
+
+/// Options with what the devices demand.
+#[derive(Debug, Clone)]
+pub(crate) struct Settled {
+    /// Lanes that work where requests take long, until more or fewer are found to pay.
+    pub(crate) connections: usize,
+    /// Lanes that work from the beginning.
+    pub(crate) connections_first: usize,
+    /// Lanes that may be in use where more are found to pay.
+    pub(crate) connections_max: usize,
+    pub(crate) multi_conn: MultiConn,
+    pub(crate) requests: usize,
+    pub(crate) adaptive: bool,
+    pub(crate) request_size: u64,
+    /// Find out what size of requests pays.
+    pub(crate) adaptive_size: bool,
+    pub(crate) queue_size: u64,
+    /// Grain of zero detection; 0: bytes are not looked at.
+    pub(crate) sparse: u32,
+    pub(crate) sampled: bool,
+    /// Reads that are answered by holes are written like others.
+    pub(crate) writes_holes: bool,
+    pub(crate) allocated: bool,
+    pub(crate) target_is_zero: bool,
+    pub(crate) flush: bool,
+    pub(crate) segment: u64,
+    rate: Option<Arc<Rate>>,
+}
+
+impl Settled {
+    pub(crate) fn new(
+        options: &Options,
+        source: &Arc<dyn Device>,
+        target: &Arc<dyn Device>,
+        pool: &Pool,
+    ) -> Settled {
+        let (from, to) = (source.facts(), target.facts());
+        // As nbdcopy: at least what both sides prefer, and never more than they take.
+        let wish = options.request_size.clamp(MIN_REQUEST, MAX_REQUEST);
+        let preferred = from.block.preferred.max(to.block.preferred);
+        let most = from.block.maximum.min(to.block.maximum).min(MAX_REQUEST);
+        let most = u64::from(most).min(pool.limit());
+        let request_size = u64::from(wish.max(preferred)).min(most).max(1);
+        let minimum = u64::from(from.block.minimum.max(to.block.minimum).max(1));
+        let request_size = (request_size - request_size % minimum).max(minimum);
+        let alone = options.synchronous;
+        let connections = if alone { 1 } else { options.connections.max(1) };
+        // Where all lanes share one handle on both sides, more of them add nothing.
+        let more = options.adaptive_connections && !alone;
+        let connections_max = if more { connections.max(CONNECTIONS_MAX) } else { connections };
+        // Copies on one machine wait for its processors alone; connections beyond these only make
+        // the servers' threads wait for each other.
+        let processors = std::thread::available_parallelism().map_or(connections, usize::from);
+        let connections_first =
+            if more { connections.min(processors.max(LANES_FIRST_MIN)) } else { connections };
+        // Zeroes are looked for in blocks that the target can free.
+        let sparse = match options.sparse {
+            _ if options.allocated => 0,
+            0 => 0,
+            sparse => sparse.max(to.block.preferred.min(GRAIN_MAX)),
+        };
+        Settled {
+            connections,
+            connections_first,
+            connections_max,
+            multi_conn: options.multi_conn,
+            requests: if alone { 1 } else { options.requests.max(1) },
+            adaptive: options.adaptive,
+            request_size,
+            adaptive_size: options.adaptive_size && !alone,
+            queue_size: options.queue_size.max(request_size),
+            sparse,
+            sampled: options.sampled,
+            // As nbdcopy, which does not see that they were holes.
+            writes_holes: options.zero_all && sparse == 0,
+            allocated: options.allocated,
+            target_is_zero: options.target_is_zero || (to.zeroed && !options.allocated),
+            flush: options.flush,
+            segment: segment(options, from.size, connections_max, request_size),
+            rate: options.rate.clone(),
+        }
+    }
+
+    /// Whether requests cover whole blocks of digests, and whatever is read for that is looked at for
+    /// zeroes, so that wider reads make no fewer holes.
+    pub(crate) fn in_whole_blocks(&self) -> bool {
+        let whole = |size: u64| size.is_multiple_of(crate::algorithm::BLOCK);
+        whole(self.request_size) && whole(self.segment) && (self.sparse != 0 || self.allocated)
+    }
+
+    /// Whether the rate is limited.
+    pub(crate) fn is_limited(&self) -> bool {
+        self.rate.is_some()
+    }
+
+    /// Waits until a request of `bytes` bytes is within the limit.
+    pub(crate) async fn pace(&self, bytes: u64, stopped: impl Fn() -> bool) {
+        if let Some(rate) = &self.rate {
+            rate.take(bytes, stopped).await;
+        }
+    }
+}
+
+/// Bytes of a segment: less than what the options say where a disk has too few of them for all
+/// connections to have work until the end, but still many requests long.
+fn segment(options: &Options, size: u64, connections: usize, request_size: u64) -> u64 {
+    let most = options.segment.max(SEGMENT_MIN).next_power_of_two();
+    let pieces = connections as u64 * SEGMENTS_PER_LANE;
+    if !options.spread || connections == 1 || size / pieces >= most {
+        return most;
+    }
+    let least = request_size.saturating_mul(REQUESTS_PER_SEGMENT).max(SEGMENT_MIN);
+    (size / pieces).max(least).next_power_of_two().min(most)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_disks_have_work_for_all_connections() {
+        let options = Options::default();
+        let of = |size, connections| segment(&options, size, connections, 512 << 10);
+        assert_eq!(of(1 << 40, 4), options.segment);
+        assert_eq!(of(128 << 20, 4), 16 << 20);
+        assert_eq!(of(128 << 20, 1), options.segment);
+        assert_eq!(of(1 << 20, 4), 8 << 20);
+        assert_eq!(of(0, 4), 8 << 20);
+        let told = Options { spread: false, ..Options::default() };
+        assert_eq!(segment(&told, 1 << 20, 4, 512 << 10), told.segment);
+    }
+}

@@ -1,0 +1,274 @@
+//! From a pipe: pieces are cut as they come, and written while the next are read.
+
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+use blockhaul_block::{Can, Device, Error, Flags, Kind, Op, Pending, Request, Result, Stack};
+use blockhaul_io::{Buf, Data, File, Pool, Task};
+use rustix::event::{self, PollFd, PollFlags, Timespec};
+
+use super::{room_now, summary};
+use crate::algorithm::Hasher;
+use crate::end::Retries;
+use crate::options::{Options, Summary};
+use crate::progress::Progress;
+use crate::settled::Settled;
+use crate::side::Side;
+use crate::zeroes;
+
+/// Copies everything that comes from `fd` to the start of `target`. An error if there is more than
+/// the target holds.
+pub async fn copy_from_pipe(
+    fd: OwnedFd,
+    target: &Stack,
+    options: &Options,
+    pool: &Pool,
+    progress: &Arc<Progress>,
+) -> Result<Summary> {
+    let started = Instant::now();
+    let device = target.device();
+    let facts = device.facts();
+    crate::settled::check_target(0, &facts)?;
+    let settled = Settled::new(options, device, device, pool);
+    progress.set_connections(1);
+    progress.change_requests(0, settled.requests);
+    progress.set_request_size(settled.request_size);
+    let retries = Retries::new(options, progress);
+    let pipe = File::new(fd);
+    let mut window = Window::new(&settled);
+    let mut digest = options.digest.map(Hasher::new);
+    let mut at = 0;
+    while !progress.is_cancelled() {
+        settled.pace(settled.request_size, || progress.is_cancelled()).await;
+        let room = window.room(pool, settled.request_size).await?;
+        let room = room.tallied(&progress.counters.tally);
+        let (buf, ended) = match fill(&pipe, room.into_buf(), progress).await {
+            Ok(filled) => filled,
+            Err(error) => {
+                // The pipe's error counts; what is on its way is awaited.
+                retries.fail();
+                let _ = window.drain_all().await;
+                return Err(error);
+            }
+        };
+        let len = buf.len() as u64;
+        if len > 0 {
+            if at + len > facts.size {
+                let text =
+                    format!("more comes from the pipe than the {} bytes of the target", facts.size);
+                window.drain().await?;
+                return Err(Error::new(Kind::NoSpace, text).on(&facts.name));
+            }
+            if let Some(digest) = &mut digest {
+                digest.bytes(&buf);
+            }
+            let target = Target {
+                device: device.clone(),
+                settled: settled.clone(),
+                retries: retries.clone(),
+                progress: progress.clone(),
+            };
+            window.push(len, blockhaul_io::start(target.store(at, buf.into())));
+        }
+        at += len;
+        if ended {
+            break;
+        }
+    }
+    window.drain().await?;
+    progress.set_total(at);
+    let digest = digest.map(|digest| digest.finish(at));
+    finish(device, &settled, (progress, &retries), at, digest, started).await
+}
+
+/// Requests on their way to the target, oldest first.
+struct Window {
+    out: VecDeque<(u64, Task<Result<()>>)>,
+    bytes: u64,
+    requests: usize,
+    queue_size: u64,
+}
+
+impl Window {
+    fn new(settled: &Settled) -> Window {
+        let (requests, queue_size) = (settled.requests, settled.queue_size);
+        Window { out: VecDeque::new(), bytes: 0, requests, queue_size }
+    }
+
+    /// Room for another request, when the window allows it.
+    async fn room(&mut self, pool: &Pool, len: u64) -> Result<blockhaul_io::Room> {
+        while self.out.len() >= self.requests
+            || (self.bytes > 0 && self.bytes + len > self.queue_size)
+        {
+            self.pop().await?;
+        }
+        loop {
+            match room_now(pool, len, self.out.is_empty()).await? {
+                Some(room) => return Ok(room),
+                None => self.pop().await?,
+            }
+        }
+    }
+
+    fn push(&mut self, len: u64, task: Task<Result<()>>) {
+        self.bytes += len;
+        self.out.push_back((len, task));
+    }
+
+    async fn pop(&mut self) -> Result<()> {
+        let Some((len, task)) = self.out.pop_front() else { return Ok(()) };
+        self.bytes -= len;
+        let result = task.await;
+        if result.is_err() {
+            // The first error counts; what else is out is awaited all the same.
+            let _ = self.drain_all().await;
+        }
+        result
+    }
+
+    async fn drain(&mut self) -> Result<()> {
+        while !self.out.is_empty() {
+            self.pop().await?;
+        }
+        Ok(())
+    }
+
+    async fn drain_all(&mut self) -> Result<()> {
+        let mut result = Ok(());
+        while let Some((_, task)) = self.out.pop_front() {
+            result = result.and(task.await);
+        }
+        self.bytes = 0;
+        result
+    }
+}
+
+/// Where what comes from a pipe goes.
+struct Target {
+    device: Arc<dyn Device>,
+    settled: Settled,
+    retries: Arc<Retries>,
+    progress: Arc<Progress>,
+}
+
+impl Target {
+    /// Writes a piece, zeroes as zeroes.
+    async fn store(self, at: u64, data: Data) -> Result<()> {
+        let runs = match self.settled.sparse {
+            0 => vec![(0, data.len(), false)],
+            grain => zeroes::runs(data.bytes(), at, grain),
+        };
+        let request = |start: usize, len: usize, zero: bool| {
+            let (here, bytes) = (at + start as u64, len as u64);
+            match zero {
+                true => Request::zero(here, bytes),
+                false => {
+                    let op = Op::Write(data.slice(start, len));
+                    Request { op, at: here, len: bytes, flags: Flags::empty() }
+                }
+            }
+        };
+        let mut parts = Vec::new();
+        for (start, len, zero) in runs {
+            match zero && self.settled.target_is_zero {
+                true => self.progress.add_skipped(len as u64),
+                false => {
+                    let pending = self.device.submit(request(start, len, zero));
+                    parts.push((start, len, zero, pending));
+                }
+            }
+        }
+        let asked = Instant::now();
+        self.progress.meter.begin();
+        let mut result = Ok(());
+        for (start, len, zero, pending) in parts {
+            let again = || request(start, len, zero);
+            let done = self.finish(pending, again, asked).await;
+            match done {
+                Ok(()) if zero => self.progress.add_zeroed(len as u64),
+                Ok(()) => {
+                    self.progress.add_data(len as u64);
+                    let seen = if self.settled.sparse == 0 { 0 } else { len as u64 };
+                    crate::route::add(&self.progress.counters.seen, seen);
+                }
+                Err(error) => {
+                    // Nothing else is repeated any more.
+                    self.retries.fail();
+                    result = result.and(Err(error));
+                }
+            }
+        }
+        self.progress.meter.end();
+        result
+    }
+
+    /// Waits for a request, and repeats it while that may help: its bytes are here.
+    async fn finish(
+        &self,
+        mut pending: Pending,
+        again: impl Fn() -> Request,
+        asked: Instant,
+    ) -> Result<()> {
+        let mut attempts = 0;
+        loop {
+            let reply = pending.await;
+            self.progress.meter.took(Side::Target, asked.elapsed());
+            let Err(error) = reply else { return Ok(()) };
+            self.retries.recover_standing(error, &mut attempts).await?;
+            pending = self.device.submit(again());
+        }
+    }
+}
+
+/// Time between two looks at whether the copy was cancelled, while nothing comes.
+const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+
+/// Reads until the buffer is full, the pipe ends or the copy is cancelled; says whether it has ended. Blocks
+/// a thread of its own.
+async fn fill(pipe: &File, mut buf: Buf, progress: &Arc<Progress>) -> Result<(Buf, bool)> {
+    let (pipe, progress) = (pipe.clone(), progress.clone());
+    let filled = blockhaul_io::offload(move || {
+        let mut filled = 0;
+        while filled < buf.len() {
+            // What cannot be waited for so is read all the same.
+            if event::poll(&mut [PollFd::new(&pipe, PollFlags::IN)], Some(&LOOK)) == Ok(0) {
+                match progress.is_cancelled() {
+                    true => break,
+                    false => continue,
+                }
+            }
+            match rustix::io::read(&pipe, &mut buf[filled..]) {
+                Ok(0) => {
+                    buf.truncate(filled);
+                    return Ok((buf, true));
+                }
+                Ok(bytes) => filled += bytes,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(std::io::Error::from(error)),
+            }
+        }
+        buf.truncate(filled);
+        Ok((buf, false))
+    });
+    let filled = filled.await.map_err(|lost| Error::new(Kind::Io, "pipe").because(lost))?;
+    filled.map_err(|error| Error::system("cannot read from the pipe", error))
+}
+
+async fn finish(
+    device: &Arc<dyn Device>,
+    settled: &Settled,
+    (progress, retries): (&Progress, &Retries),
+    size: u64,
+    digest: Option<String>,
+    started: Instant,
+) -> Result<Summary> {
+    if progress.is_cancelled() {
+        return Err(Error::new(Kind::ShuttingDown, "stopped before the end of the copy"));
+    }
+    if settled.flush && device.facts().can.contains(Can::FLUSH) {
+        device.submit(Request::flush()).await?;
+    }
+    Ok(summary((progress, retries), size, digest, started))
+}

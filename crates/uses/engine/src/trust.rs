@@ -1,0 +1,86 @@
+//! Whether further connections see the same disks as the first, where the server does not promise it.
+//!
+//! Some servers give every connection a disk of its own, or a private copy-on-write. A block with
+//! content that the first lane has written and flushed tells: the others must read it from both ends.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Poll, Waker};
+
+use blockhaul_block::Device;
+
+use crate::plan::Plan;
+use crate::proof::Proof;
+
+/// Where the first lane leaves the proof and others wait for it.
+#[derive(Default)]
+pub(crate) struct Trust {
+    wanted: AtomicBool,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    settled: Option<Option<Proof>>,
+    waiting: Vec<Waker>,
+}
+
+impl Trust {
+    pub(crate) fn new() -> Trust {
+        Trust::default()
+    }
+
+    /// Whether somebody waits for a proof.
+    pub(crate) fn wanted(&self) -> bool {
+        self.wanted.load(Ordering::Relaxed)
+    }
+
+    /// Hands out the proof, or `None` when there will be none; the first call counts.
+    pub(crate) fn settle(&self, proof: Option<Proof>) {
+        let mut state = self.state.lock().expect("no panic under this lock");
+        if state.settled.is_none() {
+            state.settled = Some(proof);
+        }
+        let waiting = std::mem::take(&mut state.waiting);
+        drop(state);
+        waiting.into_iter().for_each(Waker::wake);
+    }
+
+    /// Reads the proof through further handles. `Err(None)`: the copy ended before; `Err(Some)`: why
+    /// the handles are not to be used.
+    pub(crate) async fn examine(
+        &self,
+        source: Option<Arc<dyn Device>>,
+        target: Option<Arc<dyn Device>>,
+        plan: &Plan,
+    ) -> Result<(), Option<String>> {
+        self.wanted.store(true, Ordering::Relaxed);
+        let mut exhausted = std::pin::pin!(plan.exhausted());
+        let proof = poll_fn(|cx| {
+            let mut state = self.state.lock().expect("no panic under this lock");
+            if let Some(settled) = &state.settled {
+                return Poll::Ready(settled.clone());
+            }
+            state.waiting.push(cx.waker().clone());
+            drop(state);
+            exhausted.as_mut().poll(cx).map(|()| None)
+        });
+        let Some(proof) = proof.await else { return Err(None) };
+        for device in [source, target].into_iter().flatten() {
+            let name = device.facts().name.clone();
+            match proof.is_on(&*device).await {
+                Ok(true) => {}
+                Ok(false) => {
+                    return Err(Some(format!(
+                        "{name} shows each connection a disk of its own (at offset {})",
+                        proof.at()
+                    )));
+                }
+                Err(error) => return Err(Some(error.to_string())),
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,89 @@
+//! Blocks of a device: read once or until it works, and compared.
+
+use std::sync::Arc;
+
+use blockhaul_block::{Device, Error, Kind, Reply, Request, Result};
+use blockhaul_io::{Data, Pool, Room};
+
+use crate::end::End;
+use crate::zeroes::is_zero;
+
+/// What a side has at a block, `None` if all zero, or why it could not be read and with which of its
+/// handles.
+pub(super) type Found = Result<Option<Data>, (Error, u64)>;
+
+/// Where two blocks first differ; `None` is all zero, and what one has beyond the other counts as the
+/// same when it is zero.
+pub(super) fn first_difference(one: Option<&Data>, other: Option<&Data>) -> Option<u64> {
+    let filled = |bytes: &[u8]| bytes.iter().position(|&byte| byte != 0);
+    let found = match (one, other) {
+        (None, None) => None,
+        (Some(data), None) | (None, Some(data)) if is_zero(data.bytes()) => None,
+        (Some(data), None) | (None, Some(data)) => filled(data.bytes()),
+        (Some(one), Some(other)) => {
+            let (one, other) = (one.bytes(), other.bytes());
+            let both = one.len().min(other.len());
+            let rest = if one.len() > both { &one[both..] } else { &other[both..] };
+            match one[..both] == other[..both] {
+                true => filled(rest).map(|at| at + both),
+                false => one.iter().zip(other).position(|(a, b)| a != b),
+            }
+        }
+    };
+    found.map(|at| at as u64)
+}
+
+/// Reads a block, again where that may help; `None`: all zero.
+pub(crate) async fn read(end: &End, pool: &Pool, at: u64, len: u64) -> Result<Option<Data>> {
+    let mut attempts = 0;
+    loop {
+        let Some(room) = room(pool, len).await? else { return Ok(None) };
+        match find(end, room, at).await {
+            Ok(data) => return Ok(data),
+            Err((error, generation)) => end.recover(error, generation, &mut attempts).await?,
+        }
+    }
+}
+
+/// Room for a block; none for nothing.
+pub(super) async fn room(pool: &Pool, len: u64) -> Result<Option<Room>> {
+    let no_room =
+        |error: blockhaul_io::TooLarge| Error::new(Kind::NoMemory, "no buffer").because(error);
+    match len {
+        0 => Ok(None),
+        len => pool.reserve(len as usize).await.map(Some).map_err(no_room),
+    }
+}
+
+/// Reads a block once.
+pub(super) async fn find(end: &End, room: Room, at: u64) -> Found {
+    let generation = end.generation();
+    try_read(&end.device(), room, at).await.map_err(|error| (error, generation))
+}
+
+/// Reads a block, in pieces where the device takes no more at once; `None`: all zero.
+async fn try_read(device: &Arc<dyn Device>, room: Room, at: u64) -> Result<Option<Data>> {
+    let len = room.len() as u64;
+    let facts = device.facts();
+    let minimum = facts.block.minimum.max(1);
+    let most = u64::from((facts.block.maximum - facts.block.maximum % minimum).max(minimum));
+    if len <= most {
+        return match device.submit(Request::read(at, room)).await? {
+            Reply::Data(data) => Ok(Some(data)),
+            _ => Ok(None),
+        };
+    }
+    let mut whole = room.into_buf();
+    whole.fill(0);
+    let mut start = 0;
+    while start < len {
+        let part = most.min(len - start);
+        // Small, and in sequence: outside of the pool, which this block holds a buffer of.
+        let room = blockhaul_io::Room::unpooled(part as usize);
+        if let Reply::Data(data) = device.submit(Request::read(at + start, room)).await? {
+            whole[start as usize..(start + part) as usize].copy_from_slice(data.bytes());
+        }
+        start += part;
+    }
+    Ok(Some(Data::from(whole)))
+}

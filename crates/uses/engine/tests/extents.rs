@@ -1,0 +1,475 @@
+//! What is made of extents: huge disks cost what their extents cost, slow answers hold nothing up, and
+//! what is not chosen is not copied.
+#![allow(clippy::unwrap_used)]
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use blockhaul_block::{
+    BASE_ALLOCATION, Can, Device, Extents, Facts, HOLE, Op, OpKind, Pending, Reply, Request,
+    Result, Stack, ZERO,
+};
+use blockhaul_engine::{
+    Bitmap, Options, Progress, Summary, compare, copy, digest, manifest, verify,
+};
+use blockhaul_io::{Buf, Config, Engine, Pool, Runtime};
+use blockhaul_testkit::model::{Completion, Model, ModelDevice};
+use blockhaul_testkit::rng::{Rng, seed};
+
+const HUGE: u64 = i64::MAX as u64;
+/// Runs in one answer, as most servers limit them.
+const RUNS: usize = 64 << 10;
+
+fn on_worker<F: Future<Output = ()> + 'static>(check: impl FnOnce() -> F + Send + 'static) {
+    Runtime::start(&Config { workers: 2, engine: Engine::Auto }).unwrap().block_on(check);
+}
+
+/// A device that computes what it says, and counts what it is asked.
+struct Told {
+    facts: Facts,
+    /// Length and state of the run at an offset.
+    run: Box<dyn Fn(u64) -> (u64, u64) + Send + Sync>,
+    /// Time that an answer about extents takes.
+    delay: Duration,
+    /// Time that a read takes, and bytes that are being read.
+    read_delay: Duration,
+    reading: AtomicU64,
+    reading_max: AtomicU64,
+    /// Bytes that one answer tells of.
+    most: u64,
+    asked: Mutex<Vec<(u64, u64)>>,
+    waiting: AtomicUsize,
+    waiting_max: AtomicUsize,
+    requests: [AtomicU64; 7],
+    bytes: [AtomicU64; 7],
+}
+
+impl Told {
+    fn new(size: u64, run: impl Fn(u64) -> (u64, u64) + Send + Sync + 'static) -> Told {
+        let can = Can::all();
+        let contexts = vec![BASE_ALLOCATION.to_string()];
+        Told {
+            facts: Facts { can, contexts, ..Facts::new("told", size) },
+            run: Box::new(run),
+            delay: Duration::ZERO,
+            read_delay: Duration::ZERO,
+            reading: AtomicU64::new(0),
+            reading_max: AtomicU64::new(0),
+            most: u64::MAX,
+            asked: Mutex::default(),
+            waiting: AtomicUsize::new(0),
+            waiting_max: AtomicUsize::new(0),
+            requests: Default::default(),
+            bytes: Default::default(),
+        }
+    }
+
+    fn zeroes(size: u64) -> Told {
+        Told::new(size, |_| (u64::MAX, HOLE | ZERO))
+    }
+
+    fn data(size: u64) -> Told {
+        Told::new(size, |_| (u64::MAX, 0))
+    }
+
+    fn requests(&self, kind: OpKind) -> u64 {
+        self.requests[kind as usize].load(Ordering::Relaxed)
+    }
+
+    fn bytes(&self, kind: OpKind) -> u64 {
+        self.bytes[kind as usize].load(Ordering::Relaxed)
+    }
+
+    fn list(&self, at: u64, len: u64) -> Extents {
+        let mut list = Extents::new();
+        let len = len.min(self.most);
+        while list.total() < len && list.len() < RUNS {
+            let (run, state) = (self.run)(at + list.total());
+            list.push(run.min(len - list.total()), state);
+        }
+        list
+    }
+}
+
+/// What is submitted to.
+struct Handle(Arc<Told>);
+
+impl Device for Handle {
+    fn facts(&self) -> Arc<Facts> {
+        Arc::new(self.0.facts.clone())
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        let told = self.0.clone();
+        let kind = request.kind() as usize;
+        told.requests[kind].fetch_add(1, Ordering::Relaxed);
+        told.bytes[kind].fetch_add(request.len, Ordering::Relaxed);
+        let (at, len) = (request.at, request.len);
+        match request.op {
+            Op::Read(room) => {
+                let (run, state) = (told.run)(at);
+                if state & ZERO != 0 && run >= len {
+                    return Pending::ready(Ok(Reply::Hole));
+                }
+                let mut buf: Buf = room.into_buf();
+                buf.fill(7);
+                if told.read_delay.is_zero() {
+                    return Pending::ready(Ok(Reply::Data(buf.into())));
+                }
+                let reading = told.reading.fetch_add(len, Ordering::Relaxed) + len;
+                told.reading_max.fetch_max(reading, Ordering::Relaxed);
+                Pending::start(async move {
+                    blockhaul_io::sleep(told.read_delay).await;
+                    told.reading.fetch_sub(len, Ordering::Relaxed);
+                    Ok(Reply::Data(buf.into()))
+                })
+            }
+            Op::Extents(_) => {
+                told.asked.lock().unwrap().push((at, len));
+                let list = told.list(at, len);
+                let waiting = told.waiting.fetch_add(1, Ordering::Relaxed) + 1;
+                told.waiting_max.fetch_max(waiting, Ordering::Relaxed);
+                Pending::start(async move {
+                    blockhaul_io::sleep(told.delay).await;
+                    told.waiting.fetch_sub(1, Ordering::Relaxed);
+                    Ok(Reply::Extents(vec![list]))
+                })
+            }
+            _ => Pending::ready(Ok(Reply::Done)),
+        }
+    }
+}
+
+fn stack(told: &Arc<Told>) -> Stack {
+    Stack::over(Arc::new(Handle(told.clone())))
+}
+
+async fn run(source: &Stack, target: &Stack, options: &Options) -> Result<Summary> {
+    let (pool, progress) = (Pool::new(32 << 20), Arc::new(Progress::new()));
+    let summary = copy(source, target, options, &pool, &progress).await?;
+    let done = progress.snapshot();
+    assert_eq!(done.done(), done.total);
+    assert_eq!(pool.reserved(), 0);
+    Ok(summary)
+}
+
+#[test]
+fn a_hole_of_any_size_is_zeroed_in_a_few_requests() {
+    on_worker(|| async {
+        let source = Arc::new(Told::zeroes(HUGE));
+        let target = Arc::new(Told::data(HUGE));
+        let summary = run(&stack(&source), &stack(&target), &Options::default()).await.unwrap();
+        assert_eq!(summary.zeroed, HUGE);
+        assert_eq!(target.bytes(OpKind::Zero), HUGE);
+        // A lane's requests grow fourfold, and there are four lanes.
+        assert!(target.requests(OpKind::Zero) < 128, "{}", target.requests(OpKind::Zero));
+        assert!(source.requests(OpKind::Extents) < 16, "{:?}", source.asked);
+        assert_eq!(source.requests(OpKind::Read), 0);
+    });
+}
+
+#[test]
+fn what_the_target_says_is_zero_is_left_alone() {
+    on_worker(|| async {
+        let source = Arc::new(Told::zeroes(HUGE));
+        let target = Arc::new(Told::zeroes(HUGE));
+        let summary = run(&stack(&source), &stack(&target), &Options::default()).await.unwrap();
+        assert_eq!((summary.skipped, target.requests(OpKind::Zero)), (HUGE, 0));
+        // With storage is another matter.
+        let small = |told: fn(u64) -> Told| Arc::new(told(1 << 30));
+        let (source, target) = (small(Told::zeroes), small(Told::zeroes));
+        let options = Options { allocated: true, ..Options::default() };
+        run(&stack(&source), &stack(&target), &options).await.unwrap();
+        assert_eq!(target.bytes(OpKind::Zero), 1 << 30);
+        // Parts: only what is not zero yet is zeroed.
+        let part = 1 << 20;
+        let target = Arc::new(Told::new(1 << 30, move |at| {
+            (part - at % part, if (at / part).is_multiple_of(2) { ZERO } else { 0 })
+        }));
+        let summary = run(&stack(&source), &stack(&target), &Options::default()).await.unwrap();
+        assert_eq!((summary.skipped, summary.zeroed), (1 << 29, 1 << 29));
+        assert_eq!(target.bytes(OpKind::Zero), 1 << 29);
+    });
+}
+
+#[test]
+fn huge_devices_are_read_as_far_as_they_hold_something() {
+    on_worker(|| async {
+        let some = |at: u64| match at {
+            0..100_000 => (100_000 - at, 0),
+            _ => (u64::MAX, HOLE | ZERO),
+        };
+        let one = Arc::new(Told::new(HUGE, some));
+        let other = Arc::new(Told::new(HUGE, some));
+        let (a, b) = (stack(&one), stack(&other));
+        let options = Options::default();
+        let progress = Arc::new(Progress::new());
+        let pool = Pool::new(16 << 20);
+        let found = compare(&a, &b, &options, &pool, &progress).await.unwrap();
+        assert_eq!(found.differs_at, None);
+        assert_eq!((one.bytes(OpKind::Read), other.bytes(OpKind::Read)), (100_000, 100_000));
+        let verified = verify(&a, &b, &options, &pool, &progress).await.unwrap();
+        assert_eq!(verified.bytes, HUGE);
+        let made = manifest(&a, None, &options, &pool, &progress).await.unwrap();
+        assert_eq!(Some(made.digest()), verified.digest);
+        assert!(made.to_string().lines().count() < 10, "{made}");
+        assert!(one.requests(OpKind::Read) < 10);
+        // Hashing zeroes has to be done, but reading them has not.
+        let small = Arc::new(Told::new(1 << 30, some));
+        digest(&stack(&small), blockhaul_engine::Algorithm::Blksum, &options, &pool, &progress)
+            .await
+            .unwrap();
+        assert!(small.bytes(OpKind::Read) <= 1 << 18);
+    });
+}
+
+#[test]
+fn answers_that_never_come_hold_nothing_up() {
+    on_worker(|| async {
+        let mut source = Told::data(64 << 20);
+        source.delay = Duration::from_secs(3600);
+        let source = Arc::new(source);
+        let target = Arc::new(Told::data(64 << 20));
+        let summary = run(&stack(&source), &stack(&target), &Options::default()).await.unwrap();
+        assert_eq!(summary.data, 64 << 20);
+        // Nor does a target that does not say what it holds.
+        let mut target = Told::data(1 << 40);
+        target.delay = Duration::from_secs(3600);
+        let (source, target) = (Arc::new(Told::zeroes(1 << 40)), Arc::new(target));
+        let summary = run(&stack(&source), &stack(&target), &Options::default()).await.unwrap();
+        assert_eq!(summary.zeroed, 1 << 40);
+    });
+}
+
+#[test]
+fn answers_that_are_late_are_about_what_is_ahead() {
+    on_worker(|| async {
+        let mut delay = Duration::from_millis(600);
+        loop {
+            let mut source = Told::zeroes(16 << 40);
+            source.delay = delay;
+            let source = Arc::new(source);
+            let target = Arc::new(Told::zeroes(16 << 40));
+            let summary = run(&stack(&source), &stack(&target), &Options::default()).await.unwrap();
+            assert_eq!(summary.skipped + summary.zeroed, 16 << 40);
+            assert!(source.requests(OpKind::Extents) < 20, "{:?}", source.asked);
+            // Lanes went on meanwhile, but not to the end.
+            let read = source.bytes(OpKind::Read);
+            assert!(read < 4 << 40, "{read}");
+            if read > 0 {
+                return;
+            }
+            // A machine that stood still for as long shows nothing.
+            delay *= 2;
+            assert!(delay < Duration::from_secs(30), "they wait for answers");
+        }
+    });
+}
+
+#[test]
+fn servers_that_answer_little_at_a_time_are_asked_in_parallel() {
+    const MOST: u64 = 0xffff_0000;
+    on_worker(|| async {
+        let size = 1 << 40;
+        let mut source = Told::zeroes(size);
+        source.most = MOST;
+        source.delay = Duration::from_millis(1);
+        let source = Arc::new(source);
+        let target = Arc::new(Told::zeroes(size));
+        run(&stack(&source), &stack(&target), &Options::default()).await.unwrap();
+        let (least, asked) = (size / MOST, source.requests(OpKind::Extents));
+        assert!(asked < least + 16, "{asked} for {least}");
+        assert!(source.waiting_max.load(Ordering::Relaxed) >= 4);
+    });
+}
+
+#[test]
+fn a_million_extents_are_asked_for_in_bulk() {
+    on_worker(|| async {
+        let run_of = |at: u64| {
+            (4096 - at % 4096, if (at / 4096).is_multiple_of(2) { ZERO } else { HOLE | ZERO })
+        };
+        let source = Arc::new(Told::new(4096 << 20, run_of));
+        let target = Arc::new(Told::zeroes(4096 << 20));
+        run(&stack(&source), &stack(&target), &Options::default()).await.unwrap();
+        // 16 times 64 Ki, asked for in pieces of 16 Ki and more.
+        let asked = source.requests(OpKind::Extents);
+        assert!((16..=70).contains(&asked), "{asked}");
+    });
+}
+
+#[test]
+fn no_more_than_the_queue_size_is_in_flight_and_no_less() {
+    on_worker(|| async {
+        let mut source = Told::data(16 << 20);
+        source.read_delay = Duration::from_millis(10);
+        let source = Arc::new(source);
+        let target = Arc::new(Told::data(16 << 20));
+        let options = Options {
+            connections: 1,
+            adaptive: false,
+            adaptive_size: false,
+            request_size: 128 << 10,
+            queue_size: 1 << 20,
+            ..Options::default()
+        };
+        run(&stack(&source), &stack(&target), &options).await.unwrap();
+        assert_eq!(source.reading_max.load(Ordering::Relaxed), 1 << 20);
+    });
+}
+
+#[test]
+fn a_target_said_to_be_zero_is_looked_at_where_it_holds_something() {
+    on_worker(|| async {
+        let source = Arc::new(Told::zeroes(1 << 40));
+        let some = |at: u64| match at {
+            0..777_777 => (777_777 - at, ZERO),
+            777_777..777_999 => (777_999 - at, 0),
+            _ => (u64::MAX, ZERO),
+        };
+        let target = Arc::new(Told::new(1 << 40, some));
+        let mut options = Options { target_is_zero: true, ..Options::default() };
+        let error = run(&stack(&source), &stack(&target), &options).await.unwrap_err();
+        assert!(error.to_string().contains("something else at offset 77"), "{error}");
+        assert!(target.requests(OpKind::Read) < 4 && target.requests(OpKind::Zero) == 0);
+        options.trust_zero = true;
+        assert_eq!(run(&stack(&source), &stack(&target), &options).await.unwrap().zeroed, 0);
+        // Without extents, in places all over it.
+        let mut full = Told::data(1 << 40);
+        full.facts.can.remove(Can::EXTENTS);
+        options.trust_zero = false;
+        assert!(run(&stack(&source), &stack(&Arc::new(full)), &options).await.is_err());
+        let empty = Arc::new(Told::zeroes(1 << 40));
+        run(&stack(&source), &stack(&empty), &options).await.unwrap();
+        assert_eq!(empty.requests(OpKind::Read), 0);
+    });
+}
+
+#[test]
+fn only_what_was_chosen_is_copied() {
+    let seed = seed();
+    on_worker(move || async move {
+        let mut rng = Rng::new(seed);
+        for round in 0..40 {
+            let size = rng.between(1, 4 << 20);
+            let mut bytes = vec![0; size as usize];
+            let mut at = 0;
+            while at < size {
+                let end = (at + rng.between(1, 300_000)).min(size);
+                if rng.chance(50) {
+                    rng.fill(&mut bytes[at as usize..end as usize]);
+                }
+                at = end;
+            }
+            let mut ranges = Vec::new();
+            let mut at = rng.below(size);
+            while at < size && ranges.len() < 5 {
+                let len = rng.between(1, 900_000).min(size - at);
+                ranges.push((at, len));
+                at += len + rng.below(300_000);
+            }
+            let model = Model::new(size).with_content(bytes.clone()).with_holes();
+            let source = ModelDevice::new(model, Completion::Immediate);
+            let old = Model::new(size).with_content(vec![0xa5; size as usize]);
+            let target = ModelDevice::new(old, Completion::Shuffled(rng.number()));
+            let options = Options {
+                ranges: Some(ranges.clone().into()),
+                connections: rng.between(1, 4) as usize,
+                request_size: 4096 << rng.below(6),
+                segment: 65536 << rng.below(4),
+                sampled: rng.chance(50),
+                extents: rng.chance(70),
+                ..Options::default()
+            };
+            let told = format!("seed {seed}, round {round}: {size} bytes, {ranges:?}");
+            let ends = [source.clone(), target.clone()].map(|device| Stack::over(device));
+            let summary = run(&ends[0], &ends[1], &options).await.unwrap();
+            let chosen = ranges.iter().map(|range| range.1).sum::<u64>();
+            assert_eq!(summary.size, chosen, "{told}");
+            let mut expected = vec![0xa5; size as usize];
+            for (at, len) in ranges {
+                let range = at as usize..(at + len) as usize;
+                expected[range.clone()].copy_from_slice(&bytes[range]);
+            }
+            assert!(target.bytes() == expected, "{told}");
+            let (pool, progress) = (Pool::new(16 << 20), Arc::new(Progress::new()));
+            let verified = verify(&ends[0], &ends[1], &options, &pool, &progress).await;
+            assert_eq!(verified.unwrap().bytes, chosen, "{told}");
+        }
+    });
+}
+
+/// A model with a second context: its bits say which blocks were changed.
+struct WithBitmap {
+    inner: Arc<ModelDevice>,
+    grain: u64,
+    dirty: Vec<bool>,
+}
+
+impl Device for WithBitmap {
+    fn facts(&self) -> Arc<Facts> {
+        let mut facts = Facts::clone(&self.inner.facts());
+        facts.can |= Can::EXTENTS;
+        facts.contexts = vec![BASE_ALLOCATION.to_string(), "test:dirty".to_string()];
+        Arc::new(facts)
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        match request.op {
+            Op::Extents(contexts) => {
+                let mut lists = Vec::new();
+                for context in contexts.iter() {
+                    let mut list = Extents::new();
+                    for at in request.at..request.at + request.len {
+                        let dirty = self.dirty[(at / self.grain) as usize];
+                        list.push(1, if context == 1 { u64::from(dirty) << 2 } else { 0 });
+                    }
+                    lists.push(list);
+                }
+                Pending::ready(Ok(Reply::Extents(lists)))
+            }
+            _ => self.inner.submit(request),
+        }
+    }
+}
+
+#[test]
+fn a_bitmap_says_what_is_copied() {
+    let seed = seed();
+    on_worker(move || async move {
+        let mut rng = Rng::new(seed);
+        for round in 0..20 {
+            let size = rng.between(1, 1 << 20);
+            let mut bytes = vec![0; size as usize];
+            rng.fill(&mut bytes);
+            let grain = 512 << rng.below(8);
+            let dirty: Vec<_> = (0..size.div_ceil(grain)).map(|_| rng.chance(30)).collect();
+            let model = Model::new(size).with_content(bytes.clone());
+            let inner = ModelDevice::new(model, Completion::Immediate);
+            let source = Arc::new(WithBitmap { inner, grain, dirty: dirty.clone() });
+            let old = Model::new(size).with_content(vec![0xa5; size as usize]);
+            let target = ModelDevice::new(old, Completion::Immediate);
+            let mut of = |context: &str, mask| {
+                let bitmap = Some(Bitmap { context: context.to_string(), mask });
+                Options { bitmap, segment: 65536 << rng.below(4), ..Options::default() }
+            };
+            let mut none = of("test:dirty", !4);
+            let options = of("test:dirty", 4);
+            let ends = [source as Arc<dyn Device>, target.clone()];
+            let ends = ends.map(Stack::over);
+            // Another flag than the one that is set.
+            assert_eq!(run(&ends[0], &ends[1], &none).await.unwrap().size, 0);
+            let summary = run(&ends[0], &ends[1], &options).await.unwrap();
+            let expected: Vec<_> = (0..size as usize)
+                .map(|at| if dirty[at / grain as usize] { bytes[at] } else { 0xa5 })
+                .collect();
+            assert!(target.bytes() == expected, "seed {seed}, round {round}");
+            let chosen = (0..size).filter(|at| dirty[(at / grain) as usize]).count();
+            assert_eq!(summary.size, chosen as u64);
+            none.bitmap = Some(Bitmap { context: "test:other".into(), mask: 1 });
+            let error = run(&ends[0], &ends[1], &none).await.unwrap_err();
+            assert!(error.to_string().contains("test:other"), "{error}");
+        }
+    });
+}

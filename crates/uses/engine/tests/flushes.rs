@@ -1,0 +1,416 @@
+//! Flushes that fail: storage that loses what it could not write back, says so once, to whoever flushes
+//! first, and goes on answering reads from memory.
+#![allow(clippy::unwrap_used)]
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use blockhaul_block::{
+    Another, Backend, Can, Device, Error, Facts, Intent, Kind, OpKind, Opened, Opening, Outcome,
+    Pending, Registry, Reply, Request, Result, Spec, Stack, Target,
+};
+use blockhaul_engine::{JournalOptions, Options, Progress, Summary, copy};
+use blockhaul_io::{Config, Engine, Pool, Runtime};
+use blockhaul_testkit::model::{Completion, Model, ModelDevice};
+use blockhaul_testkit::rng::{Rng, seed};
+use blockhaul_testkit::tools::Scratch;
+
+const SEGMENT: u64 = 64 << 10;
+
+/// Storage behind a page cache, as the kernel has it: one open file for all handles.
+struct Storage {
+    facts: Arc<Facts>,
+    state: Mutex<State>,
+}
+
+struct State {
+    /// What reads see.
+    cached: Model,
+    /// What is left after a loss of power.
+    disk: Vec<u8>,
+    /// Ranges that were changed and not written back yet.
+    dirty: Vec<(usize, usize)>,
+    /// A writeback has failed, and nobody has heard of it.
+    unreported: bool,
+    /// Writebacks that fail, by chance, after so many changes.
+    faults: u64,
+    sound: u64,
+    /// After a failed flush all others fail, too.
+    stays_failed: bool,
+    failed: bool,
+    /// The copier knows of it: the reply was not lost with its connection.
+    heard: bool,
+    flushes: u64,
+    /// Requests until a connection is lost, and how often.
+    fuse: u64,
+    cuts_left: u64,
+    /// Changes since the first failed flush.
+    changes_after: u64,
+    rng: Rng,
+}
+
+impl Storage {
+    fn new(facts: Facts, content: Option<Vec<u8>>, rng: &mut Rng) -> Arc<Storage> {
+        let size = facts.size as usize;
+        let model = Model::with_facts(facts);
+        let (cached, disk) = match content {
+            Some(content) => (model.with_content(content.clone()), content),
+            None => (model, vec![0; size]),
+        };
+        let state = State {
+            cached,
+            disk,
+            dirty: Vec::new(),
+            unreported: false,
+            faults: 0,
+            sound: 0,
+            stays_failed: false,
+            failed: false,
+            heard: false,
+            flushes: 0,
+            fuse: 0,
+            cuts_left: 0,
+            changes_after: 0,
+            rng: Rng::new(rng.number()),
+        };
+        let facts = state.cached.facts();
+        Arc::new(Storage { facts, state: Mutex::new(state) })
+    }
+
+    async fn open(self: &Arc<Self>) -> Stack {
+        // A registry keeps its backends for ever; the storage is handed over for the time of opening.
+        let door = Door(Mutex::new(Some(self.clone())));
+        let backend: &'static Door = Box::leak(Box::new(door));
+        let registry = Registry { backends: vec![backend], ..Registry::default() };
+        let spec = Spec::Scheme { scheme: "cached".into(), rest: String::new() };
+        registry.open(&spec, Vec::new(), Intent::WRITE).await.unwrap()
+    }
+
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap()
+    }
+}
+
+impl State {
+    /// Writes back the first `count` dirty ranges, or loses them.
+    fn write_back(&mut self, count: usize) {
+        for (at, end) in self.dirty.drain(..count) {
+            if self.faults > 0 && self.sound == 0 && self.rng.chance(20) {
+                self.faults -= 1;
+                self.unreported = true;
+                continue;
+            }
+            self.disk[at..end].copy_from_slice(&self.cached.bytes()[at..end]);
+        }
+    }
+
+    fn apply(&mut self, request: Request) -> Outcome {
+        let (changes, at) = (request.kind().changes(), request.at as usize);
+        let end = at + request.len as usize;
+        let reply = self.cached.apply(request)?;
+        if changes {
+            self.changes_after += u64::from(self.failed);
+            self.dirty.push((at, end));
+            self.sound = self.sound.saturating_sub(1);
+            // Sometimes the kernel does not wait for a flush.
+            if self.rng.chance(10) {
+                let count = self.rng.below(self.dirty.len() as u64 + 1) as usize;
+                self.write_back(count);
+            }
+        }
+        Ok(reply)
+    }
+
+    /// Whether the connection of this request is lost now.
+    fn burns(&mut self) -> bool {
+        if self.cuts_left == 0 || self.fuse > 0 {
+            self.fuse = self.fuse.saturating_sub(1);
+            return false;
+        }
+        self.cuts_left -= 1;
+        self.fuse = self.rng.between(5, 60);
+        true
+    }
+
+    fn flushed(&mut self) -> Outcome {
+        self.flushes += 1;
+        if std::mem::take(&mut self.unreported) || (self.failed && self.stays_failed) {
+            self.failed = true;
+            return Err(Error::new(Kind::Io, "Input/output error"));
+        }
+        Ok(Reply::Done)
+    }
+}
+
+struct Door(Mutex<Option<Arc<Storage>>>);
+
+struct Handle {
+    storage: Arc<Storage>,
+    lost: Arc<AtomicBool>,
+}
+
+impl Handle {
+    fn on(storage: &Arc<Storage>) -> Arc<Handle> {
+        Arc::new(Handle { storage: storage.clone(), lost: Arc::default() })
+    }
+}
+
+impl Backend for Door {
+    fn schemes(&self) -> &'static [&'static str] {
+        &["cached"]
+    }
+
+    fn operand(&self) -> &'static str {
+        ""
+    }
+
+    fn summary(&self) -> &'static str {
+        "for tests"
+    }
+
+    fn open(&self, _: Target) -> Opening<Opened> {
+        let storage = self.0.lock().unwrap().take().unwrap();
+        let (device, more) = (Handle::on(&storage), Handle::on(&storage));
+        Box::pin(async move { Ok(Opened { device, more: Some(more) }) })
+    }
+}
+
+impl Another for Handle {
+    fn another(&self) -> Opening<Arc<dyn Device>> {
+        let device = Handle::on(&self.storage);
+        Box::pin(async move { Ok(device as Arc<dyn Device>) })
+    }
+}
+
+impl Device for Handle {
+    fn facts(&self) -> Arc<Facts> {
+        self.storage.facts.clone()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        let (storage, lost) = (self.storage.clone(), self.lost.clone());
+        if storage.state().burns() {
+            lost.store(true, Ordering::SeqCst);
+        }
+        let turns = storage.state().rng.below(20);
+        let pause = async move |turns| {
+            for _ in 0..turns {
+                blockhaul_io::yield_now().await;
+            }
+        };
+        Pending::start(async move {
+            pause(turns).await;
+            let gone = || Error::new(Kind::Disconnected, "the connection was cut");
+            if request.kind() != OpKind::Flush {
+                let outcome = storage.state().apply(request);
+                return if lost.load(Ordering::SeqCst) { Err(gone()) } else { outcome };
+            }
+            let turns = {
+                let mut state = storage.state();
+                let count = state.dirty.len();
+                state.write_back(count);
+                state.rng.below(40)
+            };
+            // An error waits for whoever looks first.
+            pause(turns).await;
+            let mut state = storage.state();
+            let outcome = state.flushed();
+            if lost.load(Ordering::SeqCst) {
+                return Err(gone());
+            }
+            state.heard |= outcome.is_err();
+            outcome
+        })
+    }
+}
+
+fn on_worker<F: Future<Output = ()> + 'static>(check: impl FnOnce() -> F + Send + 'static) {
+    Runtime::start(&Config { workers: 2, engine: Engine::Auto }).unwrap().block_on(check);
+}
+
+fn source_of(bytes: &[u8]) -> Stack {
+    let model = Model::new(bytes.len() as u64).with_content(bytes.to_vec());
+    Stack::over(ModelDevice::new(model, Completion::Deferred))
+}
+
+fn journal(path: &Path, interval: Duration) -> JournalOptions {
+    JournalOptions {
+        keep: false,
+        path: path.to_path_buf(),
+        restart: false,
+        interval,
+        source: "source".into(),
+        target: "target".into(),
+    }
+}
+
+fn options() -> Options {
+    Options {
+        flush: true,
+        segment: SEGMENT,
+        request_size: 16 << 10,
+        adaptive_size: false,
+        retries: 5,
+        retry_delay: Duration::from_millis(1),
+        ..Options::default()
+    }
+}
+
+fn facts(size: usize) -> Facts {
+    let mut facts = Model::all_facts(size as u64);
+    facts.zeroed = false;
+    facts
+}
+
+async fn run(source: &Stack, target: &Stack, options: &Options) -> Result<Summary> {
+    let pool = Pool::new(8 << 20);
+    copy(source, target, options, &pool, &Arc::new(Progress::new())).await
+}
+
+#[test]
+fn nothing_that_a_failed_flush_has_lost_is_taken_for_durable() {
+    let seed = seed();
+    on_worker(move || async move {
+        let mut rng = Rng::new(seed);
+        let scratch = Scratch::new().unwrap();
+        let (mut heard, mut failed, mut resumed) = (0, 0, 0);
+        // How many copies fail after something was recorded is chance.
+        let mut rounds = 0..4000;
+        while heard < 50 || failed < 10 || resumed < 2 || rounds.start < 300 {
+            let round = rounds.next().expect("enough flushes fail");
+            let size = rng.between(1, 2 << 20) as usize;
+            let bytes = rng.disk(size, 200_000, 60);
+            let source = source_of(&bytes);
+            let mut facts = facts(size);
+            facts.can.set(Can::MULTI_CONN, rng.chance(70));
+            let content = rng.chance(70).then(|| vec![0xa5; size]);
+            let storage = Storage::new(facts.clone(), content, &mut rng);
+            {
+                let mut state = storage.state();
+                state.faults = rng.between(0, 5);
+                state.sound = rng.below(200);
+                state.stays_failed = rng.chance(20);
+                (state.fuse, state.cuts_left) = (rng.between(1, 60), rng.between(0, 2));
+                if rng.chance(30) {
+                    // Zeroes that an earlier run has made without a flush.
+                    state.disk.fill(0xa5);
+                    state.dirty.push((0, size));
+                }
+            }
+            let path = scratch.file(&format!("journal-{round}"));
+            let interval = Duration::from_millis(rng.between(0, 3));
+            let options = Options {
+                connections: rng.between(1, 4) as usize,
+                sparse: *rng.pick(&[0, 4096]),
+                sampled: rng.chance(50),
+                journal: rng.chance(60).then(|| journal(&path, interval)),
+                ..options()
+            };
+            let told = format!("seed {seed}, round {round}: {size} bytes, {options:?}");
+            let result = run(&source, &storage.open().await, &options).await;
+            let disk = {
+                let state = storage.state();
+                heard += u64::from(state.heard);
+                state.disk.clone()
+            };
+            match result {
+                Ok(_) => {
+                    assert!(disk == bytes, "success, but bytes are missing; {told}");
+                    continue;
+                }
+                Err(error) => {
+                    assert_eq!(error.kind(), Kind::Io, "{error}; {told}");
+                    assert!(error.to_string().contains("may be missing"), "{error}; {told}");
+                    failed += 1;
+                }
+            }
+            // The power fails, and the copy goes on over what was durable.
+            if options.journal.is_some() {
+                let storage = Storage::new(facts, Some(disk), &mut rng);
+                let summary = run(&source, &storage.open().await, &options).await.unwrap();
+                assert!(storage.state().disk == bytes, "recorded, but missing; {told}");
+                let differs = |text: &String| text.contains("does not hold");
+                assert!(!summary.warnings.iter().any(differs), "recorded, but lost; {told}");
+                resumed += u64::from(summary.resumed > 0);
+            }
+        }
+    });
+}
+
+#[test]
+fn storage_that_stays_failed_ends_the_copy_without_writing_again() {
+    for connections in [1, 4] {
+        on_worker(move || async move {
+            let mut rng = Rng::new(7);
+            let bytes = vec![7; 2 << 20];
+            let storage = Storage::new(facts(bytes.len()), None, &mut rng);
+            {
+                let mut state = storage.state();
+                (state.unreported, state.stays_failed) = (true, true);
+            }
+            let options = Options { connections, ..options() };
+            let error = run(&source_of(&bytes), &storage.open().await, &options).await;
+            let error = error.unwrap_err();
+            assert_eq!((error.kind(), error.request().unwrap().0), (Kind::Io, OpKind::Flush));
+            let text = error.to_string();
+            assert!(text.contains("Input/output error; what was written since"), "{text}");
+            let state = storage.state();
+            assert!(state.flushes <= 4 + connections as u64, "{} flushes", state.flushes);
+            // Other lanes may have been at work when the first flush failed.
+            assert!(connections > 1 || state.changes_after == 0, "{}", state.changes_after);
+        });
+    }
+}
+
+#[test]
+fn a_disk_that_loses_the_same_place_each_time_ends_the_copy() {
+    on_worker(|| async {
+        let mut rng = Rng::new(7);
+        let bytes = vec![7; 1 << 20];
+        let storage = Storage::new(facts(bytes.len()), None, &mut rng);
+        storage.state().faults = u64::MAX;
+        let options = Options { retries: 100, ..options() };
+        let error = run(&source_of(&bytes), &storage.open().await, &options).await.unwrap_err();
+        assert!(error.to_string().contains("may be missing"), "{error}");
+    });
+}
+
+#[test]
+fn a_failed_flush_that_nobody_asked_for_is_no_success_either() {
+    // After a connection was lost the copier flushes before it compares; lanes that have ended before
+    // that do not write again.
+    let seed = seed();
+    on_worker(move || async move {
+        let mut rng = Rng::new(seed);
+        let (mut written_again, mut ended) = (0, 0);
+        for round in 0..300 {
+            let bytes = rng.disk(1 << 20, 100_000, 80);
+            let storage = Storage::new(facts(bytes.len()), None, &mut rng);
+            {
+                let mut state = storage.state();
+                state.faults = rng.between(1, 3);
+                (state.fuse, state.cuts_left) = (rng.between(10, 100), rng.between(1, 2));
+            }
+            let options = Options { flush: false, connections: 3, ..options() };
+            let result = run(&source_of(&bytes), &storage.open().await, &options).await;
+            let mut state = storage.state();
+            if !state.heard {
+                result.unwrap();
+                continue;
+            }
+            if let Err(error) = result {
+                assert!(error.to_string().contains("may be missing"), "{error}");
+                ended += 1;
+                continue;
+            }
+            written_again += 1;
+            state.faults = 0;
+            let count = state.dirty.len();
+            state.write_back(count);
+            assert!(state.disk == bytes, "success, but bytes are missing; seed {seed}, {round}");
+        }
+        assert!(written_again > 0 && ended > 0, "{written_again} {ended}");
+    });
+}

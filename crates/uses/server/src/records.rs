@@ -1,0 +1,54 @@
+//! What log records say besides their text: whom they are about and which request, as members of their
+//! own for those who read records by program.
+
+use blockhaul_wire::request::{Command, Header};
+
+use crate::tally;
+
+/// Logs something about a [`crate::connection::Connection`], with its number, where the client comes from,
+/// who it has proved to be and its export as members; others may follow the connection.
+macro_rules! record {
+    ($level:ident, $connection:expr; $($text:tt)+) => {
+        log::log!(
+            log::Level::$level,
+            connection = $connection.id,
+            client = $connection.peer,
+            user = $connection.user(),
+            export = $connection.export();
+            $($text)+
+        )
+    };
+    ($level:ident, $connection:expr, $($key:ident $(= $value:expr)?),+; $($text:tt)+) => {
+        log::log!(
+            log::Level::$level,
+            connection = $connection.id,
+            client = $connection.peer,
+            user = $connection.user(),
+            export = $connection.export(),
+            $($key $(= $value)?),+;
+            $($text)+
+        )
+    };
+}
+pub(crate) use record;
+
+/// A request, as members of a record.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Asked {
+    /// Its kind, by the name that errors have for it.
+    pub(crate) request: &'static str,
+    /// In bytes; none where it means nothing.
+    pub(crate) offset: Option<u64>,
+    /// In bytes; none where it means nothing.
+    pub(crate) length: Option<u64>,
+}
+
+impl Asked {
+    pub(crate) fn of(header: &Header) -> Asked {
+        let request = tally::kind(header.command).map_or("unknown", |kind| kind.name());
+        let ranged = header.command != Command::Flush;
+        let offset = ranged.then_some(header.offset);
+        let length = ranged.then_some(header.length);
+        Asked { request, offset, length }
+    }
+}

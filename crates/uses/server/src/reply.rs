@@ -1,0 +1,144 @@
+//! Outcomes of requests as NBD replies.
+
+use blockhaul_block::{Error, Extents, Kind, Reply};
+use blockhaul_io::{Data, Room, SendQueue};
+use blockhaul_wire::reply::{Answer, Failure, Hole};
+use blockhaul_wire::request::{Command, Header};
+use blockhaul_wire::status::{Extent, Wanted};
+use blockhaul_wire::{CommandFlags, Errno, Replies, ReplyFlags};
+
+/// What a reply is made from: the request's header, and for block status the ids that were asked for.
+pub(crate) struct Asked {
+    pub(crate) header: Header,
+    /// Bytes of the effect; differs from the header's length when that is a payload's.
+    pub(crate) len: u64,
+    pub(crate) ids: Vec<u32>,
+    /// Bytes of the export.
+    pub(crate) size: u64,
+    /// Bytes that one extent of a reply may have.
+    pub(crate) longest: u64,
+    /// Memory for a long list of extents, none for other requests.
+    pub(crate) room: Option<Room>,
+}
+
+/// Queues the reply to a request; an error if that is what it tells.
+pub(crate) fn reply(
+    out: &mut SendQueue,
+    replies: Replies,
+    asked: &mut Asked,
+    outcome: Result<Reply, Error>,
+    max_extents: usize,
+) -> Result<(), Error> {
+    let header = asked.header;
+    let answer = Answer { replies, cookie: header.cookie, offset: header.offset };
+    let result = match outcome {
+        Ok(Reply::Done) => {
+            out.head(&answer.success());
+            Ok(())
+        }
+        Ok(Reply::Data(data)) => read(out, &answer, asked, data),
+        Ok(Reply::Hole) => hole(out, &answer, asked),
+        Ok(Reply::Extents(lists)) => extents(out, &answer, asked, &lists, max_extents),
+        Err(error) => Err(error),
+    };
+    result.inspect_err(|error| failure(out, &answer, errno(error, &header), &error.text()))
+}
+
+/// Queues an error.
+pub(crate) fn failure(out: &mut SendQueue, answer: &Answer, error: Errno, text: &str) {
+    let mut bytes = Vec::new();
+    answer.error(&Failure { error, text: text.as_bytes(), at: None }, &mut bytes);
+    out.head(&bytes);
+}
+
+fn read(out: &mut SendQueue, answer: &Answer, asked: &Asked, data: Data) -> Result<(), Error> {
+    let len = u32::try_from(data.len()).map_err(misfit)?;
+    let head = answer.data(ReplyFlags::DONE, asked.header.offset, len).map_err(misfit)?;
+    out.head(&head);
+    out.data(data);
+    Ok(())
+}
+
+/// A read of zeroes: one small chunk where the client understands it, else zeroes.
+fn hole(out: &mut SendQueue, answer: &Answer, asked: &Asked) -> Result<(), Error> {
+    let len = u32::try_from(asked.len).map_err(misfit)?;
+    if let Some(hole) = answer.hole(ReplyFlags::DONE, Hole { at: asked.header.offset, len }) {
+        out.head(&hole);
+        return Ok(());
+    }
+    let head = answer.data(ReplyFlags::DONE, asked.header.offset, len).map_err(misfit)?;
+    out.head(&head);
+    let mut left = len as usize;
+    while left > 0 {
+        let part = left.min(Data::ZEROES_MAX);
+        out.data(Data::zeroes(part));
+        left -= part;
+    }
+    Ok(())
+}
+
+/// Lists shorter than this are sent along with other heads.
+const SHORT: usize = 4096;
+
+fn extents(
+    out: &mut SendQueue,
+    answer: &Answer,
+    asked: &mut Asked,
+    lists: &[Extents],
+    max_extents: usize,
+) -> Result<(), Error> {
+    let one = asked.header.flags.contains(CommandFlags::REQ_ONE);
+    if lists.is_empty() || lists.len() != asked.ids.len() {
+        return Err(Error::new(Kind::Io, "the device did not answer each context"));
+    }
+    let room = asked.room.take();
+    let wanted = Wanted { length: asked.len, one, max_extents };
+    // The last one may reach beyond what was asked for, within the device.
+    let end = asked.header.offset.saturating_add(asked.len);
+    let rest = asked.size.saturating_sub(end);
+    let mut bytes = Vec::new();
+    for (index, (list, id)) in lists.iter().zip(&asked.ids).enumerate() {
+        let last = index + 1 == lists.len();
+        let flags = if last { ReplyFlags::DONE } else { ReplyFlags::NONE };
+        let beyond = match list.total() == asked.len {
+            true => list.beyond().min(rest),
+            false => 0,
+        };
+        let count = list.len();
+        let runs = list.runs().iter().enumerate().map(|(index, run)| Extent {
+            len: match index + 1 == count {
+                true => run.len.max((run.len + beyond).min(asked.longest)),
+                false => run.len,
+            },
+            flags: run.state,
+        });
+        blockhaul_wire::status::emit(answer, flags, *id, wanted, runs, &mut bytes)
+            .map_err(misfit)?;
+    }
+    match room {
+        Some(room) if bytes.len() > SHORT && bytes.len() <= room.len() => {
+            let mut buf = room.into_buf();
+            buf[..bytes.len()].copy_from_slice(&bytes);
+            buf.truncate(bytes.len());
+            out.data(buf.into());
+        }
+        _ => out.head(&bytes),
+    }
+    Ok(())
+}
+
+fn misfit(error: impl std::error::Error + Send + Sync + 'static) -> Error {
+    Error::new(Kind::Io, "the answer cannot be put into a reply").because(error)
+}
+
+/// The number for a failed request. The document allows ENOTSUP only for FAST_ZERO and EOVERFLOW
+/// only with DF ("Error values").
+fn errno(error: &Error, header: &Header) -> Errno {
+    let fast =
+        header.command == Command::WriteZeroes && header.flags.contains(CommandFlags::FAST_ZERO);
+    match error.kind() {
+        Kind::Unsupported if !fast => Errno::Inval,
+        Kind::TooLarge if !header.flags.contains(CommandFlags::DF) => Errno::Inval,
+        kind => Errno::from_wire(kind.number()).unwrap_or(Errno::Io),
+    }
+}

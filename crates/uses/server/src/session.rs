@@ -1,0 +1,490 @@
+//! A connection in transmission: reads requests, has them carried out by [`submit`], answers. [`waits`] has
+//! what it waits for.
+
+mod submit;
+mod waits;
+
+use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use blockhaul_block::{
+    Contexts, Device, Dismissal, Error, Flags, Flushes, Op, OpKind, Outcome, Request,
+};
+use blockhaul_io::{Data, Event, Pool, RecvWindow, SendQueue, Stream, Ticket};
+use blockhaul_wire::handshake::server::Negotiated;
+use blockhaul_wire::reply::Answer;
+use blockhaul_wire::request::{Command, Filter, Header};
+use blockhaul_wire::{CommandFlags, Errno, limits::PAYLOAD_HARD};
+
+use crate::clients::{Leave, unless_told};
+use crate::complaints::Complaints;
+use crate::connection::Connection;
+use crate::hall::Guest;
+use crate::handshake::Chosen;
+use crate::held::Held;
+use crate::records::{self, record};
+use crate::reply::{self, Asked};
+use crate::tally;
+use crate::{Limits, Server};
+
+/// Replies are sent when this many bytes wait: a payload leaves while it is still in the cache, and
+/// its buffer is free for the next request.
+const SEND_AT: usize = 192 << 10;
+
+/// What is taken from one connection before others have their turn, in requests; their bytes count
+/// as well, by [`BYTES_PER_SHARE`].
+const TURN: u64 = 64;
+/// Bytes that count as much as one request: a turn has at most a few milliseconds.
+const BYTES_PER_SHARE: u64 = 128 << 10;
+/// Bytes of an extent in the longest form.
+const EXTENT_BYTES: usize = 16;
+
+/// Serves requests until the client leaves or breaks the protocol; then finishes what is in progress.
+pub(crate) async fn run(
+    server: Arc<Server>,
+    connection: Arc<Connection>,
+    stream: Arc<Stream>,
+    chosen: Chosen,
+    guest: Guest,
+    told: &mut Ticket<Leave>,
+) -> Result<(), String> {
+    let limits = server.limits().clone();
+    let Chosen { negotiated, device, mut inbox, outbox } = chosen;
+    let pool = server.share(device.facts().in_flight);
+    inbox.expect_headers_of(negotiated.headers.len());
+    let session = Rc::new(Session {
+        stream,
+        // What goes through TLS must be looked at.
+        parks: !negotiated.tls,
+        takes_parked: device.facts().takes_parked,
+        size: device.facts().size,
+        flushes: server.flushes(connection.export().unwrap_or_default(), &*device),
+        flush_failures_stay: device.facts().flush_failures_stay,
+        connection,
+        negotiated,
+        device,
+        dismissal: guest.dismissal,
+        limits,
+        pool,
+        aside: server.share_aside(),
+        server,
+        out: RefCell::new(outbox),
+        to_send: Event::new(),
+        progress: Event::new(),
+        held: Held::default(),
+        blocked: Cell::new(false),
+        broken: Cell::new(false),
+        closing: Cell::new(false),
+        leaving: Cell::new(false),
+        untimed: Default::default(),
+        writes_at_once: Cell::new(false),
+        complaints: Complaints::default(),
+    });
+    let writer = blockhaul_io::spawn(session.clone().write_replies());
+    let server = session.server.clone();
+    let connection = session.connection.clone();
+    let look = || server.is_stopping() || connection.told.load(Ordering::Relaxed);
+    let reading = unless_told(told, look, session.read_requests(inbox));
+    // A stop reads no more, whatever is on its way.
+    let result = reading.await.unwrap_or(Ok(()));
+    session.leaving.set(true);
+    if session.dismissal.is_cut() {
+        session.hang_up();
+    }
+    if let Some(visit) = guest.visit
+        && session.held.count() > 0
+        && !session.server.is_stopping()
+    {
+        visit.gone();
+    }
+    let finished = session.finish_all().await;
+    session.closing.set(true);
+    session.to_send.notify();
+    writer.await;
+    if !session.broken.get() {
+        session.out.borrow_mut().close(&session.stream);
+    }
+    if !finished {
+        // The requests that the device holds hold the socket, too.
+        session.stream.shutdown();
+    }
+    result
+}
+
+struct Session {
+    connection: Arc<Connection>,
+    stream: Arc<Stream>,
+    negotiated: Negotiated,
+    device: Arc<dyn Device>,
+    /// Flushes and FUA requests of all connections to the storage.
+    flushes: Arc<Flushes>,
+    /// The device's.
+    flush_failures_stay: bool,
+    /// Whether the storage wants no more of this client.
+    dismissal: Arc<Dismissal>,
+    /// Payloads may stay in the kernel.
+    parks: bool,
+    /// Those of writes, too.
+    takes_parked: bool,
+    /// The device's, in bytes.
+    size: u64,
+    limits: Limits,
+    pool: Pool,
+    /// For one small request when the pool is used up.
+    aside: Pool,
+    server: Arc<Server>,
+    out: RefCell<SendQueue>,
+    /// Something was queued by a task, or the session closes: the writer looks.
+    to_send: Event,
+    /// A request completed or replies left: whoever waits for room looks.
+    progress: Event,
+    held: Held,
+    /// The socket takes no more for now; the writer waits for it.
+    blocked: Cell<bool>,
+    broken: Cell<bool>,
+    closing: Cell<bool>,
+    /// No more requests come.
+    leaving: Cell<bool>,
+    /// For each kind of request: 0 before the first, then one more than were answered at once without
+    /// being timed since the last that was.
+    untimed: [Cell<u8>; OpKind::ALL.len()],
+    /// The device carries out large writes before it returns from taking them.
+    writes_at_once: Cell<bool>,
+    complaints: Complaints,
+}
+
+impl Session {
+    async fn read_requests(self: &Rc<Self>, mut inbox: RecvWindow) -> Result<(), String> {
+        let headers = self.negotiated.headers;
+        let mut turn = 0;
+        loop {
+            let parsed =
+                Header::parse(inbox.bytes(), headers).map_err(|error| error.to_string())?;
+            let Some((header, used)) = parsed else {
+                self.send();
+                match inbox.fill(&self.stream).await {
+                    Ok(true) => continue,
+                    // Clients that leave without saying so are common; what they sent is finished.
+                    Ok(false) if inbox.bytes().is_empty() => return Ok(()),
+                    Ok(false) => return Err("the client left in the middle of a request".into()),
+                    Err(error) => return Err(error.to_string()),
+                }
+            };
+            inbox.consume(used);
+            // What a client sent in time may still be in the socket's buffer when the server stops.
+            if header.command == Command::Disconnect
+                || self.server.is_stopping()
+                || self.connection.told.load(Ordering::Relaxed)
+            {
+                return Ok(());
+            }
+            // A client that never pauses must not keep others on this worker waiting.
+            turn += 1 + header.length.min(self.limits.payload.into()) / BYTES_PER_SHARE;
+            if turn >= TURN {
+                turn = 0;
+                blockhaul_io::yield_now().await;
+            }
+            self.wait_for_turn().await;
+            self.request(header, &mut inbox).await?;
+        }
+    }
+
+    async fn request(
+        self: &Rc<Self>,
+        header: Header,
+        inbox: &mut RecvWindow,
+    ) -> Result<(), String> {
+        let payload = header.payload_len(self.negotiated.headers);
+        if let Some((error, why)) = self.refuse(&header) {
+            if payload > u64::from(PAYLOAD_HARD) {
+                return Err(format!("{why}, with {payload} bytes of payload"));
+            }
+            self.skip(inbox, payload).await?;
+            self.fail(&header, error, &why);
+            return Ok(());
+        }
+        let (len, size) = (header.length, self.size);
+        let longest = match self.negotiated.replies {
+            blockhaul_wire::Replies::Extended => u64::MAX,
+            _ => u32::MAX.into(),
+        };
+        let mut asked = Asked { header, len, size, longest, ids: Vec::new(), room: None };
+        let op = match header.command {
+            Command::Read => match self.room(header.length).await {
+                // The reply goes out as it is: the device may leave it in the kernel.
+                Ok(room) if self.parks => Op::Read(room.parkable()),
+                Ok(room) => Op::Read(room),
+                Err(error) => {
+                    self.complete(&mut asked, Err(error));
+                    return Ok(());
+                }
+            },
+            Command::Write => match self.payload(header.length, inbox).await? {
+                Ok(data) => Op::Write(data),
+                Err(error) => {
+                    self.skip(inbox, payload).await?;
+                    self.complete(&mut asked, Err(error));
+                    return Ok(());
+                }
+            },
+            Command::WriteZeroes => Op::Zero,
+            Command::Trim => Op::Trim,
+            Command::Flush => Op::Flush,
+            Command::Cache => Op::Cache,
+            Command::BlockStatus => match self.contexts(&mut asked, payload, inbox).await? {
+                Ok(contexts) => {
+                    // Lists are as large as reads, and a client need not read them at once.
+                    let most = self.limits.extents.saturating_mul(EXTENT_BYTES * contexts.count());
+                    let limit = usize::try_from(self.pool.limit() / 2).unwrap_or(usize::MAX);
+                    asked.room = self.room(most.min(limit) as u64).await.ok();
+                    Op::Extents(contexts)
+                }
+                Err(why) => {
+                    self.fail(&header, Errno::Inval, &why);
+                    return Ok(());
+                }
+            },
+            Command::Disconnect | Command::Other(_) => return Ok(()),
+        };
+        let (at, len) = match op {
+            // The range of a flush means nothing.
+            Op::Flush => (0, 0),
+            _ => (header.offset, asked.len),
+        };
+        self.submit(asked, Request { op, at, len, flags: flags(&header) });
+        Ok(())
+    }
+
+    /// The payload of a write; the outer error ends the connection, with the inner one the payload has
+    /// not been received.
+    async fn payload(
+        &self,
+        len: u64,
+        inbox: &mut RecvWindow,
+    ) -> Result<Result<Data, Error>, String> {
+        // Bounded by the payload limit, which has 32 bits.
+        if let Some(data) = usize::try_from(len).ok().and_then(|len| inbox.payload_here(len)) {
+            return Ok(Ok(data));
+        }
+        let room = match self.room(len).await {
+            Ok(room) if self.parks && self.takes_parked => room.parkable(),
+            Ok(room) => room,
+            Err(error) => return Ok(Err(error)),
+        };
+        let received = inbox.payload_or_parked(&self.stream, room);
+        let received = self.patiently(self.answering(received)).await;
+        match received.map_err(|error| error.to_string())? {
+            Some(data) => Ok(Ok(data)),
+            None => Err("the client left in the middle of a payload".into()),
+        }
+    }
+
+    /// Why a request is refused without asking the device, if it is. The device's fence checks ranges
+    /// and abilities; here is what only NBD knows.
+    fn refuse(&self, header: &Header) -> Option<(Errno, String)> {
+        if self.dismissal.is_refused() {
+            return Some((Errno::Shutdown, "no more requests are served here".into()));
+        }
+        self.invalid(header).map(|why| (Errno::Inval, why))
+    }
+
+    fn invalid(&self, header: &Header) -> Option<String> {
+        if let Command::Other(number) = header.command {
+            return Some(format!("unknown command {number}"));
+        }
+        let extended = self.negotiated.headers == blockhaul_wire::Headers::Extended;
+        let chunks = self.negotiated.replies != blockhaul_wire::Replies::Simple;
+        let allowed = match header.command {
+            Command::Write => CommandFlags::FUA.with(CommandFlags::PAYLOAD_LEN, extended),
+            Command::Read => CommandFlags::FUA.with(CommandFlags::DF, chunks),
+            Command::WriteZeroes => {
+                CommandFlags::FUA | CommandFlags::NO_HOLE | CommandFlags::FAST_ZERO
+            }
+            Command::BlockStatus => {
+                CommandFlags::REQ_ONE | CommandFlags::FUA.with(CommandFlags::PAYLOAD_LEN, extended)
+            }
+            _ => CommandFlags::FUA,
+        };
+        if !allowed.contains(header.flags) {
+            return Some(format!("flags {:#x} are not for this command", header.flags.bits()));
+        }
+        let payload = matches!(header.command, Command::Read | Command::Write);
+        if payload && header.length > u64::from(self.limits.payload) {
+            return Some(format!("longer than {} bytes", self.limits.payload));
+        }
+        None
+    }
+
+    /// The contexts that a block status request asks for; the outer error ends the connection.
+    async fn contexts(
+        &self,
+        asked: &mut Asked,
+        payload: u64,
+        inbox: &mut RecvWindow,
+    ) -> Result<Result<Contexts, String>, String> {
+        let negotiated = &self.negotiated.contexts;
+        let known = |id| negotiated.iter().any(|context| context.id == id);
+        if payload == 0 {
+            asked.ids = negotiated.iter().map(|context| context.id).collect();
+        } else if payload > Filter::MAX_LEN as u64 {
+            if payload > u64::from(PAYLOAD_HARD) {
+                return Err(format!("{payload} bytes of payload for a block status request"));
+            }
+            self.skip(inbox, payload).await?;
+            return Ok(Err("more contexts than were negotiated".into()));
+        } else {
+            // Bounded just above.
+            let mut buf = blockhaul_io::Buf::unpooled(payload as usize);
+            self.whole(self.answering(inbox.payload(&self.stream, &mut buf)).await)?;
+            match Filter::parse(&buf, known) {
+                Ok(filter) => (asked.len, asked.ids) = (filter.length, filter.contexts),
+                Err(error) => return Ok(Err(error.to_string())),
+            }
+        }
+        if asked.ids.is_empty() {
+            return Ok(Err("no context was negotiated".into()));
+        }
+        // Devices answer in ascending order of context, and ids are the device's indexes.
+        asked.ids.sort_unstable();
+        let indexes = asked.ids.iter().filter_map(|&id| usize::try_from(id).ok());
+        Ok(Ok(indexes.fold(Contexts::empty(), Contexts::with)))
+    }
+
+    fn complete(&self, asked: &mut Asked, outcome: Outcome) {
+        if self.dismissal.is_cut() {
+            return self.hang_up();
+        }
+        if let Some(kind) = tally::kind(asked.header.command) {
+            self.connection.tally.answered(kind, outcome.is_ok().then_some(asked.len));
+        }
+        if !self.broken.get() {
+            let mut out = self.out.borrow_mut();
+            let replies = self.negotiated.replies;
+            let replied = reply::reply(&mut out, replies, asked, outcome, self.limits.extents);
+            if let Err(error) = replied {
+                self.complaints.failed(&self.connection, &asked.header, &error);
+            }
+        }
+    }
+
+    fn fail(&self, header: &Header, error: Errno, why: &str) {
+        let (id, peer) = (self.connection.id, &self.connection.peer);
+        let records::Asked { request, offset, length } = records::Asked::of(header);
+        record!(
+            Debug, self.connection, request, offset, length, error = why;
+            "connection {id} from {peer}: refused a request: {why}"
+        );
+        self.connection.tally.refused();
+        let replies = self.negotiated.replies;
+        let answer = Answer { replies, cookie: header.cookie, offset: header.offset };
+        reply::failure(&mut self.out.borrow_mut(), &answer, error, why);
+    }
+
+    /// Receives, and sends what is queued as soon as there is nothing to receive: an answer must not
+    /// wait for the payload of another request.
+    async fn answering<T>(&self, receiving: impl Future<Output = T>) -> T {
+        let mut receiving = pin!(receiving);
+        poll_fn(|cx| {
+            let polled = receiving.as_mut().poll(cx);
+            if polled.is_pending() && self.out.borrow().queued() > 0 {
+                self.send();
+            }
+            polled
+        })
+        .await
+    }
+
+    async fn skip(&self, inbox: &mut RecvWindow, count: u64) -> Result<(), String> {
+        self.whole(self.answering(inbox.skip(&self.stream, count)).await)
+    }
+
+    fn whole(&self, received: std::io::Result<bool>) -> Result<(), String> {
+        match received {
+            Ok(true) => Ok(()),
+            Ok(false) => Err("the client left in the middle of a payload".into()),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    /// Sends what the socket takes; the rest is the writer's.
+    fn send(&self) {
+        if self.blocked.get() || self.broken.get() {
+            return;
+        }
+        let sent = self.out.borrow_mut().send(&self.stream);
+        match sent {
+            Ok(true) => {}
+            Ok(false) => self.to_send.notify(),
+            Err(error) => self.break_off(&error),
+        }
+    }
+
+    /// The writer: sends replies that tasks queue, and waits when the socket is full.
+    async fn write_replies(self: Rc<Self>) {
+        loop {
+            let mark = self.to_send.mark();
+            if self.broken.get() {
+                return;
+            }
+            let sent = self.out.borrow_mut().send(&self.stream);
+            self.progress.notify();
+            match sent {
+                Ok(true) if self.closing.get() => return,
+                Ok(true) => self.to_send.wait_after(mark).await,
+                Ok(false) => {
+                    self.blocked.set(true);
+                    let waited = self.writable().await;
+                    self.blocked.set(false);
+                    if let Err(error) = waited {
+                        self.break_off(&error);
+                    }
+                }
+                Err(error) => self.break_off(&error),
+            }
+        }
+    }
+
+    /// Ends the connection as the storage wants it: what waits to be sent is not, and through TLS the
+    /// client hears that this is the end.
+    fn hang_up(&self) {
+        if self.broken.replace(true) {
+            return;
+        }
+        {
+            let mut out = self.out.borrow_mut();
+            out.clear();
+            out.close(&self.stream);
+        }
+        self.stream.shutdown();
+        self.to_send.notify();
+        self.progress.notify();
+    }
+
+    /// The client is gone: replies have no reader, requests in progress are still finished.
+    fn break_off(&self, error: &std::io::Error) {
+        record!(
+            Debug, self.connection, error = error.to_string();
+            "cannot send replies: {error}"
+        );
+        self.broken.set(true);
+        self.out.borrow_mut().clear();
+        self.stream.shutdown();
+        self.to_send.notify();
+        self.progress.notify();
+    }
+}
+
+fn flags(header: &Header) -> Flags {
+    let mut flags = Flags::empty();
+    // FUA on commands that write nothing is without meaning, not wrong.
+    let fua = matches!(header.command, Command::Write | Command::WriteZeroes | Command::Trim);
+    flags.set(Flags::FUA, fua && header.flags.contains(CommandFlags::FUA));
+    flags.set(Flags::NO_HOLE, header.flags.contains(CommandFlags::NO_HOLE));
+    flags.set(Flags::FAST, header.flags.contains(CommandFlags::FAST_ZERO));
+    flags.set(Flags::ONE_EXTENT, header.flags.contains(CommandFlags::REQ_ONE));
+    flags
+}

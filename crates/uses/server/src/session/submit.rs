@@ -1,0 +1,124 @@
+//! From a request to its outcome: carried out by the device on this worker or on an idle one, at once or
+//! by and by.
+
+use std::rc::Rc;
+use std::time::Instant;
+
+use blockhaul_block::{Error, Flags, Op, OpKind, Outcome, Pending, Request};
+use blockhaul_io::Remote;
+
+use super::{SEND_AT, Session};
+use crate::reply::Asked;
+
+/// Of requests that are answered at once one in so many is timed.
+const TIMED: u8 = 16;
+/// Writes of so many bytes take much longer than handing them to another worker.
+const LARGE: usize = 128 << 10;
+
+impl Session {
+    /// Has the device carry out a request; the answer is queued when it has.
+    pub(super) fn submit(self: &Rc<Self>, mut asked: Asked, request: Request) {
+        let kind = request.kind();
+        let timed = self.begin(kind);
+        let durable = kind == OpKind::Flush || request.flags.contains(Flags::FUA);
+        let large = matches!(&request.op, Op::Write(data) if data.len() >= LARGE);
+        let submitted = if durable {
+            self.submit_durable(request)
+        } else {
+            match large.then(|| self.helper()).flatten() {
+                Some(worker) => Err(self.delegate(&worker, request)),
+                None => self.device.submit(request).now(),
+            }
+        };
+        match submitted {
+            Ok(outcome) => {
+                self.writes_at_once.set(self.writes_at_once.get() || large);
+                self.answered_at_once(kind, timed);
+                self.complete(&mut asked, outcome);
+                if self.out.borrow().queued() >= SEND_AT {
+                    self.send();
+                }
+            }
+            Err(pending) => {
+                let ticket = self.held.add(asked.header);
+                self.connection.tally.in_progress(self.held.count());
+                self.server.everywhere.add();
+                let session = self.clone();
+                drop(blockhaul_io::start(async move {
+                    let outcome = pending.await;
+                    // What was given up has its answer, and its connection is over.
+                    if let Some(time) = session.held.finish(ticket) {
+                        session.connection.tally.in_progress(session.held.count());
+                        session.server.control.times().took(kind, time, 1);
+                        session.server.everywhere.remove(1);
+                        session.complete(&mut asked, outcome);
+                        session.to_send.notify();
+                        session.progress.notify();
+                    }
+                }));
+            }
+        }
+    }
+
+    /// Submits a flush or FUA request, unless one has failed before. It succeeds only if no other one of
+    /// the storage fails meanwhile.
+    fn submit_durable(&self, request: Request) -> Result<Outcome, Pending> {
+        let (kind, at, len) = (request.kind(), request.at, request.len);
+        let name = self.device.facts().name.clone();
+        let named = move |error: Error| error.during(kind, at, len).on(&name);
+        let alone = self.flush_failures_stay;
+        let durable = match self.flushes.begin(kind) {
+            Ok(durable) => durable,
+            Err(error) => return Ok(Err(named(error))),
+        };
+        match self.device.submit(request).now() {
+            Ok(outcome) => {
+                match durable.end_now(outcome, alone) {
+                    Ok(outcome) => Ok(outcome.map_err(named)),
+                    Err((durable, outcome)) => Err(Pending::start(async move {
+                        durable.end(outcome, alone).await.map_err(named)
+                    })),
+                }
+            }
+            Err(pending) => Err(Pending::start(async move {
+                let outcome = pending.await;
+                durable.end(outcome, alone).await.map_err(named)
+            })),
+        }
+    }
+
+    /// Who carries out a large write while this worker receives the next request: worth it where the
+    /// device writes on the worker itself, more has arrived, and another worker has nothing to do.
+    fn helper(&self) -> Option<Remote> {
+        let more = self.writes_at_once.get() && self.stream.has_more();
+        more.then(blockhaul_io::idle_worker).flatten()
+    }
+
+    fn delegate(&self, worker: &Remote, request: Request) -> Pending {
+        let (completer, pending) = Pending::completer();
+        let device = self.device.clone();
+        drop(worker.spawn(move || async move {
+            completer.complete(device.submit(request).await);
+        }));
+        pending
+    }
+
+    /// Now, if the next request of this kind is to be timed should it be answered at once: a look at the
+    /// clock costs as much as counting ten requests.
+    fn begin(&self, kind: OpKind) -> Option<Instant> {
+        self.untimed[kind as usize].get().is_multiple_of(TIMED).then(Instant::now)
+    }
+
+    fn answered_at_once(&self, kind: OpKind, timed: Option<Instant>) {
+        let untimed = &self.untimed[kind as usize];
+        match timed {
+            None => untimed.set(untimed.get() + 1),
+            Some(begun) => {
+                // The first one stands for itself.
+                let count = 1 + u64::from(untimed.get().saturating_sub(1));
+                self.server.control.times().took(kind, begun.elapsed(), count);
+                untimed.set(1);
+            }
+        }
+    }
+}

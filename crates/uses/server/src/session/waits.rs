@@ -1,0 +1,203 @@
+//! What a connection waits for: its turn, memory, slow clients, the end; and how long.
+
+use std::pin::pin;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use blockhaul_block::{Error, Kind};
+use blockhaul_io::{Pool, Room};
+use blockhaul_wire::Errno;
+use blockhaul_wire::reply::Answer;
+
+use super::Session;
+use crate::records::{Asked, record};
+use crate::reply;
+
+/// No request is taken up while more than this waits to be sent that is not in buffers of the pool:
+/// heads and texts of replies that a client does not read.
+const LOOSE_MAX: u64 = 1 << 20;
+/// Time between two looks at whether a client that reads nothing harms others.
+const STALLED_AGAIN: Duration = Duration::from_millis(250);
+/// Memory that a connection may use whatever others use, as far as there is any.
+const FAIR_LEAST: u64 = 1 << 20;
+/// Time between two looks at whether others use less memory.
+const FAIR_AGAIN: Duration = Duration::from_millis(20);
+/// Time between two looks at whether others have less in progress.
+const CROWDED_AGAIN: Duration = Duration::from_millis(1);
+/// Time between two looks at whether the server stops, of a connection that is ending.
+const STOP_AGAIN: Duration = Duration::from_millis(50);
+
+impl Session {
+    /// Waits until another request may be taken up.
+    pub(super) async fn wait_for_turn(&self) {
+        loop {
+            let mark = self.progress.mark();
+            let queued = self.out.borrow().queued() as u64;
+            let held = self.held.count();
+            let busy = held >= self.limits.requests
+                || (queued > LOOSE_MAX && queued > LOOSE_MAX + self.pool.reserved());
+            // One at a time is always taken up, whatever others do.
+            let crowded = held > 0 && self.server.everywhere.is_full(self.limits.requests_all);
+            if !busy && !crowded {
+                return;
+            }
+            self.send();
+            self.to_send.notify();
+            let progress = self.progress.wait_after(mark);
+            if busy {
+                progress.await;
+            } else {
+                // Those who finish do not know who waits. Being late is what is expected here.
+                let _ = blockhaul_io::timeout(CROWDED_AGAIN, progress).await;
+            }
+        }
+    }
+
+    /// Whether so much more memory leaves the others theirs: once half of it is in use, a connection has
+    /// its part of the other half. So those that read nothing cannot hold all of it.
+    fn is_fair(&self, cost: u64) -> bool {
+        let own = self.pool.reserved();
+        if own == 0 || own + cost <= FAIR_LEAST {
+            return true;
+        }
+        let all = &self.server.config.pool;
+        let half = all.limit() / 2;
+        all.reserved() + cost <= half || own + cost <= half / self.server.open().max(1) as u64
+    }
+
+    pub(super) async fn room(&self, len: u64) -> Result<Room, Error> {
+        // Bounded by the payload limit, which has 32 bits.
+        let len = usize::try_from(len).unwrap_or(usize::MAX);
+        loop {
+            let mark = self.progress.mark();
+            if self.is_fair(Pool::cost(len)) {
+                break;
+            }
+            self.send();
+            self.to_send.notify();
+            // Those who use less do not know who waits. Being late is what is expected here.
+            let _ = blockhaul_io::timeout(FAIR_AGAIN, self.progress.wait_after(mark)).await;
+        }
+        if let Some(room) = self.pool.try_reserve(len) {
+            return Ok(room);
+        }
+        // Those who hold the pool, or stand before it, may take long.
+        if let Some(room) = self.aside.try_reserve(len) {
+            return Ok(room);
+        }
+        // What waits to be sent holds room.
+        self.send();
+        self.to_send.notify();
+        // Others have it, unless this client's own share is used up.
+        let own = self.pool.reserved() + Pool::cost(len) > self.pool.limit();
+        let _starving = (!own).then(|| self.server.starving());
+        let room = self.pool.reserve(len).await;
+        room.map_err(|error| Error::new(Kind::NoMemory, "no buffer of this size").because(error))
+    }
+
+    /// Receives a payload, for which memory is held. A client that takes long to send it is cut when
+    /// others wait for memory.
+    pub(super) async fn patiently<T>(
+        &self,
+        receiving: impl Future<Output = std::io::Result<T>>,
+    ) -> std::io::Result<T> {
+        let mut patience = self.limits.stalled;
+        if patience.is_zero() {
+            return receiving.await;
+        }
+        let mut receiving = pin!(receiving);
+        loop {
+            match blockhaul_io::timeout(patience, receiving.as_mut()).await {
+                Ok(received) => return received,
+                Err(blockhaul_io::Elapsed) if self.server.is_starving() => {
+                    let text = "the client does not send what it began, and others need its memory";
+                    return Err(std::io::Error::new(std::io::ErrorKind::TimedOut, text));
+                }
+                Err(blockhaul_io::Elapsed) => patience = STALLED_AGAIN,
+            }
+        }
+    }
+
+    /// Waits for the socket. A client that reads nothing for long is cut when others wait for the
+    /// memory that its replies hold, and when it asks for nothing any more.
+    pub(super) async fn writable(&self) -> std::io::Result<()> {
+        let patience = self.limits.stalled;
+        if patience.is_zero() {
+            return self.stream.writable().await;
+        }
+        let mut ready = pin!(self.stream.writable());
+        let mut patience = patience;
+        loop {
+            match blockhaul_io::timeout(patience, ready.as_mut()).await {
+                Ok(ready) => return ready,
+                Err(blockhaul_io::Elapsed) if self.server.is_starving() || self.leaving.get() => {
+                    let text = "the client does not read its replies";
+                    return Err(std::io::Error::new(std::io::ErrorKind::TimedOut, text));
+                }
+                Err(blockhaul_io::Elapsed) => patience = STALLED_AGAIN,
+            }
+        }
+    }
+
+    /// Waits until the device has finished all requests and the client has read all replies. When the
+    /// server stops, only for as long as that may take. Whether the device has finished.
+    pub(super) async fn finish_all(&self) -> bool {
+        let mut finished = true;
+        let mut reads_until = None;
+        loop {
+            let mark = self.progress.mark();
+            self.send();
+            let waiting = self.out.borrow().queued() > 0 && !self.broken.get();
+            if self.held.count() == 0 && !waiting {
+                return finished;
+            }
+            let mut wait = STOP_AGAIN;
+            if let Some(stop) = self.server.stop_order() {
+                let now = Instant::now();
+                if self.held.count() > 0 {
+                    if now >= stop.drained {
+                        self.give_up();
+                        finished = false;
+                        continue;
+                    }
+                    wait = stop.drained - now;
+                } else {
+                    let until = *reads_until.get_or_insert(now + stop.patience);
+                    if now >= until {
+                        let text = "the client does not read its replies, and the server stops";
+                        let late = std::io::Error::new(std::io::ErrorKind::TimedOut, text);
+                        self.break_off(&late);
+                        continue;
+                    }
+                    wait = until - now;
+                }
+            }
+            // Either way things are looked at again.
+            let _ = blockhaul_io::timeout(wait, self.progress.wait_after(mark)).await;
+        }
+    }
+
+    /// Answers what the device still holds, so that clients know: it may or may not be carried out.
+    fn give_up(&self) {
+        let held = self.held.give_up();
+        let connection = &self.connection;
+        let peer = &connection.peer;
+        let export = blockhaul_wire::printable(self.negotiated.export.as_bytes(), 256);
+        self.server.everywhere.remove(held.len());
+        self.server.given_up.fetch_add(held.len(), Ordering::Relaxed);
+        self.connection.tally.in_progress(0);
+        let text = "the server stops, and its device has not finished the request";
+        for held in held {
+            let header = held.header;
+            let Asked { request, offset, length } = Asked::of(&header);
+            record!(
+                Warn, connection, request, offset, length, error = text;
+                "gave up, of {peer} on export \"{export}\": {held}"
+            );
+            self.connection.tally.refused();
+            let replies = self.negotiated.replies;
+            let answer = Answer { replies, cookie: header.cookie, offset: header.offset };
+            reply::failure(&mut self.out.borrow_mut(), &answer, Errno::Shutdown, text);
+        }
+    }
+}

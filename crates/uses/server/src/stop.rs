@@ -1,0 +1,90 @@
+//! The orderly stop: what is in progress is finished, for as long as devices and clients may take.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use blockhaul_io::Remote;
+
+use crate::Server;
+
+/// Time between two looks at whether all connections have ended.
+const LOOK: Duration = Duration::from_millis(2);
+/// Time that a worker may stand still at the end of a stop, so that its connections do not get their last
+/// answers in time: for that no client is to blame.
+const BEHIND: Duration = Duration::from_secs(5);
+
+/// How a stop goes on.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Stop {
+    /// Until then devices may finish requests.
+    pub(crate) drained: Instant,
+    /// Time that a client has to read its last replies.
+    pub(crate) patience: Duration,
+}
+
+impl Server {
+    /// Orderly stop: nothing new is read, what is in progress is finished and answered. Clients have
+    /// `patience` to read their last replies, then they are cut. Devices have [`crate::Limits::drain`] to
+    /// finish; requests that they still hold then are named in the log and answered ESHUTDOWN, and
+    /// their number is returned, with those of workers that stand still in a device.
+    pub async fn stop(&self, patience: Duration) -> usize {
+        let drained = Instant::now() + self.config.limits.drain;
+        self.stop.get_or_init(|| Stop { drained, patience });
+        self.stopping.store(true, Ordering::SeqCst);
+        self.closing.notify();
+        self.clients.stop();
+        if self.wait_until_empty(self.config.limits.drain).await {
+            return self.given_up.load(Ordering::Relaxed);
+        }
+        // Each connection keeps this order by itself. What is left then is in the way of the stop.
+        let turned = self.wait_for_workers(2 * patience).await;
+        if self.open() > 0 {
+            self.cut_all(patience).await;
+        }
+        let given_up = self.given_up.load(Ordering::Relaxed);
+        match turned || self.open() == 0 {
+            true => given_up,
+            // What the device does on the worker itself is in no list.
+            false => (given_up + self.everywhere.count()).max(1),
+        }
+    }
+
+    async fn cut_all(&self, patience: Duration) {
+        let open = self.open();
+        let each = if open == 1 { "connection that takes" } else { "connections that take" };
+        log::info!(connections = open; "cutting {open} {each} too long");
+        self.clients.cut();
+        self.wait_until_empty(patience).await;
+    }
+
+    /// Waits until all connections have ended, or each worker has turned round and its connections have had
+    /// `time`. False: one has not, for longer than it may stand still.
+    async fn wait_for_workers(&self, time: Duration) -> bool {
+        let (workers, turned) = (blockhaul_io::worker_count(), Arc::new(AtomicUsize::new(0)));
+        for worker in 0..workers {
+            let turned = turned.clone();
+            drop(Remote::to(worker).spawn(move || async move {
+                blockhaul_io::sleep(time).await;
+                turned.fetch_add(1, Ordering::Relaxed);
+            }));
+        }
+        let all = || self.open() == 0 || turned.load(Ordering::Relaxed) == workers;
+        wait_until(all, time + BEHIND).await
+    }
+
+    async fn wait_until_empty(&self, patience: Duration) -> bool {
+        wait_until(|| self.open() == 0, patience).await
+    }
+}
+
+async fn wait_until(condition: impl Fn() -> bool, patience: Duration) -> bool {
+    let deadline = Instant::now() + patience;
+    while !condition() {
+        if Instant::now() >= deadline {
+            return false;
+        }
+        blockhaul_io::sleep(LOOK).await;
+    }
+    true
+}

@@ -1,0 +1,201 @@
+//! What is counted: for each connection its requests, for each worker how long they take. Only the
+//! worker that serves a connection writes its counters, so that nobody waits for anybody; whoever asks
+//! sums them up.
+
+use std::ops::AddAssign;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use blockhaul_block::OpKind;
+use blockhaul_wire::request::Command;
+
+/// Upper bounds of the classes into which times are sorted, in seconds; what took longer is in a class
+/// of its own.
+pub const LATENCY_BOUNDS: [f64; 19] = [
+    0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05,
+    0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+];
+
+/// Kinds of requests.
+const KINDS: usize = OpKind::ALL.len();
+
+/// Requests of a connection, or of several together.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Requests that were answered, in the order of [`OpKind::ALL`].
+    pub requests: [u64; KINDS],
+    /// Bytes of those that succeeded: read, written, zeroed, trimmed, cached; none for the others.
+    pub bytes: [u64; KINDS],
+    /// Requests that were answered with an error; those that are none of NBD's included.
+    pub errors: u64,
+    /// Requests that devices work on now.
+    pub in_flight: u64,
+}
+
+impl AddAssign for Counts {
+    fn add_assign(&mut self, other: Counts) {
+        for kind in 0..KINDS {
+            self.requests[kind] += other.requests[kind];
+            self.bytes[kind] += other.bytes[kind];
+        }
+        self.errors += other.errors;
+        self.in_flight += other.in_flight;
+    }
+}
+
+/// The counters behind [`Counts`].
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    requests: [Counter; KINDS],
+    bytes: [Counter; KINDS],
+    errors: Counter,
+    in_flight: Counter,
+}
+
+/// A number that one thread changes and all may read.
+#[derive(Debug, Default)]
+struct Counter(AtomicU64);
+
+impl Counter {
+    fn add(&self, count: u64) {
+        // Not a locked instruction: nobody else writes.
+        self.set(self.get().wrapping_add(count));
+    }
+
+    fn set(&self, value: u64) {
+        self.0.store(value, Ordering::Relaxed);
+    }
+
+    fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl Tally {
+    /// A request was answered; `bytes` is none for one that failed.
+    pub(crate) fn answered(&self, kind: OpKind, bytes: Option<u64>) {
+        self.requests[kind as usize].add(1);
+        match bytes {
+            Some(bytes) => self.bytes[kind as usize].add(bytes),
+            None => self.errors.add(1),
+        }
+    }
+
+    /// A request was answered with an error without being looked at any closer.
+    pub(crate) fn refused(&self) {
+        self.errors.add(1);
+    }
+
+    /// So many requests are in progress now.
+    pub(crate) fn in_progress(&self, count: usize) {
+        self.in_flight.set(count as u64);
+    }
+
+    pub(crate) fn counts(&self) -> Counts {
+        let mut bytes = self.bytes.each_ref().map(Counter::get);
+        // The lengths of these move nothing.
+        bytes[OpKind::Flush as usize] = 0;
+        bytes[OpKind::Extents as usize] = 0;
+        Counts {
+            requests: self.requests.each_ref().map(Counter::get),
+            bytes,
+            errors: self.errors.get(),
+            in_flight: self.in_flight.get(),
+        }
+    }
+}
+
+/// The kind of a request; none for what no device sees.
+pub(crate) fn kind(command: Command) -> Option<OpKind> {
+    Some(match command {
+        Command::Read => OpKind::Read,
+        Command::Write => OpKind::Write,
+        Command::WriteZeroes => OpKind::Zero,
+        Command::Trim => OpKind::Trim,
+        Command::Flush => OpKind::Flush,
+        Command::Cache => OpKind::Cache,
+        Command::BlockStatus => OpKind::Extents,
+        Command::Disconnect | Command::Other(_) => return None,
+    })
+}
+
+/// How long requests of one kind took in the device.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Latency {
+    /// Requests by time: as [`LATENCY_BOUNDS`], and longer ones.
+    pub classes: [u64; LATENCY_BOUNDS.len() + 1],
+    /// Seconds of all together.
+    pub seconds: f64,
+}
+
+/// Times by kind of request. Each worker has one.
+#[repr(align(64))]
+#[derive(Debug, Default)]
+pub(crate) struct Times([OfKind; KINDS]);
+
+#[derive(Debug, Default)]
+struct OfKind {
+    classes: [AtomicU64; LATENCY_BOUNDS.len() + 1],
+    nanoseconds: AtomicU64,
+}
+
+impl Times {
+    /// A request took so long, and so did others: `count` together.
+    pub(crate) fn took(&self, kind: OpKind, time: Duration, count: u64) {
+        let times = &self.0[kind as usize];
+        let seconds = time.as_secs_f64();
+        let class = LATENCY_BOUNDS.partition_point(|&bound| bound < seconds);
+        times.classes[class].fetch_add(count, Ordering::Relaxed);
+        let nanoseconds = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        times.nanoseconds.fetch_add(nanoseconds.saturating_mul(count), Ordering::Relaxed);
+    }
+
+    /// The sum over all workers, by kind.
+    pub(crate) fn sum<'a>(all: impl Iterator<Item = &'a Times>) -> [Latency; KINDS] {
+        let none = Latency { classes: [0; LATENCY_BOUNDS.len() + 1], seconds: 0.0 };
+        let mut sum = [none; KINDS];
+        for times in all {
+            for (sum, times) in sum.iter_mut().zip(&times.0) {
+                for (sum, class) in sum.classes.iter_mut().zip(&times.classes) {
+                    *sum += class.load(Ordering::Relaxed);
+                }
+                sum.seconds += times.nanoseconds.load(Ordering::Relaxed) as f64 / 1e9;
+            }
+        }
+        sum
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_add_up() {
+        let (one, two) = (Tally::default(), Tally::default());
+        one.answered(OpKind::Read, Some(4096));
+        one.answered(OpKind::Read, None);
+        one.in_progress(3);
+        two.answered(OpKind::Write, Some(512));
+        two.refused();
+        let mut sum = one.counts();
+        sum += two.counts();
+        assert_eq!(sum.requests[OpKind::Read as usize], 2);
+        assert_eq!(sum.bytes[OpKind::Read as usize], 4096);
+        assert_eq!(sum.bytes[OpKind::Write as usize], 512);
+        assert_eq!((sum.errors, sum.in_flight), (2, 3));
+    }
+
+    #[test]
+    fn times_are_sorted_by_upper_bounds_and_stand_for_others() {
+        let (one, two) = (Times::default(), Times::default());
+        one.took(OpKind::Flush, Duration::from_micros(10), 16);
+        one.took(OpKind::Flush, Duration::from_micros(11), 1);
+        two.took(OpKind::Flush, Duration::from_secs(11), 1);
+        let sum = Times::sum([&one, &two].into_iter());
+        let flush = sum[OpKind::Flush as usize];
+        assert_eq!((flush.classes[0], flush.classes[1], flush.classes[19]), (16, 1, 1));
+        assert!((flush.seconds - 11.000_171).abs() < 1e-9, "{}", flush.seconds);
+        assert_eq!(sum[OpKind::Read as usize].classes.iter().sum::<u64>(), 0);
+    }
+}

@@ -1,0 +1,131 @@
+//! A server in this process, for scripted clients on the test's own threads.
+#![allow(dead_code, clippy::unwrap_used, reason = "each test uses a part")]
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use blockhaul_block::{Device, Exports};
+use blockhaul_io::{Engine, Listener, Pool, Runtime};
+use blockhaul_server::{Config, Export, Limits, Offers, Server};
+use blockhaul_testkit::model::{Completion, Model, ModelDevice};
+use blockhaul_testkit::peer::Conversation;
+use blockhaul_testkit::tools::Scratch;
+use blockhaul_wire::Replies;
+
+pub const FORMS: [Replies; 3] = [Replies::Simple, Replies::Structured, Replies::Extended];
+
+/// The error numbers of the protocol document.
+pub const EPERM: u32 = 1;
+pub const EIO: u32 = 5;
+pub const EINVAL: u32 = 22;
+pub const ENOSPC: u32 = 28;
+pub const ENOTSUP: u32 = 95;
+pub const ESHUTDOWN: u32 = 108;
+
+pub struct Fixture {
+    pub server: Arc<Server>,
+    pub pool: Pool,
+    pub scratch: Scratch,
+    pub runtime: Runtime,
+}
+
+/// Serves a device on two workers, with 256 MiB of memory.
+pub fn serve(device: Arc<dyn Device>, limits: Limits) -> Fixture {
+    serve_with(device, limits, 256 << 20, Engine::Auto)
+}
+
+pub fn serve_with(device: Arc<dyn Device>, limits: Limits, memory: u64, engine: Engine) -> Fixture {
+    let export = Export {
+        name: String::new(),
+        description: String::new(),
+        device: blockhaul_block::fence(device),
+    };
+    serve_all(vec![export], None, limits, memory, engine)
+}
+
+/// Serves storage that opens devices for each client.
+pub fn serve_visits(visits: Arc<dyn Exports>) -> Fixture {
+    serve_all(Vec::new(), Some(visits), Limits::default(), 256 << 20, Engine::Auto)
+}
+
+fn serve_all(
+    exports: Vec<Export>,
+    visits: Option<Arc<dyn Exports>>,
+    limits: Limits,
+    memory: u64,
+    engine: Engine,
+) -> Fixture {
+    let runtime = Runtime::start(&blockhaul_io::Config { workers: 2, engine }).unwrap();
+    let scratch = Scratch::new().unwrap();
+    let pool = Pool::new(memory);
+    let (offers, tls) = (Offers::default(), blockhaul_server::Tls::Off);
+    let config = Config { exports, visits, limits, offers, pool: pool.clone(), tls };
+    let server = Server::new(config);
+    let (there, path) = (server.clone(), scratch.socket("server"));
+    runtime.block_on(move || async move {
+        drop(blockhaul_io::spawn(there.listen(Listener::bind_unix(&path).unwrap())));
+    });
+    Fixture { server, pool, scratch, runtime }
+}
+
+/// A device of `size` bytes, each telling its place.
+pub fn device(size: u64, completion: Completion) -> Arc<ModelDevice> {
+    ModelDevice::new(Model::new(size).with_content(content(0, size as usize)), completion)
+}
+
+/// What a fresh [`device`] holds at an offset.
+pub fn content(at: u64, len: usize) -> Vec<u8> {
+    (at..at + len as u64).map(|at| (at % 251) as u8 + 1).collect()
+}
+
+impl Fixture {
+    pub fn connect(&self) -> Conversation {
+        Conversation::connect(&self.scratch.socket("server")).unwrap()
+    }
+
+    /// A client that may send requests.
+    pub fn client(&self, replies: Replies) -> Conversation {
+        let mut client = self.connect();
+        client.open("", replies).unwrap();
+        client
+    }
+
+    /// A client that may also ask for extents.
+    pub fn client_with_contexts(
+        &self,
+        replies: Replies,
+        contexts: &[&str],
+    ) -> (Conversation, Vec<u32>) {
+        let mut client = self.connect();
+        client.hello(3).unwrap();
+        client.negotiate(replies).unwrap();
+        let ids = client.select("", contexts).unwrap();
+        client.go("").unwrap();
+        (client, ids)
+    }
+
+    /// Stops the server; the number of connections that were left.
+    pub fn stop(&self, patience: Duration) -> usize {
+        let server = self.server.clone();
+        self.runtime.block_on(move || async move { server.stop(patience).await })
+    }
+
+    /// Waits until so many connections are open.
+    pub fn wait_for_open(&self, count: usize) {
+        wait_until(&format!("{count} connections are open"), || self.server.open() == count);
+    }
+
+    /// Other clients are served as if nothing had happened.
+    pub fn is_well(&self) {
+        let mut client = self.client(Replies::Structured);
+        assert_eq!(client.read(100, 5000).unwrap(), content(100, 5000));
+    }
+}
+
+pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !condition() {
+        assert!(Instant::now() < deadline, "{what}: not within a minute");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}

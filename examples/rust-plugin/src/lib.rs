@@ -1,0 +1,13 @@
+//! Plugins in Rust, as `docs/plugins-rust.md` explains them. Each is a [`blockhaul_block::Backend`] that opens
+//! [`blockhaul_block::Device`]s.
+//!
+//! - `slow_memory`: a disk in memory whose requests take a while and are answered by two threads.
+
+mod slow_memory;
+
+pub use slow_memory::SlowMemory;
+
+/// Every kind of storage of this crate, for a [`blockhaul_block::Registry`].
+pub fn all() -> Vec<&'static dyn blockhaul_block::Backend> {
+    vec![&SlowMemory]
+}

@@ -1,0 +1,57 @@
+//! `slow-memory SOCKET DEVICE [LAYER…]`: a server of one's own, with a plugin compiled in.
+
+use std::ffi::OsStr;
+use std::path::Path;
+use std::process::ExitCode;
+
+use blockhaul_block::{Intent, Registry, Spec};
+use blockhaul_io::{Listener, Pool, Runtime};
+use blockhaul_server::{Config, Export, Limits, Offers, Server, Tls};
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let [socket, device, layers @ ..] = &args[..] else {
+        eprintln!("usage: slow-memory SOCKET slow-memory:SIZE[?delay=TIME] [LAYER...]");
+        return ExitCode::from(2);
+    };
+    match serve(socket, device, layers) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("slow-memory: {why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn serve(socket: &str, device: &str, layers: &[String]) -> Result<(), Box<dyn std::error::Error>> {
+    let registry = Registry {
+        backends: blockhaul_examples::all(),
+        layers: blockhaul_layers::all(),
+        ..Registry::default()
+    };
+    let spec = Spec::parse(OsStr::new(device))?;
+    let layers =
+        layers.iter().map(|text| registry.layer(text)).collect::<blockhaul_block::Result<_>>()?;
+    let runtime = Runtime::start(&blockhaul_io::Config::default())?;
+    let opened = runtime.block_on(move || async move {
+        let stack = registry.open(&spec, layers, Intent::WRITE).await;
+        stack.map(|stack| stack.device().clone())
+    });
+    let export = Export { name: String::new(), description: String::new(), device: opened? };
+    let limits = Limits::default();
+    let server = Server::new(Config {
+        exports: vec![export],
+        visits: None,
+        pool: Pool::new(limits.all_bytes),
+        limits,
+        offers: Offers::default(),
+        tls: Tls::Off,
+    });
+    let path = Path::new(socket).to_path_buf();
+    let bound = runtime.block_on(move || async move {
+        let listener = Listener::bind_unix(&path)?;
+        server.listen(listener).await;
+        std::io::Result::Ok(())
+    });
+    bound.map_err(|error| format!("cannot listen on {socket}: {error}").into())
+}
