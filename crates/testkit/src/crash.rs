@@ -8,9 +8,8 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-use blockhaul_block::{
-    Another, Can, Device, Error, Facts, Flags, Kind, OpKind, Opening, Outcome, Pending, Request,
-};
+use blockhaul_block::{Can, Device, Error, Facts, Flags, Kind, OpKind, Outcome, Pending, Request};
+use blockhaul_catalog::{Another, Opening};
 
 use crate::model::{Completion, Model, lock};
 use crate::rng::Rng;

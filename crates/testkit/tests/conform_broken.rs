@@ -6,9 +6,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use blockhaul_block::{
-    Access, Another, Can, Device, Error, Extents, Facts, FileRange, Flags, Kind, Op, OpKind,
-    Opened, Opening, Outcome, Pending, Reply, Request,
+    Access, Can, Device, Error, Extents, Facts, FileRange, Flags, Kind, Op, OpKind, Outcome,
+    Pending, Reply, Request,
 };
+use blockhaul_catalog::{Another, Opened, Opening};
 use blockhaul_io::{Completer, Data, Engine};
 use blockhaul_testkit::conform::{self, Content, Options, Report, Subject};
 use blockhaul_testkit::fault::FaultDevice;

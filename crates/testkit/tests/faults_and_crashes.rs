@@ -5,7 +5,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockhaul_block::{Can, Device, DeviceExt, Flags, Kind, OpKind, Opened, Request, fence};
+use blockhaul_block::{Can, Device, DeviceExt, Flags, Kind, OpKind, Request, fence};
+use blockhaul_catalog::Opened;
 use blockhaul_io::{Config, Data, Engine, Room, Runtime};
 use blockhaul_testkit::conform::{self, Options, Subject};
 use blockhaul_testkit::crash::CrashDevice;

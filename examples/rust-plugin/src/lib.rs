@@ -1,4 +1,4 @@
-//! Plugins in Rust, as `docs/plugins-rust.md` explains them. Each is a [`blockhaul_block::Backend`] that opens
+//! Plugins in Rust, as `docs/plugins-rust.md` explains them. Each is a [`blockhaul_catalog::Backend`] that opens
 //! [`blockhaul_block::Device`]s.
 //!
 //! - `slow_memory`: a disk in memory whose requests take a while and are answered by two threads.
@@ -7,7 +7,7 @@ mod slow_memory;
 
 pub use slow_memory::SlowMemory;
 
-/// Every kind of storage of this crate, for a [`blockhaul_block::Registry`].
-pub fn all() -> Vec<&'static dyn blockhaul_block::Backend> {
+/// Every kind of storage of this crate, for a [`blockhaul_catalog::Registry`].
+pub fn all() -> Vec<&'static dyn blockhaul_catalog::Backend> {
     vec![&SlowMemory]
 }

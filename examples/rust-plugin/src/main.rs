@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::process::ExitCode;
 
-use blockhaul_block::{Intent, Registry, Spec};
+use blockhaul_catalog::{Intent, Registry, Spec};
 use blockhaul_io::{Listener, Pool, Runtime};
 use blockhaul_server::{Config, Export, Limits, Offers, Server, Tls};
 

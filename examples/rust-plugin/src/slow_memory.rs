@@ -6,9 +6,9 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use blockhaul_block::{
-    Backend, Can, Device, Error, Facts, Kind, Op, Opened, Opening, Outcome, Param, ParamKind,
-    Pending, Reply, Request, Result, Target, parse_size,
+    Can, Device, Error, Facts, Kind, Op, Outcome, Pending, Reply, Request, Result,
 };
+use blockhaul_catalog::{Backend, Opened, Opening, Param, ParamKind, Target, parse_size};
 use blockhaul_io::{Buf, Completer, Data};
 
 /// Bytes under one lock.

@@ -5,7 +5,8 @@ use std::ffi::OsStr;
 use std::process::Command;
 use std::time::Duration;
 
-use blockhaul_block::{DeviceExt as _, Intent, Registry, Spec};
+use blockhaul_block::DeviceExt as _;
+use blockhaul_catalog::{Intent, Registry, Spec};
 use blockhaul_io::{Data, Runtime};
 use blockhaul_testkit::conform::{self, Content, Options};
 use blockhaul_testkit::tools::Server;

@@ -52,46 +52,23 @@
 //! Callers hand in the memory that a read fills (as [`blockhaul_io::Room`], reserved before), so that devices
 //! never wait for buffers. A layer that needs scratch memory owns a small pool of its own.
 
-mod adjust;
-mod backend;
 mod device;
 pub mod emulate;
 mod error;
-mod exports;
 mod ext;
 mod extents;
 mod facts;
 mod fence;
 mod flushes;
-mod layer;
-mod near;
-mod opening;
-mod param;
 mod pending;
-mod registry;
 mod request;
-mod several;
-mod size;
-mod spec;
-mod stack;
 
-pub use adjust::Adjustable;
-pub use backend::{Backend, Target};
 pub use device::{Access, Device, FileRange};
 pub use error::{Error, Kind, Result};
-pub use exports::{Certificate, Client, Dismissal, Exports, Listed, Shared, Visit};
 pub use ext::DeviceExt;
 pub use extents::{Extent, Extents, HOLE, ZERO};
 pub use facts::{BASE_ALLOCATION, BlockSizes, Can, Contexts, Facts, FileId};
 pub use fence::fence;
 pub use flushes::{Durable, FailedFlush, Flushes};
-pub use layer::{Below, Layer, LayerKind, gated};
-pub use opening::{Another, Direct, Intent, Opened, Opening, Preparation};
-pub use param::{Args, Param, ParamKind, parse_options};
 pub use pending::{Outcome, Pending};
-pub use registry::Registry;
 pub use request::{Flags, Op, OpKind, Reply, Request};
-pub use several::{Named, Several};
-pub use size::{format_size, parse_duration, parse_number, parse_rate, parse_size, parse_switch};
-pub use spec::{Spec, percent_decode};
-pub use stack::Stack;

@@ -2,10 +2,8 @@
 
 use std::sync::Arc;
 
-use blockhaul_block::{
-    Backend, Can, Device, Error, Facts, Kind, Op, Opened, Opening, Pending, Reply, Request, Result,
-    Target,
-};
+use blockhaul_block::{Can, Device, Error, Facts, Kind, Op, Pending, Reply, Request, Result};
+use blockhaul_catalog::{Backend, Opened, Opening, Target};
 
 use crate::operand;
 

@@ -5,9 +5,9 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
 use blockhaul_block::{
-    BASE_ALLOCATION, Backend, Can, Client, Device, Error, Exports, Extents, Facts, Kind, Listed,
-    Op, Opened, Opening, Pending, Reply, Request, Result, Target, Visit,
+    BASE_ALLOCATION, Can, Device, Error, Extents, Facts, Kind, Op, Pending, Reply, Request, Result,
 };
+use blockhaul_catalog::{Backend, Client, Exports, Listed, Opened, Opening, Target, Visit};
 
 use crate::{data, fill, operand};
 

@@ -4,9 +4,8 @@ use std::fs::File;
 use std::path::Path;
 use std::process::Command;
 
-use blockhaul_block::{
-    Backend, Error, Intent, Kind, Opened, Opening, Param, ParamKind, Result, Target,
-};
+use blockhaul_block::{Error, Kind, Result};
+use blockhaul_catalog::{Backend, Intent, Opened, Opening, Param, ParamKind, Target};
 
 use crate::made::{self, Folder};
 use crate::{operand, split};

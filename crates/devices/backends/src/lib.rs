@@ -52,8 +52,8 @@ pub use split::Split;
 pub use tmpdisk::Tmpdisk;
 pub use zero::Zero;
 
-/// Every kind of storage of this crate, for a [`blockhaul_block::Registry`].
-pub fn all() -> Vec<&'static dyn blockhaul_block::Backend> {
+/// Every kind of storage of this crate, for a [`blockhaul_catalog::Registry`].
+pub fn all() -> Vec<&'static dyn blockhaul_catalog::Backend> {
     vec![
         &File,
         &Dir,

@@ -6,9 +6,8 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use blockhaul_block::{
-    Backend, Error, Intent, Kind, Opened, Opening, Param, ParamKind, Result, Target, parse_size,
-};
+use blockhaul_block::{Error, Kind, Result};
+use blockhaul_catalog::{Backend, Intent, Opened, Opening, Param, ParamKind, Target, parse_size};
 
 use crate::made::{self, Folder, LABEL};
 use crate::table::SECTOR;

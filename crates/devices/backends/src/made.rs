@@ -8,9 +8,9 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use blockhaul_block::{
-    Access, Can, Device, Error, Facts, FileRange, Flags, Intent, Kind, Op, Param, ParamKind,
-    Pending, Reply, Request, Result, Target,
+    Access, Can, Device, Error, Facts, FileRange, Flags, Kind, Op, Pending, Reply, Request, Result,
 };
+use blockhaul_catalog::{Intent, Param, ParamKind, Target};
 
 use crate::split;
 

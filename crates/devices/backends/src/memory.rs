@@ -8,9 +8,10 @@ use std::collections::TryReserveError;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use blockhaul_block::{
-    BASE_ALLOCATION, Backend, Can, Device, Error, Extents, Facts, Flags, HOLE, Kind, Op, Opened,
-    Opening, Outcome, Pending, Reply, Request, Result, Target, ZERO,
+    BASE_ALLOCATION, Can, Device, Error, Extents, Facts, Flags, HOLE, Kind, Op, Outcome, Pending,
+    Reply, Request, Result, ZERO,
 };
+use blockhaul_catalog::{Backend, Opened, Opening, Target};
 use blockhaul_io::{Data, Room};
 
 use crate::{fill, operand};

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use blockhaul_block::{
-    BASE_ALLOCATION, Backend, Can, Device, Extents, Facts, HOLE, Op, Opened, Opening, Pending,
-    Reply, Request, Target, ZERO,
+    BASE_ALLOCATION, Can, Device, Extents, Facts, HOLE, Op, Pending, Reply, Request, ZERO,
 };
+use blockhaul_catalog::{Backend, Opened, Opening, Target};
 
 use crate::operand;
 

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockhaul_block::{
-    Backend, Client, Device, Error, Exports, Kind, Listed, Opened, Opening, Param, ParamKind,
-    Result, Target, Visit,
+use blockhaul_block::{Device, Error, Kind, Result};
+use blockhaul_catalog::{
+    Backend, Client, Exports, Listed, Opened, Opening, Param, ParamKind, Target, Visit,
 };
 use blockhaul_io::Turns;
 use rustix::fs::{FlockOperation, flock};

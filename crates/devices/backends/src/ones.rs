@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use blockhaul_block::{
-    BASE_ALLOCATION, Backend, Can, Device, Error, Extents, Facts, Kind, Op, Opened, Opening, Param,
-    ParamKind, Pending, Reply, Request, Result, Target,
+    BASE_ALLOCATION, Can, Device, Error, Extents, Facts, Kind, Op, Pending, Reply, Request, Result,
 };
+use blockhaul_catalog::{Backend, Opened, Opening, Param, ParamKind, Target};
 
 use crate::{fill, operand};
 

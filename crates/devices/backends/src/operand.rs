@@ -1,6 +1,7 @@
 //! What the computing backends share: names for messages, and sizes behind the scheme.
 
-use blockhaul_block::{Error, Kind, Result, Target, parse_size};
+use blockhaul_block::{Error, Kind, Result};
+use blockhaul_catalog::{Target, parse_size};
 
 /// Characters of a typed name that are kept in [`blockhaul_block::Facts::name`]: messages stay one line.
 const NAME_MAX: usize = 100;

@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 
-use blockhaul_block::{
-    Args, Backend, Device, Error, Kind, Opened, Opening, Param, ParamKind, Result, Target,
-    parse_number, parse_size,
+use blockhaul_block::{Device, Error, Kind, Result};
+use blockhaul_catalog::{
+    Args, Backend, Opened, Opening, Param, ParamKind, Target, parse_number, parse_size,
 };
 
 use crate::table::{self, Guid, SECTOR};

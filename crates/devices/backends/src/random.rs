@@ -1,6 +1,7 @@
 //! `random:SIZE`: bytes without a pattern, the same whenever they are read.
 
-use blockhaul_block::{Backend, Opened, Opening, Param, ParamKind, Result, Target};
+use blockhaul_block::Result;
+use blockhaul_catalog::{Backend, Opened, Opening, Param, ParamKind, Target};
 
 use crate::ones::computed;
 use crate::operand;

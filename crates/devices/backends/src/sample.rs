@@ -10,9 +10,10 @@
 use std::sync::Arc;
 
 use blockhaul_block::{
-    BASE_ALLOCATION, Backend, Can, Device, Error, Extents, Facts, Flags, HOLE, Kind, Op, Opened,
-    Opening, Param, ParamKind, Pending, Reply, Request, Result, Target, ZERO,
+    BASE_ALLOCATION, Can, Device, Error, Extents, Facts, Flags, HOLE, Kind, Op, Pending, Reply,
+    Request, Result, ZERO,
 };
+use blockhaul_catalog::{Backend, Opened, Opening, Param, ParamKind, Target};
 
 use crate::{fill, operand};
 

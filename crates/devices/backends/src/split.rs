@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use blockhaul_block::{
-    Args, BASE_ALLOCATION, Backend, Can, Contexts, Device, Error, Extents, Facts, Flags, Intent,
-    Kind, Op, Opened, Opening, Pending, Reply, Request, Result, Target, emulate, percent_decode,
+    BASE_ALLOCATION, Can, Contexts, Device, Error, Extents, Facts, Flags, Kind, Op, Pending, Reply,
+    Request, Result, emulate,
 };
+use blockhaul_catalog::{Args, Backend, Intent, Opened, Opening, Target, percent_decode};
 use blockhaul_io::{Pool, Room};
 
 /// Longest piece of a read that reaches over the end of a file, and how many are read at a time.

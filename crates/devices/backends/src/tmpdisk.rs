@@ -2,10 +2,8 @@
 
 use std::sync::Arc;
 
-use blockhaul_block::{
-    Backend, Client, Device, Error, Exports, Kind, Listed, Opened, Opening, Param, Result, Target,
-    Visit,
-};
+use blockhaul_block::{Device, Error, Kind, Result};
+use blockhaul_catalog::{Backend, Client, Exports, Listed, Opened, Opening, Param, Target, Visit};
 
 use crate::made::{COMMAND, Folder, LABEL, Maker, TYPE};
 use crate::{made, operand};

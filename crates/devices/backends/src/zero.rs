@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use blockhaul_block::{
-    BASE_ALLOCATION, Backend, Can, Device, Facts, Opened, Opening, Param, ParamKind, Result, Target,
-};
+use blockhaul_block::{BASE_ALLOCATION, Can, Device, Facts, Result};
+use blockhaul_catalog::{Backend, Opened, Opening, Param, ParamKind, Target};
 
 use crate::null::Nothing;
 use crate::operand;

@@ -5,9 +5,8 @@ use std::ffi::OsStr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use blockhaul_block::{
-    Can, Client, Device, DeviceExt, Exports, Intent, Kind, Registry, Spec, Visit,
-};
+use blockhaul_block::{Can, Device, DeviceExt, Kind};
+use blockhaul_catalog::{Client, Exports, Intent, Registry, Spec, Visit};
 use blockhaul_io::{Config, Data, Runtime};
 use blockhaul_testkit::tools::Scratch;
 

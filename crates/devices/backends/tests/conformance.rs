@@ -5,7 +5,8 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use blockhaul_block::{Direct, Flags, Intent, Registry, Spec, Stack};
+use blockhaul_block::Flags;
+use blockhaul_catalog::{Direct, Intent, Registry, Spec, Stack};
 use blockhaul_testkit::conform::{self, Content, Options, Subject};
 
 async fn open(spec: &str, intent: Intent) -> blockhaul_block::Result<Stack> {
@@ -193,7 +194,7 @@ fn disks_that_are_made() {
         let registry = Registry { backends: blockhaul_backends::all(), ..Registry::default() };
         let spec = Spec::parse(OsStr::new(&spec))?;
         let exports = registry.exports(&spec, &[], Intent::WRITE).await?.unwrap();
-        let visit = exports.admit(blockhaul_block::Client::default()).await?;
+        let visit = exports.admit(blockhaul_catalog::Client::default()).await?;
         let stack = Stack::over(visit.open("a", false).await?);
         Ok(Subject::from(stack).keep(dir))
     });

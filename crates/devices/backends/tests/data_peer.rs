@@ -7,7 +7,8 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
-use blockhaul_block::{DeviceExt, Intent, Registry, Spec, parse_options};
+use blockhaul_block::DeviceExt;
+use blockhaul_catalog::{Intent, Registry, Spec, parse_options};
 use blockhaul_io::{Config, Runtime};
 use blockhaul_testkit::rng::{self, Rng};
 use blockhaul_testkit::tools::{Peer, Scratch, output};

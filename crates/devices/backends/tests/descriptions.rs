@@ -3,7 +3,8 @@
 
 use std::ffi::OsStr;
 
-use blockhaul_block::{Can, DeviceExt, Intent, Kind, Registry, Spec, Stack};
+use blockhaul_block::{Can, DeviceExt, Kind};
+use blockhaul_catalog::{Intent, Registry, Spec, Stack};
 use blockhaul_io::{Config, Runtime};
 
 fn open(spec: &'static str, intent: Intent) -> blockhaul_block::Result<Stack> {

@@ -7,9 +7,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use blockhaul_block::{
-    BASE_ALLOCATION, Can, DeviceExt, Intent, Kind, Registry, Reply, Request, Spec, ZERO,
-};
+use blockhaul_block::{BASE_ALLOCATION, Can, DeviceExt, Kind, Reply, Request, ZERO};
+use blockhaul_catalog::{Intent, Registry, Spec};
 use blockhaul_io::{Config, Runtime};
 use blockhaul_testkit::tools::{Peer, Scratch, among_peers, output};
 

@@ -6,7 +6,8 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
-use blockhaul_block::{DeviceExt, Intent, Kind, Registry, Request, Spec, Stack};
+use blockhaul_block::{DeviceExt, Kind, Request};
+use blockhaul_catalog::{Intent, Registry, Spec, Stack};
 use blockhaul_io::{Config, Data, Runtime};
 use blockhaul_testkit::tools::{Peer, Scratch, output};
 

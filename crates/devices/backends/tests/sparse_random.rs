@@ -5,13 +5,12 @@ use std::ffi::OsStr;
 use std::process::Stdio;
 use std::time::Duration;
 
-use blockhaul_block::{
-    BASE_ALLOCATION, DeviceExt, HOLE, Intent, Kind, Registry, Reply, Request, Spec,
-};
+use blockhaul_block::{BASE_ALLOCATION, DeviceExt, HOLE, Kind, Reply, Request};
+use blockhaul_catalog::{Intent, Registry, Spec};
 use blockhaul_io::{Config, Data, Runtime};
 use blockhaul_testkit::tools::{Scratch, output};
 
-async fn open(spec: String) -> blockhaul_block::Result<blockhaul_block::Stack> {
+async fn open(spec: String) -> blockhaul_block::Result<blockhaul_catalog::Stack> {
     let registry = Registry { backends: blockhaul_backends::all(), ..Registry::default() };
     registry.open(&Spec::parse(OsStr::new(&spec))?, Vec::new(), Intent::WRITE).await
 }

@@ -1,6 +1,6 @@
 /* A disk behind a URL, read by ranges: an asynchronous plugin on an event loop (libcurl's multi interface).
  *
- *   cc -shared -fPIC -O2 -pthread -Iplugins/cabi/include async-curl.c -lcurl -o async-curl.so
+ *   cc -shared -fPIC -O2 -pthread -Icrates/devices/cabi/include async-curl.c -lcurl -o async-curl.so
  *   blockhaul serve 'nbdkit:./async-curl.so?url=https://example.com/disk.img&connections=32'
  *
  * One thread drives all transfers. A request becomes a transfer that receives into the memory which was

@@ -1,6 +1,6 @@
 /* A disk in memory whose requests take a while: an asynchronous plugin.
  *
- *   cc -shared -fPIC -O2 -pthread -I/usr/include -Iplugins/cabi/include async-memory.c -o async-memory.so
+ *   cc -shared -fPIC -O2 -pthread -I/usr/include -Icrates/devices/cabi/include async-memory.c -o async-memory.so
  *   blockhaul serve 'nbdkit:./async-memory.so?size=1G&delay=64ms&memory=128M'
  *
  * Requests wait in a queue until they are due; two threads answer them. However many are in flight, there

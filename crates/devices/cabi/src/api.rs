@@ -344,5 +344,5 @@ extern "C" fn nbdkit_export_name() -> *const c_char {
 #[unsafe(no_mangle)]
 extern "C" fn nbdkit_shutdown() {
     log::debug!("a plugin asks for the end of the server");
-    blockhaul_io::end_this_process();
+    blockhaul_os::end_this_process();
 }

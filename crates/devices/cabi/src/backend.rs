@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use blockhaul_block::{
-    Another, Backend, Device, Error, Exports, Kind, Opened, Opening, Result, Target,
-    parse_duration, percent_decode,
+use blockhaul_block::{Device, Error, Kind, Result};
+use blockhaul_catalog::{
+    Another, Backend, Exports, Opened, Opening, Target, parse_duration, percent_decode,
 };
 
 use crate::abi::ThreadModel;

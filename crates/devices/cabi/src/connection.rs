@@ -4,7 +4,8 @@
 use std::ffi::{CString, c_int};
 use std::sync::{Arc, OnceLock};
 
-use blockhaul_block::{Client, Error, Kind, Listed, Result};
+use blockhaul_block::{Error, Kind, Result};
+use blockhaul_catalog::{Client, Listed};
 use blockhaul_io::{Lane, Turn};
 
 use crate::abi::ThreadModel;

@@ -7,7 +7,7 @@ use std::ffi::{CStr, CString, c_char, c_int};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use blockhaul_block::Client;
+use blockhaul_catalog::Client;
 
 use crate::running::{self, Running};
 use crate::watchdog::{self, What};

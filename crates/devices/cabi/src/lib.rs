@@ -56,7 +56,7 @@ pub use load::{PATH_VARIABLE, filter_folder, plugin_folder};
 pub use plugin::{HostSettings, Settings, wait_for_end};
 pub use stdio::{stdio_is_a_client, when_ready};
 
-/// Every kind of storage of this crate, for a [`blockhaul_block::Registry`].
-pub fn all() -> Vec<&'static dyn blockhaul_block::Backend> {
+/// Every kind of storage of this crate, for a [`blockhaul_catalog::Registry`].
+pub fn all() -> Vec<&'static dyn blockhaul_catalog::Backend> {
     vec![&Nbdkit]
 }

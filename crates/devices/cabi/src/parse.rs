@@ -35,7 +35,8 @@ pub(crate) fn size(text: &str) -> Result<i64, String> {
 
 /// A truth value in one of the usual words.
 pub(crate) fn boolean(text: &str) -> Result<bool, String> {
-    blockhaul_block::parse_switch(text).map_err(|_| format!("could not decipher boolean ({text})"))
+    blockhaul_catalog::parse_switch(text)
+        .map_err(|_| format!("could not decipher boolean ({text})"))
 }
 
 /// A whole number between bounds, in C's notation: decimal, 0x hexadecimal, 0 octal, with a sign.

@@ -2,7 +2,8 @@
 
 use std::sync::{Arc, Mutex, Weak};
 
-use blockhaul_block::{Client, Device, Exports, Listed, Opening, Result, Visit};
+use blockhaul_block::{Device, Result};
+use blockhaul_catalog::{Client, Exports, Listed, Opening, Visit};
 
 use crate::asynchronous;
 use crate::connection::Connection;

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockhaul_block::{Another, Backend, Device, Error, Kind, Opened, Opening, Result, Target};
+use blockhaul_block::{Device, Error, Kind, Result};
+use blockhaul_catalog::{Another, Backend, Opened, Opening, Target};
 use blockhaul_wire::uri::{TlsParameters, TlsType, Transport, Uri};
 
 use crate::connect::{Address, Options, connect_keeping};

@@ -8,9 +8,9 @@ mod keeper;
 use std::sync::Arc;
 
 use blockhaul_block::{
-    Access, Backend, BlockSizes, Client, Device, Exports, Facts, FileRange, Kind, Listed, Opened,
-    Opening, Param, Pending, Request, Result, Target, Visit,
+    Access, BlockSizes, Device, Facts, FileRange, Kind, Pending, Request, Result,
 };
+use blockhaul_catalog::{Backend, Client, Exports, Listed, Opened, Opening, Param, Target, Visit};
 
 use crate::connect::{Connected, connect_keeping};
 use keeper::{Apart, Keeper};

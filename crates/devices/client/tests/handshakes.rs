@@ -208,15 +208,16 @@ fn a_started_server_lives_as_long_as_its_devices() {
     let Some(nbdkit) = blockhaul_testkit::tools::Peer::require("nbdkit") else { return };
     let program = nbdkit.program().to_path_buf();
     on_worker(move || async move {
-        let registry = blockhaul_block::Registry {
+        let registry = blockhaul_catalog::Registry {
             backends: blockhaul_client::all(options()),
             path: "command",
             command: "command",
-            ..blockhaul_block::Registry::default()
+            ..blockhaul_catalog::Registry::default()
         };
         let words = [program.as_os_str(), "pattern".as_ref(), "1M".as_ref()].map(Into::into);
-        let spec = blockhaul_block::Spec::Command(words.to_vec());
-        let stack = registry.open(&spec, Vec::new(), blockhaul_block::Intent::READ).await.unwrap();
+        let spec = blockhaul_catalog::Spec::Command(words.to_vec());
+        let stack =
+            registry.open(&spec, Vec::new(), blockhaul_catalog::Intent::READ).await.unwrap();
         let device = stack.device().clone();
         drop(stack);
         blockhaul_io::sleep(Duration::from_millis(100)).await;

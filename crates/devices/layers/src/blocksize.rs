@@ -4,9 +4,10 @@
 use std::sync::Arc;
 
 use blockhaul_block::{
-    Access, Args, BlockSizes, Device, Error, Facts, FileRange, Flags, Kind, Layer, Op, ParamKind,
-    Pending, Reply, Request, Result, emulate,
+    Access, BlockSizes, Device, Error, Facts, FileRange, Flags, Kind, Op, Pending, Reply, Request,
+    Result, emulate,
 };
+use blockhaul_catalog::{Args, Layer, ParamKind};
 
 use crate::declared::{Declared, layer, param, param_or, usage};
 use crate::masked::masked;

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use blockhaul_block::{
-    Args, Can, Device, Error, Facts, Flags, Kind, Layer, Op, Param, Pending, Reply, Request, Result,
+    Can, Device, Error, Facts, Flags, Kind, Op, Pending, Reply, Request, Result,
 };
+use blockhaul_catalog::{Args, Layer, Param};
 
 use crate::declared::{Declared, layer};
 use crate::scratch::Scratch;

@@ -3,9 +3,8 @@
 
 use std::sync::Arc;
 
-use blockhaul_block::{
-    Args, Below, Device, Error, Kind, Layer, LayerKind, Opening, Param, ParamKind, Result,
-};
+use blockhaul_block::{Device, Error, Kind, Result};
+use blockhaul_catalog::{Args, Below, Layer, LayerKind, Opening, Param, ParamKind};
 
 /// The declaration of a layer.
 pub struct Declared {

@@ -9,10 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use blockhaul_block::{
-    Args, Device, Facts, Layer, LayerKind, Op, OpKind, Outcome, Param, ParamKind, Pending, Request,
-    Result,
-};
+use blockhaul_block::{Device, Facts, Op, OpKind, Outcome, Pending, Request, Result};
+use blockhaul_catalog::{Args, Layer, LayerKind, Param, ParamKind};
 use blockhaul_io::Completer;
 
 /// The layer `delay`.

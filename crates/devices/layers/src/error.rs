@@ -4,10 +4,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use blockhaul_block::{
-    Args, Device, Error, Facts, Kind, Layer, LayerKind, OpKind, Param, ParamKind, Pending, Request,
-    Result, parse_size,
-};
+use blockhaul_block::{Device, Error, Facts, Kind, OpKind, Pending, Request, Result};
+use blockhaul_catalog::{Args, Layer, LayerKind, Param, ParamKind, parse_size};
 
 /// Names of error numbers and what they mean here.
 const ERRORS: [(&str, Kind); 6] = [

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use blockhaul_block::{
-    Args, BASE_ALLOCATION, Can, Contexts, Device, Facts, HOLE, Layer, Op, ParamKind, Pending,
-    Reply, Request, Result, ZERO,
+    BASE_ALLOCATION, Can, Contexts, Device, Facts, HOLE, Op, Pending, Reply, Request, Result, ZERO,
 };
+use blockhaul_catalog::{Args, Layer, ParamKind};
 use blockhaul_io::{Buf, Data, Room};
 
 use crate::declared::{Declared, layer, misfit, param, param_or, usage};

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use blockhaul_block::{
-    Access, Args, BASE_ALLOCATION, Can, Device, Extents, Facts, FileRange, Flags, HOLE, Kind,
-    Layer, Op, ParamKind, Pending, Reply, Request, Result, ZERO, parse_size,
+    Access, BASE_ALLOCATION, Can, Device, Extents, Facts, FileRange, Flags, HOLE, Kind, Op,
+    Pending, Reply, Request, Result, ZERO,
 };
+use blockhaul_catalog::{Args, Layer, ParamKind, parse_size};
 
 use crate::declared::{Declared, layer, param, usage};
 

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use blockhaul_block::{
-    Access, Args, Can, Device, Facts, FileRange, Flags, Layer, Op, ParamKind, Pending, Reply,
-    Request, Result, emulate,
+    Access, Can, Device, Facts, FileRange, Flags, Op, Pending, Reply, Request, Result, emulate,
 };
+use blockhaul_catalog::{Args, Layer, ParamKind};
 
 use crate::declared::{Declared, opened, param_or, usage};
 use crate::flushes::Flushes;

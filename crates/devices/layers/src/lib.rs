@@ -87,8 +87,8 @@ pub use tar::TAR;
 pub use truncate::TRUNCATE;
 pub use xz::XZ;
 
-/// Every layer of this crate, for a [`blockhaul_block::Registry`], by name.
-pub fn all() -> Vec<&'static dyn blockhaul_block::LayerKind> {
+/// Every layer of this crate, for a [`blockhaul_catalog::Registry`], by name.
+pub fn all() -> Vec<&'static dyn blockhaul_catalog::LayerKind> {
     vec![
         &BLOCKSIZE,
         &CACHE,

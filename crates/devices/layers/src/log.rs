@@ -12,9 +12,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use blockhaul_block::{
-    Args, Device, Facts, Layer, LayerKind, Op, Outcome, Param, Pending, Reply, Request, Result,
-};
+use blockhaul_block::{Device, Facts, Op, Outcome, Pending, Reply, Request, Result};
+use blockhaul_catalog::{Args, Layer, LayerKind, Param};
 
 use crate::out::Out;
 

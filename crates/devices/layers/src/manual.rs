@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use blockhaul_block::LayerKind;
+use blockhaul_catalog::LayerKind;
 
 /// The page of a layer, in Markdown; `docs/layers` holds them.
 pub fn page(layer: &dyn LayerKind) -> String {

@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use blockhaul_block::{
-    Access, Args, Can, Device, Error, Facts, FileRange, Layer, Op, ParamKind, Pending, Reply,
-    Request, Result,
+    Access, Can, Device, Error, Facts, FileRange, Op, Pending, Reply, Request, Result,
 };
+use blockhaul_catalog::{Args, Layer, ParamKind};
 
 use crate::declared::{Declared, opened, param_or};
 use crate::flushes::Flushes;

@@ -2,10 +2,8 @@
 
 use std::sync::Arc;
 
-use blockhaul_block::{
-    Access, Args, Can, Device, Facts, FileRange, Layer, Op, ParamKind, Pending, Reply, Request,
-    Result,
-};
+use blockhaul_block::{Access, Can, Device, Facts, FileRange, Op, Pending, Reply, Request, Result};
+use blockhaul_catalog::{Args, Layer, ParamKind};
 
 use crate::declared::{Declared, layer, param_or};
 use crate::masked::masked;

@@ -1,6 +1,7 @@
 //! `noextents`: all of the device counts as data.
 
-use blockhaul_block::{Can, Param};
+use blockhaul_block::Can;
+use blockhaul_catalog::Param;
 
 use crate::declared::{Declared, layer};
 use crate::masked::masked;

@@ -1,6 +1,7 @@
 //! `nozero`: hides, replaces or tames zeroing.
 
-use blockhaul_block::{Args, Can, Device, Facts, Flags, Op, ParamKind, Pending, Request, Result};
+use blockhaul_block::{Can, Device, Facts, Flags, Op, Pending, Request, Result};
+use blockhaul_catalog::{Args, ParamKind};
 use std::sync::Arc;
 
 use crate::declared::{Declared, layer, param_or};
@@ -38,7 +39,7 @@ blockhaul serve --layer nozero memory:64M --run 'blockhaul copy sample:64M "$uri
     configure: |args| configure(args),
 };
 
-fn configure(args: &Args) -> Result<Arc<dyn blockhaul_block::Layer>> {
+fn configure(args: &Args) -> Result<Arc<dyn blockhaul_catalog::Layer>> {
     let mode = args.text("zeromode").unwrap_or("none").to_string();
     let fast = args.text("fastzeromode").unwrap_or("default").to_string();
     let notrim = mode == "notrim";

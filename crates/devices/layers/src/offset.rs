@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use blockhaul_block::{
-    Access, Args, Device, Error, Facts, FileRange, Kind, Layer, LayerKind, Op, Param, ParamKind,
-    Pending, Request, Result,
+    Access, Device, Error, Facts, FileRange, Kind, Op, Pending, Request, Result,
 };
+use blockhaul_catalog::{Args, Layer, LayerKind, Param, ParamKind};
 
 /// The layer `offset`.
 pub struct Offset;

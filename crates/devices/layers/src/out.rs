@@ -4,7 +4,8 @@ use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::sync::{Mutex, PoisonError};
 
-use blockhaul_block::{Args, Error, Param, ParamKind, Result};
+use blockhaul_block::{Error, Result};
+use blockhaul_catalog::{Args, Param, ParamKind};
 
 /// A place for lines. Each line is written whole, in one call, so lines of several workers do not mix.
 pub(crate) enum Out {

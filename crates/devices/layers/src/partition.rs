@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use blockhaul_block::{Below, Device, DeviceExt, Error, Kind, Layer, Opening, ParamKind, Result};
+use blockhaul_block::{Device, DeviceExt, Error, Kind, Result};
+use blockhaul_catalog::{Below, Layer, Opening, ParamKind};
 
 use crate::declared::{Declared, param, param_or, usage};
 use crate::offset::Window;

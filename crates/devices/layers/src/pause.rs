@@ -6,9 +6,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use blockhaul_block::{
-    Args, Device, Error, Facts, Layer, LayerKind, Param, ParamKind, Pending, Request, Result,
-};
+use blockhaul_block::{Device, Error, Facts, Pending, Request, Result};
+use blockhaul_catalog::{Args, Layer, LayerKind, Param, ParamKind};
 use blockhaul_io::Completer;
 
 use crate::declared::{param, param_or};

@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use blockhaul_block::{Below, Can, Result};
+use blockhaul_block::{Can, Result};
+use blockhaul_catalog::Below;
 
 /// One value for each disk that has handles now.
 pub(crate) struct PerDisk<T>(Mutex<HashMap<String, Weak<T>>>);

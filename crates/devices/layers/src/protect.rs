@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use blockhaul_block::{
-    Access, Args, Device, Error, Facts, FileRange, Kind, Layer, Op, ParamKind, Pending, Request,
-    Result,
+    Access, Device, Error, Facts, FileRange, Kind, Op, Pending, Request, Result,
 };
+use blockhaul_catalog::{Args, Layer, ParamKind};
 
 use crate::declared::{Declared, layer, param, usage};
 use crate::ranges::Ranges;

@@ -1,6 +1,7 @@
 //! Lists of ranges of bytes as people type them.
 
-use blockhaul_block::{Result, parse_number, parse_size};
+use blockhaul_block::Result;
+use blockhaul_catalog::{parse_number, parse_size};
 
 use crate::declared::usage;
 use crate::runs::Runs;

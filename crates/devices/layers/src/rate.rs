@@ -3,10 +3,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use blockhaul_block::{
-    Args, Device, Error, Facts, Kind, Layer, LayerKind, Op, Param, ParamKind, Pending, Request,
-    Result,
-};
+use blockhaul_block::{Device, Error, Facts, Kind, Op, Pending, Request, Result};
+use blockhaul_catalog::{Args, Layer, LayerKind, Param, ParamKind};
 
 /// Longest sleep before the rate is looked at again, because it may have been changed.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);

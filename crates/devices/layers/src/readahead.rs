@@ -2,9 +2,8 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use blockhaul_block::{
-    Access, Args, Can, Device, Facts, FileRange, Layer, Op, ParamKind, Pending, Request, Result,
-};
+use blockhaul_block::{Access, Can, Device, Facts, FileRange, Op, Pending, Request, Result};
+use blockhaul_catalog::{Args, Layer, ParamKind};
 
 use crate::background;
 use crate::declared::{Declared, layer, param_or, usage};

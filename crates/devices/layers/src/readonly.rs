@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use blockhaul_block::{
-    Access, Args, Can, Device, Error, Facts, FileRange, Kind, Layer, LayerKind, Param, Pending,
-    Request, Result,
+    Access, Can, Device, Error, Facts, FileRange, Kind, Pending, Request, Result,
 };
+use blockhaul_catalog::{Args, Layer, LayerKind, Param};
 
 /// The layer `readonly`.
 pub struct Readonly;

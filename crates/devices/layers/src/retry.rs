@@ -4,9 +4,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use blockhaul_block::{
-    Another, Args, Below, Device, Error, Facts, Flags, Kind, Layer, OpKind, Opening, Outcome,
-    ParamKind, Pending, Request, Result,
+    Device, Error, Facts, Flags, Kind, OpKind, Outcome, Pending, Request, Result,
 };
+use blockhaul_catalog::{Another, Args, Below, Layer, Opening, ParamKind};
 use blockhaul_io::Completer;
 
 use crate::declared::{Declared, param_or};

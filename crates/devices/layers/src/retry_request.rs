@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockhaul_block::{Args, Device, Facts, Kind, Layer, ParamKind, Pending, Request, Result};
+use blockhaul_block::{Device, Facts, Kind, Pending, Request, Result};
+use blockhaul_catalog::{Args, Layer, ParamKind};
 
 use crate::declared::{Declared, opened, param_or};
 use crate::flushes::{Flushes, makes_durable};

@@ -4,9 +4,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use blockhaul_block::{
-    Access, Args, Can, Device, Facts, FileRange, Layer, Op, ParamKind, Pending, Request, Result,
-};
+use blockhaul_block::{Access, Can, Device, Facts, FileRange, Op, Pending, Request, Result};
+use blockhaul_catalog::{Args, Layer, ParamKind};
 
 use crate::background::hint;
 use crate::declared::{Declared, opened, param_or, usage};

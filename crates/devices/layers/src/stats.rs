@@ -5,9 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use blockhaul_block::{
-    Args, Device, Facts, Layer, LayerKind, OpKind, Outcome, Param, Pending, Request, Result,
-};
+use blockhaul_block::{Device, Facts, OpKind, Outcome, Pending, Request, Result};
+use blockhaul_catalog::{Args, Layer, LayerKind, Param};
 
 use crate::out::Out;
 

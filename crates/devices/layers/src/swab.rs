@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use blockhaul_block::{
-    Args, BASE_ALLOCATION, BlockSizes, Contexts, Device, Extents, Facts, Flags, Layer, Op,
-    ParamKind, Pending, Reply, Request, Result,
+    BASE_ALLOCATION, BlockSizes, Contexts, Device, Extents, Facts, Flags, Op, Pending, Reply,
+    Request, Result,
 };
+use blockhaul_catalog::{Args, Layer, ParamKind};
 use blockhaul_io::{Buf, Data};
 
 use crate::declared::{Declared, layer, param_or};

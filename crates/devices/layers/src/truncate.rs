@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use blockhaul_block::{
-    Access, Args, Contexts, Device, Error, Extents, Facts, FileRange, HOLE, Kind, Layer, Op,
-    ParamKind, Pending, Reply, Request, Result, ZERO,
+    Access, Contexts, Device, Error, Extents, Facts, FileRange, HOLE, Kind, Op, Pending, Reply,
+    Request, Result, ZERO,
 };
+use blockhaul_catalog::{Args, Layer, ParamKind};
 use blockhaul_io::{Data, Room};
 
 use crate::declared::{Declared, layer, param, usage};

@@ -9,10 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use blockhaul_block::{
-    Another, Below, Device, DeviceExt, Error, Facts, Flags, Kind, Layer, OpKind, Opening, Pending,
-    Request,
-};
+use blockhaul_block::{Device, DeviceExt, Error, Facts, Flags, Kind, OpKind, Pending, Request};
+use blockhaul_catalog::{Another, Below, Layer, Opening};
 use blockhaul_io::Data;
 use blockhaul_layers::StatsLayer;
 use common::{layer, on_workers, read, refused, write};

@@ -6,10 +6,8 @@ mod common;
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockhaul_block::{
-    Another, Can, Device, DeviceExt, Flags, HOLE, Kind, Layer, OpKind, Opened, Opening, Reply,
-    Request, ZERO,
-};
+use blockhaul_block::{Can, Device, DeviceExt, Flags, HOLE, Kind, OpKind, Reply, Request, ZERO};
+use blockhaul_catalog::{Another, Layer, Opened, Opening};
 use blockhaul_io::{Config, Data, Runtime};
 use blockhaul_layers::StatsLayer;
 use blockhaul_testkit::conform::{self, Options, Subject};

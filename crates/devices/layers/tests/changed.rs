@@ -6,9 +6,10 @@ mod common;
 use std::sync::Arc;
 
 use blockhaul_block::{
-    BASE_ALLOCATION, Below, Can, Device, DeviceExt, Error, Extents, Facts, Flags, HOLE, Kind,
-    Layer, OpKind, Reply, Request, Result, ZERO,
+    BASE_ALLOCATION, Can, Device, DeviceExt, Error, Extents, Facts, Flags, HOLE, Kind, OpKind,
+    Reply, Request, Result, ZERO,
 };
+use blockhaul_catalog::{Below, Layer};
 use blockhaul_io::{Data, Room};
 use blockhaul_layers::StatsLayer;
 use common::{layer, on_workers, read, refused, runs, stacked, write};

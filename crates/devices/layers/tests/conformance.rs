@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::time::Duration;
 
-use blockhaul_block::{Intent, Registry, Spec};
+use blockhaul_catalog::{Intent, Registry, Spec};
 use blockhaul_testkit::conform::{self, Content, Options};
 
 /// Puts layers over a device, the last one outermost, and runs the suite.

@@ -3,9 +3,8 @@
 
 mod common;
 
-use blockhaul_block::{
-    Contexts, Device, DeviceExt, Flags, HOLE, Layer, OpKind, Reply, Request, ZERO,
-};
+use blockhaul_block::{Contexts, Device, DeviceExt, Flags, HOLE, OpKind, Reply, Request, ZERO};
+use blockhaul_catalog::Layer;
 use blockhaul_layers::StatsLayer;
 use common::{layer, on_workers, runs, write};
 

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use blockhaul_block::{Another, Below, Can, Device, Opening, Registry, emulate};
+use blockhaul_block::{Can, Device, emulate};
+use blockhaul_catalog::{Another, Below, Opening, Registry};
 use blockhaul_testkit::conform::{self, Options, Subject};
 use blockhaul_testkit::fault::FaultDevice;
 use blockhaul_testkit::model::{Completion, Model, ModelDevice};
@@ -94,7 +95,7 @@ async fn over(text: &str, fua: bool) -> blockhaul_block::Result<Subject> {
     };
     let handles = (open().await?, open().await?);
     let second = Arc::new(Second(handles.1));
-    let opened = blockhaul_block::Opened { device: handles.0, more: Some(second) };
+    let opened = blockhaul_catalog::Opened { device: handles.0, more: Some(second) };
     Ok(Subject::from(opened).below(below))
 }
 

@@ -6,7 +6,8 @@ mod common;
 
 use std::sync::Arc;
 
-use blockhaul_block::{Device, DeviceExt, HOLE, Layer, OpKind, Registry, Request, ZERO};
+use blockhaul_block::{Device, DeviceExt, HOLE, OpKind, Request, ZERO};
+use blockhaul_catalog::{Layer, Registry};
 use blockhaul_layers::StatsLayer;
 use common::{layer, on_workers, runs, write};
 
@@ -25,8 +26,9 @@ fn peak() -> u64 {
 /// What the layer is put over: a device of this size, and what it is asked.
 async fn null(size: u64) -> (StatsLayer, Arc<dyn Device>) {
     let registry = Registry { backends: blockhaul_backends::all(), ..Registry::default() };
-    let spec = blockhaul_block::Spec::parse(std::ffi::OsStr::new(&format!("null:{size}"))).unwrap();
-    let stack = registry.open(&spec, Vec::new(), blockhaul_block::Intent::WRITE).await.unwrap();
+    let spec =
+        blockhaul_catalog::Spec::parse(std::ffi::OsStr::new(&format!("null:{size}"))).unwrap();
+    let stack = registry.open(&spec, Vec::new(), blockhaul_catalog::Intent::WRITE).await.unwrap();
     let counter = StatsLayer::new();
     let device = counter.wrap(stack.device().clone()).unwrap();
     (counter, device)

@@ -6,9 +6,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use blockhaul_block::{
-    Access, Can, Contexts, Device, DeviceExt, Error, Facts, HOLE, Kind, Layer, OpKind, Pending,
-    Registry, Request, Result, ZERO,
+    Access, Can, Contexts, Device, DeviceExt, Error, Facts, HOLE, Kind, OpKind, Pending, Request,
+    Result, ZERO,
 };
+use blockhaul_catalog::{Layer, Registry};
 use blockhaul_io::{Config, Data, Remote, Room, Runtime};
 
 fn on_workers<F>(check: fn() -> F)
@@ -47,7 +48,7 @@ fn every_layer_has_a_name_of_its_own_and_declares_its_options() {
             // A default is a value that could be typed.
             if let Some(default) = param.default {
                 let typed = [(param.name.to_string(), default.to_string())];
-                blockhaul_block::Args::check(kind.name(), kind.params(), &typed).unwrap();
+                blockhaul_catalog::Args::check(kind.name(), kind.params(), &typed).unwrap();
             }
         }
         let unknown = refused(&format!("{}?colour=red", kind.name()));

@@ -8,7 +8,8 @@ mod peers;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use blockhaul_block::{Device, DeviceExt, Intent, Kind};
+use blockhaul_block::{Device, DeviceExt, Kind};
+use blockhaul_catalog::Intent;
 use common::{on_workers, read, write};
 use peers::{content, open, run, through_nbdkit};
 

@@ -11,7 +11,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockhaul_block::{Below, Intent, Kind, Layer};
+use blockhaul_block::Kind;
+use blockhaul_catalog::{Below, Intent, Layer};
 use common::on_workers;
 use peers::{open, run};
 

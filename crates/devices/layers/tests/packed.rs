@@ -10,7 +10,8 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use blockhaul_block::{Can, Device, DeviceExt, Intent, Kind};
+use blockhaul_block::{Can, Device, DeviceExt, Kind};
+use blockhaul_catalog::Intent;
 use blockhaul_io::Room;
 use blockhaul_testkit::require_peer;
 use common::{on_workers, read, write};

@@ -6,7 +6,8 @@
 
 use std::ffi::OsStr;
 
-use blockhaul_block::{Intent, Kind, Registry, Result, Spec, Stack};
+use blockhaul_block::{Kind, Result};
+use blockhaul_catalog::{Intent, Registry, Spec, Stack};
 use blockhaul_io::{Config, Runtime};
 use blockhaul_testkit::conform::{self, Content, Options};
 use blockhaul_testkit::rng::{self, Rng};

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use blockhaul_block::{Another, Backend, Device, Exports, Opened, Opening, Target};
+use blockhaul_block::Device;
+use blockhaul_catalog::{Another, Backend, Exports, Opened, Opening, Target};
 
 use crate::plugin::{Plugin, ThreadModel};
 use crate::settings::Settings;

@@ -3,7 +3,8 @@
 use std::ffi::OsString;
 use std::sync::{Arc, OnceLock};
 
-use blockhaul_block::{Client, Error, Kind, Listed, Result};
+use blockhaul_block::{Error, Kind, Result};
+use blockhaul_catalog::{Client, Listed};
 use blockhaul_io::{Lane, Turn};
 
 use crate::answer::Ended;

@@ -28,7 +28,7 @@ pub use plugin::{dump, wait_for_end};
 pub use settings::{HostSettings, Settings};
 pub use source::Language;
 
-/// Every kind of storage of this crate, for a [`blockhaul_block::Registry`].
-pub fn all() -> Vec<&'static dyn blockhaul_block::Backend> {
+/// Every kind of storage of this crate, for a [`blockhaul_catalog::Registry`].
+pub fn all() -> Vec<&'static dyn blockhaul_catalog::Backend> {
     vec![&Sh, &Eval]
 }

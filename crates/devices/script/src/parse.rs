@@ -1,6 +1,7 @@
 //! What scripts print: sizes, lists of exports, extents.
 
-use blockhaul_block::{BlockSizes, Extents, Listed, parse_size};
+use blockhaul_block::{BlockSizes, Extents};
+use blockhaul_catalog::{Listed, parse_size};
 
 /// Most exports of one list, and the longest name or description in bytes (NBD's own bound).
 const EXPORTS_MAX: usize = 10_000;

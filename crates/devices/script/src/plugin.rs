@@ -5,7 +5,8 @@ use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use blockhaul_block::{Client, Error, Kind, Result};
+use blockhaul_block::{Error, Kind, Result};
+use blockhaul_catalog::Client;
 use blockhaul_io::{Lane, Turns};
 
 use crate::answer::{self, Ended, Wish};
@@ -295,7 +296,7 @@ fn grant(wish: Wish, script: &Path, client: Option<&Client>) {
     log::debug!("{} asks for {wish:?}", script.display());
     let stream = client.and_then(|client| client.stream.as_ref());
     match (wish, stream) {
-        (Wish::Shutdown, _) => blockhaul_io::end_this_process(),
+        (Wish::Shutdown, _) => blockhaul_os::end_this_process(),
         (Wish::Disconnect, Some(stream)) => stream.shutdown(),
         (Wish::Leave, Some(stream)) => stream.shutdown_receive(),
         (_, None) => {}

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use blockhaul_block::{Error, Kind, Result, Target, parse_duration, percent_decode};
+use blockhaul_block::{Error, Kind, Result};
+use blockhaul_catalog::{Target, parse_duration, percent_decode};
 
 use crate::Language;
 
@@ -99,8 +100,8 @@ mod tests {
             scheme: language.name().into(),
             rest: rest.into(),
             command: Vec::new(),
-            args: blockhaul_block::Args::default(),
-            intent: blockhaul_block::Intent::READ,
+            args: blockhaul_catalog::Args::default(),
+            intent: blockhaul_catalog::Intent::READ,
         };
         Settings::parse(language, &target)
     }

@@ -2,7 +2,8 @@
 
 use std::sync::{Arc, OnceLock};
 
-use blockhaul_block::{Client, Device, Error, Exports, Kind, Listed, Opening, Result, Visit};
+use blockhaul_block::{Device, Error, Kind, Result};
+use blockhaul_catalog::{Client, Exports, Listed, Opening, Visit};
 use blockhaul_io::Lane;
 
 use crate::connection::Connection;

@@ -17,25 +17,21 @@
 //! drain writes instead of dropping them. Waiting for readiness is the exception: it owns nothing and
 //! is withdrawn when dropped. A worker that stops first waits for every file operation still out.
 //!
-//! In this crate `unsafe` is only in `sys`, `process`, `identity`, `credentials`, `lock`, `buf`,
-//! `cached`, `offload_file`, `vsock` and `driver`, each block with its reason.
+//! In this crate `unsafe` is only in `sys`, `buf`, `cached`, `offload_file`, `vsock` and `driver`, each
+//! block with its reason.
 
 mod buf;
 mod cached;
-mod credentials;
 mod driver;
 mod file;
-mod identity;
 mod lane;
 mod lend;
-mod lock;
 mod net;
 mod offload;
 mod offload_file;
 mod op;
 mod park;
 mod pool;
-mod process;
 mod range_locks;
 mod recv_window;
 mod remote;
@@ -51,28 +47,21 @@ mod vsock;
 mod worker;
 
 pub use buf::{ALIGN, Buf, Data};
-pub use credentials::{Credentials, leads_session};
 pub use driver::{Engine, Interest, uring_available};
 pub use file::{Allocate, File, Reading, Writing, sync_folder};
-pub use identity::Identity;
 pub use lane::Lane;
 pub use lend::Lent;
-pub use lock::{lock_shared, locked_by_others, unlock};
 pub use net::{Listener, Peer, Stream};
 pub use offload::offload;
 pub use op::ready;
 pub use park::{Parked, disable_parking};
 pub use pool::{Pool, Room, TooLarge, Wish};
-pub use process::{
-    Cost, end_this_process, ends_by_itself, processor_time, termination_is_handled, wait_with_cost,
-};
 pub use range_locks::{Alone, Hold, RangeLock, RangeLocks};
 pub use recv_window::RecvWindow;
 pub use remote::Remote;
 pub use seal::{Opened, Opener, RECORD_MAX, RECORD_PLAIN_MAX, SEAL_MAX, SEALED_MAX, Sealer};
 pub use send_queue::SendQueue;
 pub use sync::{Completer, Event, Lost, Notify, Ticket, ticket};
-pub use sys::inherited;
 pub use tally::{Tally, Way};
 pub use task::{Task, spawn, start, yield_now};
 pub use timer::{Elapsed, sleep, sleep_until, timeout};

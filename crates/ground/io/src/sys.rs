@@ -2,11 +2,9 @@
 #![expect(unsafe_code, reason = "raw descriptors")]
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::Mutex;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::io::{FdFlags, fcntl_getfd, fcntl_setfd};
 use rustix::pipe::{IoSliceRaw, SpliceFlags, vmsplice};
 
 /// Wakes a worker that sleeps in its driver.
@@ -58,27 +56,4 @@ pub(crate) fn lend_pages(pipe: BorrowedFd<'_>, bytes: &[u8]) -> rustix::io::Resu
     // references of its own to the pages, which outlive whatever becomes of our mapping. Pages are
     // not given away (no GIFT).
     unsafe { vmsplice(pipe, &slices, SpliceFlags::NONBLOCK) }
-}
-
-/// Takes over a descriptor that this process got from the one that started it, by its number: a
-/// listening socket (sd_listen_fds(3)), a pipe for progress. 0 to 2 belong to the standard library.
-/// `None` where there is no such descriptor, or it has been taken already.
-pub fn inherited(number: RawFd) -> Option<OwnedFd> {
-    static TAKING: Mutex<()> = Mutex::new(());
-    // Nothing is kept under the lock that a panic could leave half done.
-    let _one_at_a_time = TAKING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    if number <= 2 {
-        return None;
-    }
-    let fd = borrow(number);
-    let flags = fcntl_getfd(fd).ok()?;
-    if flags.contains(FdFlags::CLOEXEC) {
-        return None;
-    }
-    fcntl_setfd(fd, flags | FdFlags::CLOEXEC).ok()?;
-    // SAFETY: the descriptor is open (fcntl answered) and nobody in this process owns it: whatever
-    // this program opens itself (the standard library, rustix as it is called here, io_uring) is
-    // close-on-exec, and this one was not, so it came from outside through exec. It is close-on-exec
-    // from here on, and there is one caller at a time, so it is given away once.
-    Some(unsafe { OwnedFd::from_raw_fd(number) })
 }

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::process::{Child, ExitStatus};
 use std::time::Duration;
 
-use blockhaul_io::Cost;
+use blockhaul_os::Cost;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, PidfdFlags, Signal};
 
@@ -58,7 +58,7 @@ impl Group {
         if self.ended_within(Duration::ZERO) {
             self.kill();
         }
-        let ended = blockhaul_io::wait_with_cost(self.child.id());
+        let ended = blockhaul_os::wait_with_cost(self.child.id());
         self.reaped = true;
         ended
     }

@@ -57,7 +57,7 @@ impl Usage {
         usage.user_s = times.children_user_s;
         usage.system_s = times.children_system_s;
         for pid in family(pid) {
-            let Ok(exact) = blockhaul_io::processor_time(pid) else { continue };
+            let Ok(exact) = blockhaul_os::processor_time(pid) else { continue };
             let exact = exact.as_secs_f64();
             let system = Times::of(pid).map_or(0.0, |times| times.system_share()) * exact;
             usage.system_s += system;

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use blockhaul_block::{Error, Intent, OpKind, Registry, Spec, Stack};
+use blockhaul_block::{Error, OpKind};
+use blockhaul_catalog::{Intent, Registry, Spec, Stack};
 use blockhaul_engine::{Comparison, Manifest, Options, Progress};
 use blockhaul_io::{Pool, Runtime};
 

@@ -4,7 +4,8 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockhaul_block::{Adjustable, Can, Device, Layer, Param, Registry, Result, Stack};
+use blockhaul_block::{Can, Device, Result};
+use blockhaul_catalog::{Adjustable, Layer, Param, Registry, Stack};
 
 use crate::manual;
 
@@ -56,7 +57,7 @@ pub fn layers(registry: &Registry, names: &[String]) -> Result<Vec<Arc<dyn Layer
     names.iter().map(|name| registry.layer(name)).collect()
 }
 
-/// Those of the layers that are put over what is there already ([`blockhaul_block::LayerKind::needs_content`]).
+/// Those of the layers that are put over what is there already ([`blockhaul_catalog::LayerKind::needs_content`]).
 pub fn over_content<'a>(registry: &Registry, names: &'a [String]) -> Result<Vec<&'a str>> {
     let mut over = Vec::new();
     for text in names {

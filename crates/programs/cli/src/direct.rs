@@ -9,7 +9,7 @@
 use std::path::Path;
 use std::str::FromStr;
 
-use blockhaul_block::{Direct, Spec};
+use blockhaul_catalog::{Direct, Spec};
 
 use crate::ends::path_of;
 

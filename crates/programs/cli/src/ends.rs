@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-use blockhaul_block::Spec;
+use blockhaul_catalog::Spec;
 use blockhaul_wire::uri::{Transport, Uri};
 use rustix::fs::{FileType, OFlags};
 

@@ -368,7 +368,7 @@ source-layer = ['readonly', 'log']
         assert_eq!(data.args.source_layer, ["readonly", "log"]);
         let source = data.groups.spec(data.args.source.as_ref().unwrap()).unwrap();
         let words = ["qemu-nbd", "-r", "[x"].map(OsString::from).to_vec();
-        assert_eq!(source, blockhaul_block::Spec::Command(words));
+        assert_eq!(source, blockhaul_catalog::Spec::Command(words));
         assert_eq!(data.place, "f.toml:13");
     }
 

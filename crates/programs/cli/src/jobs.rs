@@ -103,7 +103,7 @@ fn check_together(disks: &[Running]) -> Result<(), Failure> {
         }
     }
     for (file, disk) in files.into_values() {
-        let beside = blockhaul_block::Spec::Path(file.to_path_buf());
+        let beside = blockhaul_catalog::Spec::Path(file.to_path_buf());
         let is_beside =
             |job: &Job| [job.ends().0, job.ends().1].map(|end| same_place(&beside, end));
         let taken =

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use blockhaul_block::Spec;
+use blockhaul_catalog::Spec;
 use blockhaul_engine::{JournalOptions, Rate, Schedule};
 
 use crate::args;

@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use blockhaul_block::{Error, Facts, Spec, Stack};
+use blockhaul_block::{Error, Facts};
+use blockhaul_catalog::{Spec, Stack};
 use blockhaul_engine::{Bitmap, Manifest, Options, Progress};
 use blockhaul_io::Pool;
 

@@ -73,7 +73,7 @@ impl Reporter {
             0 => None,
             1 => std::io::stdout().as_fd().try_clone_to_owned().ok(),
             2 => std::io::stderr().as_fd().try_clone_to_owned().ok(),
-            fd => blockhaul_io::inherited(fd),
+            fd => blockhaul_os::inherited(fd),
         };
         let Some(owned) = owned else {
             let text = format!("--progress: descriptor {fd} is not open for writing");

@@ -48,7 +48,7 @@ pub fn catch() -> Result<Caught, Failure> {
         let text = format!("cannot handle signals: {}", plain(&error));
         Failure::new(FAILED, text)
     })?;
-    blockhaul_io::termination_is_handled();
+    blockhaul_os::termination_is_handled();
     Ok(Caught { signals, began_on_terminal })
 }
 
@@ -96,7 +96,7 @@ fn has_terminal() -> bool {
 /// Whether this process began on a terminal, be it gone by now: the SIGHUP that says so may come a moment
 /// later, from the shell. Who leads a session of its own without a terminal hears of none that is lost.
 fn began_on_terminal() -> bool {
-    has_terminal() || (!blockhaul_io::leads_session() && is_hung_up())
+    has_terminal() || (!blockhaul_os::leads_session() && is_hung_up())
 }
 
 /// Whether a standard stream is a terminal that has hung up.

@@ -4,7 +4,8 @@ use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
 
-use blockhaul_block::{Can, Device, Facts, Flags, Outcome, Pending, Reply, Request, Stack};
+use blockhaul_block::{Can, Device, Facts, Flags, Outcome, Pending, Reply, Request};
+use blockhaul_catalog::Stack;
 use blockhaul_io::Data;
 
 use super::{Content, Options, Subject};

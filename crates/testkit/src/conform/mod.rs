@@ -36,7 +36,8 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use blockhaul_block::{Another, Device, Opened, Stack};
+use blockhaul_block::Device;
+use blockhaul_catalog::{Another, Opened, Stack};
 use blockhaul_io::{Config, Engine, Runtime};
 
 use crate::fault::FaultDevice;

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use blockhaul_block::{Result, Stack};
+use blockhaul_block::Result;
+use blockhaul_catalog::Stack;
 use blockhaul_io::Pool;
 
 use crate::options::Options;

@@ -6,7 +6,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use blockhaul_block::{Can, Device, Error, Facts, Kind, Result, Stack};
+use blockhaul_block::{Can, Device, Error, Facts, Kind, Result};
+use blockhaul_catalog::Stack;
 use blockhaul_io::{Pool, Remote};
 
 use crate::end::{End, Retries};

@@ -6,7 +6,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
-use blockhaul_block::{Error, Kind, Result, Stack};
+use blockhaul_block::{Error, Kind, Result};
+use blockhaul_catalog::Stack;
 use blockhaul_io::{Data, Pool, Task};
 
 use crate::algorithm::{Algorithm, BLOCK, Hasher};

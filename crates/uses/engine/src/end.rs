@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use blockhaul_block::{Device, Error, Facts, Kind, Result, Stack};
+use blockhaul_block::{Device, Error, Facts, Kind, Result};
+use blockhaul_catalog::Stack;
 use blockhaul_io::Event;
 
 use crate::options::{Options, RETRY_DELAY_MAX, Retried};

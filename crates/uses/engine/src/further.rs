@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use blockhaul_block::{Can, Contexts, Device, Error, Flags, Request, Result, Stack};
+use blockhaul_block::{Can, Contexts, Device, Error, Flags, Request, Result};
+use blockhaul_catalog::Stack;
 
 use crate::end::{DIAL_MAX, differs, is_lost};
 use crate::job::Job;

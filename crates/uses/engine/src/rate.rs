@@ -5,7 +5,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use blockhaul_block::{Error, Kind, Result, parse_rate};
+use blockhaul_block::{Error, Kind, Result};
+use blockhaul_catalog::parse_rate;
 
 /// What may be used up at once after a pause: a tenth of a second's worth, as QEMU's slices.
 const BURST: f64 = 0.1;

@@ -4,8 +4,9 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use blockhaul_block::{
-    BASE_ALLOCATION, Can, DeviceExt as _, Error, Kind, Reply, Request, Result, Stack, ZERO,
+    BASE_ALLOCATION, Can, DeviceExt as _, Error, Kind, Reply, Request, Result, ZERO,
 };
+use blockhaul_catalog::Stack;
 use blockhaul_io::Room;
 
 use crate::end::End;

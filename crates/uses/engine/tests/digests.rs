@@ -4,7 +4,8 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use blockhaul_block::{Device, Kind, Stack};
+use blockhaul_block::{Device, Kind};
+use blockhaul_catalog::Stack;
 use blockhaul_engine::{Algorithm, Options, Progress, copy, copy_from_pipe, copy_to_pipe, digest};
 use blockhaul_io::{Config, Engine, Pool, Runtime};
 use blockhaul_testkit::fault::{FaultDevice, Rule, Then};

@@ -5,7 +5,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockhaul_block::{Kind, OpKind, Stack};
+use blockhaul_block::{Kind, OpKind};
+use blockhaul_catalog::Stack;
 use blockhaul_engine::{Options, Progress, copy};
 use blockhaul_io::{Config, Engine, Pool, Runtime};
 use blockhaul_testkit::fault::{FaultDevice, Rule, Then};

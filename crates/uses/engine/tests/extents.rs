@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use blockhaul_block::{
     BASE_ALLOCATION, Can, Device, Extents, Facts, HOLE, Op, OpKind, Pending, Reply, Request,
-    Result, Stack, ZERO,
+    Result, ZERO,
 };
+use blockhaul_catalog::Stack;
 use blockhaul_engine::{
     Bitmap, Options, Progress, Summary, compare, copy, digest, manifest, verify,
 };

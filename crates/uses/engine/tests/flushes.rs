@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use blockhaul_block::{
-    Another, Backend, Can, Device, Error, Facts, Intent, Kind, OpKind, Opened, Opening, Outcome,
-    Pending, Registry, Reply, Request, Result, Spec, Stack, Target,
+    Can, Device, Error, Facts, Kind, OpKind, Outcome, Pending, Reply, Request, Result,
 };
+use blockhaul_catalog::{Another, Backend, Intent, Opened, Opening, Registry, Spec, Stack, Target};
 use blockhaul_engine::{JournalOptions, Options, Progress, Summary, copy};
 use blockhaul_io::{Config, Engine, Pool, Runtime};
 use blockhaul_testkit::model::{Completion, Model, ModelDevice};

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use blockhaul_block::{Device, Facts, Op, Pending, Request, Stack};
+use blockhaul_block::{Device, Facts, Op, Pending, Request};
+use blockhaul_catalog::Stack;
 use blockhaul_engine::{Algorithm, Options, Progress};
 use blockhaul_io::{Config, Engine, Pool, Runtime};
 use blockhaul_testkit::model::{Completion, Model, ModelDevice};

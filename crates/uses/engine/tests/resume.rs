@@ -6,10 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use blockhaul_block::{
-    Another, Backend, Can, Device, Facts, Intent, Opened, Opening, Pending, Registry, Request,
-    Result, Spec, Stack, Target,
-};
+use blockhaul_block::{Can, Device, Facts, Pending, Request, Result};
+use blockhaul_catalog::{Another, Backend, Intent, Opened, Opening, Registry, Spec, Stack, Target};
 use blockhaul_engine::{JournalOptions, Options, Progress, SEGMENT, Summary, copy};
 use blockhaul_io::{Config, Engine, Pool, Runtime};
 use blockhaul_testkit::crash::CrashDevice;

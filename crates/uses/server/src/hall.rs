@@ -3,7 +3,8 @@
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use blockhaul_block::{Certificate, Client, Device, Dismissal, Kind, Listed, Visit};
+use blockhaul_block::{Device, Kind};
+use blockhaul_catalog::{Certificate, Client, Dismissal, Listed, Visit};
 use blockhaul_io::Stream;
 use blockhaul_wire::ListEntry;
 use blockhaul_wire::OptionError;

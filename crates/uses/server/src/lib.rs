@@ -35,7 +35,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use blockhaul_block::{Device, Exports, Flushes};
+use blockhaul_block::{Device, Flushes};
+use blockhaul_catalog::Exports;
 use blockhaul_io::{Listener, Pool, Remote, Stream, Ticket};
 
 use clients::{Clients, Leave, unless_told};

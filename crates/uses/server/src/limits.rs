@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use blockhaul_block::{parse_duration, parse_size};
+use blockhaul_catalog::{parse_duration, parse_size};
 
 /// The largest minimum block that the document allows: a request of one block must be possible.
 pub(crate) const PAYLOAD_LEAST: u32 = 64 << 10;

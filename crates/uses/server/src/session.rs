@@ -11,9 +11,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use blockhaul_block::{
-    Contexts, Device, Dismissal, Error, Flags, Flushes, Op, OpKind, Outcome, Request,
-};
+use blockhaul_block::{Contexts, Device, Error, Flags, Flushes, Op, OpKind, Outcome, Request};
+use blockhaul_catalog::Dismissal;
 use blockhaul_io::{Data, Event, Pool, RecvWindow, SendQueue, Stream, Ticket};
 use blockhaul_wire::handshake::server::Negotiated;
 use blockhaul_wire::reply::Answer;

@@ -5,7 +5,8 @@ mod common;
 
 use std::sync::{Arc, Mutex};
 
-use blockhaul_block::{Can, Client, Device, Exports, Facts, Kind, Listed, OpKind, Opening, Visit};
+use blockhaul_block::{Can, Device, Facts, Kind, OpKind};
+use blockhaul_catalog::{Client, Exports, Listed, Opening, Visit};
 use blockhaul_server::Limits;
 use blockhaul_testkit::fault::{FaultDevice, Rule, Then};
 use blockhaul_testkit::model::{Completion, Model, ModelDevice};

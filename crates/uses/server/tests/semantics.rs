@@ -9,9 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use blockhaul_block::{
-    Client, Device, Exports, Facts, Flags, Listed, OpKind, Opening, Pending, Request, Visit,
-};
+use blockhaul_block::{Device, Facts, Flags, OpKind, Pending, Request};
+use blockhaul_catalog::{Client, Exports, Listed, Opening, Visit};
 use blockhaul_server::Limits;
 use blockhaul_testkit::model::{Completion, Model, ModelDevice};
 use blockhaul_testkit::peer::Exported;

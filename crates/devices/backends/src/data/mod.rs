@@ -19,9 +19,8 @@ mod source;
 
 use std::sync::Arc;
 
-use blockhaul_block::{
-    Backend, Device, Error, Kind, Opened, Opening, Param, ParamKind, Result, Target,
-};
+use blockhaul_block::{Device, Error, Kind, Result};
+use blockhaul_catalog::{Backend, Opened, Opening, Param, ParamKind, Target};
 
 pub(crate) use source::base64;
 

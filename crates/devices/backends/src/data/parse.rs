@@ -3,7 +3,8 @@
 
 use std::sync::Arc;
 
-use blockhaul_block::{Error, Kind, Result, parse_number, parse_size};
+use blockhaul_block::{Error, Kind, Result};
+use blockhaul_catalog::{parse_number, parse_size};
 
 use super::item::{Group, Item, WORK_MAX};
 use super::source::Source;

@@ -8,9 +8,9 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, Weak};
 
-use blockhaul_block::{
-    Backend, Client, Device, Error, Exports, Kind, Listed, Opened, Opening, Param, ParamKind,
-    Result, Target, Visit, emulate, format_size,
+use blockhaul_block::{Device, Error, Kind, Result, emulate};
+use blockhaul_catalog::{
+    Backend, Client, Exports, Listed, Opened, Opening, Param, ParamKind, Target, Visit, format_size,
 };
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, fstat, statat};
 use rustix::io::fcntl_dupfd_cloexec;
@@ -258,7 +258,7 @@ async fn offload<T: Send + 'static>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use blockhaul_block::{Intent, Registry, Spec};
+    use blockhaul_catalog::{Intent, Registry, Spec};
     use std::os::unix::fs::symlink;
 
     fn with_folder<T: Send + 'static>(

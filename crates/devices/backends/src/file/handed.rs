@@ -11,7 +11,8 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use blockhaul_block::{Error, Kind, Param, ParamKind, Result, Target};
+use blockhaul_block::{Error, Kind, Result};
+use blockhaul_catalog::{Param, ParamKind, Target};
 use rustix::fs::{Mode, OFlags, fcntl_getfl};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 
@@ -122,7 +123,7 @@ fn take(number: i32) -> Option<Arc<OwnedFd>> {
     if let Some(fd) = taken.get(&number) {
         return Some(fd.clone());
     }
-    let fd = Arc::new(blockhaul_io::inherited(number)?);
+    let fd = Arc::new(blockhaul_os::inherited(number)?);
     taken.insert(number, fd.clone());
     Some(fd)
 }
@@ -133,7 +134,8 @@ mod tests {
     use std::os::fd::{AsFd, IntoRawFd as _};
     use std::os::unix::fs::OpenOptionsExt as _;
 
-    use blockhaul_block::{Args, Backend as _, Can, Device as _, DeviceExt as _, Intent};
+    use blockhaul_block::{Can, Device as _, DeviceExt as _};
+    use blockhaul_catalog::{Args, Backend as _, Intent};
     use blockhaul_io::{Config, Data, Runtime};
 
     use super::super::device::FileDevice;
@@ -146,7 +148,7 @@ mod tests {
     }
 
     fn target(rest: &str, query: &str, intent: Intent) -> Target {
-        let typed = blockhaul_block::parse_options(query).unwrap();
+        let typed = blockhaul_catalog::parse_options(query).unwrap();
         let args = Args::check("file", File.params(), &typed).unwrap();
         Target { scheme: "file".into(), rest: rest.into(), command: Vec::new(), args, intent }
     }
@@ -261,13 +263,13 @@ mod tests {
             fs::write(path.join("a"), "abc").unwrap();
             let number = hand_over(fs::File::open(&path).unwrap());
             fs::rename(&path, moved).unwrap();
-            let registry = blockhaul_block::Registry {
+            let registry = blockhaul_catalog::Registry {
                 backends: crate::all(),
-                ..blockhaul_block::Registry::default()
+                ..blockhaul_catalog::Registry::default()
             };
             let folder = async |number: i32| {
-                let spec =
-                    blockhaul_block::Spec::parse(format!("dir:?dirfd={number}").as_ref()).unwrap();
+                let spec = blockhaul_catalog::Spec::parse(format!("dir:?dirfd={number}").as_ref())
+                    .unwrap();
                 registry.exports(&spec, &[], Intent::WRITE).await
             };
             for _ in 0..2 {

@@ -67,7 +67,7 @@ impl Lock {
             }
             Entry::Vacant(entry) => entry,
         };
-        match blockhaul_io::lock_shared(file, LETS_NONE_WRITE) {
+        match blockhaul_os::lock_shared(file, LETS_NONE_WRITE) {
             Ok(()) => {}
             Err(error) if error.kind() == ErrorKind::WouldBlock => return Err(in_use()),
             // Network file systems may have none.
@@ -78,13 +78,13 @@ impl Lock {
         }
         // The lock comes first: of two that begin at a time one may be refused needlessly, but never
         // none.
-        let by_others = |byte| blockhaul_io::locked_by_others(file, byte).unwrap_or(false);
+        let by_others = |byte| blockhaul_os::locked_by_others(file, byte).unwrap_or(false);
         if by_others(WRITES)
             || by_others(LETS_NONE_WRITE)
             || (empties && by_others(LETS_NONE_RESIZE))
         {
             // Closing the file gives it up as well.
-            let _ = blockhaul_io::unlock(file, LETS_NONE_WRITE);
+            let _ = blockhaul_os::unlock(file, LETS_NONE_WRITE);
             return Err(in_use());
         }
         entry.insert(Held { file: file.clone(), devices: 1 });
@@ -102,7 +102,7 @@ impl Drop for Lock {
         if entry.get().devices == 0 {
             // By itself the kernel does it when the last user of the descriptor is gone, which may be a
             // request that it still has.
-            let _ = blockhaul_io::unlock(&entry.get().file, LETS_NONE_WRITE);
+            let _ = blockhaul_os::unlock(&entry.get().file, LETS_NONE_WRITE);
             entry.remove();
         }
     }

@@ -28,9 +28,8 @@ mod zero;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use blockhaul_block::{
-    Backend, Device, Error, Kind, Opened, Opening, Param, ParamKind, Preparation, Target,
-};
+use blockhaul_block::{Device, Error, Kind};
+use blockhaul_catalog::{Backend, Opened, Opening, Param, ParamKind, Preparation, Target};
 
 pub use dir::Dir;
 pub use identity::{Shared, identity, identity_of, shared};
@@ -112,11 +111,11 @@ const LOCK: Param = Param {
 /// The path of what `file:` names by these words, the path before the `?` and the options behind it,
 /// both still encoded: of a descriptor (`fd=N`) where it is in /proc. `None` if they are not understood.
 pub fn named(path: &str, options: &str) -> Option<PathBuf> {
-    let path = blockhaul_block::percent_decode(path).ok()?;
+    let path = blockhaul_catalog::percent_decode(path).ok()?;
     if !path.is_empty() {
         return Some(PathBuf::from(path));
     }
-    let options = blockhaul_block::parse_options(options).ok()?;
+    let options = blockhaul_catalog::parse_options(options).ok()?;
     let (_, number) = options.iter().rfind(|(key, _)| key == handed::FD.name)?;
     number.parse().ok().map(handed::path)
 }

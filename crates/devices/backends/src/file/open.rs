@@ -3,9 +3,8 @@
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use blockhaul_block::{
-    BASE_ALLOCATION, BlockSizes, Can, Direct, Error, Facts, Kind, Result, Target,
-};
+use blockhaul_block::{BASE_ALLOCATION, BlockSizes, Can, Error, Facts, Kind, Result};
+use blockhaul_catalog::{Direct, Target};
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, SeekFrom, Stat, fcntl_getfl, fcntl_setfl,
     fstat, ftruncate, openat, openat2, seek, statat,

@@ -9,9 +9,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockhaul_block::{
-    Access, Args, Backend, Can, Contexts, Device, DeviceExt, Direct, Extents, Flags, HOLE, Intent,
-    Kind, Pending, Reply, Request, Result, Target, ZERO,
+    Access, Can, Contexts, Device, DeviceExt, Extents, Flags, HOLE, Kind, Pending, Reply, Request,
+    Result, ZERO,
 };
+use blockhaul_catalog::{Args, Backend, Direct, Intent, Target};
 use blockhaul_io::{Allocate, Config, Data, Engine, Room, Runtime, Tally, Way};
 use tempfile::TempDir;
 
@@ -41,7 +42,7 @@ fn everywhere<F: Future<Output = ()> + 'static>(check: fn(PathBuf) -> F) {
 }
 
 fn target(path: &Path, query: &str, intent: Intent) -> Target {
-    let typed = blockhaul_block::parse_options(query).unwrap();
+    let typed = blockhaul_catalog::parse_options(query).unwrap();
     let args = Args::check("file", File.params(), &typed).unwrap();
     let (scheme, rest, command) = ("file".into(), path.into(), Vec::new());
     Target { scheme, rest, command, args, intent }
@@ -441,13 +442,13 @@ fn a_backend_opens_on_a_worker_by_its_description() {
     fs::write(&path, "hello").unwrap();
     let typed = format!("file:{}", path.display().to_string().replace(' ', "%20"));
     runtime.block_on(move || async move {
-        let registry = blockhaul_block::Registry {
+        let registry = blockhaul_catalog::Registry {
             backends: crate::all(),
             path: crate::PATH_SCHEME,
-            ..blockhaul_block::Registry::default()
+            ..blockhaul_catalog::Registry::default()
         };
         for word in [OsStr::new(&typed), path.as_os_str()] {
-            let spec = blockhaul_block::Spec::parse(word).unwrap();
+            let spec = blockhaul_catalog::Spec::parse(word).unwrap();
             let stack = registry.open(&spec, Vec::new(), Intent::READ).await.unwrap();
             assert_eq!(stack.device().read(0, 5).await.unwrap().bytes(), b"hello");
         }
@@ -538,7 +539,7 @@ fn two_programs_do_not_write_to_one_file() {
         let other = other_program(&path);
         // 201: who lets no other write; 101: who writes, as qemu-nbd does.
         for byte in [201, 101] {
-            blockhaul_io::lock_shared(&other, byte).unwrap();
+            blockhaul_os::lock_shared(&other, byte).unwrap();
             let error = open_error(&path, "", Intent::WRITE);
             assert_eq!(error.kind(), blockhaul_block::Kind::Refused);
             assert!(error.text().contains("lock=off"), "{error}");
@@ -547,10 +548,10 @@ fn two_programs_do_not_write_to_one_file() {
             assert_eq!(fs::read(&path).unwrap(), [7; 4096]);
             drop(device(&path, "", Intent::READ).unwrap());
             drop(device(&path, "lock=off", Intent::WRITE).unwrap());
-            blockhaul_io::unlock(&other, byte).unwrap();
+            blockhaul_os::unlock(&other, byte).unwrap();
         }
         // One who lets nobody cut it may be written beside.
-        blockhaul_io::lock_shared(&other, 203).unwrap();
+        blockhaul_os::lock_shared(&other, 203).unwrap();
         drop(device(&path, "", Intent::WRITE).unwrap());
         open_error(&path, "", Intent::target(8192));
     });
@@ -562,7 +563,7 @@ fn a_writer_is_seen_by_other_programs_until_its_last_device_is_gone() {
         let path = folder.join("disk");
         fs::write(&path, [7; 4096]).unwrap();
         let other = other_program(&path);
-        let locked = || blockhaul_io::locked_by_others(&other, 201).unwrap();
+        let locked = || blockhaul_os::locked_by_others(&other, 201).unwrap();
         let reader = device(&path, "", Intent::READ).unwrap();
         assert!(!locked());
         let first = device(&path, "", Intent::WRITE).unwrap();
@@ -570,7 +571,7 @@ fn a_writer_is_seen_by_other_programs_until_its_last_device_is_gone() {
         let second = device(&path, "", Intent::WRITE).unwrap();
         drop(first);
         assert!(locked(), "the second still writes");
-        assert!(!blockhaul_io::locked_by_others(&other, 101).unwrap(), "QEMU may read it");
+        assert!(!blockhaul_os::locked_by_others(&other, 101).unwrap(), "QEMU may read it");
         drop(second);
         assert!(!locked());
         drop(reader);

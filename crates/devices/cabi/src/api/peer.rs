@@ -5,8 +5,8 @@ use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::ptr;
 use std::sync::Arc;
 
-use blockhaul_block::Certificate;
-use blockhaul_io::Credentials;
+use blockhaul_catalog::Certificate;
+use blockhaul_os::Credentials;
 
 use super::{failed, malloced, plain};
 use crate::context::{self, Context};

@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use blockhaul_block::{Error, Kind, Result, Target};
+use blockhaul_block::{Error, Kind, Result};
+use blockhaul_catalog::Target;
 use blockhaul_io::{Completer, Interest};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 

@@ -5,7 +5,8 @@ use std::ffi::OsStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockhaul_block::{Contexts, Device, Error, Intent, Registry, Reply, Request, Spec, Stack};
+use blockhaul_block::{Contexts, Device, Error, Reply, Request};
+use blockhaul_catalog::{Intent, Registry, Spec, Stack};
 use blockhaul_io::{Data, Listener, Room, Runtime};
 use blockhaul_server::{Config, Export, Limits, Offers, Server};
 use blockhaul_testkit::model::Model;

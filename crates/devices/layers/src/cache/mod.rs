@@ -20,9 +20,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use blockhaul_block::{
-    Args, BASE_ALLOCATION, Can, Contexts, Device, Facts, Flags, Kind, Layer, Op, ParamKind,
-    Pending, Reply, Request, Result,
+    BASE_ALLOCATION, Can, Contexts, Device, Facts, Flags, Kind, Op, Pending, Reply, Request, Result,
 };
+use blockhaul_catalog::{Args, Layer, ParamKind};
 use blockhaul_io::Remote;
 
 use crate::background;

@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use blockhaul_block::{Args, Result, parse_switch};
+use blockhaul_block::Result;
+use blockhaul_catalog::{Args, parse_switch};
 
 use crate::declared::usage;
 

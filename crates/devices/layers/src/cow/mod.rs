@@ -7,9 +7,10 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use blockhaul_block::{
-    Args, BASE_ALLOCATION, Can, Contexts, Device, Error, Extents, Facts, Flags, HOLE, Kind, Layer,
-    Op, Outcome, ParamKind, Pending, Reply, Request, Result, ZERO,
+    BASE_ALLOCATION, Can, Contexts, Device, Error, Extents, Facts, Flags, HOLE, Kind, Op, Outcome,
+    Pending, Reply, Request, Result, ZERO,
 };
+use blockhaul_catalog::{Args, Layer, ParamKind};
 use blockhaul_io::{Allocate, Buf, Data, File, Room};
 
 use crate::declared::{Declared, misfit, opened, param, param_or, usage};

@@ -12,9 +12,10 @@ mod map;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use blockhaul_block::{
-    Access, Args, BASE_ALLOCATION, Can, Contexts, Device, Error, Extents, Facts, FileRange, Flags,
-    Kind, Layer, Op, OpKind, Outcome, Param, ParamKind, Pending, Reply, Request, Result, ZERO,
+    Access, BASE_ALLOCATION, Can, Contexts, Device, Error, Extents, Facts, FileRange, Flags, Kind,
+    Op, OpKind, Outcome, Pending, Reply, Request, Result, ZERO,
 };
+use blockhaul_catalog::{Args, Layer, Param, ParamKind};
 use blockhaul_io::{Completer, Ticket};
 
 use crate::declared::{Declared, misfit, opened, param, param_or, usage};

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use blockhaul_block::{Client, Param, Result};
+use blockhaul_block::Result;
+use blockhaul_catalog::{Client, Param};
 
 use super::{Choice, Guest, Rule, gate};
 use crate::declared::Declared;
@@ -52,7 +53,7 @@ impl Guest for Inside {
 impl Drop for Inside {
     fn drop(&mut self) {
         if self.opened.load(Ordering::SeqCst) && self.rule.0.fetch_sub(1, Ordering::SeqCst) == 1 {
-            blockhaul_io::end_this_process();
+            blockhaul_os::end_this_process();
         }
     }
 }

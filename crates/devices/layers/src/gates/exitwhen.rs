@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use blockhaul_block::{Args, Client, Error, Kind, Layer, ParamKind, Result, parse_number};
+use blockhaul_block::{Error, Kind, Result};
+use blockhaul_catalog::{Args, Client, Layer, ParamKind, parse_number};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::{Guest, Rule, gate};
@@ -52,7 +53,7 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
     events.extend(list("exit-when-file-created").iter().map(|text| Event::Created(path(text))));
     events.extend(list("exit-when-file-deleted").iter().map(|text| Event::Deleted(path(text))));
     for text in list("exit-when-pipe-closed") {
-        let pipe = parse_number(&text).ok().and_then(blockhaul_io::inherited);
+        let pipe = parse_number(&text).ok().and_then(blockhaul_os::inherited);
         events.push(Event::Closed(pipe.ok_or_else(|| {
             usage(format!("exitwhen: {text:?} is not the number of an inherited descriptor"))
         })?));
@@ -88,7 +89,7 @@ fn watch(rule: &Weak<When>, every: Duration) {
     while let Some(rule) = rule.upgrade() {
         if rule.look() {
             if rule.inside.load(Ordering::SeqCst) == 0 {
-                blockhaul_io::end_this_process();
+                blockhaul_os::end_this_process();
             }
             return;
         }
@@ -175,7 +176,7 @@ impl Drop for Inside {
     fn drop(&mut self) {
         let last = self.0.inside.fetch_sub(1, Ordering::SeqCst) == 1;
         if last && self.0.look_at(|event| !event.is_slow()) {
-            blockhaul_io::end_this_process();
+            blockhaul_os::end_this_process();
         }
     }
 }

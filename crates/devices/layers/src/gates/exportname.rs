@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use blockhaul_block::{Args, Client, Error, Kind, Layer, Listed, ParamKind, Result};
+use blockhaul_block::{Error, Kind, Result};
+use blockhaul_catalog::{Args, Client, Layer, Listed, ParamKind};
 
 use super::{Choice, Guest, Rule, gate};
 use crate::declared::{Declared, param, param_or, usage};

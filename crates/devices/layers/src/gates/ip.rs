@@ -4,7 +4,8 @@ use std::net::IpAddr;
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
 
-use blockhaul_block::{Args, Client, Error, Kind, Layer, ParamKind, Result, parse_number};
+use blockhaul_block::{Error, Kind, Result};
+use blockhaul_catalog::{Args, Client, Layer, ParamKind, parse_number};
 use rustix::net::AddressFamily;
 
 use super::{Guest, Rule, gate};
@@ -152,7 +153,7 @@ impl Who {
         }
         match rustix::net::sockopt::socket_domain(stream.as_fd()) {
             Ok(AddressFamily::VSOCK) => Who::Vsock,
-            Ok(AddressFamily::UNIX) => match blockhaul_io::Credentials::of_peer(stream.as_fd()) {
+            Ok(AddressFamily::UNIX) => match blockhaul_os::Credentials::of_peer(stream.as_fd()) {
                 Ok(Some(found)) => Who::Unix { pid: found.pid, uid: found.uid, gid: found.gid },
                 _ => Who::Unix { pid: None, uid: u32::MAX, gid: u32::MAX },
             },

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use blockhaul_block::{Client, Error, Kind, ParamKind, Result};
+use blockhaul_block::{Error, Kind, Result};
+use blockhaul_catalog::{Client, ParamKind};
 
 use super::{Guest, Rule, gate};
 use crate::declared::{Declared, param_or};

@@ -12,7 +12,8 @@ mod tls_fallback;
 
 use std::sync::Arc;
 
-use blockhaul_block::{Client, Device, Exports, Layer, Listed, Opening, Result, Visit};
+use blockhaul_block::{Device, Result};
+use blockhaul_catalog::{Client, Exports, Layer, Listed, Opening, Visit};
 
 pub use exitlast::EXITLAST;
 pub use exitwhen::EXITWHEN;

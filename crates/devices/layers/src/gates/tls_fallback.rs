@@ -2,10 +2,8 @@
 
 use std::sync::Arc;
 
-use blockhaul_block::{
-    Args, Can, Client, Device, Error, Facts, Kind, Layer, Listed, Op, ParamKind, Pending, Reply,
-    Request, Result,
-};
+use blockhaul_block::{Can, Device, Error, Facts, Kind, Op, Pending, Reply, Request, Result};
+use blockhaul_catalog::{Args, Client, Layer, Listed, ParamKind};
 
 use super::{Choice, Guest, Rule, gate};
 use crate::declared::{Declared, param_or};

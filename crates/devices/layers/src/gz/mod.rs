@@ -6,9 +6,8 @@ mod inflate;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use blockhaul_block::{
-    Args, Below, Device, Error, Kind, Layer, Opening, ParamKind, Reply, Request, Result,
-};
+use blockhaul_block::{Device, Error, Kind, Reply, Request, Result};
+use blockhaul_catalog::{Args, Below, Layer, Opening, ParamKind};
 use blockhaul_io::{Data, Room};
 
 use crate::declared::{Declared, param_or, usage};

@@ -12,9 +12,10 @@ mod passphrase;
 use std::sync::Arc;
 
 use blockhaul_block::{
-    Below, BlockSizes, Can, Device, DeviceExt, Error, Facts, Kind, Layer, Op, Opening, Outcome,
-    ParamKind, Pending, Reply, Request, Result,
+    BlockSizes, Can, Device, DeviceExt, Error, Facts, Kind, Op, Outcome, Pending, Reply, Request,
+    Result,
 };
+use blockhaul_catalog::{Below, Layer, Opening, ParamKind};
 use blockhaul_io::{Buf, Data, Room};
 
 use crate::declared::{Declared, misfit, param, param_or, usage};

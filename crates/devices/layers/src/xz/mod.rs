@@ -6,7 +6,8 @@ mod index;
 
 use std::sync::Arc;
 
-use blockhaul_block::{Args, Below, Device, Error, Kind, Layer, Opening, ParamKind, Result};
+use blockhaul_block::{Device, Error, Kind, Result};
+use blockhaul_catalog::{Args, Below, Layer, Opening, ParamKind};
 use blockhaul_io::{Data, Room};
 use crc32fast::hash as crc32;
 use lzma_rust2::{Action, Status, XzStream};

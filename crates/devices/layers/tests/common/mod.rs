@@ -3,7 +3,8 @@
 
 use std::sync::Arc;
 
-use blockhaul_block::{Contexts, Device, DeviceExt, Error, Layer, Registry, Result};
+use blockhaul_block::{Contexts, Device, DeviceExt, Error, Result};
+use blockhaul_catalog::{Layer, Registry};
 use blockhaul_io::{Config, Data, Runtime};
 
 /// Runs a check on a worker.

@@ -6,7 +6,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use blockhaul_block::{Intent, Registry, Result, Spec, Stack};
+use blockhaul_block::Result;
+use blockhaul_catalog::{Intent, Registry, Spec, Stack};
 use blockhaul_testkit::conform::{self, Options};
 use blockhaul_testkit::tools::{among_peers, output};
 

@@ -77,7 +77,7 @@ pub(super) fn best(points: &[Point], own_connections: bool) -> Option<Advice> {
             },
             cheapest.requests,
             // What a copy takes: a power of two from 4 KiB on.
-            blockhaul_block::format_size(
+            blockhaul_catalog::format_size(
                 (1 << cheapest.request_size.max(4096).ilog2()).min(32 << 20)
             ),
         ),

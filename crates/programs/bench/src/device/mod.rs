@@ -11,7 +11,7 @@ mod schedule;
 use std::ffi::{OsStr, OsString};
 use std::time::Duration;
 
-use blockhaul_block::{Intent, Registry, Spec};
+use blockhaul_catalog::{Intent, Registry, Spec};
 use blockhaul_io::{Config, Engine, Runtime};
 use clap::Args as ClapArgs;
 

@@ -8,8 +8,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use blockhaul_block::{
-    BASE_ALLOCATION, Can, Device, DeviceExt as _, Error, Kind, Request, Result, Stack, ZERO,
+    BASE_ALLOCATION, Can, Device, DeviceExt as _, Error, Kind, Request, Result, ZERO,
 };
+use blockhaul_catalog::Stack;
 use blockhaul_io::{Data, Pool, Remote};
 
 use super::findings::{Findings, Latency, Point, Questions, best};
@@ -299,7 +300,7 @@ async fn run(
     let pool = Pool::new(2 * MEMORY);
     let (started, next) = (Instant::now(), Arc::new(AtomicU64::new(0)));
     let deadline = started + time.max(Duration::from_millis(5));
-    let cpu_before = blockhaul_io::processor_time(std::process::id()).unwrap_or_default();
+    let cpu_before = blockhaul_os::processor_time(std::process::id()).unwrap_or_default();
     let mut lanes = Vec::new();
     for (number, handle) in handles.iter().take(point.connections).enumerate() {
         let (handle, work, next, pool) = (handle.clone(), work.clone(), next.clone(), pool.clone());
@@ -322,7 +323,7 @@ async fn run(
     }
     result?;
     let took = started.elapsed().as_secs_f64();
-    let cpu = blockhaul_io::processor_time(std::process::id())
+    let cpu = blockhaul_os::processor_time(std::process::id())
         .unwrap_or_default()
         .saturating_sub(cpu_before);
     Ok(Point {

@@ -1,6 +1,6 @@
 //! Findings as text and JSON.
 
-use blockhaul_block::format_size;
+use blockhaul_catalog::format_size;
 
 use super::findings::{Findings, Latency, Point};
 use crate::cells::number;

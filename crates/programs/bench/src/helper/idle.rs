@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use blockhaul_block::Spec;
+use blockhaul_catalog::Spec;
 use blockhaul_io::{Config, Engine, Runtime};
 
 use crate::error::{Error, Result};
@@ -14,7 +14,7 @@ pub fn keep(uri: &str, connections: u32, time: Duration) -> Result<()> {
         .map_err(|error| failed(&error))?;
     let spec = Spec::parse(uri.as_ref()).map_err(|error| Error::usage(error.to_string()))?;
     let open = runtime.block_on(move || async move {
-        let registry = blockhaul_block::Registry {
+        let registry = blockhaul_catalog::Registry {
             backends: blockhaul_client::all(blockhaul_client::Options::default()),
             layers: Vec::new(),
             path: "file",
@@ -22,7 +22,7 @@ pub fn keep(uri: &str, connections: u32, time: Duration) -> Result<()> {
         };
         let mut open = Vec::new();
         for _ in 0..connections {
-            open.push(registry.open(&spec, Vec::new(), blockhaul_block::Intent::READ).await?);
+            open.push(registry.open(&spec, Vec::new(), blockhaul_catalog::Intent::READ).await?);
         }
         blockhaul_io::sleep(time).await;
         Ok::<_, blockhaul_block::Error>(open)

@@ -5,7 +5,8 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockhaul_block::{DeviceExt as _, Extents, HOLE, Intent, Registry, Spec, ZERO};
+use blockhaul_block::{DeviceExt as _, Extents, HOLE, ZERO};
+use blockhaul_catalog::{Intent, Registry, Spec};
 use blockhaul_io::{Config, Engine, Listener, Pool, Runtime};
 use blockhaul_wire::request::Headers;
 use clap::ValueEnum;

@@ -14,7 +14,8 @@ use std::ffi::OsString;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use blockhaul_block::{Error as BlockError, Kind, Spec, parse_size};
+use blockhaul_block::{Error as BlockError, Kind};
+use blockhaul_catalog::{Spec, parse_size};
 use blockhaul_client::options::Place;
 use blockhaul_client::{Address, Line, ServerProcess};
 use blockhaul_io::{Completer, Config, Engine, Lost, Remote, Runtime, Ticket};
@@ -232,7 +233,7 @@ async fn measure(place: Place, work: Arc<Work>) -> Result<Measured> {
     }
     // There is one connection at least.
     let Some(negotiated) = met else { return Err(opening(lost(Lost))) };
-    let cpu = || blockhaul_io::processor_time(std::process::id()).unwrap_or_default();
+    let cpu = || blockhaul_os::processor_time(std::process::id()).unwrap_or_default();
     let (before, start) = (cpu(), Instant::now());
     let mut outcomes = Vec::new();
     for Waiting { go, outcome } in waiting {

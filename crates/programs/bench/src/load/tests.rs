@@ -4,7 +4,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockhaul_block::{Device, DeviceExt as _, Intent, Registry, Spec};
+use blockhaul_block::{Device, DeviceExt as _};
+use blockhaul_catalog::{Intent, Registry, Spec};
 use blockhaul_io::{Listener, Pool};
 use clap::Parser;
 

@@ -10,11 +10,11 @@ pub fn limit(text: &str) -> Result<String, String> {
 }
 
 pub fn duration(text: &str) -> Result<Duration, String> {
-    blockhaul_block::parse_duration(text).map_err(|error| error.text())
+    blockhaul_catalog::parse_duration(text).map_err(|error| error.text())
 }
 
 pub fn size(text: &str) -> Result<u64, String> {
-    blockhaul_block::parse_size(text).map_err(|error| error.text())
+    blockhaul_catalog::parse_size(text).map_err(|error| error.text())
 }
 
 pub fn setting(text: &str) -> Result<(String, String), String> {
@@ -25,8 +25,10 @@ pub fn setting(text: &str) -> Result<(String, String), String> {
 
 fn power_of_two(text: &str, least: u32, most: u32) -> Result<u32, String> {
     let wrong = || {
-        let (least, most) =
-            (blockhaul_block::format_size(least.into()), blockhaul_block::format_size(most.into()));
+        let (least, most) = (
+            blockhaul_catalog::format_size(least.into()),
+            blockhaul_catalog::format_size(most.into()),
+        );
         format!("{text} is not a power of two from {least} to {most}")
     };
     let size = u32::try_from(size(text)?).map_err(|_| wrong())?;
@@ -82,9 +84,10 @@ pub fn queue_size(text: &str) -> Result<u64, String> {
     const MOST: u64 = 64 << 30;
     match size(text)? {
         bytes @ 1..=MOST => Ok(bytes),
-        _ => {
-            Err(format!("{text} is not between 1 byte and {}", blockhaul_block::format_size(MOST)))
-        }
+        _ => Err(format!(
+            "{text} is not between 1 byte and {}",
+            blockhaul_catalog::format_size(MOST)
+        )),
     }
 }
 
@@ -93,7 +96,7 @@ pub fn total_memory(text: &str) -> Result<u64, String> {
     const LEAST: u64 = 2 * blockhaul_engine::MAX_REQUEST as u64;
     match size(text)? {
         bytes if bytes >= LEAST => Ok(bytes),
-        _ => Err(format!("{text} is less than {}", blockhaul_block::format_size(LEAST))),
+        _ => Err(format!("{text} is less than {}", blockhaul_catalog::format_size(LEAST))),
     }
 }
 
@@ -104,13 +107,13 @@ pub fn memory(text: &str) -> Result<u64, String> {
         bytes if bytes >= LEAST => Ok(bytes),
         _ => Err(format!(
             "{text} is less than the {} that one client may need",
-            blockhaul_block::format_size(LEAST)
+            blockhaul_catalog::format_size(LEAST)
         )),
     }
 }
 
 pub fn mask(text: &str) -> Result<u16, String> {
-    blockhaul_block::parse_number(text)
+    blockhaul_catalog::parse_number(text)
         .map_err(|_| format!("{text:?} is not a number from 0 to 65535"))
 }
 
@@ -130,7 +133,7 @@ impl FromStr for TlsMode {
 
     /// nbdkit's words.
     fn from_str(text: &str) -> Result<TlsMode, String> {
-        match (blockhaul_block::parse_switch(text), text.to_ascii_lowercase().as_str()) {
+        match (blockhaul_catalog::parse_switch(text), text.to_ascii_lowercase().as_str()) {
             (Ok(false), _) => Ok(TlsMode::Off),
             (Ok(true), _) => Ok(TlsMode::On),
             (Err(_), "require" | "required" | "force") => Ok(TlsMode::Require),

@@ -121,7 +121,7 @@ pub fn run(words: &[OsString]) -> Outcome {
     }
     own_words.push("--".into());
     match groups.spec(export)? {
-        blockhaul_block::Spec::Command(command) => {
+        blockhaul_catalog::Spec::Command(command) => {
             own_words.push("[".into());
             own_words.extend(command);
             own_words.push("]".into());

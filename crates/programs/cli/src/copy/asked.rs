@@ -2,7 +2,7 @@
 
 use std::os::fd::AsFd as _;
 
-use blockhaul_block::Spec;
+use blockhaul_catalog::Spec;
 use blockhaul_engine::{ByKernel, Options};
 
 use crate::args;

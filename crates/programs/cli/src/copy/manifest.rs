@@ -5,7 +5,7 @@ use std::io::{ErrorKind, Read as _, Write as _};
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::PathBuf;
 
-use blockhaul_block::Spec;
+use blockhaul_catalog::Spec;
 use blockhaul_engine::Manifest;
 
 use crate::ends::{self, same_place};

@@ -6,7 +6,7 @@ mod manifest;
 
 use std::time::Instant;
 
-use blockhaul_block::Spec;
+use blockhaul_catalog::Spec;
 use blockhaul_io::Pool;
 
 use self::job::Job;

@@ -5,7 +5,8 @@ use std::io::{Seek as _, Write as _};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
-use blockhaul_block::{Device, DeviceExt as _, Stack};
+use blockhaul_block::{Device, DeviceExt as _};
+use blockhaul_catalog::Stack;
 
 /// Bytes of the beginning that are looked at (nbdinfo, info/show.c).
 const LOOKED_AT: u64 = 8192;

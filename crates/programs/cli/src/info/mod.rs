@@ -73,7 +73,7 @@ enum Question {
     Map(String, Format),
 }
 
-fn ask(asked: Asked, spec: blockhaul_block::Spec) -> Outcome {
+fn ask(asked: Asked, spec: blockhaul_catalog::Spec) -> Outcome {
     crate::logger::start(false);
     let subject = Subject::new(spec, asked.timeout)?;
     let config = blockhaul_io::Config { workers: 1, engine: Engine::Auto };

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use blockhaul_block::format_size;
+use blockhaul_catalog::format_size;
 use blockhaul_wire::{ExportFlags, Replies};
 
 use crate::out::one_line;

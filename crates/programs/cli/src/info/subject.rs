@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockhaul_block::{Can, Device, Error, Facts, Intent, Kind, Registry, Spec, Stack};
+use blockhaul_block::{Can, Device, Error, Facts, Kind};
+use blockhaul_catalog::{Intent, Registry, Spec, Stack};
 use blockhaul_client::options::{OptionSession, Place};
 use blockhaul_client::{Address, Connected, Options, ServerProcess};
 use blockhaul_wire::ExportFlags;

@@ -7,8 +7,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use blockhaul_block::{Adjustable, Can, OpKind};
-use blockhaul_io::{Identity, Remote};
+use blockhaul_block::{Can, OpKind};
+use blockhaul_catalog::Adjustable;
+use blockhaul_io::Remote;
+use blockhaul_os::Identity;
 use blockhaul_server::{Client, Counts, Disconnected, Server};
 use rustix::fs::Mode;
 use serde_json::{Map, Value, json};

@@ -3,9 +3,9 @@
 use std::ffi::{OsStr, OsString};
 use std::sync::{Arc, Weak};
 
-use blockhaul_block::{
-    Adjustable, Device, Intent, Listed, Named, Registry, Several, Shared, Spec, Stack,
-    percent_decode,
+use blockhaul_block::Device;
+use blockhaul_catalog::{
+    Adjustable, Intent, Listed, Named, Registry, Several, Shared, Spec, Stack, percent_decode,
 };
 use blockhaul_server::Export;
 use clap::Parser as _;
@@ -48,7 +48,7 @@ pub struct Opened {
     /// Devices that all clients share.
     pub exports: Vec<Export>,
     /// In place of them, where clients get devices of their own or are judged.
-    pub visits: Option<Arc<dyn blockhaul_block::Exports>>,
+    pub visits: Option<Arc<dyn blockhaul_catalog::Exports>>,
     /// What `ctl` sees of them, in their order.
     pub running: Vec<Running>,
 }
@@ -66,7 +66,7 @@ pub struct Running {
     /// It has no exports of its own.
     pub single: bool,
     /// Those that it has, which may say how they are.
-    pub own: Option<Weak<dyn blockhaul_block::Exports>>,
+    pub own: Option<Weak<dyn blockhaul_catalog::Exports>>,
     /// Its layers, innermost first.
     pub layers: Vec<Arc<Adjustable>>,
 }
@@ -193,7 +193,7 @@ impl Wanted {
         if shared_by_all {
             return Ok(Opened { exports: devices, visits: None, running });
         }
-        let all: Arc<dyn blockhaul_block::Exports> = match storages.pop() {
+        let all: Arc<dyn blockhaul_catalog::Exports> = match storages.pop() {
             // Its exports have the names that it gives them.
             Some(only) if storages.is_empty() => only.exports,
             last => {
@@ -201,7 +201,7 @@ impl Wanted {
                 Arc::new(Several::new(storages)?)
             }
         };
-        let visits = Some(blockhaul_block::gated(all.clone(), &gates).unwrap_or(all));
+        let visits = Some(blockhaul_catalog::gated(all.clone(), &gates).unwrap_or(all));
         Ok(Opened { exports: Vec::new(), visits, running })
     }
 
@@ -278,7 +278,7 @@ impl Wanted {
         };
         running.device = Some(device.clone());
         let shared = Shared::new(&one.name, &one.description, device.clone());
-        let shared: Arc<dyn blockhaul_block::Exports> = match (self.per_client, self.any_name) {
+        let shared: Arc<dyn blockhaul_catalog::Exports> = match (self.per_client, self.any_name) {
             (true, any_name) => Arc::new(Fresh {
                 registry: self.registry.clone(),
                 spec: one.spec.clone(),
@@ -297,7 +297,7 @@ impl Wanted {
             (false, true) => shared.under_any_name(),
             (false, false) => shared,
         };
-        let gated = blockhaul_block::gated(shared.clone(), &layers);
+        let gated = blockhaul_catalog::gated(shared.clone(), &layers);
         let judged = gated.is_some() || self.any_name || self.per_client;
         let storage = named(gated.unwrap_or(shared), true);
         self.open.push(stack);

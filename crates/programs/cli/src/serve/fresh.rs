@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use blockhaul_block::{
-    Client, Device, Error, Exports, Intent, Kind, Layer, Listed, Opening, Registry, Spec, Visit,
-};
+use blockhaul_block::{Device, Error, Kind};
+use blockhaul_catalog::{Client, Exports, Intent, Layer, Listed, Opening, Registry, Spec, Visit};
 
 /// A device that each client gets a handle of.
 #[derive(Clone)]

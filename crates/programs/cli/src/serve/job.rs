@@ -5,7 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use blockhaul_io::{Identity, Remote};
+use blockhaul_io::Remote;
+use blockhaul_os::Identity;
 use blockhaul_server::{Config, Limits, Offers, Server};
 
 use super::background::Background;
@@ -104,7 +105,7 @@ impl Job {
         self.notify.ready(&format!("serving {} at {uri}", self.wanted.shown()));
         let alive = self.notify.interval().map(|interval| self.tell_alive(interval));
         let why = match stopped.await.unwrap_or(Stop::Command(FAILED)) {
-            Stop::Signal(_) if blockhaul_io::ends_by_itself() => Stop::Ended,
+            Stop::Signal(_) if blockhaul_os::ends_by_itself() => Stop::Ended,
             why => why,
         };
         let begun = Instant::now();

@@ -8,7 +8,8 @@ use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use blockhaul_io::{Identity, Listener};
+use blockhaul_io::Listener;
+use blockhaul_os::Identity;
 
 use super::tls::Secured;
 use crate::args::{self, VsockPlace};
@@ -39,7 +40,7 @@ pub fn activation() -> Result<Inherited, Failure> {
     }
     let take = |fd| {
         let missing = || format!("LISTEN_FDS is {count}, but descriptor {fd} is not open");
-        blockhaul_io::inherited(fd).ok_or_else(|| wrong_environment(&missing()))
+        blockhaul_os::inherited(fd).ok_or_else(|| wrong_environment(&missing()))
     };
     (FIRST_INHERITED..FIRST_INHERITED + count).map(take).collect()
 }

@@ -27,7 +27,8 @@ use std::ffi::OsString;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use blockhaul_io::{Identity, Runtime};
+use blockhaul_io::Runtime;
+use blockhaul_os::Identity;
 use blockhaul_server::{Limits, Offers};
 
 use crate::brackets::Groups;
@@ -271,7 +272,8 @@ fn limits(args: &args::Serve) -> Result<Limits, Failure> {
         limits.set(limit).map_err(|why| Failure::usage(format!("--limit {why}")))?;
     }
     if limits.client_bytes < blockhaul_io::Pool::cost(limits.payload as usize) {
-        let least = blockhaul_block::format_size(blockhaul_io::Pool::cost(limits.payload as usize));
+        let least =
+            blockhaul_catalog::format_size(blockhaul_io::Pool::cost(limits.payload as usize));
         let text = format!("--limit bytes: the longest request needs {least}; or lower payload");
         return Err(Failure::usage(text));
     }

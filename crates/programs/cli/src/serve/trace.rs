@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use blockhaul_block::{
-    Access, Device, Facts, FileRange, Flags, Layer, Op, Pending, Request, Result,
-};
+use blockhaul_block::{Access, Device, Facts, FileRange, Flags, Op, Pending, Request, Result};
+use blockhaul_catalog::Layer;
 
 /// Puts what says requests over the device, and over each of its layers. `device`: its name in the lines,
 /// if it is to have some; `names`: those of the layers with their options, the last one outermost.

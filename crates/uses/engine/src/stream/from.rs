@@ -5,7 +5,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-use blockhaul_block::{Can, Device, Error, Flags, Kind, Op, Pending, Request, Result, Stack};
+use blockhaul_block::{Can, Device, Error, Flags, Kind, Op, Pending, Request, Result};
+use blockhaul_catalog::Stack;
 use blockhaul_io::{Buf, Data, File, Pool, Task};
 use rustix::event::{self, PollFd, PollFlags, Timespec};
 

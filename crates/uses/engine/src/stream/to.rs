@@ -6,7 +6,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
-use blockhaul_block::{Error, Kind, Reply, Request, Result, Stack};
+use blockhaul_block::{Error, Kind, Reply, Request, Result};
+use blockhaul_catalog::Stack;
 use blockhaul_io::{Data, File, Pool, Task};
 
 use super::{room_now, summary};

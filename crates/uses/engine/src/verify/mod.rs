@@ -14,7 +14,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use blockhaul_block::{Access, Can, Error, FileRange, Kind, Result, Stack};
+use blockhaul_block::{Access, Can, Error, FileRange, Kind, Result};
+use blockhaul_catalog::Stack;
 use blockhaul_io::{Pool, Remote, Task};
 use rustix::fs::{Advice, fadvise};
 

@@ -4,10 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use blockhaul_block::{
-    Another, Backend, Can, Device, DeviceExt, Facts, Intent, Opened, Opening, Pending, Registry,
-    Request, Spec, Stack, Target,
-};
+use blockhaul_block::{Can, Device, DeviceExt, Facts, Pending, Request};
+use blockhaul_catalog::{Another, Backend, Intent, Opened, Opening, Registry, Spec, Stack, Target};
 use blockhaul_engine::{Options, Progress, SEGMENT, verify};
 use blockhaul_io::Pool;
 use blockhaul_testkit::fault::FaultDevice;

@@ -10,7 +10,8 @@ mod refused;
 
 use std::sync::Arc;
 
-use blockhaul_block::{Device, Result, Stack};
+use blockhaul_block::{Device, Result};
+use blockhaul_catalog::Stack;
 use blockhaul_engine::{Options, Progress, Summary, copy};
 use blockhaul_io::{Config, Engine, Pool, Runtime};
 use blockhaul_testkit::model::{Completion, Model, ModelDevice};

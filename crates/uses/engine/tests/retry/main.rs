@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use blockhaul_block::{Kind, OpKind, Result, Stack};
+use blockhaul_block::{Kind, OpKind, Result};
+use blockhaul_catalog::Stack;
 use blockhaul_engine::{Options, Progress, Summary, copy};
 use blockhaul_io::{Config, Engine, Pool, Runtime};
 use blockhaul_testkit::fault::{FaultDevice, Rule, Then};

@@ -4,10 +4,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use blockhaul_block::{
-    Another, Backend, Can, Device, Error, Facts, Intent, Kind, Op, OpKind, Opened, Opening,
-    Pending, Registry, Request, Spec, Stack, Target,
-};
+use blockhaul_block::{Can, Device, Error, Facts, Kind, Op, OpKind, Pending, Request};
+use blockhaul_catalog::{Another, Backend, Intent, Opened, Opening, Registry, Spec, Stack, Target};
 use blockhaul_testkit::model::ModelDevice;
 use blockhaul_testkit::rng::Rng;
 

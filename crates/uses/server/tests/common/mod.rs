@@ -4,7 +4,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use blockhaul_block::{Device, Exports};
+use blockhaul_block::Device;
+use blockhaul_catalog::Exports;
 use blockhaul_io::{Engine, Listener, Pool, Runtime};
 use blockhaul_server::{Config, Export, Limits, Offers, Server};
 use blockhaul_testkit::model::{Completion, Model, ModelDevice};

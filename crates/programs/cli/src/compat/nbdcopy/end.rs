@@ -5,7 +5,7 @@ use std::fs::File;
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 
-use blockhaul_block::Spec;
+use blockhaul_catalog::Spec;
 
 use crate::brackets::Groups;
 use crate::compat::stand_in::failure;

@@ -75,7 +75,7 @@ impl Facts {
         let Facts { operations, name, preferred, .. } = self;
         let mut text = format!("nbdcopy: {side}: {operations} \"{name}\"\n");
         let size = match self.size {
-            Some(size) => format!("{size} ({})", blockhaul_block::format_size(size)),
+            Some(size) => format!("{size} ({})", blockhaul_catalog::format_size(size)),
             // As nbdcopy has it: -1, also seen as a number without sign.
             None => format!("-1 ({})", u64::MAX),
         };

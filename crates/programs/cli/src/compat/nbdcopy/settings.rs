@@ -59,7 +59,7 @@ impl Settings {
             count => Ok(count),
         };
         let size = || {
-            blockhaul_block::parse_size(&text)
+            blockhaul_catalog::parse_size(&text)
                 .map_err(|error| format!("--{name}: {}", error.text()))
         };
         let power_of_2 = |least: u64, most: u64| match size()? {

@@ -241,7 +241,7 @@ pub fn drop_idle(filters: &mut Vec<String>, parameters: &mut Vec<Parameter>) {
     let mut said = parameters.iter().filter(|parameter| is_bits(parameter));
     let (Some((_, bits)), None) = (said.next(), said.next()) else { return };
     let mut swabs = filters.iter().filter(|filter| *filter == "swab");
-    if matches!(blockhaul_block::parse_number::<u64>(bits), Ok(8))
+    if matches!(blockhaul_catalog::parse_number::<u64>(bits), Ok(8))
         && swabs.next().is_some()
         && swabs.next().is_none()
     {
@@ -315,7 +315,7 @@ impl Convert {
         match self {
             Same | List => Some(value.to_string()),
             Bits => {
-                let bits = blockhaul_block::parse_size(value).ok()?;
+                let bits = blockhaul_catalog::parse_size(value).ok()?;
                 (bits >= 8).then(|| (bits / 8).to_string())
             }
             Path => Some(std::path::absolute(value).ok()?.to_str()?.to_string()),
@@ -324,7 +324,7 @@ impl Convert {
                 (Some(path), _) => Some(format!("+{}", Path.apply(path)?)),
                 (None, _) => Some(value.to_string()),
             },
-            Switch => match blockhaul_block::parse_switch(value).ok()? {
+            Switch => match blockhaul_catalog::parse_switch(value).ok()? {
                 true => Some("on".into()),
                 false => Some("off".into()),
             },

@@ -197,7 +197,7 @@ impl Line {
             "threads" => {
                 let wrong = |_| format!("--threads: {} is not a number", value.display());
                 let threads: u32 =
-                    blockhaul_block::parse_number(&value.to_string_lossy()).map_err(wrong)?;
+                    blockhaul_catalog::parse_number(&value.to_string_lossy()).map_err(wrong)?;
                 // 0 is nbdkit's default.
                 self.threads = (threads > 0).then_some(threads);
             }

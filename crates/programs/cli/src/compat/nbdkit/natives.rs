@@ -88,10 +88,10 @@ fn with(device: &str, options: &BTreeMap<&str, String>) -> String {
 fn sparse_random(parameters: &[Parameter]) -> Option<String> {
     let mut options = last(parameters, "size");
     let size = options.remove("size")?;
-    blockhaul_block::parse_size(&size).ok()?;
+    blockhaul_catalog::parse_size(&size).ok()?;
     // A number there, a size here.
     if let Some(runlength) = options.get_mut("runlength") {
-        *runlength = blockhaul_block::parse_number::<u64>(runlength).ok()?.to_string();
+        *runlength = blockhaul_catalog::parse_number::<u64>(runlength).ok()?.to_string();
     }
     let known = ["seed", "percent", "runlength", "random-content"];
     if options.keys().any(|key| !known.contains(key)) {
@@ -113,7 +113,7 @@ fn info(parameters: &[Parameter]) -> Option<String> {
 /// Disks made by a command, to which other options are variables. Without one, the plugin has its own.
 fn made(plugin: &str, parameters: &[Parameter]) -> Option<String> {
     let mut options = last(parameters, "size");
-    blockhaul_block::parse_size(options.get("size")?).ok()?;
+    blockhaul_catalog::parse_size(options.get("size")?).ok()?;
     let known = ["size", "label", "type", "command", "dir", "wait", "share"];
     let usual = options.keys().all(|key| known.contains(key));
     if options.contains_key("disk") || !(usual || options.contains_key("command")) {

@@ -50,7 +50,7 @@ fn size(parameters: &[Parameter], otherwise: &str) -> Option<String> {
         _ => return None,
     };
     // What is wrong with a size is the plugin's to say.
-    blockhaul_block::parse_size(text).ok().map(|_| text.to_string())
+    blockhaul_catalog::parse_size(text).ok().map(|_| text.to_string())
 }
 
 /// A file that can be opened as it is to be. A plugin that may not write it serves it read-only.
@@ -86,7 +86,7 @@ fn split(line: &Line) -> Option<OsString> {
 }
 
 fn descriptor_number(number: &str) -> Option<i32> {
-    blockhaul_block::parse_number(number).ok().filter(|number| *number > 2)
+    blockhaul_catalog::parse_number(number).ok().filter(|number| *number > 2)
 }
 
 /// An open file or disk that is handed over. What is wrong with it is the plugin's to say.

@@ -3,7 +3,7 @@
 use std::pin::Pin;
 use std::sync::Arc;
 
-use crate::{Device, Result};
+use blockhaul_block::{Device, Result};
 
 /// What a device is opened for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

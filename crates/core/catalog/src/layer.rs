@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use crate::opening::{Another, Opening};
-use crate::{Args, Device, Exports, Param, Result};
+use crate::{Args, Exports, Param};
+use blockhaul_block::{Device, Result};
 
 /// A kind of layer.
 pub trait LayerKind: Sync {

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::opening::{Intent, Opened, Opening, Preparation};
-use crate::{Args, Error, Exports, Kind, Param, Result};
+use crate::{Args, Exports, Param};
+use blockhaul_block::{Error, Kind, Result};
 
 /// What a backend is asked to open.
 #[derive(Debug, Clone)]

@@ -2,7 +2,8 @@
 
 use std::sync::{Arc, Mutex};
 
-use crate::{Args, Error, Kind, Layer, LayerKind, Registry, Result, parse_options};
+use crate::{Args, Layer, LayerKind, Registry, parse_options};
+use blockhaul_block::{Error, Kind, Result};
 
 /// A layer in use, with the way to change it.
 pub struct Adjustable {
@@ -81,7 +82,8 @@ mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
 
     use super::*;
-    use crate::{Device, Param, ParamKind};
+    use crate::{Param, ParamKind};
+    use blockhaul_block::Device;
 
     struct Speed;
     struct SpeedLayer(AtomicU64);

@@ -4,9 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::spec::percent_decode_value;
-use crate::{
-    Error, Kind, Result, parse_duration, parse_number, parse_rate, parse_size, parse_switch,
-};
+use crate::{parse_duration, parse_number, parse_rate, parse_size, parse_switch};
+use blockhaul_block::{Error, Kind, Result};
 
 /// A parameter of a backend or a layer, given as `key=value`.
 #[derive(Debug, Clone, Copy)]

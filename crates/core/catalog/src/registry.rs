@@ -9,7 +9,8 @@ use crate::layer::{Layer, LayerKind, gated};
 use crate::near::nearest;
 use crate::opening::{Intent, Opened, Preparation};
 use crate::stack::{Layered, Stack, assemble};
-use crate::{Args, Error, Exports, Kind, Result, Spec, parse_options, percent_decode};
+use crate::{Args, Exports, Spec, parse_options, percent_decode};
+use blockhaul_block::{Error, Kind, Result};
 
 /// All kinds of storage and layers that a program knows.
 #[derive(Clone, Default)]

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use crate::emulate::emulate;
 use crate::layer::{Below, Layer};
 use crate::opening::{Another, Opening};
-use crate::{Client, Device, Exports, Listed, Result, Visit, fence};
+use crate::{Client, Exports, Listed, Visit};
+use blockhaul_block::emulate::emulate;
+use blockhaul_block::{Device, Result, fence};
 
 /// An open device, fenced, with its layers, and the way to more handles.
 #[derive(Clone)]

@@ -4,7 +4,8 @@ use std::fmt;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use crate::{Device, Error, Kind, Opening};
+use crate::Opening;
+use blockhaul_block::{Device, Error, Kind};
 
 /// Who asks for a device.
 #[derive(Clone, Default)]

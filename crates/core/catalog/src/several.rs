@@ -2,7 +2,8 @@
 
 use std::sync::{Arc, Mutex};
 
-use crate::{Client, Device, Error, Exports, Kind, Listed, Opening, Result, Visit};
+use crate::{Client, Exports, Listed, Opening, Visit};
+use blockhaul_block::{Device, Error, Kind, Result};
 
 /// Storages under names of their own. A client that asks for the empty name gets the one of that name,
 /// or else the first one.

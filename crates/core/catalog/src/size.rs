@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{Error, Kind, Result};
+use blockhaul_block::{Error, Kind, Result};
 
 /// Parses a whole number as C programs read them, nbdkit among them: decimal, hexadecimal behind `0x`,
 /// octal behind another `0`; blanks and one `+` may stand before it.

@@ -6,7 +6,7 @@ use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::path::PathBuf;
 
-use crate::{Error, Kind, Result};
+use blockhaul_block::{Error, Kind, Result};
 
 /// A device as it was typed.
 #[derive(Debug, Clone, PartialEq, Eq)]

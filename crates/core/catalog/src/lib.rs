@@ -1,0 +1,32 @@
+//! What can be opened, and how it is described: backends and layers with their options, the grammar of
+//! device names, the registry that opens them, and what a server offers to its clients.
+//!
+//! - [`Registry`]: all backends and kinds of layers of a program. [`Spec`]: a device as it was typed.
+//! - [`Backend`], [`LayerKind`]: what a kind of storage or layer declares. [`Param`], [`Args`]: options.
+//! - [`Stack`]: an open device with its layers, and the way to further handles.
+//! - [`Exports`]: what the clients of a server may open.
+
+mod adjust;
+mod backend;
+mod exports;
+mod layer;
+mod near;
+mod opening;
+mod param;
+mod registry;
+mod several;
+mod size;
+mod spec;
+mod stack;
+
+pub use adjust::Adjustable;
+pub use backend::{Backend, Target};
+pub use exports::{Certificate, Client, Dismissal, Exports, Listed, Shared, Visit};
+pub use layer::{Below, Layer, LayerKind, gated};
+pub use opening::{Another, Direct, Intent, Opened, Opening, Preparation};
+pub use param::{Args, Param, ParamKind, parse_options};
+pub use registry::Registry;
+pub use several::{Named, Several};
+pub use size::{format_size, parse_duration, parse_number, parse_rate, parse_size, parse_switch};
+pub use spec::{Spec, percent_decode};
+pub use stack::Stack;

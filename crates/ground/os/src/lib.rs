@@ -1,0 +1,18 @@
+//! What the operating system offers around files and sockets: other processes, users, locks and
+//! descriptors that were inherited. None of it needs a worker.
+//!
+//! With `io` and `cabi` this is where `unsafe` may be, each block with its reason.
+
+mod credentials;
+mod descriptors;
+mod identity;
+mod lock;
+mod process;
+
+pub use credentials::{Credentials, leads_session};
+pub use descriptors::inherited;
+pub use identity::Identity;
+pub use lock::{lock_shared, locked_by_others, unlock};
+pub use process::{
+    Cost, end_this_process, ends_by_itself, processor_time, termination_is_handled, wait_with_cost,
+};
