@@ -73,6 +73,21 @@ impl Pending {
         Pending { state: State::Finishing(work), check: None }
     }
 
+    /// The same request with a guard that is dropped when it has completed, whether anybody waits or not. A
+    /// request that is over already needs none. Where the caller keeps the `Pending` and does not poll it, the
+    /// guard may stay until it does.
+    pub fn guarded<G: 'static>(self, guard: impl FnOnce() -> G) -> Pending {
+        if matches!(self.state, State::Ready(_)) {
+            return self;
+        }
+        let guard = guard();
+        Pending::finishing(async move {
+            let outcome = self.await;
+            drop(guard);
+            outcome
+        })
+    }
+
     /// A request that somebody completes, from any thread.
     pub fn completer() -> (Completer<Outcome>, Pending) {
         let (completer, ticket) = blockhaul_io::ticket();

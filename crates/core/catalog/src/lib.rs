@@ -18,6 +18,7 @@ mod several;
 mod size;
 mod spec;
 mod stack;
+mod switch;
 
 pub use adjust::Adjustable;
 pub use backend::{Backend, Target};
@@ -30,3 +31,4 @@ pub use several::{Named, Several};
 pub use size::{format_size, parse_duration, parse_number, parse_rate, parse_size, parse_switch};
 pub use spec::{Spec, percent_decode};
 pub use stack::Stack;
+pub use switch::{Barrier, Switch};

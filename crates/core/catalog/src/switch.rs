@@ -1,0 +1,421 @@
+//! A device that can be exchanged while callers use it: the top of every stack that is served.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
+use std::time::Duration;
+
+use blockhaul_block::{
+    Can, Contexts, Device, Error, Extents, Facts, Flags, Kind, Op, OpKind, Pending, Reply, Request,
+    Result,
+};
+use blockhaul_io::{Completer, Notify};
+
+/// A place for a device that can be exchanged while callers use it.
+///
+/// A stack of a device and its layers never changes. To add or remove a layer, or to move to other storage,
+/// a new stack is assembled beside the old one and [`swap`](Switch::swap)ped in. Each caller (a connection,
+/// a job) has a [`handle`](Switch::handle) of its own, which is a [`Device`].
+///
+/// A handle's caller keeps the facts that it saw first, as an NBD client does that has negotiated. A request
+/// that these facts allow and the present device cannot carry out fails with [`Kind::ShuttingDown`].
+pub struct Switch {
+    inner: Mutex<Inner>,
+}
+
+struct Inner {
+    device: Arc<dyn Device>,
+    handles: Vec<Weak<Shared>>,
+    /// A barrier is under way: handles that are made now hold their requests, too.
+    held: bool,
+    /// Why there is nothing to use any more.
+    closed: Option<Error>,
+}
+
+/// What happens to the requests that are in flight when a device is exchanged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Barrier {
+    /// They end on the old device while new requests go to the new one. For devices that show the same
+    /// storage at any time.
+    None,
+    /// They end on the old device first; new requests wait, in their order. A barrier that takes longer is
+    /// given up: the old device stays, and the requests go on.
+    Within(Duration),
+}
+
+impl Switch {
+    /// A switch that leads to a device. Put the fence before the device.
+    pub fn new(device: Arc<dyn Device>) -> Arc<Switch> {
+        let inner = Inner { device, handles: Vec::new(), held: false, closed: None };
+        Arc::new(Switch { inner: Mutex::new(inner) })
+    }
+
+    /// The device that it leads to now.
+    pub fn device(&self) -> Arc<dyn Device> {
+        self.lock().device.clone()
+    }
+
+    /// A handle for one caller. Its facts are those of the device that is there now.
+    pub fn handle(&self) -> Arc<dyn Device> {
+        let mut inner = self.lock();
+        let device = inner.device.clone();
+        let route = match &inner.closed {
+            Some(error) => Route::Closed(error.clone()),
+            None if inner.held => Route::Held(Vec::new()),
+            None => Route::To(Way { device: device.clone(), lacks: None }),
+        };
+        let shared = Shared {
+            advertised: device.facts(),
+            route: RwLock::new(route),
+            in_flight: Arc::default(),
+        };
+        let handle = Handle { shared: Arc::new(shared) };
+        if inner.handles.len() == inner.handles.capacity() {
+            inner.handles.retain(|handle| handle.strong_count() > 0);
+        }
+        inner.handles.push(Arc::downgrade(&handle.shared));
+        Arc::new(handle)
+    }
+
+    /// How many handles are in use.
+    pub fn handles(&self) -> usize {
+        self.lock().handles.iter().filter(|handle| handle.strong_count() > 0).count()
+    }
+
+    /// Leads all handles to another device, and gives the old one back. Call it on a worker.
+    ///
+    /// `last` runs when no request is in flight any more on the old device and none has started on the new
+    /// one, for what has to happen in between (a flush of the old device); without a barrier it runs first.
+    /// If it fails, the old device stays.
+    ///
+    /// # Errors
+    /// - [`Kind::Refused`] while another exchange is under way, or after [`Switch::close`].
+    /// - [`Kind::TimedOut`] where the requests in flight do not end within the barrier's time.
+    /// - What `last` fails with.
+    pub async fn swap(
+        &self,
+        new: Arc<dyn Device>,
+        barrier: Barrier,
+        last: impl AsyncFnOnce() -> Result<()>,
+    ) -> Result<Arc<dyn Device>> {
+        let Barrier::Within(time) = barrier else {
+            last().await?;
+            let mut inner = self.changeable()?;
+            inner.lead(&new);
+            return Ok(std::mem::replace(&mut inner.device, new));
+        };
+        let held = self.hold()?;
+        let drained = blockhaul_io::timeout(time, async {
+            for handle in &held.handles {
+                handle.in_flight.idle().await;
+            }
+        });
+        if drained.await.is_err() {
+            let text = format!(
+                "requests of the device are still in flight after {} s; it stays as it is",
+                time.as_secs_f32()
+            );
+            return Err(Error::new(Kind::TimedOut, text));
+        }
+        last().await?;
+        Ok(held.release(new))
+    }
+
+    /// Ends it: requests in flight are finished, all others fail with this error. It cannot be opened again.
+    pub fn close(&self, error: Error) {
+        let mut inner = self.lock();
+        for handle in inner.handles() {
+            handle.set(Route::Closed(error.clone()));
+        }
+        inner.closed = Some(error);
+    }
+
+    /// Holds the requests of all handles until the result is released or dropped.
+    fn hold(&self) -> Result<Held<'_>> {
+        let mut inner = self.changeable()?;
+        inner.held = true;
+        let handles = inner.handles();
+        for handle in &handles {
+            handle.set(Route::Held(Vec::new()));
+        }
+        Ok(Held { switch: self, handles })
+    }
+
+    fn changeable(&self) -> Result<MutexGuard<'_, Inner>> {
+        let inner = self.lock();
+        if let Some(error) = &inner.closed {
+            return Err(error.clone());
+        }
+        if inner.held {
+            return Err(Error::new(Kind::Refused, "another change of this device is under way"));
+        }
+        Ok(inner)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().expect("no panic under this lock")
+    }
+}
+
+impl Inner {
+    fn handles(&self) -> Vec<Arc<Shared>> {
+        self.handles.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    fn lead(&self, device: &Arc<dyn Device>) {
+        let facts = device.facts();
+        for handle in self.handles() {
+            let lacks = Lacks::of(&handle.advertised, &facts).map(Box::new);
+            handle.set(Route::To(Way { device: device.clone(), lacks }));
+        }
+    }
+}
+
+/// Requests of all handles wait until this is gone.
+struct Held<'a> {
+    switch: &'a Switch,
+    handles: Vec<Arc<Shared>>,
+}
+
+impl Held<'_> {
+    /// Lets them go on to another device, and gives the old one back.
+    fn release(self, new: Arc<dyn Device>) -> Arc<dyn Device> {
+        std::mem::replace(&mut self.switch.lock().device, new)
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        let mut inner = self.switch.lock();
+        inner.held = false;
+        // Closed meanwhile: the requests that waited have failed.
+        if inner.closed.is_none() {
+            inner.lead(&inner.device);
+        }
+    }
+}
+
+/// One caller's handle.
+struct Handle {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    /// What the caller knows of the device.
+    advertised: Arc<Facts>,
+    route: RwLock<Route>,
+    in_flight: Arc<InFlight>,
+}
+
+/// Where requests go.
+enum Route {
+    To(Way),
+    /// They wait, in this order.
+    Held(Vec<Completer<()>>),
+    Closed(Error),
+}
+
+/// The way to a device.
+struct Way {
+    device: Arc<dyn Device>,
+    /// What the caller expects and the device cannot do; none for most.
+    lacks: Option<Box<Lacks>>,
+}
+
+impl Shared {
+    fn read(&self) -> RwLockReadGuard<'_, Route> {
+        self.route.read().expect("no panic under this lock")
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Route> {
+        self.route.write().expect("no panic under this lock")
+    }
+
+    /// Takes another route. Requests that wait look again, in their order.
+    fn set(&self, route: Route) {
+        let before = std::mem::replace(&mut *self.write(), route);
+        if let Route::Held(waiting) = before {
+            waiting.into_iter().for_each(|request| request.complete(()));
+        }
+    }
+
+    fn submit(self: &Arc<Shared>, request: Request) -> Pending {
+        match &*self.read() {
+            Route::To(way) => return self.submit_to(way, request),
+            Route::Closed(error) => return Pending::from(error.clone().before_flush()),
+            Route::Held(_) => {}
+        }
+        let shared = self.clone();
+        Pending::start(async move {
+            // More than once where one barrier follows another.
+            while let Some(turn) = shared.wait() {
+                let _ = turn.await;
+            }
+            shared.submit(request).await
+        })
+    }
+
+    /// A place in the queue of those who wait; none when nobody has to.
+    fn wait(&self) -> Option<blockhaul_io::Ticket<()>> {
+        match &mut *self.write() {
+            Route::Held(waiting) => {
+                let (completer, ticket) = blockhaul_io::ticket();
+                waiting.push(completer);
+                Some(ticket)
+            }
+            Route::To(_) | Route::Closed(_) => None,
+        }
+    }
+
+    fn submit_to(&self, way: &Way, request: Request) -> Pending {
+        let pending = match &way.lacks {
+            None => way.device.submit(request),
+            Some(lacks) => lacks.submit(&*way.device, request),
+        };
+        // Requests that end at once end under the lock: a swap does not overtake them.
+        pending.guarded(|| self.in_flight.enter())
+    }
+}
+
+impl Device for Handle {
+    fn facts(&self) -> Arc<Facts> {
+        self.shared.advertised.clone()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        self.shared.submit(request)
+    }
+
+    // No `file_at`: what goes past the handle could neither be held at a barrier nor be led elsewhere.
+}
+
+/// Counts the requests that a handle has in flight.
+#[derive(Default)]
+struct InFlight {
+    count: AtomicUsize,
+    idle: Notify,
+}
+
+impl InFlight {
+    fn enter(self: &Arc<InFlight>) -> Entered {
+        self.count.fetch_add(1, Ordering::AcqRel);
+        Entered(self.clone())
+    }
+
+    /// Waits until there is none.
+    async fn idle(&self) {
+        loop {
+            let idle = self.idle.listen();
+            if self.count.load(Ordering::Acquire) == 0 {
+                return;
+            }
+            let _ = idle.await;
+        }
+    }
+}
+
+struct Entered(Arc<InFlight>);
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        if self.0.count.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.0.idle.notify();
+        }
+    }
+}
+
+/// What a caller has been promised that the present device does not do.
+struct Lacks {
+    size: u64,
+    can: Can,
+    minimum: u64,
+    maximum: u64,
+    /// For each context of the caller the device's; none where they are the same.
+    contexts: Option<Vec<Option<usize>>>,
+}
+
+impl Lacks {
+    /// `None` where the device does all that the caller knows.
+    fn of(advertised: &Facts, now: &Facts) -> Option<Lacks> {
+        let same = now.contexts.len() >= advertised.contexts.len()
+            && now.contexts.iter().zip(&advertised.contexts).all(|(now, then)| now == then);
+        let index = |name| now.contexts.iter().position(|context| context == name);
+        let lacks = Lacks {
+            size: now.size,
+            can: advertised.can.difference(now.can),
+            minimum: now.block.minimum.into(),
+            maximum: now.block.maximum.into(),
+            contexts: (!same).then(|| advertised.contexts.iter().map(index).collect()),
+        };
+        let enough = now.size >= advertised.size
+            && lacks.can.is_empty()
+            && now.block.minimum <= advertised.block.minimum
+            && now.block.maximum >= advertised.block.maximum
+            && same;
+        (!enough).then_some(lacks)
+    }
+
+    /// Submits a request that the device can carry out.
+    fn submit(&self, device: &dyn Device, mut request: Request) -> Pending {
+        if let Some(why) = self.refuse(&request) {
+            let error = Error::new(Kind::ShuttingDown, format!("the device was exchanged: {why}"));
+            return Pending::from(error.before_flush());
+        }
+        let (Op::Extents(asked), Some(map)) = (&mut request.op, &self.contexts) else {
+            return device.submit(request);
+        };
+        // Each list's place in the answer: the caller expects them in its own order.
+        let mut wanted: Vec<usize> = Vec::with_capacity(asked.count());
+        for index in asked.iter() {
+            match map.get(index).copied().flatten() {
+                Some(now) => wanted.push(now),
+                None => {
+                    let text = "the device was exchanged: it has no such context any more";
+                    return Pending::from(Error::new(Kind::ShuttingDown, text));
+                }
+            }
+        }
+        *asked = wanted.iter().fold(Contexts::empty(), |all, &index| all.with(index));
+        let order = *asked;
+        let pending = device.submit(request);
+        Pending::finishing(async move { pending.await.map(|reply| in_order(reply, order, &wanted)) })
+    }
+
+    fn refuse(&self, request: &Request) -> Option<&'static str> {
+        let kind = request.kind();
+        let mut needed = match kind {
+            OpKind::Read | OpKind::Write => Can::empty(),
+            OpKind::Zero => Can::ZERO,
+            OpKind::Trim => Can::TRIM,
+            // A flush must cover what other handles have written, where this was promised.
+            OpKind::Flush => Can::FLUSH | Can::MULTI_CONN,
+            OpKind::Cache => Can::CACHE,
+            OpKind::Extents => Can::EXTENTS,
+        };
+        needed.set(Can::WRITE, kind.changes());
+        needed.set(Can::FUA, request.flags.contains(Flags::FUA));
+        needed.set(Can::FAST_ZERO, request.flags.contains(Flags::FAST));
+        if self.can.intersects(needed) {
+            return Some("it does not have all abilities any more");
+        }
+        if request.end().is_none_or(|end| end > self.size) {
+            return Some("it has become smaller");
+        }
+        if !request.at.is_multiple_of(self.minimum) || !request.len.is_multiple_of(self.minimum) {
+            return Some("its blocks have become larger");
+        }
+        let payload = matches!(kind, OpKind::Read | OpKind::Write);
+        if payload && request.len > self.maximum {
+            return Some("it takes shorter requests only");
+        }
+        None
+    }
+}
+
+/// The lists of a reply, which come in ascending order of context, in the order of `wanted`.
+fn in_order(reply: Reply, contexts: Contexts, wanted: &[usize]) -> Reply {
+    let Reply::Extents(lists) = reply else { return reply };
+    let mut lists: Vec<(usize, Extents)> = contexts.iter().zip(lists).collect();
+    let place = |index: usize| wanted.iter().position(|&wanted| wanted == index);
+    lists.sort_by_key(|&(index, _)| place(index));
+    Reply::Extents(lists.into_iter().map(|(_, list)| list).collect())
+}
