@@ -20,7 +20,8 @@ fn chosen() -> fn(&[u8]) {
     let name = std::env::var("BLOCKHAUL_FUZZ_TARGET").unwrap_or_default();
     let found = blockhaul_wire::fuzz::TARGETS.iter().find(|(known, _)| *known == name);
     let Some((_, target)) = found else {
-        let known: Vec<&str> = blockhaul_wire::fuzz::TARGETS.iter().map(|(name, _)| *name).collect();
+        let known: Vec<&str> =
+            blockhaul_wire::fuzz::TARGETS.iter().map(|(name, _)| *name).collect();
         eprintln!("BLOCKHAUL_FUZZ_TARGET is '{name}', not one of: {}", known.join(", "));
         std::process::exit(2);
     };
