@@ -34,9 +34,8 @@ pub fn main(args: &[String]) -> Outcome {
             return run::show(run::cargo("run").args([
                 "-q",
                 "-p",
-                "blockhaul",
+                "blockhaul-bench",
                 "--",
-                "bench",
                 "docs",
             ]));
         }
@@ -45,7 +44,7 @@ pub fn main(args: &[String]) -> Outcome {
     }
     let peers = Peers::here();
     peers.ensure(false)?;
-    run::show(run::cargo("build").args(["--release", "-p", "blockhaul"]))?;
+    run::show(run::cargo("build").args(["--release", "-p", "blockhaul", "-p", "blockhaul-bench"]))?;
     let commit = run::quiet(Command::new("git").args(["rev-parse", "HEAD"]));
     let mut bench = Command::new(run::target().join("peers/enter"));
     bench.current_dir(run::workspace());

@@ -92,13 +92,16 @@ fn left_out(why: &str) -> Outcome {
 /// Builds blockhaul for counting: optimized, but without the optimizations that take long.
 fn build(tree: &Path, target: &Path) -> Result<PathBuf, String> {
     let mut cargo = run::cargo("build");
-    cargo.current_dir(tree).args(["--release", "-p", "blockhaul", "--target-dir"]).arg(target);
+    // In older trees the workloads are part of blockhaul.
+    let own = tree.join("crates/programs/bench/src/main.rs").is_file();
+    let package = if own { "blockhaul-bench" } else { "blockhaul" };
+    cargo.current_dir(tree).args(["--release", "-p", package, "--target-dir"]).arg(target);
     let settings = ["lto=\"off\"", "codegen-units=16", "debug=false"];
     for setting in settings {
         cargo.arg("--config").arg(format!("profile.release.{setting}"));
     }
     run::show(&mut cargo)?;
-    Ok(target.join("release/blockhaul"))
+    Ok(target.join("release").join(package))
 }
 
 /// Instructions that carrying out a workload once takes.
@@ -108,7 +111,8 @@ fn instructions(program: &Path, name: &str, few: u32, many: u32) -> Result<f64, 
             .args(["--tool=cachegrind", "--cache-sim=no", "--fair-sched=yes"])
             .arg("--cachegrind-out-file=/dev/null")
             .arg(program)
-            .args(["bench", "helper", "work", name, &times.to_string()])
+            .args(program.ends_with("blockhaul").then_some("bench"))
+            .args(["helper", "work", name, &times.to_string()])
             .output()
             .map_err(|error| format!("cannot start valgrind: {error}"))?;
         let text = String::from_utf8_lossy(&output.stderr);

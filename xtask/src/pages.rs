@@ -91,11 +91,13 @@ pub fn main(args: &[String]) -> Outcome {
     if results.is_empty() {
         return Err("there is no result.json".into());
     }
-    run::show(run::cargo("build").args(["--quiet", "--package", "blockhaul"]))?;
+    run::show(run::cargo("build").args(["--quiet", "--package", "blockhaul-bench"]))?;
     let mut pages = Vec::new();
     for result in &results {
-        let render = ["bench", "render"];
-        run::show(Command::new(run::target().join("debug/blockhaul")).args(render).arg(result))?;
+        let render = ["render"];
+        run::show(
+            Command::new(run::target().join("debug/blockhaul-bench")).args(render).arg(result),
+        )?;
         pages.push(result.join("index.html"));
     }
     if check || shots.is_some() { check_all(&pages, shots.as_deref()) } else { Ok(()) }

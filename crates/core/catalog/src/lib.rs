@@ -8,6 +8,7 @@
 
 mod adjust;
 mod backend;
+pub mod brackets;
 mod exports;
 mod layer;
 mod near;

@@ -28,15 +28,14 @@ pub struct Args {
 }
 
 impl Args {
-    /// Says which file the program is that runs this: `{blockhaul}` stands for it, whatever it is
-    /// called, unless `--blockhaul` names another.
-    pub fn set_program(&mut self, path: PathBuf) {
-        let options = match &mut self.action {
-            None => &mut self.options,
-            Some(Action::Run { options, .. }) => &mut **options,
-            Some(_) => return,
+    /// Whether scenarios are run, and nothing says which program `{blockhaul}` stands for.
+    pub fn lacks_program(&self) -> bool {
+        let options = match &self.action {
+            None => &self.options,
+            Some(Action::Run { options, .. }) => &**options,
+            Some(_) => return false,
         };
-        options.blockhaul.get_or_insert(path);
+        options.blockhaul.is_none()
     }
 }
 
@@ -168,7 +167,7 @@ pub struct Options {
     #[arg(long, value_name = "DIR", help_heading = "Places")]
     pub path: Vec<PathBuf>,
 
-    /// Our own program; this one by default
+    /// Our own program; by default the blockhaul that was started, or the one in PATH
     #[arg(long, value_name = "FILE", help_heading = "Places")]
     pub blockhaul: Option<PathBuf>,
 

@@ -1,4 +1,5 @@
-//! `blockhaul bench`: benchmarks as data, honestly.
+//! `blockhaul bench`, as a library: benchmarks as data, honestly. The program is blockhaul-bench; `bench device` is a
+//! part of blockhaul, too.
 //!
 //! A scenario file says what is measured: environments are the columns of a table, a command each,
 //! ours or anybody's; cases are its rows. Every cell is run many times, in random order round by
@@ -75,11 +76,24 @@ use scenario::Scenario;
 /// Exit status after Ctrl-C: 128 and the number of the signal.
 const INTERRUPTED: u8 = 130;
 
+/// Measures one device as `blockhaul bench device` does, and prints the result. Exit status 0; 1 if a
+/// request failed; 2 if the command line cannot be understood; 3 if the device cannot be opened.
+pub fn measure_device(args: &device::DeviceArgs, devices: &Devices<'_>) -> ExitCode {
+    ended(args.run(devices).map(|text| {
+        print(&text);
+        0
+    }))
+}
+
 /// Does what the command line says. Exit status 0 if all went well; 1 if a run failed, or a
 /// comparison found something worse; 2 if the command line, a scenario or a result cannot be
 /// understood; 3 if a device cannot be opened; 130 if it was stopped.
 pub fn main(args: Args, devices: &Devices<'_>) -> ExitCode {
-    match act(args, devices) {
+    ended(act(args, devices))
+}
+
+fn ended(result: Result<u8>) -> ExitCode {
+    match result {
         Ok(status) => ExitCode::from(status),
         Err(error) => {
             write_all(&mut std::io::stderr(), &format!("blockhaul: bench: {error}\n"));
@@ -254,8 +268,14 @@ pub fn run_scenario(
 fn own_program(options: &Options, places: &Places) -> Option<PathBuf> {
     match &options.blockhaul {
         Some(given) => std::path::absolute(given).ok(),
-        None => places.find("blockhaul"),
+        None => beside().or_else(|| places.find("blockhaul")),
     }
+}
+
+/// The blockhaul that lies beside this program.
+fn beside() -> Option<PathBuf> {
+    let path = std::env::current_exe().ok()?.with_file_name("blockhaul");
+    path.is_file().then_some(path)
 }
 
 fn secrets(places: &Places, options: &Options, here: &Path) -> save::Secrets {

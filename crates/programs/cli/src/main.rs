@@ -2,7 +2,6 @@
 //!
 //! - `args`: every option, declared once; help, man pages and completions follow (`generate`,
 //!   `manual`).
-//! - `brackets`: `[ CMD … ]` groups, taken out of the command line before it is parsed.
 //! - `serve`, `copy`, `info` (with `map`): a command each.
 //! - `compat`: the program called by the names of nbdkit and of libnbd's programs.
 //! - `tls_init`: keys and certificates.
@@ -11,6 +10,7 @@
 //!   cache or not.
 //! - `long`: what copies that take long have: a journal, and a rate that changes.
 //! - `jobs`: several disks in one run, listed in a file (`jobfile`); `session`: what surrounds copies.
+//! - `bench`: one device measured; all else is the program blockhaul-bench.
 //! - `metrics`: a page for Prometheus; `figures`: what it says of copies. `aside`: small servers beside
 //!   the main work. `ctl`: asks a server through its control socket.
 //! - `plugin`: what a plugin says about itself.
@@ -20,7 +20,7 @@
 
 mod args;
 mod aside;
-mod brackets;
+mod bench;
 mod check;
 mod compat;
 mod copy;
@@ -51,6 +51,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use args::Command;
+use blockhaul_catalog::brackets;
 use exit::{Failure, Outcome};
 
 /// Time that plugins have to end before the program ends without them.
@@ -93,13 +94,7 @@ fn run() -> ExitCode {
         Command::Map(args) => report("map: ", info::run_map(&args, &groups)),
         Command::Ctl(args) => report("ctl: ", ctl::run(&args)),
         Command::Tls(args) => report("tls: ", tls_init::run(&args)),
-        Command::Bench(mut args) => {
-            // Where it cannot be found, the search path is asked.
-            std::env::current_exe().into_iter().for_each(|path| args.set_program(path));
-            let registry = devices::registry(std::time::Duration::from_secs(60));
-            let spec = |word: &std::ffi::OsStr| groups.spec(word);
-            blockhaul_bench::main(*args, &blockhaul_bench::Devices { registry, spec: &spec })
-        }
+        Command::Bench(args) => bench::run(*args, &groups),
         Command::Plugin(args) => report("plugin: ", plugin::run(&args)),
         Command::Man(args) => report("man: ", generate::man(args.dir.as_deref())),
         Command::Completions(args) => report("completions: ", generate::completions(args.shell)),

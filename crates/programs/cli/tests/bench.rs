@@ -1,53 +1,10 @@
-//! `blockhaul bench` as people start it: stopped by Ctrl-C, and asked about one device.
+//! `blockhaul bench device` as people start it.
 
-use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 fn blockhaul() -> Command {
     Command::new(env!("CARGO_BIN_EXE_blockhaul"))
-}
-
-#[test]
-fn ctrl_c_keeps_what_was_measured() {
-    let dir = tempfile::tempdir().unwrap();
-    let scenario = dir.path().join("touch.toml");
-    let text = "title = 'Touch'\nruns = 10000\nwarmup = 0\n\
-        [[environment]]\nlabel = 'touch'\ncommand = ['sh', '-c', 'echo >>$0', '{scratch}/../mark']\n\
-        [[case]]\nlabel = 'row'\nunchecked = 'a mark'\n";
-    std::fs::write(&scenario, text).unwrap();
-    let out = dir.path().join("results");
-    let mut child = blockhaul()
-        .args(["bench", "--quiet", "--label", "here", "--scratch"])
-        .arg(dir.path())
-        .arg("--disk")
-        .arg(dir.path())
-        .arg("--out")
-        .arg(&out)
-        .arg(&scenario)
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    let deadline = Instant::now() + Duration::from_secs(60);
-    // Some runs have ended.
-    while std::fs::read(dir.path().join("mark")).map_or(0, |lines| lines.len()) < 5 {
-        assert!(Instant::now() < deadline, "nothing was run");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    let pid = rustix::process::Pid::from_child(&child);
-    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
-    assert_eq!(child.wait().unwrap().code(), Some(130));
-    let result = find(&out, "result.json").expect("a result");
-    let result: serde_json::Value =
-        serde_json::from_str(&std::fs::read_to_string(result).unwrap()).unwrap();
-    assert_eq!(result["interrupted"], true);
-    let runs = result["runs"].as_array().unwrap();
-    assert!(!runs.is_empty() && runs.len() < 10_000, "{} runs", runs.len());
-    assert!(runs.iter().all(|run| run["failure"].is_null()), "{runs:?}");
-    let left = std::fs::read_dir(dir.path()).unwrap().flatten().map(|entry| entry.file_name());
-    let left: Vec<_> = left.filter(|name| name.display().to_string().contains("bench")).collect();
-    assert!(left.is_empty(), "{left:?}");
 }
 
 #[test]
@@ -89,41 +46,4 @@ fn slow_devices_are_measured_as_far_as_the_time_does_and_dead_ones_given_up() {
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("a small read: no answer for"), "{said}");
-}
-
-#[test]
-fn the_program_is_itself_whatever_it_is_called() {
-    let dir = tempfile::tempdir().unwrap();
-    let renamed = dir.path().join("bh");
-    std::fs::copy(env!("CARGO_BIN_EXE_blockhaul"), &renamed).unwrap();
-    let scenario = dir.path().join("version.toml");
-    let text = "title = 'Version'\nruns = 1\nwarmup = 0\n\
-        [[environment]]\nlabel = 'ours'\ncommand = ['{blockhaul}', '--version']\n\
-        [[case]]\nlabel = 'row'\nunchecked = 'it writes nothing'\n";
-    std::fs::write(&scenario, text).unwrap();
-    let output = Command::new(&renamed)
-        .args(["bench", "--quiet", "--no-save", "--format", "csv"])
-        .arg(&scenario)
-        .env("PATH", "/usr/bin:/bin")
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    assert!(said.contains("row,ours,ok,"), "{said}");
-    assert!(!said.contains("-0.0"), "{said}");
-}
-
-#[test]
-fn results_that_cannot_be_read_are_not_slower() {
-    let output = blockhaul().args(["bench", "compare", "/no/such", "/no/such"]).output().unwrap();
-    assert_eq!(output.status.code(), Some(2));
-}
-
-fn find(dir: &Path, name: &str) -> Option<std::path::PathBuf> {
-    std::fs::read_dir(dir).ok()?.flatten().map(|entry| entry.path()).find_map(|path| {
-        match path.is_dir() {
-            true => find(&path, name),
-            false => (path.file_name()? == name).then_some(path),
-        }
-    })
 }

@@ -3,8 +3,8 @@
 
 use std::ffi::{OsStr, OsString};
 
+use crate::Spec;
 use blockhaul_block::{Error, Kind, Result};
-use blockhaul_catalog::Spec;
 
 /// The groups of a command line, in order.
 #[derive(Debug, Default)]

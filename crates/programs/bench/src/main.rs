@@ -1,0 +1,59 @@
+//! The program `blockhaul-bench`: what `blockhaul bench` starts for all but `bench device`.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+
+use blockhaul_bench::args::Action;
+use blockhaul_bench::{Args, Devices};
+use blockhaul_catalog::{Registry, brackets};
+use clap::Parser as _;
+
+/// Measure programs side by side
+///
+/// Runs scenarios: blockhaul and the programs that people use today on the same work, in turn,
+/// with the results checked; prints medians and ratios and keeps the raw figures.
+#[derive(Debug, clap::Parser)]
+#[command(name = "blockhaul-bench", bin_name = "blockhaul bench", version, infer_long_args = true)]
+struct Cli {
+    #[command(flatten)]
+    args: Args,
+}
+
+fn main() -> ExitCode {
+    let words: Vec<OsString> = std::env::args_os().collect();
+    let (words, groups) = match brackets::take(words) {
+        Ok(taken) => taken,
+        Err(text) => return failed(&text),
+    };
+    let cli = match Cli::try_parse_from(words) {
+        Ok(cli) => cli,
+        Err(error) if error.use_stderr() => {
+            eprint!("{}", brackets::readable(&error.render().to_string()));
+            return ExitCode::from(2);
+        }
+        Err(help) => help.exit(),
+    };
+    if matches!(cli.args.action, Some(Action::Device(_))) {
+        return failed(&become_blockhaul());
+    }
+    // Load needs no more of a device than where its server is.
+    let registry = Registry::default();
+    let spec = |word: &OsStr| groups.spec(word);
+    blockhaul_bench::main(cli.args, &Devices { registry, spec: &spec })
+}
+
+/// Becomes `blockhaul bench device`, which opens every kind of device; returns only where it cannot.
+fn become_blockhaul() -> String {
+    let beside = std::env::current_exe().map(|this| this.with_file_name("blockhaul"));
+    let beside = beside.ok().filter(|path| path.is_file());
+    let program = beside.unwrap_or(PathBuf::from("blockhaul"));
+    let error = Command::new(&program).arg("bench").args(std::env::args_os().skip(1)).exec();
+    format!("cannot start {}: {error}", program.display())
+}
+
+fn failed(text: &str) -> ExitCode {
+    eprintln!("blockhaul: bench: {text}");
+    ExitCode::from(2)
+}
