@@ -10,8 +10,8 @@ use blockhaul_block::OpKind;
 
 use crate::clients::Leaving;
 use crate::connection::{Exported, Identity};
-use crate::held::WORKERS;
-use crate::tally::{Counts, Latency, Times};
+use crate::counters::{Counts, Latency, Times};
+use crate::in_flight::WORKERS;
 use crate::{Server, Tls};
 
 /// A client that is connected.
@@ -103,7 +103,7 @@ impl Server {
             identity: connection.identity().cloned(),
             age: connection.age(),
             leaving: connection.told.load(Ordering::Relaxed),
-            counts: connection.tally.counts(),
+            counts: connection.counters.counts(),
         });
         clients.sort_by_key(|client| client.number);
         clients

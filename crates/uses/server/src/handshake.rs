@@ -8,10 +8,10 @@ use blockhaul_io::{RecvWindow, SendQueue, Stream};
 use blockhaul_wire::handshake::server::{Event, ExportInfo, Handshake, Negotiated, Refusal};
 use blockhaul_wire::{BlockSizes, Context, ExportFlags, Headers, Replies};
 
-use crate::complaints::Complaints;
 use crate::connection::Connection;
-use crate::hall::{Hall, entry};
-use crate::records::record;
+use crate::export_lookup::{ExportLookup, entry};
+use crate::log_fields::record;
+use crate::log_limit::LogLimit;
 use crate::{Config, Ending, Export, Tls};
 
 /// Bytes of answers that are collected before they are sent.
@@ -68,16 +68,16 @@ pub(crate) async fn run(
     config: &Config,
     tls: &Tls,
     connection: &Connection,
-    hall: &mut Hall<'_>,
+    lookup: &mut ExportLookup<'_>,
     stream: &Stream,
     settle: &dyn Fn() -> Result<(), Ending>,
-    odd: &Mutex<Complaints>,
+    odd: &Mutex<LogLimit>,
 ) -> Result<Option<Chosen>, Ending> {
     let offers = &config.offers;
     let mut mouth = Mouth { stream, queue: SendQueue::default() };
     let mut out = Vec::new();
     if offers.oldstyle {
-        return oldstyle(config, connection, hall, mouth, settle).await.map(Some);
+        return oldstyle(config, connection, lookup, mouth, settle).await.map(Some);
     }
     let mut handshake = Handshake::new(offered(config, tls), &mut out);
     // Small until a client needs more: a crowd of silent clients must stay cheap.
@@ -116,8 +116,8 @@ pub(crate) async fn run(
             }
             Event::Export { name, go, .. } => {
                 let found = match go {
-                    true => hall.choose(&name).await,
-                    false => hall.find(&name).await,
+                    true => lookup.choose(&name).await,
+                    false => lookup.find(&name).await,
                 };
                 let answer = found.map(|export| describe(config, &export, &name));
                 // EXPORT_NAME cannot be refused, but options before it have their answers.
@@ -126,14 +126,14 @@ pub(crate) async fn run(
                 }
             }
             Event::List => {
-                let exports = hall.list().await;
+                let exports = lookup.list().await;
                 let exports = exports.as_deref().map_err(Clone::clone);
                 handshake.answer_list(exports, &mut out).map_err(|error| error.to_string())?;
             }
             Event::MetaContext { export, queries, set } => {
                 let found = match set {
-                    true => hall.find_for_contexts(&export).await,
-                    false => hall.find(&export).await,
+                    true => lookup.find_for_contexts(&export).await,
+                    false => lookup.find(&export).await,
                 };
                 let answer = found.map(|found| contexts(&found.device.facts(), &queries, set));
                 handshake.answer_contexts(answer, &mut out).map_err(|error| error.to_string())?;
@@ -145,7 +145,7 @@ pub(crate) async fn run(
                 };
                 // What came behind the option, before TLS could be up, is refused by the handshake; what
                 // comes from here on is the client's part of TLS, or not understood.
-                let session = secure(acceptor, connection, hall, stream).await?;
+                let session = secure(acceptor, connection, lookup, stream).await?;
                 inbox.secure(session.opener, &session.received);
                 mouth.queue.secure(session.sealer);
                 handshake.tls_started().map_err(|error| error.to_string())?;
@@ -157,7 +157,7 @@ pub(crate) async fn run(
                 return left(&handshake);
             }
             Event::Transmission(negotiated) => {
-                let Ok(Export { device, name, .. }) = hall.find(&negotiated.export).await else {
+                let Ok(Export { device, name, .. }) = lookup.find(&negotiated.export).await else {
                     return Err("the export has gone".to_string().into());
                 };
                 settle()?;
@@ -194,14 +194,14 @@ fn offered(config: &Config, tls: &Tls) -> blockhaul_wire::handshake::server::Con
 async fn secure(
     acceptor: &blockhaul_tls::Acceptor,
     connection: &Connection,
-    hall: &mut Hall<'_>,
+    lookup: &mut ExportLookup<'_>,
     stream: &Stream,
 ) -> Result<blockhaul_tls::Session, Ending> {
     let accepted = acceptor.accept(stream).await;
     let session = accepted.map_err(|error| Ending::refused(error.to_string()))?;
     let about = &session.about;
     let who = about.peer.as_deref().unwrap_or("nobody in particular");
-    hall.secured(about);
+    lookup.secured(about);
     connection.secured(about);
     let (peer, version, suite) = (&connection.peer, &about.version, &about.suite);
     record!(Debug, connection, tls = version, suite; "{peer} with {who}: {version} {suite}");
@@ -221,7 +221,7 @@ fn left(handshake: &Handshake) -> Result<Option<Chosen>, Ending> {
 async fn oldstyle(
     config: &Config,
     connection: &Connection,
-    hall: &mut Hall<'_>,
+    lookup: &mut ExportLookup<'_>,
     mut mouth: Mouth<'_>,
     settle: &dyn Fn() -> Result<(), Ending>,
 ) -> Result<Chosen, Ending> {
@@ -229,7 +229,7 @@ async fn oldstyle(
         return Err(Ending::refused("TLS is required, which oldstyle clients cannot have".into()));
     }
     let refused = |refusal: Refusal| format!("no export for an oldstyle client: {}", refusal.text);
-    let export = hall.find("").await.map_err(refused)?;
+    let export = lookup.find("").await.map_err(refused)?;
     let info = describe(config, &export, "");
     let mut out = Vec::new();
     settle()?;

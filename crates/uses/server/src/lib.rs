@@ -7,25 +7,26 @@
 //!
 //! - [`Server`]: what is served, to whom, and the orderly stop. `clients`: the connections that are open.
 //! - `session`: a connection in transmission. `handshake`: a connection before that.
-//! - `hall`: what a client may choose from. `limits`: what it may cost. `held`: requests that devices
-//!   hold. `storages`: which connections share a storage.
-//! - `stop`: the orderly stop. `reply`: outcomes as NBD replies. `records`: what the log says, by member.
-//! - `control`: what whoever runs the server sees and may do. `tally`: what is counted.
+//! - `export_lookup`: what a client may choose from. `limits`: what it may cost. `in_flight`: requests
+//!   that devices hold. `storages`: which connections share a storage.
+//! - `stop`: the orderly stop. `reply`: outcomes as NBD replies. `log_fields`: members of log records;
+//!   `log_limit`: how many lines there are.
+//! - `control`: what whoever runs the server sees and may do. `counters`: what is counted.
 
 mod clients;
-mod complaints;
 mod connection;
 mod control;
-mod hall;
+mod counters;
+mod export_lookup;
 mod handshake;
-mod held;
+mod in_flight;
 mod limits;
-mod records;
+mod log_fields;
+mod log_limit;
 mod reply;
 mod session;
 mod stop;
 mod storages;
-mod tally;
 
 use std::future::poll_fn;
 use std::os::fd::OwnedFd;
@@ -40,18 +41,18 @@ use blockhaul_catalog::Exports;
 use blockhaul_io::{Listener, Pool, Remote, Stream, Ticket};
 
 use clients::{Clients, Leave, unless_told};
-use complaints::Complaints;
 use connection::Connection;
 pub use connection::{Exported, Identity};
 use control::Control;
 pub use control::{Client, Disconnected, Sums};
-use hall::Hall;
-use held::Everywhere;
+pub use counters::{Counts, LATENCY_BOUNDS, Latency};
+use export_lookup::ExportLookup;
+use in_flight::AllInFlight;
 pub use limits::{Limit, Limits};
-use records::record;
+use log_fields::record;
+use log_limit::LogLimit;
 use stop::Stop;
 use storages::Storages;
-pub use tally::{Counts, LATENCY_BOUNDS, Latency};
 
 /// Something that clients can ask for by name.
 #[derive(Clone)]
@@ -182,7 +183,7 @@ pub struct Server {
     aside: Pool,
     clients: Clients,
     /// Requests in progress.
-    everywhere: Everywhere,
+    all_in_flight: AllInFlight,
     /// Requests that were answered ESHUTDOWN because their devices held them for too long.
     given_up: AtomicUsize,
     /// What the connections of an export have in common.
@@ -190,11 +191,11 @@ pub struct Server {
     served: AtomicU64,
     tls: Mutex<Tls>,
     control: Control,
-    complaints: Mutex<Complaints>,
+    log_limit: Mutex<LogLimit>,
     /// The same of exports that could not be opened.
-    unopened: Mutex<Complaints>,
+    unopened: Mutex<LogLimit>,
     /// Of options that no client should send.
-    odd: Mutex<Complaints>,
+    odd: Mutex<LogLimit>,
 }
 
 /// Time between two attempts to accept a connection where the system has no descriptor or memory for it.
@@ -222,12 +223,12 @@ impl Server {
             starving: AtomicUsize::new(0),
             aside,
             clients: Clients::default(),
-            everywhere: Everywhere::default(),
+            all_in_flight: AllInFlight::default(),
             given_up: AtomicUsize::new(0),
             storages: Storages::default(),
             served: AtomicU64::new(0),
             control: Control::default(),
-            complaints: Mutex::default(),
+            log_limit: Mutex::default(),
             unopened: Mutex::default(),
             odd: Mutex::default(),
         })
@@ -313,7 +314,7 @@ impl Server {
         let Some(told) = self.clients.enter(entry.0, entry.1, connections, handshakes) else {
             self.control.refused.fetch_add(1, Ordering::Relaxed);
             let error = format!("{connections} are open already");
-            self.complaints().ended(&connection, &error, true);
+            self.log_limit().ended(&connection, &error, true);
             return None;
         };
         self.control.accepted.fetch_add(1, Ordering::Relaxed);
@@ -339,7 +340,7 @@ impl Server {
                 record!(Info, connection, error; "connection {id} from {peer}: {error}");
             }
             Err(Ending { why, cause }) => {
-                self.complaints().ended(&connection, &why, cause == Cause::Refused);
+                self.log_limit().ended(&connection, &why, cause == Cause::Refused);
             }
         }
         // A device in whose callback something hangs may have the socket, too: the client is not to wait.
@@ -363,9 +364,9 @@ impl Server {
         let told = &mut entered.told;
         // Storage that takes one client at a time may keep it waiting.
         let (config, unopened) = (&self.config, &self.unopened);
-        let entering = Hall::enter(config, unopened, connection.clone(), stream.clone());
+        let entering = ExportLookup::enter(config, unopened, connection.clone(), stream.clone());
         let admitting = unless_told(told, || true, entering);
-        let mut hall = match admitting.await {
+        let mut lookup = match admitting.await {
             Ok(admitted) => admitted?,
             Err(leave) => return Err(self.cut(leave)),
         };
@@ -375,9 +376,9 @@ impl Server {
             true => Ok(()),
             false => Err(self.cut(Leave::Crowded)),
         };
-        let (hall_of, odd) = (&mut hall, &self.odd);
+        let (lookup_of, odd) = (&mut lookup, &self.odd);
         let greeting =
-            handshake::run(&self.config, &tls, &connection, hall_of, &stream, &settle, odd);
+            handshake::run(&self.config, &tls, &connection, lookup_of, &stream, &settle, odd);
         let greeting = async {
             match time {
                 Duration::ZERO => greeting.await,
@@ -391,7 +392,7 @@ impl Server {
             Err(leave) => return Err(self.cut(leave)),
         };
         let Some(chosen) = chosen else { return Ok(()) };
-        Ok(session::run(self.clone(), connection, stream, chosen, hall.guest(), told).await?)
+        Ok(session::run(self.clone(), connection, stream, chosen, lookup.visitor(), told).await?)
     }
 
     /// Why a connection ends that was told to leave before it had an export.
@@ -410,8 +411,8 @@ impl Server {
         Ending { why: why.to_string(), cause }
     }
 
-    fn complaints(&self) -> MutexGuard<'_, Complaints> {
-        self.complaints.lock().expect("no panic under this lock")
+    fn log_limit(&self) -> MutexGuard<'_, LogLimit> {
+        self.log_limit.lock().expect("no panic under this lock")
     }
 
     fn limits(&self) -> &Limits {

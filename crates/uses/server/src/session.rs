@@ -20,14 +20,14 @@ use blockhaul_wire::request::{Command, Filter, Header};
 use blockhaul_wire::{CommandFlags, Errno, limits::PAYLOAD_HARD};
 
 use crate::clients::{Leave, unless_told};
-use crate::complaints::Complaints;
 use crate::connection::Connection;
-use crate::hall::Guest;
+use crate::counters;
+use crate::export_lookup::Visitor;
 use crate::handshake::Chosen;
-use crate::held::Held;
-use crate::records::{self, record};
+use crate::in_flight::InFlight;
+use crate::log_fields::{RequestFields, record};
+use crate::log_limit::LogLimit;
 use crate::reply::{self, Asked};
-use crate::tally;
 use crate::{Limits, Server};
 
 /// Replies are sent when this many bytes wait: a payload leaves while it is still in the cache, and
@@ -48,7 +48,7 @@ pub(crate) async fn run(
     connection: Arc<Connection>,
     stream: Arc<Stream>,
     chosen: Chosen,
-    guest: Guest,
+    visitor: Visitor,
     told: &mut Ticket<Leave>,
 ) -> Result<(), String> {
     let limits = server.limits().clone();
@@ -66,7 +66,7 @@ pub(crate) async fn run(
         connection,
         negotiated,
         device,
-        dismissal: guest.dismissal,
+        dismissal: visitor.dismissal,
         limits,
         pool,
         aside: server.share_aside(),
@@ -74,14 +74,14 @@ pub(crate) async fn run(
         out: RefCell::new(outbox),
         to_send: Event::new(),
         progress: Event::new(),
-        held: Held::default(),
+        in_flight: InFlight::default(),
         blocked: Cell::new(false),
         broken: Cell::new(false),
         closing: Cell::new(false),
         leaving: Cell::new(false),
         untimed: Default::default(),
         writes_at_once: Cell::new(false),
-        complaints: Complaints::default(),
+        log_limit: LogLimit::default(),
     });
     let writer = blockhaul_io::spawn(session.clone().write_replies());
     let server = session.server.clone();
@@ -94,8 +94,8 @@ pub(crate) async fn run(
     if session.dismissal.is_cut() {
         session.hang_up();
     }
-    if let Some(visit) = guest.visit
-        && session.held.count() > 0
+    if let Some(visit) = visitor.visit
+        && session.in_flight.count() > 0
         && !session.server.is_stopping()
     {
         visit.gone();
@@ -141,7 +141,7 @@ struct Session {
     to_send: Event,
     /// A request completed or replies left: whoever waits for room looks.
     progress: Event,
-    held: Held,
+    in_flight: InFlight,
     /// The socket takes no more for now; the writer waits for it.
     blocked: Cell<bool>,
     broken: Cell<bool>,
@@ -153,7 +153,7 @@ struct Session {
     untimed: [Cell<u8>; OpKind::ALL.len()],
     /// The device carries out large writes before it returns from taking them.
     writes_at_once: Cell<bool>,
-    complaints: Complaints,
+    log_limit: LogLimit,
 }
 
 impl Session {
@@ -357,27 +357,27 @@ impl Session {
         if self.dismissal.is_cut() {
             return self.hang_up();
         }
-        if let Some(kind) = tally::kind(asked.header.command) {
-            self.connection.tally.answered(kind, outcome.is_ok().then_some(asked.len));
+        if let Some(kind) = counters::kind(asked.header.command) {
+            self.connection.counters.answered(kind, outcome.is_ok().then_some(asked.len));
         }
         if !self.broken.get() {
             let mut out = self.out.borrow_mut();
             let replies = self.negotiated.replies;
             let replied = reply::reply(&mut out, replies, asked, outcome, self.limits.extents);
             if let Err(error) = replied {
-                self.complaints.failed(&self.connection, &asked.header, &error);
+                self.log_limit.failed(&self.connection, &asked.header, &error);
             }
         }
     }
 
     fn fail(&self, header: &Header, error: Errno, why: &str) {
         let (id, peer) = (self.connection.id, &self.connection.peer);
-        let records::Asked { request, offset, length } = records::Asked::of(header);
+        let RequestFields { request, offset, length } = RequestFields::of(header);
         record!(
             Debug, self.connection, request, offset, length, error = why;
             "connection {id} from {peer}: refused a request: {why}"
         );
-        self.connection.tally.refused();
+        self.connection.counters.refused();
         let replies = self.negotiated.replies;
         let answer = Answer { replies, cookie: header.cookie, offset: header.offset };
         reply::failure(&mut self.out.borrow_mut(), &answer, error, why);

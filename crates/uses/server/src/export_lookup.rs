@@ -10,9 +10,9 @@ use blockhaul_wire::ListEntry;
 use blockhaul_wire::OptionError;
 use blockhaul_wire::handshake::server::Refusal;
 
-use crate::complaints::Complaints;
 use crate::connection::Connection;
-use crate::records::record;
+use crate::log_fields::record;
+use crate::log_limit::LogLimit;
 use crate::{Config, Export};
 
 /// Time in which a program sends its next option. Whoever takes longer may have mended meanwhile what an
@@ -20,10 +20,10 @@ use crate::{Config, Export};
 const AT_ONCE: Duration = Duration::from_secs(5);
 
 /// The exports as one client sees them.
-pub(crate) struct Hall<'a> {
+pub(crate) struct ExportLookup<'a> {
     config: &'a Config,
     /// What was said of exports that cannot be opened.
-    complaints: &'a Mutex<Complaints>,
+    log_limit: &'a Mutex<LogLimit>,
     connection: Arc<Connection>,
     visit: Option<Arc<dyn Visit>>,
     /// The device that was opened last: clients ask about an export before they choose it.
@@ -38,14 +38,14 @@ pub(crate) struct Hall<'a> {
     dismissal: Arc<Dismissal>,
 }
 
-impl<'a> Hall<'a> {
+impl<'a> ExportLookup<'a> {
     /// Admits a client.
     pub(crate) async fn enter(
         config: &'a Config,
-        complaints: &'a Mutex<Complaints>,
+        log_limit: &'a Mutex<LogLimit>,
         connection: Arc<Connection>,
         stream: Arc<Stream>,
-    ) -> Result<Hall<'a>, String> {
+    ) -> Result<ExportLookup<'a>, String> {
         let certificate = Arc::<OnceLock<Certificate>>::default();
         let dismissal = Arc::<Dismissal>::default();
         let visit = match &config.visits {
@@ -61,9 +61,9 @@ impl<'a> Hall<'a> {
             }
         };
         let (open, refused, tls) = (None, None, false);
-        Ok(Hall {
+        Ok(ExportLookup {
             config,
-            complaints,
+            log_limit,
             connection,
             visit,
             open,
@@ -127,9 +127,9 @@ impl<'a> Hall<'a> {
                 Ok(export(device))
             }
             Err(error) => {
-                let complaints = self.complaints.lock().expect("no panic under this lock");
-                complaints.unopened(&self.connection, name, &error);
-                drop(complaints);
+                let log_limit = self.log_limit.lock().expect("no panic under this lock");
+                log_limit.unopened(&self.connection, name, &error);
+                drop(log_limit);
                 let kind = match error.kind() {
                     Kind::ReadOnly | Kind::Refused => OptionError::Policy,
                     _ => OptionError::Unknown,
@@ -140,8 +140,8 @@ impl<'a> Hall<'a> {
     }
 
     /// The client's side of those who open devices.
-    pub(crate) fn guest(&self) -> Guest {
-        Guest { visit: self.visit.clone(), dismissal: self.dismissal.clone() }
+    pub(crate) fn visitor(&self) -> Visitor {
+        Visitor { visit: self.visit.clone(), dismissal: self.dismissal.clone() }
     }
 
     /// All exports, but not more than a list may have.
@@ -176,7 +176,7 @@ impl<'a> Hall<'a> {
 }
 
 /// A client, as those who open devices know it.
-pub(crate) struct Guest {
+pub(crate) struct Visitor {
     /// What is told when the client goes.
     pub(crate) visit: Option<Arc<dyn Visit>>,
     /// Whether it is to leave.
