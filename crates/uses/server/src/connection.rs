@@ -18,8 +18,8 @@ pub(crate) struct Connection {
     identity: OnceLock<Identity>,
     /// The export that the client has chosen: its handshake is over.
     export: OnceLock<String>,
-    /// It was told to end: whoever waits for requests looks.
-    pub(crate) told: AtomicBool,
+    /// It is asked to end: whoever waits for requests looks.
+    pub(crate) leave_requested: AtomicBool,
     pub(crate) counters: Counters,
 }
 
@@ -31,7 +31,7 @@ impl Connection {
             since: Instant::now(),
             identity: OnceLock::new(),
             export: OnceLock::new(),
-            told: AtomicBool::new(false),
+            leave_requested: AtomicBool::new(false),
             counters: Counters::default(),
         }
     }

@@ -12,16 +12,17 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use blockhaul_block::{Contexts, Device, Error, Flags, Flushes, Op, OpKind, Outcome, Request};
-use blockhaul_catalog::Dismissal;
+use blockhaul_catalog::{Dismissal, Export};
 use blockhaul_io::{Data, Event, Pool, RecvWindow, SendQueue, Stream, Ticket};
 use blockhaul_wire::handshake::server::Negotiated;
 use blockhaul_wire::reply::Answer;
 use blockhaul_wire::request::{Command, Filter, Header};
 use blockhaul_wire::{CommandFlags, Errno, limits::PAYLOAD_HARD};
 
-use crate::clients::{Leave, unless_told};
+use crate::clients::unless_disconnected;
 use crate::connection::Connection;
 use crate::counters;
+use crate::disconnect::Disconnect;
 use crate::export_lookup::Visitor;
 use crate::handshake::Chosen;
 use crate::in_flight::InFlight;
@@ -49,10 +50,12 @@ pub(crate) async fn run(
     stream: Arc<Stream>,
     chosen: Chosen,
     visitor: Visitor,
-    told: &mut Ticket<Leave>,
+    disconnect: &mut Ticket<Disconnect>,
 ) -> Result<(), String> {
     let limits = server.limits().clone();
-    let Chosen { negotiated, device, mut inbox, outbox } = chosen;
+    let Chosen { negotiated, export, mut inbox, outbox } = chosen;
+    let flushes = server.flushes(&export);
+    let Export { device, .. } = export;
     let pool = server.share(device.facts().in_flight);
     inbox.expect_headers_of(negotiated.headers.len());
     let session = Rc::new(Session {
@@ -61,7 +64,7 @@ pub(crate) async fn run(
         parks: !negotiated.tls,
         takes_parked: device.facts().takes_parked,
         size: device.facts().size,
-        flushes: server.flushes(connection.export().unwrap_or_default(), &*device),
+        flushes,
         flush_failures_stay: device.facts().flush_failures_stay,
         connection,
         negotiated,
@@ -86,19 +89,16 @@ pub(crate) async fn run(
     let writer = blockhaul_io::spawn(session.clone().write_replies());
     let server = session.server.clone();
     let connection = session.connection.clone();
-    let look = || server.is_stopping() || connection.told.load(Ordering::Relaxed);
-    let reading = unless_told(told, look, session.read_requests(inbox));
+    let look = || server.is_stopping() || connection.leave_requested.load(Ordering::Relaxed);
+    let reading = unless_disconnected(disconnect, look, session.read_requests(inbox));
     // A stop reads no more, whatever is on its way.
     let result = reading.await.unwrap_or(Ok(()));
     session.leaving.set(true);
     if session.dismissal.is_cut() {
         session.hang_up();
     }
-    if let Some(visit) = visitor.visit
-        && session.in_flight.count() > 0
-        && !session.server.is_stopping()
-    {
-        visit.gone();
+    if session.in_flight.count() > 0 && !session.server.is_stopping() {
+        visitor.visit.gone();
     }
     let finished = session.finish_all().await;
     session.closing.set(true);
@@ -177,7 +177,7 @@ impl Session {
             // What a client sent in time may still be in the socket's buffer when the server stops.
             if header.command == Command::Disconnect
                 || self.server.is_stopping()
-                || self.connection.told.load(Ordering::Relaxed)
+                || self.connection.leave_requested.load(Ordering::Relaxed)
             {
                 return Ok(());
             }
