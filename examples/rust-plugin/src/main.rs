@@ -4,9 +4,9 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::process::ExitCode;
 
-use blockhaul_catalog::{Intent, Registry, Spec};
+use blockhaul_catalog::{Intent, Registry, Shared, Spec};
 use blockhaul_io::{Listener, Pool, Runtime};
-use blockhaul_server::{Config, Export, Limits, Offers, Server, Tls};
+use blockhaul_server::{Config, Limits, Offers, Server, Tls};
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -37,11 +37,9 @@ fn serve(socket: &str, device: &str, layers: &[String]) -> Result<(), Box<dyn st
         let stack = registry.open(&spec, layers, Intent::WRITE).await;
         stack.map(|stack| stack.device().clone())
     });
-    let export = Export { name: String::new(), description: String::new(), device: opened? };
     let limits = Limits::default();
     let server = Server::new(Config {
-        exports: vec![export],
-        visits: None,
+        exports: Shared::new("", "", opened?),
         pool: Pool::new(limits.all_bytes),
         limits,
         offers: Offers::default(),

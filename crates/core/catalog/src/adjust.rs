@@ -2,28 +2,29 @@
 
 use std::sync::{Arc, Mutex};
 
-use crate::{Args, Layer, LayerKind, Registry, parse_options};
+use crate::{AnyKind, AnyLayer, Args, Gate, Layer, Registry, parse_options};
 use blockhaul_block::{Error, Kind, Result};
 
-/// A layer in use, with the way to change it.
+/// A layer or a gate in use, with the way to change it.
 pub struct Adjustable {
-    kind: &'static dyn LayerKind,
-    layer: Arc<dyn Layer>,
+    kind: AnyKind,
+    made: AnyLayer,
     /// What was typed, in the beginning and since.
     typed: Mutex<Vec<(String, String)>>,
 }
 
 impl Adjustable {
-    /// Makes a layer from `NAME[?key=value&…]`.
+    /// Makes a layer or a gate from `NAME[?key=value&…]`.
     ///
     /// # Errors
     /// Unknown names and wrong values.
     pub fn new(registry: &Registry, text: &str) -> Result<Adjustable> {
         let (name, options) = text.split_once('?').unwrap_or((text, ""));
-        let kind = registry.layer_kind(name)?;
+        let kind = registry.kind(name)?;
         let typed = parse_options(options)?;
-        let layer = kind.configure(&Args::check(name, kind.params(), &typed)?)?;
-        Ok(Adjustable { kind, layer, typed: Mutex::new(typed) })
+        let args = Args::check(name, kind.params(), &typed)?;
+        let made = kind.configure(&args, &registry.shutdown)?;
+        Ok(Adjustable { kind, made, typed: Mutex::new(typed) })
     }
 
     /// Its name.
@@ -36,9 +37,20 @@ impl Adjustable {
         self.kind.changeable()
     }
 
-    /// The layer.
-    pub fn layer(&self) -> Arc<dyn Layer> {
-        self.layer.clone()
+    /// The layer, if it is one.
+    pub fn layer(&self) -> Option<&Arc<dyn Layer>> {
+        match &self.made {
+            AnyLayer::Layer(layer) => Some(layer),
+            AnyLayer::Gate(_) => None,
+        }
+    }
+
+    /// The gate, if it is one.
+    pub fn gate(&self) -> Option<&Arc<dyn Gate>> {
+        match &self.made {
+            AnyLayer::Gate(gate) => Some(gate),
+            AnyLayer::Layer(_) => None,
+        }
     }
 
     /// The parameters that were given, and their values now.
@@ -71,7 +83,9 @@ impl Adjustable {
             typed
         };
         let args = Args::check(own, self.kind.params(), &changed)?;
-        self.layer.change(&args)?;
+        if let Some(layer) = self.layer() {
+            layer.change(&args)?;
+        }
         *self.typed.lock().expect("no panic under this lock") = changed;
         Ok(())
     }
@@ -82,7 +96,7 @@ mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
 
     use super::*;
-    use crate::{Param, ParamKind};
+    use crate::{LayerKind, Param, ParamKind};
     use blockhaul_block::Device;
 
     struct Speed;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::opening::{Intent, Opened, Opening, Preparation};
-use crate::{Args, Exports, Param};
+use crate::{Args, Exports, Param, Shutdown};
 use blockhaul_block::{Error, Kind, Result};
 
 /// What a backend is asked to open.
@@ -22,6 +22,8 @@ pub struct Target {
     pub args: Args,
     /// What it is opened for.
     pub intent: Intent,
+    /// By which storage that can asks for the end of the server (plugins).
+    pub shutdown: Shutdown,
 }
 
 impl Target {

@@ -1,11 +1,11 @@
-//! Storage that has a device for each client, by name: plugins, folders.
+//! What a server serves: exports, which its clients open by name.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use crate::Opening;
-use blockhaul_block::{Device, Error, Kind};
+use blockhaul_block::{Device, Flushes};
 
 /// Who asks for a device.
 #[derive(Clone, Default)]
@@ -67,7 +67,8 @@ impl fmt::Debug for Client {
     }
 }
 
-/// Storage whose clients each get devices of their own.
+/// What a server serves. Names may lead to other exports from one call to the next: a server asks anew for each
+/// client, and keeps what a client has opened.
 pub trait Exports: Send + Sync {
     /// Admits a client that has connected; an error sends it away. May wait for others to leave.
     fn admit(&self, client: Client) -> Opening<Arc<dyn Visit>>;
@@ -83,18 +84,49 @@ pub trait Visit: Send + Sync {
     /// What it may open. `tls`: the connection is encrypted by now.
     fn list(&self, tls: bool) -> Opening<Vec<Listed>>;
 
-    /// A device by its name; the empty name stands for the default one.
-    fn open(&self, name: &str, tls: bool) -> Opening<Arc<dyn Device>>;
-
-    /// The name of the export that is open for a client who asked for this one: the empty name stands for
-    /// another one with some.
-    fn named(&self, asked: &str) -> String {
-        asked.to_string()
-    }
+    /// An export by its name; the empty name stands for the default one. `None`: there is none of this name,
+    /// which is no news. An error is one: it is logged.
+    fn open(&self, name: &str, tls: bool) -> Opening<Option<Export>>;
 
     /// The client is gone, and requests of its are still in progress, whose answers nobody reads. They
     /// may end sooner.
     fn gone(&self) {}
+}
+
+/// An export that is open for a client.
+#[derive(Clone)]
+pub struct Export {
+    /// Its name. Another one than was asked for: the server says so.
+    pub name: String,
+    /// For people; none: what the device says of itself.
+    pub description: Option<String>,
+    /// The device, fenced.
+    pub device: Arc<dyn Device>,
+    /// Who else has the device.
+    pub sharing: Sharing,
+}
+
+impl Export {
+    /// A device that was opened for one client, under this name.
+    pub fn own(name: &str, device: Arc<dyn Device>) -> Export {
+        Export { name: name.to_string(), description: None, device, sharing: Sharing::Own }
+    }
+}
+
+/// Who has the device of an export.
+#[derive(Clone)]
+pub enum Sharing {
+    /// One client, for which it was opened, and it is closed when that client leaves. The client's socket
+    /// is shut only then, for storage that has it too ([`Client::stream`]).
+    ///
+    /// The storage may be the same for all clients of the name: they share failed flushes while one of them
+    /// is there, unless the device keeps account of them ([`flush_failures_stay`]).
+    ///
+    /// [`flush_failures_stay`]: blockhaul_block::Facts::flush_failures_stay
+    Own,
+    /// All clients, and it stays open when they leave. A flush that fails is reported to each of them, by
+    /// these.
+    All(Arc<Flushes>),
 }
 
 /// A device that can be opened.
@@ -106,55 +138,126 @@ pub struct Listed {
     pub description: String,
 }
 
-/// One device that all clients share, as exports: for gates over devices without exports of their own.
-pub struct Shared {
-    listed: Listed,
-    device: Arc<dyn Device>,
-    any: bool,
-}
+/// One device that all clients share, as exports.
+pub struct Shared(Arc<OneDevice>);
 
 impl Shared {
-    /// The device under a name; clients that ask for the empty name get it too.
+    /// The device, fenced, under a name; clients that ask for the empty name get it too. An empty description
+    /// stands for the device's own.
     pub fn new(name: &str, description: &str, device: Arc<dyn Device>) -> Arc<Shared> {
-        let description = match description.is_empty() {
-            true => device.facts().description.clone(),
-            false => description.to_string(),
-        };
-        let listed = Listed { name: name.to_string(), description };
-        Arc::new(Shared { listed, device, any: false })
+        Shared::with(name, description, device, false)
     }
 
-    /// The same device for clients that ask for any other name, too.
-    pub fn under_any_name(&self) -> Arc<dyn Exports> {
-        let (listed, device) = (self.listed.clone(), self.device.clone());
-        Arc::new(Shared { listed, device, any: true })
+    /// The same for clients that ask for any other name, too.
+    pub fn under_any_name(name: &str, description: &str, device: Arc<dyn Device>) -> Arc<Shared> {
+        Shared::with(name, description, device, true)
+    }
+
+    fn with(name: &str, description: &str, device: Arc<dyn Device>, any_name: bool) -> Arc<Shared> {
+        let description = Some(description).filter(|text| !text.is_empty()).map(str::to_string);
+        let (name, sharing) = (name.to_string(), Sharing::All(Arc::default()));
+        Arc::new(Shared(Arc::new(OneDevice {
+            export: Export { name, description, device, sharing },
+            any_name,
+        })))
     }
 }
 
 impl Exports for Shared {
     fn admit(&self, _client: Client) -> Opening<Arc<dyn Visit>> {
-        let (listed, device) = (self.listed.clone(), self.device.clone());
-        let visit = SharedVisit { listed, device, any: self.any };
-        Box::pin(std::future::ready(Ok(Arc::new(visit) as Arc<dyn Visit>)))
+        // Nothing is kept for a client: a crowd of them must stay cheap.
+        let visit: Arc<dyn Visit> = self.0.clone();
+        Box::pin(std::future::ready(Ok(visit)))
     }
 }
 
-struct SharedVisit {
-    listed: Listed,
-    device: Arc<dyn Device>,
-    any: bool,
+/// What [`Shared`] has; every client's visit is this.
+struct OneDevice {
+    export: Export,
+    any_name: bool,
 }
 
-impl Visit for SharedVisit {
+impl Visit for OneDevice {
     fn list(&self, _tls: bool) -> Opening<Vec<Listed>> {
-        Box::pin(std::future::ready(Ok(vec![self.listed.clone()])))
+        let Export { name, description, device, .. } = &self.export;
+        let own = || device.facts().description.clone();
+        let description = description.clone().unwrap_or_else(own);
+        Box::pin(std::future::ready(Ok(vec![Listed { name: name.clone(), description }])))
     }
 
-    fn open(&self, name: &str, _tls: bool) -> Opening<Arc<dyn Device>> {
-        let opened = match self.any || name.is_empty() || name == self.listed.name {
-            true => Ok(self.device.clone()),
-            false => Err(Error::new(Kind::NotFound, "there is no export of this name")),
+    fn open(&self, name: &str, _tls: bool) -> Opening<Option<Export>> {
+        let mut export = self.export.clone();
+        let found = if self.any_name {
+            // Clients are not told of a name that they did not ask for.
+            export.name = name.to_string();
+            Some(export)
+        } else {
+            (name.is_empty() || name == export.name).then_some(export)
         };
-        Box::pin(std::future::ready(opened))
+        Box::pin(std::future::ready(Ok(found)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use blockhaul_block::{Error, Facts, Kind, Pending, Request};
+
+    struct Described(Arc<Facts>);
+
+    impl Device for Described {
+        fn facts(&self) -> Arc<Facts> {
+            self.0.clone()
+        }
+
+        fn submit(&self, _request: Request) -> Pending {
+            Error::new(Kind::Unsupported, "nothing is done here").into()
+        }
+    }
+
+    fn now<T>(mut opening: Opening<T>) -> T {
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        match opening.as_mut().poll(&mut context) {
+            std::task::Poll::Ready(opened) => opened.unwrap(),
+            std::task::Poll::Pending => panic!("nothing has to be awaited here"),
+        }
+    }
+
+    fn device() -> Arc<dyn Device> {
+        let facts = Facts { description: "its own".into(), ..Facts::new("described", 512) };
+        Arc::new(Described(Arc::new(facts)))
+    }
+
+    #[test]
+    fn one_device_is_the_same_for_all_clients_with_its_flushes() {
+        let shared = Shared::new("disk", "", device());
+        let open = |name| now(now(shared.admit(Client::default())).open(name, false));
+        let (one, other) = (open("disk").unwrap(), open("").unwrap());
+        assert_eq!((one.name.as_str(), other.name.as_str()), ("disk", "disk"));
+        assert!(Arc::ptr_eq(&one.device, &other.device));
+        let (Sharing::All(one), Sharing::All(other)) = (one.sharing, other.sharing) else {
+            panic!("both have the device that stays");
+        };
+        assert!(Arc::ptr_eq(&one, &other));
+        assert!(open("other").is_none());
+    }
+
+    #[test]
+    fn a_description_stands_before_that_of_the_device() {
+        for (given, listed, opened) in [("", "its own", None), ("a", "a", Some("a"))] {
+            let visit = now(Shared::new("disk", given, device()).admit(Client::default()));
+            assert_eq!(now(visit.list(false))[0].description, listed);
+            let export = now(visit.open("disk", false)).unwrap();
+            assert_eq!(export.description.as_deref(), opened);
+        }
+    }
+
+    #[test]
+    fn under_any_name_clients_get_the_name_that_they_ask_for() {
+        let visit = now(Shared::under_any_name("disk", "", device()).admit(Client::default()));
+        for name in ["", "disk", "other"] {
+            assert_eq!(now(visit.open(name, false)).unwrap().name, name);
+        }
+        assert_eq!(now(visit.list(false))[0].name, "disk");
     }
 }

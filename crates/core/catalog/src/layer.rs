@@ -1,9 +1,9 @@
-//! Layers: devices over devices, and gates before exports.
+//! Layers: devices over devices.
 
 use std::sync::Arc;
 
 use crate::opening::{Another, Opening};
-use crate::{Args, Exports, Param};
+use crate::{Args, Param};
 use blockhaul_block::{Device, Result};
 
 /// A kind of layer.
@@ -60,18 +60,6 @@ pub trait Layer: Send + Sync {
         let _ = args;
         Ok(())
     }
-
-    /// For layers that decide about clients instead of requests: what they may open through it.
-    /// `None`: it has nothing to do with clients.
-    fn gate(&self, inner: Arc<dyn Exports>) -> Option<Arc<dyn Exports>> {
-        let _ = inner;
-        None
-    }
-
-    /// Whether that is all it does ([`Layer::gate`]): over several exports it stands before all.
-    fn is_gate(&self) -> bool {
-        false
-    }
 }
 
 /// What a layer in a stack is put over.
@@ -83,15 +71,4 @@ pub struct Below {
     /// For a device that was opened for one client: the name that the client asked for. `None`: all
     /// handles that the layer is put over are on the same storage.
     pub export: Option<String>,
-}
-
-/// Exports behind the layers that decide about clients, the last one outermost; `None` if there is no
-/// such layer.
-pub fn gated(inner: Arc<dyn Exports>, layers: &[Arc<dyn Layer>]) -> Option<Arc<dyn Exports>> {
-    let mut outer = None;
-    for layer in layers {
-        let below = outer.clone().unwrap_or_else(|| inner.clone());
-        outer = layer.gate(below).or(outer);
-    }
-    outer
 }

@@ -2,20 +2,24 @@
 //! device names, the registry that opens them, and what a server offers to its clients.
 //!
 //! - [`Registry`]: all backends and kinds of layers of a program. [`Spec`]: a device as it was typed.
-//! - [`Backend`], [`LayerKind`]: what a kind of storage or layer declares. [`Param`], [`Args`]: options.
+//! - [`Backend`], [`LayerKind`], [`GateKind`]: what a kind of storage, layer or gate declares. [`Param`],
+//!   [`Args`]: options.
 //! - [`Stack`]: an open device with its layers, and the way to further handles.
-//! - [`Exports`]: what the clients of a server may open.
+//! - [`Exports`]: what the clients of a server may open. [`Gate`]: who decides about clients before that.
+//! - [`Shutdown`]: how any of them asks for the end of the server.
 
 mod adjust;
 mod backend;
 pub mod brackets;
 mod exports;
+mod gate;
 mod layer;
 mod near;
 mod opening;
 mod param;
 mod registry;
 mod several;
+mod shutdown;
 mod size;
 mod spec;
 mod stack;
@@ -23,12 +27,16 @@ mod switch;
 
 pub use adjust::Adjustable;
 pub use backend::{Backend, Target};
-pub use exports::{Certificate, Client, Dismissal, Exports, Listed, Shared, Visit};
-pub use layer::{Below, Layer, LayerKind, gated};
+pub use exports::{
+    Certificate, Client, Dismissal, Export, Exports, Listed, Shared, Sharing, Visit,
+};
+pub use gate::{AnyKind, AnyLayer, Gate, GateKind, guarded};
+pub use layer::{Below, Layer, LayerKind};
 pub use opening::{Another, Direct, Intent, Opened, Opening, Preparation};
 pub use param::{Args, Param, ParamKind, parse_options};
 pub use registry::Registry;
 pub use several::{Named, Several};
+pub use shutdown::Shutdown;
 pub use size::{format_size, parse_duration, parse_number, parse_rate, parse_size, parse_switch};
 pub use spec::{Spec, percent_decode};
 pub use stack::Stack;

@@ -5,11 +5,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::backend::{Backend, Target};
-use crate::layer::{Layer, LayerKind, gated};
+use crate::gate::{AnyKind, AnyLayer, GateKind};
+use crate::layer::{Layer, LayerKind};
 use crate::near::nearest;
 use crate::opening::{Intent, Opened, Preparation};
 use crate::stack::{Layered, Stack, assemble};
-use crate::{Args, Exports, Spec, parse_options, percent_decode};
+use crate::{Args, Exports, Shutdown, Spec, parse_options, percent_decode};
 use blockhaul_block::{Error, Kind, Result};
 
 /// All kinds of storage and layers that a program knows.
@@ -19,10 +20,14 @@ pub struct Registry {
     pub backends: Vec<&'static dyn Backend>,
     /// Kinds of layers.
     pub layers: Vec<&'static dyn LayerKind>,
+    /// Kinds of gates, which `--layer` puts before exports.
+    pub gates: Vec<&'static GateKind>,
     /// Scheme that takes bare paths.
     pub path: &'static str,
     /// Scheme that takes `[ CMD … ]`.
     pub command: &'static str,
+    /// Given to storage and gates that this registry opens and makes, to ask for the end of the server.
+    pub shutdown: Shutdown,
 }
 
 impl Registry {
@@ -65,7 +70,7 @@ impl Registry {
         if let Some(meant) = meant {
             return meant;
         }
-        if self.layers.iter().any(|kind| kind.name() == scheme) {
+        if self.layers_and_gates().iter().any(|kind| kind.name() == scheme) {
             return format!(
                 "{scheme} is a layer, which is put over a device by an option of its own"
             );
@@ -81,21 +86,46 @@ impl Registry {
     /// Makes a layer from `NAME[?key=value&…]`.
     ///
     /// # Errors
-    /// [`Kind::Usage`] where the name or an option is unknown, or a value does not fit; what the layer
-    /// needs to be made (a file, a folder) can fail, too.
+    /// [`Kind::Usage`] where the name or an option is unknown, or a value does not fit, or it is a gate; what
+    /// the layer needs to be made (a file, a folder) can fail, too.
     pub fn layer(&self, text: &str) -> Result<Arc<dyn Layer>> {
-        let (name, options) = text.split_once('?').unwrap_or((text, ""));
-        let kind = self.layer_kind(name)?;
-        kind.configure(&Args::check(name, kind.params(), &parse_options(options)?)?)
+        match self.layer_or_gate(text)? {
+            AnyLayer::Layer(layer) => Ok(layer),
+            AnyLayer::Gate(_) => {
+                let name = text.split_once('?').map_or(text, |(name, _)| name);
+                let text = format!("{name} decides about clients, and is put over no device");
+                Err(Error::new(Kind::Usage, text))
+            }
+        }
     }
 
-    /// The kind of layer of this name.
+    /// Makes a layer or a gate from `NAME[?key=value&…]`.
+    ///
+    /// # Errors
+    /// As [`Registry::layer`].
+    pub fn layer_or_gate(&self, text: &str) -> Result<AnyLayer> {
+        let (name, options) = text.split_once('?').unwrap_or((text, ""));
+        let kind = self.kind(name)?;
+        let args = Args::check(name, kind.params(), &parse_options(options)?)?;
+        kind.configure(&args, &self.shutdown)
+    }
+
+    /// All kinds of layers and gates, by name.
+    pub fn layers_and_gates(&self) -> Vec<AnyKind> {
+        let layers = self.layers.iter().copied().map(AnyKind::Layer);
+        let mut all: Vec<_> = layers.chain(self.gates.iter().copied().map(AnyKind::Gate)).collect();
+        all.sort_by_key(AnyKind::name);
+        all
+    }
+
+    /// The kind of layer or gate of this name.
     ///
     /// # Errors
     /// [`Kind::Usage`] with the known ones, where there is none.
-    pub fn layer_kind(&self, name: &str) -> Result<&'static dyn LayerKind> {
-        self.layers.iter().find(|kind| kind.name() == name).copied().ok_or_else(|| {
-            let known: Vec<_> = self.layers.iter().map(|kind| kind.name()).collect();
+    pub fn kind(&self, name: &str) -> Result<AnyKind> {
+        let all = self.layers_and_gates();
+        all.iter().find(|kind| kind.name() == name).copied().ok_or_else(|| {
+            let known: Vec<_> = all.iter().map(AnyKind::name).collect();
             let near = nearest(name, known.iter().copied());
             let near = near.map(|near| format!("is {near} meant? ")).unwrap_or_default();
             let text = format!("unknown layer {name:?}; {near}known are {}", known.join(", "));
@@ -111,7 +141,8 @@ impl Registry {
         let plain = |scheme: &'static str, rest: OsString, command| {
             let backend = self.backend(scheme)?;
             let args = Args::check(scheme, backend.params(), &[])?;
-            Ok((backend, Target { scheme: String::new(), rest, command, args, intent }))
+            let (scheme, shutdown) = (String::new(), self.shutdown.clone());
+            Ok((backend, Target { scheme, rest, command, args, intent, shutdown }))
         };
         match spec {
             Spec::Path(path) => plain(self.path, path.clone().into_os_string(), Vec::new()),
@@ -134,7 +165,8 @@ impl Registry {
                     false => Args::check(scheme, backend.params(), &options)?,
                 };
                 let (scheme, rest, command) = (scheme.clone(), rest.into(), Vec::new());
-                Ok((backend, Target { scheme, rest, command, args, intent }))
+                let shutdown = self.shutdown.clone();
+                Ok((backend, Target { scheme, rest, command, args, intent, shutdown }))
             }
         }
     }
@@ -187,8 +219,7 @@ impl Registry {
         let (backend, target) = self.target(spec, intent)?;
         let Some(opening) = backend.exports(&target) else { return Ok(None) };
         let inner = opening.await?;
-        let layered: Arc<dyn Exports> = Arc::new(Layered { inner, layers: layers.into() });
-        Ok(Some(gated(layered.clone(), layers).unwrap_or(layered)))
+        Ok(Some(Arc::new(Layered { inner, layers: layers.into() })))
     }
 }
 

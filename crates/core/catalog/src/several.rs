@@ -1,9 +1,10 @@
 //! Several storages under names of their own, as one server's exports.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use crate::{Client, Exports, Listed, Opening, Visit};
-use blockhaul_block::{Device, Error, Kind, Result};
+use crate::{Client, Export, Exports, Listed, Opening, Visit};
+use blockhaul_block::{Error, Kind, Result};
 
 /// Storages under names of their own. A client that asks for the empty name gets the one of that name,
 /// or else the first one.
@@ -43,8 +44,7 @@ impl Several {
 impl Exports for Several {
     fn admit(&self, client: Client) -> Opening<Arc<dyn Visit>> {
         let storages = self.0.clone();
-        let visits = Mutex::new(vec![None; storages.len()]);
-        let visit = SeveralVisit(Arc::new(Inside { storages, client, visits }));
+        let visit = SeveralVisit(Arc::new(Inside { storages, client, visits: Mutex::default() }));
         Box::pin(std::future::ready(Ok(Arc::new(visit) as Arc<dyn Visit>)))
     }
 }
@@ -54,8 +54,8 @@ struct SeveralVisit(Arc<Inside>);
 struct Inside {
     storages: Arc<[Named]>,
     client: Client,
-    /// With those that the client has asked about so far.
-    visits: Mutex<Vec<Option<Arc<dyn Visit>>>>,
+    /// To those that the client has asked about so far, by their places.
+    visits: Mutex<BTreeMap<usize, Arc<dyn Visit>>>,
 }
 
 impl Inside {
@@ -79,15 +79,29 @@ impl Inside {
 
     /// The client's visit to a storage: it is admitted there when it asks for the first time.
     async fn visit(&self, index: usize) -> Result<Arc<dyn Visit>> {
-        let known = |visits: &Mutex<Vec<Option<Arc<dyn Visit>>>>| {
-            visits.lock().expect("no panic under this lock")[index].clone()
-        };
-        if let Some(visit) = known(&self.visits) {
+        let known = self.visits.lock().expect("no panic under this lock").get(&index).cloned();
+        if let Some(visit) = known {
             return Ok(visit);
         }
         let admitted = self.storages[index].exports.admit(self.client.clone()).await?;
         let mut visits = self.visits.lock().expect("no panic under this lock");
-        Ok(visits[index].get_or_insert(admitted).clone())
+        Ok(visits.entry(index).or_insert(admitted).clone())
+    }
+
+    async fn open(&self, name: &str, tls: bool) -> Result<Option<Export>> {
+        let Some((index, below)) = self.find(name) else { return Ok(None) };
+        let opened = self.visit(index).await?.open(below, tls).await?;
+        let Some(mut export) = opened else { return Ok(None) };
+        let one = &self.storages[index];
+        export.name = match (one.name.as_str(), below) {
+            // Its default one.
+            (own, "") if one.single || !own.is_empty() => own.to_string(),
+            (own, _) => joined(own, &export.name),
+        };
+        if one.single && !one.description.is_empty() {
+            export.description = Some(one.description.clone());
+        }
+        Ok(Some(export))
     }
 
     async fn list(&self, tls: bool) -> Result<Vec<Listed>> {
@@ -105,11 +119,8 @@ impl Inside {
                 }
             };
             for listed in below {
-                let name = match (one.single, one.name.as_str(), listed.name.as_str()) {
-                    (true, own, _) | (false, own, "") => own.to_string(),
-                    (false, "", below) => below.to_string(),
-                    (false, own, below) => format!("{own}/{below}"),
-                };
+                let below = if one.single { "" } else { listed.name.as_str() };
+                let name = joined(&one.name, below);
                 let own = one.single && !one.description.is_empty();
                 let description = if own { one.description.clone() } else { listed.description };
                 all.push(Listed { name, description });
@@ -119,25 +130,29 @@ impl Inside {
     }
 }
 
+/// The name of an export of a storage: its own, and behind it that in the storage.
+fn joined(own: &str, below: &str) -> String {
+    match (own, below) {
+        (own, "") => own.to_string(),
+        ("", below) => below.to_string(),
+        (own, below) => format!("{own}/{below}"),
+    }
+}
+
 impl Visit for SeveralVisit {
     fn list(&self, tls: bool) -> Opening<Vec<Listed>> {
         let inside = self.0.clone();
         Box::pin(async move { inside.list(tls).await })
     }
 
-    fn open(&self, name: &str, tls: bool) -> Opening<Arc<dyn Device>> {
+    fn open(&self, name: &str, tls: bool) -> Opening<Option<Export>> {
         let (inside, name) = (self.0.clone(), name.to_string());
-        Box::pin(async move {
-            let Some((index, below)) = inside.find(&name) else {
-                return Err(Error::new(Kind::NotFound, "there is no export of this name"));
-            };
-            inside.visit(index).await?.open(below, tls).await
-        })
+        Box::pin(async move { inside.open(&name, tls).await })
     }
 
     fn gone(&self) {
         let visits = self.0.visits.lock().expect("no panic under this lock").clone();
-        visits.iter().flatten().for_each(|visit| visit.gone());
+        visits.values().for_each(|visit| visit.gone());
     }
 }
 
@@ -153,11 +168,7 @@ mod tests {
             single,
         });
         let storages: Arc<[Named]> = storages.collect();
-        Inside {
-            visits: Mutex::new(vec![None; storages.len()]),
-            storages,
-            client: Client::default(),
-        }
+        Inside { storages, client: Client::default(), visits: Mutex::default() }
     }
 
     #[test]

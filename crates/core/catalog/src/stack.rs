@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::layer::{Below, Layer};
 use crate::opening::{Another, Opening};
-use crate::{Client, Exports, Listed, Visit};
+use crate::{Client, Export, Exports, Listed, Visit};
 use blockhaul_block::emulate::emulate;
 use blockhaul_block::{Device, Result, fence};
 
@@ -113,14 +113,14 @@ impl Visit for LayeredVisit {
         self.inner.list(tls)
     }
 
-    fn open(&self, name: &str, tls: bool) -> Opening<Arc<dyn Device>> {
+    fn open(&self, name: &str, tls: bool) -> Opening<Option<Export>> {
         let (opening, layers) = (self.inner.open(name, tls), self.layers.clone());
         let name = name.to_string();
-        Box::pin(async move { assemble(opening.await?, &None, &layers, Some(&name)).await })
-    }
-
-    fn named(&self, asked: &str) -> String {
-        self.inner.named(asked)
+        Box::pin(async move {
+            let Some(mut export) = opening.await? else { return Ok(None) };
+            export.device = assemble(export.device, &None, &layers, Some(&name)).await?;
+            Ok(Some(export))
+        })
     }
 
     fn gone(&self) {

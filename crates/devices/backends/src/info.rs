@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 use blockhaul_block::{
     BASE_ALLOCATION, Can, Device, Error, Extents, Facts, Kind, Op, Pending, Reply, Request, Result,
 };
-use blockhaul_catalog::{Backend, Client, Exports, Listed, Opened, Opening, Target, Visit};
+use blockhaul_catalog::{Backend, Client, Export, Exports, Listed, Opened, Opening, Target, Visit};
 
 use crate::{data, fill, operand};
 
@@ -157,8 +157,9 @@ impl Visit for InfoVisit {
         Box::pin(std::future::ready(Ok(vec![all])))
     }
 
-    fn open(&self, name: &str, _tls: bool) -> Opening<Arc<dyn Device>> {
-        Box::pin(std::future::ready(self.device(name)))
+    fn open(&self, name: &str, _tls: bool) -> Opening<Option<Export>> {
+        let export = self.device(name).map(|device| Some(Export::own(name, device)));
+        Box::pin(std::future::ready(export))
     }
 }
 

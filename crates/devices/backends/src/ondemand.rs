@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use blockhaul_block::{Device, Error, Kind, Result};
 use blockhaul_catalog::{
-    Backend, Client, Exports, Listed, Opened, Opening, Param, ParamKind, Target, Visit,
+    Backend, Client, Export, Exports, Listed, Opened, Opening, Param, ParamKind, Target, Visit,
 };
 use blockhaul_io::Turns;
 use rustix::fs::{FlockOperation, flock};
@@ -232,12 +232,12 @@ impl Visit for OndemandVisit {
         Box::pin(offload(move || list(&folder)))
     }
 
-    fn open(&self, name: &str, _tls: bool) -> Opening<Arc<dyn Device>> {
+    fn open(&self, name: &str, _tls: bool) -> Opening<Option<Export>> {
         let (disks, name) = (self.0.clone(), name.to_string());
-        Box::pin(async move { disks.device(&name).await })
-    }
-
-    fn named(&self, asked: &str) -> String {
-        if asked.is_empty() { DEFAULT.into() } else { asked.into() }
+        Box::pin(async move {
+            let device = disks.device(&name).await?;
+            let shown = if name.is_empty() { DEFAULT } else { &name };
+            Ok(Some(Export::own(shown, device)))
+        })
     }
 }

@@ -77,6 +77,7 @@ pub(crate) async fn file(path: &str, intent: Intent) -> Result<Arc<dyn Device>> 
         command: Vec::new(),
         args: Args::check("file", crate::File.params(), &[])?,
         intent,
+        shutdown: blockhaul_catalog::Shutdown::default(),
     };
     Ok(emulate::emulate(crate::File.open(file).await?.device))
 }

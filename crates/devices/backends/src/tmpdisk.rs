@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use blockhaul_block::{Device, Error, Kind, Result};
-use blockhaul_catalog::{Backend, Client, Exports, Listed, Opened, Opening, Param, Target, Visit};
+use blockhaul_catalog::{
+    Backend, Client, Export, Exports, Listed, Opened, Opening, Param, Target, Visit,
+};
 
 use crate::made::{COMMAND, Folder, LABEL, Maker, TYPE};
 use crate::{made, operand};
@@ -92,8 +94,8 @@ impl Visit for Disks {
         Box::pin(std::future::ready(Ok(vec![all])))
     }
 
-    fn open(&self, _name: &str, _tls: bool) -> Opening<Arc<dyn Device>> {
-        let disks = self.clone();
-        Box::pin(async move { disks.fresh().await })
+    fn open(&self, name: &str, _tls: bool) -> Opening<Option<Export>> {
+        let (disks, name) = (self.clone(), name.to_string());
+        Box::pin(async move { Ok(Some(Export::own(&name, disks.fresh().await?))) })
     }
 }

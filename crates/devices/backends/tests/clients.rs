@@ -46,17 +46,17 @@ fn a_client_learns_about_itself() {
     run(|| async {
         let names = exports("info:").await.unwrap();
         for name in ["", "a", "/", "テスト", "\n", &"x".repeat(4096)] {
-            let device = visit(&names).await.open(name, false).await.unwrap();
+            let device = visit(&names).await.open(name, false).await.unwrap().unwrap().device;
             assert_eq!(bytes(&device).await, name.as_bytes());
             assert!(!device.facts().can.intersects(Can::CHANGES));
         }
         let names = exports("info:Base64exportname").await.unwrap();
-        let device = visit(&names).await.open("aGVsbG8=", false).await.unwrap();
+        let device = visit(&names).await.open("aGVsbG8=", false).await.unwrap().unwrap().device;
         assert_eq!(bytes(&device).await, b"hello");
         assert!(visit(&names).await.open("xyz", false).await.is_err());
 
         let clock = exports("info:time").await.unwrap();
-        let clock = visit(&clock).await.open("", false).await.unwrap();
+        let clock = visit(&clock).await.open("", false).await.unwrap().unwrap().device;
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
         assert!(time(&clock).await.abs_diff(now) < Duration::from_secs(60));
         let part = clock.read(3, 5).await.unwrap();
@@ -64,10 +64,10 @@ fn a_client_learns_about_itself() {
         assert!(!clock.facts().can.contains(Can::MULTI_CONN));
 
         let uptime = exports("info:uptime").await.unwrap();
-        let uptime = visit(&uptime).await.open("", false).await.unwrap();
+        let uptime = visit(&uptime).await.open("", false).await.unwrap().unwrap().device;
         blockhaul_io::sleep(Duration::from_millis(20)).await;
         let connected = exports("info:conntime").await.unwrap();
-        let connected = visit(&connected).await.open("", false).await.unwrap();
+        let connected = visit(&connected).await.open("", false).await.unwrap().unwrap().device;
         let (first, second) = (time(&connected).await, time(&connected).await);
         assert!(first <= second && second < time(&uptime).await);
         let error = exports("info:what").await.err().unwrap();
@@ -86,8 +86,8 @@ fn every_client_has_a_disk_of_its_own_and_nothing_stays() {
     let script: String = script.bytes().map(|byte| format!("%{byte:02x}")).collect();
     run(move || async move {
         let disks = exports("tmpdisk:8M?label=hello").await.unwrap();
-        let one = visit(&disks).await.open("", false).await.unwrap();
-        let other = visit(&disks).await.open("any", false).await.unwrap();
+        let one = visit(&disks).await.open("", false).await.unwrap().unwrap().device;
+        let other = visit(&disks).await.open("any", false).await.unwrap().unwrap().device;
         for disk in [&one, &other] {
             assert_eq!(disk.facts().size, 8 << 20);
             assert!(!disk.facts().can.contains(Can::MULTI_CONN));
@@ -100,7 +100,7 @@ fn every_client_has_a_disk_of_its_own_and_nothing_stays() {
         assert_eq!(other.read(0, 4).await.unwrap().bytes(), [0; 4]);
 
         let disks = exports(&format!("tmpdisk:1000?command={script}&x=y")).await.unwrap();
-        let disk = visit(&disks).await.open("", false).await.unwrap();
+        let disk = visit(&disks).await.open("", false).await.unwrap().unwrap().device;
         assert_eq!(disk.facts().size, 1005);
         let path = std::fs::read_to_string(&where_it_was).unwrap();
         assert!(path.ends_with("/disky"), "{path}");
@@ -132,28 +132,29 @@ fn disks_are_made_when_they_are_asked_for() {
         std::fs::write(folder.join(".hidden"), "x").unwrap();
         let spec = format!("ondemand:{}?size=8M", folder.display());
         let disks = exports(&spec).await.unwrap();
-        let first = visit(&disks).await.open("", false).await.unwrap();
-        let named = visit(&disks).await.open("a", false).await.unwrap();
+        let first = visit(&disks).await.open("", false).await.unwrap().unwrap();
+        assert_eq!(first.name, "default");
+        let first = first.device;
+        let named = visit(&disks).await.open("a", false).await.unwrap().unwrap().device;
         assert_eq!(named.read(1080, 2).await.unwrap().bytes(), [0x53, 0xef]);
         named.write(0, Data::copy_of(b"kept")).await.unwrap();
         assert_eq!(std::fs::metadata(folder.join("default")).unwrap().len(), 8 << 20);
         let listed = visit(&disks).await.list(false).await.unwrap();
         let listed: Vec<_> = listed.into_iter().map(|one| one.name).collect();
         assert_eq!(listed, ["", "a"]);
-        assert_eq!(visit(&disks).await.named(""), "default");
 
         // One client at a time.
         let error = visit(&disks).await.open("a", false).await.err().unwrap();
         assert!(error.to_string().contains("another client"), "{error}");
         let shared = exports(&format!("{spec}&share=on")).await.unwrap();
-        let second = visit(&shared).await.open("a", false).await.unwrap();
+        let second = visit(&shared).await.open("a", false).await.unwrap().unwrap().device;
         assert_eq!(second.read(0, 4).await.unwrap().bytes(), b"kept");
         let waiting = exports(&format!("{spec}&wait=on")).await.unwrap();
         let waiting = visit(&waiting).await.open("default", false);
         let waiting = blockhaul_io::spawn(waiting);
         blockhaul_io::sleep(Duration::from_millis(30)).await;
         drop(first);
-        assert_eq!(waiting.await.unwrap().facts().size, 8 << 20);
+        assert_eq!(waiting.await.unwrap().unwrap().device.facts().size, 8 << 20);
 
         let bad = [".", "..", ".hidden", "/", "a/b", "../x", "a\0", &"x".repeat(256)];
         for name in bad {

@@ -195,7 +195,7 @@ fn disks_that_are_made() {
         let spec = Spec::parse(OsStr::new(&spec))?;
         let exports = registry.exports(&spec, &[], Intent::WRITE).await?.unwrap();
         let visit = exports.admit(blockhaul_catalog::Client::default()).await?;
-        let stack = Stack::over(visit.open("a", false).await?);
+        let stack = Stack::over(visit.open("a", false).await?.unwrap().device);
         Ok(Subject::from(stack).keep(dir))
     });
 }

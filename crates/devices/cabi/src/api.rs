@@ -1,12 +1,12 @@
 //! The functions of nbdkit's interface that plugins call, as far as they take a fixed number of
-//! arguments; the others are in `shim.c`. Their contracts are those of nbdkit's manual pages
+//! arguments; the others are in `shim.c`, with `nbdkit_shutdown`. Their contracts are those of nbdkit's manual pages
 //! (`nbdkit_NAME(3)`); a pointer that a plugin hands over is good as those pages say. `peer`: those about
 //! the client and its connection. `lists`: those that fill lists.
 
 mod lists;
 mod peer;
 
-use std::ffi::{CStr, CString, OsStr, c_char, c_double, c_int, c_uint};
+use std::ffi::{CStr, CString, OsStr, c_char, c_double, c_int, c_uint, c_void};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
 use std::ptr;
@@ -340,9 +340,8 @@ extern "C" fn nbdkit_export_name() -> *const c_char {
     }
 }
 
-/// Asks the whole program to stop.
+/// `nbdkit_shutdown`, called by code at `caller`.
 #[unsafe(no_mangle)]
-extern "C" fn nbdkit_shutdown() {
-    log::debug!("a plugin asks for the end of the server");
-    blockhaul_os::end_this_process();
+extern "C" fn cabi_shutdown(caller: *const c_void) {
+    crate::shutdown::request(caller);
 }

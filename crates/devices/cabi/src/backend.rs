@@ -53,7 +53,7 @@ blockhaul serve 'nbdkit:memory?size=64M' --run 'blockhaul copy --verify sample:6
         Box::pin(async move {
             let settings = Settings::parse(target.text()?)?;
             let readonly = !target.intent.write;
-            let plugin = Plugin::start(settings).await?;
+            let plugin = Plugin::start(settings, target.shutdown.clone()).await?;
             let more = Handles { plugin, readonly };
             let device = more.open().await?;
             // Where there may be one connection at a time, a second would wait for ever.
@@ -67,7 +67,8 @@ blockhaul serve 'nbdkit:memory?size=64M' --run 'blockhaul copy --verify sample:6
         let target = target.clone();
         Some(Box::pin(async move {
             let readonly = !target.intent.write;
-            let plugin = Plugin::start(Settings::parse(target.text()?)?).await?;
+            let plugin =
+                Plugin::start(Settings::parse(target.text()?)?, target.shutdown.clone()).await?;
             Ok(Arc::new(PluginExports { plugin, readonly }) as Arc<dyn Exports>)
         }))
     }

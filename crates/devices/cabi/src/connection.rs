@@ -104,6 +104,7 @@ impl Connection {
             tls,
             defaults: self.defaults.clone(),
             watchdog: self.plugin.host.watchdog,
+            shutdown: Some(self.plugin.shutdown.clone()),
             ..Context::default()
         }
     }

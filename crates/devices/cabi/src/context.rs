@@ -7,7 +7,7 @@ use std::ffi::{CStr, CString, c_char, c_int};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use blockhaul_catalog::Client;
+use blockhaul_catalog::{Client, Shutdown};
 
 use crate::running::{self, Running};
 use crate::watchdog::{self, What};
@@ -36,6 +36,8 @@ pub(crate) struct Context {
     pub(crate) defaults: Arc<Defaults>,
     /// Time after which a callback that has not returned ends the process.
     pub(crate) watchdog: Option<Duration>,
+    /// Asks the plugin's server to stop; none: not known here.
+    pub(crate) shutdown: Option<Shutdown>,
 }
 
 /// What backends of a chain of filters have answered, by their place: the name of their default export.

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use blockhaul_block::{Error, Kind, Result};
+use blockhaul_catalog::Shutdown;
 use blockhaul_io::Lane;
 
 use crate::abi::ThreadModel;
@@ -54,7 +55,7 @@ fn on_control<T: Send + 'static>(
 
 fn configured(settings: &Settings, control: Arc<Lane>) -> Result<(Plugin, PathBuf)> {
     let path = load::find(&settings.plugin)?.path;
-    let mut plugin = begin(settings, control)?;
+    let mut plugin = begin(settings, control, Shutdown::default())?;
     plugin.configure_only(settings)?;
     plugin.settle_model()?;
     Ok((plugin, path))

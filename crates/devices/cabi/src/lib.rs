@@ -8,6 +8,7 @@
 //! - `filter`: nbdkit's filters between the host and a plugin.
 //! - `api`, `shim.c`: the functions that plugins call; `context`: what those know about the caller.
 //! - `stdio`: who has standard input and output. `sink`: memory for bytes that nobody wants.
+//! - `shutdown`: which server a plugin means that asks for its end.
 //! - `overdue`, `watchdog`: callbacks that do not return. `crash`: a crash names the plugin, by `running`. `debug`:
 //!   global variables that make plugins say more.
 //!
@@ -41,6 +42,7 @@ mod parse;
 mod password;
 mod plugin;
 mod running;
+mod shutdown;
 mod sink;
 mod stdio;
 mod table;

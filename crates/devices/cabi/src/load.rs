@@ -233,6 +233,13 @@ impl Library {
         unsafe { libc::dlsym(self.handle, name.as_ptr()) }
     }
 
+    /// The function that describes the plugin or filter: an address in the object itself.
+    pub(crate) fn symbol_of_init(&self) -> Option<*const c_void> {
+        let names = [c"plugin_init", c"blockhaul_plugin_init", c"filter_init"];
+        let mut symbols = names.into_iter().map(|name| self.symbol(name).cast_const());
+        symbols.find(|symbol| !symbol.is_null())
+    }
+
     /// Leaves the object where it is until the process ends. Its variables are as they are: it cannot
     /// be loaded a second time.
     pub(crate) fn keep(self) {}

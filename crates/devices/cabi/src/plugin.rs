@@ -6,6 +6,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use blockhaul_block::{Error, Kind, OpKind, Result};
+use blockhaul_catalog::Shutdown;
 use blockhaul_io::{Lane, Turns};
 
 use crate::abi::{self, ThreadModel};
@@ -16,6 +17,7 @@ use crate::crash;
 use crate::debug;
 use crate::filter;
 use crate::load::{self, Described, Library};
+use crate::shutdown::Heard;
 use crate::stdio;
 use crate::watchdog;
 
@@ -83,6 +85,10 @@ pub(crate) struct Plugin {
     /// `get_ready` went well: there is something to clean up.
     ready: bool,
     crash_slot: crash::Slot,
+    /// Asks the server to stop that the plugin was opened for.
+    pub(crate) shutdown: Shutdown,
+    /// Taken when the plugin ends.
+    heard: Option<Heard>,
 }
 
 // SAFETY: the raw pointers are strings of the plugin's that it never changes, and callbacks, which are
@@ -93,7 +99,7 @@ unsafe impl Sync for Plugin {}
 
 impl Plugin {
     /// Loads a plugin, configures it and makes it ready.
-    pub(crate) async fn start(settings: Settings) -> Result<Arc<Plugin>> {
+    pub(crate) async fn start(settings: Settings, shutdown: Shutdown) -> Result<Arc<Plugin>> {
         if settings.host.watchdog.is_some() {
             watchdog::start();
         }
@@ -101,7 +107,7 @@ impl Plugin {
         let (completer, ticket) = blockhaul_io::ticket();
         let own = control.clone();
         control.run(move || {
-            let started = begin(&settings, own).and_then(|plugin| {
+            let started = begin(&settings, own, shutdown).and_then(|plugin| {
                 plugin.configure(&settings)?;
                 plugin.make_ready()
             });
@@ -181,7 +187,12 @@ impl Plugin {
 
     /// A context for callbacks of the plugin's life.
     pub(crate) fn life(&self, stdio_safe: bool) -> Arc<Context> {
-        Arc::new(Context { plugin: self.name.as_str().into(), stdio_safe, ..Context::default() })
+        Arc::new(Context {
+            plugin: self.name.as_str().into(),
+            stdio_safe,
+            shutdown: Some(self.shutdown.clone()),
+            ..Context::default()
+        })
     }
 
     /// Calls a callback of the plugin's life that answers 0 or -1, if the plugin has it.
@@ -306,6 +317,7 @@ impl Drop for Plugin {
         let (context, name) = (self.life(false), self.name.clone());
         let hanging = self.hanging.clone();
         let slot = std::mem::replace(&mut self.crash_slot, crash::Slot::none());
+        let heard = self.heard.take();
         self.control.run(move || {
             for (name, callback) in [(c"cleanup", cleanup), (c"unload", unload)] {
                 if let Some(callback) = callback {
@@ -319,7 +331,7 @@ impl Drop for Plugin {
             }
             // Interpreters leave destructors of threads behind: the code stays mapped.
             library.keep();
-            drop(slot);
+            drop((slot, heard));
             log::debug!("plugin {name} is unloaded");
             let mut live = LIVE.0.lock().expect("no panic under this lock");
             live.retain(|other| !Arc::ptr_eq(&other.1, &hanging));
@@ -357,7 +369,7 @@ pub(crate) fn lane(settings: &Settings, fallback: &str) -> Lane {
 }
 
 /// Loads a plugin, and calls its `load`.
-pub(crate) fn begin(settings: &Settings, control: Arc<Lane>) -> Result<Plugin> {
+pub(crate) fn begin(settings: &Settings, control: Arc<Lane>, shutdown: Shutdown) -> Result<Plugin> {
     let found = load::find(&settings.plugin)?;
     let Described { library, plugin: mut abi, asynchronous } = load::load(&found.path)?;
     // SAFETY: null or a C string: the plugin's description.
@@ -365,13 +377,20 @@ pub(crate) fn begin(settings: &Settings, control: Arc<Lane>) -> Result<Plugin> {
     let model = ThreadModel::from_number(abi.thread_model).expect("checked when it was loaded");
     let mut flags = debug::Flags::new(&settings.debug);
     flags.set(&library, &name);
+    let mut heard = Heard::by(shutdown.clone());
+    heard.from(&library);
     let (filtered, described) = (!settings.filters.is_empty(), abi);
     if filtered {
         if asynchronous.is_some() {
             let text = format!("plugin {name}: filters cannot be put over an asynchronous plugin");
             return Err(Error::new(Kind::Usage, text));
         }
-        abi = filter::face(filter::set_up(abi, &name, &found.path, &settings.filters, &mut flags)?);
+        let mut loaded = |library: &Library, filter: &str| {
+            flags.set(library, filter);
+            heard.from(library);
+        };
+        abi =
+            filter::face(filter::set_up(abi, &name, &found.path, &settings.filters, &mut loaded)?);
     }
     flags.warn();
     let hanging = Hanging::default();
@@ -393,6 +412,8 @@ pub(crate) fn begin(settings: &Settings, control: Arc<Lane>) -> Result<Plugin> {
         hanging,
         ready: false,
         crash_slot,
+        shutdown,
+        heard: Some(heard),
         name,
     };
     if let Some(load) = plugin.abi.load {

@@ -1,5 +1,6 @@
 /* The functions of nbdkit's interface that take a variable number of arguments: they format, and hand
  * the text to Rust. Plugins use %m, so errno reaches the formatting as it was, and is left as it was.
+ * And nbdkit_shutdown, which must know who calls it.
  */
 #define _GNU_SOURCE 1
 #include <errno.h>
@@ -12,6 +13,7 @@ enum { SAID_ERROR = 0, SAID_DEBUG = 1 };
 extern void cabi_said (int level, const char *text);
 extern int cabi_debugging (void);
 extern const char *cabi_intern (const char *text);
+extern void cabi_shutdown (const void *caller);
 
 void nbdkit_verror (const char *format, va_list args);
 void nbdkit_error (const char *format, ...);
@@ -19,6 +21,7 @@ void nbdkit_vdebug (const char *format, va_list args);
 void nbdkit_debug (const char *format, ...);
 const char *nbdkit_vprintf_intern (const char *format, va_list args);
 const char *nbdkit_printf_intern (const char *format, ...);
+void nbdkit_shutdown (void);
 
 static void
 say (int level, const char *format, va_list args)
@@ -95,4 +98,10 @@ nbdkit_printf_intern (const char *format, ...)
   interned = nbdkit_vprintf_intern (format, args);
   va_end (args);
   return interned;
+}
+
+void
+nbdkit_shutdown (void)
+{
+  cabi_shutdown (__builtin_return_address (0));
 }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, Weak};
 
 use blockhaul_block::{Device, Result};
-use blockhaul_catalog::{Client, Exports, Listed, Opening, Visit};
+use blockhaul_catalog::{Client, Export, Exports, Listed, Opening, Visit};
 
 use crate::asynchronous;
 use crate::connection::Connection;
@@ -69,14 +69,14 @@ impl Visit for PluginVisit {
         Box::pin(async move { connection.run(move |connection| connection.list(tls)).await })
     }
 
-    fn open(&self, name: &str, tls: bool) -> Opening<Arc<dyn Device>> {
+    fn open(&self, name: &str, tls: bool) -> Opening<Option<Export>> {
         let (visit, name) = (self.clone(), name.to_string());
-        Box::pin(async move { visit.open_handle(&name, tls).await })
-    }
-
-    fn named(&self, asked: &str) -> String {
-        let default = self.connection.known_default().filter(|_| asked.is_empty());
-        default.unwrap_or_else(|| asked.to_string())
+        Box::pin(async move {
+            let device = visit.open_handle(&name, tls).await?;
+            // The plugin has said by now which one is the default.
+            let default = visit.connection.known_default().filter(|_| name.is_empty());
+            Ok(Some(Export::own(&default.unwrap_or(name), device)))
+        })
     }
 
     fn gone(&self) {

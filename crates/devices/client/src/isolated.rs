@@ -10,7 +10,9 @@ use std::sync::Arc;
 use blockhaul_block::{
     Access, BlockSizes, Device, Facts, FileRange, Kind, Pending, Request, Result,
 };
-use blockhaul_catalog::{Backend, Client, Exports, Listed, Opened, Opening, Param, Target, Visit};
+use blockhaul_catalog::{
+    Backend, Client, Export, Exports, Listed, Opened, Opening, Param, Target, Visit,
+};
 
 use crate::connect::{Connected, connect_keeping};
 use keeper::{Apart, Keeper};
@@ -122,15 +124,16 @@ impl Visit for IsolatedVisit {
         })
     }
 
-    fn open(&self, name: &str, _tls: bool) -> Opening<Arc<dyn Device>> {
+    fn open(&self, name: &str, _tls: bool) -> Opening<Option<Export>> {
         let (keeper, name) = (self.0.clone(), name.to_string());
         Box::pin(async move {
             let apart = keeper.present().await?;
-            match device(apart.clone(), &name, true).await {
+            let opened = match device(apart.clone(), &name, true).await {
                 // It was dying already: that is no fault of this client.
                 Err(_) if apart.has_ended() => device(keeper.present().await?, &name, true).await,
                 opened => opened,
-            }
+            };
+            Ok(Some(Export::own(&name, opened?)))
         })
     }
 }

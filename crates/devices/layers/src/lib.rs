@@ -1,7 +1,7 @@
 //! Devices over devices: everything that changes, limits, records or refuses what a device does.
 //!
-//! One file per layer. To add one, write its file and add a line to [`all`]: parsing, help, manual and
-//! completion follow from what it declares. A layer is a value: two stacks may use one kind with
+//! One file per layer. To add one, write its file and add a line to [`all`], or to [`gates()`] for what decides
+//! about clients instead of requests: parsing, help, manual and completion follow from what it declares. A layer is a value: two stacks may use one kind with
 //! different options, and all handles that one value wraps share what it keeps.
 
 mod background;
@@ -97,15 +97,10 @@ pub fn all() -> Vec<&'static dyn blockhaul_catalog::LayerKind> {
         &Delay,
         &Failing,
         &EVIL,
-        &EXITLAST,
-        &EXITWHEN,
-        &EXPORTNAME,
         &EXTENTLIST,
         &EXTENTS_CACHE,
         &FUA,
         &GZ,
-        &IP,
-        &LIMIT,
         &Log,
         &LUKS,
         &MULTI_CONN,
@@ -125,8 +120,12 @@ pub fn all() -> Vec<&'static dyn blockhaul_catalog::LayerKind> {
         &Stats,
         &SWAB,
         &TAR,
-        &TLS_FALLBACK,
         &TRUNCATE,
         &XZ,
     ]
+}
+
+/// Every gate of this crate, for a [`blockhaul_catalog::Registry`], by name.
+pub fn gates() -> Vec<&'static blockhaul_catalog::GateKind> {
+    vec![&EXITLAST, &EXITWHEN, &EXPORTNAME, &IP, &LIMIT, &TLS_FALLBACK]
 }

@@ -2,10 +2,10 @@
 
 use std::fmt::Write as _;
 
-use blockhaul_catalog::LayerKind;
+use blockhaul_catalog::AnyKind;
 
-/// The page of a layer, in Markdown; `docs/layers` holds them.
-pub fn page(layer: &dyn LayerKind) -> String {
+/// The page of a layer or a gate, in Markdown; `docs/layers` holds them.
+pub fn page(layer: AnyKind) -> String {
     let name = layer.name();
     let mut text = format!("# Layer `{name}`\n\nThe layer {}.\n\n", layer.summary());
     let example: Vec<_> = layer.params().iter().take(1).map(|param| param.name).collect();
@@ -46,7 +46,7 @@ pub fn page(layer: &dyn LayerKind) -> String {
 }
 
 /// The list of all pages.
-pub fn index(layers: &[&'static dyn LayerKind]) -> String {
+pub fn index(layers: &[AnyKind]) -> String {
     let mut text = String::from(
         "# Layers\n\nA layer stands before a device: `--layer NAME?option=value&…`, several times; the \
          first is\nnext to the device, the last next to the client. `blockhaul --help` lists their \

@@ -48,24 +48,9 @@ const LAYERS: &[&str] = &[
     "truncate?truncate=1M",
 ];
 
-/// Layers that never write, that need a disk of their own format, or that decide about clients alone.
-const OTHERS: &[&str] = &[
-    "checkwrite",
-    "exitlast",
-    "exitwhen",
-    "exportname",
-    "extentlist",
-    "gz",
-    "ip",
-    "limit",
-    "luks",
-    "partition",
-    "pause",
-    "readonly",
-    "tar",
-    "tls-fallback",
-    "xz",
-];
+/// Layers that never write, or that need a disk of their own format.
+const OTHERS: &[&str] =
+    &["checkwrite", "extentlist", "gz", "luks", "partition", "pause", "readonly", "tar", "xz"];
 
 fn registry() -> Registry {
     Registry { layers: blockhaul_layers::all(), ..Registry::default() }

@@ -39,7 +39,9 @@ fn read(at: u64, len: usize) -> Request {
 
 #[test]
 fn every_layer_has_a_name_of_its_own_and_declares_its_options() {
-    let all = blockhaul_layers::all();
+    let (layers, gates) = (blockhaul_layers::all(), blockhaul_layers::gates());
+    let registry = Registry { layers, gates, ..Registry::default() };
+    let all = registry.layers_and_gates();
     for (index, kind) in all.iter().enumerate() {
         assert!(all[..index].iter().all(|other| other.name() != kind.name()));
         assert!(!kind.summary().is_empty());
@@ -51,8 +53,8 @@ fn every_layer_has_a_name_of_its_own_and_declares_its_options() {
                 blockhaul_catalog::Args::check(kind.name(), kind.params(), &typed).unwrap();
             }
         }
-        let unknown = refused(&format!("{}?colour=red", kind.name()));
-        assert_eq!(unknown.kind(), Kind::Usage);
+        let unknown = registry.layer_or_gate(&format!("{}?colour=red", kind.name())).err();
+        assert_eq!(unknown.map(|error| error.kind()), Some(Kind::Usage));
     }
 }
 

@@ -5,10 +5,13 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
+use blockhaul_catalog::Registry;
+
 #[test]
 fn the_pages_are_in_step_with_the_layers() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../docs/layers");
-    let all = blockhaul_layers::all();
+    let (layers, gates) = (blockhaul_layers::all(), blockhaul_layers::gates());
+    let all = Registry { layers, gates, ..Registry::default() }.layers_and_gates();
     let mut pages: BTreeMap<String, String> = all
         .iter()
         .map(|layer| (format!("{}.md", layer.name()), blockhaul_layers::manual::page(*layer)))

@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use blockhaul_block::{Error, Kind, Result};
-use blockhaul_catalog::Client;
+use blockhaul_catalog::{Client, Shutdown};
 use blockhaul_io::{Lane, Turns};
 
 use crate::answer::{self, Ended, Wish};
@@ -68,23 +68,25 @@ pub(crate) struct Plugin {
     pub(crate) turns: Arc<Turns>,
     /// Taken when the plugin ends.
     folder: Option<Folder>,
+    /// Asks the server to stop that the script was opened for.
+    shutdown: Shutdown,
 }
 
 impl Plugin {
     /// Configures a script and makes it ready.
-    pub(crate) async fn start(settings: Settings) -> Result<Arc<Plugin>> {
+    pub(crate) async fn start(settings: Settings, shutdown: Shutdown) -> Result<Arc<Plugin>> {
         let control = Arc::new(Lane::single(settings.language.name()));
         let (completer, ticket) = blockhaul_io::ticket();
         let own = control.clone();
         control.run(move || {
-            let started = Plugin::begin(&settings, own).and_then(Plugin::make_ready);
+            let started = Plugin::begin(&settings, own, shutdown).and_then(Plugin::make_ready);
             completer.complete(started.map(Arc::new));
         });
         ticket.await.map_err(no_thread)?
     }
 
     /// Everything up to the last parameter.
-    fn begin(settings: &Settings, control: Arc<Lane>) -> Result<Plugin> {
+    fn begin(settings: &Settings, control: Arc<Lane>, shutdown: Shutdown) -> Result<Plugin> {
         let folder = Folder::new()?;
         let runner = Runner::new(folder.path(), settings.host.timeout);
         let pool = Arc::new(Lane::parallel(
@@ -112,6 +114,7 @@ impl Plugin {
             pool,
             turns: Arc::default(),
             folder: Some(folder),
+            shutdown,
         };
         let mut magic = None;
         if settings.language == Language::Sh {
@@ -286,20 +289,22 @@ impl Plugin {
         let run = run.map_err(|broken| answer::broken(&path, method, broken))?;
         let (ended, wish) = answer::meaning(&path, &run);
         if let Some(wish) = wish {
-            grant(wish, &path, client);
+            self.grant(wish, &path, client);
         }
         Ok((ended?, run.printed))
     }
-}
 
-fn grant(wish: Wish, script: &Path, client: Option<&Client>) {
-    log::debug!("{} asks for {wish:?}", script.display());
-    let stream = client.and_then(|client| client.stream.as_ref());
-    match (wish, stream) {
-        (Wish::Shutdown, _) => blockhaul_os::end_this_process(),
-        (Wish::Disconnect, Some(stream)) => stream.shutdown(),
-        (Wish::Leave, Some(stream)) => stream.shutdown_receive(),
-        (_, None) => {}
+    fn grant(&self, wish: Wish, script: &Path, client: Option<&Client>) {
+        log::debug!("{} asks for {wish:?}", script.display());
+        let stream = client.and_then(|client| client.stream.as_ref());
+        match (wish, stream) {
+            (Wish::Shutdown, _) => {
+                self.shutdown.request(&format!("{} asks for it", script.display()));
+            }
+            (Wish::Disconnect, Some(stream)) => stream.shutdown(),
+            (Wish::Leave, Some(stream)) => stream.shutdown_receive(),
+            (_, None) => {}
+        }
     }
 }
 
@@ -372,7 +377,7 @@ fn dump_here(settings: &Settings, control: Arc<Lane>) -> Result<String> {
     let bare = settings.language == Language::Sh && settings.config.is_empty();
     let plugin = match bare {
         true => None,
-        false => Some(Plugin::begin(settings, control)?),
+        false => Some(Plugin::begin(settings, control, Shutdown::default())?),
     };
     let model = match plugin {
         // Without a script there is nothing that would mind.

@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use blockhaul_block::{Device, Error, Kind, Result};
-use blockhaul_catalog::{Client, Exports, Listed, Opening, Visit};
+use blockhaul_catalog::{Client, Export, Exports, Listed, Opening, Visit};
 use blockhaul_io::Lane;
 
 use crate::connection::Connection;
@@ -78,9 +78,12 @@ impl Visit for ScriptVisit {
         Box::pin(async move { connection.run(move |connection| connection.list(tls)).await })
     }
 
-    fn open(&self, name: &str, tls: bool) -> Opening<Arc<dyn Device>> {
+    fn open(&self, name: &str, tls: bool) -> Opening<Option<Export>> {
         let (visit, name) = (self.clone(), name.to_string());
-        Box::pin(async move { visit.open_handle(&name, tls).await })
+        Box::pin(async move {
+            let device = visit.open_handle(&name, tls).await?;
+            Ok(Some(Export::own(&name, device)))
+        })
     }
 }
 

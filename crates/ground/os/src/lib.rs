@@ -13,6 +13,4 @@ pub use credentials::{Credentials, leads_session};
 pub use descriptors::inherited;
 pub use identity::Identity;
 pub use lock::{lock_shared, locked_by_others, unlock};
-pub use process::{
-    Cost, end_this_process, ends_by_itself, processor_time, termination_is_handled, wait_with_cost,
-};
+pub use process::{Cost, processor_time, wait_with_cost};

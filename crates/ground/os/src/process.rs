@@ -5,7 +5,6 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::ExitStatus;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// What a process that has ended cost, together with the children that it had waited for.
@@ -19,40 +18,6 @@ pub struct Cost {
     /// Peak of resident memory in bytes: of the process or of one of those children, whichever was
     /// larger.
     pub peak: u64,
-}
-
-/// Whether this process has asked itself to end, whether it handles SIGTERM, and whether it has sent
-/// itself one: a second would end it at once.
-static ENDS: AtomicBool = AtomicBool::new(false);
-static HANDLES: AtomicBool = AtomicBool::new(false);
-static SENT: AtomicBool = AtomicBool::new(false);
-
-/// Asks this process to end in an orderly way: by SIGTERM, as soon as it is handled.
-pub fn end_this_process() {
-    ENDS.store(true, Ordering::SeqCst);
-    send_if_due();
-}
-
-/// SIGTERM is handled from now on.
-pub fn termination_is_handled() {
-    HANDLES.store(true, Ordering::SeqCst);
-    send_if_due();
-}
-
-fn send_if_due() {
-    let due = ENDS.load(Ordering::SeqCst) && HANDLES.load(Ordering::SeqCst);
-    if !due || SENT.swap(true, Ordering::SeqCst) {
-        return;
-    }
-    let this = rustix::process::getpid();
-    if let Err(error) = rustix::process::kill_process(this, rustix::process::Signal::TERM) {
-        log::warn!("cannot end the server: {error}");
-    }
-}
-
-/// Whether [`end_this_process`] was called: SIGTERM then comes from within.
-pub fn ends_by_itself() -> bool {
-    ENDS.load(Ordering::SeqCst)
 }
 
 /// Waits for a child to end, reaps it, and tells what it cost (wait4(2)). `pid` must be a child that

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockhaul_block::{Can, Device, Result};
-use blockhaul_catalog::{Adjustable, Layer, Param, Registry, Stack};
+use blockhaul_catalog::{Adjustable, AnyLayer, Layer, Param, Registry, Stack};
 
-use crate::manual;
+use crate::{manual, signals};
 
 /// Everything that can be opened; connections give up after `timeout` without a byte (zero: never),
 /// and on a handshake not later than that.
@@ -27,8 +27,10 @@ pub fn registry_asking(timeout: Duration, min_rate: u64, context: Option<&str>) 
     Registry {
         backends,
         layers: blockhaul_layers::all(),
+        gates: blockhaul_layers::gates(),
         path: blockhaul_backends::PATH_SCHEME,
         command: "command",
+        shutdown: signals::shutdown(),
     }
 }
 
@@ -52,23 +54,31 @@ pub fn connecting(timeout: Duration) -> blockhaul_client::Options {
     options
 }
 
-/// Makes the layers that were asked for, first innermost.
+/// Makes the layers that were asked for, first innermost. Gates are only checked: they decide about clients,
+/// and here are none.
 pub fn layers(registry: &Registry, names: &[String]) -> Result<Vec<Arc<dyn Layer>>> {
-    names.iter().map(|name| registry.layer(name)).collect()
+    let mut layers = Vec::new();
+    for name in names {
+        match registry.layer_or_gate(name)? {
+            AnyLayer::Layer(layer) => layers.push(layer),
+            AnyLayer::Gate(_) => {}
+        }
+    }
+    Ok(layers)
 }
 
 /// Those of the layers that are put over what is there already ([`blockhaul_catalog::LayerKind::needs_content`]).
 pub fn over_content<'a>(registry: &Registry, names: &'a [String]) -> Result<Vec<&'a str>> {
     let mut over = Vec::new();
     for text in names {
-        if registry.layer_kind(text.split('?').next().unwrap_or(text))?.needs_content() {
+        if registry.kind(text.split('?').next().unwrap_or(text))?.needs_content() {
             over.push(text.as_str());
         }
     }
     Ok(over)
 }
 
-/// The same as [`layers()`], with the way to change them while they are in use.
+/// The layers and gates that were asked for, with the way to change them while they are in use.
 pub fn adjustable(registry: &Registry, names: &[String]) -> Result<Vec<Arc<Adjustable>>> {
     names.iter().map(|name| Adjustable::new(registry, name).map(Arc::new)).collect()
 }
@@ -101,7 +111,7 @@ pub fn help() -> String {
     text += "  Options of a device follow a question mark: file:PATH?key=value&key=value; there, and in \
              URIs,\n  %XX is a byte. Sizes: a number and b k m g t p e (base 1024, either case), KiB \
              MiB GiB TiB, or\n  s for sectors of 512 bytes. Rates are bytes per second.\n\nLAYERS\n";
-    for layer in &registry.layers {
+    for layer in registry.layers_and_gates() {
         text += &entry(layer.name(), layer.summary(), 26);
         example(&mut text, layer.example());
         params(&mut text, layer.params());

@@ -3,7 +3,9 @@
 
 use std::io::{ErrorKind, Read as _};
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use blockhaul_catalog::Shutdown;
 use rustix::io::Errno;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Handle;
@@ -15,6 +17,37 @@ use crate::out;
 
 /// Signals, and the socket that their handlers write to.
 type Signals = SignalDelivery<UnixStream, SignalOnly>;
+
+/// Whether storage or a gate has asked for the end of this program, whether SIGTERM is handled, and whether this
+/// process has sent itself one: a second would end it at once. A process handles signals in one way.
+static REQUESTED: AtomicBool = AtomicBool::new(false);
+static HANDLED: AtomicBool = AtomicBool::new(false);
+static SENT: AtomicBool = AtomicBool::new(false);
+
+/// By which storage, gates and plugins ask for the end of this program: it is as if somebody else had sent
+/// SIGTERM, as soon as that is handled.
+pub fn shutdown() -> Shutdown {
+    Shutdown::calling(|_| {
+        REQUESTED.store(true, Ordering::SeqCst);
+        end_if_due();
+    })
+}
+
+/// Whether [`shutdown`] was used: SIGTERM then comes from within.
+pub fn ends_by_itself() -> bool {
+    REQUESTED.load(Ordering::SeqCst)
+}
+
+fn end_if_due() {
+    let due = REQUESTED.load(Ordering::SeqCst) && HANDLED.load(Ordering::SeqCst);
+    if !due || SENT.swap(true, Ordering::SeqCst) {
+        return;
+    }
+    let this = rustix::process::getpid();
+    if let Err(error) = rustix::process::kill_process(this, rustix::process::Signal::TERM) {
+        log::warn!("cannot end the server: {error}");
+    }
+}
 
 /// Calls `first` with the first signal's number, on a thread of its own; `at_once` before the process
 /// ends on the second.
@@ -48,7 +81,8 @@ pub fn catch() -> Result<Caught, Failure> {
         let text = format!("cannot handle signals: {}", plain(&error));
         Failure::new(FAILED, text)
     })?;
-    blockhaul_os::termination_is_handled();
+    HANDLED.store(true, Ordering::SeqCst);
+    end_if_due();
     Ok(Caught { signals, began_on_terminal })
 }
 

@@ -1,4 +1,4 @@
-//! The connections that are open: who is let in, who must go when it is crowded, and how each is told.
+//! The connections that are open: who is let in, who must go when it is crowded, and how each hears of it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::future::poll_fn;
@@ -12,30 +12,10 @@ use std::time::{Duration, Instant};
 use blockhaul_io::{Completer, Notify, Stream, Ticket};
 
 use crate::connection::{Connection, Ended, Exported};
+use crate::disconnect::{Disconnect, Disconnected};
 
-/// Connections above the limit that may be there for the moment that it takes those to go which were
-/// told to.
+/// Connections above the limit that may be there for the moment that it takes those to go which have to.
 const LINGERING: usize = 64;
-
-/// Why a connection has to end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Leave {
-    /// The server stops.
-    Stop,
-    /// Others want its place, and it has not finished its handshake.
-    Crowded,
-    /// Whoever runs the server wants it.
-    Unwanted,
-}
-
-/// What a connection that is to leave has heard.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Leaving {
-    /// It was told now.
-    Told,
-    /// It had been told before, and is cut now.
-    Already,
-}
 
 /// Time that every handshake has before another connection may take its place: one over TLS and half
 /// the world. Until then others wait to be accepted.
@@ -54,7 +34,7 @@ struct Table {
     open: HashMap<u64, Place>,
     /// Those that have not finished their handshake, the oldest first.
     new: BTreeMap<u64, Instant>,
-    /// Those that were told to go and are still there.
+    /// Those that have to go and are still there.
     going: usize,
     ended: Ended,
 }
@@ -62,8 +42,17 @@ struct Table {
 struct Place {
     connection: Arc<Connection>,
     stream: Arc<Stream>,
-    leave: Option<Completer<Leave>>,
+    /// Says why it has to end, once.
+    disconnect: Option<Completer<Disconnect>>,
     going: bool,
+}
+
+impl Place {
+    fn disconnect(&mut self, why: Disconnect) {
+        if let Some(disconnect) = self.disconnect.take() {
+            disconnect.complete(why);
+        }
+    }
 }
 
 impl Table {
@@ -73,9 +62,7 @@ impl Table {
         let Some(place) = self.open.get_mut(&id) else { return false };
         place.going = true;
         self.going += 1;
-        if let Some(leave) = place.leave.take() {
-            leave.complete(Leave::Crowded);
-        }
+        place.disconnect(Disconnect::Crowded);
         true
     }
 }
@@ -94,7 +81,7 @@ impl Clients {
         stream: Arc<Stream>,
         connections: usize,
         handshakes: usize,
-    ) -> Option<Ticket<Leave>> {
+    ) -> Option<Ticket<Disconnect>> {
         let id = connection.id;
         let mut table = self.table();
         let full = table.open.len() - table.going >= connections;
@@ -105,7 +92,8 @@ impl Clients {
             table.make_room();
         }
         let (completer, ticket) = blockhaul_io::ticket();
-        table.open.insert(id, Place { connection, stream, leave: Some(completer), going: false });
+        let place = Place { connection, stream, disconnect: Some(completer), going: false };
+        table.open.insert(id, place);
         table.new.insert(id, Instant::now());
         Some(ticket)
     }
@@ -179,27 +167,23 @@ impl Clients {
         (table.open.len(), table.new.len(), table.ended.with(open))
     }
 
-    /// Tells one of them to go, and ends what it sends; cuts it the second time.
-    pub(crate) fn disconnect(&self, id: u64) -> Option<Leaving> {
+    /// Asks one of them to go, and ends what it sends; cuts it the second time.
+    pub(crate) fn disconnect(&self, id: u64) -> Option<Disconnected> {
         let mut table = self.table();
         let place = table.open.get_mut(&id)?;
-        if place.connection.told.swap(true, Ordering::Relaxed) {
+        if place.connection.leave_requested.swap(true, Ordering::Relaxed) {
             place.stream.shutdown();
-            return Some(Leaving::Already);
+            return Some(Disconnected::Cut);
         }
-        if let Some(leave) = place.leave.take() {
-            leave.complete(Leave::Unwanted);
-        }
+        place.disconnect(Disconnect::Operator);
         place.stream.shutdown_receive();
-        Some(Leaving::Told)
+        Some(Disconnected::Requested)
     }
 
-    /// Tells all of them to go, and ends what they send.
+    /// Asks all of them to go, and ends what they send.
     pub(crate) fn stop(&self) {
         for place in self.table().open.values_mut() {
-            if let Some(leave) = place.leave.take() {
-                leave.complete(Leave::Stop);
-            }
+            place.disconnect(Disconnect::Stopping);
             // Fails only for connections that the client has ended.
             let _ = rustix::net::shutdown(place.stream.as_fd(), rustix::net::Shutdown::Read);
         }
@@ -213,20 +197,20 @@ impl Clients {
 
 /// Does some work, unless the connection must go before it is done. Once it waits, it is asked whether
 /// it must only where `look` says that there may be a reason: a look costs more than a short request.
-pub(crate) async fn unless_told<T>(
-    told: &mut Ticket<Leave>,
+pub(crate) async fn unless_disconnected<T>(
+    disconnect: &mut Ticket<Disconnect>,
     look: impl Fn() -> bool,
     work: impl Future<Output = T>,
-) -> Result<T, Leave> {
+) -> Result<T, Disconnect> {
     let mut work = pin!(work);
     let mut waits = false;
     poll_fn(|cx| {
         // Both are polled by one task, whose waker stays the same.
         if !waits || look() {
             waits = true;
-            // Nobody drops the other end before telling, but for the end of the whole server.
-            if let Poll::Ready(leave) = Pin::new(&mut *told).poll(cx) {
-                return Poll::Ready(Err(leave.unwrap_or(Leave::Stop)));
+            // Nobody drops the other end before it is used, but for the end of the whole server.
+            if let Poll::Ready(why) = Pin::new(&mut *disconnect).poll(cx) {
+                return Poll::Ready(Err(why.unwrap_or(Disconnect::Stopping)));
             }
         }
         work.as_mut().poll(cx).map(Ok)

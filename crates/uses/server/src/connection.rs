@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use crate::tally::{Counts, Tally};
+use crate::counters::{Counters, Counts};
 
 /// An open connection.
 #[derive(Debug)]
@@ -18,9 +18,9 @@ pub(crate) struct Connection {
     identity: OnceLock<Identity>,
     /// The export that the client has chosen: its handshake is over.
     export: OnceLock<String>,
-    /// It was told to end: whoever waits for requests looks.
-    pub(crate) told: AtomicBool,
-    pub(crate) tally: Tally,
+    /// It is asked to end: whoever waits for requests looks.
+    pub(crate) leave_requested: AtomicBool,
+    pub(crate) counters: Counters,
 }
 
 impl Connection {
@@ -31,8 +31,8 @@ impl Connection {
             since: Instant::now(),
             identity: OnceLock::new(),
             export: OnceLock::new(),
-            told: AtomicBool::new(false),
-            tally: Tally::default(),
+            leave_requested: AtomicBool::new(false),
+            counters: Counters::default(),
         }
     }
 
@@ -99,7 +99,7 @@ pub(crate) struct Ended(BTreeMap<String, Counts>);
 impl Ended {
     pub(crate) fn add(&mut self, connection: &Connection) {
         let Some(export) = connection.export() else { return };
-        let mut counts = connection.tally.counts();
+        let mut counts = connection.counters.counts();
         // What it still held was given up.
         counts.in_flight = 0;
         let known = self.0.len() < NAMES || self.0.contains_key(export);
@@ -122,7 +122,7 @@ impl Ended {
             let name = if known { export } else { OTHERS };
             let one = all.entry(name.to_string()).or_default();
             one.clients += 1;
-            one.counts += connection.tally.counts();
+            one.counts += connection.counters.counts();
         }
         all
     }
@@ -137,7 +137,7 @@ mod tests {
     fn connection(id: u64, export: &str) -> Connection {
         let connection = Connection::new(id, String::new());
         connection.chose(export);
-        connection.tally.answered(OpKind::Read, Some(1));
+        connection.counters.answered(OpKind::Read, Some(1));
         connection
     }
 

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use blockhaul_block::OpKind;
 
-use crate::clients::Leaving;
 use crate::connection::{Exported, Identity};
-use crate::held::WORKERS;
-use crate::tally::{Counts, Latency, Times};
+use crate::counters::{Counts, Latency, Times};
+use crate::disconnect::Disconnected;
+use crate::in_flight::WORKERS;
 use crate::{Server, Tls};
 
 /// A client that is connected.
@@ -27,7 +27,7 @@ pub struct Client {
     pub identity: Option<Identity>,
     /// Since when it is connected.
     pub age: Duration,
-    /// It was told to end.
+    /// It is asked to end.
     pub leaving: bool,
     /// Its requests.
     pub counts: Counts,
@@ -56,15 +56,6 @@ pub struct Sums {
     /// How long requests took in devices, in the order of [`OpKind::ALL`]. Each that a device worked on
     /// is timed; of those that it answered at once one in 16, which stands for all of them.
     pub latency: [Latency; OpKind::ALL.len()],
-}
-
-/// What [`Server::disconnect`] did.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Disconnected {
-    /// No further request is read; what is in progress is finished and answered.
-    Told,
-    /// It had been told before: the connection is cut.
-    Cut,
 }
 
 /// Counters that no connection has.
@@ -102,8 +93,8 @@ impl Server {
             export: connection.export().map(str::to_string),
             identity: connection.identity().cloned(),
             age: connection.age(),
-            leaving: connection.told.load(Ordering::Relaxed),
-            counts: connection.tally.counts(),
+            leaving: connection.leave_requested.load(Ordering::Relaxed),
+            counts: connection.counters.counts(),
         });
         clients.sort_by_key(|client| client.number);
         clients
@@ -130,10 +121,7 @@ impl Server {
     /// Ends a connection: its requests in progress are finished and answered, as far as the client
     /// reads the answers. The second time it is cut. `None`: there is no such connection.
     pub fn disconnect(&self, number: u64) -> Option<Disconnected> {
-        match self.clients.disconnect(number)? {
-            Leaving::Told => Some(Disconnected::Told),
-            Leaving::Already => Some(Disconnected::Cut),
-        }
+        self.clients.disconnect(number)
     }
 
     /// Accepts no more connections from now on: listeners close. Returns how many there are.

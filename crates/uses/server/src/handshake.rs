@@ -1,18 +1,18 @@
 //! Drives a connection's handshake: `wire` decides what is said, this looks up exports and starts TLS.
 
 use std::io::ErrorKind;
-use std::sync::{Arc, Mutex};
 
-use blockhaul_block::{Can, Device, Facts};
+use blockhaul_block::{Can, Facts};
+use blockhaul_catalog::Export;
 use blockhaul_io::{RecvWindow, SendQueue, Stream};
 use blockhaul_wire::handshake::server::{Event, ExportInfo, Handshake, Negotiated, Refusal};
 use blockhaul_wire::{BlockSizes, Context, ExportFlags, Headers, Replies};
 
-use crate::complaints::Complaints;
 use crate::connection::Connection;
-use crate::hall::{Hall, entry};
-use crate::records::record;
-use crate::{Config, Ending, Export, Tls};
+use crate::disconnect::Disconnect;
+use crate::export_lookup::ExportLookup;
+use crate::log_fields::record;
+use crate::{Config, Server, Tls};
 
 /// Bytes of answers that are collected before they are sent.
 const OUT_MAX: usize = 64 << 10;
@@ -20,7 +20,7 @@ const OUT_MAX: usize = 64 << 10;
 /// What a client has chosen, and what it sent behind the handshake.
 pub(crate) struct Chosen {
     pub(crate) negotiated: Negotiated,
-    pub(crate) device: Arc<dyn Device>,
+    pub(crate) export: Export,
     pub(crate) inbox: RecvWindow,
     pub(crate) outbox: SendQueue,
 }
@@ -49,7 +49,7 @@ impl Mouth<'_> {
     }
 
     /// The last words to a client that is sent away: whether they are heard does not matter any more.
-    async fn ends(&mut self, out: &mut Vec<u8>, error: &blockhaul_wire::Error) -> Ending {
+    async fn ends(&mut self, out: &mut Vec<u8>, error: &blockhaul_wire::Error) -> Disconnect {
         let _ = self.say(out).await;
         self.queue.close(self.stream);
         error.to_string().into()
@@ -62,110 +62,198 @@ impl Mouth<'_> {
     }
 }
 
-/// Runs the handshake; `None` when the client left politely. `settle` makes the connection's place its own,
-/// before the client hears that it is served.
-pub(crate) async fn run(
-    config: &Config,
-    tls: &Tls,
-    connection: &Connection,
-    hall: &mut Hall<'_>,
-    stream: &Stream,
-    settle: &dyn Fn() -> Result<(), Ending>,
-    odd: &Mutex<Complaints>,
-) -> Result<Option<Chosen>, Ending> {
-    let offers = &config.offers;
-    let mut mouth = Mouth { stream, queue: SendQueue::default() };
-    let mut out = Vec::new();
-    if offers.oldstyle {
-        return oldstyle(config, connection, hall, mouth, settle).await.map(Some);
-    }
-    let mut handshake = Handshake::new(offered(config, tls), &mut out);
-    // Small until a client needs more: a crowd of silent clients must stay cheap.
-    let mut inbox = RecvWindow::new();
-    loop {
-        let (used, event) = match handshake.receive(inbox.bytes(), &mut out) {
-            Ok(step) => step,
-            Err(error) => return Err(mouth.ends(&mut out, &error).await),
+/// A connection in its handshake.
+pub(crate) struct Greeting<'a, 'server> {
+    pub(crate) server: &'a Server,
+    /// What there is of TLS as the handshake begins.
+    pub(crate) tls: Tls,
+    pub(crate) connection: &'a Connection,
+    pub(crate) lookup: &'a mut ExportLookup<'server>,
+    pub(crate) stream: &'a Stream,
+}
+
+/// How a handshake goes on after an event.
+enum Next {
+    /// Something else may have come already.
+    Step,
+    /// The client has left politely.
+    Left,
+    /// The client has an export.
+    Served(Box<Negotiated>, Export),
+}
+
+impl Greeting<'_, '_> {
+    /// Runs the handshake; `None` when the client left politely.
+    pub(crate) async fn run(mut self) -> Result<Option<Chosen>, Disconnect> {
+        if self.server.config.offers.oldstyle {
+            return self.oldstyle().await.map(Some);
+        }
+        let mut out = Vec::new();
+        let mut talk = Talk {
+            handshake: Handshake::new(offered(&self.server.config, &self.tls), &mut out),
+            // Small until a client needs more: a crowd of silent clients must stay cheap.
+            inbox: RecvWindow::new(),
+            mouth: Mouth { stream: self.stream, queue: SendQueue::default() },
+            out,
         };
-        inbox.consume(used);
-        for (option, why) in handshake.take_odd() {
-            let odd = odd.lock().expect("no panic under this lock");
-            odd.odd(connection, &option.to_string(), why);
-        }
-        // Answers to options that came in one go: a list may be long, and asked for often.
-        if out.len() > OUT_MAX {
-            mouth.say(&mut out).await?;
-        }
-        match event {
-            Event::NeedMore { bytes } => {
-                if !mouth.is_heard(&mut out).await? {
-                    return left(&handshake);
-                }
-                if bytes > inbox.capacity() {
-                    inbox.grow(bytes);
-                }
-                match inbox.fill(stream).await {
-                    Ok(true) => {}
-                    Ok(false) => return left(&handshake),
-                    // It has left without reading all that was said.
-                    Err(error) if error.kind() == ErrorKind::ConnectionReset => {
-                        return left(&handshake);
-                    }
-                    Err(error) => return Err(error.to_string().into()),
+        loop {
+            let event = self.receive(&mut talk).await?;
+            match self.answer(&mut talk, event).await? {
+                Next::Step => {}
+                Next::Left => return left(&talk.handshake),
+                Next::Served(negotiated, export) => {
+                    let Talk { inbox, mouth, .. } = talk;
+                    let negotiated = *negotiated;
+                    return Ok(Some(Chosen { negotiated, export, inbox, outbox: mouth.queue }));
                 }
             }
+        }
+    }
+
+    /// What comes of the bytes that are there.
+    async fn receive(&self, talk: &mut Talk<'_>) -> Result<Event, Disconnect> {
+        let (used, event) = match talk.handshake.receive(talk.inbox.bytes(), &mut talk.out) {
+            Ok(step) => step,
+            Err(error) => return Err(talk.mouth.ends(&mut talk.out, &error).await),
+        };
+        talk.inbox.consume(used);
+        for (option, why) in talk.handshake.take_odd() {
+            let odd = self.server.odd.lock().expect("no panic under this lock");
+            odd.odd(self.connection, &option.to_string(), why);
+        }
+        // Answers to options that came in one go: a list may be long, and asked for often.
+        if talk.out.len() > OUT_MAX {
+            talk.mouth.say(&mut talk.out).await?;
+        }
+        Ok(event)
+    }
+
+    async fn answer(&mut self, talk: &mut Talk<'_>, event: Event) -> Result<Next, Disconnect> {
+        match event {
+            Event::NeedMore { bytes } => return talk.need_more(bytes).await,
             Event::Export { name, go, .. } => {
                 let found = match go {
-                    true => hall.choose(&name).await,
-                    false => hall.find(&name).await,
+                    true => self.lookup.choose(&name).await,
+                    false => self.lookup.find(&name).await,
                 };
+                let config = &self.server.config;
                 let answer = found.map(|export| describe(config, &export, &name));
                 // EXPORT_NAME cannot be refused, but options before it have their answers.
-                if let Err(error) = handshake.answer_export(answer, &mut out) {
-                    return Err(mouth.ends(&mut out, &error).await);
+                if let Err(error) = talk.handshake.answer_export(answer, &mut talk.out) {
+                    return Err(talk.mouth.ends(&mut talk.out, &error).await);
                 }
             }
             Event::List => {
-                let exports = hall.list().await;
+                let exports = self.lookup.list().await;
                 let exports = exports.as_deref().map_err(Clone::clone);
-                handshake.answer_list(exports, &mut out).map_err(|error| error.to_string())?;
+                let answered = talk.handshake.answer_list(exports, &mut talk.out);
+                answered.map_err(|error| error.to_string())?;
             }
             Event::MetaContext { export, queries, set } => {
                 let found = match set {
-                    true => hall.find_for_contexts(&export).await,
-                    false => hall.find(&export).await,
+                    true => self.lookup.find_for_contexts(&export).await,
+                    false => self.lookup.find(&export).await,
                 };
                 let answer = found.map(|found| contexts(&found.device.facts(), &queries, set));
-                handshake.answer_contexts(answer, &mut out).map_err(|error| error.to_string())?;
+                let answered = talk.handshake.answer_contexts(answer, &mut talk.out);
+                answered.map_err(|error| error.to_string())?;
             }
-            Event::StartTls => {
-                mouth.say(&mut out).await?;
-                let (Tls::On(acceptor) | Tls::Require(acceptor)) = tls else {
-                    return Err("TLS was started although it was not offered".to_string().into());
-                };
-                // What came behind the option, before TLS could be up, is refused by the handshake; what
-                // comes from here on is the client's part of TLS, or not understood.
-                let session = secure(acceptor, connection, hall, stream).await?;
-                inbox.secure(session.opener, &session.received);
-                mouth.queue.secure(session.sealer);
-                handshake.tls_started().map_err(|error| error.to_string())?;
-            }
+            Event::StartTls => self.start_tls(talk).await?,
             Event::Abort => {
                 // The client may have closed already.
-                let _ = mouth.say(&mut out).await;
-                mouth.queue.close(stream);
-                return left(&handshake);
+                let _ = talk.mouth.say(&mut talk.out).await;
+                talk.mouth.queue.close(self.stream);
+                return Ok(Next::Left);
             }
             Event::Transmission(negotiated) => {
-                let Ok(Export { device, name, .. }) = hall.find(&negotiated.export).await else {
+                let Ok(export) = self.lookup.find(&negotiated.export).await else {
                     return Err("the export has gone".to_string().into());
                 };
-                settle()?;
-                connection.chose(&name);
-                mouth.say(&mut out).await?;
-                let outbox = mouth.queue;
-                return Ok(Some(Chosen { negotiated: *negotiated, device, inbox, outbox }));
+                self.settle(&export)?;
+                talk.mouth.say(&mut talk.out).await?;
+                return Ok(Next::Served(negotiated, export));
             }
+        }
+        Ok(Next::Step)
+    }
+
+    /// Brings up TLS between what was said before and what is said from now on.
+    async fn start_tls(&mut self, talk: &mut Talk<'_>) -> Result<(), Disconnect> {
+        talk.mouth.say(&mut talk.out).await?;
+        let (Tls::On(acceptor) | Tls::Require(acceptor)) = &self.tls else {
+            return Err("TLS was started although it was not offered".to_string().into());
+        };
+        // What came behind the option, before TLS could be up, is refused by the handshake; what
+        // comes from here on is the client's part of TLS, or not understood.
+        let session = secure(acceptor, self.connection, self.lookup, self.stream).await?;
+        talk.inbox.secure(session.opener, &session.received);
+        talk.mouth.queue.secure(session.sealer);
+        talk.handshake.tls_started().map_err(|error| error.to_string().into())
+    }
+
+    /// Makes the connection's place its own, before the client hears that it is served.
+    fn settle(&self, export: &Export) -> Result<(), Disconnect> {
+        if !self.server.clients.settle(self.connection.id) {
+            return Err(Disconnect::Crowded);
+        }
+        self.connection.chose(&export.name);
+        Ok(())
+    }
+
+    /// The old handshake: the server describes the default export, and requests follow.
+    async fn oldstyle(&mut self) -> Result<Chosen, Disconnect> {
+        let config = &self.server.config;
+        if matches!(config.tls, Tls::Require(_)) {
+            let why = "TLS is required, which oldstyle clients cannot have";
+            return Err(Disconnect::Refused(why.into()));
+        }
+        let refused =
+            |refusal: Refusal| format!("no export for an oldstyle client: {}", refusal.text);
+        let export = self.lookup.find("").await.map_err(refused)?;
+        let info = describe(config, &export, "");
+        self.settle(&export)?;
+        let mut out = Vec::new();
+        blockhaul_wire::handshake::server::oldstyle(info.size, info.flags, &mut out);
+        let mut mouth = Mouth { stream: self.stream, queue: SendQueue::default() };
+        mouth.say(&mut out).await?;
+        let negotiated = Negotiated {
+            export: export.name.clone(),
+            headers: Headers::Compact,
+            replies: Replies::Simple,
+            contexts: Vec::new(),
+            flags: info.flags,
+            obeys_block_sizes: false,
+            tls: false,
+        };
+        let (inbox, outbox) = (RecvWindow::new(), mouth.queue);
+        Ok(Chosen { negotiated, export, inbox, outbox })
+    }
+}
+
+/// What the two sides say to each other.
+struct Talk<'a> {
+    handshake: Handshake,
+    inbox: RecvWindow,
+    mouth: Mouth<'a>,
+    /// Said, and not sent yet.
+    out: Vec<u8>,
+}
+
+impl Talk<'_> {
+    /// Sends what was said, and waits for more; `bytes` is what the client is about to send at least.
+    async fn need_more(&mut self, bytes: usize) -> Result<Next, Disconnect> {
+        if !self.mouth.is_heard(&mut self.out).await? {
+            return Ok(Next::Left);
+        }
+        if bytes > self.inbox.capacity() {
+            self.inbox.grow(bytes);
+        }
+        match self.inbox.fill(self.mouth.stream).await {
+            Ok(true) => Ok(Next::Step),
+            Ok(false) => Ok(Next::Left),
+            // It has left without reading all that was said.
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => Ok(Next::Left),
+            Err(error) => Err(error.to_string().into()),
         }
     }
 }
@@ -194,14 +282,14 @@ fn offered(config: &Config, tls: &Tls) -> blockhaul_wire::handshake::server::Con
 async fn secure(
     acceptor: &blockhaul_tls::Acceptor,
     connection: &Connection,
-    hall: &mut Hall<'_>,
+    lookup: &mut ExportLookup<'_>,
     stream: &Stream,
-) -> Result<blockhaul_tls::Session, Ending> {
+) -> Result<blockhaul_tls::Session, Disconnect> {
     let accepted = acceptor.accept(stream).await;
-    let session = accepted.map_err(|error| Ending::refused(error.to_string()))?;
+    let session = accepted.map_err(|error| Disconnect::Refused(error.to_string()))?;
     let about = &session.about;
     let who = about.peer.as_deref().unwrap_or("nobody in particular");
-    hall.secured(about);
+    lookup.secured(about);
     connection.secured(about);
     let (peer, version, suite) = (&connection.peer, &about.version, &about.suite);
     record!(Debug, connection, tls = version, suite; "{peer} with {who}: {version} {suite}");
@@ -210,48 +298,18 @@ async fn secure(
 
 /// The client has left without an export, as it may; but whoever runs the server wants to know who
 /// tried without TLS.
-fn left(handshake: &Handshake) -> Result<Option<Chosen>, Ending> {
-    match handshake.lacks_tls() {
-        true => Err(Ending::refused("TLS is required, and the client has not started it".into())),
-        false => Ok(None),
+fn left(handshake: &Handshake) -> Result<Option<Chosen>, Disconnect> {
+    if handshake.lacks_tls() {
+        let why = "TLS is required, and the client has not started it";
+        return Err(Disconnect::Refused(why.into()));
     }
-}
-
-/// The old handshake: the default export is told, and requests follow.
-async fn oldstyle(
-    config: &Config,
-    connection: &Connection,
-    hall: &mut Hall<'_>,
-    mut mouth: Mouth<'_>,
-    settle: &dyn Fn() -> Result<(), Ending>,
-) -> Result<Chosen, Ending> {
-    if matches!(config.tls, Tls::Require(_)) {
-        return Err(Ending::refused("TLS is required, which oldstyle clients cannot have".into()));
-    }
-    let refused = |refusal: Refusal| format!("no export for an oldstyle client: {}", refusal.text);
-    let export = hall.find("").await.map_err(refused)?;
-    let info = describe(config, &export, "");
-    let mut out = Vec::new();
-    settle()?;
-    connection.chose(&export.name);
-    blockhaul_wire::handshake::server::oldstyle(info.size, info.flags, &mut out);
-    mouth.say(&mut out).await?;
-    let negotiated = Negotiated {
-        export: export.name,
-        headers: Headers::Compact,
-        replies: Replies::Simple,
-        contexts: Vec::new(),
-        flags: info.flags,
-        obeys_block_sizes: false,
-        tls: false,
-    };
-    let (inbox, outbox) = (RecvWindow::new(), mouth.queue);
-    Ok(Chosen { negotiated, device: export.device, inbox, outbox })
+    Ok(None)
 }
 
 fn describe(config: &Config, export: &Export, asked: &str) -> ExportInfo {
     let facts = export.device.facts();
-    // Whatever the limits are, what is told must be valid: a power of two in the middle, and in order.
+    let description = export.description.as_ref().unwrap_or(&facts.description);
+    // Whatever the limits are, what is advertised must be valid: a power of two in the middle, and in order.
     let free = |preferred| blockhaul_block::BlockSizes { minimum: 1, preferred, maximum: u32::MAX };
     let of_device = match (facts.told, config.offers.preferred) {
         (Some(told), Some(least)) => {
@@ -259,29 +317,29 @@ fn describe(config: &Config, export: &Export, asked: &str) -> ExportInfo {
         }
         (told, least) => told.or_else(|| least.map(free)),
     };
-    let told = of_device.unwrap_or(facts.block);
-    let usual = told.minimum == 1
-        && told.preferred == BlockSizes::DEFAULT.preferred
-        && told.maximum >= BlockSizes::DEFAULT.maximum;
+    let sizes = of_device.unwrap_or(facts.block);
+    let usual = sizes.minimum == 1
+        && sizes.preferred == BlockSizes::DEFAULT.preferred
+        && sizes.maximum >= BlockSizes::DEFAULT.maximum;
     let silent = !config.offers.block_sizes && of_device.is_none() && usual;
-    let least = told.minimum.max(512);
+    let least = sizes.minimum.max(512);
     let most = match of_device {
         // As the device says it, whatever is served at once.
-        Some(told) if !config.offers.block_sizes => told.maximum,
-        _ => told.maximum.min(config.limits.payload),
+        Some(sizes) if !config.offers.block_sizes => sizes.maximum,
+        _ => sizes.maximum.min(config.limits.payload),
     };
     let maximum = most.max(least);
     ExportInfo {
         size: facts.size,
         flags: flags(&facts),
         block_sizes: (!silent).then(|| BlockSizes {
-            minimum: told.minimum,
-            preferred: told.preferred.max(least).min(1 << maximum.ilog2()),
+            minimum: sizes.minimum,
+            preferred: sizes.preferred.max(least).min(1 << maximum.ilog2()),
             maximum,
         }),
         require_block_sizes: false,
         name: (export.name != asked).then(|| export.name.clone()),
-        description: Some(entry(export).description).filter(|text| !text.is_empty()),
+        description: Some(description).filter(|text| !text.is_empty()).cloned(),
     }
 }
 

@@ -7,25 +7,28 @@
 //!
 //! - [`Server`]: what is served, to whom, and the orderly stop. `clients`: the connections that are open.
 //! - `session`: a connection in transmission. `handshake`: a connection before that.
-//! - `hall`: what a client may choose from. `limits`: what it may cost. `held`: requests that devices
-//!   hold. `storages`: which connections share a storage.
-//! - `stop`: the orderly stop. `reply`: outcomes as NBD replies. `records`: what the log says, by member.
-//! - `control`: what whoever runs the server sees and may do. `tally`: what is counted.
+//! - `export_lookup`: what a client may choose from. `limits`: what it may cost. `in_flight`: requests
+//!   that devices hold. `storages`: which connections share a storage.
+//! - `stop`: the orderly stop. `disconnect`: why a connection ends otherwise.
+//! - `reply`: outcomes as NBD replies. `log_fields`: members of log records;
+//!   `log_limit`: how many lines there are.
+//! - `control`: what whoever runs the server sees and may do. `counters`: what is counted.
 
 mod clients;
-mod complaints;
 mod connection;
 mod control;
-mod hall;
+mod counters;
+mod disconnect;
+mod export_lookup;
 mod handshake;
-mod held;
+mod in_flight;
 mod limits;
-mod records;
+mod log_fields;
+mod log_limit;
 mod reply;
 mod session;
 mod stop;
 mod storages;
-mod tally;
 
 use std::future::poll_fn;
 use std::os::fd::OwnedFd;
@@ -35,34 +38,26 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use blockhaul_block::{Device, Flushes};
-use blockhaul_catalog::Exports;
+use blockhaul_block::Flushes;
+use blockhaul_catalog::{Export, Exports, Sharing};
 use blockhaul_io::{Listener, Pool, Remote, Stream, Ticket};
 
-use clients::{Clients, Leave, unless_told};
-use complaints::Complaints;
+use clients::{Clients, unless_disconnected};
 use connection::Connection;
 pub use connection::{Exported, Identity};
 use control::Control;
-pub use control::{Client, Disconnected, Sums};
-use hall::Hall;
-use held::Everywhere;
+pub use control::{Client, Sums};
+pub use counters::{Counts, LATENCY_BOUNDS, Latency};
+use disconnect::Disconnect;
+pub use disconnect::Disconnected;
+use export_lookup::ExportLookup;
+use handshake::Greeting;
+use in_flight::AllInFlight;
 pub use limits::{Limit, Limits};
-use records::record;
+use log_fields::record;
+use log_limit::LogLimit;
 use stop::Stop;
 use storages::Storages;
-pub use tally::{Counts, LATENCY_BOUNDS, Latency};
-
-/// Something that clients can ask for by name.
-#[derive(Clone)]
-pub struct Export {
-    /// The name; empty for the default export.
-    pub name: String,
-    /// Text for people; empty: the device's own.
-    pub description: String,
-    /// The device, fenced.
-    pub device: Arc<dyn Device>,
-}
 
 /// What a server offers in its handshakes.
 #[derive(Debug, Clone, Copy)]
@@ -74,10 +69,10 @@ pub struct Offers {
     /// Metadata contexts.
     pub contexts: bool,
     /// Block sizes also where the device has nothing to say about them, and no longest request beyond
-    /// what is served at once. Without, what the device says is told as it says it.
+    /// what is served at once. Without, what the device says is advertised as it says it.
     pub block_sizes: bool,
-    /// The least preferred block size that is told, in bytes. Where the device has nothing to say about
-    /// block sizes, any offset, and reads and writes of any length, are told with it.
+    /// The least preferred block size that is advertised, in bytes. Where the device has nothing to say about
+    /// block sizes, any offset, and reads and writes of any length, are advertised with it.
     pub preferred: Option<u32>,
     /// Fixed newstyle: options other than a plain choice of an export.
     pub fixed_newstyle: bool,
@@ -121,11 +116,10 @@ pub enum Tls {
 
 /// How to serve.
 pub struct Config {
-    /// What is served. A client that asks for the empty name gets the export of that name, or else the
-    /// first one.
-    pub exports: Vec<Export>,
-    /// Storage that opens devices for each client, in place of `exports`.
-    pub visits: Option<Arc<dyn Exports>>,
+    /// What is served: one device ([`Shared`](blockhaul_catalog::Shared)), several
+    /// ([`Several`](blockhaul_catalog::Several)), storage that opens devices for each client, or a table of
+    /// the program's own. It may change while clients are there: they keep what they have opened.
+    pub exports: Arc<dyn Exports>,
     /// What a client may cost.
     pub limits: Limits,
     /// What handshakes offer.
@@ -134,35 +128,6 @@ pub struct Config {
     pub pool: Pool,
     /// TLS, to begin with ([`Server::set_tls`]).
     pub tls: Tls,
-}
-
-/// Why a connection ended, other than politely.
-pub(crate) struct Ending {
-    why: String,
-    cause: Cause,
-}
-
-/// Whose doing it is that a connection ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Cause {
-    /// The client's, or its network's.
-    Client,
-    /// The client could not prove who it is.
-    Refused,
-    /// This server's, or of whoever runs it.
-    Server,
-}
-
-impl Ending {
-    fn refused(why: String) -> Ending {
-        Ending { why, cause: Cause::Refused }
-    }
-}
-
-impl From<String> for Ending {
-    fn from(why: String) -> Ending {
-        Ending { why, cause: Cause::Client }
-    }
 }
 
 /// A server: exports, limits, and the connections that are open. Shared by all workers.
@@ -182,7 +147,7 @@ pub struct Server {
     aside: Pool,
     clients: Clients,
     /// Requests in progress.
-    everywhere: Everywhere,
+    all_in_flight: AllInFlight,
     /// Requests that were answered ESHUTDOWN because their devices held them for too long.
     given_up: AtomicUsize,
     /// What the connections of an export have in common.
@@ -190,11 +155,11 @@ pub struct Server {
     served: AtomicU64,
     tls: Mutex<Tls>,
     control: Control,
-    complaints: Mutex<Complaints>,
+    log_limit: Mutex<LogLimit>,
     /// The same of exports that could not be opened.
-    unopened: Mutex<Complaints>,
+    unopened: Mutex<LogLimit>,
     /// Of options that no client should send.
-    odd: Mutex<Complaints>,
+    odd: Mutex<LogLimit>,
 }
 
 /// Time between two attempts to accept a connection where the system has no descriptor or memory for it.
@@ -222,12 +187,12 @@ impl Server {
             starving: AtomicUsize::new(0),
             aside,
             clients: Clients::default(),
-            everywhere: Everywhere::default(),
+            all_in_flight: AllInFlight::default(),
             given_up: AtomicUsize::new(0),
             storages: Storages::default(),
             served: AtomicU64::new(0),
             control: Control::default(),
-            complaints: Mutex::default(),
+            log_limit: Mutex::default(),
             unopened: Mutex::default(),
             odd: Mutex::default(),
         })
@@ -310,14 +275,14 @@ impl Server {
         let Limits { connections, handshakes, .. } = self.config.limits;
         let connection = Arc::new(Connection::new(id, stream.peer().to_string()));
         let entry = (connection.clone(), stream.clone());
-        let Some(told) = self.clients.enter(entry.0, entry.1, connections, handshakes) else {
+        let Some(disconnect) = self.clients.enter(entry.0, entry.1, connections, handshakes) else {
             self.control.refused.fetch_add(1, Ordering::Relaxed);
             let error = format!("{connections} are open already");
-            self.complaints().ended(&connection, &error, true);
+            self.log_limit().ended(&connection, &error, true);
             return None;
         };
         self.control.accepted.fetch_add(1, Ordering::Relaxed);
-        Some(Entered { server: self.clone(), connection, stream, told })
+        Some(Entered { server: self.clone(), connection, stream, disconnect })
     }
 
     async fn attend(self: Arc<Self>, mut entered: Entered) {
@@ -332,53 +297,47 @@ impl Server {
         if ended.is_err() && connection.export().is_none() {
             self.control.failed.fetch_add(1, Ordering::Relaxed);
         }
-        let failed = ended.is_err();
-        match ended {
-            Ok(()) => record!(Debug, connection; "connection {id} ended"),
-            Err(Ending { why: error, cause: Cause::Server }) => {
+        match &ended {
+            Ok(_) => record!(Debug, connection; "connection {id} ended"),
+            Err(why @ (Disconnect::Stopping | Disconnect::Operator)) => {
+                let error = why.to_string();
                 record!(Info, connection, error; "connection {id} from {peer}: {error}");
             }
-            Err(Ending { why, cause }) => {
-                self.complaints().ended(&connection, &why, cause == Cause::Refused);
+            Err(why) => {
+                let refused = matches!(why, Disconnect::Refused(_));
+                self.log_limit().ended(&connection, &why.to_string(), refused);
             }
         }
-        // A device in whose callback something hangs may have the socket, too: the client is not to wait.
-        // Who was served waits for the device to be closed, but not for ever.
-        if failed || connection.export().is_none() || self.config.visits.is_none() {
-            entered.stream.shutdown();
-        } else {
-            let stream = Arc::downgrade(&entered.stream);
-            drop(blockhaul_io::spawn(async move {
-                blockhaul_io::sleep(CLOSING).await;
-                if let Some(stream) = stream.upgrade() {
-                    stream.shutdown();
-                }
-            }));
+        match ended {
+            Ok(Some(Sharing::Own)) => shut_when_closed(&entered.stream),
+            // Nothing has to be closed, or it is not to be waited for: a device in whose callback something
+            // hangs may have the socket, too.
+            _ => entered.stream.shutdown(),
         }
         self.served.fetch_add(1, Ordering::Relaxed);
     }
 
-    async fn converse(self: &Arc<Self>, entered: &mut Entered) -> Result<(), Ending> {
+    /// Greets a client and serves it. With what it was served, if it has chosen something.
+    async fn converse(
+        self: &Arc<Self>,
+        entered: &mut Entered,
+    ) -> Result<Option<Sharing>, Disconnect> {
         let (connection, stream) = (entered.connection.clone(), entered.stream.clone());
-        let told = &mut entered.told;
+        let disconnect = &mut entered.disconnect;
         // Storage that takes one client at a time may keep it waiting.
         let (config, unopened) = (&self.config, &self.unopened);
-        let entering = Hall::enter(config, unopened, connection.clone(), stream.clone());
-        let admitting = unless_told(told, || true, entering);
-        let mut hall = match admitting.await {
-            Ok(admitted) => admitted?,
-            Err(leave) => return Err(self.cut(leave)),
-        };
+        let entering = ExportLookup::enter(config, unopened, connection.clone(), stream.clone());
+        let mut lookup = unless_disconnected(disconnect, || true, entering).await??;
         let time = self.config.limits.handshake;
-        let tls = self.tls();
-        let settle = || match self.clients.settle(connection.id) {
-            true => Ok(()),
-            false => Err(self.cut(Leave::Crowded)),
+        let greeting = Greeting {
+            server: self,
+            tls: self.tls(),
+            connection: &connection,
+            lookup: &mut lookup,
+            stream: &stream,
         };
-        let (hall_of, odd) = (&mut hall, &self.odd);
-        let greeting =
-            handshake::run(&self.config, &tls, &connection, hall_of, &stream, &settle, odd);
         let greeting = async {
+            let greeting = greeting.run();
             match time {
                 Duration::ZERO => greeting.await,
                 time => blockhaul_io::timeout(time, greeting)
@@ -386,32 +345,16 @@ impl Server {
                     .map_err(|_| format!("no handshake within {} s", time.as_secs_f32()))?,
             }
         };
-        let chosen = match unless_told(told, || true, greeting).await {
-            Ok(greeted) => greeted?,
-            Err(leave) => return Err(self.cut(leave)),
-        };
-        let Some(chosen) = chosen else { return Ok(()) };
-        Ok(session::run(self.clone(), connection, stream, chosen, hall.guest(), told).await?)
+        let chosen = unless_disconnected(disconnect, || true, greeting).await??;
+        let Some(chosen) = chosen else { return Ok(None) };
+        let sharing = chosen.export.sharing.clone();
+        let visitor = lookup.visitor();
+        session::run(self.clone(), connection, stream, chosen, visitor, disconnect).await?;
+        Ok(Some(sharing))
     }
 
-    /// Why a connection ends that was told to leave before it had an export.
-    fn cut(&self, leave: Leave) -> Ending {
-        let (why, cause) = match leave {
-            Leave::Stop => ("cut in its handshake: the server stops", Cause::Server),
-            Leave::Unwanted => {
-                ("disconnected in its handshake by whoever runs the server", Cause::Server)
-            }
-            // Whoever runs the server is to know that there is a crowd.
-            Leave::Crowded => (
-                "cut: too many connections, and this one has not finished its handshake for longest",
-                Cause::Client,
-            ),
-        };
-        Ending { why: why.to_string(), cause }
-    }
-
-    fn complaints(&self) -> MutexGuard<'_, Complaints> {
-        self.complaints.lock().expect("no panic under this lock")
+    fn log_limit(&self) -> MutexGuard<'_, LogLimit> {
+        self.log_limit.lock().expect("no panic under this lock")
     }
 
     fn limits(&self) -> &Limits {
@@ -437,12 +380,12 @@ impl Server {
     }
 
     /// The flushes of the storage behind an export that a client has chosen.
-    fn flushes(&self, export: &str, device: &dyn Device) -> Arc<Flushes> {
-        match self.config.visits {
+    fn flushes(&self, export: &Export) -> Arc<Flushes> {
+        match &export.sharing {
+            Sharing::All(flushes) => flushes.clone(),
             // Clients may have storage of their own, and what they share reports to all of them.
-            Some(_) if device.facts().flush_failures_stay => Arc::default(),
-            Some(_) => self.storages.flushes(export, false),
-            None => self.storages.flushes(export, true),
+            Sharing::Own if export.device.facts().flush_failures_stay => Arc::default(),
+            Sharing::Own => self.storages.flushes(&export.name),
         }
     }
 
@@ -472,6 +415,18 @@ impl Server {
     }
 }
 
+/// Shuts the socket of a client after its device has been closed, which is when nobody has the stream any more;
+/// but not later than after [`CLOSING`].
+fn shut_when_closed(stream: &Arc<Stream>) {
+    let stream = Arc::downgrade(stream);
+    drop(blockhaul_io::spawn(async move {
+        blockhaul_io::sleep(CLOSING).await;
+        if let Some(stream) = stream.upgrade() {
+            stream.shutdown();
+        }
+    }));
+}
+
 /// Does some work, unless the condition behind the ticket comes first.
 async fn until<T>(condition: &mut Ticket<()>, work: impl Future<Output = T>) -> Option<T> {
     let mut work = pin!(work);
@@ -487,8 +442,8 @@ struct Entered {
     server: Arc<Server>,
     connection: Arc<Connection>,
     stream: Arc<Stream>,
-    /// Says when it must leave.
-    told: Ticket<Leave>,
+    /// Says when and why it has to end.
+    disconnect: Ticket<Disconnect>,
 }
 
 impl Drop for Entered {

@@ -12,22 +12,23 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use blockhaul_block::{Contexts, Device, Error, Flags, Flushes, Op, OpKind, Outcome, Request};
-use blockhaul_catalog::Dismissal;
+use blockhaul_catalog::{Dismissal, Export};
 use blockhaul_io::{Data, Event, Pool, RecvWindow, SendQueue, Stream, Ticket};
 use blockhaul_wire::handshake::server::Negotiated;
 use blockhaul_wire::reply::Answer;
 use blockhaul_wire::request::{Command, Filter, Header};
 use blockhaul_wire::{CommandFlags, Errno, limits::PAYLOAD_HARD};
 
-use crate::clients::{Leave, unless_told};
-use crate::complaints::Complaints;
+use crate::clients::unless_disconnected;
 use crate::connection::Connection;
-use crate::hall::Guest;
+use crate::counters;
+use crate::disconnect::Disconnect;
+use crate::export_lookup::Visitor;
 use crate::handshake::Chosen;
-use crate::held::Held;
-use crate::records::{self, record};
+use crate::in_flight::InFlight;
+use crate::log_fields::{RequestFields, record};
+use crate::log_limit::LogLimit;
 use crate::reply::{self, Asked};
-use crate::tally;
 use crate::{Limits, Server};
 
 /// Replies are sent when this many bytes wait: a payload leaves while it is still in the cache, and
@@ -48,11 +49,13 @@ pub(crate) async fn run(
     connection: Arc<Connection>,
     stream: Arc<Stream>,
     chosen: Chosen,
-    guest: Guest,
-    told: &mut Ticket<Leave>,
+    visitor: Visitor,
+    disconnect: &mut Ticket<Disconnect>,
 ) -> Result<(), String> {
     let limits = server.limits().clone();
-    let Chosen { negotiated, device, mut inbox, outbox } = chosen;
+    let Chosen { negotiated, export, mut inbox, outbox } = chosen;
+    let flushes = server.flushes(&export);
+    let Export { device, .. } = export;
     let pool = server.share(device.facts().in_flight);
     inbox.expect_headers_of(negotiated.headers.len());
     let session = Rc::new(Session {
@@ -61,12 +64,12 @@ pub(crate) async fn run(
         parks: !negotiated.tls,
         takes_parked: device.facts().takes_parked,
         size: device.facts().size,
-        flushes: server.flushes(connection.export().unwrap_or_default(), &*device),
+        flushes,
         flush_failures_stay: device.facts().flush_failures_stay,
         connection,
         negotiated,
         device,
-        dismissal: guest.dismissal,
+        dismissal: visitor.dismissal,
         limits,
         pool,
         aside: server.share_aside(),
@@ -74,31 +77,28 @@ pub(crate) async fn run(
         out: RefCell::new(outbox),
         to_send: Event::new(),
         progress: Event::new(),
-        held: Held::default(),
+        in_flight: InFlight::default(),
         blocked: Cell::new(false),
         broken: Cell::new(false),
         closing: Cell::new(false),
         leaving: Cell::new(false),
         untimed: Default::default(),
         writes_at_once: Cell::new(false),
-        complaints: Complaints::default(),
+        log_limit: LogLimit::default(),
     });
     let writer = blockhaul_io::spawn(session.clone().write_replies());
     let server = session.server.clone();
     let connection = session.connection.clone();
-    let look = || server.is_stopping() || connection.told.load(Ordering::Relaxed);
-    let reading = unless_told(told, look, session.read_requests(inbox));
+    let look = || server.is_stopping() || connection.leave_requested.load(Ordering::Relaxed);
+    let reading = unless_disconnected(disconnect, look, session.read_requests(inbox));
     // A stop reads no more, whatever is on its way.
     let result = reading.await.unwrap_or(Ok(()));
     session.leaving.set(true);
     if session.dismissal.is_cut() {
         session.hang_up();
     }
-    if let Some(visit) = guest.visit
-        && session.held.count() > 0
-        && !session.server.is_stopping()
-    {
-        visit.gone();
+    if session.in_flight.count() > 0 && !session.server.is_stopping() {
+        visitor.visit.gone();
     }
     let finished = session.finish_all().await;
     session.closing.set(true);
@@ -141,7 +141,7 @@ struct Session {
     to_send: Event,
     /// A request completed or replies left: whoever waits for room looks.
     progress: Event,
-    held: Held,
+    in_flight: InFlight,
     /// The socket takes no more for now; the writer waits for it.
     blocked: Cell<bool>,
     broken: Cell<bool>,
@@ -153,7 +153,7 @@ struct Session {
     untimed: [Cell<u8>; OpKind::ALL.len()],
     /// The device carries out large writes before it returns from taking them.
     writes_at_once: Cell<bool>,
-    complaints: Complaints,
+    log_limit: LogLimit,
 }
 
 impl Session {
@@ -177,7 +177,7 @@ impl Session {
             // What a client sent in time may still be in the socket's buffer when the server stops.
             if header.command == Command::Disconnect
                 || self.server.is_stopping()
-                || self.connection.told.load(Ordering::Relaxed)
+                || self.connection.leave_requested.load(Ordering::Relaxed)
             {
                 return Ok(());
             }
@@ -357,27 +357,27 @@ impl Session {
         if self.dismissal.is_cut() {
             return self.hang_up();
         }
-        if let Some(kind) = tally::kind(asked.header.command) {
-            self.connection.tally.answered(kind, outcome.is_ok().then_some(asked.len));
+        if let Some(kind) = counters::kind(asked.header.command) {
+            self.connection.counters.answered(kind, outcome.is_ok().then_some(asked.len));
         }
         if !self.broken.get() {
             let mut out = self.out.borrow_mut();
             let replies = self.negotiated.replies;
             let replied = reply::reply(&mut out, replies, asked, outcome, self.limits.extents);
             if let Err(error) = replied {
-                self.complaints.failed(&self.connection, &asked.header, &error);
+                self.log_limit.failed(&self.connection, &asked.header, &error);
             }
         }
     }
 
     fn fail(&self, header: &Header, error: Errno, why: &str) {
         let (id, peer) = (self.connection.id, &self.connection.peer);
-        let records::Asked { request, offset, length } = records::Asked::of(header);
+        let RequestFields { request, offset, length } = RequestFields::of(header);
         record!(
             Debug, self.connection, request, offset, length, error = why;
             "connection {id} from {peer}: refused a request: {why}"
         );
-        self.connection.tally.refused();
+        self.connection.counters.refused();
         let replies = self.negotiated.replies;
         let answer = Answer { replies, cookie: header.cookie, offset: header.offset };
         reply::failure(&mut self.out.borrow_mut(), &answer, error, why);

@@ -46,7 +46,7 @@ impl Server {
         match turned || self.open() == 0 {
             true => given_up,
             // What the device does on the worker itself is in no list.
-            false => (given_up + self.everywhere.count()).max(1),
+            false => (given_up + self.all_in_flight.count()).max(1),
         }
     }
 

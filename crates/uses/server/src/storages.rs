@@ -8,23 +8,20 @@ use blockhaul_block::Flushes;
 /// Entries that are kept without looking for some that nobody uses any more.
 const ENTRIES: usize = 64;
 
-/// The flushes of each export.
+/// The flushes of each export whose clients have devices of their own.
 #[derive(Default)]
 pub(crate) struct Storages(Mutex<Table>);
 
 #[derive(Default)]
 struct Table {
     open: HashMap<String, Weak<Flushes>>,
-    /// Those of devices that stay open as long as the server runs.
-    kept: Vec<Arc<Flushes>>,
     /// Entries from which on unused ones are dropped.
     full: usize,
 }
 
 impl Storages {
-    /// The flushes of an export. They are forgotten when the last connection that uses them has ended,
-    /// unless the device stays open (`stays`).
-    pub(crate) fn flushes(&self, export: &str, stays: bool) -> Arc<Flushes> {
+    /// The flushes of an export. They are forgotten when the last connection that uses them has ended.
+    pub(crate) fn flushes(&self, export: &str) -> Arc<Flushes> {
         let mut guard = self.0.lock().expect("no panic under this lock");
         let table = &mut *guard;
         if let Some(flushes) = table.open.get(export).and_then(Weak::upgrade) {
@@ -37,9 +34,6 @@ impl Storages {
         }
         let flushes = Arc::<Flushes>::default();
         table.open.insert(export.to_string(), Arc::downgrade(&flushes));
-        if stays {
-            table.kept.push(flushes.clone());
-        }
         flushes
     }
 }
@@ -51,22 +45,20 @@ mod tests {
     #[test]
     fn connections_share_the_flushes_of_an_export_until_the_last_has_ended() {
         let storages = Storages::default();
-        let one = storages.flushes("a", false);
-        assert!(Arc::ptr_eq(&one, &storages.flushes("a", false)));
-        assert!(!Arc::ptr_eq(&one, &storages.flushes("b", false)));
+        let one = storages.flushes("a");
+        assert!(Arc::ptr_eq(&one, &storages.flushes("a")));
+        assert!(!Arc::ptr_eq(&one, &storages.flushes("b")));
         let before = Arc::downgrade(&one);
         drop(one);
-        assert!(!Weak::ptr_eq(&before, &Arc::downgrade(&storages.flushes("a", false))));
-        let kept = Arc::downgrade(&storages.flushes("c", true));
-        assert!(Weak::ptr_eq(&kept, &Arc::downgrade(&storages.flushes("c", true))));
+        assert!(!Weak::ptr_eq(&before, &Arc::downgrade(&storages.flushes("a"))));
     }
 
     #[test]
     fn names_that_nobody_uses_are_dropped() {
         let storages = Storages::default();
-        let used: Vec<_> = (0..50).map(|name| storages.flushes(&name.to_string(), false)).collect();
+        let used: Vec<_> = (0..50).map(|name| storages.flushes(&name.to_string())).collect();
         for name in 0..10_000 {
-            drop(storages.flushes(&format!("made up {name}"), false));
+            drop(storages.flushes(&format!("made up {name}")));
         }
         let table = storages.0.lock().unwrap();
         assert!(table.open.len() <= 2 * ENTRIES, "{}", table.open.len());

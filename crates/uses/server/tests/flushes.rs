@@ -5,15 +5,15 @@ mod common;
 
 use std::sync::{Arc, Mutex};
 
-use blockhaul_block::{Can, Device, Facts, Kind, OpKind};
-use blockhaul_catalog::{Client, Exports, Listed, Opening, Visit};
+use blockhaul_block::{Can, Facts, Kind, OpKind};
+use blockhaul_catalog::{Client, Export, Exports, Listed, Opening, Visit};
 use blockhaul_server::Limits;
 use blockhaul_testkit::fault::{FaultDevice, Rule, Then};
 use blockhaul_testkit::model::{Completion, Model, ModelDevice};
 use blockhaul_testkit::peer::Conversation;
 use blockhaul_wire::request::Header;
 use blockhaul_wire::{Command, CommandFlags, Replies};
-use common::{EINVAL, EIO, ENOSPC, Fixture, device, serve, serve_visits, wait_until};
+use common::{EINVAL, EIO, ENOSPC, Fixture, device, serve, serve_exports, wait_until};
 
 const SIZE: u64 = 1 << 20;
 
@@ -152,12 +152,13 @@ impl Visit for Opens {
         Box::pin(std::future::ready(Ok(Vec::new())))
     }
 
-    fn open(&self, _name: &str, _tls: bool) -> Opening<Arc<dyn Device>> {
+    fn open(&self, name: &str, _tls: bool) -> Opening<Option<Export>> {
         let facts = Facts { flush_failures_stay: self.stays, ..Model::all_facts(SIZE) };
         let model = ModelDevice::new(Model::with_facts(facts), Completion::Immediate);
         let device = FaultDevice::over(model, 1);
         self.opened.lock().unwrap().push(device.clone());
-        Box::pin(std::future::ready(Ok(blockhaul_block::fence(device))))
+        let export = Export::own(name, blockhaul_block::fence(device));
+        Box::pin(std::future::ready(Ok(Some(export))))
     }
 }
 
@@ -170,7 +171,7 @@ fn named(fixture: &Fixture, export: &str) -> Conversation {
 #[test]
 fn clients_of_an_export_share_its_failure_until_the_last_has_left() {
     let opens = Opens::default();
-    let fixture = serve_visits(Arc::new(opens.clone()));
+    let fixture = serve_exports(Arc::new(opens.clone()));
     let mut clients: Vec<_> = ["a", "a", "b"].map(|export| named(&fixture, export)).into();
     opens.opened.lock().unwrap()[0].add(once(Kind::Io));
     assert_eq!(clients.iter_mut().map(flush).collect::<Vec<_>>(), [EIO, EIO, 0]);
@@ -185,7 +186,7 @@ fn clients_of_an_export_share_its_failure_until_the_last_has_left() {
 #[test]
 fn storage_that_keeps_account_itself_is_not_mixed_up_with_that_of_other_clients() {
     let opens = Opens { stays: true, ..Opens::default() };
-    let fixture = serve_visits(Arc::new(opens.clone()));
+    let fixture = serve_exports(Arc::new(opens.clone()));
     let mut clients: Vec<_> = ["a", "a"].map(|export| named(&fixture, export)).into();
     opens.opened.lock().unwrap()[0].add(once(Kind::Io));
     assert_eq!(clients.iter_mut().map(flush).collect::<Vec<_>>(), [EIO, 0]);

@@ -10,13 +10,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use blockhaul_block::{Device, Facts, Flags, OpKind, Pending, Request};
-use blockhaul_catalog::{Client, Exports, Listed, Opening, Visit};
+use blockhaul_catalog::{Client, Export, Exports, Listed, Opening, Visit};
 use blockhaul_server::Limits;
 use blockhaul_testkit::model::{Completion, Model, ModelDevice};
 use blockhaul_testkit::peer::Exported;
 use blockhaul_wire::request::Header;
 use blockhaul_wire::{Command, CommandFlags, ExportFlags, Replies};
-use common::{EINVAL, ENOTSUP, FORMS, content, device, serve, serve_visits, wait_until};
+use common::{EINVAL, ENOTSUP, FORMS, content, device, serve, serve_exports, wait_until};
 
 const SIZE: u64 = 1 << 20;
 
@@ -262,7 +262,7 @@ impl Visit for Shut {
         Box::pin(std::future::ready(Ok(Vec::new())))
     }
 
-    fn open(&self, _name: &str, _tls: bool) -> Opening<Arc<dyn Device>> {
+    fn open(&self, _name: &str, _tls: bool) -> Opening<Option<Export>> {
         let tries = self.0.fetch_add(1, Ordering::Relaxed) + 1;
         let error =
             blockhaul_block::Error::new(blockhaul_block::Kind::NotFound, format!("try {tries}"));
@@ -273,7 +273,7 @@ impl Visit for Shut {
 #[test]
 fn what_cannot_be_opened_for_its_contexts_is_not_tried_again_for_the_choice_that_follows() {
     let shut = Shut::default();
-    let fixture = serve_visits(Arc::new(shut.clone()));
+    let fixture = serve_exports(Arc::new(shut.clone()));
     let mut client = fixture.connect();
     client.hello(3).unwrap();
     client.negotiate(Replies::Structured).unwrap();

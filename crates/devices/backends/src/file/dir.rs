@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex, Weak};
 
 use blockhaul_block::{Device, Error, Kind, Result, emulate};
 use blockhaul_catalog::{
-    Backend, Client, Exports, Listed, Opened, Opening, Param, ParamKind, Target, Visit, format_size,
+    Backend, Client, Export, Exports, Listed, Opened, Opening, Param, ParamKind, Target, Visit,
+    format_size,
 };
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, fstat, statat};
 use rustix::io::fcntl_dupfd_cloexec;
@@ -240,9 +241,9 @@ impl Visit for DirVisit {
         Box::pin(offload(move || folder.list()))
     }
 
-    fn open(&self, name: &str, _tls: bool) -> Opening<Arc<dyn Device>> {
+    fn open(&self, name: &str, _tls: bool) -> Opening<Option<Export>> {
         let (folder, name) = (self.0.clone(), name.to_string());
-        Box::pin(offload(move || folder.device(&name)))
+        Box::pin(offload(move || Ok(Some(Export::own(&name, folder.device(&name)?)))))
     }
 }
 
@@ -292,9 +293,8 @@ mod tests {
             .unwrap();
             let registry = Registry {
                 backends: crate::all(),
-                layers: Vec::new(),
                 path: crate::PATH_SCHEME,
-                command: "",
+                ..Registry::default()
             };
             let spec = format!("dir:{}{options}", inside.display());
             let spec = Spec::parse(spec.as_ref()).unwrap();
@@ -311,7 +311,7 @@ mod tests {
             let names: Vec<_> = listed.iter().map(|one| one.name.as_str()).collect();
             assert_eq!(names, ["a", "b.raw"]);
             assert_eq!(listed[1].description, "file of 5M (5242880 bytes)");
-            assert_eq!(visit.open("a", false).await.unwrap().facts().size, 3);
+            assert_eq!(visit.open("a", false).await.unwrap().unwrap().device.facts().size, 3);
             let long = "x".repeat(4096);
             let bad = [
                 "",
@@ -342,14 +342,14 @@ mod tests {
     #[test]
     fn clients_of_a_file_share_it_and_new_files_are_new() {
         with_folder("?default=a", async |visit, dir| {
-            let one = visit.open("a", false).await.unwrap();
-            let default = visit.open("", false).await.unwrap();
+            let one = visit.open("a", false).await.unwrap().unwrap().device;
+            let default = visit.open("", false).await.unwrap().unwrap().device;
             let facts = one.facts();
             assert_eq!((facts.size, default.facts().size), (3, 3));
             // Whoever replaces a file serves the new one to new clients.
             std::fs::write(dir.join("new"), "larger").unwrap();
             std::fs::rename(dir.join("new"), dir.join("a")).unwrap();
-            assert_eq!(visit.open("a", false).await.unwrap().facts().size, 6);
+            assert_eq!(visit.open("a", false).await.unwrap().unwrap().device.facts().size, 6);
             assert_eq!(one.facts().size, 3);
         });
     }

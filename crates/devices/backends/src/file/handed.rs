@@ -150,7 +150,14 @@ mod tests {
     fn target(rest: &str, query: &str, intent: Intent) -> Target {
         let typed = blockhaul_catalog::parse_options(query).unwrap();
         let args = Args::check("file", File.params(), &typed).unwrap();
-        Target { scheme: "file".into(), rest: rest.into(), command: Vec::new(), args, intent }
+        Target {
+            scheme: "file".into(),
+            rest: rest.into(),
+            command: Vec::new(),
+            args,
+            intent,
+            shutdown: blockhaul_catalog::Shutdown::default(),
+        }
     }
 
     fn device(number: i32, intent: Intent) -> Result<FileDevice> {
@@ -276,7 +283,7 @@ mod tests {
                 let exports = folder(number).await.unwrap().unwrap();
                 let visit = exports.admit(Default::default()).await.unwrap();
                 assert_eq!(visit.list(false).await.unwrap().len(), 1);
-                assert_eq!(visit.open("a", false).await.unwrap().facts().size, 3);
+                assert_eq!(visit.open("a", false).await.unwrap().unwrap().device.facts().size, 3);
             }
             let file = hand_over(fs::File::open(dir.path().join("moved/a")).unwrap());
             let error = folder(file).await.err().unwrap();

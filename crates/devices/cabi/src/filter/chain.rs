@@ -43,23 +43,24 @@ pub struct Backend {
 /// The process's chain.
 static CHAIN: OnceLock<Chain> = OnceLock::new();
 
-/// Loads filters (outermost first) over a plugin, and keeps them as the process's chain.
+/// Loads filters (outermost first) over a plugin, and keeps them as the process's chain. `loaded` is called with
+/// each and its name.
 pub(crate) fn set_up(
     plugin: crate::abi::Plugin,
     name: &str,
     path: &Path,
     filters: &[String],
-    flags: &mut crate::debug::Flags<'_>,
+    loaded: &mut dyn FnMut(&Library, &str),
 ) -> Result<&'static Chain> {
     let c_name = CString::new(name).map_err(|_| wrong(name, "its name holds a zero byte"))?;
     let mut backends =
         vec![Backend { index: 0, name: c_name, path: path.to_path_buf(), filter: None }];
     for filter in filters.iter().rev() {
-        let (loaded, library) = open(filter)?;
-        flags.set(&library, &loaded.name());
+        let (backend, library) = open(filter)?;
+        loaded(&library, &backend.name());
         library.keep();
         let index = backends.len();
-        backends.push(Backend { index, ..loaded });
+        backends.push(Backend { index, ..backend });
     }
     let chain = Chain { plugin, backends, model: AtomicI32::new(0) };
     CHAIN.set(chain).map_err(|_| {

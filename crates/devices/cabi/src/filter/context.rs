@@ -138,6 +138,7 @@ pub(super) unsafe fn open(
                 export: current.is_some().then(|| name.clone()),
                 tls,
                 defaults: current.as_ref().map(|now| now.defaults.clone()).unwrap_or_default(),
+                shutdown: current.as_ref().and_then(|now| now.shutdown.clone()),
                 ..Context::default()
             });
             let Some(bottom) = Bottom::open(context, readonly) else { return ptr::null_mut() };

@@ -8,7 +8,7 @@ use std::time::Duration;
 use blockhaul_block::{Contexts, Device, Error, Reply, Request};
 use blockhaul_catalog::{Intent, Registry, Spec, Stack};
 use blockhaul_io::{Data, Listener, Room, Runtime};
-use blockhaul_server::{Config, Export, Limits, Offers, Server};
+use blockhaul_server::{Config, Limits, Offers, Server};
 use blockhaul_testkit::model::Model;
 use blockhaul_testkit::peer::{Offer, Scripted};
 use blockhaul_testkit::tools::Scratch;
@@ -24,11 +24,10 @@ pub struct Serving {
 pub fn serve(device: Arc<dyn Device>, offers: Offers, limits: Limits, pool: u64) -> Serving {
     let scratch = Scratch::new().unwrap();
     let device = blockhaul_block::fence(device);
-    let export = Export { name: String::new(), description: String::new(), device };
     let pool = blockhaul_io::Pool::new(pool);
-    let exports = vec![export];
+    let exports = blockhaul_catalog::Shared::new("", "", device);
     let tls = blockhaul_server::Tls::Off;
-    let server = Server::new(Config { exports, visits: None, limits, offers, pool, tls });
+    let server = Server::new(Config { exports, limits, offers, pool, tls });
     let listener = Listener::bind_unix(&scratch.socket("server")).unwrap();
     drop(blockhaul_io::spawn(server.clone().listen(listener)));
     Serving { server, scratch }

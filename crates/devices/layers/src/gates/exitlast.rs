@@ -4,13 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use blockhaul_block::Result;
-use blockhaul_catalog::{Client, Param};
+use blockhaul_catalog::{Client, GateKind, Shutdown};
 
 use super::{Choice, Guest, Rule, gate};
-use crate::declared::Declared;
 
-/// The layer `exitlast`.
-pub static EXITLAST: Declared = Declared {
+/// The gate `exitlast`.
+pub static EXITLAST: GateKind = GateKind {
     name: "exitlast",
     summary: "ends the server when the last client has left",
     manual: "The server stops, as by SIGTERM, when no client is left that has opened a device. Clients \
@@ -20,15 +19,17 @@ long as it takes.",
 blockhaul serve -U once.sock --layer exitlast sample:64M && \
   blockhaul copy 'nbd+unix:///?socket=once.sock' null:
 "#,
-    needs_content: false,
-    params: NONE,
-    configure: |_| gate(Arc::new(Last(AtomicU64::new(0)))),
+    params: &[],
+    configure: |_, shutdown| {
+        gate(Arc::new(Last { opened: AtomicU64::new(0), shutdown: shutdown.clone() }))
+    },
 };
 
-const NONE: &[Param] = &[];
-
-/// How many clients have opened something.
-struct Last(AtomicU64);
+struct Last {
+    /// Clients that are there and have opened something.
+    opened: AtomicU64,
+    shutdown: Shutdown,
+}
 
 impl Rule for Last {
     fn admit(self: Arc<Self>, _client: &Client) -> Result<Arc<dyn Guest>> {
@@ -44,7 +45,7 @@ struct Inside {
 impl Guest for Inside {
     fn open(&self, name: &str, _tls: bool) -> Result<Choice> {
         if !self.opened.swap(true, Ordering::SeqCst) {
-            self.rule.0.fetch_add(1, Ordering::SeqCst);
+            self.rule.opened.fetch_add(1, Ordering::SeqCst);
         }
         Ok(Choice::Name(name.to_string()))
     }
@@ -52,8 +53,11 @@ impl Guest for Inside {
 
 impl Drop for Inside {
     fn drop(&mut self) {
-        if self.opened.load(Ordering::SeqCst) && self.rule.0.fetch_sub(1, Ordering::SeqCst) == 1 {
-            blockhaul_os::end_this_process();
+        if !self.opened.load(Ordering::SeqCst) {
+            return;
+        }
+        if self.rule.opened.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.rule.shutdown.request("exitlast: the last client has left");
         }
     }
 }

@@ -7,17 +7,17 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use blockhaul_block::{Error, Kind, Result};
-use blockhaul_catalog::{Args, Client, Layer, ParamKind, parse_number};
+use blockhaul_catalog::{Args, Client, Gate, GateKind, ParamKind, Shutdown, parse_number};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::{Guest, Rule, gate};
-use crate::declared::{Declared, param, param_or, usage};
+use crate::declared::{param, param_or, usage};
 
 /// Exit status of a script that says that the time has come (nbdkit's exitwhen filter).
 const SCRIPT_SAYS_SO: i32 = 88;
 
-/// The layer `exitwhen`.
-pub static EXITWHEN: Declared = Declared {
+/// The gate `exitwhen`.
+pub static EXITWHEN: GateKind = GateKind {
     name: "exitwhen",
     summary: "ends the server when something happens and the clients have left",
     manual: "When one of the events has happened, new clients are sent away, and the server stops, as \
@@ -31,7 +31,6 @@ blockhaul serve -U until.sock zero:1G \
 touch stop
 while test -e until.sock; do sleep 0.1; done
 "#,
-    needs_content: false,
     params: &[
         param("exit-when-file-created", ParamKind::Text, "Paths of files that are awaited."),
         param("exit-when-file-deleted", ParamKind::Text, "Paths of files that must stay."),
@@ -40,10 +39,10 @@ while test -e until.sock; do sleep 0.1; done
         param("exit-when-script", ParamKind::Text, "A shell command."),
         param_or("exit-when-poll", ParamKind::Duration, "60s", "How often to look."),
     ],
-    configure: |args| configure(args),
+    configure,
 };
 
-fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
+fn configure(args: &Args, shutdown: &Shutdown) -> Result<Arc<dyn Gate>> {
     let list = |name: &str| -> Vec<String> {
         let text = args.text(name).unwrap_or("");
         text.split(',').filter(|word| !word.is_empty()).map(String::from).collect()
@@ -74,25 +73,26 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
         return Err(usage("exitwhen: needs an event, for example exit-when-file-created=PATH"));
     }
     let every = args.duration("exit-when-poll").unwrap_or(Duration::from_secs(60));
-    let rule =
-        Arc::new(When { events, happened: AtomicBool::new(false), inside: AtomicU64::new(0) });
-    let watched = Arc::downgrade(&rule);
-    std::thread::Builder::new()
-        .name("exitwhen".into())
-        .spawn(move || watch(&watched, every.max(Duration::from_millis(10))))
-        .map_err(|error| Error::system("exitwhen: cannot start a thread", error))?;
-    gate(rule)
+    gate(Arc::new(When {
+        events,
+        every: every.max(Duration::from_millis(10)),
+        watched: AtomicBool::new(false),
+        happened: AtomicBool::new(false),
+        inside: AtomicU64::new(0),
+        shutdown: shutdown.clone(),
+    }))
 }
 
-fn watch(rule: &Weak<When>, every: Duration) {
+fn watch(rule: &Weak<When>) {
     // What has happened before the first client comes counts, too.
     while let Some(rule) = rule.upgrade() {
         if rule.look() {
             if rule.inside.load(Ordering::SeqCst) == 0 {
-                blockhaul_os::end_this_process();
+                rule.end();
             }
             return;
         }
+        let every = rule.every;
         drop(rule);
         std::thread::sleep(every);
     }
@@ -138,11 +138,21 @@ fn exists(path: &Path) -> bool {
 
 struct When {
     events: Vec<Event>,
+    /// Time between two looks.
+    every: Duration,
+    /// A thread looks.
+    watched: AtomicBool,
     happened: AtomicBool,
+    /// Clients that are there.
     inside: AtomicU64,
+    shutdown: Shutdown,
 }
 
 impl When {
+    fn end(&self) {
+        self.shutdown.request("exitwhen: the event has happened, and no client is there");
+    }
+
     fn look(&self) -> bool {
         self.look_at(|_| true)
     }
@@ -157,6 +167,16 @@ impl When {
 }
 
 impl Rule for When {
+    fn start(self: &Arc<Self>) -> Result<()> {
+        if self.watched.swap(true, Ordering::SeqCst) {
+            return Ok(());
+        }
+        let rule = Arc::downgrade(self);
+        let started = std::thread::Builder::new().name("exitwhen".into());
+        let started = started.spawn(move || watch(&rule));
+        started.map(drop).map_err(|error| Error::system("exitwhen: cannot start a thread", error))
+    }
+
     fn admit(self: Arc<Self>, _client: &Client) -> Result<Arc<dyn Guest>> {
         self.inside.fetch_add(1, Ordering::SeqCst);
         let inside = Arc::new(Inside(self));
@@ -176,7 +196,7 @@ impl Drop for Inside {
     fn drop(&mut self) {
         let last = self.0.inside.fetch_sub(1, Ordering::SeqCst) == 1;
         if last && self.0.look_at(|event| !event.is_slow()) {
-            blockhaul_os::end_this_process();
+            self.0.end();
         }
     }
 }

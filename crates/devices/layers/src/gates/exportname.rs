@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use blockhaul_block::{Error, Kind, Result};
-use blockhaul_catalog::{Args, Client, Layer, Listed, ParamKind};
+use blockhaul_catalog::{Args, Client, Export, Gate, GateKind, Listed, ParamKind};
 
 use super::{Choice, Guest, Rule, gate};
-use crate::declared::{Declared, param, param_or, usage};
+use crate::declared::{param, param_or, usage};
 
-/// The layer `exportname`.
-pub static EXPORTNAME: Declared = Declared {
+/// The gate `exportname`.
+pub static EXPORTNAME: GateKind = GateKind {
     name: "exportname",
     summary: "sets which export names clients see and may ask for",
     manual: "`default-export` is what clients get that ask for the empty name. `exportname` is a list \
@@ -25,7 +25,6 @@ blockhaul serve -e disk memory:1G \
   --layer 'exportname?default-export=disk&exportdesc=fixed:nightly' \
   --run 'blockhaul info --list nbd+unix:///?socket=$unixsocket'
 "#,
-    needs_content: false,
     params: &[
         param_or("default-export", ParamKind::Text, "", "The name that the empty one stands for."),
         param_or(
@@ -38,10 +37,10 @@ blockhaul serve -e disk memory:1G \
         param("exportname", ParamKind::Text, "Names, separated by commas."),
         param_or("exportdesc", ParamKind::Text, "keep", "keep, none or fixed:TEXT."),
     ],
-    configure: |args| configure(args),
+    configure: |args, _| configure(args),
 };
 
-fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
+fn configure(args: &Args) -> Result<Arc<dyn Gate>> {
     let names = args.text("exportname").unwrap_or("");
     let description = match args.text("exportdesc").unwrap_or("keep") {
         "keep" => None,
@@ -82,6 +81,13 @@ impl Guest for Names {
             return Err(Error::new(Kind::NotFound, "there is no export of this name"));
         }
         Ok(Choice::Name(name.to_string()))
+    }
+
+    fn opened(&self, mut export: Export) -> Export {
+        if let Some(description) = &self.description {
+            export.description = Some(description.clone());
+        }
+        export
     }
 
     fn list(&self, listed: Vec<Listed>, _tls: bool) -> Result<Vec<Listed>> {

@@ -5,14 +5,14 @@ use std::os::fd::AsFd as _;
 use std::sync::Arc;
 
 use blockhaul_block::{Error, Kind, Result};
-use blockhaul_catalog::{Args, Client, Layer, ParamKind, parse_number};
+use blockhaul_catalog::{Args, Client, Gate, GateKind, ParamKind, parse_number};
 use rustix::net::AddressFamily;
 
 use super::{Guest, Rule, gate};
-use crate::declared::{Declared, param, usage};
+use crate::declared::{param, usage};
 
-/// The layer `ip`.
-pub static IP: Declared = Declared {
+/// The gate `ip`.
+pub static IP: GateKind = GateKind {
     name: "ip",
     summary: "lets clients in or keeps them out by their address",
     manual: "A client that `allow` matches comes in; else one that `deny` matches is sent away before \
@@ -24,15 +24,14 @@ separated by commas, of: an address (`192.168.0.1`, `::1`), a network (`10.0.0.0
 blockhaul serve -p 0 --layer 'ip?allow=127.0.0.1,::1,10.0.0.0/8&deny=all' sample:64M \
   --run 'blockhaul info "nbd://localhost:$port"'
 "#,
-    needs_content: false,
     params: &[
         param("allow", ParamKind::Text, "Clients to let in."),
         param("deny", ParamKind::Text, "Clients to keep out unless they are allowed."),
     ],
-    configure: |args| configure(args),
+    configure: |args, _| configure(args),
 };
 
-fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
+fn configure(args: &Args) -> Result<Arc<dyn Gate>> {
     let parse = |name: &str| -> Result<Vec<Match>> {
         let words = args.text(name).unwrap_or("").split(',').filter(|word| !word.is_empty());
         words.map(|word| Match::parse(name, word)).collect()

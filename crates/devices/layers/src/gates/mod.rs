@@ -1,7 +1,7 @@
-//! Layers that decide about clients: who comes in, what they may open, and when the server is over.
+//! Gates decide about clients: who comes in, what they may open, and when the server is over.
 //!
-//! They let requests pass as they are. Their place among other layers does not matter, but their order
-//! among themselves does: the last one sees a client first.
+//! They see no requests. Their place among layers does not matter, but their order among themselves does: the
+//! last one sees a client first.
 
 mod exitlast;
 mod exitwhen;
@@ -12,8 +12,8 @@ mod tls_fallback;
 
 use std::sync::Arc;
 
-use blockhaul_block::{Device, Result};
-use blockhaul_catalog::{Client, Exports, Layer, Listed, Opening, Visit};
+use blockhaul_block::Result;
+use blockhaul_catalog::{Client, Export, Exports, Gate, Listed, Opening, Visit};
 
 pub use exitlast::EXITLAST;
 pub use exitwhen::EXITWHEN;
@@ -26,14 +26,24 @@ pub use tls_fallback::TLS_FALLBACK;
 pub(crate) trait Rule: Send + Sync + 'static {
     /// Decides whether a client comes in; what is returned is dropped when it has left.
     fn admit(self: Arc<Self>, client: &Client) -> Result<Arc<dyn Guest>>;
+
+    /// The gate is put before exports.
+    fn start(self: &Arc<Self>) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// A client that was admitted.
 pub(crate) trait Guest: Send + Sync {
-    /// It opens a device: under which name, or which device instead.
+    /// It opens an export: under which name, or which one instead.
     fn open(&self, name: &str, tls: bool) -> Result<Choice> {
         let _ = tls;
         Ok(Choice::Name(name.to_string()))
+    }
+
+    /// What it gets of an export that is below.
+    fn opened(&self, export: Export) -> Export {
+        export
     }
 
     /// What it may open, given what there is.
@@ -53,28 +63,21 @@ pub(crate) trait Guest: Send + Sync {
 pub(crate) enum Choice {
     /// What is below, under this name.
     Name(String),
-    /// Another device.
-    Device(Arc<dyn Device>),
+    /// Another export.
+    Export(Export),
 }
 
-/// A layer that only has a rule for clients.
-pub(crate) fn gate(rule: Arc<impl Rule>) -> Result<Arc<dyn Layer>> {
-    Ok(Arc::new(Gate(rule)))
+/// A gate with this rule.
+pub(crate) fn gate(rule: Arc<impl Rule>) -> Result<Arc<dyn Gate>> {
+    Ok(Arc::new(RuleGate(rule)))
 }
 
-struct Gate<R>(Arc<R>);
+struct RuleGate<R>(Arc<R>);
 
-impl<R: Rule> Layer for Gate<R> {
-    fn wrap(&self, inner: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
-        Ok(inner)
-    }
-
-    fn gate(&self, inner: Arc<dyn Exports>) -> Option<Arc<dyn Exports>> {
-        Some(Arc::new(Gated { inner, rule: self.0.clone() }))
-    }
-
-    fn is_gate(&self) -> bool {
-        true
+impl<R: Rule> Gate for RuleGate<R> {
+    fn guard(self: Arc<Self>, inner: Arc<dyn Exports>) -> Result<Arc<dyn Exports>> {
+        self.0.start()?;
+        Ok(Arc::new(Gated { inner, rule: self.0.clone() }))
     }
 }
 
@@ -120,16 +123,15 @@ impl Visit for GatedVisit {
         })
     }
 
-    fn open(&self, name: &str, tls: bool) -> Opening<Arc<dyn Device>> {
+    fn open(&self, name: &str, tls: bool) -> Opening<Option<Export>> {
         match self.guest.open(name, tls) {
-            Ok(Choice::Name(name)) => self.inner.open(&name, tls),
-            Ok(Choice::Device(device)) => Box::pin(std::future::ready(Ok(device))),
+            Ok(Choice::Name(name)) => {
+                let (below, guest) = (self.inner.open(&name, tls), self.guest.clone());
+                Box::pin(async move { Ok(below.await?.map(|export| guest.opened(export))) })
+            }
+            Ok(Choice::Export(export)) => Box::pin(std::future::ready(Ok(Some(export)))),
             Err(error) => Box::pin(std::future::ready(Err(error))),
         }
-    }
-
-    fn named(&self, asked: &str) -> String {
-        self.inner.named(asked)
     }
 
     fn gone(&self) {

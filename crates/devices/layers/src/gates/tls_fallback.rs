@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use blockhaul_block::{Can, Device, Error, Facts, Kind, Op, Pending, Reply, Request, Result};
-use blockhaul_catalog::{Args, Client, Layer, Listed, ParamKind};
+use blockhaul_catalog::{Args, Client, Export, Gate, GateKind, Listed, ParamKind, Sharing};
 
 use super::{Choice, Guest, Rule, gate};
-use crate::declared::{Declared, param_or};
+use crate::declared::param_or;
 
-/// The layer `tls-fallback`.
-pub static TLS_FALLBACK: Declared = Declared {
+/// The gate `tls-fallback`.
+pub static TLS_FALLBACK: GateKind = GateKind {
     name: "tls-fallback",
     summary: "shows clients without TLS a message instead of the device",
     manual: "For servers with `--tls on`, where TLS is offered and not required: a client that does not \
@@ -20,29 +20,30 @@ blockhaul tls init --psk alice keys.psk
 blockhaul serve --tls on --tls-psk keys.psk --layer tls-fallback memory:64M \
   --run 'blockhaul info nbd+unix:///?socket=$unixsocket'
 "#,
-    needs_content: false,
     params: &[param_or(
         "tlsreadme",
         ParamKind::Text,
         "This NBD server requires TLS authentication before it will serve useful data.\n",
         "The message; at most 512 bytes are shown.",
     )],
-    configure: |args| configure(args),
+    configure: |args, _| configure(args),
 };
 
 /// Size of the message's device.
 const SIZE: usize = 512;
 
-fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
+fn configure(args: &Args) -> Result<Arc<dyn Gate>> {
     let mut bytes = args.text("tlsreadme").unwrap_or_default().as_bytes().to_vec();
     bytes.resize(SIZE, 0);
     let facts = Facts { can: Can::MULTI_CONN, ..Facts::new("tls-fallback", SIZE as u64) };
     let message = Arc::new(Message { facts: Arc::new(facts), bytes });
     let device = blockhaul_block::fence(blockhaul_block::emulate::emulate(message));
-    gate(Arc::new(Fallback(device)))
+    let sharing = Sharing::All(Arc::default());
+    gate(Arc::new(Fallback(Export { name: String::new(), description: None, device, sharing })))
 }
 
-struct Fallback(Arc<dyn Device>);
+/// The message, under whatever name.
+struct Fallback(Export);
 
 impl Rule for Fallback {
     fn admit(self: Arc<Self>, _client: &Client) -> Result<Arc<dyn Guest>> {
@@ -54,7 +55,7 @@ impl Guest for Fallback {
     fn open(&self, name: &str, tls: bool) -> Result<Choice> {
         Ok(match tls {
             true => Choice::Name(name.to_string()),
-            false => Choice::Device(self.0.clone()),
+            false => Choice::Export(Export { name: name.to_string(), ..self.0.clone() }),
         })
     }
 

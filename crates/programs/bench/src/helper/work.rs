@@ -97,18 +97,12 @@ fn requests(count: u32) -> Result<()> {
     over("request", move |registry| async move {
         let served = registry.open(&spec("memory:1M")?, Vec::new(), Intent::WRITE).await?;
         served.device().write(0, blockhaul_io::Data::copy_of(&[7; 65536])).await?;
-        let export = blockhaul_server::Export {
-            name: String::new(),
-            description: String::new(),
-            device: served.device().clone(),
-        };
         let server = blockhaul_server::Server::new(blockhaul_server::Config {
-            exports: vec![export],
+            exports: blockhaul_catalog::Shared::new("", "", served.device().clone()),
             limits: blockhaul_server::Limits::default(),
             offers: blockhaul_server::Offers::default(),
             pool: Pool::new(16 << 20),
             tls: blockhaul_server::Tls::Off,
-            visits: None,
         });
         let listener = Listener::bind_unix(&path).map_err(|error| {
             blockhaul_block::Error::new(blockhaul_block::Kind::Io, error.to_string())
@@ -158,9 +152,9 @@ where
     backends.extend(blockhaul_client::all(blockhaul_client::Options::default()));
     let registry = Registry {
         backends,
-        layers: Vec::new(),
         path: blockhaul_backends::PATH_SCHEME,
         command: "command",
+        ..Registry::default()
     };
     runtime.block_on(move || work(registry)).map_err(|error| failed(&error))
 }

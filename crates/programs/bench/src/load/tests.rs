@@ -22,9 +22,9 @@ fn registry() -> Registry {
     backends.extend(blockhaul_client::all(blockhaul_client::Options::default()));
     Registry {
         backends,
-        layers: Vec::new(),
         path: blockhaul_backends::PATH_SCHEME,
         command: "command",
+        ..Registry::default()
     }
 }
 
@@ -59,18 +59,12 @@ impl Served {
         let (server, device) = runtime.block_on(move || async move {
             let stack = registry().open(&spec, Vec::new(), intent).await.unwrap();
             let device = stack.device().clone();
-            let export = blockhaul_server::Export {
-                name: String::new(),
-                description: String::new(),
-                device: device.clone(),
-            };
             let server = blockhaul_server::Server::new(blockhaul_server::Config {
-                exports: vec![export],
+                exports: blockhaul_catalog::Shared::new("", "", device.clone()),
                 limits: blockhaul_server::Limits::default(),
                 offers: blockhaul_server::Offers::default(),
                 pool: Pool::new(64 << 20),
                 tls: blockhaul_server::Tls::Off,
-                visits: None,
             });
             drop(blockhaul_io::spawn(server.clone().listen(Listener::bind_unix(&path).unwrap())));
             (server, device)

@@ -215,7 +215,7 @@ impl Operations {
                     Refusal::usage("disconnect: \"number\" is missing, or no whole number")
                 })?;
                 match self.server.disconnect(number) {
-                    Some(Disconnected::Told) => Ok(json!({ "done": "told" })),
+                    Some(Disconnected::Requested) => Ok(json!({ "done": "told" })),
                     Some(Disconnected::Cut) => Ok(json!({ "done": "cut" })),
                     None => Err(Refusal::absent(format!("no client has the number {number}"))),
                 }

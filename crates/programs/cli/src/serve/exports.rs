@@ -5,9 +5,9 @@ use std::sync::{Arc, Weak};
 
 use blockhaul_block::Device;
 use blockhaul_catalog::{
-    Adjustable, Intent, Listed, Named, Registry, Several, Shared, Spec, Stack, percent_decode,
+    Adjustable, Exports, Intent, Layer, Listed, Named, Registry, Several, Shared, Spec, Stack,
+    guarded, percent_decode,
 };
-use blockhaul_server::Export;
 use clap::Parser as _;
 
 use super::fresh::Fresh;
@@ -45,10 +45,8 @@ struct One {
 
 /// What was opened, for a server.
 pub struct Opened {
-    /// Devices that all clients share.
-    pub exports: Vec<Export>,
-    /// In place of them, where clients get devices of their own or are judged.
-    pub visits: Option<Arc<dyn blockhaul_catalog::Exports>>,
+    /// What its clients may open.
+    pub exports: Arc<dyn Exports>,
     /// What `ctl` sees of them, in their order.
     pub running: Vec<Running>,
 }
@@ -66,7 +64,7 @@ pub struct Running {
     /// It has no exports of its own.
     pub single: bool,
     /// Those that it has, which may say how they are.
-    pub own: Option<Weak<dyn blockhaul_catalog::Exports>>,
+    pub own: Option<Weak<dyn Exports>>,
     /// Its layers, innermost first.
     pub layers: Vec<Arc<Adjustable>>,
 }
@@ -172,28 +170,14 @@ impl Wanted {
 
     /// Opens everything. On a worker.
     pub async fn open(&mut self) -> Result<Opened, Failure> {
-        // The layers of all that judge clients do so once, before every export.
-        let several = self.exports.len() > 1;
-        let gates = match several {
-            true => devices::layers(&self.registry, &self.layers)?,
-            false => Vec::new(),
-        };
-        let gates: Vec<_> = gates.into_iter().filter(|layer| layer.is_gate()).collect();
-        let mut running = Vec::new();
-        let mut devices = Vec::new();
         let mut storages = Vec::new();
-        let mut shared_by_all = gates.is_empty();
+        let mut running = Vec::new();
         for index in 0..self.exports.len() {
-            let (storage, device, one) = self.open_one(index, several).await?;
-            shared_by_all &= device.as_ref().is_some_and(|(_, judged)| !judged);
-            devices.extend(device.map(|(export, _)| export));
+            let (storage, one) = self.open_one(index).await?;
             storages.push(storage);
             running.push(one);
         }
-        if shared_by_all {
-            return Ok(Opened { exports: devices, visits: None, running });
-        }
-        let all: Arc<dyn blockhaul_catalog::Exports> = match storages.pop() {
+        let exports: Arc<dyn Exports> = match storages.pop() {
             // Its exports have the names that it gives them.
             Some(only) if storages.is_empty() => only.exports,
             last => {
@@ -201,33 +185,27 @@ impl Wanted {
                 Arc::new(Several::new(storages)?)
             }
         };
-        let visits = Some(blockhaul_catalog::gated(all.clone(), &gates).unwrap_or(all));
-        Ok(Opened { exports: Vec::new(), visits, running })
+        let mut gates = Vec::new();
+        if self.has_several() {
+            let all = devices::adjustable(&self.registry, &self.layers)?;
+            gates.extend(all.iter().filter_map(|layer| layer.gate().cloned()));
+        }
+        Ok(Opened { exports: guarded(exports, &gates)?, running })
     }
 
-    /// Opens one. Of a device that all clients share comes also the device, and whether clients are
-    /// judged before they get it.
-    async fn open_one(
-        &mut self,
-        index: usize,
-        several: bool,
-    ) -> Result<(Named, Option<(Export, bool)>, Running), Failure> {
+    fn has_several(&self) -> bool {
+        self.exports.len() > 1
+    }
+
+    /// Opens one, with its layers and gates.
+    async fn open_one(&mut self, index: usize) -> Result<(Named, Running), Failure> {
         let one = &self.exports[index];
-        // Made anew for each, because what they keep is about one device.
-        let mut adjustable = devices::adjustable(&self.registry, &one.layers)?;
-        let outer = devices::adjustable(&self.registry, &self.layers)?;
-        let own = |layer: &Arc<Adjustable>| !(several && layer.layer().is_gate());
-        adjustable.extend(outer.into_iter().filter(own));
-        let mut layers: Vec<_> = adjustable.iter().map(|layer| layer.layer()).collect();
-        if self.trace {
-            // As above.
-            let is_gate = |name: &&String| {
-                several && self.registry.layer(name).is_ok_and(|layer| layer.is_gate())
-            };
-            let outer = self.layers.iter().filter(|name| !is_gate(name));
-            let names: Vec<_> = one.layers.iter().chain(outer).cloned().collect();
-            layers = trace::woven(layers, device_name(&one.spec), &names);
-        }
+        let configured = self.layers_of(one)?;
+        let layers: Vec<_> = match self.trace {
+            true => trace::woven(&configured, device_name(&one.spec)),
+            false => configured.iter().filter_map(|layer| layer.layer().cloned()).collect(),
+        };
+        let gates: Vec<_> = configured.iter().filter_map(|layer| layer.gate().cloned()).collect();
         let mut running = Running {
             name: one.name.clone(),
             description: one.description.clone(),
@@ -235,30 +213,67 @@ impl Wanted {
             device: None,
             single: true,
             own: None,
-            layers: adjustable,
+            layers: configured,
         };
-        let named = |exports, single| Named {
-            name: one.name.clone(),
-            description: one.description.clone(),
-            exports,
-            single,
+        let exports = match self.storage_exports(one, &layers).await? {
+            Some(own) => {
+                running.single = false;
+                running.own = Some(Arc::downgrade(&own));
+                own
+            }
+            None => {
+                let (stack, device) = self.open_device(one, &layers).await?;
+                let exports = self.device_exports(one, layers, device.clone());
+                running.device = Some(device);
+                self.open.push(stack);
+                exports
+            }
         };
-        let what = one.spec.to_string();
-        let intent = self.intent_below(one);
-        let mut over = layers.clone();
+        let storage = Named {
+            name: running.name.clone(),
+            description: running.description.clone(),
+            exports: guarded(exports, &gates)?,
+            single: running.single,
+        };
+        Ok((storage, running))
+    }
+
+    /// The layers and gates of an export, first innermost: its own below those of all. They are made anew for
+    /// each export, because what they keep is about one. The gates of all are left out where there are
+    /// several exports: they judge clients once, before every export.
+    fn layers_of(&self, one: &One) -> Result<Vec<Arc<Adjustable>>, Failure> {
+        let mut configured = devices::adjustable(&self.registry, &one.layers)?;
+        let outer = devices::adjustable(&self.registry, &self.layers)?;
+        let own = |layer: &Arc<Adjustable>| !self.has_several() || layer.gate().is_none();
+        configured.extend(outer.into_iter().filter(own));
+        Ok(configured)
+    }
+
+    /// The exports that the storage has itself, if it has some.
+    async fn storage_exports(
+        &self,
+        one: &One,
+        layers: &[Arc<dyn Layer>],
+    ) -> Result<Option<Arc<dyn Exports>>, Failure> {
+        let mut over = layers.to_vec();
         if !one.intent.write {
             // Some layers can be written whatever is below.
             over.push(self.registry.layer("readonly")?);
         }
-        let own = self.registry.exports(&one.spec, &over, intent).await;
-        if let Some(own) = own.map_err(|error| Failure::opening("device", &what, &error))? {
-            running.single = false;
-            running.own = Some(Arc::downgrade(&own));
-            return Ok((named(own, false), None, running));
-        }
-        let stack = self.registry.open(&one.spec, layers.clone(), intent).await;
+        let own = self.registry.exports(&one.spec, &over, self.intent_below(one)).await;
+        own.map_err(|error| Failure::opening("device", &one.spec.to_string(), &error))
+    }
+
+    /// Opens storage that is one device.
+    async fn open_device(
+        &self,
+        one: &One,
+        layers: &[Arc<dyn Layer>],
+    ) -> Result<(Stack, Arc<dyn Device>), Failure> {
+        let intent = self.intent_below(one);
+        let stack = self.registry.open(&one.spec, layers.to_vec(), intent).await;
         let stack = stack.map_err(|error| {
-            let failure = Failure::opening("device", &what, &error);
+            let failure = Failure::opening("device", &one.spec.to_string(), &error);
             match (error.kind(), intent.write) {
                 (blockhaul_block::Kind::ReadOnly | blockhaul_block::Kind::Refused, true) => {
                     Failure::new(failure.status(), format!("{failure}, or serve it with -r"))
@@ -271,37 +286,36 @@ impl Wanted {
             // Some backends can be written however they were opened.
             false => devices::readonly(&self.registry, stack.device())?,
         };
-        let export = Export {
-            name: one.name.clone(),
-            description: one.description.clone(),
-            device: device.clone(),
+        Ok((stack, device))
+    }
+
+    /// How clients get a device: all of them this one, or each one that is opened anew.
+    fn device_exports(
+        &self,
+        one: &One,
+        layers: Vec<Arc<dyn Layer>>,
+        device: Arc<dyn Device>,
+    ) -> Arc<dyn Exports> {
+        let (name, description) = (one.name.clone(), one.description.clone());
+        if !self.per_client {
+            return match self.any_name {
+                true => Shared::under_any_name(&name, &description, device),
+                false => Shared::new(&name, &description, device),
+            };
+        }
+        let description = match description.is_empty() {
+            true => device.facts().description.clone(),
+            false => description,
         };
-        running.device = Some(device.clone());
-        let shared = Shared::new(&one.name, &one.description, device.clone());
-        let shared: Arc<dyn blockhaul_catalog::Exports> = match (self.per_client, self.any_name) {
-            (true, any_name) => Arc::new(Fresh {
-                registry: self.registry.clone(),
-                spec: one.spec.clone(),
-                layers: layers.clone(),
-                intent,
-                write: one.intent.write,
-                listed: Listed {
-                    name: one.name.clone(),
-                    description: match one.description.is_empty() {
-                        true => device.facts().description.clone(),
-                        false => one.description.clone(),
-                    },
-                },
-                any_name,
-            }),
-            (false, true) => shared.under_any_name(),
-            (false, false) => shared,
-        };
-        let gated = blockhaul_catalog::gated(shared.clone(), &layers);
-        let judged = gated.is_some() || self.any_name || self.per_client;
-        let storage = named(gated.unwrap_or(shared), true);
-        self.open.push(stack);
-        Ok((storage, Some((export, judged)), running))
+        Arc::new(Fresh {
+            registry: self.registry.clone(),
+            spec: one.spec.clone(),
+            layers,
+            intent: self.intent_below(one),
+            write: one.intent.write,
+            listed: Listed { name, description },
+            any_name: self.any_name,
+        })
     }
 }
 

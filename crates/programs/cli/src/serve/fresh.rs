@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
-use blockhaul_block::{Device, Error, Kind};
-use blockhaul_catalog::{Client, Exports, Intent, Layer, Listed, Opening, Registry, Spec, Visit};
+use blockhaul_block::{Can, Device, Result};
+use blockhaul_catalog::{
+    Client, Export, Exports, Intent, Layer, Listed, Opening, Registry, Spec, Visit,
+};
 
 /// A device that each client gets a handle of.
 #[derive(Clone)]
@@ -31,6 +33,18 @@ impl Exports for Fresh {
     }
 }
 
+impl Fresh {
+    async fn device(self) -> Result<Arc<dyn Device>> {
+        let stack = self.registry.open(&self.spec, self.layers, self.intent).await?;
+        let device = stack.device().clone();
+        if self.write || !device.facts().can.contains(Can::WRITE) {
+            return Ok(device);
+        }
+        // Some backends can be written however they were opened.
+        crate::devices::readonly(&self.registry, &device)
+    }
+}
+
 struct FreshVisit(Fresh);
 
 impl Visit for FreshVisit {
@@ -38,20 +52,17 @@ impl Visit for FreshVisit {
         Box::pin(std::future::ready(Ok(vec![self.0.listed.clone()])))
     }
 
-    fn open(&self, name: &str, _tls: bool) -> Opening<Arc<dyn Device>> {
-        let known = self.0.any_name || name.is_empty() || name == self.0.listed.name;
-        let fresh = self.0.clone();
+    fn open(&self, name: &str, _tls: bool) -> Opening<Option<Export>> {
+        let Listed { name: own, description } = &self.0.listed;
+        let known = self.0.any_name || name.is_empty() || name == own;
+        if !known {
+            return Box::pin(std::future::ready(Ok(None)));
+        }
+        let name = if self.0.any_name { name } else { own }.to_string();
+        let (fresh, description) = (self.0.clone(), Some(description.clone()));
         Box::pin(async move {
-            if !known {
-                return Err(Error::new(Kind::NotFound, "there is no export of this name"));
-            }
-            let stack = fresh.registry.open(&fresh.spec, fresh.layers, fresh.intent).await?;
-            let device = stack.device().clone();
-            if fresh.write || !device.facts().can.contains(blockhaul_block::Can::WRITE) {
-                return Ok(device);
-            }
-            // Some backends can be written however they were opened.
-            crate::devices::readonly(&fresh.registry, &device)
+            let device = fresh.device().await?;
+            Ok(Some(Export { description, ..Export::own(&name, device) }))
         })
     }
 }

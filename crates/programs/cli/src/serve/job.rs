@@ -54,13 +54,12 @@ pub struct Job {
 impl Job {
     /// Serves until it is to stop.
     pub async fn serve(&mut self, stopped: blockhaul_io::Ticket<Stop>) -> Result<End, Failure> {
-        let Opened { exports, visits, running } = self.wanted.open().await?;
+        let Opened { exports, running } = self.wanted.open().await?;
         let label = system::SocketLabel::set(self.selinux_label.as_deref())?;
         let listening = self.listeners.bind().await?;
         drop(label);
         let server = Server::new(Config {
             exports,
-            visits,
             limits: self.limits.clone(),
             offers: self.offers,
             pool: blockhaul_io::Pool::new(self.limits.all_bytes),
@@ -105,7 +104,7 @@ impl Job {
         self.notify.ready(&format!("serving {} at {uri}", self.wanted.shown()));
         let alive = self.notify.interval().map(|interval| self.tell_alive(interval));
         let why = match stopped.await.unwrap_or(Stop::Command(FAILED)) {
-            Stop::Signal(_) if blockhaul_os::ends_by_itself() => Stop::Ended,
+            Stop::Signal(_) if signals::ends_by_itself() => Stop::Ended,
             why => why,
         };
         let begun = Instant::now();

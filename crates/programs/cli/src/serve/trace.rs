@@ -3,19 +3,16 @@
 use std::sync::Arc;
 
 use blockhaul_block::{Access, Device, Facts, FileRange, Flags, Op, Pending, Request, Result};
-use blockhaul_catalog::Layer;
+use blockhaul_catalog::{Adjustable, Layer};
 
-/// Puts what says requests over the device, and over each of its layers. `device`: its name in the lines,
-/// if it is to have some; `names`: those of the layers with their options, the last one outermost.
-pub fn woven(
-    layers: Vec<Arc<dyn Layer>>,
-    device: Option<&str>,
-    names: &[String],
-) -> Vec<Arc<dyn Layer>> {
+/// Layers with what says requests over the device and over each of them, the last one outermost. `device`: its
+/// name in the lines, if it is to have some. Gates have their lines, too: nbdkit's filters have theirs.
+pub fn woven(layers: &[Arc<Adjustable>], device: Option<&str>) -> Vec<Arc<dyn Layer>> {
     let trace = |name: &str| Arc::new(Trace(name.into())) as Arc<dyn Layer>;
     let mut woven: Vec<_> = device.map(trace).into_iter().collect();
-    for (layer, name) in layers.into_iter().zip(names) {
-        woven.extend([layer, trace(name.split('?').next().unwrap_or(name))]);
+    for layer in layers {
+        woven.extend(layer.layer().cloned());
+        woven.push(trace(layer.name()));
     }
     woven
 }

@@ -40,17 +40,17 @@ impl Session {
                 }
             }
             Err(pending) => {
-                let ticket = self.held.add(asked.header);
-                self.connection.tally.in_progress(self.held.count());
-                self.server.everywhere.add();
+                let ticket = self.in_flight.add(asked.header);
+                self.connection.counters.in_progress(self.in_flight.count());
+                self.server.all_in_flight.add();
                 let session = self.clone();
                 drop(blockhaul_io::start(async move {
                     let outcome = pending.await;
                     // What was given up has its answer, and its connection is over.
-                    if let Some(time) = session.held.finish(ticket) {
-                        session.connection.tally.in_progress(session.held.count());
+                    if let Some(time) = session.in_flight.finish(ticket) {
+                        session.connection.counters.in_progress(session.in_flight.count());
                         session.server.control.times().took(kind, time, 1);
-                        session.server.everywhere.remove(1);
+                        session.server.all_in_flight.remove(1);
                         session.complete(&mut asked, outcome);
                         session.to_send.notify();
                         session.progress.notify();

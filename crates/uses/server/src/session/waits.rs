@@ -10,7 +10,7 @@ use blockhaul_wire::Errno;
 use blockhaul_wire::reply::Answer;
 
 use super::Session;
-use crate::records::{Asked, record};
+use crate::log_fields::{RequestFields, record};
 use crate::reply;
 
 /// No request is taken up while more than this waits to be sent that is not in buffers of the pool:
@@ -33,11 +33,12 @@ impl Session {
         loop {
             let mark = self.progress.mark();
             let queued = self.out.borrow().queued() as u64;
-            let held = self.held.count();
-            let busy = held >= self.limits.requests
+            let in_flight = self.in_flight.count();
+            let busy = in_flight >= self.limits.requests
                 || (queued > LOOSE_MAX && queued > LOOSE_MAX + self.pool.reserved());
             // One at a time is always taken up, whatever others do.
-            let crowded = held > 0 && self.server.everywhere.is_full(self.limits.requests_all);
+            let crowded =
+                in_flight > 0 && self.server.all_in_flight.is_full(self.limits.requests_all);
             if !busy && !crowded {
                 return;
             }
@@ -148,13 +149,13 @@ impl Session {
             let mark = self.progress.mark();
             self.send();
             let waiting = self.out.borrow().queued() > 0 && !self.broken.get();
-            if self.held.count() == 0 && !waiting {
+            if self.in_flight.count() == 0 && !waiting {
                 return finished;
             }
             let mut wait = STOP_AGAIN;
             if let Some(stop) = self.server.stop_order() {
                 let now = Instant::now();
-                if self.held.count() > 0 {
+                if self.in_flight.count() > 0 {
                     if now >= stop.drained {
                         self.give_up();
                         finished = false;
@@ -179,22 +180,22 @@ impl Session {
 
     /// Answers what the device still holds, so that clients know: it may or may not be carried out.
     fn give_up(&self) {
-        let held = self.held.give_up();
+        let given_up = self.in_flight.give_up();
         let connection = &self.connection;
         let peer = &connection.peer;
         let export = blockhaul_wire::printable(self.negotiated.export.as_bytes(), 256);
-        self.server.everywhere.remove(held.len());
-        self.server.given_up.fetch_add(held.len(), Ordering::Relaxed);
-        self.connection.tally.in_progress(0);
+        self.server.all_in_flight.remove(given_up.len());
+        self.server.given_up.fetch_add(given_up.len(), Ordering::Relaxed);
+        self.connection.counters.in_progress(0);
         let text = "the server stops, and its device has not finished the request";
-        for held in held {
-            let header = held.header;
-            let Asked { request, offset, length } = Asked::of(&header);
+        for request in given_up {
+            let header = request.header;
+            let RequestFields { request: kind, offset, length } = RequestFields::of(&header);
             record!(
-                Warn, connection, request, offset, length, error = text;
-                "gave up, of {peer} on export \"{export}\": {held}"
+                Warn, connection, request = kind, offset, length, error = text;
+                "gave up, of {peer} on export \"{export}\": {request}"
             );
-            self.connection.tally.refused();
+            self.connection.counters.refused();
             let replies = self.negotiated.replies;
             let answer = Answer { replies, cookie: header.cookie, offset: header.offset };
             reply::failure(&mut self.out.borrow_mut(), &answer, Errno::Shutdown, text);

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use blockhaul_block::Device;
-use blockhaul_catalog::Exports;
+use blockhaul_catalog::{Exports, Shared};
 use blockhaul_io::{Engine, Listener, Pool, Runtime};
-use blockhaul_server::{Config, Export, Limits, Offers, Server};
+use blockhaul_server::{Config, Limits, Offers, Server};
 use blockhaul_testkit::model::{Completion, Model, ModelDevice};
 use blockhaul_testkit::peer::Conversation;
 use blockhaul_testkit::tools::Scratch;
@@ -36,31 +36,20 @@ pub fn serve(device: Arc<dyn Device>, limits: Limits) -> Fixture {
 }
 
 pub fn serve_with(device: Arc<dyn Device>, limits: Limits, memory: u64, engine: Engine) -> Fixture {
-    let export = Export {
-        name: String::new(),
-        description: String::new(),
-        device: blockhaul_block::fence(device),
-    };
-    serve_all(vec![export], None, limits, memory, engine)
+    serve_all(Shared::new("", "", blockhaul_block::fence(device)), limits, memory, engine)
 }
 
 /// Serves storage that opens devices for each client.
-pub fn serve_visits(visits: Arc<dyn Exports>) -> Fixture {
-    serve_all(Vec::new(), Some(visits), Limits::default(), 256 << 20, Engine::Auto)
+pub fn serve_exports(exports: Arc<dyn Exports>) -> Fixture {
+    serve_all(exports, Limits::default(), 256 << 20, Engine::Auto)
 }
 
-fn serve_all(
-    exports: Vec<Export>,
-    visits: Option<Arc<dyn Exports>>,
-    limits: Limits,
-    memory: u64,
-    engine: Engine,
-) -> Fixture {
+fn serve_all(exports: Arc<dyn Exports>, limits: Limits, memory: u64, engine: Engine) -> Fixture {
     let runtime = Runtime::start(&blockhaul_io::Config { workers: 2, engine }).unwrap();
     let scratch = Scratch::new().unwrap();
     let pool = Pool::new(memory);
     let (offers, tls) = (Offers::default(), blockhaul_server::Tls::Off);
-    let config = Config { exports, visits, limits, offers, pool: pool.clone(), tls };
+    let config = Config { exports, limits, offers, pool: pool.clone(), tls };
     let server = Server::new(config);
     let (there, path) = (server.clone(), scratch.socket("server"));
     runtime.block_on(move || async move {

@@ -397,7 +397,7 @@ mod tests {
     fn every_row_names_a_layer_and_its_options() {
         let registry = crate::devices::registry(std::time::Duration::ZERO);
         for row in ROWS {
-            let layer = registry.layers.iter().find(|layer| layer.name() == row.layer).unwrap();
+            let layer = registry.kind(row.layer).unwrap();
             for Key(_, option, _) in row.keys {
                 let known = layer.params().iter().any(|param| param.name == *option);
                 assert!(known, "{}: {option}", row.layer);

@@ -73,7 +73,7 @@ fn start(words: &[OsString]) -> Outcome {
 /// The command line of `blockhaul serve` that does what was asked for.
 fn serve_words(mut line: Line, in_background: bool) -> Result<Vec<OsString>, Failure> {
     let registry = devices::registry(std::time::Duration::ZERO);
-    let known = |layer: &str| registry.layer(layer).is_ok();
+    let known = |layer: &str| registry.layer_or_gate(layer).is_ok();
     let mut words: Vec<OsString> = vec!["blockhaul".into(), "serve".into()];
     words.extend(std::mem::take(&mut line.serve));
     // Scripts compare flags and words of clients with what nbdkit offers.

@@ -3,7 +3,7 @@
 
 use blockhaul_wire::request::{Command, Header};
 
-use crate::tally;
+use crate::counters;
 
 /// Logs something about a [`crate::connection::Connection`], with its number, where the client comes from,
 /// who it has proved to be and its export as members; others may follow the connection.
@@ -34,7 +34,7 @@ pub(crate) use record;
 
 /// A request, as members of a record.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Asked {
+pub(crate) struct RequestFields {
     /// Its kind, by the name that errors have for it.
     pub(crate) request: &'static str,
     /// In bytes; none where it means nothing.
@@ -43,12 +43,12 @@ pub(crate) struct Asked {
     pub(crate) length: Option<u64>,
 }
 
-impl Asked {
-    pub(crate) fn of(header: &Header) -> Asked {
-        let request = tally::kind(header.command).map_or("unknown", |kind| kind.name());
+impl RequestFields {
+    pub(crate) fn of(header: &Header) -> RequestFields {
+        let request = counters::kind(header.command).map_or("unknown", |kind| kind.name());
         let ranged = header.command != Command::Flush;
         let offset = ranged.then_some(header.offset);
         let length = ranged.then_some(header.length);
-        Asked { request, offset, length }
+        RequestFields { request, offset, length }
     }
 }

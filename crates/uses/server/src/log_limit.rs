@@ -9,7 +9,7 @@ use blockhaul_block::{Error, Kind};
 use blockhaul_wire::request::Header;
 
 use crate::connection::Connection;
-use crate::records::{Asked, record};
+use crate::log_fields::{RequestFields, record};
 
 /// Lines for a connection in [`SPAN`]: enough to see what is wrong, and no way to fill a disk.
 const LINES: u32 = 5;
@@ -20,18 +20,18 @@ const SPAN: Duration = Duration::from_secs(1);
 
 /// What was said of a connection's requests, or of connections.
 #[derive(Default)]
-pub(crate) struct Complaints {
+pub(crate) struct LogLimit {
     begun: Cell<Option<Instant>>,
     said: Cell<u32>,
     unsaid: Cell<u64>,
 }
 
-impl Complaints {
+impl LogLimit {
     /// Says that a request of a connection has failed, unless that is no news: devices are asked for
     /// what they cannot do.
     pub(crate) fn failed(&self, connection: &Connection, header: &Header, why: &Error) {
         let (id, peer) = (connection.id, &connection.peer);
-        let Asked { request, offset, length } = Asked::of(header);
+        let RequestFields { request, offset, length } = RequestFields::of(header);
         if why.kind() == Kind::Unsupported || !self.may_speak(LINES) {
             record!(Debug, connection, request, offset, length, error = why.text(); "{why}");
             return;
@@ -129,21 +129,21 @@ mod tests {
 
     #[test]
     fn a_burst_is_a_few_lines_and_the_rest_is_counted() {
-        let (complaints, spoken) = loop {
-            let complaints = Complaints::default();
+        let (log_limit, spoken) = loop {
+            let log_limit = LogLimit::default();
             let spoken: Vec<_> = (0..100)
-                .filter(|_| complaints.may_speak(LINES))
-                .map(|_| complaints.begun.get())
+                .filter(|_| log_limit.may_speak(LINES))
+                .map(|_| log_limit.begun.get())
                 .collect();
             // Again where this thread was kept from running for a whole span.
-            if spoken.iter().all(|begun| *begun == complaints.begun.get()) {
-                break (complaints, spoken.len());
+            if spoken.iter().all(|begun| *begun == log_limit.begun.get()) {
+                break (log_limit, spoken.len());
             }
         };
         assert_eq!(spoken, LINES as usize);
-        assert_eq!(complaints.unsaid.get(), 95);
+        assert_eq!(log_limit.unsaid.get(), 95);
         // Later there is room again.
-        complaints.begun.set(Instant::now().checked_sub(SPAN));
-        assert!(complaints.may_speak(LINES));
+        log_limit.begun.set(Instant::now().checked_sub(SPAN));
+        assert!(log_limit.may_speak(LINES));
     }
 }

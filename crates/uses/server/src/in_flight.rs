@@ -10,7 +10,7 @@ use slab::Slab;
 
 /// The requests of one connection that its device holds.
 #[derive(Default)]
-pub(crate) struct Held(RefCell<Slab<Request>>);
+pub(crate) struct InFlight(RefCell<Slab<Request>>);
 
 /// A request and when it was handed to the device.
 #[derive(Debug, Clone, Copy)]
@@ -19,7 +19,7 @@ pub(crate) struct Request {
     since: Instant,
 }
 
-impl Held {
+impl InFlight {
     /// Notes a request; what is returned is its ticket.
     pub(crate) fn add(&self, header: Header) -> usize {
         self.0.borrow_mut().insert(Request { header, since: Instant::now() })
@@ -55,23 +55,23 @@ impl fmt::Display for Request {
 }
 
 /// How many requests are in progress on all connections: each worker counts its own.
-pub(crate) struct Everywhere(Box<[Worker]>);
+pub(crate) struct AllInFlight(Box<[Worker]>);
 
 /// A counter in a cache line of its own. Only its worker writes to it.
 #[repr(align(64))]
 #[derive(Default)]
 struct Worker(AtomicUsize);
 
-impl Default for Everywhere {
-    fn default() -> Everywhere {
-        Everywhere((0..WORKERS).map(|_| Worker::default()).collect())
+impl Default for AllInFlight {
+    fn default() -> AllInFlight {
+        AllInFlight((0..WORKERS).map(|_| Worker::default()).collect())
     }
 }
 
 /// Counters; workers beyond share them, which costs them some time and is right all the same.
 pub(crate) const WORKERS: usize = 64;
 
-impl Everywhere {
+impl AllInFlight {
     fn own(&self) -> &AtomicUsize {
         &self.0[blockhaul_io::worker() % WORKERS].0
     }

@@ -45,7 +45,7 @@ impl AddAssign for Counts {
 
 /// The counters behind [`Counts`].
 #[derive(Debug, Default)]
-pub(crate) struct Tally {
+pub(crate) struct Counters {
     requests: [Counter; KINDS],
     bytes: [Counter; KINDS],
     errors: Counter,
@@ -71,7 +71,7 @@ impl Counter {
     }
 }
 
-impl Tally {
+impl Counters {
     /// A request was answered; `bytes` is none for one that failed.
     pub(crate) fn answered(&self, kind: OpKind, bytes: Option<u64>) {
         self.requests[kind as usize].add(1);
@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     fn counts_add_up() {
-        let (one, two) = (Tally::default(), Tally::default());
+        let (one, two) = (Counters::default(), Counters::default());
         one.answered(OpKind::Read, Some(4096));
         one.answered(OpKind::Read, None);
         one.in_progress(3);

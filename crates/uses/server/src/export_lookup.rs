@@ -1,33 +1,34 @@
-//! What a client may choose from: the server's exports, or devices that are opened for this client.
+//! What a client may choose from: the server's exports, as they are for this client.
 
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use blockhaul_block::{Device, Kind};
-use blockhaul_catalog::{Certificate, Client, Dismissal, Listed, Visit};
+use blockhaul_block::Kind;
+use blockhaul_catalog::{Certificate, Client, Dismissal, Export, Listed, Visit};
 use blockhaul_io::Stream;
 use blockhaul_wire::ListEntry;
 use blockhaul_wire::OptionError;
 use blockhaul_wire::handshake::server::Refusal;
 
-use crate::complaints::Complaints;
+use crate::Config;
 use crate::connection::Connection;
-use crate::records::record;
-use crate::{Config, Export};
+use crate::log_fields::record;
+use crate::log_limit::LogLimit;
 
 /// Time in which a program sends its next option. Whoever takes longer may have mended meanwhile what an
 /// export could not be opened for.
 const AT_ONCE: Duration = Duration::from_secs(5);
 
 /// The exports as one client sees them.
-pub(crate) struct Hall<'a> {
+pub(crate) struct ExportLookup<'a> {
     config: &'a Config,
     /// What was said of exports that cannot be opened.
-    complaints: &'a Mutex<Complaints>,
+    log_limit: &'a Mutex<LogLimit>,
     connection: Arc<Connection>,
-    visit: Option<Arc<dyn Visit>>,
-    /// The device that was opened last: clients ask about an export before they choose it.
-    open: Option<(String, Arc<dyn Device>)>,
+    visit: Arc<dyn Visit>,
+    /// The export that was opened last, by the name that was asked for: clients ask about an export before
+    /// they choose it.
+    open: Option<(String, Export)>,
     /// Why one could not be opened for the option just before, and when.
     refused: Option<(String, Refusal, Instant)>,
     /// The connection is encrypted by now.
@@ -38,32 +39,27 @@ pub(crate) struct Hall<'a> {
     dismissal: Arc<Dismissal>,
 }
 
-impl<'a> Hall<'a> {
+impl<'a> ExportLookup<'a> {
     /// Admits a client.
     pub(crate) async fn enter(
         config: &'a Config,
-        complaints: &'a Mutex<Complaints>,
+        log_limit: &'a Mutex<LogLimit>,
         connection: Arc<Connection>,
         stream: Arc<Stream>,
-    ) -> Result<Hall<'a>, String> {
+    ) -> Result<ExportLookup<'a>, String> {
         let certificate = Arc::<OnceLock<Certificate>>::default();
         let dismissal = Arc::<Dismissal>::default();
-        let visit = match &config.visits {
-            None => None,
-            Some(visits) => {
-                let client = Client {
-                    stream: Some(stream),
-                    certificate: certificate.clone(),
-                    dismissal: dismissal.clone(),
-                };
-                let admitted = visits.admit(client).await;
-                Some(admitted.map_err(|error| format!("not admitted: {error}"))?)
-            }
+        let client = Client {
+            stream: Some(stream),
+            certificate: certificate.clone(),
+            dismissal: dismissal.clone(),
         };
+        let admitted = config.exports.admit(client).await;
+        let visit = admitted.map_err(|error| format!("not admitted: {error}"))?;
         let (open, refused, tls) = (None, None, false);
-        Ok(Hall {
+        Ok(ExportLookup {
             config,
-            complaints,
+            log_limit,
             connection,
             visit,
             open,
@@ -103,33 +99,26 @@ impl<'a> Hall<'a> {
         }
     }
 
-    /// The export of this name; the empty name stands for the first one, or the device's own default.
+    /// The export of this name; the empty name stands for the default one.
     pub(crate) async fn find(&mut self, name: &str) -> Result<Export, Refusal> {
         self.refused = None;
-        let Some(visit) = &self.visit else {
-            let exports = &self.config.exports;
-            let named = exports.iter().find(|export| export.name == name);
-            let found = named.or_else(|| exports.first().filter(|_| name.is_empty()));
-            return found.cloned().ok_or_else(|| unknown(name));
-        };
-        let export =
-            |device| Export { name: visit.named(name), description: String::new(), device };
-        if let Some((open, device)) = &self.open
+        if let Some((open, export)) = &self.open
             && open == name
         {
-            return Ok(export(device.clone()));
+            return Ok(export.clone());
         }
         // Closed before another one is opened.
         self.open = None;
-        match visit.open(name, self.tls).await {
-            Ok(device) => {
-                self.open = Some((name.into(), device.clone()));
-                Ok(export(device))
+        match self.visit.open(name, self.tls).await {
+            Ok(Some(export)) => {
+                self.open = Some((name.into(), export.clone()));
+                Ok(export)
             }
+            Ok(None) => Err(unknown(name)),
             Err(error) => {
-                let complaints = self.complaints.lock().expect("no panic under this lock");
-                complaints.unopened(&self.connection, name, &error);
-                drop(complaints);
+                let log_limit = self.log_limit.lock().expect("no panic under this lock");
+                log_limit.unopened(&self.connection, name, &error);
+                drop(log_limit);
                 let kind = match error.kind() {
                     Kind::ReadOnly | Kind::Refused => OptionError::Policy,
                     _ => OptionError::Unknown,
@@ -140,18 +129,15 @@ impl<'a> Hall<'a> {
     }
 
     /// The client's side of those who open devices.
-    pub(crate) fn guest(&self) -> Guest {
-        Guest { visit: self.visit.clone(), dismissal: self.dismissal.clone() }
+    pub(crate) fn visitor(&self) -> Visitor {
+        Visitor { visit: self.visit.clone(), dismissal: self.dismissal.clone() }
     }
 
     /// All exports, but not more than a list may have.
     pub(crate) async fn list(&mut self) -> Result<Vec<ListEntry>, Refusal> {
         self.refused = None;
         let most = self.config.limits.exports;
-        let Some(visit) = &self.visit else {
-            return Ok(self.config.exports.iter().take(most).map(entry).collect());
-        };
-        match visit.list(self.tls).await {
+        match self.visit.list(self.tls).await {
             Ok(mut listed) => {
                 if listed.len() > most {
                     let connection = &self.connection;
@@ -176,20 +162,11 @@ impl<'a> Hall<'a> {
 }
 
 /// A client, as those who open devices know it.
-pub(crate) struct Guest {
-    /// What is told when the client goes.
-    pub(crate) visit: Option<Arc<dyn Visit>>,
+pub(crate) struct Visitor {
+    /// Hears when the client goes.
+    pub(crate) visit: Arc<dyn Visit>,
     /// Whether it is to leave.
     pub(crate) dismissal: Arc<Dismissal>,
-}
-
-/// An export in a list.
-pub(crate) fn entry(export: &Export) -> ListEntry {
-    let description = match export.description.is_empty() {
-        true => export.device.facts().description.clone(),
-        false => export.description.clone(),
-    };
-    ListEntry { name: export.name.clone(), description }
 }
 
 fn unknown(name: &str) -> Refusal {

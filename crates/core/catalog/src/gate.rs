@@ -1,0 +1,129 @@
+//! Gates: what decides about the clients of a server, before its exports.
+
+use std::sync::Arc;
+
+use crate::{Args, Exports, Layer, LayerKind, Param, Shutdown};
+use blockhaul_block::Result;
+
+/// A kind of gate, as it is declared in a [`Registry`](crate::Registry).
+pub struct GateKind {
+    /// Its name.
+    pub name: &'static str,
+    /// One line for the help.
+    pub summary: &'static str,
+    /// Paragraphs for the manual, in Markdown, apart by empty lines; may be empty.
+    pub manual: &'static str,
+    /// Lines for a shell which show its use, as [`LayerKind::example`].
+    pub example: &'static str,
+    /// Its options.
+    pub params: &'static [Param],
+    /// Makes a gate with these options. It may end the server by the handle.
+    pub configure: fn(&Args, &Shutdown) -> Result<Arc<dyn Gate>>,
+}
+
+/// A gate with its options: decides which clients come in, what they may open, and when the server is over.
+/// Requests do not pass through it.
+pub trait Gate: Send + Sync {
+    /// Puts the gate before exports. What the gate keeps (how many clients there are) is shared by all exports
+    /// that it is put before.
+    ///
+    /// # Errors
+    /// Where the system does not give what the gate needs to run (a thread).
+    fn guard(self: Arc<Self>, exports: Arc<dyn Exports>) -> Result<Arc<dyn Exports>>;
+}
+
+/// Puts gates before exports, the last one outermost: it sees a client first.
+///
+/// # Errors
+/// Those of [`Gate::guard`].
+pub fn guarded(exports: Arc<dyn Exports>, gates: &[Arc<dyn Gate>]) -> Result<Arc<dyn Exports>> {
+    gates.iter().cloned().try_fold(exports, |exports, gate| gate.guard(exports))
+}
+
+/// A kind of layer or gate: both are asked for by the same option, and share one space of names.
+#[derive(Clone, Copy)]
+pub enum AnyKind {
+    /// A layer, over devices.
+    Layer(&'static dyn LayerKind),
+    /// A gate, before exports.
+    Gate(&'static GateKind),
+}
+
+/// A layer or a gate with its options.
+#[derive(Clone)]
+pub enum AnyLayer {
+    /// A layer, over devices.
+    Layer(Arc<dyn Layer>),
+    /// A gate, before exports.
+    Gate(Arc<dyn Gate>),
+}
+
+impl AnyKind {
+    /// Its name.
+    pub fn name(&self) -> &'static str {
+        match self {
+            AnyKind::Layer(kind) => kind.name(),
+            AnyKind::Gate(kind) => kind.name,
+        }
+    }
+
+    /// One line for the help.
+    pub fn summary(&self) -> &'static str {
+        match self {
+            AnyKind::Layer(kind) => kind.summary(),
+            AnyKind::Gate(kind) => kind.summary,
+        }
+    }
+
+    /// Paragraphs for the manual, in Markdown, apart by empty lines; may be empty.
+    pub fn manual(&self) -> &'static str {
+        match self {
+            AnyKind::Layer(kind) => kind.manual(),
+            AnyKind::Gate(kind) => kind.manual,
+        }
+    }
+
+    /// Lines for a shell which show its use.
+    pub fn example(&self) -> &'static str {
+        match self {
+            AnyKind::Layer(kind) => kind.example(),
+            AnyKind::Gate(kind) => kind.example,
+        }
+    }
+
+    /// Its options.
+    pub fn params(&self) -> &'static [Param] {
+        match self {
+            AnyKind::Layer(kind) => kind.params(),
+            AnyKind::Gate(kind) => kind.params,
+        }
+    }
+
+    /// Those of its options that can be changed while requests pass. A gate has none.
+    pub fn changeable(&self) -> &'static [&'static str] {
+        match self {
+            AnyKind::Layer(kind) => kind.changeable(),
+            AnyKind::Gate(_) => &[],
+        }
+    }
+
+    /// Whether it shows a part or a form of what is there already ([`LayerKind::needs_content`]).
+    pub fn needs_content(&self) -> bool {
+        match self {
+            AnyKind::Layer(kind) => kind.needs_content(),
+            AnyKind::Gate(_) => false,
+        }
+    }
+
+    /// Makes one with these options.
+    ///
+    /// # Errors
+    /// [`Kind::Usage`](blockhaul_block::Kind::Usage) where options do not go together; what it needs to be
+    /// made (a file, a folder) can fail, too.
+    pub fn configure(&self, args: &Args, shutdown: &Shutdown) -> Result<AnyLayer> {
+        Ok(match self {
+            AnyKind::Layer(kind) => AnyLayer::Layer(kind.configure(args)?),
+            AnyKind::Gate(kind) => AnyLayer::Gate((kind.configure)(args, shutdown)?),
+        })
+    }
+}
