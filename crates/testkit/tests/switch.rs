@@ -83,7 +83,13 @@ fn a_barrier_waits_for_requests_in_flight_and_lets_none_start() {
         let swap: Task<_> = spawn({
             let (switch, new, ran) = (switch.clone(), new.clone(), ran.clone());
             async move {
-                switch.swap(new, LONG, async || { ran.set(true); Ok(()) }).await.map(|_| ())
+                switch
+                    .swap(new, LONG, async || {
+                        ran.set(true);
+                        Ok(())
+                    })
+                    .await
+                    .map(|_| ())
             }
         });
         sleep(Duration::from_millis(5)).await;

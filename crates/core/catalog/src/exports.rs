@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use crate::Opening;
+use crate::{Opening, Switch};
 use blockhaul_block::{Device, Flushes};
 
 /// Who asks for a device.
@@ -138,7 +138,8 @@ pub struct Listed {
     pub description: String,
 }
 
-/// One device that all clients share, as exports.
+/// One device that all clients share, as exports. Each client has a handle of its own, so that the device
+/// can be exchanged while they use it.
 pub struct Shared(Arc<OneDevice>);
 
 impl Shared {
@@ -155,11 +156,18 @@ impl Shared {
 
     fn with(name: &str, description: &str, device: Arc<dyn Device>, any_name: bool) -> Arc<Shared> {
         let description = Some(description).filter(|text| !text.is_empty()).map(str::to_string);
-        let (name, sharing) = (name.to_string(), Sharing::All(Arc::default()));
         Arc::new(Shared(Arc::new(OneDevice {
-            export: Export { name, description, device, sharing },
+            name: name.to_string(),
+            description,
+            switch: Switch::new(device),
+            flushes: Arc::default(),
             any_name,
         })))
+    }
+
+    /// Where the device can be exchanged.
+    pub fn switch(&self) -> &Arc<Switch> {
+        &self.0.switch
     }
 }
 
@@ -173,28 +181,31 @@ impl Exports for Shared {
 
 /// What [`Shared`] has; every client's visit is this.
 struct OneDevice {
-    export: Export,
+    name: String,
+    description: Option<String>,
+    switch: Arc<Switch>,
+    /// They stay failed when the device is exchanged: what was lost below may be below the new one, too.
+    flushes: Arc<Flushes>,
     any_name: bool,
 }
 
 impl Visit for OneDevice {
     fn list(&self, _tls: bool) -> Opening<Vec<Listed>> {
-        let Export { name, description, device, .. } = &self.export;
-        let own = || device.facts().description.clone();
-        let description = description.clone().unwrap_or_else(own);
-        Box::pin(std::future::ready(Ok(vec![Listed { name: name.clone(), description }])))
+        let own = || self.switch.device().facts().description.clone();
+        let description = self.description.clone().unwrap_or_else(own);
+        Box::pin(std::future::ready(Ok(vec![Listed { name: self.name.clone(), description }])))
     }
 
     fn open(&self, name: &str, _tls: bool) -> Opening<Option<Export>> {
-        let mut export = self.export.clone();
-        let found = if self.any_name {
+        let found = self.any_name || name.is_empty() || name == self.name;
+        let export = found.then(|| Export {
             // Clients are not told of a name that they did not ask for.
-            export.name = name.to_string();
-            Some(export)
-        } else {
-            (name.is_empty() || name == export.name).then_some(export)
-        };
-        Box::pin(std::future::ready(Ok(found)))
+            name: if self.any_name { name } else { &self.name }.to_string(),
+            description: self.description.clone(),
+            device: self.switch.handle(),
+            sharing: Sharing::All(self.flushes.clone()),
+        });
+        Box::pin(std::future::ready(Ok(export)))
     }
 }
 
@@ -234,7 +245,7 @@ mod tests {
         let open = |name| now(now(shared.admit(Client::default())).open(name, false));
         let (one, other) = (open("disk").unwrap(), open("").unwrap());
         assert_eq!((one.name.as_str(), other.name.as_str()), ("disk", "disk"));
-        assert!(Arc::ptr_eq(&one.device, &other.device));
+        assert_eq!(shared.switch().handles(), 2, "each has its own way to the one device");
         let (Sharing::All(one), Sharing::All(other)) = (one.sharing, other.sharing) else {
             panic!("both have the device that stays");
         };

@@ -1,7 +1,7 @@
 //! Several storages under names of their own, as one server's exports.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, RwLock};
 
 use crate::{Client, Export, Exports, Listed, Opening, Visit};
 use blockhaul_block::{Error, Kind, Result};
@@ -11,7 +11,9 @@ use blockhaul_block::{Error, Kind, Result};
 ///
 /// A storage that has exports itself appears with each of them: its default one under its own name, the
 /// others behind that and a slash (`vms/a.img`), or as they are where it has the empty name.
-pub struct Several(Arc<[Named]>);
+///
+/// Storages can be added and removed at any time. A client sees those that are there when it connects.
+pub struct Several(RwLock<Arc<[Arc<Named>]>>);
 
 /// One of them.
 pub struct Named {
@@ -31,19 +33,44 @@ impl Several {
     /// # Errors
     /// Two of one name.
     pub fn new(storages: Vec<Named>) -> Result<Several> {
-        for (index, one) in storages.iter().enumerate() {
-            if storages[..index].iter().any(|before| before.name == one.name) {
-                let text = format!("two exports have the name {:?}: choose another", one.name);
-                return Err(Error::new(Kind::Usage, text));
-            }
+        let several = Several(RwLock::new(Arc::new([])));
+        for one in storages {
+            several.add(one)?;
         }
-        Ok(Several(storages.into()))
+        Ok(several)
+    }
+
+    /// Adds a storage behind the others, for clients that connect from now on.
+    ///
+    /// # Errors
+    /// [`Kind::Usage`] where there is one of the same name.
+    pub fn add(&self, storage: Named) -> Result<()> {
+        let mut all = self.0.write().expect("no panic under this lock");
+        if all.iter().any(|one| one.name == storage.name) {
+            let text = format!("two exports have the name {:?}: choose another", storage.name);
+            return Err(Error::new(Kind::Usage, text));
+        }
+        *all = all.iter().cloned().chain([Arc::new(storage)]).collect();
+        Ok(())
+    }
+
+    /// Removes the storage of this name. Clients that have found it keep what they have opened; others do not
+    /// find it any more. `false` where there is none.
+    pub fn remove(&self, name: &str) -> bool {
+        let mut all = self.0.write().expect("no panic under this lock");
+        let before = all.len();
+        *all = all.iter().filter(|one| one.name != name).cloned().collect();
+        all.len() < before
+    }
+
+    fn storages(&self) -> Arc<[Arc<Named>]> {
+        self.0.read().expect("no panic under this lock").clone()
     }
 }
 
 impl Exports for Several {
     fn admit(&self, client: Client) -> Opening<Arc<dyn Visit>> {
-        let storages = self.0.clone();
+        let storages = self.storages();
         let visit = SeveralVisit(Arc::new(Inside { storages, client, visits: Mutex::default() }));
         Box::pin(std::future::ready(Ok(Arc::new(visit) as Arc<dyn Visit>)))
     }
@@ -52,7 +79,7 @@ impl Exports for Several {
 struct SeveralVisit(Arc<Inside>);
 
 struct Inside {
-    storages: Arc<[Named]>,
+    storages: Arc<[Arc<Named>]>,
     client: Client,
     /// To those that the client has asked about so far, by their places.
     visits: Mutex<BTreeMap<usize, Arc<dyn Visit>>>,
@@ -161,13 +188,15 @@ mod tests {
     use super::*;
 
     fn inside(names: &[(&str, bool)]) -> Inside {
-        let storages = names.iter().map(|&(name, single)| Named {
-            name: name.to_string(),
-            description: String::new(),
-            exports: Arc::new(Several(Arc::new([]))),
-            single,
+        let storages = names.iter().map(|&(name, single)| {
+            Arc::new(Named {
+                name: name.to_string(),
+                description: String::new(),
+                exports: Arc::new(Several::new(Vec::new()).unwrap()),
+                single,
+            })
         });
-        let storages: Arc<[Named]> = storages.collect();
+        let storages = storages.collect();
         Inside { storages, client: Client::default(), visits: Mutex::default() }
     }
 
@@ -198,11 +227,17 @@ mod tests {
         let named = |name: &str| Named {
             name: name.to_string(),
             description: String::new(),
-            exports: Arc::new(Several(Arc::new([]))),
+            exports: Arc::new(Several::new(Vec::new()).unwrap()),
             single: true,
         };
         assert!(Several::new(vec![named("a"), named("")]).is_ok());
         let error = Several::new(vec![named("a"), named("b"), named("a")]).err().unwrap();
         assert!(error.text().contains("\"a\""), "{error}");
+        let several = Several::new(vec![named("a")]).unwrap();
+        let before = several.storages();
+        several.add(named("b")).unwrap();
+        assert!(several.add(named("b")).is_err());
+        assert!(several.remove("a") && !several.remove("a"));
+        assert_eq!((before.len(), several.storages()[0].name.as_str()), (1, "b"));
     }
 }

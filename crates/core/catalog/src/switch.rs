@@ -377,7 +377,9 @@ impl Lacks {
         *asked = wanted.iter().fold(Contexts::empty(), |all, &index| all.with(index));
         let order = *asked;
         let pending = device.submit(request);
-        Pending::finishing(async move { pending.await.map(|reply| in_order(reply, order, &wanted)) })
+        Pending::finishing(
+            async move { pending.await.map(|reply| in_order(reply, order, &wanted)) },
+        )
     }
 
     fn refuse(&self, request: &Request) -> Option<&'static str> {
