@@ -7,7 +7,7 @@ use blockhaul_block::{Error, Kind, Result};
 
 /// A layer in use, with the way to change it.
 pub struct Adjustable {
-    kind: &'static dyn LayerKind,
+    kind: &'static LayerKind,
     layer: Arc<dyn Layer>,
     /// What was typed, in the beginning and since.
     typed: Mutex<Vec<(String, String)>>,
@@ -22,18 +22,18 @@ impl Adjustable {
         let (name, options) = text.split_once('?').unwrap_or((text, ""));
         let kind = registry.layer_kind(name)?;
         let typed = parse_options(options)?;
-        let layer = kind.configure(&Args::check(name, kind.params(), &typed)?)?;
+        let layer = (kind.configure)(&Args::check(name, kind.params, &typed)?)?;
         Ok(Adjustable { kind, layer, typed: Mutex::new(typed) })
     }
 
     /// Its name.
     pub fn name(&self) -> &'static str {
-        self.kind.name()
+        self.kind.name
     }
 
     /// The parameters that can be changed.
     pub fn changeable(&self) -> &'static [&'static str] {
-        self.kind.changeable()
+        self.kind.changeable
     }
 
     /// The layer.
@@ -53,7 +53,7 @@ impl Adjustable {
     /// Parameters that cannot be changed, and wrong values; then nothing is changed.
     pub fn set(&self, name: &str, value: &str) -> Result<()> {
         let own = self.name();
-        let changeable = self.kind.changeable();
+        let changeable = self.kind.changeable;
         if !changeable.contains(&name) {
             let known = match changeable.is_empty() {
                 true => format!("nothing of the layer {own} can be changed while it runs"),
@@ -70,7 +70,7 @@ impl Adjustable {
             typed.push((name.to_string(), value.to_string()));
             typed
         };
-        let args = Args::check(own, self.kind.params(), &changed)?;
+        let args = Args::check(own, self.kind.params, &changed)?;
         self.layer.change(&args)?;
         *self.typed.lock().expect("no panic under this lock") = changed;
         Ok(())
@@ -85,33 +85,22 @@ mod tests {
     use crate::{Param, ParamKind};
     use blockhaul_block::Device;
 
-    struct Speed;
+    static SPEED: LayerKind = LayerKind {
+        name: "speed",
+        summary: "",
+        manual: "",
+        example: "",
+        needs_content: false,
+        writes_below: true,
+        params: &[
+            Param { name: "speed", kind: ParamKind::Number, default: Some("1"), doc: "" },
+            Param { name: "fixed", kind: ParamKind::Number, default: None, doc: "" },
+        ],
+        changeable: &["speed"],
+        configure: |args| Ok(Arc::new(SpeedLayer(args.number("speed").unwrap_or_default().into()))),
+    };
+
     struct SpeedLayer(AtomicU64);
-
-    impl LayerKind for Speed {
-        fn name(&self) -> &'static str {
-            "speed"
-        }
-
-        fn summary(&self) -> &'static str {
-            ""
-        }
-
-        fn params(&self) -> &'static [Param] {
-            &[
-                Param { name: "speed", kind: ParamKind::Number, default: Some("1"), doc: "" },
-                Param { name: "fixed", kind: ParamKind::Number, default: None, doc: "" },
-            ]
-        }
-
-        fn changeable(&self) -> &'static [&'static str] {
-            &["speed"]
-        }
-
-        fn configure(&self, args: &Args) -> Result<Arc<dyn Layer>> {
-            Ok(Arc::new(SpeedLayer(args.number("speed").unwrap_or_default().into())))
-        }
-    }
 
     impl Layer for SpeedLayer {
         fn wrap(&self, inner: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
@@ -131,7 +120,7 @@ mod tests {
 
     #[test]
     fn what_can_be_changed_is_changed_and_nothing_else() {
-        let registry = Registry { layers: vec![&Speed], ..Registry::default() };
+        let registry = Registry { layers: vec![&SPEED], ..Registry::default() };
         let layer = Adjustable::new(&registry, "speed?fixed=5").unwrap();
         layer.set("speed", "7").unwrap();
         let values = |pairs: &[(&str, &str)]| -> Vec<_> {

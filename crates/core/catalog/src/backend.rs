@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::opening::{Intent, Opened, Opening, Preparation};
-use crate::{Args, Exports, Param};
+use crate::{Args, Exports, OpenContext, Param};
 use blockhaul_block::{Error, Kind, Result};
 
 /// What a backend is asked to open.
@@ -22,6 +22,8 @@ pub struct Target {
     pub args: Args,
     /// What it is opened for.
     pub intent: Intent,
+    /// Opens the devices that this one consists of.
+    pub context: OpenContext,
 }
 
 impl Target {
@@ -40,7 +42,7 @@ impl Target {
 }
 
 /// A kind of storage.
-pub trait Backend: Sync {
+pub trait Backend: Send + Sync {
     /// The schemes it answers to; the first is its name.
     fn schemes(&self) -> &'static [&'static str];
 
@@ -63,6 +65,11 @@ pub trait Backend: Sync {
 
     /// Whether it parses what stands behind the scheme by itself (URIs).
     fn raw(&self) -> bool {
+        false
+    }
+
+    /// Whether it runs foreign code in this process, which may as well run in one of its own.
+    fn runs_foreign_code(&self) -> bool {
         false
     }
 

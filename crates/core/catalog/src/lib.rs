@@ -3,11 +3,13 @@
 //!
 //! - [`Registry`]: all backends and kinds of layers of a program. [`Spec`]: a device as it was typed.
 //! - [`Backend`], [`LayerKind`]: what a kind of storage or layer declares. [`Param`], [`Args`]: options.
+//! - [`OpenContext`]: how a device opens those that it consists of.
 //! - [`Stack`]: an open device with its layers, and the way to further handles.
 //! - [`Exports`]: what the clients of a server may open.
 
 mod adjust;
 mod backend;
+mod context;
 mod exports;
 mod layer;
 mod near;
@@ -21,6 +23,7 @@ mod stack;
 
 pub use adjust::Adjustable;
 pub use backend::{Backend, Target};
+pub use context::{NamePolicy, OpenContext};
 pub use exports::{Certificate, Client, Dismissal, Exports, Listed, Shared, Visit};
 pub use layer::{Below, Layer, LayerKind, gated};
 pub use opening::{Another, Direct, Intent, Opened, Opening, Preparation};

@@ -9,20 +9,22 @@ use crate::layer::{Layer, LayerKind, gated};
 use crate::near::nearest;
 use crate::opening::{Intent, Opened, Preparation};
 use crate::stack::{Layered, Stack, assemble};
-use crate::{Args, Exports, Spec, parse_options, percent_decode};
+use crate::{Args, Exports, NamePolicy, OpenContext, Spec, parse_options, percent_decode};
 use blockhaul_block::{Error, Kind, Result};
 
 /// All kinds of storage and layers that a program knows.
 #[derive(Clone, Default)]
 pub struct Registry {
     /// Kinds of storage.
-    pub backends: Vec<&'static dyn Backend>,
+    pub backends: Vec<Arc<dyn Backend>>,
     /// Kinds of layers.
-    pub layers: Vec<&'static dyn LayerKind>,
+    pub layers: Vec<&'static LayerKind>,
     /// Scheme that takes bare paths.
     pub path: &'static str,
     /// Scheme that takes `[ CMD … ]`.
     pub command: &'static str,
+    /// Whether devices may be opened that files name.
+    pub names: NamePolicy,
 }
 
 impl Registry {
@@ -30,14 +32,14 @@ impl Registry {
     ///
     /// # Errors
     /// [`Kind::Usage`] with the known ones, where there is none.
-    pub fn backend(&self, scheme: &str) -> Result<&'static dyn Backend> {
+    pub fn backend(&self, scheme: &str) -> Result<&Arc<dyn Backend>> {
         self.answering(scheme, "")
     }
 
     /// The same; `rest` is what follows the scheme, for messages.
-    fn answering(&self, scheme: &str, rest: &str) -> Result<&'static dyn Backend> {
+    fn answering(&self, scheme: &str, rest: &str) -> Result<&Arc<dyn Backend>> {
         let found = self.backends.iter().find(|backend| backend.schemes().contains(&scheme));
-        found.copied().ok_or_else(|| {
+        found.ok_or_else(|| {
             let text = format!(
                 "unknown scheme {scheme:?}; {}; for a file whose name has a colon write file:PATH or \
                  ./PATH",
@@ -65,7 +67,7 @@ impl Registry {
         if let Some(meant) = meant {
             return meant;
         }
-        if self.layers.iter().any(|kind| kind.name() == scheme) {
+        if self.layers.iter().any(|kind| kind.name == scheme) {
             return format!(
                 "{scheme} is a layer, which is put over a device by an option of its own"
             );
@@ -86,16 +88,16 @@ impl Registry {
     pub fn layer(&self, text: &str) -> Result<Arc<dyn Layer>> {
         let (name, options) = text.split_once('?').unwrap_or((text, ""));
         let kind = self.layer_kind(name)?;
-        kind.configure(&Args::check(name, kind.params(), &parse_options(options)?)?)
+        (kind.configure)(&Args::check(name, kind.params, &parse_options(options)?)?)
     }
 
     /// The kind of layer of this name.
     ///
     /// # Errors
     /// [`Kind::Usage`] with the known ones, where there is none.
-    pub fn layer_kind(&self, name: &str) -> Result<&'static dyn LayerKind> {
-        self.layers.iter().find(|kind| kind.name() == name).copied().ok_or_else(|| {
-            let known: Vec<_> = self.layers.iter().map(|kind| kind.name()).collect();
+    pub fn layer_kind(&self, name: &str) -> Result<&'static LayerKind> {
+        self.layers.iter().find(|kind| kind.name == name).copied().ok_or_else(|| {
+            let known: Vec<_> = self.layers.iter().map(|kind| kind.name).collect();
             let near = nearest(name, known.iter().copied());
             let near = near.map(|near| format!("is {near} meant? ")).unwrap_or_default();
             let text = format!("unknown layer {name:?}; {near}known are {}", known.join(", "));
@@ -107,15 +109,26 @@ impl Registry {
     ///
     /// # Errors
     /// [`Kind::Usage`] where its scheme or an option is unknown, or a value does not fit.
-    pub fn target(&self, spec: &Spec, intent: Intent) -> Result<(&'static dyn Backend, Target)> {
-        let plain = |scheme: &'static str, rest: OsString, command| {
+    pub fn target(&self, spec: &Spec, intent: Intent) -> Result<(&Arc<dyn Backend>, Target)> {
+        self.target_in(spec, intent, OpenContext::new(self))
+    }
+
+    fn target_in(
+        &self,
+        spec: &Spec,
+        intent: Intent,
+        context: OpenContext,
+    ) -> Result<(&Arc<dyn Backend>, Target)> {
+        let plain = |scheme: &'static str, rest: OsString, command, context| {
             let backend = self.backend(scheme)?;
             let args = Args::check(scheme, backend.params(), &[])?;
-            Ok((backend, Target { scheme: String::new(), rest, command, args, intent }))
+            Ok((backend, Target { scheme: String::new(), rest, command, args, intent, context }))
         };
         match spec {
-            Spec::Path(path) => plain(self.path, path.clone().into_os_string(), Vec::new()),
-            Spec::Command(words) => plain(self.command, OsString::new(), words.clone()),
+            Spec::Path(path) => {
+                plain(self.path, path.clone().into_os_string(), Vec::new(), context)
+            }
+            Spec::Command(words) => plain(self.command, OsString::new(), words.clone(), context),
             Spec::Pipe => {
                 let text = "- is a pipe and cannot be used here; copy reads from and writes to it";
                 Err(Error::new(Kind::Usage, text))
@@ -134,7 +147,7 @@ impl Registry {
                     false => Args::check(scheme, backend.params(), &options)?,
                 };
                 let (scheme, rest, command) = (scheme.clone(), rest.into(), Vec::new());
-                Ok((backend, Target { scheme, rest, command, args, intent }))
+                Ok((backend, Target { scheme, rest, command, args, intent, context }))
             }
         }
     }
@@ -146,9 +159,19 @@ impl Registry {
         layers: Vec<Arc<dyn Layer>>,
         intent: Intent,
     ) -> Result<Stack> {
-        let (backend, target) = self.target(spec, intent)?;
-        let opened = backend.open(target).await.map_err(|error| self.with_hint(spec, error))?;
-        stack(opened, layers).await
+        let opened = self.open_within(spec, intent, OpenContext::new(self)).await?;
+        stack(opened, layers, intent).await
+    }
+
+    /// Opens a device without layers, which may open others by `context`.
+    pub(crate) async fn open_within(
+        &self,
+        spec: &Spec,
+        intent: Intent,
+        context: OpenContext,
+    ) -> Result<Opened> {
+        let (backend, target) = self.target_in(spec, intent, context)?;
+        backend.open(target).await.map_err(|error| self.with_hint(spec, error))
     }
 
     /// Opens the target of a copy like [`Registry::open`], but leaves what the target holds as it is
@@ -162,7 +185,7 @@ impl Registry {
         let (backend, target) = self.target(spec, intent)?;
         let opened = backend.open_target(target).await;
         let (opened, preparation) = opened.map_err(|error| self.with_hint(spec, error))?;
-        Ok((stack(opened, layers).await?, preparation))
+        Ok((stack(opened, layers, intent).await?, preparation))
     }
 
     /// The error, with what may be meant where nothing is at a path.
@@ -187,13 +210,13 @@ impl Registry {
         let (backend, target) = self.target(spec, intent)?;
         let Some(opening) = backend.exports(&target) else { return Ok(None) };
         let inner = opening.await?;
-        let layered: Arc<dyn Exports> = Arc::new(Layered { inner, layers: layers.into() });
+        let layered: Arc<dyn Exports> = Arc::new(Layered { inner, layers: layers.into(), intent });
         Ok(Some(gated(layered.clone(), layers).unwrap_or(layered)))
     }
 }
 
-async fn stack(opened: Opened, layers: Vec<Arc<dyn Layer>>) -> Result<Stack> {
+async fn stack(opened: Opened, layers: Vec<Arc<dyn Layer>>, intent: Intent) -> Result<Stack> {
     let Opened { device, more } = opened;
-    let device = assemble(device, &more, &layers, None).await?;
-    Ok(Stack { device, more, layers })
+    let device = assemble(device, &more, &layers, None, intent).await?;
+    Ok(Stack { device, more, layers, intent })
 }

@@ -45,6 +45,10 @@ blockhaul serve 'nbdkit:memory?size=64M' --run 'blockhaul copy --verify sample:6
         true
     }
 
+    fn runs_foreign_code(&self) -> bool {
+        true
+    }
+
     fn instead_of(&self, scheme: &str, rest: &str) -> Option<String> {
         hint::instead_of(scheme, rest)
     }

@@ -5,26 +5,26 @@ use std::fmt::Write as _;
 use blockhaul_catalog::LayerKind;
 
 /// The page of a layer, in Markdown; `docs/layers` holds them.
-pub fn page(layer: &dyn LayerKind) -> String {
-    let name = layer.name();
-    let mut text = format!("# Layer `{name}`\n\nThe layer {}.\n\n", layer.summary());
-    let example: Vec<_> = layer.params().iter().take(1).map(|param| param.name).collect();
+pub fn page(layer: &LayerKind) -> String {
+    let name = layer.name;
+    let mut text = format!("# Layer `{name}`\n\nThe layer {}.\n\n", layer.summary);
+    let example: Vec<_> = layer.params.iter().take(1).map(|param| param.name).collect();
     let options = match example.first() {
         Some(param) => format!("[?{param}=…]"),
         None => String::new(),
     };
     // Writing to a string does not fail.
     let _ = writeln!(text, "    blockhaul serve --layer '{name}{options}' DEVICE\n");
-    for paragraph in layer.manual().split("\n\n").filter(|paragraph| !paragraph.is_empty()) {
+    for paragraph in layer.manual.split("\n\n").filter(|paragraph| !paragraph.is_empty()) {
         let _ = writeln!(text, "{}\n", wrapped(paragraph));
     }
-    let _ = writeln!(text, "```sh\n{}\n```\n", layer.example().trim());
-    if layer.params().is_empty() {
+    let _ = writeln!(text, "```sh\n{}\n```\n", layer.example.trim());
+    if layer.params.is_empty() {
         text += "It has no options.\n";
         return text;
     }
     text += "| option | values | default | |\n|---|---|---|---|\n";
-    for param in layer.params() {
+    for param in layer.params {
         let default = param.default.map(|value| value.trim_end().replace('|', "\\|"));
         let default = match default.as_deref() {
             None => "none".to_string(),
@@ -34,7 +34,7 @@ pub fn page(layer: &dyn LayerKind) -> String {
         let values = param.kind.placeholder().replace('|', "\\|");
         let _ = writeln!(text, "| `{}` | {values} | {default} | {} |", param.name, param.doc);
     }
-    let changeable: Vec<_> = layer.changeable().iter().map(|param| format!("`{param}`")).collect();
+    let changeable: Vec<_> = layer.changeable.iter().map(|param| format!("`{param}`")).collect();
     if !changeable.is_empty() {
         let line = format!(
             "While it runs, `blockhaul ctl SOCKET set EXPORT {name} OPTION=VALUE` changes {}.",
@@ -46,15 +46,15 @@ pub fn page(layer: &dyn LayerKind) -> String {
 }
 
 /// The list of all pages.
-pub fn index(layers: &[&'static dyn LayerKind]) -> String {
+pub fn index(layers: &[&'static LayerKind]) -> String {
     let mut text = String::from(
         "# Layers\n\nA layer stands before a device: `--layer NAME?option=value&…`, several times; the \
          first is\nnext to the device, the last next to the client. `blockhaul --help` lists their \
          options too.\nThe example of each page can be pasted as it is, in an empty folder.\n\n| layer | |\n|---|---|\n",
     );
     for layer in layers {
-        let name = layer.name();
-        let _ = writeln!(text, "| [{name}]({name}.md) | {} |", layer.summary());
+        let name = layer.name;
+        let _ = writeln!(text, "| [{name}]({name}.md) | {} |", layer.summary);
     }
     text
 }

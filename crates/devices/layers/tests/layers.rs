@@ -41,17 +41,17 @@ fn read(at: u64, len: usize) -> Request {
 fn every_layer_has_a_name_of_its_own_and_declares_its_options() {
     let all = blockhaul_layers::all();
     for (index, kind) in all.iter().enumerate() {
-        assert!(all[..index].iter().all(|other| other.name() != kind.name()));
-        assert!(!kind.summary().is_empty());
-        for param in kind.params() {
-            assert!(param.doc.ends_with('.'), "{} {}", kind.name(), param.name);
+        assert!(all[..index].iter().all(|other| other.name != kind.name));
+        assert!(!kind.summary.is_empty());
+        for param in kind.params {
+            assert!(param.doc.ends_with('.'), "{} {}", kind.name, param.name);
             // A default is a value that could be typed.
             if let Some(default) = param.default {
                 let typed = [(param.name.to_string(), default.to_string())];
-                blockhaul_catalog::Args::check(kind.name(), kind.params(), &typed).unwrap();
+                blockhaul_catalog::Args::check(kind.name, kind.params, &typed).unwrap();
             }
         }
-        let unknown = refused(&format!("{}?colour=red", kind.name()));
+        let unknown = refused(&format!("{}?colour=red", kind.name));
         assert_eq!(unknown.kind(), Kind::Usage);
     }
 }

@@ -11,11 +11,11 @@ fn the_pages_are_in_step_with_the_layers() {
     let all = blockhaul_layers::all();
     let mut pages: BTreeMap<String, String> = all
         .iter()
-        .map(|layer| (format!("{}.md", layer.name()), blockhaul_layers::manual::page(*layer)))
+        .map(|layer| (format!("{}.md", layer.name), blockhaul_layers::manual::page(layer)))
         .collect();
     pages.insert("README.md".into(), blockhaul_layers::manual::index(&all));
     for layer in &all {
-        assert!(!layer.manual().is_empty(), "{} has no manual text", layer.name());
+        assert!(!layer.manual.is_empty(), "{} has no manual text", layer.name);
     }
     if std::env::var_os("BLOCKHAUL_WRITE_DOCS").is_some() {
         fs::create_dir_all(&folder).unwrap();

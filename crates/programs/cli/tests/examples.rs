@@ -25,7 +25,7 @@ const NEEDED: [(&str, &[&str]); 6] = [
 #[test]
 fn examples_of_layers_run() {
     let layers = blockhaul_layers::all();
-    run_all(layers.iter().map(|layer| (layer.name(), layer.example())));
+    run_all(layers.iter().map(|layer| (layer.name, layer.example)));
 }
 
 #[test]

@@ -292,9 +292,9 @@ mod tests {
             .unwrap();
             let registry = Registry {
                 backends: crate::all(),
-                layers: Vec::new(),
                 path: crate::PATH_SCHEME,
                 command: "",
+                ..Registry::default()
             };
             let spec = format!("dir:{}{options}", inside.display());
             let spec = Spec::parse(spec.as_ref()).unwrap();

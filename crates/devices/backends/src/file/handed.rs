@@ -150,7 +150,14 @@ mod tests {
     fn target(rest: &str, query: &str, intent: Intent) -> Target {
         let typed = blockhaul_catalog::parse_options(query).unwrap();
         let args = Args::check("file", File.params(), &typed).unwrap();
-        Target { scheme: "file".into(), rest: rest.into(), command: Vec::new(), args, intent }
+        Target {
+            scheme: "file".into(),
+            rest: rest.into(),
+            command: Vec::new(),
+            args,
+            intent,
+            context: blockhaul_catalog::OpenContext::default(),
+        }
     }
 
     fn device(number: i32, intent: Intent) -> Result<FileDevice> {

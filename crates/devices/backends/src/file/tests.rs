@@ -45,7 +45,8 @@ fn target(path: &Path, query: &str, intent: Intent) -> Target {
     let typed = blockhaul_catalog::parse_options(query).unwrap();
     let args = Args::check("file", File.params(), &typed).unwrap();
     let (scheme, rest, command) = ("file".into(), path.into(), Vec::new());
-    Target { scheme, rest, command, args, intent }
+    let context = blockhaul_catalog::OpenContext::default();
+    Target { scheme, rest, command, args, intent, context }
 }
 
 fn device(path: &Path, query: &str, intent: Intent) -> Result<Arc<FileDevice>> {

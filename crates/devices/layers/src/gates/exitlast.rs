@@ -4,13 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use blockhaul_block::Result;
-use blockhaul_catalog::{Client, Param};
+use blockhaul_catalog::{Client, LayerKind, Param};
 
 use super::{Choice, Guest, Rule, gate};
-use crate::declared::Declared;
 
 /// The layer `exitlast`.
-pub static EXITLAST: Declared = Declared {
+pub static EXITLAST: LayerKind = LayerKind {
     name: "exitlast",
     summary: "ends the server when the last client has left",
     manual: "The server stops, as by SIGTERM, when no client is left that has opened a device. Clients \
@@ -21,7 +20,9 @@ blockhaul serve -U once.sock --layer exitlast sample:64M && \
   blockhaul copy 'nbd+unix:///?socket=once.sock' null:
 "#,
     needs_content: false,
+    writes_below: true,
     params: NONE,
+    changeable: &[],
     configure: |_| gate(Arc::new(Last(AtomicU64::new(0)))),
 };
 

@@ -7,17 +7,17 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use blockhaul_block::{Error, Kind, Result};
-use blockhaul_catalog::{Args, Client, Layer, ParamKind, parse_number};
+use blockhaul_catalog::{Args, Client, Layer, LayerKind, ParamKind, parse_number};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::{Guest, Rule, gate};
-use crate::declared::{Declared, param, param_or, usage};
+use crate::declared::{param, param_or, usage};
 
 /// Exit status of a script that says that the time has come (nbdkit's exitwhen filter).
 const SCRIPT_SAYS_SO: i32 = 88;
 
 /// The layer `exitwhen`.
-pub static EXITWHEN: Declared = Declared {
+pub static EXITWHEN: LayerKind = LayerKind {
     name: "exitwhen",
     summary: "ends the server when something happens and the clients have left",
     manual: "When one of the events has happened, new clients are sent away, and the server stops, as \
@@ -32,6 +32,7 @@ touch stop
 while test -e until.sock; do sleep 0.1; done
 "#,
     needs_content: false,
+    writes_below: true,
     params: &[
         param("exit-when-file-created", ParamKind::Text, "Paths of files that are awaited."),
         param("exit-when-file-deleted", ParamKind::Text, "Paths of files that must stay."),
@@ -40,6 +41,7 @@ while test -e until.sock; do sleep 0.1; done
         param("exit-when-script", ParamKind::Text, "A shell command."),
         param_or("exit-when-poll", ParamKind::Duration, "60s", "How often to look."),
     ],
+    changeable: &[],
     configure: |args| configure(args),
 };
 

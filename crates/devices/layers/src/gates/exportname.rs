@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use blockhaul_block::{Error, Kind, Result};
-use blockhaul_catalog::{Args, Client, Layer, Listed, ParamKind};
+use blockhaul_catalog::{Args, Client, Layer, LayerKind, Listed, ParamKind};
 
 use super::{Choice, Guest, Rule, gate};
-use crate::declared::{Declared, param, param_or, usage};
+use crate::declared::{param, param_or, usage};
 
 /// The layer `exportname`.
-pub static EXPORTNAME: Declared = Declared {
+pub static EXPORTNAME: LayerKind = LayerKind {
     name: "exportname",
     summary: "sets which export names clients see and may ask for",
     manual: "`default-export` is what clients get that ask for the empty name. `exportname` is a list \
@@ -26,6 +26,7 @@ blockhaul serve -e disk memory:1G \
   --run 'blockhaul info --list nbd+unix:///?socket=$unixsocket'
 "#,
     needs_content: false,
+    writes_below: true,
     params: &[
         param_or("default-export", ParamKind::Text, "", "The name that the empty one stands for."),
         param_or(
@@ -38,6 +39,7 @@ blockhaul serve -e disk memory:1G \
         param("exportname", ParamKind::Text, "Names, separated by commas."),
         param_or("exportdesc", ParamKind::Text, "keep", "keep, none or fixed:TEXT."),
     ],
+    changeable: &[],
     configure: |args| configure(args),
 };
 

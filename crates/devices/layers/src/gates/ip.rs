@@ -5,14 +5,14 @@ use std::os::fd::AsFd as _;
 use std::sync::Arc;
 
 use blockhaul_block::{Error, Kind, Result};
-use blockhaul_catalog::{Args, Client, Layer, ParamKind, parse_number};
+use blockhaul_catalog::{Args, Client, Layer, LayerKind, ParamKind, parse_number};
 use rustix::net::AddressFamily;
 
 use super::{Guest, Rule, gate};
-use crate::declared::{Declared, param, usage};
+use crate::declared::{param, usage};
 
 /// The layer `ip`.
-pub static IP: Declared = Declared {
+pub static IP: LayerKind = LayerKind {
     name: "ip",
     summary: "lets clients in or keeps them out by their address",
     manual: "A client that `allow` matches comes in; else one that `deny` matches is sent away before \
@@ -25,10 +25,12 @@ blockhaul serve -p 0 --layer 'ip?allow=127.0.0.1,::1,10.0.0.0/8&deny=all' sample
   --run 'blockhaul info "nbd://localhost:$port"'
 "#,
     needs_content: false,
+    writes_below: true,
     params: &[
         param("allow", ParamKind::Text, "Clients to let in."),
         param("deny", ParamKind::Text, "Clients to keep out unless they are allowed."),
     ],
+    changeable: &[],
     configure: |args| configure(args),
 };
 

@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use blockhaul_block::{Error, Kind, Result};
-use blockhaul_catalog::{Client, ParamKind};
+use blockhaul_catalog::{Client, LayerKind, ParamKind};
 
 use super::{Guest, Rule, gate};
-use crate::declared::{Declared, param_or};
+use crate::declared::param_or;
 
 /// The layer `limit`.
-pub static LIMIT: Declared = Declared {
+pub static LIMIT: LayerKind = LayerKind {
     name: "limit",
     summary: "bounds how many clients are connected at a time",
     manual: "Clients beyond `limit` are sent away before anything is said. A client that uses several \
@@ -19,7 +19,9 @@ connections counts as many. 0 is no limit.",
 blockhaul serve --layer 'limit?limit=8' sample:64M --run 'blockhaul copy -C 4 "$uri" null:'
 "#,
     needs_content: false,
+    writes_below: true,
     params: &[param_or("limit", ParamKind::Number, "1", "Most connections at a time.")],
+    changeable: &[],
     configure: |args| {
         let most = args.number("limit").filter(|&most| most > 0).unwrap_or(u64::MAX);
         gate(Arc::new(Limit { most, inside: AtomicU64::new(0) }))

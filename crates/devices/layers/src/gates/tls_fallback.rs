@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use blockhaul_block::{Can, Device, Error, Facts, Kind, Op, Pending, Reply, Request, Result};
-use blockhaul_catalog::{Args, Client, Layer, Listed, ParamKind};
+use blockhaul_catalog::{Args, Client, Layer, LayerKind, Listed, ParamKind};
 
 use super::{Choice, Guest, Rule, gate};
-use crate::declared::{Declared, param_or};
+use crate::declared::param_or;
 
 /// The layer `tls-fallback`.
-pub static TLS_FALLBACK: Declared = Declared {
+pub static TLS_FALLBACK: LayerKind = LayerKind {
     name: "tls-fallback",
     summary: "shows clients without TLS a message instead of the device",
     manual: "For servers with `--tls on`, where TLS is offered and not required: a client that does not \
@@ -21,12 +21,14 @@ blockhaul serve --tls on --tls-psk keys.psk --layer tls-fallback memory:64M \
   --run 'blockhaul info nbd+unix:///?socket=$unixsocket'
 "#,
     needs_content: false,
+    writes_below: true,
     params: &[param_or(
         "tlsreadme",
         ParamKind::Text,
         "This NBD server requires TLS authentication before it will serve useful data.\n",
         "The message; at most 512 bytes are shown.",
     )],
+    changeable: &[],
     configure: |args| configure(args),
 };
 

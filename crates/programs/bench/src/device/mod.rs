@@ -124,9 +124,9 @@ mod tests {
         backends.extend(blockhaul_client::all(blockhaul_client::Options::default()));
         Registry {
             backends,
-            layers: Vec::new(),
             path: blockhaul_backends::PATH_SCHEME,
             command: "command",
+            ..Registry::default()
         }
     }
 

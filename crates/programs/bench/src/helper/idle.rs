@@ -16,9 +16,9 @@ pub fn keep(uri: &str, connections: u32, time: Duration) -> Result<()> {
     let open = runtime.block_on(move || async move {
         let registry = blockhaul_catalog::Registry {
             backends: blockhaul_client::all(blockhaul_client::Options::default()),
-            layers: Vec::new(),
             path: "file",
             command: "command",
+            ..blockhaul_catalog::Registry::default()
         };
         let mut open = Vec::new();
         for _ in 0..connections {

@@ -158,9 +158,9 @@ where
     backends.extend(blockhaul_client::all(blockhaul_client::Options::default()));
     let registry = Registry {
         backends,
-        layers: Vec::new(),
         path: blockhaul_backends::PATH_SCHEME,
         command: "command",
+        ..Registry::default()
     };
     runtime.block_on(move || work(registry)).map_err(|error| failed(&error))
 }

@@ -22,9 +22,9 @@ fn registry() -> Registry {
     backends.extend(blockhaul_client::all(blockhaul_client::Options::default()));
     Registry {
         backends,
-        layers: Vec::new(),
         path: blockhaul_backends::PATH_SCHEME,
         command: "command",
+        ..Registry::default()
     }
 }
 

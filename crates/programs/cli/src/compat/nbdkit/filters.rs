@@ -397,9 +397,9 @@ mod tests {
     fn every_row_names_a_layer_and_its_options() {
         let registry = crate::devices::registry(std::time::Duration::ZERO);
         for row in ROWS {
-            let layer = registry.layers.iter().find(|layer| layer.name() == row.layer).unwrap();
+            let layer = registry.layers.iter().find(|layer| layer.name == row.layer).unwrap();
             for Key(_, option, _) in row.keys {
-                let known = layer.params().iter().any(|param| param.name == *option);
+                let known = layer.params.iter().any(|param| param.name == *option);
                 assert!(known, "{}: {option}", row.layer);
             }
         }
