@@ -3,11 +3,13 @@
 //!
 //! - `slow_memory`: a disk in memory whose requests take a while and are answered by two threads.
 
+use std::sync::Arc;
+
 mod slow_memory;
 
 pub use slow_memory::SlowMemory;
 
 /// Every kind of storage of this crate, for a [`blockhaul_catalog::Registry`].
-pub fn all() -> Vec<&'static dyn blockhaul_catalog::Backend> {
-    vec![&SlowMemory]
+pub fn all() -> Vec<Arc<dyn blockhaul_catalog::Backend>> {
+    vec![Arc::new(SlowMemory)]
 }

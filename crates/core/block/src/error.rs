@@ -93,6 +93,11 @@ impl Error {
         Error(Arc::new(Inner { kind, text, during, device, source, before_flush: false }))
     }
 
+    /// A device has answered a request otherwise than the contract says: a reply of another kind or length.
+    pub fn misfit() -> Error {
+        Error::new(Kind::Io, "the device gave an answer that does not fit")
+    }
+
     /// A failed system call, its kind taken from the error number.
     pub fn system(text: impl Into<Cow<'static, str>>, error: std::io::Error) -> Error {
         use std::io::ErrorKind;
@@ -176,7 +181,7 @@ impl Error {
     /// What went wrong, without device and place: what a server tells its client.
     pub fn text(&self) -> String {
         match &self.0.source {
-            Some(source) => format!("{}: {}", self.0.text, describe(source.as_ref())),
+            Some(source) => format!("{}: {}", self.0.text, blockhaul_io::plain(source.as_ref())),
             None => self.0.text.to_string(),
         }
     }
@@ -193,15 +198,6 @@ impl fmt::Display for Error {
             None => {}
         }
         f.write_str(&self.text())
-    }
-}
-
-/// Error texts of the system without "(os error N)", which helps nobody at night.
-fn describe(error: &(dyn StdError + 'static)) -> String {
-    let text = error.to_string();
-    match text.find(" (os error ") {
-        Some(at) => text[..at].to_string(),
-        None => text,
     }
 }
 

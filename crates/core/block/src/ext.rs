@@ -2,7 +2,7 @@
 
 use blockhaul_io::{Data, Room};
 
-use crate::{Contexts, Device, Error, Extents, Kind, Reply, Request, Result};
+use crate::{Contexts, Device, Error, Extents, Reply, Request, Result};
 
 /// Commands as methods, for callers that await one request at a time.
 pub trait DeviceExt: Device {
@@ -13,7 +13,7 @@ pub trait DeviceExt: Device {
             match pending.await? {
                 Reply::Data(data) => Ok(data),
                 Reply::Hole => Ok(Data::from(blockhaul_io::Buf::unpooled(len))),
-                _ => Err(misfit()),
+                _ => Err(Error::misfit()),
             }
         }
     }
@@ -49,7 +49,7 @@ pub trait DeviceExt: Device {
         async move {
             match pending.await? {
                 Reply::Extents(lists) if lists.len() == contexts.count() => Ok(lists),
-                _ => Err(misfit()),
+                _ => Err(Error::misfit()),
             }
         }
     }
@@ -60,10 +60,6 @@ impl<D: Device + ?Sized> DeviceExt for D {}
 async fn done(pending: crate::Pending) -> Result<()> {
     match pending.await? {
         Reply::Done => Ok(()),
-        _ => Err(misfit()),
+        _ => Err(Error::misfit()),
     }
-}
-
-fn misfit() -> Error {
-    Error::new(Kind::Io, "the device gave an answer that does not fit")
 }

@@ -26,8 +26,8 @@ pub struct Facts {
     /// Bytes at the end that no request reaches, because the size is no multiple of the minimum block of
     /// what `emulate` supplies smaller ones for.
     pub unreachable: u32,
-    /// What servers tell their clients instead of `block`, because a layer says so.
-    pub told: Option<BlockSizes>,
+    /// What servers advertise to their clients instead of `block`, because a plugin or a layer says so.
+    pub advertised: Option<BlockSizes>,
     /// Abilities.
     pub can: Can,
     /// Abilities among `can` that `emulate` supplies.
@@ -68,7 +68,7 @@ impl Facts {
             size,
             block: BlockSizes::default(),
             unreachable: 0,
-            told: None,
+            advertised: None,
             can: Can::WRITE,
             emulated: Can::empty(),
             withheld: Can::empty(),
@@ -84,27 +84,81 @@ impl Facts {
         }
     }
 
+    /// The facts of a layer that changes, keeps or moves what passes through it, over a device with these.
+    ///
+    /// Abilities, sizes and identity are inherited. What is a promise about memory, about the way of
+    /// requests or about all content is not ([`Hints`]): a layer that forgets to keep a hint is slower, and
+    /// never loses data. It keeps what it honours with [`Facts::keeping`].
+    pub fn over(below: &Facts) -> Facts {
+        Facts {
+            can: below.can - Can::EXTENTS,
+            emulated: below.emulated - Can::EXTENTS,
+            withheld: below.withheld - Can::EXTENTS,
+            zeroed: false,
+            takes_parked: false,
+            claims_room: false,
+            flush_failures_stay: false,
+            in_flight: None,
+            contexts: Vec::new(),
+            ..below.clone()
+        }
+    }
+
+    /// The facts of a layer that passes on each request as it came, over a device with these: same
+    /// offsets, same payload, same memory. It may refuse, delay, count and record requests, and hide
+    /// abilities.
+    pub fn same(below: &Facts) -> Facts {
+        below.clone()
+    }
+
+    /// The same with these hints as the device below has them.
+    #[must_use]
+    pub fn keeping(mut self, below: &Facts, hints: Hints) -> Facts {
+        if hints.contains(Hints::ZEROED) {
+            self.zeroed = below.zeroed;
+        }
+        if hints.contains(Hints::TAKES_PARKED) {
+            self.takes_parked = below.takes_parked;
+        }
+        if hints.contains(Hints::CLAIMS_ROOM) {
+            self.claims_room = below.claims_room;
+        }
+        if hints.contains(Hints::FLUSH_FAILURES_STAY) {
+            self.flush_failures_stay = below.flush_failures_stay;
+        }
+        if hints.contains(Hints::IN_FLIGHT) {
+            self.in_flight = below.in_flight;
+        }
+        if hints.contains(Hints::EXTENTS) {
+            self.can |= below.can & Can::EXTENTS;
+            self.emulated |= below.emulated & Can::EXTENTS;
+            self.withheld |= below.withheld & Can::EXTENTS;
+            self.contexts.clone_from(&below.contexts);
+        }
+        self
+    }
+
     /// All contexts of the device.
     pub fn all_contexts(&self) -> Contexts {
         (0..self.contexts.len()).fold(Contexts::empty(), Contexts::with)
     }
 
-    /// The block sizes that clients hear: those that somebody has said, or else the device's own,
-    /// without a bound where its bound is the usual one.
-    pub fn told_or_own(&self) -> BlockSizes {
-        self.told.unwrap_or_else(|| {
+    /// The block sizes that servers advertise: [`Facts::advertised`], or else the device's own, without a
+    /// bound where its bound is the usual one.
+    pub fn advertised_or_own(&self) -> BlockSizes {
+        self.advertised.unwrap_or_else(|| {
             let unbounded = self.block.maximum >= BlockSizes::default().maximum;
             let maximum = if unbounded { u32::MAX } else { self.block.maximum };
             BlockSizes { maximum, ..self.block }
         })
     }
 
-    /// Has clients hear that requests of whole blocks of this many bytes need no extra work, unless
+    /// Has servers advertise that requests of whole blocks of this many bytes need no extra work, unless
     /// such a block is longer than a request may be. `block` is a power of two, at least 512.
     pub fn prefer(&mut self, block: u32) {
-        let told = self.told_or_own();
-        if told.maximum >= block {
-            self.told = Some(BlockSizes { preferred: told.preferred.max(block), ..told });
+        let sizes = self.advertised_or_own();
+        if sizes.maximum >= block {
+            self.advertised = Some(BlockSizes { preferred: sizes.preferred.max(block), ..sizes });
         }
     }
 
@@ -128,9 +182,9 @@ pub struct BlockSizes {
 }
 
 impl BlockSizes {
-    /// Sizes that a plugin or script says; none where they are no sizes. The bounds are nbdkit's for
+    /// Sizes that a plugin or script declares; none where they are not valid. The bounds are nbdkit's for
     /// plugins: `maximum` is a multiple of `minimum`, or all ones, for no bound.
-    pub fn told(minimum: u32, preferred: u32, maximum: u32) -> Option<BlockSizes> {
+    pub fn declared(minimum: u32, preferred: u32, maximum: u32) -> Option<BlockSizes> {
         let fine = (1..=65536).contains(&minimum)
             && minimum.is_power_of_two()
             && (512..=32 << 20).contains(&preferred)
@@ -177,6 +231,28 @@ impl Can {
     /// Everything that needs writing to make sense.
     pub const CHANGES: Can =
         Can::WRITE.union(Can::FUA).union(Can::TRIM).union(Can::ZERO).union(Can::FAST_ZERO);
+}
+
+bitflags! {
+    /// Facts that promise something about memory, about the way of requests or about all content, so that
+    /// callers save work. A layer keeps one only where it honours it ([`Facts::keeping`]).
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub struct Hints: u8 {
+        /// [`Facts::zeroed`]: for layers through which zeroes read as zeroes.
+        const ZEROED = 1 << 0;
+        /// [`Facts::takes_parked`]: for layers that do not look at what is written.
+        const TAKES_PARKED = 1 << 1;
+        /// [`Facts::claims_room`]: for layers that hand the room of each read on, or claim it themselves
+        /// when the bytes are there.
+        const CLAIMS_ROOM = 1 << 2;
+        /// [`Facts::flush_failures_stay`]: for layers whose flush and FUA requests are those of the device
+        /// below.
+        const FLUSH_FAILURES_STAY = 1 << 3;
+        /// [`Facts::in_flight`].
+        const IN_FLIGHT = 1 << 4;
+        /// [`Can::EXTENTS`] and [`Facts::contexts`]: for layers that answer all of them.
+        const EXTENTS = 1 << 5;
+    }
 }
 
 /// A set of contexts, by their index in [`Facts::contexts`].

@@ -67,7 +67,7 @@ pub use device::{Access, Device, FileRange};
 pub use error::{Error, Kind, Result};
 pub use ext::DeviceExt;
 pub use extents::{Extent, Extents, HOLE, ZERO};
-pub use facts::{BASE_ALLOCATION, BlockSizes, Can, Contexts, Facts, FileId};
+pub use facts::{BASE_ALLOCATION, BlockSizes, Can, Contexts, Facts, FileId, Hints};
 pub use fence::fence;
 pub use flushes::{Durable, FailedFlush, Flushes};
 pub use pending::{Outcome, Pending};

@@ -127,7 +127,7 @@ impl Pending {
         let Some(check) = &self.check else { return outcome };
         let outcome = match fits(&outcome, check.kind, check.len) {
             true => outcome,
-            false => Err(Error::new(Kind::Io, "the device gave an answer that does not fit")),
+            false => Err(Error::misfit()),
         };
         outcome.map_err(|error| error.during(check.kind, check.at, check.len).on(&check.device))
     }

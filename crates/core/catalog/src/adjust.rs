@@ -99,33 +99,22 @@ mod tests {
     use crate::{LayerKind, Param, ParamKind};
     use blockhaul_block::Device;
 
-    struct Speed;
+    static SPEED: LayerKind = LayerKind {
+        name: "speed",
+        summary: "",
+        manual: "",
+        example: "",
+        needs_content: false,
+        writes_below: true,
+        params: &[
+            Param { name: "speed", kind: ParamKind::Number, default: Some("1"), doc: "" },
+            Param { name: "fixed", kind: ParamKind::Number, default: None, doc: "" },
+        ],
+        changeable: &["speed"],
+        configure: |args| Ok(Arc::new(SpeedLayer(args.number("speed").unwrap_or_default().into()))),
+    };
+
     struct SpeedLayer(AtomicU64);
-
-    impl LayerKind for Speed {
-        fn name(&self) -> &'static str {
-            "speed"
-        }
-
-        fn summary(&self) -> &'static str {
-            ""
-        }
-
-        fn params(&self) -> &'static [Param] {
-            &[
-                Param { name: "speed", kind: ParamKind::Number, default: Some("1"), doc: "" },
-                Param { name: "fixed", kind: ParamKind::Number, default: None, doc: "" },
-            ]
-        }
-
-        fn changeable(&self) -> &'static [&'static str] {
-            &["speed"]
-        }
-
-        fn configure(&self, args: &Args) -> Result<Arc<dyn Layer>> {
-            Ok(Arc::new(SpeedLayer(args.number("speed").unwrap_or_default().into())))
-        }
-    }
 
     impl Layer for SpeedLayer {
         fn wrap(&self, inner: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
@@ -145,7 +134,7 @@ mod tests {
 
     #[test]
     fn what_can_be_changed_is_changed_and_nothing_else() {
-        let registry = Registry { layers: vec![&Speed], ..Registry::default() };
+        let registry = Registry { layers: vec![&SPEED], ..Registry::default() };
         let layer = Adjustable::new(&registry, "speed?fixed=5").unwrap();
         layer.set("speed", "7").unwrap();
         let values = |pairs: &[(&str, &str)]| -> Vec<_> {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::opening::{Intent, Opened, Opening, Preparation};
-use crate::{Args, Exports, Param, Shutdown};
+use crate::{Args, Exports, OpenContext, Param};
 use blockhaul_block::{Error, Kind, Result};
 
 /// What a backend is asked to open.
@@ -22,8 +22,9 @@ pub struct Target {
     pub args: Args,
     /// What it is opened for.
     pub intent: Intent,
-    /// By which storage that can asks for the end of the server (plugins).
-    pub shutdown: Shutdown,
+    /// Opens the devices that this one consists of. Storage that can ask for the end of the server (plugins) does so
+    /// by its registry's [`shutdown`](crate::Registry::shutdown).
+    pub context: OpenContext,
 }
 
 impl Target {
@@ -42,7 +43,7 @@ impl Target {
 }
 
 /// A kind of storage.
-pub trait Backend: Sync {
+pub trait Backend: Send + Sync {
     /// The schemes it answers to; the first is its name.
     fn schemes(&self) -> &'static [&'static str];
 
@@ -65,6 +66,11 @@ pub trait Backend: Sync {
 
     /// Whether it parses what stands behind the scheme by itself (URIs).
     fn raw(&self) -> bool {
+        false
+    }
+
+    /// Whether it runs foreign code in this process, which may as well run in one of its own.
+    fn runs_foreign_code(&self) -> bool {
         false
     }
 

@@ -44,7 +44,7 @@ pub fn guarded(exports: Arc<dyn Exports>, gates: &[Arc<dyn Gate>]) -> Result<Arc
 #[derive(Clone, Copy)]
 pub enum AnyKind {
     /// A layer, over devices.
-    Layer(&'static dyn LayerKind),
+    Layer(&'static LayerKind),
     /// A gate, before exports.
     Gate(&'static GateKind),
 }
@@ -62,7 +62,7 @@ impl AnyKind {
     /// Its name.
     pub fn name(&self) -> &'static str {
         match self {
-            AnyKind::Layer(kind) => kind.name(),
+            AnyKind::Layer(kind) => kind.name,
             AnyKind::Gate(kind) => kind.name,
         }
     }
@@ -70,7 +70,7 @@ impl AnyKind {
     /// One line for the help.
     pub fn summary(&self) -> &'static str {
         match self {
-            AnyKind::Layer(kind) => kind.summary(),
+            AnyKind::Layer(kind) => kind.summary,
             AnyKind::Gate(kind) => kind.summary,
         }
     }
@@ -78,7 +78,7 @@ impl AnyKind {
     /// Paragraphs for the manual, in Markdown, apart by empty lines; may be empty.
     pub fn manual(&self) -> &'static str {
         match self {
-            AnyKind::Layer(kind) => kind.manual(),
+            AnyKind::Layer(kind) => kind.manual,
             AnyKind::Gate(kind) => kind.manual,
         }
     }
@@ -86,7 +86,7 @@ impl AnyKind {
     /// Lines for a shell which show its use.
     pub fn example(&self) -> &'static str {
         match self {
-            AnyKind::Layer(kind) => kind.example(),
+            AnyKind::Layer(kind) => kind.example,
             AnyKind::Gate(kind) => kind.example,
         }
     }
@@ -94,7 +94,7 @@ impl AnyKind {
     /// Its options.
     pub fn params(&self) -> &'static [Param] {
         match self {
-            AnyKind::Layer(kind) => kind.params(),
+            AnyKind::Layer(kind) => kind.params,
             AnyKind::Gate(kind) => kind.params,
         }
     }
@@ -102,7 +102,7 @@ impl AnyKind {
     /// Those of its options that can be changed while requests pass. A gate has none.
     pub fn changeable(&self) -> &'static [&'static str] {
         match self {
-            AnyKind::Layer(kind) => kind.changeable(),
+            AnyKind::Layer(kind) => kind.changeable,
             AnyKind::Gate(_) => &[],
         }
     }
@@ -110,8 +110,16 @@ impl AnyKind {
     /// Whether it shows a part or a form of what is there already ([`LayerKind::needs_content`]).
     pub fn needs_content(&self) -> bool {
         match self {
-            AnyKind::Layer(kind) => kind.needs_content(),
+            AnyKind::Layer(kind) => kind.needs_content,
             AnyKind::Gate(_) => false,
+        }
+    }
+
+    /// Whether changes that clients make reach what is below ([`LayerKind::writes_below`]).
+    pub fn writes_below(&self) -> bool {
+        match self {
+            AnyKind::Layer(kind) => kind.writes_below,
+            AnyKind::Gate(_) => true,
         }
     }
 
@@ -122,7 +130,7 @@ impl AnyKind {
     /// made (a file, a folder) can fail, too.
     pub fn configure(&self, args: &Args, shutdown: &Shutdown) -> Result<AnyLayer> {
         Ok(match self {
-            AnyKind::Layer(kind) => AnyLayer::Layer(kind.configure(args)?),
+            AnyKind::Layer(kind) => AnyLayer::Layer((kind.configure)(args)?),
             AnyKind::Gate(kind) => AnyLayer::Gate((kind.configure)(args, shutdown)?),
         })
     }

@@ -2,45 +2,34 @@
 
 use std::sync::Arc;
 
-use crate::opening::{Another, Opening};
+use crate::opening::{Another, Intent, Opening};
 use crate::{Args, Param};
 use blockhaul_block::{Device, Result};
 
-/// A kind of layer.
-pub trait LayerKind: Sync {
+/// A kind of layer: all that parser, help, manual and commands know about it.
+#[derive(Debug)]
+pub struct LayerKind {
     /// Its name.
-    fn name(&self) -> &'static str;
-
+    pub name: &'static str,
     /// One line for the help.
-    fn summary(&self) -> &'static str;
-
+    pub summary: &'static str,
     /// Paragraphs for the manual, in Markdown, apart by empty lines; may be empty.
-    fn manual(&self) -> &'static str {
-        ""
-    }
-
-    /// Lines for a shell which show its use, for help and manual. They can be pasted as they are in an
-    /// empty folder, come to an end and succeed; of 92 columns at most.
-    fn example(&self) -> &'static str {
-        ""
-    }
-
-    /// Its options.
-    fn params(&self) -> &'static [Param];
-
-    /// Those of its options that can be changed while requests pass ([`Layer::change`]).
-    fn changeable(&self) -> &'static [&'static str] {
-        &[]
-    }
-
+    pub manual: &'static str,
+    /// Lines for a shell which show its use, for help and manual; may be empty. They can be pasted as they
+    /// are in an empty folder, come to an end and succeed; of 92 columns at most.
+    pub example: &'static str,
     /// Whether it shows a part or a form of what is there already. Then a copy through it does not
     /// empty the file below first, nor make it as large as the source.
-    fn needs_content(&self) -> bool {
-        false
-    }
-
+    pub needs_content: bool,
+    /// Whether changes that clients make reach the device below. Storage below a layer that changes nothing
+    /// there is opened to be read.
+    pub writes_below: bool,
+    /// Its options.
+    pub params: &'static [Param],
+    /// Those of its options that can be changed while requests pass ([`Layer::change`]).
+    pub changeable: &'static [&'static str],
     /// Makes a layer with these options. Handles that it wraps share what the layer keeps (a rate).
-    fn configure(&self, args: &Args) -> Result<Arc<dyn Layer>>;
+    pub configure: fn(&Args) -> Result<Arc<dyn Layer>>,
 }
 
 /// A layer with its options.
@@ -66,9 +55,18 @@ pub trait Layer: Send + Sync {
 pub struct Below {
     /// The device.
     pub device: Arc<dyn Device>,
+    /// What the device was opened for. A layer that needs a device of its own opens it for the same.
+    pub intent: Intent,
     /// Opens the device again, with the layers that it has; none where there is nothing to open.
     pub reopen: Option<Arc<dyn Another>>,
     /// For a device that was opened for one client: the name that the client asked for. `None`: all
     /// handles that the layer is put over are on the same storage.
     pub export: Option<String>,
+}
+
+impl Below {
+    /// A device that cannot be opened again, to be read and written.
+    pub fn alone(device: Arc<dyn Device>) -> Below {
+        Below { device, intent: Intent::WRITE, reopen: None, export: None }
+    }
 }

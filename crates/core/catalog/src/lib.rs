@@ -4,6 +4,7 @@
 //! - [`Registry`]: all backends and kinds of layers of a program. [`Spec`]: a device as it was typed.
 //! - [`Backend`], [`LayerKind`], [`GateKind`]: what a kind of storage, layer or gate declares. [`Param`],
 //!   [`Args`]: options.
+//! - [`OpenContext`]: how a device opens those that it consists of.
 //! - [`Stack`]: an open device with its layers, and the way to further handles.
 //! - [`Exports`]: what the clients of a server may open. [`Gate`]: who decides about clients before that.
 //! - [`Shutdown`]: how any of them asks for the end of the server.
@@ -11,6 +12,7 @@
 mod adjust;
 mod backend;
 pub mod brackets;
+mod context;
 mod exports;
 mod gate;
 mod layer;
@@ -27,6 +29,7 @@ mod switch;
 
 pub use adjust::Adjustable;
 pub use backend::{Backend, Target};
+pub use context::{NamePolicy, OpenContext};
 pub use exports::{
     Certificate, Client, Dismissal, Export, Exports, Listed, Shared, Sharing, Visit,
 };

@@ -70,6 +70,13 @@ impl Intent {
         Intent { overwrites, ..self }
     }
 
+    /// The same for a further handle, or for storage that is opened once more: what was to be made is
+    /// there, and what it holds stays.
+    #[must_use]
+    pub fn again(self) -> Intent {
+        Intent { target_size: None, overwrites: false, grows: false, ..self }
+    }
+
     /// The same, with data going past the page cache or not.
     #[must_use]
     pub fn direct(self, direct: Direct) -> Intent {

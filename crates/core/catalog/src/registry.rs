@@ -10,16 +10,18 @@ use crate::layer::{Layer, LayerKind};
 use crate::near::nearest;
 use crate::opening::{Intent, Opened, Preparation};
 use crate::stack::{Layered, Stack, assemble};
-use crate::{Args, Exports, Shutdown, Spec, parse_options, percent_decode};
+use crate::{
+    Args, Exports, NamePolicy, OpenContext, Shutdown, Spec, parse_options, percent_decode,
+};
 use blockhaul_block::{Error, Kind, Result};
 
 /// All kinds of storage and layers that a program knows.
 #[derive(Clone, Default)]
 pub struct Registry {
     /// Kinds of storage.
-    pub backends: Vec<&'static dyn Backend>,
+    pub backends: Vec<Arc<dyn Backend>>,
     /// Kinds of layers.
-    pub layers: Vec<&'static dyn LayerKind>,
+    pub layers: Vec<&'static LayerKind>,
     /// Kinds of gates, which `--layer` puts before exports.
     pub gates: Vec<&'static GateKind>,
     /// Scheme that takes bare paths.
@@ -28,6 +30,8 @@ pub struct Registry {
     pub command: &'static str,
     /// Given to storage and gates that this registry opens and makes, to ask for the end of the server.
     pub shutdown: Shutdown,
+    /// Whether devices may be opened that files name.
+    pub names: NamePolicy,
 }
 
 impl Registry {
@@ -35,14 +39,14 @@ impl Registry {
     ///
     /// # Errors
     /// [`Kind::Usage`] with the known ones, where there is none.
-    pub fn backend(&self, scheme: &str) -> Result<&'static dyn Backend> {
+    pub fn backend(&self, scheme: &str) -> Result<&Arc<dyn Backend>> {
         self.answering(scheme, "")
     }
 
     /// The same; `rest` is what follows the scheme, for messages.
-    fn answering(&self, scheme: &str, rest: &str) -> Result<&'static dyn Backend> {
+    fn answering(&self, scheme: &str, rest: &str) -> Result<&Arc<dyn Backend>> {
         let found = self.backends.iter().find(|backend| backend.schemes().contains(&scheme));
-        found.copied().ok_or_else(|| {
+        found.ok_or_else(|| {
             let text = format!(
                 "unknown scheme {scheme:?}; {}; for a file whose name has a colon write file:PATH or \
                  ./PATH",
@@ -137,16 +141,26 @@ impl Registry {
     ///
     /// # Errors
     /// [`Kind::Usage`] where its scheme or an option is unknown, or a value does not fit.
-    pub fn target(&self, spec: &Spec, intent: Intent) -> Result<(&'static dyn Backend, Target)> {
-        let plain = |scheme: &'static str, rest: OsString, command| {
+    pub fn target(&self, spec: &Spec, intent: Intent) -> Result<(&Arc<dyn Backend>, Target)> {
+        self.target_in(spec, intent, OpenContext::new(self))
+    }
+
+    fn target_in(
+        &self,
+        spec: &Spec,
+        intent: Intent,
+        context: OpenContext,
+    ) -> Result<(&Arc<dyn Backend>, Target)> {
+        let plain = |scheme: &'static str, rest: OsString, command, context| {
             let backend = self.backend(scheme)?;
             let args = Args::check(scheme, backend.params(), &[])?;
-            let (scheme, shutdown) = (String::new(), self.shutdown.clone());
-            Ok((backend, Target { scheme, rest, command, args, intent, shutdown }))
+            Ok((backend, Target { scheme: String::new(), rest, command, args, intent, context }))
         };
         match spec {
-            Spec::Path(path) => plain(self.path, path.clone().into_os_string(), Vec::new()),
-            Spec::Command(words) => plain(self.command, OsString::new(), words.clone()),
+            Spec::Path(path) => {
+                plain(self.path, path.clone().into_os_string(), Vec::new(), context)
+            }
+            Spec::Command(words) => plain(self.command, OsString::new(), words.clone(), context),
             Spec::Pipe => {
                 let text = "- is a pipe and cannot be used here; copy reads from and writes to it";
                 Err(Error::new(Kind::Usage, text))
@@ -165,8 +179,7 @@ impl Registry {
                     false => Args::check(scheme, backend.params(), &options)?,
                 };
                 let (scheme, rest, command) = (scheme.clone(), rest.into(), Vec::new());
-                let shutdown = self.shutdown.clone();
-                Ok((backend, Target { scheme, rest, command, args, intent, shutdown }))
+                Ok((backend, Target { scheme, rest, command, args, intent, context }))
             }
         }
     }
@@ -178,9 +191,19 @@ impl Registry {
         layers: Vec<Arc<dyn Layer>>,
         intent: Intent,
     ) -> Result<Stack> {
-        let (backend, target) = self.target(spec, intent)?;
-        let opened = backend.open(target).await.map_err(|error| self.with_hint(spec, error))?;
-        stack(opened, layers).await
+        let opened = self.open_within(spec, intent, OpenContext::new(self)).await?;
+        stack(opened, layers, intent).await
+    }
+
+    /// Opens a device without layers, which may open others by `context`.
+    pub(crate) async fn open_within(
+        &self,
+        spec: &Spec,
+        intent: Intent,
+        context: OpenContext,
+    ) -> Result<Opened> {
+        let (backend, target) = self.target_in(spec, intent, context)?;
+        backend.open(target).await.map_err(|error| self.with_hint(spec, error))
     }
 
     /// Opens the target of a copy like [`Registry::open`], but leaves what the target holds as it is
@@ -194,7 +217,7 @@ impl Registry {
         let (backend, target) = self.target(spec, intent)?;
         let opened = backend.open_target(target).await;
         let (opened, preparation) = opened.map_err(|error| self.with_hint(spec, error))?;
-        Ok((stack(opened, layers).await?, preparation))
+        Ok((stack(opened, layers, intent).await?, preparation))
     }
 
     /// The error, with what may be meant where nothing is at a path.
@@ -219,12 +242,12 @@ impl Registry {
         let (backend, target) = self.target(spec, intent)?;
         let Some(opening) = backend.exports(&target) else { return Ok(None) };
         let inner = opening.await?;
-        Ok(Some(Arc::new(Layered { inner, layers: layers.into() })))
+        Ok(Some(Arc::new(Layered { inner, layers: layers.into(), intent })))
     }
 }
 
-async fn stack(opened: Opened, layers: Vec<Arc<dyn Layer>>) -> Result<Stack> {
+async fn stack(opened: Opened, layers: Vec<Arc<dyn Layer>>, intent: Intent) -> Result<Stack> {
     let Opened { device, more } = opened;
-    let device = assemble(device, &more, &layers, None).await?;
-    Ok(Stack { device, more, layers })
+    let device = assemble(device, &more, &layers, None, intent).await?;
+    Ok(Stack { device, more, layers, intent })
 }

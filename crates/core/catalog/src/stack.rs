@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::layer::{Below, Layer};
-use crate::opening::{Another, Opening};
+use crate::opening::{Another, Intent, Opening};
 use crate::{Client, Export, Exports, Listed, Visit};
 use blockhaul_block::emulate::emulate;
 use blockhaul_block::{Device, Result, fence};
@@ -14,12 +14,19 @@ pub struct Stack {
     pub(crate) device: Arc<dyn Device>,
     pub(crate) more: Option<Arc<dyn Another>>,
     pub(crate) layers: Vec<Arc<dyn Layer>>,
+    /// What it was opened for.
+    pub(crate) intent: Intent,
 }
 
 impl Stack {
     /// A stack over a device that is there already: every handle is this one.
     pub fn over(device: Arc<dyn Device>) -> Stack {
-        Stack { device: fence(emulate(device)), more: None, layers: Vec::new() }
+        Stack {
+            device: fence(emulate(device)),
+            more: None,
+            layers: Vec::new(),
+            intent: Intent::WRITE,
+        }
     }
 
     /// The first handle.
@@ -36,7 +43,10 @@ impl Stack {
     pub async fn another(&self) -> Result<Arc<dyn Device>> {
         match &self.more {
             None => Ok(self.device.clone()),
-            Some(more) => assemble(more.another().await?, &self.more, &self.layers, None).await,
+            Some(more) => {
+                let (device, intent) = (more.another().await?, self.intent.again());
+                assemble(device, &self.more, &self.layers, None, intent).await
+            }
         }
     }
 }
@@ -47,8 +57,9 @@ pub(crate) async fn assemble(
     more: &Option<Arc<dyn Another>>,
     layers: &[Arc<dyn Layer>],
     export: Option<&str>,
+    intent: Intent,
 ) -> Result<Arc<dyn Device>> {
-    Ok(fence(emulate(pile(device, more, layers, export).await?)))
+    Ok(fence(emulate(pile(device, more, layers, export, intent).await?)))
 }
 
 async fn pile(
@@ -56,13 +67,16 @@ async fn pile(
     more: &Option<Arc<dyn Another>>,
     layers: &[Arc<dyn Layer>],
     export: Option<&str>,
+    intent: Intent,
 ) -> Result<Arc<dyn Device>> {
     for (index, layer) in layers.iter().enumerate() {
         let reopen = more.clone().map(|more| {
-            Arc::new(Again { more, layers: layers[..index].to_vec() }) as Arc<dyn Another>
+            let intent = intent.again();
+            Arc::new(Again { more, layers: layers[..index].to_vec(), intent }) as Arc<dyn Another>
         });
         let export = export.map(String::from);
-        device = layer.clone().open(Below { device: emulate(device), reopen, export }).await?;
+        let below = Below { device: emulate(device), intent, reopen, export };
+        device = layer.clone().open(below).await?;
     }
     Ok(device)
 }
@@ -71,14 +85,16 @@ async fn pile(
 struct Again {
     more: Arc<dyn Another>,
     layers: Vec<Arc<dyn Layer>>,
+    intent: Intent,
 }
 
 impl Another for Again {
     fn another(&self) -> Opening<Arc<dyn Device>> {
         let (more, layers) = (self.more.clone(), self.layers.clone());
+        let intent = self.intent;
         Box::pin(async move {
             let device = more.another().await?;
-            Ok(emulate(pile(device, &Some(more), &layers, None).await?))
+            Ok(emulate(pile(device, &Some(more), &layers, None, intent).await?))
         })
     }
 }
@@ -87,13 +103,16 @@ impl Another for Again {
 pub(crate) struct Layered {
     pub(crate) inner: Arc<dyn Exports>,
     pub(crate) layers: Arc<[Arc<dyn Layer>]>,
+    /// What the devices are opened for.
+    pub(crate) intent: Intent,
 }
 
 impl Exports for Layered {
     fn admit(&self, client: Client) -> Opening<Arc<dyn Visit>> {
         let (admitted, layers) = (self.inner.admit(client), self.layers.clone());
+        let intent = self.intent;
         Box::pin(async move {
-            let visit = LayeredVisit { inner: admitted.await?, layers };
+            let visit = LayeredVisit { inner: admitted.await?, layers, intent };
             Ok(Arc::new(visit) as Arc<dyn Visit>)
         })
     }
@@ -106,6 +125,7 @@ impl Exports for Layered {
 struct LayeredVisit {
     inner: Arc<dyn Visit>,
     layers: Arc<[Arc<dyn Layer>]>,
+    intent: Intent,
 }
 
 impl Visit for LayeredVisit {
@@ -115,10 +135,10 @@ impl Visit for LayeredVisit {
 
     fn open(&self, name: &str, tls: bool) -> Opening<Option<Export>> {
         let (opening, layers) = (self.inner.open(name, tls), self.layers.clone());
-        let name = name.to_string();
+        let (name, intent) = (name.to_string(), self.intent);
         Box::pin(async move {
             let Some(mut export) = opening.await? else { return Ok(None) };
-            export.device = assemble(export.device, &None, &layers, Some(&name)).await?;
+            export.device = assemble(export.device, &None, &layers, Some(&name), intent).await?;
             Ok(Some(export))
         })
     }

@@ -19,7 +19,7 @@ use openssl::x509::verify::X509VerifyFlags;
 use crate::error::{Error, Kind};
 use crate::handshake::{self, Role, Session, Shaking};
 use crate::psk::Users;
-use crate::seen::{Seen, printable};
+use crate::seen::{Seen, escaped};
 
 /// Where a server has its certificates when nobody says (nbdkit's places).
 const SERVER_DIRS: &str = "nbdkit";
@@ -311,7 +311,7 @@ fn offer_key(
     let key = users.key(user).filter(|key| key.len() <= into.len());
     if let Some(seen) = ssl.ex_data(seen) {
         let mut seen = seen.lock().expect("no panic under this lock");
-        seen.user = Some(printable(user));
+        seen.user = Some(escaped(user));
         seen.unknown = key.is_none();
     }
     let Some(key) = key else { return 0 };
@@ -426,7 +426,7 @@ fn readable(dir: &Path, name: &str) -> Result<PathBuf, Error> {
     match std::fs::File::open(&path) {
         Ok(_) => Ok(path),
         Err(error) => {
-            let why = crate::psk::plain(&error);
+            let why = crate::psk::advice(&error);
             Err(Error::new(Kind::File, format!("cannot read {}: {why}", path.display())))
         }
     }

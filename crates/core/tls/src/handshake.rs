@@ -12,7 +12,7 @@ use openssl::x509::{X509Ref, X509VerifyResult};
 use crate::error::{Error, Kind, reason};
 use crate::names::Names;
 use crate::records::{self, Peer, Suite};
-use crate::seen::{Seen, printable};
+use crate::seen::{Seen, escaped};
 use crate::wrapped::{self, Pipe};
 
 /// Bytes received at a time. OpenSSL bounds the messages of a handshake itself.
@@ -186,7 +186,7 @@ fn suite(ssl: &SslRef) -> String {
 fn subject(certificate: &X509Ref) -> String {
     let mut names = certificate.subject_name().entries_by_nid(Nid::COMMONNAME);
     match names.next() {
-        Some(name) => printable(name.data().as_slice()),
+        Some(name) => escaped(name.data().as_slice()),
         None => "a certificate without a common name".to_string(),
     }
 }

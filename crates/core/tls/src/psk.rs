@@ -12,10 +12,9 @@ const USER_MAX: usize = 128;
 /// Largest file: some hundred thousand users.
 const FILE_MAX: u64 = 32 << 20;
 
-/// The system's words without their number, and what to do; `blockhaul tls init` makes what is not there.
-pub(crate) fn plain(error: &std::io::Error) -> String {
-    let text = error.to_string();
-    let words = text.split(" (os error ").next().unwrap_or(&text);
+/// The system's words, and what to do; `blockhaul tls init` makes what is not there.
+pub(crate) fn advice(error: &std::io::Error) -> String {
+    let words = blockhaul_io::plain(error);
     match error.kind() {
         std::io::ErrorKind::NotFound => {
             format!("{words}: check the name, or make it with blockhaul tls init")
@@ -23,7 +22,7 @@ pub(crate) fn plain(error: &std::io::Error) -> String {
         std::io::ErrorKind::IsADirectory => format!("{words}: choose the file in it"),
         std::io::ErrorKind::NotADirectory => format!("{words}: choose the folder that it is in"),
         std::io::ErrorKind::PermissionDenied => format!("{words}: check who may read it"),
-        _ => words.to_string(),
+        _ => words,
     }
 }
 
@@ -35,7 +34,7 @@ impl Users {
     pub(crate) fn read(path: &Path) -> Result<Users, Error> {
         let shown = path.display();
         let cannot = |why: String| Error::new(Kind::File, format!("cannot read {shown}: {why}"));
-        let failed = |error: std::io::Error| cannot(plain(&error));
+        let failed = |error: std::io::Error| cannot(advice(&error));
         let size = std::fs::metadata(path).map_err(failed)?.len();
         if size > FILE_MAX {
             return Err(cannot(format!("{size} bytes are no file of keys")));

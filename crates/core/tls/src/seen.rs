@@ -12,7 +12,7 @@ pub(crate) struct Seen {
     pub(crate) server_secret: Option<Vec<u8>>,
 }
 
-/// A name that a stranger sent, for messages.
-pub(crate) fn printable(name: &[u8]) -> String {
+/// A name that a stranger sent, for messages: its first 128 characters, all but printable ASCII escaped.
+pub(crate) fn escaped(name: &[u8]) -> String {
     String::from_utf8_lossy(name).chars().take(128).flat_map(char::escape_default).collect()
 }

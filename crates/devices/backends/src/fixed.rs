@@ -7,6 +7,7 @@ use blockhaul_block::{
     BASE_ALLOCATION, Can, Device, Error, Extents, Facts, HOLE, Kind, Op, Pending, Reply, Request,
     ZERO,
 };
+use blockhaul_io::is_zero;
 
 use crate::fill;
 
@@ -57,7 +58,6 @@ impl Device for Fixed {
 
     fn submit(&self, request: Request) -> Pending {
         let Request { op, at, len, .. } = request;
-        let is_zero = |bytes: &[u8]| bytes.iter().all(|&byte| byte == 0);
         match op {
             Op::Read(room) => match &self.bytes {
                 None => Pending::ready(Ok(Reply::Hole)),

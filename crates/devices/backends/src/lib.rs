@@ -30,6 +30,8 @@ mod table;
 mod tmpdisk;
 mod zero;
 
+use std::sync::Arc;
+
 pub use data::Data;
 pub use file::{
     Dir, File, Shared, disable_locks, identity, identity_of, named as named_file, shared,
@@ -53,28 +55,28 @@ pub use tmpdisk::Tmpdisk;
 pub use zero::Zero;
 
 /// Every kind of storage of this crate, for a [`blockhaul_catalog::Registry`].
-pub fn all() -> Vec<&'static dyn blockhaul_catalog::Backend> {
+pub fn all() -> Vec<Arc<dyn blockhaul_catalog::Backend>> {
     vec![
-        &File,
-        &Dir,
-        &Memory,
-        &Null,
-        &Zero,
-        &Pattern,
-        &Sample,
-        &Data,
-        &Ones,
-        &Random,
-        &Full,
-        &Split,
-        &Partitioning,
-        &SparseRandom,
-        &Info,
-        &Tmpdisk,
-        &Ondemand,
-        &Floppy,
-        &Iso,
-        &Linuxdisk,
+        Arc::new(File),
+        Arc::new(Dir),
+        Arc::new(Memory),
+        Arc::new(Null),
+        Arc::new(Zero),
+        Arc::new(Pattern),
+        Arc::new(Sample),
+        Arc::new(Data),
+        Arc::new(Ones),
+        Arc::new(Random),
+        Arc::new(Full),
+        Arc::new(Split),
+        Arc::new(Partitioning),
+        Arc::new(SparseRandom),
+        Arc::new(Info),
+        Arc::new(Tmpdisk),
+        Arc::new(Ondemand),
+        Arc::new(Floppy),
+        Arc::new(Iso),
+        Arc::new(Linuxdisk),
     ]
 }
 

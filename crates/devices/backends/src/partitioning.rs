@@ -1,5 +1,5 @@
-//! `partitioning:FILE,FILE…`: a disk with a partition for each file, as nbdkit's plugin of that name
-//! makes it: the same layout and the same partition tables, but for random GUIDs.
+//! `partitioning:DEVICE,DEVICE…`: a disk with a partition for each file or other device, as nbdkit's plugin of
+//! that name makes it: the same layout and the same partition tables, but for random GUIDs.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ const PRIMARY: usize = 4;
 /// Type of a partition in an MBR where none is given: Linux.
 const LINUX: u8 = 0x83;
 
-/// The backend `partitioning:FILE,FILE…`.
+/// The backend `partitioning:DEVICE,DEVICE…`.
 pub struct Partitioning;
 
 impl Backend for Partitioning {
@@ -31,12 +31,13 @@ impl Backend for Partitioning {
     }
 
     fn operand(&self) -> &'static str {
-        "FILE,FILE…"
+        "DEVICE,DEVICE…"
     }
 
     fn summary(&self) -> &'static str {
-        "a disk with a partition for each file; a file whose name has a comma is given as file=NAME, \
-         which can be repeated. Options that differ between partitions take a list: \
+        "a disk with a partition for each file or other device: paths, or descriptions as on the command \
+         line, in which %3f is a question mark. One that has a comma is given as file=DEVICE, which can be \
+         repeated, with %26 for &; %25 is a percent sign. Options that differ between partitions take a list: \
          mbr-id=0x83,0x82, whose last value counts for all that follow. The tables cannot be changed"
     }
 
@@ -44,6 +45,7 @@ impl Backend for Partitioning {
         r#"
 blockhaul copy sample:8M boot.raw && blockhaul copy sample:64M root.raw
 blockhaul copy 'partitioning:boot.raw,root.raw?partition-type=gpt' disk.raw
+blockhaul copy 'partitioning:boot.raw,zero:1M?file=split:boot.raw%2croot.raw' three.raw
 "#
     }
 
@@ -129,7 +131,7 @@ async fn open(target: &Target) -> Result<Opened> {
     let kinds = List::of(&target.args, "type-guid", names.len(), kind)?;
     let mut files = Vec::with_capacity(names.len());
     for (index, name) in names.into_iter().enumerate() {
-        let device = split::file(name, target.intent).await?;
+        let device = split::part("partitioning", index + 1, name, target).await?;
         let size = device.facts().size;
         if size == 0 {
             return Err(wrong(format!("{name} is empty, and a partition cannot be")));
@@ -151,7 +153,9 @@ async fn open(target: &Target) -> Result<Opened> {
         Some(_) => return Err(wrong("an MBR can tell of 2 TiB only: use partition-type=gpt")),
         None => !small || files.len() > PRIMARY,
     };
-    let name = format!("partitioning of {} files", files.len());
+    let what =
+        if files.iter().all(|file| split::is_path(&file.name)) { "files" } else { "devices" };
+    let name = format!("partitioning of {} {what}", files.len());
     split::join("partitioning", name, if gpt { with_gpt(files)? } else { with_mbr(files)? })
 }
 

@@ -1,23 +1,26 @@
-//! `split:FILE,FILE…`: files one behind the other, as one device.
+//! `split:DEVICE,DEVICE…`: devices one behind the other, as one.
 
+use std::ffi::OsStr;
 use std::sync::Arc;
 
 use blockhaul_block::{
     BASE_ALLOCATION, Can, Contexts, Device, Error, Extents, Facts, Flags, Kind, Op, Pending, Reply,
     Request, Result, emulate,
 };
-use blockhaul_catalog::{Args, Backend, Intent, Opened, Opening, Target, percent_decode};
+use blockhaul_catalog::{
+    Args, Backend, Intent, OpenContext, Opened, Opening, Spec, Target, percent_decode,
+};
 use blockhaul_io::{Pool, Room};
 
-/// Longest piece of a read that reaches over the end of a file, and how many are read at a time.
+/// Longest piece of a read that reaches over the end of a part, and how many are read at a time.
 const PIECE: usize = 256 << 10;
 const PIECES: u64 = 8;
 /// Runs with which an answer is long enough.
 const RUNS_MAX: usize = 64 << 10;
-/// Most files: each needs a descriptor.
-const FILES_MAX: usize = 512;
+/// Most parts: each needs a descriptor.
+const PARTS_MAX: usize = 512;
 
-/// The backend `split:FILE,FILE…`.
+/// The backend `split:DEVICE,DEVICE…`.
 pub struct Split;
 
 impl Backend for Split {
@@ -26,17 +29,19 @@ impl Backend for Split {
     }
 
     fn operand(&self) -> &'static str {
-        "FILE,FILE…"
+        "DEVICE,DEVICE…"
     }
 
     fn summary(&self) -> &'static str {
-        "files one behind the other, as one device; %2c is a comma in a name"
+        "files or other devices one behind the other, as one: paths, or descriptions as on the command \
+         line, in which %2c is a comma and %25 a percent sign"
     }
 
     fn example(&self) -> &'static str {
         r#"
 blockhaul copy sample:8M 1.raw && blockhaul copy sample:8M 2.raw
 blockhaul copy split:1.raw,2.raw disk.raw
+blockhaul copy 'split:1.raw,zero:1M,data:0x55*512?size=1M' longer.raw
 "#
     }
 
@@ -52,21 +57,48 @@ blockhaul copy split:1.raw,2.raw disk.raw
 async fn open(target: &Target) -> Result<Opened> {
     let text = target.text()?;
     let text = text.strip_prefix("split:").unwrap_or(text);
-    let mut files = Vec::new();
     if target.intent.target_size.is_some() {
         let text = "split: cannot be made to fit a copy: copy to a file, or serve it";
         return Err(Error::new(Kind::Usage, text));
     }
+    let mut parts = Vec::new();
+    let mut all_paths = true;
     for name in text.split(',').filter(|name| !name.is_empty()) {
-        if files.len() == FILES_MAX {
-            return Err(Error::new(Kind::Usage, format!("split: more than {FILES_MAX} files")));
+        if parts.len() == PARTS_MAX {
+            return Err(Error::new(Kind::Usage, format!("split: more than {PARTS_MAX} files")));
         }
-        files.push(file(&percent_decode(name)?, target.intent).await?);
+        let description = percent_decode(name)?;
+        all_paths &= is_path(&description);
+        parts.push(part("split", parts.len() + 1, &description, target).await?);
     }
-    if files.is_empty() {
+    if parts.is_empty() {
         return Err(Error::new(Kind::Usage, "split: needs files: split:FILE,FILE"));
     }
-    join("split", format!("split of {} files", files.len()), files)
+    let what = if all_paths { "files" } else { "devices" };
+    join("split", format!("split of {} {what}", parts.len()), parts)
+}
+
+/// Whether a description is a bare path.
+pub(crate) fn is_path(description: &str) -> bool {
+    matches!(Spec::parse(OsStr::new(description)), Ok(Spec::Path(_)))
+}
+
+/// A part of what `target` describes, by its own description, that can do everything. `scheme` and
+/// `number` (from 1 on) are for messages; those about files name them anyway.
+pub(crate) async fn part(
+    scheme: &str,
+    number: usize,
+    description: &str,
+    target: &Target,
+) -> Result<Arc<dyn Device>> {
+    let opened = target.context.open(description, target.intent).await.map_err(|error| {
+        if is_path(description) {
+            return error;
+        }
+        let text = format!("{scheme}: part {number}, {description}: {error}");
+        Error::new(error.kind(), text)
+    });
+    Ok(emulate::emulate(opened?.device))
 }
 
 /// A file or block device by its path, that can do everything.
@@ -77,7 +109,7 @@ pub(crate) async fn file(path: &str, intent: Intent) -> Result<Arc<dyn Device>> 
         command: Vec::new(),
         args: Args::check("file", crate::File.params(), &[])?,
         intent,
-        shutdown: blockhaul_catalog::Shutdown::default(),
+        context: OpenContext::default(),
     };
     Ok(emulate::emulate(crate::File.open(file).await?.device))
 }
@@ -103,11 +135,15 @@ pub(crate) fn join(scheme: &str, name: String, devices: Vec<Arc<dyn Device>>) ->
     for part in &parts {
         let below = part.device.facts();
         facts.can &= below.can;
+        facts.emulated |= below.emulated;
+        facts.withheld |= below.withheld;
         facts.block.maximum = facts.block.maximum.min(below.block.maximum);
         facts.rotational |= below.rotational;
         facts.files.extend_from_slice(&below.files);
         facts.allocation_unit = facts.allocation_unit.min(below.allocation_unit);
     }
+    facts.emulated &= facts.can;
+    facts.withheld &= facts.can;
     // Empty parts hold nothing.
     parts.retain(|part| part.start < part.end);
     let shared = Shared { parts, pool: Pool::new(Pool::cost(PIECE) * PIECES) };
@@ -183,7 +219,7 @@ impl Device for SplitDevice {
 }
 
 impl Shared {
-    /// The parts of a range: the file, and offsets of start and end in the device.
+    /// The parts of a range: the part, and offsets of start and end in the device.
     fn within(&self, at: u64, end: u64) -> impl Iterator<Item = (&Part, u64, u64)> {
         let first = self.parts.partition_point(|part| part.end <= at);
         let touching = self.parts[first..].iter().take_while(move |part| part.start < end);

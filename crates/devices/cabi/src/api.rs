@@ -50,12 +50,6 @@ fn malloced(bytes: &[u8]) -> *mut c_char {
     copy.cast()
 }
 
-/// What the system says, without "(os error N)".
-fn plain(error: &std::io::Error) -> String {
-    let text = error.to_string();
-    text.split(" (os error ").next().unwrap_or_default().to_string()
-}
-
 /// Says why a call failed.
 fn failed<T>(why: impl AsRef<str>, value: T) -> T {
     context::said(why.as_ref());
@@ -255,7 +249,9 @@ unsafe extern "C" fn nbdkit_absolute_path(path: *const c_char) -> *mut c_char {
     let Some(path) = (unsafe { path_of(path) }) else { return ptr::null_mut() };
     match std::path::absolute(&path) {
         Ok(path) => malloced(path.as_os_str().as_bytes()),
-        Err(error) => failed(format!("{}: {}", path.display(), plain(&error)), ptr::null_mut()),
+        Err(error) => {
+            failed(format!("{}: {}", path.display(), blockhaul_io::plain(&error)), ptr::null_mut())
+        }
     }
 }
 
@@ -267,7 +263,9 @@ unsafe extern "C" fn nbdkit_realpath(path: *const c_char) -> *mut c_char {
     let Some(path) = (unsafe { path_of(path) }) else { return ptr::null_mut() };
     match path.canonicalize() {
         Ok(path) => malloced(&path.into_os_string().into_vec()),
-        Err(error) => failed(format!("{}: {}", path.display(), plain(&error)), ptr::null_mut()),
+        Err(error) => {
+            failed(format!("{}: {}", path.display(), blockhaul_io::plain(&error)), ptr::null_mut())
+        }
     }
 }
 

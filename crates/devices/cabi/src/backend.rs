@@ -45,6 +45,10 @@ blockhaul serve 'nbdkit:memory?size=64M' --run 'blockhaul copy --verify sample:6
         true
     }
 
+    fn runs_foreign_code(&self) -> bool {
+        true
+    }
+
     fn instead_of(&self, scheme: &str, rest: &str) -> Option<String> {
         hint::instead_of(scheme, rest)
     }
@@ -53,7 +57,8 @@ blockhaul serve 'nbdkit:memory?size=64M' --run 'blockhaul copy --verify sample:6
         Box::pin(async move {
             let settings = Settings::parse(target.text()?)?;
             let readonly = !target.intent.write;
-            let plugin = Plugin::start(settings, target.shutdown.clone()).await?;
+            let plugin =
+                Plugin::start(settings, target.context.registry().shutdown.clone()).await?;
             let more = Handles { plugin, readonly };
             let device = more.open().await?;
             // Where there may be one connection at a time, a second would wait for ever.
@@ -67,8 +72,11 @@ blockhaul serve 'nbdkit:memory?size=64M' --run 'blockhaul copy --verify sample:6
         let target = target.clone();
         Some(Box::pin(async move {
             let readonly = !target.intent.write;
-            let plugin =
-                Plugin::start(Settings::parse(target.text()?)?, target.shutdown.clone()).await?;
+            let plugin = Plugin::start(
+                Settings::parse(target.text()?)?,
+                target.context.registry().shutdown.clone(),
+            )
+            .await?;
             Ok(Arc::new(PluginExports { plugin, readonly }) as Arc<dyn Exports>)
         }))
     }

@@ -59,6 +59,6 @@ pub use plugin::{HostSettings, Settings, wait_for_end};
 pub use stdio::{stdio_is_a_client, when_ready};
 
 /// Every kind of storage of this crate, for a [`blockhaul_catalog::Registry`].
-pub fn all() -> Vec<&'static dyn blockhaul_catalog::Backend> {
-    vec![&Nbdkit]
+pub fn all() -> Vec<std::sync::Arc<dyn blockhaul_catalog::Backend>> {
+    vec![std::sync::Arc::new(Nbdkit)]
 }

@@ -19,17 +19,13 @@ const ENDING_STEP: Duration = Duration::from_millis(10);
 const ENDING_STEPS: u32 = 20;
 
 /// The backends of this crate, connecting with these options.
-pub fn all(options: Options) -> Vec<&'static dyn Backend> {
-    // A program makes its registry once and keeps it to its end.
-    let options: &'static Options = Box::leak(Box::new(options));
-    vec![
-        Box::leak(Box::new(NbdUri { options })) as &'static dyn Backend,
-        Box::leak(Box::new(NbdCommand { options })) as &'static dyn Backend,
-    ]
+pub fn all(options: Options) -> Vec<Arc<dyn Backend>> {
+    let options = Arc::new(options);
+    vec![Arc::new(NbdUri { options: options.clone() }), Arc::new(NbdCommand { options })]
 }
 
 struct NbdUri {
-    options: &'static Options,
+    options: Arc<Options>,
 }
 
 impl Backend for NbdUri {
@@ -59,7 +55,7 @@ blockhaul copy --verify 'nbd+unix:///?socket=disk.sock' disk.raw
     }
 
     fn open(&self, target: Target) -> Opening<Opened> {
-        let options = self.options;
+        let options = self.options.clone();
         Box::pin(async move {
             let uri = format!("{}:{}", target.scheme, target.text()?);
             let Parsed { address, export, tls } = parse(&uri)?;
@@ -82,7 +78,7 @@ const QEMU_FORMATS: &[(&str, &str)] = &[
 ];
 
 struct NbdCommand {
-    options: &'static Options,
+    options: Arc<Options>,
 }
 
 impl Backend for NbdCommand {
@@ -109,7 +105,7 @@ impl Backend for NbdCommand {
     }
 
     fn open(&self, target: Target) -> Opening<Opened> {
-        let options = self.options;
+        let options = self.options.clone();
         Box::pin(async move {
             let process = ServerProcess::start(&target.command)?;
             let place = Place {
@@ -205,7 +201,7 @@ struct Place {
     name: String,
     address: Address,
     export: String,
-    options: &'static Options,
+    options: Arc<Options>,
     tls: Option<Arc<blockhaul_tls::Connector>>,
     /// The server, if it was started for this.
     process: Option<Arc<ServerProcess>>,
@@ -219,7 +215,7 @@ impl Place {
 
     async fn connect(&self) -> Result<Arc<dyn Device>> {
         let (process, name) = (self.process.clone(), &self.name);
-        let options = Options { tls: self.tls.clone(), ..self.options.clone() };
+        let options = Options { tls: self.tls.clone(), ..(*self.options).clone() };
         let connected = connect_keeping(process, name, &self.address, &self.export, &options).await;
         let error = match connected {
             Ok(Connected { device, .. }) => return Ok(device),

@@ -27,12 +27,11 @@ pub enum Again {
 }
 
 /// The same kind of storage, each device of it in a process of its own.
-pub fn isolated(inner: &'static dyn Backend, again: Again) -> &'static dyn Backend {
-    // A program makes its registry once and keeps it to its end.
-    Box::leak(Box::new(Isolated(inner, again)))
+pub fn isolated(inner: Arc<dyn Backend>, again: Again) -> Arc<dyn Backend> {
+    Arc::new(Isolated(inner, again))
 }
 
-struct Isolated(&'static dyn Backend, Again);
+struct Isolated(Arc<dyn Backend>, Again);
 
 impl Backend for Isolated {
     fn schemes(&self) -> &'static [&'static str] {
@@ -57,6 +56,10 @@ impl Backend for Isolated {
 
     fn raw(&self) -> bool {
         self.0.raw()
+    }
+
+    fn runs_foreign_code(&self) -> bool {
+        self.0.runs_foreign_code()
     }
 
     fn open(&self, target: Target) -> Opening<Opened> {
@@ -84,7 +87,7 @@ async fn device(apart: Arc<Apart>, export: &str, served: bool) -> Result<Arc<dyn
             let mut facts = Facts::clone(&inner.facts());
             if let Some(sizes) = negotiated.info.block_sizes.filter(|_| served) {
                 let blockhaul_wire::BlockSizes { minimum, preferred, maximum } = sizes;
-                facts.told = Some(BlockSizes { minimum, preferred, maximum });
+                facts.advertised = Some(BlockSizes { minimum, preferred, maximum });
                 facts.block.minimum = 1;
             }
             if served {

@@ -4,12 +4,12 @@
 use std::sync::Arc;
 
 use blockhaul_block::{
-    Access, BlockSizes, Device, Error, Facts, FileRange, Flags, Kind, Op, Pending, Reply, Request,
-    Result, emulate,
+    Access, BlockSizes, Device, Error, Facts, FileRange, Flags, Hints, Kind, Op, Pending, Reply,
+    Request, Result, emulate,
 };
-use blockhaul_catalog::{Args, Layer, ParamKind};
+use blockhaul_catalog::{Args, Layer, LayerKind, ParamKind};
 
-use crate::declared::{Declared, layer, param, param_or, usage};
+use crate::declared::{layer, param, param_or, usage};
 use crate::masked::masked;
 use crate::scratch::Scratch;
 
@@ -17,7 +17,7 @@ use crate::scratch::Scratch;
 const PIECES_AT_ONCE: usize = 64;
 
 /// The layer `blocksize`.
-pub static BLOCKSIZE: Declared = Declared {
+pub static BLOCKSIZE: LayerKind = LayerKind {
     name: "blocksize",
     summary: "sets the block sizes that clients are told and that the device gets",
     manual: "`minimum`, `preferred` and `maximum` are told to clients. With `error-policy=error` \
@@ -33,6 +33,7 @@ blockhaul serve --layer 'blocksize?minimum=4k&minblock=4k' memory:64M \
   --run 'blockhaul info "$uri"'
 "#,
     needs_content: false,
+    writes_below: true,
     params: &[
         param("minimum", ParamKind::Size, "Smallest block told; a power of two, 1 to 64k."),
         param("preferred", ParamKind::Size, "Preferred block told; a power of two, 512 to 32M."),
@@ -47,6 +48,7 @@ blockhaul serve --layer 'blocksize?minimum=4k&minblock=4k' memory:64M \
         param("maxdata", ParamKind::Size, "Longest read or write for the device."),
         param("maxlen", ParamKind::Size, "Longest other request for the device."),
     ],
+    changeable: &[],
     configure: |args| configure(args),
 };
 
@@ -116,30 +118,36 @@ impl Limits {
                 facts.block = BlockSizes { minimum, maximum: maximum.max(minimum), ..block };
             });
         }
-        let most = u64::from(device.facts().block.maximum);
+        let below = device.facts();
+        let most = u64::from(below.block.maximum);
         let maxdata = self.maxdata.unwrap_or(most).min(most);
         if self.maxdata.is_some() || self.maxlen.is_some() {
             let maxlen = self.maxlen.unwrap_or(u64::MAX);
             let scratch = Scratch::new(maxdata.min(Scratch::PIECE));
-            device =
-                Arc::new(Split { facts: device.facts(), inner: device, maxdata, maxlen, scratch });
+            let mut kept = Hints::ZEROED
+                | Hints::TAKES_PARKED
+                | Hints::FLUSH_FAILURES_STAY
+                | Hints::IN_FLIGHT
+                | Hints::EXTENTS;
+            // Reads in pieces take their buffer before the bytes are there.
+            kept.set(Hints::CLAIMS_ROOM, self.maxdata.is_none());
+            let facts = Arc::new(Facts::over(&below).keeping(&below, kept));
+            device = Arc::new(Split { facts, inner: device, maxdata, maxlen, scratch });
         }
         // Parts of blocks are supplied here, above the pieces.
         device = emulate::emulate(device);
-        let mut facts = Facts::clone(&device.facts());
-        // Buffers are taken before the answers are there.
-        facts.claims_room = false;
+        let mut facts = Facts::same(&device.facts());
         let silent = self.minimum.is_none() && self.preferred.is_none() && self.maximum.is_none();
-        // What the device tells by itself is held to as well.
-        if silent && !(self.refuse && facts.told.is_some()) {
+        // Clients are held to what the device advertises by itself as well.
+        if silent && !(self.refuse && facts.advertised.is_some()) {
             return Ok(device);
         }
-        let told = facts.told_or_own();
-        let minimum = self.minimum.unwrap_or(told.minimum);
-        let maximum = self.maximum.unwrap_or(told.maximum).max(minimum);
-        let preferred = self.preferred.unwrap_or(told.preferred).max(minimum).max(512);
-        facts.told = Some(BlockSizes { minimum, preferred, maximum });
-        Ok(Arc::new(Told {
+        let sizes = facts.advertised_or_own();
+        let minimum = self.minimum.unwrap_or(sizes.minimum);
+        let maximum = self.maximum.unwrap_or(sizes.maximum).max(minimum);
+        let preferred = self.preferred.unwrap_or(sizes.preferred).max(minimum).max(512);
+        facts.advertised = Some(BlockSizes { minimum, preferred, maximum });
+        Ok(Arc::new(Advertised {
             inner: device,
             facts: Arc::new(facts),
             minimum,
@@ -149,8 +157,8 @@ impl Limits {
     }
 }
 
-/// Tells block sizes, and holds clients to them if wanted.
-struct Told {
+/// Advertises block sizes, and holds clients to them if wanted.
+struct Advertised {
     inner: Arc<dyn Device>,
     facts: Arc<Facts>,
     minimum: u32,
@@ -158,7 +166,7 @@ struct Told {
     refuse: bool,
 }
 
-impl Device for Told {
+impl Device for Advertised {
     fn facts(&self) -> Arc<Facts> {
         self.facts.clone()
     }

@@ -3,15 +3,15 @@
 use std::sync::Arc;
 
 use blockhaul_block::{
-    Can, Device, Error, Facts, Flags, Kind, Op, Pending, Reply, Request, Result,
+    Can, Device, Error, Facts, Flags, Hints, Kind, Op, Pending, Reply, Request, Result,
 };
-use blockhaul_catalog::{Args, Layer, Param};
+use blockhaul_catalog::{Args, Layer, LayerKind, Param};
 
-use crate::declared::{Declared, layer};
+use crate::declared::layer;
 use crate::scratch::Scratch;
 
 /// The layer `checkwrite`.
-pub static CHECKWRITE: Declared = Declared {
+pub static CHECKWRITE: LayerKind = LayerKind {
     name: "checkwrite",
     summary: "compares what is written with what is there, and changes nothing",
     manual: "A write succeeds if the device holds these bytes already, a zeroing or trim if it holds \
@@ -22,7 +22,9 @@ blockhaul copy sample:64M disk.raw
 blockhaul serve --layer checkwrite disk.raw --run 'blockhaul copy sample:64M "$uri"'
 "#,
     needs_content: true,
+    writes_below: false,
     params: NONE,
+    changeable: &[],
     configure: |args| configure(args),
 };
 
@@ -30,7 +32,10 @@ const NONE: &[Param] = &[];
 
 fn configure(_args: &Args) -> Result<Arc<dyn Layer>> {
     layer(|inner| {
-        let mut facts = Facts::clone(&inner.facts());
+        let below = inner.facts();
+        // What is written is looked at, and nothing is flushed.
+        let kept = Hints::ZEROED | Hints::CLAIMS_ROOM | Hints::IN_FLIGHT | Hints::EXTENTS;
+        let mut facts = Facts::over(&below).keeping(&below, kept);
         let supplied = Can::CHANGES | Can::FLUSH | Can::MULTI_CONN;
         facts.emulated |= supplied - facts.can;
         facts.can |= supplied;

@@ -1,51 +1,9 @@
-//! How the layers of this crate are declared: a constant with what help, manual and parser need, and
-//! a function that makes the layer.
+//! What the declarations of layers have in common: parameters, and layers made of functions.
 
 use std::sync::Arc;
 
 use blockhaul_block::{Device, Error, Kind, Result};
-use blockhaul_catalog::{Args, Below, Layer, LayerKind, Opening, Param, ParamKind};
-
-/// The declaration of a layer.
-pub struct Declared {
-    pub(crate) name: &'static str,
-    pub(crate) summary: &'static str,
-    pub(crate) manual: &'static str,
-    pub(crate) example: &'static str,
-    pub(crate) needs_content: bool,
-    pub(crate) params: &'static [Param],
-    pub(crate) configure: fn(&Args) -> Result<Arc<dyn Layer>>,
-}
-
-impl LayerKind for Declared {
-    fn name(&self) -> &'static str {
-        self.name
-    }
-
-    fn summary(&self) -> &'static str {
-        self.summary
-    }
-
-    fn manual(&self) -> &'static str {
-        self.manual
-    }
-
-    fn example(&self) -> &'static str {
-        self.example
-    }
-
-    fn params(&self) -> &'static [Param] {
-        self.params
-    }
-
-    fn needs_content(&self) -> bool {
-        self.needs_content
-    }
-
-    fn configure(&self, args: &Args) -> Result<Arc<dyn Layer>> {
-        (self.configure)(args)
-    }
-}
+use blockhaul_catalog::{Below, Layer, Opening, Param, ParamKind};
 
 /// A layer whose `wrap` is a function.
 pub(crate) fn layer(
@@ -79,7 +37,7 @@ where
     F: Fn(Below) -> Result<Arc<dyn Device>> + Send + Sync,
 {
     fn wrap(&self, device: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
-        (self.0)(Below { device, reopen: None, export: None })
+        (self.0)(Below::alone(device))
     }
 
     fn open(self: Arc<Self>, below: Below) -> Opening<Arc<dyn Device>> {
@@ -105,9 +63,4 @@ pub(crate) const fn param_or(
 /// A wrong value, or one that does not suit the device.
 pub(crate) fn usage(text: impl Into<String>) -> Error {
     Error::new(Kind::Usage, text.into())
-}
-
-/// An answer of the device below that breaks the contract.
-pub(crate) fn misfit() -> Error {
-    Error::new(Kind::Io, "the device gave an answer that does not fit")
 }

@@ -14,65 +14,47 @@ use blockhaul_catalog::{Args, Layer, LayerKind, Param, ParamKind};
 use blockhaul_io::Completer;
 
 /// The layer `delay`.
-pub struct Delay;
+pub static DELAY: LayerKind = LayerKind {
+    name: "delay",
+    summary: "lets requests wait before they reach the device",
+    manual: "Every request waits so long before it reaches the device, counted from when it \
+     came; requests wait side by side. With `exclusive=on` a request for extents is \
+     alone: all others wait until it is over, as with sources that hold one lock for \
+     both.",
+    example: r#"
+blockhaul copy --source-layer 'delay?read=20ms&extents=20ms' sample:64M null:
+"#,
+    needs_content: false,
+    writes_below: true,
+    params: &[
+        time("read", "How long a read waits."),
+        time("write", "How long a write waits."),
+        time("zero", "How long a zeroing waits."),
+        time("trim", "How long a trim waits."),
+        time("flush", "How long a flush waits."),
+        time("cache", "How long a cache hint waits."),
+        time("extents", "How long a request for extents waits."),
+        Param {
+            name: "exclusive",
+            kind: ParamKind::Switch,
+            default: Some("off"),
+            doc: "While a request for extents runs, all others are held back.",
+        },
+    ],
+    changeable: &["read", "write", "zero", "trim", "flush", "cache", "extents"],
+    configure: |args| configure(args),
+};
 
 /// A parameter that is a time, none by default.
 const fn time(name: &'static str, doc: &'static str) -> Param {
     Param { name, kind: ParamKind::Duration, default: Some("0"), doc }
 }
 
-impl LayerKind for Delay {
-    fn name(&self) -> &'static str {
-        "delay"
-    }
-
-    fn summary(&self) -> &'static str {
-        "lets requests wait before they reach the device"
-    }
-
-    fn manual(&self) -> &'static str {
-        "Every request waits so long before it reaches the device, counted from when it \
-         came; requests wait side by side. With `exclusive=on` a request for extents is \
-         alone: all others wait until it is over, as with sources that hold one lock for \
-         both."
-    }
-
-    fn example(&self) -> &'static str {
-        r#"
-blockhaul copy --source-layer 'delay?read=20ms&extents=20ms' sample:64M null:
-"#
-    }
-
-    fn params(&self) -> &'static [Param] {
-        const {
-            &[
-                time("read", "How long a read waits."),
-                time("write", "How long a write waits."),
-                time("zero", "How long a zeroing waits."),
-                time("trim", "How long a trim waits."),
-                time("flush", "How long a flush waits."),
-                time("cache", "How long a cache hint waits."),
-                time("extents", "How long a request for extents waits."),
-                Param {
-                    name: "exclusive",
-                    kind: ParamKind::Switch,
-                    default: Some("off"),
-                    doc: "While a request for extents runs, all others are held back.",
-                },
-            ]
-        }
-    }
-
-    fn changeable(&self) -> &'static [&'static str] {
-        const { &["read", "write", "zero", "trim", "flush", "cache", "extents"] }
-    }
-
-    fn configure(&self, args: &Args) -> Result<Arc<dyn Layer>> {
-        let times = Arc::<Times>::default();
-        times.set(args);
-        let gate = args.switch("exclusive").then(|| Arc::new(Gate::default()));
-        Ok(Arc::new(DelayLayer { times, gate }))
-    }
+fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
+    let times = Arc::<Times>::default();
+    times.set(args);
+    let gate = args.switch("exclusive").then(|| Arc::new(Gate::default()));
+    Ok(Arc::new(DelayLayer { times, gate }))
 }
 
 /// How long requests wait, in nanoseconds, in the order of [`OpKind::ALL`].

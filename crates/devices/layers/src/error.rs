@@ -18,7 +18,46 @@ const ERRORS: [(&str, Kind); 6] = [
 ];
 
 /// The layer `error`.
-pub struct Failing;
+pub static ERROR: LayerKind = LayerKind {
+    name: "error",
+    summary: "lets requests fail, all or by share, place and number",
+    manual: "For tests of clients. Requests fail before they reach the device: all of them, \
+     or a share of all or of one kind, or those that touch a place, after the first \
+     `after` and at most `count` times. Which ones fail depends on `seed` alone.",
+    example: r#"
+blockhaul serve --layer 'error?read=20%&count=5' sample:64M \
+  --run 'blockhaul copy "$uri" null:'
+"#,
+    needs_content: false,
+    writes_below: true,
+    params: &[
+        Param {
+            name: "error",
+            kind: ParamKind::Choice(&["EIO", "ENOSPC", "EPERM", "EINVAL", "ENOMEM", "ESHUTDOWN"]),
+            default: Some("EIO"),
+            doc: "The error.",
+        },
+        share("all", "Share of all requests that fail; 100% if no share is given at all."),
+        share("read", "Share of reads that fail."),
+        share("write", "Share of writes that fail."),
+        share("zero", "Share of zeroings that fail."),
+        share("trim", "Share of trims that fail."),
+        share("flush", "Share of flushes that fail."),
+        share("cache", "Share of cache hints that fail."),
+        share("extents", "Share of requests for extents that fail."),
+        Param {
+            name: "at",
+            kind: ParamKind::Text,
+            default: None,
+            doc: "OFFSET or OFFSET,LENGTH: only requests that touch this range fail.",
+        },
+        number("after", Some("0"), "So many of the requests in question pass first."),
+        number("count", None, "At most so many fail, then all pass."),
+        number("seed", Some("1"), "Decides which requests fail when the share is not 100%."),
+    ],
+    changeable: &[],
+    configure: |args| configure(args),
+};
 
 /// How large a share of one kind of request fails.
 const fn share(name: &'static str, doc: &'static str) -> Param {
@@ -30,91 +69,27 @@ const fn number(name: &'static str, default: Option<&'static str>, doc: &'static
     Param { name, kind: ParamKind::Number, default, doc }
 }
 
-impl LayerKind for Failing {
-    fn name(&self) -> &'static str {
-        "error"
-    }
-
-    fn summary(&self) -> &'static str {
-        "lets requests fail, all or by share, place and number"
-    }
-
-    fn manual(&self) -> &'static str {
-        "For tests of clients. Requests fail before they reach the device: all of them, \
-         or a share of all or of one kind, or those that touch a place, after the first \
-         `after` and at most `count` times. Which ones fail depends on `seed` alone."
-    }
-
-    fn example(&self) -> &'static str {
-        r#"
-blockhaul serve --layer 'error?read=20%&count=5' sample:64M \
-  --run 'blockhaul copy "$uri" null:'
-"#
-    }
-
-    fn params(&self) -> &'static [Param] {
-        const {
-            &[
-                Param {
-                    name: "error",
-                    kind: ParamKind::Choice(&[
-                        "EIO",
-                        "ENOSPC",
-                        "EPERM",
-                        "EINVAL",
-                        "ENOMEM",
-                        "ESHUTDOWN",
-                    ]),
-                    default: Some("EIO"),
-                    doc: "The error.",
-                },
-                share("all", "Share of all requests that fail; 100% if no share is given at all."),
-                share("read", "Share of reads that fail."),
-                share("write", "Share of writes that fail."),
-                share("zero", "Share of zeroings that fail."),
-                share("trim", "Share of trims that fail."),
-                share("flush", "Share of flushes that fail."),
-                share("cache", "Share of cache hints that fail."),
-                share("extents", "Share of requests for extents that fail."),
-                Param {
-                    name: "at",
-                    kind: ParamKind::Text,
-                    default: None,
-                    doc: "OFFSET or OFFSET,LENGTH: only requests that touch this range fail.",
-                },
-                number("after", Some("0"), "So many of the requests in question pass first."),
-                number("count", None, "At most so many fail, then all pass."),
-                number(
-                    "seed",
-                    Some("1"),
-                    "Decides which requests fail when the share is not 100%.",
-                ),
-            ]
-        }
-    }
-
-    fn configure(&self, args: &Args) -> Result<Arc<dyn Layer>> {
-        let name = args.text("error").unwrap_or("EIO");
-        let kind = ERRORS.iter().find(|row| row.0 == name).map_or(Kind::Io, |row| row.1);
-        let single = OpKind::ALL.map(|kind| args.share(kind.name()));
-        let rest = match args.share("all") {
-            Some(share) => share,
-            None if single.iter().all(Option::is_none) => 1.0,
-            None => 0.0,
-        };
-        let plan = Plan {
-            name: name.to_string(),
-            kind,
-            shares: single.map(|share| share.unwrap_or(rest)),
-            range: args.text("at").map(parse_range).transpose()?,
-            after: args.number("after").unwrap_or(0),
-            count: args.number("count").unwrap_or(u64::MAX),
-            seed: args.number("seed").unwrap_or(1),
-            asked: AtomicU64::new(0),
-            failed: AtomicU64::new(0),
-        };
-        Ok(Arc::new(ErrorLayer { plan: Arc::new(plan) }))
-    }
+fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
+    let name = args.text("error").unwrap_or("EIO");
+    let kind = ERRORS.iter().find(|row| row.0 == name).map_or(Kind::Io, |row| row.1);
+    let single = OpKind::ALL.map(|kind| args.share(kind.name()));
+    let rest = match args.share("all") {
+        Some(share) => share,
+        None if single.iter().all(Option::is_none) => 1.0,
+        None => 0.0,
+    };
+    let plan = Plan {
+        name: name.to_string(),
+        kind,
+        shares: single.map(|share| share.unwrap_or(rest)),
+        range: args.text("at").map(parse_range).transpose()?,
+        after: args.number("after").unwrap_or(0),
+        count: args.number("count").unwrap_or(u64::MAX),
+        seed: args.number("seed").unwrap_or(1),
+        asked: AtomicU64::new(0),
+        failed: AtomicU64::new(0),
+    };
+    Ok(Arc::new(ErrorLayer { plan: Arc::new(plan) }))
 }
 
 fn parse_range(text: &str) -> Result<(u64, u64)> {

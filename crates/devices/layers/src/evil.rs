@@ -4,15 +4,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use blockhaul_block::{
-    BASE_ALLOCATION, Can, Contexts, Device, Facts, HOLE, Op, Pending, Reply, Request, Result, ZERO,
+    BASE_ALLOCATION, Can, Contexts, Device, Error, Facts, HOLE, Hints, Op, Pending, Reply, Request,
+    Result, ZERO,
 };
-use blockhaul_catalog::{Args, Layer, ParamKind};
+use blockhaul_catalog::{Args, Layer, LayerKind, ParamKind};
 use blockhaul_io::{Buf, Data, Room};
 
-use crate::declared::{Declared, layer, misfit, param, param_or, usage};
+use crate::declared::{layer, param, param_or, usage};
 
 /// The layer `evil`.
-pub static EVIL: Declared = Declared {
+pub static EVIL: LayerKind = LayerKind {
     name: "evil",
     summary: "reads some bits wrong, to try what notices",
     manual: "What is written is right; what is read has wrong bits. `evil=stuck-bits`: some bits of the \
@@ -29,6 +30,7 @@ blockhaul serve --layer 'evil?evil-probability=1e-6&evil-seed=1' disk.raw \
   --run 'blockhaul compare disk.raw "$uri"; test $? = 1'
 "#,
     needs_content: false,
+    writes_below: true,
     params: &[
         param_or(
             "evil",
@@ -44,6 +46,7 @@ blockhaul serve --layer 'evil?evil-probability=1e-6&evil-seed=1' disk.raw \
         param_or("evil-stuck-probability", ParamKind::Text, "1", "Chance that a stuck bit shows."),
         param("evil-seed", ParamKind::Number, "Chooses the bits."),
     ],
+    changeable: &[],
     configure: |args| configure(args),
 };
 
@@ -122,10 +125,10 @@ struct EvilDevice {
 
 impl EvilDevice {
     fn new(inner: Arc<dyn Device>, evil: Evil) -> EvilDevice {
-        let mut facts = Facts::clone(&inner.facts());
-        // Buffers are changed.
-        facts.claims_room = false;
-        facts.in_flight = None;
+        let below = inner.facts();
+        // Buffers are changed when they are read, also those of zeroes that are no holes.
+        let kept = Hints::TAKES_PARKED | Hints::FLUSH_FAILURES_STAY | Hints::EXTENTS;
+        let facts = Facts::over(&below).keeping(&below, kept);
         let tells = facts.can.contains(Can::EXTENTS) && !facts.emulated.contains(Can::EXTENTS);
         let base = tells.then(|| facts.context(BASE_ALLOCATION)).flatten();
         EvilDevice { inner, facts: Arc::new(facts), evil, base, reads: AtomicU64::new(0) }
@@ -154,7 +157,7 @@ impl EvilDevice {
                     buf
                 }
                 Reply::Data(data) => own(data),
-                _ => return Err(misfit()),
+                _ => return Err(Error::misfit()),
             };
             let wrong = match base {
                 None => wrong,
@@ -195,8 +198,8 @@ async fn outside_holes(
     while let Some(first) = left.peek() {
         let from = at + first.bit / 8;
         let asked = Request::extents(from, at + len - from, base);
-        let Reply::Extents(lists) = inner.submit(asked).await? else { return Err(misfit()) };
-        let list = lists.first().filter(|list| !list.is_empty()).ok_or_else(misfit)?;
+        let Reply::Extents(lists) = inner.submit(asked).await? else { return Err(Error::misfit()) };
+        let list = lists.first().filter(|list| !list.is_empty()).ok_or_else(Error::misfit)?;
         let mut end = from;
         for run in list.runs() {
             end += run.len;

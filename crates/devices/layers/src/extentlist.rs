@@ -6,12 +6,12 @@ use blockhaul_block::{
     Access, BASE_ALLOCATION, Can, Device, Extents, Facts, FileRange, Flags, HOLE, Kind, Op,
     Pending, Reply, Request, Result, ZERO,
 };
-use blockhaul_catalog::{Args, Layer, ParamKind, parse_size};
+use blockhaul_catalog::{Args, Layer, LayerKind, ParamKind, parse_size};
 
-use crate::declared::{Declared, layer, param, usage};
+use crate::declared::{layer, param, usage};
 
 /// The layer `extentlist`.
-pub static EXTENTLIST: Declared = Declared {
+pub static EXTENTLIST: LayerKind = LayerKind {
     name: "extentlist",
     summary: "takes extents from a list in a file",
     manual: "Each line of the file says OFFSET LENGTH TYPE, where TYPE is `hole`, `zero`, \
@@ -25,7 +25,9 @@ blockhaul serve --layer 'extentlist?extentlist=extents' sample:64M \
   --run 'blockhaul map "$uri"'
 "#,
     needs_content: false,
+    writes_below: true,
     params: &[param("extentlist", ParamKind::Text, "The file.")],
+    changeable: &[],
     configure: |args| configure(args),
 };
 
@@ -48,7 +50,8 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
     })?;
     let list = Arc::new(parse(&text)?);
     layer(move |inner| {
-        let mut facts = Facts::clone(&inner.facts());
+        // All but the question for extents passes as it is.
+        let mut facts = Facts::same(&inner.facts());
         facts.can |= Can::EXTENTS;
         facts.emulated -= Can::EXTENTS;
         facts.contexts = vec![BASE_ALLOCATION.to_string()];

@@ -5,15 +5,15 @@ use std::sync::Arc;
 use blockhaul_block::{
     Access, Can, Device, Facts, FileRange, Flags, Op, Pending, Reply, Request, Result, emulate,
 };
-use blockhaul_catalog::{Args, Layer, ParamKind};
+use blockhaul_catalog::{Args, Layer, LayerKind, ParamKind};
 
-use crate::declared::{Declared, opened, param_or, usage};
+use crate::declared::{opened, param_or, usage};
 use crate::flushes::Flushes;
 use crate::masked::masked;
 use crate::per_disk::PerDisk;
 
 /// The layer `fua`.
-pub static FUA: Declared = Declared {
+pub static FUA: LayerKind = LayerKind {
     name: "fua",
     summary: "says how writes are made durable one by one",
     manual: "`fuamode=none` tells clients that writes cannot be made durable one by one: they have to \
@@ -29,12 +29,14 @@ blockhaul serve --layer 'fua?fuamode=emulate' memory:64M \
   --run 'blockhaul info --can fua "$uri"'
 "#,
     needs_content: false,
+    writes_below: true,
     params: &[param_or(
         "fuamode",
         ParamKind::Choice(&["none", "emulate", "native", "force", "pass", "discard"]),
         "none",
         "What becomes of the flag.",
     )],
+    changeable: &[],
     configure: |args| configure(args),
 };
 
@@ -74,7 +76,7 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
 }
 
 fn forced(inner: Arc<dyn Device>, mode: Mode) -> Arc<dyn Device> {
-    let mut facts = Facts::clone(&inner.facts());
+    let mut facts = Facts::same(&inner.facts());
     facts.can |= Can::FUA | Can::FLUSH;
     facts.withheld -= Can::FUA | Can::FLUSH;
     // What a write has made durable needs no flush on any handle.

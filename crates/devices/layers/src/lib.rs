@@ -56,68 +56,67 @@ pub use blocksize::BLOCKSIZE;
 pub use cache::CACHE;
 pub use checkwrite::CHECKWRITE;
 pub use cow::COW;
-pub use declared::Declared;
-pub use delay::Delay;
-pub use error::Failing;
+pub use delay::DELAY;
+pub use error::ERROR;
 pub use evil::EVIL;
 pub use extentlist::EXTENTLIST;
 pub use extents_cache::EXTENTS_CACHE;
 pub use fua::FUA;
 pub use gates::{EXITLAST, EXITWHEN, EXPORTNAME, IP, LIMIT, TLS_FALLBACK};
 pub use gz::GZ;
-pub use log::Log;
+pub use log::LOG;
 pub use luks::LUKS;
 pub use multi_conn::MULTI_CONN;
 pub use nocache::NOCACHE;
 pub use noextents::NOEXTENTS;
 pub use nozero::NOZERO;
-pub use offset::Offset;
+pub use offset::OFFSET;
 pub use partition::PARTITION;
-pub use pause::Pause;
+pub use pause::PAUSE;
 pub use protect::PROTECT;
-pub use rate::{Bucket, Rate, RateLayer};
+pub use rate::{Bucket, RATE, RateLayer};
 pub use readahead::READAHEAD;
-pub use readonly::Readonly;
+pub use readonly::READONLY;
 pub use retry::RETRY;
 pub use retry_request::RETRY_REQUEST;
 pub use scan::SCAN;
-pub use stats::{Counts, Stats, StatsLayer};
+pub use stats::{Counts, STATS, StatsLayer};
 pub use swab::SWAB;
 pub use tar::TAR;
 pub use truncate::TRUNCATE;
 pub use xz::XZ;
 
 /// Every layer of this crate, for a [`blockhaul_catalog::Registry`], by name.
-pub fn all() -> Vec<&'static dyn blockhaul_catalog::LayerKind> {
+pub fn all() -> Vec<&'static blockhaul_catalog::LayerKind> {
     vec![
         &BLOCKSIZE,
         &CACHE,
         &CHECKWRITE,
         &COW,
-        &Delay,
-        &Failing,
+        &DELAY,
+        &ERROR,
         &EVIL,
         &EXTENTLIST,
         &EXTENTS_CACHE,
         &FUA,
         &GZ,
-        &Log,
+        &LOG,
         &LUKS,
         &MULTI_CONN,
         &NOCACHE,
         &NOEXTENTS,
         &NOZERO,
-        &Offset,
+        &OFFSET,
         &PARTITION,
-        &Pause,
+        &PAUSE,
         &PROTECT,
-        &Rate,
+        &RATE,
         &READAHEAD,
-        &Readonly,
+        &READONLY,
         &RETRY,
         &RETRY_REQUEST,
         &SCAN,
-        &Stats,
+        &STATS,
         &SWAB,
         &TAR,
         &TRUNCATE,

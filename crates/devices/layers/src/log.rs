@@ -13,43 +13,31 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use blockhaul_block::{Device, Facts, Op, Outcome, Pending, Reply, Request, Result};
-use blockhaul_catalog::{Args, Layer, LayerKind, Param};
+use blockhaul_catalog::{Args, Layer, LayerKind};
 
 use crate::out::Out;
 
 /// The layer `log`.
-pub struct Log;
-
-impl LayerKind for Log {
-    fn name(&self) -> &'static str {
-        "log"
-    }
-
-    fn summary(&self) -> &'static str {
-        "reports every request when it begins and when it ends"
-    }
-
-    fn manual(&self) -> &'static str {
-        "One line when a request begins and one when it ends, with its offset, length and \
-         flags, how it ended and how many microseconds it took; the number in front \
-         counts requests over all connections."
-    }
-
-    fn example(&self) -> &'static str {
-        r#"
+pub static LOG: LayerKind = LayerKind {
+    name: "log",
+    summary: "reports every request when it begins and when it ends",
+    manual: "One line when a request begins and one when it ends, with its offset, length and \
+     flags, how it ended and how many microseconds it took; the number in front \
+     counts requests over all connections.",
+    example: r#"
 blockhaul serve --layer 'log?file=requests.log' sample:4M --run 'blockhaul checksum "$uri"'
 cat requests.log
-"#
-    }
+"#,
+    needs_content: false,
+    writes_below: true,
+    params: &[Out::PARAM],
+    changeable: &[],
+    configure: |args| configure(args),
+};
 
-    fn params(&self) -> &'static [Param] {
-        &[Out::PARAM]
-    }
-
-    fn configure(&self, args: &Args) -> Result<Arc<dyn Layer>> {
-        let journal = Journal { out: Out::open("log", args)?, next: AtomicU64::new(1) };
-        Ok(Arc::new(LogLayer { journal: Arc::new(journal) }))
-    }
+fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
+    let journal = Journal { out: Out::open("log", args)?, next: AtomicU64::new(1) };
+    Ok(Arc::new(LogLayer { journal: Arc::new(journal) }))
 }
 
 struct LogLayer {

@@ -6,15 +6,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use blockhaul_block::{
     Access, Can, Device, Error, Facts, FileRange, Op, Pending, Reply, Request, Result,
 };
-use blockhaul_catalog::{Args, Layer, ParamKind};
+use blockhaul_catalog::{Args, Layer, LayerKind, ParamKind};
 
-use crate::declared::{Declared, opened, param_or};
+use crate::declared::{opened, param_or};
 use crate::flushes::Flushes;
 use crate::masked::masked;
 use crate::per_disk::PerDisk;
 
 /// The layer `multi-conn`.
-pub static MULTI_CONN: Declared = Declared {
+pub static MULTI_CONN: LayerKind = LayerKind {
     name: "multi-conn",
     summary: "says whether a flush on one connection covers the others, or makes it so",
     manual: "Clients use several connections for one export only where a flush on one covers what the \
@@ -31,6 +31,7 @@ blockhaul serve --layer 'multi-conn?mode=disable' memory:1G \
   --run 'blockhaul info --isnt multi-conn "$uri"'
 "#,
     needs_content: false,
+    writes_below: true,
     params: &[
         param_or(
             "mode",
@@ -40,6 +41,7 @@ blockhaul serve --layer 'multi-conn?mode=disable' memory:1G \
         ),
         param_or("track-dirty", ParamKind::Switch, "on", "Flush only what has changed something."),
     ],
+    changeable: &[],
     configure: |args| configure(args),
 };
 
@@ -58,7 +60,7 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
             "auto" if native => return Ok(inner),
             _ => {}
         }
-        let mut facts = Facts::clone(&inner.facts());
+        let mut facts = Facts::same(&inner.facts());
         facts.can |= Can::MULTI_CONN;
         facts.emulated |= Can::MULTI_CONN;
         let (changes, flushed) = (AtomicU64::new(0), AtomicU64::new(0));

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use blockhaul_block::{Access, Can, Device, Facts, FileRange, Op, Pending, Reply, Request, Result};
-use blockhaul_catalog::{Args, Layer, ParamKind};
+use blockhaul_catalog::{Args, Layer, LayerKind, ParamKind};
 
-use crate::declared::{Declared, layer, param_or};
+use crate::declared::{layer, param_or};
 use crate::masked::masked;
 use crate::scratch::Scratch;
 
 /// The layer `nocache`.
-pub static NOCACHE: Declared = Declared {
+pub static NOCACHE: LayerKind = LayerKind {
     name: "nocache",
     summary: "hides or replaces hints that a range will be read soon",
     manual: "`cachemode=none` tells clients that there are no such hints. `emulate` reads the range \
@@ -19,12 +19,14 @@ from the device and throws it away, so that a cache below fills. `nop` takes hin
 blockhaul serve --layer nocache sample:64M --run 'blockhaul info --cannot cache "$uri"'
 "#,
     needs_content: false,
+    writes_below: true,
     params: &[param_or(
         "cachemode",
         ParamKind::Choice(&["none", "emulate", "nop"]),
         "none",
         "What becomes of hints.",
     )],
+    changeable: &[],
     configure: |args| configure(args),
 };
 
@@ -34,7 +36,7 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
         if mode == "none" {
             return Ok(masked(inner, |facts| facts.can -= Can::CACHE));
         }
-        let mut facts = Facts::clone(&inner.facts());
+        let mut facts = Facts::same(&inner.facts());
         facts.can |= Can::CACHE;
         facts.emulated |= Can::CACHE;
         let scratch = (mode == "emulate").then(|| Scratch::for_device(&inner));

@@ -1,13 +1,13 @@
 //! `noextents`: all of the device counts as data.
 
 use blockhaul_block::Can;
-use blockhaul_catalog::Param;
+use blockhaul_catalog::{LayerKind, Param};
 
-use crate::declared::{Declared, layer};
+use crate::declared::layer;
 use crate::masked::masked;
 
 /// The layer `noextents`.
-pub static NOEXTENTS: Declared = Declared {
+pub static NOEXTENTS: LayerKind = LayerKind {
     name: "noextents",
     summary: "hides extents: everything counts as data",
     manual: "For clients that are confused by holes, for sources whose extents are slow to find out \
@@ -17,7 +17,9 @@ is data; other contexts are hidden.",
 blockhaul serve --layer noextents sample:64M --run 'blockhaul map "$uri"'
 "#,
     needs_content: false,
+    writes_below: true,
     params: NONE,
+    changeable: &[],
     configure: |_| {
         layer(|inner| {
             Ok(masked(inner, |facts| {

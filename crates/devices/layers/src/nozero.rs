@@ -1,14 +1,14 @@
 //! `nozero`: hides, replaces or tames zeroing.
 
 use blockhaul_block::{Can, Device, Facts, Flags, Op, Pending, Request, Result};
-use blockhaul_catalog::{Args, ParamKind};
+use blockhaul_catalog::{Args, LayerKind, ParamKind};
 use std::sync::Arc;
 
-use crate::declared::{Declared, layer, param_or};
+use crate::declared::{layer, param_or};
 use crate::masked::masked;
 
 /// The layer `nozero`.
-pub static NOZERO: Declared = Declared {
+pub static NOZERO: LayerKind = LayerKind {
     name: "nozero",
     summary: "hides or replaces the ability to zero without a payload",
     manual: "`zeromode=none` tells clients that they cannot zero; they have to write zeroes. \
@@ -22,6 +22,7 @@ the flag were not there, `default` leaves it to the device.",
 blockhaul serve --layer nozero memory:64M --run 'blockhaul copy sample:64M "$uri"'
 "#,
     needs_content: false,
+    writes_below: true,
     params: &[
         param_or(
             "zeromode",
@@ -36,6 +37,7 @@ blockhaul serve --layer nozero memory:64M --run 'blockhaul copy sample:64M "$uri
             "What becomes of the wish that it be fast.",
         ),
     ],
+    changeable: &[],
     configure: |args| configure(args),
 };
 
@@ -53,7 +55,7 @@ fn configure(args: &Args) -> Result<Arc<dyn blockhaul_catalog::Layer>> {
         }
         let ignore = fast == "ignore";
         let slow = fast == "slow" && can.contains(Can::ZERO);
-        let mut facts = Facts::clone(&device.facts());
+        let mut facts = Facts::same(&device.facts());
         if mode == "none" {
             facts.withheld |= facts.can & (Can::ZERO | Can::FAST_ZERO);
         } else {

@@ -3,59 +3,43 @@
 use std::sync::Arc;
 
 use blockhaul_block::{
-    Access, Device, Error, Facts, FileRange, Kind, Op, Pending, Request, Result,
+    Access, Device, Error, Facts, FileRange, Hints, Kind, Op, Pending, Request, Result,
 };
 use blockhaul_catalog::{Args, Layer, LayerKind, Param, ParamKind};
 
 /// The layer `offset`.
-pub struct Offset;
-
-impl LayerKind for Offset {
-    fn name(&self) -> &'static str {
-        "offset"
-    }
-
-    fn summary(&self) -> &'static str {
-        "shows a part of the device, for example a partition"
-    }
-
-    fn manual(&self) -> &'static str {
-        "Offsets of clients start at `offset` of the device, and end after `range` bytes. \
-         What does not fit on the device is refused when it is opened. `partition` finds \
-         the place by itself."
-    }
-
-    fn example(&self) -> &'static str {
-        r#"
+pub static OFFSET: LayerKind = LayerKind {
+    name: "offset",
+    summary: "shows a part of the device, for example a partition",
+    manual: "Offsets of clients start at `offset` of the device, and end after `range` bytes. \
+     What does not fit on the device is refused when it is opened. `partition` finds \
+     the place by itself.",
+    example: r#"
 blockhaul copy --source-layer 'offset?offset=1M&range=32M' sample:64M part.raw
-"#
-    }
+"#,
+    needs_content: true,
+    writes_below: true,
+    params: &[
+        Param {
+            name: "offset",
+            kind: ParamKind::Size,
+            default: Some("0"),
+            doc: "Where the part starts.",
+        },
+        Param {
+            name: "range",
+            kind: ParamKind::Size,
+            default: None,
+            doc: "Length of the part; without it, up to the end of the device.",
+        },
+    ],
+    changeable: &[],
+    configure: |args| configure(args),
+};
 
-    fn params(&self) -> &'static [Param] {
-        &[
-            Param {
-                name: "offset",
-                kind: ParamKind::Size,
-                default: Some("0"),
-                doc: "Where the part starts.",
-            },
-            Param {
-                name: "range",
-                kind: ParamKind::Size,
-                default: None,
-                doc: "Length of the part; without it, up to the end of the device.",
-            },
-        ]
-    }
-
-    fn needs_content(&self) -> bool {
-        true
-    }
-
-    fn configure(&self, args: &Args) -> Result<Arc<dyn Layer>> {
-        let offset = args.size("offset").unwrap_or(0);
-        Ok(Arc::new(Window { offset, range: args.size("range") }))
-    }
+fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
+    let offset = args.size("offset").unwrap_or(0);
+    Ok(Arc::new(Window { offset, range: args.size("range") }))
 }
 
 /// A part of a device: where it starts, and its length or all that is left.
@@ -66,7 +50,15 @@ pub(crate) struct Window {
 
 impl Layer for Window {
     fn wrap(&self, inner: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
-        let mut facts = Facts::clone(&inner.facts());
+        let below = inner.facts();
+        // Requests go to another place, and else as they are.
+        let kept = Hints::ZEROED
+            | Hints::TAKES_PARKED
+            | Hints::CLAIMS_ROOM
+            | Hints::FLUSH_FAILURES_STAY
+            | Hints::IN_FLIGHT
+            | Hints::EXTENTS;
+        let mut facts = Facts::over(&below).keeping(&below, kept);
         let Some(left) = facts.size.checked_sub(self.offset) else {
             let text = format!(
                 "offset: {} lies behind the end of {}, which has {} bytes",

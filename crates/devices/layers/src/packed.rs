@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use blockhaul_block::{
     BlockSizes, Can, Device, Error, Facts, Kind, Op, Pending, Reply, Request, Result,
 };
-use blockhaul_io::{Data, Room};
+use blockhaul_io::{Data, RangeLocks, Room};
 
 /// The facts of content that is only read, of a file with these.
 pub(crate) fn facts_of_content(file: &Facts, size: u64) -> Facts {
@@ -87,8 +87,28 @@ pub(crate) trait Unpack: Send + Sync + 'static {
     /// The part that a place lies in.
     fn part_at(&self, at: u64) -> Option<Part>;
 
-    /// A decoded part.
-    async fn part(&self, part: Part) -> Result<Data>;
+    /// Decoders that are at work. One at a time of those with the same number ([`Unpack::decoder`]).
+    fn decoders(&self) -> &Arc<RangeLocks>;
+
+    /// Which decoder a part is for.
+    fn decoder(&self, part: Part) -> u64;
+
+    /// Decodes a part, and keeps it; runs alone with its decoder.
+    async fn decode(&self, part: Part) -> Result<Data>;
+}
+
+/// A decoded part.
+async fn decoded(file: &impl Unpack, part: Part) -> Result<Data> {
+    if let Some(data) = file.kept().find(part.number) {
+        return Ok(data);
+    }
+    let decoder = file.decoder(part);
+    let _turn = file.decoders().lock(decoder, decoder + 1).await;
+    // Whoever was before may have decoded it.
+    match file.kept().find(part.number) {
+        Some(data) => Ok(data),
+        None => file.decode(part).await,
+    }
 }
 
 /// What a packed file holds, as a device.
@@ -129,7 +149,7 @@ fn submit(file: &Arc<impl Unpack>, request: Request) -> Pending {
     let file = file.clone();
     Pending::start(async move {
         let part_at = |at| file.part_at(at);
-        let decoded = async |part| file.part(part).await;
+        let decoded = async |part| decoded(&*file, part).await;
         assemble(at, room, part_at, decoded).await.map(Reply::Data)
     })
 }

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use blockhaul_block::{Device, DeviceExt, Error, Kind, Result};
-use blockhaul_catalog::{Below, Layer, Opening, ParamKind};
+use blockhaul_catalog::{Below, Layer, LayerKind, Opening, ParamKind};
 
-use crate::declared::{Declared, param, param_or, usage};
+use crate::declared::{param, param_or, usage};
 use crate::offset::Window;
 
 /// The layer `partition`.
-pub static PARTITION: Declared = Declared {
+pub static PARTITION: LayerKind = LayerKind {
     name: "partition",
     summary: "shows one partition of the disk, by its number",
     manual: "The disk's partition table is read when it is opened: GPT if there is one, else MBR with \
@@ -22,6 +22,7 @@ blockhaul copy partitioning:a.raw,b.raw disk.raw
 blockhaul copy --verify --source-layer 'partition?partition=2' disk.raw second.raw
 "#,
     needs_content: true,
+    writes_below: true,
     params: &[
         param("partition", ParamKind::Number, "The partition's number, from 1 on."),
         param_or(
@@ -31,6 +32,7 @@ blockhaul copy --verify --source-layer 'partition?partition=2' disk.raw second.r
             "Bytes of a sector.",
         ),
     ],
+    changeable: &[],
     configure: |args| {
         let Some(number) = args.number("partition").filter(|&number| number > 0) else {
             return Err(usage("partition: needs a number from 1 on, for example partition=1"));

@@ -7,61 +7,43 @@ use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use blockhaul_block::{Device, Error, Facts, Pending, Request, Result};
-use blockhaul_catalog::{Args, Layer, LayerKind, Param, ParamKind};
+use blockhaul_catalog::{Args, Layer, LayerKind, ParamKind};
 use blockhaul_io::Completer;
 
 use crate::declared::{param, param_or};
 
 /// The layer `pause`.
-pub struct Pause;
-
-impl LayerKind for Pause {
-    fn name(&self) -> &'static str {
-        "pause"
-    }
-
-    fn summary(&self) -> &'static str {
-        "holds requests back while it is told to"
-    }
-
-    fn manual(&self) -> &'static str {
-        "While `paused=on`, new requests wait. `blockhaul ctl SOCKET set EXPORT pause paused=on` is done \
-         when those under way have ended: from then on the device below is quiet, for example to copy \
-         it. `paused=off` resumes.\n\n\
-         `pause-control` names a further Unix socket, which the layer makes and listens on. The byte `p` \
-         pauses, and when the device is quiet the answer is `P`. `r` resumes, and the answer is `R`. \
-         Other bytes are answered with `X`. For example: `printf p | nc -U SOCKET`."
-    }
-
-    fn example(&self) -> &'static str {
-        r#"
+pub static PAUSE: LayerKind = LayerKind {
+    name: "pause",
+    summary: "holds requests back while it is told to",
+    manual: "While `paused=on`, new requests wait. `blockhaul ctl SOCKET set EXPORT pause paused=on` is done \
+     when those under way have ended: from then on the device below is quiet, for example to copy \
+     it. `paused=off` resumes.\n\n\
+     `pause-control` names a further Unix socket, which the layer makes and listens on. The byte `p` \
+     pauses, and when the device is quiet the answer is `P`. `r` resumes, and the answer is `R`. \
+     Other bytes are answered with `X`. For example: `printf p | nc -U SOCKET`.",
+    example: r#"
 blockhaul serve --control disk.ctl -e disk --layer pause memory:64M \
   --run 'blockhaul ctl disk.ctl set disk pause paused=on && blockhaul ctl disk.ctl exports'
-"#
-    }
+"#,
+    needs_content: false,
+    writes_below: true,
+    params: &[
+        param_or("paused", ParamKind::Switch, "off", "Requests are held back."),
+        param("pause-control", ParamKind::Text, "Path of a control socket of its own."),
+    ],
+    changeable: &["paused"],
+    configure: |args| configure(args),
+};
 
-    fn params(&self) -> &'static [Param] {
-        const {
-            &[
-                param_or("paused", ParamKind::Switch, "off", "Requests are held back."),
-                param("pause-control", ParamKind::Text, "Path of a control socket of its own."),
-            ]
-        }
+fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
+    let valve = Arc::new(Valve::default());
+    if args.switch("paused") {
+        valve.pause();
     }
-
-    fn changeable(&self) -> &'static [&'static str] {
-        &["paused"]
-    }
-
-    fn configure(&self, args: &Args) -> Result<Arc<dyn Layer>> {
-        let valve = Arc::new(Valve::default());
-        if args.switch("paused") {
-            valve.pause();
-        }
-        let path = args.text("pause-control").map(PathBuf::from);
-        let socket = path.map(|path| listen_at(path, &valve)).transpose()?;
-        Ok(Arc::new(PauseLayer { valve, socket }))
-    }
+    let path = args.text("pause-control").map(PathBuf::from);
+    let socket = path.map(|path| listen_at(path, &valve)).transpose()?;
+    Ok(Arc::new(PauseLayer { valve, socket }))
 }
 
 struct PauseLayer {

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use blockhaul_block::{
     Access, Device, Error, Facts, FileRange, Kind, Op, Pending, Request, Result,
 };
-use blockhaul_catalog::{Args, Layer, ParamKind};
+use blockhaul_catalog::{Args, Layer, LayerKind, ParamKind};
 
-use crate::declared::{Declared, layer, param, usage};
+use crate::declared::{layer, param, usage};
 use crate::ranges::Ranges;
 use crate::scratch::Scratch;
 
 /// The layer `protect`.
-pub static PROTECT: Declared = Declared {
+pub static PROTECT: LayerKind = LayerKind {
     name: "protect",
     summary: "keeps ranges of the device from being changed",
     manual: "Writes and zeroes that touch a protected range pass if they would change nothing there: \
@@ -25,7 +25,9 @@ blockhaul serve --layer 'protect?protect=0-1023' memory:64M \
   --run 'blockhaul copy random:1M "$uri" || echo the first KiB stays as it is'
 "#,
     needs_content: true,
+    writes_below: true,
     params: &[param("protect", ParamKind::Text, "START-END[,START-END …]: the ranges.")],
+    changeable: &[],
     configure: |args| configure(args),
 };
 

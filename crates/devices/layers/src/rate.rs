@@ -10,48 +10,32 @@ use blockhaul_catalog::{Args, Layer, LayerKind, Param, ParamKind};
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// The layer `rate`.
-pub struct Rate;
-
-impl LayerKind for Rate {
-    fn name(&self) -> &'static str {
-        "rate"
-    }
-
-    fn summary(&self) -> &'static str {
-        "limits the bytes per second of reads and writes together"
-    }
-
-    fn manual(&self) -> &'static str {
-        "All connections together read and write at most so many bytes per second; \
-         requests pass in the order in which they came. Zeroes and trims are not counted."
-    }
-
-    fn example(&self) -> &'static str {
-        r#"
+pub static RATE: LayerKind = LayerKind {
+    name: "rate",
+    summary: "limits the bytes per second of reads and writes together",
+    manual: "All connections together read and write at most so many bytes per second; \
+     requests pass in the order in which they came. Zeroes and trims are not counted.",
+    example: r#"
 blockhaul copy --source-layer 'rate?rate=100M' sample:64M null:
-"#
-    }
+"#,
+    needs_content: false,
+    writes_below: true,
+    params: &[
+        Param { name: "rate", kind: ParamKind::Rate, default: None, doc: "Bytes per second." },
+        Param {
+            name: "burst",
+            kind: ParamKind::Size,
+            default: None,
+            doc: "Bytes that may pass at once after a pause; without it, those of 100 ms.",
+        },
+    ],
+    changeable: &["rate", "burst"],
+    configure: |args| configure(args),
+};
 
-    fn params(&self) -> &'static [Param] {
-        &[
-            Param { name: "rate", kind: ParamKind::Rate, default: None, doc: "Bytes per second." },
-            Param {
-                name: "burst",
-                kind: ParamKind::Size,
-                default: None,
-                doc: "Bytes that may pass at once after a pause; without it, those of 100 ms.",
-            },
-        ]
-    }
-
-    fn changeable(&self) -> &'static [&'static str] {
-        &["rate", "burst"]
-    }
-
-    fn configure(&self, args: &Args) -> Result<Arc<dyn Layer>> {
-        let (rate, burst) = limits(args)?;
-        Ok(Arc::new(RateLayer::new(Arc::new(Bucket::new(rate, burst)))))
-    }
+fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
+    let (rate, burst) = limits(args)?;
+    Ok(Arc::new(RateLayer::new(Arc::new(Bucket::new(rate, burst)))))
 }
 
 /// Rate and burst.

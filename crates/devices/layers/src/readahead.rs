@@ -3,16 +3,16 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use blockhaul_block::{Access, Can, Device, Facts, FileRange, Op, Pending, Request, Result};
-use blockhaul_catalog::{Args, Layer, ParamKind};
+use blockhaul_catalog::{Args, Layer, LayerKind, ParamKind};
 
 use crate::background;
-use crate::declared::{Declared, layer, param_or, usage};
+use crate::declared::{layer, param_or, usage};
 
 /// The first window; it doubles with every request that goes on where the last one ended.
 const WINDOW_MIN: u64 = 64 << 10;
 
 /// The layer `readahead`.
-pub static READAHEAD: Declared = Declared {
+pub static READAHEAD: LayerKind = LayerKind {
     name: "readahead",
     summary: "hints at what a sequential reader will read next",
     manual: "When reads follow each other, the device below is told (as a cache hint) what comes next: \
@@ -25,7 +25,9 @@ blockhaul copy sample:64M disk.raw
 blockhaul serve --layer 'readahead?window=1M' disk.raw --run 'blockhaul checksum "$uri"'
 "#,
     needs_content: false,
+    writes_below: true,
     params: &[param_or("window", ParamKind::Size, "4M", "Most bytes to hint at ahead.")],
+    changeable: &[],
     configure: |args| configure(args),
 };
 

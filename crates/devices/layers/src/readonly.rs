@@ -5,43 +5,33 @@ use std::sync::Arc;
 use blockhaul_block::{
     Access, Can, Device, Error, Facts, FileRange, Kind, Pending, Request, Result,
 };
-use blockhaul_catalog::{Args, Layer, LayerKind, Param};
+use blockhaul_catalog::{Args, Layer, LayerKind};
 
 /// The layer `readonly`.
-pub struct Readonly;
-
-impl LayerKind for Readonly {
-    fn name(&self) -> &'static str {
-        "readonly"
-    }
-
-    fn summary(&self) -> &'static str {
-        "refuses everything that would change the device"
-    }
-
-    fn manual(&self) -> &'static str {
-        "Clients are told that the device is read-only, and everything that would change \
-         it is refused (EPERM)."
-    }
-
-    fn example(&self) -> &'static str {
-        r#"
+pub static READONLY: LayerKind = LayerKind {
+    name: "readonly",
+    summary: "refuses everything that would change the device",
+    manual: "Clients are told that the device is read-only, and everything that would change \
+     it is refused (EPERM).",
+    example: r#"
 blockhaul serve --layer readonly memory:64M --run 'blockhaul info --is read-only "$uri"'
-"#
-    }
+"#,
+    needs_content: false,
+    writes_below: false,
+    params: &[],
+    changeable: &[],
+    configure: |args| configure(args),
+};
 
-    fn params(&self) -> &'static [Param] {
-        &[]
-    }
+struct Readonly;
 
-    fn configure(&self, _args: &Args) -> Result<Arc<dyn Layer>> {
-        Ok(Arc::new(Readonly))
-    }
+fn configure(_args: &Args) -> Result<Arc<dyn Layer>> {
+    Ok(Arc::new(Readonly))
 }
 
 impl Layer for Readonly {
     fn wrap(&self, inner: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
-        let mut facts = Facts::clone(&inner.facts());
+        let mut facts = Facts::same(&inner.facts());
         facts.can -= Can::CHANGES;
         facts.emulated -= Can::CHANGES;
         Ok(Arc::new(ReadonlyDevice { inner, facts: Arc::new(facts) }))

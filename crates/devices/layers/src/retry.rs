@@ -4,12 +4,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use blockhaul_block::{
-    Device, Error, Facts, Flags, Kind, OpKind, Outcome, Pending, Request, Result,
+    Device, Error, Facts, Flags, Hints, Kind, OpKind, Outcome, Pending, Request, Result,
 };
-use blockhaul_catalog::{Another, Args, Below, Layer, Opening, ParamKind};
+use blockhaul_catalog::{Another, Args, Below, Layer, LayerKind, Opening, ParamKind};
 use blockhaul_io::Completer;
 
-use crate::declared::{Declared, param_or};
+use crate::declared::param_or;
 use crate::flushes::{Flushes, loses_data, makes_durable};
 use crate::per_disk::PerDisk;
 use crate::repeat::{ALL_CLASSES, Repeat, classes};
@@ -20,7 +20,7 @@ const DELAY_MAX: Duration = Duration::from_secs(3600);
 const REOPENED: &str = "the device had to be opened again";
 
 /// The layer `retry`.
-pub static RETRY: Declared = Declared {
+pub static RETRY: LayerKind = LayerKind {
     name: "retry",
     summary: "opens the device again when a request fails, and tries again",
     manual: "When a request fails, the layer waits `retry-delay` (twice as long each time with \
@@ -46,6 +46,7 @@ blockhaul copy --source-layer 'error?error=EIO&read=20%&count=5' \
   --source-layer 'retry?retry-delay=100ms' sample:64M null:
 "#,
     needs_content: false,
+    writes_below: true,
     params: &[
         param_or("retries", ParamKind::Number, "5", "How often a request is tried again."),
         param_or("retry-delay", ParamKind::Duration, "2s", "Time before the first new try."),
@@ -59,6 +60,7 @@ blockhaul copy --source-layer 'error?error=EIO&read=20%&count=5' \
         ),
         param_or("errors", ParamKind::Text, ALL_CLASSES, "Kinds of errors to try again after."),
     ],
+    changeable: &[],
     configure: |args| configure(args),
 };
 
@@ -90,7 +92,7 @@ struct RetryLayer {
 
 impl Layer for RetryLayer {
     fn wrap(&self, device: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
-        self.device(Below { device, reopen: None, export: None })
+        self.device(Below::alone(device))
     }
 
     fn open(self: Arc<Self>, below: Below) -> Opening<Arc<dyn Device>> {
@@ -102,10 +104,11 @@ impl RetryLayer {
     fn device(&self, below: Below) -> Result<Arc<dyn Device>> {
         let flushes = self.disks.get(&below, || Ok(Flushes::default()))?;
         let Below { device, reopen, .. } = below;
-        let mut facts = Facts::clone(&device.facts());
-        // What may be written again must not be gone with the first try.
-        facts.takes_parked = false;
-        facts.flush_failures_stay = false;
+        let below = device.facts();
+        // Not parked payloads: what may be written again must not be gone with the first try. Flushes of
+        // a device that was opened again know nothing of earlier failures.
+        let kept = Hints::ZEROED | Hints::CLAIMS_ROOM | Hints::IN_FLIGHT | Hints::EXTENTS;
+        let facts = Facts::over(&below).keeping(&below, kept);
         let now = Now { device, generation: 0, opening: None, unflushed: false };
         let (plan, facts, now) = (self.plan.clone(), Arc::new(facts), Mutex::new(now));
         Ok(Arc::new(RetryDevice(Arc::new(Shared { plan, facts, reopen, flushes, now }))))

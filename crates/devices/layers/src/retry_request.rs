@@ -3,16 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockhaul_block::{Device, Facts, Kind, Pending, Request, Result};
-use blockhaul_catalog::{Args, Layer, ParamKind};
+use blockhaul_block::{Device, Facts, Hints, Kind, Pending, Request, Result};
+use blockhaul_catalog::{Args, Layer, LayerKind, ParamKind};
 
-use crate::declared::{Declared, opened, param_or};
+use crate::declared::{opened, param_or};
 use crate::flushes::{Flushes, makes_durable};
 use crate::per_disk::PerDisk;
 use crate::repeat::{ALL_CLASSES, Repeat, classes};
 
 /// The layer `retry-request`.
-pub static RETRY_REQUEST: Declared = Declared {
+pub static RETRY_REQUEST: LayerKind = LayerKind {
     name: "retry-request",
     summary: "tries a failed request again, a few times",
     manual: "For sources that fail now and then but stay connected. Each request is tried up to \
@@ -28,11 +28,13 @@ blockhaul serve --layer 'error?read=20%&count=5' --layer 'retry-request?delay=10
   sample:64M --run 'blockhaul checksum "$uri"'
 "#,
     needs_content: false,
+    writes_below: true,
     params: &[
         param_or("retries", ParamKind::Number, "2", "How often a request is tried again."),
         param_or("delay", ParamKind::Duration, "2s", "Time between tries."),
         param_or("errors", ParamKind::Text, ALL_CLASSES, "Kinds of errors to try again after."),
     ],
+    changeable: &[],
     configure: |args| configure(args),
 };
 
@@ -45,9 +47,14 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
     opened(move |below| {
         let flushes = disks.get(&below, || Ok(Flushes::default()))?;
         let inner = flushes.guard(below.device);
-        let mut facts = Facts::clone(&inner.facts());
-        // What may be written again must not be gone with the first try.
-        facts.takes_parked = false;
+        let below = inner.facts();
+        // Not parked payloads: what may be written again must not be gone with the first try.
+        let kept = Hints::ZEROED
+            | Hints::CLAIMS_ROOM
+            | Hints::FLUSH_FAILURES_STAY
+            | Hints::IN_FLIGHT
+            | Hints::EXTENTS;
+        let facts = Facts::over(&below).keeping(&below, kept);
         Ok(Arc::new(RetryDevice { inner, facts: Arc::new(facts), plan: plan.clone() }))
     })
 }

@@ -5,16 +5,16 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use blockhaul_block::{Access, Can, Device, Facts, FileRange, Op, Pending, Request, Result};
-use blockhaul_catalog::{Args, Layer, ParamKind};
+use blockhaul_catalog::{Args, Layer, LayerKind, ParamKind};
 
 use crate::background::hint;
-use crate::declared::{Declared, opened, param_or, usage};
+use crate::declared::{opened, param_or, usage};
 
 /// Between two rounds with `scan-forever`, and while nothing is open.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// The layer `scan`.
-pub static SCAN: Declared = Declared {
+pub static SCAN: LayerKind = LayerKind {
     name: "scan",
     summary: "warms up caches below by hinting at the whole device in the background",
     manual: "While a client is connected, cache hints for the device from its start to its end go to \
@@ -27,6 +27,7 @@ blockhaul copy sample:64M disk.raw
 blockhaul serve --layer 'scan?scan-size=4M' disk.raw --run 'blockhaul checksum "$uri"'
 "#,
     needs_content: false,
+    writes_below: true,
     params: &[
         param_or(
             "scan-size",
@@ -38,6 +39,7 @@ blockhaul serve --layer 'scan?scan-size=4M' disk.raw --run 'blockhaul checksum "
         param_or("scan-clock", ParamKind::Switch, "on", "Go on where the last round was left."),
         param_or("scan-forever", ParamKind::Switch, "off", "Begin again at the end."),
     ],
+    changeable: &[],
     configure: |args| configure(args),
 };
 

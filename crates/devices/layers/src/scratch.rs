@@ -5,9 +5,7 @@
 use std::sync::Arc;
 
 use blockhaul_block::{Device, Error, Kind, Reply, Request, Result};
-use blockhaul_io::{Data, Pool, Room};
-
-use crate::declared::misfit;
+use blockhaul_io::{Data, Pool, Room, is_zero};
 
 /// Pieces that may be held at a time.
 const PIECES: u64 = 8;
@@ -34,7 +32,8 @@ impl Scratch {
     pub(crate) fn for_device(device: &Arc<dyn Device>) -> Scratch {
         let facts = device.facts();
         // What a filter below says may be what it holds to, although clients are free to ignore it.
-        let most = facts.told.map_or(u32::MAX, |told| told.maximum).min(facts.block.maximum);
+        let most =
+            facts.advertised.map_or(u32::MAX, |sizes| sizes.maximum).min(facts.block.maximum);
         Scratch::new(Self::PIECE.min(u64::from(most)))
     }
 
@@ -60,7 +59,7 @@ impl Scratch {
         match device.submit(Request::read(at, self.room(len).await?)).await? {
             Reply::Data(data) => Ok(Some(data)),
             Reply::Hole => Ok(None),
-            _ => Err(misfit()),
+            _ => Err(Error::misfit()),
         }
     }
 
@@ -117,10 +116,4 @@ impl Scratch {
         }
         Ok(true)
     }
-}
-
-/// Whether all bytes are zero.
-pub(crate) fn is_zero(bytes: &[u8]) -> bool {
-    // Equal to itself shifted by one, and the first is zero: the comparison is the platform's fastest.
-    bytes.split_first().is_none_or(|(first, rest)| *first == 0 && rest == &bytes[..rest.len()])
 }

@@ -6,42 +6,30 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use blockhaul_block::{Device, Facts, OpKind, Outcome, Pending, Request, Result};
-use blockhaul_catalog::{Args, Layer, LayerKind, Param};
+use blockhaul_catalog::{Args, Layer, LayerKind};
 
 use crate::out::Out;
 
 /// The layer `stats`.
-pub struct Stats;
-
-impl LayerKind for Stats {
-    fn name(&self) -> &'static str {
-        "stats"
-    }
-
-    fn summary(&self) -> &'static str {
-        "counts requests, bytes, errors and time, and prints them at the end"
-    }
-
-    fn manual(&self) -> &'static str {
-        "When the device is closed, a table tells for each kind of request how many there \
-         were, how many failed, how many bytes they moved and how long they took on \
-         average and at most."
-    }
-
-    fn example(&self) -> &'static str {
-        r#"
+pub static STATS: LayerKind = LayerKind {
+    name: "stats",
+    summary: "counts requests, bytes, errors and time, and prints them at the end",
+    manual: "When the device is closed, a table tells for each kind of request how many there \
+     were, how many failed, how many bytes they moved and how long they took on \
+     average and at most.",
+    example: r#"
 blockhaul serve --layer stats sample:64M --run 'blockhaul copy "$uri" null:'
-"#
-    }
+"#,
+    needs_content: false,
+    writes_below: true,
+    params: &[Out::PARAM],
+    changeable: &[],
+    configure: |args| configure(args),
+};
 
-    fn params(&self) -> &'static [Param] {
-        &[Out::PARAM]
-    }
-
-    fn configure(&self, args: &Args) -> Result<Arc<dyn Layer>> {
-        let out = Some(Out::open("stats", args)?);
-        Ok(Arc::new(StatsLayer { table: Arc::new(Table { rows: Default::default(), out }) }))
-    }
+fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
+    let out = Some(Out::open("stats", args)?);
+    Ok(Arc::new(StatsLayer { table: Arc::new(Table { rows: Default::default(), out }) }))
 }
 
 /// A stats layer whose owner reads the counts; it prints nothing.

@@ -3,17 +3,17 @@
 use std::sync::Arc;
 
 use blockhaul_block::{
-    BASE_ALLOCATION, BlockSizes, Contexts, Device, Extents, Facts, Flags, Op, Pending, Reply,
-    Request, Result,
+    BASE_ALLOCATION, BlockSizes, Contexts, Device, Extents, Facts, Flags, Hints, Op, Pending,
+    Reply, Request, Result,
 };
-use blockhaul_catalog::{Args, Layer, ParamKind};
+use blockhaul_catalog::{Args, Layer, LayerKind, ParamKind};
 use blockhaul_io::{Buf, Data};
 
-use crate::declared::{Declared, layer, param_or};
+use crate::declared::{layer, param_or};
 use crate::scratch::Scratch;
 
 /// The layer `swab`.
-pub static SWAB: Declared = Declared {
+pub static SWAB: LayerKind = LayerKind {
     name: "swab",
     summary: "swaps the bytes of every word",
     manual: "Disks of machines with the other order of bytes. `swab-bits` is the length of a word; 8 \
@@ -22,12 +22,14 @@ changes nothing. Bytes at the end of the device that are no whole word are left 
 printf 1234 > words && blockhaul copy --source-layer 'swab?swab-bits=16' words -
 "#,
     needs_content: false,
+    writes_below: true,
     params: &[param_or(
         "swab-bits",
         ParamKind::Choice(&["8", "16", "32", "64"]),
         "16",
         "Bits of a word.",
     )],
+    changeable: &[],
     configure: |args| configure(args),
 };
 
@@ -37,11 +39,17 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
         if word == 1 {
             return Ok(inner);
         }
-        let mut facts = Facts::clone(&inner.facts());
+        let below = inner.facts();
+        // Bytes are swapped in the buffer that the device below has filled; what is written is looked at.
+        let kept = Hints::ZEROED
+            | Hints::CLAIMS_ROOM
+            | Hints::FLUSH_FAILURES_STAY
+            | Hints::IN_FLIGHT
+            | Hints::EXTENTS;
+        let mut facts = Facts::over(&below).keeping(&below, kept);
         let minimum = facts.block.minimum.max(word as u32);
         facts.block = BlockSizes { minimum, ..facts.block };
         facts.size -= facts.size % u64::from(minimum);
-        facts.takes_parked = false;
         let scratch = Scratch::for_device(&inner);
         Ok(Arc::new(SwabDevice { inner, facts: Arc::new(facts), word, scratch }))
     })

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use blockhaul_block::{Device, DeviceExt, Error, Kind, Result};
-use blockhaul_catalog::{Below, Layer, Opening, ParamKind};
+use blockhaul_catalog::{Below, Layer, LayerKind, Opening, ParamKind};
 
-use crate::declared::{Declared, param, param_or, usage};
+use crate::declared::{param, param_or, usage};
 use crate::offset::Window;
 use crate::per_disk::PerDisk;
 
 /// The layer `tar`.
-pub static TAR: Declared = Declared {
+pub static TAR: LayerKind = LayerKind {
     name: "tar",
     summary: "shows a file inside a tar file (an OVA, for example)",
     manual: "The member whose name is exactly `tar-entry` (as `tar tf` prints it) is looked for once, when \
@@ -25,10 +25,12 @@ blockhaul copy sample:16M disk.raw && tar cf vm.ova disk.raw
 blockhaul copy --verify --source-layer 'tar?tar-entry=disk.raw' vm.ova from-ova.raw
 "#,
     needs_content: true,
+    writes_below: true,
     params: &[
         param("tar-entry", ParamKind::Text, "Name of the member."),
         param_or("tar-limit", ParamKind::Size, "0", "How far to look for it; 0: to the end."),
     ],
+    changeable: &[],
     configure: |args| {
         let Some(entry) = args.text("tar-entry").filter(|entry| !entry.is_empty()) else {
             return Err(usage("tar: needs the name of a member: tar-entry=NAME"));

@@ -3,17 +3,17 @@
 use std::sync::Arc;
 
 use blockhaul_block::{
-    Access, Contexts, Device, Error, Extents, Facts, FileRange, HOLE, Kind, Op, Pending, Reply,
-    Request, Result, ZERO,
+    Access, Contexts, Device, Error, Extents, Facts, FileRange, HOLE, Hints, Kind, Op, Pending,
+    Reply, Request, Result, ZERO,
 };
-use blockhaul_catalog::{Args, Layer, ParamKind};
-use blockhaul_io::{Data, Room};
+use blockhaul_catalog::{Args, Layer, LayerKind, ParamKind};
+use blockhaul_io::{Data, Room, is_zero};
 
-use crate::declared::{Declared, layer, param, usage};
-use crate::scratch::{Scratch, is_zero};
+use crate::declared::{layer, param, usage};
+use crate::scratch::Scratch;
 
 /// The layer `truncate`.
-pub static TRUNCATE: Declared = Declared {
+pub static TRUNCATE: LayerKind = LayerKind {
     name: "truncate",
     summary: "cuts the device, or makes it larger with zeroes that cannot be written",
     manual: "First `truncate` sets the size, then `round-up` or `round-down` brings it to a multiple. \
@@ -25,11 +25,13 @@ blockhaul serve --layer 'truncate?round-up=1M' sample:1000k \
   --run 'blockhaul info --size "$uri"'
 "#,
     needs_content: false,
+    writes_below: true,
     params: &[
         param("truncate", ParamKind::Size, "The new size; without it, that of the device below."),
         param("round-up", ParamKind::Size, "Make the size the next multiple of this."),
         param("round-down", ParamKind::Size, "Make the size the last multiple of this."),
     ],
+    changeable: &[],
     configure: |args| configure(args),
 };
 
@@ -39,7 +41,15 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
         return Err(usage("truncate: round-up and round-down must be above 0"));
     }
     layer(move |inner| {
-        let mut facts = Facts::clone(&inner.facts());
+        let below = inner.facts();
+        // What lies behind the end below reads as zeroes, too, and has extents.
+        let kept = Hints::ZEROED
+            | Hints::TAKES_PARKED
+            | Hints::CLAIMS_ROOM
+            | Hints::FLUSH_FAILURES_STAY
+            | Hints::IN_FLIGHT
+            | Hints::EXTENTS;
+        let mut facts = Facts::over(&below).keeping(&below, kept);
         let real = facts.size;
         let mut size = Some(fixed.unwrap_or(real));
         if let Some(up) = up {
@@ -100,7 +110,8 @@ impl TruncateDevice {
     fn read(&self, at: u64, room: Room, inside: u64) -> Pending {
         let (inner, scratch) = (self.inner.clone(), self.scratch.clone());
         Pending::start(async move {
-            let mut buf = room.into_buf();
+            // Late room has its memory before the bytes are there: they come through scratch memory.
+            let mut buf = room.claim().await.into_buf();
             let (front, back) = buf.split_at_mut(inside as usize);
             if !scratch.fill(&inner, at, front).await? {
                 return Ok(Reply::Hole);

@@ -57,7 +57,7 @@ async fn fragile(text: &str, requests: u64, kind: Kind) -> (Arc<dyn Device>, Arc
     let memory = blockhaul_backends::memory(1 << 20);
     let dialer = Arc::new(Dialer { memory, requests, kind, dialed: AtomicU64::new(0) });
     let device = dialer.another().await.unwrap();
-    let below = Below { device, reopen: Some(dialer.clone()), export: None };
+    let below = Below { reopen: Some(dialer.clone()), ..Below::alone(device) };
     (layer(text).unwrap().open(below).await.unwrap(), dialer)
 }
 

@@ -21,8 +21,7 @@ fn over_memory(texts: &[&str]) -> Arc<dyn Device> {
 
 /// Opens a layer over a device, as a stack does.
 async fn open(text: &str, device: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
-    let below =
-        Below { device: blockhaul_block::emulate::emulate(device), reopen: None, export: None };
+    let below = Below::alone(blockhaul_block::emulate::emulate(device));
     layer(text)?.open(below).await
 }
 
@@ -216,7 +215,7 @@ fn swab_calls_no_word_a_hole_that_has_data() {
 fn block_sizes_are_told_kept_to_and_enforced() {
     on_workers(|| async {
         let told = over_memory(&["blocksize?minimum=4k&preferred=64k&maximum=1M"]).facts();
-        let sizes = told.told.map(|told| (told.minimum, told.preferred, told.maximum));
+        let sizes = told.advertised.map(|told| (told.minimum, told.preferred, told.maximum));
         assert_eq!(sizes, Some((4096, 65536, 1 << 20)));
         assert_eq!(told.block.minimum, 1, "others are served");
         let strict = over_memory(&["blocksize?minimum=512&maximum=4k&error-policy=error"]);

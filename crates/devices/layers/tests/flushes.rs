@@ -76,7 +76,7 @@ async fn over(text: &str, fua: bool) -> blockhaul_block::Result<Subject> {
     let open = async || {
         let device = emulate::emulate(below.clone());
         let reopen: Option<Arc<dyn Another>> = Some(Arc::new(Same(below.clone())));
-        layer.clone().open(Below { device, reopen, export: None }).await
+        layer.clone().open(Below { reopen, ..Below::alone(device) }).await
     };
     let handles = (open().await?, open().await?);
     let second = Arc::new(Second(handles.1));
@@ -124,10 +124,7 @@ fn no_layer_is_forgotten() {
         let named = |text: &&str| text.split('?').next() == Some(name);
         LAYERS.iter().chain(OTHERS).any(named)
     };
-    let forgotten: Vec<_> = blockhaul_layers::all()
-        .iter()
-        .map(|kind| kind.name())
-        .filter(|name| !listed(name))
-        .collect();
+    let forgotten: Vec<_> =
+        blockhaul_layers::all().iter().map(|kind| kind.name).filter(|name| !listed(name)).collect();
     assert!(forgotten.is_empty(), "{forgotten:?}");
 }

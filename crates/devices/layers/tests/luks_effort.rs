@@ -97,6 +97,6 @@ fn a_header_does_not_decide_how_long_processors_are_busy() {
 /// Puts the layer over the file.
 async fn open_with(path: &Path, layer: Arc<dyn Layer>) {
     let stack = open(path, &[], Intent::READ).await.unwrap();
-    let below = Below { device: stack.device().clone(), reopen: None, export: None };
+    let below = Below::alone(stack.device().clone());
     drop(layer.open(below).await);
 }

@@ -88,8 +88,11 @@ blockhaul copy 'eval:get_size=echo 1M&pread=head -c $3 /dev/zero' disk.raw
 fn open(language: Language, target: Target) -> Opening<Opened> {
     Box::pin(async move {
         let readonly = !target.intent.write;
-        let plugin =
-            Plugin::start(Settings::parse(language, &target)?, target.shutdown.clone()).await?;
+        let plugin = Plugin::start(
+            Settings::parse(language, &target)?,
+            target.context.registry().shutdown.clone(),
+        )
+        .await?;
         let more = Handles { plugin, readonly };
         let device = more.another().await?;
         // Where there may be one connection at a time, a second would wait for ever.
@@ -102,8 +105,11 @@ fn open(language: Language, target: Target) -> Opening<Opened> {
 fn exports(language: Language, target: Target) -> Opening<Arc<dyn Exports>> {
     Box::pin(async move {
         let readonly = !target.intent.write;
-        let plugin =
-            Plugin::start(Settings::parse(language, &target)?, target.shutdown.clone()).await?;
+        let plugin = Plugin::start(
+            Settings::parse(language, &target)?,
+            target.context.registry().shutdown.clone(),
+        )
+        .await?;
         Ok(Arc::new(ScriptExports { plugin, readonly }) as Arc<dyn Exports>)
     })
 }

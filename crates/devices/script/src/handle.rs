@@ -124,7 +124,7 @@ impl Handle {
             facts.contexts = vec![BASE_ALLOCATION.to_string()];
         }
         facts.can = can;
-        (facts.block, facts.told) = self.ask_block_size()?;
+        (facts.block, facts.advertised) = self.ask_block_size()?;
         facts.description = self.ask_description();
         // Unknown; 1 claims nothing.
         facts.allocation_unit = facts.block.minimum.max(1);

@@ -22,6 +22,8 @@ mod settings;
 mod source;
 mod visit;
 
+use std::sync::Arc;
+
 pub use backend::{Eval, Sh};
 pub use call::kill_all;
 pub use plugin::{dump, wait_for_end};
@@ -29,6 +31,6 @@ pub use settings::{HostSettings, Settings};
 pub use source::Language;
 
 /// Every kind of storage of this crate, for a [`blockhaul_catalog::Registry`].
-pub fn all() -> Vec<&'static dyn blockhaul_catalog::Backend> {
-    vec![&Sh, &Eval]
+pub fn all() -> Vec<Arc<dyn blockhaul_catalog::Backend>> {
+    vec![Arc::new(Sh), Arc::new(Eval)]
 }

@@ -68,7 +68,7 @@ pub(crate) fn block_size(text: &str) -> Result<Option<BlockSizes>, String> {
     if (minimum, preferred, maximum) == (0, 0, 0) {
         return Ok(None);
     }
-    let told = BlockSizes::told(minimum, preferred, maximum);
+    let told = BlockSizes::declared(minimum, preferred, maximum);
     told.map(Some).ok_or_else(|| {
         format!(
             "printed {minimum}, {preferred} and {maximum}, which are no minimum, preferred size and \

@@ -102,7 +102,7 @@ mod tests {
             command: Vec::new(),
             args: blockhaul_catalog::Args::default(),
             intent: blockhaul_catalog::Intent::READ,
-            shutdown: blockhaul_catalog::Shutdown::default(),
+            context: blockhaul_catalog::OpenContext::default(),
         };
         Settings::parse(language, &target)
     }

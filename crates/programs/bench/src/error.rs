@@ -37,9 +37,7 @@ impl Error {
 
     /// A system call on a file failed. `tried` is an infinitive: `write`.
     pub fn file(tried: &str, path: &Path, cause: impl fmt::Display) -> Error {
-        let cause = cause.to_string();
-        // A system's error says the same in words.
-        let cause = cause.split(" (os error ").next().unwrap_or(&cause);
+        let cause = blockhaul_io::plain(&cause);
         Error::new(format!("cannot {tried} {}: {cause}", path.display()))
     }
 

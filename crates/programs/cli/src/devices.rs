@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockhaul_block::{Can, Device, Result};
-use blockhaul_catalog::{Adjustable, AnyLayer, Layer, Param, Registry, Stack};
+use blockhaul_catalog::{Adjustable, AnyKind, AnyLayer, Layer, Param, Registry, Stack};
 
 use crate::{manual, signals};
 
@@ -31,14 +31,15 @@ pub fn registry_asking(timeout: Duration, min_rate: u64, context: Option<&str>) 
         path: blockhaul_backends::PATH_SCHEME,
         command: "command",
         shutdown: signals::shutdown(),
+        ..Registry::default()
     }
 }
 
 /// The same; plugins of nbdkit's run in processes of their own.
 pub fn isolated(mut registry: Registry, again: blockhaul_client::Again) -> Registry {
     for backend in &mut registry.backends {
-        if backend.schemes() == ["nbdkit"] {
-            *backend = blockhaul_client::isolated(*backend, again);
+        if backend.runs_foreign_code() {
+            *backend = blockhaul_client::isolated(backend.clone(), again);
         }
     }
     registry
@@ -67,15 +68,33 @@ pub fn layers(registry: &Registry, names: &[String]) -> Result<Vec<Arc<dyn Layer
     Ok(layers)
 }
 
+/// The kind of a layer or gate that was asked for.
+fn kind(registry: &Registry, text: &str) -> Result<AnyKind> {
+    registry.kind(text.split('?').next().unwrap_or(text))
+}
+
 /// Those of the layers that are put over what is there already ([`blockhaul_catalog::LayerKind::needs_content`]).
 pub fn over_content<'a>(registry: &Registry, names: &'a [String]) -> Result<Vec<&'a str>> {
     let mut over = Vec::new();
     for text in names {
-        if registry.kind(text.split('?').next().unwrap_or(text))?.needs_content() {
+        if kind(registry, text)?.needs_content() {
             over.push(text.as_str());
         }
     }
     Ok(over)
+}
+
+/// Whether changes reach what is below a layer ([`blockhaul_catalog::LayerKind::writes_below`]); yes
+/// for one that is unknown.
+pub fn writes_below(registry: &Registry, text: &str) -> bool {
+    kind(registry, text).map_or(true, |kind| kind.writes_below())
+}
+
+/// The names of all layers that are put over what is there already, for the help.
+pub fn names_over_content() -> String {
+    let all = blockhaul_layers::all();
+    let over: Vec<_> = all.iter().filter(|kind| kind.needs_content).map(|kind| kind.name).collect();
+    over.join(", ")
 }
 
 /// The layers and gates that were asked for, with the way to change them while they are in use.

@@ -5,6 +5,8 @@ use std::fmt;
 
 use blockhaul_block::{Error, Kind};
 
+pub use blockhaul_io::plain;
+
 /// What a command ends with: its exit status, or why it failed.
 pub type Outcome = Result<u8, Failure>;
 
@@ -201,15 +203,6 @@ pub fn next(kind: Kind, text: &str, opening: bool) -> &'static str {
 pub fn joined(text: &str) -> String {
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
     lines.collect::<Vec<_>>().join(" ")
-}
-
-/// A system's error without its number.
-pub fn plain(error: &std::io::Error) -> String {
-    let text = error.to_string();
-    match text.find(" (os error ") {
-        Some(at) => text[..at].to_string(),
-        None => text,
-    }
 }
 
 #[cfg(test)]

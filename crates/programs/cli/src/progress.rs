@@ -80,8 +80,9 @@ impl Reporter {
             return Err(Failure::usage(text));
         };
         // A first look at whether it can be written, before anything is copied.
-        let flags = rustix::fs::fcntl_getfl(&owned)
-            .map_err(|errno| Failure::usage(format!("--progress: {}", plain(&errno.into()))))?;
+        let flags = rustix::fs::fcntl_getfl(&owned).map_err(|errno| {
+            Failure::usage(format!("--progress: {}", plain(&std::io::Error::from(errno))))
+        })?;
         if flags & OFlags::RWMODE == OFlags::RDONLY {
             let text = format!("--progress: descriptor {fd} is open for reading only");
             return Err(Failure::usage(text));

@@ -24,7 +24,7 @@ const NEEDED: [(&str, &[&str]); 6] = [
 
 #[test]
 fn examples_of_layers_run() {
-    let layers = blockhaul_layers::all().into_iter().map(|layer| (layer.name(), layer.example()));
+    let layers = blockhaul_layers::all().into_iter().map(|layer| (layer.name, layer.example));
     let gates = blockhaul_layers::gates().into_iter().map(|gate| (gate.name, gate.example));
     run_all(layers.chain(gates));
 }

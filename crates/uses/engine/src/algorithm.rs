@@ -4,10 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 
 use blockhaul_block::{Error, Kind, Result};
-use blockhaul_io::Data;
+use blockhaul_io::{Data, is_zero};
 use sha2::{Digest as _, Sha256};
-
-use crate::zeroes::is_zero;
 
 /// Bytes of blksum's blocks. Part of its definition.
 pub(crate) const BLOCK: u64 = 64 << 10;

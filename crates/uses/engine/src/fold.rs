@@ -9,11 +9,10 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use blake3::hazmat::{HasherExt as _, Mode, merge_subtrees_non_root, merge_subtrees_root};
-use blockhaul_io::Data;
+use blockhaul_io::{Data, is_zero};
 use sha2::{Digest as _, Sha256};
 
 use crate::algorithm::{Algorithm, BLOCK, hex};
-use crate::zeroes::is_zero;
 
 /// Blocks' values that wait: 4 MiB, for lanes that are up to 8 GiB of data apart.
 const WAITING_MAX: usize = 128 << 10;

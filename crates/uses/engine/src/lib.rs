@@ -66,4 +66,3 @@ pub use sample::is_coarse;
 pub use settled::check_source;
 pub use stream::{copy_from_pipe, copy_to_pipe};
 pub use verify::{Verified, manifest, verify};
-pub use zeroes::is_zero;

@@ -1,10 +1,9 @@
 //! A block by which a connection is known: whoever reads it at the same place sees the same disk.
 
+use blockhaul_io::is_zero;
 use std::sync::Arc;
 
 use blockhaul_block::{Device, DeviceExt, Result};
-
-use crate::zeroes::is_zero;
 
 /// A block that is known to be the same on source and target of the first lane.
 #[derive(Debug, Clone)]

@@ -1,14 +1,6 @@
 //! Finding zeroes in data.
 
-/// Bytes looked at together: compiles to a few vector instructions per step.
-const STEP: usize = 128;
-
-/// Whether all bytes are zero. Data that is not zero is nearly always found so in the first step.
-pub fn is_zero(bytes: &[u8]) -> bool {
-    let mut steps = bytes.chunks_exact(STEP);
-    steps.by_ref().all(|step| step.iter().fold(0, |sum, byte| sum | byte) == 0)
-        && steps.remainder().iter().all(|&byte| byte == 0)
-}
+use blockhaul_io::is_zero;
 
 /// Blocks in which zeroes that are written as data are counted.
 pub(crate) const BLOCK: usize = 4096;
@@ -42,17 +34,6 @@ pub(crate) fn runs(bytes: &[u8], at: u64, grain: u32) -> Vec<(usize, usize, bool
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn one_byte_anywhere_is_found() {
-        let mut bytes = vec![0; 1000];
-        assert!(is_zero(&bytes) && is_zero(&[]));
-        for at in 0..bytes.len() {
-            bytes[at] = 1;
-            assert!(!is_zero(&bytes), "at {at}");
-            bytes[at] = 0;
-        }
-    }
 
     #[test]
     fn runs_follow_the_grid_of_the_device() {

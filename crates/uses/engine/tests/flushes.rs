@@ -80,10 +80,8 @@ impl Storage {
     }
 
     async fn open(self: &Arc<Self>) -> Stack {
-        // A registry keeps its backends for ever; the storage is handed over for the time of opening.
-        let door = Door(Mutex::new(Some(self.clone())));
-        let backend: &'static Door = Box::leak(Box::new(door));
-        let registry = Registry { backends: vec![backend], ..Registry::default() };
+        let door = Arc::new(Door(self.clone()));
+        let registry = Registry { backends: vec![door], ..Registry::default() };
         let spec = Spec::Scheme { scheme: "cached".into(), rest: String::new() };
         registry.open(&spec, Vec::new(), Intent::WRITE).await.unwrap()
     }
@@ -144,7 +142,7 @@ impl State {
     }
 }
 
-struct Door(Mutex<Option<Arc<Storage>>>);
+struct Door(Arc<Storage>);
 
 struct Handle {
     storage: Arc<Storage>,
@@ -171,7 +169,7 @@ impl Backend for Door {
     }
 
     fn open(&self, _: Target) -> Opening<Opened> {
-        let storage = self.0.lock().unwrap().take().unwrap();
+        let storage = self.0.clone();
         let (device, more) = (Handle::on(&storage), Handle::on(&storage));
         Box::pin(async move { Ok(Opened { device, more: Some(more) }) })
     }

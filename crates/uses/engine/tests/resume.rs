@@ -32,8 +32,7 @@ struct Handle {
     device: Arc<CrashDevice>,
 }
 
-/// A registry keeps its backends for ever; the machine is handed to it for the time of opening.
-struct Door(Mutex<Option<Arc<Machine>>>);
+struct Door(Arc<Machine>);
 
 struct More(Arc<Machine>);
 
@@ -42,9 +41,8 @@ impl Machine {
         let storage = CrashDevice::new(model, Completion::Shuffled(rng.number()));
         let (fuse, seed, left) = (fuse.into(), rng.number(), Mutex::new(None));
         let machine = Arc::new(Machine { storage, fuse, seed, left });
-        let door = Door(Mutex::new(Some(machine.clone())));
-        let backend: &'static Door = Box::leak(Box::new(door));
-        let registry = Registry { backends: vec![backend], ..Registry::default() };
+        let door = Arc::new(Door(machine.clone()));
+        let registry = Registry { backends: vec![door], ..Registry::default() };
         let spec = Spec::Scheme { scheme: "crash".into(), rest: String::new() };
         (registry.open(&spec, Vec::new(), Intent::WRITE).await.unwrap(), machine)
     }
@@ -68,7 +66,7 @@ impl Backend for Door {
     }
 
     fn open(&self, _: Target) -> Opening<Opened> {
-        let machine = self.0.lock().unwrap().take().unwrap();
+        let machine = self.0.clone();
         let (device, more) = (machine.handle(), Arc::new(More(machine)));
         Box::pin(async move { Ok(Opened { device, more: Some(more) }) })
     }

@@ -311,7 +311,7 @@ fn describe(config: &Config, export: &Export, asked: &str) -> ExportInfo {
     let description = export.description.as_ref().unwrap_or(&facts.description);
     // Whatever the limits are, what is advertised must be valid: a power of two in the middle, and in order.
     let free = |preferred| blockhaul_block::BlockSizes { minimum: 1, preferred, maximum: u32::MAX };
-    let of_device = match (facts.told, config.offers.preferred) {
+    let of_device = match (facts.advertised, config.offers.preferred) {
         (Some(told), Some(least)) => {
             Some(blockhaul_block::BlockSizes { preferred: told.preferred.max(least), ..told })
         }

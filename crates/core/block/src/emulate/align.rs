@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use blockhaul_io::{Buf, Data, Notify, Pool, RangeLocks, Room};
 
 use crate::{
-    Access, BlockSizes, Contexts, Device, Error, Facts, FileRange, Flags, Kind, Op, Pending, Reply,
-    Request, Result,
+    Access, BlockSizes, Contexts, Device, Error, Facts, FileRange, Flags, Hints, Kind, Op, Pending,
+    Reply, Request, Result,
 };
 
 /// Requests with partial blocks that may hold scratch memory at a time. Waiting for it is safe: who
@@ -97,9 +97,14 @@ impl Drop for Partial<'_> {
 
 impl Align {
     pub(super) fn new(inner: Arc<dyn Device>) -> Align {
-        let mut facts = Facts::clone(&inner.facts());
-        // Buffers are taken before the answers are there.
-        facts.claims_room = false;
+        let below = inner.facts();
+        // Not the late room: reads of partial blocks take their buffer before the bytes are there.
+        let kept = Hints::ZEROED
+            | Hints::TAKES_PARKED
+            | Hints::FLUSH_FAILURES_STAY
+            | Hints::IN_FLIGHT
+            | Hints::EXTENTS;
+        let mut facts = Facts::over(&below).keeping(&below, kept);
         let block = facts.block;
         let minimum = u64::from(block.minimum);
         let maximum = (block.maximum - block.maximum % block.minimum).max(block.minimum);
@@ -225,7 +230,7 @@ impl Shared {
     ) -> Result<Reply> {
         let request = Request::extents(start, wide, contexts).with(flags);
         let Reply::Extents(mut lists) = self.inner.submit(request).await? else {
-            return Err(Error::new(Kind::Io, "the device gave an answer that does not fit"));
+            return Err(Error::misfit());
         };
         for list in &mut lists {
             list.skip(at - start);

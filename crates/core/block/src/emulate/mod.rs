@@ -35,9 +35,9 @@ pub fn emulate(device: Arc<dyn Device>) -> Arc<dyn Device> {
     device
 }
 
-/// The facts with an ability added, marked as emulated.
-fn supply(facts: &Facts, can: Can) -> Facts {
-    let mut facts = facts.clone();
+/// The facts with an ability added, marked as emulated: requests of all others pass as they are.
+fn supply(below: &Facts, can: Can) -> Facts {
+    let mut facts = Facts::same(below);
     facts.can |= can;
     facts.emulated |= can;
     facts

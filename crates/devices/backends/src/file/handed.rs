@@ -156,7 +156,7 @@ mod tests {
             command: Vec::new(),
             args,
             intent,
-            shutdown: blockhaul_catalog::Shutdown::default(),
+            context: blockhaul_catalog::OpenContext::default(),
         }
     }
 

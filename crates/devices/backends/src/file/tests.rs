@@ -12,7 +12,7 @@ use blockhaul_block::{
     Access, Can, Contexts, Device, DeviceExt, Extents, Flags, HOLE, Kind, Pending, Reply, Request,
     Result, ZERO,
 };
-use blockhaul_catalog::{Args, Backend, Direct, Intent, Shutdown, Target};
+use blockhaul_catalog::{Args, Backend, Direct, Intent, Target};
 use blockhaul_io::{Allocate, Config, Data, Engine, Room, Runtime, Tally, Way};
 use tempfile::TempDir;
 
@@ -45,7 +45,8 @@ fn target(path: &Path, query: &str, intent: Intent) -> Target {
     let typed = blockhaul_catalog::parse_options(query).unwrap();
     let args = Args::check("file", File.params(), &typed).unwrap();
     let (scheme, rest, command) = ("file".into(), path.into(), Vec::new());
-    Target { scheme, rest, command, args, intent, shutdown: Shutdown::default() }
+    let context = blockhaul_catalog::OpenContext::default();
+    Target { scheme, rest, command, args, intent, context }
 }
 
 fn device(path: &Path, query: &str, intent: Intent) -> Result<Arc<FileDevice>> {

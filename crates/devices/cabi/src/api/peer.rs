@@ -8,7 +8,7 @@ use std::sync::Arc;
 use blockhaul_catalog::Certificate;
 use blockhaul_os::Credentials;
 
-use super::{failed, malloced, plain};
+use super::{failed, malloced};
 use crate::context::{self, Context};
 
 /// Whether the connection is encrypted.
@@ -52,7 +52,10 @@ unsafe extern "C" fn nbdkit_peer_name(
     // SAFETY: the plugin's promise, and the descriptor is open.
     match unsafe { libc::getpeername(fd.1, address, len) } {
         0 => 0,
-        _ => failed(format!("getpeername: {}", plain(&std::io::Error::last_os_error())), -1),
+        _ => failed(
+            format!("getpeername: {}", blockhaul_io::plain(&std::io::Error::last_os_error())),
+            -1,
+        ),
     }
 }
 
@@ -65,7 +68,7 @@ fn peer_credentials() -> Option<Credentials> {
     match Credentials::of_peer(stream.as_fd()) {
         Ok(Some(found)) => Some(found),
         Ok(None) => failed("the client's user is known on Unix sockets only", None),
-        Err(error) => failed(format!("getsockopt: {}", plain(&error)), None),
+        Err(error) => failed(format!("getsockopt: {}", blockhaul_io::plain(&error)), None),
     }
 }
 
@@ -103,7 +106,7 @@ extern "C" fn nbdkit_peer_security_context() -> *mut c_char {
         unsafe { libc::getsockopt(fd.1, libc::SOL_SOCKET, libc::SO_PEERSEC, out, &raw mut len) };
     if got != 0 {
         let error = std::io::Error::last_os_error();
-        let why = format!("the client has no security context: {}", plain(&error));
+        let why = format!("the client has no security context: {}", blockhaul_io::plain(&error));
         return failed(why, ptr::null_mut());
     }
     let label = &label[..label.len().min(len as usize)];

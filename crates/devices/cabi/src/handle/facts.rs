@@ -31,7 +31,7 @@ impl Handle {
         let has = |v1: bool, now: bool| c_int::from(if v2 { now } else { v1 });
         let mut facts = Facts::clone(&self.facts);
         facts.size = self.ask_size()?;
-        (facts.block, facts.told) = self.ask_block_size()?;
+        (facts.block, facts.advertised) = self.ask_block_size()?;
         self.longest = facts.block.maximum;
         // What is longer is taken apart here; partial blocks, whose memory is bounded by this, elsewhere.
         if facts.block.minimum == 1 && asynchronous.is_none() {
@@ -140,7 +140,7 @@ impl Handle {
         if (minimum, preferred, maximum) == (0, 0, 0) {
             return Ok((usual, None));
         }
-        let Some(told) = BlockSizes::told(minimum, preferred, maximum) else {
+        let Some(told) = BlockSizes::declared(minimum, preferred, maximum) else {
             let text = format!(
                 "plugin {}: block_size answered {minimum}, {preferred} and {maximum}, which are no \
                  minimum, preferred size and maximum",

@@ -20,20 +20,21 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use blockhaul_block::{
-    BASE_ALLOCATION, Can, Contexts, Device, Facts, Flags, Kind, Op, Pending, Reply, Request, Result,
+    BASE_ALLOCATION, Can, Contexts, Device, Facts, Flags, Hints, Kind, Op, Pending, Reply, Request,
+    Result,
 };
-use blockhaul_catalog::{Args, Layer, ParamKind};
+use blockhaul_catalog::{Args, Layer, LayerKind, ParamKind};
 use blockhaul_io::Remote;
 
 use crate::background;
-use crate::declared::{Declared, opened, param, param_or, usage};
+use crate::declared::{opened, param, param_or, usage};
 use crate::per_disk::PerDisk;
 use crate::scratch::Scratch;
 use options::{Mode, Options};
 use store::Store;
 
 /// The layer `cache`.
-pub static CACHE: Declared = Declared {
+pub static CACHE: LayerKind = LayerKind {
     name: "cache",
     summary: "keeps blocks of a slow device in a temporary file",
     manual: "What is written, hinted at or (with `cache-on-read`) read is kept in a sparse temporary \
@@ -63,6 +64,7 @@ blockhaul serve --layer 'delay?read=5ms' --layer 'cache?cache-on-read=true' samp
   --run 'blockhaul checksum "$uri" && blockhaul checksum "$uri"'
 "#,
     needs_content: false,
+    writes_below: true,
     params: &[
         param_or(
             "cache",
@@ -97,6 +99,7 @@ blockhaul serve --layer 'delay?read=5ms' --layer 'cache?cache-on-read=true' samp
         ),
         param("dir", ParamKind::Text, "Folder for the temporary file."),
     ],
+    changeable: &[],
     configure: |args| configure(args),
 };
 
@@ -127,11 +130,9 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
 
 /// The facts of the cache over a device with these.
 fn facts_above(below: &Facts, mode: Mode) -> Facts {
-    let mut facts = below.clone();
-    // Buffers are taken before the answers are there.
-    facts.claims_room = false;
-    facts.takes_parked = false;
-    facts.flush_failures_stay = false;
+    // Buffers are taken before the answers are there, what is written is kept, and flushes are the cache's own.
+    let kept = Hints::ZEROED | Hints::IN_FLIGHT | Hints::EXTENTS;
+    let mut facts = Facts::over(below).keeping(below, kept);
     let mut supplied = Can::CACHE;
     if facts.can.contains(Can::WRITE) {
         // Extents of other contexts would not know what is not below yet.

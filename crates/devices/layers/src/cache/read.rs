@@ -11,7 +11,6 @@ use super::blocks::State;
 use super::hold::Hold;
 use super::store::{Store, View};
 use super::{Handle, is_full};
-use crate::declared::misfit;
 
 /// Bytes that a hint brings at a time.
 const HINT: u64 = 4 << 20;
@@ -210,9 +209,9 @@ impl Handle {
                     let asked = Request::extents(next, to - next, base);
                     let asked = if one { asked.with(Flags::ONE_EXTENT) } else { asked };
                     let Reply::Extents(lists) = self.inner.submit(asked).await? else {
-                        return Err(misfit());
+                        return Err(Error::misfit());
                     };
-                    let list = lists.first().ok_or_else(misfit)?;
+                    let list = lists.first().ok_or_else(Error::misfit)?;
                     list.runs().iter().for_each(|run| extents.push(run.len, run.state));
                     if list.total() < to - next {
                         break;

@@ -7,13 +7,13 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use blockhaul_block::{
-    BASE_ALLOCATION, Can, Contexts, Device, Error, Extents, Facts, Flags, HOLE, Kind, Op, Outcome,
-    Pending, Reply, Request, Result, ZERO,
+    BASE_ALLOCATION, Can, Contexts, Device, Error, Extents, Facts, Flags, HOLE, Hints, Kind, Op,
+    Outcome, Pending, Reply, Request, Result, ZERO,
 };
-use blockhaul_catalog::{Args, Layer, ParamKind};
+use blockhaul_catalog::{Args, Layer, LayerKind, ParamKind};
 use blockhaul_io::{Allocate, Buf, Data, File, Room};
 
-use crate::declared::{Declared, misfit, opened, param, param_or, usage};
+use crate::declared::{opened, param, param_or, usage};
 use crate::per_disk::PerDisk;
 use crate::runs::Runs;
 use crate::scratch::Scratch;
@@ -27,7 +27,7 @@ const RUNS_AT_ONCE: usize = 1024;
 const ZEROES: u64 = Data::ZEROES_MAX as u64;
 
 /// The layer `cow`.
-pub static COW: Declared = Declared {
+pub static COW: LayerKind = LayerKind {
     name: "cow",
     summary: "keeps changes in an overlay; the device below stays as it is",
     manual: "Everything that is written goes to a temporary file without a name, in blocks of \
@@ -44,6 +44,7 @@ blockhaul serve --layer cow disk.raw --run 'blockhaul copy random:1M "$uri"'
 blockhaul compare sample:64M disk.raw
 "#,
     needs_content: true,
+    writes_below: false,
     params: &[
         param_or(
             "cow-block-size",
@@ -53,6 +54,7 @@ blockhaul compare sample:64M disk.raw
         ),
         param("dir", ParamKind::Text, "Folder for the overlay."),
     ],
+    changeable: &[],
     configure: |args| configure(args),
 };
 
@@ -74,10 +76,10 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
                 locks: Arc::default(),
             })
         })?;
-        let mut facts = Facts::clone(&inner.facts());
-        // Buffers are taken before the answers are there.
-        facts.claims_room = false;
-        facts.flush_failures_stay = false;
+        let below = inner.facts();
+        // Buffers are taken before the answers are there, what is written goes to a file, and flushes go nowhere.
+        let kept = Hints::ZEROED | Hints::IN_FLIGHT | Hints::EXTENTS;
+        let mut facts = Facts::over(&below).keeping(&below, kept);
         if facts.size != overlay.size {
             let text = format!("cow: {} has not the size of the overlay's disk", facts.name);
             return Err(usage(text));
@@ -90,7 +92,6 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
         facts.allocation_unit = unit;
         // Changes of part of a block bring the rest of it to the overlay.
         facts.prefer(unit);
-        facts.takes_parked = false;
         facts.contexts = vec![BASE_ALLOCATION.to_string()];
         let base = inner.facts().context(BASE_ALLOCATION);
         let scratch = Scratch::for_device(&inner);
@@ -379,9 +380,9 @@ impl Cow {
                     let asked = Request::extents(from, to - from, base);
                     let asked = if one { asked.with(Flags::ONE_EXTENT) } else { asked };
                     let Reply::Extents(lists) = self.inner.submit(asked).await? else {
-                        return Err(misfit());
+                        return Err(Error::misfit());
                     };
-                    let list = lists.first().ok_or_else(misfit)?;
+                    let list = lists.first().ok_or_else(Error::misfit)?;
                     list.runs().iter().for_each(|run| extents.push(run.len, run.state));
                     if list.total() < to - from {
                         break;

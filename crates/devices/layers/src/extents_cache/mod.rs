@@ -15,10 +15,10 @@ use blockhaul_block::{
     Access, BASE_ALLOCATION, Can, Contexts, Device, Error, Extents, Facts, FileRange, Flags, Kind,
     Op, OpKind, Outcome, Pending, Reply, Request, Result, ZERO,
 };
-use blockhaul_catalog::{Args, Layer, Param, ParamKind};
+use blockhaul_catalog::{Args, Layer, LayerKind, Param, ParamKind};
 use blockhaul_io::{Completer, Ticket};
 
-use crate::declared::{Declared, misfit, opened, param, param_or, usage};
+use crate::declared::{opened, param, param_or, usage};
 use crate::per_disk::PerDisk;
 use map::{Map, forget_oldest};
 
@@ -28,7 +28,7 @@ const RUNS_IN_ANSWER: usize = 64 << 10;
 const STALE_MAX: usize = 64;
 
 /// The layer `extents-cache`.
-pub static EXTENTS_CACHE: Declared = Declared {
+pub static EXTENTS_CACHE: LayerKind = LayerKind {
     name: "extents-cache",
     summary: "asks a slow source for its extents once, in bulk, and remembers them",
     manual: "The first request for extents asks the device below for all extents from there on, in \
@@ -46,7 +46,9 @@ blockhaul copy --source-layer 'delay?extents=50ms' --source-layer extents-cache 
   sample:1G null:
 "#,
     needs_content: false,
+    writes_below: true,
     params: PARAMS,
+    changeable: &[],
     configure: |args| configure(args),
 };
 
@@ -312,7 +314,7 @@ impl CacheDevice {
                             Ok(Reply::Extents(lists)) if lists.len() == contexts.count() => {
                                 Ok(lists)
                             }
-                            Ok(_) => Err(misfit()),
+                            Ok(_) => Err(Error::misfit()),
                             Err(error) => Err(error),
                         };
                         known.learn(id, contexts, &lists);

@@ -7,17 +7,17 @@ mod inflate;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use blockhaul_block::{Device, Error, Kind, Reply, Request, Result};
-use blockhaul_catalog::{Args, Below, Layer, Opening, ParamKind};
+use blockhaul_catalog::{Args, Below, Layer, LayerKind, Opening, ParamKind};
 use blockhaul_io::{Data, Room};
 
-use crate::declared::{Declared, param_or, usage};
+use crate::declared::{param_or, usage};
 use crate::packed::{Kept, Part, Unpack, Unpacked, facts_of_content};
 use crate::per_disk::PerDisk;
 use crate::scratch::Scratch;
 use inflate::Inflater;
 
 /// The layer `gz`.
-pub static GZ: Declared = Declared {
+pub static GZ: LayerKind = LayerKind {
     name: "gz",
     summary: "shows what a gzip file holds, at random",
     manual: "The device below is a gzip file, of one or more members; what is served is its content, \
@@ -33,7 +33,9 @@ blockhaul copy sample:16M - | gzip -1 > disk.raw.gz
 blockhaul copy --verify --source-layer gz disk.raw.gz disk.raw
 "#,
     needs_content: true,
+    writes_below: false,
     params: &[param_or("gz-memory", ParamKind::Size, "16M", "Memory for index and content; 1M at least.")],
+    changeable: &[],
     configure: |args| configure(args),
 };
 
@@ -203,7 +205,7 @@ impl Reader {
         match self.inner.submit(Request::read(at, room)).await? {
             Reply::Data(data) => Ok(data),
             Reply::Hole => Ok(Room::unpooled(len as usize).into_buf().into()),
-            _ => Err(crate::declared::misfit()),
+            _ => Err(Error::misfit()),
         }
     }
 }
@@ -254,15 +256,17 @@ impl Unpack for File {
         self.content.part_at(at)
     }
 
-    async fn part(&self, part: Part) -> Result<Data> {
+    fn decoders(&self) -> &Arc<blockhaul_io::RangeLocks> {
+        &self.content.decoding
+    }
+
+    /// One for all: it goes on where the last read ended.
+    fn decoder(&self, _part: Part) -> u64 {
+        0
+    }
+
+    async fn decode(&self, part: Part) -> Result<Data> {
         let content = &self.content;
-        if let Some(data) = content.kept.find(part.number) {
-            return Ok(data);
-        }
-        let _turn = content.decoding.lock(0, 1).await;
-        if let Some(data) = content.kept.find(part.number) {
-            return Ok(data);
-        }
         let place = content.index.before(part.start);
         let last = content.last().take();
         let on = last.filter(|last| last.start <= part.start && last.inflater.made >= place.made);

@@ -12,13 +12,13 @@ mod passphrase;
 use std::sync::Arc;
 
 use blockhaul_block::{
-    BlockSizes, Can, Device, DeviceExt, Error, Facts, Kind, Op, Outcome, Pending, Reply, Request,
-    Result,
+    BlockSizes, Can, Device, DeviceExt, Error, Facts, Hints, Kind, Op, Outcome, Pending, Reply,
+    Request, Result,
 };
-use blockhaul_catalog::{Below, Layer, Opening, ParamKind};
+use blockhaul_catalog::{Below, Layer, LayerKind, Opening, ParamKind};
 use blockhaul_io::{Buf, Data, Room};
 
-use crate::declared::{Declared, misfit, param, param_or, usage};
+use crate::declared::{param, param_or, usage};
 use crate::per_disk::PerDisk;
 use crate::scratch::Scratch;
 use cipher::{SECTOR, Sectors};
@@ -29,7 +29,7 @@ use passphrase::Source;
 const INLINE_MAX: usize = 512 << 10;
 
 /// The layer `luks`.
-pub static LUKS: Declared = Declared {
+pub static LUKS: LayerKind = LayerKind {
     name: "luks",
     summary: "reads and writes what a LUKS1 container holds",
     manual: "The device below is a LUKS container of version 1, as cryptsetup (`--type luks1`) and QEMU \
@@ -50,6 +50,7 @@ blockhaul serve --layer 'luks?passphrase=+key' disk.luks \
   --run 'blockhaul copy --verify sample:16M "$uri"'
 "#,
     needs_content: true,
+    writes_below: true,
     params: &[
         param(
             "passphrase",
@@ -63,6 +64,7 @@ blockhaul serve --layer 'luks?passphrase=+key' disk.luks \
             "Most iterations that a key of the container may take; 10 s each, about.",
         ),
     ],
+    changeable: &[],
     configure: |args| {
         let Some(text) = args.text("passphrase") else {
             return Err(usage(
@@ -140,17 +142,14 @@ async fn open(
         let text = format!("the passphrase is wrong: it opens none of {tried} key slots");
         return Err(wrong(Kind::Refused, text));
     };
-    let mut facts = Facts::clone(&below);
+    // Zeroes below are not zeroes above, and every byte is looked at.
+    let kept = Hints::FLUSH_FAILURES_STAY | Hints::IN_FLIGHT;
+    let mut facts = Facts::over(&below).keeping(&below, kept);
     facts.size = size - size % SECTOR;
-    // Zeroes below are not zeroes above.
-    let none = Can::ZERO | Can::FAST_ZERO | Can::TRIM | Can::EXTENTS;
+    let none = Can::ZERO | Can::FAST_ZERO | Can::TRIM;
     facts.can -= none;
     facts.emulated -= none;
     facts.withheld -= none;
-    facts.contexts = Vec::new();
-    facts.zeroed = false;
-    facts.takes_parked = false;
-    facts.claims_room = false;
     let BlockSizes { minimum, preferred, maximum } = facts.block;
     let minimum = minimum.max(SECTOR as u32);
     facts.block = BlockSizes { minimum, preferred, maximum: maximum - maximum % minimum };
@@ -199,7 +198,7 @@ impl Device for LuksDevice {
                             buf.fill(0);
                             buf
                         }
-                        _ => return Err(misfit()),
+                        _ => return Err(Error::misfit()),
                     };
                     inside.decrypt(at, buf).await
                 })

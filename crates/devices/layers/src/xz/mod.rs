@@ -7,19 +7,19 @@ mod index;
 use std::sync::Arc;
 
 use blockhaul_block::{Device, Error, Kind, Result};
-use blockhaul_catalog::{Args, Below, Layer, Opening, ParamKind};
+use blockhaul_catalog::{Args, Below, Layer, LayerKind, Opening, ParamKind};
 use blockhaul_io::{Data, Room};
 use crc32fast::hash as crc32;
 use lzma_rust2::{Action, Status, XzStream};
 
-use crate::declared::{Declared, param_or, usage};
+use crate::declared::{param_or, usage};
 use crate::packed::{Kept, Part, Unpack, Unpacked, facts_of_content};
 use crate::per_disk::PerDisk;
 use crate::scratch::Scratch;
 use index::{Block, Index};
 
 /// The layer `xz`.
-pub static XZ: Declared = Declared {
+pub static XZ: LayerKind = LayerKind {
     name: "xz",
     summary: "shows what an xz file holds, at random",
     manual: "The device below is an xz file; what is served is its content, read-only. Blocks of the file \
@@ -34,10 +34,12 @@ blockhaul copy sample:16M - | xz -0 --block-size=1MiB > disk.raw.xz
 blockhaul copy --verify --source-layer xz disk.raw.xz disk.raw
 "#,
     needs_content: true,
+    writes_below: false,
     params: &[
         param_or("xz-max-block", ParamKind::Size, "512M", "Longest block that is taken."),
         param_or("xz-max-depth", ParamKind::Number, "8", "Most decoded blocks that are kept."),
     ],
+    changeable: &[],
     configure: |args| configure(args),
 };
 
@@ -140,18 +142,17 @@ impl Unpack for File {
         self.content.part_at(at)
     }
 
-    async fn part(&self, part: Part) -> Result<Data> {
+    fn decoders(&self) -> &Arc<blockhaul_io::RangeLocks> {
+        &self.content.decoding
+    }
+
+    fn decoder(&self, part: Part) -> u64 {
+        part.number % DECODERS
+    }
+
+    async fn decode(&self, part: Part) -> Result<Data> {
         let content = &self.content;
         let number = part.number;
-        if let Some(data) = content.kept.find(number) {
-            return Ok(data);
-        }
-        // One at a time of those that share a decoder, and so of each block.
-        let decoder = number % DECODERS;
-        let _turn = content.decoding.lock(decoder, decoder + 1).await;
-        if let Some(data) = content.kept.find(number) {
-            return Ok(data);
-        }
         let block = content.index.blocks[number as usize];
         let packed = self.packed(block).await?;
         let longest = content.index.longest;

@@ -11,6 +11,7 @@ use super::value::{
     algorithm, duration, multi_conn, queue_size, range, request_size, schedule, segment, size,
     sparse, total_memory,
 };
+use crate::devices;
 
 /// Options of `blockhaul copy`.
 #[derive(Debug, Args)]
@@ -237,9 +238,8 @@ pub struct Copy {
     #[arg(long, value_name = "NAME[?key=value&…]")]
     pub source_layer: Vec<String>,
 
-    /// Put a layer over the target. A file under a layer that shows what it holds (partition, offset,
-    /// luks, tar, cow, checkwrite, protect) is neither emptied nor made larger
-    #[arg(long, value_name = "NAME[?key=value&…]")]
+    // Its help names the layers that there are.
+    #[arg(long, value_name = "NAME[?key=value&…]", help = target_layer())]
     pub target_layer: Vec<String>,
 
     /// Say what is going on, and in the end what was done
@@ -306,3 +306,12 @@ JOB FILES
   do; its exit status is else that of the first disk of the file that failed. Journals of disks that
   are complete stay until all are, so that the same command goes on with those that failed.
 ";
+
+/// The help of `--target-layer`.
+fn target_layer() -> String {
+    format!(
+        "Put a layer over the target. A file under a layer that shows what it holds ({}) is neither emptied \
+         nor made larger",
+        devices::names_over_content()
+    )
+}

@@ -128,14 +128,8 @@ impl Wanted {
     /// What the storage of an export is opened for: under a layer that changes nothing it need not be
     /// writable, and others may do the same with it at the same time.
     fn intent_below(&self, one: &One) -> Intent {
-        let name =
-            |layer: &String| layer.split_once('?').map_or(layer.clone(), |(name, _)| name.into());
-        let kept = one
-            .layers
-            .iter()
-            .chain(&self.layers)
-            .map(name)
-            .any(|name| KEEP.contains(&name.as_str()));
+        let mut layers = one.layers.iter().chain(&self.layers);
+        let kept = layers.any(|layer| !devices::writes_below(&self.registry, layer));
         if kept { Intent::READ } else { one.intent }
     }
 
@@ -388,9 +382,6 @@ fn split(word: &OsString) -> Option<(&str, OsString)> {
 fn text(word: &OsString) -> Result<&str, Failure> {
     word.to_str().ok_or_else(|| Failure::usage("the name of an export is not UTF-8"))
 }
-
-/// Layers that change nothing below them.
-const KEEP: [&str; 5] = ["checkwrite", "cow", "gz", "readonly", "xz"];
 
 fn intent(readonly: bool) -> Intent {
     if readonly { Intent::READ } else { Intent::WRITE }

@@ -50,7 +50,7 @@ pub fn tie_to_parent() -> Result<(), Failure> {
     let signal = rustix::process::Signal::TERM;
     let tied = rustix::process::set_parent_process_death_signal(Some(signal));
     tied.map_err(|errno| {
-        let why = plain(&errno.into());
+        let why = plain(&std::io::Error::from(errno));
         Failure::new(FAILED, format!("cannot tie this process to its parent: {why}"))
     })
 }

@@ -16,7 +16,7 @@ pub fn keep_memory() -> Result<(), Failure> {
     rustix::mm::mlockall(all).map_err(|errno| {
         let text = format!(
             "--swap: cannot lock memory: {}; run as root, or raise the limit (ulimit -l)",
-            plain(&errno.into())
+            plain(&std::io::Error::from(errno))
         );
         Failure::new(FAILED, text)
     })

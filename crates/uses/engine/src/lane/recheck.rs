@@ -11,14 +11,13 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use blockhaul_block::{Can, Error, Kind, Reply, Request, Result};
-use blockhaul_io::{Data, Room};
+use blockhaul_io::{Data, Room, is_zero};
 
 use super::Lane;
 use super::chunk::{Done, Failed};
 use crate::end::is_lost;
 use crate::flushes::Unproven;
 use crate::ledger::{Range, Suspect};
-use crate::zeroes::is_zero;
 
 /// How often a lane writes again what a failed flush may have lost before it gives up. Writing again
 /// helps where the storage moves bad sectors elsewhere, and where the failure passed; hardly a third time.

@@ -3,10 +3,9 @@
 use std::sync::Arc;
 
 use blockhaul_block::{Device, Error, Kind, Reply, Request, Result};
-use blockhaul_io::{Data, Pool, Room};
+use blockhaul_io::{Data, Pool, Room, is_zero};
 
 use crate::end::End;
-use crate::zeroes::is_zero;
 
 /// What a side has at a block, `None` if all zero, or why it could not be read and with which of its
 /// handles.

@@ -16,7 +16,7 @@ use std::time::Instant;
 
 use blockhaul_block::{Access, Can, Error, FileRange, Kind, Result};
 use blockhaul_catalog::Stack;
-use blockhaul_io::{Pool, Remote, Task};
+use blockhaul_io::{Pool, Remote, Task, is_zero};
 use rustix::fs::{Advice, fadvise};
 
 pub(crate) use self::blocks::read;
@@ -31,7 +31,6 @@ use crate::segment::{Segment, What};
 use crate::selection::Selection;
 use crate::side::Side;
 use crate::window::Window;
-use crate::zeroes::is_zero;
 
 /// Bytes of a digest block. Part of the digest's definition: do not change.
 const BLOCK: u64 = 256 << 10;

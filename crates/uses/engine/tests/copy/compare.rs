@@ -77,7 +77,7 @@ fn a_comparison_finds_the_first_difference_wherever_it_is() {
                 let model = Model::new(bytes.len() as u64);
                 let device = ModelDevice::new(model, Completion::Shuffled(rng.number()));
                 for (start, block) in bytes.chunks(4096).enumerate() {
-                    if !blockhaul_engine::is_zero(block) {
+                    if !blockhaul_io::is_zero(block) {
                         let data = blockhaul_io::Data::copy_of(block);
                         device.write(start as u64 * 4096, data).await.unwrap();
                     }
@@ -97,8 +97,7 @@ fn a_comparison_finds_the_first_difference_wherever_it_is() {
                 let reads = device.seen().into_iter().filter(|seen| seen.kind == OpKind::Read);
                 reads.map(|seen| seen.len).sum::<u64>()
             };
-            let filled =
-                bytes.chunks(4096).filter(|block| !blockhaul_engine::is_zero(block)).count();
+            let filled = bytes.chunks(4096).filter(|block| !blockhaul_io::is_zero(block)).count();
             assert!(read(&ends[0].0) <= filled as u64 * 4096, "holes are not read");
             assert_eq!(pool.reserved(), 0);
         }
@@ -121,7 +120,7 @@ fn digests_are_those_of_the_bytes_and_holes_are_not_read() {
             let device =
                 ModelDevice::new(Model::new(size as u64), Completion::Shuffled(rng.number()));
             for (start, block) in bytes.chunks(4096).enumerate() {
-                if !blockhaul_engine::is_zero(block) {
+                if !blockhaul_io::is_zero(block) {
                     let data = blockhaul_io::Data::copy_of(block);
                     device.write(start as u64 * 4096, data).await.unwrap();
                 }

@@ -88,8 +88,7 @@ async fn ends(target_disks: &[Arc<dyn Device>], delay: Duration) -> (Stack, Stac
     slow.delay_up_to(delay);
     let store: &'static Connections =
         Box::leak(Box::new(Connections { disks: target_disks.to_vec(), next: 1.into() }));
-    let backend: &'static &'static Connections = Box::leak(Box::new(store));
-    let registry = Registry { backends: vec![backend], ..Registry::default() };
+    let registry = Registry { backends: vec![Arc::new(store)], ..Registry::default() };
     let spec = Spec::Scheme { scheme: "connections".into(), rest: String::new() };
     let target = registry.open(&spec, Vec::new(), Intent::WRITE).await.unwrap();
     (stack(slow), target)

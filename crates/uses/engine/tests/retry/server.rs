@@ -56,8 +56,8 @@ impl Server {
 
     pub async fn open(self) -> (Stack, &'static Server) {
         let server: &'static Server = Box::leak(Box::new(self));
-        let backend: &'static Listener = Box::leak(Box::new(Listener(server)));
-        let registry = Registry { backends: vec![backend], ..Registry::default() };
+        let registry =
+            Registry { backends: vec![Arc::new(Listener(server))], ..Registry::default() };
         let spec = Spec::Scheme { scheme: "cut".into(), rest: String::new() };
         (registry.open(&spec, Vec::new(), Intent::WRITE).await.unwrap(), server)
     }

@@ -1,7 +1,10 @@
 //! Parameters of nbdkit's plugins as options of the devices that stand in for them.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::time::SystemTime;
+
+use blockhaul_catalog::Spec;
 
 use super::line::{Parameter, escaped};
 
@@ -65,11 +68,18 @@ fn partitioning(parameters: &[Parameter]) -> Option<String> {
     if files.is_empty() {
         return None;
     }
-    let mut options: Vec<_> = files.iter().map(|file| ("file".to_string(), *file)).collect();
+    let files: Vec<_> = files.into_iter().map(|file| literal(file)).collect();
+    let mut options: Vec<_> = files.iter().map(|file| ("file".to_string(), file)).collect();
     options.extend(kind.as_ref().map(|kind| ("partition-type".to_string(), kind)));
     let lists = lists.map(|(key, list)| (key.to_string(), list.join(",")));
     options.extend(lists.iter().map(|(key, list)| (key.clone(), list)));
     Some(spelled("partitioning:", &options))
+}
+
+/// A path that is no description of another device.
+fn literal(path: &str) -> String {
+    let is_path = matches!(Spec::parse(OsStr::new(path)), Ok(Spec::Path(_)));
+    if is_path { path.to_string() } else { format!("./{path}") }
 }
 
 /// Options under their names, the last of each; a bare one is `magic`.
@@ -207,6 +217,9 @@ mod tests {
 
     #[test]
     fn partitions_have_what_was_said_before_them() {
+        let words = ["file=memory:1M", "-"];
+        let found = word("partitioning", &words).unwrap();
+        assert!(found.starts_with("partitioning:?file=.%2fmemory"), "{found}");
         let words = ["mbr-id=0x82", "a", "alignment=512", "file=b,c", "mbr-id=default", "d"];
         assert_eq!(
             word("partitioning", &words).unwrap(),
