@@ -1,5 +1,6 @@
 //! The reference device: an array of bytes that does what the contract says, in the most obvious way.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -49,6 +50,17 @@ impl Model {
         facts.can = Can::all();
         facts.zeroed = true;
         facts.contexts = vec![BASE_ALLOCATION.to_string()];
+        facts
+    }
+
+    /// The same facts with every hint there is, and two contexts. [`ModelDevice`] honours them.
+    pub fn hinting_facts(size: u64) -> Facts {
+        let mut facts = Model::all_facts(size);
+        facts.takes_parked = true;
+        facts.claims_room = true;
+        facts.flush_failures_stay = true;
+        facts.in_flight = Some(1 << 20);
+        facts.contexts.push("test:piece".to_string());
         facts
     }
 
@@ -250,6 +262,7 @@ pub struct ModelDevice {
     completion: Completion,
     rng: Mutex<Rng>,
     seen: Mutex<Vec<Seen>>,
+    parked_writes: AtomicUsize,
     finisher: OnceLock<Sender<Job>>,
 }
 
@@ -265,6 +278,7 @@ impl ModelDevice {
             completion,
             rng: Mutex::new(Rng::new(seed)),
             seen: Mutex::default(),
+            parked_writes: AtomicUsize::new(0),
             finisher: OnceLock::new(),
         })
     }
@@ -282,6 +296,11 @@ impl ModelDevice {
     /// All requests so far, in the order of their submission.
     pub fn seen(&self) -> Vec<Seen> {
         lock(&self.seen).clone()
+    }
+
+    /// Writes so far whose payload was parked in the kernel, and which nobody had looked at.
+    pub fn parked_writes(&self) -> usize {
+        self.parked_writes.load(Ordering::Relaxed)
     }
 
     /// Takes a request to another thread, which completes it a little later.
@@ -305,6 +324,22 @@ impl Device for ModelDevice {
 
     fn submit(&self, request: Request) -> Pending {
         lock(&self.seen).push(Seen::of(&request));
+        if let Op::Write(data) = &request.op
+            && data.is_parked()
+        {
+            self.parked_writes.fetch_add(1, Ordering::Relaxed);
+        }
+        let request = match request.op {
+            // Late room has its memory only now, when there is an answer.
+            Op::Read(room) if self.facts.claims_room => {
+                let (model, at) = (self.model.clone(), request.at);
+                return Pending::start(async move {
+                    let room = room.claim().await;
+                    lock(&model).apply(Request::read(at, room))
+                });
+            }
+            op => Request { op, ..request },
+        };
         let turns = match self.completion {
             Completion::Immediate => return self.model().apply(request).into(),
             Completion::Deferred => 2,

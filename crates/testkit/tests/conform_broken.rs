@@ -520,3 +520,90 @@ fn layers_that_do_not_pass_failed_flushes_on_are_found() {
         }
     }
 }
+
+/// How a layer treats what the device below promises, and it passes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Hinting {
+    Honours,
+    ZeroesAreOnes,
+    TakesLateRoomAtOnce,
+    LooksAtParkedPayloads,
+    LosesParkedPayloads,
+    AnswersTheFirstContextOnly,
+}
+
+struct Layer2 {
+    how: Hinting,
+    below: Arc<ModelDevice>,
+}
+
+impl Device for Layer2 {
+    fn facts(&self) -> Arc<Facts> {
+        Arc::new(Facts::same(&self.below.facts()))
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        let Request { op, at, len, flags } = request;
+        match (self.how, op) {
+            (Hinting::ZeroesAreOnes, Op::Read(room)) => {
+                let reading = self.below.submit(Request::read(at, room));
+                Pending::start(async move {
+                    reading.await?;
+                    Ok(Reply::Data(Data::copy_of(&vec![0xff; len as usize])))
+                })
+            }
+            (Hinting::TakesLateRoomAtOnce, Op::Read(room)) => {
+                let mut buf = room.into_buf();
+                let reading =
+                    self.below.submit(Request::read(at, blockhaul_io::Room::unpooled(buf.len())));
+                Pending::start(async move {
+                    if let Reply::Data(data) = reading.await? {
+                        buf.copy_from_slice(data.bytes());
+                    }
+                    Ok(Reply::Data(buf.into()))
+                })
+            }
+            (Hinting::LooksAtParkedPayloads, Op::Write(data)) => {
+                let data = Data::copy_of(data.bytes());
+                self.below.submit(Request::write(at, data).with(flags))
+            }
+            (Hinting::LosesParkedPayloads, Op::Write(data)) if data.is_parked() => {
+                Pending::ready(Ok(Reply::Done))
+            }
+            (Hinting::AnswersTheFirstContextOnly, Op::Extents(_)) => {
+                let first = blockhaul_block::Contexts::first();
+                self.below.submit(Request::extents(at, len, first).with(flags))
+            }
+            (_, op) => self.below.submit(Request { op, at, len, flags }),
+        }
+    }
+}
+
+#[test]
+fn layers_that_break_what_they_promise_are_found() {
+    const ZEROED: &str = "a_zeroed_device_reads_as_zeroes";
+    const LATE: &str = "late_room_has_its_memory_with_the_answer";
+    const PARKED: &str = "a_parked_payload_is_written_unseen";
+    const CONTEXTS: &str = "every_context_is_answered";
+    let checks = vec![ZEROED, LATE, PARKED, CONTEXTS];
+    for (how, found) in [
+        (Hinting::Honours, None),
+        (Hinting::ZeroesAreOnes, Some(ZEROED)),
+        (Hinting::TakesLateRoomAtOnce, Some(LATE)),
+        (Hinting::LooksAtParkedPayloads, Some(PARKED)),
+        (Hinting::LosesParkedPayloads, Some(PARKED)),
+        (Hinting::AnswersTheFirstContextOnly, Some(CONTEXTS)),
+    ] {
+        let options = Options { only: checks.clone(), ..quick() };
+        let report = conform::run(&format!("{how:?}"), options, move || async move {
+            let model = Model::with_facts(Model::hinting_facts(1 << 20));
+            let below = ModelDevice::new(model, Completion::Immediate);
+            let layer = Arc::new(Layer2 { how, below: below.clone() });
+            Ok(Subject::new(layer).over(below))
+        });
+        match found {
+            Some(check) => assert!(report.failed(check), "{how:?}: {report:?}"),
+            None => assert_eq!(report.failures().count(), 0, "{report:?}"),
+        }
+    }
+}

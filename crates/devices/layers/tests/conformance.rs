@@ -3,8 +3,10 @@
 use std::ffi::OsStr;
 use std::time::Duration;
 
-use blockhaul_catalog::{Intent, Registry, Spec};
-use blockhaul_testkit::conform::{self, Content, Options};
+use blockhaul_block::{Can, Facts};
+use blockhaul_catalog::{Below, Intent, Registry, Spec};
+use blockhaul_testkit::conform::{self, Content, Options, Subject};
+use blockhaul_testkit::model::{Completion, Model, ModelDevice};
 
 /// Puts layers over a device, the last one outermost, and runs the suite.
 fn check(device: &'static str, layers: &'static [&'static str], options: Options) {
@@ -238,4 +240,103 @@ fn all_at_once() {
         "log?file=/dev/null",
     ];
     check("memory:5M", layers, zeroes());
+}
+
+/// The hints that a device gives, by one letter each.
+fn hints(facts: &Facts) -> String {
+    let given = [
+        (facts.zeroed, 'z'),
+        (facts.takes_parked, 'p'),
+        (facts.claims_room, 'c'),
+        (facts.flush_failures_stay, 'f'),
+        (facts.in_flight.is_some(), 'i'),
+        (facts.can.contains(Can::EXTENTS) && !facts.emulated.contains(Can::EXTENTS), 'e'),
+    ];
+    given.iter().filter(|(given, _)| *given).map(|(_, letter)| letter).collect()
+}
+
+/// Layers, and the hints that they keep over a device that gives all of them.
+const HINTS: &[(&str, &str)] = &[
+    ("blocksize?minimum=4k&maximum=64k", "zpcfie"),
+    ("blocksize?minblock=4k", "zpfie"),
+    ("blocksize?maxdata=64k", "zpfie"),
+    ("blocksize?maxlen=64k", "zpcfie"),
+    ("cache", "zie"),
+    ("cache?cache=writethrough", "zie"),
+    ("checkwrite", "zcie"),
+    ("cow", "zie"),
+    ("delay?read=1ms", "zpcfie"),
+    ("error?at=2M", "zpcfie"),
+    ("evil?evil-probability=0", "pfe"),
+    ("extentlist?extentlist=/dev/null", "zpcfie"),
+    ("extents-cache", "zpcfie"),
+    ("fua", "zpcfie"),
+    ("fua?fuamode=emulate", "zpcfie"),
+    ("fua?fuamode=force", "zpcfie"),
+    ("fua?fuamode=discard", "zpcfie"),
+    ("log?file=/dev/null", "zpcfie"),
+    ("multi-conn?mode=emulate", "zpcfie"),
+    ("multi-conn?mode=disable", "zpcfie"),
+    ("nocache", "zpcfie"),
+    ("nocache?cachemode=emulate", "zpcfie"),
+    ("noextents", "zpcfi"),
+    ("nozero", "zpcfie"),
+    ("nozero?zeromode=notrim", "zpcfie"),
+    ("offset?offset=4096", "zpcfie"),
+    ("pause", "zpcfie"),
+    ("protect?protect=2M-", "zpcfie"),
+    ("rate?rate=1G", "zpcfie"),
+    ("readahead", "zpcfie"),
+    ("readonly", "zpcfie"),
+    ("retry", "zcie"),
+    ("retry-request", "zcfie"),
+    ("scan", "zpcfie"),
+    ("stats?file=/dev/null", "zpcfie"),
+    ("swab", "zcfie"),
+    ("truncate?truncate=1000001", "zpcfie"),
+    ("truncate?truncate=3000000", "zpcfie"),
+];
+
+/// What has no device of zeroes below, or is none over it.
+const WITHOUT_HINTS: &[&str] = &[
+    // They decide about clients.
+    "exitlast",
+    "exitwhen",
+    "exportname",
+    "ip",
+    "limit",
+    "tls-fallback",
+    // What they show is decoded, and has facts of its own.
+    "gz",
+    "luks",
+    "xz",
+    // They find the place for `offset` in what the device holds.
+    "partition",
+    "tar",
+];
+
+#[test]
+fn layers_honour_the_hints_that_they_keep() {
+    for kind in blockhaul_layers::all() {
+        let tested = HINTS.iter().any(|(text, _)| text.split('?').next() == Some(kind.name));
+        let none = WITHOUT_HINTS.contains(&kind.name);
+        assert!(tested != none, "which hints does {} keep?", kind.name);
+    }
+    for &(text, kept) in HINTS {
+        let only = vec![
+            "the_facts_are_consistent",
+            "a_zeroed_device_reads_as_zeroes",
+            "late_room_has_its_memory_with_the_answer",
+            "a_parked_payload_is_written_unseen",
+            "every_context_is_answered",
+        ];
+        conform::check(text, Options { only, ..Options::default() }, move || async move {
+            let registry = Registry { layers: blockhaul_layers::all(), ..Registry::default() };
+            let model = Model::with_facts(Model::hinting_facts(2 << 20));
+            let model = ModelDevice::new(model, Completion::Deferred);
+            let device = registry.layer(text)?.open(Below::alone(model.clone())).await?;
+            assert_eq!(hints(&device.facts()), kept, "{text}");
+            Ok(Subject::new(device).over(model))
+        });
+    }
 }

@@ -199,8 +199,8 @@ impl Case {
         Fill::Random(self.random(u64::MAX)).bytes(len as usize)
     }
 
-    /// What the device must hold at the start, where that was told.
-    pub fn told(&self, range: Range<u64>) -> Option<Vec<u8>> {
+    /// What the device must hold at the start, where that is known.
+    pub fn initial_content(&self, range: Range<u64>) -> Option<Vec<u8>> {
         match &self.options.content {
             Content::Any if self.facts.zeroed => Some(vec![0; (range.end - range.start) as usize]),
             Content::Any => None,

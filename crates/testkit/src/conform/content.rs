@@ -17,7 +17,7 @@ pub(super) async fn the_content_is_as_told(case: Case) -> Checked {
         while at < window.end {
             let end = window.end.min(at + case.up(1 << 20));
             let bytes = case.read(at..end).await?;
-            if let Some(told) = case.told(at..end) {
+            if let Some(told) = case.initial_content(at..end) {
                 same(at, &bytes, &told)?;
             }
             let odd = case.up(1000 + case.random(100_000)).min(case.chunk());

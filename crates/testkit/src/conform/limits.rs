@@ -28,6 +28,7 @@ pub(super) async fn the_facts_are_consistent(case: Case) -> Checked {
         ensure!(facts.can.contains(facts.emulated), "emulated but not there: {:?}", facts.emulated);
         let fast = facts.can.contains(Can::FAST_ZERO) && !facts.can.contains(Can::ZERO);
         ensure!(!fast, "fast zero without zero");
+        ensure!(facts.in_flight != Some(0), "no bytes in flight are worth keeping");
         ensure!(facts.contexts.len() <= Contexts::MAX, "{} contexts", facts.contexts.len());
         if facts.can.contains(Can::EXTENTS) {
             ensure!(!facts.contexts.is_empty(), "extents without a context");

@@ -19,13 +19,15 @@
 //! may be anything: it is read, and from then on known ([`Content`] says more).
 //!
 //! What the suite cannot see: whether a flush makes durable (unless [`Subject::durable`] shows the
-//! durable bytes), whether a failed flush is passed on (unless [`Subject::below`] can make one fail), whether cached data comes faster, and a second completion of one request, which
+//! durable bytes), whether a failed flush is passed on (unless [`Subject::below`] can make one fail), whether a
+//! parked payload is looked at (unless [`Subject::over`] shows how it arrives), whether cached data comes faster, and a second completion of one request, which
 //! the types of `Pending` make impossible.
 
 mod case;
 mod content;
 mod extents;
 mod flushes;
+mod hints;
 mod limits;
 mod random;
 mod requests;
@@ -41,6 +43,7 @@ use blockhaul_catalog::{Another, Opened, Stack};
 use blockhaul_io::{Config, Engine, Runtime};
 
 use crate::fault::FaultDevice;
+use crate::model::ModelDevice;
 use crate::rng;
 use case::Case;
 
@@ -146,13 +149,22 @@ pub struct Subject {
     more: Option<Arc<dyn Another>>,
     durable: Option<Box<dyn Fn() -> Vec<u8>>>,
     below: Option<Arc<FaultDevice>>,
+    model: Option<Arc<ModelDevice>>,
     keep: Vec<Box<dyn Any>>,
 }
 
 impl Subject {
     /// A device alone.
     pub fn new(device: Arc<dyn Device>) -> Subject {
-        Subject { device, stack: None, more: None, durable: None, below: None, keep: Vec::new() }
+        Subject {
+            device,
+            stack: None,
+            more: None,
+            durable: None,
+            below: None,
+            model: None,
+            keep: Vec::new(),
+        }
     }
 
     /// With a way to look at what would be left after a power cut, so that flush and FUA can be
@@ -167,6 +179,13 @@ impl Subject {
     #[must_use]
     pub fn below(mut self, below: Arc<FaultDevice>) -> Subject {
         self.below = Some(below);
+        self
+    }
+
+    /// With the model that this one is a layer over, so that the suite sees what arrives there.
+    #[must_use]
+    pub fn over(mut self, model: Arc<ModelDevice>) -> Subject {
+        self.model = Some(model);
         self
     }
 
@@ -269,6 +288,10 @@ const CHECKS: &[(&str, Check)] = checks![
     limits::requests_at_the_limits_are_served,
     limits::a_lease_shows_the_same_bytes,
     limits::a_pool_of_one_request_is_enough,
+    hints::a_zeroed_device_reads_as_zeroes,
+    hints::late_room_has_its_memory_with_the_answer,
+    hints::a_parked_payload_is_written_unseen,
+    hints::every_context_is_answered,
     random::random_requests_match_the_model,
 ];
 
