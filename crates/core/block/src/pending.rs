@@ -4,7 +4,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use blockhaul_io::{Completer, Task, Ticket};
+use blockhaul_io::{Completer, Lost, Task, Ticket};
 
 use crate::{Error, Kind, OpKind, Reply};
 
@@ -133,6 +133,11 @@ impl Pending {
     }
 }
 
+/// Nobody completes the request any more.
+fn got_lost(lost: Lost) -> Error {
+    Error::new(Kind::Disconnected, "the request got lost").because(lost)
+}
+
 /// Whether an outcome is one of such a request.
 fn fits(outcome: &Outcome, kind: OpKind, len: u64) -> bool {
     match (outcome, kind) {
@@ -154,8 +159,9 @@ impl Future for Pending {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Outcome> {
         let outcome = match &mut self.state {
             State::Ready(outcome) => outcome.take().expect("a request completes once"),
-            State::Task(task) => match Pin::new(task).poll(cx) {
-                Poll::Ready(outcome) => outcome,
+            State::Task(task) => match task.poll_or_lost(cx) {
+                Poll::Ready(Ok(outcome)) => outcome,
+                Poll::Ready(Err(lost)) => Err(got_lost(lost)),
                 Poll::Pending => return Poll::Pending,
             },
             State::Future(future) => match future.as_mut().poll(cx) {
@@ -174,9 +180,7 @@ impl Future for Pending {
             }
             State::Ticket(ticket) => match Pin::new(ticket).poll(cx) {
                 Poll::Ready(Ok(outcome)) => outcome,
-                Poll::Ready(Err(lost)) => {
-                    Err(Error::new(Kind::Disconnected, "the request got lost").because(lost))
-                }
+                Poll::Ready(Err(lost)) => Err(got_lost(lost)),
                 Poll::Pending => return Poll::Pending,
             },
         };

@@ -6,15 +6,18 @@ use std::task::{Context, Poll};
 
 use async_task::Runnable;
 
+use crate::panic;
+use crate::sync::Lost;
 use crate::worker::with_worker;
 
-/// A running task. Awaiting it yields the output; dropping it detaches, the task runs on.
-pub struct Task<T>(Option<async_task::Task<T>>);
+/// A running task. Awaiting it yields the output; dropping it detaches, the task runs on. Awaiting a task that
+/// has panicked panics, too; [`Task::poll_or_lost`] does not.
+pub struct Task<T>(Option<async_task::FallibleTask<T>>);
 
 impl<T> Task<T> {
     /// Whether the task has ended; awaiting it is then immediate.
     pub fn is_finished(&self) -> bool {
-        self.0.as_ref().is_none_or(async_task::Task::is_finished)
+        self.0.as_ref().is_none_or(async_task::FallibleTask::is_finished)
     }
 
     /// Drops the future now or as soon as it yields. For loops that wait (accept, timers): never for
@@ -22,14 +25,20 @@ impl<T> Task<T> {
     pub fn cancel(mut self) {
         drop(self.0.take());
     }
+
+    /// The output when it is there; [`Lost`] where the task has panicked.
+    pub fn poll_or_lost(&mut self, cx: &mut Context<'_>) -> Poll<Result<T, Lost>> {
+        let task = self.0.as_mut().expect("only `cancel` and `drop` take the task out");
+        Pin::new(task).poll(cx).map(|output| output.ok_or(Lost))
+    }
 }
 
 impl<T> Future for Task<T> {
     type Output = T;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
-        let task = self.0.as_mut().expect("only `cancel` and `drop` take the task out");
-        Pin::new(task).poll(cx)
+        let polled = self.poll_or_lost(cx);
+        polled.map(|output| output.expect("a task that is awaited does not panic"))
     }
 }
 
@@ -49,7 +58,7 @@ where
 {
     let (runnable, task) = prepare(future);
     runnable.schedule();
-    Task(Some(task))
+    Task(Some(task.fallible()))
 }
 
 /// Runs a task on the current worker up to its first wait before returning: what it does first has
@@ -60,8 +69,12 @@ where
     F::Output: 'static,
 {
     let (runnable, task) = prepare(future);
-    runnable.run();
-    Task(Some(task))
+    // A panic is the task's, not its starter's.
+    panic::contained(|| {
+        // Whether it is queued again already does not matter here.
+        let _ = runnable.run();
+    });
+    Task(Some(task.fallible()))
 }
 
 /// A task of the current worker that has neither been queued nor run yet.

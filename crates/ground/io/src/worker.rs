@@ -2,7 +2,7 @@
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::VecDeque;
-use std::io::{self, Write as _};
+use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
@@ -12,6 +12,7 @@ use async_task::Runnable;
 
 use crate::driver::{self, Done, Driver, Engine, Sleep};
 use crate::op::Table;
+use crate::panic;
 use crate::remote::{Inbox, Item, Remote};
 use crate::timer::Timers;
 
@@ -186,7 +187,8 @@ impl Runtime {
         &self.remotes
     }
 
-    /// Runs a future on the first worker and waits for its output; not from within a worker.
+    /// Runs a future on the first worker and waits for its output; not from within a worker. Panics if the
+    /// future does.
     pub fn block_on<M, F>(&self, make: M) -> F::Output
     where
         M: FnOnce() -> F + Send + 'static,
@@ -201,7 +203,9 @@ impl Runtime {
                 let _ = sender.send(future.await);
             }
         }));
-        receiver.recv().expect("workers end only after this runtime is dropped")
+        receiver
+            .recv()
+            .expect("the future has panicked: workers end only after this runtime is dropped")
     }
 
     /// Handle on the first worker, for threads that are none.
@@ -216,27 +220,21 @@ impl Drop for Runtime {
             remote.0.push(Item::Stop);
         }
         for thread in self.threads.drain(..) {
-            // A worker that panicked has aborted the process; nothing to report here.
+            // A worker that panicked has aborted the process: nothing to report here.
             let _ = thread.join();
         }
     }
 }
 
-/// A panic in a worker is a defect of this program: state that requests share may be half changed.
-/// Going on could write wrong bytes, so the process ends.
+/// A panic in a task is the program's to judge ([`crate::abort_on_panic`]). One of the worker itself ends the
+/// process whatever the program has chosen: the kernel may still write to memory of operations under way, which
+/// nobody could wait for any more.
 fn run_or_abort() {
     let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         CURRENT.with(|current| run(current.get().expect("set before running")));
     }));
     if let Err(cause) = result {
-        let cause = cause.downcast_ref::<String>().map(String::as_str);
-        let cause = cause.unwrap_or("see above");
-        // Not by a macro: a test's captured output is lost with the process.
-        let _ = writeln!(
-            io::stderr(),
-            "blockhaul: internal error in a worker: {cause}: stopping at once"
-        );
-        std::process::abort();
+        panic::abort(panic::text_of(&*cause));
     }
 }
 
@@ -249,14 +247,17 @@ fn run(worker: &Worker) {
                 Item::Run(runnable) => {
                     LOCAL.with_borrow_mut(|queue| queue.push_back(runnable));
                 }
-                Item::Call(call) => call(),
+                Item::Call(call) => panic::contained(call),
                 Item::Stop => stopping = true,
             }
         }
-        for _ in 0..TASKS_PER_TURN {
-            let Some(runnable) = LOCAL.with_borrow_mut(VecDeque::pop_front) else { break };
-            runnable.run();
-        }
+        // After a panic the tasks that are left have the next turn.
+        panic::contained(|| {
+            for _ in 0..TASKS_PER_TURN {
+                let Some(runnable) = LOCAL.with_borrow_mut(VecDeque::pop_front) else { break };
+                runnable.run();
+            }
+        });
         let idle = LOCAL.with_borrow(VecDeque::is_empty);
         let last = || worker.inbox.last.load(Ordering::SeqCst);
         if stopping && idle && worker.ops.borrow().files_out == 0 && last() == 0 {

@@ -58,6 +58,8 @@ use exit::{Failure, Outcome};
 const PLUGINS_END: Duration = Duration::from_secs(10);
 
 fn main() -> ExitCode {
+    // Going on after a defect could write wrong bytes, and this program does nothing else.
+    blockhaul_io::abort_on_panic();
     let status = run();
     plugin::wait_for_end(PLUGINS_END);
     // A cache that could not be written back at the end has lost data that it had accepted.

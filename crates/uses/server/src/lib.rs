@@ -448,6 +448,10 @@ struct Entered {
 
 impl Drop for Entered {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            // Requests in progress have the socket, too: the client is not to wait.
+            self.stream.shutdown();
+        }
         self.server.clients.leave(self.connection.id);
     }
 }

@@ -86,6 +86,7 @@ pub(crate) async fn run(
         writes_at_once: Cell::new(false),
         log_limit: LogLimit::default(),
     });
+    let _unwinding = Unwinding(session.clone());
     let writer = blockhaul_io::spawn(session.clone().write_replies());
     let server = session.server.clone();
     let connection = session.connection.clone();
@@ -112,6 +113,17 @@ pub(crate) async fn run(
         session.stream.shutdown();
     }
     result
+}
+
+/// Ends a session whose device has panicked: nobody else would end its writer.
+struct Unwinding(Rc<Session>);
+
+impl Drop for Unwinding {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.hang_up();
+        }
+    }
 }
 
 struct Session {

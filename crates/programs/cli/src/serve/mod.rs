@@ -67,30 +67,61 @@ pub fn run(args: &args::Serve, groups: &Groups) -> Outcome {
     if args.no_locks {
         blockhaul_backends::disable_locks();
     }
-    let mut registry = devices::registry(Duration::from_secs(60));
-    if let Some(again) = args.isolate {
-        registry = devices::isolated(registry, again);
-    }
-    let wanted = Wanted::new(args, groups, registry)?;
-    let limits = limits(args)?;
-    allow_files(&limits);
-    let secured = Secured::new(&args.tls)?;
-    let tls = secured.open()?;
-    let identity = match (args.user.as_deref(), args.group.as_deref()) {
-        (None, None) => None,
-        (user, group) => Some(Identity::find(user, group).map_err(Failure::usage)?),
-    };
-    let metrics = args.metrics.clone().map(Address::absolute).transpose();
-    let metrics =
-        metrics.map_err(|error| Failure::usage(format!("--metrics: {}", plain(&error))))?;
-    let inherited = listen::activation()?;
-    let activated = !inherited.is_empty();
-    fit_together(args, &tls, activated)?;
-    let foreground = args.foreground || args.run.is_some() || args.exit_with_parent;
-    let foreground = foreground || activated || args.single;
-    if !foreground && !args.in_background {
+    let asked = Asked::check(args, groups)?;
+    if !asked.stays_in_foreground(args) && !args.in_background {
         return background::start();
     }
+    let (background, single) = enter(args)?;
+    serve(args, asked, background, single)
+}
+
+/// What the command line asks for, as far as it can be checked before anything is opened: while the terminal is
+/// still there.
+struct Asked {
+    wanted: Wanted,
+    limits: Limits,
+    secured: Secured,
+    tls: blockhaul_server::Tls,
+    identity: Option<Identity>,
+    metrics: Option<Address>,
+    /// Sockets from the service manager.
+    inherited: listen::Inherited,
+}
+
+impl Asked {
+    fn check(args: &args::Serve, groups: &Groups) -> Result<Asked, Failure> {
+        let mut registry = devices::registry(Duration::from_secs(60));
+        if let Some(again) = args.isolate {
+            registry = devices::isolated(registry, again);
+        }
+        let wanted = Wanted::new(args, groups, registry)?;
+        let limits = limits(args)?;
+        allow_files(&limits);
+        let secured = Secured::new(&args.tls)?;
+        let tls = secured.open()?;
+        let identity = match (args.user.as_deref(), args.group.as_deref()) {
+            (None, None) => None,
+            (user, group) => Some(Identity::find(user, group).map_err(Failure::usage)?),
+        };
+        let metrics = args.metrics.clone().map(Address::absolute).transpose();
+        let metrics =
+            metrics.map_err(|error| Failure::usage(format!("--metrics: {}", plain(&error))))?;
+        let inherited = listen::activation()?;
+        fit_together(args, &tls, !inherited.is_empty())?;
+        Ok(Asked { wanted, limits, secured, tls, identity, metrics, inherited })
+    }
+
+    fn stays_in_foreground(&self, args: &args::Serve) -> bool {
+        args.foreground
+            || args.run.is_some()
+            || args.exit_with_parent
+            || args.single
+            || !self.inherited.is_empty()
+    }
+}
+
+/// Makes this process the server's: its parent, standard streams and memory.
+fn enter(args: &args::Serve) -> Result<(Background, Option<Single>), Failure> {
     if args.exit_with_parent {
         listen::tie_to_parent()?;
     }
@@ -103,10 +134,19 @@ pub fn run(args: &args::Serve, groups: &Groups) -> Outcome {
     if args.swap {
         system::keep_memory()?;
     }
+    Ok((background, single))
+}
 
+/// Serves on workers, while this thread waits for signals; then closes everything.
+fn serve(
+    args: &args::Serve,
+    asked: Asked,
+    background: Background,
+    single: Option<Single>,
+) -> Outcome {
     let (completer, stopped) = blockhaul_io::ticket();
     let stopper = Stopper::new(completer);
-    let listeners = Where::new(args, inherited);
+    let listeners = Where::new(args, asked.inherited);
     let cleanup = listeners.cleanup();
     // Before there are other threads.
     let control = args.control.as_deref().map(|path| Control::bind(path, &cleanup)).transpose()?;
@@ -116,25 +156,25 @@ pub fn run(args: &args::Serve, groups: &Groups) -> Outcome {
         Failure::new(FAILED, format!("cannot start workers: {}", plain(&error)))
     })?;
     let operations = Shared::default();
-    let job = Job {
+    let mut job = Job {
         operations: operations.clone(),
         notify: Notify::new(),
-        metrics,
-        identity,
+        metrics: asked.metrics,
+        identity: asked.identity,
         exit_with_parent: args.exit_with_parent,
-        wanted,
+        wanted: asked.wanted,
         listeners,
         single,
         control,
         background,
         stopper: stopper.clone(),
-        limits,
+        limits: asked.limits,
         offers: offers(args),
         uri_export: args.uri_export.clone(),
         print_uri: args.print_uri,
         selinux_label: args.selinux_label.clone(),
-        secured,
-        tls,
+        secured: asked.secured,
+        tls: asked.tls,
         pidfile: args.pidfile.clone(),
         run: args.run.clone(),
         verbose: args.verbose,
@@ -142,7 +182,6 @@ pub fn run(args: &args::Serve, groups: &Groups) -> Outcome {
     let (sender, served) = mpsc::channel();
     let serving = caught.until_dropped();
     drop(runtime.remote().spawn(move || async move {
-        let mut job = job;
         let outcome = job.serve(stopped).await;
         // This very function waits for it.
         let _ = sender.send((outcome, job.wanted.open));
@@ -161,17 +200,30 @@ pub fn run(args: &args::Serve, groups: &Groups) -> Outcome {
     let (outcome, open) =
         served.recv().map_err(|_| Failure::new(FAILED, "the server ended without a result"))?;
     cleanup.clean();
-    let Ok(End { status, held, begun }) = outcome else {
-        close(move || drop((open, runtime)), None, || attention.look());
-        return outcome.map(|end| end.status);
+    finish(outcome, (open, runtime), args.drain_timeout, || attention.look())
+}
+
+/// Closes what was served (`open`), and gives the exit status. A device that holds requests has as long as
+/// `drain` says, from the beginning of the stop on; then the process ends without it.
+fn finish(
+    outcome: Result<End, Failure>,
+    open: impl Send + 'static,
+    drain: Duration,
+    look: impl FnMut(),
+) -> Outcome {
+    let End { status, held, begun } = match outcome {
+        Ok(end) => end,
+        Err(failure) => {
+            close(move || drop(open), None, look);
+            return Err(failure);
+        }
     };
-    let drain = args.drain_timeout;
     let closing = move || {
-        drop((open, runtime));
+        drop(open);
         // Also after a long stop they have time to do what is short.
         crate::plugin::wait_for_end(drain.saturating_sub(begun.elapsed()).max(CLOSING))
     };
-    let ended = close(closing, held.then_some(CLOSING), || attention.look());
+    let ended = close(closing, held.then_some(CLOSING), look);
     if ended == Some(true) && !held {
         return Ok(status);
     }

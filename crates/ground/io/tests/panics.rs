@@ -1,0 +1,94 @@
+//! A panic in a task fails what waits for the task, and nothing else; unless the program wants its end.
+#![allow(clippy::unwrap_used)]
+
+use std::future::poll_fn;
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::Command;
+use std::time::Duration;
+
+use blockhaul_io::{Config, Lost, Remote, Runtime};
+
+fn runtime() -> Runtime {
+    Runtime::start(&Config { workers: 2, ..Config::default() }).unwrap()
+}
+
+/// Panics as a device may that has a fault.
+fn fault() {
+    if std::hint::black_box(true) {
+        panic!("a fault");
+    }
+}
+
+#[test]
+fn what_waits_for_a_task_that_panics_hears_that_it_got_lost() {
+    runtime().block_on(|| async {
+        for other in [0, 1] {
+            let lost = Remote::to(other).spawn(|| async { fault() }).await;
+            assert_eq!(lost, Err(Lost), "worker {other}");
+            let lost = Remote::to(other).spawn(|| async {
+                blockhaul_io::sleep(Duration::from_millis(1)).await;
+                fault();
+            });
+            assert_eq!(lost.await, Err(Lost), "worker {other}, later");
+        }
+        for mut task in [
+            blockhaul_io::start(async { fault() }),
+            blockhaul_io::spawn(async { fault() }),
+            blockhaul_io::start(async {
+                blockhaul_io::yield_now().await;
+                fault();
+            }),
+        ] {
+            assert_eq!(poll_fn(|cx| task.poll_or_lost(cx)).await, Err(Lost));
+        }
+    });
+}
+
+#[test]
+fn other_tasks_of_the_worker_go_on() {
+    runtime().block_on(|| async {
+        let before = blockhaul_io::spawn(async {
+            blockhaul_io::sleep(Duration::from_millis(5)).await;
+            1
+        });
+        // More than one turn has of them, each with one that panics before it.
+        let tasks: Vec<_> = (0..1000)
+            .map(|number| {
+                drop(blockhaul_io::spawn(async { fault() }));
+                blockhaul_io::spawn(async move { number })
+            })
+            .collect();
+        for (number, task) in tasks.into_iter().enumerate() {
+            assert_eq!(task.await, number);
+        }
+        assert_eq!(before.await, 1);
+    });
+}
+
+#[test]
+fn who_runs_a_future_that_panics_panics() {
+    let runtime = runtime();
+    let run = std::panic::AssertUnwindSafe(|| runtime.block_on(|| async { fault() }));
+    assert!(std::panic::catch_unwind(run).is_err());
+    assert_eq!(runtime.block_on(|| async { 7 }), 7);
+}
+
+/// Runs alone, in a process of its own.
+#[test]
+#[ignore = "ends its process: started by the test below"]
+fn a_program_that_wants_it_ends() {
+    blockhaul_io::abort_on_panic();
+    runtime().block_on(|| async {
+        let _ = Remote::to(1).spawn(|| async { fault() }).await;
+        std::process::exit(7);
+    });
+}
+
+#[test]
+fn a_panic_ends_a_program_that_wants_it() {
+    let words = ["--ignored", "--exact", "a_program_that_wants_it_ends", "--nocapture"];
+    let output = Command::new(std::env::current_exe().unwrap()).args(words).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.signal(), Some(6), "{}: {said}", output.status);
+    assert!(said.contains("internal error in a worker: a fault: stopping at once"), "{said}");
+}
