@@ -10,23 +10,23 @@ use blockhaul_block::{Can, Device, Error, Facts, Kind, Result};
 use blockhaul_catalog::Stack;
 use blockhaul_io::{Pool, Remote};
 
-use crate::end::{End, Retries};
+use crate::extra_lanes::extra_lane;
 use crate::flushes::Flushes;
-use crate::fold::Fold;
-use crate::further::further_lane;
-use crate::gate::Gate;
+use crate::handle::{Handle, Retries};
 use crate::job::{Job, Keeping};
 use crate::journal::{Identity, Journal, JournalOptions, Recorded};
+use crate::kernel_copy::KernelCopy;
 use crate::lane::Lane;
+use crate::lane_slots::LaneSlots;
 use crate::ledger::Suspect;
-use crate::offload::Offload;
 use crate::options::{Options, Summary};
 use crate::plan::{Earlier, Making, Plan};
 use crate::progress::{Progress, Snapshot};
+use crate::resolved::{GRAIN_MAX, Resolved, check_source, check_target};
+use crate::same_disk::SameDisk;
 use crate::selection::Selection;
-use crate::settled::{GRAIN_MAX, Settled, check_source, check_target};
 use crate::side::Side;
-use crate::trust::Trust;
+use crate::streaming_digest::StreamingDigest;
 use crate::tuner::Tuner;
 
 /// Requests under way that compare what was written, all lanes together.
@@ -57,41 +57,41 @@ pub async fn copy(
     }
     progress.set_total(selection.total());
     let options = &as_begun(options).await;
-    let settled = Settled::new(options, source.device(), target.device(), pool);
+    let resolved = Resolved::new(options, source.device(), target.device(), pool);
     let plan = Arc::new(Plan::new());
     let retries = Retries::new(options, progress);
-    let segment = settled.segment;
+    let segment = resolved.segment;
     let opened = match &options.journal {
         None => None,
         Some(journal) => {
-            let told = (settled.segment, range);
+            let told = (resolved.segment, range);
             Some(open_journal(journal, told, source, target, &retries).await?)
         }
     };
     let (journal, recorded) = opened.unzip();
-    let in_blocks = selection.is_whole() && settled.in_whole_blocks();
-    let fold = options.digest.filter(|_| in_blocks);
-    let fold = fold.and_then(|algorithm| Fold::new(algorithm, from.size));
+    let in_blocks = selection.is_whole() && resolved.in_whole_blocks();
+    let streaming = options.digest.filter(|_| in_blocks);
+    let streaming = streaming.and_then(|algorithm| StreamingDigest::new(algorithm, from.size));
     let mut grain = u64::from(to.block.preferred.max(to.block.minimum).min(GRAIN_MAX));
-    if fold.is_some() {
+    if streaming.is_some() {
         grain = grain.max(crate::algorithm::BLOCK);
     }
     let told = options.target_is_zero && !options.trust_zero && !to.zeroed;
     if told && recorded.as_ref().is_none_or(|recorded| recorded.segments.is_empty()) {
         check_zeroes(target, range, &retries).await?;
     }
-    let gate = Arc::new(Gate::new(settled.connections_first));
-    let tuner = Tuner::of(&settled, &from, &to, pool, (gate.clone(), progress.clone()));
+    let slots = Arc::new(LaneSlots::new(resolved.connections_first));
+    let tuner = Tuner::of(&resolved, &from, &to, pool, (slots.clone(), progress.clone()));
     let job = Arc::new(Job {
         journal,
-        fold,
-        gate,
+        streaming,
+        slots,
         flushes: Flushes::default(),
         tuner,
         plan: plan.clone(),
         // Of its own: nobody waits for a buffer of the pool that they hold one of.
-        check_pool: Pool::new(CHECKS_MAX * Pool::cost(settled.request_size as usize)),
-        settled,
+        check_pool: Pool::new(CHECKS_MAX * Pool::cost(resolved.request_size as usize)),
+        resolved,
         retries: retries.clone(),
         progress: progress.clone(),
         pool: pool.clone(),
@@ -99,8 +99,8 @@ pub async fn copy(
         late: (from.claims_room && options.digest.is_none())
             .then(|| Pool::new(pool.limit().saturating_mul(LATE))),
         first_error: Mutex::new(None),
-        trust: Trust::new(),
-        offload: Offload::new(options.by_kernel),
+        same_disk: SameDisk::new(),
+        kernel_copy: KernelCopy::new(options.by_kernel),
         one_disk: AtomicBool::new(false),
         zeroes_in: Mutex::default(),
         lanes: AtomicUsize::new(0),
@@ -117,7 +117,7 @@ pub async fn copy(
     let earlier = job.look_at_edge(recorded, range, source, target).await;
     let making = blockhaul_io::spawn(plan.clone().make(Making {
         target: (!options.zero_all).then(|| job.end(Side::Target, target)),
-        target_is_zero: job.settled.target_is_zero,
+        target_is_zero: job.resolved.target_is_zero,
         allocated: options.allocated,
         grain,
         extents: options.extents,
@@ -164,7 +164,7 @@ async fn as_begun(options: &Options) -> Options {
 async fn check_zeroes(target: &Stack, range: (u64, u64), retries: &Arc<Retries>) -> Result<()> {
     let device = target.device().clone();
     let name = &device.facts().name.clone();
-    let end = End::new(Side::Target, target.clone(), device, retries.clone());
+    let end = Handle::new(Side::Target, target.clone(), device, retries.clone());
     let Some(at) = crate::sample::first_content(Rc::new(end), range).await? else { return Ok(()) };
     let text = format!(
         "it is said to read as zeroes, but there is something else at offset {at}: leave out \
@@ -180,7 +180,7 @@ async fn open_journal(
     target: &Stack,
     retries: &Arc<Retries>,
 ) -> Result<(Keeping, Recorded)> {
-    let end = End::new(Side::Source, source.clone(), source.device().clone(), retries.clone());
+    let end = Handle::new(Side::Source, source.clone(), source.device().clone(), retries.clone());
     let identity = Identity {
         segment,
         range,
@@ -210,7 +210,7 @@ impl Job {
         if recorded.segments.is_empty() {
             return Earlier::default();
         }
-        let segment = self.settled.segment;
+        let segment = self.resolved.segment;
         let [from, to] = [source, target].map(|stack| stack.device().clone());
         let lane = self.clone().lane((source, from), (target, to), false);
         for number in &recorded.edge {
@@ -230,14 +230,14 @@ impl Job {
 
     /// Copies what the plan says, in as many lanes as are of use.
     async fn carry_out(self: Arc<Job>, range: (u64, u64), source: &Stack, target: &Stack) {
-        let segment = self.settled.segment;
+        let segment = self.resolved.segment;
         // A segment is for one lane.
         let segments = range.1.div_ceil(segment).saturating_sub(range.0 / segment);
         let useful = usize::try_from(segments).unwrap_or(usize::MAX);
-        let further = 1..self.settled.connections_max.min(useful);
+        let further = 1..self.resolved.connections_max.min(useful);
         let further = further.map(|index| {
             let (job, source, target) = (self.clone(), source.clone(), target.clone());
-            Remote::to(index).spawn(move || further_lane(job, index, source, target))
+            Remote::to(index).spawn(move || extra_lane(job, index, source, target))
         });
         let further: Vec<_> = further.collect();
         self.clone().first_lane(source, target).await;
@@ -280,16 +280,16 @@ impl Job {
     }
 
     /// A handle of its own for what is asked beside the lanes.
-    fn end(&self, side: Side, stack: &Stack) -> Rc<End> {
+    fn end(&self, side: Side, stack: &Stack) -> Rc<Handle> {
         let device = stack.device().clone();
-        Rc::new(End::new(side, stack.clone(), device, self.retries.clone()))
+        Rc::new(Handle::new(side, stack.clone(), device, self.retries.clone()))
     }
 
     /// Whether zeroes in any length are for one lane: those to be zeroed, and those that need not.
     fn whole_zeroes(&self, target: &Facts) -> (bool, bool) {
         // Who hashes or writes zeroes has all lanes do it.
-        let cheap = self.fold.as_ref().is_none_or(|fold| !fold.hashes_zeroes());
-        let skipped = self.settled.target_is_zero;
+        let cheap = self.streaming.as_ref().is_none_or(|streaming| !streaming.hashes_zeroes());
+        let skipped = self.resolved.target_is_zero;
         (cheap && (skipped || !target.emulated.contains(Can::ZERO)), cheap)
     }
 
@@ -306,7 +306,7 @@ impl Job {
         let [from, to] = [source, target].map(|stack| stack.device().clone());
         self.clone().lane((source, from), (target, to), true).run().await;
         // Nobody will bring a proof any more.
-        self.trust.settle(None);
+        self.same_disk.settle(None);
     }
 
     pub(crate) fn lane(
@@ -315,8 +315,8 @@ impl Job {
         (target, to): (&Stack, Arc<dyn Device>),
         first: bool,
     ) -> std::rc::Rc<Lane> {
-        let source = End::new(Side::Source, source.clone(), from, self.retries.clone());
-        let target = End::new(Side::Target, target.clone(), to, self.retries.clone());
+        let source = Handle::new(Side::Source, source.clone(), from, self.retries.clone());
+        let target = Handle::new(Side::Target, target.clone(), to, self.retries.clone());
         Lane::new(self, source, target, first)
     }
 }

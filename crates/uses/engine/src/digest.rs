@@ -11,7 +11,7 @@ use blockhaul_catalog::Stack;
 use blockhaul_io::{Data, Pool, Task};
 
 use crate::algorithm::{Algorithm, BLOCK, Hasher};
-use crate::end::{End, Retries};
+use crate::handle::{Handle, Retries};
 use crate::options::{Options, SEGMENT};
 use crate::plan::{Making, Plan};
 use crate::progress::Progress;
@@ -37,7 +37,7 @@ pub async fn digest(
     progress: &Arc<Progress>,
 ) -> Result<String> {
     let retries = Retries::new(options, progress);
-    let end = End::new(Side::Source, source.clone(), source.device().clone(), retries);
+    let end = Handle::new(Side::Source, source.clone(), source.device().clone(), retries);
     let (end, size) = (Rc::new(end), source.device().facts().size);
     let plan = Arc::new(Plan::new());
     let making = blockhaul_io::spawn(plan.clone().make(Making {
@@ -66,7 +66,7 @@ type Piece = (u64, Option<Task<Result<Option<Data>>>>);
 
 async fn read_all(
     plan: &Plan,
-    end: &Rc<End>,
+    end: &Rc<Handle>,
     (pool, (most, fixed)): (&Pool, (usize, bool)),
     progress: &Progress,
     hasher: &mut Hasher,

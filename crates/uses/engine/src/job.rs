@@ -8,28 +8,28 @@ use std::time::Duration;
 use blockhaul_block::Error;
 use blockhaul_io::Pool;
 
-use crate::end::Retries;
 use crate::flushes::Flushes;
-use crate::fold::Fold;
-use crate::gate::Gate;
+use crate::handle::Retries;
 use crate::journal::Journal;
-use crate::offload::Offload;
+use crate::kernel_copy::KernelCopy;
+use crate::lane_slots::LaneSlots;
 use crate::plan::Plan;
 use crate::progress::Progress;
-use crate::settled::Settled;
-use crate::trust::Trust;
+use crate::resolved::Resolved;
+use crate::same_disk::SameDisk;
+use crate::streaming_digest::StreamingDigest;
 use crate::tuner::Tuner;
 
 /// What all lanes of a copy share.
 pub(crate) struct Job {
-    pub(crate) gate: Arc<Gate>,
+    pub(crate) slots: Arc<LaneSlots>,
     pub(crate) flushes: Flushes,
     pub(crate) tuner: Tuner,
     pub(crate) journal: Option<Keeping>,
     /// The digest that is computed while copying.
-    pub(crate) fold: Option<Fold>,
+    pub(crate) streaming: Option<StreamingDigest>,
     pub(crate) plan: Arc<Plan>,
-    pub(crate) settled: Settled,
+    pub(crate) resolved: Resolved,
     pub(crate) retries: Arc<Retries>,
     pub(crate) progress: Arc<Progress>,
     pub(crate) pool: Pool,
@@ -38,8 +38,8 @@ pub(crate) struct Job {
     /// For what is read back from the target.
     pub(crate) check_pool: Pool,
     pub(crate) first_error: Mutex<Option<Error>>,
-    pub(crate) trust: Trust,
-    pub(crate) offload: Offload,
+    pub(crate) same_disk: SameDisk,
+    pub(crate) kernel_copy: KernelCopy,
     /// Several connections were seen to show the same target.
     pub(crate) one_disk: AtomicBool,
     /// Segments, by number, that are looked at as a whole because zeroes turned up there or before.
@@ -54,7 +54,7 @@ impl Job {
         self.first_error.lock().expect("no panic under this lock").get_or_insert(error);
         self.retries.fail();
         self.plan.stop();
-        self.gate.wake();
+        self.slots.wake();
     }
 
     pub(crate) fn stopped(&self) -> bool {
@@ -65,19 +65,19 @@ impl Job {
     pub(crate) fn digest(&self) -> Option<String> {
         // What was written again was read again, and may have been something else.
         let again = self.retries.rewritten.load(Ordering::Relaxed) > 0;
-        self.fold.as_ref().filter(|_| !again)?.finish()
+        self.streaming.as_ref().filter(|_| !again)?.finish()
     }
 
     /// Notes that a sample at `at` had zeroes: this segment and the next are looked at.
     pub(crate) fn found_zeroes(&self, at: u64) {
-        let segment = at / self.settled.segment;
+        let segment = at / self.resolved.segment;
         let mut zeroes_in = self.zeroes_in.lock().expect("no panic under this lock");
         zeroes_in.extend([segment, segment + 1]);
     }
 
     pub(crate) fn has_zeroes(&self, at: u64) -> bool {
         let zeroes_in = self.zeroes_in.lock().expect("no panic under this lock");
-        zeroes_in.contains(&(at / self.settled.segment))
+        zeroes_in.contains(&(at / self.resolved.segment))
     }
 
     /// Tells the user something, once: in the log as it arises, and in the summary for callers

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::algorithm::Algorithm;
 use crate::journal::JournalOptions;
 use crate::rate::Rate;
-use crate::route::Routes;
+use crate::route_counters::Routes;
 
 /// Bytes of a segment: the unit that is written by one lane (libnbd's THREAD_WORK_SIZE).
 pub const SEGMENT: u64 = 128 << 20;

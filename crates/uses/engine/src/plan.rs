@@ -9,12 +9,12 @@ use std::time::Duration;
 
 use blockhaul_block::{HOLE, Result, ZERO};
 
-use crate::cutter::Cutter;
-use crate::end::End;
-use crate::feed::{Feed, Known};
+use crate::extent_feed::{ExtentFeed, Known};
+use crate::handle::Handle;
 use crate::journal::Recorded;
 use crate::progress::Progress;
 use crate::segment::{Run, Segment, What};
+use crate::segmenter::Segmenter;
 use crate::selection::{Choice, Selection};
 
 /// Runs that may be waiting for lanes: bounds the memory of a disk in a million pieces.
@@ -193,9 +193,9 @@ impl Plan {
 
 /// What a plan is made of.
 pub(crate) struct Making {
-    pub(crate) source: Rc<End>,
+    pub(crate) source: Rc<Handle>,
     /// Asked what reads as zeroes already, if it may tell.
-    pub(crate) target: Option<Rc<End>>,
+    pub(crate) target: Option<Rc<Handle>>,
     /// All of it does.
     pub(crate) target_is_zero: bool,
     /// Zeroes on the target must have storage.
@@ -218,7 +218,7 @@ pub(crate) struct Making {
 
 impl Making {
     /// All of a device, in segments of this size.
-    pub(crate) fn of(source: Rc<End>, segment: u64, progress: &Arc<Progress>) -> Making {
+    pub(crate) fn of(source: Rc<Handle>, segment: u64, progress: &Arc<Progress>) -> Making {
         let selection = Selection::all(source.facts().size);
         Making {
             source,
@@ -241,9 +241,9 @@ impl Making {
 struct Maker<'a> {
     plan: &'a Plan,
     making: Making,
-    cutter: Cutter,
-    source: Feed,
-    target: Option<Feed>,
+    segmenter: Segmenter,
+    source: ExtentFeed,
+    target: Option<ExtentFeed>,
     choice: Choice,
 }
 
@@ -251,9 +251,9 @@ impl Maker<'_> {
     fn new(plan: &Plan, making: Making) -> Result<Maker<'_>> {
         let size = making.source.facts().size;
         let (from, to) = making.selection.bounds();
-        let feed = |end: &Rc<End>| {
+        let feed = |end: &Rc<Handle>| {
             let to = to.min(end.facts().size);
-            let feed = Feed::allocation(end.clone(), making.extents, from.min(to), to);
+            let feed = ExtentFeed::allocation(end.clone(), making.extents, from.min(to), to);
             if making.strict { feed.or_fail() } else { feed }
         };
         let source = feed(&making.source);
@@ -265,14 +265,14 @@ impl Maker<'_> {
             _ => None,
         };
         let choice = making.selection.choice(&making.source)?;
-        let cutter = Cutter::new(size, making.segment, making.grain, making.whole);
-        Ok(Maker { plan, making, cutter, source, target, choice })
+        let segmenter = Segmenter::new(size, making.segment, making.grain, making.whole);
+        Ok(Maker { plan, making, segmenter, source, target, choice })
     }
 
     async fn make(mut self) -> Result<()> {
         let segment = self.making.segment;
         for (start, end) in self.making.selection.ranges().to_vec() {
-            self.cutter.leave_to(start);
+            self.segmenter.leave_to(start);
             let mut at = start;
             while at < end && !self.making.progress.is_cancelled() {
                 let recorded = &self.making.earlier.recorded;
@@ -287,26 +287,26 @@ impl Maker<'_> {
                     if let Some(next) = recorded.next(at / segment) {
                         len = len.min(next.saturating_mul(segment) - at);
                     }
-                    let (known, what, told) = self.look(at, len).await?;
+                    let (known, what, extents_known) = self.look(at, len).await?;
                     len = known;
                     match what {
-                        Some(what) => self.cutter.push(len, what, told),
+                        Some(what) => self.segmenter.push(len, what, extents_known),
                         None => {
                             self.making.progress.leave_out(len);
-                            self.cutter.leave_to(at + len);
+                            self.segmenter.leave_to(at + len);
                         }
                     }
                 }
                 at += len;
-                while let Some(piece) = self.cutter.take() {
+                while let Some(piece) = self.segmenter.take() {
                     if !self.plan.add(piece).await {
                         return Ok(());
                     }
                 }
             }
         }
-        self.cutter.finish();
-        while let Some(piece) = self.cutter.take() {
+        self.segmenter.finish();
+        while let Some(piece) = self.segmenter.take() {
             if !self.plan.add(piece).await {
                 return Ok(());
             }
@@ -317,7 +317,7 @@ impl Maker<'_> {
     /// What an earlier run has copied; false when the plan was stopped.
     async fn recorded(&mut self, at: u64, len: u64) -> bool {
         self.making.progress.add_resumed(len);
-        self.cutter.leave_to(at + len);
+        self.segmenter.leave_to(at + len);
         if !self.making.earlier.check {
             return true;
         }
@@ -326,7 +326,7 @@ impl Maker<'_> {
         while at < end {
             let len = (segment - at % segment).min(end - at);
             let runs = vec![Run { len, what: What::Data }];
-            if !self.plan.add(Segment { at, told: false, check: true, runs }).await {
+            if !self.plan.add(Segment { at, extents_known: false, check: true, runs }).await {
                 return false;
             }
             at += len;
@@ -347,21 +347,21 @@ impl Maker<'_> {
         let len = known.len.min(most);
         // Not all at once, so that segments that wait need little memory.
         let some = cell + SEGMENTS_AT_ONCE * self.making.segment;
-        let told = known.state.is_some();
+        let extents_known = known.state.is_some();
         if known.state.unwrap_or(0) & ZERO == 0 {
             let len = len.min(some);
             if !self.making.new {
-                return Ok((len, Some(What::Data), told));
+                return Ok((len, Some(What::Data), extents_known));
             }
             let (len, new) = self.is_clean(at, len, cell).await?;
-            return Ok((len, Some(if new { What::New } else { What::Data }), told));
+            return Ok((len, Some(if new { What::New } else { What::Data }), extents_known));
         }
         let (len, clean) = self.is_clean(at, len, cell).await?;
         let (what, whole) = match clean {
             true => (What::Clean, self.making.whole.1),
             false => (What::Zero, self.making.whole.0),
         };
-        Ok((if whole { len } else { len.min(some) }, Some(what), told))
+        Ok((if whole { len } else { len.min(some) }, Some(what), extents_known))
     }
 
     /// Whether the target reads as zeroes from `at` on, and for how many bytes that is known.
@@ -384,7 +384,7 @@ impl Maker<'_> {
 }
 
 /// What is known next; nothing, of a segment, when lanes have waited for it for too long.
-async fn patiently(plan: &Plan, feed: &mut Feed, cell: u64) -> Result<Known> {
+async fn patiently(plan: &Plan, feed: &mut ExtentFeed, cell: u64) -> Result<Known> {
     let Some(since) = feed.waits_since() else { return feed.front().await };
     if feed.is_strict() {
         return feed.front().await;

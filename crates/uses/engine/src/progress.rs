@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use crate::meter::{Meter, Meters};
-use crate::route::{Counters, Routes};
+use crate::route_counters::{Counters, Routes};
 
 /// Counters of a copy under way, in bytes.
 #[derive(Debug, Default)]

@@ -6,7 +6,7 @@
 pub(crate) struct Segment {
     pub(crate) at: u64,
     /// The source has told which of it is data.
-    pub(crate) told: bool,
+    pub(crate) extents_known: bool,
     /// An earlier run has written it, but it is not sure to have lasted.
     pub(crate) check: bool,
     /// Runs that follow each other from `at` on.

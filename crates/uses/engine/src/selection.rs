@@ -4,8 +4,8 @@ use std::rc::Rc;
 
 use blockhaul_block::{Error, Facts, Kind, Result};
 
-use crate::end::End;
-use crate::feed::Feed;
+use crate::extent_feed::ExtentFeed;
+use crate::handle::Handle;
 use crate::options::{Bitmap, Options};
 
 /// What of a source is copied.
@@ -91,11 +91,11 @@ impl Selection {
     }
 
     /// Asks for the bitmap while a copy runs.
-    pub(crate) fn choice(&self, source: &Rc<End>) -> Result<Choice> {
+    pub(crate) fn choice(&self, source: &Rc<Handle>) -> Result<Choice> {
         let feed = self.bitmap.as_ref().and_then(|bitmap| {
             let context = source.facts().context(&bitmap.context)?;
             let (from, to) = self.bounds();
-            Some((Feed::strict(source.clone(), context, from, to), bitmap.mask))
+            Some((ExtentFeed::strict(source.clone(), context, from, to), bitmap.mask))
         });
         if self.bitmap.is_some() && feed.is_none() {
             let text = "the bitmap is not there any more";
@@ -107,7 +107,7 @@ impl Selection {
 
 /// What of the ranges is copied, in order.
 pub(crate) struct Choice {
-    feed: Option<(Feed, u64)>,
+    feed: Option<(ExtentFeed, u64)>,
     minimum: u64,
 }
 

@@ -9,8 +9,8 @@ use blockhaul_io::{Data, Room};
 
 use super::Lane;
 use crate::flushes::Unproven;
-use crate::proof::Proof;
-use crate::route;
+use crate::route_counters;
+use crate::same_disk::Proof;
 use crate::side::Side;
 use crate::zeroes;
 
@@ -47,7 +47,7 @@ impl Lane {
         len: u64,
         known: bool,
     ) -> Result<()> {
-        let known = (known || self.job.settled.target_is_zero) && self.trusts_zeroes();
+        let known = (known || self.job.resolved.target_is_zero) && self.trusts_zeroes();
         let end = at + len;
         let mut attempts = 0;
         while at < end {
@@ -55,7 +55,7 @@ impl Lane {
                 self.ledger.borrow_mut().abandon(home);
                 return Ok(());
             }
-            let at_once = known && self.job.fold.is_none();
+            let at_once = known && self.job.streaming.is_none();
             let piece = self.zero_piece.get();
             let part = if at_once { end - at } else { piece.min(end - at) };
             let (started, mut done) = (Instant::now(), Done::default());
@@ -77,16 +77,17 @@ impl Lane {
 
     /// Has zeroes in the digest.
     async fn digest_zeroes(&self, at: u64, len: u64) {
-        let Some(fold) = &self.job.fold else { return };
-        if !fold.hashes_zeroes() || len <= self.job.settled.request_size {
-            return fold.add(at, fold.zeroes(at, len));
+        let Some(streaming) = &self.job.streaming else { return };
+        if !streaming.hashes_zeroes() || len <= self.job.resolved.request_size {
+            return streaming.add(at, streaming.zeroes(at, len));
         }
         let job = self.job.clone();
-        let hashed =
-            blockhaul_io::offload(move || job.fold.as_ref().map(|fold| fold.zeroes(at, len)));
+        let hashed = blockhaul_io::offload(move || {
+            job.streaming.as_ref().map(|streaming| streaming.zeroes(at, len))
+        });
         // Lost only when the program ends.
         if let Ok(Some(values)) = hashed.await {
-            fold.add(at, values);
+            streaming.add(at, values);
         }
     }
 
@@ -103,7 +104,7 @@ impl Lane {
             done.skipped += len;
             return Ok(());
         }
-        let flags = if self.job.settled.allocated { Flags::NO_HOLE } else { Flags::empty() };
+        let flags = if self.job.resolved.allocated { Flags::NO_HOLE } else { Flags::empty() };
         self.change(home, Request::zero(at, len).with(flags)).await?;
         done.zeroed += len;
         done.zeroes += if self.target_zeroes { 0 } else { len };
@@ -147,9 +148,9 @@ impl Lane {
         let len = room.len() as u64;
         let data = match self.read(at, room).await? {
             Some(data) => data,
-            None if self.job.settled.writes_holes => self.zeroes(len).await?,
+            None if self.job.resolved.writes_holes => self.zeroes(len).await?,
             None => {
-                let known = self.job.settled.target_is_zero && self.trusts_zeroes();
+                let known = self.job.resolved.target_is_zero && self.trusts_zeroes();
                 self.zero(home, at, len, known, done).await?;
                 self.digest_zeroes(at, len).await;
                 return Ok(());
@@ -160,10 +161,14 @@ impl Lane {
             return Ok(());
         }
         self.know_source(at, &data, look).await;
-        let values = self.job.fold.as_ref().map(|fold| (fold, fold.values(at, data.bytes())));
+        let values = self
+            .job
+            .streaming
+            .as_ref()
+            .map(|streaming| (streaming, streaming.values(at, data.bytes())));
         self.put(home, at, data, look, done).await?;
-        if let Some((fold, values)) = values {
-            fold.add(at, values);
+        if let Some((streaming, values)) = values {
+            streaming.add(at, values);
         }
         Ok(())
     }
@@ -185,7 +190,7 @@ impl Lane {
         }
         if look {
             retries.keep_proof(at, data.bytes());
-        } else if self.job.settled.sparse == 0 && self.first {
+        } else if self.job.resolved.sparse == 0 && self.first {
             // Nothing is looked at otherwise, and what is on its way in the kernel stays there.
             let len = data.len().min(Proof::LEN);
             if let Ok(sample) = self.source.device().read(at, len).await {
@@ -214,14 +219,14 @@ impl Lane {
                 None => Ok(()),
             };
         }
-        let runs = zeroes::runs(data.bytes(), at, self.job.settled.sparse);
+        let runs = zeroes::runs(data.bytes(), at, self.job.resolved.sparse);
         if let [(_, _, false)] = runs[..] {
             done.zeroes += self.zeroes_within(data.bytes());
             self.change(home, Request::write(at, data.clone())).await?;
             (done.data, done.seen) = (len, len);
             return self.offer_proof(at, &data).await;
         }
-        if self.job.settled.sampled {
+        if self.job.resolved.sampled {
             self.job.found_zeroes(at);
         }
         self.write_runs(home, at, &data, runs, done).await?;
@@ -241,7 +246,7 @@ impl Lane {
         let mut parts = Vec::with_capacity(runs.len());
         for (start, part, zero) in runs {
             let (here, len) = (at + start as u64, part as u64);
-            if zero && self.job.settled.target_is_zero && self.trusts_zeroes() {
+            if zero && self.job.resolved.target_is_zero && self.trusts_zeroes() {
                 done.skipped += len;
                 continue;
             }
@@ -330,20 +335,20 @@ impl Lane {
         self.job.progress.add_data(done.data);
         self.job.progress.add_zeroed(done.zeroed);
         self.job.progress.add_skipped(done.skipped);
-        route::add(&self.job.progress.counters.seen, done.seen);
-        route::add(&self.job.progress.counters.zeroes_written, done.zeroes);
+        route_counters::add(&self.job.progress.counters.seen, done.seen);
+        route_counters::add(&self.job.progress.counters.zeroes_written, done.zeroes);
     }
 
     /// Bytes in blocks of zeroes that are too short to be zeroed.
     fn zeroes_within(&self, bytes: &[u8]) -> u64 {
-        match self.job.settled.sparse > zeroes::BLOCK as u32 {
+        match self.job.resolved.sparse > zeroes::BLOCK as u32 {
             true => zeroes::count(bytes),
             false => 0,
         }
     }
 
     fn is_proof_due(&self) -> bool {
-        self.first && self.job.trust.wanted() && self.proof_due.get()
+        self.first && self.job.same_disk.wanted() && self.proof_due.get()
     }
 
     /// Hands out the first block with content that was written, for lanes that must be examined.
@@ -364,7 +369,7 @@ impl Lane {
                 return Err(self.target_failed(generation, error));
             }
         }
-        self.job.trust.settle(Some(proof));
+        self.job.same_disk.settle(Some(proof));
         Ok(())
     }
 }

@@ -1,6 +1,6 @@
 //! Ranges between two files that the kernel copies by copy_file_range: always where a server of the
 //! network's file system does it, else where that was found to be faster than reading and writing
-//! (`offload`). What the kernel refuses or does not copy in full is read and written instead: an error
+//! (`kernel_copy`). What the kernel refuses or does not copy in full is read and written instead: an error
 //! that matters is met again there, and told.
 
 use std::rc::Rc;
@@ -8,8 +8,8 @@ use std::time::Instant;
 
 use super::reflink::Piece;
 use super::{Lane, SAMPLE_EVERY, Seen};
+use crate::kernel_copy::Mover;
 use crate::ledger::Range;
-use crate::offload::Turn;
 
 /// Bytes that are copied by one call: a limit on the rate is kept in such steps, and whoever stops a
 /// copy waits for one.
@@ -26,8 +26,8 @@ impl Lane {
         (at, stop): Range,
         seen: &mut Seen,
     ) -> Option<u64> {
-        let known = &self.job.offload.copy_range;
-        if known.is_left() || !self.may_offload() {
+        let known = &self.job.kernel_copy.copy_range;
+        if known.is_left() || !self.kernel_may_copy() {
             return None;
         }
         let piece = self.piece((at, stop))?;
@@ -40,21 +40,21 @@ impl Lane {
             return None;
         }
         let size = self.request_size();
-        let unseen = match self.job.settled.sparse {
+        let unseen = match self.job.resolved.sparse {
             0 => STEP,
             _ => (SAMPLE_EVERY - seen.requests % SAMPLE_EVERY).saturating_mul(size).min(STEP),
         };
-        let limited = self.job.settled.is_limited();
+        let limited = self.job.resolved.is_limited();
         match known.turn(self.number) {
-            Turn::Requests => None,
+            Mover::Requests => None,
             // What a limit holds back tells nothing.
-            Turn::TimeKernel(_) | Turn::TimeRequests(_) if limited => None,
-            Turn::Kernel => {
+            Mover::TimeKernel(_) | Mover::TimeRequests(_) if limited => None,
+            Mover::Kernel => {
                 let done = self.by_kernel(home, at, piece, unseen).await?;
                 seen.requests += (done - at).div_ceil(size);
                 Some(done)
             }
-            Turn::TimeKernel(most) => {
+            Mover::TimeKernel(most) => {
                 self.drained().await;
                 let started = Instant::now();
                 let done = self.by_kernel(home, at, piece, unseen.min(most)).await?;
@@ -62,7 +62,7 @@ impl Lane {
                 seen.requests += (done - at).div_ceil(size);
                 Some(done)
             }
-            Turn::TimeRequests(most) => {
+            Mover::TimeRequests(most) => {
                 self.drained().await;
                 let (started, stop) = (Instant::now(), stop.min(at + most));
                 let mut here = at;
@@ -80,7 +80,7 @@ impl Lane {
     /// `None`: it does not, and will not be asked again.
     async fn by_kernel(&self, home: u64, at: u64, piece: Piece, most: u64) -> Option<u64> {
         let len = piece.to.len.min(most);
-        self.job.settled.pace(len, || self.job.stopped()).await;
+        self.job.resolved.pace(len, || self.job.stopped()).await;
         if self.job.stopped() {
             return None;
         }
@@ -97,7 +97,7 @@ impl Lane {
             }
             refused => {
                 log::debug!("copy_file_range is not used any more: {refused:?}");
-                self.job.offload.copy_range.leave();
+                self.job.kernel_copy.copy_range.leave();
                 None
             }
         }

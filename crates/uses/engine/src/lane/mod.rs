@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use blockhaul_block::{Can, Error, Kind, Result};
 use blockhaul_io::{Event, Room};
 
-use crate::end::End;
+use crate::handle::Handle;
 use crate::job::Job;
 use crate::ledger::{Ledger, Range, Suspect};
 use crate::segment::{Run, Segment, What};
@@ -34,8 +34,8 @@ const SAMPLE_EVERY: u64 = 16;
 /// One source handle and one target handle, on one worker.
 pub(crate) struct Lane {
     job: Arc<Job>,
-    source: End,
-    target: End,
+    source: Handle,
+    target: Handle,
     takes_parked: bool,
     /// The target zeroes without being sent zeroes.
     target_zeroes: bool,
@@ -68,14 +68,14 @@ pub(crate) struct Lane {
 /// How far a segment is.
 struct Seen {
     /// The source told its extents.
-    told: bool,
+    extents_known: bool,
     /// Requests of the segment so far; what the kernel copied counts as if by requests.
     requests: u64,
 }
 
 impl Lane {
-    pub(crate) fn new(job: Arc<Job>, source: End, target: End, first: bool) -> Rc<Lane> {
-        let window = Window::new(job.settled.requests, !job.settled.adaptive);
+    pub(crate) fn new(job: Arc<Job>, source: Handle, target: Handle, first: bool) -> Rc<Lane> {
+        let window = Window::new(job.resolved.requests, !job.resolved.adaptive);
         // A new connection of a target without the promise may show another disk.
         let promised = target.facts().can.contains(Can::MULTI_CONN);
         let used = job.retries.any() || job.journal.is_some();
@@ -91,7 +91,7 @@ impl Lane {
             size: Cell::new(job.tuner.request_size()),
             in_flight: Cell::new(0),
             bytes: Cell::new(0),
-            zero_piece: Cell::new(job.settled.segment),
+            zero_piece: Cell::new(job.resolved.segment),
             unflushed: Cell::new(false),
             done: Event::new(),
             proof_due: Cell::new(first),
@@ -105,8 +105,8 @@ impl Lane {
 
     pub(crate) async fn run(self: Rc<Self>) {
         if self.first {
-            self.job.gate.enter_first();
-        } else if !self.job.gate.enter(|| self.job.stopped()).await {
+            self.job.slots.enter_first();
+        } else if !self.job.slots.enter(|| self.job.stopped()).await {
             return self.finish().await;
         }
         self.begin_work();
@@ -124,7 +124,7 @@ impl Lane {
         }
         self.job.tuner.finish();
         if self.placed.take() {
-            self.job.gate.leave();
+            self.job.slots.leave();
         }
         self.finish().await;
     }
@@ -132,19 +132,19 @@ impl Lane {
     /// The lane has a place.
     fn begin_work(&self) {
         self.placed.set(true);
-        self.job.progress.set_connections(self.job.gate.active());
+        self.job.progress.set_connections(self.job.slots.active());
         self.job.progress.change_requests(0, self.window.borrow().limit());
     }
 
     /// Makes place where there are more lanes at work than pay; what is in flight goes on.
     async fn make_place(&self) {
-        if self.first || !self.placed.get() || !self.job.gate.leave_if_over() {
+        if self.first || !self.placed.get() || !self.job.slots.leave_if_over() {
             return;
         }
         self.placed.set(false);
-        self.job.progress.set_connections(self.job.gate.active());
+        self.job.progress.set_connections(self.job.slots.active());
         self.job.progress.change_requests(self.window.borrow().limit(), 0);
-        if self.job.gate.enter(|| self.job.stopped()).await {
+        if self.job.slots.enter(|| self.job.stopped()).await {
             self.begin_work();
         }
     }
@@ -188,8 +188,8 @@ impl Lane {
         }
         self.begin(range);
         let mut at = home;
-        let mut seen = Seen { told: segment.told, requests: 0 };
-        let mut moved = self.offload(home, &segment.runs).await.into_iter().peekable();
+        let mut seen = Seen { extents_known: segment.extents_known, requests: 0 };
+        let mut moved = self.reflink_segment(home, &segment.runs).await.into_iter().peekable();
         for run in segment.runs {
             let end = at + run.len;
             if !run.what.is_data() {
@@ -273,7 +273,7 @@ impl Lane {
             Ok(room) => {
                 // What nobody looks at may stay in the kernel on its way.
                 let room = room.tallied(&self.job.progress.counters.tally);
-                let stays = !look && self.takes_parked && self.job.fold.is_none();
+                let stays = !look && self.takes_parked && self.job.streaming.is_none();
                 Ok(if stays { room.parkable() } else { room })
             }
             Err(error) => {
@@ -285,12 +285,12 @@ impl Lane {
 
     /// Waits until another request of `len` bytes may be in flight, and is within the limit.
     async fn turn(&self, len: u64) {
-        let settled = &self.job.settled;
+        let resolved = &self.job.resolved;
         self.make_place().await;
-        settled.pace(len, || self.job.stopped()).await;
+        resolved.pace(len, || self.job.stopped()).await;
         self.wait_until(|lane| {
             lane.in_flight.get() < lane.window.borrow().limit()
-                && (lane.bytes.get() == 0 || lane.bytes.get() + len <= settled.queue_size)
+                && (lane.bytes.get() == 0 || lane.bytes.get() + len <= resolved.queue_size)
         })
         .await;
     }
@@ -354,10 +354,10 @@ impl Lane {
 
     /// Whether zeroes are looked for in the next request of a segment, at `at`.
     fn looks(&self, seen: &Seen, at: u64) -> bool {
-        let settled = &self.job.settled;
-        settled.sparse != 0
-            && (!settled.sampled
-                || !seen.told
+        let resolved = &self.job.resolved;
+        resolved.sparse != 0
+            && (!resolved.sampled
+                || !seen.extents_known
                 || seen.requests.is_multiple_of(SAMPLE_EVERY)
                 || self.job.has_zeroes(at))
     }

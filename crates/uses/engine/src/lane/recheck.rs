@@ -15,8 +15,8 @@ use blockhaul_io::{Data, Room};
 
 use super::Lane;
 use super::chunk::{Done, Failed};
-use crate::end::is_lost;
 use crate::flushes::Unproven;
+use crate::handle::is_lost;
 use crate::ledger::{Range, Suspect};
 use crate::zeroes::is_zero;
 
@@ -59,7 +59,7 @@ impl Lane {
 
     /// Whether what is written must be durable.
     fn durable(&self) -> bool {
-        (self.job.settled.flush || self.job.journal.is_some()) && self.can_flush()
+        (self.job.resolved.flush || self.job.journal.is_some()) && self.can_flush()
     }
 
     fn can_flush(&self) -> bool {
@@ -197,22 +197,22 @@ impl Lane {
              still be read: check the target's storage, then copy again",
             error.text()
         );
-        let told = Error::new(error.kind(), text).on(&self.target.facts().name);
+        let named = Error::new(error.kind(), text).on(&self.target.facts().name);
         match error.request() {
-            Some((kind, at, len)) => told.during(kind, at, len),
-            None => told,
+            Some((kind, at, len)) => named.during(kind, at, len),
+            None => named,
         }
     }
 
     async fn record(&self, batch: &[Range]) {
         let Some(journal) = &self.job.journal else { return };
-        let size = self.job.settled.segment;
+        let size = self.job.resolved.segment;
         let segments = {
             let mut ledger = self.ledger.borrow_mut();
-            let mut told = |range: &Range| {
+            let mut numbered = |range: &Range| {
                 (range.0 / size, range.1.div_ceil(size), ledger.take_content(range.0))
             };
-            batch.iter().map(&mut told).collect()
+            batch.iter().map(&mut numbered).collect()
         };
         if let Err(why) = journal.file.append(self.number, segments).await {
             self.job.warn(format!(
@@ -230,7 +230,7 @@ impl Lane {
         // What has failed since the segment was taken from the ledger concerns it, too.
         let again = suspect.again || self.ledger.borrow().failures() != failures;
         let sooner = again || self.target_zeroes;
-        if end - home > self.job.settled.segment && sooner {
+        if end - home > self.job.resolved.segment && sooner {
             // Only zeroes come in such lengths: they are made again sooner than looked at again, unless
             // they would have to be sent.
             self.turn(0).await;
@@ -238,7 +238,7 @@ impl Lane {
             self.start(home, 0, Rc::clone(self).zero_again(home, end - home));
             return self.complete(home);
         }
-        let size = self.job.settled.request_size;
+        let size = self.job.resolved.request_size;
         let mut at = home;
         while at < end {
             let len = (size - at % size).min(end - at);

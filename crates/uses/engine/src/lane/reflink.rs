@@ -12,7 +12,7 @@ use blockhaul_block::{Access, FileRange};
 use super::Lane;
 use crate::job::Job;
 use crate::ledger::Range;
-use crate::route;
+use crate::route_counters;
 use crate::segment::Run;
 
 /// Part of both files.
@@ -25,8 +25,8 @@ pub(super) struct Piece {
 impl Lane {
     /// Has the kernel copy what it can of the data of a segment at `home`; gives the ranges that are
     /// done, in order.
-    pub(super) async fn offload(self: &Rc<Self>, home: u64, runs: &[Run]) -> Vec<Range> {
-        if !self.job.offload.reflink.load(Ordering::Relaxed) || !self.may_offload() {
+    pub(super) async fn reflink_segment(self: &Rc<Self>, home: u64, runs: &[Run]) -> Vec<Range> {
+        if !self.job.kernel_copy.reflink.load(Ordering::Relaxed) || !self.kernel_may_copy() {
             return Vec::new();
         }
         let pieces = self.pieces(home, runs);
@@ -41,10 +41,10 @@ impl Lane {
 
     /// Whether the kernel may move bytes that nobody sees. Shared space is not allocated for the target
     /// alone, and whoever asks to look, or for a digest, wants the bytes.
-    pub(super) fn may_offload(&self) -> bool {
-        let settled = &self.job.settled;
-        let looks = (settled.sparse != 0 && !settled.sampled) || self.job.fold.is_some();
-        !settled.allocated && !looks
+    pub(super) fn kernel_may_copy(&self) -> bool {
+        let resolved = &self.job.resolved;
+        let looks = (resolved.sparse != 0 && !resolved.sampled) || self.job.streaming.is_some();
+        !resolved.allocated && !looks
     }
 
     /// What both ends lend of a range, from its start on.
@@ -82,7 +82,7 @@ impl Lane {
 impl Job {
     pub(super) fn count_moved(&self, counter: &std::sync::atomic::AtomicU64, bytes: u64) {
         self.progress.add_data(bytes);
-        route::add(counter, bytes);
+        route_counters::add(counter, bytes);
     }
 }
 
@@ -90,7 +90,7 @@ impl Job {
 fn reflink_all(job: &Job, pieces: Vec<Piece>) -> Vec<Range> {
     let mut done = Vec::new();
     for piece in pieces {
-        if !job.offload.reflink.load(Ordering::Relaxed) || job.stopped() {
+        if !job.kernel_copy.reflink.load(Ordering::Relaxed) || job.stopped() {
             break;
         }
         let (from, to) = (&piece.from, &piece.to);
@@ -101,7 +101,7 @@ fn reflink_all(job: &Job, pieces: Vec<Piece>) -> Vec<Range> {
             }
             Err(error) => {
                 log::debug!("reflink is not used any more: {error}");
-                job.offload.reflink.store(false, Ordering::Relaxed);
+                job.kernel_copy.reflink.store(false, Ordering::Relaxed);
             }
         }
     }

@@ -22,7 +22,7 @@ use rustix::fs::{Advice, fadvise};
 pub(crate) use self::blocks::read;
 use self::blocks::{Found, find, first_difference, room};
 use self::units::Units;
-use crate::end::{End, Retries};
+use crate::handle::{Handle, Retries};
 use crate::manifest::{Digest, Manifest, unit_of};
 use crate::options::{Options, SEGMENT};
 use crate::plan::{Making, Plan};
@@ -161,7 +161,7 @@ impl Reading<'_> {
         let plan = Arc::new(Plan::new());
         let end = |side, stack: &Stack| {
             let device = stack.device().clone();
-            Rc::new(End::new(side, stack.clone(), device, retries.clone()))
+            Rc::new(Handle::new(side, stack.clone(), device, retries.clone()))
         };
         let source = end(Side::Source, self.source);
         let making = blockhaul_io::spawn(plan.clone().make(Making {
@@ -247,8 +247,8 @@ type Block = (u64, u64, Option<Task<Result<Option<Digest>>>>);
 /// The two sides as a walker sees them, and how many blocks it has in flight.
 #[derive(Clone)]
 struct Ends {
-    source: Rc<End>,
-    target: Option<Rc<End>>,
+    source: Rc<Handle>,
+    target: Option<Rc<Handle>>,
     window: Rc<RefCell<Window>>,
 }
 
@@ -278,18 +278,18 @@ impl Walk {
     }
 
     /// A handle for one walker: of its own where all are promised to show the same.
-    async fn end(&self, side: Side, stack: &Stack, first: bool) -> Rc<End> {
+    async fn end(&self, side: Side, stack: &Stack, first: bool) -> Rc<Handle> {
         let mut device = stack.device().clone();
         if !first && device.facts().can.contains(Can::MULTI_CONN) {
             // A help, not a need.
-            match blockhaul_io::timeout(crate::end::DIAL_MAX, stack.another()).await {
-                Ok(Ok(another)) if crate::end::differs(stack, &another).is_none() => {
+            match blockhaul_io::timeout(crate::handle::DIAL_MAX, stack.another()).await {
+                Ok(Ok(another)) if crate::handle::differs(stack, &another).is_none() => {
                     device = another;
                 }
                 _ => {}
             }
         }
-        Rc::new(End::new(side, stack.clone(), device, self.retries.clone()))
+        Rc::new(Handle::new(side, stack.clone(), device, self.retries.clone()))
     }
 
     async fn segment(self: Arc<Self>, ends: &Ends, segment: Segment) -> Result<()> {

@@ -72,7 +72,7 @@ const REQUESTS_PER_SEGMENT: u64 = 16;
 
 /// Options with what the devices demand.
 #[derive(Debug, Clone)]
-pub(crate) struct Settled {
+pub(crate) struct Resolved {
     /// Lanes that work where requests take long, until more or fewer are found to pay.
     pub(crate) connections: usize,
     /// Lanes that work from the beginning.
@@ -98,13 +98,13 @@ pub(crate) struct Settled {
     rate: Option<Arc<Rate>>,
 }
 
-impl Settled {
+impl Resolved {
     pub(crate) fn new(
         options: &Options,
         source: &Arc<dyn Device>,
         target: &Arc<dyn Device>,
         pool: &Pool,
-    ) -> Settled {
+    ) -> Resolved {
         let (from, to) = (source.facts(), target.facts());
         // As nbdcopy: at least what both sides prefer, and never more than they take.
         let wish = options.request_size.clamp(MIN_REQUEST, MAX_REQUEST);
@@ -130,7 +130,7 @@ impl Settled {
             0 => 0,
             sparse => sparse.max(to.block.preferred.min(GRAIN_MAX)),
         };
-        Settled {
+        Resolved {
             connections,
             connections_first,
             connections_max,

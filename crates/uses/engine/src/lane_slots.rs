@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::task::{Poll, Waker};
 
-/// The places of a copy.
-pub(crate) struct Gate {
+/// The slots for lanes of a copy: each that is at work holds one of the places.
+pub(crate) struct LaneSlots {
     state: Mutex<State>,
     /// Looked at before every request, without the lock.
     over: AtomicBool,
@@ -19,11 +19,11 @@ struct State {
     waiting: Vec<Waker>,
 }
 
-impl Gate {
-    /// A gate with so many places.
-    pub(crate) fn new(places: usize) -> Gate {
+impl LaneSlots {
+    /// Slots for so many lanes.
+    pub(crate) fn new(places: usize) -> LaneSlots {
         let state = State { places: places.max(1), active: 0, waiting: Vec::new() };
-        Gate { state: Mutex::new(state), over: AtomicBool::new(false) }
+        LaneSlots { state: Mutex::new(state), over: AtomicBool::new(false) }
     }
 
     /// Changes the number of places.
@@ -117,20 +117,20 @@ mod tests {
 
     #[test]
     fn lanes_wait_for_a_place_and_give_it_up_when_there_are_too_many() {
-        let gate = Gate::new(2);
+        let slots = LaneSlots::new(2);
         let cx = &mut Context::from_waker(Waker::noop());
-        gate.enter_first();
-        assert_eq!(pin!(gate.enter(|| false)).poll(cx), Poll::Ready(true));
-        let mut third = pin!(gate.enter(|| false));
+        slots.enter_first();
+        assert_eq!(pin!(slots.enter(|| false)).poll(cx), Poll::Ready(true));
+        let mut third = pin!(slots.enter(|| false));
         assert!(third.as_mut().poll(cx).is_pending());
-        assert!(!gate.leave_if_over());
-        gate.set_places(1);
-        assert!(gate.leave_if_over());
-        assert!(!gate.leave_if_over(), "the other one stays");
+        assert!(!slots.leave_if_over());
+        slots.set_places(1);
+        assert!(slots.leave_if_over());
+        assert!(!slots.leave_if_over(), "the other one stays");
         assert!(third.as_mut().poll(cx).is_pending());
-        gate.leave();
+        slots.leave();
         assert_eq!(third.as_mut().poll(cx), Poll::Ready(true));
-        assert_eq!(gate.active(), 1);
-        assert_eq!(pin!(gate.enter(|| true)).poll(cx), Poll::Ready(false), "nothing left to do");
+        assert_eq!(slots.active(), 1);
+        assert_eq!(pin!(slots.enter(|| true)).poll(cx), Poll::Ready(false), "nothing left to do");
     }
 }

@@ -3,6 +3,8 @@
 //! Some servers give every connection a disk of its own, or a private copy-on-write. A block with
 //! content that the first lane has written and flushed tells: the others must read it from both ends.
 
+mod proof;
+
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -11,12 +13,12 @@ use std::task::{Poll, Waker};
 
 use blockhaul_block::Device;
 
+pub(crate) use self::proof::Proof;
 use crate::plan::Plan;
-use crate::proof::Proof;
 
 /// Where the first lane leaves the proof and others wait for it.
 #[derive(Default)]
-pub(crate) struct Trust {
+pub(crate) struct SameDisk {
     wanted: AtomicBool,
     state: Mutex<State>,
 }
@@ -27,9 +29,9 @@ struct State {
     waiting: Vec<Waker>,
 }
 
-impl Trust {
-    pub(crate) fn new() -> Trust {
-        Trust::default()
+impl SameDisk {
+    pub(crate) fn new() -> SameDisk {
+        SameDisk::default()
     }
 
     /// Whether somebody waits for a proof.

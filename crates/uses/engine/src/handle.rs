@@ -11,7 +11,7 @@ use blockhaul_io::Event;
 
 use crate::options::{Options, RETRY_DELAY_MAX, Retried};
 use crate::progress::Progress;
-use crate::proof::Proof;
+use crate::same_disk::Proof;
 use crate::side::Side;
 
 /// Time for a connection to be made.
@@ -198,7 +198,7 @@ pub(crate) fn is_lost(error: &Error) -> bool {
 }
 
 /// A handle on one side, for the requests of one lane; lives on that lane's worker.
-pub(crate) struct End {
+pub(crate) struct Handle {
     side: Side,
     stack: Stack,
     handle: RefCell<Arc<dyn Device>>,
@@ -210,14 +210,14 @@ pub(crate) struct End {
     retries: Arc<Retries>,
 }
 
-impl End {
+impl Handle {
     pub(crate) fn new(
         side: Side,
         stack: Stack,
         handle: Arc<dyn Device>,
         retries: Arc<Retries>,
-    ) -> End {
-        End {
+    ) -> Handle {
+        Handle {
             side,
             stack,
             handle: RefCell::new(handle),
@@ -341,15 +341,15 @@ impl End {
         let last = last.map(|last| last.to_string()).unwrap_or_default();
         let tries = self.retries.limit.saturating_add(1);
         let text = format!("{}; {tries} attempts to connect again failed: {last}", error.text());
-        let told = Error::new(Kind::Disconnected, text).on(&self.facts().name);
+        let named = Error::new(Kind::Disconnected, text).on(&self.facts().name);
         Err(match error.request() {
-            Some((kind, at, len)) => told.during(kind, at, len),
-            None => told,
+            Some((kind, at, len)) => named.during(kind, at, len),
+            None => named,
         })
     }
 }
 
-impl End {
+impl Handle {
     /// Why a new handle is not the same disk, if it is not; the source is known by a block of what was
     /// read from it before.
     async fn is_another(&self, handle: &Arc<dyn Device>) -> Result<Option<String>> {

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use blockhaul_block::{Can, Contexts, Device, Error, Flags, Request, Result};
 use blockhaul_catalog::Stack;
 
-use crate::end::{DIAL_MAX, differs, is_lost};
+use crate::handle::{DIAL_MAX, differs, is_lost};
 use crate::job::Job;
 use crate::options::MultiConn;
 
@@ -14,8 +14,8 @@ use crate::options::MultiConn;
 /// the way of it is a warning: the copy goes on without.
 ///
 /// Lane number `index` is made when so many are found to pay.
-pub(crate) async fn further_lane(job: Arc<Job>, index: usize, source: Stack, target: Stack) {
-    let wanted = job.gate.wait_for_places(index, || job.stopped());
+pub(crate) async fn extra_lane(job: Arc<Job>, index: usize, source: Stack, target: Stack) {
+    let wanted = job.slots.wait_for_places(index, || job.stopped());
     if futures_or(wanted, job.plan.exhausted()).await.is_none() || job.stopped() {
         return;
     }
@@ -26,7 +26,7 @@ pub(crate) async fn further_lane(job: Arc<Job>, index: usize, source: Stack, tar
             let first = job.tuner.no_more_lanes();
             let text = format!("going on with fewer connections: {why}");
             // One says it all, whatever each of them failed of.
-            match first && index < job.settled.connections {
+            match first && index < job.resolved.connections {
                 true => job.warn(text),
                 // One more than usual was only tried.
                 false => log::info!("{text}"),
@@ -43,7 +43,7 @@ async fn prepare(
     source: &Stack,
     target: &Stack,
 ) -> Result<Option<(Handle, Handle)>, String> {
-    let multi_conn = job.settled.multi_conn;
+    let multi_conn = job.resolved.multi_conn;
     if multi_conn == MultiConn::Advertised
         && let Some(stack) = [source, target].into_iter().find(|stack| !promises(stack))
     {
@@ -87,7 +87,7 @@ async fn prepare(
     let (from_unsure, to_unsure) = (unsure(source, &from), unsure(target, &to));
     let examined = to_unsure.is_some();
     if multi_conn == MultiConn::Auto && (from_unsure.is_some() || examined) {
-        match job.trust.examine(from_unsure, to_unsure, &job.plan).await {
+        match job.same_disk.examine(from_unsure, to_unsure, &job.plan).await {
             Ok(()) => {}
             Err(None) => return Ok(None),
             Err(Some(why)) => return Err(why),
