@@ -2,7 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use blockhaul_block::{Device, Error, Facts, Kind, Result};
@@ -32,7 +32,9 @@ pub(crate) struct Retries {
     requests: [AtomicU64; 2],
     connections: [AtomicU64; 2],
     /// A block of the source, by which a connection that is made again is known.
-    seen: OnceLock<Proof>,
+    seen: Mutex<Option<Proof>>,
+    /// There is one.
+    has_seen: AtomicBool,
     pub(crate) checked: AtomicU64,
     pub(crate) rewritten: AtomicU64,
 }
@@ -47,7 +49,8 @@ impl Retries {
             lost_target: AtomicBool::new(false),
             requests: Default::default(),
             connections: Default::default(),
-            seen: OnceLock::new(),
+            seen: Mutex::default(),
+            has_seen: AtomicBool::new(false),
             checked: AtomicU64::new(0),
             rewritten: AtomicU64::new(0),
         })
@@ -100,15 +103,27 @@ impl Retries {
 
     /// Whether a block of the source is wanted, to know it again by.
     pub(crate) fn wants_proof(&self) -> bool {
-        self.any() && self.seen.get().is_none()
+        self.any() && !self.has_seen.load(Ordering::Relaxed)
     }
 
     /// Keeps what was read from the source at `at`, if it has content.
     pub(crate) fn keep_proof(&self, at: u64, bytes: &[u8]) {
         if let Some(proof) = Proof::of(at, bytes) {
             // The first one serves as well as any.
-            let _ = self.seen.set(proof);
+            self.seen.lock().expect("no panic under this lock").get_or_insert(proof);
+            self.has_seen.store(true, Ordering::Relaxed);
         }
+    }
+
+    /// Another run begins: what the source held before may have changed.
+    pub(crate) fn forget_proof(&self) {
+        let mut seen = self.seen.lock().expect("no panic under this lock");
+        *seen = None;
+        self.has_seen.store(false, Ordering::Relaxed);
+    }
+
+    fn proof(&self) -> Option<Proof> {
+        self.seen.lock().expect("no panic under this lock").clone()
     }
 
     /// Counts a repetition after this error; the error itself where there is to be none.
@@ -356,7 +371,7 @@ impl Handle {
         if let Some(why) = differs(&self.stack, handle) {
             return Ok(Some(why));
         }
-        let Some(proof) = self.retries.seen.get().filter(|_| self.side == Side::Source) else {
+        let Some(proof) = self.retries.proof().filter(|_| self.side == Side::Source) else {
             return Ok(None);
         };
         Ok((!proof.is_on(&**handle).await?).then(|| {

@@ -95,7 +95,9 @@ pub(crate) struct Resolved {
     pub(crate) target_is_zero: bool,
     pub(crate) flush: bool,
     pub(crate) segment: u64,
-    rate: Option<Arc<Rate>>,
+    rate: Arc<Rate>,
+    /// The options have a rate, which may be no limit at the moment.
+    has_rate: bool,
 }
 
 impl Resolved {
@@ -148,7 +150,8 @@ impl Resolved {
             target_is_zero: options.target_is_zero || (to.zeroed && !options.allocated),
             flush: options.flush,
             segment: segment(options, from.size, connections_max, request_size),
-            rate: options.rate.clone(),
+            rate: options.rate.clone().unwrap_or_else(|| Arc::new(Rate::new(0, 0))),
+            has_rate: options.rate.is_some(),
         }
     }
 
@@ -159,15 +162,20 @@ impl Resolved {
         whole(self.request_size) && whole(self.segment) && (self.sparse != 0 || self.allocated)
     }
 
-    /// Whether the rate is limited.
+    /// Whether the rate is limited, or may become so.
     pub(crate) fn is_limited(&self) -> bool {
-        self.rate.is_some()
+        self.has_rate || self.rate.is_limited()
+    }
+
+    /// The limit for all lanes together.
+    pub(crate) fn rate(&self) -> &Arc<Rate> {
+        &self.rate
     }
 
     /// Waits until a request of `bytes` bytes is within the limit.
     pub(crate) async fn pace(&self, bytes: u64, stopped: impl Fn() -> bool) {
-        if let Some(rate) = &self.rate {
-            rate.take(bytes, stopped).await;
+        if self.rate.is_limited() {
+            self.rate.take(bytes, stopped).await;
         }
     }
 }

@@ -23,7 +23,7 @@ const BLOCK: u64 = 64 << 10;
 const IN_FLIGHT: usize = 16;
 
 /// Reads the samples, and digests them in order.
-pub(crate) async fn digest(source: Handle) -> Result<[u8; 32]> {
+pub(crate) async fn digest(source: Rc<Handle>) -> Result<[u8; 32]> {
     let facts = source.facts();
     let most = u64::from(facts.block.maximum.max(facts.block.minimum));
     let block = BLOCK.min(most);
@@ -32,7 +32,6 @@ pub(crate) async fn digest(source: Handle) -> Result<[u8; 32]> {
         (0..PLACES).map(|place| last / block * place / (PLACES - 1) * block).collect();
     places.push(last);
     places.dedup();
-    let source = Rc::new(source);
     let mut hasher = blake3::Hasher::new();
     for group in places.chunks(IN_FLIGHT) {
         let reads: Vec<_> = group

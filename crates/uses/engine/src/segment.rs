@@ -1,5 +1,7 @@
 //! The pieces of the work, and what is known of their bytes.
 
+use crate::ledger::Range;
+
 /// A piece of the work, written by one lane. One that is longer than segments usually are is all
 /// zero.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,6 +19,11 @@ impl Segment {
     /// Length in bytes.
     pub(crate) fn len(&self) -> u64 {
         self.runs.iter().map(|run| run.len).sum()
+    }
+
+    /// Where it starts and ends.
+    pub(crate) fn range(&self) -> Range {
+        (self.at, self.at + self.len())
     }
 }
 

@@ -27,6 +27,12 @@ impl Selection {
         Selection { ranges, bitmap: None, whole: true, minimum: 1 }
     }
 
+    /// Nothing of a source; `minimum`: the larger minimum block of both sides.
+    pub(crate) fn nothing(minimum: u32) -> Selection {
+        let minimum = u64::from(minimum.max(1));
+        Selection { ranges: Vec::new(), bitmap: None, whole: false, minimum }
+    }
+
     /// What the options choose of a source with these facts; `minimum`: the larger minimum block of
     /// both sides.
     pub(crate) fn new(options: &Options, source: &Facts, minimum: u32) -> Result<Selection> {
@@ -83,6 +89,11 @@ impl Selection {
     /// Bytes in the ranges.
     pub(crate) fn total(&self) -> u64 {
         self.ranges.iter().map(|range| range.1 - range.0).sum()
+    }
+
+    /// The larger minimum block of both sides, in bytes.
+    pub(crate) fn minimum(&self) -> u64 {
+        self.minimum
     }
 
     /// Whether it is all of the source.

@@ -7,9 +7,9 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use super::reflink::Piece;
-use super::{Lane, SAMPLE_EVERY, Seen};
+use super::{Lane, OpenSegment, SAMPLE_EVERY};
 use crate::kernel_copy::Mover;
-use crate::ledger::Range;
+use crate::ledger::{Home, Range};
 
 /// Bytes that are copied by one call: a limit on the rate is kept in such steps, and whoever stops a
 /// copy waits for one.
@@ -18,15 +18,15 @@ const STEP: u64 = 16 << 20;
 const SHORT: u64 = 1 << 20;
 
 impl Lane {
-    /// Copies from the start of a range of the segment at `home`, by copy_file_range or to measure that;
+    /// Copies from the start of a range of a segment, by copy_file_range or to measure that;
     /// gives where it ended. `None`: nothing was done.
     pub(super) async fn copy_range(
         self: &Rc<Self>,
-        home: u64,
+        segment: &OpenSegment,
         (at, stop): Range,
-        seen: &mut Seen,
     ) -> Option<u64> {
-        let known = &self.job.kernel_copy.copy_range;
+        let home = segment.home;
+        let known = &self.shared.learned.kernel_copy.copy_range;
         if known.is_left() || !self.kernel_may_copy() {
             return None;
         }
@@ -36,22 +36,24 @@ impl Lane {
             return self.by_kernel(home, at, piece, STEP).await;
         }
         // A sample of the bytes is looked at, however they go.
-        if piece.to.len < SHORT || self.looks(seen, at) || !through_cache(&piece) {
+        if piece.to.len < SHORT || self.looks(segment) || !through_cache(&piece) {
             return None;
         }
         let size = self.request_size();
-        let unseen = match self.job.resolved.sparse {
+        let unseen = match self.shared.resolved.sparse {
             0 => STEP,
-            _ => (SAMPLE_EVERY - seen.requests % SAMPLE_EVERY).saturating_mul(size).min(STEP),
+            _ => (SAMPLE_EVERY - segment.requests.get() % SAMPLE_EVERY)
+                .saturating_mul(size)
+                .min(STEP),
         };
-        let limited = self.job.resolved.is_limited();
+        let limited = self.shared.resolved.is_limited();
         match known.turn(self.number) {
             Mover::Requests => None,
             // What a limit holds back tells nothing.
             Mover::TimeKernel(_) | Mover::TimeRequests(_) if limited => None,
             Mover::Kernel => {
                 let done = self.by_kernel(home, at, piece, unseen).await?;
-                seen.requests += (done - at).div_ceil(size);
+                segment.count_moved((done - at).div_ceil(size));
                 Some(done)
             }
             Mover::TimeKernel(most) => {
@@ -59,7 +61,7 @@ impl Lane {
                 let started = Instant::now();
                 let done = self.by_kernel(home, at, piece, unseen.min(most)).await?;
                 known.note(done - at, started.elapsed());
-                seen.requests += (done - at).div_ceil(size);
+                segment.count_moved((done - at).div_ceil(size));
                 Some(done)
             }
             Mover::TimeRequests(most) => {
@@ -67,7 +69,7 @@ impl Lane {
                 let (started, stop) = (Instant::now(), stop.min(at + most));
                 let mut here = at;
                 while here < stop {
-                    here = self.request(home, (here, stop), seen).await?;
+                    here = self.request(segment, (here, stop)).await?;
                 }
                 self.drained().await;
                 known.note(here - at, started.elapsed());
@@ -78,26 +80,26 @@ impl Lane {
 
     /// Has the kernel copy up to `most` bytes of what both ends lend at `at`; gives where it ended.
     /// `None`: it does not, and will not be asked again.
-    async fn by_kernel(&self, home: u64, at: u64, piece: Piece, most: u64) -> Option<u64> {
+    async fn by_kernel(&self, home: Home, at: u64, piece: Piece, most: u64) -> Option<u64> {
         let len = piece.to.len.min(most);
-        self.job.resolved.pace(len, || self.job.stopped()).await;
-        if self.job.stopped() {
+        self.shared.resolved.pace(len, || self.shared.stopped()).await;
+        if self.shared.stopped() {
             return None;
         }
         self.note_doubts();
-        self.ledger.borrow_mut().wrote_content(home);
+        self.safety.ledger.borrow_mut().wrote_content(home);
         let Piece { from, to, .. } = piece;
         let copied =
             blockhaul_io::offload(move || to.file.copy_range_now(to.at, &from.file, from.at, len))
                 .await;
         match copied {
             Ok(Ok(bytes)) if bytes == len => {
-                self.job.count_moved(&self.job.progress.counters.copy_file_range, len);
+                self.shared.count_moved(&self.shared.progress.counters.copy_file_range, len);
                 Some(at + len)
             }
             refused => {
                 log::debug!("copy_file_range is not used any more: {refused:?}");
-                self.job.kernel_copy.copy_range.leave();
+                self.shared.learned.kernel_copy.copy_range.leave();
                 None
             }
         }

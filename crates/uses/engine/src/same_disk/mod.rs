@@ -14,7 +14,7 @@ use std::task::{Poll, Waker};
 use blockhaul_block::Device;
 
 pub(crate) use self::proof::Proof;
-use crate::plan::Plan;
+use crate::segment_queue::SegmentQueue;
 
 /// Where the first lane leaves the proof and others wait for it.
 #[derive(Default)]
@@ -50,16 +50,21 @@ impl SameDisk {
         waiting.into_iter().for_each(Waker::wake);
     }
 
+    /// Another run begins: what was proven over the first connection before may not be there any more.
+    pub(crate) fn renew(&self) {
+        self.state.lock().expect("no panic under this lock").settled = None;
+    }
+
     /// Reads the proof through further handles. `Err(None)`: the copy ended before; `Err(Some)`: why
     /// the handles are not to be used.
     pub(crate) async fn examine(
         &self,
         source: Option<Arc<dyn Device>>,
         target: Option<Arc<dyn Device>>,
-        plan: &Plan,
+        queue: &SegmentQueue,
     ) -> Result<(), Option<String>> {
         self.wanted.store(true, Ordering::Relaxed);
-        let mut exhausted = std::pin::pin!(plan.exhausted());
+        let mut exhausted = std::pin::pin!(queue.exhausted());
         let proof = poll_fn(|cx| {
             let mut state = self.state.lock().expect("no panic under this lock");
             if let Some(settled) = &state.settled {

@@ -14,10 +14,11 @@ use super::{room_now, summary};
 use crate::algorithm::Hasher;
 use crate::handle::{Handle, Retries};
 use crate::options::{Options, Summary};
-use crate::plan::{Making, Plan};
 use crate::progress::Progress;
 use crate::resolved::Resolved;
 use crate::segment::Run;
+use crate::segment_maker::{Making, make};
+use crate::segment_queue::SegmentQueue;
 use crate::selection::Selection;
 use crate::side::Side;
 
@@ -43,22 +44,25 @@ pub async fn copy_to_pipe(
     progress.set_connections(1);
     progress.change_requests(0, resolved.requests);
     progress.set_request_size(resolved.request_size);
-    let plan = Arc::new(Plan::new());
+    let queue = Arc::new(SegmentQueue::new());
     let retries = Retries::new(options, progress);
     let end =
         || Rc::new(Handle::new(Side::Source, source.clone(), device.clone(), retries.clone()));
     let (teller, reader) = (end(), end());
-    let making = blockhaul_io::spawn(plan.clone().make(Making {
-        extents: options.extents,
-        selection,
-        ..Making::of(teller, resolved.segment, progress)
-    }));
+    let making = blockhaul_io::spawn(make(
+        queue.clone(),
+        Making {
+            extents: options.extents,
+            selection,
+            ..Making::of(teller, resolved.segment, progress)
+        },
+    ));
     let pieces =
-        Pieces { plan: plan.clone(), size: resolved.request_size, at: 0, runs: Vec::new() };
+        Pieces { queue: queue.clone(), size: resolved.request_size, at: 0, runs: Vec::new() };
     let mut digest = options.digest.map(Hasher::new);
     let out = Out { pipe: File::new(fd), digest: digest.as_mut() };
     let written = write_pieces(pieces, &reader, out, &resolved, pool, progress).await;
-    plan.stop();
+    queue.stop();
     let made = making.await;
     written?;
     made?;
@@ -205,7 +209,7 @@ impl Out<'_> {
 
 /// The plan's runs in order, data cut to the size of requests.
 struct Pieces {
-    plan: Arc<Plan>,
+    queue: Arc<SegmentQueue>,
     size: u64,
     at: u64,
     /// What is left of the present segment, last run first.
@@ -216,7 +220,7 @@ impl Pieces {
     /// Offset, length, and whether it is known to be zero.
     async fn next(&mut self) -> Option<(u64, u64, bool)> {
         while self.runs.is_empty() {
-            let segment = self.plan.next().await?;
+            let segment = self.queue.next().await?;
             self.at = segment.at;
             self.runs = segment.runs;
             self.runs.reverse();

@@ -46,6 +46,8 @@ pub(crate) struct Tuner {
     /// A connection could not be had.
     refused: AtomicBool,
     climb: Mutex<Climb>,
+    /// Nothing is tried at all.
+    fixed: bool,
 }
 
 impl Tuner {
@@ -92,6 +94,7 @@ impl Tuner {
             disturbed: AtomicBool::new(false),
             refused: AtomicBool::new(false),
             climb: Mutex::new(climb),
+            fixed,
         }
     }
 
@@ -129,6 +132,15 @@ impl Tuner {
         let active = self.slots.active().max(1);
         self.climb.lock().expect("no panic under this lock").no_more_lanes(active);
         !self.refused.swap(true, Ordering::Relaxed)
+    }
+
+    /// Another run begins after [`Tuner::finish`].
+    pub(crate) fn resume(&self) {
+        self.disturb();
+        let climb = self.climb.lock().expect("no panic under this lock");
+        if !self.fixed && !climb.over() {
+            self.next_look.store(micros(climb.due), Ordering::Relaxed);
+        }
     }
 
     /// The end is near: nothing more is tried.

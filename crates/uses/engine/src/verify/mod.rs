@@ -25,9 +25,10 @@ use self::units::Units;
 use crate::handle::{Handle, Retries};
 use crate::manifest::{Digest, Manifest, unit_of};
 use crate::options::{Options, SEGMENT};
-use crate::plan::{Making, Plan};
 use crate::progress::Progress;
 use crate::segment::{Segment, What};
+use crate::segment_maker::{Making, make};
+use crate::segment_queue::SegmentQueue;
 use crate::selection::Selection;
 use crate::side::Side;
 use crate::window::Window;
@@ -158,25 +159,28 @@ impl Reading<'_> {
         progress: &Arc<Progress>,
     ) -> Result<(Digests, Option<u64>)> {
         let retries = Retries::new(options, progress);
-        let plan = Arc::new(Plan::new());
+        let queue = Arc::new(SegmentQueue::new());
         let end = |side, stack: &Stack| {
             let device = stack.device().clone();
             Rc::new(Handle::new(side, stack.clone(), device, retries.clone()))
         };
         let source = end(Side::Source, self.source);
-        let making = blockhaul_io::spawn(plan.clone().make(Making {
-            target: self.target.map(|target| end(Side::Target, target)),
-            // Digests are of whole blocks.
-            grain: if self.unit.is_some() { BLOCK } else { 1 },
-            new: self.unit.is_none(),
-            extents: options.extents,
-            strict: self.strict && options.extents,
-            whole: (self.target.is_none(), true),
-            selection: self.selection,
-            // What is left out counts for a copy only.
-            progress: Arc::new(Progress::new()),
-            ..Making::of(source, SEGMENT, progress)
-        }));
+        let making = blockhaul_io::spawn(make(
+            queue.clone(),
+            Making {
+                target: self.target.map(|target| end(Side::Target, target)),
+                // Digests are of whole blocks.
+                grain: if self.unit.is_some() { BLOCK } else { 1 },
+                new: self.unit.is_none(),
+                extents: options.extents,
+                strict: self.strict && options.extents,
+                whole: (self.target.is_none(), true),
+                selection: self.selection,
+                // What is left out counts for a copy only.
+                progress: Arc::new(Progress::new()),
+                ..Making::of(source, SEGMENT, progress)
+            },
+        ));
         // A pool for each side, so that whoever has a buffer of one waits for the other only.
         let half = match self.target {
             Some(_) => (pool.limit() / 2).max(Pool::cost(BLOCK as usize)),
@@ -189,7 +193,7 @@ impl Reading<'_> {
         let walk = Arc::new(Walk {
             source: self.source.clone(),
             target: self.target.cloned(),
-            plan: plan.clone(),
+            queue: queue.clone(),
             retries,
             unit: self.unit,
             differs_at: AtomicU64::new(u64::MAX),
@@ -212,7 +216,7 @@ impl Reading<'_> {
             let ended = walker.await.map_err(|lost| Error::new(Kind::Io, "read").because(lost));
             result = result.and(ended.and_then(|walked| walked));
         }
-        plan.stop();
+        queue.stop();
         result.and(making.await)?;
         if progress.is_cancelled() {
             return Err(Error::new(Kind::ShuttingDown, "stopped before the end"));
@@ -227,7 +231,7 @@ impl Reading<'_> {
 struct Walk {
     source: Stack,
     target: Option<Stack>,
-    plan: Arc<Plan>,
+    queue: Arc<SegmentQueue>,
     retries: Arc<Retries>,
     unit: Option<u64>,
     differs_at: AtomicU64,
@@ -261,16 +265,16 @@ impl Walk {
         };
         let window = Rc::new(RefCell::new(Window::new(self.window.0, self.window.1)));
         let ends = Ends { source, target, window };
-        while let Some(segment) = self.plan.next().await {
+        while let Some(segment) = self.queue.next().await {
             // What comes behind a difference is of no interest any more.
             let behind = segment.at > self.differs_at.load(Ordering::Relaxed);
             if behind || self.retries.stopped() {
-                self.plan.stop();
+                self.queue.stop();
                 return Ok(());
             }
             if let Err(error) = self.clone().segment(&ends, segment).await {
                 self.retries.fail();
-                self.plan.stop();
+                self.queue.stop();
                 return Err(error);
             }
         }
