@@ -11,11 +11,12 @@ use blockhaul_catalog::Stack;
 use blockhaul_io::{Data, Pool, Task};
 
 use crate::algorithm::{Algorithm, BLOCK, Hasher};
-use crate::end::{End, Retries};
+use crate::handle::{Handle, Retries};
 use crate::options::{Options, SEGMENT};
-use crate::plan::{Making, Plan};
 use crate::progress::Progress;
 use crate::segment::What;
+use crate::segment_maker::{Making, make};
+use crate::segment_queue::SegmentQueue;
 use crate::side::Side;
 use crate::verify::read;
 use crate::window::Window;
@@ -37,21 +38,24 @@ pub async fn digest(
     progress: &Arc<Progress>,
 ) -> Result<String> {
     let retries = Retries::new(options, progress);
-    let end = End::new(Side::Source, source.clone(), source.device().clone(), retries);
+    let end = Handle::new(Side::Source, source.clone(), source.device().clone(), retries);
     let (end, size) = (Rc::new(end), source.device().facts().size);
-    let plan = Arc::new(Plan::new());
-    let making = blockhaul_io::spawn(plan.clone().make(Making {
-        extents: options.extents,
-        grain: PIECE,
-        whole: (true, true),
-        ..Making::of(end.clone(), SEGMENT, progress)
-    }));
+    let queue = Arc::new(SegmentQueue::new());
+    let making = blockhaul_io::spawn(make(
+        queue.clone(),
+        Making {
+            extents: options.extents,
+            grain: PIECE,
+            whole: (true, true),
+            ..Making::of(end.clone(), SEGMENT, progress)
+        },
+    ));
     let mut hasher = Hasher::new(algorithm);
     // One task reads for all connections.
     let most = options.requests.saturating_mul(options.connections.max(1));
     let window = (most, !options.adaptive);
-    let result = read_all(&plan, &end, (pool, window), progress, &mut hasher).await;
-    plan.stop();
+    let result = read_all(&queue, &end, (pool, window), progress, &mut hasher).await;
+    queue.stop();
     let made = making.await;
     result?;
     made?;
@@ -65,8 +69,8 @@ pub async fn digest(
 type Piece = (u64, Option<Task<Result<Option<Data>>>>);
 
 async fn read_all(
-    plan: &Plan,
-    end: &Rc<End>,
+    queue: &SegmentQueue,
+    end: &Rc<Handle>,
     (pool, (most, fixed)): (&Pool, (usize, bool)),
     progress: &Progress,
     hasher: &mut Hasher,
@@ -77,7 +81,7 @@ async fn read_all(
     let since = Instant::now();
     let mut out: VecDeque<Piece> = VecDeque::new();
     let mut result = Ok(());
-    while let Some(segment) = plan.next().await {
+    while let Some(segment) = queue.next().await {
         let mut at = segment.at;
         for run in segment.runs {
             let run_end = at + run.len;

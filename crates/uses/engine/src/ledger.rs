@@ -14,6 +14,22 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 /// A segment: where it starts and ends.
 pub(crate) type Range = (u64, u64);
 
+/// Where a segment starts, by which its account is found; not where one of its requests is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Home(u64);
+
+impl Home {
+    /// The home of the segment that starts at this offset.
+    pub(crate) fn at(start: u64) -> Home {
+        Home(start)
+    }
+
+    /// Where the segment starts.
+    pub(crate) fn offset(self) -> u64 {
+        self.0
+    }
+}
+
 /// A segment to be looked at again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Suspect {
@@ -69,56 +85,56 @@ impl Ledger {
         self.open.insert(at, Open { end, left: 0, complete, content, tainted });
     }
 
-    /// A request of the segment at `at` starts.
-    pub(crate) fn request(&mut self, at: u64) {
-        if let Some(open) = self.open.get_mut(&at) {
+    /// A request of the segment at `home` starts.
+    pub(crate) fn request(&mut self, home: Home) {
+        if let Some(open) = self.open.get_mut(&home.0) {
             open.left += 1;
         }
     }
 
-    /// Something of the segment at `at` that is not zero is about to be written.
-    pub(crate) fn wrote_content(&mut self, at: u64) {
-        if let Some(open) = self.open.get_mut(&at) {
+    /// Something of the segment at `home` that is not zero is about to be written.
+    pub(crate) fn wrote_content(&mut self, home: Home) {
+        if let Some(open) = self.open.get_mut(&home.0) {
             open.content = true;
         }
     }
 
     /// Whether the finished segment at `at` was written with content; asked once.
-    pub(crate) fn take_content(&mut self, at: u64) -> bool {
-        self.content.remove(&at)
+    pub(crate) fn take_content(&mut self, home: Home) -> bool {
+        self.content.remove(&home.0)
     }
 
-    /// Gives up on the segment at `at`: it is never finished.
-    pub(crate) fn abandon(&mut self, at: u64) {
-        self.open.remove(&at);
+    /// Gives up on the segment at `home`: it is never finished.
+    pub(crate) fn abandon(&mut self, home: Home) {
+        self.open.remove(&home.0);
     }
 
-    /// A request of the segment at `at` has completed; true when that finishes the segment.
-    pub(crate) fn completed(&mut self, at: u64) -> bool {
-        if let Some(open) = self.open.get_mut(&at) {
+    /// A request of the segment at `home` has completed; true when that finishes the segment.
+    pub(crate) fn completed(&mut self, home: Home) -> bool {
+        if let Some(open) = self.open.get_mut(&home.0) {
             open.left -= 1;
         }
-        self.settle(at)
+        self.settle(home)
     }
 
-    /// No more requests follow for the segment at `at`; true when that
+    /// No more requests follow for the segment at `home`; true when that
     /// finishes it.
-    pub(crate) fn complete(&mut self, at: u64) -> bool {
-        if let Some(open) = self.open.get_mut(&at) {
+    pub(crate) fn complete(&mut self, home: Home) -> bool {
+        if let Some(open) = self.open.get_mut(&home.0) {
             open.complete = true;
         }
-        self.settle(at)
+        self.settle(home)
     }
 
-    fn settle(&mut self, at: u64) -> bool {
-        let done = self.open.get(&at).is_some_and(|open| open.complete && open.left == 0);
+    fn settle(&mut self, home: Home) -> bool {
+        let done = self.open.get(&home.0).is_some_and(|open| open.complete && open.left == 0);
         if !done {
             return false;
         }
-        if let Some(open) = self.open.remove(&at) {
-            let range = (at, open.end);
+        if let Some(open) = self.open.remove(&home.0) {
+            let range = (home.0, open.end);
             if open.content {
-                self.content.insert(at);
+                self.content.insert(home.0);
             }
             match open.tainted {
                 None => self.finished.push(range),
@@ -221,10 +237,10 @@ mod tests {
 
     fn written(ledger: &mut Ledger, range: Range) {
         ledger.begin(range);
-        ledger.request(range.0);
-        ledger.wrote_content(range.0);
-        ledger.complete(range.0);
-        assert!(ledger.completed(range.0));
+        ledger.request(Home::at(range.0));
+        ledger.wrote_content(Home::at(range.0));
+        ledger.complete(Home::at(range.0));
+        assert!(ledger.completed(Home::at(range.0)));
     }
 
     fn suspects(ledger: &mut Ledger) -> Vec<Suspect> {
@@ -235,11 +251,11 @@ mod tests {
     fn a_segment_is_finished_when_its_last_request_is() {
         let mut ledger = Ledger::new(true, false);
         ledger.begin((0, 10));
-        ledger.request(0);
-        ledger.request(0);
-        assert!(!ledger.completed(0) && !ledger.complete(0));
+        ledger.request(Home::at(0));
+        ledger.request(Home::at(0));
+        assert!(!ledger.completed(Home::at(0)) && !ledger.complete(Home::at(0)));
         assert!(!ledger.has_finished());
-        assert!(ledger.completed(0));
+        assert!(ledger.completed(Home::at(0)));
         assert_eq!(ledger.take_finished(), [(0, 10)]);
         assert!(!ledger.has_finished());
     }
@@ -252,17 +268,17 @@ mod tests {
         ledger.flushed(&batch, 0);
         written(&mut ledger, (10, 20));
         ledger.begin((20, 30));
-        ledger.request(20);
-        ledger.wrote_content(20);
+        ledger.request(Home::at(20));
+        ledger.wrote_content(Home::at(20));
         ledger.connected(1, false);
         // Written in part over each connection.
-        ledger.complete(20);
-        ledger.completed(20);
+        ledger.complete(Home::at(20));
+        ledger.completed(Home::at(20));
         written(&mut ledger, (30, 40));
         let ranges: Vec<_> = suspects(&mut ledger).iter().map(|s| s.range).collect();
         assert_eq!(ranges, [(10, 20), (20, 30)]);
         assert_eq!(ledger.take_finished(), [(30, 40)]);
-        assert!(ledger.take_content(30) && !ledger.take_content(30));
+        assert!(ledger.take_content(Home::at(30)) && !ledger.take_content(Home::at(30)));
         // The same generation again changes nothing.
         written(&mut ledger, (40, 50));
         ledger.connected(1, false);
@@ -284,15 +300,15 @@ mod tests {
         for failed_flush in [false, true] {
             let mut ledger = Ledger::new(true, false);
             ledger.begin((0, 10));
-            ledger.complete(0);
+            ledger.complete(Home::at(0));
             ledger.begin((10, 20));
-            ledger.request(10);
+            ledger.request(Home::at(10));
             match failed_flush {
                 true => ledger.flushes_failed(1),
                 false => ledger.connected(1, false),
             }
-            ledger.complete(10);
-            ledger.completed(10);
+            ledger.complete(Home::at(10));
+            ledger.completed(Home::at(10));
             assert!(!ledger.has_finished());
             let suspect = |range| Suspect { range, again: failed_flush };
             assert_eq!(suspects(&mut ledger), [suspect((0, 10)), suspect((10, 20))]);
@@ -308,12 +324,12 @@ mod tests {
         ledger.doubt(vec![(10, 20)], false);
         written(&mut ledger, (20, 30));
         ledger.begin((30, 40));
-        ledger.request(30);
+        ledger.request(Home::at(30));
         ledger.flushes_failed(1);
         written(&mut ledger, (40, 50));
         ledger.flushes_failed(1);
-        ledger.complete(30);
-        ledger.completed(30);
+        ledger.complete(Home::at(30));
+        ledger.completed(Home::at(30));
         let again = |range| Suspect { range, again: true };
         assert_eq!(suspects(&mut ledger), [(10, 20), (20, 30), (30, 40)].map(again));
         assert_eq!(ledger.take_finished(), [(40, 50)]);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::algorithm::Algorithm;
 use crate::journal::JournalOptions;
 use crate::rate::Rate;
-use crate::route::Routes;
+use crate::route_counters::Routes;
 
 /// Bytes of a segment: the unit that is written by one lane (libnbd's THREAD_WORK_SIZE).
 pub const SEGMENT: u64 = 128 << 20;
@@ -231,10 +231,39 @@ pub struct Retried {
 }
 
 impl Retried {
+    /// What was repeated since `before`.
+    fn since(self, before: Retried) -> Retried {
+        Retried {
+            source_requests: self.source_requests - before.source_requests,
+            target_requests: self.target_requests - before.target_requests,
+            source_connections: self.source_connections - before.source_connections,
+            target_connections: self.target_connections - before.target_connections,
+            checked: self.checked - before.checked,
+            rewritten: self.rewritten - before.rewritten,
+        }
+    }
+
     /// Whether anything had to be done twice. That a journal's last segments were read back, and
     /// found to be as they should, is no trouble.
     pub fn is_trouble(&self) -> bool {
         *self != Retried { checked: self.checked, ..Retried::default() }
+    }
+}
+
+impl Summary {
+    /// What was done since `before`; size of requests, connections and warnings are those of now.
+    pub(crate) fn since(self, before: &Summary) -> Summary {
+        Summary {
+            size: self.size.saturating_sub(before.size),
+            data: self.data - before.data,
+            zeroed: self.zeroed - before.zeroed,
+            skipped: self.skipped - before.skipped,
+            resumed: self.resumed - before.resumed,
+            routes: self.routes.since(&before.routes),
+            retried: self.retried.since(before.retried),
+            warnings: self.warnings.get(before.warnings.len()..).unwrap_or_default().to_vec(),
+            ..self
+        }
     }
 }
 

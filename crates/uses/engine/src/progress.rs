@@ -1,9 +1,13 @@
 //! Counters of a copy, read without locks by whoever shows them.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use crate::meter::{Meter, Meters};
-use crate::route::{Counters, Routes};
+use crate::route_counters::{Counters, Routes};
+
+/// Waits notice after this at the latest that the copy was stopped.
+pub(crate) const STOP_STEP: Duration = Duration::from_millis(100);
 
 /// Counters of a copy under way, in bytes.
 #[derive(Debug, Default)]
@@ -118,6 +122,11 @@ impl Progress {
         self.total.store(bytes, Ordering::Relaxed);
         // What was read before, to know what to copy, is no verification.
         self.verified.store(0, Ordering::Relaxed);
+    }
+
+    /// So many bytes more are to be copied.
+    pub(crate) fn add_total(&self, bytes: u64) {
+        self.total.fetch_add(bytes, Ordering::Relaxed);
     }
 
     pub(crate) fn add_data(&self, bytes: u64) {

@@ -51,9 +51,14 @@ impl Rate {
         (buckets[0].rate, buckets[1].rate)
     }
 
+    /// Whether there is a limit.
+    pub(crate) fn is_limited(&self) -> bool {
+        self.limited.load(Ordering::Relaxed)
+    }
+
     /// Waits until a request of `bytes` bytes may start, or `stopped`.
     pub(crate) async fn take(&self, bytes: u64, stopped: impl Fn() -> bool) {
-        while self.limited.load(Ordering::Relaxed) && !stopped() {
+        while self.is_limited() && !stopped() {
             match self.try_take(bytes, Instant::now()) {
                 None => return,
                 Some(wait) => blockhaul_io::sleep(wait.min(STEP)).await,

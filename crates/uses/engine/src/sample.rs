@@ -9,8 +9,8 @@ use blockhaul_block::{
 use blockhaul_catalog::Stack;
 use blockhaul_io::Room;
 
-use crate::end::End;
-use crate::feed::{Feed, Known};
+use crate::extent_feed::{ExtentFeed, Known};
+use crate::handle::Handle;
 
 /// Time for an answer about extents.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -23,7 +23,7 @@ const BLOCK: u64 = 64 << 10;
 const IN_FLIGHT: usize = 16;
 
 /// Reads the samples, and digests them in order.
-pub(crate) async fn digest(source: End) -> Result<[u8; 32]> {
+pub(crate) async fn digest(source: Rc<Handle>) -> Result<[u8; 32]> {
     let facts = source.facts();
     let most = u64::from(facts.block.maximum.max(facts.block.minimum));
     let block = BLOCK.min(most);
@@ -32,7 +32,6 @@ pub(crate) async fn digest(source: End) -> Result<[u8; 32]> {
         (0..PLACES).map(|place| last / block * place / (PLACES - 1) * block).collect();
     places.push(last);
     places.dedup();
-    let source = Rc::new(source);
     let mut hasher = blake3::Hasher::new();
     for group in places.chunks(IN_FLIGHT) {
         let reads: Vec<_> = group
@@ -86,8 +85,8 @@ pub async fn is_coarse(source: &Stack) -> bool {
 /// Looks at places of a device that do not read as zeroes by its own account, spread evenly: the
 /// offset of the first byte there that is not zero. Its extents are not waited for much longer than
 /// other questions: without an answer, all of the device is what may hold something.
-pub(crate) async fn first_content(end: Rc<End>, (from, to): (u64, u64)) -> Result<Option<u64>> {
-    let mut feed = Feed::allocation(end.clone(), true, from, to);
+pub(crate) async fn first_content(end: Rc<Handle>, (from, to): (u64, u64)) -> Result<Option<u64>> {
+    let mut feed = ExtentFeed::allocation(end.clone(), true, from, to);
     let mut filled = Vec::new();
     let mut at = from;
     while at < to {
@@ -129,7 +128,7 @@ pub(crate) async fn first_content(end: Rc<End>, (from, to): (u64, u64)) -> Resul
     Ok(None)
 }
 
-async fn read(source: Rc<End>, at: u64, len: u64) -> Result<[u8; 32]> {
+async fn read(source: Rc<Handle>, at: u64, len: u64) -> Result<[u8; 32]> {
     if len == 0 {
         return Ok(blake3::hash(&[]).into());
     }

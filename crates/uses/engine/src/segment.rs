@@ -1,12 +1,14 @@
 //! The pieces of the work, and what is known of their bytes.
 
+use crate::ledger::Range;
+
 /// A piece of the work, written by one lane. One that is longer than segments usually are is all
 /// zero.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Segment {
     pub(crate) at: u64,
     /// The source has told which of it is data.
-    pub(crate) told: bool,
+    pub(crate) extents_known: bool,
     /// An earlier run has written it, but it is not sure to have lasted.
     pub(crate) check: bool,
     /// Runs that follow each other from `at` on.
@@ -17,6 +19,11 @@ impl Segment {
     /// Length in bytes.
     pub(crate) fn len(&self) -> u64 {
         self.runs.iter().map(|run| run.len).sum()
+    }
+
+    /// Where it starts and ends.
+    pub(crate) fn range(&self) -> Range {
+        (self.at, self.at + self.len())
     }
 }
 

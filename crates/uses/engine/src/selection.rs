@@ -4,8 +4,8 @@ use std::rc::Rc;
 
 use blockhaul_block::{Error, Facts, Kind, Result};
 
-use crate::end::End;
-use crate::feed::Feed;
+use crate::extent_feed::ExtentFeed;
+use crate::handle::Handle;
 use crate::options::{Bitmap, Options};
 
 /// What of a source is copied.
@@ -25,6 +25,12 @@ impl Selection {
     pub(crate) fn all(size: u64) -> Selection {
         let ranges = if size > 0 { vec![(0, size)] } else { Vec::new() };
         Selection { ranges, bitmap: None, whole: true, minimum: 1 }
+    }
+
+    /// Nothing of a source; `minimum`: the larger minimum block of both sides.
+    pub(crate) fn nothing(minimum: u32) -> Selection {
+        let minimum = u64::from(minimum.max(1));
+        Selection { ranges: Vec::new(), bitmap: None, whole: false, minimum }
     }
 
     /// What the options choose of a source with these facts; `minimum`: the larger minimum block of
@@ -85,17 +91,22 @@ impl Selection {
         self.ranges.iter().map(|range| range.1 - range.0).sum()
     }
 
+    /// The larger minimum block of both sides, in bytes.
+    pub(crate) fn minimum(&self) -> u64 {
+        self.minimum
+    }
+
     /// Whether it is all of the source.
     pub(crate) fn is_whole(&self) -> bool {
         self.whole
     }
 
     /// Asks for the bitmap while a copy runs.
-    pub(crate) fn choice(&self, source: &Rc<End>) -> Result<Choice> {
+    pub(crate) fn choice(&self, source: &Rc<Handle>) -> Result<Choice> {
         let feed = self.bitmap.as_ref().and_then(|bitmap| {
             let context = source.facts().context(&bitmap.context)?;
             let (from, to) = self.bounds();
-            Some((Feed::strict(source.clone(), context, from, to), bitmap.mask))
+            Some((ExtentFeed::strict(source.clone(), context, from, to), bitmap.mask))
         });
         if self.bitmap.is_some() && feed.is_none() {
             let text = "the bitmap is not there any more";
@@ -107,7 +118,7 @@ impl Selection {
 
 /// What of the ranges is copied, in order.
 pub(crate) struct Choice {
-    feed: Option<(Feed, u64)>,
+    feed: Option<(ExtentFeed, u64)>,
     minimum: u64,
 }
 

@@ -9,8 +9,9 @@ use blockhaul_io::{Data, Room};
 
 use super::Lane;
 use crate::flushes::Unproven;
-use crate::proof::Proof;
-use crate::route;
+use crate::ledger::{Home, Range};
+use crate::route_counters;
+use crate::same_disk::Proof;
 use crate::side::Side;
 use crate::zeroes;
 
@@ -42,21 +43,19 @@ impl Lane {
     /// need not be done.
     pub(super) async fn zero_run(
         self: Rc<Self>,
-        home: u64,
-        mut at: u64,
-        len: u64,
+        home: Home,
+        (mut at, end): Range,
         known: bool,
     ) -> Result<()> {
-        let known = (known || self.job.settled.target_is_zero) && self.trusts_zeroes();
-        let end = at + len;
+        let known = (known || self.target_is_zero.get()) && self.trusts_zeroes();
         let mut attempts = 0;
         while at < end {
-            if self.job.stopped() {
-                self.ledger.borrow_mut().abandon(home);
+            if self.shared.stopped() {
+                self.safety.ledger.borrow_mut().abandon(home);
                 return Ok(());
             }
-            let at_once = known && self.job.fold.is_none();
-            let piece = self.zero_piece.get();
+            let at_once = known && self.shared.streaming.is_none();
+            let piece = self.pace.zero_piece.get();
             let part = if at_once { end - at } else { piece.min(end - at) };
             let (started, mut done) = (Instant::now(), Done::default());
             match self.zero(home, at, part, known, &mut done).await {
@@ -65,8 +64,9 @@ impl Lane {
                     self.digest_zeroes(at, part).await;
                     at += part;
                     attempts = 0;
+                    self.rest_in_flight().await;
                     if started.elapsed() < QUICK && part == piece {
-                        self.zero_piece.set(piece.saturating_mul(4));
+                        self.pace.zero_piece.set(piece.saturating_mul(4));
                     }
                 }
                 Err(failed) => self.recover(failed, &mut attempts).await?,
@@ -77,23 +77,24 @@ impl Lane {
 
     /// Has zeroes in the digest.
     async fn digest_zeroes(&self, at: u64, len: u64) {
-        let Some(fold) = &self.job.fold else { return };
-        if !fold.hashes_zeroes() || len <= self.job.settled.request_size {
-            return fold.add(at, fold.zeroes(at, len));
+        let Some(streaming) = &self.shared.streaming else { return };
+        if !streaming.hashes_zeroes() || len <= self.shared.resolved.request_size {
+            return streaming.add(at, streaming.zeroes(at, len));
         }
-        let job = self.job.clone();
-        let hashed =
-            blockhaul_io::offload(move || job.fold.as_ref().map(|fold| fold.zeroes(at, len)));
+        let shared = self.shared.clone();
+        let hashed = blockhaul_io::offload(move || {
+            shared.streaming.as_ref().map(|streaming| streaming.zeroes(at, len))
+        });
         // Lost only when the program ends.
         if let Ok(Some(values)) = hashed.await {
-            fold.add(at, values);
+            streaming.add(at, values);
         }
     }
 
     /// Makes a range of the target read as zeroes, unless it is known that it does.
     pub(super) async fn zero(
         &self,
-        home: u64,
+        home: Home,
         at: u64,
         len: u64,
         known: bool,
@@ -103,7 +104,7 @@ impl Lane {
             done.skipped += len;
             return Ok(());
         }
-        let flags = if self.job.settled.allocated { Flags::NO_HOLE } else { Flags::empty() };
+        let flags = if self.shared.resolved.allocated { Flags::NO_HOLE } else { Flags::empty() };
         self.change(home, Request::zero(at, len).with(flags)).await?;
         done.zeroed += len;
         done.zeroes += if self.target_zeroes { 0 } else { len };
@@ -112,7 +113,7 @@ impl Lane {
 
     pub(super) async fn chunk(
         self: Rc<Self>,
-        home: u64,
+        home: Home,
         at: u64,
         room: Room,
         look: bool,
@@ -138,7 +139,7 @@ impl Lane {
 
     async fn try_chunk(
         &self,
-        home: u64,
+        home: Home,
         at: u64,
         room: Room,
         look: bool,
@@ -147,23 +148,27 @@ impl Lane {
         let len = room.len() as u64;
         let data = match self.read(at, room).await? {
             Some(data) => data,
-            None if self.job.settled.writes_holes => self.zeroes(len).await?,
+            None if self.shared.resolved.writes_holes => self.zeroes(len).await?,
             None => {
-                let known = self.job.settled.target_is_zero && self.trusts_zeroes();
+                let known = self.target_is_zero.get() && self.trusts_zeroes();
                 self.zero(home, at, len, known, done).await?;
                 self.digest_zeroes(at, len).await;
                 return Ok(());
             }
         };
-        if self.job.stopped() {
-            self.ledger.borrow_mut().abandon(home);
+        if self.shared.stopped() {
+            self.safety.ledger.borrow_mut().abandon(home);
             return Ok(());
         }
         self.know_source(at, &data, look).await;
-        let values = self.job.fold.as_ref().map(|fold| (fold, fold.values(at, data.bytes())));
+        let values = self
+            .shared
+            .streaming
+            .as_ref()
+            .map(|streaming| (streaming, streaming.values(at, data.bytes())));
         self.put(home, at, data, look, done).await?;
-        if let Some((fold, values)) = values {
-            fold.add(at, values);
+        if let Some((streaming, values)) = values {
+            streaming.add(at, values);
         }
         Ok(())
     }
@@ -179,13 +184,13 @@ impl Lane {
 
     /// Keeps a block of the source, so that it is known again after its connection was lost.
     async fn know_source(&self, at: u64, data: &Data, look: bool) {
-        let retries = &self.job.retries;
+        let retries = &self.shared.retries;
         if !self.source.reconnects() || !retries.wants_proof() {
             return;
         }
         if look {
             retries.keep_proof(at, data.bytes());
-        } else if self.job.settled.sparse == 0 && self.first {
+        } else if self.shared.resolved.sparse == 0 && self.first {
             // Nothing is looked at otherwise, and what is on its way in the kernel stays there.
             let len = data.len().min(Proof::LEN);
             if let Ok(sample) = self.source.device().read(at, len).await {
@@ -197,7 +202,7 @@ impl Lane {
     /// Writes what was read.
     async fn put(
         &self,
-        home: u64,
+        home: Home,
         at: u64,
         data: Data,
         look: bool,
@@ -214,15 +219,15 @@ impl Lane {
                 None => Ok(()),
             };
         }
-        let runs = zeroes::runs(data.bytes(), at, self.job.settled.sparse);
+        let runs = zeroes::runs(data.bytes(), at, self.shared.resolved.sparse);
         if let [(_, _, false)] = runs[..] {
             done.zeroes += self.zeroes_within(data.bytes());
             self.change(home, Request::write(at, data.clone())).await?;
             (done.data, done.seen) = (len, len);
             return self.offer_proof(at, &data).await;
         }
-        if self.job.settled.sampled {
-            self.job.found_zeroes(at);
+        if self.shared.resolved.sampled {
+            self.shared.learned.zeroes.note(at / self.shared.resolved.segment);
         }
         self.write_runs(home, at, &data, runs, done).await?;
         self.offer_proof(at, &data).await
@@ -231,7 +236,7 @@ impl Lane {
     /// Writes data and zeroes. Parts go out together; all are awaited, also after an error.
     async fn write_runs(
         &self,
-        home: u64,
+        home: Home,
         at: u64,
         data: &Data,
         runs: Vec<(usize, usize, bool)>,
@@ -241,7 +246,7 @@ impl Lane {
         let mut parts = Vec::with_capacity(runs.len());
         for (start, part, zero) in runs {
             let (here, len) = (at + start as u64, part as u64);
-            if zero && self.job.settled.target_is_zero && self.trusts_zeroes() {
+            if zero && self.target_is_zero.get() && self.trusts_zeroes() {
                 done.skipped += len;
                 continue;
             }
@@ -260,7 +265,7 @@ impl Lane {
         let mut result = Ok(());
         for (len, zero, pending) in parts {
             let reply = pending.await;
-            self.job.progress.meter.took(Side::Target, asked.elapsed());
+            self.shared.progress.meter.took(Side::Target, asked.elapsed());
             match reply {
                 Ok(_) if zero => {
                     done.zeroed += len;
@@ -284,7 +289,7 @@ impl Lane {
         let generation = self.source.generation();
         let asked = Instant::now();
         let reply = self.source.device().submit(Request::read(at, room)).await;
-        self.job.progress.meter.took(Side::Source, asked.elapsed());
+        self.shared.progress.meter.took(Side::Source, asked.elapsed());
         match reply {
             Ok(Reply::Data(data)) => Ok(Some(data)),
             Ok(_) => Ok(None),
@@ -293,21 +298,21 @@ impl Lane {
     }
 
     /// Changes the target.
-    pub(super) async fn change(&self, home: u64, request: Request) -> Result<(), Failed> {
+    pub(super) async fn change(&self, home: Home, request: Request) -> Result<(), Failed> {
         let generation = self.target.generation();
         let asked = Instant::now();
         let reply = self.submit_change(home, request).await;
-        self.job.progress.meter.took(Side::Target, asked.elapsed());
+        self.shared.progress.meter.took(Side::Target, asked.elapsed());
         match reply {
             Ok(_) => Ok(()),
             Err(error) => Err(Failed { side: Side::Target, generation, error }),
         }
     }
 
-    fn submit_change(&self, home: u64, request: Request) -> Pending {
+    fn submit_change(&self, home: Home, request: Request) -> Pending {
         self.note_doubts();
         if let Op::Write(_) = request.op {
-            self.ledger.borrow_mut().wrote_content(home);
+            self.safety.ledger.borrow_mut().wrote_content(home);
         }
         self.target.device().submit(request)
     }
@@ -323,27 +328,28 @@ impl Lane {
         let end = if side == Side::Source { &self.source } else { &self.target };
         let recovered = end.recover(error, generation, attempts).await;
         self.note_doubts();
+        self.rest_in_flight().await;
         recovered
     }
 
     pub(super) fn count(&self, done: &Done) {
-        self.job.progress.add_data(done.data);
-        self.job.progress.add_zeroed(done.zeroed);
-        self.job.progress.add_skipped(done.skipped);
-        route::add(&self.job.progress.counters.seen, done.seen);
-        route::add(&self.job.progress.counters.zeroes_written, done.zeroes);
+        self.shared.progress.add_data(done.data);
+        self.shared.progress.add_zeroed(done.zeroed);
+        self.shared.progress.add_skipped(done.skipped);
+        route_counters::add(&self.shared.progress.counters.seen, done.seen);
+        route_counters::add(&self.shared.progress.counters.zeroes_written, done.zeroes);
     }
 
     /// Bytes in blocks of zeroes that are too short to be zeroed.
     fn zeroes_within(&self, bytes: &[u8]) -> u64 {
-        match self.job.settled.sparse > zeroes::BLOCK as u32 {
+        match self.shared.resolved.sparse > zeroes::BLOCK as u32 {
             true => zeroes::count(bytes),
             false => 0,
         }
     }
 
     fn is_proof_due(&self) -> bool {
-        self.first && self.job.trust.wanted() && self.proof_due.get()
+        self.first && self.shared.learned.same_disk.wanted() && self.proof_due.get()
     }
 
     /// Hands out the first block with content that was written, for lanes that must be examined.
@@ -359,12 +365,12 @@ impl Lane {
                 self.proof_due.set(true);
                 let error = self.not_durable(error);
                 if last {
-                    self.job.fail(error.clone());
+                    self.shared.fail(error.clone());
                 }
                 return Err(self.target_failed(generation, error));
             }
         }
-        self.job.trust.settle(Some(proof));
+        self.shared.learned.same_disk.settle(Some(proof));
         Ok(())
     }
 }

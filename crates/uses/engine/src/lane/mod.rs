@@ -7,6 +7,7 @@
 
 mod chunk;
 mod copy_range;
+mod open;
 mod recheck;
 mod reflink;
 
@@ -19,10 +20,14 @@ use std::time::{Duration, Instant};
 use blockhaul_block::{Can, Error, Kind, Result};
 use blockhaul_io::{Event, Room};
 
-use crate::end::End;
-use crate::job::Job;
-use crate::ledger::{Ledger, Range, Suspect};
+use self::open::{Flight, Next, OpenSegment};
+use crate::handle::Handle;
+use crate::ledger::{Home, Ledger, Range, Suspect};
+use crate::orders::Ending;
 use crate::segment::{Run, Segment, What};
+use crate::segment_queue::SegmentQueue;
+use crate::shared::Shared;
+use crate::signals::{PAUSED, WANTED};
 use crate::window::Window;
 
 /// A wait for a segment that is longer than that leaves the devices idle.
@@ -33,126 +38,267 @@ const SAMPLE_EVERY: u64 = 16;
 
 /// One source handle and one target handle, on one worker.
 pub(crate) struct Lane {
-    job: Arc<Job>,
-    source: End,
-    target: End,
+    shared: Arc<Shared>,
+    source: Handle,
+    target: Handle,
     takes_parked: bool,
     /// The target zeroes without being sent zeroes.
     target_zeroes: bool,
+    /// The target reads as zeroes where this run has not written.
+    target_is_zero: Cell<bool>,
     /// The first lane brings the proof by which others are examined.
     first: bool,
+    /// Set while the first lane has not handed out a proof.
+    proof_due: Cell<bool>,
+    /// For the journal.
+    number: u32,
+    pace: Pace,
+    load: Load,
+    work: Work,
+    safety: Safety,
+}
+
+/// How much a lane has in flight at most.
+struct Pace {
     window: RefCell<Window>,
     /// Holds one of the places for lanes at work.
     placed: Cell<bool>,
+    /// Requests that the progress counts for this lane.
+    shown: Cell<usize>,
     /// Bytes of a request, as the window knows it.
     size: Cell<u64>,
-    in_flight: Cell<usize>,
-    bytes: Cell<u64>,
     /// Bytes that are zeroed in one request.
     zero_piece: Cell<u64>,
+}
+
+/// What a lane has in flight.
+struct Load {
+    requests: Cell<usize>,
+    bytes: Cell<u64>,
+    /// Of the requests: they wait for the end of a pause.
+    resting: Cell<usize>,
+    changed: Event,
+}
+
+/// What a lane works on.
+#[derive(Default)]
+struct Work {
+    /// Segments that are begun; the last one is worked on.
+    open: RefCell<Vec<Rc<OpenSegment>>>,
+    /// Under which requests that start now are counted.
+    flight: RefCell<Option<Rc<Flight>>>,
+    /// The number of the last one who began to wait for a range, as far as this lane has looked.
+    last_want: Cell<u64>,
+}
+
+/// How sure what a lane has written is to last.
+struct Safety {
+    ledger: RefCell<Ledger>,
     /// There is something that a flush would make durable: also zeroes that the target has already,
     /// which somebody may have made without a flush.
     unflushed: Cell<bool>,
-    done: Event,
-    /// Set while the first lane has not handed out a proof.
-    proof_due: Cell<bool>,
-    ledger: RefCell<Ledger>,
-    /// For the journal.
-    number: u32,
     /// A task waits for the next flush, or flushes.
     armed: Cell<bool>,
     /// No more segments come.
     ending: Cell<bool>,
 }
 
-/// How far a segment is.
-struct Seen {
-    /// The source told its extents.
-    told: bool,
-    /// Requests of the segment so far; what the kernel copied counts as if by requests.
-    requests: u64,
+/// What became of a step in a segment.
+enum Stepped {
+    /// The segment goes on.
+    Further,
+    /// All its requests have been started.
+    Ended,
+    /// The copy is over.
+    Stopped,
 }
 
 impl Lane {
-    pub(crate) fn new(job: Arc<Job>, source: End, target: End, first: bool) -> Rc<Lane> {
-        let window = Window::new(job.settled.requests, !job.settled.adaptive);
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        source: Handle,
+        target: Handle,
+        first: bool,
+    ) -> Rc<Lane> {
+        let window = Window::new(shared.resolved.requests, !shared.resolved.adaptive);
         // A new connection of a target without the promise may show another disk.
         let promised = target.facts().can.contains(Can::MULTI_CONN);
-        let used = job.retries.any() || job.journal.is_some();
+        let used = shared.retries.any() || shared.durability.journal.is_some();
         let ledger = Ledger::new(used, first && target.reconnects() && !promised);
         Rc::new(Lane {
-            window: RefCell::new(window),
             takes_parked: target.facts().takes_parked,
             target_zeroes: !target.facts().emulated.contains(Can::ZERO),
+            target_is_zero: Cell::new(shared.target_is_zero.load(Ordering::Relaxed)),
             source,
             target,
             first,
-            placed: Cell::new(false),
-            size: Cell::new(job.tuner.request_size()),
-            in_flight: Cell::new(0),
-            bytes: Cell::new(0),
-            zero_piece: Cell::new(job.settled.segment),
-            unflushed: Cell::new(false),
-            done: Event::new(),
             proof_due: Cell::new(first),
-            number: job.next_lane(),
-            armed: Cell::new(false),
-            ending: Cell::new(false),
-            ledger: RefCell::new(ledger),
-            job,
+            number: shared.next_lane(),
+            pace: Pace {
+                window: RefCell::new(window),
+                placed: Cell::new(false),
+                shown: Cell::new(0),
+                size: Cell::new(shared.learned.tuner.request_size()),
+                zero_piece: Cell::new(shared.resolved.segment),
+            },
+            load: Load {
+                requests: Cell::new(0),
+                bytes: Cell::new(0),
+                resting: Cell::new(0),
+                changed: Event::new(),
+            },
+            work: Work::default(),
+            safety: Safety {
+                ledger: RefCell::new(ledger),
+                unflushed: Cell::new(false),
+                armed: Cell::new(false),
+                ending: Cell::new(false),
+            },
+            shared,
         })
     }
 
-    pub(crate) async fn run(self: Rc<Self>) {
-        if self.first {
-            self.job.gate.enter_first();
-        } else if !self.job.gate.enter(|| self.job.stopped()).await {
-            return self.finish().await;
+    /// Copies segments until none is left, and ends as is asked.
+    pub(crate) async fn run(self: &Rc<Self>, queue: &Arc<SegmentQueue>, ending: Ending) {
+        self.safety.ending.set(false);
+        self.target_is_zero.set(self.shared.target_is_zero.load(Ordering::Relaxed));
+        self.proof_due.set(self.first);
+        let slots = &self.shared.learned.slots;
+        let entered = if self.first {
+            slots.enter_beyond();
+            true
+        } else {
+            slots.enter(|| self.shared.stopped()).await
+        };
+        self.shared.signals.begin_work();
+        if entered {
+            self.take_segments(queue).await;
         }
-        self.begin_work();
+        self.finish(ending).await;
+        self.shared.signals.end_work();
+    }
+
+    /// Takes segments while there are some.
+    async fn take_segments(self: &Rc<Self>, queue: &Arc<SegmentQueue>) {
+        self.hold_place();
         let mut used = false;
-        while !self.job.stopped() {
+        while !self.shared.stopped() {
             let asked = Instant::now();
-            let Some(segment) = self.job.plan.next().await else { break };
+            // Who waits starts nothing.
+            self.shared.signals.end_work();
+            let next = queue.next().await;
+            self.shared.signals.begin_work();
+            let Some(segment) = next else { break };
             if asked.elapsed() > IDLE {
-                self.job.tuner.disturb();
+                self.shared.learned.tuner.disturb();
             }
             if !std::mem::replace(&mut used, true) {
-                self.job.lanes.fetch_add(1, Ordering::Relaxed);
+                self.shared.report.lanes_used.fetch_add(1, Ordering::Relaxed);
             }
-            self.segment(segment).await;
+            self.open(segment, queue).await;
+            self.work(queue).await;
         }
-        self.job.tuner.finish();
-        if self.placed.take() {
-            self.job.gate.leave();
+        self.work.open.borrow_mut().clear();
+        self.work.flight.replace(None);
+        self.shared.learned.tuner.finish();
+        if self.pace.placed.take() {
+            self.shared.learned.slots.leave();
         }
-        self.finish().await;
     }
 
     /// The lane has a place.
-    fn begin_work(&self) {
-        self.placed.set(true);
-        self.job.progress.set_connections(self.job.gate.active());
-        self.job.progress.change_requests(0, self.window.borrow().limit());
+    fn hold_place(&self) {
+        self.pace.placed.set(true);
+        self.shared.progress.set_connections(self.shared.learned.slots.active());
+        self.show_requests(self.pace.window.borrow().limit());
     }
 
-    /// Makes place where there are more lanes at work than pay; what is in flight goes on.
-    async fn make_place(&self) {
-        if self.first || !self.placed.get() || !self.job.gate.leave_if_over() {
+    /// Tells how many requests the lane may have in flight.
+    fn show_requests(&self, requests: usize) {
+        let before = self.pace.shown.replace(requests);
+        self.shared.progress.change_requests(before, requests);
+    }
+
+    /// Does what a signal asks for: rests while the engine is paused, puts first what somebody waits
+    /// for, and makes place where there are more lanes at work than pay; what is in flight goes on.
+    async fn attend(self: &Rc<Self>, queue: Option<&Arc<SegmentQueue>>) {
+        let (signals, slots) = (&self.shared.signals, &self.shared.learned.slots);
+        let is_new = || queue.is_some_and(|queue| queue.newest_want() != self.work.last_want.get());
+        while !self.shared.stopped() {
+            if signals.is(PAUSED) {
+                self.rest().await;
+                continue;
+            }
+            if let Some(queue) = queue
+                && is_new()
+            {
+                self.look_at_wants(queue);
+            }
+            if self.first || !self.pace.placed.get() || self.is_urgent() || !slots.leave_if_over() {
+                return;
+            }
+            self.pace.placed.set(false);
+            self.shared.progress.set_connections(slots.active());
+            self.show_requests(0);
+            let entered =
+                slots.enter(|| self.shared.stopped() || signals.is(PAUSED) || is_new()).await;
+            if !entered && !self.shared.stopped() {
+                // To look at what is new; then it is given up again.
+                slots.enter_beyond();
+            }
+            if !self.shared.stopped() || entered {
+                self.hold_place();
+            }
+            if entered {
+                return;
+            }
+        }
+    }
+
+    /// Starts nothing until the engine is resumed.
+    async fn rest(&self) {
+        self.wait_until(|lane| lane.load.requests.get() == lane.load.resting.get()).await;
+        self.shared.signals.end_work();
+        self.shared.signals.resumed(|| self.shared.stopped()).await;
+        self.shared.signals.begin_work();
+        // It was not the setting that held things up.
+        self.shared.learned.tuner.disturb();
+    }
+
+    /// As [`Lane::rest`], for what is in flight and about to send another request.
+    pub(super) async fn rest_in_flight(&self) {
+        if !self.shared.signals.is(PAUSED) {
             return;
         }
-        self.placed.set(false);
-        self.job.progress.set_connections(self.job.gate.active());
-        self.job.progress.change_requests(self.window.borrow().limit(), 0);
-        if self.job.gate.enter(|| self.job.stopped()).await {
-            self.begin_work();
+        self.load.resting.set(self.load.resting.get() + 1);
+        self.shared.progress.meter.end();
+        self.load.changed.notify();
+        self.shared.signals.resumed(|| self.shared.stopped()).await;
+        self.shared.progress.meter.begin();
+        self.load.resting.set(self.load.resting.get() - 1);
+    }
+
+    /// Puts first, of what is begun, what somebody waits for.
+    fn look_at_wants(&self, queue: &Arc<SegmentQueue>) {
+        let since = self.work.last_want.replace(queue.newest_want());
+        let mut open = self.work.open.borrow_mut();
+        for segment in &*open {
+            for wanted in queue.wanted_within(segment.range(), since) {
+                segment.hurry(wanted, queue, &self.shared);
+            }
         }
+        open.sort_by_key(|segment| segment.is_urgent());
+    }
+
+    /// Whether somebody waits for what this lane starts next.
+    fn is_urgent(&self) -> bool {
+        self.work.open.borrow().last().is_some_and(|segment| segment.is_urgent())
     }
 
     /// Bytes of a request now.
     fn request_size(&self) -> u64 {
-        let size = self.job.tuner.request_size();
-        let before = self.size.replace(size);
+        let size = self.shared.learned.tuner.request_size();
+        let before = self.pace.size.replace(size);
         if before != size {
             self.change_window(|window| window.resize(size as f64 / before as f64));
         }
@@ -160,88 +306,136 @@ impl Lane {
     }
 
     /// After the last segment: everything that is out is awaited, and what must last is made to.
-    pub(crate) async fn finish(self: &Rc<Self>) {
-        self.ending.set(true);
-        self.done.notify();
-        self.wait_until(|lane| lane.in_flight.get() == 0 && !lane.armed.get()).await;
-        if let Err(error) = self.conclude().await {
-            self.job.fail(error);
+    pub(crate) async fn finish(self: &Rc<Self>, ending: Ending) {
+        self.safety.ending.set(true);
+        self.load.changed.notify();
+        self.wait_until(|lane| lane.load.requests.get() == 0 && !lane.safety.armed.get()).await;
+        if let Err(error) = self.conclude(ending).await {
+            self.shared.fail(error);
         }
     }
 
     /// Waits until nothing is in flight.
     async fn drained(&self) {
-        self.wait_until(|lane| lane.in_flight.get() == 0).await;
+        self.wait_until(|lane| lane.load.requests.get() == 0).await;
     }
 
-    async fn segment(self: &Rc<Self>, segment: Segment) {
-        let home = segment.at;
-        let range = (home, home + segment.len());
+    /// Begins a segment: what the kernel shares at once is done, the rest is left to [`Lane::work`]. What
+    /// need only be looked at again is.
+    async fn open(self: &Rc<Self>, segment: Segment, queue: &Arc<SegmentQueue>) {
+        if self.shared.signals.is(PAUSED) {
+            self.rest().await;
+        }
+        let range = segment.range();
         let clean = |run: &Run| run.what == What::Clean;
         // Reading what the target does not zero by itself is cheaper than sending zeroes.
         let compare = segment.runs.iter().all(clean)
             && !self.target_zeroes
-            && self.job.retries.lost_target()
-            && self.ledger.borrow().failures() == 0;
-        if segment.check || compare {
-            return self.recheck(Suspect { range, again: false }).await;
+            && self.shared.retries.lost_target()
+            && self.safety.ledger.borrow().failures() == 0;
+        let check = segment.check || compare;
+        let segment = OpenSegment::new(segment, queue, &self.shared);
+        if check {
+            self.work.flight.replace(Some(segment.flight()));
+            drop(segment);
+            self.recheck(Suspect { range, again: false }).await;
+            self.work.flight.replace(None);
+            return;
         }
         self.begin(range);
-        let mut at = home;
-        let mut seen = Seen { told: segment.told, requests: 0 };
-        let mut moved = self.offload(home, &segment.runs).await.into_iter().peekable();
-        for run in segment.runs {
-            let end = at + run.len;
-            if !run.what.is_data() {
-                if self.job.stopped() {
-                    return;
-                }
-                self.turn(0).await;
-                let known = run.what == What::Clean;
-                self.start(home, 0, Rc::clone(self).zero_run(home, at, run.len, known));
-                at = end;
-                continue;
+        segment.leave_out(&self.reflink_segment(&segment).await);
+        if self.shared.signals.is(WANTED) {
+            for wanted in queue.wanted_within(range, 0) {
+                segment.hurry(wanted, queue, &self.shared);
             }
-            while at < end {
-                if let Some((_, to)) = moved.next_if(|moved| moved.0 == at) {
-                    at = to;
-                    continue;
+        }
+        self.work.open.borrow_mut().push(Rc::new(segment));
+    }
+
+    /// Starts requests until everything is started that is begun.
+    async fn work(self: &Rc<Self>, queue: &Arc<SegmentQueue>) {
+        loop {
+            if self.shared.signals.any() {
+                self.attend(Some(queue)).await;
+                if self.shared.signals.is(WANTED)
+                    && !self.is_urgent()
+                    && let Some(urgent) = queue.take_urgent()
+                {
+                    self.open(urgent, queue).await;
                 }
-                let stop = moved.peek().map_or(end, |moved| moved.0.min(end));
-                let done = match self.copy_range(home, (at, stop), &mut seen).await {
-                    None => self.request(home, (at, stop), &mut seen).await,
-                    done => done,
-                };
-                match done {
-                    Some(to) => at = to,
-                    None => return,
+            }
+            let Some(segment) = self.work.open.borrow().last().cloned() else { return };
+            self.work.flight.replace(Some(segment.flight()));
+            loop {
+                match self.step(&segment).await {
+                    Stepped::Further => {}
+                    Stepped::Ended => {
+                        self.work.open.borrow_mut().pop();
+                        self.work.flight.replace(None);
+                        self.complete(segment.home);
+                        break;
+                    }
+                    Stepped::Stopped => return,
+                }
+                if self.shared.signals.any() {
+                    break;
                 }
             }
         }
-        self.complete(home);
     }
 
-    /// Starts the first request of a range of the segment at `home`; gives where it ends. `None`: the
-    /// copy is over.
-    async fn request(
-        self: &Rc<Self>,
-        home: u64,
-        (at, stop): Range,
-        seen: &mut Seen,
-    ) -> Option<u64> {
+    /// Starts the next request of a segment.
+    async fn step(self: &Rc<Self>, segment: &OpenSegment) -> Stepped {
+        let piece = match segment.next() {
+            Next::Copy(piece) => piece,
+            Next::Arrival(arrival) => {
+                segment.end_flight(&arrival);
+                self.work.flight.replace(Some(segment.flight()));
+                return Stepped::Further;
+            }
+            Next::End => return Stepped::Ended,
+        };
+        let range = (piece.at, piece.end);
+        if !piece.what.is_data() {
+            if self.shared.stopped() {
+                return Stepped::Stopped;
+            }
+            self.turn(0).await;
+            let known = piece.what == What::Clean;
+            let run = Rc::clone(self).zero_run(segment.home, range, known);
+            self.start(segment.home, 0, run);
+            segment.started_to(piece.end);
+            return Stepped::Further;
+        }
+        let started = match self.copy_range(segment, range).await {
+            None => self.request(segment, range).await,
+            started => started,
+        };
+        match started {
+            Some(to) => {
+                segment.started_to(to);
+                Stepped::Further
+            }
+            None => Stepped::Stopped,
+        }
+    }
+
+    /// Starts the first request of a range of a segment; gives where it ends. `None`: the copy is over.
+    async fn request(self: &Rc<Self>, segment: &OpenSegment, (at, stop): Range) -> Option<u64> {
         // On the grid of the request size, so that requests are aligned.
         let size = self.request_size();
         let len = (size - at % size).min(stop - at);
         self.turn(len).await;
-        if self.job.stopped() {
+        if self.shared.stopped() {
             return None;
         }
-        let look = self.looks(seen, at);
-        seen.requests += 1;
+        let look = self.looks(segment);
+        segment.requests.set(segment.requests.get() + 1);
+        let home = segment.home;
         match self.room(len, look).await {
             Ok(room) => self.start(home, len, Rc::clone(self).chunk(home, at, room, look)),
             Err(error) => {
-                self.job.fail(error);
+                self.shared.fail(error);
                 return None;
             }
         }
@@ -251,29 +445,29 @@ impl Lane {
     /// Starts the account of a segment.
     fn begin(&self, range: Range) {
         self.note_doubts();
-        self.unflushed.set(true);
-        self.ledger.borrow_mut().begin(range);
+        self.safety.unflushed.set(true);
+        self.safety.ledger.borrow_mut().begin(range);
     }
 
     /// Ends the account of the segment at `home` when its requests have completed.
-    fn complete(self: &Rc<Self>, home: u64) {
-        if self.ledger.borrow_mut().complete(home) {
+    fn complete(self: &Rc<Self>, home: Home) {
+        if self.safety.ledger.borrow_mut().complete(home) {
             self.arm();
         }
     }
 
     /// Room for a request. Its worst need is one buffer: it is read into and written from.
     async fn room(&self, len: u64, look: bool) -> Result<Room> {
-        let (pool, bytes) = (&self.job.pool, len as usize);
-        let room = match &self.job.late {
+        let (pool, bytes) = (&self.shared.memory.pool, len as usize);
+        let room = match &self.shared.memory.late {
             Some(late) => late.reserve_late(bytes, pool).await,
             None => pool.reserve(bytes).await,
         };
         match room {
             Ok(room) => {
                 // What nobody looks at may stay in the kernel on its way.
-                let room = room.tallied(&self.job.progress.counters.tally);
-                let stays = !look && self.takes_parked && self.job.fold.is_none();
+                let room = room.tallied(&self.shared.progress.counters.tally);
+                let stays = !look && self.takes_parked && self.shared.streaming.is_none();
                 Ok(if stays { room.parkable() } else { room })
             }
             Err(error) => {
@@ -285,80 +479,96 @@ impl Lane {
 
     /// Waits until another request of `len` bytes may be in flight, and is within the limit.
     async fn turn(&self, len: u64) {
-        let settled = &self.job.settled;
-        self.make_place().await;
-        settled.pace(len, || self.job.stopped()).await;
+        let resolved = &self.shared.resolved;
+        resolved.pace(len, || self.shared.stopped()).await;
         self.wait_until(|lane| {
-            lane.in_flight.get() < lane.window.borrow().limit()
-                && (lane.bytes.get() == 0 || lane.bytes.get() + len <= settled.queue_size)
+            lane.load.requests.get() < lane.pace.window.borrow().limit()
+                && (lane.load.bytes.get() == 0
+                    || lane.load.bytes.get() + len <= resolved.queue_size)
         })
         .await;
     }
 
     async fn wait_until(&self, ready: impl Fn(&Lane) -> bool) {
         loop {
-            let mark = self.done.mark();
+            let mark = self.load.changed.mark();
             if ready(self) {
                 return;
             }
-            self.done.wait_after(mark).await;
+            self.load.changed.wait_after(mark).await;
         }
     }
 
     /// Starts a request of the segment at `home`.
     fn start(
         self: &Rc<Self>,
-        home: u64,
+        home: Home,
         len: u64,
         work: impl Future<Output = Result<()>> + 'static,
     ) {
-        self.in_flight.set(self.in_flight.get() + 1);
-        self.job.progress.meter.begin();
-        self.bytes.set(self.bytes.get() + len);
-        self.ledger.borrow_mut().request(home);
+        self.load.requests.set(self.load.requests.get() + 1);
+        self.shared.progress.meter.begin();
+        self.load.bytes.set(self.load.bytes.get() + len);
+        self.safety.ledger.borrow_mut().request(home);
         let lane = self.clone();
-        let started = (len > 0).then(|| self.job.tuner.clock());
+        // What somebody waits for has arrived when the last one of these is gone.
+        let flight = self.work.flight.borrow().clone();
+        let started = (len > 0).then(|| self.shared.learned.tuner.clock());
         // Only what fills the window tells how full the path is.
-        let full = len == self.size.get();
+        let full = len == self.pace.size.get();
         drop(blockhaul_io::start(async move {
             if let Err(error) = work.await {
-                lane.ledger.borrow_mut().abandon(home);
-                lane.job.fail(error);
+                lane.safety.ledger.borrow_mut().abandon(home);
+                lane.shared.fail(error);
             }
             if let Some(started) = started {
-                let now = lane.job.tuner.clock();
+                let now = lane.shared.learned.tuner.clock();
                 let time = now.saturating_sub(started);
-                lane.job.tuner.note(len, time, now);
+                lane.shared.learned.tuner.note(len, time, now);
                 if full {
                     lane.change_window(|window| window.learn(time, now));
                 }
             }
-            if lane.ledger.borrow_mut().completed(home) {
+            if lane.safety.ledger.borrow_mut().completed(home) {
                 lane.arm();
             }
-            lane.in_flight.set(lane.in_flight.get() - 1);
-            lane.job.progress.meter.end();
-            lane.bytes.set(lane.bytes.get() - len);
-            lane.done.notify();
+            lane.load.requests.set(lane.load.requests.get() - 1);
+            lane.shared.progress.meter.end();
+            lane.load.bytes.set(lane.load.bytes.get() - len);
+            drop(flight);
+            lane.load.changed.notify();
         }));
     }
 
     fn change_window(&self, change: impl FnOnce(&mut Window)) {
-        let mut window = self.window.borrow_mut();
+        let mut window = self.pace.window.borrow_mut();
         let before = window.limit();
         change(&mut window);
-        if self.placed.get() && window.limit() != before {
-            self.job.progress.change_requests(before, window.limit());
+        if self.pace.placed.get() && window.limit() != before {
+            self.show_requests(window.limit());
         }
     }
 
-    /// Whether zeroes are looked for in the next request of a segment, at `at`.
-    fn looks(&self, seen: &Seen, at: u64) -> bool {
-        let settled = &self.job.settled;
-        settled.sparse != 0
-            && (!settled.sampled
-                || !seen.told
-                || seen.requests.is_multiple_of(SAMPLE_EVERY)
-                || self.job.has_zeroes(at))
+    /// Whether zeroes are looked for in the next request of a segment.
+    fn looks(&self, segment: &OpenSegment) -> bool {
+        let resolved = &self.shared.resolved;
+        resolved.sparse != 0
+            && (!resolved.sampled
+                || !segment.extents_known
+                || segment.requests.get().is_multiple_of(SAMPLE_EVERY)
+                || self.found_zeroes_in(segment))
+    }
+
+    /// Whether zeroes turned up in a segment, or in the one before.
+    fn found_zeroes_in(&self, segment: &OpenSegment) -> bool {
+        let found = &self.shared.learned.zeroes;
+        let changes = found.changes();
+        let (seen, zeroes) = segment.zeroes.get();
+        if seen == changes {
+            return zeroes;
+        }
+        let zeroes = found.contain(segment.home.offset() / self.shared.resolved.segment);
+        segment.zeroes.set((changes, zeroes));
+        zeroes
     }
 }

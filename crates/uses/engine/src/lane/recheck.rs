@@ -15,9 +15,10 @@ use blockhaul_io::{Data, Room, is_zero};
 
 use super::Lane;
 use super::chunk::{Done, Failed};
-use crate::end::is_lost;
 use crate::flushes::Unproven;
-use crate::ledger::{Range, Suspect};
+use crate::handle::is_lost;
+use crate::ledger::{Home, Range, Suspect};
+use crate::orders::Ending;
 
 /// How often a lane writes again what a failed flush may have lost before it gives up. Writing again
 /// helps where the storage moves bad sectors elsewhere, and where the failure passed; hardly a third time.
@@ -35,12 +36,12 @@ impl Lane {
     /// Tells the ledger when the target's connection is another one, and when flushes have failed.
     pub(super) fn note_doubts(&self) {
         let generation = self.target.generation();
-        let mut ledger = self.ledger.borrow_mut();
-        ledger.flushes_failed(self.job.flushes.failures());
+        let mut ledger = self.safety.ledger.borrow_mut();
+        ledger.flushes_failed(self.shared.durability.flushes.failures());
         if generation == ledger.generation() {
             return;
         }
-        if self.job.one_disk.load(Ordering::Relaxed) {
+        if self.shared.learned.one_disk.load(Ordering::Relaxed) {
             ledger.forget_safe();
         }
         // What the old connection wrote is made durable by flushing the new one only if that is
@@ -53,12 +54,12 @@ impl Lane {
     /// after a connection was lost, when another server may show what was there before; nor after a flush
     /// failed, when they may be in memory only.
     pub(super) fn trusts_zeroes(&self) -> bool {
-        self.ledger.borrow().failures() == 0 && !self.job.retries.lost_target()
+        self.safety.ledger.borrow().failures() == 0 && !self.shared.retries.lost_target()
     }
 
     /// Whether what is written must be durable.
     fn durable(&self) -> bool {
-        (self.job.settled.flush || self.job.journal.is_some()) && self.can_flush()
+        (self.shared.resolved.flush || self.shared.durability.journal.is_some()) && self.can_flush()
     }
 
     fn can_flush(&self) -> bool {
@@ -67,68 +68,82 @@ impl Lane {
 
     /// Sees to it that what is finished is flushed and recorded in time.
     pub(super) fn arm(self: &Rc<Self>) {
-        let Some(journal) = &self.job.journal else { return };
-        if self.ending.get() || self.armed.replace(true) {
+        let Some(journal) = &self.shared.durability.journal else { return };
+        if self.safety.ending.get() || self.safety.armed.replace(true) {
             return;
         }
         let (lane, due) = (self.clone(), Instant::now() + journal.interval);
         drop(blockhaul_io::spawn(async move {
             loop {
-                let mark = lane.done.mark();
+                let mark = lane.load.changed.mark();
                 let left = due.saturating_duration_since(Instant::now());
-                if left.is_zero() || lane.ending.get() {
+                if left.is_zero() || lane.safety.ending.get() {
                     break;
                 }
-                let _ = blockhaul_io::timeout(left, lane.done.wait_after(mark)).await;
+                let _ = blockhaul_io::timeout(left, lane.load.changed.wait_after(mark)).await;
             }
-            if !lane.ending.get()
+            if !lane.safety.ending.get()
                 && let Err(error) = lane.make_safe(&mut 0).await
             {
-                lane.job.fail(error);
+                lane.shared.fail(error);
             }
-            lane.armed.set(false);
-            lane.done.notify();
-            if lane.ledger.borrow().has_finished() {
+            lane.safety.armed.set(false);
+            lane.load.changed.notify();
+            if lane.safety.ledger.borrow().has_finished() {
                 lane.arm();
             }
         }));
     }
 
-    /// After the last segment: flushes, and looks again until nothing is suspect.
-    pub(super) async fn conclude(self: &Rc<Self>) -> Result<()> {
+    /// After the last segment: looks again until nothing is suspect, and flushes where `ending` asks for
+    /// it or nothing less can be relied on.
+    pub(super) async fn conclude(self: &Rc<Self>, ending: Ending) -> Result<()> {
+        let must_last = match ending {
+            Ending::Round => false,
+            Ending::Flush => self.can_flush(),
+            Ending::Copy => self.durable(),
+        };
         let (mut attempts, mut rounds, mut rewrites) = (0, 0, 0);
         loop {
-            if self.job.stopped() {
+            if self.shared.stopped() {
                 // What is finished may as well be recorded; the copy has failed in any case.
-                if self.job.journal.is_some() && self.ledger.borrow().has_finished() {
+                if self.shared.durability.journal.is_some()
+                    && self.safety.ledger.borrow().has_finished()
+                {
                     let _ = self.make_safe(&mut attempts).await;
                 }
                 return Ok(());
             }
             self.note_doubts();
-            let suspects = self.ledger.borrow().suspects() > 0;
-            let doubtful = suspects || self.ledger.borrow().failures() > 0;
-            let flush = self.unflushed.get() && (self.durable() || (doubtful && self.can_flush()));
-            if flush || (self.job.journal.is_some() && self.ledger.borrow().has_finished()) {
+            let suspects = self.safety.ledger.borrow().suspects() > 0;
+            let doubtful = suspects || self.safety.ledger.borrow().failures() > 0;
+            let flush =
+                self.safety.unflushed.get() && (must_last || (doubtful && self.can_flush()));
+            let records = self.shared.durability.journal.is_some();
+            if flush || (records && self.safety.ledger.borrow().has_finished()) {
                 let flushed = self.make_safe(&mut attempts).await?;
                 // Nothing was under way.
-                self.unflushed.set(!flushed.covers);
+                self.safety.unflushed.set(!flushed.covers);
                 rewrites += u32::from(flushed.failed.is_some());
                 if let Some(error) = flushed.failed.filter(|_| rewrites > REWRITES_MAX) {
                     return Err(error);
                 }
             }
-            let suspects = self.ledger.borrow().suspects();
+            let suspects = self.safety.ledger.borrow().suspects();
             if suspects == 0 {
                 // Who ends without a flush does not write again what a later failure concerns.
-                match self.unflushed.get() && !self.job.flushes.leave() && self.can_flush() {
-                    true => continue,
-                    false => return Ok(()),
+                let unproven = ending == Ending::Copy
+                    && self.safety.unflushed.get()
+                    && !self.shared.durability.flushes.leave()
+                    && self.can_flush();
+                if unproven {
+                    continue;
                 }
+                return Ok(());
             }
             rounds += 1;
-            if rounds > self.job.retries.limit().saturating_add(1) {
-                if let Some(error) = self.job.flushes.error() {
+            if rounds > self.shared.retries.limit().saturating_add(1) {
+                if let Some(error) = self.shared.durability.flushes.error() {
                     return Err(self.not_durable(error));
                 }
                 let text = "the connection to the target was lost again and again, and what was \
@@ -136,7 +151,7 @@ impl Lane {
                 return Err(Error::new(Kind::Disconnected, text).on(&self.target.facts().name));
             }
             for _ in 0..suspects {
-                let next = self.ledger.borrow_mut().next_suspect();
+                let next = self.safety.ledger.borrow_mut().next_suspect();
                 let Some(suspect) = next else { break };
                 self.recheck(suspect).await;
             }
@@ -152,20 +167,20 @@ impl Lane {
         loop {
             self.note_doubts();
             let generation = self.target.generation();
-            let batch = self.ledger.borrow_mut().take_finished();
+            let batch = self.safety.ledger.borrow_mut().take_finished();
             let flushed = if self.can_flush() { self.flush().await } else { Ok(()) };
             match flushed {
                 Ok(()) => {
-                    self.ledger.borrow_mut().flushed(&batch, generation);
+                    self.safety.ledger.borrow_mut().flushed(&batch, generation);
                     self.record(&batch).await;
                     return Ok(Flushed { covers: true, failed });
                 }
                 Err(Unproven::Overlapped) => {
-                    self.ledger.borrow_mut().doubt(batch, true);
+                    self.safety.ledger.borrow_mut().doubt(batch, true);
                     return Ok(Flushed { covers: false, failed });
                 }
                 Err(Unproven::Failed { error, last }) => {
-                    self.ledger.borrow_mut().doubt(batch, true);
+                    self.safety.ledger.borrow_mut().doubt(batch, true);
                     let error = self.not_durable(error);
                     if last {
                         return Err(error);
@@ -181,9 +196,9 @@ impl Lane {
 
     /// Flushes the target.
     pub(super) async fn flush(&self) -> Result<(), Unproven> {
-        let failures = self.ledger.borrow().failures();
+        let failures = self.safety.ledger.borrow().failures();
         let flush = self.target.device().submit(Request::flush());
-        self.job.flushes.run(failures, flush, is_lost).await
+        self.shared.durability.flushes.run(failures, flush, is_lost).await
     }
 
     /// The error of a flush, with what it means and what to do.
@@ -196,25 +211,25 @@ impl Lane {
              still be read: check the target's storage, then copy again",
             error.text()
         );
-        let told = Error::new(error.kind(), text).on(&self.target.facts().name);
+        let named = Error::new(error.kind(), text).on(&self.target.facts().name);
         match error.request() {
-            Some((kind, at, len)) => told.during(kind, at, len),
-            None => told,
+            Some((kind, at, len)) => named.during(kind, at, len),
+            None => named,
         }
     }
 
     async fn record(&self, batch: &[Range]) {
-        let Some(journal) = &self.job.journal else { return };
-        let size = self.job.settled.segment;
+        let Some(journal) = &self.shared.durability.journal else { return };
+        let size = self.shared.resolved.segment;
         let segments = {
-            let mut ledger = self.ledger.borrow_mut();
-            let mut told = |range: &Range| {
-                (range.0 / size, range.1.div_ceil(size), ledger.take_content(range.0))
+            let mut ledger = self.safety.ledger.borrow_mut();
+            let mut numbered = |range: &Range| {
+                (range.0 / size, range.1.div_ceil(size), ledger.take_content(Home::at(range.0)))
             };
-            batch.iter().map(&mut told).collect()
+            batch.iter().map(&mut numbered).collect()
         };
         if let Err(why) = journal.file.append(self.number, segments).await {
-            self.job.warn(format!(
+            self.shared.warn(format!(
                 "the journal cannot be written ({why}): going on without, a copy that is killed \
                  repeats what was done since"
             ));
@@ -223,26 +238,30 @@ impl Lane {
 
     /// Looks again at a segment.
     pub(crate) async fn recheck(self: &Rc<Self>, suspect: Suspect) {
-        let (home, end) = suspect.range;
-        let failures = self.ledger.borrow().failures();
-        self.begin((home, end));
+        let (start, end) = suspect.range;
+        let home = Home::at(start);
+        let failures = self.safety.ledger.borrow().failures();
+        self.begin(suspect.range);
         // What has failed since the segment was taken from the ledger concerns it, too.
-        let again = suspect.again || self.ledger.borrow().failures() != failures;
+        let again = suspect.again || self.safety.ledger.borrow().failures() != failures;
         let sooner = again || self.target_zeroes;
-        if end - home > self.job.settled.segment && sooner {
+        if end - start > self.shared.resolved.segment && sooner {
             // Only zeroes come in such lengths: they are made again sooner than looked at again, unless
             // they would have to be sent.
             self.turn(0).await;
-            self.job.retries.rewritten.fetch_add(end - home, Ordering::Relaxed);
-            self.start(home, 0, Rc::clone(self).zero_again(home, end - home));
+            self.shared.retries.rewritten.fetch_add(end - start, Ordering::Relaxed);
+            self.start(home, 0, Rc::clone(self).zero_again(suspect.range));
             return self.complete(home);
         }
-        let size = self.job.settled.request_size;
-        let mut at = home;
+        let size = self.shared.resolved.request_size;
+        let mut at = start;
         while at < end {
+            if self.shared.signals.any() {
+                self.attend(None).await;
+            }
             let len = (size - at % size).min(end - at);
             self.turn(len).await;
-            if self.job.stopped() {
+            if self.shared.stopped() {
                 return;
             }
             match self.room(len, true).await {
@@ -251,7 +270,7 @@ impl Lane {
                     self.start(home, len, work);
                 }
                 Err(error) => {
-                    self.job.fail(error);
+                    self.shared.fail(error);
                     return;
                 }
             }
@@ -260,10 +279,11 @@ impl Lane {
         self.complete(home);
     }
 
-    async fn zero_again(self: Rc<Self>, home: u64, len: u64) -> Result<()> {
+    async fn zero_again(self: Rc<Self>, (at, end): Range) -> Result<()> {
+        let home = Home::at(at);
         let mut attempts = 0;
         loop {
-            match self.zero(home, home, len, false, &mut Done::default()).await {
+            match self.zero(home, at, end - at, false, &mut Done::default()).await {
                 Ok(()) => return Ok(()),
                 Err(failed) => self.recover(failed, &mut attempts).await?,
             }
@@ -272,7 +292,7 @@ impl Lane {
 
     async fn recheck_chunk(
         self: Rc<Self>,
-        home: u64,
+        home: Home,
         at: u64,
         room: Room,
         again: bool,
@@ -292,10 +312,16 @@ impl Lane {
         }
     }
 
-    async fn try_recheck(&self, home: u64, at: u64, room: Room, again: bool) -> Result<(), Failed> {
+    async fn try_recheck(
+        &self,
+        home: Home,
+        at: u64,
+        room: Room,
+        again: bool,
+    ) -> Result<(), Failed> {
         let len = room.len() as u64;
         let data = self.read(at, room).await?;
-        let counts = &self.job.retries;
+        let counts = &self.shared.retries;
         if !again {
             counts.checked.fetch_add(len, Ordering::Relaxed);
             if self.holds(at, len, data.as_ref()).await? {
@@ -314,7 +340,7 @@ impl Lane {
     /// Whether the target holds this.
     async fn holds(&self, at: u64, len: u64, data: Option<&Data>) -> Result<bool, Failed> {
         let generation = self.target.generation();
-        let room = self.job.check_pool.reserve(len as usize).await.map_err(|error| {
+        let room = self.shared.memory.checks.reserve(len as usize).await.map_err(|error| {
             let error = Error::new(Kind::TooLarge, "no buffer to read back").because(error);
             self.target_failed(generation, error)
         })?;

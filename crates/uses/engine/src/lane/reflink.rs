@@ -9,11 +9,10 @@ use std::sync::atomic::Ordering;
 
 use blockhaul_block::{Access, FileRange};
 
-use super::Lane;
-use crate::job::Job;
+use super::{Lane, OpenSegment};
 use crate::ledger::Range;
-use crate::route;
-use crate::segment::Run;
+use crate::route_counters;
+use crate::shared::Shared;
 
 /// Part of both files.
 pub(super) struct Piece {
@@ -23,28 +22,29 @@ pub(super) struct Piece {
 }
 
 impl Lane {
-    /// Has the kernel copy what it can of the data of a segment at `home`; gives the ranges that are
-    /// done, in order.
-    pub(super) async fn offload(self: &Rc<Self>, home: u64, runs: &[Run]) -> Vec<Range> {
-        if !self.job.offload.reflink.load(Ordering::Relaxed) || !self.may_offload() {
+    /// Has the kernel copy what it can of the data of a segment; gives the ranges that are done, in order.
+    pub(super) async fn reflink_segment(self: &Rc<Self>, segment: &OpenSegment) -> Vec<Range> {
+        if !self.shared.learned.kernel_copy.reflink.load(Ordering::Relaxed)
+            || !self.kernel_may_copy()
+        {
             return Vec::new();
         }
-        let pieces = self.pieces(home, runs);
+        let pieces = self.pieces(&segment.data());
         if pieces.is_empty() {
             return Vec::new();
         }
         self.note_doubts();
-        self.ledger.borrow_mut().wrote_content(home);
-        let job = self.job.clone();
-        blockhaul_io::offload(move || reflink_all(&job, pieces)).await.unwrap_or_default()
+        self.safety.ledger.borrow_mut().wrote_content(segment.home);
+        let shared = self.shared.clone();
+        blockhaul_io::offload(move || reflink_all(&shared, pieces)).await.unwrap_or_default()
     }
 
     /// Whether the kernel may move bytes that nobody sees. Shared space is not allocated for the target
     /// alone, and whoever asks to look, or for a digest, wants the bytes.
-    pub(super) fn may_offload(&self) -> bool {
-        let settled = &self.job.settled;
-        let looks = (settled.sparse != 0 && !settled.sampled) || self.job.fold.is_some();
-        !settled.allocated && !looks
+    pub(super) fn kernel_may_copy(&self) -> bool {
+        let resolved = &self.shared.resolved;
+        let looks = (resolved.sparse != 0 && !resolved.sampled) || self.shared.streaming.is_some();
+        !resolved.allocated && !looks
     }
 
     /// What both ends lend of a range, from its start on.
@@ -58,50 +58,47 @@ impl Lane {
     }
 
     /// What both ends lend of the data of a segment, in whole blocks.
-    fn pieces(&self, home: u64, runs: &[Run]) -> Vec<Piece> {
+    fn pieces(&self, data: &[Range]) -> Vec<Piece> {
         let (from, to) = (self.source.facts(), self.target.facts());
         let unit = u64::from(from.allocation_unit.max(to.allocation_unit)).max(1);
         let mut pieces = Vec::new();
-        let mut at = home;
-        for run in runs {
-            let end = at + run.len;
+        for &(at, end) in data {
             // The last block of a file may be a part.
             let whole = if end == from.size { end } else { end - end % unit };
             let mut start = at.next_multiple_of(unit);
-            while run.what.is_data() && start < whole {
+            while start < whole {
                 let Some(piece) = self.piece((start, whole)) else { break };
                 start += piece.to.len;
                 pieces.push(piece);
             }
-            at = end;
         }
         pieces
     }
 }
 
-impl Job {
+impl Shared {
     pub(super) fn count_moved(&self, counter: &std::sync::atomic::AtomicU64, bytes: u64) {
         self.progress.add_data(bytes);
-        route::add(counter, bytes);
+        route_counters::add(counter, bytes);
     }
 }
 
 /// Shares what can be shared, and gives what was. Blocks.
-fn reflink_all(job: &Job, pieces: Vec<Piece>) -> Vec<Range> {
+fn reflink_all(shared: &Shared, pieces: Vec<Piece>) -> Vec<Range> {
     let mut done = Vec::new();
     for piece in pieces {
-        if !job.offload.reflink.load(Ordering::Relaxed) || job.stopped() {
+        if !shared.learned.kernel_copy.reflink.load(Ordering::Relaxed) || shared.stopped() {
             break;
         }
         let (from, to) = (&piece.from, &piece.to);
         match to.file.reflink_now(to.at, &from.file, from.at, to.len) {
             Ok(()) => {
-                job.count_moved(&job.progress.counters.reflink, to.len);
+                shared.count_moved(&shared.progress.counters.reflink, to.len);
                 done.push((piece.at, piece.at + to.len));
             }
             Err(error) => {
                 log::debug!("reflink is not used any more: {error}");
-                job.offload.reflink.store(false, Ordering::Relaxed);
+                shared.learned.kernel_copy.reflink.store(false, Ordering::Relaxed);
             }
         }
     }

@@ -12,10 +12,10 @@ use rustix::event::{self, PollFd, PollFlags, Timespec};
 
 use super::{room_now, summary};
 use crate::algorithm::Hasher;
-use crate::end::Retries;
+use crate::handle::Retries;
 use crate::options::{Options, Summary};
 use crate::progress::Progress;
-use crate::settled::Settled;
+use crate::resolved::Resolved;
 use crate::side::Side;
 use crate::zeroes;
 
@@ -31,19 +31,19 @@ pub async fn copy_from_pipe(
     let started = Instant::now();
     let device = target.device();
     let facts = device.facts();
-    crate::settled::check_target(0, &facts)?;
-    let settled = Settled::new(options, device, device, pool);
+    crate::resolved::check_target(0, &facts)?;
+    let resolved = Resolved::new(options, device, device, pool);
     progress.set_connections(1);
-    progress.change_requests(0, settled.requests);
-    progress.set_request_size(settled.request_size);
+    progress.change_requests(0, resolved.requests);
+    progress.set_request_size(resolved.request_size);
     let retries = Retries::new(options, progress);
     let pipe = File::new(fd);
-    let mut window = Window::new(&settled);
+    let mut window = Window::new(&resolved);
     let mut digest = options.digest.map(Hasher::new);
     let mut at = 0;
     while !progress.is_cancelled() {
-        settled.pace(settled.request_size, || progress.is_cancelled()).await;
-        let room = window.room(pool, settled.request_size).await?;
+        resolved.pace(resolved.request_size, || progress.is_cancelled()).await;
+        let room = window.room(pool, resolved.request_size).await?;
         let room = room.tallied(&progress.counters.tally);
         let (buf, ended) = match fill(&pipe, room.into_buf(), progress).await {
             Ok(filled) => filled,
@@ -67,7 +67,7 @@ pub async fn copy_from_pipe(
             }
             let target = Target {
                 device: device.clone(),
-                settled: settled.clone(),
+                resolved: resolved.clone(),
                 retries: retries.clone(),
                 progress: progress.clone(),
             };
@@ -81,7 +81,7 @@ pub async fn copy_from_pipe(
     window.drain().await?;
     progress.set_total(at);
     let digest = digest.map(|digest| digest.finish(at));
-    finish(device, &settled, (progress, &retries), at, digest, started).await
+    finish(device, &resolved, (progress, &retries), at, digest, started).await
 }
 
 /// Requests on their way to the target, oldest first.
@@ -93,8 +93,8 @@ struct Window {
 }
 
 impl Window {
-    fn new(settled: &Settled) -> Window {
-        let (requests, queue_size) = (settled.requests, settled.queue_size);
+    fn new(resolved: &Resolved) -> Window {
+        let (requests, queue_size) = (resolved.requests, resolved.queue_size);
         Window { out: VecDeque::new(), bytes: 0, requests, queue_size }
     }
 
@@ -149,7 +149,7 @@ impl Window {
 /// Where what comes from a pipe goes.
 struct Target {
     device: Arc<dyn Device>,
-    settled: Settled,
+    resolved: Resolved,
     retries: Arc<Retries>,
     progress: Arc<Progress>,
 }
@@ -157,7 +157,7 @@ struct Target {
 impl Target {
     /// Writes a piece, zeroes as zeroes.
     async fn store(self, at: u64, data: Data) -> Result<()> {
-        let runs = match self.settled.sparse {
+        let runs = match self.resolved.sparse {
             0 => vec![(0, data.len(), false)],
             grain => zeroes::runs(data.bytes(), at, grain),
         };
@@ -173,7 +173,7 @@ impl Target {
         };
         let mut parts = Vec::new();
         for (start, len, zero) in runs {
-            match zero && self.settled.target_is_zero {
+            match zero && self.resolved.target_is_zero {
                 true => self.progress.add_skipped(len as u64),
                 false => {
                     let pending = self.device.submit(request(start, len, zero));
@@ -191,8 +191,8 @@ impl Target {
                 Ok(()) if zero => self.progress.add_zeroed(len as u64),
                 Ok(()) => {
                     self.progress.add_data(len as u64);
-                    let seen = if self.settled.sparse == 0 { 0 } else { len as u64 };
-                    crate::route::add(&self.progress.counters.seen, seen);
+                    let seen = if self.resolved.sparse == 0 { 0 } else { len as u64 };
+                    crate::route_counters::add(&self.progress.counters.seen, seen);
                 }
                 Err(error) => {
                     // Nothing else is repeated any more.
@@ -259,7 +259,7 @@ async fn fill(pipe: &File, mut buf: Buf, progress: &Arc<Progress>) -> Result<(Bu
 
 async fn finish(
     device: &Arc<dyn Device>,
-    settled: &Settled,
+    resolved: &Resolved,
     (progress, retries): (&Progress, &Retries),
     size: u64,
     digest: Option<String>,
@@ -268,7 +268,7 @@ async fn finish(
     if progress.is_cancelled() {
         return Err(Error::new(Kind::ShuttingDown, "stopped before the end of the copy"));
     }
-    if settled.flush && device.facts().can.contains(Can::FLUSH) {
+    if resolved.flush && device.facts().can.contains(Can::FLUSH) {
         device.submit(Request::flush()).await?;
     }
     Ok(summary((progress, retries), size, digest, started))

@@ -11,7 +11,7 @@ use std::time::Instant;
 use blockhaul_block::{Error, Kind, Result};
 use blockhaul_io::Pool;
 
-use crate::end::Retries;
+use crate::handle::Retries;
 use crate::options::Summary;
 use crate::progress::Progress;
 

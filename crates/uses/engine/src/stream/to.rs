@@ -12,13 +12,14 @@ use blockhaul_io::{Data, File, Pool, Task};
 
 use super::{room_now, summary};
 use crate::algorithm::Hasher;
-use crate::end::{End, Retries};
+use crate::handle::{Handle, Retries};
 use crate::options::{Options, Summary};
-use crate::plan::{Making, Plan};
 use crate::progress::Progress;
+use crate::resolved::Resolved;
 use crate::segment::Run;
+use crate::segment_maker::{Making, make};
+use crate::segment_queue::SegmentQueue;
 use crate::selection::Selection;
-use crate::settled::Settled;
 use crate::side::Side;
 
 /// Copies all of `source` to `fd`, in order, zeroes as zeroes.
@@ -39,24 +40,29 @@ pub async fn copy_to_pipe(
     }
     let size = selection.total();
     progress.set_total(size);
-    let settled = Settled::new(options, device, device, pool);
+    let resolved = Resolved::new(options, device, device, pool);
     progress.set_connections(1);
-    progress.change_requests(0, settled.requests);
-    progress.set_request_size(settled.request_size);
-    let plan = Arc::new(Plan::new());
+    progress.change_requests(0, resolved.requests);
+    progress.set_request_size(resolved.request_size);
+    let queue = Arc::new(SegmentQueue::new());
     let retries = Retries::new(options, progress);
-    let end = || Rc::new(End::new(Side::Source, source.clone(), device.clone(), retries.clone()));
+    let end =
+        || Rc::new(Handle::new(Side::Source, source.clone(), device.clone(), retries.clone()));
     let (teller, reader) = (end(), end());
-    let making = blockhaul_io::spawn(plan.clone().make(Making {
-        extents: options.extents,
-        selection,
-        ..Making::of(teller, settled.segment, progress)
-    }));
-    let pieces = Pieces { plan: plan.clone(), size: settled.request_size, at: 0, runs: Vec::new() };
+    let making = blockhaul_io::spawn(make(
+        queue.clone(),
+        Making {
+            extents: options.extents,
+            selection,
+            ..Making::of(teller, resolved.segment, progress)
+        },
+    ));
+    let pieces =
+        Pieces { queue: queue.clone(), size: resolved.request_size, at: 0, runs: Vec::new() };
     let mut digest = options.digest.map(Hasher::new);
     let out = Out { pipe: File::new(fd), digest: digest.as_mut() };
-    let written = write_pieces(pieces, &reader, out, &settled, pool, progress).await;
-    plan.stop();
+    let written = write_pieces(pieces, &reader, out, &resolved, pool, progress).await;
+    queue.stop();
     let made = making.await;
     written?;
     made?;
@@ -78,28 +84,28 @@ struct Reading {
 /// written when its turn comes.
 async fn write_pieces(
     mut pieces: Pieces,
-    source: &End,
+    source: &Handle,
     mut out: Out<'_>,
-    settled: &Settled,
+    resolved: &Resolved,
     pool: &Pool,
     progress: &Arc<Progress>,
 ) -> Result<()> {
     let mut ahead: VecDeque<(u64, Option<Reading>)> = VecDeque::new();
     // What is read again has a buffer of its own, and only at its turn: those that come after it hold
     // the others until then.
-    let spare = Pool::new(Pool::cost(settled.request_size as usize));
+    let spare = Pool::new(Pool::cost(resolved.request_size as usize));
     let mut queued = 0;
     let mut next = pieces.next().await;
     while !progress.is_cancelled() {
         while let Some((at, len, zero)) = next
-            && ahead.len() < settled.requests
+            && ahead.len() < resolved.requests
         {
             if zero {
                 ahead.push_back((len, None));
                 next = pieces.next().await;
                 continue;
             }
-            if queued > 0 && queued + len > settled.queue_size {
+            if queued > 0 && queued + len > resolved.queue_size {
                 break;
             }
             let Some(room) = room_now(pool, len, queued == 0).await? else { break };
@@ -123,7 +129,7 @@ async fn write_pieces(
         let data = match read {
             None => None,
             Some(read) => {
-                settled.pace(len, || progress.is_cancelled()).await;
+                resolved.pace(len, || progress.is_cancelled()).await;
                 queued -= len;
                 let data = match read.task.await {
                     Ok(data) => data,
@@ -149,7 +155,7 @@ async fn write_pieces(
 
 /// Reads again what failed in this generation, as often as is allowed.
 async fn read_again(
-    source: &End,
+    source: &Handle,
     (mut error, mut generation): (Error, u64),
     (at, len): (u64, u64),
     spare: &Pool,
@@ -203,7 +209,7 @@ impl Out<'_> {
 
 /// The plan's runs in order, data cut to the size of requests.
 struct Pieces {
-    plan: Arc<Plan>,
+    queue: Arc<SegmentQueue>,
     size: u64,
     at: u64,
     /// What is left of the present segment, last run first.
@@ -214,7 +220,7 @@ impl Pieces {
     /// Offset, length, and whether it is known to be zero.
     async fn next(&mut self) -> Option<(u64, u64, bool)> {
         while self.runs.is_empty() {
-            let segment = self.plan.next().await?;
+            let segment = self.queue.next().await?;
             self.at = segment.at;
             self.runs = segment.runs;
             self.runs.reverse();

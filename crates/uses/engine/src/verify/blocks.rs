@@ -5,7 +5,7 @@ use std::sync::Arc;
 use blockhaul_block::{Device, Error, Kind, Reply, Request, Result};
 use blockhaul_io::{Data, Pool, Room, is_zero};
 
-use crate::end::End;
+use crate::handle::Handle;
 
 /// What a side has at a block, `None` if all zero, or why it could not be read and with which of its
 /// handles.
@@ -33,7 +33,7 @@ pub(super) fn first_difference(one: Option<&Data>, other: Option<&Data>) -> Opti
 }
 
 /// Reads a block, again where that may help; `None`: all zero.
-pub(crate) async fn read(end: &End, pool: &Pool, at: u64, len: u64) -> Result<Option<Data>> {
+pub(crate) async fn read(end: &Handle, pool: &Pool, at: u64, len: u64) -> Result<Option<Data>> {
     let mut attempts = 0;
     loop {
         let Some(room) = room(pool, len).await? else { return Ok(None) };
@@ -55,7 +55,7 @@ pub(super) async fn room(pool: &Pool, len: u64) -> Result<Option<Room>> {
 }
 
 /// Reads a block once.
-pub(super) async fn find(end: &End, room: Room, at: u64) -> Found {
+pub(super) async fn find(end: &Handle, room: Room, at: u64) -> Found {
     let generation = end.generation();
     try_read(&end.device(), room, at).await.map_err(|error| (error, generation))
 }

@@ -22,12 +22,13 @@ use rustix::fs::{Advice, fadvise};
 pub(crate) use self::blocks::read;
 use self::blocks::{Found, find, first_difference, room};
 use self::units::Units;
-use crate::end::{End, Retries};
+use crate::handle::{Handle, Retries};
 use crate::manifest::{Digest, Manifest, unit_of};
 use crate::options::{Options, SEGMENT};
-use crate::plan::{Making, Plan};
 use crate::progress::Progress;
 use crate::segment::{Segment, What};
+use crate::segment_maker::{Making, make};
+use crate::segment_queue::SegmentQueue;
 use crate::selection::Selection;
 use crate::side::Side;
 use crate::window::Window;
@@ -157,25 +158,28 @@ impl Reading<'_> {
         progress: &Arc<Progress>,
     ) -> Result<(Digests, Option<u64>)> {
         let retries = Retries::new(options, progress);
-        let plan = Arc::new(Plan::new());
+        let queue = Arc::new(SegmentQueue::new());
         let end = |side, stack: &Stack| {
             let device = stack.device().clone();
-            Rc::new(End::new(side, stack.clone(), device, retries.clone()))
+            Rc::new(Handle::new(side, stack.clone(), device, retries.clone()))
         };
         let source = end(Side::Source, self.source);
-        let making = blockhaul_io::spawn(plan.clone().make(Making {
-            target: self.target.map(|target| end(Side::Target, target)),
-            // Digests are of whole blocks.
-            grain: if self.unit.is_some() { BLOCK } else { 1 },
-            new: self.unit.is_none(),
-            extents: options.extents,
-            strict: self.strict && options.extents,
-            whole: (self.target.is_none(), true),
-            selection: self.selection,
-            // What is left out counts for a copy only.
-            progress: Arc::new(Progress::new()),
-            ..Making::of(source, SEGMENT, progress)
-        }));
+        let making = blockhaul_io::spawn(make(
+            queue.clone(),
+            Making {
+                target: self.target.map(|target| end(Side::Target, target)),
+                // Digests are of whole blocks.
+                grain: if self.unit.is_some() { BLOCK } else { 1 },
+                new: self.unit.is_none(),
+                extents: options.extents,
+                strict: self.strict && options.extents,
+                whole: (self.target.is_none(), true),
+                selection: self.selection,
+                // What is left out counts for a copy only.
+                progress: Arc::new(Progress::new()),
+                ..Making::of(source, SEGMENT, progress)
+            },
+        ));
         // A pool for each side, so that whoever has a buffer of one waits for the other only.
         let half = match self.target {
             Some(_) => (pool.limit() / 2).max(Pool::cost(BLOCK as usize)),
@@ -188,7 +192,7 @@ impl Reading<'_> {
         let walk = Arc::new(Walk {
             source: self.source.clone(),
             target: self.target.cloned(),
-            plan: plan.clone(),
+            queue: queue.clone(),
             retries,
             unit: self.unit,
             differs_at: AtomicU64::new(u64::MAX),
@@ -211,7 +215,7 @@ impl Reading<'_> {
             let ended = walker.await.map_err(|lost| Error::new(Kind::Io, "read").because(lost));
             result = result.and(ended.and_then(|walked| walked));
         }
-        plan.stop();
+        queue.stop();
         result.and(making.await)?;
         if progress.is_cancelled() {
             return Err(Error::new(Kind::ShuttingDown, "stopped before the end"));
@@ -226,7 +230,7 @@ impl Reading<'_> {
 struct Walk {
     source: Stack,
     target: Option<Stack>,
-    plan: Arc<Plan>,
+    queue: Arc<SegmentQueue>,
     retries: Arc<Retries>,
     unit: Option<u64>,
     differs_at: AtomicU64,
@@ -246,8 +250,8 @@ type Block = (u64, u64, Option<Task<Result<Option<Digest>>>>);
 /// The two sides as a walker sees them, and how many blocks it has in flight.
 #[derive(Clone)]
 struct Ends {
-    source: Rc<End>,
-    target: Option<Rc<End>>,
+    source: Rc<Handle>,
+    target: Option<Rc<Handle>>,
     window: Rc<RefCell<Window>>,
 }
 
@@ -260,16 +264,16 @@ impl Walk {
         };
         let window = Rc::new(RefCell::new(Window::new(self.window.0, self.window.1)));
         let ends = Ends { source, target, window };
-        while let Some(segment) = self.plan.next().await {
+        while let Some(segment) = self.queue.next().await {
             // What comes behind a difference is of no interest any more.
             let behind = segment.at > self.differs_at.load(Ordering::Relaxed);
             if behind || self.retries.stopped() {
-                self.plan.stop();
+                self.queue.stop();
                 return Ok(());
             }
             if let Err(error) = self.clone().segment(&ends, segment).await {
                 self.retries.fail();
-                self.plan.stop();
+                self.queue.stop();
                 return Err(error);
             }
         }
@@ -277,18 +281,18 @@ impl Walk {
     }
 
     /// A handle for one walker: of its own where all are promised to show the same.
-    async fn end(&self, side: Side, stack: &Stack, first: bool) -> Rc<End> {
+    async fn end(&self, side: Side, stack: &Stack, first: bool) -> Rc<Handle> {
         let mut device = stack.device().clone();
         if !first && device.facts().can.contains(Can::MULTI_CONN) {
             // A help, not a need.
-            match blockhaul_io::timeout(crate::end::DIAL_MAX, stack.another()).await {
-                Ok(Ok(another)) if crate::end::differs(stack, &another).is_none() => {
+            match blockhaul_io::timeout(crate::handle::DIAL_MAX, stack.another()).await {
+                Ok(Ok(another)) if crate::handle::differs(stack, &another).is_none() => {
                     device = another;
                 }
                 _ => {}
             }
         }
-        Rc::new(End::new(side, stack.clone(), device, self.retries.clone()))
+        Rc::new(Handle::new(side, stack.clone(), device, self.retries.clone()))
     }
 
     async fn segment(self: Arc<Self>, ends: &Ends, segment: Segment) -> Result<()> {

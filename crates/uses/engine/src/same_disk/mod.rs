@@ -3,6 +3,8 @@
 //! Some servers give every connection a disk of its own, or a private copy-on-write. A block with
 //! content that the first lane has written and flushed tells: the others must read it from both ends.
 
+mod proof;
+
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -11,12 +13,12 @@ use std::task::{Poll, Waker};
 
 use blockhaul_block::Device;
 
-use crate::plan::Plan;
-use crate::proof::Proof;
+pub(crate) use self::proof::Proof;
+use crate::segment_queue::SegmentQueue;
 
 /// Where the first lane leaves the proof and others wait for it.
 #[derive(Default)]
-pub(crate) struct Trust {
+pub(crate) struct SameDisk {
     wanted: AtomicBool,
     state: Mutex<State>,
 }
@@ -27,9 +29,9 @@ struct State {
     waiting: Vec<Waker>,
 }
 
-impl Trust {
-    pub(crate) fn new() -> Trust {
-        Trust::default()
+impl SameDisk {
+    pub(crate) fn new() -> SameDisk {
+        SameDisk::default()
     }
 
     /// Whether somebody waits for a proof.
@@ -48,16 +50,21 @@ impl Trust {
         waiting.into_iter().for_each(Waker::wake);
     }
 
+    /// Another run begins: what was proven over the first connection before may not be there any more.
+    pub(crate) fn renew(&self) {
+        self.state.lock().expect("no panic under this lock").settled = None;
+    }
+
     /// Reads the proof through further handles. `Err(None)`: the copy ended before; `Err(Some)`: why
     /// the handles are not to be used.
     pub(crate) async fn examine(
         &self,
         source: Option<Arc<dyn Device>>,
         target: Option<Arc<dyn Device>>,
-        plan: &Plan,
+        queue: &SegmentQueue,
     ) -> Result<(), Option<String>> {
         self.wanted.store(true, Ordering::Relaxed);
-        let mut exhausted = std::pin::pin!(plan.exhausted());
+        let mut exhausted = std::pin::pin!(queue.exhausted());
         let proof = poll_fn(|cx| {
             let mut state = self.state.lock().expect("no panic under this lock");
             if let Some(settled) = &state.settled {

@@ -1,8 +1,8 @@
-//! Digests computed while copying: lanes hash blocks in whatever order they copy them, and a fold puts
+//! Digests computed while copying: lanes hash blocks in whatever order they copy them, and the digest puts
 //! the blocks' values together in the order of the disk.
 //!
 //! BLAKE3 is a tree and blksum a list of blocks' digests, so that their blocks can be hashed by all
-//! lanes; SHA-256 knows one order only. Values that wait for an earlier block are bounded: a fold that
+//! lanes; SHA-256 knows one order only. Values that wait for an earlier block are bounded: a digest that
 //! would need more gives up, and the digest is computed by reading again.
 
 use std::collections::BTreeMap;
@@ -44,7 +44,7 @@ impl Values {
 }
 
 /// The digest of a disk whose blocks come in any order, from any thread.
-pub(crate) struct Fold {
+pub(crate) struct StreamingDigest {
     algorithm: Algorithm,
     size: u64,
     zero: Value,
@@ -52,7 +52,7 @@ pub(crate) struct Fold {
 }
 
 struct State {
-    /// Number of the first block that is not folded yet.
+    /// Number of the first block that is not hashed yet.
     next: u64,
     waiting: BTreeMap<u64, Values>,
     weight: usize,
@@ -68,9 +68,9 @@ enum SoFar {
     List(Sha256),
 }
 
-impl Fold {
+impl StreamingDigest {
     /// For a disk of `size` bytes. `None`: blocks in any order are of no use.
-    pub(crate) fn new(algorithm: Algorithm, size: u64) -> Option<Fold> {
+    pub(crate) fn new(algorithm: Algorithm, size: u64) -> Option<StreamingDigest> {
         let so_far = match algorithm {
             Algorithm::Blake3 => SoFar::Tree(Vec::new()),
             Algorithm::Blksum => SoFar::List(Sha256::new()),
@@ -78,7 +78,7 @@ impl Fold {
         };
         let state = State { next: 0, waiting: BTreeMap::new(), weight: 0, so_far, lost: false };
         // One block is a tree without a merge.
-        (size > BLOCK).then(|| Fold {
+        (size > BLOCK).then(|| StreamingDigest {
             algorithm,
             size,
             zero: Sha256::digest(vec![0; BLOCK as usize]).into(),
@@ -217,10 +217,10 @@ mod tests {
     use super::*;
 
     /// What a lane does with a piece of a disk.
-    fn values(fold: &Fold, at: u64, bytes: &[u8]) -> Values {
+    fn values(streaming: &StreamingDigest, at: u64, bytes: &[u8]) -> Values {
         match is_zero(bytes) {
-            true => fold.zeroes(at, bytes.len() as u64),
-            false => fold.values(at, bytes),
+            true => streaming.zeroes(at, bytes.len() as u64),
+            false => streaming.values(at, bytes),
         }
     }
 
@@ -243,14 +243,18 @@ mod tests {
                 pieces.swap(index, rng.below(index as u64 + 1) as usize);
             }
             for algorithm in [Algorithm::Blake3, Algorithm::Blksum] {
-                let fold = Fold::new(algorithm, size).unwrap();
+                let streaming = StreamingDigest::new(algorithm, size).unwrap();
                 for &(index, piece) in &pieces {
-                    assert_eq!(fold.finish(), None, "not all are there");
+                    assert_eq!(streaming.finish(), None, "not all are there");
                     let at = (index * step) as u64;
-                    fold.add(at, values(&fold, at, piece));
+                    streaming.add(at, values(&streaming, at, piece));
                 }
                 let whole = crate::algorithm::of_bytes(algorithm, &bytes);
-                assert_eq!(fold.finish(), Some(whole), "{algorithm}, seed {seed}, round {round}");
+                assert_eq!(
+                    streaming.finish(),
+                    Some(whole),
+                    "{algorithm}, seed {seed}, round {round}"
+                );
             }
         }
     }
@@ -258,27 +262,27 @@ mod tests {
     #[test]
     fn what_comes_twice_or_is_too_far_ahead_is_no_digest() {
         for algorithm in [Algorithm::Blake3, Algorithm::Blksum] {
-            let fold = Fold::new(algorithm, 2 * BLOCK).unwrap();
+            let streaming = StreamingDigest::new(algorithm, 2 * BLOCK).unwrap();
             for (at, bytes) in [(0, [1; 1000]), (1000, [0; 1000])] {
-                fold.add(at, fold.values(at, &bytes));
+                streaming.add(at, streaming.values(at, &bytes));
             }
-            fold.add(2000, fold.zeroes(2000, 2 * BLOCK - 2000));
-            assert_eq!(fold.finish(), None, "pieces that are no blocks");
+            streaming.add(2000, streaming.zeroes(2000, 2 * BLOCK - 2000));
+            assert_eq!(streaming.finish(), None, "pieces that are no blocks");
         }
-        let fold = Fold::new(Algorithm::Blksum, 2 * BLOCK).unwrap();
-        fold.add(0, fold.zeroes(0, BLOCK));
-        fold.add(0, fold.zeroes(0, BLOCK));
-        fold.add(BLOCK, fold.zeroes(BLOCK, BLOCK));
-        assert_eq!(fold.finish(), None);
+        let streaming = StreamingDigest::new(Algorithm::Blksum, 2 * BLOCK).unwrap();
+        streaming.add(0, streaming.zeroes(0, BLOCK));
+        streaming.add(0, streaming.zeroes(0, BLOCK));
+        streaming.add(BLOCK, streaming.zeroes(BLOCK, BLOCK));
+        assert_eq!(streaming.finish(), None);
         let blocks = WAITING_MAX as u64 + 3;
-        let fold = Fold::new(Algorithm::Blksum, blocks * BLOCK).unwrap();
+        let streaming = StreamingDigest::new(Algorithm::Blksum, blocks * BLOCK).unwrap();
         for block in 1..blocks {
-            fold.add(block * BLOCK, Values::Each(vec![[0; 32]]));
+            streaming.add(block * BLOCK, Values::Each(vec![[0; 32]]));
         }
-        fold.add(0, Values::Each(vec![[0; 32]]));
-        assert_eq!(fold.finish(), None);
-        assert!(fold.state.lock().unwrap().waiting.is_empty());
-        assert!(Fold::new(Algorithm::Sha256, 1 << 30).is_none());
-        assert!(Fold::new(Algorithm::Blake3, BLOCK).is_none());
+        streaming.add(0, Values::Each(vec![[0; 32]]));
+        assert_eq!(streaming.finish(), None);
+        assert!(streaming.state.lock().unwrap().waiting.is_empty());
+        assert!(StreamingDigest::new(Algorithm::Sha256, 1 << 30).is_none());
+        assert!(StreamingDigest::new(Algorithm::Blake3, BLOCK).is_none());
     }
 }

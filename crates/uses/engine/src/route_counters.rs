@@ -43,6 +43,27 @@ pub struct Routes {
 }
 
 impl Routes {
+    /// What was counted since `before`.
+    pub(crate) fn since(&self, before: &Routes) -> Routes {
+        Routes {
+            skip: self.skip.saturating_sub(before.skip),
+            zero: self.zero.saturating_sub(before.zero),
+            trim: self.trim.saturating_sub(before.trim),
+            reflink: self.reflink.saturating_sub(before.reflink),
+            copy_file_range: self.copy_file_range.saturating_sub(before.copy_file_range),
+            file_to_socket: self.file_to_socket.saturating_sub(before.file_to_socket),
+            socket_to_socket: self.socket_to_socket.saturating_sub(before.socket_to_socket),
+            socket_to_file: self.socket_to_file.saturating_sub(before.socket_to_file),
+            file_to_file: self.file_to_file.saturating_sub(before.file_to_file),
+            memory: self.memory.saturating_sub(before.memory),
+            vmsplice: self.vmsplice.saturating_sub(before.vmsplice),
+            direct_read: self.direct_read.saturating_sub(before.direct_read),
+            direct_write: self.direct_write.saturating_sub(before.direct_write),
+            zeroes_written: self.zeroes_written.saturating_sub(before.zeroes_written),
+            unseen: self.unseen.saturating_sub(before.unseen),
+        }
+    }
+
     /// All counters with their names.
     pub fn named(&self) -> [(&'static str, u64); 15] {
         [

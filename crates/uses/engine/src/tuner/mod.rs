@@ -5,8 +5,10 @@
 //! So one thing at a time is changed, up and down, and stays changed only where that made the copy
 //! faster by a margin, twice in a row. Local copies begin with what was measured to be the best for
 //! them and are over before the first step; where requests take long, steps begin at once. The steps
-//! are in `search`; here is what they are measured by and what they change.
+//! are in `climb`; here is what they are measured by and what they change.
 //! How many requests are in flight on each connection is learned apart from this, in `window`.
+
+mod climb;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -15,11 +17,11 @@ use std::time::{Duration, Instant};
 use blockhaul_block::Facts;
 use blockhaul_io::Pool;
 
-use crate::gate::Gate;
+use self::climb::{Bounds, Climb, Sample, Setting};
+use crate::lane_slots::LaneSlots;
 use crate::options::MAX_REQUEST;
 use crate::progress::Progress;
-use crate::search::{Bounds, Sample, Search, Setting};
-use crate::settled::Settled;
+use crate::resolved::Resolved;
 
 /// Sizes of requests that are tried.
 pub(crate) const SIZE_MIN: u64 = 64 << 10;
@@ -30,7 +32,7 @@ const _: () = assert!(SIZE_MIN.is_multiple_of(crate::algorithm::BLOCK));
 /// What all lanes of a copy share of the search.
 pub(crate) struct Tuner {
     started: Instant,
-    gate: Arc<Gate>,
+    slots: Arc<LaneSlots>,
     progress: Arc<Progress>,
     size: AtomicU64,
     moved: AtomicU64,
@@ -43,43 +45,45 @@ pub(crate) struct Tuner {
     disturbed: AtomicBool,
     /// A connection could not be had.
     refused: AtomicBool,
-    search: Mutex<Search>,
+    climb: Mutex<Climb>,
+    /// Nothing is tried at all.
+    fixed: bool,
 }
 
 impl Tuner {
     /// A tuner for a copy between these devices.
     pub(crate) fn of(
-        settled: &Settled,
+        resolved: &Resolved,
         from: &Facts,
         to: &Facts,
         pool: &Pool,
-        (gate, progress): (Arc<Gate>, Arc<Progress>),
+        (slots, progress): (Arc<LaneSlots>, Arc<Progress>),
     ) -> Tuner {
-        let begin = Setting { lanes: settled.connections_first, size: settled.request_size };
+        let begin = Setting { lanes: resolved.connections_first, size: resolved.request_size };
         let minimum = from.block.minimum.max(to.block.minimum);
         let preferred = from.block.preferred.max(to.block.preferred);
         let maximum = from.block.maximum.min(to.block.maximum).min(MAX_REQUEST);
-        let size = match settled.adaptive_size && begin.size.is_power_of_two() {
+        let size = match resolved.adaptive_size && begin.size.is_power_of_two() {
             true => {
                 let least = SIZE_MIN.max(minimum.max(preferred).into());
-                let most = SIZE_MAX.min(maximum.into()).min(settled.queue_size);
+                let most = SIZE_MAX.min(maximum.into()).min(resolved.queue_size);
                 (least.min(begin.size), most.max(begin.size))
             }
             false => (begin.size, begin.size),
         };
-        let lanes = match settled.connections_max > settled.connections {
-            true => (1, settled.connections_max),
+        let lanes = match resolved.connections_max > resolved.connections {
+            true => (1, resolved.connections_max),
             false => (begin.lanes, begin.lanes),
         };
-        let bounds = Bounds { lanes, usual: settled.connections, size, memory: pool.limit() };
-        let search = Search::new(begin, bounds);
+        let bounds = Bounds { lanes, usual: resolved.connections, size, memory: pool.limit() };
+        let climb = Climb::new(begin, bounds);
         // What a limit holds back tells nothing.
-        let fixed = settled.is_limited() || search.over();
-        let next = if fixed { u64::MAX } else { micros(search.due) };
+        let fixed = resolved.is_limited() || climb.over();
+        let next = if fixed { u64::MAX } else { micros(climb.due) };
         progress.set_request_size(begin.size);
         Tuner {
             started: Instant::now(),
-            gate,
+            slots,
             progress,
             size: AtomicU64::new(begin.size),
             moved: AtomicU64::new(0),
@@ -89,7 +93,8 @@ impl Tuner {
             next_look: AtomicU64::new(next),
             disturbed: AtomicBool::new(false),
             refused: AtomicBool::new(false),
-            search: Mutex::new(search),
+            climb: Mutex::new(climb),
+            fixed,
         }
     }
 
@@ -124,9 +129,18 @@ impl Tuner {
 
     /// A connection beyond those that there are could not be had; true the first time.
     pub(crate) fn no_more_lanes(&self) -> bool {
-        let active = self.gate.active().max(1);
-        self.search.lock().expect("no panic under this lock").no_more_lanes(active);
+        let active = self.slots.active().max(1);
+        self.climb.lock().expect("no panic under this lock").no_more_lanes(active);
         !self.refused.swap(true, Ordering::Relaxed)
+    }
+
+    /// Another run begins after [`Tuner::finish`].
+    pub(crate) fn resume(&self) {
+        self.disturb();
+        let climb = self.climb.lock().expect("no panic under this lock");
+        if !self.fixed && !climb.over() {
+            self.next_look.store(micros(climb.due), Ordering::Relaxed);
+        }
     }
 
     /// The end is near: nothing more is tried.
@@ -142,21 +156,21 @@ impl Tuner {
     #[cold]
     fn look(&self, now: Duration) {
         // Another lane is looking.
-        let Ok(mut search) = self.search.try_lock() else { return };
+        let Ok(mut climb) = self.climb.try_lock() else { return };
         let sample = Sample {
             at: now,
             moved: self.moved.load(Ordering::Relaxed),
             requests: self.requests.load(Ordering::Relaxed),
             waited: Duration::from_micros(self.waited.load(Ordering::Relaxed)),
             shortest: Duration::from_micros(self.shortest.load(Ordering::Relaxed)),
-            active: self.gate.active(),
+            active: self.slots.active(),
             left: self.left(),
             disturbed: self.disturbed.swap(false, Ordering::Relaxed),
         };
-        let before = search.present;
-        search.look(&sample);
-        let present = search.present;
-        let next = if search.over() { u64::MAX } else { micros(search.due) };
+        let before = climb.present;
+        climb.look(&sample);
+        let present = climb.present;
+        let next = if climb.over() { u64::MAX } else { micros(climb.due) };
         // Not where `finish` was called meanwhile.
         if self.next_look.load(Ordering::Relaxed) != u64::MAX {
             self.next_look.store(next, Ordering::Relaxed);
@@ -166,7 +180,7 @@ impl Tuner {
             self.progress.set_request_size(present.size);
         }
         if present.lanes != before.lanes {
-            self.gate.set_places(present.lanes);
+            self.slots.set_places(present.lanes);
         }
         if present != before {
             log::debug!("{} connections, requests of {} bytes", present.lanes, present.size);

@@ -2,7 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use blockhaul_block::{Device, Error, Facts, Kind, Result};
@@ -11,7 +11,7 @@ use blockhaul_io::Event;
 
 use crate::options::{Options, RETRY_DELAY_MAX, Retried};
 use crate::progress::Progress;
-use crate::proof::Proof;
+use crate::same_disk::Proof;
 use crate::side::Side;
 
 /// Time for a connection to be made.
@@ -32,7 +32,9 @@ pub(crate) struct Retries {
     requests: [AtomicU64; 2],
     connections: [AtomicU64; 2],
     /// A block of the source, by which a connection that is made again is known.
-    seen: OnceLock<Proof>,
+    seen: Mutex<Option<Proof>>,
+    /// There is one.
+    has_seen: AtomicBool,
     pub(crate) checked: AtomicU64,
     pub(crate) rewritten: AtomicU64,
 }
@@ -47,7 +49,8 @@ impl Retries {
             lost_target: AtomicBool::new(false),
             requests: Default::default(),
             connections: Default::default(),
-            seen: OnceLock::new(),
+            seen: Mutex::default(),
+            has_seen: AtomicBool::new(false),
             checked: AtomicU64::new(0),
             rewritten: AtomicU64::new(0),
         })
@@ -100,15 +103,27 @@ impl Retries {
 
     /// Whether a block of the source is wanted, to know it again by.
     pub(crate) fn wants_proof(&self) -> bool {
-        self.any() && self.seen.get().is_none()
+        self.any() && !self.has_seen.load(Ordering::Relaxed)
     }
 
     /// Keeps what was read from the source at `at`, if it has content.
     pub(crate) fn keep_proof(&self, at: u64, bytes: &[u8]) {
         if let Some(proof) = Proof::of(at, bytes) {
             // The first one serves as well as any.
-            let _ = self.seen.set(proof);
+            self.seen.lock().expect("no panic under this lock").get_or_insert(proof);
+            self.has_seen.store(true, Ordering::Relaxed);
         }
+    }
+
+    /// Another run begins: what the source held before may have changed.
+    pub(crate) fn forget_proof(&self) {
+        let mut seen = self.seen.lock().expect("no panic under this lock");
+        *seen = None;
+        self.has_seen.store(false, Ordering::Relaxed);
+    }
+
+    fn proof(&self) -> Option<Proof> {
+        self.seen.lock().expect("no panic under this lock").clone()
     }
 
     /// Counts a repetition after this error; the error itself where there is to be none.
@@ -198,7 +213,7 @@ pub(crate) fn is_lost(error: &Error) -> bool {
 }
 
 /// A handle on one side, for the requests of one lane; lives on that lane's worker.
-pub(crate) struct End {
+pub(crate) struct Handle {
     side: Side,
     stack: Stack,
     handle: RefCell<Arc<dyn Device>>,
@@ -210,14 +225,14 @@ pub(crate) struct End {
     retries: Arc<Retries>,
 }
 
-impl End {
+impl Handle {
     pub(crate) fn new(
         side: Side,
         stack: Stack,
         handle: Arc<dyn Device>,
         retries: Arc<Retries>,
-    ) -> End {
-        End {
+    ) -> Handle {
+        Handle {
             side,
             stack,
             handle: RefCell::new(handle),
@@ -341,22 +356,22 @@ impl End {
         let last = last.map(|last| last.to_string()).unwrap_or_default();
         let tries = self.retries.limit.saturating_add(1);
         let text = format!("{}; {tries} attempts to connect again failed: {last}", error.text());
-        let told = Error::new(Kind::Disconnected, text).on(&self.facts().name);
+        let named = Error::new(Kind::Disconnected, text).on(&self.facts().name);
         Err(match error.request() {
-            Some((kind, at, len)) => told.during(kind, at, len),
-            None => told,
+            Some((kind, at, len)) => named.during(kind, at, len),
+            None => named,
         })
     }
 }
 
-impl End {
+impl Handle {
     /// Why a new handle is not the same disk, if it is not; the source is known by a block of what was
     /// read from it before.
     async fn is_another(&self, handle: &Arc<dyn Device>) -> Result<Option<String>> {
         if let Some(why) = differs(&self.stack, handle) {
             return Ok(Some(why));
         }
-        let Some(proof) = self.retries.seen.get().filter(|_| self.side == Side::Source) else {
+        let Some(proof) = self.retries.proof().filter(|_| self.side == Side::Source) else {
             return Ok(None);
         };
         Ok((!proof.is_on(&**handle).await?).then(|| {

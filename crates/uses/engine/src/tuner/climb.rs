@@ -113,7 +113,7 @@ enum Phase {
 
 /// The search.
 #[derive(Debug)]
-pub(crate) struct Search {
+pub(crate) struct Climb {
     bounds: Bounds,
     pub(crate) present: Setting,
     phase: Phase,
@@ -134,9 +134,9 @@ pub(crate) struct Search {
     rest: Duration,
 }
 
-impl Search {
-    pub(crate) fn new(begin: Setting, bounds: Bounds) -> Search {
-        Search {
+impl Climb {
+    pub(crate) fn new(begin: Setting, bounds: Bounds) -> Climb {
+        Climb {
             bounds,
             present: begin,
             phase: Phase::Resting,
@@ -370,7 +370,7 @@ mod tests {
     /// Runs a search for so many seconds on a server that moves `rate(setting)` bytes a second, with
     /// requests that take `time`. Gives where it ended and the share of the time spent elsewhere.
     fn settle(
-        search: &mut Search,
+        search: &mut Climb,
         seconds: f64,
         time: Duration,
         rate: impl Fn(Setting) -> f64,
@@ -400,7 +400,7 @@ mod tests {
         (search.before_step(), visited)
     }
 
-    impl Search {
+    impl Climb {
         /// The setting that is not just being tried.
         fn before_step(&self) -> Setting {
             match self.phase {
@@ -412,7 +412,7 @@ mod tests {
 
     #[test]
     fn a_fast_copy_is_left_alone_for_the_first_second() {
-        let mut search = Search::new(BEGIN, BOUNDS);
+        let mut search = Climb::new(BEGIN, BOUNDS);
         let (_, visited) = settle(&mut search, 0.99, Duration::from_micros(900), |_| 3e9);
         assert_eq!(visited.len(), 1, "{visited:?}");
     }
@@ -425,7 +425,7 @@ mod tests {
             if setting.size < large.size { 1.2e9 } else { 1.2e9 * of_large }
         };
         for (of_large, expected) in [(1.2, large), (1.0, BEGIN), (0.7, BEGIN), (0.001, BEGIN)] {
-            let mut search = Search::new(BEGIN, BOUNDS);
+            let mut search = Climb::new(BEGIN, BOUNDS);
             let time = Duration::from_millis(2);
             let (setting, visited) = settle(&mut search, 0.99, time, |s| rate(s, of_large));
             assert_eq!(setting, expected, "{of_large}: {visited:?}");
@@ -440,10 +440,10 @@ mod tests {
             asked.set(asked.get() + 1);
             if asked.get() < 2 * 55 { 0.5e9 } else { 3e9 }
         };
-        let mut search = Search::new(BEGIN, BOUNDS);
+        let mut search = Climb::new(BEGIN, BOUNDS);
         let (_, visited) = settle(&mut search, 0.99, Duration::from_millis(2), slow_first);
         assert!(search.leapt && visited.len() == 1, "{visited:?}");
-        let mut search = Search::new(BEGIN, BOUNDS);
+        let mut search = Climb::new(BEGIN, BOUNDS);
         let (_, visited) = settle(&mut search, 0.99, Duration::from_millis(50), |_| 1.2e9);
         assert!(visited.iter().all(|(_, s)| s.size <= 2 * BEGIN.size), "{visited:?}");
     }
@@ -452,7 +452,7 @@ mod tests {
     fn requests_that_take_long_bring_the_usual_connections_at_once() {
         let few = Setting { lanes: 2, ..BEGIN };
         for (time, expected) in [(50, BEGIN), (1, few)] {
-            let mut search = Search::new(few, BOUNDS);
+            let mut search = Climb::new(few, BOUNDS);
             settle(&mut search, 0.06, Duration::from_millis(time), |_| 1e9);
             assert_eq!(search.present, expected, "{time} ms");
         }
@@ -460,7 +460,7 @@ mod tests {
 
     #[test]
     fn where_nothing_helps_almost_no_time_is_spent_on_trying() {
-        let mut search = Search::new(BEGIN, BOUNDS);
+        let mut search = Climb::new(BEGIN, BOUNDS);
         let (setting, visited) = settle(&mut search, 100.0, Duration::from_millis(1), |_| 1e9);
         assert_eq!(setting, BEGIN);
         let away: f64 = visited
@@ -473,7 +473,7 @@ mod tests {
 
     #[test]
     fn a_limit_on_each_connection_is_answered_by_more_of_them() {
-        let mut search = Search::new(BEGIN, BOUNDS);
+        let mut search = Climb::new(BEGIN, BOUNDS);
         let per_connection = |setting: Setting| setting.lanes.min(16) as f64 * 20e6;
         let (setting, _) = settle(&mut search, 20.0, Duration::from_millis(50), per_connection);
         assert_eq!(setting.lanes, 16);
@@ -481,7 +481,7 @@ mod tests {
 
     #[test]
     fn a_server_that_is_slower_with_more_connections_gets_one() {
-        let mut search = Search::new(BEGIN, BOUNDS);
+        let mut search = Climb::new(BEGIN, BOUNDS);
         let slower = |setting: Setting| 100e6 / (setting.lanes as f64).powf(0.4);
         let (setting, _) = settle(&mut search, 20.0, Duration::from_millis(40), slower);
         assert_eq!(setting.lanes, 1);
@@ -489,14 +489,14 @@ mod tests {
 
     #[test]
     fn a_cost_of_each_call_is_answered_by_larger_requests_and_a_server_that_chokes_by_smaller() {
-        let mut search = Search::new(BEGIN, BOUNDS);
+        let mut search = Climb::new(BEGIN, BOUNDS);
         let per_call = |setting: Setting| {
             let size = setting.size as f64;
             size / (0.010 + size / 500e6)
         };
         let (setting, _) = settle(&mut search, 30.0, Duration::from_millis(40), per_call);
         assert!(setting.size >= 4 << 20, "{setting:?}");
-        let mut search = Search::new(BEGIN, BOUNDS);
+        let mut search = Climb::new(BEGIN, BOUNDS);
         let chokes = |setting: Setting| 50e6 * (128e3 / setting.size as f64).min(1.0);
         let (setting, _) = settle(&mut search, 30.0, Duration::from_millis(40), chokes);
         assert_eq!(setting.size, 128 << 10);
@@ -505,8 +505,8 @@ mod tests {
     #[test]
     fn what_is_given_stays_and_memory_is_kept() {
         let given = Bounds { lanes: (4, 4), size: (BEGIN.size, BEGIN.size), ..BOUNDS };
-        assert!(Search::new(BEGIN, given).over());
-        let mut search = Search::new(BEGIN, BOUNDS);
+        assert!(Climb::new(BEGIN, given).over());
+        let mut search = Climb::new(BEGIN, BOUNDS);
         let (setting, visited) = settle(&mut search, 60.0, Duration::from_millis(40), |setting| {
             (setting.size * setting.lanes as u64) as f64
         });
@@ -516,7 +516,7 @@ mod tests {
 
     #[test]
     fn connections_that_cannot_be_had_are_not_asked_for_again() {
-        let mut search = Search::new(BEGIN, BOUNDS);
+        let mut search = Climb::new(BEGIN, BOUNDS);
         search.no_more_lanes(1);
         assert_eq!(search.bounds.lanes, (1, 4));
         let (setting, visited) =

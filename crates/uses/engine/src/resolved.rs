@@ -72,7 +72,7 @@ const REQUESTS_PER_SEGMENT: u64 = 16;
 
 /// Options with what the devices demand.
 #[derive(Debug, Clone)]
-pub(crate) struct Settled {
+pub(crate) struct Resolved {
     /// Lanes that work where requests take long, until more or fewer are found to pay.
     pub(crate) connections: usize,
     /// Lanes that work from the beginning.
@@ -95,16 +95,18 @@ pub(crate) struct Settled {
     pub(crate) target_is_zero: bool,
     pub(crate) flush: bool,
     pub(crate) segment: u64,
-    rate: Option<Arc<Rate>>,
+    rate: Arc<Rate>,
+    /// The options have a rate, which may be no limit at the moment.
+    has_rate: bool,
 }
 
-impl Settled {
+impl Resolved {
     pub(crate) fn new(
         options: &Options,
         source: &Arc<dyn Device>,
         target: &Arc<dyn Device>,
         pool: &Pool,
-    ) -> Settled {
+    ) -> Resolved {
         let (from, to) = (source.facts(), target.facts());
         // As nbdcopy: at least what both sides prefer, and never more than they take.
         let wish = options.request_size.clamp(MIN_REQUEST, MAX_REQUEST);
@@ -130,7 +132,7 @@ impl Settled {
             0 => 0,
             sparse => sparse.max(to.block.preferred.min(GRAIN_MAX)),
         };
-        Settled {
+        Resolved {
             connections,
             connections_first,
             connections_max,
@@ -148,7 +150,8 @@ impl Settled {
             target_is_zero: options.target_is_zero || (to.zeroed && !options.allocated),
             flush: options.flush,
             segment: segment(options, from.size, connections_max, request_size),
-            rate: options.rate.clone(),
+            rate: options.rate.clone().unwrap_or_else(|| Arc::new(Rate::new(0, 0))),
+            has_rate: options.rate.is_some(),
         }
     }
 
@@ -159,15 +162,20 @@ impl Settled {
         whole(self.request_size) && whole(self.segment) && (self.sparse != 0 || self.allocated)
     }
 
-    /// Whether the rate is limited.
+    /// Whether the rate is limited, or may become so.
     pub(crate) fn is_limited(&self) -> bool {
-        self.rate.is_some()
+        self.has_rate || self.rate.is_limited()
+    }
+
+    /// The limit for all lanes together.
+    pub(crate) fn rate(&self) -> &Arc<Rate> {
+        &self.rate
     }
 
     /// Waits until a request of `bytes` bytes is within the limit.
     pub(crate) async fn pace(&self, bytes: u64, stopped: impl Fn() -> bool) {
-        if let Some(rate) = &self.rate {
-            rate.take(bytes, stopped).await;
+        if self.rate.is_limited() {
+            self.rate.take(bytes, stopped).await;
         }
     }
 }

@@ -2,15 +2,16 @@
 //! up between two requests when there are more lanes at work than are found to pay.
 
 use std::future::poll_fn;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Poll, Waker};
 
-/// The places of a copy.
-pub(crate) struct Gate {
+use crate::signals::{OVER, Signals};
+
+/// The slots for lanes of a copy: each that is at work holds one of the places.
+pub(crate) struct LaneSlots {
     state: Mutex<State>,
-    /// Looked at before every request, without the lock.
-    over: AtomicBool,
+    /// Raised while more lanes are at work than there are places.
+    signals: Arc<Signals>,
 }
 
 struct State {
@@ -19,11 +20,16 @@ struct State {
     waiting: Vec<Waker>,
 }
 
-impl Gate {
-    /// A gate with so many places.
-    pub(crate) fn new(places: usize) -> Gate {
+impl LaneSlots {
+    /// Slots for so many lanes.
+    pub(crate) fn new(places: usize, signals: Arc<Signals>) -> LaneSlots {
         let state = State { places: places.max(1), active: 0, waiting: Vec::new() };
-        Gate { state: Mutex::new(state), over: AtomicBool::new(false) }
+        LaneSlots { state: Mutex::new(state), signals }
+    }
+
+    /// What lanes look at before each request.
+    pub(crate) fn signals(&self) -> &Arc<Signals> {
+        &self.signals
     }
 
     /// Changes the number of places.
@@ -36,18 +42,19 @@ impl Gate {
         self.lock().active
     }
 
-    /// Takes a place even where none is free: the first lane never waits.
-    pub(crate) fn enter_first(&self) {
+    /// Takes a place even where none is free: the first lane never waits, nor one that somebody waits for.
+    pub(crate) fn enter_beyond(&self) {
         self.change(|state| state.active += 1);
     }
 
     /// Waits for a place; false: there is no need any more.
     pub(crate) async fn enter(&self, stopped: impl Fn() -> bool) -> bool {
         let entered = poll_fn(|cx| {
+            // Under the lock, so that no change of what it looks at is missed.
+            let mut state = self.lock();
             if stopped() {
                 return Poll::Ready(false);
             }
-            let mut state = self.lock();
             if state.active < state.places {
                 state.active += 1;
                 return Poll::Ready(true);
@@ -73,7 +80,7 @@ impl Gate {
 
     /// Gives a place up if more are taken than there are; says whether it did.
     pub(crate) fn leave_if_over(&self) -> bool {
-        if !self.over.load(Ordering::Relaxed) {
+        if !self.signals.is(OVER) {
             return false;
         }
         let mut left = false;
@@ -97,7 +104,7 @@ impl Gate {
     fn change(&self, change: impl FnOnce(&mut State)) {
         let mut state = self.lock();
         change(&mut state);
-        self.over.store(state.active > state.places, Ordering::Relaxed);
+        self.signals.set(OVER, state.active > state.places);
         let waiting = std::mem::take(&mut state.waiting);
         drop(state);
         waiting.into_iter().for_each(Waker::wake);
@@ -117,20 +124,20 @@ mod tests {
 
     #[test]
     fn lanes_wait_for_a_place_and_give_it_up_when_there_are_too_many() {
-        let gate = Gate::new(2);
+        let slots = LaneSlots::new(2, Arc::default());
         let cx = &mut Context::from_waker(Waker::noop());
-        gate.enter_first();
-        assert_eq!(pin!(gate.enter(|| false)).poll(cx), Poll::Ready(true));
-        let mut third = pin!(gate.enter(|| false));
+        slots.enter_beyond();
+        assert_eq!(pin!(slots.enter(|| false)).poll(cx), Poll::Ready(true));
+        let mut third = pin!(slots.enter(|| false));
         assert!(third.as_mut().poll(cx).is_pending());
-        assert!(!gate.leave_if_over());
-        gate.set_places(1);
-        assert!(gate.leave_if_over());
-        assert!(!gate.leave_if_over(), "the other one stays");
+        assert!(!slots.leave_if_over());
+        slots.set_places(1);
+        assert!(slots.leave_if_over());
+        assert!(!slots.leave_if_over(), "the other one stays");
         assert!(third.as_mut().poll(cx).is_pending());
-        gate.leave();
+        slots.leave();
         assert_eq!(third.as_mut().poll(cx), Poll::Ready(true));
-        assert_eq!(gate.active(), 1);
-        assert_eq!(pin!(gate.enter(|| true)).poll(cx), Poll::Ready(false), "nothing left to do");
+        assert_eq!(slots.active(), 1);
+        assert_eq!(pin!(slots.enter(|| true)).poll(cx), Poll::Ready(false), "nothing left to do");
     }
 }

@@ -21,14 +21,14 @@ const PROBES: usize = 2;
 const GAIN: f64 = 1.25;
 
 /// What files have not refused yet, for all lanes of a copy.
-pub(crate) struct Offload {
+pub(crate) struct KernelCopy {
     pub(crate) reflink: AtomicBool,
     pub(crate) copy_range: CopyRange,
 }
 
-impl Offload {
-    pub(crate) fn new(by_kernel: ByKernel) -> Offload {
-        Offload {
+impl KernelCopy {
+    pub(crate) fn new(by_kernel: ByKernel) -> KernelCopy {
+        KernelCopy {
             reflink: AtomicBool::new(by_kernel == ByKernel::Auto),
             copy_range: CopyRange::new(by_kernel),
         }
@@ -54,7 +54,7 @@ enum State {
 
 /// Who copies what comes next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Turn {
+pub(crate) enum Mover {
     Kernel,
     /// The kernel, and it is timed; so many bytes at most.
     TimeKernel(u64),
@@ -79,14 +79,14 @@ impl CopyRange {
     }
 
     /// Who copies what comes next in the lane of this number.
-    pub(crate) fn turn(&self, lane: u32) -> Turn {
+    pub(crate) fn turn(&self, lane: u32) -> Mover {
         match &mut *self.state.lock().expect("no panic under this lock") {
-            State::Taken => Turn::Kernel,
+            State::Taken => Mover::Kernel,
             State::Open(owner, trial) => match *owner.get_or_insert(lane) == lane {
                 true => trial.turn(),
-                false => Turn::Requests,
+                false => Mover::Requests,
             },
-            State::Left => Turn::Requests,
+            State::Left => Mover::Requests,
         }
     }
 
@@ -123,9 +123,13 @@ struct Trial {
 }
 
 impl Trial {
-    fn turn(&self) -> Turn {
+    fn turn(&self) -> Mover {
         let left = PROBE - self.bytes;
-        if self.over.is_multiple_of(2) { Turn::TimeKernel(left) } else { Turn::TimeRequests(left) }
+        if self.over.is_multiple_of(2) {
+            Mover::TimeKernel(left)
+        } else {
+            Mover::TimeRequests(left)
+        }
     }
 
     fn note(&mut self, bytes: u64, time: Duration) {
@@ -154,7 +158,7 @@ mod tests {
     fn measured(paces: [u64; 2 * PROBES]) -> bool {
         let mut trial = Trial::default();
         for (number, mib) in paces.into_iter().enumerate() {
-            let kernel = matches!(trial.turn(), Turn::TimeKernel(PROBE));
+            let kernel = matches!(trial.turn(), Mover::TimeKernel(PROBE));
             assert_eq!(kernel, number % 2 == 0);
             assert_eq!(trial.pays(), None);
             // In parts, as ranges come.
@@ -176,14 +180,14 @@ mod tests {
     #[test]
     fn one_lane_measures_and_the_others_go_on() {
         let range = CopyRange::new(ByKernel::Auto);
-        assert_eq!(range.turn(3), Turn::TimeKernel(PROBE));
-        assert_eq!(range.turn(1), Turn::Requests);
+        assert_eq!(range.turn(3), Mover::TimeKernel(PROBE));
+        assert_eq!(range.turn(1), Mover::Requests);
         range.note(PROBE - 1, Duration::from_millis(1));
-        assert_eq!(range.turn(3), Turn::TimeKernel(1));
+        assert_eq!(range.turn(3), Mover::TimeKernel(1));
         range.leave();
         range.note(PROBE, Duration::from_millis(1));
-        assert_eq!(range.turn(3), Turn::Requests, "it was refused in the meantime");
-        assert_eq!(CopyRange::new(ByKernel::Never).turn(0), Turn::Requests);
-        assert_eq!(CopyRange::new(ByKernel::CopyRange).turn(0), Turn::Kernel);
+        assert_eq!(range.turn(3), Mover::Requests, "it was refused in the meantime");
+        assert_eq!(CopyRange::new(ByKernel::Never).turn(0), Mover::Requests);
+        assert_eq!(CopyRange::new(ByKernel::CopyRange).turn(0), Mover::Kernel);
     }
 }

@@ -6,7 +6,7 @@ use crate::segment::{Run, Segment, What};
 
 /// Cuts runs into segments, with zeroes cut inwards to the grain, so that no two writes share a block
 /// of the target.
-pub(crate) struct Cutter {
+pub(crate) struct Segmenter {
     size: u64,
     segment_size: u64,
     grain: u64,
@@ -27,9 +27,9 @@ pub(crate) struct Cutter {
     done: VecDeque<Segment>,
 }
 
-impl Cutter {
-    pub(crate) fn new(size: u64, segment_size: u64, grain: u64, whole: (bool, bool)) -> Cutter {
-        Cutter {
+impl Segmenter {
+    pub(crate) fn new(size: u64, segment_size: u64, grain: u64, whole: (bool, bool)) -> Segmenter {
+        Segmenter {
             size,
             segment_size,
             grain: grain.max(1),
@@ -39,19 +39,19 @@ impl Cutter {
             tail_what: What::Zero,
             open_at: 0,
             open: None,
-            segment: Segment { at: 0, told: false, check: false, runs: Vec::new() },
+            segment: Segment { at: 0, extents_known: false, check: false, runs: Vec::new() },
             untold_to: 0,
             done: VecDeque::new(),
         }
     }
 
-    /// The next `len` bytes are this; `told`: by the source.
-    pub(crate) fn push(&mut self, len: u64, what: What, told: bool) {
+    /// The next `len` bytes are this; `extents_known`: the source told it.
+    pub(crate) fn push(&mut self, len: u64, what: What, extents_known: bool) {
         if what.is_data() {
             self.end_tail();
             self.at += len;
             // Before the run is cut: cutting closes segments, which then know what is in them.
-            if !told {
+            if !extents_known {
                 self.untold_to = self.at;
             }
             self.join(len, what);
@@ -156,9 +156,10 @@ impl Cutter {
 
     fn close_segment(&mut self) {
         if !self.segment.runs.is_empty() {
-            let next = Segment { at: self.open_at, told: false, check: false, runs: Vec::new() };
+            let next =
+                Segment { at: self.open_at, extents_known: false, check: false, runs: Vec::new() };
             let mut closed = std::mem::replace(&mut self.segment, next);
-            closed.told = closed.at >= self.untold_to;
+            closed.extents_known = closed.at >= self.untold_to;
             self.done.push_back(closed);
         }
     }
@@ -173,11 +174,11 @@ mod tests {
 
     fn cut(runs: &[(u64, What)], grain: u64, whole: (bool, bool)) -> Vec<Segment> {
         let size = runs.iter().map(|run| run.0).sum();
-        let mut cutter = Cutter::new(size, SEGMENT, grain, whole);
+        let mut segmenter = Segmenter::new(size, SEGMENT, grain, whole);
         let mut segments = Vec::new();
         for (len, what) in runs {
-            cutter.push(*len, *what, true);
-            segments.extend(std::iter::from_fn(|| cutter.take()));
+            segmenter.push(*len, *what, true);
+            segments.extend(std::iter::from_fn(|| segmenter.take()));
         }
         segments
     }
@@ -203,24 +204,25 @@ mod tests {
 
     #[test]
     fn what_is_left_out_ends_a_segment() {
-        let mut cutter = Cutter::new(10 * SEGMENT, SEGMENT, 1, (true, true));
-        cutter.leave_to(100);
-        cutter.push(50, What::Data, false);
-        cutter.leave_to(200);
-        cutter.push(SEGMENT, What::Data, true);
-        cutter.finish();
-        let segments: Vec<_> = std::iter::from_fn(|| cutter.take()).collect();
-        let found: Vec<_> = segments.iter().map(|s| (s.at, s.len(), s.told)).collect();
+        let mut segmenter = Segmenter::new(10 * SEGMENT, SEGMENT, 1, (true, true));
+        segmenter.leave_to(100);
+        segmenter.push(50, What::Data, false);
+        segmenter.leave_to(200);
+        segmenter.push(SEGMENT, What::Data, true);
+        segmenter.finish();
+        let segments: Vec<_> = std::iter::from_fn(|| segmenter.take()).collect();
+        let found: Vec<_> = segments.iter().map(|s| (s.at, s.len(), s.extents_known)).collect();
         assert_eq!(found, [(100, 50, false), (200, SEGMENT - 200, true), (SEGMENT, 200, true)]);
     }
 
     #[test]
     fn what_nobody_told_of_is_known_as_such_in_every_segment_it_fills() {
-        let mut cutter = Cutter::new(4 * SEGMENT, SEGMENT, 1, (true, true));
-        cutter.push(SEGMENT, What::Data, true);
-        cutter.push(2 * SEGMENT, What::Data, false);
-        cutter.push(SEGMENT, What::Data, true);
-        let told: Vec<_> = std::iter::from_fn(|| cutter.take()).map(|s| s.told).collect();
+        let mut segmenter = Segmenter::new(4 * SEGMENT, SEGMENT, 1, (true, true));
+        segmenter.push(SEGMENT, What::Data, true);
+        segmenter.push(2 * SEGMENT, What::Data, false);
+        segmenter.push(SEGMENT, What::Data, true);
+        let told: Vec<_> =
+            std::iter::from_fn(|| segmenter.take()).map(|s| s.extents_known).collect();
         assert_eq!(told, [true, false, false, true]);
     }
 

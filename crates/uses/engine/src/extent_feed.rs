@@ -19,7 +19,7 @@ use blockhaul_block::{
 };
 use blockhaul_io::Task;
 
-use crate::end::End;
+use crate::handle::Handle;
 
 /// Bytes of the first question: the most that a request with a length of 32 bits can say, aligned to
 /// every block size.
@@ -51,8 +51,8 @@ pub(crate) struct Known {
 }
 
 /// The extents of a range, from its start to its end.
-pub(crate) struct Feed {
-    end: Rc<End>,
+pub(crate) struct ExtentFeed {
+    end: Rc<Handle>,
     /// `None`: nothing is asked.
     context: Option<Contexts>,
     /// A question that fails is an error, not a range of which nothing is known.
@@ -85,29 +85,29 @@ struct Question {
     answer: Task<Result<Extents>>,
 }
 
-impl Feed {
+impl ExtentFeed {
     /// What `end` says of the bytes from `at` to `to` about holes, where it can and `asks` is set;
     /// where it fails, nothing is known.
-    pub(crate) fn allocation(end: Rc<End>, asks: bool, at: u64, to: u64) -> Feed {
+    pub(crate) fn allocation(end: Rc<Handle>, asks: bool, at: u64, to: u64) -> ExtentFeed {
         let facts = end.facts();
         // What emulation calls data is not known to be data.
-        let told = facts.can.contains(Can::EXTENTS) && !facts.emulated.contains(Can::EXTENTS);
-        let context = facts.context(BASE_ALLOCATION).filter(|_| asks && told);
-        Feed::new(end, context, at, to)
+        let answers = facts.can.contains(Can::EXTENTS) && !facts.emulated.contains(Can::EXTENTS);
+        let context = facts.context(BASE_ALLOCATION).filter(|_| asks && answers);
+        ExtentFeed::new(end, context, at, to)
     }
 
     /// What `end` says in another context. A failure is an error.
-    pub(crate) fn strict(end: Rc<End>, context: Contexts, at: u64, to: u64) -> Feed {
-        Feed { strict: true, ..Feed::new(end, Some(context), at, to) }
+    pub(crate) fn strict(end: Rc<Handle>, context: Contexts, at: u64, to: u64) -> ExtentFeed {
+        ExtentFeed { strict: true, ..ExtentFeed::new(end, Some(context), at, to) }
     }
 
     /// A failure is an error.
-    pub(crate) fn or_fail(self) -> Feed {
-        Feed { strict: true, ..self }
+    pub(crate) fn or_fail(self) -> ExtentFeed {
+        ExtentFeed { strict: true, ..self }
     }
 
-    fn new(end: Rc<End>, context: Option<Contexts>, at: u64, to: u64) -> Feed {
-        Feed {
+    fn new(end: Rc<Handle>, context: Option<Contexts>, at: u64, to: u64) -> ExtentFeed {
+        ExtentFeed {
             end,
             context,
             strict: false,
@@ -135,7 +135,7 @@ impl Feed {
         self.context.is_some()
     }
 
-    /// Since when the answer that [`Feed::front`] waits for is awaited.
+    /// Since when the answer that [`ExtentFeed::front`] waits for is awaited.
     pub(crate) fn waits_since(&mut self) -> Option<Instant> {
         if !self.runs.is_empty() {
             return None;
@@ -158,20 +158,21 @@ impl Feed {
             let Some(question) = self.out.front_mut() else {
                 return Ok(Known { len: self.to - self.at, state: None });
             };
-            let mut told = None;
+            let mut came_late = None;
             let late = &mut self.late;
             let answer = poll_fn(|cx| {
                 late.retain_mut(|question| match Pin::new(&mut question.answer).poll(cx) {
                     Poll::Pending => true,
                     Poll::Ready(answer) => {
-                        told = answer.ok().map(|list| (question.len, list)).or(told.take());
+                        came_late =
+                            answer.ok().map(|list| (question.len, list)).or(came_late.take());
                         false
                     }
                 });
                 Pin::new(&mut question.answer).poll(cx)
             });
             let answer = answer.await;
-            if let Some((asked, list)) = told {
+            if let Some((asked, list)) = came_late {
                 self.learn(asked, &list);
             }
             if let Some(question) = self.out.pop_front() {
@@ -307,7 +308,7 @@ impl Feed {
 }
 
 /// Asks, again where that may help.
-async fn ask(end: Rc<End>, at: u64, len: u64, context: Contexts) -> Result<Extents> {
+async fn ask(end: Rc<Handle>, at: u64, len: u64, context: Contexts) -> Result<Extents> {
     let mut attempts = 0;
     loop {
         let generation = end.generation();

@@ -1,0 +1,161 @@
+//! Lanes beyond the first: dialled while the others copy, and used only when they see the same disks.
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use blockhaul_block::{Can, Contexts, Device, Error, Flags, Request, Result};
+use blockhaul_catalog::Stack;
+
+use crate::handle::{DIAL_MAX, differs, is_lost};
+use crate::lane::Lane;
+use crate::options::MultiConn;
+use crate::orders::{Member, Order};
+use crate::segment_maker::first_of;
+use crate::segment_queue::SegmentQueue;
+use crate::shared::Shared;
+use crate::sides::Sides;
+
+/// A lane beyond the first, as far as there is one.
+enum Extra {
+    /// Nobody has needed it yet.
+    NotMade,
+    Made(Rc<Lane>),
+    /// It cannot be had.
+    Refused,
+}
+
+/// Takes orders for lane number `index`, which is made when so many are found to pay, and stays for the
+/// orders that follow.
+pub(crate) async fn extra_lane(
+    shared: Arc<Shared>,
+    index: usize,
+    sides: Sides,
+    mut orders: Member,
+) {
+    let mut lane = Extra::NotMade;
+    while let Some(order) = orders.next().await {
+        let last = order.is_last();
+        match order {
+            Order::Run(queue, ending) => {
+                if matches!(lane, Extra::NotMade) {
+                    lane = make(&shared, index, &sides, &queue).await;
+                }
+                if let Extra::Made(lane) = &lane {
+                    lane.run(&queue, ending).await;
+                }
+            }
+            Order::End(ending) => {
+                if let Extra::Made(lane) = &lane {
+                    lane.finish(ending).await;
+                }
+            }
+        }
+        if last {
+            // Its connections, and what else it holds, are gone before the copy ends.
+            drop((lane, shared));
+            orders.done();
+            return;
+        }
+        orders.done();
+    }
+}
+
+/// Dials a lane and makes sure that it sees the same disks. What is in the way of it is a warning: the
+/// copy goes on without.
+async fn make(
+    shared: &Arc<Shared>,
+    index: usize,
+    sides: &Sides,
+    queue: &Arc<SegmentQueue>,
+) -> Extra {
+    let wanted = shared.learned.slots.wait_for_places(index, || shared.stopped());
+    if first_of(wanted, queue.exhausted()).await.is_none() || shared.stopped() {
+        return Extra::NotMade;
+    }
+    match prepare(shared, sides, queue).await {
+        Ok(Some((from, to))) => Extra::Made(sides.lane(shared, from, to, false)),
+        Ok(None) => Extra::NotMade,
+        Err(why) => {
+            let first = shared.learned.tuner.no_more_lanes();
+            let text = format!("going on with fewer connections: {why}");
+            // One says it all, whatever each of them failed of.
+            if first && index < shared.resolved.connections {
+                shared.warn(text);
+            } else {
+                // One more than usual was only tried.
+                log::info!("{text}");
+            }
+            Extra::Refused
+        }
+    }
+}
+
+type Opened = Arc<dyn Device>;
+
+/// Further handles; `None` where all work is done before they can be used, and why they cannot be.
+async fn prepare(
+    shared: &Arc<Shared>,
+    Sides { source, target }: &Sides,
+    queue: &Arc<SegmentQueue>,
+) -> Result<Option<(Opened, Opened)>, String> {
+    let multi_conn = shared.resolved.multi_conn;
+    if multi_conn == MultiConn::Advertised
+        && let Some(stack) = [source, target].into_iter().find(|stack| !promises(stack))
+    {
+        return Err(format!(
+            "{} does not report multi-conn; --multi-conn=auto examines further connections",
+            stack.device().facts().name
+        ));
+    }
+    let dial = async {
+        let from = source.another().await?;
+        let to = target.another().await?;
+        Ok::<_, Error>((from, to))
+    };
+    // The others may have done all the work before the connection stands.
+    let dialled = first_of(blockhaul_io::timeout(DIAL_MAX, dial), queue.exhausted()).await;
+    let (from, to) = match dialled {
+        None => return Ok(None),
+        Some(Ok(Ok(handles))) => handles,
+        Some(Ok(Err(error))) => return Err(error.to_string()),
+        Some(Err(blockhaul_io::Elapsed)) => {
+            return Err(format!("no handshake within {} s", DIAL_MAX.as_secs()));
+        }
+    };
+    let first = target.device();
+    let tells_zeroes = first.facts().can.contains(Can::EXTENTS);
+    if target.has_more() && tells_zeroes && !shared.retries.lost_target() {
+        // The zeroes that the target has reported so far count for a later connection only if both are of
+        // the same run of the server: then the first one still lives. The target is not read, which its
+        // promise may have spared it.
+        let least = u64::from(first.facts().block.minimum.max(1));
+        let question = Request::extents(0, least, Contexts::first()).with(Flags::ONE_EXTENT);
+        let alive = first.submit(question).await;
+        if alive.is_err_and(|error| is_lost(&error)) {
+            shared.retries.lose_target();
+        }
+    }
+    if let Some(why) = differs(source, &from).or_else(|| differs(target, &to)) {
+        return Err(why);
+    }
+    let unsure = |stack: &Stack, handle: &Opened| (!promises(stack)).then(|| handle.clone());
+    let (from_unsure, to_unsure) = (unsure(source, &from), unsure(target, &to));
+    let examined = to_unsure.is_some();
+    if multi_conn == MultiConn::Auto && (from_unsure.is_some() || examined) {
+        match shared.learned.same_disk.examine(from_unsure, to_unsure, queue).await {
+            Ok(()) => {}
+            Err(None) => return Ok(None),
+            Err(Some(why)) => return Err(why),
+        }
+    }
+    if examined {
+        shared.learned.one_disk.store(true, Ordering::Relaxed);
+    }
+    Ok(Some((from, to)))
+}
+
+/// Whether all handles of a stack are sure to show one disk.
+fn promises(stack: &Stack) -> bool {
+    !stack.has_more() || stack.device().facts().can.contains(Can::MULTI_CONN)
+}

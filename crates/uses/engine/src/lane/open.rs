@@ -1,0 +1,269 @@
+//! The segments that a lane has begun: what of them is left to be started, and which of their requests
+//! somebody waits for.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+
+use crate::ledger::{Home, Range};
+use crate::segment::{Segment, What};
+use crate::segment_queue::SegmentQueue;
+use crate::shared::Shared;
+use crate::wants::common;
+
+/// A part of a segment that goes one way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Piece {
+    pub(super) at: u64,
+    pub(super) end: u64,
+    pub(super) what: What,
+}
+
+/// What comes next in a segment.
+pub(super) enum Next {
+    Copy(Piece),
+    /// All has been started that somebody waits for.
+    Arrival(Rc<Arrival>),
+    /// Everything has been started.
+    End,
+}
+
+enum Step {
+    Copy(Piece),
+    Arrival(Rc<Arrival>),
+}
+
+/// A segment whose requests are being started.
+pub(super) struct OpenSegment {
+    pub(super) home: Home,
+    end: u64,
+    /// The source told its extents.
+    pub(super) extents_known: bool,
+    /// Requests of the segment so far; what the kernel copied counts as if by requests.
+    pub(super) requests: Cell<u64>,
+    /// Whether zeroes were found in it, and of how many changes of what was found that is the result.
+    pub(super) zeroes: Cell<(u64, bool)>,
+    steps: RefCell<VecDeque<Step>>,
+    /// Arrivals among the steps.
+    urgent: Cell<usize>,
+    /// Under which requests that start now are counted.
+    flight: RefCell<Rc<Flight>>,
+    /// The flights before, as long as they have requests under way.
+    flights: RefCell<Vec<Weak<Flight>>>,
+}
+
+impl OpenSegment {
+    pub(super) fn new(
+        segment: Segment,
+        queue: &Arc<SegmentQueue>,
+        shared: &Arc<Shared>,
+    ) -> OpenSegment {
+        let (at, end) = segment.range();
+        let mut start = at;
+        let piece = |run: crate::segment::Run| {
+            let piece = Piece { at: start, end: start + run.len, what: run.what };
+            start = piece.end;
+            Step::Copy(piece)
+        };
+        let steps = segment.runs.into_iter().map(piece).collect();
+        let written = Written { at, queue: queue.clone(), shared: shared.clone() };
+        let flight = Flight { arrivals: RefCell::default(), segment: Rc::new(written) };
+        OpenSegment {
+            home: Home::at(at),
+            end,
+            extents_known: segment.extents_known,
+            requests: Cell::new(0),
+            // Looked up before the first request.
+            zeroes: Cell::new((u64::MAX, false)),
+            steps: RefCell::new(steps),
+            urgent: Cell::new(0),
+            flight: RefCell::new(Rc::new(flight)),
+            flights: RefCell::default(),
+        }
+    }
+
+    /// Where it starts and ends.
+    pub(super) fn range(&self) -> Range {
+        (self.home.offset(), self.end)
+    }
+
+    /// Under which requests that start now are counted.
+    pub(super) fn flight(&self) -> Rc<Flight> {
+        self.flight.borrow().clone()
+    }
+
+    /// Whether it has something left to be started that somebody waits for.
+    pub(super) fn is_urgent(&self) -> bool {
+        self.urgent.get() > 0
+    }
+
+    /// What comes next. A piece stays until [`OpenSegment::started_to`].
+    pub(super) fn next(&self) -> Next {
+        let mut steps = self.steps.borrow_mut();
+        match steps.front() {
+            None => return Next::End,
+            Some(Step::Copy(piece)) => return Next::Copy(*piece),
+            Some(Step::Arrival(_)) => {}
+        }
+        match steps.pop_front() {
+            Some(Step::Arrival(arrival)) => {
+                self.urgent.set(self.urgent.get() - 1);
+                Next::Arrival(arrival)
+            }
+            _ => Next::End,
+        }
+    }
+
+    /// The next piece has been started up to here.
+    pub(super) fn started_to(&self, at: u64) {
+        let mut steps = self.steps.borrow_mut();
+        if let Some(Step::Copy(piece)) = steps.front_mut() {
+            piece.at = at;
+            if at >= piece.end {
+                steps.pop_front();
+            }
+        }
+    }
+
+    /// The kernel has copied as much as so many requests would.
+    pub(super) fn count_moved(&self, requests: u64) {
+        self.requests.set(self.requests.get() + requests);
+    }
+
+    /// The data of the segment, in order.
+    pub(super) fn data(&self) -> Vec<Range> {
+        let steps = self.steps.borrow();
+        let data = |step: &Step| match step {
+            Step::Copy(piece) if piece.what.is_data() => Some((piece.at, piece.end)),
+            _ => None,
+        };
+        steps.iter().filter_map(data).collect()
+    }
+
+    /// Leaves out ranges that are done, which are in order. For a segment of which nothing was started.
+    pub(super) fn leave_out(&self, done: &[Range]) {
+        let mut done = done.iter().peekable();
+        let mut steps = self.steps.borrow_mut();
+        for step in std::mem::take(&mut *steps) {
+            let Step::Copy(Piece { mut at, end, what }) = step else {
+                steps.push_back(step);
+                continue;
+            };
+            while let Some(&&(from, to)) = done.peek()
+                && from < end
+            {
+                if at < from {
+                    steps.push_back(step_of(at, from, what));
+                }
+                at = to.min(end);
+                if to > end {
+                    break;
+                }
+                done.next();
+            }
+            if at < end {
+                steps.push_back(step_of(at, end, what));
+            }
+        }
+    }
+
+    /// Puts a range before everything else, and says that somebody waits for it.
+    pub(super) fn hurry(&self, wanted: Range, queue: &Arc<SegmentQueue>, shared: &Arc<Shared>) {
+        let pieces = self.cut_out(wanted);
+        let arrival = Arrival { range: wanted, queue: queue.clone(), shared: shared.clone() };
+        let mut steps = self.steps.borrow_mut();
+        // What others wait for longer goes before it.
+        let last = steps.iter().rposition(|step| matches!(step, Step::Arrival(_)));
+        let mut index = last.map_or(0, |last| last + 1);
+        for piece in pieces {
+            steps.insert(index, Step::Copy(piece));
+            index += 1;
+        }
+        steps.insert(index, Step::Arrival(Rc::new(arrival)));
+        self.urgent.set(self.urgent.get() + 1);
+    }
+
+    /// Everything has been started that this is about: it has arrived when all that is under way has
+    /// completed.
+    pub(super) fn end_flight(&self, arrival: &Rc<Arrival>) {
+        let segment = self.flight.borrow().segment.clone();
+        let next = Rc::new(Flight { arrivals: RefCell::default(), segment });
+        let ended = self.flight.replace(next);
+        let mut flights = self.flights.borrow_mut();
+        flights.push(Rc::downgrade(&ended));
+        flights.retain(|flight| match flight.upgrade() {
+            Some(flight) => {
+                flight.arrivals.borrow_mut().push(arrival.clone());
+                true
+            }
+            None => false,
+        });
+    }
+
+    /// Takes what is left of a range out of the steps.
+    fn cut_out(&self, range: Range) -> Vec<Piece> {
+        let mut out = Vec::new();
+        let mut steps = self.steps.borrow_mut();
+        for step in std::mem::take(&mut *steps) {
+            let Step::Copy(piece) = step else {
+                steps.push_back(step);
+                continue;
+            };
+            let Some((start, end)) = common((piece.at, piece.end), range) else {
+                steps.push_back(step_of(piece.at, piece.end, piece.what));
+                continue;
+            };
+            if piece.at < start {
+                steps.push_back(step_of(piece.at, start, piece.what));
+            }
+            out.push(Piece { at: start, end, what: piece.what });
+            if end < piece.end {
+                steps.push_back(step_of(end, piece.end, piece.what));
+            }
+        }
+        out
+    }
+}
+
+fn step_of(at: u64, end: u64, what: What) -> Step {
+    Step::Copy(Piece { at, end, what })
+}
+
+/// Requests of a segment that are under way together: each holds it until it has completed.
+pub(super) struct Flight {
+    /// What has arrived when these have.
+    arrivals: RefCell<Vec<Rc<Arrival>>>,
+    segment: Rc<Written>,
+}
+
+/// A segment that is on the target when the last request drops this.
+struct Written {
+    at: u64,
+    queue: Arc<SegmentQueue>,
+    shared: Arc<Shared>,
+}
+
+impl Drop for Written {
+    fn drop(&mut self) {
+        // Else requests may have ended without having done anything.
+        if !self.shared.stopped() {
+            self.queue.written(self.at);
+        }
+    }
+}
+
+/// A range that is on the target when the last one drops this.
+pub(super) struct Arrival {
+    range: Range,
+    queue: Arc<SegmentQueue>,
+    shared: Arc<Shared>,
+}
+
+impl Drop for Arrival {
+    fn drop(&mut self) {
+        if !self.shared.stopped() {
+            self.queue.arrived(self.range);
+        }
+    }
+}

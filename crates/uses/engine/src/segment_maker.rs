@@ -1,0 +1,321 @@
+//! Makes segments of what is to be copied, with what is known of them, ahead of the lanes that take them.
+
+use std::future::poll_fn;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use blockhaul_block::{HOLE, Result, ZERO};
+
+use crate::extent_feed::{ExtentFeed, Known};
+use crate::handle::Handle;
+use crate::journal::Recorded;
+use crate::ledger::Range;
+use crate::plan::Added;
+use crate::progress::Progress;
+use crate::segment::{Run, Segment, What};
+use crate::segment_queue::SegmentQueue;
+use crate::segmenter::Segmenter;
+use crate::selection::{Choice, Selection};
+
+/// Segments that are cut from one run at a time: bounds the memory of those that wait.
+const SEGMENTS_AT_ONCE: u64 = 64;
+/// Time for which lanes that have nothing to do wait for extents before they copy without.
+const PATIENCE: Duration = Duration::from_millis(250);
+
+/// What earlier runs have done.
+#[derive(Debug, Default)]
+pub(crate) struct Earlier {
+    pub(crate) recorded: Recorded,
+    /// Look again at what is recorded instead of leaving it out.
+    pub(crate) check: bool,
+}
+
+/// What segments are made of.
+pub(crate) struct Making {
+    pub(crate) source: Rc<Handle>,
+    /// Asked what reads as zeroes already, if it may tell.
+    pub(crate) target: Option<Rc<Handle>>,
+    /// All of it does.
+    pub(crate) target_is_zero: bool,
+    /// Zeroes on the target must have storage.
+    pub(crate) allocated: bool,
+    /// Bytes of a segment.
+    pub(crate) segment: u64,
+    /// Runs of zeroes are cut at multiples of this.
+    pub(crate) grain: u64,
+    /// Ask for extents; when they cannot be had, that is an error.
+    pub(crate) extents: bool,
+    pub(crate) strict: bool,
+    /// Tell [`What::New`] from other data.
+    pub(crate) new: bool,
+    /// Hand out whole what is zero, and what is zero on both sides.
+    pub(crate) whole: (bool, bool),
+    pub(crate) selection: Selection,
+    /// Ranges that come while segments are made.
+    pub(crate) added: Option<Arc<Added>>,
+    pub(crate) earlier: Earlier,
+    pub(crate) progress: Arc<Progress>,
+}
+
+impl Making {
+    /// All of a device, in segments of this size.
+    pub(crate) fn of(source: Rc<Handle>, segment: u64, progress: &Arc<Progress>) -> Making {
+        let selection = Selection::all(source.facts().size);
+        Making {
+            source,
+            target: None,
+            target_is_zero: false,
+            allocated: false,
+            segment,
+            grain: 1,
+            extents: true,
+            strict: false,
+            new: false,
+            whole: (false, false),
+            selection,
+            added: None,
+            earlier: Earlier::default(),
+            progress: progress.clone(),
+        }
+    }
+}
+
+/// Makes the segments of a queue. An error means that what is to be copied cannot be found out.
+pub(crate) async fn make(queue: Arc<SegmentQueue>, making: Making) -> Result<()> {
+    let made = match Maker::new(&queue, making) {
+        Ok(maker) => maker.make().await,
+        Err(error) => Err(error),
+    };
+    match &made {
+        // Cancelled before the end: lanes get what is there and stop by themselves.
+        Ok(()) => queue.complete(),
+        Err(_) => queue.stop(),
+    }
+    made
+}
+
+struct Maker<'a> {
+    queue: &'a SegmentQueue,
+    making: Making,
+    segmenter: Segmenter,
+    feeds: Feeds,
+    choice: Choice,
+}
+
+/// What both sides say of a range.
+struct Feeds {
+    source: ExtentFeed,
+    target: Option<ExtentFeed>,
+}
+
+impl Feeds {
+    /// What they say of the bytes from `from` to `to`.
+    fn of(making: &Making, (from, to): Range) -> Feeds {
+        let feed = |handle: &Rc<Handle>| {
+            let to = to.min(handle.facts().size);
+            let feed = ExtentFeed::allocation(handle.clone(), making.extents, from.min(to), to);
+            if making.strict { feed.or_fail() } else { feed }
+        };
+        let source = feed(&making.source);
+        let target = match &making.target {
+            // Where everything is data, it is of no use.
+            Some(target) if !making.target_is_zero && (source.asks() || making.strict) => {
+                Some(feed(target))
+            }
+            _ => None,
+        };
+        Feeds { source, target }
+    }
+}
+
+impl Maker<'_> {
+    fn new(queue: &SegmentQueue, making: Making) -> Result<Maker<'_>> {
+        let feeds = Feeds::of(&making, making.selection.bounds());
+        let choice = making.selection.choice(&making.source)?;
+        let segmenter = segmenter(&making);
+        Ok(Maker { queue, making, segmenter, feeds, choice })
+    }
+
+    async fn make(mut self) -> Result<()> {
+        let mut ranges = self.making.selection.ranges().to_vec();
+        loop {
+            for range in ranges {
+                if !self.make_range(range).await? {
+                    return Ok(());
+                }
+            }
+            let Some(added) = self.making.added.clone() else { return Ok(()) };
+            let stopped = || self.queue.is_stopped() || self.making.progress.is_cancelled();
+            let Some(more) = added.next(stopped).await else { return Ok(()) };
+            // What comes now may be anywhere.
+            self.segmenter = segmenter(&self.making);
+            if let (Some(first), Some(last)) = (more.first(), more.last()) {
+                self.feeds = Feeds::of(&self.making, (first.0, last.1));
+            }
+            ranges = more;
+        }
+    }
+
+    /// Makes the segments of a range; false when the queue was stopped.
+    async fn make_range(&mut self, (start, end): Range) -> Result<bool> {
+        let segment = self.making.segment;
+        self.segmenter.leave_to(start);
+        let mut at = start;
+        while at < end && !self.making.progress.is_cancelled() {
+            if let Some(signals) = self.queue.signals() {
+                signals.resumed(|| self.making.progress.is_cancelled()).await;
+            }
+            let recorded = &self.making.earlier.recorded;
+            let mut len = end - at;
+            if let Some(reach) = recorded.reach(at / segment) {
+                // What is left out need not be known.
+                len = len.min(reach.saturating_mul(segment) - at);
+                if !self.recorded(at, len).await {
+                    return Ok(false);
+                }
+            } else {
+                if let Some(next) = recorded.next(at / segment) {
+                    len = len.min(next.saturating_mul(segment) - at);
+                }
+                let (known, what, extents_known) = self.look(at, len).await?;
+                len = known;
+                match what {
+                    Some(what) => self.segmenter.push(len, what, extents_known),
+                    None => {
+                        self.making.progress.leave_out(len);
+                        self.segmenter.leave_to(at + len);
+                    }
+                }
+            }
+            at += len;
+            if !self.hand_out().await {
+                return Ok(false);
+            }
+        }
+        self.segmenter.finish();
+        let added = self.hand_out().await;
+        self.queue.made_to(end);
+        Ok(added)
+    }
+
+    /// Hands out the segments that are complete; false when the queue was stopped.
+    async fn hand_out(&mut self) -> bool {
+        while let Some(segment) = self.segmenter.take() {
+            if !self.queue.add(segment).await {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// What an earlier run has copied; false when the queue was stopped.
+    async fn recorded(&mut self, at: u64, len: u64) -> bool {
+        self.making.progress.add_resumed(len);
+        self.segmenter.leave_to(at + len);
+        if !self.making.earlier.check {
+            return true;
+        }
+        let (segment, end) = (self.making.segment, at + len);
+        let mut at = at;
+        while at < end {
+            let len = (segment - at % segment).min(end - at);
+            let runs = vec![Run { len, what: What::Data }];
+            if !self.queue.add(Segment { at, extents_known: false, check: true, runs }).await {
+                return false;
+            }
+            at += len;
+        }
+        true
+    }
+
+    /// What is known from `at` on: of how many bytes, what they are (`None`: not to be copied), and
+    /// whether the source has told.
+    async fn look(&mut self, at: u64, most: u64) -> Result<(u64, Option<What>, bool)> {
+        let (most, chosen) = self.choice.look(at, most).await?;
+        if !chosen {
+            return Ok((most, None, false));
+        }
+        self.feeds.source.skip_to(at);
+        let cell = self.making.segment - at % self.making.segment;
+        let known = patiently(self.queue, &mut self.feeds.source, cell).await?;
+        let len = known.len.min(most);
+        // Not all at once, so that segments that wait need little memory.
+        let some = cell + SEGMENTS_AT_ONCE * self.making.segment;
+        let extents_known = known.state.is_some();
+        if known.state.unwrap_or(0) & ZERO == 0 {
+            let len = len.min(some);
+            if !self.making.new {
+                return Ok((len, Some(What::Data), extents_known));
+            }
+            let (len, new) = self.is_clean(at, len, cell).await?;
+            return Ok((len, Some(if new { What::New } else { What::Data }), extents_known));
+        }
+        let (len, clean) = self.is_clean(at, len, cell).await?;
+        let (what, whole) = match clean {
+            true => (What::Clean, self.making.whole.1),
+            false => (What::Zero, self.making.whole.0),
+        };
+        Ok((if whole { len } else { len.min(some) }, Some(what), extents_known))
+    }
+
+    /// Whether the target reads as zeroes from `at` on, and for how many bytes that is known.
+    async fn is_clean(&mut self, at: u64, len: u64, cell: u64) -> Result<(u64, bool)> {
+        if self.making.target_is_zero {
+            return Ok((len, true));
+        }
+        let Some(target) = &mut self.feeds.target else { return Ok((len, false)) };
+        let size = self.making.target.as_ref().map_or(0, |target| target.facts().size);
+        if at >= size {
+            // Nothing, which is as good as zeroes.
+            return Ok((len, true));
+        }
+        target.skip_to(at);
+        let known = patiently(self.queue, target, cell).await?;
+        let state = known.state.unwrap_or(0);
+        let clean = state & ZERO != 0 && !(self.making.allocated && state & HOLE != 0);
+        Ok((len.min(known.len), clean))
+    }
+}
+
+/// Cuts runs as is wanted.
+fn segmenter(making: &Making) -> Segmenter {
+    let size = making.source.facts().size;
+    Segmenter::new(size, making.segment, making.grain, making.whole)
+}
+
+/// What is known next; nothing, of a segment, when lanes have waited for it for too long.
+async fn patiently(queue: &SegmentQueue, feed: &mut ExtentFeed, cell: u64) -> Result<Known> {
+    let Some(since) = feed.waits_since() else { return feed.front().await };
+    if feed.is_strict() {
+        return feed.front().await;
+    }
+    let tired = async {
+        blockhaul_io::sleep_until(since + PATIENCE).await;
+        queue.starving().await;
+    };
+    match first_of(feed.front(), tired).await {
+        Some(known) => known,
+        None => {
+            feed.hurry();
+            Ok(Known { len: cell, state: None })
+        }
+    }
+}
+
+/// The first future's output, or `None` when the second ends before it.
+pub(crate) async fn first_of<T>(
+    first: impl Future<Output = T>,
+    second: impl Future<Output = ()>,
+) -> Option<T> {
+    let mut first = std::pin::pin!(first);
+    let mut second = std::pin::pin!(second);
+    poll_fn(|cx| {
+        if let Poll::Ready(output) = first.as_mut().poll(cx) {
+            return Poll::Ready(Some(output));
+        }
+        second.as_mut().poll(cx).map(|()| None)
+    })
+    .await
+}

@@ -1,0 +1,297 @@
+//! The segments of a copy on their way from the task that makes them to the lanes that take them.
+
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::{Poll, Waker};
+
+use blockhaul_block::Result;
+use blockhaul_io::Ticket;
+
+use crate::lane_slots::LaneSlots;
+use crate::ledger::Range;
+use crate::segment::Segment;
+use crate::signals::{Signals, WANTED};
+use crate::wants::{Wants, meet};
+
+/// Runs that may be waiting for lanes: bounds the memory of a disk in a million pieces.
+const RUNS_AHEAD: usize = 64 << 10;
+/// Segments that may be waiting for lanes.
+const SEGMENTS_AHEAD: usize = 4 << 10;
+
+/// The segments of a copy, made by one task and taken by all lanes.
+pub(crate) struct SegmentQueue {
+    state: Mutex<State>,
+    /// The lanes that are told while somebody waits for a range. `None`: nobody can.
+    lanes: Option<Arc<LaneSlots>>,
+    /// The number of the last one who began to wait for a range.
+    newest_want: AtomicU64,
+}
+
+#[derive(Default)]
+struct State {
+    ready: VecDeque<Segment>,
+    /// Segments at the front that somebody waits for.
+    urgent: usize,
+    runs: usize,
+    /// All segments have been made.
+    complete: bool,
+    /// Nothing more is to be handed out: an error, or a cancel.
+    stopped: bool,
+    maker: Option<Waker>,
+    takers: Vec<Waker>,
+    /// Those who wait until nothing is left.
+    leavers: Vec<Waker>,
+    wants: Wants,
+}
+
+impl State {
+    fn exhausted(&self) -> bool {
+        self.stopped || (self.complete && self.ready.is_empty())
+    }
+
+    /// Those to be woken after a change.
+    fn waiting(&mut self) -> Vec<Waker> {
+        let mut waiting = std::mem::take(&mut self.takers);
+        if self.exhausted() {
+            waiting.append(&mut self.leavers);
+        }
+        waiting.extend(self.maker.take());
+        waiting
+    }
+
+    fn take(&mut self) -> Option<Segment> {
+        let taken = self.ready.pop_front()?;
+        self.runs -= taken.runs.len();
+        self.urgent = self.urgent.saturating_sub(1);
+        Some(taken)
+    }
+
+    /// Puts what somebody waits for before all else.
+    fn hurry(&mut self, wanted: &[Range]) {
+        let is_wanted =
+            |segment: &Segment| wanted.iter().any(|&range| meet(range, segment.range()));
+        let queued = self.ready.split_off(self.urgent);
+        let (wanted, others): (VecDeque<_>, _) = queued.into_iter().partition(is_wanted);
+        self.urgent += wanted.len();
+        self.ready.extend(wanted);
+        self.ready.extend(others);
+    }
+}
+
+impl SegmentQueue {
+    /// A queue whose segments nobody waits for.
+    pub(crate) fn new() -> SegmentQueue {
+        SegmentQueue { state: Mutex::default(), lanes: None, newest_want: AtomicU64::new(0) }
+    }
+
+    /// A queue of segments that can be asked for first.
+    pub(crate) fn with_wants(lanes: Arc<LaneSlots>) -> SegmentQueue {
+        SegmentQueue { lanes: Some(lanes), ..SegmentQueue::new() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no panic under this lock")
+    }
+
+    /// What those heed who take segments of this queue.
+    pub(crate) fn signals(&self) -> Option<&Arc<Signals>> {
+        self.lanes.as_ref().map(|lanes| lanes.signals())
+    }
+
+    /// The next segment; `None` when there are no more.
+    pub(crate) async fn next(&self) -> Option<Segment> {
+        poll_fn(|cx| {
+            let mut state = self.lock();
+            if state.stopped {
+                return Poll::Ready(None);
+            }
+            let taken = state.take();
+            if taken.is_none() && !state.complete {
+                // The maker may know no more, and go on without.
+                let maker = state.maker.take();
+                state.takers.push(cx.waker().clone());
+                drop(state);
+                maker.into_iter().for_each(Waker::wake);
+                return Poll::Pending;
+            }
+            let mut woken: Vec<_> = state.maker.take().into_iter().collect();
+            if taken.is_some() && state.exhausted() {
+                // The last one is gone: whoever waits for the end may know.
+                woken = state.waiting();
+            }
+            drop(state);
+            woken.into_iter().for_each(Waker::wake);
+            Poll::Ready(taken)
+        })
+        .await
+    }
+
+    /// A segment that somebody waits for and no lane has taken.
+    pub(crate) fn take_urgent(&self) -> Option<Segment> {
+        let mut state = self.lock();
+        let taken = if state.urgent > 0 { state.take() } else { None };
+        let woken = if taken.is_some() { state.waiting() } else { Vec::new() };
+        drop(state);
+        woken.into_iter().for_each(Waker::wake);
+        taken
+    }
+
+    /// Waits until no segment is left to be taken.
+    pub(crate) async fn exhausted(&self) {
+        poll_fn(|cx| {
+            let mut state = self.lock();
+            if state.exhausted() {
+                return Poll::Ready(());
+            }
+            state.leavers.push(cx.waker().clone());
+            Poll::Pending
+        })
+        .await;
+    }
+
+    /// Waits until somebody waits for a segment, or for a range of which there is none yet.
+    pub(crate) async fn starving(&self) {
+        poll_fn(|cx| {
+            let mut state = self.lock();
+            let starving = state.ready.is_empty() && !state.takers.is_empty();
+            if state.stopped || starving || state.wants.want_more() {
+                return Poll::Ready(());
+            }
+            state.maker = Some(cx.waker().clone());
+            Poll::Pending
+        })
+        .await;
+    }
+
+    /// Hands out nothing more.
+    pub(crate) fn stop(&self) {
+        self.change(|state| {
+            state.stopped = true;
+            state.ready.clear();
+            (state.runs, state.urgent) = (0, 0);
+            state.wants.stop();
+        });
+        self.signal(false);
+    }
+
+    /// Whether it was stopped.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.lock().stopped
+    }
+
+    /// All segments have been made.
+    pub(crate) fn complete(&self) {
+        self.change(|state| state.complete = true);
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        let mut state = self.lock();
+        let changed = change(&mut state);
+        let waiting = state.waiting();
+        drop(state);
+        waiting.into_iter().for_each(Waker::wake);
+        changed
+    }
+
+    /// Adds a segment when there is room; false when the queue was stopped.
+    pub(crate) async fn add(&self, segment: Segment) -> bool {
+        let room = poll_fn(|cx| {
+            let mut state = self.lock();
+            if state.stopped {
+                return Poll::Ready(false);
+            }
+            let full = state.runs >= RUNS_AHEAD || state.ready.len() >= SEGMENTS_AHEAD;
+            // What somebody waits for is made at once, however much comes before it.
+            if full && !state.ready.is_empty() && !state.wants.want_more() {
+                state.maker = Some(cx.waker().clone());
+                return Poll::Pending;
+            }
+            Poll::Ready(true)
+        })
+        .await;
+        if room {
+            let range = segment.range();
+            self.change(|state| {
+                state.runs += segment.runs.len();
+                state.ready.push_back(segment);
+                if self.lanes.is_some() {
+                    state.wants.made(range);
+                    let wanted = state.wants.within(range, 0);
+                    if !wanted.is_empty() {
+                        state.hurry(&wanted);
+                    }
+                }
+            });
+            self.signal(false);
+        }
+        room
+    }
+
+    /// Segments of these ranges will be made.
+    pub(crate) fn plan(&self, ranges: &[Range]) {
+        if self.lanes.is_some() {
+            self.lock().wants.plan(ranges);
+        }
+    }
+
+    /// Of a range that ends at `end`, no more segments are made.
+    pub(crate) fn made_to(&self, end: u64) {
+        if self.lanes.is_some() {
+            self.lock().wants.pass(end);
+            self.signal(false);
+        }
+    }
+
+    /// The segment that starts at `at` is on the target.
+    pub(crate) fn written(&self, at: u64) {
+        self.lock().wants.written(at);
+        self.signal(false);
+    }
+
+    /// Part of a segment is on the target.
+    pub(crate) fn arrived(&self, range: Range) {
+        self.lock().wants.arrived(range);
+        self.signal(false);
+    }
+
+    /// Has a range copied before all others. The ticket tells when it is on the target.
+    pub(crate) fn want(&self, range: Range) -> Ticket<Result<()>> {
+        let ticket = self.change(|state| {
+            let ticket = state.wants.want(range);
+            if state.stopped {
+                state.wants.stop();
+            } else if state.wants.any() {
+                state.hurry(&[range]);
+            }
+            self.newest_want.store(state.wants.newest(), Ordering::SeqCst);
+            ticket
+        });
+        self.signal(true);
+        if let Some(lanes) = &self.lanes {
+            // One that waits for a place may have begun what is wanted.
+            lanes.wake();
+        }
+        ticket
+    }
+
+    /// The number of the last one who began to wait for a range.
+    pub(crate) fn newest_want(&self) -> u64 {
+        self.newest_want.load(Ordering::SeqCst)
+    }
+
+    /// Parts of `range` that somebody waits for who began after number `since`.
+    pub(crate) fn wanted_within(&self, range: Range, since: u64) -> Vec<Range> {
+        self.lock().wants.within(range, since)
+    }
+
+    /// Raises the signal while somebody waits. `more`: somebody may be new.
+    fn signal(&self, more: bool) {
+        let Some(signals) = self.signals() else { return };
+        if more || signals.is(WANTED) {
+            let state = self.lock();
+            signals.set(WANTED, state.wants.any());
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! What all lanes of an engine share.
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use blockhaul_block::{Error, Kind, Result};
+use blockhaul_io::Pool;
+
+use crate::flushes::Flushes;
+use crate::handle::Retries;
+use crate::journal::Journal;
+use crate::kernel_copy::KernelCopy;
+use crate::lane_slots::LaneSlots;
+use crate::progress::Progress;
+use crate::resolved::Resolved;
+use crate::same_disk::SameDisk;
+use crate::segment_queue::SegmentQueue;
+use crate::signals::Signals;
+use crate::streaming_digest::StreamingDigest;
+use crate::tuner::Tuner;
+
+/// What all lanes of an engine share.
+pub(crate) struct Shared {
+    pub(crate) resolved: Resolved,
+    pub(crate) signals: Arc<Signals>,
+    pub(crate) progress: Arc<Progress>,
+    pub(crate) retries: Arc<Retries>,
+    pub(crate) memory: Memory,
+    pub(crate) learned: Learned,
+    pub(crate) durability: Durability,
+    pub(crate) report: Report,
+    /// The digest that is computed while copying.
+    pub(crate) streaming: Option<StreamingDigest>,
+    /// The target reads as zeroes where no plan has written yet.
+    pub(crate) target_is_zero: AtomicBool,
+    /// What the present plan has for lanes.
+    queue: Mutex<Option<Arc<SegmentQueue>>>,
+}
+
+/// Buffers.
+pub(crate) struct Memory {
+    pub(crate) pool: Pool,
+    /// For requests whose bytes are not here yet, where the source takes memory for them when they come.
+    pub(crate) late: Option<Pool>,
+    /// For what is read back from the target.
+    pub(crate) checks: Pool,
+}
+
+/// What is found out while copying, for the runs that follow, too.
+pub(crate) struct Learned {
+    pub(crate) slots: Arc<LaneSlots>,
+    pub(crate) tuner: Tuner,
+    pub(crate) kernel_copy: KernelCopy,
+    pub(crate) same_disk: SameDisk,
+    /// Several connections were seen to show the same target.
+    pub(crate) one_disk: AtomicBool,
+    pub(crate) zeroes: ZeroesFound,
+}
+
+/// What is known of the durability of what was written.
+pub(crate) struct Durability {
+    pub(crate) flushes: Flushes,
+    pub(crate) journal: Option<Keeping>,
+}
+
+/// What is told at the end.
+#[derive(Default)]
+pub(crate) struct Report {
+    first_error: Mutex<Option<Error>>,
+    warnings: Mutex<Vec<String>>,
+    /// Lanes that were in use in the present run.
+    pub(crate) lanes_used: AtomicUsize,
+    lanes_made: AtomicU32,
+}
+
+/// A journal with the time between its flushes.
+pub(crate) struct Keeping {
+    pub(crate) file: Journal,
+    /// It stays after success.
+    pub(crate) keep: bool,
+    pub(crate) interval: Duration,
+}
+
+impl Shared {
+    /// What lanes share; [`Shared::begin`] comes before the first segment.
+    pub(crate) fn new(parts: Parts) -> Shared {
+        let Parts { resolved, signals, progress, retries, memory, learned, journal, streaming } =
+            parts;
+        Shared {
+            target_is_zero: AtomicBool::new(resolved.target_is_zero),
+            resolved,
+            signals,
+            progress,
+            retries,
+            memory,
+            learned,
+            durability: Durability { flushes: Flushes::default(), journal },
+            report: Report::default(),
+            streaming,
+            queue: Mutex::default(),
+        }
+    }
+
+    /// Lanes take segments from this queue from now on.
+    pub(crate) fn begin(&self, queue: &Arc<SegmentQueue>) {
+        *self.queue.lock().expect("no panic under this lock") = Some(queue.clone());
+        self.report.lanes_used.store(0, Ordering::Relaxed);
+    }
+
+    /// The run is over.
+    pub(crate) fn end(&self) {
+        self.queue.lock().expect("no panic under this lock").take();
+        self.target_is_zero.store(false, Ordering::Relaxed);
+    }
+
+    /// Ends the copy with this error, unless there was one before.
+    pub(crate) fn fail(&self, error: Error) {
+        let mut first_error = self.report.first_error.lock().expect("no panic under this lock");
+        first_error.get_or_insert(error);
+        drop(first_error);
+        self.retries.fail();
+        self.wake();
+    }
+
+    /// After the copy was stopped: whoever waits looks again.
+    pub(crate) fn wake(&self) {
+        let queue = self.queue.lock().expect("no panic under this lock").clone();
+        if let Some(queue) = queue {
+            queue.stop();
+        }
+        self.learned.slots.wake();
+        self.signals.wake();
+    }
+
+    pub(crate) fn stopped(&self) -> bool {
+        self.retries.stopped()
+    }
+
+    /// Why the copy is not complete, if it is not.
+    pub(crate) fn outcome(&self) -> Result<()> {
+        let first_error = self.report.first_error.lock().expect("no panic under this lock");
+        if let Some(error) = &*first_error {
+            return Err(error.clone());
+        }
+        if self.progress.is_cancelled() {
+            return Err(Error::new(Kind::ShuttingDown, "stopped before the end of the copy"));
+        }
+        Ok(())
+    }
+
+    /// The digest of what was copied, if it was computed on the way.
+    pub(crate) fn digest(&self) -> Option<String> {
+        // What was written again was read again, and may have been something else.
+        let again = self.retries.rewritten.load(Ordering::Relaxed) > 0;
+        self.streaming.as_ref().filter(|_| !again)?.finish()
+    }
+
+    /// Tells the user something, once: in the log as it arises, and in the summary for callers
+    /// without a log.
+    pub(crate) fn warn(&self, text: String) {
+        let mut warnings = self.report.warnings.lock().expect("no panic under this lock");
+        if !warnings.contains(&text) {
+            log::warn!("{text}");
+            warnings.push(text);
+        }
+    }
+
+    /// What the user was told so far.
+    pub(crate) fn warnings(&self) -> Vec<String> {
+        self.report.warnings.lock().expect("no panic under this lock").clone()
+    }
+
+    /// The number of a lane that is made.
+    pub(crate) fn next_lane(&self) -> u32 {
+        self.report.lanes_made.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+/// What [`Shared`] is made of.
+pub(crate) struct Parts {
+    pub(crate) resolved: Resolved,
+    pub(crate) signals: Arc<Signals>,
+    pub(crate) progress: Arc<Progress>,
+    pub(crate) retries: Arc<Retries>,
+    pub(crate) memory: Memory,
+    pub(crate) learned: Learned,
+    pub(crate) journal: Option<Keeping>,
+    pub(crate) streaming: Option<StreamingDigest>,
+}
+
+/// Segments, by number, that are looked at as a whole because zeroes turned up there or before.
+#[derive(Default)]
+pub(crate) struct ZeroesFound {
+    segments: Mutex<HashSet<u64>>,
+    /// Counts changes: who asks for each request takes the lock only after one.
+    changes: AtomicU64,
+}
+
+impl ZeroesFound {
+    /// Notes that a sample in this segment had zeroes: it and the next are looked at.
+    pub(crate) fn note(&self, segment: u64) {
+        let mut segments = self.segments.lock().expect("no panic under this lock");
+        let new = segments.insert(segment) | segments.insert(segment + 1);
+        if new {
+            self.changes.fetch_add(1, Ordering::Release);
+        }
+    }
+
+    /// Changes so far.
+    pub(crate) fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
+    }
+
+    /// Whether this segment is looked at.
+    pub(crate) fn contain(&self, segment: u64) -> bool {
+        self.segments.lock().expect("no panic under this lock").contains(&segment)
+    }
+}

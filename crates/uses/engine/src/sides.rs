@@ -1,0 +1,51 @@
+//! The two disks of a copy, and handles on them.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use blockhaul_block::Device;
+use blockhaul_catalog::Stack;
+
+use crate::handle::{Handle, Retries};
+use crate::lane::Lane;
+use crate::shared::Shared;
+use crate::side::Side;
+
+/// The two disks of a copy.
+#[derive(Clone)]
+pub(crate) struct Sides {
+    pub(crate) source: Stack,
+    pub(crate) target: Stack,
+}
+
+impl Sides {
+    /// A handle of its own on the first connection, for what is asked beside the lanes.
+    pub(crate) fn handle(&self, side: Side, retries: &Arc<Retries>) -> Rc<Handle> {
+        let stack = match side {
+            Side::Source => &self.source,
+            Side::Target => &self.target,
+        };
+        Rc::new(Handle::new(side, stack.clone(), stack.device().clone(), retries.clone()))
+    }
+
+    /// A lane over the first connection to each side.
+    pub(crate) fn first_lane(&self, shared: &Arc<Shared>, first: bool) -> Rc<Lane> {
+        let from = self.source.device().clone();
+        let to = self.target.device().clone();
+        self.lane(shared, from, to, first)
+    }
+
+    /// A lane over these connections.
+    pub(crate) fn lane(
+        &self,
+        shared: &Arc<Shared>,
+        from: Arc<dyn Device>,
+        to: Arc<dyn Device>,
+        first: bool,
+    ) -> Rc<Lane> {
+        let retries = &shared.retries;
+        let source = Handle::new(Side::Source, self.source.clone(), from, retries.clone());
+        let target = Handle::new(Side::Target, self.target.clone(), to, retries.clone());
+        Lane::new(shared.clone(), source, target, first)
+    }
+}

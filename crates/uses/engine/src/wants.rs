@@ -1,0 +1,229 @@
+//! Who waits for which ranges of a plan, and what of the plan is not on the target yet.
+
+use std::collections::BTreeMap;
+
+use blockhaul_block::{Error, Kind, Result};
+use blockhaul_io::{Completer, Ticket, ticket};
+
+use crate::ledger::Range;
+
+/// What is not on the target yet, and who waits for a part of it.
+#[derive(Default)]
+pub(crate) struct Wants {
+    /// Ranges of the plan of which no segments have been made: where each ends, by where it starts.
+    unmade: BTreeMap<u64, u64>,
+    /// Segments that are made and not written: where each ends, by where it starts.
+    unwritten: BTreeMap<u64, u64>,
+    waiting: Vec<Want>,
+    /// The number of the last one who began to wait, from 1.
+    newest: u64,
+}
+
+struct Want {
+    number: u64,
+    /// What of the range is not on the target.
+    missing: Vec<Range>,
+    arrived: Completer<Result<()>>,
+}
+
+impl Wants {
+    /// More ranges of which segments will be made.
+    pub(crate) fn plan(&mut self, ranges: &[Range]) {
+        self.unmade.extend(ranges.iter().copied());
+    }
+
+    /// A segment has been made; everything before it that was to be made has been, too.
+    pub(crate) fn made(&mut self, (at, end): Range) {
+        self.unwritten.insert(at, end);
+        self.pass(end);
+    }
+
+    /// Of the range that `end` is in or ends, nothing before `end` is made any more.
+    pub(crate) fn pass(&mut self, end: u64) {
+        let Some((&at, &range_end)) = self.unmade.range(..end).next_back() else { return };
+        if range_end < end {
+            // Another one, which is not made yet: of ours all was.
+            return;
+        }
+        self.unmade.remove(&at);
+        if range_end > end {
+            self.unmade.insert(end, range_end);
+        }
+        self.look_again();
+    }
+
+    /// The segment at `at` is on the target.
+    pub(crate) fn written(&mut self, at: u64) {
+        if let Some(end) = self.unwritten.remove(&at) {
+            self.arrived((at, end));
+        }
+    }
+
+    /// A range is on the target.
+    pub(crate) fn arrived(&mut self, range: Range) {
+        if self.waiting.is_empty() {
+            return;
+        }
+        for want in &mut self.waiting {
+            want.missing = without(&want.missing, range);
+        }
+        self.answer();
+    }
+
+    /// Waits for a range. What the plan does not have of it, or has copied, is not waited for.
+    pub(crate) fn want(&mut self, range: Range) -> Ticket<Result<()>> {
+        let (arrived, ticket) = ticket();
+        self.newest += 1;
+        let missing = self.missing(&[range]);
+        self.waiting.push(Want { number: self.newest, missing, arrived });
+        self.answer();
+        ticket
+    }
+
+    /// Whether somebody waits.
+    pub(crate) fn any(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// The number of the last one who began to wait.
+    pub(crate) fn newest(&self) -> u64 {
+        self.newest
+    }
+
+    /// Whether somebody waits for what is not made yet.
+    pub(crate) fn want_more(&self) -> bool {
+        let meets = |want: &Want| {
+            want.missing.iter().any(|&range| in_common(&self.unmade, range).next().is_some())
+        };
+        self.waiting.iter().any(meets)
+    }
+
+    /// Parts of `range` that somebody waits for who began after number `since`.
+    pub(crate) fn within(&self, range: Range, since: u64) -> Vec<Range> {
+        let new = self.waiting.iter().filter(|want| want.number > since);
+        new.flat_map(|want| &want.missing).filter_map(|&part| common(part, range)).collect()
+    }
+
+    /// Nothing more is copied: nobody gets what they wait for.
+    pub(crate) fn stop(&mut self) {
+        for want in std::mem::take(&mut self.waiting) {
+            let text = "the copy ended before this range was copied";
+            want.arrived.complete(Err(Error::new(Kind::ShuttingDown, text)));
+        }
+    }
+
+    /// Looks what is still missing after something was left out.
+    fn look_again(&mut self) {
+        for index in 0..self.waiting.len() {
+            let missing = self.missing(&self.waiting[index].missing);
+            self.waiting[index].missing = missing;
+        }
+        self.answer();
+    }
+
+    /// What of these ranges is not on the target.
+    fn missing(&self, ranges: &[Range]) -> Vec<Range> {
+        let mut missing = Vec::new();
+        for &range in ranges {
+            missing.extend(in_common(&self.unmade, range));
+            missing.extend(in_common(&self.unwritten, range));
+        }
+        missing.sort_unstable();
+        missing
+    }
+
+    /// Has those go on who have what they wait for.
+    fn answer(&mut self) {
+        let (waiting, here) = std::mem::take(&mut self.waiting)
+            .into_iter()
+            .filter(|want| !want.arrived.is_abandoned())
+            .partition(|want: &Want| !want.missing.is_empty());
+        self.waiting = waiting;
+        let here: Vec<Want> = here;
+        here.into_iter().for_each(|want| want.arrived.complete(Ok(())));
+    }
+}
+
+/// Whether two ranges have something in common.
+pub(crate) fn meet(one: Range, other: Range) -> bool {
+    common(one, other).is_some()
+}
+
+/// What of `range` is in ranges that do not overlap, the last one first.
+fn in_common(ranges: &BTreeMap<u64, u64>, range: Range) -> impl Iterator<Item = Range> {
+    let from_last = ranges.range(..range.1).rev();
+    from_last
+        .take_while(move |&(_, &end)| end > range.0)
+        .filter_map(move |(&at, &end)| common((at, end), range))
+}
+
+/// What two ranges have in common.
+pub(crate) fn common(one: Range, other: Range) -> Option<Range> {
+    let (start, end) = (one.0.max(other.0), one.1.min(other.1));
+    (start < end).then_some((start, end))
+}
+
+/// What of these ranges is not in `taken`.
+fn without(ranges: &[Range], taken: Range) -> Vec<Range> {
+    let mut left = Vec::new();
+    for &(start, end) in ranges {
+        left.extend((start < taken.0).then_some((start, end.min(taken.0))));
+        left.extend((end > taken.1).then_some((start.max(taken.1), end)));
+    }
+    left
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    use super::*;
+
+    fn is_here(ticket: &mut Ticket<Result<()>>) -> bool {
+        let cx = &mut Context::from_waker(Waker::noop());
+        matches!(pin!(ticket).poll(cx), Poll::Ready(Ok(Ok(()))))
+    }
+
+    #[test]
+    fn a_range_is_there_when_all_of_it_is_that_the_plan_has() {
+        let mut wants = Wants::default();
+        wants.plan(&[(0, 100), (200, 300)]);
+        assert!(is_here(&mut wants.want((100, 200))), "the plan does not have it");
+        let mut want = wants.want((50, 250));
+        assert!(wants.want_more());
+        wants.made((0, 60));
+        // From 60 to 80 is left out.
+        wants.made((80, 100));
+        wants.written(0);
+        wants.arrived((80, 95));
+        assert!(!is_here(&mut want));
+        assert_eq!(wants.within((0, 300), 0), [(95, 100), (200, 250)]);
+        assert_eq!(wants.within((0, 300), wants.newest()), []);
+        wants.written(80);
+        wants.pass(220);
+        assert!(!is_here(&mut want));
+        wants.made((220, 260));
+        assert!(!wants.want_more());
+        wants.written(220);
+        assert!(is_here(&mut want));
+        assert!(!wants.any());
+        // One that comes later may lie before.
+        wants.plan(&[(100, 200), (400, 500)]);
+        wants.made((400, 500));
+        wants.pass(500);
+        let mut want = wants.want((150, 160));
+        assert!(!is_here(&mut want));
+    }
+
+    #[test]
+    fn who_waits_in_vain_is_told() {
+        let mut wants = Wants::default();
+        wants.plan(&[(0, 10)]);
+        let mut want = wants.want((0, 1));
+        drop(wants.want((5, 6)));
+        wants.stop();
+        let cx = &mut Context::from_waker(Waker::noop());
+        assert!(matches!(pin!(&mut want).poll(cx), Poll::Ready(Ok(Err(_)))));
+    }
+}
