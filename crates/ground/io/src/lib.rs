@@ -20,6 +20,9 @@
 //! In this crate `unsafe` is only in `sys`, `buf`, `cached`, `offload_file`, `vsock` and `driver`, each
 //! block with its reason.
 
+#![cfg_attr(not(test), warn(clippy::cast_possible_truncation, clippy::cast_sign_loss))]
+#![cfg_attr(not(test), warn(clippy::cast_possible_wrap, clippy::cast_lossless))]
+
 mod buf;
 mod cached;
 mod driver;

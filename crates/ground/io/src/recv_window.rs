@@ -305,7 +305,10 @@ impl RecvWindow {
     pub async fn skip(&mut self, stream: &Stream, mut count: u64) -> io::Result<bool> {
         loop {
             let here = (self.bytes().len() as u64).min(count);
-            // Bounded by the bytes that are here.
+            #[expect(
+                clippy::cast_possible_truncation,
+                reason = "bounded by the bytes that are here"
+            )]
             self.consume(here as usize);
             count -= here;
             if count == 0 {

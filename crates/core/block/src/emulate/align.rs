@@ -3,6 +3,10 @@
 //!
 //! While a partial block is rewritten, no other change may reach the rest of that block. Range locks see to
 //! that, but only then: whole blocks, which is what nearly every client writes, pass without a lock.
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "lengths of payloads and of blocks have 32 bits, and parts of them are shorter"
+)]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
