@@ -17,10 +17,10 @@ use rustix::net::{
     SocketAddrUnix, SocketFlags, SocketType, sockopt,
 };
 
+use crate::context::with_worker;
 use crate::driver::{FileOp, Interest};
 use crate::op::{file_op, ready};
 use crate::vsock;
-use crate::worker::with_worker;
 
 /// Asked for as socket buffers: two of the largest requests in common use (256 KiB) and their
 /// headers, so that one system call can take a whole one. The kernel caps it at its own maximum.

@@ -4,8 +4,8 @@ use std::cell::RefCell;
 use std::io::{self, IoSliceMut};
 use std::sync::Arc;
 
+use crate::context::moved;
 use crate::seal::{Incoming, Opener, RECORD_PLAIN_MAX};
-use crate::worker::moved;
 use crate::{Data, Parked, Room, Stream};
 
 /// Bytes asked for at a time when messages are small: many of them per system call.

@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 
+use crate::context::moved;
 use crate::lend::{Lending, Lent};
 use crate::seal::{Outgoing, SEAL_MAX, Sealer};
-use crate::worker::moved;
 use crate::{Data, Parked, Stream};
 
 /// Slices per send: heads and payloads of 64 short replies.

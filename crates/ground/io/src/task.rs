@@ -6,7 +6,7 @@ use std::task::{Context, Poll};
 
 use async_task::Runnable;
 
-use crate::worker::with_worker;
+use crate::context::with_worker;
 
 /// A running task. Awaiting it yields the output; dropping it detaches, the task runs on.
 pub struct Task<T>(Option<async_task::Task<T>>);

@@ -1,38 +1,13 @@
-//! Sleeping and deadlines; each worker keeps its own ordered set of timers.
+//! Sleeping and deadlines.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use crate::worker::with_worker;
-
-#[derive(Default)]
-pub(crate) struct Timers {
-    set: BTreeMap<(Instant, u64), Waker>,
-    next: u64,
-}
-
-impl Timers {
-    /// Takes out everything due at `now`.
-    pub(crate) fn due(&mut self, now: Instant) -> Vec<Waker> {
-        let mut due = Vec::new();
-        while let Some(entry) = self.set.first_entry() {
-            if entry.key().0 > now {
-                break;
-            }
-            due.push(entry.remove());
-        }
-        due
-    }
-
-    /// The earliest deadline.
-    pub(crate) fn earliest(&self) -> Option<Instant> {
-        self.set.keys().next().map(|key| key.0)
-    }
-}
+use crate::context::{try_with_worker, with_worker};
+use crate::timers::Place;
 
 /// Waits for `duration`.
 pub async fn sleep(duration: Duration) {
@@ -43,12 +18,12 @@ pub async fn sleep(duration: Duration) {
 
 /// Waits until `deadline`.
 pub fn sleep_until(deadline: Instant) -> impl Future<Output = ()> {
-    Sleep { deadline, key: None }
+    Sleep { deadline, place: None }
 }
 
 struct Sleep {
     deadline: Instant,
-    key: Option<(Instant, u64)>,
+    place: Option<Place>,
 }
 
 impl Future for Sleep {
@@ -61,11 +36,8 @@ impl Future for Sleep {
         with_worker(|worker| {
             let mut timers = worker.timers.borrow_mut();
             let deadline = self.deadline;
-            let key = *self.key.get_or_insert_with(|| {
-                timers.next += 1;
-                (deadline, timers.next)
-            });
-            timers.set.insert(key, cx.waker().clone());
+            let place = *self.place.get_or_insert_with(|| timers.place(deadline));
+            timers.set(place, cx.waker().clone());
         });
         Poll::Pending
     }
@@ -73,8 +45,8 @@ impl Future for Sleep {
 
 impl Drop for Sleep {
     fn drop(&mut self) {
-        if let Some(key) = self.key {
-            crate::worker::try_with_worker(|worker| worker.timers.borrow_mut().set.remove(&key));
+        if let Some(place) = self.place {
+            try_with_worker(|worker| worker.timers.borrow_mut().remove(place));
         }
     }
 }

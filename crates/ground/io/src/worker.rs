@@ -1,19 +1,16 @@
 //! Worker threads: one driver, one run queue, one set of timers each.
 
-use std::cell::{Cell, OnceCell, RefCell};
-use std::collections::VecDeque;
+use std::cell::{Cell, RefCell};
 use std::io::{self, Write as _};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use async_task::Runnable;
-
-use crate::driver::{self, Done, Driver, Engine, Sleep};
-use crate::op::Table;
-use crate::remote::{Inbox, Item, Remote};
-use crate::timer::Timers;
+use crate::context::{Worker, is_idle, pop_task, push_task, set_worker, with_worker};
+use crate::driver::{self, Done, Engine, Sleep};
+use crate::inbox::{Inbox, Item};
+use crate::remote::Remote;
 
 /// Tasks run between two looks at the driver: bounds how long a completion waits behind tasks.
 const TASKS_PER_TURN: usize = 128;
@@ -22,95 +19,6 @@ const TASKS_PER_TURN: usize = 128;
 /// the waking up. Nor does one that is ahead of a peer, that is, waits for room to send, or waits for a
 /// file, which takes longer than a look.
 const BULK: usize = 64 << 10;
-
-thread_local! {
-    static CURRENT: OnceCell<Worker> = const { OnceCell::new() };
-    static LOCAL: RefCell<VecDeque<Runnable>> = const { RefCell::new(VecDeque::new()) };
-}
-
-/// What a worker thread owns.
-pub(crate) struct Worker {
-    inbox: Arc<Inbox>,
-    peers: Vec<Remote>,
-    engine: &'static str,
-    pub(crate) driver: RefCell<Box<dyn Driver>>,
-    pub(crate) ops: RefCell<Table>,
-    pub(crate) timers: RefCell<Timers>,
-    /// How many wait for room to send.
-    pub(crate) ahead: Cell<usize>,
-    /// Bytes sent and received since the last turn of the driver.
-    moved: Cell<usize>,
-}
-
-impl Worker {
-    /// Has all workers look at what there is to do.
-    pub(crate) fn wake_peers(&self) {
-        for peer in &self.peers {
-            peer.0.push(Item::Call(Box::new(|| {})));
-        }
-    }
-
-    /// Where a task that became ready is queued: here, or through the inbox from other threads.
-    pub(crate) fn scheduler(&self) -> impl Fn(Runnable) + Send + Sync + 'static {
-        let inbox = self.inbox.clone();
-        move |runnable| {
-            let here = try_with_worker(|worker| {
-                worker.inbox.worker == inbox.worker && Arc::ptr_eq(&worker.inbox, &inbox)
-            });
-            if here == Some(true) {
-                LOCAL.with_borrow_mut(|queue| queue.push_back(runnable));
-            } else {
-                inbox.push(Item::Run(runnable));
-            }
-        }
-    }
-}
-
-/// Takes note of bytes that were sent or received.
-pub(crate) fn moved(bytes: usize) {
-    try_with_worker(|worker| worker.moved.update(|moved| moved.saturating_add(bytes)));
-}
-
-/// Runs `f` with the current thread's worker. Panics outside of a worker.
-pub(crate) fn with_worker<R>(f: impl FnOnce(&Worker) -> R) -> R {
-    CURRENT.with(|current| f(current.get().expect("called outside of a worker thread")))
-}
-
-/// Runs `f` with the current thread's worker, if it is one and not already ending.
-pub(crate) fn try_with_worker<R>(f: impl FnOnce(&Worker) -> R) -> Option<R> {
-    CURRENT.try_with(|current| current.get().map(f)).ok().flatten()
-}
-
-/// The current worker's number.
-pub fn worker() -> usize {
-    with_worker(|worker| worker.inbox.worker)
-}
-
-/// How many workers the current worker's runtime has.
-pub fn worker_count() -> usize {
-    with_worker(|worker| worker.peers.len())
-}
-
-/// Another worker of the runtime that has nothing to do just now, if there is one.
-pub fn idle_worker() -> Option<Remote> {
-    with_worker(|worker| {
-        let (before, after) = worker.peers.split_at(worker.inbox.worker);
-        let mut others = after[1..].iter().chain(before);
-        others.find(|other| other.0.is_asleep()).cloned()
-    })
-}
-
-/// Name of the engine in use: `uring` or `threads`.
-pub fn engine_name() -> &'static str {
-    with_worker(|worker| worker.engine)
-}
-
-impl Remote {
-    /// Handle on worker `index` (modulo their number) of the current worker's runtime.
-    pub fn to(index: usize) -> Remote {
-        with_worker(|worker| worker.peers[index % worker.peers.len()].clone())
-    }
-}
 
 /// How to run.
 #[derive(Debug, Clone, Default)]
@@ -140,15 +48,16 @@ impl Runtime {
         let (ready_sender, ready) = mpsc::channel();
         let mut runtime = Runtime { remotes: remotes.clone(), threads: Vec::new() };
         for remote in &remotes {
-            let (inbox, peers, engine) = (remote.0.clone(), remotes.clone(), config.engine);
+            let (inbox, engine) = (remote.0.clone(), config.engine);
+            let peers = remotes.iter().map(|remote| remote.0.clone()).collect();
             let ready_sender = ready_sender.clone();
             let thread = std::thread::Builder::new()
                 .name(format!("worker-{}", remote.worker()))
                 .spawn(move || {
-                    let opened = driver::open(engine, inbox.clone());
+                    let opened = driver::open(engine, &inbox.wakeup);
                     let failed = match opened {
                         Ok((driver, engine)) => {
-                            let worker = Worker {
+                            set_worker(Worker {
                                 inbox,
                                 peers,
                                 engine,
@@ -157,9 +66,7 @@ impl Runtime {
                                 timers: RefCell::default(),
                                 ahead: Cell::default(),
                                 moved: Cell::default(),
-                            };
-                            let fresh = CURRENT.with(|current| current.set(worker).is_ok());
-                            assert!(fresh, "a new thread has no worker yet");
+                            });
                             None
                         }
                         Err(error) => Some(error),
@@ -226,7 +133,7 @@ impl Drop for Runtime {
 /// Going on could write wrong bytes, so the process ends.
 fn run_or_abort() {
     let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        CURRENT.with(|current| run(current.get().expect("set before running")));
+        with_worker(run);
     }));
     if let Err(cause) = result {
         let cause = cause.downcast_ref::<String>().map(String::as_str);
@@ -246,18 +153,16 @@ fn run(worker: &Worker) {
     loop {
         for item in worker.inbox.take() {
             match item {
-                Item::Run(runnable) => {
-                    LOCAL.with_borrow_mut(|queue| queue.push_back(runnable));
-                }
+                Item::Run(runnable) => push_task(runnable),
                 Item::Call(call) => call(),
                 Item::Stop => stopping = true,
             }
         }
         for _ in 0..TASKS_PER_TURN {
-            let Some(runnable) = LOCAL.with_borrow_mut(VecDeque::pop_front) else { break };
+            let Some(runnable) = pop_task() else { break };
             runnable.run();
         }
-        let idle = LOCAL.with_borrow(VecDeque::is_empty);
+        let idle = is_idle();
         let last = || worker.inbox.last.load(Ordering::SeqCst);
         if stopping && idle && worker.ops.borrow().files_out == 0 && last() == 0 {
             break;
@@ -288,7 +193,7 @@ fn run(worker: &Worker) {
     let ops = std::mem::take(&mut *worker.ops.borrow_mut());
     let timers = std::mem::take(&mut *worker.timers.borrow_mut());
     drop((ops, timers));
-    while let Some(runnable) = LOCAL.with_borrow_mut(VecDeque::pop_front) {
+    while let Some(runnable) = pop_task() {
         drop(runnable);
     }
 }

@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 
 use self::fixed::Fixed;
-use super::patience::Patience;
-use super::{Done, Driver, FileOp, Interest, Sleep};
-use crate::remote::Inbox;
+use super::api::{Done, Driver, FileOp, Interest, Sleep};
+use super::spin::Spin;
+use crate::sys::Wakeup;
 
 /// Submission entries a turn can collect before it must enter the kernel: several per request in
 /// flight of the connections that one worker carries. Completions get four times that.
@@ -38,7 +38,7 @@ pub(crate) struct Uring {
     ring: IoUring,
     /// Memory that the ring knows.
     fixed: Fixed,
-    inbox: Arc<Inbox>,
+    wakeup: Arc<Wakeup>,
     wake_armed: bool,
     /// File operations by slot: the kernel may touch their memory until they complete.
     ops: Vec<Option<FileOp>>,
@@ -46,7 +46,7 @@ pub(crate) struct Uring {
     writes: usize,
     /// The kernel can wait for some completions for a time, and then for one (Linux 6.12).
     gathers: bool,
-    patience: Patience,
+    spin: Spin,
 }
 
 /// Whether a ring with everything that the driver needs can be made here: `Err` says what is missing.
@@ -59,7 +59,7 @@ fn make_ring() -> io::Result<IoUring> {
     let modern = IoUring::builder()
         .setup_single_issuer()
         .setup_defer_taskrun()
-        // It can be seen from here that there is some: see `Patience`.
+        // It can be seen from here that there is some: see `Spin`.
         .setup_taskrun_flag()
         .setup_cqsize(ENTRIES * 4)
         .build(ENTRIES);
@@ -95,18 +95,18 @@ fn make_ring() -> io::Result<IoUring> {
 }
 
 impl Uring {
-    pub(crate) fn new(inbox: Arc<Inbox>) -> io::Result<Uring> {
+    pub(crate) fn new(wakeup: Arc<Wakeup>) -> io::Result<Uring> {
         let ring = make_ring()?;
         let gathers = ring.params().is_feature_min_timeout();
         Ok(Uring {
             ring,
             fixed: Fixed::default(),
-            inbox,
+            wakeup,
             wake_armed: false,
             ops: Vec::new(),
             writes: 0,
             gathers,
-            patience: Patience::default(),
+            spin: Spin::default(),
         })
     }
 
@@ -131,8 +131,8 @@ impl Uring {
         if !self.ring.submission().is_empty() {
             harmless(self.ring.submit())?;
         }
-        let Uring { ring, patience, .. } = self;
-        Ok(patience.look(sleep.most(), || {
+        let Uring { ring, spin, .. } = self;
+        Ok(spin.look(sleep.most(), || {
             // Completion work waits for a call (the first), or has been done without one.
             ring.submission().taskrun() || !ring.completion().is_empty()
         }))
@@ -144,7 +144,7 @@ impl Uring {
                 IGNORE => {}
                 WAKE => {
                     self.wake_armed = false;
-                    self.inbox.wakeup.clear();
+                    self.wakeup.clear();
                 }
                 slot => {
                     let slot = usize::try_from(slot).expect("slots are table indexes");
@@ -242,7 +242,7 @@ impl Driver for Uring {
     fn turn(&mut self, sleep: Sleep, may_look: bool, done: &mut Vec<Done>) -> io::Result<()> {
         if !self.wake_armed {
             self.wake_armed = true;
-            let fd = types::Fd(self.inbox.wakeup.as_raw_fd());
+            let fd = types::Fd(self.wakeup.as_raw_fd());
             let events = u32::from(libc::POLLIN.unsigned_abs());
             let entry = opcode::PollAdd::new(fd, events).build().user_data(WAKE);
             self.push(&entry);
@@ -251,7 +251,7 @@ impl Driver for Uring {
         let (sleep, begun) = match sleep {
             Sleep::No => (sleep, None),
             _ if many || !may_look => (sleep, None),
-            _ if !self.patience.looks() => (sleep, Some(Instant::now())),
+            _ if !self.spin.looks() => (sleep, Some(Instant::now())),
             _ => (if self.look(sleep)? { Sleep::No } else { sleep }, None),
         };
         let result = match sleep {
@@ -278,7 +278,7 @@ impl Driver for Uring {
         };
         harmless(result)?;
         if let Some(begun) = begun {
-            self.patience.slept(begun.elapsed());
+            self.spin.slept(begun.elapsed());
         }
         self.reap(done);
         Ok(())
