@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use blockhaul_block::{Error, Kind, Result};
 use blockhaul_catalog::Client;
-use blockhaul_io::{Lane, Turns};
+use blockhaul_io::{BlockingPool, FifoLock};
 
 use crate::answer::{self, Ended, Wish};
 use crate::call::{self, Output, Runner};
@@ -61,11 +61,11 @@ pub(crate) struct Plugin {
     runner: Runner,
     pub(crate) model: ThreadModel,
     /// The thread of the script's life, and of all runs where there may be one at a time.
-    pub(crate) control: Arc<Lane>,
+    pub(crate) control: Arc<BlockingPool>,
     /// Threads for scripts that may run in parallel.
-    pub(crate) pool: Arc<Lane>,
+    pub(crate) pool: Arc<BlockingPool>,
     /// Whose turn it is, where there may be one connection at a time.
-    pub(crate) turns: Arc<Turns>,
+    pub(crate) one_by_one: Arc<FifoLock>,
     /// Taken when the plugin ends.
     folder: Option<Folder>,
 }
@@ -73,7 +73,7 @@ pub(crate) struct Plugin {
 impl Plugin {
     /// Configures a script and makes it ready.
     pub(crate) async fn start(settings: Settings) -> Result<Arc<Plugin>> {
-        let control = Arc::new(Lane::single(settings.language.name()));
+        let control = Arc::new(BlockingPool::single(settings.language.name()));
         let (completer, ticket) = blockhaul_io::ticket();
         let own = control.clone();
         control.run(move || {
@@ -84,10 +84,10 @@ impl Plugin {
     }
 
     /// Everything up to the last parameter.
-    fn begin(settings: &Settings, control: Arc<Lane>) -> Result<Plugin> {
+    fn begin(settings: &Settings, control: Arc<BlockingPool>) -> Result<Plugin> {
         let folder = Folder::new()?;
         let runner = Runner::new(folder.path(), settings.host.timeout);
-        let pool = Arc::new(Lane::parallel(
+        let pool = Arc::new(BlockingPool::parallel(
             format!("{}-pool", settings.language.name()),
             settings.host.threads,
         ));
@@ -110,7 +110,7 @@ impl Plugin {
             model: ThreadModel::SerializeAllRequests,
             control,
             pool,
-            turns: Arc::default(),
+            one_by_one: Arc::default(),
             folder: Some(folder),
         };
         let mut magic = None;
@@ -357,7 +357,7 @@ pub fn wait_for_end(limit: Duration) -> bool {
 /// `nbdkit --dump-plugin` prints them.
 pub fn dump(settings: &Settings) -> Result<String> {
     let (sender, receiver) = std::sync::mpsc::channel();
-    let control = Arc::new(Lane::single(settings.language.name()));
+    let control = Arc::new(BlockingPool::single(settings.language.name()));
     let (own, settings) = (control.clone(), settings.clone());
     control.run(move || {
         // Whoever asked waits below.
@@ -367,7 +367,7 @@ pub fn dump(settings: &Settings) -> Result<String> {
     receiver.recv().map_err(no_thread)?
 }
 
-fn dump_here(settings: &Settings, control: Arc<Lane>) -> Result<String> {
+fn dump_here(settings: &Settings, control: Arc<BlockingPool>) -> Result<String> {
     let name = settings.language.name();
     let bare = settings.language == Language::Sh && settings.config.is_empty();
     let plugin = match bare {

@@ -10,8 +10,8 @@ use std::task::{Context, Poll};
 use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::io::ReadWriteFlags;
 
-use crate::buf::{Buf, Data};
 use crate::driver::FileOp;
+use crate::memory::{Buf, Data};
 use crate::op::{self, Op, file_op};
 
 /// An open file; cloning shares the descriptor. Operations go to the current worker's driver.

@@ -17,26 +17,23 @@
 //! drain writes instead of dropping them. Waiting for readiness is the exception: it owns nothing and
 //! is withdrawn when dropped. A worker that stops first waits for every file operation still out.
 //!
-//! In this crate `unsafe` is only in `sys`, `buf`, `cached`, `offload_file`, `vsock` and `driver`, each
+//! In this crate `unsafe` is only in `sys`, `memory`, `cached`, `offload_file`, `vsock` and `driver`, each
 //! block with its reason.
 
 #![cfg_attr(not(test), warn(clippy::cast_possible_truncation, clippy::cast_sign_loss))]
 #![cfg_attr(not(test), warn(clippy::cast_possible_wrap, clippy::cast_lossless))]
 
-mod buf;
+mod blocking;
 mod cached;
 mod context;
 mod driver;
+mod fifo_lock;
 mod file;
 mod inbox;
-mod lane;
-mod lend;
+mod memory;
 mod net;
-mod offload;
 mod offload_file;
 mod op;
-mod park;
-mod pool;
 mod range_locks;
 mod recv_window;
 mod remote;
@@ -45,33 +42,29 @@ mod send_queue;
 mod sync;
 mod sys;
 mod table;
-mod tally;
 mod task;
 mod timer;
 mod timers;
-mod turn;
 mod vsock;
 mod worker;
 
-pub use buf::{ALIGN, Buf, Data};
+pub use blocking::{BlockingPool, offload};
 pub use context::{engine_name, worker, worker_count};
 pub use driver::{Engine, Interest, uring_available};
+pub use fifo_lock::{FifoGuard, FifoLock};
 pub use file::{Allocate, File, Reading, Writing, sync_folder};
-pub use lane::Lane;
-pub use lend::Lent;
+pub use memory::{
+    ALIGN, Buf, Data, Lent, Parked, PayloadRoute, Pool, Room, RouteCounters, TooLarge, Wish,
+    disable_parking,
+};
 pub use net::{Listener, Peer, Stream};
-pub use offload::offload;
 pub use op::ready;
-pub use park::{Parked, disable_parking};
-pub use pool::{Pool, Room, TooLarge, Wish};
 pub use range_locks::{Alone, Hold, RangeLock, RangeLocks};
 pub use recv_window::RecvWindow;
 pub use remote::{Remote, idle_worker};
 pub use seal::{Opened, Opener, RECORD_MAX, RECORD_PLAIN_MAX, SEAL_MAX, SEALED_MAX, Sealer};
 pub use send_queue::SendQueue;
 pub use sync::{Completer, Event, Lost, Notify, Ticket, ticket};
-pub use tally::{Tally, Way};
 pub use task::{Task, spawn, start, yield_now};
 pub use timer::{Elapsed, sleep, sleep_until, timeout};
-pub use turn::{Turn, Turns};
 pub use worker::{Config, Runtime};

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 
 use crate::context::moved;
-use crate::lend::{Lending, Lent};
+use crate::memory::{Lending, Lent};
 use crate::seal::{Outgoing, SEAL_MAX, Sealer};
 use crate::{Data, Parked, Stream};
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use blockhaul_block::{Error, Kind, Outcome, Pending, Reply, Result};
-use blockhaul_io::{Data, Parked, Way};
+use blockhaul_io::{Data, Parked, PayloadRoute};
 
 use super::inode::WORTH_WAITING;
 use super::storage::{INLINE_MAX, Inner, Route, count};
@@ -94,7 +94,7 @@ impl Inner {
                     }
                     Err(error) => return Err(write_failed(error)),
                 }
-                count(&data, Way::DirectWrite);
+                count(&data, PayloadRoute::DirectWrite);
                 Ok(Reply::Done)
             });
         }
@@ -104,7 +104,7 @@ impl Inner {
                 let aligned = inner.aligned(data.clone(), align).await?;
                 let _turn = inner.turn(Route::Past, at, data.len() as u64).await;
                 file.write_all_at(aligned, at).await.map_err(write_failed)?;
-                count(&data, Way::DirectWrite);
+                count(&data, PayloadRoute::DirectWrite);
             } else {
                 file.write_all_at(data, at).await.map_err(write_failed)?;
             }
@@ -124,7 +124,7 @@ impl Inner {
             match past.file.write_all_at(aligned, at).await {
                 Ok(()) => {
                     done = true;
-                    count(&data, Way::DirectWrite);
+                    count(&data, PayloadRoute::DirectWrite);
                 }
                 Err(error) if past.refused(&error) => {}
                 Err(error) => return Err(write_failed(error)),

@@ -5,7 +5,7 @@ use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::buf::{Buf, Data};
+use crate::memory::{Buf, Data};
 
 /// What to wait for on a descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

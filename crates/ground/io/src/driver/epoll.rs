@@ -12,7 +12,7 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
 use super::api::{Done, Driver, FileOp, Interest, Sleep};
 use super::spin::Spin;
-use crate::offload;
+use crate::blocking::offload_job;
 use crate::sys;
 use crate::sys::Wakeup;
 
@@ -183,7 +183,7 @@ impl Driver for Epoll {
 
     fn start(&mut self, op: FileOp, slot: usize) {
         let (finished, wakeup) = (self.finished.clone(), self.wakeup.clone());
-        offload::run(Box::new(move || {
+        offload_job(Box::new(move || {
             let (result, op) = run(op);
             let done = Done { slot, result, op: Some(op) };
             finished.lock().expect("no panic under this lock").push(done);

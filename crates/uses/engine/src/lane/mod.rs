@@ -272,7 +272,7 @@ impl Lane {
         match room {
             Ok(room) => {
                 // What nobody looks at may stay in the kernel on its way.
-                let room = room.tallied(&self.job.progress.counters.tally);
+                let room = room.counted(&self.job.progress.counters.tally);
                 let stays = !look && self.takes_parked && self.job.fold.is_none();
                 Ok(if stays { room.parkable() } else { room })
             }

@@ -36,7 +36,7 @@ const IGNORE: u64 = u64::MAX - 1;
 
 pub(crate) struct Uring {
     ring: IoUring,
-    /// Memory that the ring knows.
+    /// Memory that the ring has registered.
     fixed: Fixed,
     wakeup: Arc<Wakeup>,
     wake_armed: bool,
@@ -74,8 +74,8 @@ fn make_ring() -> io::Result<IoUring> {
     let needed = [
         ("read", opcode::Read::CODE),
         ("write", opcode::Write::CODE),
-        ("read into known memory", opcode::ReadFixed::CODE),
-        ("write from known memory", opcode::WriteFixed::CODE),
+        ("read into registered memory", opcode::ReadFixed::CODE),
+        ("write from registered memory", opcode::WriteFixed::CODE),
         ("fsync", opcode::Fsync::CODE),
         ("fallocate", opcode::Fallocate::CODE),
         ("poll", opcode::PollAdd::CODE),
