@@ -21,7 +21,7 @@ pub(crate) struct Worker {
     pub(crate) inbox: Arc<Inbox>,
     /// The inboxes of all workers of the runtime, its own included.
     pub(crate) peers: Vec<Arc<Inbox>>,
-    pub(crate) engine: &'static str,
+    pub(crate) engine: Cell<&'static str>,
     pub(crate) driver: RefCell<Box<dyn Driver>>,
     pub(crate) ops: RefCell<Table>,
     pub(crate) timers: RefCell<Timers>,
@@ -103,5 +103,5 @@ pub fn worker_count() -> usize {
 
 /// Name of the engine in use: `uring` or `threads`.
 pub fn engine_name() -> &'static str {
-    with_worker(|worker| worker.engine)
+    with_worker(|worker| worker.engine.get())
 }

@@ -46,11 +46,12 @@ impl Future for Reading {
     }
 }
 
-/// The buffer of a read that is over.
-fn read((result, op): (io::Result<usize>, FileOp)) -> (io::Result<usize>, Buf) {
+/// The buffer of a read that is over; an empty one where it was lost with the driver.
+fn read((result, op): (io::Result<usize>, Option<FileOp>)) -> (io::Result<usize>, Buf) {
     match op {
-        FileOp::Read { buf, .. } => (result, buf),
-        _ => unreachable!("drivers give back the operation they were given"),
+        Some(FileOp::Read { buf, .. }) => (result, buf),
+        None => (result, Buf::unpooled(0)),
+        Some(_) => unreachable!("drivers give back the operation they were given"),
     }
 }
 

@@ -117,7 +117,8 @@ impl Stream {
         if with_worker(|worker| worker.driver.borrow().receives()) {
             let op = FileOp::Recv { socket: self.0.clone(), buf, start, end };
             return match file_op(op).await {
-                (result, FileOp::Recv { buf, .. }) => (result, buf),
+                (result, Some(FileOp::Recv { buf, .. })) => (result, buf),
+                (result, None) => (result, Vec::new()),
                 _ => unreachable!("drivers give back the operation they were given"),
             };
         }

@@ -80,14 +80,14 @@ impl Drop for Op {
 }
 
 /// Runs one operation; it starts now, at the latest with the driver's next turn.
-pub(crate) fn file_op(op: FileOp) -> impl Future<Output = (io::Result<usize>, FileOp)> {
+pub(crate) fn file_op(op: FileOp) -> impl Future<Output = (io::Result<usize>, Option<FileOp>)> {
     let op = start(op);
     async move { finished(op.await) }
 }
 
-/// What [`file_op`] yields, of an operation that is over.
-pub(crate) fn finished((result, op): (i32, Option<FileOp>)) -> (io::Result<usize>, FileOp) {
-    let op = op.expect("drivers give file operations back");
+/// What [`file_op`] yields, of an operation that is over. Without the operation: its driver failed, and
+/// the kernel may still use its memory.
+pub(crate) fn finished((result, op): (i32, Option<FileOp>)) -> (io::Result<usize>, Option<FileOp>) {
     (outcome(result), op)
 }
 

@@ -40,4 +40,21 @@ impl Table {
             Slot::Done(..) => None,
         }
     }
+
+    /// Fails all operations (EIO), because their driver has failed, and says whom to wake. Whatever the
+    /// kernel may still use of them stays with the driver.
+    pub(crate) fn fail_all(&mut self) -> Vec<Waker> {
+        self.files_out = 0;
+        let mut woken = Vec::new();
+        self.slots.retain(|_, slot| match slot {
+            Slot::Waiting(waker) => {
+                woken.extend(waker.take());
+                *slot = Slot::Done(-libc::EIO, None);
+                true
+            }
+            Slot::Done(..) => true,
+            Slot::Orphan => false,
+        });
+        woken
+    }
 }

@@ -15,6 +15,9 @@ use crate::remote::Remote;
 /// Tasks run between two looks at the driver: bounds how long a completion waits behind tasks.
 const TASKS_PER_TURN: usize = 128;
 
+/// A worker whose drivers fail more often than this cannot go on.
+const FAILURES_MAX: usize = 8;
+
 /// A worker that moved so many bytes in a turn does not look before it sleeps: the moving costs more than
 /// the waking up. Nor does one that is ahead of a peer, that is, waits for room to send, or waits for a
 /// file, which takes longer than a look.
@@ -60,7 +63,7 @@ impl Runtime {
                             set_worker(Worker {
                                 inbox,
                                 peers,
-                                engine,
+                                engine: Cell::new(engine),
                                 driver: RefCell::new(driver),
                                 ops: RefCell::default(),
                                 timers: RefCell::default(),
@@ -150,6 +153,7 @@ fn run_or_abort() {
 fn run(worker: &Worker) {
     let mut done: Vec<Done> = Vec::new();
     let mut stopping = false;
+    let mut failures = 0;
     loop {
         for item in worker.inbox.take() {
             match item {
@@ -177,12 +181,15 @@ fn run(worker: &Worker) {
         let may_look = quick && worker.ahead.get() == 0;
         let turned = worker.driver.borrow_mut().turn(sleep, may_look, &mut done);
         worker.inbox.awake();
-        turned.expect("the kernel interface works after it was set up");
         for done in done.drain(..) {
             let waker = worker.ops.borrow_mut().complete(done);
             if let Some(waker) = waker {
                 waker.wake();
             }
+        }
+        if let Err(error) = turned {
+            failures += 1;
+            replace_driver(worker, &error, failures);
         }
         let due = worker.timers.borrow_mut().due(Instant::now());
         due.into_iter().for_each(std::task::Waker::wake);
@@ -196,6 +203,23 @@ fn run(worker: &Worker) {
     while let Some(runnable) = pop_task() {
         drop(runnable);
     }
+}
+
+/// Goes on with another driver after an error that no driver expects. What was in progress fails.
+fn replace_driver(worker: &Worker, error: &io::Error, failures: usize) {
+    let engine = worker.engine.get();
+    log::error!(
+        "the kernel's interface of worker {} ({engine}) fails: {error}: what is in progress fails, and it \
+         goes on with epoll and threads",
+        worker.inbox.worker
+    );
+    assert!(failures <= FAILURES_MAX, "no kernel interface works any more: {error}");
+    let (driver, engine) =
+        driver::open_again(&worker.inbox.wakeup).expect("epoll is there, and a descriptor for it");
+    worker.driver.replace(driver);
+    worker.engine.set(engine);
+    let woken = worker.ops.borrow_mut().fail_all();
+    woken.into_iter().for_each(std::task::Waker::wake);
 }
 
 fn time_to_sleep(worker: &Worker) -> Sleep {

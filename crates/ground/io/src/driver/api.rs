@@ -108,5 +108,8 @@ pub(crate) trait Driver {
     /// Submits what was collected, sleeps until something completes, the worker's wakeup is signalled
     /// or the time is over, and appends what has completed. Looks before it sleeps, where that has paid
     /// and `may_look`.
+    ///
+    /// An error is none of an operation: the driver has failed. What has completed before is in `done`; its
+    /// caller gives up the rest and drops the driver, which keeps for the kernel what it may still use.
     fn turn(&mut self, sleep: Sleep, may_look: bool, done: &mut Vec<Done>) -> io::Result<()>;
 }

@@ -43,6 +43,11 @@ impl FromStr for Engine {
     }
 }
 
+/// The driver to go on with after another one has failed, and its name.
+pub(crate) fn open_again(wakeup: &Arc<Wakeup>) -> io::Result<(Box<dyn Driver>, &'static str)> {
+    open(Engine::Threads, wakeup)
+}
+
 /// The driver for `engine`, which `wakeup` ends the sleep of, and its name.
 pub(crate) fn open(
     engine: Engine,

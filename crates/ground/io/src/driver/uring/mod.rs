@@ -47,6 +47,8 @@ pub(crate) struct Uring {
     /// The kernel can wait for some completions for a time, and then for one (Linux 6.12).
     gathers: bool,
     spin: Spin,
+    /// An error of the ring itself that shows before the next turn can report it.
+    failed: Option<io::Error>,
 }
 
 /// Whether a ring with everything that the driver needs can be made here: `Err` says what is missing.
@@ -107,6 +109,7 @@ impl Uring {
             writes: 0,
             gathers,
             spin: Spin::default(),
+            failed: None,
         })
     }
 
@@ -119,9 +122,15 @@ impl Uring {
             }
             // The queue is full: hand it to the kernel. EBUSY means that completions have to be
             // taken first; the completion queue is large enough for that to be short.
-            if let Err(error) = self.ring.submit() {
+            let submitted = self.ring.submit();
+            if let Err(error) = &submitted {
                 log::trace!("io_uring submit: {error}");
                 std::thread::yield_now();
+            }
+            if let Err(error) = harmless(submitted) {
+                // The operation gets no further than this: it fails with all others.
+                self.failed = Some(error);
+                return;
             }
         }
     }
@@ -240,6 +249,18 @@ impl Driver for Uring {
     }
 
     fn turn(&mut self, sleep: Sleep, may_look: bool, done: &mut Vec<Done>) -> io::Result<()> {
+        let entered = self.enter(sleep, may_look);
+        self.reap(done);
+        match self.failed.take() {
+            Some(error) => Err(error),
+            None => entered,
+        }
+    }
+}
+
+impl Uring {
+    /// The part of a turn that enters the kernel.
+    fn enter(&mut self, sleep: Sleep, may_look: bool) -> io::Result<()> {
         if !self.wake_armed {
             self.wake_armed = true;
             let fd = types::Fd(self.wakeup.as_raw_fd());
@@ -280,7 +301,6 @@ impl Driver for Uring {
         if let Some(begun) = begun {
             self.spin.slept(begun.elapsed());
         }
-        self.reap(done);
         Ok(())
     }
 }
@@ -298,8 +318,8 @@ fn harmless(result: io::Result<usize>) -> io::Result<()> {
 
 impl Drop for Uring {
     fn drop(&mut self) {
-        // The worker ends when no file operation is out, but receives may be. Their memory must outlive
-        // the ring, so it is leaked rather than freed under the kernel.
+        // The worker ends when no file operation is out, but receives may be; a ring that has failed leaves
+        // anything. The memory must outlive the ring, so it is leaked rather than freed under the kernel.
         for op in self.ops.drain(..).flatten() {
             if let FileOp::Recv { socket, .. } = &op {
                 // The peer must not wait for a socket that nobody closes. Fails only when the
