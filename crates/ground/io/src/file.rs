@@ -108,7 +108,8 @@ impl File {
     }
 
     /// Writes `data` from its byte `start` on at byte offset `at`; yields the number of bytes. The write
-    /// is the driver's when this returns, at the latest with its next turn.
+    /// is the driver's when this returns, at the latest with its next turn. A payload that may be parked is
+    /// loaded before ([`Data::load`]).
     pub fn start_write(&self, data: Data, start: usize, at: u64) -> Writing {
         Writing(op::start(FileOp::Write {
             file: self.fd.clone(),
@@ -119,7 +120,7 @@ impl File {
         }))
     }
 
-    /// Writes all of `data` at byte offset `at`.
+    /// Writes all of `data` at byte offset `at`; it is loaded before, if it may be parked.
     pub async fn write_all_at(&self, data: Data, at: u64) -> io::Result<()> {
         self.write_rest_at(data, 0, at).await
     }

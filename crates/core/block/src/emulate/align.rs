@@ -284,6 +284,10 @@ impl Shared {
 
     /// Changes part of one block: `data`, or zeroes.
     async fn rewrite(&self, at: u64, len: u64, data: Option<Data>, fua: Flags) -> Result<Reply> {
+        if let Some(data) = &data {
+            data.load()
+                .map_err(|error| Error::system("cannot read what is to be written", error))?;
+        }
         let start = at - at % self.minimum;
         let wide = (at + len).next_multiple_of(self.minimum) - start;
         let room = self.scratch(wide).await?;

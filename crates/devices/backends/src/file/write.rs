@@ -60,6 +60,9 @@ impl Inner {
             (true, Ok(parked)) => Data::from(parked),
             (_, Err(data)) => data,
         };
+        if let Err(error) = data.load() {
+            return write_failed(error).into();
+        }
         if inline {
             if let Err(error) = write_now(file, at, data.bytes()) {
                 return write_failed(error).into();
@@ -117,6 +120,7 @@ impl Inner {
 
     /// Writes past the page cache, or through it where that is refused.
     async fn write_past(&self, at: u64, data: Data, durable: bool) -> Outcome {
+        data.load().map_err(write_failed)?;
         let mut done = false;
         if let Some(past) = self.past(at, data.len() as u64) {
             let aligned = self.aligned(data.clone(), past.align).await?;

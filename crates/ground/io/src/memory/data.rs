@@ -1,8 +1,11 @@
 //! [`Data`]: what requests and replies carry, shared and sliced.
 
 use std::fmt;
+use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, OnceLock};
+
+use rustix::io::Errno;
 
 use super::block::{ALIGN, Block};
 use super::buf::Buf;
@@ -11,8 +14,10 @@ use super::route_counters::RouteCounters;
 
 /// A payload: bytes that are only read from here on, shared and sliced without copying.
 ///
-/// The bytes are in memory, or *parked* in the kernel. Whoever passes a payload on need not know;
-/// whoever must look calls [`Data::bytes`], which copies parked bytes out, once.
+/// The bytes are in memory, or *parked* in the kernel, where the caller allowed that
+/// ([`Room::parkable`](crate::Room::parkable)). Whoever passes a payload on need not know. Whoever must look
+/// at one that may be parked copies it out first ([`Data::load`]), which can fail; then there is
+/// [`Data::bytes`].
 #[derive(Clone)]
 pub struct Data {
     repr: Repr,
@@ -32,18 +37,28 @@ enum Repr {
 /// A parked payload, and its bytes once somebody has looked at them.
 struct InKernel {
     parked: Mutex<Option<Parked>>,
-    copied: OnceLock<Buf>,
+    copied: OnceLock<Result<Buf, Errno>>,
 }
 
 impl InKernel {
-    fn bytes(&self) -> &[u8] {
-        self.copied.get_or_init(|| {
+    /// The bytes, copied out once. The error is one of the storage that they came from: pages that the
+    /// pipe refers to may turn out to be lost only when they are read.
+    fn load(&self) -> io::Result<&[u8]> {
+        let copied = self.copied.get_or_init(|| {
             let parked = self.parked.lock().expect("no panic under this lock").take();
             let parked = parked.expect("taken out only by the sole owner, or here, once");
-            let (mut buf, len) = parked.into_buf().expect("a pipe of our own gives what it holds");
-            buf.truncate(len);
-            buf
-        })
+            match parked.into_buf() {
+                Ok((mut buf, len)) => {
+                    buf.truncate(len);
+                    Ok(buf)
+                }
+                Err(error) => Err(Errno::from_io_error(&error).unwrap_or(Errno::IO)),
+            }
+        });
+        match copied {
+            Ok(buf) => Ok(buf),
+            Err(errno) => Err((*errno).into()),
+        }
     }
 }
 
@@ -90,13 +105,28 @@ impl Data {
         self.len == 0
     }
 
+    /// Copies parked bytes out, unless that was done already; costs nothing for a payload in memory.
+    ///
+    /// # Errors
+    /// The storage that the bytes came from cannot give them after all. They are lost: asking again gives the
+    /// same error.
+    pub fn load(&self) -> io::Result<()> {
+        match &self.repr {
+            Repr::Parked(kernel) => kernel.load().map(drop),
+            Repr::Shared(_) | Repr::Static(_) | Repr::Received(_) => Ok(()),
+        }
+    }
+
     /// The bytes.
+    ///
+    /// # Panics
+    /// The payload is parked, and its bytes cannot be had: see [`Data::load`].
     pub fn bytes(&self) -> &[u8] {
         let all: &[u8] = match &self.repr {
             Repr::Shared(buf) => buf,
             Repr::Static(bytes) => bytes,
             Repr::Received(bytes) => bytes,
-            Repr::Parked(kernel) => kernel.bytes(),
+            Repr::Parked(kernel) => kernel.load().expect("loaded before, where it may be parked"),
         };
         &all[self.start..self.start + self.len]
     }
@@ -114,7 +144,7 @@ impl Data {
         match &self.repr {
             Repr::Shared(buf) => Some(buf.block()),
             Repr::Static(_) | Repr::Received(_) => None,
-            Repr::Parked(kernel) => kernel.copied.get().map(Buf::block),
+            Repr::Parked(kernel) => kernel.copied.get()?.as_ref().ok().map(Buf::block),
         }
     }
 
