@@ -18,10 +18,13 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::block::{ALIGN, Block};
-use crate::sync::{Completer, ticket};
+use crate::sync::{Completer, Ticket, ticket};
 
 /// Classes are ALIGN << 0 … ALIGN << 20 (4 GiB): more than any request.
 const CLASSES: usize = 21;
+
+/// Of [`Inner::waiters`]: there are watchers.
+const WATCHED: usize = 1 << (usize::BITS - 1);
 
 /// A bounded pool of aligned buffers. Cloning shares it; usable from every thread.
 #[derive(Clone)]
@@ -33,7 +36,7 @@ struct Inner {
     /// Every request counts here when it begins and when it ends: without the lock.
     reserved: AtomicU64,
     peak: AtomicU64,
-    /// How many are in `State::waiting`. Who waits writes this and then looks at `reserved`; who gives
+    /// How many are in `State::waiting`, and [`WATCHED`] while there is somebody in `State::watching`. Who waits writes this and then looks at `reserved`; who gives
     /// back writes `reserved` and then looks at this: one of them sees the other.
     waiters: AtomicUsize,
     state: Mutex<State>,
@@ -47,6 +50,15 @@ struct State {
     /// Bytes of blocks that are lent. Less than `reserved` while rooms have no block yet.
     lent: u64,
     waiting: VecDeque<(u64, Completer<Hold>)>,
+    /// Those that wait until less is handed out.
+    watching: VecDeque<Watcher>,
+}
+
+/// Somebody who waits until `cost` more bytes leave at most `level` handed out.
+struct Watcher {
+    cost: u64,
+    level: u64,
+    completer: Completer<()>,
 }
 
 /// More was asked for than the whole pool holds: waiting would never end.
@@ -147,7 +159,7 @@ impl Pool {
 
     /// The same on this pool's own account.
     fn charge_now(&self, cost: u64) -> bool {
-        self.0.waiters.load(SeqCst) == 0 && self.charge_within(cost)
+        self.0.waiters.load(SeqCst) & !WATCHED == 0 && self.charge_within(cost)
     }
 
     /// Counts `cost` bytes on this pool's own account if they are within its limit.
@@ -186,7 +198,7 @@ impl Pool {
         {
             let mut state = self.lock();
             state.waiting.push_back((cost, completer));
-            self.0.waiters.store(state.waiting.len(), SeqCst);
+            self.note_waiters(&state);
         }
         // Room may have come free before anybody could know of us.
         self.admit();
@@ -195,7 +207,7 @@ impl Pool {
 
     /// Gives free room to those who wait, in order.
     fn admit(&self) {
-        let mut admitted = Vec::new();
+        let (mut admitted, mut woken) = (Vec::new(), Vec::new());
         {
             let mut state = self.lock();
             while let Some((cost, completer)) = state.waiting.front() {
@@ -209,14 +221,37 @@ impl Pool {
                     break;
                 }
             }
-            self.0.waiters.store(state.waiting.len(), SeqCst);
+            self.take_watchers(&mut state, &mut woken);
+            self.note_waiters(&state);
         }
+        woken.into_iter().for_each(|completer| completer.complete(()));
         for (completer, hold) in admitted {
             // Whoever stopped waiting in the meantime drops the hold, which gives the room back.
             if let Some(completer) = completer {
                 completer.complete(hold);
             }
         }
+    }
+
+    /// Takes out the watchers whose turn it is: in order, as many as fit together.
+    fn take_watchers(&self, state: &mut State, woken: &mut Vec<Completer<()>>) {
+        let mut expected = self.reserved();
+        while let Some(first) = state.watching.front() {
+            let fits = expected.saturating_add(first.cost) <= first.level;
+            if !fits && !first.completer.is_abandoned() {
+                break;
+            }
+            let Some(watcher) = state.watching.pop_front() else { break };
+            if fits && !watcher.completer.is_abandoned() {
+                expected += watcher.cost;
+                woken.push(watcher.completer);
+            }
+        }
+    }
+
+    fn note_waiters(&self, state: &State) {
+        let watched = if state.watching.is_empty() { 0 } else { WATCHED };
+        self.0.waiters.store(state.waiting.len() | watched, SeqCst);
     }
 
     fn release(&self, cost: u64) {
@@ -236,6 +271,32 @@ impl Pool {
     /// The pool that this is a part of.
     pub(super) fn parent(&self) -> Option<&Pool> {
         self.0.parent.as_ref()
+    }
+
+    /// Whether a buffer of `len` bytes would leave at most `level` bytes handed out, and nobody waits for that
+    /// ([`Pool::wait_below`]).
+    pub fn is_below(&self, len: usize, level: u64) -> bool {
+        let watched = self.0.waiters.load(SeqCst) & WATCHED != 0;
+        !watched && self.reserved().saturating_add(Self::cost(len)) <= level
+    }
+
+    /// Waits until a buffer of `len` bytes would leave at most `level` bytes handed out, after all who wait for
+    /// the same already. It reserves nothing: for those who leave the rest of the pool to others.
+    pub fn wait_below(&self, len: usize, level: u64) -> Ticket<()> {
+        let cost = Self::cost(len);
+        let (completer, turn) = ticket();
+        {
+            let mut state = self.lock();
+            if state.watching.len() == state.watching.capacity() {
+                // Those that gave up are not kept until it is their turn.
+                state.watching.retain(|watcher| !watcher.completer.is_abandoned());
+            }
+            state.watching.push_back(Watcher { cost, level, completer });
+            self.note_waiters(&state);
+        }
+        // Memory may have come free before anybody could know of us.
+        self.admit();
+        turn
     }
 
     fn root(&self) -> &Pool {

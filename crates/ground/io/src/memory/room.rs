@@ -204,6 +204,7 @@ mod tests {
     use std::task::{Context, Poll, Waker};
 
     use super::*;
+    use crate::Ticket;
 
     #[test]
     fn costs_are_powers_of_two_pages() {
@@ -320,6 +321,37 @@ mod tests {
         drop(again);
         let beyond = pin!(asked.reserve_late(9 << 10, &memory)).poll(&mut cx);
         assert!(matches!(beyond, Poll::Ready(Err(_))), "the memory would never be there");
+    }
+
+    #[test]
+    fn who_leaves_a_part_to_others_goes_on_in_order_when_less_is_in_use() {
+        let pool = Pool::new(64 << 10);
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(pool.is_below(8 << 10, 32 << 10), "nothing is in use");
+        let rooms: Vec<_> = (0..4).map(|_| pool.try_reserve(8 << 10).unwrap()).collect();
+        let mut waits: Vec<_> =
+            [16 << 10, 8 << 10, 8 << 10].map(|len| pool.wait_below(len, 32 << 10)).into();
+        let mut ready = |wait: &mut Ticket<()>| pin!(wait).poll(&mut cx).is_ready();
+        assert!(waits.iter_mut().all(|wait| !ready(wait)));
+        // Others are not kept from what is left to them.
+        let others = pool.try_reserve(8 << 10).expect("there is memory above the level");
+        drop(others);
+        let mut rooms = rooms.into_iter();
+        drop(rooms.next());
+        assert!(
+            waits.iter_mut().all(|wait| !ready(wait)),
+            "a smaller one does not go before a larger one"
+        );
+        drop(rooms.next());
+        assert_eq!(waits.iter_mut().map(&mut ready).collect::<Vec<_>>(), [true, false, false]);
+        assert!(!pool.is_below(0, 32 << 10), "others wait");
+        // Whoever gave up keeps nobody.
+        drop(waits.remove(1));
+        let first = pool.try_reserve(16 << 10).unwrap();
+        drop(rooms.next());
+        assert!(ready(&mut waits[1]));
+        drop((first, rooms));
+        assert!(pool.is_below(8 << 10, 32 << 10), "nobody waits any more");
     }
 
     #[test]

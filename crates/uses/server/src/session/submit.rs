@@ -50,7 +50,7 @@ impl Session {
                     if let Some(time) = session.held.finish(ticket) {
                         session.connection.tally.in_progress(session.held.count());
                         session.server.control.times().took(kind, time, 1);
-                        session.server.everywhere.remove(1);
+                        session.server.everywhere.remove(1, session.limits.requests_all);
                         session.complete(&mut asked, outcome);
                         session.to_send.notify();
                         session.progress.notify();
