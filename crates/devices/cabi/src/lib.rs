@@ -16,6 +16,7 @@
 //!
 //! Callbacks block, and so never run on a worker: they run on a lane of threads of the plugin's
 //! (`blockhaul_io::BlockingPool`).
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 mod abi;
 mod about;

@@ -3,7 +3,7 @@
 use std::ffi::{CStr, CString, c_int};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use blockhaul_block::{Error, Kind, OpKind, Result};
 use blockhaul_io::{BlockingPool, FifoLock};
@@ -337,12 +337,12 @@ const HANGING_END: Duration = Duration::from_secs(3);
 /// Waits until every plugin has ended, at most this long, and less where callbacks hang; gives the names
 /// of those that have not. To be called before the process ends, on no worker.
 pub fn wait_for_end(limit: Duration) -> Vec<String> {
-    let begun = Instant::now();
+    let begun = blockhaul_io::now();
     let mut live = LIVE.0.lock().expect("no panic under this lock");
     while !live.is_empty() {
         let hangs = live.iter().all(|(_, hanging)| hanging.load(Ordering::Relaxed) > 0);
         let limit = if hangs { limit.min(HANGING_END) } else { limit };
-        let left = limit.saturating_sub(begun.elapsed());
+        let left = limit.saturating_sub(blockhaul_io::elapsed(begun));
         if left.is_zero() {
             break;
         }

@@ -9,6 +9,7 @@
 //!
 //! A run blocks a thread, never a worker: runs are jobs on lanes ([`blockhaul_io::BlockingPool`]), whose threads are
 //! bounded and end when idle.
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 mod answer;
 mod backend;

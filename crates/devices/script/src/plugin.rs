@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use blockhaul_block::{Error, Kind, Result};
 use blockhaul_catalog::Client;
@@ -338,10 +338,10 @@ fn live(change: i64) {
 /// Waits until every script has ended, at most this long, then kills those that run. Whether all have
 /// ended by themselves. To be called before the process ends, on no worker.
 pub fn wait_for_end(limit: Duration) -> bool {
-    let deadline = Instant::now() + limit;
+    let deadline = blockhaul_io::now() + limit;
     let mut live = LIVE.0.lock().expect("no panic under this lock");
     while *live > 0 {
-        let left = deadline.saturating_duration_since(Instant::now());
+        let left = deadline.saturating_duration_since(blockhaul_io::now());
         if left.is_zero() {
             break;
         }

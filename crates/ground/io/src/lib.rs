@@ -20,11 +20,13 @@
 //! In this crate `unsafe` is only in `sys`, `memory`, `cached`, `offload_file`, `vsock` and `driver`, each
 //! block with its reason.
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 #![cfg_attr(not(test), warn(clippy::cast_possible_truncation, clippy::cast_sign_loss))]
 #![cfg_attr(not(test), warn(clippy::cast_possible_wrap, clippy::cast_lossless))]
 
 mod blocking;
 mod cached;
+mod clock;
 mod context;
 mod driver;
 mod fifo_lock;
@@ -49,6 +51,7 @@ mod vsock;
 mod worker;
 
 pub use blocking::{BlockingPool, offload};
+pub use clock::{elapsed, now};
 pub use context::{engine_name, worker, worker_count};
 pub use driver::{Engine, Interest, uring_available};
 pub use fifo_lock::{FifoGuard, FifoLock};

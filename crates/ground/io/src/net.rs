@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
@@ -239,11 +239,11 @@ fn lock_folder(path: &Path) -> Option<OwnedFd> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let fd = rustix::fs::open(folder.unwrap_or(Path::new(".")), flags, Mode::empty()).ok()?;
-    let begun = Instant::now();
+    let begun = crate::now();
     loop {
         match rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Some(fd),
-            Err(Errno::WOULDBLOCK | Errno::INTR) if begun.elapsed() < FOLDER_TIME => {
+            Err(Errno::WOULDBLOCK | Errno::INTR) if crate::elapsed(begun) < FOLDER_TIME => {
                 std::thread::sleep(FOLDER_AGAIN);
             }
             Err(_) => return None,

@@ -13,7 +13,7 @@ use crate::timers::Place;
 pub async fn sleep(duration: Duration) {
     // Too far to be represented: wait for a century, which is for ever here.
     let far = Duration::from_secs(100 * 365 * 86_400);
-    sleep_until(Instant::now() + duration.min(far)).await;
+    sleep_until(crate::now() + duration.min(far)).await;
 }
 
 /// Waits until `deadline`.
@@ -30,7 +30,7 @@ impl Future for Sleep {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        if Instant::now() >= self.deadline {
+        if crate::now() >= self.deadline {
             return Poll::Ready(());
         }
         with_worker(|worker| {

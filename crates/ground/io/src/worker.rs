@@ -5,7 +5,6 @@ use std::io::{self, Write as _};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
-use std::time::Instant;
 
 use crate::context::{Worker, is_idle, pop_task, push_task, set_worker, with_worker};
 use crate::driver::{self, Done, Engine, Sleep};
@@ -191,7 +190,7 @@ fn run(worker: &Worker) {
             failures += 1;
             replace_driver(worker, &error, failures);
         }
-        let due = worker.timers.borrow_mut().due(Instant::now());
+        let due = worker.timers.borrow_mut().due(crate::now());
         due.into_iter().for_each(std::task::Waker::wake);
     }
     // Calls that came late are refused. Tasks that still wait are dropped with all that they hold:
@@ -226,7 +225,7 @@ fn time_to_sleep(worker: &Worker) -> Sleep {
     match worker.timers.borrow().earliest() {
         None => Sleep::Forever,
         Some(at) => {
-            let left = at.saturating_duration_since(Instant::now());
+            let left = at.saturating_duration_since(crate::now());
             if left.is_zero() { Sleep::No } else { Sleep::AtMost(left) }
         }
     }

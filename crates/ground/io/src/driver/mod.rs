@@ -4,6 +4,14 @@
 //! one of these completes or another thread wakes it. Everything else (sockets, timers, tasks) is
 //! built above, once.
 
+#![cfg_attr(
+    not(test),
+    expect(
+        clippy::disallowed_methods,
+        reason = "drivers measure what sleeping and spinning cost the processor"
+    )
+)]
+
 mod api;
 mod epoll;
 mod spin;
