@@ -118,7 +118,15 @@ fn refuse_range(facts: &Facts, request: &Request, kind: OpKind) -> Option<Error>
 fn refuse_payload(facts: &Facts, request: &Request) -> Option<Error> {
     let payload = match &request.op {
         Op::Read(room) => room.len(),
-        Op::Write(data) => data.len(),
+        Op::Write(data) => {
+            // Who does not take it from the kernel looks at it. Its storage may fail only now.
+            if !facts.takes_parked
+                && let Err(error) = data.load()
+            {
+                return Some(Error::system("cannot read the payload to be written", error));
+            }
+            data.len()
+        }
         _ => return None,
     };
     if payload as u64 != request.len {

@@ -18,7 +18,7 @@ pub struct FailedFlush(OnceLock<(Instant, String)>);
 impl FailedFlush {
     /// Remembers the error of a flush. The first one stays.
     pub fn note(&self, error: &Error) {
-        self.0.get_or_init(|| (Instant::now(), error.text()));
+        self.0.get_or_init(|| (blockhaul_io::now(), error.text()));
     }
 
     /// Whether a flush may still succeed.
@@ -27,7 +27,7 @@ impl FailedFlush {
     /// [`Kind::Io`] after a failed flush. The text says what failed, how long ago, and what to do.
     pub fn check(&self) -> Result<()> {
         let Some((when, why)) = self.0.get() else { return Ok(()) };
-        let age = when.elapsed().as_secs();
+        let age = blockhaul_io::elapsed(*when).as_secs();
         let text = format!(
             "a flush failed {age} s ago ({why}), and what was written before it may be lost: open the \
              storage again and write that data again"

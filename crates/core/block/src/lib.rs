@@ -52,6 +52,10 @@
 //! Callers hand in the memory that a read fills (as [`blockhaul_io::Room`], reserved before), so that devices
 //! never wait for buffers. A layer that needs scratch memory owns a small pool of its own.
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+#![cfg_attr(not(test), warn(clippy::cast_possible_truncation, clippy::cast_sign_loss))]
+#![cfg_attr(not(test), warn(clippy::cast_possible_wrap, clippy::cast_lossless))]
+
 mod device;
 pub mod emulate;
 mod error;

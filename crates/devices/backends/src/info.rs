@@ -90,7 +90,7 @@ impl Mode {
 /// When the first of these disks was made.
 fn started() -> Instant {
     static STARTED: OnceLock<Instant> = OnceLock::new();
-    *STARTED.get_or_init(Instant::now)
+    *STARTED.get_or_init(blockhaul_io::now)
 }
 
 struct InfoExports {
@@ -124,7 +124,7 @@ impl InfoVisit {
             Mode::Address => What::Bytes(self.address().into_bytes().into()),
             Mode::Time => What::Clock(None),
             Mode::Uptime => What::Clock(Some(started())),
-            Mode::Connected => What::Clock(Some(Instant::now())),
+            Mode::Connected => What::Clock(Some(blockhaul_io::now())),
         };
         let size = match &what {
             What::Bytes(bytes) => bytes.len() as u64,
@@ -194,7 +194,7 @@ impl Device for InfoDevice {
                     What::Bytes(bytes) => bytes.clone(),
                     What::Clock(since) => {
                         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-                        let time = since.map(|since| since.elapsed());
+                        let time = since.map(blockhaul_io::elapsed);
                         told(time.unwrap_or(now.unwrap_or_default())).as_slice().into()
                     }
                 };

@@ -4,6 +4,7 @@
 //!
 //! One file per kind of storage. To add one, write its file and add a line to [`all`]: parsing, help
 //! and completion follow from what it declares.
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 mod data;
 mod file;

@@ -10,7 +10,7 @@ use blockhaul_block::{Device, Error, Kind, Result};
 use blockhaul_catalog::{
     Backend, Client, Export, Exports, Listed, Opened, Opening, Param, ParamKind, Target, Visit,
 };
-use blockhaul_io::Turns;
+use blockhaul_io::FifoLock;
 use rustix::fs::{FlockOperation, flock};
 
 use crate::made;
@@ -100,7 +100,7 @@ struct Disks {
     wait: bool,
     share: bool,
     /// Disks are made one after the other.
-    making: Arc<Turns>,
+    making: Arc<FifoLock>,
 }
 
 impl Disks {
@@ -133,7 +133,7 @@ impl Disks {
             return Err(Error::new(Kind::NotFound, text));
         }
         let path = self.folder.join(name);
-        let turn = self.making.take().await;
+        let turn = self.making.lock().await;
         let (disk, maker) = (path.clone(), self.maker.clone());
         let file = offload(move || open_or_make(&disk, &maker)).await?;
         drop(turn);

@@ -10,7 +10,7 @@ use std::ffi::{CStr, CString, OsStr, c_char, c_double, c_int, c_uint, c_void};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
 use std::ptr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::context;
 use crate::parse;
@@ -286,11 +286,12 @@ unsafe fn path_of(path: *const c_char) -> Option<PathBuf> {
 /// Sleeps, but not on when the client has gone.
 #[unsafe(no_mangle)]
 extern "C" fn nbdkit_nanosleep(seconds: c_uint, nanos: c_uint) -> c_int {
-    let end =
-        Instant::now() + Duration::from_secs(seconds.into()) + Duration::from_nanos(nanos.into());
+    let end = blockhaul_io::now()
+        + Duration::from_secs(seconds.into())
+        + Duration::from_nanos(nanos.into());
     let context = context::now();
     loop {
-        let left = end.saturating_duration_since(Instant::now());
+        let left = end.saturating_duration_since(blockhaul_io::now());
         if left.is_zero() {
             return 0;
         }

@@ -275,7 +275,7 @@ impl AsyncDevice {
             let charge = self.plugin().budget.take(0).await;
             match charge {
                 Some(charge) if self.takes(OpKind::Flush) => self.lend(flush, charge).await?,
-                _ => crate::device::on_lane(&self.handle, flush).await?,
+                _ => self.handle.submit(flush).await?,
             };
         }
         Ok(reply)
@@ -299,7 +299,7 @@ impl Device for AsyncDevice {
     fn submit(&self, request: Request) -> Pending {
         let kind = request.kind();
         if !self.takes(kind) {
-            return crate::device::on_lane(&self.handle, request);
+            return self.handle.submit(request);
         }
         let ranges = matches!(kind, OpKind::Zero | OpKind::Trim | OpKind::Cache);
         let fua = request.flags.contains(Flags::FUA) && !self.handle.has_native_fua();

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use blockhaul_block::{Error, Kind, Result};
 use blockhaul_catalog::{Client, Listed};
-use blockhaul_io::{Lane, Turn};
+use blockhaul_io::{BlockingPool, FifoGuard};
 
 use crate::abi::ThreadModel;
 use crate::context::{self, Context, Left};
@@ -21,7 +21,7 @@ const NAME_MAX: usize = 4096;
 pub(crate) struct Connection {
     pub(crate) plugin: Arc<Plugin>,
     pub(crate) readonly: bool,
-    pub(crate) lane: Arc<Lane>,
+    pub(crate) lane: Arc<BlockingPool>,
     client: Client,
     /// A server's client is behind it, not this program itself.
     pub(crate) served: bool,
@@ -29,7 +29,7 @@ pub(crate) struct Connection {
     default: OnceLock<Result<String>>,
     /// The same of each backend in a chain of filters.
     defaults: Arc<context::Defaults>,
-    _turn: Option<Turn>,
+    _turn: Option<FifoGuard>,
 }
 
 impl Connection {
@@ -41,13 +41,13 @@ impl Connection {
         client: Option<Client>,
     ) -> Result<Arc<Connection>> {
         let turn = match plugin.model {
-            ThreadModel::SerializeConnections => plugin.turns.take().await,
+            ThreadModel::SerializeConnections => plugin.one_by_one.lock().await,
             _ => None,
         };
         let lane = match plugin.model {
             ThreadModel::Parallel => plugin.pool.clone(),
             ThreadModel::SerializeAllRequests => plugin.control.clone(),
-            _ => Arc::new(Lane::single(plugin.name.clone())),
+            _ => Arc::new(BlockingPool::single(plugin.name.clone())),
         };
         let default = OnceLock::new();
         let connection = Connection {

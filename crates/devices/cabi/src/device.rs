@@ -6,7 +6,6 @@ use blockhaul_block::{Device, Facts, Pending, Request};
 
 use crate::asynchronous::AsyncDevice;
 use crate::handle::Handle;
-use crate::overdue::Overdue;
 
 /// A device over a handle.
 pub(crate) struct PluginDevice {
@@ -29,29 +28,6 @@ impl Device for PluginDevice {
     }
 
     fn submit(&self, request: Request) -> Pending {
-        on_lane(&self.handle, request)
+        self.handle.submit(request)
     }
-}
-
-/// Has a request done by the plugin's blocking callbacks.
-pub(crate) fn on_lane(handle: &Arc<Handle>, request: Request) -> Pending {
-    let (kind, at, len) = (request.kind(), request.at, request.len);
-    let (completer, pending) = Pending::completer();
-    let (plugin, lane) = (handle.connection.plugin.clone(), handle.connection.lane.clone());
-    let own = handle.clone();
-    let overdue = Overdue::of(&plugin);
-    let timing = overdue.clone();
-    lane.run(move || {
-        let outcome = Overdue::during(timing.as_ref(), || own.perform(request));
-        // Before the answer: whoever hears it may look whether the handle is still open.
-        drop(own);
-        completer.complete(outcome);
-    });
-    let Some(overdue) = overdue else { return pending };
-    Pending::start(async move {
-        match overdue.wait(pending).await {
-            Ok(outcome) => outcome,
-            Err(stage) => Err(plugin.no_answer(kind, at, len, stage, overdue.limit)),
-        }
-    })
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use blockhaul_block::{Error, Kind, Result};
 use blockhaul_catalog::Shutdown;
-use blockhaul_io::Lane;
+use blockhaul_io::BlockingPool;
 
 use crate::abi::ThreadModel;
 use crate::plugin::{Plugin, Settings, begin, lane};
@@ -40,7 +40,7 @@ pub fn print_dump(settings: &Settings) -> Result<()> {
 /// Runs a job on a thread that is a plugin's from its beginning.
 fn on_control<T: Send + 'static>(
     settings: &Settings,
-    job: fn(&Settings, Arc<Lane>) -> Result<T>,
+    job: fn(&Settings, Arc<BlockingPool>) -> Result<T>,
 ) -> Result<T> {
     let (sender, receiver) = std::sync::mpsc::channel();
     let control = Arc::new(lane(settings, "plugin"));
@@ -53,7 +53,7 @@ fn on_control<T: Send + 'static>(
     receiver.recv().map_err(|_| Error::new(Kind::Io, "cannot start a thread for a plugin"))?
 }
 
-fn configured(settings: &Settings, control: Arc<Lane>) -> Result<(Plugin, PathBuf)> {
+fn configured(settings: &Settings, control: Arc<BlockingPool>) -> Result<(Plugin, PathBuf)> {
     let path = load::find(&settings.plugin)?.path;
     let mut plugin = begin(settings, control, Shutdown::default())?;
     plugin.configure_only(settings)?;
@@ -61,7 +61,7 @@ fn configured(settings: &Settings, control: Arc<Lane>) -> Result<(Plugin, PathBu
     Ok((plugin, path))
 }
 
-fn dump_here(settings: &Settings, control: Arc<Lane>) -> Result<String> {
+fn dump_here(settings: &Settings, control: Arc<BlockingPool>) -> Result<String> {
     let (plugin, path) = configured(settings, control)?;
     let described = describe(&plugin, path);
     let printed = match plugin.abi.dump_plugin {

@@ -16,7 +16,8 @@
 //! `-Wl,--export-dynamic-symbol=nbdkit_*` and the same for `blockhaul_*` to the linker.
 //!
 //! Callbacks block, and so never run on a worker: they run on a lane of threads of the plugin's
-//! (`blockhaul_io::Lane`).
+//! (`blockhaul_io::BlockingPool`).
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 mod abi;
 mod about;

@@ -3,11 +3,11 @@
 use std::ffi::{CStr, CString, c_int};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use blockhaul_block::{Error, Kind, OpKind, Result};
 use blockhaul_catalog::Shutdown;
-use blockhaul_io::{Lane, Turns};
+use blockhaul_io::{BlockingPool, FifoLock};
 
 use crate::abi::{self, ThreadModel};
 use crate::async_abi::AsyncPlugin;
@@ -67,13 +67,13 @@ pub(crate) struct Plugin {
     pub(crate) model: ThreadModel,
     pub(crate) host: HostSettings,
     /// The thread of the plugin's life, and of all callbacks where there may be one at a time.
-    pub(crate) control: Arc<Lane>,
+    pub(crate) control: Arc<BlockingPool>,
     /// Threads for plugins that take callbacks in parallel.
-    pub(crate) pool: Arc<Lane>,
+    pub(crate) pool: Arc<BlockingPool>,
     /// The bound on what is lent to an asynchronous plugin.
     pub(crate) budget: Arc<Budget>,
     /// Whose turn it is, where there may be one connection at a time.
-    pub(crate) turns: Arc<Turns>,
+    pub(crate) one_by_one: Arc<FifoLock>,
     /// Taken when the plugin ends.
     library: Option<Library>,
     /// There are filters over it, whose callbacks `abi` has.
@@ -283,7 +283,7 @@ impl Plugin {
         if let Some(asynchronous) = &self.asynchronous {
             self.budget.set_limit(asynchronous.max_bytes_now());
             if self.model == ThreadModel::Parallel {
-                self.control.let_go();
+                self.control.end_when_idle();
             }
         }
         log::debug!("plugin {} is ready, {}", self.name, self.model.name());
@@ -349,12 +349,12 @@ const HANGING_END: Duration = Duration::from_secs(3);
 /// Waits until every plugin has ended, at most this long, and less where callbacks hang; gives the names
 /// of those that have not. To be called before the process ends, on no worker.
 pub fn wait_for_end(limit: Duration) -> Vec<String> {
-    let begun = Instant::now();
+    let begun = blockhaul_io::now();
     let mut live = LIVE.0.lock().expect("no panic under this lock");
     while !live.is_empty() {
         let hangs = live.iter().all(|(_, hanging)| hanging.load(Ordering::Relaxed) > 0);
         let limit = if hangs { limit.min(HANGING_END) } else { limit };
-        let left = limit.saturating_sub(begun.elapsed());
+        let left = limit.saturating_sub(blockhaul_io::elapsed(begun));
         if left.is_zero() {
             break;
         }
@@ -363,13 +363,17 @@ pub fn wait_for_end(limit: Duration) -> Vec<String> {
     live.iter().map(|(name, _)| name.clone()).collect()
 }
 
-pub(crate) fn lane(settings: &Settings, fallback: &str) -> Lane {
+pub(crate) fn lane(settings: &Settings, fallback: &str) -> BlockingPool {
     let short = settings.plugin.rsplit('/').next().unwrap_or(fallback);
-    Lane::single(short.trim_start_matches("nbdkit-").trim_end_matches("-plugin.so"))
+    BlockingPool::single(short.trim_start_matches("nbdkit-").trim_end_matches("-plugin.so"))
 }
 
 /// Loads a plugin, and calls its `load`.
-pub(crate) fn begin(settings: &Settings, control: Arc<Lane>, shutdown: Shutdown) -> Result<Plugin> {
+pub(crate) fn begin(
+    settings: &Settings,
+    control: Arc<BlockingPool>,
+    shutdown: Shutdown,
+) -> Result<Plugin> {
     let found = load::find(&settings.plugin)?;
     let Described { library, plugin: mut abi, asynchronous } = load::load(&found.path)?;
     // SAFETY: null or a C string: the plugin's description.
@@ -396,7 +400,7 @@ pub(crate) fn begin(settings: &Settings, control: Arc<Lane>, shutdown: Shutdown)
     let hanging = Hanging::default();
     LIVE.0.lock().expect("no panic under this lock").push((name.clone(), hanging.clone()));
     let crash_slot = crash::Slot::take(&name);
-    let pool = Arc::new(Lane::parallel(format!("{name}-pool"), settings.host.threads));
+    let pool = Arc::new(BlockingPool::parallel(format!("{name}-pool"), settings.host.threads));
     let plugin = Plugin {
         abi,
         asynchronous,
@@ -404,7 +408,7 @@ pub(crate) fn begin(settings: &Settings, control: Arc<Lane>, shutdown: Shutdown)
         host: settings.host.clone(),
         control,
         pool,
-        turns: Arc::default(),
+        one_by_one: Arc::default(),
         budget: Budget::new(0),
         library: Some(library),
         filtered,

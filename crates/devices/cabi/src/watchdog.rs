@@ -62,7 +62,7 @@ pub(crate) fn over(
     what: What,
 ) -> Option<Watched> {
     let limit = limit?;
-    let until = Instant::now() + limit;
+    let until = blockhaul_io::now() + limit;
     let mut going_on = lock();
     going_on.next += 1;
     let number = going_on.next;
@@ -91,7 +91,7 @@ fn watch() {
         going_on = match first {
             None => BEGUN.wait(going_on).expect("no panic under this lock"),
             Some(job) => {
-                let left = job.until.saturating_duration_since(Instant::now());
+                let left = job.until.saturating_duration_since(blockhaul_io::now());
                 if left.is_zero() {
                     drop(going_on);
                     job.end_the_process();

@@ -7,7 +7,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use blockhaul_block::{Error, Kind, Result};
 
@@ -122,8 +122,8 @@ impl Drop for ServerProcess {
                 // Fails only if it has just ended.
                 let _ = rustix::process::kill_process(id, rustix::process::Signal::TERM);
             }
-            let deadline = Instant::now() + STOP_PATIENCE;
-            while !ended(child) && Instant::now() < deadline {
+            let deadline = blockhaul_io::now() + STOP_PATIENCE;
+            while !ended(child) && blockhaul_io::now() < deadline {
                 std::thread::sleep(Duration::from_millis(1));
             }
             if !ended(child) {

@@ -9,6 +9,7 @@
 //! - `backends`: the schemes `nbd:`, `nbd+unix:` … and `[ CMD … ]` for the registry.
 //! - `isolated`: a kind of storage in a process of its own.
 //! - [`Line`]: a bare connection, for whoever makes requests by itself.
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 mod backends;
 mod command;

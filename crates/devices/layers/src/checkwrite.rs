@@ -40,6 +40,8 @@ fn configure(_args: &Args) -> Result<Arc<dyn Layer>> {
         facts.emulated |= supplied - facts.can;
         facts.can |= supplied;
         facts.can -= Can::FAST_ZERO;
+        // Payloads are looked at.
+        facts.takes_parked = false;
         let scratch = Scratch::for_device(&inner);
         Ok(Arc::new(CheckDevice { inner, facts: Arc::new(facts), scratch }))
     })

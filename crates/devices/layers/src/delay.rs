@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use blockhaul_block::{Device, Facts, Op, OpKind, Outcome, Pending, Request, Result};
 use blockhaul_catalog::{Args, Layer, LayerKind, Param, ParamKind};
@@ -110,7 +110,7 @@ impl Device for DelayDevice {
             return self.inner.submit(request);
         }
         let (inner, gate) = (self.inner.clone(), self.gate.clone());
-        let due = Instant::now().checked_add(delay);
+        let due = blockhaul_io::now().checked_add(delay);
         Pending::start(async move {
             let alone = matches!(request.op, Op::Extents(_));
             let pass = match gate {

@@ -3,6 +3,7 @@
 //! One file per layer. To add one, write its file and add a line to [`all`], or to [`gates()`] for what decides
 //! about clients instead of requests: parsing, help, manual and completion follow from what it declares. A layer is a value: two stacks may use one kind with
 //! different options, and all handles that one value wraps share what it keeps.
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 mod background;
 mod blocksize;

@@ -10,7 +10,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
 
 use blockhaul_block::{Device, Facts, Op, Outcome, Pending, Reply, Request, Result};
 use blockhaul_catalog::{Args, Layer, LayerKind};
@@ -69,10 +68,10 @@ impl Device for LogDevice {
         let id = self.journal.next.fetch_add(1, Ordering::Relaxed);
         let what = describe(&request);
         self.journal.out.write(&format!("{id} {what} begin\n"));
-        let started = Instant::now();
+        let started = blockhaul_io::now();
         let journal = self.journal.clone();
         let report = move |outcome: &Outcome| {
-            let (result, us) = (describe_end(outcome), started.elapsed().as_micros());
+            let (result, us) = (describe_end(outcome), blockhaul_io::elapsed(started).as_micros());
             journal.out.write(&format!("{id} {what} {result} us={us}\n"));
         };
         match self.inner.submit(request).now() {

@@ -64,6 +64,11 @@ impl Device for ProtectDevice {
         }
         let (inner, ranges, scratch) =
             (self.inner.clone(), self.ranges.clone(), self.scratch.clone());
+        if let Op::Write(data) = &request.op
+            && let Err(error) = data.load()
+        {
+            return Error::system("cannot read what is to be written", error).into();
+        }
         Pending::start(async move {
             for (from, to) in ranges.within(request.at, end) {
                 let bytes = match &request.op {

@@ -121,7 +121,7 @@ impl Bucket {
     /// A full bucket: `rate` bytes per second (0: nothing passes), `burst` bytes at once.
     pub fn new(rate: u64, burst: u64) -> Bucket {
         let come = burst as f64;
-        Bucket(Mutex::new(State { rate, burst, asked: 0.0, come, updated: Instant::now() }))
+        Bucket(Mutex::new(State { rate, burst, asked: 0.0, come, updated: blockhaul_io::now() }))
     }
 
     /// Changes the rate, in bytes per second, also for those who wait; 0 stops them.
@@ -133,7 +133,7 @@ impl Bucket {
     /// Changes the rate, in bytes per second, and the bytes that may pass at once.
     pub fn set(&self, rate: u64, burst: u64) {
         let mut state = self.lock();
-        state.update(Instant::now());
+        state.update(blockhaul_io::now());
         (state.rate, state.burst) = (rate, burst);
     }
 
@@ -145,7 +145,7 @@ impl Bucket {
     /// A place in the queue for `len` bytes.
     fn draw(&self, len: u64) -> f64 {
         let mut state = self.lock();
-        state.update(Instant::now());
+        state.update(blockhaul_io::now());
         state.asked += len as f64;
         state.asked
     }
@@ -153,7 +153,7 @@ impl Bucket {
     /// How long to wait before asking again; `None`: it is this one's turn.
     fn wait(&self, turn: f64) -> Option<Duration> {
         let mut state = self.lock();
-        state.update(Instant::now());
+        state.update(blockhaul_io::now());
         let missing = turn - state.come;
         // Less than a byte is the rounding of seconds.
         if missing < 1.0 {

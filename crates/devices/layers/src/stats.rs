@@ -90,7 +90,7 @@ struct Row {
 
 impl Row {
     fn end(&self, len: u64, outcome: &Outcome, started: Instant) {
-        let us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
+        let us = u64::try_from(blockhaul_io::elapsed(started).as_micros()).unwrap_or(u64::MAX);
         match outcome {
             Ok(_) => self.bytes.fetch_add(len, Ordering::Relaxed),
             Err(_) => self.errors.fetch_add(1, Ordering::Relaxed),
@@ -146,7 +146,7 @@ impl Device for StatsDevice {
 
     fn submit(&self, request: Request) -> Pending {
         let (kind, len) = (request.kind(), request.len);
-        let started = Instant::now();
+        let started = blockhaul_io::now();
         self.table.rows[kind as usize].requests.fetch_add(1, Ordering::Relaxed);
         match self.inner.submit(request).now() {
             Ok(outcome) => {

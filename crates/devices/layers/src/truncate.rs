@@ -123,6 +123,9 @@ impl TruncateDevice {
 
     fn write(&self, at: u64, data: Data, inside: u64, flags: blockhaul_block::Flags) -> Pending {
         let inside = inside as usize;
+        if let Err(error) = data.load() {
+            return Error::system("cannot read what is to be written", error).into();
+        }
         if !is_zero(&data.bytes()[inside..]) {
             let text = format!("only zeroes can be written behind the {} bytes below", self.real);
             return Error::new(Kind::NoSpace, text).into();

@@ -93,7 +93,7 @@ impl Runner {
         output: Output<'_>,
     ) -> Result<Run, Broken> {
         log::debug!("calling {} {args:?}", script.display());
-        let deadline = self.timeout.map(|limit| (Instant::now() + limit, limit));
+        let deadline = self.timeout.map(|limit| (blockhaul_io::now() + limit, limit));
         let mut running = Running::start(self.spawn(script, args)?);
         let run = running.finish(input, output, deadline);
         if let Ok(run) = &run {
@@ -235,7 +235,7 @@ impl Running {
                 }
                 None => {
                     if let Some((end, limit)) = deadline
-                        && Instant::now() >= end
+                        && blockhaul_io::now() >= end
                     {
                         return Err(Broken::TimedOut(limit));
                     }
@@ -365,7 +365,7 @@ fn wait(
         let time = match deadline {
             None => None,
             Some((end, limit)) => {
-                let left = end.saturating_duration_since(Instant::now());
+                let left = end.saturating_duration_since(blockhaul_io::now());
                 if left.is_zero() {
                     return Err(Broken::TimedOut(limit));
                 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use blockhaul_block::{Error, Kind, Result};
 use blockhaul_catalog::{Client, Listed};
-use blockhaul_io::{Lane, Turn};
+use blockhaul_io::{BlockingPool, FifoGuard};
 
 use crate::answer::Ended;
 use crate::parse;
@@ -15,13 +15,13 @@ use crate::plugin::{Plugin, no_thread};
 pub(crate) struct Connection {
     pub(crate) plugin: Arc<Plugin>,
     pub(crate) readonly: bool,
-    pub(crate) lane: Arc<Lane>,
+    pub(crate) lane: Arc<BlockingPool>,
     pub(crate) client: Client,
     /// A server's client is behind it, not this program itself.
     pub(crate) served: bool,
     /// Asked for once.
     pub(crate) default: OnceLock<Result<String>>,
-    pub(crate) _turn: Option<Turn>,
+    pub(crate) _turn: Option<FifoGuard>,
 }
 
 /// A truth value as scripts get it.

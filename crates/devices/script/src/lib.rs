@@ -7,8 +7,9 @@
 //!   open handle and its calls.
 //! - `parse`: what scripts print. `folder`: where they may keep their state.
 //!
-//! A run blocks a thread, never a worker: runs are jobs on lanes ([`blockhaul_io::Lane`]), whose threads are
+//! A run blocks a thread, never a worker: runs are jobs on lanes ([`blockhaul_io::BlockingPool`]), whose threads are
 //! bounded and end when idle.
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 mod answer;
 mod backend;

@@ -3,11 +3,11 @@
 use std::ffi::OsString;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use blockhaul_block::{Error, Kind, Result};
 use blockhaul_catalog::{Client, Shutdown};
-use blockhaul_io::{Lane, Turns};
+use blockhaul_io::{BlockingPool, FifoLock};
 
 use crate::answer::{self, Ended, Wish};
 use crate::call::{self, Output, Runner};
@@ -61,11 +61,11 @@ pub(crate) struct Plugin {
     runner: Runner,
     pub(crate) model: ThreadModel,
     /// The thread of the script's life, and of all runs where there may be one at a time.
-    pub(crate) control: Arc<Lane>,
+    pub(crate) control: Arc<BlockingPool>,
     /// Threads for scripts that may run in parallel.
-    pub(crate) pool: Arc<Lane>,
+    pub(crate) pool: Arc<BlockingPool>,
     /// Whose turn it is, where there may be one connection at a time.
-    pub(crate) turns: Arc<Turns>,
+    pub(crate) one_by_one: Arc<FifoLock>,
     /// Taken when the plugin ends.
     folder: Option<Folder>,
     /// Asks the server to stop that the script was opened for.
@@ -75,7 +75,7 @@ pub(crate) struct Plugin {
 impl Plugin {
     /// Configures a script and makes it ready.
     pub(crate) async fn start(settings: Settings, shutdown: Shutdown) -> Result<Arc<Plugin>> {
-        let control = Arc::new(Lane::single(settings.language.name()));
+        let control = Arc::new(BlockingPool::single(settings.language.name()));
         let (completer, ticket) = blockhaul_io::ticket();
         let own = control.clone();
         control.run(move || {
@@ -86,10 +86,14 @@ impl Plugin {
     }
 
     /// Everything up to the last parameter.
-    fn begin(settings: &Settings, control: Arc<Lane>, shutdown: Shutdown) -> Result<Plugin> {
+    fn begin(
+        settings: &Settings,
+        control: Arc<BlockingPool>,
+        shutdown: Shutdown,
+    ) -> Result<Plugin> {
         let folder = Folder::new()?;
         let runner = Runner::new(folder.path(), settings.host.timeout);
-        let pool = Arc::new(Lane::parallel(
+        let pool = Arc::new(BlockingPool::parallel(
             format!("{}-pool", settings.language.name()),
             settings.host.threads,
         ));
@@ -112,7 +116,7 @@ impl Plugin {
             model: ThreadModel::SerializeAllRequests,
             control,
             pool,
-            turns: Arc::default(),
+            one_by_one: Arc::default(),
             folder: Some(folder),
             shutdown,
         };
@@ -343,10 +347,10 @@ fn live(change: i64) {
 /// Waits until every script has ended, at most this long, then kills those that run. Whether all have
 /// ended by themselves. To be called before the process ends, on no worker.
 pub fn wait_for_end(limit: Duration) -> bool {
-    let deadline = Instant::now() + limit;
+    let deadline = blockhaul_io::now() + limit;
     let mut live = LIVE.0.lock().expect("no panic under this lock");
     while *live > 0 {
-        let left = deadline.saturating_duration_since(Instant::now());
+        let left = deadline.saturating_duration_since(blockhaul_io::now());
         if left.is_zero() {
             break;
         }
@@ -362,7 +366,7 @@ pub fn wait_for_end(limit: Duration) -> bool {
 /// `nbdkit --dump-plugin` prints them.
 pub fn dump(settings: &Settings) -> Result<String> {
     let (sender, receiver) = std::sync::mpsc::channel();
-    let control = Arc::new(Lane::single(settings.language.name()));
+    let control = Arc::new(BlockingPool::single(settings.language.name()));
     let (own, settings) = (control.clone(), settings.clone());
     control.run(move || {
         // Whoever asked waits below.
@@ -372,7 +376,7 @@ pub fn dump(settings: &Settings) -> Result<String> {
     receiver.recv().map_err(no_thread)?
 }
 
-fn dump_here(settings: &Settings, control: Arc<Lane>) -> Result<String> {
+fn dump_here(settings: &Settings, control: Arc<BlockingPool>) -> Result<String> {
     let name = settings.language.name();
     let bare = settings.language == Language::Sh && settings.config.is_empty();
     let plugin = match bare {

@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use blockhaul_block::{Device, Error, Kind, Result};
 use blockhaul_catalog::{Client, Export, Exports, Listed, Opening, Visit};
-use blockhaul_io::Lane;
+use blockhaul_io::BlockingPool;
 
 use crate::connection::Connection;
 use crate::handle::{Handle, ScriptDevice};
@@ -40,13 +40,13 @@ impl ScriptVisit {
         client: Option<Client>,
     ) -> Result<ScriptVisit> {
         let turn = match plugin.model {
-            ThreadModel::SerializeConnections => plugin.turns.take().await,
+            ThreadModel::SerializeConnections => plugin.one_by_one.lock().await,
             _ => None,
         };
         let lane = match plugin.model {
             ThreadModel::Parallel => plugin.pool.clone(),
             ThreadModel::SerializeAllRequests => plugin.control.clone(),
-            _ => Arc::new(Lane::single("script")),
+            _ => Arc::new(BlockingPool::single("script")),
         };
         let default = OnceLock::new();
         let served = client.is_some();

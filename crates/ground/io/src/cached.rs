@@ -70,13 +70,14 @@ impl File {
         let invalid = |_| io::Error::from(io::ErrorKind::InvalidInput);
         let len = usize::try_from(len + (at - start)).map_err(invalid)?;
         let offset = libc::off_t::try_from(start).map_err(invalid)?;
+        let page = usize::try_from(page).map_err(invalid)?;
         let (fd, shared) = (self.as_fd().as_raw_fd(), libc::MAP_SHARED);
         // SAFETY: a new mapping at an address of the kernel's choice; nobody reads through it.
         let map = unsafe { libc::mmap(ptr::null_mut(), len, libc::PROT_READ, shared, fd, offset) };
         if map == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        let mut pages = vec![0_u8; len.div_ceil(page as usize)];
+        let mut pages = vec![0_u8; len.div_ceil(page)];
         // SAFETY: the range is the mapping made above, and there is a byte for each of its pages.
         let told = unsafe { libc::mincore(map, len, pages.as_mut_ptr()) };
         let result = if told == 0 { Ok(()) } else { Err(io::Error::last_os_error()) };

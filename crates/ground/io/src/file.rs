@@ -10,8 +10,8 @@ use std::task::{Context, Poll};
 use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::io::ReadWriteFlags;
 
-use crate::buf::{Buf, Data};
 use crate::driver::FileOp;
+use crate::memory::{Buf, Data};
 use crate::op::{self, Op, file_op};
 
 /// An open file; cloning shares the descriptor. Operations go to the current worker's driver.
@@ -46,11 +46,12 @@ impl Future for Reading {
     }
 }
 
-/// The buffer of a read that is over.
-fn read((result, op): (io::Result<usize>, FileOp)) -> (io::Result<usize>, Buf) {
+/// The buffer of a read that is over; an empty one where it was lost with the driver.
+fn read((result, op): (io::Result<usize>, Option<FileOp>)) -> (io::Result<usize>, Buf) {
     match op {
-        FileOp::Read { buf, .. } => (result, buf),
-        _ => unreachable!("drivers give back the operation they were given"),
+        Some(FileOp::Read { buf, .. }) => (result, buf),
+        None => (result, Buf::unpooled(0)),
+        Some(_) => unreachable!("drivers give back the operation they were given"),
     }
 }
 
@@ -107,7 +108,8 @@ impl File {
     }
 
     /// Writes `data` from its byte `start` on at byte offset `at`; yields the number of bytes. The write
-    /// is the driver's when this returns, at the latest with its next turn.
+    /// is the driver's when this returns, at the latest with its next turn. A payload that may be parked is
+    /// loaded before ([`Data::load`]).
     pub fn start_write(&self, data: Data, start: usize, at: u64) -> Writing {
         Writing(op::start(FileOp::Write {
             file: self.fd.clone(),
@@ -118,7 +120,7 @@ impl File {
         }))
     }
 
-    /// Writes all of `data` at byte offset `at`.
+    /// Writes all of `data` at byte offset `at`; it is loaded before, if it may be parked.
     pub async fn write_all_at(&self, data: Data, at: u64) -> io::Result<()> {
         self.write_rest_at(data, 0, at).await
     }

@@ -17,23 +17,27 @@
 //! drain writes instead of dropping them. Waiting for readiness is the exception: it owns nothing and
 //! is withdrawn when dropped. A worker that stops first waits for every file operation still out.
 //!
-//! In this crate `unsafe` is only in `sys`, `buf`, `cached`, `offload_file`, `vsock` and `driver`, each
+//! In this crate `unsafe` is only in `sys`, `memory`, `cached`, `offload_file`, `vsock` and `driver`, each
 //! block with its reason.
 
-mod buf;
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+#![cfg_attr(not(test), warn(clippy::cast_possible_truncation, clippy::cast_sign_loss))]
+#![cfg_attr(not(test), warn(clippy::cast_possible_wrap, clippy::cast_lossless))]
+
+mod blocking;
 mod cached;
+mod clock;
+mod context;
 mod driver;
+mod fifo_lock;
 mod file;
-mod lane;
-mod lend;
+mod inbox;
+mod memory;
 mod net;
-mod offload;
 mod offload_file;
 mod op;
 mod panic;
-mod park;
 mod plain;
-mod pool;
 mod range_locks;
 mod recv_window;
 mod remote;
@@ -41,35 +45,35 @@ mod seal;
 mod send_queue;
 mod sync;
 mod sys;
-mod tally;
+mod table;
 mod task;
 mod timer;
-mod turn;
+mod timers;
 mod vsock;
 mod worker;
 mod zeroes;
 
-pub use buf::{ALIGN, Buf, Data};
+pub use blocking::{BlockingPool, offload};
+pub use clock::{elapsed, now};
+pub use context::{engine_name, worker, worker_count};
 pub use driver::{Engine, Interest, uring_available};
+pub use fifo_lock::{FifoGuard, FifoLock};
 pub use file::{Allocate, File, Reading, Writing, sync_folder};
-pub use lane::Lane;
-pub use lend::Lent;
+pub use memory::{
+    ALIGN, Buf, Data, Lent, Parked, PayloadRoute, Pool, Room, RouteCounters, TooLarge, Wish,
+    disable_parking,
+};
 pub use net::{Listener, Peer, Stream};
-pub use offload::offload;
 pub use op::ready;
 pub use panic::abort_on_panic;
-pub use park::{Parked, disable_parking};
 pub use plain::plain;
-pub use pool::{Pool, Room, TooLarge, Wish};
 pub use range_locks::{Alone, Hold, RangeLock, RangeLocks};
 pub use recv_window::RecvWindow;
-pub use remote::Remote;
+pub use remote::{Remote, idle_worker};
 pub use seal::{Opened, Opener, RECORD_MAX, RECORD_PLAIN_MAX, SEAL_MAX, SEALED_MAX, Sealer};
 pub use send_queue::SendQueue;
 pub use sync::{Completer, Event, Lost, Notify, Ticket, ticket};
-pub use tally::{Tally, Way};
 pub use task::{Task, spawn, start, yield_now};
 pub use timer::{Elapsed, sleep, sleep_until, timeout};
-pub use turn::{Turn, Turns};
-pub use worker::{Config, Runtime, engine_name, idle_worker, worker, worker_count};
+pub use worker::{Config, Runtime};
 pub use zeroes::is_zero;

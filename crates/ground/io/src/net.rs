@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
@@ -17,10 +17,10 @@ use rustix::net::{
     SocketAddrUnix, SocketFlags, SocketType, sockopt,
 };
 
+use crate::context::with_worker;
 use crate::driver::{FileOp, Interest};
 use crate::op::{file_op, ready};
 use crate::vsock;
-use crate::worker::with_worker;
 
 /// Asked for as socket buffers: two of the largest requests in common use (256 KiB) and their
 /// headers, so that one system call can take a whole one. The kernel caps it at its own maximum.
@@ -117,7 +117,8 @@ impl Stream {
         if with_worker(|worker| worker.driver.borrow().receives()) {
             let op = FileOp::Recv { socket: self.0.clone(), buf, start, end };
             return match file_op(op).await {
-                (result, FileOp::Recv { buf, .. }) => (result, buf),
+                (result, Some(FileOp::Recv { buf, .. })) => (result, buf),
+                (result, None) => (result, Vec::new()),
                 _ => unreachable!("drivers give back the operation they were given"),
             };
         }
@@ -238,11 +239,11 @@ fn lock_folder(path: &Path) -> Option<OwnedFd> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let fd = rustix::fs::open(folder.unwrap_or(Path::new(".")), flags, Mode::empty()).ok()?;
-    let begun = Instant::now();
+    let begun = crate::now();
     loop {
         match rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Some(fd),
-            Err(Errno::WOULDBLOCK | Errno::INTR) if begun.elapsed() < FOLDER_TIME => {
+            Err(Errno::WOULDBLOCK | Errno::INTR) if crate::elapsed(begun) < FOLDER_TIME => {
                 std::thread::sleep(FOLDER_AGAIN);
             }
             Err(_) => return None,

@@ -1,51 +1,13 @@
-//! Operations in flight: the table that joins futures to what the driver completes.
-//! The contract on dropping them is in the crate documentation.
+//! Futures of operations that the driver carries out. The contract on dropping them is in the crate documentation.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::pin::Pin;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 
-use slab::Slab;
-
-use crate::driver::{Done, FileOp, Interest};
-use crate::worker::{try_with_worker, with_worker};
-
-/// State of one operation.
-enum Slot {
-    Waiting(Option<Waker>),
-    Done(i32, Option<FileOp>),
-    /// The future is gone; the driver still owns the operation.
-    Orphan,
-}
-
-/// All operations of one worker that were given to its driver.
-#[derive(Default)]
-pub(crate) struct Table {
-    slots: Slab<Slot>,
-    /// File operations among them: a worker does not end before these have.
-    pub(crate) files_out: usize,
-}
-
-impl Table {
-    /// Records a completion and says whom to wake.
-    pub(crate) fn complete(&mut self, done: Done) -> Option<Waker> {
-        self.files_out -= usize::from(done.op.as_ref().is_some_and(FileOp::ends));
-        let slot = self.slots.get_mut(done.slot)?;
-        match slot {
-            Slot::Waiting(waker) => {
-                let waker = waker.take();
-                *slot = Slot::Done(done.result, done.op);
-                waker
-            }
-            Slot::Orphan => {
-                self.slots.remove(done.slot);
-                None
-            }
-            Slot::Done(..) => None,
-        }
-    }
-}
+use crate::context::{try_with_worker, with_worker};
+use crate::driver::{FileOp, Interest};
+use crate::table::Slot;
 
 /// One operation at the driver.
 pub(crate) struct Op {
@@ -118,14 +80,14 @@ impl Drop for Op {
 }
 
 /// Runs one operation; it starts now, at the latest with the driver's next turn.
-pub(crate) fn file_op(op: FileOp) -> impl Future<Output = (io::Result<usize>, FileOp)> {
+pub(crate) fn file_op(op: FileOp) -> impl Future<Output = (io::Result<usize>, Option<FileOp>)> {
     let op = start(op);
     async move { finished(op.await) }
 }
 
-/// What [`file_op`] yields, of an operation that is over.
-pub(crate) fn finished((result, op): (i32, Option<FileOp>)) -> (io::Result<usize>, FileOp) {
-    let op = op.expect("drivers give file operations back");
+/// What [`file_op`] yields, of an operation that is over. Without the operation: its driver failed, and
+/// the kernel may still use its memory.
+pub(crate) fn finished((result, op): (i32, Option<FileOp>)) -> (io::Result<usize>, Option<FileOp>) {
     (outcome(result), op)
 }
 

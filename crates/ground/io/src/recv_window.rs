@@ -4,8 +4,8 @@ use std::cell::RefCell;
 use std::io::{self, IoSliceMut};
 use std::sync::Arc;
 
+use crate::context::moved;
 use crate::seal::{Incoming, Opener, RECORD_PLAIN_MAX};
-use crate::worker::moved;
 use crate::{Data, Parked, Room, Stream};
 
 /// Bytes asked for at a time when messages are small: many of them per system call.
@@ -305,7 +305,10 @@ impl RecvWindow {
     pub async fn skip(&mut self, stream: &Stream, mut count: u64) -> io::Result<bool> {
         loop {
             let here = (self.bytes().len() as u64).min(count);
-            // Bounded by the bytes that are here.
+            #[expect(
+                clippy::cast_possible_truncation,
+                reason = "bounded by the bytes that are here"
+            )]
             self.consume(here as usize);
             count -= here;
             if count == 0 {

@@ -1,106 +1,24 @@
 //! Calls into a worker from anywhere.
 
-use std::collections::VecDeque;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use async_task::Runnable;
-
+use crate::context::{try_with_worker, with_worker};
+use crate::inbox::{Inbox, Item};
 use crate::sync::{Ticket, ticket};
-use crate::sys::Wakeup;
 use crate::task;
-use crate::worker::try_with_worker;
 
 /// A handle on one worker, usable from any thread.
 #[derive(Clone)]
 pub struct Remote(pub(crate) Arc<Inbox>);
 
-/// What other threads leave for a worker.
-pub(crate) struct Inbox {
-    pub(crate) worker: usize,
-    queue: Mutex<Queue>,
-    /// The worker is about to wait in its driver, or does: whoever leaves something must wake it.
-    asleep: AtomicBool,
-    pub(crate) wakeup: Wakeup,
-    /// Tasks of all workers of the runtime that it does not end before.
-    pub(crate) last: Arc<AtomicUsize>,
-}
-
-#[derive(Default)]
-struct Queue {
-    items: VecDeque<Item>,
-    closed: bool,
-}
-
-pub(crate) enum Item {
-    Run(Runnable),
-    Call(Box<dyn FnOnce() + Send>),
-    Stop,
-}
-
-impl Inbox {
-    pub(crate) fn new(worker: usize, last: Arc<AtomicUsize>) -> std::io::Result<Inbox> {
-        Ok(Inbox {
-            worker,
-            last,
-            queue: Mutex::default(),
-            asleep: AtomicBool::new(false),
-            wakeup: Wakeup::new()?,
-        })
-    }
-
-    /// Leaves an item; false (item dropped) when the worker has ended.
-    pub(crate) fn push(&self, item: Item) -> bool {
-        {
-            let mut queue = self.queue.lock().expect("no panic under this lock");
-            if queue.closed {
-                drop(queue);
-                // A runnable belongs to its worker's thread and must not be dropped on another.
-                if let Item::Run(runnable) = item {
-                    std::mem::forget(runnable);
-                }
-                return false;
-            }
-            queue.items.push_back(item);
-        }
-        if self.asleep.swap(false, Ordering::SeqCst) {
-            self.wakeup.wake();
-        }
-        true
-    }
-
-    pub(crate) fn take(&self) -> VecDeque<Item> {
-        std::mem::take(&mut self.queue.lock().expect("no panic under this lock").items)
-    }
-
-    pub(crate) fn close(&self) -> VecDeque<Item> {
-        let mut queue = self.queue.lock().expect("no panic under this lock");
-        queue.closed = true;
-        std::mem::take(&mut queue.items)
-    }
-
-    /// Announces sleep; false if there is something to do first.
-    pub(crate) fn prepare_sleep(&self) -> bool {
-        self.asleep.store(true, Ordering::SeqCst);
-        let empty = self.queue.lock().expect("no panic under this lock").items.is_empty();
-        if !empty {
-            self.awake();
-        }
-        empty
-    }
-
-    /// Whether the worker waits, as far as can be told from another one.
-    pub(crate) fn is_asleep(&self) -> bool {
-        self.asleep.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn awake(&self) {
-        self.asleep.store(false, Ordering::SeqCst);
-    }
-}
-
 impl Remote {
+    /// Handle on worker `index` (modulo their number) of the current worker's runtime.
+    pub fn to(index: usize) -> Remote {
+        with_worker(|worker| Remote(worker.peers[index % worker.peers.len()].clone()))
+    }
+
     /// Number of the worker, from 0.
     pub fn worker(&self) -> usize {
         self.0.worker
@@ -121,9 +39,7 @@ impl Remote {
         self.0.push(Item::Call(call));
         ticket
     }
-}
 
-impl Remote {
     /// As [`Remote::spawn`], for what must be done before the program ends (what was not written yet):
     /// no worker of the runtime ends before this task has. False: the worker has ended already.
     pub fn spawn_last<M, F>(&self, make: M) -> bool
@@ -131,7 +47,7 @@ impl Remote {
         M: FnOnce() -> F + Send + 'static,
         F: Future<Output = ()> + 'static,
     {
-        if self.0.queue.lock().expect("no panic under this lock").closed {
+        if self.0.is_closed() {
             return false;
         }
         let ending = Last::new(&self.0.last);
@@ -143,6 +59,15 @@ impl Remote {
         });
         self.0.push(Item::Call(call))
     }
+}
+
+/// Another worker of the runtime that has nothing to do just now, if there is one.
+pub fn idle_worker() -> Option<Remote> {
+    with_worker(|worker| {
+        let (before, after) = worker.peers.split_at(worker.inbox.worker);
+        let mut others = after[1..].iter().chain(before);
+        others.find(|other| other.is_asleep()).cloned().map(Remote)
+    })
 }
 
 /// A task that the runtime does not end before.

@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 
-use crate::lend::{Lending, Lent};
+use crate::context::moved;
+use crate::memory::{Lending, Lent};
 use crate::seal::{Outgoing, SEAL_MAX, Sealer};
-use crate::worker::moved;
 use crate::{Data, Parked, Stream};
 
 /// Slices per send: heads and payloads of 64 short replies.
@@ -36,6 +36,8 @@ pub struct SendQueue {
     queued: usize,
     /// The stream is protected: what is sent must be sealed.
     secured: Option<Box<Outgoing>>,
+    /// Why a payload cannot be sent.
+    lost: Option<io::Error>,
 }
 
 impl SendQueue {
@@ -76,6 +78,12 @@ impl SendQueue {
         self.queued += data.len();
         // What is sealed must be looked at.
         let parked = if self.secured.is_some() { Err(data) } else { data.take_parked() };
+        if let Err(data) = &parked
+            && let Err(error) = data.load()
+        {
+            self.lost = Some(error);
+            return;
+        }
         self.pieces.push_back(parked.map_or_else(Piece::Data, Piece::Parked));
     }
 
@@ -101,7 +109,14 @@ impl SendQueue {
 
     /// Sends what the socket takes, and not much more than a share of 1 MiB; true when nothing is left. Else
     /// the caller goes on when the stream is writable.
+    ///
+    /// # Errors
+    /// The connection's, or that of a payload whose storage cannot give it any more: its header is on the way, so
+    /// that the connection is of no more use.
     pub fn send(&mut self, stream: &Stream) -> io::Result<bool> {
+        if let Some(error) = self.lost.take() {
+            return Err(error);
+        }
         if self.secured.is_some() {
             return self.send_sealed(stream);
         }

@@ -6,9 +6,9 @@ use std::task::{Context, Poll};
 
 use async_task::Runnable;
 
+use crate::context::with_worker;
 use crate::panic;
 use crate::sync::Lost;
-use crate::worker::with_worker;
 
 /// A running task. Awaiting it yields the output; dropping it detaches, the task runs on. Awaiting a task that
 /// has panicked panics, too; [`Task::poll_or_lost`] does not.

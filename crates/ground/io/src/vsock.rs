@@ -26,10 +26,14 @@ unsafe impl SocketAddrArg for Address {
     ) -> R {
         // SAFETY: all zeroes is a valid value of this plain structure of numbers.
         let mut address: libc::sockaddr_vm = unsafe { std::mem::zeroed() };
-        address.svm_family = libc::AF_VSOCK as libc::sa_family_t;
+        #[expect(clippy::cast_possible_truncation, reason = "families are small numbers")]
+        let family = libc::AF_VSOCK as libc::sa_family_t;
+        address.svm_family = family;
         address.svm_cid = self.cid;
         address.svm_port = self.port;
-        f((&raw const address).cast(), size_of::<libc::sockaddr_vm>() as SocketAddrLen)
+        #[expect(clippy::cast_possible_truncation, reason = "the structure has 16 bytes")]
+        let len = size_of::<libc::sockaddr_vm>() as SocketAddrLen;
+        f((&raw const address).cast(), len)
     }
 }
 

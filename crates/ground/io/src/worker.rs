@@ -1,117 +1,27 @@
 //! Worker threads: one driver, one run queue, one set of timers each.
 
-use std::cell::{Cell, OnceCell, RefCell};
-use std::collections::VecDeque;
+use std::cell::{Cell, RefCell};
 use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
-use std::time::Instant;
 
-use async_task::Runnable;
-
-use crate::driver::{self, Done, Driver, Engine, Sleep};
-use crate::op::Table;
+use crate::context::{Worker, is_idle, pop_task, push_task, set_worker, with_worker};
+use crate::driver::{self, Done, Engine, Sleep};
+use crate::inbox::{Inbox, Item};
 use crate::panic;
-use crate::remote::{Inbox, Item, Remote};
-use crate::timer::Timers;
+use crate::remote::Remote;
 
 /// Tasks run between two looks at the driver: bounds how long a completion waits behind tasks.
 const TASKS_PER_TURN: usize = 128;
+
+/// A worker whose drivers fail more often than this cannot go on.
+const FAILURES_MAX: usize = 8;
 
 /// A worker that moved so many bytes in a turn does not look before it sleeps: the moving costs more than
 /// the waking up. Nor does one that is ahead of a peer, that is, waits for room to send, or waits for a
 /// file, which takes longer than a look.
 const BULK: usize = 64 << 10;
-
-thread_local! {
-    static CURRENT: OnceCell<Worker> = const { OnceCell::new() };
-    static LOCAL: RefCell<VecDeque<Runnable>> = const { RefCell::new(VecDeque::new()) };
-}
-
-/// What a worker thread owns.
-pub(crate) struct Worker {
-    inbox: Arc<Inbox>,
-    peers: Vec<Remote>,
-    engine: &'static str,
-    pub(crate) driver: RefCell<Box<dyn Driver>>,
-    pub(crate) ops: RefCell<Table>,
-    pub(crate) timers: RefCell<Timers>,
-    /// How many wait for room to send.
-    pub(crate) ahead: Cell<usize>,
-    /// Bytes sent and received since the last turn of the driver.
-    moved: Cell<usize>,
-}
-
-impl Worker {
-    /// Has all workers look at what there is to do.
-    pub(crate) fn wake_peers(&self) {
-        for peer in &self.peers {
-            peer.0.push(Item::Call(Box::new(|| {})));
-        }
-    }
-
-    /// Where a task that became ready is queued: here, or through the inbox from other threads.
-    pub(crate) fn scheduler(&self) -> impl Fn(Runnable) + Send + Sync + 'static {
-        let inbox = self.inbox.clone();
-        move |runnable| {
-            let here = try_with_worker(|worker| {
-                worker.inbox.worker == inbox.worker && Arc::ptr_eq(&worker.inbox, &inbox)
-            });
-            if here == Some(true) {
-                LOCAL.with_borrow_mut(|queue| queue.push_back(runnable));
-            } else {
-                inbox.push(Item::Run(runnable));
-            }
-        }
-    }
-}
-
-/// Takes note of bytes that were sent or received.
-pub(crate) fn moved(bytes: usize) {
-    try_with_worker(|worker| worker.moved.update(|moved| moved.saturating_add(bytes)));
-}
-
-/// Runs `f` with the current thread's worker. Panics outside of a worker.
-pub(crate) fn with_worker<R>(f: impl FnOnce(&Worker) -> R) -> R {
-    CURRENT.with(|current| f(current.get().expect("called outside of a worker thread")))
-}
-
-/// Runs `f` with the current thread's worker, if it is one and not already ending.
-pub(crate) fn try_with_worker<R>(f: impl FnOnce(&Worker) -> R) -> Option<R> {
-    CURRENT.try_with(|current| current.get().map(f)).ok().flatten()
-}
-
-/// The current worker's number.
-pub fn worker() -> usize {
-    with_worker(|worker| worker.inbox.worker)
-}
-
-/// How many workers the current worker's runtime has.
-pub fn worker_count() -> usize {
-    with_worker(|worker| worker.peers.len())
-}
-
-/// Another worker of the runtime that has nothing to do just now, if there is one.
-pub fn idle_worker() -> Option<Remote> {
-    with_worker(|worker| {
-        let (before, after) = worker.peers.split_at(worker.inbox.worker);
-        let mut others = after[1..].iter().chain(before);
-        others.find(|other| other.0.is_asleep()).cloned()
-    })
-}
-
-/// Name of the engine in use: `uring` or `threads`.
-pub fn engine_name() -> &'static str {
-    with_worker(|worker| worker.engine)
-}
-
-impl Remote {
-    /// Handle on worker `index` (modulo their number) of the current worker's runtime.
-    pub fn to(index: usize) -> Remote {
-        with_worker(|worker| worker.peers[index % worker.peers.len()].clone())
-    }
-}
 
 /// How to run.
 #[derive(Debug, Clone, Default)]
@@ -141,26 +51,25 @@ impl Runtime {
         let (ready_sender, ready) = mpsc::channel();
         let mut runtime = Runtime { remotes: remotes.clone(), threads: Vec::new() };
         for remote in &remotes {
-            let (inbox, peers, engine) = (remote.0.clone(), remotes.clone(), config.engine);
+            let (inbox, engine) = (remote.0.clone(), config.engine);
+            let peers = remotes.iter().map(|remote| remote.0.clone()).collect();
             let ready_sender = ready_sender.clone();
             let thread = std::thread::Builder::new()
                 .name(format!("worker-{}", remote.worker()))
                 .spawn(move || {
-                    let opened = driver::open(engine, inbox.clone());
+                    let opened = driver::open(engine, &inbox.wakeup);
                     let failed = match opened {
                         Ok((driver, engine)) => {
-                            let worker = Worker {
+                            set_worker(Worker {
                                 inbox,
                                 peers,
-                                engine,
+                                engine: Cell::new(engine),
                                 driver: RefCell::new(driver),
                                 ops: RefCell::default(),
                                 timers: RefCell::default(),
                                 ahead: Cell::default(),
                                 moved: Cell::default(),
-                            };
-                            let fresh = CURRENT.with(|current| current.set(worker).is_ok());
-                            assert!(fresh, "a new thread has no worker yet");
+                            });
                             None
                         }
                         Err(error) => Some(error),
@@ -231,7 +140,7 @@ impl Drop for Runtime {
 /// nobody could wait for any more.
 fn run_or_abort() {
     let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        CURRENT.with(|current| run(current.get().expect("set before running")));
+        with_worker(run);
     }));
     if let Err(cause) = result {
         panic::abort(panic::text_of(&*cause));
@@ -241,12 +150,11 @@ fn run_or_abort() {
 fn run(worker: &Worker) {
     let mut done: Vec<Done> = Vec::new();
     let mut stopping = false;
+    let mut failures = 0;
     loop {
         for item in worker.inbox.take() {
             match item {
-                Item::Run(runnable) => {
-                    LOCAL.with_borrow_mut(|queue| queue.push_back(runnable));
-                }
+                Item::Run(runnable) => push_task(runnable),
                 Item::Call(call) => panic::contained(call),
                 Item::Stop => stopping = true,
             }
@@ -254,11 +162,11 @@ fn run(worker: &Worker) {
         // After a panic the tasks that are left have the next turn.
         panic::contained(|| {
             for _ in 0..TASKS_PER_TURN {
-                let Some(runnable) = LOCAL.with_borrow_mut(VecDeque::pop_front) else { break };
+                let Some(runnable) = pop_task() else { break };
                 runnable.run();
             }
         });
-        let idle = LOCAL.with_borrow(VecDeque::is_empty);
+        let idle = is_idle();
         let last = || worker.inbox.last.load(Ordering::SeqCst);
         if stopping && idle && worker.ops.borrow().files_out == 0 && last() == 0 {
             break;
@@ -273,14 +181,17 @@ fn run(worker: &Worker) {
         let may_look = quick && worker.ahead.get() == 0;
         let turned = worker.driver.borrow_mut().turn(sleep, may_look, &mut done);
         worker.inbox.awake();
-        turned.expect("the kernel interface works after it was set up");
         for done in done.drain(..) {
             let waker = worker.ops.borrow_mut().complete(done);
             if let Some(waker) = waker {
                 waker.wake();
             }
         }
-        let due = worker.timers.borrow_mut().due(Instant::now());
+        if let Err(error) = turned {
+            failures += 1;
+            replace_driver(worker, &error, failures);
+        }
+        let due = worker.timers.borrow_mut().due(crate::now());
         due.into_iter().for_each(std::task::Waker::wake);
     }
     // Calls that came late are refused. Tasks that still wait are dropped with all that they hold:
@@ -289,16 +200,33 @@ fn run(worker: &Worker) {
     let ops = std::mem::take(&mut *worker.ops.borrow_mut());
     let timers = std::mem::take(&mut *worker.timers.borrow_mut());
     drop((ops, timers));
-    while let Some(runnable) = LOCAL.with_borrow_mut(VecDeque::pop_front) {
+    while let Some(runnable) = pop_task() {
         drop(runnable);
     }
+}
+
+/// Goes on with another driver after an error that no driver expects. What was in progress fails.
+fn replace_driver(worker: &Worker, error: &io::Error, failures: usize) {
+    let engine = worker.engine.get();
+    log::error!(
+        "the kernel's interface of worker {} ({engine}) fails: {error}: what is in progress fails, and it \
+         goes on with epoll and threads",
+        worker.inbox.worker
+    );
+    assert!(failures <= FAILURES_MAX, "no kernel interface works any more: {error}");
+    let (driver, engine) =
+        driver::open_again(&worker.inbox.wakeup).expect("epoll is there, and a descriptor for it");
+    worker.driver.replace(driver);
+    worker.engine.set(engine);
+    let woken = worker.ops.borrow_mut().fail_all();
+    woken.into_iter().for_each(std::task::Waker::wake);
 }
 
 fn time_to_sleep(worker: &Worker) -> Sleep {
     match worker.timers.borrow().earliest() {
         None => Sleep::Forever,
         Some(at) => {
-            let left = at.saturating_duration_since(Instant::now());
+            let left = at.saturating_duration_since(crate::now());
             if left.is_zero() { Sleep::No } else { Sleep::AtMost(left) }
         }
     }

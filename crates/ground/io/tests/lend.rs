@@ -5,22 +5,24 @@ use std::io::Read;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use blockhaul_io::{Config, Data, Engine, Pool, Runtime, SendQueue, Stream, Tally, Way};
+use blockhaul_io::{
+    Config, Data, Engine, PayloadRoute, Pool, RouteCounters, Runtime, SendQueue, Stream,
+};
 
 const LEN: usize = 200_000;
 
 /// A payload of a pool that has memory for one only.
-fn payload(pool: &Pool, tally: &Arc<Tally>, byte: u8) -> Data {
-    let mut buf = pool.try_reserve(LEN).expect("room").tallied(tally).into_buf();
+fn payload(pool: &Pool, counters: &Arc<RouteCounters>, byte: u8) -> Data {
+    let mut buf = pool.try_reserve(LEN).expect("room").counted(counters).into_buf();
     buf.fill(byte);
     buf.into()
 }
 
-/// Memory for one payload, its tally, and the two ends of a connection.
-fn ends() -> (Pool, Arc<Tally>, Stream, UnixStream) {
+/// Memory for one payload, its counters, and the two ends of a connection.
+fn ends() -> (Pool, Arc<RouteCounters>, Stream, UnixStream) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let stream = Stream::new(ours.into()).unwrap();
-    (Pool::new(Pool::cost(LEN)), Arc::new(Tally::default()), stream, theirs)
+    (Pool::new(Pool::cost(LEN)), Arc::new(RouteCounters::default()), stream, theirs)
 }
 
 fn on_worker<F: Future<Output = ()> + 'static>(check: fn() -> F) {
@@ -37,19 +39,19 @@ fn send(queue: &mut SendQueue, stream: &Stream) -> bool {
 #[test]
 fn what_nobody_acknowledged_is_read_as_it_was_sent() {
     on_worker(|| async {
-        let (pool, tally, stream, mut theirs) = ends();
+        let (pool, counters, stream, mut theirs) = ends();
         let mut queue = SendQueue::default();
         queue.head(b"head");
-        let lent = queue.lend(payload(&pool, &tally, 1)).expect("worth it");
+        let lent = queue.lend(payload(&pool, &counters, 1)).expect("worth it");
         assert!(send(&mut queue, &stream), "the socket takes it all");
-        if tally.get(Way::Vmsplice) == 0 {
+        if counters.get(PayloadRoute::Vmsplice) == 0 {
             return eprintln!("vmsplice is refused here: not checked");
         }
-        assert_eq!(tally.get(Way::Vmsplice), LEN as u64);
+        assert_eq!(counters.get(PayloadRoute::Vmsplice), LEN as u64);
         // The connection is given up before an answer; another payload gets the same memory.
         drop(lent);
         assert_eq!(pool.reserved(), 0);
-        let next = payload(&pool, &tally, 2);
+        let next = payload(&pool, &counters, 2);
         let mut read = vec![0; 4 + LEN];
         theirs.read_exact(&mut read).unwrap();
         assert!(read[..4] == *b"head" && read[4..].iter().all(|&byte| byte == 1));
@@ -60,9 +62,9 @@ fn what_nobody_acknowledged_is_read_as_it_was_sent() {
 #[test]
 fn what_comes_back_is_used_again_as_it_is() {
     on_worker(|| async {
-        let (pool, tally, stream, mut theirs) = ends();
+        let (pool, counters, stream, mut theirs) = ends();
         let mut queue = SendQueue::default();
-        let data = payload(&pool, &tally, 1);
+        let data = payload(&pool, &counters, 1);
         let place = data.bytes().as_ptr().addr();
         let lent = queue.lend(data).expect("worth it");
         assert!(send(&mut queue, &stream));
@@ -79,8 +81,8 @@ fn what_comes_back_is_used_again_as_it_is() {
 #[test]
 fn retired_memory_is_not_changed_in_place_and_lasts_for_its_holders() {
     let pool = Pool::new(Pool::cost(LEN));
-    let tally = Arc::new(Tally::default());
-    let data = payload(&pool, &tally, 1);
+    let counters = Arc::new(RouteCounters::default());
+    let data = payload(&pool, &counters, 1);
     let mut queue = SendQueue::default();
     let lent = queue.lend(data.clone()).expect("worth it");
     drop(lent);
@@ -103,7 +105,7 @@ fn small_payloads_and_those_outside_of_memory_are_not_lent() {
 #[test]
 fn a_full_socket_is_waited_for_and_everything_arrives_in_order() {
     on_worker(|| async {
-        let tally = Arc::new(Tally::default());
+        let counters = Arc::new(RouteCounters::default());
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         let stream = Stream::new(ours.into()).unwrap();
         let reader = std::thread::spawn(move || {
@@ -116,7 +118,7 @@ fn a_full_socket_is_waited_for_and_everything_arrives_in_order() {
         let mut lent = Vec::new();
         for round in 0..40_u8 {
             let len = (64 << 10) + usize::from(round) * 9973;
-            let mut buf = blockhaul_io::Room::unpooled(len).tallied(&tally).into_buf();
+            let mut buf = blockhaul_io::Room::unpooled(len).counted(&counters).into_buf();
             buf.iter_mut().enumerate().for_each(|(i, byte)| *byte = round ^ (i / 4099) as u8);
             // From the middle of the memory, too.
             let data = Data::from(buf).slice(usize::from(round), len - usize::from(round));

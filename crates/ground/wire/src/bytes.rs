@@ -18,6 +18,7 @@ impl HeaderBytes {
     }
 
     /// Appends bytes. What a header is made of is known where it is made, so it always fits.
+    #[expect(clippy::cast_possible_truncation, reason = "the array is shorter than 256 bytes")]
     pub(crate) fn push(mut self, part: &[u8]) -> HeaderBytes {
         let start = usize::from(self.len);
         let end = start + part.len();

@@ -101,7 +101,8 @@ fn reply(data: &[u8], replies: Replies) {
             assert_eq!(chunk.offset.is_some(), replies == Replies::Extended);
             assert!(chunk.length <= u64::from(limits::PAYLOAD_HARD) + 8);
             // A payload that is there is parsed as the chunk says, and may be wrong.
-            let Some(payload) = data[used..].get(..chunk.length as usize) else { return };
+            let length = usize::try_from(chunk.length).unwrap_or(usize::MAX);
+            let Some(payload) = data[used..].get(..length) else { return };
             payload_of(chunk.kind, payload);
         }
         Err(_) => assert!(data.len() >= 4),
@@ -309,7 +310,8 @@ fn serve(config: Config, input: &[u8], step: usize) -> Transcript {
         rest = &rest[OptionReplyHeader::LEN + head.length as usize..];
     }
     assert!(rest.is_empty() || transmission && (rest.len() == 10 || rest.len() == 134));
-    assert!(events.len() as u32 <= limits::OPTIONS + 2 * limits::OPTIONS_PER_EXPORT + 1);
+    let most = limits::OPTIONS + 2 * limits::OPTIONS_PER_EXPORT + 1;
+    assert!(u32::try_from(events.len()).is_ok_and(|count| count <= most));
     (out, events, end)
 }
 

@@ -13,6 +13,8 @@
 //! it needs more of them, `Ok(Some((value, consumed)))`, or an [`Error`] after which the connection
 //! is of no use.
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::cast_possible_truncation, clippy::cast_sign_loss))]
+#![cfg_attr(not(test), warn(clippy::cast_possible_wrap, clippy::cast_lossless))]
 
 mod bytes;
 mod error;

@@ -167,7 +167,11 @@ impl Chunk {
         };
         match self.offset {
             Some(offset) => start(magic::EXTENDED_REPLY).u64(offset).u64(self.length),
-            None => start(magic::STRUCTURED_REPLY).u32(self.length as u32),
+            None => {
+                #[expect(clippy::cast_possible_truncation, reason = "known to fit")]
+                let length = self.length as u32;
+                start(magic::STRUCTURED_REPLY).u32(length)
+            }
         }
     }
 
@@ -434,7 +438,9 @@ impl<'a> Failure<'a> {
     pub fn emit(&self, out: &mut Vec<u8>) {
         let text = cut(self.text);
         out.extend_from_slice(&self.error.to_wire().to_be_bytes());
-        out.extend_from_slice(&(text.len() as u16).to_be_bytes());
+        #[expect(clippy::cast_possible_truncation, reason = "cut to limits::STRING")]
+        let length = text.len() as u16;
+        out.extend_from_slice(&length.to_be_bytes());
         out.extend_from_slice(text);
         if let Some(at) = self.at {
             out.extend_from_slice(&at.to_be_bytes());

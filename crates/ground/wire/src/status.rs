@@ -138,8 +138,9 @@ pub fn emit_payload(
         return Err(Error::Caller { what: "block status needs at least one extent" });
     }
     if form == Form::Bits64 {
-        // Bounded by limits::EXTENTS.
-        out[count_at..count_at + 4].copy_from_slice(&(encoded.extents as u32).to_be_bytes());
+        #[expect(clippy::cast_possible_truncation, reason = "bounded by limits::EXTENTS")]
+        let count = encoded.extents as u32;
+        out[count_at..count_at + 4].copy_from_slice(&count.to_be_bytes());
     }
     Ok(encoded)
 }

@@ -1,140 +1,87 @@
-//! Small servers beside the main work: a listener, and a thread for each of a few peers. For figures
+//! Small servers beside the main work: a listener on a worker, and a task for each of a few peers. For figures
 //! (`metrics`) and for control (`serve::control`).
 
-use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpListener};
-use std::os::fd::{AsFd as _, OwnedFd};
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread::JoinHandle;
+use std::cell::Cell;
+use std::future::poll_fn;
+use std::io::IoSliceMut;
+use std::pin::{Pin, pin};
+use std::rc::Rc;
+use std::task::Poll;
 use std::time::Duration;
+
+use blockhaul_io::{Completer, Listener, Remote, Stream, Ticket};
 
 /// Time between two attempts to accept a peer after an error, such as too many open files.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
 
-/// A socket to listen on.
-pub enum Listener {
-    /// TCP.
-    Tcp(TcpListener),
-    /// A Unix socket.
-    Unix(UnixListener),
-}
-
-/// A connection of either kind.
-pub trait Peer: Read + Write + Send {
-    /// Bounds the next reads and writes.
-    fn patience(&self, left: Duration) -> std::io::Result<()>;
-}
-
-impl Peer for std::net::TcpStream {
-    fn patience(&self, left: Duration) -> std::io::Result<()> {
-        self.set_read_timeout(Some(left)).and_then(|()| self.set_write_timeout(Some(left)))
-    }
-}
-
-impl Peer for UnixStream {
-    fn patience(&self, left: Duration) -> std::io::Result<()> {
-        self.set_read_timeout(Some(left)).and_then(|()| self.set_write_timeout(Some(left)))
-    }
-}
-
-impl Listener {
-    /// Listens on an address.
-    pub fn tcp(address: SocketAddr) -> std::io::Result<Listener> {
-        let listener = TcpListener::bind(address)?;
-        listener.set_nonblocking(true)?;
-        Ok(Listener::Tcp(listener))
-    }
-
-    /// Listens on a Unix socket; as [`blockhaul_io::Listener::replace_unix`].
-    pub fn unix(path: &Path) -> std::io::Result<Listener> {
-        Ok(Listener::Unix(OwnedFd::from(blockhaul_io::Listener::replace_unix(path)?).into()))
-    }
-
-    fn accept(&self) -> std::io::Result<Box<dyn Peer>> {
-        Ok(match self {
-            Listener::Tcp(listener) => {
-                let (peer, _) = listener.accept()?;
-                peer.set_nonblocking(false)?;
-                Box::new(peer)
+/// Serves `most` peers of a listener at a time, each by a task of the worker; more are closed at once. Until what is
+/// returned is dropped; those that are there then are not waited for.
+pub fn serve<F, A>(listener: Listener, worker: &Remote, most: usize, attend: F) -> Serving
+where
+    F: Fn(Rc<Stream>) -> A + Send + 'static,
+    A: Future<Output = ()> + 'static,
+{
+    let (stop, mut stopped) = blockhaul_io::ticket();
+    drop(worker.spawn(move || async move {
+        let busy = Rc::new(Cell::new(0));
+        while let Some(accepted) = unless(&mut stopped, listener.accept()).await {
+            let Ok(fd) = accepted else {
+                blockhaul_io::sleep(ACCEPT_AGAIN).await;
+                continue;
+            };
+            if busy.get() < most
+                && let Ok(stream) = Stream::new(fd)
+            {
+                let attending = attend(Rc::new(stream));
+                let place = Place::take(&busy);
+                drop(blockhaul_io::spawn(async move {
+                    attending.await;
+                    drop(place);
+                }));
             }
-            Listener::Unix(listener) => {
-                let (peer, _) = listener.accept()?;
-                peer.set_nonblocking(false)?;
-                Box::new(peer)
-            }
-        })
-    }
-
-    /// Serves `most` peers at a time, each on a thread of its own; more are closed at once.
-    pub fn serve<F>(self, name: &'static str, most: usize, attend: F) -> std::io::Result<Serving>
-    where
-        F: Fn(&mut dyn Peer) + Send + Sync + 'static,
-    {
-        let (stop, stopped) = UnixStream::pair()?;
-        let attend = Arc::new(attend);
-        let work = move || {
-            let busy = Arc::new(AtomicUsize::new(0));
-            while self.wait_unless(&stopped) {
-                let mut peer = match self.accept() {
-                    Ok(peer) => peer,
-                    // Another process has the peer, or it has gone.
-                    Err(error) if error.kind() == ErrorKind::WouldBlock => continue,
-                    Err(_) => {
-                        std::thread::sleep(ACCEPT_AGAIN);
-                        continue;
-                    }
-                };
-                if busy.fetch_add(1, Ordering::Relaxed) >= most {
-                    busy.fetch_sub(1, Ordering::Relaxed);
-                    continue;
-                }
-                let (attend, ended) = (attend.clone(), busy.clone());
-                let attending = std::thread::Builder::new().name(name.into()).spawn(move || {
-                    attend(&mut *peer);
-                    ended.fetch_sub(1, Ordering::Relaxed);
-                });
-                if attending.is_err() {
-                    busy.fetch_sub(1, Ordering::Relaxed);
-                }
-            }
-        };
-        let thread = std::thread::Builder::new().name(name.into()).spawn(work)?;
-        Ok(Serving { stop: Some(stop), thread: Some(thread) })
-    }
-
-    /// Waits for a peer; false when the other end of `stopped` is closed.
-    fn wait_unless(&self, stopped: &UnixStream) -> bool {
-        use rustix::event::{PollFd, PollFlags, poll};
-        let listener = match self {
-            Listener::Tcp(listener) => listener.as_fd(),
-            Listener::Unix(listener) => listener.as_fd(),
-        };
-        let mut either = [
-            PollFd::from_borrowed_fd(listener, PollFlags::IN),
-            PollFd::new(stopped, PollFlags::IN),
-        ];
-        // An interruption looks like a peer that has gone.
-        let _ = poll(&mut either, None);
-        either[1].revents().is_empty()
-    }
-}
-
-/// Accepts peers until it is dropped; those that are there are not waited for.
-pub struct Serving {
-    /// Closing it ends the thread.
-    stop: Option<UnixStream>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Drop for Serving {
-    fn drop(&mut self) {
-        self.stop = None;
-        if let Some(thread) = self.thread.take() {
-            // It panics in no case that is known, and the command is over in any.
-            let _ = thread.join();
+            // Peers that come without a pause keep nobody else on this worker waiting.
+            blockhaul_io::yield_now().await;
         }
+    }));
+    Serving { _stop: stop }
+}
+
+/// One of the peers at a time.
+struct Place(Rc<Cell<usize>>);
+
+impl Place {
+    fn take(busy: &Rc<Cell<usize>>) -> Place {
+        busy.update(|count| count + 1);
+        Place(busy.clone())
     }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.update(|count| count - 1);
+    }
+}
+
+/// Does some work, unless the other end of the ticket goes away before.
+async fn unless<T>(stopped: &mut Ticket<()>, work: impl Future<Output = T>) -> Option<T> {
+    let mut work = pin!(work);
+    poll_fn(|cx| match Pin::new(&mut *stopped).poll(cx) {
+        Poll::Ready(_) => Poll::Ready(None),
+        Poll::Pending => work.as_mut().poll(cx).map(Some),
+    })
+    .await
+}
+
+/// Appends what a peer sends next, up to 4 KiB; false at the end of what it sends.
+pub async fn receive(peer: &Stream, received: &mut Vec<u8>) -> std::io::Result<bool> {
+    let mut part = [0; 4096];
+    let len = peer.recv(&mut [IoSliceMut::new(&mut part)]).await?;
+    received.extend_from_slice(&part[..len]);
+    Ok(len > 0)
+}
+
+/// Accepts peers until it is dropped.
+pub struct Serving {
+    /// Dropped, it ends the listener.
+    _stop: Completer<()>,
 }

@@ -2,17 +2,19 @@
 //!
 //! It is read by whoever reaches the address, without a password: therefore only addresses of this
 //! machine, and Unix sockets. One page, few connections, small requests, short times: a peer that is
-//! slow, greedy or wrong costs one of a few threads for a few seconds.
+//! slow, greedy or wrong has one of a few places for a few seconds.
 
 use std::fmt::Write as _;
-use std::io::ErrorKind;
 use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::path::PathBuf;
+use std::rc::Rc;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crate::aside::{Listener, Peer, Serving};
+use blockhaul_io::{Listener, Remote, Stream};
+
+use crate::aside::{self, Serving};
 use crate::exit::{self, Failure, plain};
 
 /// Where the page is served.
@@ -76,16 +78,21 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens, and answers on threads of its own.
-    pub fn start(address: &Address, page: Page) -> Result<Server, Failure> {
+    /// Listens, and answers by tasks of a worker.
+    pub fn start(address: &Address, page: Page, worker: &Remote) -> Result<Server, Failure> {
         let cannot = |error: std::io::Error| {
             let text = format!("--metrics: cannot listen on {address}: {}", plain(&error));
             Failure::new(exit::FAILED, text)
         };
         let (listener, address) = bind(address).map_err(cannot)?;
-        // Whoever goes away does not get an answer.
-        let attend = move |peer: &mut dyn Peer| drop(answer(peer, &page));
-        let serving = listener.serve("metrics", CONNECTIONS_MAX, attend).map_err(cannot)?;
+        let attend = move |peer: Rc<Stream>| {
+            let page = page.clone();
+            async move {
+                // Whoever is slow or goes away does not get an answer.
+                let _ = blockhaul_io::timeout(PATIENCE, answer(&peer, page)).await;
+            }
+        };
+        let serving = aside::serve(listener, worker, CONNECTIONS_MAX, attend);
         Ok(Server { serving: Some(serving), address })
     }
 
@@ -98,14 +105,12 @@ impl Server {
 /// The socket, and its address with the port that was taken.
 fn bind(address: &Address) -> std::io::Result<(Listener, Address)> {
     Ok(match address {
-        Address::Tcp(wanted) => match Listener::tcp(*wanted)? {
-            Listener::Tcp(listener) => {
-                let taken = Address::Tcp(listener.local_addr()?);
-                (Listener::Tcp(listener), taken)
-            }
-            unix => (unix, address.clone()),
-        },
-        Address::Unix(path) => (Listener::unix(path)?, address.clone()),
+        Address::Tcp(wanted) => {
+            let listener = Listener::bind_tcp(*wanted)?;
+            let taken = Address::Tcp(listener.local_tcp().unwrap_or(*wanted));
+            (listener, taken)
+        }
+        Address::Unix(path) => (Listener::replace_unix(path)?, address.clone()),
     })
 }
 
@@ -128,10 +133,8 @@ impl Drop for Server {
 }
 
 /// Reads a request and answers it.
-fn answer(peer: &mut dyn Peer, page: &Page) -> std::io::Result<()> {
-    let due = Instant::now() + PATIENCE;
+async fn answer(peer: &Stream, page: Page) -> std::io::Result<()> {
     let mut request = Vec::new();
-    let mut part = [0; 1024];
     let complete = loop {
         if let Some(end) = request.windows(4).position(|four| four == b"\r\n\r\n") {
             request.truncate(end);
@@ -140,19 +143,24 @@ fn answer(peer: &mut dyn Peer, page: &Page) -> std::io::Result<()> {
         if request.len() >= REQUEST_MAX {
             break false;
         }
-        let left = due.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(ErrorKind::TimedOut.into());
-        }
-        peer.patience(left)?;
-        match peer.read(&mut part)? {
-            0 => return Ok(()),
-            len => request.extend_from_slice(&part[..len]),
+        if !aside::receive(peer, &mut request).await? {
+            return Ok(());
         }
     };
-    let (status, head, body) = match complete {
-        false => ("431 Request Header Fields Too Large", false, String::new()),
-        true => reply(&request, page),
+    // A page of many clients takes its time: not on the worker.
+    let text = blockhaul_io::offload(move || response(&request, complete, &page)).await;
+    match text {
+        Ok(text) => peer.send_all(text.as_bytes()).await,
+        Err(lost) => Err(std::io::Error::other(lost)),
+    }
+}
+
+/// The whole answer to a request, or to the beginning of one that is too long.
+fn response(request: &[u8], complete: bool, page: &Page) -> String {
+    let (status, head, body) = if complete {
+        reply(request, page)
+    } else {
+        ("431 Request Header Fields Too Large", false, String::new())
     };
     let mut text = format!("HTTP/1.1 {status}\r\nConnection: close\r\n");
     let kind = if status.starts_with("200") { "; version=0.0.4" } else { "" };
@@ -165,19 +173,7 @@ fn answer(peer: &mut dyn Peer, page: &Page) -> std::io::Result<()> {
     if !head {
         text += &body;
     }
-    let mut rest = text.as_bytes();
-    while !rest.is_empty() {
-        let left = due.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(ErrorKind::TimedOut.into());
-        }
-        peer.patience(left)?;
-        match peer.write(rest)? {
-            0 => return Err(ErrorKind::WriteZero.into()),
-            len => rest = &rest[len..],
-        }
-    }
-    Ok(())
+    text
 }
 
 /// Status, whether only the head is wanted, and the body.
@@ -272,16 +268,26 @@ mod tests {
     use std::net::TcpStream;
     use std::os::unix::net::UnixListener;
 
+    use std::time::Instant;
+
+    use blockhaul_io::{Config, Runtime};
+
     use super::*;
+
+    /// One worker, as every command has at least.
+    fn runtime() -> Runtime {
+        Runtime::start(&Config { workers: 1, ..Config::default() }).unwrap()
+    }
 
     /// Time between two looks at what another thread has done.
     const LOOK: Duration = Duration::from_millis(50);
 
-    fn server() -> (Server, SocketAddr) {
-        let address = "127.0.0.1:0".parse().unwrap();
-        let server = Server::start(&address, Arc::new(|| "up 1\n".to_string())).unwrap();
+    fn server() -> (Runtime, Server, SocketAddr) {
+        let (runtime, address) = (runtime(), "127.0.0.1:0".parse().unwrap());
+        let page: Page = Arc::new(|| "up 1\n".to_string());
+        let server = Server::start(&address, page, &runtime.remote()).unwrap();
         let Address::Tcp(address) = *server.address() else { panic!("{}", server.address()) };
-        (server, address)
+        (runtime, server, address)
     }
 
     fn ask(address: SocketAddr, request: &[u8]) -> String {
@@ -306,7 +312,7 @@ mod tests {
 
     #[test]
     fn one_page_and_an_answer_to_everything_else() {
-        let (_server, address) = server();
+        let (_runtime, _server, address) = server();
         let page = ask(address, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
         assert!(
             page.starts_with("HTTP/1.1 200 OK\r\n") && page.ends_with("\r\n\r\nup 1\n"),
@@ -336,9 +342,13 @@ mod tests {
 
     #[test]
     fn the_slow_and_the_many_do_not_keep_others_out_for_long() {
-        let (server, address) = server();
+        let (runtime, server, address) = server();
         let idle: Vec<_> =
             (0..CONNECTIONS_MAX + 3).map(|_| TcpStream::connect(address).unwrap()).collect();
+        // Whoever else is on the worker does not wait for them.
+        let worked = Instant::now();
+        runtime.block_on(|| async { blockhaul_io::sleep(Duration::from_millis(1)).await });
+        assert!(worked.elapsed() < PATIENCE, "the worker is free");
         let began = Instant::now();
         loop {
             if ask(address, b"GET / HTTP/1.1\r\n\r\n").contains("200 OK") {
@@ -370,8 +380,9 @@ mod tests {
         }
         let address = Address::Unix(path.clone());
         let page: Page = Arc::new(String::new);
-        let server = Server::start(&address, page.clone()).unwrap();
-        assert!(Server::start(&address, page).is_err(), "in use");
+        let runtime = runtime();
+        let server = Server::start(&address, page.clone(), &runtime.remote()).unwrap();
+        assert!(Server::start(&address, page, &runtime.remote()).is_err(), "in use");
         drop(server);
         assert!(!path.exists());
     }
@@ -382,7 +393,8 @@ mod tests {
         let path = folder.path().join("disk.raw");
         std::fs::write(&path, "precious").unwrap();
         let page: Page = Arc::new(String::new);
-        let Err(refused) = Server::start(&Address::Unix(path.clone()), page) else {
+        let (runtime, address) = (runtime(), Address::Unix(path.clone()));
+        let Err(refused) = Server::start(&address, page, &runtime.remote()) else {
             panic!("it listens in the place of a file");
         };
         assert!(refused.to_string().contains("no socket"), "{refused}");

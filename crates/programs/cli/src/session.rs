@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 use blockhaul_engine::Rate;
-use blockhaul_io::Runtime;
+use blockhaul_io::{Remote, Runtime};
 
 use crate::exit::{self, Failure, plain};
 use crate::figures::Watched;
@@ -47,7 +47,7 @@ impl Session {
         };
         let metrics = match &args.metrics {
             None => None,
-            Some(address) => Some(serve(address, disks, limit)?),
+            Some(address) => Some(serve(address, disks, limit, &runtime.remote())?),
         };
         Ok(Session { runtime, reporter, metrics, signal })
     }
@@ -81,8 +81,9 @@ fn serve(
     address: &metrics::Address,
     disks: Vec<Watched>,
     limit: Option<Arc<Rate>>,
+    worker: &Remote,
 ) -> Result<metrics::Server, Failure> {
-    let server = metrics::Server::start(address, figures::page(disks, limit))?;
+    let server = metrics::Server::start(address, figures::page(disks, limit), worker)?;
     if let metrics::Address::Tcp(asked) = address
         && asked.port() == 0
     {

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use blockhaul_io::{Tally, Way};
+use blockhaul_io::{PayloadRoute, RouteCounters};
 
 /// Bytes by the way they went, since the copy began. What was repeated counts each time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -104,7 +104,7 @@ impl fmt::Display for Routes {
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     /// Lent to buffers.
-    pub(crate) tally: Arc<Tally>,
+    pub(crate) tally: Arc<RouteCounters>,
     pub(crate) reflink: AtomicU64,
     pub(crate) copy_file_range: AtomicU64,
     pub(crate) trim: AtomicU64,
@@ -121,13 +121,13 @@ pub(crate) fn add(counter: &AtomicU64, bytes: u64) {
 impl Counters {
     /// All counters, of a copy that has written `data`, zeroed `zero` and skipped `skip` bytes.
     pub(crate) fn routes(&self, data: u64, zero: u64, skip: u64) -> Routes {
-        let way = |way| self.tally.get(way);
+        let bytes = |route| self.tally.get(route);
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let (reflink, copy_file_range) = (load(&self.reflink), load(&self.copy_file_range));
-        let file_to_socket = way(Way::FileToSocket);
-        let socket_to_socket = way(Way::SocketToSocket);
-        let socket_to_file = way(Way::SocketToFile);
-        let file_to_file = way(Way::FileToFile);
+        let file_to_socket = bytes(PayloadRoute::FileToSocket);
+        let socket_to_socket = bytes(PayloadRoute::SocketToSocket);
+        let socket_to_file = bytes(PayloadRoute::SocketToFile);
+        let file_to_file = bytes(PayloadRoute::FileToFile);
         // By the kernel alone; more than `data` where something was repeated.
         let moved = [
             reflink,
@@ -148,9 +148,9 @@ impl Counters {
             socket_to_file,
             file_to_file,
             memory: data.saturating_sub(moved.iter().sum()),
-            vmsplice: way(Way::Vmsplice),
-            direct_read: way(Way::DirectRead),
-            direct_write: way(Way::DirectWrite),
+            vmsplice: bytes(PayloadRoute::Vmsplice),
+            direct_read: bytes(PayloadRoute::DirectRead),
+            direct_write: bytes(PayloadRoute::DirectWrite),
             zeroes_written: load(&self.zeroes_written),
             unseen: data.saturating_sub(load(&self.seen)),
         }
@@ -164,8 +164,8 @@ mod tests {
     #[test]
     fn what_the_kernel_did_not_move_went_through_memory() {
         let counters = Counters::default();
-        counters.tally.add(Way::SocketToSocket, 1000);
-        counters.tally.add(Way::DirectWrite, 50);
+        counters.tally.add(PayloadRoute::SocketToSocket, 1000);
+        counters.tally.add(PayloadRoute::DirectWrite, 50);
         add(&counters.reflink, 100);
         add(&counters.seen, 20);
         let routes = counters.routes(1200, 7, 0);

@@ -1,10 +1,13 @@
 //! Requests that devices hold: those of a connection, by name, and how many there are in all.
 
 use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use blockhaul_io::{Completer, Ticket};
 use blockhaul_wire::request::Header;
 use slab::Slab;
 
@@ -54,13 +57,22 @@ impl fmt::Display for Request {
     }
 }
 
-/// How many requests are in progress on all connections: each worker counts its own.
+/// How many requests are in progress on all connections: each worker counts its own, and has the
+/// connections that wait for others' requests to end.
 pub(crate) struct AllInFlight(Box<[Worker]>);
 
-/// A counter in a cache line of its own. Only its worker writes to it.
+/// A counter in cache lines of its own. Only its worker writes to it.
 #[repr(align(64))]
 #[derive(Default)]
-struct Worker(AtomicUsize);
+struct Worker {
+    count: AtomicUsize,
+    /// How many are in `waiting`. Who waits writes this and then looks at `count`; whose request ends
+    /// writes `count` and then looks at this: one of them sees the other.
+    waiters: AtomicUsize,
+    /// Places that were given to those who have waited, and have no request yet.
+    given: AtomicUsize,
+    waiting: Mutex<VecDeque<Completer<Place>>>,
+}
 
 impl Default for AllInFlight {
     fn default() -> AllInFlight {
@@ -71,27 +83,149 @@ impl Default for AllInFlight {
 /// Counters; workers beyond share them, which costs them some time and is right all the same.
 pub(crate) const WORKERS: usize = 64;
 
+/// The part of a limit that each worker has.
+fn part(limit: usize) -> usize {
+    (limit / blockhaul_io::worker_count().clamp(1, WORKERS)).max(1)
+}
+
+/// The permission to take up one more request, for whoever has waited. Dropped, it goes on to the next one,
+/// unless a request has taken the place.
+pub(crate) struct Place {
+    all: Arc<AllInFlight>,
+    slot: usize,
+    part: usize,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.all.0[self.slot].given.fetch_sub(1, Ordering::SeqCst);
+        self.all.admit(self.slot, self.part);
+    }
+}
+
+impl Worker {
+    fn waiting(&self) -> MutexGuard<'_, VecDeque<Completer<Place>>> {
+        self.waiting.lock().expect("no panic under this lock")
+    }
+}
+
 impl AllInFlight {
-    fn own(&self) -> &AtomicUsize {
-        &self.0[blockhaul_io::worker() % WORKERS].0
+    /// Which counter is this worker's.
+    fn slot() -> usize {
+        blockhaul_io::worker() % WORKERS
+    }
+
+    fn own(&self) -> &Worker {
+        &self.0[Self::slot()]
     }
 
     pub(crate) fn add(&self) {
-        self.own().fetch_add(1, Ordering::Relaxed);
+        self.own().count.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(crate) fn remove(&self, count: usize) {
-        self.own().fetch_sub(count, Ordering::Relaxed);
+    pub(crate) fn remove(self: &Arc<Self>, count: usize, limit: usize) {
+        let own = self.own();
+        own.count.fetch_sub(count, Ordering::SeqCst);
+        if own.waiters.load(Ordering::SeqCst) > 0 {
+            self.admit(Self::slot(), part(limit));
+        }
     }
 
     /// How many there are on all workers, as far as can be told from one of them.
     pub(crate) fn count(&self) -> usize {
-        self.0.iter().map(|worker| worker.0.load(Ordering::Relaxed)).sum()
+        self.0.iter().map(|worker| worker.count.load(Ordering::Relaxed)).sum()
     }
 
-    /// Whether this worker has its part of so many requests.
+    /// Whether this worker has its part of so many requests, or others wait for a place in it.
     pub(crate) fn is_full(&self, limit: usize) -> bool {
-        let part = limit / blockhaul_io::worker_count().clamp(1, WORKERS);
-        self.own().load(Ordering::Relaxed) >= part.max(1)
+        let own = self.own();
+        own.count.load(Ordering::Relaxed) >= part(limit) || own.waiters.load(Ordering::Relaxed) > 0
+    }
+
+    /// Waits for a place, after those who wait already. Whoever has it adds a request before dropping it.
+    pub(crate) fn wait(self: &Arc<Self>, limit: usize) -> Ticket<Place> {
+        let (completer, ticket) = blockhaul_io::ticket();
+        let own = self.own();
+        {
+            let mut waiting = own.waiting();
+            waiting.push_back(completer);
+            own.waiters.store(waiting.len(), Ordering::SeqCst);
+        }
+        // A request may have ended before anybody could know of us.
+        self.admit(Self::slot(), part(limit));
+        ticket
+    }
+
+    /// Gives free places of a worker to those who wait, in order: one for each.
+    fn admit(self: &Arc<Self>, slot: usize, part: usize) {
+        let own = &self.0[slot];
+        let mut admitted = Vec::new();
+        {
+            let mut waiting = own.waiting();
+            let taken = own.count.load(Ordering::SeqCst) + own.given.load(Ordering::SeqCst);
+            let mut free = part.saturating_sub(taken);
+            while free > 0
+                && let Some(completer) = waiting.pop_front()
+            {
+                if !completer.is_abandoned() {
+                    admitted.push(completer);
+                    free -= 1;
+                }
+            }
+            own.given.fetch_add(admitted.len(), Ordering::SeqCst);
+            own.waiters.store(waiting.len(), Ordering::SeqCst);
+        }
+        for completer in admitted {
+            completer.complete(Place { all: self.clone(), slot, part });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::Future as _;
+    use std::pin::Pin;
+    use std::task::{Context, Waker};
+
+    use blockhaul_io::{Config, Engine, Runtime};
+
+    use super::*;
+
+    #[test]
+    fn places_go_to_those_who_wait_in_order_one_for_each_request_that_ends() {
+        let config = Config { workers: 1, engine: Engine::Threads };
+        Runtime::start(&config).unwrap().block_on(|| async {
+            const LIMIT: usize = 2;
+            let all = Arc::new(AllInFlight::default());
+            let mut cx = Context::from_waker(Waker::noop());
+            let mut place = |ticket: &mut Ticket<Place>| match Pin::new(ticket).poll(&mut cx) {
+                std::task::Poll::Ready(place) => place.ok(),
+                std::task::Poll::Pending => None,
+            };
+            all.add();
+            assert!(!all.is_full(LIMIT));
+            all.add();
+            assert!(all.is_full(LIMIT));
+            let mut waits: Vec<_> = (0..4).map(|_| all.wait(LIMIT)).collect();
+            assert!(waits.iter_mut().all(|wait| place(wait).is_none()));
+
+            all.remove(1, LIMIT);
+            assert!(all.is_full(LIMIT), "nobody goes before those who wait");
+            let first = place(&mut waits[0]).expect("the first one's turn");
+            assert!(waits[1..].iter_mut().all(|wait| place(wait).is_none()), "one for one");
+            all.add();
+            drop(first);
+            assert!(waits[1..].iter_mut().all(|wait| place(wait).is_none()), "the place is taken");
+
+            // Who has gone, and who takes up no request, leave their places to the next.
+            all.remove(1, LIMIT);
+            drop(waits.remove(1));
+            let third = place(&mut waits[1]).expect("the place of one that has gone");
+            drop(third);
+            let last = place(&mut waits[2]).expect("the place of one that did not need it");
+            drop(last);
+            all.remove(1, LIMIT);
+            assert!(!all.is_full(LIMIT));
+        });
     }
 }

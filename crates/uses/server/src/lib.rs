@@ -142,12 +142,14 @@ pub struct Server {
     stop: OnceLock<Stop>,
     /// Connections that wait for memory which others hold.
     starving: AtomicUsize,
+    /// Notified when one begins to.
+    hungry: blockhaul_io::Notify,
     /// Memory beside the pool for one small request of each connection: others may hold the pool for as
     /// long as [`Limits::stalled`].
     aside: Pool,
     clients: Clients,
     /// Requests in progress.
-    all_in_flight: AllInFlight,
+    all_in_flight: Arc<AllInFlight>,
     /// Requests that were answered ESHUTDOWN because their devices held them for too long.
     given_up: AtomicUsize,
     /// What the connections of an export have in common.
@@ -185,9 +187,10 @@ impl Server {
             closing: blockhaul_io::Notify::default(),
             stop: OnceLock::new(),
             starving: AtomicUsize::new(0),
+            hungry: blockhaul_io::Notify::default(),
             aside,
             clients: Clients::default(),
-            all_in_flight: AllInFlight::default(),
+            all_in_flight: Arc::default(),
             given_up: AtomicUsize::new(0),
             storages: Storages::default(),
             served: AtomicU64::new(0),
@@ -397,11 +400,18 @@ impl Server {
     /// Says that a connection waits for memory that others hold, until this is dropped.
     fn starving(&self) -> Starving<'_> {
         self.starving.fetch_add(1, Ordering::Relaxed);
+        self.hungry.notify();
         Starving(&self.starving)
     }
 
     fn is_starving(&self) -> bool {
         self.starving.load(Ordering::Relaxed) > 0
+    }
+
+    /// A ticket that completes when a connection has ended, or has finished its handshake; take it before looking
+    /// at what there is.
+    pub fn changed(&self) -> Ticket<()> {
+        self.clients.changed()
     }
 
     /// Connections that are open now.

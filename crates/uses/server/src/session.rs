@@ -95,6 +95,7 @@ pub(crate) async fn run(
     // A stop reads no more, whatever is on its way.
     let result = reading.await.unwrap_or(Ok(()));
     session.leaving.set(true);
+    session.progress.notify();
     if session.dismissal.is_cut() {
         session.hang_up();
     }
@@ -199,7 +200,7 @@ impl Session {
                 turn = 0;
                 blockhaul_io::yield_now().await;
             }
-            self.wait_for_turn().await;
+            let _place = self.wait_for_turn().await;
             self.request(header, &mut inbox).await?;
         }
     }

@@ -1,15 +1,15 @@
 //! The orderly stop: what is in progress is finished, for as long as devices and clients may take.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::atomic::Ordering;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use blockhaul_io::Remote;
 
 use crate::Server;
 
-/// Time between two looks at whether all connections have ended.
-const LOOK: Duration = Duration::from_millis(2);
 /// Time that a worker may stand still at the end of a stop, so that its connections do not get their last
 /// answers in time: for that no client is to blame.
 const BEHIND: Duration = Duration::from_secs(5);
@@ -61,30 +61,44 @@ impl Server {
     /// Waits until all connections have ended, or each worker has turned round and its connections have had
     /// `time`. False: one has not, for longer than it may stand still.
     async fn wait_for_workers(&self, time: Duration) -> bool {
-        let (workers, turned) = (blockhaul_io::worker_count(), Arc::new(AtomicUsize::new(0)));
-        for worker in 0..workers {
-            let turned = turned.clone();
-            drop(Remote::to(worker).spawn(move || async move {
-                blockhaul_io::sleep(time).await;
-                turned.fetch_add(1, Ordering::Relaxed);
-            }));
-        }
-        let all = || self.open() == 0 || turned.load(Ordering::Relaxed) == workers;
-        wait_until(all, time + BEHIND).await
+        let turning: Vec<_> = (0..blockhaul_io::worker_count())
+            .map(|worker| {
+                Remote::to(worker).spawn(move || async move { blockhaul_io::sleep(time).await })
+            })
+            .collect();
+        let turned = async {
+            for worker in turning {
+                // Lost only where the worker has ended.
+                let _ = worker.await;
+            }
+        };
+        let either = first_of(turned, self.empty());
+        blockhaul_io::timeout(time + BEHIND, either).await.is_ok()
     }
 
     async fn wait_until_empty(&self, patience: Duration) -> bool {
-        wait_until(|| self.open() == 0, patience).await
+        blockhaul_io::timeout(patience, self.empty()).await.is_ok()
+    }
+
+    /// Waits until all connections have ended.
+    async fn empty(&self) {
+        loop {
+            let changed = self.clients.changed();
+            if self.open() == 0 {
+                return;
+            }
+            // Nobody drops the other end but the server.
+            let _ = changed.await;
+        }
     }
 }
 
-async fn wait_until(condition: impl Fn() -> bool, patience: Duration) -> bool {
-    let deadline = Instant::now() + patience;
-    while !condition() {
-        if Instant::now() >= deadline {
-            return false;
-        }
-        blockhaul_io::sleep(LOOK).await;
-    }
-    true
+/// Waits for either of two.
+async fn first_of(one: impl Future<Output = ()>, other: impl Future<Output = ()>) {
+    let (mut one, mut other) = (pin!(one), pin!(other));
+    poll_fn(|cx| match one.as_mut().poll(cx) {
+        Poll::Ready(()) => Poll::Ready(()),
+        Poll::Pending => other.as_mut().poll(cx),
+    })
+    .await;
 }

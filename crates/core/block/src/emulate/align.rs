@@ -3,6 +3,10 @@
 //!
 //! While a partial block is rewritten, no other change may reach the rest of that block. Range locks see to
 //! that, but only then: whole blocks, which is what nearly every client writes, pass without a lock.
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "lengths of payloads and of blocks have 32 bits, and parts of them are shorter"
+)]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -285,6 +289,10 @@ impl Shared {
 
     /// Changes part of one block: `data`, or zeroes.
     async fn rewrite(&self, at: u64, len: u64, data: Option<Data>, fua: Flags) -> Result<Reply> {
+        if let Some(data) = &data {
+            data.load()
+                .map_err(|error| Error::system("cannot read what is to be written", error))?;
+        }
         let start = at - at % self.minimum;
         let wide = (at + len).next_multiple_of(self.minimum) - start;
         let room = self.scratch(wide).await?;

@@ -36,7 +36,8 @@ impl Device for Zero {
             let error = Error::new(Kind::Unsupported, "zeroing is no faster than writing here");
             return error.before_flush().into();
         }
-        let piece = self.facts.block.maximum.min(Data::ZEROES_MAX as u32);
+        let most = u32::try_from(Data::ZEROES_MAX).unwrap_or(u32::MAX);
+        let piece = self.facts.block.maximum.min(most);
         let piece = piece - piece % self.facts.block.minimum;
         Pending::start(write_zeroes(self.inner.clone(), request, u64::from(piece.max(1))))
     }

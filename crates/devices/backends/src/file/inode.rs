@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Writes of fewer bytes are over before anybody could do something else meanwhile.
 pub(super) const WORTH_WAITING: usize = 32 << 10;
@@ -32,12 +32,12 @@ impl InodeLock {
 
     /// Lets others go on until the file is free; `None`: it took too long, wait in the kernel.
     pub(super) async fn lock(self: &Arc<InodeLock>) -> Option<Writing> {
-        let begun = Instant::now();
+        let begun = blockhaul_io::now();
         loop {
             std::thread::yield_now();
             blockhaul_io::yield_now().await;
             let writing = self.try_lock();
-            if writing.is_some() || begun.elapsed() > PATIENCE {
+            if writing.is_some() || blockhaul_io::elapsed(begun) > PATIENCE {
                 return writing;
             }
         }

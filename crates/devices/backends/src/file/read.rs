@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use blockhaul_block::{Error, Kind, Outcome, Pending, Reply};
-use blockhaul_io::{Buf, Parked, Room, Way};
+use blockhaul_io::{Buf, Parked, PayloadRoute, Room};
 use rustix::fs::{Advice, fadvise, fstat};
 
 use super::storage::{INLINE_MAX, Inner, count};
@@ -66,7 +66,7 @@ impl Inner {
                 result => return Err(inner.read_failed(at + filled as u64, result.err())),
             };
             if let (true, Reply::Data(data)) = (direct, &reply) {
-                count(data, Way::DirectRead);
+                count(data, PayloadRoute::DirectRead);
             }
             Ok(reply)
         })
@@ -122,8 +122,8 @@ impl Inner {
             match result {
                 Ok(bytes) if bytes > 0 => {
                     filled += bytes;
-                    if let Some(tally) = buf.tally() {
-                        tally.add(Way::DirectRead, bytes);
+                    if let Some(counters) = buf.counters() {
+                        counters.add(PayloadRoute::DirectRead, bytes);
                     }
                 }
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use blockhaul_block::{Error, Facts, Result};
-use blockhaul_io::{Data, Hold, Pool, RangeLock, RangeLocks, Way};
+use blockhaul_io::{Data, Hold, PayloadRoute, Pool, RangeLock, RangeLocks};
 
 use super::inode::InodeLock;
 use super::limits::{Nearness, page};
@@ -182,8 +182,8 @@ impl Inner {
 }
 
 /// Counts all of a payload.
-pub(super) fn count(data: &Data, way: Way) {
-    if let Some(tally) = data.tally() {
-        tally.add(way, data.len());
+pub(super) fn count(data: &Data, route: PayloadRoute) {
+    if let Some(counters) = data.counters() {
+        counters.add(route, data.len());
     }
 }

@@ -13,7 +13,7 @@ use blockhaul_block::{
     Result, ZERO,
 };
 use blockhaul_catalog::{Args, Backend, Direct, Intent, Target};
-use blockhaul_io::{Allocate, Config, Data, Engine, Room, Runtime, Tally, Way};
+use blockhaul_io::{Allocate, Config, Data, Engine, PayloadRoute, Room, RouteCounters, Runtime};
 use tempfile::TempDir;
 
 use super::device::FileDevice;
@@ -338,8 +338,8 @@ fn auto_goes_past_the_page_cache_for_what_is_not_in_it() {
         let past = !target.facts().takes_parked;
         assert_eq!(past, target.inner().storage.past.is_some());
         assert_eq!(target.facts().block.minimum, 1);
-        let tally = Arc::new(Tally::default());
-        let room = Room::unpooled(1 << 20).tallied(&tally);
+        let counters = Arc::new(RouteCounters::default());
+        let room = Room::unpooled(1 << 20).counted(&counters);
         let mut buf = room.into_buf();
         buf.fill(7);
         target.write(0, buf.into()).await.unwrap();
@@ -349,7 +349,7 @@ fn auto_goes_past_the_page_cache_for_what_is_not_in_it() {
         target.write(20_001, Data::copy_of(&[9; 50])).await.unwrap();
         target.flush().await.unwrap();
         let direct = if past { 1 << 20 } else { 0 };
-        assert_eq!(tally.get(Way::DirectWrite), direct);
+        assert_eq!(counters.get(PayloadRoute::DirectWrite), direct);
 
         let file = fs::File::open(&path).unwrap();
         let file = blockhaul_io::File::new(file.into());
@@ -357,11 +357,11 @@ fn auto_goes_past_the_page_cache_for_what_is_not_in_it() {
         let source = device(&path, "", Intent::READ.direct(Direct::Auto)).unwrap();
         assert!(source.facts().takes_parked);
         let read = || {
-            let room = Room::unpooled(1 << 20).tallied(&tally);
+            let room = Room::unpooled(1 << 20).counted(&counters);
             source.submit(Request::read(0, room))
         };
         let Ok(Reply::Data(data)) = read().await else { panic!("no data") };
-        assert_eq!(tally.get(Way::DirectRead), direct);
+        assert_eq!(counters.get(PayloadRoute::DirectRead), direct);
         if past {
             assert_eq!(file.cached(0, 1 << 20), Some(0), "the page cache stays as it was");
         }
@@ -375,7 +375,7 @@ fn auto_goes_past_the_page_cache_for_what_is_not_in_it() {
         fs::read(&path).unwrap();
         let Ok(Reply::Data(data)) = read().await else { panic!("no data") };
         assert!(data.bytes() == expected);
-        assert_eq!(tally.get(Way::DirectRead), direct);
+        assert_eq!(counters.get(PayloadRoute::DirectRead), direct);
     });
 }
 

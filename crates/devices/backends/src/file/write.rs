@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use blockhaul_block::{Error, Kind, Outcome, Pending, Reply, Result};
-use blockhaul_io::{Data, Parked, Way};
+use blockhaul_io::{Data, Parked, PayloadRoute};
 
 use super::inode::WORTH_WAITING;
 use super::storage::{INLINE_MAX, Inner, Route, count};
@@ -60,6 +60,9 @@ impl Inner {
             (true, Ok(parked)) => Data::from(parked),
             (_, Err(data)) => data,
         };
+        if let Err(error) = data.load() {
+            return write_failed(error).into();
+        }
         if inline {
             if let Err(error) = write_now(file, at, data.bytes()) {
                 return write_failed(error).into();
@@ -94,7 +97,7 @@ impl Inner {
                     }
                     Err(error) => return Err(write_failed(error)),
                 }
-                count(&data, Way::DirectWrite);
+                count(&data, PayloadRoute::DirectWrite);
                 Ok(Reply::Done)
             });
         }
@@ -104,7 +107,7 @@ impl Inner {
                 let aligned = inner.aligned(data.clone(), align).await?;
                 let _turn = inner.turn(Route::Past, at, data.len() as u64).await;
                 file.write_all_at(aligned, at).await.map_err(write_failed)?;
-                count(&data, Way::DirectWrite);
+                count(&data, PayloadRoute::DirectWrite);
             } else {
                 file.write_all_at(data, at).await.map_err(write_failed)?;
             }
@@ -117,6 +120,7 @@ impl Inner {
 
     /// Writes past the page cache, or through it where that is refused.
     async fn write_past(&self, at: u64, data: Data, durable: bool) -> Outcome {
+        data.load().map_err(write_failed)?;
         let mut done = false;
         if let Some(past) = self.past(at, data.len() as u64) {
             let aligned = self.aligned(data.clone(), past.align).await?;
@@ -124,7 +128,7 @@ impl Inner {
             match past.file.write_all_at(aligned, at).await {
                 Ok(()) => {
                     done = true;
-                    count(&data, Way::DirectWrite);
+                    count(&data, PayloadRoute::DirectWrite);
                 }
                 Err(error) if past.refused(&error) => {}
                 Err(error) => return Err(write_failed(error)),

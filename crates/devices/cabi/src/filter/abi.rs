@@ -3,8 +3,6 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
-use super::chain::Backend;
-use super::context::Open;
 use crate::lists::{Exports, Extents};
 
 /// The version of the interface, and the start of the release's name: its layout is the one below.
@@ -16,9 +14,18 @@ pub(super) const ZERO_EMULATE: c_int = 1;
 pub(super) const ZERO_NATIVE: c_int = 2;
 
 pub(super) type Handle = *mut c_void;
-pub(super) type Backends = *const Backend;
+
+/// A backend as filters see it: an address.
+#[repr(C)]
+pub(super) struct OpaqueBackend([u8; 0]);
+
+/// The same of what is open of a backend.
+#[repr(C)]
+pub struct OpaqueOpen([u8; 0]);
+
+pub(super) type Backends = *const OpaqueBackend;
 /// What is open of the next backend.
-pub(super) type Next = *mut Open;
+pub(super) type Next = *mut OpaqueOpen;
 
 pub(super) type NextConfig = unsafe extern "C" fn(Backends, *const c_char, *const c_char) -> c_int;
 pub(super) type NextComplete = unsafe extern "C" fn(Backends) -> c_int;

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 
 use blockhaul_block::{Error, Kind, Result};
 
-use super::abi::{self, Filter};
+use super::abi::{self, Backends, Filter};
 use super::bottom;
 use crate::about::About;
 use crate::api::text;
@@ -283,11 +283,16 @@ impl Chain {
 
 impl Backend {
     /// The backend below; null below the plugin.
-    pub(super) fn next(&self) -> *const Backend {
+    pub(super) fn next(&self) -> Backends {
         match self.index.checked_sub(1) {
-            Some(index) => &raw const chain().backends[index],
+            Some(index) => chain().backends[index].address(),
             None => ptr::null(),
         }
+    }
+
+    /// What filters know it by.
+    pub(super) fn address(&self) -> Backends {
+        ptr::from_ref(self).cast()
     }
 
     pub(super) fn name(&self) -> std::borrow::Cow<'_, str> {
@@ -299,9 +304,9 @@ impl Backend {
 ///
 /// # Safety
 /// `backend` is one that was given to a filter.
-pub(super) unsafe fn known(backend: *const Backend) -> &'static Backend {
+pub(super) unsafe fn known(backend: Backends) -> &'static Backend {
     // SAFETY: backends stay where they are for ever.
-    unsafe { &*backend }
+    unsafe { &*backend.cast() }
 }
 
 /// Offers a parameter to a backend, and to those below as far as it passes it on.
@@ -309,7 +314,7 @@ pub(super) unsafe fn known(backend: *const Backend) -> &'static Backend {
 /// # Safety
 /// `backend` is one of the chain's, key and value are C strings that are never freed.
 pub(super) unsafe extern "C" fn config(
-    backend: *const Backend,
+    backend: Backends,
     key: *const c_char,
     value: *const c_char,
 ) -> c_int {
@@ -328,7 +333,7 @@ pub(super) unsafe extern "C" fn config(
 
 /// # Safety
 /// `backend` is one of the chain's.
-pub(super) unsafe extern "C" fn config_complete(backend: *const Backend) -> c_int {
+pub(super) unsafe extern "C" fn config_complete(backend: Backends) -> c_int {
     // SAFETY: the caller's promise.
     let backend = unsafe { known(backend) };
     // SAFETY: as above.
@@ -345,7 +350,7 @@ pub(super) unsafe extern "C" fn config_complete(backend: *const Backend) -> c_in
 
 /// # Safety
 /// `backend` is one of the chain's.
-pub(super) unsafe extern "C" fn preconnect(backend: *const Backend, readonly: c_int) -> c_int {
+pub(super) unsafe extern "C" fn preconnect(backend: Backends, readonly: c_int) -> c_int {
     // SAFETY: the caller's promise.
     let backend = unsafe { known(backend) };
     log::debug!("{}: preconnect", backend.name());
@@ -366,7 +371,7 @@ pub(super) unsafe extern "C" fn preconnect(backend: *const Backend, readonly: c_
 /// # Safety
 /// `backend` is one of the chain's, `exports` a list that lives.
 pub(super) unsafe extern "C" fn list_exports(
-    backend: *const Backend,
+    backend: Backends,
     readonly: c_int,
     exports: *mut Exports,
 ) -> c_int {
@@ -400,7 +405,7 @@ pub(super) unsafe extern "C" fn list_exports(
 /// # Safety
 /// `backend` is one of the chain's.
 pub(super) unsafe extern "C" fn default_export(
-    backend: *const Backend,
+    backend: Backends,
     readonly: c_int,
 ) -> *const c_char {
     // SAFETY: the caller's promise.

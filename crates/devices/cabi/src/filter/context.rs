@@ -10,7 +10,7 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicI64, AtomicPtr, AtomicU8, Ordering::Relaxed};
 
-use super::abi::{Handle, Next, NextOps};
+use super::abi::{Backends, Handle, Next, NextOps, OpaqueOpen};
 use super::bottom::Bottom;
 use super::chain::{self, Backend, no_handle};
 use super::data;
@@ -32,7 +32,7 @@ pub struct Open {
     /// The plugin's, at the end of the chain.
     pub(super) bottom: Option<Bottom>,
     /// What is open of the backend below.
-    next: AtomicPtr<Open>,
+    next: AtomicPtr<OpaqueOpen>,
     readonly: bool,
     state: AtomicU8,
     size: AtomicI64,
@@ -95,7 +95,7 @@ fn ops() -> NextOps {
 /// `open` came from [`open`] and is not closed yet.
 pub(super) unsafe fn known<'a>(open: Next) -> &'a Open {
     // SAFETY: the caller's promise; nobody has it to change but through atomics.
-    unsafe { &*open }
+    unsafe { &*open.cast() }
 }
 
 /// Opens a backend; null: it failed, and has said why. `shared`: for no connection in particular.
@@ -103,7 +103,7 @@ pub(super) unsafe fn known<'a>(open: Next) -> &'a Open {
 /// # Safety
 /// `backend` is one of the chain's, `name` a C string.
 pub(super) unsafe fn open(
-    backend: *const Backend,
+    backend: Backends,
     readonly: c_int,
     name: *const c_char,
     shared: bool,
@@ -115,7 +115,7 @@ pub(super) unsafe fn open(
     let tls = current.as_ref().is_some_and(|context| context.tls);
     if name.is_empty() && current.is_some() {
         // SAFETY: one of the chain's; the answer is null or a C string.
-        let default = unsafe { chain::default_export(backend, readonly) };
+        let default = unsafe { chain::default_export(backend.address(), readonly) };
         if default.is_null() {
             said("default export (\"\") not permitted");
             return ptr::null_mut();
@@ -145,7 +145,7 @@ pub(super) unsafe fn open(
             Some(bottom)
         }
     };
-    let made = Box::into_raw(Box::new(Open {
+    let made: Next = Box::into_raw(Box::new(Open {
         ops: ops(),
         backend,
         handle: AtomicPtr::new(ptr::null_mut()),
@@ -156,7 +156,8 @@ pub(super) unsafe fn open(
         size: AtomicI64::new(UNKNOWN.into()),
         block_size: std::sync::Mutex::new(None),
         answers: [const { AtomicI32::new(UNKNOWN) }; QUESTIONS],
-    }));
+    }))
+    .cast();
     // SAFETY: made just above, and shared with the filter only.
     let own = unsafe { known(made) };
     if own.bottom.is_some() {
@@ -171,7 +172,7 @@ pub(super) unsafe fn open(
             unsafe { close(next) };
         }
         // SAFETY: made above; the filter has nothing to do with it any more.
-        drop(unsafe { Box::from_raw(made) });
+        drop(unsafe { Box::from_raw(made.cast::<Open>()) });
         return ptr::null_mut();
     }
     own.handle.store(handle, Relaxed);
@@ -219,7 +220,7 @@ unsafe extern "C" fn open_next(own: Next, readonly: c_int, name: *const c_char) 
 /// `own` came from [`open`]; this is its last use.
 pub(super) unsafe fn close(own: Next) {
     // SAFETY: the caller's promise.
-    let open = unsafe { Box::from_raw(own) };
+    let open = unsafe { Box::from_raw(own.cast::<Open>()) };
     log::debug!("{}: close", open.backend.name());
     if let Some(bottom) = &open.bottom {
         bottom.close();

@@ -1,20 +1,45 @@
 //! The calls that do an open handle's requests.
 
 use std::ffi::{CStr, c_int, c_void};
+use std::sync::Arc;
 
-use blockhaul_block::{Error, Extents, Flags, Kind, Op, Outcome, Reply, Request, Result};
+use blockhaul_block::{Error, Extents, Flags, Kind, Op, Outcome, Pending, Reply, Request, Result};
 use blockhaul_io::Data;
 
 use super::Handle;
 use crate::abi;
 use crate::context::{self, Left};
 use crate::lists;
+use crate::overdue::Overdue;
 use crate::sink::Sink;
 
 /// Longest range of other calls: lengths have 32 bits, and stay aligned to any block.
 pub(crate) const RANGE_MAX: u64 = 0xffff_0000;
 
 impl Handle {
+    /// Has a request done by the plugin's blocking callbacks.
+    pub(crate) fn submit(self: &Arc<Handle>, request: Request) -> Pending {
+        let (kind, at, len) = (request.kind(), request.at, request.len);
+        let (completer, pending) = Pending::completer();
+        let (plugin, lane) = (self.connection.plugin.clone(), self.connection.lane.clone());
+        let own = self.clone();
+        let overdue = Overdue::of(&plugin);
+        let timing = overdue.clone();
+        lane.run(move || {
+            let outcome = Overdue::during(timing.as_ref(), || own.perform(request));
+            // Before the answer: whoever hears it may look whether the handle is still open.
+            drop(own);
+            completer.complete(outcome);
+        });
+        let Some(overdue) = overdue else { return pending };
+        Pending::start(async move {
+            match overdue.wait(pending).await {
+                Ok(outcome) => outcome,
+                Err(stage) => Err(plugin.no_answer(kind, at, len, stage, overdue.limit)),
+            }
+        })
+    }
+
     /// Does a request, and blocks until it is done.
     pub(crate) fn perform(&self, request: Request) -> Outcome {
         let Request { op, at, len, flags } = request;

@@ -82,7 +82,7 @@ impl Keeper {
     }
 
     async fn start_again(self: Arc<Keeper>) {
-        let begun = Instant::now();
+        let begun = blockhaul_io::now();
         let started = Apart::start(&self.target, &self.fate).await;
         let next = match &started {
             Ok(apart) => {
@@ -92,7 +92,7 @@ impl Keeper {
             Err(error) => {
                 let text = error.text();
                 let why = text.strip_prefix(&format!("{}: ", self.fate.name)).unwrap_or(&text);
-                self.fate.died(why, begun.elapsed());
+                self.fate.died(why, blockhaul_io::elapsed(begun));
                 Present::Down
             }
         };
@@ -169,7 +169,7 @@ impl Fate {
         let mut past = self.past();
         past.young = if lived < STEADY { past.young.saturating_add(1) } else { 0 };
         let pause = pause(past.young);
-        past.not_before = (!pause.is_zero()).then(|| Instant::now() + pause);
+        past.not_before = (!pause.is_zero()).then(|| blockhaul_io::now() + pause);
         past.last = how.to_string();
         let (name, young) = (&self.name, past.young);
         drop(past);
@@ -193,7 +193,7 @@ impl Fate {
         if self.again == Again::Never {
             return Err(Error::new(Kind::Io, format!("{name}: {last}")));
         }
-        let left = past.not_before.map(|time| time.saturating_duration_since(Instant::now()));
+        let left = past.not_before.map(|time| time.saturating_duration_since(blockhaul_io::now()));
         match left {
             Some(left) if !left.is_zero() => {
                 let left = left.as_secs_f32();
@@ -244,7 +244,7 @@ impl Apart {
         // It is not waited for before: its process id is its own.
         let id = i32::try_from(process.id()).ok().and_then(Pid::from_raw);
         let ends = id.and_then(|id| pidfd_open(id, PidfdFlags::empty()).ok());
-        let (fate, begun) = (fate.clone(), Instant::now());
+        let (fate, begun) = (fate.clone(), blockhaul_io::now());
         let apart = Arc::new(Apart { process, fate, begun, reported: AtomicBool::new(false) });
         match apart.ask().await {
             Ok(session) => session.abort().await,
@@ -321,7 +321,7 @@ impl Apart {
     /// Says once that it has ended.
     fn report(&self, how: ExitStatus) {
         if !self.reported.swap(true, Ordering::Relaxed) {
-            self.fate.died(&ended_with(how), self.begun.elapsed());
+            self.fate.died(&ended_with(how), blockhaul_io::elapsed(self.begun));
         }
     }
 }

@@ -87,11 +87,11 @@ pub(crate) fn start(
             blocked: false,
             broken: None,
             closing: false,
-            active: Instant::now(),
-            replied: Instant::now(),
+            active: blockhaul_io::now(),
+            replied: blockhaul_io::now(),
             moved: 0,
             payloads: 0,
-            payloads_since: Instant::now(),
+            payloads_since: blockhaul_io::now(),
             claiming: false,
             partial: 0,
         }),
@@ -131,7 +131,7 @@ impl Session {
         let is_payload =
             matches!(expected.want, Want::Read(_)) || matches!(payload, Payload::Data(_));
         if state.in_flight.is_empty() || (is_payload && state.payloads == 0) {
-            let now = Instant::now();
+            let now = blockhaul_io::now();
             if state.in_flight.is_empty() {
                 (state.active, state.replied) = (now, now);
             }
@@ -262,7 +262,7 @@ impl Session {
                 }
                 let sent = state.queue.send(&self.stream);
                 state.blocked = matches!(sent, Ok(false));
-                state.active = Instant::now();
+                state.active = blockhaul_io::now();
                 Poll::Ready(Some(sent))
             });
             match sent.await {
@@ -316,13 +316,17 @@ async fn watch(session: Weak<Session>, patience: Patience) {
         if state.broken.is_some() {
             return;
         }
-        let (active, silent) = (state.active, state.active.elapsed());
+        let (active, silent) = (state.active, blockhaul_io::elapsed(state.active));
         let (waiting, claiming) = (state.in_flight.len(), state.claiming);
-        let (unanswered, moved) = (state.replied.elapsed(), state.moved);
-        let busy = if state.payloads > 0 { state.payloads_since.elapsed() } else { Duration::ZERO };
+        let (unanswered, moved) = (blockhaul_io::elapsed(state.replied), state.moved);
+        let busy = if state.payloads > 0 {
+            blockhaul_io::elapsed(state.payloads_since)
+        } else {
+            Duration::ZERO
+        };
         drop(state);
         looks = if before.replace(active) == Some(active) { looks + 1 } else { 1 };
-        let now = Instant::now();
+        let now = blockhaul_io::now();
         marks.push_back((now, moved));
         // The last mark that is a window ago stays.
         while marks.get(1).is_some_and(|mark| now.duration_since(mark.0) >= window) {

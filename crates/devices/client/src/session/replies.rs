@@ -3,7 +3,6 @@
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::Instant;
 
 use blockhaul_block::{Error, Kind};
 use blockhaul_io::{RecvWindow, Room};
@@ -46,7 +45,7 @@ impl Session {
                 }
                 None => {
                     let more = window.fill(&self.stream).await;
-                    self.lock().active = Instant::now();
+                    self.lock().active = blockhaul_io::now();
                     if !more.map_err(|error| lost("cannot receive", error))? {
                         return match window.bytes().is_empty() {
                             true => Ok(false),
@@ -190,7 +189,7 @@ impl Session {
         }
         let room = room.claim().await;
         let mut state = self.lock();
-        (state.claiming, state.active) = (false, Instant::now());
+        (state.claiming, state.active) = (false, blockhaul_io::now());
         room
     }
 
@@ -200,7 +199,7 @@ impl Session {
         let mut receiving = pin!(receiving);
         poll_fn(|cx| {
             let polled = receiving.as_mut().poll(cx);
-            self.lock().active = Instant::now();
+            self.lock().active = blockhaul_io::now();
             polled
         })
         .await

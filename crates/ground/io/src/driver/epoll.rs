@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
-use super::patience::Patience;
-use super::{Done, Driver, FileOp, Interest, Sleep};
-use crate::offload;
-use crate::remote::Inbox;
+use super::api::{Done, Driver, FileOp, Interest, Sleep};
+use super::spin::Spin;
+use crate::blocking::offload_job;
 use crate::sys;
+use crate::sys::Wakeup;
 
 /// Events taken from the kernel at a time.
 const EVENTS: usize = 256;
@@ -23,14 +23,14 @@ const WAKE: u64 = u64::MAX;
 
 pub(crate) struct Epoll {
     epoll: OwnedFd,
-    inbox: Arc<Inbox>,
+    wakeup: Arc<Wakeup>,
     /// Who waits for what, by descriptor; entries stay when a descriptor is idle or closed.
     watched: HashMap<RawFd, Watched>,
     by_slot: HashMap<usize, RawFd>,
     /// Completions known before the next turn.
     pending: Vec<Done>,
     finished: Arc<Mutex<Vec<Done>>>,
-    patience: Patience,
+    spin: Spin,
 }
 
 #[derive(Default)]
@@ -41,17 +41,17 @@ struct Watched {
 }
 
 impl Epoll {
-    pub(crate) fn new(inbox: Arc<Inbox>) -> io::Result<Epoll> {
+    pub(crate) fn new(wakeup: Arc<Wakeup>) -> io::Result<Epoll> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
-        epoll::add(&epoll, &inbox.wakeup, EventData::new_u64(WAKE), EventFlags::IN)?;
+        epoll::add(&epoll, &wakeup, EventData::new_u64(WAKE), EventFlags::IN)?;
         Ok(Epoll {
             epoll,
-            inbox,
+            wakeup,
             watched: HashMap::new(),
             by_slot: HashMap::new(),
             pending: Vec::new(),
             finished: Arc::default(),
-            patience: Patience::default(),
+            spin: Spin::default(),
         })
     }
 
@@ -108,9 +108,9 @@ impl Epoll {
         let count = match sleep {
             Sleep::No => wait(sleep.most())?,
             _ if !may_look => wait(sleep.most())?,
-            _ if self.patience.looks() => {
+            _ if self.spin.looks() => {
                 let mut looked = Ok(0);
-                let seen = self.patience.look(sleep.most(), || {
+                let seen = self.spin.look(sleep.most(), || {
                     looked = wait(Some(Duration::ZERO));
                     !matches!(looked, Ok(0))
                 });
@@ -119,14 +119,14 @@ impl Epoll {
             _ => {
                 let begun = Instant::now();
                 let count = wait(sleep.most())?;
-                self.patience.slept(begun.elapsed());
+                self.spin.slept(begun.elapsed());
                 count
             }
         };
         for event in &events[..count] {
             let (data, flags) = (event.data.u64(), event.flags);
             if data == WAKE {
-                self.inbox.wakeup.clear();
+                self.wakeup.clear();
             } else if let Ok(fd) = RawFd::try_from(data) {
                 self.fire(fd, flags);
             }
@@ -182,12 +182,12 @@ impl Driver for Epoll {
     }
 
     fn start(&mut self, op: FileOp, slot: usize) {
-        let (finished, inbox) = (self.finished.clone(), self.inbox.clone());
-        offload::run(Box::new(move || {
+        let (finished, wakeup) = (self.finished.clone(), self.wakeup.clone());
+        offload_job(Box::new(move || {
             let (result, op) = run(op);
             let done = Done { slot, result, op: Some(op) };
             finished.lock().expect("no panic under this lock").push(done);
-            inbox.wakeup.wake();
+            wakeup.wake();
         }));
     }
 

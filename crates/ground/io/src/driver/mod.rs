@@ -2,31 +2,29 @@
 //!
 //! An implementation waits for readiness of descriptors, runs owned file operations, and sleeps until
 //! one of these completes or another thread wakes it. Everything else (sockets, timers, tasks) is
-//! built above, once. A simulator is a third implementation of the same trait.
+//! built above, once.
 
+#![cfg_attr(
+    not(test),
+    expect(
+        clippy::disallowed_methods,
+        reason = "drivers measure what sleeping and spinning cost the processor"
+    )
+)]
+
+mod api;
 mod epoll;
-mod patience;
+mod spin;
 mod uring;
 
 use std::io;
-use std::os::fd::{OwnedFd, RawFd};
 use std::str::FromStr;
 use std::sync::Arc;
-use std::time::Duration;
 
-use crate::buf::{Buf, Data};
-use crate::remote::Inbox;
-
-pub use uring::available as uring_available;
-
-/// What to wait for on a descriptor.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Interest {
-    /// Bytes or a connection to take, or the end of the stream.
-    Readable,
-    /// Room to send, or the outcome of a connect.
-    Writable,
-}
+pub use self::api::Interest;
+pub(crate) use self::api::{Done, Driver, FileOp, Sleep};
+pub use self::uring::available as uring_available;
+use crate::sys::Wakeup;
 
 /// Which kernel interface carries the workers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -53,114 +51,24 @@ impl FromStr for Engine {
     }
 }
 
-/// An operation on a file or a socket, owning all that the kernel touches until it completes.
-pub(crate) enum FileOp {
-    Read {
-        file: Arc<OwnedFd>,
-        buf: Buf,
-        start: usize,
-        at: u64,
-        /// The file is read past the page cache.
-        direct: bool,
-    },
-    Write {
-        file: Arc<OwnedFd>,
-        data: Data,
-        start: usize,
-        at: u64,
-        /// The same of writing.
-        direct: bool,
-    },
-    Sync {
-        file: Arc<OwnedFd>,
-        data_only: bool,
-    },
-    Allocate {
-        file: Arc<OwnedFd>,
-        mode: i32,
-        at: u64,
-        len: u64,
-    },
-    /// Receives into `buf[start..end]`; may take for ever. Only where [`Driver::receives`].
-    Recv {
-        socket: Arc<OwnedFd>,
-        buf: Vec<u8>,
-        start: usize,
-        end: usize,
-    },
+/// The driver to go on with after another one has failed, and its name.
+pub(crate) fn open_again(wakeup: &Arc<Wakeup>) -> io::Result<(Box<dyn Driver>, &'static str)> {
+    open(Engine::Threads, wakeup)
 }
 
-impl FileOp {
-    /// Whether it completes without anybody else's doing: a worker waits for it before it ends.
-    pub(crate) fn ends(&self) -> bool {
-        !matches!(self, FileOp::Recv { .. })
-    }
-}
-
-/// A completion: the system call's result (negative: error number) and, for file operations, the
-/// operation with its buffer.
-pub(crate) struct Done {
-    pub(crate) slot: usize,
-    pub(crate) result: i32,
-    pub(crate) op: Option<FileOp>,
-}
-
-/// How long a turn may sleep.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Sleep {
-    No,
-    AtMost(Duration),
-    Forever,
-}
-
-impl Sleep {
-    /// The longest time, where there is one.
-    fn most(self) -> Option<Duration> {
-        match self {
-            Sleep::No => Some(Duration::ZERO),
-            Sleep::AtMost(time) => Some(time),
-            Sleep::Forever => None,
-        }
-    }
-}
-
-/// One kernel interface, owned by one worker.
-pub(crate) trait Driver {
-    /// Completes `slot` once, when `fd` is ready for `interest` or has failed.
-    fn arm(&mut self, fd: RawFd, interest: Interest, slot: usize);
-
-    /// Gives up waiting; the slot still completes, soon, with any result.
-    fn disarm(&mut self, slot: usize);
-
-    /// Starts a file operation, at the latest with the next turn.
-    fn start(&mut self, op: FileOp, slot: usize);
-
-    /// Whether receiving is one operation here: it saves the system call between "there is something"
-    /// and taking it.
-    fn receives(&self) -> bool;
-
-    /// Gives up an operation that was started; it still completes, soon, with any result.
-    fn cancel(&mut self, slot: usize);
-
-    /// Submits what was collected, sleeps until something completes, the inbox's wakeup is signalled
-    /// or the time is over, and appends what has completed. Looks before it sleeps, where that has paid
-    /// and `may_look`.
-    fn turn(&mut self, sleep: Sleep, may_look: bool, done: &mut Vec<Done>) -> io::Result<()>;
-}
-
-/// The driver for `engine`, and its name.
+/// The driver for `engine`, which `wakeup` ends the sleep of, and its name.
 pub(crate) fn open(
     engine: Engine,
-    inbox: Arc<Inbox>,
+    wakeup: &Arc<Wakeup>,
 ) -> io::Result<(Box<dyn Driver>, &'static str)> {
     match engine {
-        Engine::Uring => Ok((Box::new(uring::Uring::new(inbox)?), "uring")),
-        Engine::Threads => Ok((Box::new(epoll::Epoll::new(inbox)?), "threads")),
-        Engine::Auto => match uring::Uring::new(inbox.clone()) {
+        Engine::Uring => Ok((Box::new(uring::Uring::new(wakeup.clone())?), "uring")),
+        Engine::Threads => Ok((Box::new(epoll::Epoll::new(wakeup.clone())?), "threads")),
+        Engine::Auto => match uring::Uring::new(wakeup.clone()) {
             Ok(uring) => Ok((Box::new(uring), "uring")),
             Err(error) => {
                 log::debug!("io_uring is not usable ({error}): using epoll and threads");
-                Ok((Box::new(epoll::Epoll::new(inbox)?), "threads"))
+                Ok((Box::new(epoll::Epoll::new(wakeup.clone())?), "threads"))
             }
         },
     }

@@ -110,12 +110,15 @@ impl OptionReplyHeader {
 }
 
 /// Appends a whole option.
+#[expect(clippy::cast_possible_truncation, reason = "options are far shorter than 4 GiB")]
 pub(crate) fn emit_option(code: OptionCode, payload: &[u8], out: &mut Vec<u8>) {
-    out.extend_from_slice(&OptionHeader { code, length: payload.len() as u32 }.encode());
+    let length = payload.len() as u32;
+    out.extend_from_slice(&OptionHeader { code, length }.encode());
     out.extend_from_slice(payload);
 }
 
 /// Appends a whole reply to an option. Payloads are bounded by what this crate puts in them.
+#[expect(clippy::cast_possible_truncation, reason = "replies are far shorter than 4 GiB")]
 pub(crate) fn emit_reply(option: OptionCode, code: ReplyCode, payload: &[u8], out: &mut Vec<u8>) {
     let length = payload.len() as u32;
     out.extend_from_slice(&OptionReplyHeader { option, code, length }.encode());

@@ -26,8 +26,11 @@ pub fn check_string(what: &'static str, text: &str) -> Result<(), Error> {
     string(what, text.as_bytes()).map(|_| ())
 }
 
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "checked against limits::STRING where it came in"
+)]
 fn push_counted(text: &str, out: &mut Vec<u8>) {
-    // Checked to be at most limits::STRING where it came in.
     out.extend_from_slice(&(text.len() as u32).to_be_bytes());
     out.extend_from_slice(text.as_bytes());
 }
@@ -77,7 +80,9 @@ impl InfoRequest {
             (self.wants.description, InfoKind::Description),
         ];
         let kinds = || wants.iter().filter(|(wanted, _)| *wanted).map(|(_, kind)| kind);
-        out.extend_from_slice(&(kinds().count() as u16).to_be_bytes());
+        #[expect(clippy::cast_possible_truncation, reason = "there are few kinds")]
+        let count = kinds().count() as u16;
+        out.extend_from_slice(&count.to_be_bytes());
         for kind in kinds() {
             out.extend_from_slice(&kind.to_wire().to_be_bytes());
         }
@@ -127,7 +132,9 @@ impl MetaRequest {
     /// Appends the payload to `out`. Name and queries must pass [`check_string`].
     pub fn emit(&self, out: &mut Vec<u8>) {
         push_counted(&self.export, out);
-        out.extend_from_slice(&(self.queries.len() as u32).to_be_bytes());
+        #[expect(clippy::cast_possible_truncation, reason = "bounded by limits::QUERIES")]
+        let queries = self.queries.len() as u32;
+        out.extend_from_slice(&queries.to_be_bytes());
         for query in &self.queries {
             push_counted(query, out);
         }

@@ -297,7 +297,9 @@ fn decode(what: &str, text: &str) -> Result<Vec<u8>, Error> {
                 shown(text)
             )));
         };
-        out.push((high * 16 + low) as u8);
+        #[expect(clippy::cast_possible_truncation, reason = "two hexadecimal digits")]
+        let byte = (high * 16 + low) as u8;
+        out.push(byte);
     }
     Ok(out)
 }

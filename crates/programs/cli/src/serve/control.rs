@@ -4,12 +4,13 @@
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use blockhaul_block::{Can, OpKind};
 use blockhaul_catalog::Adjustable;
-use blockhaul_io::Remote;
+use blockhaul_io::{Listener, Remote, Stream};
 use blockhaul_os::Identity;
 use blockhaul_server::{Client, Counts, Disconnected, Server};
 use rustix::fs::Mode;
@@ -21,8 +22,8 @@ use super::listen::Cleanup;
 use super::notify::Notify;
 use super::stop::{Stop, Stopper};
 use super::tls::Secured;
-use crate::aside::{Listener, Peer, Serving};
-use crate::exit::{FAILED, Failure, OPEN, plain};
+use crate::aside::{self, Serving};
+use crate::exit::{Failure, OPEN, plain};
 
 /// Longer requests end the connection.
 const REQUEST_MAX: usize = 64 << 10;
@@ -32,10 +33,6 @@ const PEERS_MAX: usize = 16;
 const IDLE: Duration = Duration::from_secs(60);
 /// Time for taking an answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Time between two looks at whether a peer has been silent for too long.
-const LOOK: Duration = Duration::from_secs(1);
-/// Time between two looks at whether the last client has left.
-const DRAINED_AGAIN: Duration = Duration::from_millis(20);
 
 /// A control socket that is not served yet.
 pub struct Control {
@@ -54,7 +51,7 @@ impl Control {
         // Absolute, because a server in the background leaves the current directory.
         let path = std::path::absolute(path).map_err(|error| cannot(&plain(&error)))?;
         let mode = rustix::process::umask(Mode::XUSR | Mode::RWXG | Mode::RWXO);
-        let bound = Listener::unix(&path);
+        let bound = Listener::replace_unix(&path);
         rustix::process::umask(mode);
         let listener = bound.map_err(|error| match error.kind() {
             ErrorKind::AddrInUse => {
@@ -72,12 +69,14 @@ impl Control {
     }
 
     /// Serves it until what is returned is dropped.
-    pub fn start(self, operations: &Arc<Operations>) -> Result<Serving, Failure> {
+    pub fn start(self, operations: &Arc<Operations>) -> Serving {
+        let worker = &operations.worker;
         let operations = Arc::downgrade(operations);
-        let attend = move |peer: &mut dyn Peer| attend(peer, &operations);
-        self.listener.serve("control", PEERS_MAX, attend).map_err(|error| {
-            Failure::new(FAILED, format!("cannot serve the control socket: {}", plain(&error)))
-        })
+        let attend = move |peer: Rc<Stream>| {
+            let operations = operations.clone();
+            async move { attend(&peer, &operations).await }
+        };
+        aside::serve(self.listener, worker, PEERS_MAX, attend)
     }
 }
 
@@ -135,9 +134,8 @@ impl Refusal {
 }
 
 /// Answers one peer, request by request.
-fn attend(peer: &mut dyn Peer, operations: &Weak<Operations>) {
+async fn attend(peer: &Stream, operations: &Weak<Operations>) {
     let mut received = Vec::new();
-    let mut part = [0; 4096];
     let mut heard = Instant::now();
     let mut waits = false;
     loop {
@@ -150,31 +148,30 @@ fn attend(peer: &mut dyn Peer, operations: &Weak<Operations>) {
                     waits = true;
                     continue;
                 }
-                Ok((command, request)) => operations.carry_out(&command, &request),
+                Ok((command, request)) => operations.answer(command, request).await,
                 Err(refusal) => Err(refusal),
             };
-            drop(operations);
-            if say(peer, answer).is_err() {
+            if say(peer, answer).await.is_err() {
                 return;
             }
             heard = Instant::now();
             continue;
         }
-        let late = heard.elapsed() >= IDLE && !waits;
-        if received.len() > REQUEST_MAX || late || peer.patience(LOOK).is_err() {
+        if received.len() > REQUEST_MAX {
             return;
         }
-        match peer.read(&mut part) {
-            Ok(0) => return,
-            Ok(len) => received.extend_from_slice(&part[..len]),
-            Err(error) if is_timeout(&error) => {}
-            Err(_) => return,
+        let receiving = aside::receive(peer, &mut received);
+        let more = if waits {
+            receiving.await
+        } else {
+            let left = IDLE.saturating_sub(heard.elapsed());
+            let more = blockhaul_io::timeout(left, receiving).await;
+            more.unwrap_or_else(|late| Err(std::io::Error::other(late)))
+        };
+        if !more.unwrap_or(false) {
+            return;
         }
     }
-}
-
-fn is_timeout(error: &std::io::Error) -> bool {
-    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted)
 }
 
 /// The command of a request, and the request.
@@ -185,7 +182,7 @@ fn ask(line: &[u8]) -> Result<(String, Map<String, Value>), Refusal> {
     Ok((command.to_string(), request))
 }
 
-fn say(peer: &mut dyn Peer, answer: Result<Value, Refusal>) -> std::io::Result<()> {
+async fn say(peer: &Stream, answer: Result<Value, Refusal>) -> std::io::Result<()> {
     let mut value = match answer {
         Ok(value) => value,
         Err(Refusal { kind, text }) => json!({ "kind": kind, "error": text, "ok": false }),
@@ -194,11 +191,25 @@ fn say(peer: &mut dyn Peer, answer: Result<Value, Refusal>) -> std::io::Result<(
         members.entry("ok").or_insert(Value::Bool(true));
     }
     let text = format!("{value}\n");
-    peer.patience(PATIENCE)?;
-    peer.write_all(text.as_bytes())
+    let sending = blockhaul_io::timeout(PATIENCE, peer.send_all(text.as_bytes()));
+    sending.await.unwrap_or_else(|late| Err(std::io::Error::other(late)))
 }
 
 impl Operations {
+    /// Carries a request out: here, so that the answer is on its way before what it has started goes on;
+    /// what reads files, on a thread that may block.
+    async fn answer(
+        self: Arc<Self>,
+        command: String,
+        request: Map<String, Value>,
+    ) -> Result<Value, Refusal> {
+        if command != "reload" {
+            return self.carry_out(&command, &request);
+        }
+        let carried_out = blockhaul_io::offload(move || self.carry_out(&command, &request)).await;
+        carried_out.unwrap_or_else(|lost| Err(Refusal::failed(lost.to_string())))
+    }
+
     fn carry_out(&self, command: &str, request: &Map<String, Value>) -> Result<Value, Refusal> {
         let text = |name: &str| {
             request.get(name).and_then(Value::as_str).ok_or_else(|| {
@@ -341,11 +352,13 @@ impl Operations {
 /// Ends the server when its last client has left. Does not keep what is served open.
 async fn end_when_empty(server: Weak<Server>, stopper: Stopper) {
     while let Some(server) = server.upgrade() {
+        let changed = server.changed();
         if server.open() == 0 {
             return stopper.stop(Stop::Asked);
         }
         drop(server);
-        blockhaul_io::sleep(DRAINED_AGAIN).await;
+        // Lost when the server has gone, which is seen above.
+        let _ = changed.await;
     }
 }
 

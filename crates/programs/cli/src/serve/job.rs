@@ -97,7 +97,7 @@ impl Job {
             notify: self.notify.clone(),
         });
         self.operations.set(&operations);
-        let control = self.control.take().map(|control| control.start(&operations)).transpose()?;
+        let control = self.control.take().map(|control| control.start(&operations));
         let mut child = self.start_command(&addresses, &told, &uri)?;
         stdio::let_go();
         let rest = self.single.take().map(|single| self.serve_single(single, &server));
@@ -198,7 +198,11 @@ pub struct End {
 
 /// Serves figures; says where if that is not known.
 fn serve_figures(address: &Address, server: &Arc<Server>) -> Result<metrics::Server, Failure> {
-    let serving = metrics::Server::start(address, figures::page(server))?;
+    let serving = metrics::Server::start(
+        address,
+        figures::page(server),
+        &Remote::to(blockhaul_io::worker()),
+    )?;
     if matches!(address, Address::Tcp(asked) if asked.port() == 0) {
         out::error(&format!("blockhaul: serve: metrics on {}\n", serving.address()));
     }

@@ -212,6 +212,13 @@ impl Lane {
         if !look {
             // Somebody may wait for a proof; else it goes on without a second holder.
             let sample = self.is_proof_due().then(|| data.clone());
+            if sample.is_some()
+                && let Err(error) = data.load()
+            {
+                let (side, generation) = (Side::Source, self.source.generation());
+                let error = Error::system("cannot read what was read before", error);
+                return Err(Failed { side, generation, error });
+            }
             self.change(home, Request::write(at, data)).await?;
             done.data += len;
             return match sample {

@@ -466,7 +466,7 @@ impl Lane {
         match room {
             Ok(room) => {
                 // What nobody looks at may stay in the kernel on its way.
-                let room = room.tallied(&self.shared.progress.counters.tally);
+                let room = room.counted(&self.shared.progress.counters.tally);
                 let stays = !look && self.takes_parked && self.shared.streaming.is_none();
                 Ok(if stays { room.parkable() } else { room })
             }

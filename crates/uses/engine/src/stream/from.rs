@@ -44,7 +44,7 @@ pub async fn copy_from_pipe(
     while !progress.is_cancelled() {
         resolved.pace(resolved.request_size, || progress.is_cancelled()).await;
         let room = window.room(pool, resolved.request_size).await?;
-        let room = room.tallied(&progress.counters.tally);
+        let room = room.counted(&progress.counters.tally);
         let (buf, ended) = match fill(&pipe, room.into_buf(), progress).await {
             Ok(filled) => filled,
             Err(error) => {

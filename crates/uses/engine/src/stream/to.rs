@@ -109,7 +109,7 @@ async fn write_pieces(
                 break;
             }
             let Some(room) = room_now(pool, len, queued == 0).await? else { break };
-            let room = room.tallied(&progress.counters.tally);
+            let room = room.counted(&progress.counters.tally);
             let generation = source.generation();
             let read = source.device().submit(Request::read(at, room));
             let progress = progress.clone();

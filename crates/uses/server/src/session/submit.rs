@@ -50,7 +50,7 @@ impl Session {
                     if let Some(time) = session.in_flight.finish(ticket) {
                         session.connection.counters.in_progress(session.in_flight.count());
                         session.server.control.times().took(kind, time, 1);
-                        session.server.all_in_flight.remove(1);
+                        session.server.all_in_flight.remove(1, session.limits.requests_all);
                         session.complete(&mut asked, outcome);
                         session.to_send.notify();
                         session.progress.notify();

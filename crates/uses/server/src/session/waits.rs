@@ -1,8 +1,10 @@
 //! What a connection waits for: its turn, memory, slow clients, the end; and how long.
 
+use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::task::Poll;
+use std::time::Instant;
 
 use blockhaul_block::{Error, Kind};
 use blockhaul_io::{Pool, Room};
@@ -10,26 +12,21 @@ use blockhaul_wire::Errno;
 use blockhaul_wire::reply::Answer;
 
 use super::Session;
+use crate::in_flight::Place;
 use crate::log_fields::{RequestFields, record};
 use crate::reply;
 
 /// No request is taken up while more than this waits to be sent that is not in buffers of the pool:
 /// heads and texts of replies that a client does not read.
 const LOOSE_MAX: u64 = 1 << 20;
-/// Time between two looks at whether a client that reads nothing harms others.
-const STALLED_AGAIN: Duration = Duration::from_millis(250);
 /// Memory that a connection may use whatever others use, as far as there is any.
 const FAIR_LEAST: u64 = 1 << 20;
-/// Time between two looks at whether others use less memory.
-const FAIR_AGAIN: Duration = Duration::from_millis(20);
-/// Time between two looks at whether others have less in progress.
-const CROWDED_AGAIN: Duration = Duration::from_millis(1);
-/// Time between two looks at whether the server stops, of a connection that is ending.
-const STOP_AGAIN: Duration = Duration::from_millis(50);
 
 impl Session {
-    /// Waits until another request may be taken up.
-    pub(super) async fn wait_for_turn(&self) {
+    /// Waits until another request may be taken up. What is returned, where others had to wait as well, is
+    /// kept until it has been.
+    pub(super) async fn wait_for_turn(&self) -> Option<Place> {
+        let mut place = None;
         loop {
             let mark = self.progress.mark();
             let queued = self.out.borrow().queued() as u64;
@@ -40,45 +37,64 @@ impl Session {
             let crowded =
                 in_flight > 0 && self.server.all_in_flight.is_full(self.limits.requests_all);
             if !busy && !crowded {
-                return;
+                return None;
             }
             self.send();
             self.to_send.notify();
             let progress = self.progress.wait_after(mark);
             if busy {
                 progress.await;
-            } else {
-                // Those who finish do not know who waits. Being late is what is expected here.
-                let _ = blockhaul_io::timeout(CROWDED_AGAIN, progress).await;
+                continue;
+            }
+            let all = &self.server.all_in_flight;
+            let turn = place.get_or_insert_with(|| all.wait(self.limits.requests_all));
+            if let Some(place) = either(turn, progress).await {
+                return place.ok();
             }
         }
     }
 
-    /// Whether so much more memory leaves the others theirs: once half of it is in use, a connection has
-    /// its part of the other half. So those that read nothing cannot hold all of it.
-    fn is_fair(&self, cost: u64) -> bool {
-        let own = self.pool.reserved();
+    /// Whether so much more memory is within what this connection has whatever others use.
+    fn has_part(&self, own: u64, cost: u64) -> bool {
         if own == 0 || own + cost <= FAIR_LEAST {
             return true;
         }
+        let half = self.server.config.pool.limit() / 2;
+        own + cost <= half / self.server.open().max(1) as u64
+    }
+
+    /// Waits until so much more memory leaves the others theirs: once half of it is in use, a connection has
+    /// its part of the other half. So those that read nothing cannot hold all of it. Those beyond their part
+    /// wait in the order in which they came.
+    async fn wait_until_fair(&self, len: usize) {
+        let own = self.pool.reserved();
+        let cost = Pool::cost(len);
+        if own == 0 || own + cost <= FAIR_LEAST {
+            return;
+        }
         let all = &self.server.config.pool;
         let half = all.limit() / 2;
-        all.reserved() + cost <= half || own + cost <= half / self.server.open().max(1) as u64
+        if all.is_below(len, half) || self.has_part(own, cost) {
+            return;
+        }
+        let mut turn = all.wait_below(len, half);
+        loop {
+            let mark = self.progress.mark();
+            if self.has_part(self.pool.reserved(), cost) {
+                return;
+            }
+            self.send();
+            self.to_send.notify();
+            if either(&mut turn, self.progress.wait_after(mark)).await.is_some() {
+                return;
+            }
+        }
     }
 
     pub(super) async fn room(&self, len: u64) -> Result<Room, Error> {
         // Bounded by the payload limit, which has 32 bits.
         let len = usize::try_from(len).unwrap_or(usize::MAX);
-        loop {
-            let mark = self.progress.mark();
-            if self.is_fair(Pool::cost(len)) {
-                break;
-            }
-            self.send();
-            self.to_send.notify();
-            // Those who use less do not know who waits. Being late is what is expected here.
-            let _ = blockhaul_io::timeout(FAIR_AGAIN, self.progress.wait_after(mark)).await;
-        }
+        self.wait_until_fair(len).await;
         if let Some(room) = self.pool.try_reserve(len) {
             return Ok(room);
         }
@@ -102,19 +118,22 @@ impl Session {
         &self,
         receiving: impl Future<Output = std::io::Result<T>>,
     ) -> std::io::Result<T> {
-        let mut patience = self.limits.stalled;
+        let patience = self.limits.stalled;
         if patience.is_zero() {
             return receiving.await;
         }
         let mut receiving = pin!(receiving);
+        if let Ok(received) = blockhaul_io::timeout(patience, receiving.as_mut()).await {
+            return received;
+        }
         loop {
-            match blockhaul_io::timeout(patience, receiving.as_mut()).await {
-                Ok(received) => return received,
-                Err(blockhaul_io::Elapsed) if self.server.is_starving() => {
-                    let text = "the client does not send what it began, and others need its memory";
-                    return Err(std::io::Error::new(std::io::ErrorKind::TimedOut, text));
-                }
-                Err(blockhaul_io::Elapsed) => patience = STALLED_AGAIN,
+            let mut hungry = self.server.hungry.listen();
+            if self.server.is_starving() {
+                let text = "the client does not send what it began, and others need its memory";
+                return Err(std::io::Error::new(std::io::ErrorKind::TimedOut, text));
+            }
+            if let Some(received) = either(receiving.as_mut(), &mut hungry).await {
+                return received;
             }
         }
     }
@@ -127,15 +146,19 @@ impl Session {
             return self.stream.writable().await;
         }
         let mut ready = pin!(self.stream.writable());
-        let mut patience = patience;
+        if let Ok(ready) = blockhaul_io::timeout(patience, ready.as_mut()).await {
+            return ready;
+        }
         loop {
-            match blockhaul_io::timeout(patience, ready.as_mut()).await {
-                Ok(ready) => return ready,
-                Err(blockhaul_io::Elapsed) if self.server.is_starving() || self.leaving.get() => {
-                    let text = "the client does not read its replies";
-                    return Err(std::io::Error::new(std::io::ErrorKind::TimedOut, text));
-                }
-                Err(blockhaul_io::Elapsed) => patience = STALLED_AGAIN,
+            let mark = self.progress.mark();
+            let mut hungry = self.server.hungry.listen();
+            if self.server.is_starving() || self.leaving.get() {
+                let text = "the client does not read its replies";
+                return Err(std::io::Error::new(std::io::ErrorKind::TimedOut, text));
+            }
+            let news = pin!(either(&mut hungry, self.progress.wait_after(mark)));
+            if let Some(ready) = either(ready.as_mut(), news).await {
+                return ready;
             }
         }
     }
@@ -147,12 +170,13 @@ impl Session {
         let mut reads_until = None;
         loop {
             let mark = self.progress.mark();
+            let mut closing = self.server.closing.listen();
             self.send();
             let waiting = self.out.borrow().queued() > 0 && !self.broken.get();
             if self.in_flight.count() == 0 && !waiting {
                 return finished;
             }
-            let mut wait = STOP_AGAIN;
+            let mut wait = None;
             if let Some(stop) = self.server.stop_order() {
                 let now = Instant::now();
                 if self.in_flight.count() > 0 {
@@ -161,7 +185,7 @@ impl Session {
                         finished = false;
                         continue;
                     }
-                    wait = stop.drained - now;
+                    wait = Some(stop.drained - now);
                 } else {
                     let until = *reads_until.get_or_insert(now + stop.patience);
                     if now >= until {
@@ -170,11 +194,15 @@ impl Session {
                         self.break_off(&late);
                         continue;
                     }
-                    wait = until - now;
+                    wait = Some(until - now);
                 }
             }
             // Either way things are looked at again.
-            let _ = blockhaul_io::timeout(wait, self.progress.wait_after(mark)).await;
+            let progress = self.progress.wait_after(mark);
+            match wait {
+                Some(wait) => _ = blockhaul_io::timeout(wait, progress).await,
+                None => _ = either(&mut closing, progress).await,
+            }
         }
     }
 
@@ -184,7 +212,7 @@ impl Session {
         let connection = &self.connection;
         let peer = &connection.peer;
         let export = blockhaul_wire::printable(self.negotiated.export.as_bytes(), 256);
-        self.server.all_in_flight.remove(given_up.len());
+        self.server.all_in_flight.remove(given_up.len(), self.limits.requests_all);
         self.server.given_up.fetch_add(given_up.len(), Ordering::Relaxed);
         self.connection.counters.in_progress(0);
         let text = "the server stops, and its device has not finished the request";
@@ -201,4 +229,14 @@ impl Session {
             reply::failure(&mut self.out.borrow_mut(), &answer, Errno::Shutdown, text);
         }
     }
+}
+
+/// What comes first: the output of the one, or `None` for the other. The first one goes on where it was.
+async fn either<T>(one: impl Future<Output = T> + Unpin, other: impl Future) -> Option<T> {
+    let (mut one, mut other) = (one, pin!(other));
+    poll_fn(|cx| match pin!(&mut one).poll(cx) {
+        Poll::Ready(output) => Poll::Ready(Some(output)),
+        Poll::Pending => other.as_mut().poll(cx).map(|_| None),
+    })
+    .await
 }

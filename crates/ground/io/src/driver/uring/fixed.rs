@@ -1,26 +1,26 @@
-//! Memory that the ring knows (`IORING_REGISTER_BUFFERS2`): the kernel holds its pages from one operation to the
+//! Memory that the ring has registered (`IORING_REGISTER_BUFFERS2`): the kernel holds its pages from one operation to the
 //! next, instead of looking for them and holding them for each. That pays where a device reads and writes the
 //! pages themselves: reads of 1 MiB past the page cache took 62 us of processor time instead of 171, of
 //! 256 KiB 33 instead of 58 (fio, medians of 3); with 4 KiB no difference was seen, and none from files that the
-//! ring knows.
+//! ring has registered.
 
 use std::sync::{Arc, Weak};
 
 use io_uring::Submitter;
 
-use crate::buf::Block;
+use crate::memory::Block;
 
-/// Most blocks that a ring knows.
+/// Most blocks that a ring has registered.
 const MOST: usize = 64;
 /// Most bytes of them: they count against the limit of locked memory (RLIMIT_MEMLOCK), and stay when the
 /// pool would give them back.
 const MOST_BYTES: usize = 16 << 20;
 
-/// Blocks of memory that one ring knows.
+/// Blocks of memory that one ring has registered.
 #[derive(Default)]
 pub(super) struct Fixed {
     /// By their number in the ring's own table.
-    known: Vec<Option<Known>>,
+    registered: Vec<Option<Registered>>,
     bytes: usize,
     state: State,
 }
@@ -34,53 +34,56 @@ enum State {
     Refused,
 }
 
-struct Known {
+struct Registered {
     /// Of the pages that the kernel holds. Nobody else has it when the block is gone or has other pages.
     pages: Weak<()>,
     bytes: usize,
 }
 
 impl Fixed {
-    /// The number by which the ring knows the block, from now on if it did not.
+    /// The number under which the ring has registered the block, from now on if it had not.
     pub(super) fn number(&mut self, ring: &Submitter<'_>, block: &Block) -> Option<u16> {
         let pages = block.pages()?;
         if self.state == State::Refused {
             return None;
         }
-        let is_it = |known: &Option<Known>| {
-            known.as_ref().is_some_and(|known| known.pages.as_ptr() == Arc::as_ptr(pages))
+        let is_it = |registered: &Option<Registered>| {
+            registered
+                .as_ref()
+                .is_some_and(|registered| registered.pages.as_ptr() == Arc::as_ptr(pages))
         };
-        let number = match self.known.iter().position(is_it) {
+        let number = match self.registered.iter().position(is_it) {
             Some(number) => number,
             None => self.learn(ring, block, pages)?,
         };
         u16::try_from(number).ok()
     }
 
-    /// Has the ring know the block, if there is a place for it.
+    /// Has the ring register the block, if there is a place for it.
     fn learn(&mut self, ring: &Submitter<'_>, block: &Block, pages: &Arc<()>) -> Option<usize> {
         if self.state == State::New {
             let table = ring.register_buffers_sparse(u32::try_from(MOST).ok()?);
             self.note(table)?;
-            self.known.resize_with(MOST, || None);
+            self.registered.resize_with(MOST, || None);
         }
         self.forget_lost(ring)?;
-        let place = self.known.iter().position(Option::is_none)?;
+        let place = self.registered.iter().position(Option::is_none)?;
         if self.bytes + block.size() > MOST_BYTES {
             return None;
         }
         self.note(tell(ring, place, block.memory()))?;
         self.bytes += block.size();
-        self.known[place] = Some(Known { pages: Arc::downgrade(pages), bytes: block.size() });
+        self.registered[place] =
+            Some(Registered { pages: Arc::downgrade(pages), bytes: block.size() });
         Some(place)
     }
 
     /// Lets go of pages that are nobody's any more.
     fn forget_lost(&mut self, ring: &Submitter<'_>) -> Option<()> {
-        for place in 0..self.known.len() {
-            let lost = |known: &mut Known| known.pages.strong_count() == 0;
-            let Some(known) = self.known[place].take_if(lost) else { continue };
-            self.bytes -= known.bytes;
+        for place in 0..self.registered.len() {
+            let lost = |registered: &mut Registered| registered.pages.strong_count() == 0;
+            let Some(registered) = self.registered[place].take_if(lost) else { continue };
+            self.bytes -= registered.bytes;
             self.note(tell(ring, place, NOTHING))?;
         }
         Some(())
@@ -117,10 +120,10 @@ mod tests {
     use io_uring::{IoUring, opcode, types};
 
     use super::*;
-    use crate::buf::{Buf, Data};
-    use crate::pool::Pool;
+    use crate::memory::Pool;
+    use crate::memory::{Buf, Data};
 
-    /// Reads a file of this content into the pages that the ring knows by a number.
+    /// Reads a file of this content into the pages that the ring has registered under a number.
     fn read_into(ring: &mut IoUring, number: u16, buf: &mut Buf, content: &[u8]) {
         let file = tempfile::tempfile().unwrap();
         file.write_all_at(content, 0).unwrap();
@@ -136,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_is_known_until_it_has_other_pages() {
+    fn a_block_is_registered_until_it_has_other_pages() {
         // Where io_uring is refused, so is all of this; the other driver has its own tests.
         let Ok(mut ring) = IoUring::new(8) else { return };
         let mut fixed = Fixed::default();
@@ -170,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_is_known_than_may_be() {
+    fn no_more_is_registered_than_may_be() {
         let Ok(ring) = IoUring::new(8) else { return };
         let mut fixed = Fixed::default();
         for (count, size) in [(MOST, 64 << 10), (4, MOST_BYTES / 4)] {

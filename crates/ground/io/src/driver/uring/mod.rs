@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 
 use self::fixed::Fixed;
-use super::patience::Patience;
-use super::{Done, Driver, FileOp, Interest, Sleep};
-use crate::remote::Inbox;
+use super::api::{Done, Driver, FileOp, Interest, Sleep};
+use super::spin::Spin;
+use crate::sys::Wakeup;
 
 /// Submission entries a turn can collect before it must enter the kernel: several per request in
 /// flight of the connections that one worker carries. Completions get four times that.
@@ -36,9 +36,9 @@ const IGNORE: u64 = u64::MAX - 1;
 
 pub(crate) struct Uring {
     ring: IoUring,
-    /// Memory that the ring knows.
+    /// Memory that the ring has registered.
     fixed: Fixed,
-    inbox: Arc<Inbox>,
+    wakeup: Arc<Wakeup>,
     wake_armed: bool,
     /// File operations by slot: the kernel may touch their memory until they complete.
     ops: Vec<Option<FileOp>>,
@@ -46,7 +46,9 @@ pub(crate) struct Uring {
     writes: usize,
     /// The kernel can wait for some completions for a time, and then for one (Linux 6.12).
     gathers: bool,
-    patience: Patience,
+    spin: Spin,
+    /// An error of the ring itself that shows before the next turn can report it.
+    failed: Option<io::Error>,
 }
 
 /// Whether a ring with everything that the driver needs can be made here: `Err` says what is missing.
@@ -59,7 +61,7 @@ fn make_ring() -> io::Result<IoUring> {
     let modern = IoUring::builder()
         .setup_single_issuer()
         .setup_defer_taskrun()
-        // It can be seen from here that there is some: see `Patience`.
+        // It can be seen from here that there is some: see `Spin`.
         .setup_taskrun_flag()
         .setup_cqsize(ENTRIES * 4)
         .build(ENTRIES);
@@ -74,8 +76,8 @@ fn make_ring() -> io::Result<IoUring> {
     let needed = [
         ("read", opcode::Read::CODE),
         ("write", opcode::Write::CODE),
-        ("read into known memory", opcode::ReadFixed::CODE),
-        ("write from known memory", opcode::WriteFixed::CODE),
+        ("read into registered memory", opcode::ReadFixed::CODE),
+        ("write from registered memory", opcode::WriteFixed::CODE),
         ("fsync", opcode::Fsync::CODE),
         ("fallocate", opcode::Fallocate::CODE),
         ("poll", opcode::PollAdd::CODE),
@@ -95,18 +97,19 @@ fn make_ring() -> io::Result<IoUring> {
 }
 
 impl Uring {
-    pub(crate) fn new(inbox: Arc<Inbox>) -> io::Result<Uring> {
+    pub(crate) fn new(wakeup: Arc<Wakeup>) -> io::Result<Uring> {
         let ring = make_ring()?;
         let gathers = ring.params().is_feature_min_timeout();
         Ok(Uring {
             ring,
             fixed: Fixed::default(),
-            inbox,
+            wakeup,
             wake_armed: false,
             ops: Vec::new(),
             writes: 0,
             gathers,
-            patience: Patience::default(),
+            spin: Spin::default(),
+            failed: None,
         })
     }
 
@@ -119,9 +122,15 @@ impl Uring {
             }
             // The queue is full: hand it to the kernel. EBUSY means that completions have to be
             // taken first; the completion queue is large enough for that to be short.
-            if let Err(error) = self.ring.submit() {
+            let submitted = self.ring.submit();
+            if let Err(error) = &submitted {
                 log::trace!("io_uring submit: {error}");
                 std::thread::yield_now();
+            }
+            if let Err(error) = harmless(submitted) {
+                // The operation gets no further than this: it fails with all others.
+                self.failed = Some(error);
+                return;
             }
         }
     }
@@ -131,8 +140,8 @@ impl Uring {
         if !self.ring.submission().is_empty() {
             harmless(self.ring.submit())?;
         }
-        let Uring { ring, patience, .. } = self;
-        Ok(patience.look(sleep.most(), || {
+        let Uring { ring, spin, .. } = self;
+        Ok(spin.look(sleep.most(), || {
             // Completion work waits for a call (the first), or has been done without one.
             ring.submission().taskrun() || !ring.completion().is_empty()
         }))
@@ -144,7 +153,7 @@ impl Uring {
                 IGNORE => {}
                 WAKE => {
                     self.wake_armed = false;
-                    self.inbox.wakeup.clear();
+                    self.wakeup.clear();
                 }
                 slot => {
                     let slot = usize::try_from(slot).expect("slots are table indexes");
@@ -240,9 +249,21 @@ impl Driver for Uring {
     }
 
     fn turn(&mut self, sleep: Sleep, may_look: bool, done: &mut Vec<Done>) -> io::Result<()> {
+        let entered = self.enter(sleep, may_look);
+        self.reap(done);
+        match self.failed.take() {
+            Some(error) => Err(error),
+            None => entered,
+        }
+    }
+}
+
+impl Uring {
+    /// The part of a turn that enters the kernel.
+    fn enter(&mut self, sleep: Sleep, may_look: bool) -> io::Result<()> {
         if !self.wake_armed {
             self.wake_armed = true;
-            let fd = types::Fd(self.inbox.wakeup.as_raw_fd());
+            let fd = types::Fd(self.wakeup.as_raw_fd());
             let events = u32::from(libc::POLLIN.unsigned_abs());
             let entry = opcode::PollAdd::new(fd, events).build().user_data(WAKE);
             self.push(&entry);
@@ -251,7 +272,7 @@ impl Driver for Uring {
         let (sleep, begun) = match sleep {
             Sleep::No => (sleep, None),
             _ if many || !may_look => (sleep, None),
-            _ if !self.patience.looks() => (sleep, Some(Instant::now())),
+            _ if !self.spin.looks() => (sleep, Some(Instant::now())),
             _ => (if self.look(sleep)? { Sleep::No } else { sleep }, None),
         };
         let result = match sleep {
@@ -278,9 +299,8 @@ impl Driver for Uring {
         };
         harmless(result)?;
         if let Some(begun) = begun {
-            self.patience.slept(begun.elapsed());
+            self.spin.slept(begun.elapsed());
         }
-        self.reap(done);
         Ok(())
     }
 }
@@ -298,8 +318,8 @@ fn harmless(result: io::Result<usize>) -> io::Result<()> {
 
 impl Drop for Uring {
     fn drop(&mut self) {
-        // The worker ends when no file operation is out, but receives may be. Their memory must outlive
-        // the ring, so it is leaked rather than freed under the kernel.
+        // The worker ends when no file operation is out, but receives may be; a ring that has failed leaves
+        // anything. The memory must outlive the ring, so it is leaked rather than freed under the kernel.
         for op in self.ops.drain(..).flatten() {
             if let FileOp::Recv { socket, .. } = &op {
                 // The peer must not wait for a socket that nobody closes. Fails only when the

@@ -178,7 +178,7 @@ impl Handshake {
             }
             self.protocol = Some(Protocol::Oldstyle);
             // The upper half is where newstyle has its handshake flags.
-            let flags = ExportFlags::from_bits(flags as u16);
+            let flags = ExportFlags::from_bits((flags & 0xffff) as u16);
             let info = ExportInfo::plain(size, self.flags(flags));
             return Ok((bytes, self.transmission(String::new(), info)));
         }

@@ -105,6 +105,7 @@ impl Handshake {
         }
         emit_reply(OptionCode::List, ReplyCode::Ack, &[], out);
         // A client may ask about each of them; asking for the list again earns nothing more.
+        #[expect(clippy::cast_possible_truncation, reason = "bounded by limits::EXPORTS")]
         let listed = entries.len().min(limits::EXPORTS) as u32;
         let allowed = self.config.options.saturating_add(listed * limits::OPTIONS_PER_EXPORT);
         self.allowed = self.allowed.max(allowed);

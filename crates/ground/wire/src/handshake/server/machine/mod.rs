@@ -129,7 +129,9 @@ impl Handshake {
                 }
                 State::Skip { left, code } => {
                     let skipped = rest.len().min(*left as usize);
-                    *left -= skipped as u32;
+                    #[expect(clippy::cast_possible_truncation, reason = "at most `left`")]
+                    let fewer = skipped as u32;
+                    *left -= fewer;
                     used += skipped;
                     let code = *code;
                     if *left != 0 {

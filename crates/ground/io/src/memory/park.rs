@@ -6,18 +6,16 @@
 //! payload keeps its [`Room`], so that whoever does look ([`Parked::into_buf`]) has memory for it.
 
 use std::io;
-use std::os::fd::{AsFd as _, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Mutex, OnceLock};
 
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice};
 
-use crate::buf::{Buf, Data};
-use crate::pool::Room;
+use super::buf::Buf;
+use super::room::Room;
+use super::route_counters::PayloadRoute;
 use crate::sys::lend_pages;
-use crate::tally::Way;
-use crate::{File, Stream};
 
 /// Capacity asked for each pipe: the most that a process without privilege gets.
 const PIPE_SIZE: usize = 1 << 20;
@@ -135,28 +133,16 @@ impl Parked {
         (PARK_MIN..=PARK_MAX).contains(&len) && DISABLED.get().is_none()
     }
 
-    /// The pages of a payload in memory, by reference; `None` where that cannot be done now.
-    pub(crate) fn of_memory(data: &Data) -> Option<Parked> {
-        static REFUSED: AtomicBool = AtomicBool::new(false);
-        if REFUSED.load(Ordering::Relaxed) {
-            return None;
-        }
-        let mut parked = Parked { pipe: Some(take_pipe()?), held: 0, room: None, from_file: false };
-        let bytes = data.bytes();
-        while parked.held < bytes.len() {
-            match lend_pages(parked.pipe().write.as_fd(), &bytes[parked.held..]) {
-                Ok(lent) if lent > 0 => parked.held += lent,
-                Err(Errno::INTR) => {}
-                // The pipe is full, which it should not be: what it holds is dropped with it.
-                Ok(_) | Err(Errno::AGAIN) => return None,
-                Err(error) => {
-                    log::debug!("vmsplice is not used any more: {error}");
-                    REFUSED.store(true, Ordering::Relaxed);
-                    return None;
-                }
-            }
-        }
-        Some(parked)
+    /// An empty pipe, for the pages of a payload in memory.
+    pub(super) fn empty() -> Option<Parked> {
+        Some(Parked { pipe: Some(take_pipe()?), held: 0, room: None, from_file: false })
+    }
+
+    /// Adds pages of `bytes` by reference, as many as the pipe takes; gives how many bytes.
+    pub(super) fn lend(&mut self, bytes: &[u8]) -> rustix::io::Result<usize> {
+        let lent = lend_pages(self.pipe().write.as_fd(), bytes)?;
+        self.held += lent;
+        Ok(lent)
     }
 
     /// Bytes that are parked now.
@@ -175,13 +161,13 @@ impl Parked {
 
     /// Parks what `file` holds at offset `at`; waits for the disk where it must. Fewer bytes than are
     /// missing mean the end of the file, or a pipe that is full.
-    pub fn fill_from_file(&mut self, file: &File, at: u64) -> io::Result<usize> {
+    pub fn fill_from_file(&mut self, file: impl AsFd, at: u64) -> io::Result<usize> {
         let mut filled = 0;
         self.from_file = true;
         while self.missing() > 0 {
             let mut offset = at + filled as u64;
             let (len, flags) = (self.missing(), SpliceFlags::NONBLOCK);
-            match splice(file, Some(&mut offset), &self.pipe().write, None, len, flags) {
+            match splice(&file, Some(&mut offset), &self.pipe().write, None, len, flags) {
                 Ok(0) | Err(Errno::AGAIN) => break,
                 Ok(moved) => {
                     self.held += moved;
@@ -211,7 +197,7 @@ impl Parked {
     }
 
     /// Parks what the socket has; `WouldBlock`: nothing there, or the pipe is full. 0: end of stream.
-    pub(crate) fn fill_from_stream(&mut self, stream: &Stream) -> io::Result<usize> {
+    pub(crate) fn fill_from_stream(&mut self, stream: impl AsFd) -> io::Result<usize> {
         let len = self.missing();
         let flags = SpliceFlags::NONBLOCK | SpliceFlags::MOVE;
         let moved = splice(stream, None, &self.pipe().write, None, len, flags)?;
@@ -220,25 +206,32 @@ impl Parked {
     }
 
     /// Sends what the socket takes; `WouldBlock` when it takes nothing now.
-    pub(crate) fn drain_to_stream(&mut self, stream: &Stream) -> io::Result<usize> {
+    pub(crate) fn drain_to_stream(&mut self, stream: impl AsFd) -> io::Result<usize> {
         let flags = SpliceFlags::NONBLOCK | SpliceFlags::MOVE;
         let moved = splice(&self.pipe().read, None, stream, None, self.held, flags)?;
         self.held -= moved;
-        self.count(moved, if self.from_file { Way::FileToSocket } else { Way::SocketToSocket });
+        self.count(
+            moved,
+            if self.from_file { PayloadRoute::FileToSocket } else { PayloadRoute::SocketToSocket },
+        );
         Ok(moved)
     }
 
     /// Writes everything that is parked to `file` at offset `at`; waits where it must.
-    pub fn drain_to_file(&mut self, file: &File, at: u64) -> io::Result<()> {
+    pub fn drain_to_file(&mut self, file: impl AsFd, at: u64) -> io::Result<()> {
         let mut offset = at;
         while self.held > 0 {
             let flags = SpliceFlags::MOVE;
-            match splice(&self.pipe().read, None, file, Some(&mut offset), self.held, flags) {
+            match splice(&self.pipe().read, None, &file, Some(&mut offset), self.held, flags) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(moved) => {
                     self.held -= moved;
-                    let way = if self.from_file { Way::FileToFile } else { Way::SocketToFile };
-                    self.count(moved, way);
+                    let route = if self.from_file {
+                        PayloadRoute::FileToFile
+                    } else {
+                        PayloadRoute::SocketToFile
+                    };
+                    self.count(moved, route);
                 }
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
@@ -247,9 +240,9 @@ impl Parked {
         Ok(())
     }
 
-    fn count(&self, moved: usize, way: Way) {
-        if let Some(tally) = self.room.as_ref().and_then(Room::tally) {
-            tally.add(way, moved);
+    fn count(&self, moved: usize, route: PayloadRoute) {
+        if let Some(counters) = self.room.as_ref().and_then(Room::counters) {
+            counters.add(route, moved);
         }
     }
 

@@ -1,31 +1,30 @@
 //! The bounded buffer pool. Waiting for it is what bounds the memory of requests.
 //!
-//! Two steps: [`Pool::reserve`] waits until `len` bytes are free and returns a [`Room`], a promise of
-//! memory; [`Room::into_buf`] then never waits. Bytes are counted, not requests, in power-of-two
+//! Two steps: [`Pool::reserve`] waits until `len` bytes are free and returns a [`Room`](crate::Room), a promise of
+//! memory; [`Room::into_buf`](crate::Room::into_buf) then never waits. Bytes are counted, not requests, in power-of-two
 //! classes, and blocks are reused last-in-first-out, because a block that was just used is still in
 //! the cache. A pool may have a parent: [`Pool::share`] gives a connection a part that bounds what it
 //! can pin, while the parent bounds all together.
 //!
 //! A room may also be *late*: it counts in a pool of its own until its bytes arrive, and only then does
-//! [`Room::claim`] take memory. What is on a long path is not memory here yet.
+//! [`Room::claim`](crate::Room::claim) take memory. What is on a long path is not memory here yet.
 //!
 //! Rule for callers: nobody waits for room while holding room of the same pool (deadlock); a request
 //! reserves its worst need at once, and layers that need scratch memory keep their own small pool.
-
-mod room;
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-pub(crate) use self::room::Charge;
-pub use self::room::{Room, Wish};
-use crate::buf::{ALIGN, Block};
-use crate::sync::{Completer, ticket};
+use super::block::{ALIGN, Block};
+use crate::sync::{Completer, Ticket, ticket};
 
 /// Classes are ALIGN << 0 … ALIGN << 20 (4 GiB): more than any request.
 const CLASSES: usize = 21;
+
+/// Of [`Inner::waiters`]: there are watchers.
+const WATCHED: usize = 1 << (usize::BITS - 1);
 
 /// A bounded pool of aligned buffers. Cloning shares it; usable from every thread.
 #[derive(Clone)]
@@ -37,7 +36,7 @@ struct Inner {
     /// Every request counts here when it begins and when it ends: without the lock.
     reserved: AtomicU64,
     peak: AtomicU64,
-    /// How many are in `State::waiting`. Who waits writes this and then looks at `reserved`; who gives
+    /// How many are in `State::waiting`, and [`WATCHED`] while there is somebody in `State::watching`. Who waits writes this and then looks at `reserved`; who gives
     /// back writes `reserved` and then looks at this: one of them sees the other.
     waiters: AtomicUsize,
     state: Mutex<State>,
@@ -51,6 +50,15 @@ struct State {
     /// Bytes of blocks that are lent. Less than `reserved` while rooms have no block yet.
     lent: u64,
     waiting: VecDeque<(u64, Completer<Hold>)>,
+    /// Those that wait until less is handed out.
+    watching: VecDeque<Watcher>,
+}
+
+/// Somebody who waits until `cost` more bytes leave at most `level` handed out.
+struct Watcher {
+    cost: u64,
+    level: u64,
+    completer: Completer<()>,
 }
 
 /// More was asked for than the whole pool holds: waiting would never end.
@@ -114,46 +122,17 @@ impl Pool {
         self.0.peak.load(SeqCst)
     }
 
-    /// Room for `len` bytes if it is free now and nobody waits for it.
-    pub fn try_reserve(&self, len: usize) -> Option<Room> {
-        let cost = Self::cost(len);
-        self.charge_all_now(cost).then(|| Room::of(self, cost, len))
-    }
-
-    /// Waits for room for `len` bytes, first come first served.
-    pub async fn reserve(&self, len: usize) -> Result<Room, TooLarge> {
-        if let Some(room) = self.try_reserve(len) {
-            return Ok(room);
-        }
-        let cost = Self::cost(len);
-        let mut held = Vec::new();
-        let mut level = Some(self);
-        while let Some(pool) = level {
-            held.push(pool.take(cost).await?);
-            level = pool.0.parent.as_ref();
-        }
-        held.iter_mut().for_each(Hold::forget);
-        Ok(Room::of(self, cost, len))
-    }
-
-    /// Waits for late room for `len` bytes: it counts in this pool until its memory is claimed from
-    /// `memory`, which must be another pool.
-    pub async fn reserve_late(&self, len: usize, memory: &Pool) -> Result<Room, TooLarge> {
-        let asked = Self::cost(len);
-        if asked > memory.limit() {
-            return Err(TooLarge { asked, limit: memory.limit() });
-        }
-        let mut room = self.reserve(len).await?;
-        room.memory = Some(memory.clone());
-        Ok(room)
-    }
-
     /// Gives idle memory back to the system until at most `most` bytes of it are left.
     pub fn keep_idle(&self, most: u64) {
         let mut surplus = Vec::new();
         self.root().lock().take_idle_beyond(most, &mut surplus);
         // Freed here, not under the lock.
         drop(surplus);
+    }
+
+    #[cfg(test)]
+    pub(super) fn idle_bytes(&self) -> u64 {
+        self.lock().idle_bytes
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -165,7 +144,7 @@ impl Pool {
     }
 
     /// Counts `cost` bytes if they are free here and further out, and nobody waits for them.
-    fn charge_all_now(&self, cost: u64) -> bool {
+    pub(super) fn charge_all_now(&self, cost: u64) -> bool {
         if !self.charge_now(cost) {
             return false;
         }
@@ -180,7 +159,7 @@ impl Pool {
 
     /// The same on this pool's own account.
     fn charge_now(&self, cost: u64) -> bool {
-        self.0.waiters.load(SeqCst) == 0 && self.charge_within(cost)
+        self.0.waiters.load(SeqCst) & !WATCHED == 0 && self.charge_within(cost)
     }
 
     /// Counts `cost` bytes on this pool's own account if they are within its limit.
@@ -196,7 +175,7 @@ impl Pool {
     }
 
     /// Counts `cost` bytes, whatever the limit.
-    fn charge_beyond(&self, cost: u64) {
+    pub(super) fn charge_beyond(&self, cost: u64) {
         let before = self.0.reserved.fetch_add(cost, SeqCst);
         self.note_peak(before + cost);
     }
@@ -207,7 +186,7 @@ impl Pool {
         }
     }
 
-    async fn take(&self, cost: u64) -> Result<Hold, TooLarge> {
+    pub(super) async fn take(&self, cost: u64) -> Result<Hold, TooLarge> {
         let too_large = TooLarge { asked: cost, limit: self.0.limit };
         if cost > self.0.limit {
             return Err(too_large);
@@ -219,7 +198,7 @@ impl Pool {
         {
             let mut state = self.lock();
             state.waiting.push_back((cost, completer));
-            self.0.waiters.store(state.waiting.len(), SeqCst);
+            self.note_waiters(&state);
         }
         // Room may have come free before anybody could know of us.
         self.admit();
@@ -228,7 +207,7 @@ impl Pool {
 
     /// Gives free room to those who wait, in order.
     fn admit(&self) {
-        let mut admitted = Vec::new();
+        let (mut admitted, mut woken) = (Vec::new(), Vec::new());
         {
             let mut state = self.lock();
             while let Some((cost, completer)) = state.waiting.front() {
@@ -242,14 +221,37 @@ impl Pool {
                     break;
                 }
             }
-            self.0.waiters.store(state.waiting.len(), SeqCst);
+            self.take_watchers(&mut state, &mut woken);
+            self.note_waiters(&state);
         }
+        woken.into_iter().for_each(|completer| completer.complete(()));
         for (completer, hold) in admitted {
             // Whoever stopped waiting in the meantime drops the hold, which gives the room back.
             if let Some(completer) = completer {
                 completer.complete(hold);
             }
         }
+    }
+
+    /// Takes out the watchers whose turn it is: in order, as many as fit together.
+    fn take_watchers(&self, state: &mut State, woken: &mut Vec<Completer<()>>) {
+        let mut expected = self.reserved();
+        while let Some(first) = state.watching.front() {
+            let fits = expected.saturating_add(first.cost) <= first.level;
+            if !fits && !first.completer.is_abandoned() {
+                break;
+            }
+            let Some(watcher) = state.watching.pop_front() else { break };
+            if fits && !watcher.completer.is_abandoned() {
+                expected += watcher.cost;
+                woken.push(watcher.completer);
+            }
+        }
+    }
+
+    fn note_waiters(&self, state: &State) {
+        let watched = if state.watching.is_empty() { 0 } else { WATCHED };
+        self.0.waiters.store(state.waiting.len() | watched, SeqCst);
     }
 
     fn release(&self, cost: u64) {
@@ -259,11 +261,42 @@ impl Pool {
         }
     }
 
-    fn release_all(&self, cost: u64) {
+    pub(super) fn release_all(&self, cost: u64) {
         self.release(cost);
         if let Some(parent) = &self.0.parent {
             parent.release_all(cost);
         }
+    }
+
+    /// The pool that this is a part of.
+    pub(super) fn parent(&self) -> Option<&Pool> {
+        self.0.parent.as_ref()
+    }
+
+    /// Whether a buffer of `len` bytes would leave at most `level` bytes handed out, and nobody waits for that
+    /// ([`Pool::wait_below`]).
+    pub fn is_below(&self, len: usize, level: u64) -> bool {
+        let watched = self.0.waiters.load(SeqCst) & WATCHED != 0;
+        !watched && self.reserved().saturating_add(Self::cost(len)) <= level
+    }
+
+    /// Waits until a buffer of `len` bytes would leave at most `level` bytes handed out, after all who wait for
+    /// the same already. It reserves nothing: for those who leave the rest of the pool to others.
+    pub fn wait_below(&self, len: usize, level: u64) -> Ticket<()> {
+        let cost = Self::cost(len);
+        let (completer, turn) = ticket();
+        {
+            let mut state = self.lock();
+            if state.watching.len() == state.watching.capacity() {
+                // Those that gave up are not kept until it is their turn.
+                state.watching.retain(|watcher| !watcher.completer.is_abandoned());
+            }
+            state.watching.push_back(Watcher { cost, level, completer });
+            self.note_waiters(&state);
+        }
+        // Memory may have come free before anybody could know of us.
+        self.admit();
+        turn
     }
 
     fn root(&self) -> &Pool {
@@ -272,7 +305,7 @@ impl Pool {
 
     /// A block, in whose place idle ones of other sizes are freed where all memory would be more than the
     /// limit.
-    fn block(&self, class: usize) -> Block {
+    pub(super) fn block(&self, class: usize) -> Block {
         let root = self.root();
         let size = ALIGN << class;
         let mut surplus = Vec::new();
@@ -292,7 +325,7 @@ impl Pool {
     }
 
     /// Keeps an idle block while all memory, lent and idle, stays within the limit.
-    fn keep(&self, block: Block) {
+    pub(super) fn keep(&self, block: Block) {
         let root = self.root();
         let size = block.size() as u64;
         let mut surplus = Vec::new();
@@ -329,14 +362,14 @@ impl fmt::Debug for Pool {
 }
 
 /// A charge on one pool's own account, its parents' not included; taken back when dropped.
-struct Hold {
+pub(super) struct Hold {
     pool: Option<Pool>,
     cost: u64,
 }
 
 impl Hold {
     /// The charge now belongs to a `Room`.
-    fn forget(&mut self) {
+    pub(super) fn forget(&mut self) {
         self.pool = None;
     }
 }
@@ -349,143 +382,10 @@ impl Drop for Hold {
     }
 }
 
-fn class(len: usize) -> usize {
+/// The class of blocks that holds `len` bytes.
+pub(super) fn class(len: usize) -> usize {
     let pages = len.div_ceil(ALIGN).max(1);
     let class = pages.next_power_of_two().trailing_zeros() as usize;
     assert!(class < CLASSES, "a buffer of {len} bytes");
     class
-}
-
-#[cfg(test)]
-mod tests {
-    use std::pin::pin;
-    use std::task::{Context, Poll, Waker};
-
-    use super::*;
-
-    #[test]
-    fn costs_are_powers_of_two_pages() {
-        assert_eq!(Pool::cost(0), 4096);
-        assert_eq!(Pool::cost(4096), 4096);
-        assert_eq!(Pool::cost(4097), 8192);
-        assert_eq!(Pool::cost(300 << 10), 512 << 10);
-    }
-
-    #[test]
-    fn room_is_bounded_and_comes_back() {
-        let pool = Pool::new(16 << 10);
-        let first = pool.try_reserve(8 << 10).unwrap();
-        let second = pool.try_reserve(8 << 10).unwrap().into_buf();
-        assert!(pool.try_reserve(1).is_none());
-        drop(first);
-        drop(second);
-        assert_eq!((pool.reserved(), pool.peak()), (0, 16 << 10));
-    }
-
-    #[test]
-    fn idle_memory_makes_room_for_blocks_of_another_size() {
-        let pool = Pool::new(16 << 10);
-        let take = |len| pool.try_reserve(len).unwrap().into_buf();
-        let small: Vec<_> = (0..4).map(|_| take(4 << 10)).collect();
-        drop(small);
-        assert_eq!(pool.lock().idle_bytes, 16 << 10);
-        let large = take(8 << 10);
-        assert_eq!(pool.lock().idle_bytes, 8 << 10);
-        drop((large, take(4 << 10)));
-        assert_eq!(pool.lock().idle_bytes, 16 << 10, "what fits is kept");
-    }
-
-    #[test]
-    fn waiters_are_served_in_order_and_may_give_up() {
-        let pool = Pool::new(8 << 10);
-        let mut cx = Context::from_waker(Waker::noop());
-        let held = pool.try_reserve(8 << 10).unwrap();
-        let mut large = Box::pin(pool.reserve(8 << 10));
-        let mut small = pin!(pool.reserve(4 << 10));
-        assert!(large.as_mut().poll(&mut cx).is_pending());
-        assert!(small.as_mut().poll(&mut cx).is_pending());
-        drop(held);
-        // The large one stands first and was admitted, but its owner has lost interest.
-        assert!(small.as_mut().poll(&mut cx).is_pending());
-        drop(large);
-        let Poll::Ready(Ok(room)) = small.as_mut().poll(&mut cx) else { panic!("not admitted") };
-        assert_eq!(pool.reserved(), 4 << 10);
-        drop(room);
-        assert_eq!(pool.reserved(), 0);
-    }
-
-    #[test]
-    fn a_share_bounds_its_owner_and_counts_in_the_whole() {
-        let pool = Pool::new(16 << 10);
-        let share = pool.share(8 << 10);
-        let mine = share.try_reserve(8 << 10).unwrap();
-        assert!(share.try_reserve(1).is_none());
-        assert_eq!(pool.reserved(), 8 << 10);
-        let rest = pool.try_reserve(8 << 10).unwrap();
-        let buf = mine.into_buf();
-        drop(buf);
-        assert_eq!((share.reserved(), pool.reserved()), (0, 8 << 10));
-        let other = pool.share(16 << 10);
-        assert!(other.try_reserve(16 << 10).is_none());
-        assert_eq!(other.reserved(), 0);
-        drop(rest);
-    }
-
-    #[test]
-    fn a_wish_is_for_room_of_the_same_pool() {
-        let pool = Pool::new(8 << 10);
-        let room = pool.try_reserve(5000).unwrap().parkable();
-        let wish = room.like();
-        let mut cx = Context::from_waker(Waker::noop());
-        let mut again = pin!(wish.room());
-        assert!(again.as_mut().poll(&mut cx).is_pending(), "the pool is used up");
-        drop(room);
-        let Poll::Ready(Ok(room)) = again.as_mut().poll(&mut cx) else { panic!("room is free") };
-        assert_eq!((room.len(), room.may_park(), pool.reserved()), (5000, true, 8 << 10));
-        let Poll::Ready(Ok(room)) = pin!(Room::unpooled(7).like().room()).poll(&mut cx) else {
-            panic!("memory outside of pools is there")
-        };
-        assert_eq!(room.len(), 7);
-    }
-
-    #[test]
-    fn late_room_has_its_memory_when_it_is_claimed() {
-        let (asked, memory) = (Pool::new(32 << 10), Pool::new(8 << 10));
-        let mut cx = Context::from_waker(Waker::noop());
-        let mut late = || {
-            let room = pin!(asked.reserve_late(8 << 10, &memory)).poll(&mut cx);
-            let Poll::Ready(Ok(room)) = room else { panic!("there is room") };
-            room
-        };
-        let [first, second, third, fourth] = [late(), late(), late().parkable(), late()];
-        assert_eq!((asked.reserved(), memory.reserved()), (32 << 10, 0));
-        let Poll::Ready(first) = pin!(first.claim()).poll(&mut cx) else { panic!("it is free") };
-        assert_eq!((asked.reserved(), memory.reserved()), (24 << 10, 8 << 10));
-        let mut third = pin!(third.claim());
-        assert!(third.as_mut().poll(&mut cx).is_pending(), "the memory is used up");
-        // Who cannot wait goes beyond.
-        let buf = second.into_buf();
-        assert_eq!((asked.reserved(), memory.reserved()), (16 << 10, 16 << 10));
-        drop(buf);
-        drop(first);
-        let Poll::Ready(third) = third.poll(&mut cx) else { panic!("it is free again") };
-        assert!(third.may_park());
-        let wish = fourth.like();
-        drop((third, fourth));
-        assert_eq!((asked.reserved(), memory.reserved(), memory.peak()), (0, 0, 16 << 10));
-        let again = pin!(wish.room()).poll(&mut cx);
-        assert_eq!((asked.reserved(), memory.reserved()), (8 << 10, 0), "late again");
-        drop(again);
-        let beyond = pin!(asked.reserve_late(9 << 10, &memory)).poll(&mut cx);
-        assert!(matches!(beyond, Poll::Ready(Err(_))), "the memory would never be there");
-    }
-
-    #[test]
-    fn asking_for_more_than_there_is_fails_at_once() {
-        let pool = Pool::new(8 << 10);
-        let mut cx = Context::from_waker(Waker::noop());
-        let asked = pin!(pool.reserve(9 << 10)).poll(&mut cx);
-        let Poll::Ready(Err(error)) = asked else { panic!("should fail") };
-        assert_eq!(error, TooLarge { asked: 16 << 10, limit: 8 << 10 });
-    }
 }

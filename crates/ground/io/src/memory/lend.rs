@@ -7,8 +7,14 @@
 //! sent.
 
 use std::io;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::{Data, Parked, Stream};
+use rustix::io::Errno;
+
+use super::data::Data;
+use super::park::Parked;
+use super::route_counters::PayloadRoute;
 
 /// A payload whose pages a peer may be reading.
 #[must_use = "dropped, it retires the pages"]
@@ -60,19 +66,19 @@ impl Lending {
     /// Puts the pages into a pipe; false where that cannot be done now.
     pub(crate) fn load(&mut self) -> bool {
         if self.pipe.is_none() {
-            self.pipe = Parked::of_memory(&self.data);
+            self.pipe = parked(&self.data);
         }
         self.pipe.is_some()
     }
 
     /// Sends what the socket takes; `WouldBlock` when it takes nothing now. After [`Lending::load`].
-    pub(crate) fn drain_to_stream(&mut self, stream: &Stream) -> io::Result<usize> {
+    pub(crate) fn drain_to_stream(&mut self, stream: impl AsFd) -> io::Result<usize> {
         let Some(pipe) = &mut self.pipe else {
             return Err(io::ErrorKind::InvalidInput.into());
         };
         let sent = pipe.drain_to_stream(stream)?;
-        if let Some(tally) = self.data.tally() {
-            tally.add(crate::Way::Vmsplice, sent);
+        if let Some(counters) = self.data.counters() {
+            counters.add(PayloadRoute::Vmsplice, sent);
         }
         Ok(sent)
     }
@@ -81,4 +87,28 @@ impl Lending {
     pub(crate) fn is_sent(&self) -> bool {
         self.pipe.as_ref().is_some_and(|pipe| pipe.held() == 0)
     }
+}
+
+/// The pages of a payload in memory, by reference; `None` where that cannot be done now.
+fn parked(data: &Data) -> Option<Parked> {
+    static REFUSED: AtomicBool = AtomicBool::new(false);
+    if REFUSED.load(Ordering::Relaxed) {
+        return None;
+    }
+    let mut parked = Parked::empty()?;
+    let bytes = data.bytes();
+    while parked.held() < bytes.len() {
+        match parked.lend(&bytes[parked.held()..]) {
+            Ok(lent) if lent > 0 => {}
+            Err(Errno::INTR) => {}
+            // The pipe is full, which it should not be: what it holds is dropped with it.
+            Ok(_) | Err(Errno::AGAIN) => return None,
+            Err(error) => {
+                log::debug!("vmsplice is not used any more: {error}");
+                REFUSED.store(true, Ordering::Relaxed);
+                return None;
+            }
+        }
+    }
+    Some(parked)
 }

@@ -34,12 +34,12 @@ const TAKEN: Duration = Duration::from_micros(20);
 
 /// What a worker has learned about how long it waits.
 #[derive(Debug, Default)]
-pub(super) struct Patience {
+pub(super) struct Spin {
     /// Grows with short waits, falls with looks in vain.
     score: u8,
 }
 
-impl Patience {
+impl Spin {
     /// Whether to look before the next sleep.
     pub(super) fn looks(&self) -> bool {
         self.score >= SURE
@@ -83,36 +83,36 @@ impl Patience {
 mod tests {
     use super::*;
 
-    fn sure() -> Patience {
-        let mut patience = Patience::default();
-        (0..SURE).for_each(|_| patience.slept(SHORT));
-        patience
+    fn sure() -> Spin {
+        let mut spin = Spin::default();
+        (0..SURE).for_each(|_| spin.slept(SHORT));
+        spin
     }
 
     #[test]
     fn only_short_waits_in_a_row_make_a_worker_look() {
-        let mut patience = Patience::default();
-        (1..SURE).for_each(|_| patience.slept(Duration::ZERO));
-        assert!(!patience.looks());
-        patience.slept(SHORT + Duration::from_nanos(1));
-        patience.slept(SHORT);
-        assert!(!patience.looks(), "one long sleep, and all begins anew");
+        let mut spin = Spin::default();
+        (1..SURE).for_each(|_| spin.slept(Duration::ZERO));
+        assert!(!spin.looks());
+        spin.slept(SHORT + Duration::from_nanos(1));
+        spin.slept(SHORT);
+        assert!(!spin.looks(), "one long sleep, and all begins anew");
         assert!(sure().looks());
     }
 
     #[test]
     fn looks_in_vain_end_it_sooner_than_those_that_paid_began_it() {
-        let mut patience = sure();
-        assert!(!patience.look(None, || false));
-        assert!(!patience.looks());
+        let mut spin = sure();
+        assert!(!spin.look(None, || false));
+        assert!(!spin.looks());
 
-        let mut patience = sure();
+        let mut spin = sure();
         for _ in 0..100 {
-            assert!(patience.look(None, || true));
+            assert!(spin.look(None, || true));
         }
         let mut vain = 0;
-        while patience.looks() {
-            assert!(!patience.look(Some(Duration::ZERO), || false));
+        while spin.looks() {
+            assert!(!spin.look(Some(Duration::ZERO), || false));
             vain += 1;
         }
         assert_eq!(vain, 3);
@@ -121,12 +121,12 @@ mod tests {
     #[test]
     fn what_comes_during_a_look_ends_it() {
         let mut looks = 0;
-        let mut patience = sure();
-        let seen = patience.look(None, || {
+        let mut spin = sure();
+        let seen = spin.look(None, || {
             looks += 1;
             looks == 3
         });
-        assert!(seen && patience.looks());
+        assert!(seen && spin.looks());
         assert_eq!(looks, 3);
     }
 }

@@ -1,180 +1,23 @@
-//! Memory that requests carry: [`Buf`] (unique, aligned) and [`Data`] (shared, sliced).
-#![expect(unsafe_code, reason = "aligned allocation, handed out as byte slices")]
+//! [`Data`]: what requests and replies carry, shared and sliced.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::fmt;
-use std::ops::{Deref, DerefMut};
-use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::io;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use crate::park::Parked;
-use crate::pool::Charge;
-use crate::tally::Tally;
+use rustix::io::Errno;
 
-/// Alignment of every buffer in bytes: enough for O_DIRECT on every device in use.
-pub const ALIGN: usize = 4096;
-
-/// From this size on, in bytes, a block is a mapping of its own: it has no pages before they are used,
-/// where the allocator would write zeroes to all of them first.
-const MAPPED: usize = 64 << 10;
-
-/// Memory of a power-of-two size, aligned to [`ALIGN`]; always initialised.
-pub(crate) struct Block {
-    ptr: NonNull<u8>,
-    size: usize,
-    /// Stands for the pages of a mapping, as long as it has them.
-    pages: Option<Arc<()>>,
-}
-
-// SAFETY: a `Block` owns its memory exclusively and has no thread affinity.
-unsafe impl Send for Block {}
-// SAFETY: shared access to a `Block` only reads its memory.
-unsafe impl Sync for Block {}
-
-impl Block {
-    /// Allocates `size` zeroed bytes; `size` is a non-zero multiple of [`ALIGN`].
-    pub(crate) fn new(size: usize) -> Block {
-        let layout = Self::layout(size);
-        let ptr = match size >= MAPPED {
-            true => map(size),
-            // SAFETY: the layout has a non-zero size (asserted in `layout`).
-            false => unsafe { alloc_zeroed(layout) },
-        };
-        match NonNull::new(ptr) {
-            Some(ptr) => Block { ptr, size, pages: (size >= MAPPED).then(Arc::default) },
-            None => handle_alloc_error(layout),
-        }
-    }
-
-    /// What stands for the pages of a large block: who remembers it knows whether the block still has them.
-    pub(crate) fn pages(&self) -> Option<&Arc<()>> {
-        self.pages.as_ref()
-    }
-
-    /// Where it lies.
-    pub(crate) fn memory(&self) -> libc::iovec {
-        libc::iovec { iov_base: self.ptr.as_ptr().cast(), iov_len: self.size }
-    }
-
-    pub(crate) fn size(&self) -> usize {
-        self.size
-    }
-
-    /// Gives the pages up and gets others, which are zero: whoever still reads the old ones reads what
-    /// they hold now. False where the kernel refuses.
-    pub(crate) fn exchange_pages(&mut self) -> bool {
-        let ptr = self.ptr.as_ptr().cast();
-        self.pages = self.pages.take().map(|_| Arc::default());
-        // SAFETY: the block is private anonymous memory, starts and ends at a page's edge, and is
-        // exclusively ours (`&mut`). Its bytes stay initialised: they become zero.
-        unsafe { libc::madvise(ptr, self.size, libc::MADV_DONTNEED) == 0 }
-    }
-
-    fn layout(size: usize) -> Layout {
-        assert!(size > 0 && size.is_multiple_of(ALIGN), "block size {size}");
-        Layout::from_size_align(size, ALIGN).expect("sizes are far below isize::MAX")
-    }
-}
-
-impl Drop for Block {
-    fn drop(&mut self) {
-        let ptr = self.ptr.as_ptr();
-        match self.size >= MAPPED {
-            // SAFETY: mapped in `new` with this size, and not unmapped before; nobody has it any more.
-            // It fails only where a mapping would be cut in two and there is no room for one more: then
-            // the memory stays.
-            true => _ = unsafe { libc::munmap(ptr.cast(), self.size) },
-            // SAFETY: allocated in `new` with the same layout, and not freed before.
-            false => unsafe { dealloc(ptr, Self::layout(self.size)) },
-        }
-    }
-}
-
-/// Fresh zero pages; null where there are none.
-fn map(size: usize) -> *mut u8 {
-    let (access, kind) =
-        (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-    // SAFETY: a new mapping at an address that the kernel chooses touches nothing that exists.
-    let ptr = unsafe { libc::mmap(std::ptr::null_mut(), size, access, kind, -1, 0) };
-    if ptr == libc::MAP_FAILED { std::ptr::null_mut() } else { ptr.cast() }
-}
-
-/// Unique, aligned, owned bytes. Comes from a [`Pool`](crate::Pool) and goes back to it when dropped.
-pub struct Buf {
-    /// `None` only while the buffer is being dropped.
-    block: Option<Block>,
-    len: usize,
-    charge: Charge,
-    /// A peer may still be reading the pages.
-    retired: AtomicBool,
-}
-
-impl Buf {
-    pub(crate) fn new(block: Block, len: usize, charge: Charge) -> Buf {
-        assert!(len <= block.size());
-        Buf { block: Some(block), len, charge, retired: AtomicBool::new(false) }
-    }
-
-    /// A buffer outside of any pool, zero-filled: for tests and for small fixed needs.
-    pub fn unpooled(len: usize) -> Buf {
-        let size = len.max(1).next_multiple_of(ALIGN);
-        Buf::new(Block::new(size), len, Charge::none())
-    }
-
-    /// Shortens the buffer to `len` bytes; longer than it is: no change.
-    pub fn truncate(&mut self, len: usize) {
-        self.len = self.len.min(len);
-    }
-
-    /// Counters of whoever reserved the memory.
-    pub fn tally(&self) -> Option<&Tally> {
-        self.charge.tally()
-    }
-
-    pub(crate) fn block(&self) -> &Block {
-        self.block.as_ref().expect("present until drop")
-    }
-}
-
-impl Deref for Buf {
-    type Target = [u8];
-    fn deref(&self) -> &[u8] {
-        // SAFETY: the block is initialised, at least `len` long, and borrowed with `self`.
-        unsafe { std::slice::from_raw_parts(self.block().ptr.as_ptr(), self.len) }
-    }
-}
-
-impl DerefMut for Buf {
-    fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `deref`, and `&mut self` makes the access unique.
-        unsafe { std::slice::from_raw_parts_mut(self.block().ptr.as_ptr(), self.len) }
-    }
-}
-
-impl Drop for Buf {
-    fn drop(&mut self) {
-        if let Some(mut block) = self.block.take() {
-            if *self.retired.get_mut() && !block.exchange_pages() {
-                // Never to be used again, by nobody; with what replaces it the pool stays as large.
-                let size = block.size();
-                std::mem::forget(std::mem::replace(&mut block, Block::new(size)));
-            }
-            self.charge.give_back(block);
-        }
-    }
-}
-
-impl fmt::Debug for Buf {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Buf({} bytes)", self.len)
-    }
-}
+use super::block::{ALIGN, Block};
+use super::buf::Buf;
+use super::park::Parked;
+use super::route_counters::RouteCounters;
 
 /// A payload: bytes that are only read from here on, shared and sliced without copying.
 ///
-/// The bytes are in memory, or *parked* in the kernel. Whoever passes a payload on need not know;
-/// whoever must look calls [`Data::bytes`], which copies parked bytes out, once.
+/// The bytes are in memory, or *parked* in the kernel, where the caller allowed that
+/// ([`Room::parkable`](crate::Room::parkable)). Whoever passes a payload on need not know. Whoever must look
+/// at one that may be parked copies it out first ([`Data::load`]), which can fail; then there is
+/// [`Data::bytes`].
 #[derive(Clone)]
 pub struct Data {
     repr: Repr,
@@ -194,18 +37,28 @@ enum Repr {
 /// A parked payload, and its bytes once somebody has looked at them.
 struct InKernel {
     parked: Mutex<Option<Parked>>,
-    copied: OnceLock<Buf>,
+    copied: OnceLock<Result<Buf, Errno>>,
 }
 
 impl InKernel {
-    fn bytes(&self) -> &[u8] {
-        self.copied.get_or_init(|| {
+    /// The bytes, copied out once. The error is one of the storage that they came from: pages that the
+    /// pipe refers to may turn out to be lost only when they are read.
+    fn load(&self) -> io::Result<&[u8]> {
+        let copied = self.copied.get_or_init(|| {
             let parked = self.parked.lock().expect("no panic under this lock").take();
             let parked = parked.expect("taken out only by the sole owner, or here, once");
-            let (mut buf, len) = parked.into_buf().expect("a pipe of our own gives what it holds");
-            buf.truncate(len);
-            buf
-        })
+            match parked.into_buf() {
+                Ok((mut buf, len)) => {
+                    buf.truncate(len);
+                    Ok(buf)
+                }
+                Err(error) => Err(Errno::from_io_error(&error).unwrap_or(Errno::IO)),
+            }
+        });
+        match copied {
+            Ok(buf) => Ok(buf),
+            Err(errno) => Err((*errno).into()),
+        }
     }
 }
 
@@ -252,21 +105,36 @@ impl Data {
         self.len == 0
     }
 
+    /// Copies parked bytes out, unless that was done already; costs nothing for a payload in memory.
+    ///
+    /// # Errors
+    /// The storage that the bytes came from cannot give them after all. They are lost: asking again gives the
+    /// same error.
+    pub fn load(&self) -> io::Result<()> {
+        match &self.repr {
+            Repr::Parked(kernel) => kernel.load().map(drop),
+            Repr::Shared(_) | Repr::Static(_) | Repr::Received(_) => Ok(()),
+        }
+    }
+
     /// The bytes.
+    ///
+    /// # Panics
+    /// The payload is parked, and its bytes cannot be had: see [`Data::load`].
     pub fn bytes(&self) -> &[u8] {
         let all: &[u8] = match &self.repr {
             Repr::Shared(buf) => buf,
             Repr::Static(bytes) => bytes,
             Repr::Received(bytes) => bytes,
-            Repr::Parked(kernel) => kernel.bytes(),
+            Repr::Parked(kernel) => kernel.load().expect("loaded before, where it may be parked"),
         };
         &all[self.start..self.start + self.len]
     }
 
     /// Counters of whoever reserved the memory, if the bytes are in memory.
-    pub fn tally(&self) -> Option<&Tally> {
+    pub fn counters(&self) -> Option<&RouteCounters> {
         match &self.repr {
-            Repr::Shared(buf) => buf.tally(),
+            Repr::Shared(buf) => buf.counters(),
             Repr::Static(_) | Repr::Received(_) | Repr::Parked(_) => None,
         }
     }
@@ -276,7 +144,7 @@ impl Data {
         match &self.repr {
             Repr::Shared(buf) => Some(buf.block()),
             Repr::Static(_) | Repr::Received(_) => None,
-            Repr::Parked(kernel) => kernel.copied.get().map(Buf::block),
+            Repr::Parked(kernel) => kernel.copied.get()?.as_ref().ok().map(Buf::block),
         }
     }
 

@@ -1,31 +1,32 @@
-//! One connection at a time: whoever connects waits until the one before has left.
+//! A lock that tasks of any worker take in the order in which they asked: one connection at a time, as
+//! some plugins want it.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
 use crate::Completer;
 
-/// The queue of those who wait for their turn.
+/// A lock that is passed on in order, held across waits.
 #[derive(Default)]
-pub struct Turns(Mutex<Queue>);
+pub struct FifoLock(Mutex<Queue>);
 
 #[derive(Default)]
 struct Queue {
     taken: bool,
-    waiting: VecDeque<Completer<Turn>>,
+    waiting: VecDeque<Completer<FifoGuard>>,
 }
 
-/// A turn; it passes on when dropped.
-pub struct Turn(Arc<Turns>);
+/// Holds the lock; dropped, it passes it on.
+pub struct FifoGuard(Arc<FifoLock>);
 
-impl Turns {
-    /// Waits for a turn, first come first served.
-    pub async fn take(self: &Arc<Turns>) -> Option<Turn> {
+impl FifoLock {
+    /// Waits for the lock, first come first served.
+    pub async fn lock(self: &Arc<FifoLock>) -> Option<FifoGuard> {
         let ticket = {
             let mut queue = self.0.lock().expect("no panic under this lock");
             if !queue.taken {
                 queue.taken = true;
-                return Some(Turn(self.clone()));
+                return Some(FifoGuard(self.clone()));
             }
             let (completer, ticket) = crate::ticket();
             queue.waiting.push_back(completer);
@@ -35,7 +36,7 @@ impl Turns {
     }
 }
 
-impl Drop for Turn {
+impl Drop for FifoGuard {
     fn drop(&mut self) {
         let next = {
             let mut queue = self.0.0.lock().expect("no panic under this lock");
@@ -49,8 +50,8 @@ impl Drop for Turn {
             next
         };
         if let Some(next) = next {
-            // Whoever gave up in the meantime drops the turn, which passes it on.
-            next.complete(Turn(self.0.clone()));
+            // Whoever gave up in the meantime drops the guard, which passes it on.
+            next.complete(FifoGuard(self.0.clone()));
         }
     }
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A way for the bytes of a payload that is not plain memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub enum PayloadRoute {
     /// From the page cache to a socket, by splice(2).
     FileToSocket,
     /// From a socket to a socket, by splice(2).
@@ -24,22 +24,22 @@ pub enum Way {
     DirectWrite,
 }
 
-impl Way {
+impl PayloadRoute {
     const COUNT: usize = 7;
 }
 
-/// Bytes that went each [`Way`].
+/// Bytes that went each [`PayloadRoute`].
 #[derive(Debug, Default)]
-pub struct Tally([AtomicU64; Way::COUNT]);
+pub struct RouteCounters([AtomicU64; PayloadRoute::COUNT]);
 
-impl Tally {
+impl RouteCounters {
     /// Counts `bytes` more.
-    pub fn add(&self, way: Way, bytes: usize) {
-        self.0[way as usize].fetch_add(bytes as u64, Ordering::Relaxed);
+    pub fn add(&self, route: PayloadRoute, bytes: usize) {
+        self.0[route as usize].fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
     /// Bytes so far.
-    pub fn get(&self, way: Way) -> u64 {
-        self.0[way as usize].load(Ordering::Relaxed)
+    pub fn get(&self, route: PayloadRoute) -> u64 {
+        self.0[route as usize].load(Ordering::Relaxed)
     }
 }

@@ -1,0 +1,237 @@
+//! Threads for code that blocks: a queue of jobs with a bounded number of threads, which start on demand.
+//!
+//! [`offload`] has one pool for the whole program. Plugins have pools of their own: one thread for those
+//! that want all callbacks on one thread, more for those that take callbacks in parallel.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard};
+use std::thread::Builder;
+use std::time::Duration;
+
+use crate::sync::{Ticket, ticket};
+
+/// Most threads of the program's pool: enough to keep a disk busy through blocking calls (the gain from
+/// depth ends near 32 on the devices in use), few enough to be cheap.
+const OFFLOAD_MAX: usize = 32;
+/// How long a thread of the program's pool stays without work.
+const OFFLOAD_IDLE: Duration = Duration::from_secs(5);
+/// How long a thread of a parallel pool stays without work.
+const IDLE: Duration = Duration::from_secs(2);
+/// Stack of a thread that runs callbacks, in bytes: interpreters and shells expect what a main thread has.
+const STACK: usize = 8 << 20;
+
+type Job = Box<dyn FnOnce() + Send>;
+
+static OFFLOAD: LazyLock<BlockingPool> = LazyLock::new(|| {
+    BlockingPool::new(Shared {
+        name: "offload".to_string(),
+        most: OFFLOAD_MAX,
+        idle: OFFLOAD_IDLE,
+        stack: None,
+        stay: AtomicBool::new(false),
+        state: Mutex::default(),
+        work: Condvar::new(),
+    })
+});
+
+/// Runs `job` on a thread that may block; the ticket yields its result.
+pub fn offload<T: Send + 'static>(job: impl FnOnce() -> T + Send + 'static) -> Ticket<T> {
+    let (completer, ticket) = ticket();
+    offload_job(Box::new(move || completer.complete(job())));
+    ticket
+}
+
+/// Runs a job on a thread of the program's pool; on this one rather than lose it, where there is none.
+pub(crate) fn offload_job(job: Job) {
+    if let Err((job, error)) = OFFLOAD.push(job) {
+        log::warn!("cannot start a thread for blocking calls: {error}");
+        job();
+    }
+}
+
+/// A queue of jobs and its threads. Threads start when there is work. Dropping it has the threads
+/// finish what is queued, and end.
+pub struct BlockingPool {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    name: String,
+    /// Most threads.
+    most: usize,
+    /// How long a thread stays without work.
+    idle: Duration,
+    /// Bytes of stack, if not as usual.
+    stack: Option<usize>,
+    /// Threads stay while the pool lives: whoever calls wants the same one again.
+    stay: AtomicBool,
+    state: Mutex<State>,
+    work: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    jobs: VecDeque<Job>,
+    threads: usize,
+    idle: usize,
+    closed: bool,
+}
+
+impl BlockingPool {
+    /// One thread, which does all jobs in order.
+    pub fn single(name: impl Into<String>) -> BlockingPool {
+        BlockingPool::for_callbacks(name.into(), 1, true)
+    }
+
+    /// Up to `most` threads, which end when idle.
+    pub fn parallel(name: impl Into<String>, most: usize) -> BlockingPool {
+        BlockingPool::for_callbacks(name.into(), most.max(1), false)
+    }
+
+    fn for_callbacks(mut name: String, most: usize, stay: bool) -> BlockingPool {
+        // The kernel keeps 15 bytes; the standard library refuses a NUL.
+        name.retain(|c| c != '\0');
+        BlockingPool::new(Shared {
+            name,
+            most,
+            idle: IDLE,
+            stack: Some(STACK),
+            stay: AtomicBool::new(stay),
+            state: Mutex::default(),
+            work: Condvar::new(),
+        })
+    }
+
+    fn new(shared: Shared) -> BlockingPool {
+        BlockingPool { shared: Arc::new(shared) }
+    }
+
+    /// Lets its threads end when idle: whoever calls does not mind which one it is.
+    pub fn end_when_idle(&self) {
+        self.shared.stay.store(false, Ordering::Relaxed);
+    }
+
+    /// Queues a job. Without any thread, and unable to start one, the job is dropped.
+    pub fn run(&self, job: impl FnOnce() + Send + 'static) {
+        if let Err((job, error)) = self.push(Box::new(job)) {
+            log::error!("cannot start a thread for {}: {error}", self.shared.name);
+            // Its owner sees that it got lost.
+            drop(job);
+        }
+    }
+
+    /// Queues a job; gives it back where there is no thread for it and none can be started.
+    fn push(&self, job: Job) -> Result<(), (Job, std::io::Error)> {
+        let mut state = self.shared.lock();
+        state.jobs.push_back(job);
+        if state.idle >= state.jobs.len() {
+            self.shared.work.notify_one();
+            return Ok(());
+        }
+        if state.threads >= self.shared.most {
+            return Ok(());
+        }
+        let shared = self.shared.clone();
+        let mut builder = Builder::new().name(shared.name.clone());
+        if let Some(stack) = shared.stack {
+            builder = builder.stack_size(stack);
+        }
+        match builder.spawn(move || shared.work()) {
+            Ok(_) => state.threads += 1,
+            Err(error) if state.threads == 0 => {
+                if let Some(job) = state.jobs.pop_back() {
+                    return Err((job, error));
+                }
+            }
+            // Others will get to it.
+            Err(error) => log::debug!("cannot start another thread: {error}"),
+        }
+        Ok(())
+    }
+}
+
+impl Drop for BlockingPool {
+    fn drop(&mut self) {
+        self.shared.lock().closed = true;
+        self.shared.work.notify_all();
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("jobs run outside of this lock")
+    }
+
+    fn work(self: Arc<Shared>) {
+        let mut state = self.lock();
+        loop {
+            if let Some(job) = state.jobs.pop_front() {
+                drop(state);
+                job();
+                state = self.lock();
+                continue;
+            }
+            if state.closed {
+                break;
+            }
+            state.idle += 1;
+            let timed_out;
+            if self.stay.load(Ordering::Relaxed) {
+                state = self.work.wait(state).expect("jobs run outside of this lock");
+                timed_out = false;
+            } else {
+                let (guard, timeout) = self
+                    .work
+                    .wait_timeout(state, self.idle)
+                    .expect("jobs run outside of this lock");
+                state = guard;
+                timed_out = timeout.timed_out();
+            }
+            state.idle -= 1;
+            if timed_out && state.jobs.is_empty() {
+                break;
+            }
+        }
+        state.threads -= 1;
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[test]
+    fn a_single_thread_keeps_the_order_and_finishes_when_dropped() {
+        let pool = BlockingPool::single("one");
+        let (sender, receiver) = mpsc::channel();
+        for number in 0..100 {
+            let sender = sender.clone();
+            pool.run(move || sender.send((number, std::thread::current().id())).unwrap());
+        }
+        drop((pool, sender));
+        let got: Vec<_> = receiver.iter().collect();
+        assert_eq!(got.len(), 100);
+        assert!(got.windows(2).all(|pair| pair[0].0 + 1 == pair[1].0 && pair[0].1 == pair[1].1));
+    }
+
+    #[test]
+    fn a_pool_has_as_many_threads_as_jobs_up_to_its_bound() {
+        let pool = BlockingPool::parallel("many", 3);
+        let barrier = Arc::new(std::sync::Barrier::new(3));
+        let (sender, receiver) = mpsc::channel();
+        for _ in 0..9 {
+            let (barrier, sender) = (barrier.clone(), sender.clone());
+            pool.run(move || {
+                barrier.wait();
+                sender.send(()).unwrap();
+            });
+        }
+        drop(sender);
+        assert_eq!(receiver.iter().count(), 9);
+        assert!(pool.shared.lock().threads <= 3);
+    }
+}

@@ -1,0 +1,107 @@
+//! What a worker thread owns, and the way to it from the tasks that run on it.
+
+use std::cell::{Cell, OnceCell, RefCell};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use async_task::Runnable;
+
+use crate::driver::Driver;
+use crate::inbox::{Inbox, Item};
+use crate::table::Table;
+use crate::timers::Timers;
+
+thread_local! {
+    static CURRENT: OnceCell<Worker> = const { OnceCell::new() };
+    static LOCAL: RefCell<VecDeque<Runnable>> = const { RefCell::new(VecDeque::new()) };
+}
+
+/// What a worker thread owns.
+pub(crate) struct Worker {
+    pub(crate) inbox: Arc<Inbox>,
+    /// The inboxes of all workers of the runtime, its own included.
+    pub(crate) peers: Vec<Arc<Inbox>>,
+    pub(crate) engine: Cell<&'static str>,
+    pub(crate) driver: RefCell<Box<dyn Driver>>,
+    pub(crate) ops: RefCell<Table>,
+    pub(crate) timers: RefCell<Timers>,
+    /// How many wait for room to send.
+    pub(crate) ahead: Cell<usize>,
+    /// Bytes sent and received since the last turn of the driver.
+    pub(crate) moved: Cell<usize>,
+}
+
+impl Worker {
+    /// Has all workers look at what there is to do.
+    pub(crate) fn wake_peers(&self) {
+        for peer in &self.peers {
+            peer.push(Item::Call(Box::new(|| {})));
+        }
+    }
+
+    /// Where a task that became ready is queued: here, or through the inbox from other threads.
+    pub(crate) fn scheduler(&self) -> impl Fn(Runnable) + Send + Sync + 'static {
+        let inbox = self.inbox.clone();
+        move |runnable| {
+            let here = try_with_worker(|worker| {
+                worker.inbox.worker == inbox.worker && Arc::ptr_eq(&worker.inbox, &inbox)
+            });
+            if here == Some(true) {
+                push_task(runnable);
+            } else {
+                inbox.push(Item::Run(runnable));
+            }
+        }
+    }
+}
+
+/// Makes `worker` the current thread's. A thread has one in its life.
+pub(crate) fn set_worker(worker: Worker) {
+    let fresh = CURRENT.with(|current| current.set(worker).is_ok());
+    assert!(fresh, "a new thread has no worker yet");
+}
+
+/// Queues a task on the current thread.
+pub(crate) fn push_task(task: Runnable) {
+    LOCAL.with_borrow_mut(|queue| queue.push_back(task));
+}
+
+/// The next task of the current thread.
+pub(crate) fn pop_task() -> Option<Runnable> {
+    LOCAL.with_borrow_mut(VecDeque::pop_front)
+}
+
+/// Whether no task of the current thread is ready.
+pub(crate) fn is_idle() -> bool {
+    LOCAL.with_borrow(VecDeque::is_empty)
+}
+
+/// Takes note of bytes that were sent or received.
+pub(crate) fn moved(bytes: usize) {
+    try_with_worker(|worker| worker.moved.update(|moved| moved.saturating_add(bytes)));
+}
+
+/// Runs `f` with the current thread's worker. Panics outside of a worker.
+pub(crate) fn with_worker<R>(f: impl FnOnce(&Worker) -> R) -> R {
+    CURRENT.with(|current| f(current.get().expect("called outside of a worker thread")))
+}
+
+/// Runs `f` with the current thread's worker, if it is one and not already ending.
+pub(crate) fn try_with_worker<R>(f: impl FnOnce(&Worker) -> R) -> Option<R> {
+    CURRENT.try_with(|current| current.get().map(f)).ok().flatten()
+}
+
+/// The current worker's number.
+pub fn worker() -> usize {
+    with_worker(|worker| worker.inbox.worker)
+}
+
+/// How many workers the current worker's runtime has.
+pub fn worker_count() -> usize {
+    with_worker(|worker| worker.peers.len())
+}
+
+/// Name of the engine in use: `uring` or `threads`.
+pub fn engine_name() -> &'static str {
+    with_worker(|worker| worker.engine.get())
+}

@@ -1,0 +1,98 @@
+//! What other threads leave for a worker, and how they wake it.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use async_task::Runnable;
+
+use crate::sys::Wakeup;
+
+/// What other threads leave for a worker.
+pub(crate) struct Inbox {
+    pub(crate) worker: usize,
+    queue: Mutex<Queue>,
+    /// The worker is about to wait in its driver, or does: whoever leaves something must wake it.
+    asleep: AtomicBool,
+    pub(crate) wakeup: Arc<Wakeup>,
+    /// Tasks of all workers of the runtime that it does not end before.
+    pub(crate) last: Arc<AtomicUsize>,
+}
+
+#[derive(Default)]
+struct Queue {
+    items: VecDeque<Item>,
+    closed: bool,
+}
+
+pub(crate) enum Item {
+    Run(Runnable),
+    Call(Box<dyn FnOnce() + Send>),
+    Stop,
+}
+
+impl Inbox {
+    pub(crate) fn new(worker: usize, last: Arc<AtomicUsize>) -> std::io::Result<Inbox> {
+        Ok(Inbox {
+            worker,
+            last,
+            queue: Mutex::default(),
+            asleep: AtomicBool::new(false),
+            wakeup: Arc::new(Wakeup::new()?),
+        })
+    }
+
+    /// Leaves an item; false (item dropped) when the worker has ended.
+    pub(crate) fn push(&self, item: Item) -> bool {
+        {
+            let mut queue = self.queue.lock().expect("no panic under this lock");
+            if queue.closed {
+                drop(queue);
+                // A runnable belongs to its worker's thread and must not be dropped on another.
+                if let Item::Run(runnable) = item {
+                    std::mem::forget(runnable);
+                }
+                return false;
+            }
+            queue.items.push_back(item);
+        }
+        if self.asleep.swap(false, Ordering::SeqCst) {
+            self.wakeup.wake();
+        }
+        true
+    }
+
+    pub(crate) fn take(&self) -> VecDeque<Item> {
+        std::mem::take(&mut self.queue.lock().expect("no panic under this lock").items)
+    }
+
+    pub(crate) fn close(&self) -> VecDeque<Item> {
+        let mut queue = self.queue.lock().expect("no panic under this lock");
+        queue.closed = true;
+        std::mem::take(&mut queue.items)
+    }
+
+    /// Announces sleep; false if there is something to do first.
+    pub(crate) fn prepare_sleep(&self) -> bool {
+        self.asleep.store(true, Ordering::SeqCst);
+        let empty = self.queue.lock().expect("no panic under this lock").items.is_empty();
+        if !empty {
+            self.awake();
+        }
+        empty
+    }
+
+    /// Whether the worker has ended.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.queue.lock().expect("no panic under this lock").closed
+    }
+
+    /// Whether the worker waits, as far as can be told from another one.
+    pub(crate) fn is_asleep(&self) -> bool {
+        self.asleep.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn awake(&self) {
+        self.asleep.store(false, Ordering::SeqCst);
+    }
+}

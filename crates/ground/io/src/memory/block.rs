@@ -1,0 +1,99 @@
+//! Blocks of memory that buffers are made of.
+#![expect(unsafe_code, reason = "aligned allocation, handed out as byte slices")]
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// Alignment of every buffer in bytes: enough for O_DIRECT on every device in use.
+pub const ALIGN: usize = 4096;
+
+/// From this size on, in bytes, a block is a mapping of its own: it has no pages before they are used,
+/// where the allocator would write zeroes to all of them first.
+const MAPPED: usize = 64 << 10;
+
+/// Memory of a power-of-two size, aligned to [`ALIGN`]; always initialised.
+pub(crate) struct Block {
+    ptr: NonNull<u8>,
+    size: usize,
+    /// Stands for the pages of a mapping, as long as it has them.
+    pages: Option<Arc<()>>,
+}
+
+// SAFETY: a `Block` owns its memory exclusively and has no thread affinity.
+unsafe impl Send for Block {}
+// SAFETY: shared access to a `Block` only reads its memory.
+unsafe impl Sync for Block {}
+
+impl Block {
+    /// Allocates `size` zeroed bytes; `size` is a non-zero multiple of [`ALIGN`].
+    pub(crate) fn new(size: usize) -> Block {
+        let layout = Self::layout(size);
+        let ptr = match size >= MAPPED {
+            true => map(size),
+            // SAFETY: the layout has a non-zero size (asserted in `layout`).
+            false => unsafe { alloc_zeroed(layout) },
+        };
+        match NonNull::new(ptr) {
+            Some(ptr) => Block { ptr, size, pages: (size >= MAPPED).then(Arc::default) },
+            None => handle_alloc_error(layout),
+        }
+    }
+
+    /// What stands for the pages of a large block: who remembers it knows whether the block still has them.
+    pub(crate) fn pages(&self) -> Option<&Arc<()>> {
+        self.pages.as_ref()
+    }
+
+    /// Where it begins; all of it is initialised.
+    pub(super) fn start(&self) -> *mut u8 {
+        self.ptr.as_ptr()
+    }
+
+    /// Where it lies.
+    pub(crate) fn memory(&self) -> libc::iovec {
+        libc::iovec { iov_base: self.ptr.as_ptr().cast(), iov_len: self.size }
+    }
+
+    pub(crate) fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Gives the pages up and gets others, which are zero: whoever still reads the old ones reads what
+    /// they hold now. False where the kernel refuses.
+    pub(crate) fn exchange_pages(&mut self) -> bool {
+        let ptr = self.ptr.as_ptr().cast();
+        self.pages = self.pages.take().map(|_| Arc::default());
+        // SAFETY: the block is private anonymous memory, starts and ends at a page's edge, and is
+        // exclusively ours (`&mut`). Its bytes stay initialised: they become zero.
+        unsafe { libc::madvise(ptr, self.size, libc::MADV_DONTNEED) == 0 }
+    }
+
+    fn layout(size: usize) -> Layout {
+        assert!(size > 0 && size.is_multiple_of(ALIGN), "block size {size}");
+        Layout::from_size_align(size, ALIGN).expect("sizes are far below isize::MAX")
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        let ptr = self.ptr.as_ptr();
+        match self.size >= MAPPED {
+            // SAFETY: mapped in `new` with this size, and not unmapped before; nobody has it any more.
+            // It fails only where a mapping would be cut in two and there is no room for one more: then
+            // the memory stays.
+            true => _ = unsafe { libc::munmap(ptr.cast(), self.size) },
+            // SAFETY: allocated in `new` with the same layout, and not freed before.
+            false => unsafe { dealloc(ptr, Self::layout(self.size)) },
+        }
+    }
+}
+
+/// Fresh zero pages; null where there are none.
+fn map(size: usize) -> *mut u8 {
+    let (access, kind) =
+        (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: a new mapping at an address that the kernel chooses touches nothing that exists.
+    let ptr = unsafe { libc::mmap(std::ptr::null_mut(), size, access, kind, -1, 0) };
+    if ptr == libc::MAP_FAILED { std::ptr::null_mut() } else { ptr.cast() }
+}

@@ -1,0 +1,81 @@
+//! [`Buf`]: memory of one owner, aligned.
+#![expect(unsafe_code, reason = "memory of a block, handed out as byte slices")]
+
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::AtomicBool;
+
+use super::block::{ALIGN, Block};
+use super::charge::Charge;
+use super::route_counters::RouteCounters;
+
+/// Unique, aligned, owned bytes. Comes from a [`Pool`](crate::Pool) and goes back to it when dropped.
+pub struct Buf {
+    /// `None` only while the buffer is being dropped.
+    block: Option<Block>,
+    len: usize,
+    charge: Charge,
+    /// A peer may still be reading the pages.
+    pub(super) retired: AtomicBool,
+}
+
+impl Buf {
+    pub(crate) fn new(block: Block, len: usize, charge: Charge) -> Buf {
+        assert!(len <= block.size());
+        Buf { block: Some(block), len, charge, retired: AtomicBool::new(false) }
+    }
+
+    /// A buffer outside of any pool, zero-filled: for tests and for small fixed needs.
+    pub fn unpooled(len: usize) -> Buf {
+        let size = len.max(1).next_multiple_of(ALIGN);
+        Buf::new(Block::new(size), len, Charge::none())
+    }
+
+    /// Shortens the buffer to `len` bytes; longer than it is: no change.
+    pub fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+    }
+
+    /// Counters of whoever reserved the memory.
+    pub fn counters(&self) -> Option<&RouteCounters> {
+        self.charge.counters()
+    }
+
+    pub(crate) fn block(&self) -> &Block {
+        self.block.as_ref().expect("present until drop")
+    }
+}
+
+impl Deref for Buf {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the block is initialised, at least `len` long, and borrowed with `self`.
+        unsafe { std::slice::from_raw_parts(self.block().start(), self.len) }
+    }
+}
+
+impl DerefMut for Buf {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `deref`, and `&mut self` makes the access unique.
+        unsafe { std::slice::from_raw_parts_mut(self.block().start(), self.len) }
+    }
+}
+
+impl Drop for Buf {
+    fn drop(&mut self) {
+        if let Some(mut block) = self.block.take() {
+            if *self.retired.get_mut() && !block.exchange_pages() {
+                // Never to be used again, by nobody; with what replaces it the pool stays as large.
+                let size = block.size();
+                std::mem::forget(std::mem::replace(&mut block, Block::new(size)));
+            }
+            self.charge.give_back(block);
+        }
+    }
+}
+
+impl fmt::Debug for Buf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buf({} bytes)", self.len)
+    }
+}

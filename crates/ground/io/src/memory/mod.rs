@@ -1,0 +1,22 @@
+//! The memory of requests: bounded in all, owned by whoever has a request, and where possible not touched.
+
+mod block;
+mod buf;
+mod charge;
+mod data;
+mod lend;
+mod park;
+mod pool;
+mod room;
+mod route_counters;
+
+pub use self::block::ALIGN;
+pub(crate) use self::block::Block;
+pub use self::buf::Buf;
+pub use self::data::Data;
+pub(crate) use self::lend::Lending;
+pub use self::lend::Lent;
+pub use self::park::{Parked, disable_parking};
+pub use self::pool::{Pool, TooLarge};
+pub use self::room::{Room, Wish};
+pub use self::route_counters::{PayloadRoute, RouteCounters};

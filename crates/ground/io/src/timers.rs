@@ -1,0 +1,50 @@
+//! The timers of one worker, ordered by their deadlines.
+
+use std::collections::BTreeMap;
+use std::task::Waker;
+use std::time::Instant;
+
+/// A deadline, and a number that tells it from others of the same time.
+pub(crate) type Place = (Instant, u64);
+
+/// Who waits for which time, in order.
+#[derive(Default)]
+pub(crate) struct Timers {
+    set: BTreeMap<Place, Waker>,
+    next: u64,
+}
+
+impl Timers {
+    /// Takes out everything due at `now`.
+    pub(crate) fn due(&mut self, now: Instant) -> Vec<Waker> {
+        let mut due = Vec::new();
+        while let Some(entry) = self.set.first_entry() {
+            if entry.key().0 > now {
+                break;
+            }
+            due.push(entry.remove());
+        }
+        due
+    }
+
+    /// The earliest deadline.
+    pub(crate) fn earliest(&self) -> Option<Instant> {
+        self.set.keys().next().map(|key| key.0)
+    }
+
+    /// A place for a deadline, for [`Timers::set`].
+    pub(crate) fn place(&mut self, deadline: Instant) -> Place {
+        self.next += 1;
+        (deadline, self.next)
+    }
+
+    /// Has `waker` woken at the deadline of a place.
+    pub(crate) fn set(&mut self, place: Place, waker: Waker) {
+        self.set.insert(place, waker);
+    }
+
+    /// Gives a place up.
+    pub(crate) fn remove(&mut self, place: Place) {
+        self.set.remove(&place);
+    }
+}

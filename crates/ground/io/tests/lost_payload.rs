@@ -1,0 +1,53 @@
+//! A payload in the kernel that its storage cannot give any more is an error for whoever looks, and no panic.
+#![allow(clippy::unwrap_used)]
+
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+
+use blockhaul_io::{Data, File, Parked, Pool, SendQueue, Stream};
+use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
+
+const LEN: usize = 128 << 10;
+
+/// Refuses a system call on this thread from now on.
+fn refuse(call: i64) {
+    let rules = [(call, Vec::new())].into();
+    let errno = SeccompAction::Errno(libc::ENODATA.unsigned_abs());
+    let arch = std::env::consts::ARCH.try_into().unwrap();
+    let filter = SeccompFilter::new(rules, SeccompAction::Allow, errno, arch).unwrap();
+    let filter: BpfProgram = filter.try_into().unwrap();
+    seccompiler::apply_filter(&filter).unwrap();
+}
+
+#[test]
+fn a_parked_payload_that_is_lost_is_an_error_each_time() {
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(&[7; LEN]).unwrap();
+    let file = File::new(file.into());
+    let pool = Pool::new(1 << 20);
+    let park = || {
+        let room = pool.try_reserve(LEN).unwrap().parkable();
+        let mut parked = Parked::begin(room).expect("a pipe is free");
+        parked.fill_from_file(&file, 0).unwrap();
+        Data::from(parked)
+    };
+    let (good, lost) = (park(), park());
+    good.load().unwrap();
+    assert!(good.bytes().iter().all(|&byte| byte == 7));
+    let (ours, _theirs) = UnixStream::pair().unwrap();
+    let stream = Stream::new(ours.into()).unwrap();
+
+    // What a pipe says of a page that its file has lost meanwhile.
+    refuse(libc::SYS_read);
+    for _ in 0..2 {
+        assert_eq!(lost.load().unwrap_err().raw_os_error(), Some(libc::ENODATA));
+        assert_eq!(lost.slice(1, 2).load().unwrap_err().raw_os_error(), Some(libc::ENODATA));
+    }
+    let mut queue = SendQueue::default();
+    let second = lost.clone();
+    queue.head(b"header");
+    queue.data(lost);
+    assert_eq!(queue.send(&stream).unwrap_err().raw_os_error(), Some(libc::ENODATA));
+    drop((good, second));
+    assert_eq!(pool.reserved(), 0, "its room is given back");
+}
