@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockhaul_catalog::{AnyLayer, Intent, Registry, Shared, Shutdown, Spec, guarded};
-use blockhaul_io::{Config, Listener, Lost, Pool, Runtime, Task, Ticket};
+use blockhaul_io::{Config, Listener, Pool, Runtime, Task, Ticket};
 use blockhaul_server::{Limits, Offers, Server, Tls};
 use blockhaul_testkit::peer::Conversation;
 use blockhaul_testkit::tools::Scratch;
@@ -75,6 +75,12 @@ async fn client<T: Send + 'static>(
     done.await.unwrap()
 }
 
+/// Whether somebody asks for the end of a server within a moment. The ticket is lost where nobody could.
+async fn is_asked(server: &mut Embedded) -> bool {
+    let asked = blockhaul_io::timeout(Duration::from_millis(50), &mut server.requested).await;
+    matches!(asked, Ok(Ok(_)))
+}
+
 /// Reads what has the storage ask for its end, of a server beside which another one serves: the one stops.
 async fn ends_one(device: &str, at: u64, scratch: &Scratch, reason: &str) {
     let (one, other) = (scratch.socket("one"), scratch.socket("other"));
@@ -91,12 +97,9 @@ async fn ends_one(device: &str, at: u64, scratch: &Scratch, reason: &str) {
     blockhaul_io::timeout(SOON, ending.listening).await.expect("its listener closes");
 
     client(&other, |client| client.read(0, 16).map(drop).unwrap()).await;
-    let asked = blockhaul_io::timeout(Duration::from_millis(50), &mut lasting.requested).await;
-    assert!(asked.is_err(), "{device}: nobody asks for the end of the other server");
+    assert!(!is_asked(&mut lasting).await, "{device}: nobody asks for the end of the other server");
     assert_eq!(lasting.server.stop(SOON).await, 0);
     lasting.listening.await;
-    drop(lasting.server);
-    assert_eq!(lasting.requested.await, Err(Lost), "nobody is left who could ask");
     for socket in [one, other] {
         std::fs::remove_file(socket).unwrap();
     }
@@ -110,7 +113,7 @@ fn run<F: Future<Output = ()> + 'static>(work: impl FnOnce(Scratch) -> F + Send 
 /// The plugin under this name: a process holds each shared object only once.
 fn plugin(name: &str, scratch: &Scratch) -> Option<String> {
     let source = Path::new("crates/devices/cabi/tests/embedded.c");
-    let folder = scratch.file(name);
+    let folder = scratch.file(&format!("plugin-{name}"));
     std::fs::create_dir(&folder).unwrap();
     let out = blockhaul_tests::compile(source, &format!("NAME=\"{name}\""), scratch)?;
     let path = folder.join("plugin.so");
@@ -143,8 +146,7 @@ fn of_two_plugins_each_ends_its_own_server() {
         let second = serve(&format!("nbdkit:{b}"), None, &at_b).await;
         client(&at_b, |client| client.read(1024, 16).map(drop).unwrap()).await;
         assert!(blockhaul_io::timeout(SOON, second.requested).await.unwrap().is_ok());
-        let asked = blockhaul_io::timeout(Duration::from_millis(50), &mut first.requested).await;
-        assert!(asked.is_err(), "the thread was of the other plugin");
+        assert!(!is_asked(&mut first).await, "the thread was of the other plugin");
         assert_eq!(second.server.stop(SOON).await, 0);
         client(&at_a, |client| client.read(512, 16).map(drop).unwrap()).await;
         assert!(blockhaul_io::timeout(SOON, first.requested).await.unwrap().is_ok());

@@ -79,7 +79,9 @@ fn who_runs_a_future_that_panics_panics() {
 fn a_program_that_wants_it_ends() {
     blockhaul_io::abort_on_panic();
     runtime().block_on(|| async {
+        // The task is over a moment before the process is.
         let _ = Remote::to(1).spawn(|| async { fault() }).await;
+        blockhaul_io::sleep(Duration::from_secs(60)).await;
         std::process::exit(7);
     });
 }
