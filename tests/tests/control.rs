@@ -2,7 +2,7 @@
 //! changed.
 #![allow(clippy::unwrap_used)]
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, ErrorKind, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -11,6 +11,7 @@ use std::process::{Child, Output};
 use std::time::{Duration, Instant};
 
 use blockhaul_testkit::peer::Conversation;
+use blockhaul_testkit::require_peer;
 use blockhaul_testkit::tools::{Peer, Scratch, Server, wait_within};
 use blockhaul_tests::{LIMIT, blockhaul, bounded, lossy, run, serve, soon, succeed, text};
 use blockhaul_wire::{Command, Replies};
@@ -344,4 +345,136 @@ fn whatever_is_said_on_the_socket_is_answered_or_ends_it() {
     let reset = |error: &std::io::Error| error.kind() == ErrorKind::ConnectionReset;
     assert!(ended || end.as_ref().is_ok_and(|len| *len == 0) || end.as_ref().is_err_and(reset));
     assert!(served.clients().is_empty());
+}
+
+/// fio writes at random and verifies, while layers are put over the export and taken away.
+#[test]
+fn layers_come_and_go_under_a_client_that_verifies() {
+    let fio = require_peer!("fio");
+    let scratch = Scratch::new().unwrap();
+    let image = scratch.file("disk.raw");
+    File::create(&image).unwrap().set_len(32 << 20).unwrap();
+    let served = Served::start(&scratch, &["--export", &format!("a={}", text(&image))]);
+    let mut command = fio.command();
+    command.args([
+        "--name=verified",
+        "--thread",
+        "--ioengine=nbd",
+        "--rw=randwrite",
+        "--bs=4k-64k",
+    ]);
+    command.args(["--size=32M", "--io_size=256M", "--iodepth=16", "--verify=crc32c"]);
+    command.args(["--verify_backlog=64", "--verify_fatal=1", "--fsync=97", "--randrepeat=1"]);
+    command.arg(format!("--uri={}", served.server.uri("a"))).arg("--output-format=terse");
+    let log = File::create(scratch.file("fio.log")).unwrap();
+    let said = || fs::read_to_string(scratch.file("fio.log")).unwrap();
+    command.stdout(log.try_clone().unwrap()).stderr(log);
+    let mut client = Killed(command.spawn().unwrap());
+    let layers =
+        ["stats", "cache", "delay?write=1ms", "readahead", "cache?cache=writethrough", "fua"];
+    let mut changes = 0;
+    let status = loop {
+        if let Some(status) = client.0.try_wait().unwrap() {
+            break status;
+        }
+        let layer = layers[changes / 2 % layers.len()];
+        let name = layer.split('?').next().unwrap();
+        match changes % 2 {
+            0 => served.ctl(&["layer-add", "a", layer]),
+            _ => served.ctl(&["layer-remove", "a", name]),
+        };
+        changes += 1;
+    };
+    assert!(status.success(), "{status}: {}", said());
+    assert!(changes > 3, "{changes} changes");
+    // With two layers the lower one goes first.
+    served.ctl(&["layer-add", "a", "rate?rate=1G"]);
+    served.ctl(&["layer-add", "a", "stats"]);
+    served.ctl(&["layer-remove", "a", "rate"]);
+    served.ctl(&["set", "a", "stats", "x=y"]);
+}
+
+#[test]
+fn layers_that_clients_would_see_stay_as_they_are() {
+    let scratch = Scratch::new().unwrap();
+    let served = Served::start(
+        &scratch,
+        &["--export", "a=memory:1M", "--layer", "cow", "--layer", "cache?cache=unsafe"],
+    );
+    let mut client = served.connected("a");
+    client.write(0, &[7; 512]).unwrap();
+    for (words, status, what) in [
+        (&["layer-remove", "a", "cow"][..], 2, "another disk"),
+        (&["layer-remove", "a", "cache"], 2, "keeps writes"),
+        (&["layer-add", "a", "offset?offset=512"], 2, "another disk"),
+        (&["layer-add", "a", "limit?limit=1"], 2, "decides about clients"),
+        (&["layer-add", "a", "colour"], 2, "unknown layer"),
+        (&["layer-remove", "a", "delay"], 3, "known are cow, cache"),
+        (&["layer-add", "b", "delay"], 3, "known are \"a\""),
+    ] {
+        let (code, said) = served.refused(words);
+        assert_eq!(code, status, "{words:?}: {said}");
+        assert!(said.contains(what), "{words:?}: {said}");
+    }
+    // A change that would have to wait for too long is not made.
+    served.ctl(&["layer-add", "a", "pause?paused=on"]);
+    let reading = std::thread::spawn(move || (client.read(0, 512).unwrap(), client));
+    soon("it is not in flight", || served.clients()[0]["in_flight"] == 1);
+    let (code, said) = served.refused(&["layer-remove", "a", "pause", "--within", "100ms"]);
+    assert!(code == 1 && said.contains("still in flight"), "{code}: {said}");
+    served.ctl(&["set", "a", "pause", "paused=off"]);
+    let (content, mut client) = reading.join().unwrap();
+    assert_eq!(content, [7; 512]);
+    served.ctl(&["layer-remove", "a", "pause"]);
+    assert_eq!(client.read(0, 512).unwrap(), [7; 512]);
+}
+
+#[test]
+fn exports_come_and_go() {
+    let scratch = Scratch::new().unwrap();
+    let (first, second) = (scratch.file("first"), scratch.file("second"));
+    fs::write(&first, vec![1; 1 << 20]).unwrap();
+    fs::write(&second, vec![2; 2 << 20]).unwrap();
+    let served = Served::start(&scratch, &["--export", &format!("a={}", text(&first))]);
+    let mut old = served.connected("a");
+    served.ctl(&["export-add", &format!("b={}", text(&second)), "--description", "later"]);
+    let names = |served: &Served| -> Vec<String> {
+        let exports = served.json(&["exports"])["exports"].as_array().unwrap().clone();
+        exports.iter().map(|one| one["name"].as_str().unwrap().to_string()).collect()
+    };
+    assert_eq!(names(&served), ["a", "b"]);
+    let listed = succeed(&["info", "--list", &served.server.uri("")]);
+    assert!(listed.contains("later"), "{listed}");
+    let mut new = served.connected("b");
+    assert_eq!(new.read(0, 512).unwrap(), [2; 512]);
+    // Its own command, and layers.
+    let own = blockhaul_tests::program().to_str().unwrap();
+    let words =
+        ["export-add", "c=[", own, "serve", "pattern:1M", "]", "--readonly", "--layer", "log"];
+    served.ctl(&words);
+    let mut third = served.connected("c");
+    third.read(0, 512).unwrap();
+    for (words, status, what) in [
+        (&["export-add", "b=memory:1M"][..], 2, "two exports"),
+        (&["export-add", "d=/no/such/disk"], 1, "/no/such/disk"),
+        (&["export-add", "d=odd:x"], 2, "unknown scheme"),
+        (&["export-add", "d"], 2, "NAME=DEVICE"),
+        (&["export-remove", "d"], 3, "known are \"a\", \"b\", \"c\""),
+        (&["export-remove", "b"], 1, "1 client uses"),
+    ] {
+        let (code, said) = served.refused(words);
+        assert_eq!(code, status, "{words:?}: {said}");
+        assert!(said.contains(what), "{words:?}: {said}");
+    }
+    served.ctl(&["export-remove", "b", "--force"]);
+    let refused = new.request(Command::Read, 0, 512);
+    assert_eq!(new.ask(&refused, &[]).unwrap().error, 108, "ESHUTDOWN");
+    drop((new, third));
+    soon("they are still there", || served.clients().len() == 1);
+    served.ctl(&["export-remove", "c"]);
+    assert_eq!(old.read(0, 512).unwrap(), [1; 512]);
+    assert_eq!(names(&served), ["a"]);
+    // It can be opened again, by whoever: it was closed.
+    served.ctl(&["export-add", &format!("b={}", text(&second))]);
+    assert_eq!(served.connected("b").read(0, 512).unwrap(), [2; 512]);
 }

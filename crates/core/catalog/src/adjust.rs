@@ -32,6 +32,11 @@ impl Adjustable {
         self.kind.name()
     }
 
+    /// What it is.
+    pub fn kind(&self) -> AnyKind {
+        self.kind
+    }
+
     /// The parameters that can be changed.
     pub fn changeable(&self) -> &'static [&'static str] {
         self.kind.changeable()
@@ -106,6 +111,7 @@ mod tests {
         example: "",
         needs_content: false,
         writes_below: true,
+        transparent: false,
         params: &[
             Param { name: "speed", kind: ParamKind::Number, default: Some("1"), doc: "" },
             Param { name: "fixed", kind: ParamKind::Number, default: None, doc: "" },

@@ -123,6 +123,14 @@ impl AnyKind {
         }
     }
 
+    /// Whether clients see the same with it and without it ([`LayerKind::transparent`]).
+    pub fn transparent(&self) -> bool {
+        match self {
+            AnyKind::Layer(kind) => kind.transparent,
+            AnyKind::Gate(_) => false,
+        }
+    }
+
     /// Makes one with these options.
     ///
     /// # Errors

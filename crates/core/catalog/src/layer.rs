@@ -24,6 +24,9 @@ pub struct LayerKind {
     /// Whether changes that clients make reach the device below. Storage below a layer that changes nothing
     /// there is opened to be read.
     pub writes_below: bool,
+    /// Whether clients see the same bytes and the same size with it and without it. Then it can be added and
+    /// removed while they are connected.
+    pub transparent: bool,
     /// Its options.
     pub params: &'static [Param],
     /// Those of its options that can be changed while requests pass ([`Layer::change`]).
@@ -41,6 +44,12 @@ pub trait Layer: Send + Sync {
     /// device first, or may open it again.
     fn open(self: Arc<Self>, below: Below) -> Opening<Arc<dyn Device>> {
         Box::pin(std::future::ready(self.wrap(below.device)))
+    }
+
+    /// Whether it keeps writes that a flush does not carry to the device below. Such a layer cannot be removed
+    /// while clients use it.
+    fn keeps_writes(&self) -> bool {
+        false
     }
 
     /// Takes new values for options that [`LayerKind::changeable`] names, for requests that come and those

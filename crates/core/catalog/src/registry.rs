@@ -9,7 +9,7 @@ use crate::gate::{AnyKind, AnyLayer, GateKind};
 use crate::layer::{Layer, LayerKind};
 use crate::near::nearest;
 use crate::opening::{Intent, Opened, Preparation};
-use crate::stack::{Layered, Stack, assemble};
+use crate::stack::{Layered, Stack};
 use crate::{
     Args, Exports, NamePolicy, OpenContext, Shutdown, Spec, parse_options, percent_decode,
 };
@@ -192,7 +192,7 @@ impl Registry {
         intent: Intent,
     ) -> Result<Stack> {
         let opened = self.open_within(spec, intent, OpenContext::new(self)).await?;
-        stack(opened, layers, intent).await
+        Stack::new(opened, layers, intent).await
     }
 
     /// Opens a device without layers, which may open others by `context`.
@@ -217,7 +217,7 @@ impl Registry {
         let (backend, target) = self.target(spec, intent)?;
         let opened = backend.open_target(target).await;
         let (opened, preparation) = opened.map_err(|error| self.with_hint(spec, error))?;
-        Ok((stack(opened, layers, intent).await?, preparation))
+        Ok((Stack::new(opened, layers, intent).await?, preparation))
     }
 
     /// The error, with what may be meant where nothing is at a path.
@@ -244,10 +244,4 @@ impl Registry {
         let inner = opening.await?;
         Ok(Some(Arc::new(Layered { inner, layers: layers.into(), intent })))
     }
-}
-
-async fn stack(opened: Opened, layers: Vec<Arc<dyn Layer>>, intent: Intent) -> Result<Stack> {
-    let Opened { device, more } = opened;
-    let device = assemble(device, &more, &layers, None, intent).await?;
-    Ok(Stack { device, more, layers, intent })
 }

@@ -12,6 +12,8 @@ use blockhaul_block::{Error, Kind, Result};
 /// A storage that has exports itself appears with each of them: its default one under its own name, the
 /// others behind that and a slash (`vms/a.img`), or as they are where it has the empty name.
 ///
+/// A storage that is alone is served as it is: its exports have the names that it gives them.
+///
 /// Storages can be added and removed at any time. A client sees those that are there when it connects.
 pub struct Several(RwLock<Arc<[Arc<Named>]>>);
 
@@ -71,6 +73,9 @@ impl Several {
 impl Exports for Several {
     fn admit(&self, client: Client) -> Opening<Arc<dyn Visit>> {
         let storages = self.storages();
+        if let [only] = &*storages {
+            return only.exports.admit(client);
+        }
         let visit = SeveralVisit(Arc::new(Inside { storages, client, visits: Mutex::default() }));
         Box::pin(std::future::ready(Ok(Arc::new(visit) as Arc<dyn Visit>)))
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::layer::{Below, Layer};
-use crate::opening::{Another, Intent, Opening};
+use crate::opening::{Another, Intent, Opened, Opening};
 use crate::{Client, Export, Exports, Listed, Visit};
 use blockhaul_block::emulate::emulate;
 use blockhaul_block::{Device, Result, fence};
@@ -12,6 +12,8 @@ use blockhaul_block::{Device, Result, fence};
 #[derive(Clone)]
 pub struct Stack {
     pub(crate) device: Arc<dyn Device>,
+    /// The storage, and what each of the layers makes of it.
+    levels: Vec<Arc<dyn Device>>,
     pub(crate) more: Option<Arc<dyn Another>>,
     pub(crate) layers: Vec<Arc<dyn Layer>>,
     /// What it was opened for.
@@ -19,10 +21,21 @@ pub struct Stack {
 }
 
 impl Stack {
+    /// Puts layers over a device that was opened, the first innermost.
+    pub(crate) async fn new(
+        opened: Opened,
+        layers: Vec<Arc<dyn Layer>>,
+        intent: Intent,
+    ) -> Result<Stack> {
+        let Opened { device, more } = opened;
+        let stack = Stack { more, intent, ..Stack::over(device) };
+        stack.rebuilt(layers, 0).await
+    }
     /// A stack over a device that is there already: every handle is this one.
     pub fn over(device: Arc<dyn Device>) -> Stack {
         Stack {
-            device: fence(emulate(device)),
+            device: fence(emulate(device.clone())),
+            levels: vec![device],
             more: None,
             layers: Vec::new(),
             intent: Intent::WRITE,
@@ -32,6 +45,40 @@ impl Stack {
     /// The first handle.
     pub fn device(&self) -> &Arc<dyn Device> {
         &self.device
+    }
+
+    /// The same storage with one more layer, outermost. The levels below are those of this stack.
+    ///
+    /// # Errors
+    /// Where the layer cannot be put over the device.
+    pub async fn with_layer(&self, layer: Arc<dyn Layer>) -> Result<Stack> {
+        let mut layers = self.layers.clone();
+        layers.push(layer);
+        self.rebuilt(layers, self.layers.len()).await
+    }
+
+    /// The same storage without the layer of this number, from 0, the innermost. Those over it are put over what
+    /// is below it; what they keep, they keep.
+    ///
+    /// # Errors
+    /// Where one of those cannot be put over that device.
+    ///
+    /// # Panics
+    /// Where there is no layer of this number.
+    pub async fn without_layer(&self, number: usize) -> Result<Stack> {
+        let mut layers = self.layers.clone();
+        layers.remove(number);
+        self.rebuilt(layers, number).await
+    }
+
+    /// This storage with layers of which the first `kept` are those of this stack.
+    async fn rebuilt(&self, layers: Vec<Arc<dyn Layer>>, kept: usize) -> Result<Stack> {
+        let mut levels = self.levels[..=kept].to_vec();
+        let new = pile(levels[kept].clone(), &self.more, &layers, kept, None, self.intent).await?;
+        levels.extend(new);
+        let top = levels[layers.len()].clone();
+        let (more, intent) = (self.more.clone(), self.intent);
+        Ok(Stack { device: fence(emulate(top)), levels, more, layers, intent })
     }
 
     /// Whether further handles are connections of their own.
@@ -59,17 +106,21 @@ pub(crate) async fn assemble(
     export: Option<&str>,
     intent: Intent,
 ) -> Result<Arc<dyn Device>> {
-    Ok(fence(emulate(pile(device, more, layers, export, intent).await?)))
+    let levels = pile(device.clone(), more, layers, 0, export, intent).await?;
+    Ok(fence(emulate(levels.into_iter().next_back().unwrap_or(device))))
 }
 
+/// What each of the layers from `first` on makes of a device, which those before it have made.
 async fn pile(
     mut device: Arc<dyn Device>,
     more: &Option<Arc<dyn Another>>,
     layers: &[Arc<dyn Layer>],
+    first: usize,
     export: Option<&str>,
     intent: Intent,
-) -> Result<Arc<dyn Device>> {
-    for (index, layer) in layers.iter().enumerate() {
+) -> Result<Vec<Arc<dyn Device>>> {
+    let mut levels = Vec::with_capacity(layers.len() - first);
+    for (index, layer) in layers.iter().enumerate().skip(first) {
         let reopen = more.clone().map(|more| {
             let intent = intent.again();
             Arc::new(Again { more, layers: layers[..index].to_vec(), intent }) as Arc<dyn Another>
@@ -77,8 +128,9 @@ async fn pile(
         let export = export.map(String::from);
         let below = Below { device: emulate(device), intent, reopen, export };
         device = layer.clone().open(below).await?;
+        levels.push(device.clone());
     }
-    Ok(device)
+    Ok(levels)
 }
 
 /// The way to open the lower part of a stack again.
@@ -94,7 +146,8 @@ impl Another for Again {
         let intent = self.intent;
         Box::pin(async move {
             let device = more.another().await?;
-            Ok(emulate(pile(device, &Some(more), &layers, None, intent).await?))
+            let levels = pile(device.clone(), &Some(more), &layers, 0, None, intent).await?;
+            Ok(emulate(levels.into_iter().next_back().unwrap_or(device)))
         })
     }
 }

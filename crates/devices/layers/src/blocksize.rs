@@ -34,6 +34,7 @@ blockhaul serve --layer 'blocksize?minimum=4k&minblock=4k' memory:64M \
 "#,
     needs_content: false,
     writes_below: true,
+    transparent: true,
     params: &[
         param("minimum", ParamKind::Size, "Smallest block told; a power of two, 1 to 64k."),
         param("preferred", ParamKind::Size, "Preferred block told; a power of two, 512 to 32M."),

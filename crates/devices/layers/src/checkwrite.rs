@@ -23,6 +23,7 @@ blockhaul serve --layer checkwrite disk.raw --run 'blockhaul copy sample:64M "$u
 "#,
     needs_content: true,
     writes_below: false,
+    transparent: false,
     params: NONE,
     changeable: &[],
     configure: |args| configure(args),

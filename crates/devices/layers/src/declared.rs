@@ -27,21 +27,36 @@ where
 pub(crate) fn opened(
     open: impl Fn(Below) -> Result<Arc<dyn Device>> + Send + Sync + 'static,
 ) -> Result<Arc<dyn Layer>> {
-    Ok(Arc::new(OpenWith(open)))
+    Ok(Arc::new(OpenWith { open, keeps_writes: false }))
 }
 
-struct OpenWith<F>(F);
+/// The same, where it keeps writes that a flush does not carry below ([`Layer::keeps_writes`]).
+pub(crate) fn opened_keeping(
+    keeps_writes: bool,
+    open: impl Fn(Below) -> Result<Arc<dyn Device>> + Send + Sync + 'static,
+) -> Result<Arc<dyn Layer>> {
+    Ok(Arc::new(OpenWith { open, keeps_writes }))
+}
+
+struct OpenWith<F> {
+    open: F,
+    keeps_writes: bool,
+}
 
 impl<F> Layer for OpenWith<F>
 where
     F: Fn(Below) -> Result<Arc<dyn Device>> + Send + Sync,
 {
     fn wrap(&self, device: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
-        (self.0)(Below::alone(device))
+        (self.open)(Below::alone(device))
     }
 
     fn open(self: Arc<Self>, below: Below) -> Opening<Arc<dyn Device>> {
-        Box::pin(std::future::ready((self.0)(below)))
+        Box::pin(std::future::ready((self.open)(below)))
+    }
+
+    fn keeps_writes(&self) -> bool {
+        self.keeps_writes
     }
 }
 

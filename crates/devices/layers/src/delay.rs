@@ -26,6 +26,7 @@ blockhaul copy --source-layer 'delay?read=20ms&extents=20ms' sample:64M null:
 "#,
     needs_content: false,
     writes_below: true,
+    transparent: true,
     params: &[
         time("read", "How long a read waits."),
         time("write", "How long a write waits."),

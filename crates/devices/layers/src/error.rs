@@ -30,6 +30,7 @@ blockhaul serve --layer 'error?read=20%&count=5' sample:64M \
 "#,
     needs_content: false,
     writes_below: true,
+    transparent: true,
     params: &[
         Param {
             name: "error",

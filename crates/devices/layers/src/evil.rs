@@ -31,6 +31,7 @@ blockhaul serve --layer 'evil?evil-probability=1e-6&evil-seed=1' disk.raw \
 "#,
     needs_content: false,
     writes_below: true,
+    transparent: false,
     params: &[
         param_or(
             "evil",

@@ -26,6 +26,7 @@ blockhaul serve --layer 'extentlist?extentlist=extents' sample:64M \
 "#,
     needs_content: false,
     writes_below: true,
+    transparent: false,
     params: &[param("extentlist", ParamKind::Text, "The file.")],
     changeable: &[],
     configure: |args| configure(args),

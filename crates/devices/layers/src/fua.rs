@@ -30,6 +30,7 @@ blockhaul serve --layer 'fua?fuamode=emulate' memory:64M \
 "#,
     needs_content: false,
     writes_below: true,
+    transparent: true,
     params: &[param_or(
         "fuamode",
         ParamKind::Choice(&["none", "emulate", "native", "force", "pass", "discard"]),

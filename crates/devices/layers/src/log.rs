@@ -29,6 +29,7 @@ cat requests.log
 "#,
     needs_content: false,
     writes_below: true,
+    transparent: true,
     params: &[Out::PARAM],
     changeable: &[],
     configure: |args| configure(args),

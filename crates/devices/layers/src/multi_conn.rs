@@ -32,6 +32,7 @@ blockhaul serve --layer 'multi-conn?mode=disable' memory:1G \
 "#,
     needs_content: false,
     writes_below: true,
+    transparent: true,
     params: &[
         param_or(
             "mode",

@@ -20,6 +20,7 @@ blockhaul serve --layer nocache sample:64M --run 'blockhaul info --cannot cache 
 "#,
     needs_content: false,
     writes_below: true,
+    transparent: true,
     params: &[param_or(
         "cachemode",
         ParamKind::Choice(&["none", "emulate", "nop"]),

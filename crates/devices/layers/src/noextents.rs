@@ -18,6 +18,7 @@ blockhaul serve --layer noextents sample:64M --run 'blockhaul map "$uri"'
 "#,
     needs_content: false,
     writes_below: true,
+    transparent: true,
     params: NONE,
     changeable: &[],
     configure: |_| {

@@ -23,6 +23,7 @@ blockhaul serve --layer nozero memory:64M --run 'blockhaul copy sample:64M "$uri
 "#,
     needs_content: false,
     writes_below: true,
+    transparent: true,
     params: &[
         param_or(
             "zeromode",

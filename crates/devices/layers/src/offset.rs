@@ -19,6 +19,7 @@ blockhaul copy --source-layer 'offset?offset=1M&range=32M' sample:64M part.raw
 "#,
     needs_content: true,
     writes_below: true,
+    transparent: false,
     params: &[
         Param {
             name: "offset",

@@ -23,6 +23,7 @@ blockhaul copy --verify --source-layer 'partition?partition=2' disk.raw second.r
 "#,
     needs_content: true,
     writes_below: true,
+    transparent: false,
     params: &[
         param("partition", ParamKind::Number, "The partition's number, from 1 on."),
         param_or(

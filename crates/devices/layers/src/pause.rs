@@ -28,6 +28,7 @@ blockhaul serve --control disk.ctl -e disk --layer pause memory:64M \
 "#,
     needs_content: false,
     writes_below: true,
+    transparent: true,
     params: &[
         param_or("paused", ParamKind::Switch, "off", "Requests are held back."),
         param("pause-control", ParamKind::Text, "Path of a control socket of its own."),

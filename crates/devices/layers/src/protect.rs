@@ -26,6 +26,7 @@ blockhaul serve --layer 'protect?protect=0-1023' memory:64M \
 "#,
     needs_content: true,
     writes_below: true,
+    transparent: false,
     params: &[param("protect", ParamKind::Text, "START-END[,START-END …]: the ranges.")],
     changeable: &[],
     configure: |args| configure(args),

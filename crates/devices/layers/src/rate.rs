@@ -20,6 +20,7 @@ blockhaul copy --source-layer 'rate?rate=100M' sample:64M null:
 "#,
     needs_content: false,
     writes_below: true,
+    transparent: true,
     params: &[
         Param { name: "rate", kind: ParamKind::Rate, default: None, doc: "Bytes per second." },
         Param {

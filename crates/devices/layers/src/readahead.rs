@@ -26,6 +26,7 @@ blockhaul serve --layer 'readahead?window=1M' disk.raw --run 'blockhaul checksum
 "#,
     needs_content: false,
     writes_below: true,
+    transparent: true,
     params: &[param_or("window", ParamKind::Size, "4M", "Most bytes to hint at ahead.")],
     changeable: &[],
     configure: |args| configure(args),

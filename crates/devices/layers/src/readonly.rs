@@ -18,6 +18,7 @@ blockhaul serve --layer readonly memory:64M --run 'blockhaul info --is read-only
 "#,
     needs_content: false,
     writes_below: false,
+    transparent: true,
     params: &[],
     changeable: &[],
     configure: |args| configure(args),

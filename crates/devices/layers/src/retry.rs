@@ -47,6 +47,7 @@ blockhaul copy --source-layer 'error?error=EIO&read=20%&count=5' \
 "#,
     needs_content: false,
     writes_below: true,
+    transparent: true,
     params: &[
         param_or("retries", ParamKind::Number, "5", "How often a request is tried again."),
         param_or("retry-delay", ParamKind::Duration, "2s", "Time before the first new try."),

@@ -29,6 +29,7 @@ blockhaul serve --layer 'error?read=20%&count=5' --layer 'retry-request?delay=10
 "#,
     needs_content: false,
     writes_below: true,
+    transparent: true,
     params: &[
         param_or("retries", ParamKind::Number, "2", "How often a request is tried again."),
         param_or("delay", ParamKind::Duration, "2s", "Time between tries."),

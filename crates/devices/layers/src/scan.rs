@@ -28,6 +28,7 @@ blockhaul serve --layer 'scan?scan-size=4M' disk.raw --run 'blockhaul checksum "
 "#,
     needs_content: false,
     writes_below: true,
+    transparent: true,
     params: &[
         param_or(
             "scan-size",

@@ -23,6 +23,7 @@ printf 1234 > words && blockhaul copy --source-layer 'swab?swab-bits=16' words -
 "#,
     needs_content: false,
     writes_below: true,
+    transparent: false,
     params: &[param_or(
         "swab-bits",
         ParamKind::Choice(&["8", "16", "32", "64"]),

@@ -26,6 +26,7 @@ blockhaul copy --verify --source-layer 'tar?tar-entry=disk.raw' vm.ova from-ova.
 "#,
     needs_content: true,
     writes_below: true,
+    transparent: false,
     params: &[
         param("tar-entry", ParamKind::Text, "Name of the member."),
         param_or("tar-limit", ParamKind::Size, "0", "How far to look for it; 0: to the end."),

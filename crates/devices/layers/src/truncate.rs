@@ -26,6 +26,7 @@ blockhaul serve --layer 'truncate?round-up=1M' sample:1000k \
 "#,
     needs_content: false,
     writes_below: true,
+    transparent: false,
     params: &[
         param("truncate", ParamKind::Size, "The new size; without it, that of the device below."),
         param("round-up", ParamKind::Size, "Make the size the next multiple of this."),

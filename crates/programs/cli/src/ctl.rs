@@ -1,11 +1,14 @@
 //! `blockhaul ctl`: looks after a running server through its control socket (`serve::control`).
 
+use std::ffi::OsStr;
 use std::fmt::Write as _;
 use std::io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
+use blockhaul_catalog::brackets::Groups;
+use blockhaul_catalog::{Spec, percent_decode};
 use serde_json::{Value, json};
 
 use crate::args::{self, CtlCommand};
@@ -16,7 +19,7 @@ use crate::out;
 const ANSWER_MAX: u64 = 256 << 20;
 
 /// Runs `blockhaul ctl`.
-pub fn run(args: &args::Ctl) -> Outcome {
+pub fn run(args: &args::Ctl, groups: &Groups) -> Outcome {
     let mut server = Connection::open(&args.socket, args.timeout)?;
     let json = args.json;
     match &args.command {
@@ -48,6 +51,31 @@ pub fn run(args: &args::Ctl) -> Outcome {
             }
             tell(&last, json, |_| String::new())
         }
+        CtlCommand::ExportAdd { export, readonly, description, layer } => {
+            let (name, device) = added(export, groups)?;
+            let answer = server.ask(&json!({
+                "command": "export-add",
+                "name": name,
+                "device": device,
+                "readonly": readonly,
+                "description": description,
+                "layers": layer,
+            }))?;
+            tell(&answer, json, |_| String::new())
+        }
+        CtlCommand::ExportRemove { export, force } => {
+            let ask = json!({ "command": "export-remove", "name": export, "force": force });
+            let answer = server.ask(&ask)?;
+            tell(&answer, json, |_| String::new())
+        }
+        CtlCommand::LayerAdd { export, layer, within } => {
+            let answer = server.ask(&layers_changed("layer-add", export, layer, *within))?;
+            tell(&answer, json, |_| String::new())
+        }
+        CtlCommand::LayerRemove { export, layer, within } => {
+            let answer = server.ask(&layers_changed("layer-remove", export, layer, *within))?;
+            tell(&answer, json, |_| String::new())
+        }
         CtlCommand::Reload => {
             let answer = server.ask(&json!({ "command": "reload" }))?;
             tell(&answer, json, |answer| text(&answer["done"]).unwrap_or_default() + "\n")
@@ -75,6 +103,36 @@ pub fn run(args: &args::Ctl) -> Outcome {
             server.wait(*wait)
         }
     }
+}
+
+/// A request that changes the layers of an export.
+fn layers_changed(command: &str, export: &str, layer: &str, within: Duration) -> Value {
+    let seconds = within.as_secs_f64();
+    json!({ "command": command, "export": export, "layer": layer, "seconds": seconds })
+}
+
+/// The name and the device of `NAME=DEVICE`, for the server, whose directory is another one.
+fn added(export: &OsStr, groups: &Groups) -> Result<(String, Value), Failure> {
+    let split = export.to_str().and_then(|text| text.split_once('='));
+    let Some((name, device)) = split.filter(|(_, device)| !device.is_empty()) else {
+        return Err(Failure::usage("write the name and the device: NAME=DEVICE"));
+    };
+    let name = percent_decode(name)?;
+    let device = match groups.spec(OsStr::new(device))? {
+        Spec::Command(words) => {
+            let words = words.into_iter().map(|word| word.into_string().ok());
+            words.collect::<Option<Vec<_>>>().map(|words| json!(words))
+        }
+        Spec::Path(path) => {
+            let path = std::path::absolute(&path).map_err(|error| {
+                Failure::usage(format!("{}: {}", path.display(), plain(&error)))
+            })?;
+            path.to_str().map(|path| json!(path))
+        }
+        spec => Some(json!(spec.to_string())),
+    };
+    let device = device.ok_or_else(|| Failure::usage("the device is not UTF-8"))?;
+    Ok((name, device))
 }
 
 /// Prints an answer: as JSON, or as people read it.

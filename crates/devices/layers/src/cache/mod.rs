@@ -27,7 +27,7 @@ use blockhaul_catalog::{Args, Layer, LayerKind, ParamKind};
 use blockhaul_io::Remote;
 
 use crate::background;
-use crate::declared::{opened, param, param_or, usage};
+use crate::declared::{opened_keeping, param, param_or, usage};
 use crate::per_disk::PerDisk;
 use crate::scratch::Scratch;
 use options::{Mode, Options};
@@ -65,6 +65,7 @@ blockhaul serve --layer 'delay?read=5ms' --layer 'cache?cache-on-read=true' samp
 "#,
     needs_content: false,
     writes_below: true,
+    transparent: true,
     params: &[
         param_or(
             "cache",
@@ -106,7 +107,7 @@ blockhaul serve --layer 'delay?read=5ms' --layer 'cache?cache-on-read=true' samp
 fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
     let options = Options::new(args)?;
     let disks = PerDisk::default();
-    opened(move |below| {
+    opened_keeping(options.mode == Mode::Unsafe, move |below| {
         let facts = below.device.facts();
         let store = disks.get(&below, || Store::new(&options, &facts))?;
         // Once a flush below has failed, what was carried there may be lost: no later flush succeeds.

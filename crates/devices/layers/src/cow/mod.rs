@@ -45,6 +45,7 @@ blockhaul compare sample:64M disk.raw
 "#,
     needs_content: true,
     writes_below: false,
+    transparent: false,
     params: &[
         param_or(
             "cow-block-size",

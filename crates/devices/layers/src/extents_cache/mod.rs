@@ -47,6 +47,7 @@ blockhaul copy --source-layer 'delay?extents=50ms' --source-layer extents-cache 
 "#,
     needs_content: false,
     writes_below: true,
+    transparent: true,
     params: PARAMS,
     changeable: &[],
     configure: |args| configure(args),

@@ -34,6 +34,7 @@ blockhaul copy --verify --source-layer gz disk.raw.gz disk.raw
 "#,
     needs_content: true,
     writes_below: false,
+    transparent: false,
     params: &[param_or("gz-memory", ParamKind::Size, "16M", "Memory for index and content; 1M at least.")],
     changeable: &[],
     configure: |args| configure(args),

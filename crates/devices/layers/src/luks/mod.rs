@@ -51,6 +51,7 @@ blockhaul serve --layer 'luks?passphrase=+key' disk.luks \
 "#,
     needs_content: true,
     writes_below: true,
+    transparent: false,
     params: &[
         param(
             "passphrase",

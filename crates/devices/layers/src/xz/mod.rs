@@ -35,6 +35,7 @@ blockhaul copy --verify --source-layer xz disk.raw.xz disk.raw
 "#,
     needs_content: true,
     writes_below: false,
+    transparent: false,
     params: &[
         param_or("xz-max-block", ParamKind::Size, "512M", "Longest block that is taken."),
         param_or("xz-max-depth", ParamKind::Number, "8", "Most decoded blocks that are kept."),

@@ -1,5 +1,6 @@
 //! Options and commands of `ctl`.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -54,6 +55,54 @@ pub enum CtlCommand {
         #[arg(value_name = "NAME=VALUE", required = true, value_parser = setting)]
         setting: Vec<(String, String)>,
     },
+    /// Serve another device, for clients that connect from now on
+    ExportAdd {
+        /// The name, and the device as serve takes it; a path is looked up here, not where the server is
+        #[arg(value_name = "NAME=DEVICE")]
+        export: OsString,
+        /// Clients may only read it
+        #[arg(short, long)]
+        readonly: bool,
+        /// Text for people, in lists of exports
+        #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+        description: String,
+        /// A layer over it, below those of all exports; may be repeated
+        #[arg(long, value_name = "LAYER")]
+        layer: Vec<String>,
+    },
+    /// Serve an export no more, and close its device
+    ExportRemove {
+        /// The export's name; '' for the one without a name
+        #[arg(value_name = "EXPORT")]
+        export: String,
+        /// Also while clients use it: what they send from now on is answered ESHUTDOWN
+        #[arg(long)]
+        force: bool,
+    },
+    /// Put a layer over an export while clients use it, next to the clients
+    LayerAdd {
+        /// The export's name; '' for the one without a name
+        #[arg(value_name = "EXPORT")]
+        export: String,
+        /// A layer that shows the same disk: rate, delay, log, stats, readonly, cache and others
+        #[arg(value_name = "LAYER")]
+        layer: String,
+        /// How long requests in flight may take to end; after that the layers stay as they are
+        #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
+        within: Duration,
+    },
+    /// Take a layer away from an export while clients use it
+    LayerRemove {
+        /// The export's name; '' for the one without a name
+        #[arg(value_name = "EXPORT")]
+        export: String,
+        /// The layer's name; NAME:N for the nth of that name from the storage on
+        #[arg(value_name = "LAYER")]
+        layer: String,
+        /// How long requests in flight may take to end; after that the layers stay as they are
+        #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
+        within: Duration,
+    },
     /// Read certificates, keys, revocations and pre-shared keys again, as after SIGHUP. Clients that are
     /// connected stay; if something is wrong, the old ones stay in use
     Reload,
@@ -81,6 +130,11 @@ EXAMPLES
       blockhaul ctl /run/disks.ctl disconnect 3
   Faster at night:
       blockhaul ctl /run/disks.ctl set a rate rate=100M
+  Another disk, and later none; a layer while clients are at work:
+      blockhaul ctl /run/disks.ctl export-add b=b.raw
+      blockhaul ctl /run/disks.ctl layer-add b 'delay?read=5ms'
+      blockhaul ctl /run/disks.ctl layer-remove b delay
+      blockhaul ctl /run/disks.ctl export-remove b
   An end without haste:
       blockhaul ctl /run/disks.ctl drain --wait
 ";

@@ -2,6 +2,7 @@
 //! object a line, each answered with one; `docs/serve.md` has them.
 
 use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -9,21 +10,21 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use blockhaul_block::{Can, OpKind};
-use blockhaul_catalog::Adjustable;
+use blockhaul_catalog::{Adjustable, Spec};
 use blockhaul_io::{Listener, Remote, Stream};
 use blockhaul_os::Identity;
 use blockhaul_server::{Client, Counts, Disconnected, Server};
 use rustix::fs::Mode;
 use serde_json::{Map, Value, json};
 
-use super::exports::Running;
+use super::exports::{One, Running, Table};
 use super::figures;
 use super::listen::Cleanup;
 use super::notify::Notify;
 use super::stop::{Stop, Stopper};
 use super::tls::Secured;
 use crate::aside::{self, Serving};
-use crate::exit::{Failure, OPEN, plain};
+use crate::exit::{Failure, OPEN, USAGE, plain};
 
 /// Longer requests end the connection.
 const REQUEST_MAX: usize = 64 << 10;
@@ -33,6 +34,9 @@ const PEERS_MAX: usize = 16;
 const IDLE: Duration = Duration::from_secs(60);
 /// Time for taking an answer.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Time in which requests in flight have to end before layers are exchanged.
+const BARRIER: Duration = Duration::from_secs(30);
 
 /// A control socket that is not served yet.
 pub struct Control {
@@ -83,7 +87,7 @@ impl Control {
 /// What can be asked of a server that runs.
 pub struct Operations {
     pub server: Arc<Server>,
-    pub exports: Vec<Running>,
+    pub table: Arc<Table>,
     pub stopper: Stopper,
     /// The worker that waits for clients to leave.
     pub worker: Remote,
@@ -125,6 +129,12 @@ impl Refusal {
     /// It could not be done.
     fn failed(text: impl Into<String>) -> Refusal {
         Refusal { kind: "failed", text: text.into() }
+    }
+
+    /// The same failure, of a change.
+    fn of(failure: Failure) -> Refusal {
+        let kind = if failure.status() == USAGE { "usage" } else { "failed" };
+        Refusal { kind, text: failure.to_string() }
     }
 
     /// There is nothing of that name or number.
@@ -174,6 +184,22 @@ async fn attend(peer: &Stream, operations: &Weak<Operations>) {
     }
 }
 
+/// A member of a request that must be there.
+fn text<'a>(
+    command: &str,
+    request: &'a Map<String, Value>,
+    name: &str,
+) -> Result<&'a str, Refusal> {
+    let found = request.get(name).and_then(Value::as_str);
+    found.ok_or_else(|| Refusal::usage(format!("{command}: {name:?} is missing, or no text")))
+}
+
+/// A list of texts; empty where there is none, `None` where it is something else.
+fn texts(value: Option<&Value>) -> Option<Vec<String>> {
+    let Some(value) = value else { return Some(Vec::new()) };
+    value.as_array()?.iter().map(|text| text.as_str().map(String::from)).collect()
+}
+
 /// The command of a request, and the request.
 fn ask(line: &[u8]) -> Result<(String, Map<String, Value>), Refusal> {
     let wrong = || Refusal::usage("a request is one JSON object in a line, with a \"command\"");
@@ -203,19 +229,19 @@ impl Operations {
         command: String,
         request: Map<String, Value>,
     ) -> Result<Value, Refusal> {
-        if command != "reload" {
-            return self.carry_out(&command, &request);
+        match command.as_str() {
+            "reload" => {}
+            "export-add" => return self.add_export(&request).await,
+            "export-remove" => return self.remove_export(&request).await,
+            "layer-add" | "layer-remove" => return self.change_layers(&command, &request).await,
+            _ => return self.carry_out(&command, &request),
         }
         let carried_out = blockhaul_io::offload(move || self.carry_out(&command, &request)).await;
         carried_out.unwrap_or_else(|lost| Err(Refusal::failed(lost.to_string())))
     }
 
     fn carry_out(&self, command: &str, request: &Map<String, Value>) -> Result<Value, Refusal> {
-        let text = |name: &str| {
-            request.get(name).and_then(Value::as_str).ok_or_else(|| {
-                Refusal::usage(format!("{command}: {name:?} is missing, or no text"))
-            })
-        };
+        let text = |name: &str| text(command, request, name);
         match command {
             "clients" => Ok(
                 json!({ "clients": self.server.clients().iter().map(client).collect::<Vec<_>>() }),
@@ -249,15 +275,16 @@ impl Operations {
                 Ok(json!({ "clients": clients }))
             }
             "set" => {
-                let layer = self.layer(text("export")?, text("layer")?)?;
+                let (layers, place) = self.layer(text("export")?, text("layer")?)?;
+                let layer = &layers[place];
                 let (name, value) = (text("name")?, text("value")?);
                 layer.set(name, value).map_err(|error| Refusal::usage(error.text()))?;
                 log::info!(layer = layer.name(); "layer {}: {name}={value}", layer.name());
                 Ok(json!({ "layer": shown(layer) }))
             }
             _ => Err(Refusal::usage(format!(
-                "unknown command {command:?}; known are clients, exports, disconnect, set, reload, \
-                 metrics, drain, stop, wait"
+                "unknown command {command:?}; known are clients, exports, disconnect, set, export-add, \
+                 export-remove, layer-add, layer-remove, reload, metrics, drain, stop, wait"
             ))),
         }
     }
@@ -284,23 +311,119 @@ impl Operations {
         read
     }
 
-    /// A layer of an export, by its name; by `NAME:N` the nth of that name from the storage on.
-    fn layer(&self, export: &str, layer: &str) -> Result<&Adjustable, Refusal> {
-        let Some(found) = self.exports.iter().find(|one| one.name == export) else {
-            let known: Vec<_> = self.exports.iter().map(|one| format!("{:?}", one.name)).collect();
-            let text = format!("there is no export {export:?}; known are {}", known.join(", "));
-            return Err(Refusal::absent(text));
+    /// Opens another export: `name`, `device` (a text, or the words of a command) and, where they differ from the
+    /// defaults, `description`, `readonly` and `layers`.
+    async fn add_export(&self, request: &Map<String, Value>) -> Result<Value, Refusal> {
+        let name = text("export-add", request, "name")?;
+        let wrong = |what| Refusal::usage(format!("export-add: {what}"));
+        let description = match request.get("description") {
+            None => "",
+            Some(value) => value.as_str().ok_or_else(|| wrong("\"description\" is no text"))?,
         };
+        let readonly = match request.get("readonly") {
+            None => false,
+            Some(value) => {
+                value.as_bool().ok_or_else(|| wrong("\"readonly\" is not true or false"))?
+            }
+        };
+        let layers = texts(request.get("layers"));
+        let layers = layers.ok_or_else(|| wrong("\"layers\" is no list of texts"))?;
+        let spec = match request.get("device") {
+            Some(Value::String(device)) => Spec::parse(OsStr::new(device)),
+            Some(words @ Value::Array(_)) => {
+                let words = texts(Some(words)).filter(|words| !words.is_empty());
+                let words = words.ok_or_else(|| wrong("\"device\" is no list of texts"))?;
+                Ok(Spec::Command(words.into_iter().map(OsString::from).collect()))
+            }
+            _ => return Err(wrong("\"device\" is missing, or neither a text nor a list of texts")),
+        };
+        let spec = spec.map_err(|error| Refusal::usage(error.text()))?;
+        let one = One::described(name, description, spec, readonly, layers);
+        self.table.add(one).await.map_err(Refusal::of)?;
+        log::info!(export = name; "export {name:?} was added");
+        Ok(json!({ "done": "added" }))
+    }
+
+    /// Removes an export that nobody uses; with `force` also one that clients use.
+    async fn remove_export(&self, request: &Map<String, Value>) -> Result<Value, Refusal> {
+        let name = text("export-remove", request, "name")?;
+        let force = request.get("force").and_then(Value::as_bool).unwrap_or_default();
+        let all = self.exports();
+        let found = all.iter().find(|one| one["name"] == name);
+        let found = found.ok_or_else(|| self.no_export(name))?;
+        let clients = found["clients"].as_u64().unwrap_or_default();
+        if clients > 0 && !force {
+            let are = if clients == 1 { "client uses" } else { "clients use" };
+            let text =
+                format!("{clients} {are} export {name:?}: disconnect them first, or use --force");
+            return Err(Refusal::failed(text));
+        }
+        if !self.table.remove(name).await {
+            return Err(self.no_export(name));
+        }
+        log::info!(export = name; "export {name:?} was removed");
+        Ok(json!({ "done": "removed", "clients": clients }))
+    }
+
+    /// Adds `layer` to `export`, or removes it; `seconds` is how long requests in flight may take to end.
+    async fn change_layers(
+        &self,
+        command: &str,
+        request: &Map<String, Value>,
+    ) -> Result<Value, Refusal> {
+        let export = text(command, request, "export")?;
+        let layer = text(command, request, "layer")?;
+        let within = match request.get("seconds") {
+            None => BARRIER,
+            Some(value) => {
+                let time = value.as_f64().and_then(|time| Duration::try_from_secs_f64(time).ok());
+                time.ok_or_else(|| {
+                    Refusal::usage(format!("{command}: \"seconds\" is no time in seconds"))
+                })?
+            }
+        };
+        let found = self.export(export)?;
+        if command == "layer-add" {
+            self.table.add_layer(&found, layer, within).await.map_err(Refusal::of)?;
+            log::info!(export = export; "layer {layer} was put over export {export:?}");
+        } else {
+            let (_, place) = self.layer(export, layer)?;
+            self.table.remove_layer(&found, place, within).await.map_err(Refusal::of)?;
+            log::info!(export = export; "layer {layer} of export {export:?} was removed");
+        }
+        let layers: Vec<_> = found.layers().iter().map(|layer| shown(layer)).collect();
+        Ok(json!({ "layers": layers }))
+    }
+
+    fn no_export(&self, export: &str) -> Refusal {
+        let running = self.table.running();
+        let known: Vec<_> = running.iter().map(|one| format!("{:?}", one.name)).collect();
+        let known = match known.is_empty() {
+            true => "none is served".to_string(),
+            false => format!("known are {}", known.join(", ")),
+        };
+        Refusal::absent(format!("there is no export {export:?}; {known}"))
+    }
+
+    fn export(&self, name: &str) -> Result<Arc<Running>, Refusal> {
+        let found = self.table.running().into_iter().find(|one| one.name == name);
+        found.ok_or_else(|| self.no_export(name))
+    }
+
+    /// The layers of an export, and which of them has this name; by `NAME:N` the nth of that name from the
+    /// storage on.
+    fn layer(&self, export: &str, layer: &str) -> Result<(Vec<Arc<Adjustable>>, usize), Refusal> {
+        let layers = self.export(export)?.layers();
         let (name, place) = match layer.split_once(':') {
             Some((name, place)) => (name, place.parse::<usize>().ok()),
             None => (layer, None),
         };
-        let named: Vec<_> = found.layers.iter().filter(|one| one.name() == name).collect();
+        let named: Vec<_> = (0..layers.len()).filter(|&at| layers[at].name() == name).collect();
         match (&named[..], place) {
-            ([only], None) => Ok(only),
-            (all, Some(place)) if (1..=all.len()).contains(&place) => Ok(all[place - 1]),
+            (&[only], None) => Ok((layers, only)),
+            (all, Some(place)) if (1..=all.len()).contains(&place) => Ok((layers, all[place - 1])),
             ([], _) => {
-                let known: Vec<_> = found.layers.iter().map(|one| one.name()).collect();
+                let known: Vec<_> = layers.iter().map(|one| one.name()).collect();
                 let known = match known.is_empty() {
                     true => "it has none".to_string(),
                     false => format!("known are {}", known.join(", ")),
@@ -322,8 +445,9 @@ impl Operations {
 
     fn exports(&self) -> Vec<Value> {
         let sums = self.server.sums().exports;
-        let only = self.exports.len() == 1;
-        self.exports
+        let running = self.table.running();
+        let only = running.len() == 1;
+        running
             .iter()
             .map(|one| {
                 let below = |name: &str| {
@@ -333,7 +457,7 @@ impl Operations {
                 let its = |name: &String| only || *name == one.name || (!one.single && below(name));
                 let clients: u64 =
                     sums.iter().filter(|(name, _)| its(name)).map(|(_, sum)| sum.clients).sum();
-                let facts = one.device.as_ref().map(|device| device.facts());
+                let facts = one.device().map(|device| device.facts());
                 json!({
                     "name": one.name,
                     "description": one.description,
@@ -342,7 +466,7 @@ impl Operations {
                     "readonly": facts.as_ref().map(|facts| !facts.can.contains(Can::WRITE)),
                     "clients": clients,
                     "state": one.own.as_ref().and_then(Weak::upgrade).and_then(|own| own.state()),
-                    "layers": one.layers.iter().map(|layer| shown(layer)).collect::<Vec<_>>(),
+                    "layers": one.layers().iter().map(|layer| shown(layer)).collect::<Vec<_>>(),
                 })
             })
             .collect()

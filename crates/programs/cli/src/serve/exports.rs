@@ -1,13 +1,15 @@
 //! What a server serves: its device, and those of `--export NAME=DEVICE`, each with its layers.
 
 use std::ffi::{OsStr, OsString};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::time::Duration;
 
-use blockhaul_block::Device;
+use blockhaul_block::{Can, Device, DeviceExt as _, Error, Kind};
 use blockhaul_catalog::{
-    Adjustable, Exports, Intent, Layer, Listed, Named, Registry, Several, Shared, Spec, Stack,
-    guarded, percent_decode,
+    Adjustable, Barrier, Exports, Gate, Intent, Layer, Listed, Named, Registry, Several, Shared,
+    Spec, Stack, guarded, percent_decode,
 };
+use blockhaul_io::FifoLock;
 use clap::Parser as _;
 
 use super::fresh::Fresh;
@@ -29,12 +31,10 @@ pub struct Wanted {
     per_client: bool,
     /// Requests are said.
     trace: bool,
-    /// What was opened: to be closed when no worker needs it any more.
-    pub open: Vec<Stack>,
 }
 
 /// An export as it was asked for.
-struct One {
+pub struct One {
     name: String,
     description: String,
     spec: Spec,
@@ -43,15 +43,7 @@ struct One {
     layers: Vec<String>,
 }
 
-/// What was opened, for a server.
-pub struct Opened {
-    /// What its clients may open.
-    pub exports: Arc<dyn Exports>,
-    /// What `ctl` sees of them, in their order.
-    pub running: Vec<Running>,
-}
-
-/// An export that is served, for `ctl`.
+/// An export that was opened, for a server and for `ctl`.
 pub struct Running {
     /// Its name.
     pub name: String,
@@ -59,14 +51,18 @@ pub struct Running {
     pub description: String,
     /// As it was asked for.
     pub storage: String,
-    /// The device, where all clients share it.
-    pub device: Option<Arc<dyn Device>>,
+    /// Clients may write to it.
+    pub write: bool,
     /// It has no exports of its own.
     pub single: bool,
     /// Those that it has, which may say how they are.
     pub own: Option<Weak<dyn Exports>>,
-    /// Its layers, innermost first.
-    pub layers: Vec<Arc<Adjustable>>,
+    /// The device, where all clients share it.
+    pub shared: Option<Arc<Shared>>,
+    /// What the device consists of: to be closed when no worker needs it any more.
+    pub stack: Mutex<Option<Stack>>,
+    /// Its layers and gates, innermost first.
+    pub layers: Mutex<Vec<Arc<Adjustable>>>,
 }
 
 impl Wanted {
@@ -119,8 +115,7 @@ impl Wanted {
         }
         let (layers, any_name) = (args.layer.clone(), args.any_name);
         let (per_client, trace) = (args.per_client, args.trace);
-        let open = Vec::new();
-        let wanted = Wanted { registry, exports, layers, any_name, per_client, trace, open };
+        let wanted = Wanted { registry, exports, layers, any_name, per_client, trace };
         wanted.check()?;
         Ok(wanted)
     }
@@ -137,16 +132,21 @@ impl Wanted {
     fn check(&self) -> Result<(), Failure> {
         devices::layers(&self.registry, &self.layers)?;
         for (index, one) in self.exports.iter().enumerate() {
-            self.registry.target(&one.spec, one.intent)?;
-            devices::layers(&self.registry, &one.layers)?;
-            if one.name.len() > blockhaul_wire::limits::STRING || one.name.contains('\0') {
-                let text = "the name of an export is longer than 4096 bytes, or holds a NUL";
-                return Err(Failure::usage(text));
-            }
+            self.check_one(one)?;
             if self.exports[..index].iter().any(|before| before.name == one.name) {
                 let text = format!("two exports have the name {:?}: choose another", one.name);
                 return Err(Failure::usage(text));
             }
+        }
+        Ok(())
+    }
+
+    fn check_one(&self, one: &One) -> Result<(), Failure> {
+        self.registry.target(&one.spec, one.intent)?;
+        devices::layers(&self.registry, &one.layers)?;
+        if one.name.len() > blockhaul_wire::limits::STRING || one.name.contains('\0') {
+            let text = "the name of an export is longer than 4096 bytes, or holds a NUL";
+            return Err(Failure::usage(text));
         }
         Ok(())
     }
@@ -162,52 +162,28 @@ impl Wanted {
         all.join(", ")
     }
 
-    /// Opens everything. On a worker.
-    pub async fn open(&mut self) -> Result<Opened, Failure> {
-        let mut storages = Vec::new();
-        let mut running = Vec::new();
-        for index in 0..self.exports.len() {
-            let (storage, one) = self.open_one(index).await?;
-            storages.push(storage);
-            running.push(one);
-        }
-        let exports: Arc<dyn Exports> = match storages.pop() {
-            // Its exports have the names that it gives them.
-            Some(only) if storages.is_empty() => only.exports,
-            last => {
-                storages.extend(last);
-                Arc::new(Several::new(storages)?)
-            }
-        };
-        let mut gates = Vec::new();
-        if self.has_several() {
-            let all = devices::adjustable(&self.registry, &self.layers)?;
-            gates.extend(all.iter().filter_map(|layer| layer.gate().cloned()));
-        }
-        Ok(Opened { exports: guarded(exports, &gates)?, running })
-    }
-
     fn has_several(&self) -> bool {
         self.exports.len() > 1
     }
 
     /// Opens one, with its layers and gates.
-    async fn open_one(&mut self, index: usize) -> Result<(Named, Running), Failure> {
-        let one = &self.exports[index];
+    async fn open_one(&self, one: &One) -> Result<(Named, Running), Failure> {
         let configured = self.layers_of(one)?;
         let layers: Vec<_> = match self.trace {
             true => trace::woven(&configured, device_name(&one.spec)),
             false => configured.iter().filter_map(|layer| layer.layer().cloned()).collect(),
         };
-        let gates: Vec<_> = configured.iter().filter_map(|layer| layer.gate().cloned()).collect();
+        let gates = gates(&configured);
         let mut running = Running {
             name: one.name.clone(),
             description: one.description.clone(),
             storage: one.spec.to_string(),
-            device: None,
+            write: one.intent.write,
             single: true,
             own: None,
-            layers: configured,
+            shared: None,
+            stack: Mutex::default(),
+            layers: Mutex::new(configured),
         };
         let exports = match self.storage_exports(one, &layers).await? {
             Some(own) => {
@@ -217,9 +193,8 @@ impl Wanted {
             }
             None => {
                 let (stack, device) = self.open_device(one, &layers).await?;
-                let exports = self.device_exports(one, layers, device.clone());
-                running.device = Some(device);
-                self.open.push(stack);
+                let (exports, shared) = self.device_exports(one, layers, device);
+                (running.shared, running.stack) = (shared, Mutex::new(Some(stack)));
                 exports
             }
         };
@@ -275,12 +250,17 @@ impl Wanted {
                 _ => failure,
             }
         })?;
-        let device = match one.intent.write {
+        let device = self.served(&stack, one.intent.write)?;
+        Ok((stack, device))
+    }
+
+    /// The device of a stack as clients get it.
+    pub fn served(&self, stack: &Stack, write: bool) -> Result<Arc<dyn Device>, Failure> {
+        Ok(match write {
             true => stack.device().clone(),
             // Some backends can be written however they were opened.
             false => devices::readonly(&self.registry, stack.device())?,
-        };
-        Ok((stack, device))
+        })
     }
 
     /// How clients get a device: all of them this one, or each one that is opened anew.
@@ -289,19 +269,20 @@ impl Wanted {
         one: &One,
         layers: Vec<Arc<dyn Layer>>,
         device: Arc<dyn Device>,
-    ) -> Arc<dyn Exports> {
+    ) -> (Arc<dyn Exports>, Option<Arc<Shared>>) {
         let (name, description) = (one.name.clone(), one.description.clone());
         if !self.per_client {
-            return match self.any_name {
+            let shared = match self.any_name {
                 true => Shared::under_any_name(&name, &description, device),
                 false => Shared::new(&name, &description, device),
             };
+            return (shared.clone(), Some(shared));
         }
         let description = match description.is_empty() {
             true => device.facts().description.clone(),
             false => description,
         };
-        Arc::new(Fresh {
+        let fresh = Fresh {
             registry: self.registry.clone(),
             spec: one.spec.clone(),
             layers,
@@ -309,8 +290,13 @@ impl Wanted {
             write: one.intent.write,
             listed: Listed { name, description },
             any_name: self.any_name,
-        })
+        };
+        (Arc::new(fresh), None)
     }
+}
+
+fn gates(layers: &[Arc<Adjustable>]) -> Vec<Arc<dyn Gate>> {
+    layers.iter().filter_map(|layer| layer.gate().cloned()).collect()
 }
 
 /// What a device is called where requests are said; none: it says them itself.
@@ -329,7 +315,215 @@ fn device_name(spec: &Spec) -> Option<&str> {
     }
 }
 
+/// What a server serves while it runs, with the ways to change it.
+pub struct Table {
+    wanted: Wanted,
+    exports: Arc<Several>,
+    /// In the order in which they were added.
+    running: Mutex<Vec<Arc<Running>>>,
+    /// The gates of all, where they stand before the first export alone: they stand before those that are
+    /// added, too.
+    gates: Mutex<Vec<Arc<dyn Gate>>>,
+    /// One change at a time.
+    changes: Arc<FifoLock>,
+}
+
+impl Table {
+    /// What is wanted; nothing is opened yet.
+    pub fn new(wanted: Wanted) -> Result<Table, Failure> {
+        Ok(Table {
+            wanted,
+            exports: Arc::new(Several::new(Vec::new())?),
+            running: Mutex::default(),
+            gates: Mutex::default(),
+            changes: Arc::default(),
+        })
+    }
+
+    /// What was wanted at the beginning.
+    pub fn wanted(&self) -> &Wanted {
+        &self.wanted
+    }
+
+    /// What is served now, in its order.
+    pub fn running(&self) -> Vec<Arc<Running>> {
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Arc<Running>>> {
+        self.running.lock().expect("no panic under this lock")
+    }
+
+    /// Opens everything that was wanted. On a worker. What was opened stays here where it fails.
+    pub async fn open(&self) -> Result<Arc<dyn Exports>, Failure> {
+        for one in &self.wanted.exports {
+            let (storage, running) = self.wanted.open_one(one).await?;
+            self.lock().push(Arc::new(running));
+            self.exports.add(storage)?;
+        }
+        let all = devices::adjustable(&self.wanted.registry, &self.wanted.layers)?;
+        if self.wanted.has_several() {
+            return Ok(guarded(self.exports.clone(), &gates(&all))?);
+        }
+        let first = self.running();
+        let own = first.iter().flat_map(|one| one.layers()).collect::<Vec<_>>();
+        *self.gates.lock().expect("no panic under this lock") = gates(&own);
+        Ok(self.exports.clone())
+    }
+
+    /// Opens one more export, for clients that come from now on. On a worker.
+    pub async fn add(&self, one: One) -> Result<(), Failure> {
+        let _change = self.changes.lock().await;
+        if self.wanted.any_name || self.wanted.per_client {
+            let text = "the server has --any-name or --per-client, which are for one export";
+            return Err(Failure::usage(text));
+        }
+        self.wanted.check_one(&one)?;
+        if self.running().iter().any(|before| before.name == one.name) {
+            let text = format!("two exports have the name {:?}: choose another", one.name);
+            return Err(Failure::usage(text));
+        }
+        let (mut storage, running) = self.wanted.open_one(&one).await?;
+        let gates = self.gates.lock().expect("no panic under this lock").clone();
+        storage.exports = guarded(storage.exports, &gates)?;
+        self.exports.add(storage)?;
+        self.lock().push(Arc::new(running));
+        Ok(())
+    }
+
+    /// Removes an export. Clients that use it get ESHUTDOWN for all that is not in flight yet; what it has open is
+    /// closed when they have left. `false` where there is none of this name.
+    pub async fn remove(&self, name: &str) -> bool {
+        let _change = self.changes.lock().await;
+        let found = {
+            let mut running = self.lock();
+            let place = running.iter().position(|one| one.name == name);
+            place.map(|place| running.remove(place))
+        };
+        let Some(found) = found else { return false };
+        self.exports.remove(name);
+        if let Some(shared) = &found.shared {
+            let error = Error::new(Kind::ShuttingDown, "the export was removed from the server");
+            shared.switch().close(error);
+        }
+        // Not on a worker: it may wait for a server of its own to end, whose connections workers close.
+        let _ = blockhaul_io::offload(move || drop(found)).await;
+        true
+    }
+
+    /// Adds a layer to an export, outermost, while clients use it.
+    pub async fn add_layer(
+        &self,
+        export: &Running,
+        text: &str,
+        time: Duration,
+    ) -> Result<(), Failure> {
+        let _change = self.changes.lock().await;
+        let (shared, stack) = self.changeable(export)?;
+        let adjustable = Arc::new(Adjustable::new(&self.wanted.registry, text)?);
+        let Some(layer) = adjustable.layer().filter(|_| adjustable.kind().transparent()) else {
+            return Err(not_transparent(adjustable.name()));
+        };
+        let new = stack.with_layer(layer.clone()).await?;
+        self.exchange(shared, export.write, &new, time).await?;
+        *export.stack.lock().expect("no panic under this lock") = Some(new);
+        export.layers.lock().expect("no panic under this lock").push(adjustable);
+        Ok(())
+    }
+
+    /// Removes a layer of an export, by its place among its layers and gates.
+    pub async fn remove_layer(
+        &self,
+        export: &Running,
+        place: usize,
+        time: Duration,
+    ) -> Result<(), Failure> {
+        let _change = self.changes.lock().await;
+        let (shared, stack) = self.changeable(export)?;
+        let layers = export.layers();
+        let found = &layers[place];
+        if !found.kind().transparent() {
+            return Err(not_transparent(found.name()));
+        }
+        if found.layer().is_some_and(|layer| layer.keeps_writes()) {
+            let text = format!("{} keeps writes that no flush carries to the device", found.name());
+            return Err(Failure::usage(text));
+        }
+        let number = layers[..place].iter().filter(|layer| layer.layer().is_some()).count();
+        let new = stack.without_layer(number).await?;
+        self.exchange(shared, export.write, &new, time).await?;
+        *export.stack.lock().expect("no panic under this lock") = Some(new);
+        export.layers.lock().expect("no panic under this lock").remove(place);
+        Ok(())
+    }
+
+    /// What can be changed of an export.
+    fn changeable<'a>(&self, export: &'a Running) -> Result<(&'a Shared, Stack), Failure> {
+        let stack = export.stack.lock().expect("no panic under this lock").clone();
+        match (&export.shared, stack) {
+            _ if self.wanted.trace => {
+                Err(Failure::usage("the layers of a server with --trace stay as they are"))
+            }
+            (Some(shared), Some(stack)) => Ok((shared, stack)),
+            _ => Err(Failure::usage(format!(
+                "each client of export {:?} has a device of its own, with layers of its own",
+                export.name
+            ))),
+        }
+    }
+
+    /// Leads clients to another stack over the same storage, when their requests in flight have ended and what a
+    /// layer kept of their writes is written.
+    async fn exchange(
+        &self,
+        shared: &Shared,
+        write: bool,
+        new: &Stack,
+        time: Duration,
+    ) -> Result<(), Failure> {
+        let new = self.wanted.served(new, write)?;
+        let old = shared.switch().device();
+        let carry = async || {
+            let can = old.facts().can;
+            if can.contains(Can::WRITE | Can::FLUSH) { old.flush().await } else { Ok(()) }
+        };
+        shared.switch().swap(new, Barrier::Within(time), carry).await?;
+        Ok(())
+    }
+}
+
+fn not_transparent(name: &str) -> Failure {
+    Failure::usage(format!(
+        "{name} cannot be added or removed while the server runs: clients would see another disk, or it \
+         decides about clients"
+    ))
+}
+
+impl Running {
+    /// Its layers and gates now, innermost first.
+    pub fn layers(&self) -> Vec<Arc<Adjustable>> {
+        self.layers.lock().expect("no panic under this lock").clone()
+    }
+
+    /// The device now, where all clients share it.
+    pub fn device(&self) -> Option<Arc<dyn Device>> {
+        self.shared.as_ref().map(|shared| shared.switch().device())
+    }
+}
+
 impl One {
+    /// An export as the control socket describes it.
+    pub fn described(
+        name: &str,
+        description: &str,
+        spec: Spec,
+        readonly: bool,
+        layers: Vec<String>,
+    ) -> One {
+        let (name, description) = (name.to_string(), description.to_string());
+        One { name, description, spec, intent: intent(readonly), layers }
+    }
+
     /// `NAME=DEVICE`, or `NAME=[ DEVICE OPTION… ]`.
     fn parse(name: &str, device: &OsStr, groups: &Groups, readonly: bool) -> Result<One, Failure> {
         let name = percent_decode(name)?;

@@ -11,7 +11,7 @@ use blockhaul_server::{Config, Limits, Offers, Server};
 
 use super::background::Background;
 use super::control::{Control, Operations, Shared};
-use super::exports::{Opened, Wanted};
+use super::exports::Table;
 use super::listen::{self, Addresses, Listening, Where};
 use super::notify::Notify;
 use super::single::{self, Single};
@@ -33,7 +33,7 @@ pub struct Job {
     pub metrics: Option<Address>,
     pub identity: Option<Identity>,
     pub exit_with_parent: bool,
-    pub wanted: Wanted,
+    pub table: Arc<Table>,
     pub listeners: Where,
     pub single: Option<Single>,
     pub control: Option<Control>,
@@ -54,7 +54,7 @@ pub struct Job {
 impl Job {
     /// Serves until it is to stop.
     pub async fn serve(&mut self, stopped: blockhaul_io::Ticket<Stop>) -> Result<End, Failure> {
-        let Opened { exports, running } = self.wanted.open().await?;
+        let exports = self.table.open().await?;
         let label = system::SocketLabel::set(self.selinux_label.as_deref())?;
         let listening = self.listeners.bind().await?;
         drop(label);
@@ -65,11 +65,11 @@ impl Job {
             pool: blockhaul_io::Pool::new(self.limits.all_bytes),
             tls: self.tls.clone(),
         });
-        let told = self.uri_export.as_deref().unwrap_or(self.wanted.name()).to_string();
+        let told = self.uri_export.as_deref().unwrap_or(self.table.wanted().name()).to_string();
         let uri = listening.uri(&told, &self.secured);
         log::debug!(
             "serving {} with {} at {uri}",
-            self.wanted.shown(),
+            self.table.wanted().shown(),
             blockhaul_io::engine_name()
         );
         let Listening { listeners, addresses, cleanup: _cleanup } = listening;
@@ -90,7 +90,7 @@ impl Job {
         self.background.ready(&say, self.verbose)?;
         let operations = Arc::new(Operations {
             server: server.clone(),
-            exports: running,
+            table: self.table.clone(),
             stopper: self.stopper.clone(),
             worker: Remote::to(blockhaul_io::worker()),
             secured: self.secured.clone(),
@@ -101,7 +101,7 @@ impl Job {
         let mut child = self.start_command(&addresses, &told, &uri)?;
         stdio::let_go();
         let rest = self.single.take().map(|single| self.serve_single(single, &server));
-        self.notify.ready(&format!("serving {} at {uri}", self.wanted.shown()));
+        self.notify.ready(&format!("serving {} at {uri}", self.table.wanted().shown()));
         let alive = self.notify.interval().map(|interval| self.tell_alive(interval));
         let why = match stopped.await.unwrap_or(Stop::Command(FAILED)) {
             Stop::Signal(_) if signals::ends_by_itself() => Stop::Ended,

@@ -24,6 +24,7 @@ mod tls;
 mod trace;
 
 use std::ffi::OsString;
+use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
@@ -37,7 +38,7 @@ use crate::metrics::Address;
 use crate::{args, devices, logger, signals};
 use background::Background;
 use control::{Control, Shared};
-use exports::Wanted;
+use exports::{Table, Wanted};
 use job::{End, Job};
 use listen::Where;
 use notify::Notify;
@@ -156,13 +157,14 @@ fn serve(
         Failure::new(FAILED, format!("cannot start workers: {}", plain(&error)))
     })?;
     let operations = Shared::default();
+    let table = Arc::new(Table::new(asked.wanted)?);
     let mut job = Job {
         operations: operations.clone(),
         notify: Notify::new(),
         metrics: asked.metrics,
         identity: asked.identity,
         exit_with_parent: args.exit_with_parent,
-        wanted: asked.wanted,
+        table: table.clone(),
         listeners,
         single,
         control,
@@ -184,7 +186,7 @@ fn serve(
     drop(runtime.remote().spawn(move || async move {
         let outcome = job.serve(stopped).await;
         // This very function waits for it.
-        let _ = sender.send((outcome, job.wanted.open));
+        let _ = sender.send((outcome, job.table));
         drop(serving);
     }));
     // This thread has nothing else to do: one more would rest beside the workers of each server.
