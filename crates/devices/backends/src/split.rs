@@ -56,7 +56,6 @@ blockhaul copy 'split:1.raw,zero:1M,data:0x55*512?size=1M' longer.raw
 
 async fn open(target: &Target) -> Result<Opened> {
     let text = target.text()?;
-    let text = text.strip_prefix("split:").unwrap_or(text);
     if target.intent.target_size.is_some() {
         let text = "split: cannot be made to fit a copy: copy to a file, or serve it";
         return Err(Error::new(Kind::Usage, text));

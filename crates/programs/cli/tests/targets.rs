@@ -131,6 +131,9 @@ fn devices_that_are_made_of_the_target_are_no_source_of_it() {
         "split:src,folder/keep",
         "partitioning:src,keep",
         "partitioning:src?file=keep",
+        "split:src,file:keep",
+        "split:zero:1M,split:src%2ckeep",
+        "partitioning:src?file=split:zero:1M%2ckeep",
         "floppy:folder",
         "file:folder/keep",
     ] {
