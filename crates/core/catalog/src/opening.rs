@@ -15,7 +15,7 @@ pub struct Intent {
     /// All that this target holds will be written over or zeroed: it need not be emptied first, where
     /// giving its blocks back and getting others is slower. Without [`Facts::zeroed`] it was not.
     ///
-    /// [`Facts::zeroed`]: crate::Facts::zeroed
+    /// [`Facts::zeroed`]: blockhaul_block::Facts::zeroed
     pub overwrites: bool,
     /// The copy may be shorter, and is written from the front: what can grow begins empty and is as
     /// long as what was written. Reads behind that are not answered.
