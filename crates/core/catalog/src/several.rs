@@ -228,6 +228,47 @@ mod tests {
     }
 
     #[test]
+    fn an_open_export_has_its_own_name_and_that_of_its_storage() {
+        struct Nothing;
+
+        impl blockhaul_block::Device for Nothing {
+            fn facts(&self) -> Arc<blockhaul_block::Facts> {
+                Arc::new(blockhaul_block::Facts::new("nothing", 512))
+            }
+
+            fn submit(&self, _request: blockhaul_block::Request) -> blockhaul_block::Pending {
+                Error::new(Kind::Unsupported, "nothing is done here").into()
+            }
+        }
+
+        let named = |name: &str, single: bool| Named {
+            name: name.to_string(),
+            description: "text".to_string(),
+            exports: crate::Shared::under_any_name("", "", Arc::new(Nothing)),
+            single,
+        };
+        let storages: Arc<[Named]> = [named("a", true), named("d", false)].into();
+        let all = Inside { storages, client: Client::default(), visits: Mutex::default() };
+        let open = |name: &str| {
+            let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+            match std::pin::pin!(all.open(name, false)).poll(&mut context) {
+                std::task::Poll::Ready(opened) => opened.unwrap(),
+                std::task::Poll::Pending => panic!("nothing has to be awaited here"),
+            }
+        };
+        for (asked, name, description) in [
+            ("", "a", Some("text")),
+            ("a", "a", Some("text")),
+            ("d", "d", None),
+            ("d/x", "d/x", None),
+        ] {
+            let export = open(asked).unwrap();
+            assert_eq!((export.name.as_str(), export.description.as_deref()), (name, description));
+        }
+        assert!(open("b").is_none());
+    }
+
+    #[test]
     fn names_are_given_once() {
         let named = |name: &str| Named {
             name: name.to_string(),

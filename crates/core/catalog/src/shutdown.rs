@@ -10,7 +10,10 @@ use blockhaul_io::Ticket;
 ///
 /// The default handle reaches nobody: requests are only logged.
 #[derive(Clone, Default)]
-pub struct Shutdown(Option<Arc<dyn Fn(&str) + Send + Sync>>);
+pub struct Shutdown(Option<Arc<Act>>);
+
+/// What a request does.
+type Act = dyn Fn(&str) + Send + Sync;
 
 impl Shutdown {
     /// A handle that calls `act` with the reason of each request. `act` may be called on any thread, also
