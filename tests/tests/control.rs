@@ -391,7 +391,9 @@ fn layers_come_and_go_under_a_client_that_verifies() {
     served.ctl(&["layer-add", "a", "rate?rate=1G"]);
     served.ctl(&["layer-add", "a", "stats"]);
     served.ctl(&["layer-remove", "a", "rate"]);
-    served.ctl(&["set", "a", "stats", "x=y"]);
+    let exports = served.json(&["exports"]);
+    let layers = exports["exports"][0]["layers"].as_array().unwrap();
+    assert_eq!(layers.iter().map(|layer| &layer["name"]).collect::<Vec<_>>(), ["stats"]);
 }
 
 #[test]
@@ -447,11 +449,15 @@ fn exports_come_and_go() {
     assert!(listed.contains("later"), "{listed}");
     let mut new = served.connected("b");
     assert_eq!(new.read(0, 512).unwrap(), [2; 512]);
-    // Its own command, and layers.
+    // A server of its own, which ctl has no words for, and layers.
     let own = blockhaul_tests::program().to_str().unwrap();
-    let words =
-        ["export-add", "c=[", own, "serve", "pattern:1M", "]", "--readonly", "--layer", "log"];
-    served.ctl(&words);
+    let words = json!([own, "serve", "pattern:1M"]);
+    let add = json!({ "command": "export-add", "name": "c", "device": words, "readonly": true, "layers": ["log"] });
+    let mut socket = UnixStream::connect(&served.control).unwrap();
+    socket.write_all(format!("{add}\n").as_bytes()).unwrap();
+    let mut answer = String::new();
+    BufReader::new(&socket).read_line(&mut answer).unwrap();
+    assert!(answer.contains("added"), "{answer}");
     let mut third = served.connected("c");
     third.read(0, 512).unwrap();
     for (words, status, what) in [

@@ -7,7 +7,6 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-use blockhaul_catalog::brackets::Groups;
 use blockhaul_catalog::{Spec, percent_decode};
 use serde_json::{Value, json};
 
@@ -19,7 +18,7 @@ use crate::out;
 const ANSWER_MAX: u64 = 256 << 20;
 
 /// Runs `blockhaul ctl`.
-pub fn run(args: &args::Ctl, groups: &Groups) -> Outcome {
+pub fn run(args: &args::Ctl) -> Outcome {
     let mut server = Connection::open(&args.socket, args.timeout)?;
     let json = args.json;
     match &args.command {
@@ -52,7 +51,7 @@ pub fn run(args: &args::Ctl, groups: &Groups) -> Outcome {
             tell(&last, json, |_| String::new())
         }
         CtlCommand::ExportAdd { export, readonly, description, layer } => {
-            let (name, device) = added(export, groups)?;
+            let (name, device) = added(export)?;
             let answer = server.ask(&json!({
                 "command": "export-add",
                 "name": name,
@@ -112,17 +111,13 @@ fn layers_changed(command: &str, export: &str, layer: &str, within: Duration) ->
 }
 
 /// The name and the device of `NAME=DEVICE`, for the server, whose directory is another one.
-fn added(export: &OsStr, groups: &Groups) -> Result<(String, Value), Failure> {
+fn added(export: &OsStr) -> Result<(String, Value), Failure> {
     let split = export.to_str().and_then(|text| text.split_once('='));
     let Some((name, device)) = split.filter(|(_, device)| !device.is_empty()) else {
         return Err(Failure::usage("write the name and the device: NAME=DEVICE"));
     };
     let name = percent_decode(name)?;
-    let device = match groups.spec(OsStr::new(device))? {
-        Spec::Command(words) => {
-            let words = words.into_iter().map(|word| word.into_string().ok());
-            words.collect::<Option<Vec<_>>>().map(|words| json!(words))
-        }
+    let device = match Spec::parse(OsStr::new(device))? {
         Spec::Path(path) => {
             let path = std::path::absolute(&path).map_err(|error| {
                 Failure::usage(format!("{}: {}", path.display(), plain(&error)))

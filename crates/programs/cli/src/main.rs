@@ -94,7 +94,7 @@ fn run() -> ExitCode {
         Command::Verify(args) => report("verify: ", check::verify(&args, &groups)),
         Command::Checksum(args) => report("checksum: ", check::checksum(&args, &groups)),
         Command::Map(args) => report("map: ", info::run_map(&args, &groups)),
-        Command::Ctl(args) => report("ctl: ", ctl::run(&args, &groups)),
+        Command::Ctl(args) => report("ctl: ", ctl::run(&args)),
         Command::Tls(args) => report("tls: ", tls_init::run(&args)),
         Command::Bench(args) => bench::run(*args, &groups),
         Command::Plugin(args) => report("plugin: ", plugin::run(&args)),

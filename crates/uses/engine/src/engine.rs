@@ -221,10 +221,11 @@ impl Engine {
             let text = "a journal is for one plan, of what the options choose";
             return Err(Error::new(Kind::Invalid, text));
         }
-        let before = (Instant::now(), self.counted());
+        let (began, mut before) = (Instant::now(), self.counted());
         let bytes = plan.begin(&self.shared.progress)?;
         if self.runs == 0 {
             self.shared.progress.set_total(bytes);
+            before.size = 0;
         } else {
             self.shared.progress.add_total(bytes);
             self.shared.learned.tuner.resume();
@@ -252,8 +253,7 @@ impl Engine {
         // Nobody waits for a range any more.
         queue.stop();
         outcome?;
-        let (began, counted) = before;
-        Ok(Summary { lanes, elapsed: began.elapsed(), ..self.counted().since(&counted) })
+        Ok(Summary { lanes, elapsed: began.elapsed(), ..self.counted().since(&before) })
     }
 
     /// What segments of a plan are made of.
@@ -425,7 +425,7 @@ async fn first_lane(shared: Arc<Shared>, sides: Sides, mut orders: Member) {
         let last = order.is_last();
         match order {
             Order::Run(queue, ending) => lane.run(&queue, ending).await,
-            Order::End(ending) => lane.finish(ending).await,
+            Order::End(ending) => lane.end(ending).await,
         }
         if last {
             // Nobody will bring a proof any more.

@@ -47,7 +47,7 @@ pub(crate) async fn extra_lane(
             }
             Order::End(ending) => {
                 if let Extra::Made(lane) = &lane {
-                    lane.finish(ending).await;
+                    lane.end(ending).await;
                 }
             }
         }

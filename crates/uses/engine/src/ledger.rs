@@ -55,6 +55,8 @@ pub(crate) struct Ledger {
     generation: u64,
     /// Flushes of the target that had failed before all that is open or finished was begun.
     failures: u64,
+    /// Runs that have begun; after the first, ranges may be there more than once.
+    runs: u32,
 }
 
 #[derive(Debug)]
@@ -73,6 +75,40 @@ impl Ledger {
     /// over a connection that was lost is suspect as well.
     pub(crate) fn new(used: bool, keep_safe: bool) -> Ledger {
         Ledger { used, keep_safe, ..Ledger::default() }
+    }
+
+    /// Another run begins, in segments of `segment` bytes. What an earlier one has zeroed in one piece may
+    /// be written by this one in parts, so that it must not be zeroed again as a whole.
+    pub(crate) fn begin_run(&mut self, segment: u64) {
+        self.runs += 1;
+        if self.runs == 1 {
+            return;
+        }
+        self.finished = self.finished.iter().flat_map(|&range| in_cells(range, segment)).collect();
+        self.safe = self.safe.iter().flat_map(|&range| in_cells(range, segment)).collect();
+        let cut = |suspect: &Suspect| {
+            let again = suspect.again;
+            in_cells(suspect.range, segment).map(move |range| Suspect { range, again })
+        };
+        self.suspect = self.suspect.iter().flat_map(cut).collect();
+    }
+
+    /// Joins suspect ranges that overlap, which those of several runs may: each is looked at once.
+    pub(crate) fn join_suspects(&mut self) {
+        if self.runs < 2 {
+            return;
+        }
+        let mut suspects: Vec<_> = std::mem::take(&mut self.suspect).into();
+        suspects.sort_unstable_by_key(|suspect| suspect.range);
+        for suspect in suspects {
+            match self.suspect.back_mut() {
+                Some(last) if suspect.range.0 < last.range.1 => {
+                    last.range.1 = last.range.1.max(suspect.range.1);
+                    last.again |= suspect.again;
+                }
+                _ => self.suspect.push_back(suspect),
+            }
+        }
     }
 
     /// Starts a segment.
@@ -231,6 +267,13 @@ impl Ledger {
     }
 }
 
+/// A range in parts that lie in one segment each.
+fn in_cells((start, end): Range, segment: u64) -> impl Iterator<Item = Range> {
+    let first = start - start % segment;
+    let cells = (first..end).step_by(usize::try_from(segment).unwrap_or(usize::MAX));
+    cells.map(move |at| (at.max(start), (at + segment).min(end)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -245,6 +288,21 @@ mod tests {
 
     fn suspects(ledger: &mut Ledger) -> Vec<Suspect> {
         std::iter::from_fn(|| ledger.next_suspect()).collect()
+    }
+
+    #[test]
+    fn ranges_of_several_runs_are_looked_at_once_and_never_zeroed_as_a_whole() {
+        let mut ledger = Ledger::new(true, false);
+        ledger.begin_run(100);
+        written(&mut ledger, (100, 300));
+        ledger.begin_run(100);
+        written(&mut ledger, (100, 150));
+        written(&mut ledger, (220, 230));
+        written(&mut ledger, (400, 700));
+        ledger.connected(1, false);
+        ledger.join_suspects();
+        let ranges: Vec<_> = suspects(&mut ledger).iter().map(|suspect| suspect.range).collect();
+        assert_eq!(ranges, [(100, 200), (200, 300), (400, 700)]);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use blockhaul_block::{Can, Device, Error, Kind, Result};
+use blockhaul_block::{Can, Device, Error, Facts, Kind, Result};
 use blockhaul_io::Pool;
 
 use crate::options::{MAX_REQUEST, MIN_REQUEST, MultiConn, Options};
@@ -14,7 +14,7 @@ pub(crate) const GRAIN_MAX: u32 = 64 << 10;
 const SEGMENT_MIN: u64 = 64 << 10;
 
 /// Whether a target can take `size` bytes.
-pub(crate) fn check_target(size: u64, target: &blockhaul_block::Facts) -> Result<()> {
+pub(crate) fn check_target(size: u64, target: &Facts) -> Result<()> {
     if !target.can.contains(Can::WRITE) {
         let text = "the target is read-only: choose another, or serve it for writing";
         return Err(Error::new(Kind::ReadOnly, text).on(&target.name));
@@ -37,7 +37,7 @@ pub(crate) fn check_target(size: u64, target: &blockhaul_block::Facts) -> Result
 ///
 /// # Errors
 /// Where they cannot, with the `--range` that can.
-pub fn check_source(size: u64, source: &blockhaul_block::Facts) -> Result<()> {
+pub fn check_source(size: u64, source: &Facts) -> Result<()> {
     match size > reached(source) {
         true => {
             let advice = format!("copy what can be with --range 0:{}", reached(source));
@@ -48,11 +48,11 @@ pub fn check_source(size: u64, source: &blockhaul_block::Facts) -> Result<()> {
 }
 
 /// Bytes that requests reach.
-fn reached(facts: &blockhaul_block::Facts) -> u64 {
+fn reached(facts: &Facts) -> u64 {
     facts.size - u64::from(facts.unreachable)
 }
 
-fn beyond(facts: &blockhaul_block::Facts, done: &str, advice: &str) -> Error {
+fn beyond(facts: &Facts, done: &str, advice: &str) -> Error {
     let text = format!(
         "the last {} of {} bytes cannot be {done}, as the size is no multiple of the smallest block \
          that it takes: {advice}",
@@ -95,6 +95,8 @@ pub(crate) struct Resolved {
     pub(crate) target_is_zero: bool,
     pub(crate) flush: bool,
     pub(crate) segment: u64,
+    /// What is written on its own begins and ends at multiples of this.
+    pub(crate) grain: u64,
     rate: Arc<Rate>,
     /// The options have a rate, which may be no limit at the moment.
     has_rate: bool,
@@ -149,6 +151,7 @@ impl Resolved {
             allocated: options.allocated,
             target_is_zero: options.target_is_zero || (to.zeroed && !options.allocated),
             flush: options.flush,
+            grain: grain(options, &from, &to),
             segment: segment(options, from.size, connections_max, request_size),
             rate: options.rate.clone().unwrap_or_else(|| Arc::new(Rate::new(0, 0))),
             has_rate: options.rate.is_some(),
@@ -178,6 +181,13 @@ impl Resolved {
             self.rate.take(bytes, stopped).await;
         }
     }
+}
+
+/// Bytes to whose multiples zeroes, and what somebody waits for, are cut.
+fn grain(options: &Options, from: &Facts, to: &Facts) -> u64 {
+    let block = to.block.preferred.max(to.block.minimum).min(GRAIN_MAX);
+    let grain = u64::from(block.max(to.block.minimum).max(from.block.minimum)).max(1);
+    if options.digest.is_some() { grain.max(crate::algorithm::BLOCK) } else { grain }
 }
 
 /// Bytes of a segment: less than what the options say where a disk has too few of them for all

@@ -163,6 +163,7 @@ impl Lane {
         self.safety.ending.set(false);
         self.target_is_zero.set(self.shared.target_is_zero.load(Ordering::Relaxed));
         self.proof_due.set(self.first);
+        self.safety.ledger.borrow_mut().begin_run(self.shared.resolved.segment);
         let slots = &self.shared.learned.slots;
         let entered = if self.first {
             slots.enter_beyond();
@@ -305,11 +306,18 @@ impl Lane {
         size
     }
 
+    /// Ends as is asked what was copied before.
+    pub(crate) async fn end(self: &Rc<Self>, ending: Ending) {
+        self.shared.signals.begin_work();
+        self.finish(ending).await;
+        self.shared.signals.end_work();
+    }
+
     /// After the last segment: everything that is out is awaited, and what must last is made to.
     pub(crate) async fn finish(self: &Rc<Self>, ending: Ending) {
         self.safety.ending.set(true);
         self.load.changed.notify();
-        self.wait_until(|lane| lane.load.requests.get() == 0 && !lane.safety.armed.get()).await;
+        self.wait_or_rest(|lane| lane.load.requests.get() == 0 && !lane.safety.armed.get()).await;
         if let Err(error) = self.conclude(ending).await {
             self.shared.fail(error);
         }
@@ -317,7 +325,7 @@ impl Lane {
 
     /// Waits until nothing is in flight.
     async fn drained(&self) {
-        self.wait_until(|lane| lane.load.requests.get() == 0).await;
+        self.wait_or_rest(|lane| lane.load.requests.get() == 0).await;
     }
 
     /// Begins a segment: what the kernel shares at once is done, the rest is left to [`Lane::work`]. What
@@ -481,12 +489,29 @@ impl Lane {
     async fn turn(&self, len: u64) {
         let resolved = &self.shared.resolved;
         resolved.pace(len, || self.shared.stopped()).await;
-        self.wait_until(|lane| {
+        self.wait_or_rest(|lane| {
             lane.load.requests.get() < lane.pace.window.borrow().limit()
                 && (lane.load.bytes.get() == 0
                     || lane.load.bytes.get() + len <= resolved.queue_size)
         })
         .await;
+    }
+
+    /// Waits for what is in flight; where all of that rests, until the engine is resumed.
+    async fn wait_or_rest(&self, ready: impl Fn(&Lane) -> bool) {
+        let all_rest = |lane: &Lane| {
+            let resting = lane.load.resting.get();
+            resting > 0 && resting == lane.load.requests.get()
+        };
+        loop {
+            self.wait_until(|lane| ready(lane) || all_rest(lane)).await;
+            if ready(self) {
+                return;
+            }
+            self.rest().await;
+            // Those that rested go on with what they do.
+            blockhaul_io::yield_now().await;
+        }
     }
 
     async fn wait_until(&self, ready: impl Fn(&Lane) -> bool) {

@@ -168,19 +168,34 @@ impl OpenSegment {
         }
     }
 
-    /// Puts a range before everything else, and says that somebody waits for it.
+    /// Puts a range before everything else that nobody waits for, and says that somebody waits for it. It
+    /// is widened to whole multiples of the target's grain, so that no two writes share a block.
     pub(super) fn hurry(&self, wanted: Range, queue: &Arc<SegmentQueue>, shared: &Arc<Shared>) {
-        let pieces = self.cut_out(wanted);
-        let arrival = Arrival { range: wanted, queue: queue.clone(), shared: shared.clone() };
+        let grain = shared.resolved.grain;
+        let start = (wanted.0 - wanted.0 % grain).max(self.home.offset());
+        let end = wanted.1.checked_next_multiple_of(grain).unwrap_or(self.end).min(self.end);
         let mut steps = self.steps.borrow_mut();
-        // What others wait for longer goes before it.
+        // What others wait for goes first, and stays: it may be a part of this.
         let last = steps.iter().rposition(|step| matches!(step, Step::Arrival(_)));
-        let mut index = last.map_or(0, |last| last + 1);
-        for piece in pieces {
-            steps.insert(index, Step::Copy(piece));
-            index += 1;
+        let later = steps.split_off(last.map_or(0, |last| last + 1));
+        let mut others = VecDeque::new();
+        for step in later {
+            let Step::Copy(Piece { at, end: piece_end, what }) = step else { continue };
+            let Some((from, to)) = common((at, piece_end), (start, end)) else {
+                others.push_back(step);
+                continue;
+            };
+            if at < from {
+                others.push_back(step_of(at, from, what));
+            }
+            steps.push_back(step_of(from, to, what));
+            if to < piece_end {
+                others.push_back(step_of(to, piece_end, what));
+            }
         }
-        steps.insert(index, Step::Arrival(Rc::new(arrival)));
+        let (queue, shared) = (queue.clone(), shared.clone());
+        steps.push_back(Step::Arrival(Rc::new(Arrival { range: (start, end), queue, shared })));
+        steps.append(&mut others);
         self.urgent.set(self.urgent.get() + 1);
     }
 
@@ -199,30 +214,6 @@ impl OpenSegment {
             }
             None => false,
         });
-    }
-
-    /// Takes what is left of a range out of the steps.
-    fn cut_out(&self, range: Range) -> Vec<Piece> {
-        let mut out = Vec::new();
-        let mut steps = self.steps.borrow_mut();
-        for step in std::mem::take(&mut *steps) {
-            let Step::Copy(piece) = step else {
-                steps.push_back(step);
-                continue;
-            };
-            let Some((start, end)) = common((piece.at, piece.end), range) else {
-                steps.push_back(step_of(piece.at, piece.end, piece.what));
-                continue;
-            };
-            if piece.at < start {
-                steps.push_back(step_of(piece.at, start, piece.what));
-            }
-            out.push(Piece { at: start, end, what: piece.what });
-            if end < piece.end {
-                steps.push_back(step_of(end, piece.end, piece.what));
-            }
-        }
-        out
     }
 }
 

@@ -129,6 +129,7 @@ impl Lane {
                     return Err(error);
                 }
             }
+            self.safety.ledger.borrow_mut().join_suspects();
             let suspects = self.safety.ledger.borrow().suspects();
             if suspects == 0 {
                 // Who ends without a flush does not write again what a later failure concerns.
