@@ -554,8 +554,9 @@ impl Device for Layer2 {
             }
             (Hinting::TakesLateRoomAtOnce, Op::Read(room)) => {
                 let mut buf = room.into_buf();
-                let reading =
-                    self.below.submit(Request::read(at, blockhaul_io::Room::unpooled(buf.len())));
+                let reading = self
+                    .below
+                    .submit(Request::read(at, blockhaul_io::Reservation::unpooled(buf.len())));
                 Pending::start(async move {
                     if let Reply::Data(data) = reading.await? {
                         buf.copy_from_slice(data.bytes());

@@ -247,7 +247,7 @@ mod tests {
             exports: crate::Shared::under_any_name("", "", Arc::new(Nothing)),
             single,
         };
-        let storages: Arc<[Named]> = [named("a", true), named("d", false)].into();
+        let storages = [named("a", true), named("d", false)].map(Arc::new).into();
         let all = Inside { storages, client: Client::default(), visits: Mutex::default() };
         let open = |name: &str| {
             let mut context = std::task::Context::from_waker(std::task::Waker::noop());

@@ -8,7 +8,7 @@ use blockhaul_block::{
     Result, ZERO,
 };
 use blockhaul_catalog::{Args, Layer, LayerKind, ParamKind};
-use blockhaul_io::{Buf, Data, Room};
+use blockhaul_io::{Buf, Data, Reservation};
 
 use crate::declared::{layer, param, param_or, usage};
 
@@ -135,7 +135,7 @@ impl EvilDevice {
         EvilDevice { inner, facts: Arc::new(facts), evil, base, reads: AtomicU64::new(0) }
     }
 
-    fn read(&self, at: u64, room: Room) -> Pending {
+    fn read(&self, at: u64, room: Reservation) -> Pending {
         let len = room.len() as u64;
         let count = self.reads.fetch_add(1, Ordering::Relaxed);
         let wrong = self.evil.wrong_bits(at, len, count);
@@ -180,7 +180,7 @@ impl EvilDevice {
 /// The payload as memory that may be changed.
 fn own(data: Data) -> Buf {
     data.try_into_buf().unwrap_or_else(|data| {
-        let mut buf = Room::unpooled(data.len()).into_buf();
+        let mut buf = Reservation::unpooled(data.len()).into_buf();
         buf.copy_from_slice(data.bytes());
         buf
     })

@@ -7,7 +7,7 @@ use blockhaul_block::{
     Reply, Request, Result, ZERO,
 };
 use blockhaul_catalog::{Args, Layer, LayerKind, ParamKind};
-use blockhaul_io::{Data, Room, is_zero};
+use blockhaul_io::{Data, Reservation, is_zero};
 
 use crate::declared::{layer, param, usage};
 use crate::scratch::Scratch;
@@ -108,7 +108,7 @@ impl Device for TruncateDevice {
 
 impl TruncateDevice {
     /// A read that reaches behind the end of the device below.
-    fn read(&self, at: u64, room: Room, inside: u64) -> Pending {
+    fn read(&self, at: u64, room: Reservation, inside: u64) -> Pending {
         let (inner, scratch) = (self.inner.clone(), self.scratch.clone());
         Pending::start(async move {
             // Late room has its memory before the bytes are there: they come through scratch memory.

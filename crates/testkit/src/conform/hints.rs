@@ -2,7 +2,7 @@
 //! through layers that pass the promise on.
 
 use blockhaul_block::{Can, Contexts, Reply, Request};
-use blockhaul_io::{Data, File, Parked, Pool, Room};
+use blockhaul_io::{Data, File, Parked, Pool, Reservation};
 
 use super::case::{Case, read_bytes, same};
 use super::{Checked, Verdict, ensure, skip_if};
@@ -60,7 +60,7 @@ fn park(bytes: &[u8]) -> Result<Option<Data>, String> {
     let named = |error: std::io::Error| format!("cannot park a payload: {error}");
     let file = tempfile::tempfile().map_err(named)?;
     std::os::unix::fs::FileExt::write_all_at(&file, bytes, 0).map_err(named)?;
-    let room = Room::unpooled(bytes.len()).parkable();
+    let room = Reservation::unpooled(bytes.len()).parkable();
     let Ok(mut parked) = Parked::begin(room) else { return Ok(None) };
     parked.fill_from_file(&File::new(file.into()), 0).map_err(named)?;
     Ok((parked.missing() == 0).then(|| Data::from(parked)))

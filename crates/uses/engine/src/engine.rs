@@ -78,7 +78,7 @@ impl Engine {
         pool: &Pool,
         progress: &Arc<Progress>,
     ) -> Result<Engine> {
-        let started = Instant::now();
+        let started = blockhaul_io::now();
         let sides = Sides { source: source.clone(), target: target.clone() };
         let selection = selected(&sides, options)?;
         progress.set_total(selection.total());
@@ -203,7 +203,11 @@ impl Engine {
 
     /// What all runs together have done so far, also after an error or a cancel.
     pub fn summary(&self) -> Summary {
-        Summary { lanes: self.lanes_used, elapsed: self.started.elapsed(), ..self.counted() }
+        Summary {
+            lanes: self.lanes_used,
+            elapsed: blockhaul_io::elapsed(self.started),
+            ..self.counted()
+        }
     }
 
     /// What can be measured beside bytes.
@@ -221,7 +225,7 @@ impl Engine {
             let text = "a journal is for one plan, of what the options choose";
             return Err(Error::new(Kind::Invalid, text));
         }
-        let (began, mut before) = (Instant::now(), self.counted());
+        let (began, mut before) = (blockhaul_io::now(), self.counted());
         let bytes = plan.begin(&self.shared.progress)?;
         if self.runs == 0 {
             self.shared.progress.set_total(bytes);
@@ -253,7 +257,11 @@ impl Engine {
         // Nobody waits for a range any more.
         queue.stop();
         outcome?;
-        Ok(Summary { lanes, elapsed: began.elapsed(), ..self.counted().since(&before) })
+        Ok(Summary {
+            lanes,
+            elapsed: blockhaul_io::elapsed(began),
+            ..self.counted().since(&before)
+        })
     }
 
     /// What segments of a plan are made of.
@@ -330,7 +338,7 @@ impl Engine {
             None => None,
             Some(algorithm) => Some(self.digest(algorithm).await?),
         };
-        let elapsed = self.started.elapsed();
+        let elapsed = blockhaul_io::elapsed(self.started);
         Ok(Summary { digest, lanes: self.lanes_used, elapsed, ..counted })
     }
 

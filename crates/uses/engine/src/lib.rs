@@ -11,6 +11,8 @@
 //! error is returned: what the target holds then is undefined where it was not copied yet, nowhere
 //! else.
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
 mod algorithm;
 mod compare;
 mod copy;

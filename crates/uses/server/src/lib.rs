@@ -14,6 +14,8 @@
 //!   `log_limit`: how many lines there are.
 //! - `control`: what whoever runs the server sees and may do. `counters`: what is counted.
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
 mod clients;
 mod connection;
 mod control;
@@ -217,10 +219,11 @@ impl Server {
                 None => return,
                 Some(Ok(fd)) => self.hand_over(fd),
                 Some(Err(error)) => {
-                    let is_news =
-                        said.is_none_or(|said: Instant| said.elapsed() >= UNACCEPTED_AGAIN);
+                    let is_news = said.is_none_or(|said: Instant| {
+                        blockhaul_io::elapsed(said) >= UNACCEPTED_AGAIN
+                    });
                     if is_news {
-                        said = Some(Instant::now());
+                        said = Some(blockhaul_io::now());
                         log::warn!(error:% = error; "cannot accept connections: {error}");
                     }
                     let changed = self.clients.changed();

@@ -2,10 +2,10 @@
 //! where that failed and may pass.
 
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use blockhaul_block::{Can, DeviceExt, Error, Flags, Op, Pending, Reply, Request, Result};
-use blockhaul_io::{Data, Room};
+use blockhaul_io::{Data, Reservation};
 
 use super::Lane;
 use crate::flushes::Unproven;
@@ -57,7 +57,7 @@ impl Lane {
             let at_once = known && self.shared.streaming.is_none();
             let piece = self.pace.zero_piece.get();
             let part = if at_once { end - at } else { piece.min(end - at) };
-            let (started, mut done) = (Instant::now(), Done::default());
+            let (started, mut done) = (blockhaul_io::now(), Done::default());
             match self.zero(home, at, part, known, &mut done).await {
                 Ok(()) => {
                     self.count(&done);
@@ -65,7 +65,7 @@ impl Lane {
                     at += part;
                     attempts = 0;
                     self.rest_in_flight().await;
-                    if started.elapsed() < QUICK && part == piece {
+                    if blockhaul_io::elapsed(started) < QUICK && part == piece {
                         self.pace.zero_piece.set(piece.saturating_mul(4));
                     }
                 }
@@ -115,7 +115,7 @@ impl Lane {
         self: Rc<Self>,
         home: Home,
         at: u64,
-        room: Room,
+        room: Reservation,
         look: bool,
     ) -> Result<()> {
         let len = room.len() as u64;
@@ -141,7 +141,7 @@ impl Lane {
         &self,
         home: Home,
         at: u64,
-        room: Room,
+        room: Reservation,
         look: bool,
         done: &mut Done,
     ) -> Result<(), Failed> {
@@ -268,11 +268,11 @@ impl Lane {
             };
             parts.push((len, zero, self.submit_change(home, request)));
         }
-        let asked = Instant::now();
+        let asked = blockhaul_io::now();
         let mut result = Ok(());
         for (len, zero, pending) in parts {
             let reply = pending.await;
-            self.shared.progress.meter.took(Side::Target, asked.elapsed());
+            self.shared.progress.meter.took(Side::Target, blockhaul_io::elapsed(asked));
             match reply {
                 Ok(_) if zero => {
                     done.zeroed += len;
@@ -292,11 +292,11 @@ impl Lane {
     }
 
     /// Reads from the source; `None`: all zero.
-    pub(super) async fn read(&self, at: u64, room: Room) -> Result<Option<Data>, Failed> {
+    pub(super) async fn read(&self, at: u64, room: Reservation) -> Result<Option<Data>, Failed> {
         let generation = self.source.generation();
-        let asked = Instant::now();
+        let asked = blockhaul_io::now();
         let reply = self.source.device().submit(Request::read(at, room)).await;
-        self.shared.progress.meter.took(Side::Source, asked.elapsed());
+        self.shared.progress.meter.took(Side::Source, blockhaul_io::elapsed(asked));
         match reply {
             Ok(Reply::Data(data)) => Ok(Some(data)),
             Ok(_) => Ok(None),
@@ -307,9 +307,9 @@ impl Lane {
     /// Changes the target.
     pub(super) async fn change(&self, home: Home, request: Request) -> Result<(), Failed> {
         let generation = self.target.generation();
-        let asked = Instant::now();
+        let asked = blockhaul_io::now();
         let reply = self.submit_change(home, request).await;
-        self.shared.progress.meter.took(Side::Target, asked.elapsed());
+        self.shared.progress.meter.took(Side::Target, blockhaul_io::elapsed(asked));
         match reply {
             Ok(_) => Ok(()),
             Err(error) => Err(Failed { side: Side::Target, generation, error }),

@@ -4,7 +4,6 @@
 //! that matters is met again there, and told.
 
 use std::rc::Rc;
-use std::time::Instant;
 
 use super::reflink::Piece;
 use super::{Lane, OpenSegment, SAMPLE_EVERY};
@@ -58,21 +57,21 @@ impl Lane {
             }
             Mover::TimeKernel(most) => {
                 self.drained().await;
-                let started = Instant::now();
+                let started = blockhaul_io::now();
                 let done = self.by_kernel(home, at, piece, unseen.min(most)).await?;
-                known.note(done - at, started.elapsed());
+                known.note(done - at, blockhaul_io::elapsed(started));
                 segment.count_moved((done - at).div_ceil(size));
                 Some(done)
             }
             Mover::TimeRequests(most) => {
                 self.drained().await;
-                let (started, stop) = (Instant::now(), stop.min(at + most));
+                let (started, stop) = (blockhaul_io::now(), stop.min(at + most));
                 let mut here = at;
                 while here < stop {
                     here = self.request(segment, (here, stop)).await?;
                 }
                 self.drained().await;
-                known.note(here - at, started.elapsed());
+                known.note(here - at, blockhaul_io::elapsed(started));
                 Some(here)
             }
         }

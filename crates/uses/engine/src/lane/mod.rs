@@ -15,10 +15,10 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use blockhaul_block::{Can, Error, Kind, Result};
-use blockhaul_io::{Event, Room};
+use blockhaul_io::{Event, Reservation};
 
 use self::open::{Flight, Next, OpenSegment};
 use crate::handle::Handle;
@@ -184,13 +184,13 @@ impl Lane {
         self.hold_place();
         let mut used = false;
         while !self.shared.stopped() {
-            let asked = Instant::now();
+            let asked = blockhaul_io::now();
             // Who waits starts nothing.
             self.shared.signals.end_work();
             let next = queue.next().await;
             self.shared.signals.begin_work();
             let Some(segment) = next else { break };
-            if asked.elapsed() > IDLE {
+            if blockhaul_io::elapsed(asked) > IDLE {
                 self.shared.learned.tuner.disturb();
             }
             if !std::mem::replace(&mut used, true) {
@@ -465,7 +465,7 @@ impl Lane {
     }
 
     /// Room for a request. Its worst need is one buffer: it is read into and written from.
-    async fn room(&self, len: u64, look: bool) -> Result<Room> {
+    async fn room(&self, len: u64, look: bool) -> Result<Reservation> {
         let (pool, bytes) = (&self.shared.memory.pool, len as usize);
         let room = match &self.shared.memory.late {
             Some(late) => late.reserve_late(bytes, pool).await,

@@ -8,10 +8,9 @@
 
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
 
 use blockhaul_block::{Can, Error, Kind, Reply, Request, Result};
-use blockhaul_io::{Data, Room, is_zero};
+use blockhaul_io::{Data, Reservation, is_zero};
 
 use super::Lane;
 use super::chunk::{Done, Failed};
@@ -72,11 +71,11 @@ impl Lane {
         if self.safety.ending.get() || self.safety.armed.replace(true) {
             return;
         }
-        let (lane, due) = (self.clone(), Instant::now() + journal.interval);
+        let (lane, due) = (self.clone(), blockhaul_io::now() + journal.interval);
         drop(blockhaul_io::spawn(async move {
             loop {
                 let mark = lane.load.changed.mark();
-                let left = due.saturating_duration_since(Instant::now());
+                let left = due.saturating_duration_since(blockhaul_io::now());
                 if left.is_zero() || lane.safety.ending.get() {
                     break;
                 }
@@ -295,7 +294,7 @@ impl Lane {
         self: Rc<Self>,
         home: Home,
         at: u64,
-        room: Room,
+        room: Reservation,
         again: bool,
     ) -> Result<()> {
         let len = room.len() as u64;
@@ -317,7 +316,7 @@ impl Lane {
         &self,
         home: Home,
         at: u64,
-        room: Room,
+        room: Reservation,
         again: bool,
     ) -> Result<(), Failed> {
         let len = room.len() as u64;

@@ -28,7 +28,7 @@ pub async fn copy_from_pipe(
     pool: &Pool,
     progress: &Arc<Progress>,
 ) -> Result<Summary> {
-    let started = Instant::now();
+    let started = blockhaul_io::now();
     let device = target.device();
     let facts = device.facts();
     crate::resolved::check_target(0, &facts)?;
@@ -99,7 +99,7 @@ impl Window {
     }
 
     /// Room for another request, when the window allows it.
-    async fn room(&mut self, pool: &Pool, len: u64) -> Result<blockhaul_io::Room> {
+    async fn room(&mut self, pool: &Pool, len: u64) -> Result<blockhaul_io::Reservation> {
         while self.out.len() >= self.requests
             || (self.bytes > 0 && self.bytes + len > self.queue_size)
         {
@@ -181,7 +181,7 @@ impl Target {
                 }
             }
         }
-        let asked = Instant::now();
+        let asked = blockhaul_io::now();
         self.progress.meter.begin();
         let mut result = Ok(());
         for (start, len, zero, pending) in parts {
@@ -215,7 +215,7 @@ impl Target {
         let mut attempts = 0;
         loop {
             let reply = pending.await;
-            self.progress.meter.took(Side::Target, asked.elapsed());
+            self.progress.meter.took(Side::Target, blockhaul_io::elapsed(asked));
             let Err(error) = reply else { return Ok(()) };
             self.retries.recover_standing(error, &mut attempts).await?;
             pending = self.device.submit(again());

@@ -4,10 +4,9 @@ use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::atomic::Ordering;
 use std::task::Poll;
-use std::time::Instant;
 
 use blockhaul_block::{Error, Kind};
-use blockhaul_io::{Pool, Room};
+use blockhaul_io::{Pool, Reservation};
 use blockhaul_wire::Errno;
 use blockhaul_wire::reply::Answer;
 
@@ -91,7 +90,7 @@ impl Session {
         }
     }
 
-    pub(super) async fn room(&self, len: u64) -> Result<Room, Error> {
+    pub(super) async fn room(&self, len: u64) -> Result<Reservation, Error> {
         // Bounded by the payload limit, which has 32 bits.
         let len = usize::try_from(len).unwrap_or(usize::MAX);
         self.wait_until_fair(len).await;
@@ -178,7 +177,7 @@ impl Session {
             }
             let mut wait = None;
             if let Some(stop) = self.server.stop_order() {
-                let now = Instant::now();
+                let now = blockhaul_io::now();
                 if self.in_flight.count() > 0 {
                     if now >= stop.drained {
                         self.give_up();
