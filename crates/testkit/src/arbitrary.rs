@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Range;
 
 use blockhaul_block::{Can, Contexts, Facts, Flags, Op, OpKind, Request};
-use blockhaul_io::{Buf, Data, Room};
+use blockhaul_io::{Buf, Data, Reservation};
 
 use crate::rng::Rng;
 
@@ -73,11 +73,11 @@ impl Fill {
 impl Step {
     /// The request, with memory outside of any pool. `contexts` are those that extents are asked for.
     pub fn request(&self, contexts: Contexts) -> Request {
-        self.request_in(Room::unpooled(self.payload()), contexts)
+        self.request_in(Reservation::unpooled(self.payload()), contexts)
     }
 
     /// The request with this room of [`Step::payload`] bytes for what it reads or writes.
-    pub fn request_in(&self, room: Room, contexts: Contexts) -> Request {
+    pub fn request_in(&self, room: Reservation, contexts: Contexts) -> Request {
         let op = match self.kind {
             OpKind::Read => Op::Read(room),
             OpKind::Write => {

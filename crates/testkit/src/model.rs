@@ -8,7 +8,7 @@ use blockhaul_block::{
     BASE_ALLOCATION, Can, Device, Error, Extents, Facts, Flags, HOLE, Kind, Op, OpKind, Outcome,
     Pending, Reply, Request, ZERO,
 };
-use blockhaul_io::{Data, Room};
+use blockhaul_io::{Data, Reservation};
 
 use crate::rng::Rng;
 
@@ -169,7 +169,7 @@ impl Model {
         Ok(Reply::Done)
     }
 
-    fn read(&self, room: Room, bytes: &[u8]) -> Reply {
+    fn read(&self, room: Reservation, bytes: &[u8]) -> Reply {
         if self.holes && bytes.iter().all(|&byte| byte == 0) {
             return Reply::Hole;
         }
@@ -357,7 +357,7 @@ mod tests {
     use super::*;
 
     fn read(model: &mut Model, at: u64, len: usize) -> Vec<u8> {
-        match model.apply(Request::read(at, Room::unpooled(len))).unwrap() {
+        match model.apply(Request::read(at, Reservation::unpooled(len))).unwrap() {
             Reply::Data(data) => data.bytes().to_vec(),
             Reply::Hole => vec![0; len],
             other => panic!("{other:?}"),

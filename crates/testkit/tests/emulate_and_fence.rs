@@ -8,7 +8,7 @@ use blockhaul_block::{
     BASE_ALLOCATION, Can, Contexts, Device, DeviceExt, Extents, Facts, Flags, Kind, OpKind,
     Pending, Reply, Request, fence,
 };
-use blockhaul_io::{Config, Data, Engine, Room, Runtime};
+use blockhaul_io::{Config, Data, Engine, Reservation, Runtime};
 use blockhaul_testkit::conform::{self, Options};
 use blockhaul_testkit::fault::{FaultDevice, Rule, Then};
 use blockhaul_testkit::model::{Completion, Model, ModelDevice, Seen};
@@ -247,7 +247,7 @@ fn answers_that_do_not_fit_are_errors() {
         let hole = || Reply::Hole;
         let empty = || Reply::Extents(vec![Extents::new()]);
         let long = || Reply::Extents(vec![Extents::one(513, 0)]);
-        let read = || Request::read(0, Room::unpooled(512));
+        let read = || Request::read(0, Reservation::unpooled(512));
         let write = || Request::write(0, Data::zeroes(512));
         let ask = || Request::extents(0, 512, Contexts::first());
         let cases: [Case; 8] = [

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use blockhaul_block::{Can, Device, DeviceExt, Flags, Kind, OpKind, Request, fence};
 use blockhaul_catalog::Opened;
-use blockhaul_io::{Config, Data, Engine, Room, Runtime};
+use blockhaul_io::{Config, Data, Engine, Reservation, Runtime};
 use blockhaul_testkit::conform::{self, Options, Subject};
 use blockhaul_testkit::crash::CrashDevice;
 use blockhaul_testkit::fault::{FaultDevice, Rule, Then};
@@ -114,7 +114,7 @@ fn reads_overtake_each_other_by_seed() {
         let order = std::rc::Rc::new(std::cell::RefCell::new(Vec::new()));
         let mut tasks = Vec::new();
         for index in 0..20 {
-            let pending = device.submit(Request::read(index, Room::unpooled(1)));
+            let pending = device.submit(Request::read(index, Reservation::unpooled(1)));
             let order = order.clone();
             tasks.push(blockhaul_io::spawn(async move {
                 pending.await.unwrap();

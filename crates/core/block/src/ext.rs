@@ -1,6 +1,6 @@
 //! Sugar for callers: one method per command over [`Device::submit`].
 
-use blockhaul_io::{Data, Room};
+use blockhaul_io::{Data, Reservation};
 
 use crate::{Contexts, Device, Error, Extents, Kind, Reply, Request, Result};
 
@@ -8,7 +8,7 @@ use crate::{Contexts, Device, Error, Extents, Kind, Reply, Request, Result};
 pub trait DeviceExt: Device {
     /// Reads `len` bytes into memory outside of any pool. A hole yields zeroes.
     fn read(&self, at: u64, len: usize) -> impl Future<Output = Result<Data>> {
-        let pending = self.submit(Request::read(at, Room::unpooled(len)));
+        let pending = self.submit(Request::read(at, Reservation::unpooled(len)));
         async move {
             match pending.await? {
                 Reply::Data(data) => Ok(data),

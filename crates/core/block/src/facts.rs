@@ -42,7 +42,7 @@ pub struct Facts {
     /// Payloads of writes that are parked in the kernel ([`blockhaul_io::Parked`]) are moved on without a copy:
     /// callers that do not look at the bytes should park them.
     pub takes_parked: bool,
-    /// Reads take the memory of their room when their answer arrives ([`blockhaul_io::Room::claim`]), so that late
+    /// Reads take the memory of their room when their answer arrives ([`blockhaul_io::Reservation::claim`]), so that late
     /// room is enough for them.
     pub claims_room: bool,
     /// The storage behind the device keeps sentence 11 of the contract by itself, whichever handles

@@ -49,7 +49,7 @@
 //!     A FUA request whose error says [`Error::is_before_flush`] is no failed flush: nothing was flushed
 //!     yet, and earlier writes are as safe as before.
 //!
-//! Callers hand in the memory that a read fills (as [`blockhaul_io::Room`], reserved before), so that devices
+//! Callers hand in the memory that a read fills (as [`blockhaul_io::Reservation`], reserved before), so that devices
 //! never wait for buffers. A layer that needs scratch memory owns a small pool of its own.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use bitflags::bitflags;
-use blockhaul_io::{Data, Room};
+use blockhaul_io::{Data, Reservation};
 
 use crate::{Contexts, Extents};
 
@@ -24,7 +24,7 @@ pub struct Request {
 #[derive(Debug)]
 pub enum Op {
     /// Read into memory that the caller has reserved: a room of the request's length.
-    Read(Room),
+    Read(Reservation),
     /// Write these bytes: as many as the request's length.
     Write(Data),
     /// Make the range read as zeroes.
@@ -106,7 +106,7 @@ impl fmt::Display for OpKind {
 
 impl Request {
     /// A read of `room.len()` bytes.
-    pub fn read(at: u64, room: Room) -> Request {
+    pub fn read(at: u64, room: Reservation) -> Request {
         let len = room.len() as u64;
         Request { op: Op::Read(room), at, len, flags: Flags::empty() }
     }

@@ -12,7 +12,7 @@ use blockhaul_block::{
     Reply, Request, Result, ZERO,
 };
 use blockhaul_catalog::{Backend, Opened, Opening, Target};
-use blockhaul_io::{Data, Room};
+use blockhaul_io::{Data, Reservation};
 
 use crate::{fill, operand};
 
@@ -138,7 +138,7 @@ impl Device for MemoryDevice {
 }
 
 impl MemoryDevice {
-    fn read(&self, at: u64, room: Room) -> Pending {
+    fn read(&self, at: u64, room: Reservation) -> Pending {
         if self.pages.absent(at, room.len() as u64) {
             return Pending::ready(Ok(Reply::Hole));
         }

@@ -7,7 +7,7 @@ use blockhaul_block::{
     Request, Result, emulate,
 };
 use blockhaul_catalog::{Args, Backend, Intent, Opened, Opening, Target, percent_decode};
-use blockhaul_io::{Pool, Room};
+use blockhaul_io::{Pool, Reservation};
 
 /// Longest piece of a read that reaches over the end of a file, and how many are read at a time.
 const PIECE: usize = 256 << 10;
@@ -222,7 +222,7 @@ impl Shared {
         Ok(Reply::Extents(vec![all]))
     }
 
-    async fn read(&self, at: u64, room: Room) -> blockhaul_block::Outcome {
+    async fn read(&self, at: u64, room: Reservation) -> blockhaul_block::Outcome {
         let mut buf = room.into_buf();
         let end = at + buf.len() as u64;
         let mut zero = true;

@@ -1,7 +1,7 @@
 //! What has come of the reply to one request, and what its chunks say.
 
 use blockhaul_block::{Error, Extents, Kind, Outcome, Reply};
-use blockhaul_io::{Buf, Data, Room};
+use blockhaul_io::{Buf, Data, Reservation};
 use blockhaul_wire::reply::{ChunkKind, Failure, Hole};
 use blockhaul_wire::status::{Form, Status};
 
@@ -33,7 +33,7 @@ pub(crate) enum Want {
 /// A read that is being answered.
 pub(crate) struct Reading {
     /// Until the first byte comes.
-    room: Option<Room>,
+    room: Option<Reservation>,
     buf: Option<Buf>,
     /// All of it at once, in memory or parked.
     whole: Option<Data>,
@@ -43,12 +43,12 @@ pub(crate) struct Reading {
 }
 
 impl Reading {
-    pub(crate) fn new(room: Room) -> Reading {
+    pub(crate) fn new(room: Reservation) -> Reading {
         Reading { room: Some(room), buf: None, whole: None, covered: Vec::new(), holes: Vec::new() }
     }
 
     /// The room, when nothing has come yet: for a payload that is all of the answer.
-    pub(crate) fn take_room(&mut self) -> Option<Room> {
+    pub(crate) fn take_room(&mut self) -> Option<Reservation> {
         self.room.take()
     }
 
@@ -70,7 +70,7 @@ impl Reading {
     /// Takes the buffer out to be filled; give it back with [`Reading::filled`]. `None` when all of the
     /// answer has come at once before.
     pub(crate) fn take_buf(&mut self) -> Option<Buf> {
-        self.buf.take().or_else(|| self.room.take().map(Room::into_buf))
+        self.buf.take().or_else(|| self.room.take().map(Reservation::into_buf))
     }
 
     pub(crate) fn filled(&mut self, buf: Buf, start: u64, len: u64) {

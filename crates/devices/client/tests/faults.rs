@@ -9,7 +9,7 @@ use std::sync::mpsc::TryRecvError;
 use std::time::{Duration, Instant};
 
 use blockhaul_block::{Can, Contexts, Device, Error, Kind, Pending, Reply, Request};
-use blockhaul_io::{Data, Room};
+use blockhaul_io::{Data, Reservation};
 use blockhaul_testkit::peer::{Conversation, How, Said, Scripted, Spoil};
 use blockhaul_wire::request::Header;
 use blockhaul_wire::{Command, Headers, Replies, magic};
@@ -347,7 +347,7 @@ fn more_extents_than_there_can_be_end_the_connection() {
 /// Submits 64 requests of several kinds.
 fn sixty_four(device: &dyn Device) -> Vec<Pending> {
     let one = |index: u64| match index % 4 {
-        0 => Request::read(index * 4096, Room::unpooled(4096)),
+        0 => Request::read(index * 4096, Reservation::unpooled(4096)),
         1 => Request::write(index * 4096, Data::copy_of(&[1; 4096])),
         2 => Request::zero(index * 4096, 4096),
         _ => Request::extents(index * 4096, 4096, Contexts::first()),
@@ -536,7 +536,8 @@ fn payloads_around_the_size_of_socket_buffers() {
                 let [first, second] = writes;
                 first.await.unwrap();
                 second.await.unwrap();
-                let reads = [0, 7].map(|at| device.submit(Request::read(at, Room::unpooled(len))));
+                let reads =
+                    [0, 7].map(|at| device.submit(Request::read(at, Reservation::unpooled(len))));
                 for (at, pending) in [0, 7].into_iter().zip(reads) {
                     assert!(bytes_of(pending.await, len) == model[at..at + len], "{len}");
                 }

@@ -7,7 +7,7 @@ use blockhaul_block::{
     BASE_ALLOCATION, Can, Contexts, Device, Facts, HOLE, Op, Pending, Reply, Request, Result, ZERO,
 };
 use blockhaul_catalog::{Args, Layer, ParamKind};
-use blockhaul_io::{Buf, Data, Room};
+use blockhaul_io::{Buf, Data, Reservation};
 
 use crate::declared::{Declared, layer, misfit, param, param_or, usage};
 
@@ -131,7 +131,7 @@ impl EvilDevice {
         EvilDevice { inner, facts: Arc::new(facts), evil, base, reads: AtomicU64::new(0) }
     }
 
-    fn read(&self, at: u64, room: Room) -> Pending {
+    fn read(&self, at: u64, room: Reservation) -> Pending {
         let len = room.len() as u64;
         let count = self.reads.fetch_add(1, Ordering::Relaxed);
         let wrong = self.evil.wrong_bits(at, len, count);
@@ -176,7 +176,7 @@ impl EvilDevice {
 /// The payload as memory that may be changed.
 fn own(data: Data) -> Buf {
     data.try_into_buf().unwrap_or_else(|data| {
-        let mut buf = Room::unpooled(data.len()).into_buf();
+        let mut buf = Reservation::unpooled(data.len()).into_buf();
         buf.copy_from_slice(data.bytes());
         buf
     })

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use blockhaul_block::{
     BlockSizes, Can, Device, Error, Facts, Kind, Op, Pending, Reply, Request, Result,
 };
-use blockhaul_io::{Data, Room};
+use blockhaul_io::{Data, Reservation};
 
 /// The facts of content that is only read, of a file with these.
 pub(crate) fn facts_of_content(file: &Facts, size: u64) -> Facts {
@@ -137,7 +137,7 @@ fn submit(file: &Arc<impl Unpack>, request: Request) -> Pending {
 /// A range, put together from the parts that it lies in.
 async fn assemble(
     at: u64,
-    room: Room,
+    room: Reservation,
     part_at: impl Fn(u64) -> Option<Part>,
     decoded: impl AsyncFn(Part) -> Result<Data>,
 ) -> Result<Data> {

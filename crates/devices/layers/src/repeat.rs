@@ -1,7 +1,7 @@
 //! A request that may have to be made again.
 
 use blockhaul_block::{Contexts, Error, Flags, Kind, Op, Request, Result};
-use blockhaul_io::{Data, Wish};
+use blockhaul_io::{Data, ReservationSpec};
 
 use crate::declared::usage;
 
@@ -14,7 +14,7 @@ pub(crate) struct Repeat {
 }
 
 enum What {
-    Read(Wish),
+    Read(ReservationSpec),
     Write(Data),
     Zero,
     Trim,

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use blockhaul_block::{Device, Error, Kind, Reply, Request, Result};
-use blockhaul_io::{Data, Pool, Room};
+use blockhaul_io::{Data, Pool, Reservation};
 
 use crate::declared::misfit;
 
@@ -44,7 +44,7 @@ impl Scratch {
     }
 
     /// Waits for room for a piece.
-    pub(crate) async fn room(&self, len: u64) -> Result<Room> {
+    pub(crate) async fn room(&self, len: u64) -> Result<Reservation> {
         let len = usize::try_from(len).unwrap_or(usize::MAX);
         let room = self.pool.reserve(len).await;
         room.map_err(|error| Error::new(Kind::NoMemory, "no scratch memory").because(error))

@@ -7,7 +7,7 @@ use blockhaul_block::{
     Request, Result, ZERO,
 };
 use blockhaul_catalog::{Args, Layer, ParamKind};
-use blockhaul_io::{Data, Room};
+use blockhaul_io::{Data, Reservation};
 
 use crate::declared::{Declared, layer, param, usage};
 use crate::scratch::{Scratch, is_zero};
@@ -97,7 +97,7 @@ impl Device for TruncateDevice {
 
 impl TruncateDevice {
     /// A read that reaches behind the end of the device below.
-    fn read(&self, at: u64, room: Room, inside: u64) -> Pending {
+    fn read(&self, at: u64, room: Reservation, inside: u64) -> Pending {
         let (inner, scratch) = (self.inner.clone(), self.scratch.clone());
         Pending::start(async move {
             let mut buf = room.into_buf();

@@ -79,7 +79,7 @@ fn one_block_is_brought_once_whoever_wants_it() {
         let asked: Vec<_> = (0..64_u64)
             .map(|index| {
                 let at = 3 * BLOCK + index * 1000;
-                let room = blockhaul_io::Room::unpooled(900);
+                let room = blockhaul_io::Reservation::unpooled(900);
                 (at, handles[index as usize % 2].submit(Request::read(at, room)))
             })
             .collect();

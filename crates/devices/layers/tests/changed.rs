@@ -10,7 +10,7 @@ use blockhaul_block::{
     Reply, Request, Result, ZERO,
 };
 use blockhaul_catalog::{Below, Layer};
-use blockhaul_io::{Data, Room};
+use blockhaul_io::{Data, Reservation};
 use blockhaul_layers::StatsLayer;
 use common::{layer, on_workers, read, refused, runs, stacked, write};
 
@@ -220,7 +220,7 @@ fn block_sizes_are_told_kept_to_and_enforced() {
         assert_eq!(sizes, Some((4096, 65536, 1 << 20)));
         assert_eq!(told.block.minimum, 1, "others are served");
         let strict = over_memory(&["blocksize?minimum=512&maximum=4k&error-policy=error"]);
-        for request in [Request::zero(1, 512), Request::read(0, Room::unpooled(8192))] {
+        for request in [Request::zero(1, 512), Request::read(0, Reservation::unpooled(8192))] {
             assert_eq!(strict.submit(request).await.unwrap_err().kind(), Kind::Invalid);
         }
         assert_eq!(read(&strict, 512, 4096).await, [0; 4096]);

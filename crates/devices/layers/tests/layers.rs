@@ -10,7 +10,7 @@ use blockhaul_block::{
     Result, ZERO,
 };
 use blockhaul_catalog::{Layer, Registry};
-use blockhaul_io::{Config, Data, Remote, Room, Runtime};
+use blockhaul_io::{Config, Data, Remote, Reservation, Runtime};
 
 fn on_workers<F>(check: fn() -> F)
 where
@@ -34,7 +34,7 @@ fn refused(text: &str) -> Error {
 }
 
 fn read(at: u64, len: usize) -> Request {
-    Request::read(at, Room::unpooled(len))
+    Request::read(at, Reservation::unpooled(len))
 }
 
 #[test]

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use blockhaul_block::{Can, Device, DeviceExt, Kind};
 use blockhaul_catalog::Intent;
-use blockhaul_io::Room;
+use blockhaul_io::Reservation;
 use blockhaul_testkit::require_peer;
 use common::{on_workers, read, write};
 use peers::{content, open, run, through_nbdkit};
@@ -37,7 +37,10 @@ async fn check_content(device: &Arc<dyn Device>, expected: &[u8]) {
             (
                 at,
                 len,
-                device.submit(blockhaul_block::Request::read(at, Room::unpooled(len as usize))),
+                device.submit(blockhaul_block::Request::read(
+                    at,
+                    Reservation::unpooled(len as usize),
+                )),
             )
         })
         .collect();

@@ -57,8 +57,8 @@ pub use driver::{Engine, Interest, uring_available};
 pub use fifo_lock::{FifoGuard, FifoLock};
 pub use file::{Allocate, File, Reading, Writing, sync_folder};
 pub use memory::{
-    ALIGN, Buf, Data, Lent, Parked, PayloadRoute, Pool, Room, RouteCounters, TooLarge, Wish,
-    disable_parking,
+    ALIGN, Buf, Data, Lent, Parked, PayloadRoute, Pool, Reservation, ReservationSpec,
+    RouteCounters, TooLarge, disable_parking,
 };
 pub use net::{Listener, Peer, Stream};
 pub use op::ready;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::context::moved;
 use crate::seal::{Incoming, Opener, RECORD_PLAIN_MAX};
-use crate::{Data, Parked, Room, Stream};
+use crate::{Data, Parked, Reservation, Stream};
 
 /// Bytes asked for at a time when messages are small: many of them per system call.
 const STAGE: usize = 64 << 10;
@@ -257,7 +257,7 @@ impl RecvWindow {
     pub async fn payload_or_parked(
         &mut self,
         stream: &Stream,
-        room: Room,
+        room: Reservation,
     ) -> io::Result<Option<Data>> {
         let begun = if self.secured.is_some() { Err(room) } else { Parked::begin(room) };
         let mut parked = match begun {

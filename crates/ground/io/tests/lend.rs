@@ -118,7 +118,7 @@ fn a_full_socket_is_waited_for_and_everything_arrives_in_order() {
         let mut lent = Vec::new();
         for round in 0..40_u8 {
             let len = (64 << 10) + usize::from(round) * 9973;
-            let mut buf = blockhaul_io::Room::unpooled(len).counted(&counters).into_buf();
+            let mut buf = blockhaul_io::Reservation::unpooled(len).counted(&counters).into_buf();
             buf.iter_mut().enumerate().for_each(|(i, byte)| *byte = round ^ (i / 4099) as u8);
             // From the middle of the memory, too.
             let data = Data::from(buf).slice(usize::from(round), len - usize::from(round));

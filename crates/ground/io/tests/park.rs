@@ -5,7 +5,8 @@ use std::io::Write;
 use std::os::unix::net::UnixStream;
 
 use blockhaul_io::{
-    Buf, Config, Data, Engine, File, Parked, Pool, RecvWindow, Room, Runtime, SendQueue, Stream,
+    Buf, Config, Data, Engine, File, Parked, Pool, RecvWindow, Reservation, Runtime, SendQueue,
+    Stream,
 };
 
 fn pattern(len: usize) -> Vec<u8> {
@@ -19,7 +20,7 @@ fn file_of(bytes: &[u8]) -> File {
 }
 
 fn park(file: &File, at: u64, len: usize) -> Parked {
-    let mut parked = Parked::begin(Room::unpooled(len).parkable()).expect("a pipe is free");
+    let mut parked = Parked::begin(Reservation::unpooled(len).parkable()).expect("a pipe is free");
     assert_eq!(parked.fill_from_file(file, at).unwrap(), len);
     assert_eq!(parked.missing(), 0);
     parked
@@ -36,7 +37,8 @@ fn on_every_engine<F: Future<Output = ()> + 'static>(
 #[test]
 fn small_large_and_unwilling_rooms_are_not_parked() {
     for (len, park) in [(4096, true), (1 << 20, true), (256 << 10, false)] {
-        let room = if park { Room::unpooled(len).parkable() } else { Room::unpooled(len) };
+        let room =
+            if park { Reservation::unpooled(len).parkable() } else { Reservation::unpooled(len) };
         assert!(Parked::begin(room).is_err(), "{len}");
     }
 }
@@ -65,7 +67,7 @@ fn looking_copies_once_and_room_comes_back() {
 #[test]
 fn a_file_that_ends_parks_less() {
     let file = file_of(&pattern(100_000));
-    let mut parked = Parked::begin(Room::unpooled(100_000).parkable()).unwrap();
+    let mut parked = Parked::begin(Reservation::unpooled(100_000).parkable()).unwrap();
     assert_eq!(parked.fill_from_file(&file, 50_000).unwrap(), 50_000);
     assert_eq!(parked.missing(), 50_000);
     let (buf, copied) = parked.into_buf().unwrap();
@@ -91,7 +93,7 @@ fn payloads_travel_from_file_to_file_through_two_sockets() {
             let mut at = 0;
             for len in lens {
                 queue.head(b"12345678901234567890123456789012");
-                let room = Room::unpooled(len).parkable();
+                let room = Reservation::unpooled(len).parkable();
                 queue.data(match Parked::begin(room) {
                     Ok(mut parked) => {
                         parked.fill_from_file(&source, at as u64).unwrap();
@@ -115,7 +117,7 @@ fn payloads_travel_from_file_to_file_through_two_sockets() {
             }
             assert_eq!(&window.bytes()[..4], b"1234", "at {at}");
             window.consume(32);
-            let room = Room::unpooled(len).parkable();
+            let room = Reservation::unpooled(len).parkable();
             let data = window.payload_or_parked(&b, room).await.unwrap().unwrap();
             assert_eq!(data.len(), len);
             match data.take_parked() {
@@ -144,7 +146,7 @@ fn a_stream_that_ends_in_a_payload_is_noticed() {
         a.write_all(&pattern(100_000)).unwrap();
         drop(a);
         let mut window = RecvWindow::new();
-        let room = Room::unpooled(200_000).parkable();
+        let room = Reservation::unpooled(200_000).parkable();
         assert!(window.payload_or_parked(&b, room).await.unwrap().is_none());
     });
 }
@@ -162,7 +164,7 @@ fn a_payload_in_tiny_pieces_arrives_although_its_pipe_has_too_few_slots() {
             sent.chunks(97).for_each(|piece| a.write_all(piece).unwrap());
         });
         let mut window = RecvWindow::new();
-        let room = Room::unpooled(bytes.len()).parkable();
+        let room = Reservation::unpooled(bytes.len()).parkable();
         let work = window.payload_or_parked(&b, room);
         let data = blockhaul_io::timeout(std::time::Duration::from_secs(120), work).await;
         let data = data.expect("no endless wait").unwrap().unwrap();

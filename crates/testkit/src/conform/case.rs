@@ -167,8 +167,9 @@ impl Case {
         let mut at = range.start;
         while at < range.end {
             let len = chunk.min(range.end - at) as usize;
-            let reply =
-                self.ok_on(device, Request::read(at, blockhaul_io::Room::unpooled(len))).await?;
+            let reply = self
+                .ok_on(device, Request::read(at, blockhaul_io::Reservation::unpooled(len)))
+                .await?;
             bytes.extend_from_slice(&read_bytes(reply, len)?);
             at += len as u64;
         }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use blockhaul_block::{Can, Flags, Kind, Reply, Request};
-use blockhaul_io::Room;
+use blockhaul_io::Reservation;
 
 use super::case::{Case, WHOLE_MAX, read_bytes, same};
 use super::{Checked, Verdict, ensure, skip_if};
@@ -81,7 +81,7 @@ pub(super) async fn a_read_answers_exactly_the_bytes_asked_for(case: Case) -> Ch
         let Some((start, bytes)) = within else { continue };
         let len = (range.end - range.start) as usize;
         let expected = &bytes[(range.start - start) as usize..][..len];
-        let reply = case.ok(Request::read(range.start, Room::unpooled(len))).await?;
+        let reply = case.ok(Request::read(range.start, Reservation::unpooled(len))).await?;
         let hole = matches!(reply, Reply::Hole);
         let found = read_bytes(reply, len)?;
         let kind = if hole { "a hole for data" } else { "wrong bytes" };

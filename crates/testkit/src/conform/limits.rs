@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use blockhaul_block::{Access, BASE_ALLOCATION, Can, Contexts, Flags, Kind, Op, Request};
-use blockhaul_io::{Buf, Data, Pool, Room};
+use blockhaul_io::{Buf, Data, Pool, Reservation};
 
 use super::case::{Case, WHOLE_MAX, same};
 use super::{Checked, Verdict, ensure, skip_if};
@@ -59,7 +59,7 @@ async fn refused(case: &Case, what: &str, request: Request, kind: Kind) -> Resul
 }
 
 fn read(at: u64, len: u64) -> Request {
-    Request::read(at, Room::unpooled(len as usize))
+    Request::read(at, Reservation::unpooled(len as usize))
 }
 
 fn write(at: u64, len: u64) -> Request {
@@ -95,7 +95,7 @@ pub(super) async fn the_fence_refuses_what_the_facts_forbid(case: Case) -> Check
         refused(&case, "an unaligned length", read(0, minimum + 1), Kind::Invalid).await?;
     }
     if size >= minimum * 2 {
-        let room = Op::Read(Room::unpooled(minimum as usize));
+        let room = Op::Read(Reservation::unpooled(minimum as usize));
         let misfit = Request { op: room, ..read(0, minimum * 2) };
         refused(&case, "a room shorter than the read", misfit, Kind::Invalid).await?;
     }

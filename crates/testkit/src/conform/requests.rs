@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use blockhaul_block::{Can, Device, Flags, OpKind, Pending, Request};
-use blockhaul_io::{Data, Remote, Room};
+use blockhaul_io::{Data, Remote, Reservation};
 
 use super::case::{Case, read_bytes, same};
 use super::{Checked, Verdict, ensure, skip_if};
@@ -18,7 +18,7 @@ const TRIES: usize = 10;
 
 /// One request of each kind that the facts allow, in this range.
 fn one_of_each(case: &Case, at: u64, len: u64) -> Vec<Request> {
-    let mut all = vec![Request::read(at, Room::unpooled(len as usize))];
+    let mut all = vec![Request::read(at, Reservation::unpooled(len as usize))];
     let mut add = |can: Can, request: Request| {
         if case.can(can) {
             all.push(request);
@@ -121,7 +121,7 @@ async fn at_once(case: &Case, places: &[Range<u64>]) -> Result<Duration, String>
         let len = place.end - place.start;
         let request = match case.keeps() {
             true => Request::write(place.start, Data::copy_of(&case.noise(len))),
-            false => Request::read(place.start, Room::unpooled(len as usize)),
+            false => Request::read(place.start, Reservation::unpooled(len as usize)),
         };
         out.push(case.device.submit(request));
     }
@@ -211,7 +211,7 @@ pub(super) async fn requests_in_flight_may_be_awaited_in_any_order(case: Case) -
     }
     let mut out: Vec<(usize, Pending)> = Vec::new();
     for (index, place) in places.iter().enumerate() {
-        let room = Room::unpooled((place.end - place.start) as usize);
+        let room = Reservation::unpooled((place.end - place.start) as usize);
         out.push((index, case.device.submit(Request::read(place.start, room))));
     }
     case.shuffle(&mut out);
@@ -387,7 +387,7 @@ pub(super) async fn handles_move_between_workers(case: Case) -> Checked {
         let device = case.device.clone();
         let (at, len, bytes) = (place.start, before.len(), after.clone());
         let there = Remote::to(index + 1).spawn(move || async move {
-            let reply = device.submit(Request::read(at, Room::unpooled(len))).await;
+            let reply = device.submit(Request::read(at, Reservation::unpooled(len))).await;
             let found = read_bytes(reply.map_err(|error| error.to_string())?, len)?;
             if keeps {
                 let write = device.submit(Request::write(at, Data::copy_of(&bytes)));
@@ -430,7 +430,7 @@ pub(super) async fn workers_write_disjoint_ranges(case: Case) -> Checked {
             for (at, bytes) in &mine {
                 let request = match keeps {
                     true => Request::write(*at, Data::copy_of(bytes)),
-                    false => Request::read(*at, Room::unpooled(bytes.len())),
+                    false => Request::read(*at, Reservation::unpooled(bytes.len())),
                 };
                 out.push(device.submit(request));
             }

@@ -1,7 +1,7 @@
 //! A whole plain server over a model, one request after the other, that spoils what it is told to.
 
 use blockhaul_block::{Can, Contexts, Extents, Facts, Flags, Op, Reply, Request};
-use blockhaul_io::{Data, Room};
+use blockhaul_io::{Data, Reservation};
 use blockhaul_wire::request::{Filter, Header};
 use blockhaul_wire::{Command, CommandFlags, ExportFlags, Headers, Replies, magic};
 
@@ -300,7 +300,7 @@ impl Session<'_> {
         let ours = match request.command {
             Command::Read => {
                 let len = usize::try_from(len).ok().filter(|&len| len <= 64 << 20).ok_or(22_u32)?;
-                Request::read(at, Room::unpooled(len))
+                Request::read(at, Reservation::unpooled(len))
             }
             Command::Write => Request::write(at, Data::copy_of(&payload)).with(flags(&[fua])),
             Command::Flush => Request::flush(),

@@ -7,7 +7,7 @@ use blockhaul_block::{
     BASE_ALLOCATION, Can, DeviceExt as _, Error, Kind, Reply, Request, Result, ZERO,
 };
 use blockhaul_catalog::Stack;
-use blockhaul_io::Room;
+use blockhaul_io::Reservation;
 
 use crate::end::End;
 use crate::feed::{Feed, Known};
@@ -119,7 +119,7 @@ pub(crate) async fn first_content(end: Rc<End>, (from, to): (u64, u64)) -> Resul
             continue;
         }
         let len = LOOK.min(to - place);
-        let request = Request::read(place, Room::unpooled(len as usize));
+        let request = Request::read(place, Reservation::unpooled(len as usize));
         if let Reply::Data(data) = end.device().submit(request).await?
             && let Some(found) = data.bytes().iter().position(|&byte| byte != 0)
         {
@@ -136,7 +136,7 @@ async fn read(source: Rc<End>, at: u64, len: u64) -> Result<[u8; 32]> {
     let mut attempts = 0;
     loop {
         let generation = source.generation();
-        let request = Request::read(at, Room::unpooled(len as usize));
+        let request = Request::read(at, Reservation::unpooled(len as usize));
         match source.device().submit(request).await {
             Ok(Reply::Data(data)) => return Ok(blake3::hash(data.bytes()).into()),
             Ok(Reply::Hole) => return Ok(blake3::hash(&vec![0; len as usize]).into()),

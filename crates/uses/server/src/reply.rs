@@ -1,7 +1,7 @@
 //! Outcomes of requests as NBD replies.
 
 use blockhaul_block::{Error, Extents, Kind, Reply};
-use blockhaul_io::{Data, Room, SendQueue};
+use blockhaul_io::{Data, Reservation, SendQueue};
 use blockhaul_wire::reply::{Answer, Failure, Hole};
 use blockhaul_wire::request::{Command, Header};
 use blockhaul_wire::status::{Extent, Wanted};
@@ -18,7 +18,7 @@ pub(crate) struct Asked {
     /// Bytes that one extent of a reply may have.
     pub(crate) longest: u64,
     /// Memory for a long list of extents, none for other requests.
-    pub(crate) room: Option<Room>,
+    pub(crate) room: Option<Reservation>,
 }
 
 /// Queues the reply to a request; an error if that is what it tells.

@@ -11,7 +11,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use blockhaul_io::{Buf, Data, Notify, Pool, RangeLocks, Room};
+use blockhaul_io::{Buf, Data, Notify, Pool, RangeLocks, Reservation};
 
 use crate::{
     Access, BlockSizes, Contexts, Device, Error, Facts, FileRange, Flags, Kind, Op, Pending, Reply,
@@ -194,7 +194,7 @@ impl Shared {
 
     /// Reads the blocks around a range, in pieces that the device takes, and copies the range out:
     /// so that a slow consumer does not hold scratch memory that all share.
-    async fn read(&self, at: u64, room: Room, start: u64, len: u64) -> Result<Reply> {
+    async fn read(&self, at: u64, room: Reservation, start: u64, len: u64) -> Result<Reply> {
         let mut buf = room.into_buf();
         let end = at + buf.len() as u64;
         let mut all_zero = true;
@@ -312,7 +312,7 @@ impl Shared {
         self.inner.submit(Request::write(start, buf.into()).with(fua)).await
     }
 
-    async fn scratch(&self, len: u64) -> Result<Room> {
+    async fn scratch(&self, len: u64) -> Result<Reservation> {
         let room = self.scratch.reserve(len as usize).await;
         room.map_err(|error| Error::new(Kind::NoMemory, "no scratch memory").because(error))
     }

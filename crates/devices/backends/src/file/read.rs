@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use blockhaul_block::{Error, Kind, Outcome, Pending, Reply};
-use blockhaul_io::{Buf, Parked, PayloadRoute, Room};
+use blockhaul_io::{Buf, Parked, PayloadRoute, Reservation};
 use rustix::fs::{Advice, fadvise, fstat};
 
 use super::storage::{INLINE_MAX, Inner, count};
 
 impl Inner {
-    pub(super) fn read(self: &Arc<Inner>, at: u64, room: Room) -> Pending {
+    pub(super) fn read(self: &Arc<Inner>, at: u64, room: Reservation) -> Pending {
         let len = room.len() as u64;
         if self.storage.grows {
             let inner = self.clone();

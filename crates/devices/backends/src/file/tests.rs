@@ -13,7 +13,9 @@ use blockhaul_block::{
     Result, ZERO,
 };
 use blockhaul_catalog::{Args, Backend, Direct, Intent, Target};
-use blockhaul_io::{Allocate, Config, Data, Engine, PayloadRoute, Room, RouteCounters, Runtime};
+use blockhaul_io::{
+    Allocate, Config, Data, Engine, PayloadRoute, Reservation, RouteCounters, Runtime,
+};
 use tempfile::TempDir;
 
 use super::device::FileDevice;
@@ -306,7 +308,7 @@ fn changes_by_both_routes_take_turns_on_the_same_pages() {
         if inner.storage.past.is_none() {
             return;
         }
-        let page = || Data::from(Room::unpooled(64 << 10).into_buf());
+        let page = || Data::from(Reservation::unpooled(64 << 10).into_buf());
         let crooked = |at| target.submit(Request::write(at, Data::copy_of(&[9; 50])));
         let waits = async |pending: &mut Pending| {
             blockhaul_io::timeout(Duration::from_millis(20), pending).await.is_err()
@@ -338,7 +340,7 @@ fn auto_goes_past_the_page_cache_for_what_is_not_in_it() {
         assert_eq!(past, target.inner().storage.past.is_some());
         assert_eq!(target.facts().block.minimum, 1);
         let counters = Arc::new(RouteCounters::default());
-        let room = Room::unpooled(1 << 20).counted(&counters);
+        let room = Reservation::unpooled(1 << 20).counted(&counters);
         let mut buf = room.into_buf();
         buf.fill(7);
         target.write(0, buf.into()).await.unwrap();
@@ -356,7 +358,7 @@ fn auto_goes_past_the_page_cache_for_what_is_not_in_it() {
         let source = device(&path, "", Intent::READ.direct(Direct::Auto)).unwrap();
         assert!(source.facts().takes_parked);
         let read = || {
-            let room = Room::unpooled(1 << 20).counted(&counters);
+            let room = Reservation::unpooled(1 << 20).counted(&counters);
             source.submit(Request::read(0, room))
         };
         let Ok(Reply::Data(data)) = read().await else { panic!("no data") };

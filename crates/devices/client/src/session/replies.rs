@@ -5,7 +5,7 @@ use std::pin::pin;
 use std::sync::Arc;
 
 use blockhaul_block::{Error, Kind};
-use blockhaul_io::{RecvWindow, Room};
+use blockhaul_io::{RecvWindow, Reservation};
 use blockhaul_wire::Replies;
 use blockhaul_wire::reply::{self, Chunk, ChunkKind, Header};
 
@@ -178,7 +178,7 @@ impl Session {
 
     /// The memory of an answer that has come. Meanwhile nothing is received, which is not the server's
     /// silence.
-    async fn claim(&self, room: Room) -> Room {
+    async fn claim(&self, room: Reservation) -> Reservation {
         {
             let mut state = self.lock();
             if state.partial > 0 {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use blockhaul_block::{Contexts, Device, Error, Reply, Request};
 use blockhaul_catalog::{Intent, Registry, Spec, Stack};
-use blockhaul_io::{Data, Listener, Room, Runtime};
+use blockhaul_io::{Data, Listener, Reservation, Runtime};
 use blockhaul_server::{Config, Export, Limits, Offers, Server};
 use blockhaul_testkit::model::Model;
 use blockhaul_testkit::peer::{Offer, Scripted};
@@ -131,7 +131,7 @@ where
 }
 
 pub async fn read(device: &dyn Device, at: u64, len: usize) -> Result<Vec<u8>, Error> {
-    bytes(device.submit(Request::read(at, Room::unpooled(len))).await, len)
+    bytes(device.submit(Request::read(at, Reservation::unpooled(len))).await, len)
 }
 
 pub fn bytes(outcome: Result<Reply, Error>, len: usize) -> Result<Vec<u8>, Error> {

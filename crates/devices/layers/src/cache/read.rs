@@ -5,7 +5,7 @@ use std::sync::Arc;
 use blockhaul_block::{
     Device as _, Error, Extents, Flags, HOLE, Kind, Outcome, Pending, Reply, Request, Result, ZERO,
 };
-use blockhaul_io::{Buf, Data, Room, Task};
+use blockhaul_io::{Buf, Data, Reservation, Task};
 
 use super::blocks::State;
 use super::hold::Hold;
@@ -21,7 +21,7 @@ const HINT_MAX: u64 = 4 << 30;
 const ASKED_MAX: usize = 64;
 
 impl Handle {
-    pub(super) fn submit_read(self: &Arc<Handle>, at: u64, room: Room) -> Pending {
+    pub(super) fn submit_read(self: &Arc<Handle>, at: u64, room: Reservation) -> Pending {
         let end = at + room.len() as u64;
         match self.store.view(at, end) {
             View::Kept(vanished) => {

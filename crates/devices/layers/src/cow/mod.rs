@@ -11,7 +11,7 @@ use blockhaul_block::{
     Pending, Reply, Request, Result, ZERO,
 };
 use blockhaul_catalog::{Args, Layer, ParamKind};
-use blockhaul_io::{Allocate, Buf, Data, File, Room};
+use blockhaul_io::{Allocate, Buf, Data, File, Reservation};
 
 use crate::declared::{Declared, misfit, opened, param, param_or, usage};
 use crate::per_disk::PerDisk;
@@ -221,7 +221,7 @@ impl Device for CowDevice {
 
 impl Cow {
     /// Reads a range of several states.
-    async fn read(&self, at: u64, room: Room) -> Outcome {
+    async fn read(&self, at: u64, room: Reservation) -> Outcome {
         let mut buf = room.into_buf();
         let runs = self.overlay.runs(at, at + buf.len() as u64, usize::MAX);
         for (from, to, state) in runs {

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use blockhaul_block::{Device, Error, Kind, Reply, Request, Result};
 use blockhaul_catalog::{Args, Below, Layer, Opening, ParamKind};
-use blockhaul_io::{Data, Room};
+use blockhaul_io::{Data, Reservation};
 
 use crate::declared::{Declared, param_or, usage};
 use crate::packed::{Kept, Part, Unpack, Unpacked, facts_of_content};
@@ -199,10 +199,10 @@ impl Reader {
         if len == 0 {
             return Ok(Data::zeroes(0));
         }
-        let room = Room::unpooled(len as usize);
+        let room = Reservation::unpooled(len as usize);
         match self.inner.submit(Request::read(at, room)).await? {
             Reply::Data(data) => Ok(data),
-            Reply::Hole => Ok(Room::unpooled(len as usize).into_buf().into()),
+            Reply::Hole => Ok(Reservation::unpooled(len as usize).into_buf().into()),
             _ => Err(crate::declared::misfit()),
         }
     }
@@ -308,7 +308,7 @@ impl File {
             if (left as u64) < part.len {
                 break;
             }
-            let mut buf = Room::unpooled(part.len as usize).into_buf();
+            let mut buf = Reservation::unpooled(part.len as usize).into_buf();
             buf.copy_from_slice(&cursor.content[used..used + part.len as usize]);
             used += part.len as usize;
             let data = Data::from(buf);

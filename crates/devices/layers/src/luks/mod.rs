@@ -16,7 +16,7 @@ use blockhaul_block::{
     Result,
 };
 use blockhaul_catalog::{Below, Layer, Opening, ParamKind};
-use blockhaul_io::{Buf, Data, Room};
+use blockhaul_io::{Buf, Data, Reservation};
 
 use crate::declared::{Declared, misfit, param, param_or, usage};
 use crate::per_disk::PerDisk;
@@ -259,7 +259,7 @@ impl Inside {
 /// The payload as memory that may be changed.
 fn own(data: Data) -> Buf {
     data.try_into_buf().unwrap_or_else(|data| {
-        let mut buf = Room::unpooled(data.len()).into_buf();
+        let mut buf = Reservation::unpooled(data.len()).into_buf();
         buf.copy_from_slice(data.bytes());
         buf
     })

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use blockhaul_block::{Device, Error, Kind, Result};
 use blockhaul_catalog::{Args, Below, Layer, Opening, ParamKind};
-use blockhaul_io::{Data, Room};
+use blockhaul_io::{Data, Reservation};
 use crc32fast::hash as crc32;
 use lzma_rust2::{Action, Status, XzStream};
 
@@ -191,7 +191,7 @@ fn decode(packed: &[u8], block: Block, longest: u64) -> Result<Data, String> {
     let dictionary = longest.max(DICTIONARY) + (1 << 20);
     let limit = u32::try_from(dictionary / 1024).unwrap_or(u32::MAX);
     let mut stream = XzStream::new_mem_limit(false, limit);
-    let mut buf = Room::unpooled(block.len as usize).into_buf();
+    let mut buf = Reservation::unpooled(block.len as usize).into_buf();
     let (mut made, mut status) = (0, Status::Ok);
     // The decoder compares the block's lengths with an index, whatever checksum there is.
     for input in [packed, &block.end_of_stream()] {

@@ -15,7 +15,7 @@ use super::route_counters::RouteCounters;
 /// A payload: bytes that are only read from here on, shared and sliced without copying.
 ///
 /// The bytes are in memory, or *parked* in the kernel, where the caller allowed that
-/// ([`Room::parkable`](crate::Room::parkable)). Whoever passes a payload on need not know. Whoever must look
+/// ([`Reservation::parkable`](crate::Reservation::parkable)). Whoever passes a payload on need not know. Whoever must look
 /// at one that may be parked copies it out first ([`Data::load`]), which can fail; then there is
 /// [`Data::bytes`].
 #[derive(Clone)]

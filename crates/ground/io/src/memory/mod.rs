@@ -7,7 +7,7 @@ mod data;
 mod lend;
 mod park;
 mod pool;
-mod room;
+mod reservation;
 mod route_counters;
 
 pub use self::block::ALIGN;
@@ -18,5 +18,5 @@ pub(crate) use self::lend::Lending;
 pub use self::lend::Lent;
 pub use self::park::{Parked, disable_parking};
 pub use self::pool::{Pool, TooLarge};
-pub use self::room::{Room, Wish};
+pub use self::reservation::{Reservation, ReservationSpec};
 pub use self::route_counters::{PayloadRoute, RouteCounters};

@@ -3,7 +3,7 @@
 //!
 //! A payload that nobody looks at need not come to user space: a file's page cache parks, a socket
 //! sends; a socket parks, a file or another socket takes. Pipes are few and reused, and a parked
-//! payload keeps its [`Room`], so that whoever does look ([`Parked::into_buf`]) has memory for it.
+//! payload keeps its [`Reservation`], so that whoever does look ([`Parked::into_buf`]) has memory for it.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice};
 
 use super::buf::Buf;
-use super::room::Room;
+use super::reservation::Reservation;
 use super::route_counters::PayloadRoute;
 use crate::sys::lend_pages;
 
@@ -106,7 +106,7 @@ pub struct Parked {
     pipe: Option<Pipe>,
     /// Bytes in the pipe.
     held: usize,
-    room: Option<Room>,
+    room: Option<Reservation>,
     /// The bytes came from a file, not from a socket.
     from_file: bool,
 }
@@ -114,7 +114,7 @@ pub struct Parked {
 impl Parked {
     /// An empty pipe for a payload of `room.len()` bytes, or the room back when parking is not allowed,
     /// not worth it, or not possible now.
-    pub fn begin(room: Room) -> Result<Parked, Room> {
+    pub fn begin(room: Reservation) -> Result<Parked, Reservation> {
         if !room.may_park() || !Parked::pays(room.len()) {
             return Err(room);
         }
@@ -152,7 +152,7 @@ impl Parked {
 
     /// Bytes that are still missing.
     pub fn missing(&self) -> usize {
-        self.room.as_ref().map_or(0, Room::len).saturating_sub(self.held)
+        self.room.as_ref().map_or(0, Reservation::len).saturating_sub(self.held)
     }
 
     fn pipe(&self) -> &Pipe {
@@ -241,7 +241,7 @@ impl Parked {
     }
 
     fn count(&self, moved: usize, route: PayloadRoute) {
-        if let Some(counters) = self.room.as_ref().and_then(Room::counters) {
+        if let Some(counters) = self.room.as_ref().and_then(Reservation::counters) {
             counters.add(route, moved);
         }
     }
@@ -249,7 +249,7 @@ impl Parked {
     /// Copies what is parked into a buffer of the payload's full length; what is missing is left as
     /// the pool had it. Returns the buffer and the number of bytes that were parked.
     pub fn into_buf(mut self) -> io::Result<(Buf, usize)> {
-        let room = self.room.take().unwrap_or_else(|| Room::unpooled(self.held));
+        let room = self.room.take().unwrap_or_else(|| Reservation::unpooled(self.held));
         let mut buf = room.into_buf();
         let mut copied = 0;
         while self.held > 0 {

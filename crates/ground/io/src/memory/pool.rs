@@ -1,13 +1,13 @@
 //! The bounded buffer pool. Waiting for it is what bounds the memory of requests.
 //!
-//! Two steps: [`Pool::reserve`] waits until `len` bytes are free and returns a [`Room`](crate::Room), a promise of
-//! memory; [`Room::into_buf`](crate::Room::into_buf) then never waits. Bytes are counted, not requests, in power-of-two
+//! Two steps: [`Pool::reserve`] waits until `len` bytes are free and returns a [`Reservation`](crate::Reservation), a promise of
+//! memory; [`Reservation::into_buf`](crate::Reservation::into_buf) then never waits. Bytes are counted, not requests, in power-of-two
 //! classes, and blocks are reused last-in-first-out, because a block that was just used is still in
 //! the cache. A pool may have a parent: [`Pool::share`] gives a connection a part that bounds what it
 //! can pin, while the parent bounds all together.
 //!
 //! A room may also be *late*: it counts in a pool of its own until its bytes arrive, and only then does
-//! [`Room::claim`](crate::Room::claim) take memory. What is on a long path is not memory here yet.
+//! [`Reservation::claim`](crate::Reservation::claim) take memory. What is on a long path is not memory here yet.
 //!
 //! Rule for callers: nobody waits for room while holding room of the same pool (deadlock); a request
 //! reserves its worst need at once, and layers that need scratch memory keep their own small pool.
@@ -368,7 +368,7 @@ pub(super) struct Hold {
 }
 
 impl Hold {
-    /// The charge now belongs to a `Room`.
+    /// The charge now belongs to a `Reservation`.
     pub(super) fn forget(&mut self) {
         self.pool = None;
     }

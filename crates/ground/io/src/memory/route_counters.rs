@@ -1,7 +1,7 @@
 //! How payloads travelled: counters that whoever reserves memory for them lends to it.
 //!
 //! The route of a payload is decided where it passes, by sockets, files and pipes that know nothing of
-//! each other. So its [`Room`](crate::Room) carries the caller's counters along.
+//! each other. So its [`Reservation`](crate::Reservation) carries the caller's counters along.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use blockhaul_block::{Can, DeviceExt, Error, Flags, Op, Pending, Reply, Request, Result};
-use blockhaul_io::{Data, Room};
+use blockhaul_io::{Data, Reservation};
 
 use super::Lane;
 use crate::flushes::Unproven;
@@ -114,7 +114,7 @@ impl Lane {
         self: Rc<Self>,
         home: u64,
         at: u64,
-        room: Room,
+        room: Reservation,
         look: bool,
     ) -> Result<()> {
         let len = room.len() as u64;
@@ -140,7 +140,7 @@ impl Lane {
         &self,
         home: u64,
         at: u64,
-        room: Room,
+        room: Reservation,
         look: bool,
         done: &mut Done,
     ) -> Result<(), Failed> {
@@ -287,7 +287,7 @@ impl Lane {
     }
 
     /// Reads from the source; `None`: all zero.
-    pub(super) async fn read(&self, at: u64, room: Room) -> Result<Option<Data>, Failed> {
+    pub(super) async fn read(&self, at: u64, room: Reservation) -> Result<Option<Data>, Failed> {
         let generation = self.source.generation();
         let asked = Instant::now();
         let reply = self.source.device().submit(Request::read(at, room)).await;

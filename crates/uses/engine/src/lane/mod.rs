@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use blockhaul_block::{Can, Error, Kind, Result};
-use blockhaul_io::{Event, Room};
+use blockhaul_io::{Event, Reservation};
 
 use crate::end::End;
 use crate::job::Job;
@@ -263,7 +263,7 @@ impl Lane {
     }
 
     /// Room for a request. Its worst need is one buffer: it is read into and written from.
-    async fn room(&self, len: u64, look: bool) -> Result<Room> {
+    async fn room(&self, len: u64, look: bool) -> Result<Reservation> {
         let (pool, bytes) = (&self.job.pool, len as usize);
         let room = match &self.job.late {
             Some(late) => late.reserve_late(bytes, pool).await,

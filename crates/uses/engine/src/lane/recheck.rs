@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use blockhaul_block::{Can, Error, Kind, Reply, Request, Result};
-use blockhaul_io::{Data, Room};
+use blockhaul_io::{Data, Reservation};
 
 use super::Lane;
 use super::chunk::{Done, Failed};
@@ -275,7 +275,7 @@ impl Lane {
         self: Rc<Self>,
         home: u64,
         at: u64,
-        room: Room,
+        room: Reservation,
         again: bool,
     ) -> Result<()> {
         let len = room.len() as u64;
@@ -293,7 +293,13 @@ impl Lane {
         }
     }
 
-    async fn try_recheck(&self, home: u64, at: u64, room: Room, again: bool) -> Result<(), Failed> {
+    async fn try_recheck(
+        &self,
+        home: u64,
+        at: u64,
+        room: Reservation,
+        again: bool,
+    ) -> Result<(), Failed> {
         let len = room.len() as u64;
         let data = self.read(at, room).await?;
         let counts = &self.job.retries;

@@ -99,7 +99,7 @@ impl Window {
     }
 
     /// Room for another request, when the window allows it.
-    async fn room(&mut self, pool: &Pool, len: u64) -> Result<blockhaul_io::Room> {
+    async fn room(&mut self, pool: &Pool, len: u64) -> Result<blockhaul_io::Reservation> {
         while self.out.len() >= self.requests
             || (self.bytes > 0 && self.bytes + len > self.queue_size)
         {

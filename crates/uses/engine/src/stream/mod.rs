@@ -19,7 +19,7 @@ pub use from::copy_from_pipe;
 pub use to::copy_to_pipe;
 
 /// Room if there is some, or waits for it when nothing of ours could free any.
-async fn room_now(pool: &Pool, len: u64, wait: bool) -> Result<Option<blockhaul_io::Room>> {
+async fn room_now(pool: &Pool, len: u64, wait: bool) -> Result<Option<blockhaul_io::Reservation>> {
     if let Some(room) = pool.try_reserve(len as usize) {
         return Ok(Some(room));
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use blockhaul_block::{Device, Error, Kind, Reply, Request, Result};
-use blockhaul_io::{Data, Pool, Room};
+use blockhaul_io::{Data, Pool, Reservation};
 
 use crate::end::End;
 use crate::zeroes::is_zero;
@@ -46,7 +46,7 @@ pub(crate) async fn read(end: &End, pool: &Pool, at: u64, len: u64) -> Result<Op
 }
 
 /// Room for a block; none for nothing.
-pub(super) async fn room(pool: &Pool, len: u64) -> Result<Option<Room>> {
+pub(super) async fn room(pool: &Pool, len: u64) -> Result<Option<Reservation>> {
     let no_room =
         |error: blockhaul_io::TooLarge| Error::new(Kind::NoMemory, "no buffer").because(error);
     match len {
@@ -56,13 +56,13 @@ pub(super) async fn room(pool: &Pool, len: u64) -> Result<Option<Room>> {
 }
 
 /// Reads a block once.
-pub(super) async fn find(end: &End, room: Room, at: u64) -> Found {
+pub(super) async fn find(end: &End, room: Reservation, at: u64) -> Found {
     let generation = end.generation();
     try_read(&end.device(), room, at).await.map_err(|error| (error, generation))
 }
 
 /// Reads a block, in pieces where the device takes no more at once; `None`: all zero.
-async fn try_read(device: &Arc<dyn Device>, room: Room, at: u64) -> Result<Option<Data>> {
+async fn try_read(device: &Arc<dyn Device>, room: Reservation, at: u64) -> Result<Option<Data>> {
     let len = room.len() as u64;
     let facts = device.facts();
     let minimum = facts.block.minimum.max(1);
@@ -79,7 +79,7 @@ async fn try_read(device: &Arc<dyn Device>, room: Room, at: u64) -> Result<Optio
     while start < len {
         let part = most.min(len - start);
         // Small, and in sequence: outside of the pool, which this block holds a buffer of.
-        let room = blockhaul_io::Room::unpooled(part as usize);
+        let room = blockhaul_io::Reservation::unpooled(part as usize);
         if let Reply::Data(data) = device.submit(Request::read(at + start, room)).await? {
             whole[start as usize..(start + part) as usize].copy_from_slice(data.bytes());
         }

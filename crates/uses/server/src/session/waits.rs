@@ -7,7 +7,7 @@ use std::task::Poll;
 use std::time::Instant;
 
 use blockhaul_block::{Error, Kind};
-use blockhaul_io::{Pool, Room};
+use blockhaul_io::{Pool, Reservation};
 use blockhaul_wire::Errno;
 use blockhaul_wire::reply::Answer;
 
@@ -90,7 +90,7 @@ impl Session {
         }
     }
 
-    pub(super) async fn room(&self, len: u64) -> Result<Room, Error> {
+    pub(super) async fn room(&self, len: u64) -> Result<Reservation, Error> {
         // Bounded by the payload limit, which has 32 bits.
         let len = usize::try_from(len).unwrap_or(usize::MAX);
         self.wait_until_fair(len).await;

@@ -11,13 +11,13 @@ use super::route_counters::RouteCounters;
 
 impl Pool {
     /// Room for `len` bytes if it is free now and nobody waits for it.
-    pub fn try_reserve(&self, len: usize) -> Option<Room> {
+    pub fn try_reserve(&self, len: usize) -> Option<Reservation> {
         let cost = Self::cost(len);
-        self.charge_all_now(cost).then(|| Room::of(self, cost, len))
+        self.charge_all_now(cost).then(|| Reservation::of(self, cost, len))
     }
 
     /// Waits for room for `len` bytes, first come first served.
-    pub async fn reserve(&self, len: usize) -> Result<Room, TooLarge> {
+    pub async fn reserve(&self, len: usize) -> Result<Reservation, TooLarge> {
         if let Some(room) = self.try_reserve(len) {
             return Ok(room);
         }
@@ -29,12 +29,12 @@ impl Pool {
             level = pool.parent();
         }
         held.iter_mut().for_each(Hold::forget);
-        Ok(Room::of(self, cost, len))
+        Ok(Reservation::of(self, cost, len))
     }
 
     /// Waits for late room for `len` bytes: it counts in this pool until its memory is claimed from
     /// `memory`, which must be another pool.
-    pub async fn reserve_late(&self, len: usize, memory: &Pool) -> Result<Room, TooLarge> {
+    pub async fn reserve_late(&self, len: usize, memory: &Pool) -> Result<Reservation, TooLarge> {
         let asked = Self::cost(len);
         if asked > memory.limit() {
             return Err(TooLarge { asked, limit: memory.limit() });
@@ -46,7 +46,7 @@ impl Pool {
 }
 
 /// Room for a buffer of `len` bytes, reserved in a pool; given back when dropped.
-pub struct Room {
+pub struct Reservation {
     /// `None` for memory outside of pools.
     pool: Option<Pool>,
     cost: u64,
@@ -59,15 +59,15 @@ pub struct Room {
     memory: Option<Pool>,
 }
 
-impl Room {
+impl Reservation {
     /// Room outside of any pool: for tests and for small fixed needs.
-    pub fn unpooled(len: usize) -> Room {
-        Room { pool: None, cost: 0, len, park: false, counters: None, memory: None }
+    pub fn unpooled(len: usize) -> Reservation {
+        Reservation { pool: None, cost: 0, len, park: false, counters: None, memory: None }
     }
 
     /// Room that is charged already.
-    fn of(pool: &Pool, cost: u64, len: usize) -> Room {
-        let mut room = Room::unpooled(len);
+    fn of(pool: &Pool, cost: u64, len: usize) -> Reservation {
+        let mut room = Reservation::unpooled(len);
         (room.pool, room.cost) = (Some(pool.clone()), cost);
         room
     }
@@ -75,22 +75,22 @@ impl Room {
     /// The same room, which may also be filled with bytes that stay in the kernel
     /// ([`Parked`](crate::Parked)): the caller will most likely not look at them.
     #[must_use]
-    pub fn parkable(mut self) -> Room {
+    pub fn parkable(mut self) -> Reservation {
         self.park = true;
         self
     }
 
     /// The same room, to be filled with bytes in memory: a layer looks at them.
     #[must_use]
-    pub fn in_memory(mut self) -> Room {
+    pub fn in_memory(mut self) -> Reservation {
         self.park = false;
         self
     }
 
     /// The way to room of the same kind again, for whoever repeats a request.
-    pub fn like(&self) -> Wish {
+    pub fn like(&self) -> ReservationSpec {
         let (pool, memory) = (self.pool.clone(), self.memory.clone());
-        Wish { pool, memory, len: self.len, park: self.park }
+        ReservationSpec { pool, memory, len: self.len, park: self.park }
     }
 
     /// Whether the bytes may stay in the kernel.
@@ -100,7 +100,7 @@ impl Room {
 
     /// The same room, whose payload is counted in `counters` where it does not just go through memory.
     #[must_use]
-    pub fn counted(mut self, counters: &Arc<RouteCounters>) -> Room {
+    pub fn counted(mut self, counters: &Arc<RouteCounters>) -> Reservation {
         self.counters = Some(counters.clone());
         self
     }
@@ -121,8 +121,8 @@ impl Room {
 
     /// The same room with its memory, now that its bytes arrive: waits for it where the room is late.
     /// Who receives several answers in turn must not wait while one of them is there in part
-    /// ([`claim_now`](Room::claim_now)).
-    pub async fn claim(mut self) -> Room {
+    /// ([`claim_now`](Reservation::claim_now)).
+    pub async fn claim(mut self) -> Reservation {
         let Some(memory) = self.memory.take() else { return self };
         match memory.reserve(self.len).await {
             Ok(mut room) => {
@@ -137,16 +137,16 @@ impl Room {
         }
     }
 
-    /// As [`claim`](Room::claim), but never waits: the memory is used beyond the limit of its pool.
+    /// As [`claim`](Reservation::claim), but never waits: the memory is used beyond the limit of its pool.
     #[must_use]
-    pub fn claim_now(mut self) -> Room {
+    pub fn claim_now(mut self) -> Reservation {
         let Some(memory) = self.memory.take() else { return self };
         let mut level = Some(&memory);
         while let Some(pool) = level {
             pool.charge_beyond(self.cost);
             level = pool.parent();
         }
-        let mut room = Room::of(&memory, self.cost, self.len);
+        let mut room = Reservation::of(&memory, self.cost, self.len);
         (room.park, room.counters) = (self.park, self.counters.take());
         room
     }
@@ -163,7 +163,7 @@ impl Room {
     }
 }
 
-impl Drop for Room {
+impl Drop for Reservation {
     fn drop(&mut self) {
         if let Some(pool) = self.pool.take() {
             pool.release_all(self.cost);
@@ -171,26 +171,26 @@ impl Drop for Room {
     }
 }
 
-impl fmt::Debug for Room {
+impl fmt::Debug for Reservation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Room({} bytes)", self.len)
+        write!(f, "Reservation({} bytes)", self.len)
     }
 }
 
 /// Room of a kind that was had before.
 #[derive(Debug, Clone)]
-pub struct Wish {
+pub struct ReservationSpec {
     pool: Option<Pool>,
     memory: Option<Pool>,
     len: usize,
     park: bool,
 }
 
-impl Wish {
+impl ReservationSpec {
     /// Waits for such room, in the pool that the first came from; not while holding room of it.
-    pub async fn room(&self) -> Result<Room, TooLarge> {
+    pub async fn room(&self) -> Result<Reservation, TooLarge> {
         let mut room = match &self.pool {
-            None => Room::unpooled(self.len),
+            None => Reservation::unpooled(self.len),
             Some(pool) => pool.reserve(self.len).await?,
         };
         (room.park, room.memory) = (self.park, self.memory.clone());
@@ -285,7 +285,8 @@ mod tests {
         drop(room);
         let Poll::Ready(Ok(room)) = again.as_mut().poll(&mut cx) else { panic!("room is free") };
         assert_eq!((room.len(), room.may_park(), pool.reserved()), (5000, true, 8 << 10));
-        let Poll::Ready(Ok(room)) = pin!(Room::unpooled(7).like().room()).poll(&mut cx) else {
+        let Poll::Ready(Ok(room)) = pin!(Reservation::unpooled(7).like().room()).poll(&mut cx)
+        else {
             panic!("memory outside of pools is there")
         };
         assert_eq!(room.len(), 7);
