@@ -1,4 +1,4 @@
-//! Room of a pool: a promise of memory, until a buffer is made of it.
+//! Reservations: promises of memory of a pool, until a buffer is made of it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -45,7 +45,7 @@ impl Pool {
     }
 }
 
-/// Room for a buffer of `len` bytes, reserved in a pool; given back when dropped.
+/// A promise of memory for a buffer of `len` bytes; given back when dropped.
 pub struct Reservation {
     /// `None` for memory outside of pools.
     pool: Option<Pool>,
@@ -60,12 +60,12 @@ pub struct Reservation {
 }
 
 impl Reservation {
-    /// Room outside of any pool: for tests and for small fixed needs.
+    /// Memory outside of any pool: for tests and for small fixed needs.
     pub fn unpooled(len: usize) -> Reservation {
         Reservation { pool: None, cost: 0, len, park: false, counters: None, memory: None }
     }
 
-    /// Room that is charged already.
+    /// One that is charged already.
     fn of(pool: &Pool, cost: u64, len: usize) -> Reservation {
         let mut room = Reservation::unpooled(len);
         (room.pool, room.cost) = (Some(pool.clone()), cost);
@@ -177,7 +177,7 @@ impl fmt::Debug for Reservation {
     }
 }
 
-/// Room of a kind that was had before.
+/// What a reservation was of, to make another one like it.
 #[derive(Debug, Clone)]
 pub struct ReservationSpec {
     pool: Option<Pool>,
