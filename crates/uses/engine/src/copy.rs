@@ -4,7 +4,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use blockhaul_block::{Can, Device, Error, Facts, Kind, Result};
 use blockhaul_catalog::Stack;
@@ -44,7 +44,7 @@ pub async fn copy(
     pool: &Pool,
     progress: &Arc<Progress>,
 ) -> Result<Summary> {
-    let started = Instant::now();
+    let started = blockhaul_io::now();
     let (from, to) = (source.device().facts(), target.device().facts());
     let minimum = from.block.minimum.max(to.block.minimum);
     let selection = Selection::new(options, &from, minimum)?;
@@ -144,7 +144,7 @@ pub async fn copy(
             None => crate::digest::digest(source, algorithm, options, pool, progress).await?,
         }),
     };
-    Ok(Summary { digest, elapsed: started.elapsed(), ..job.summary(&done) })
+    Ok(Summary { digest, elapsed: blockhaul_io::elapsed(started), ..job.summary(&done) })
 }
 
 /// The options, with segments as in the journal that a copy goes on with. Who does not say how large

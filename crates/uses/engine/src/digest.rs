@@ -4,7 +4,6 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Instant;
 
 use blockhaul_block::{Error, Kind, Result};
 use blockhaul_catalog::Stack;
@@ -74,7 +73,7 @@ async fn read_all(
     // At most what the pool holds, so that a piece that is awaited has its buffer.
     let fits = usize::try_from(pool.limit() / Pool::cost(PIECE as usize)).unwrap_or(1).max(1);
     let window = Rc::new(RefCell::new(Window::new(fits.min(most.max(AHEAD)), fixed)));
-    let since = Instant::now();
+    let since = blockhaul_io::now();
     let mut out: VecDeque<Piece> = VecDeque::new();
     let mut result = Ok(());
     while let Some(segment) = plan.next().await {
@@ -95,10 +94,12 @@ async fn read_all(
                 let len = most.min(run_end - at);
                 let (end, pool, window) = (end.clone(), pool.clone(), window.clone());
                 let read = async move {
-                    let started = Instant::now();
+                    let started = blockhaul_io::now();
                     let read = read(&end, &pool, at, len).await;
                     if len == PIECE {
-                        window.borrow_mut().learn(started.elapsed(), since.elapsed());
+                        window
+                            .borrow_mut()
+                            .learn(blockhaul_io::elapsed(started), blockhaul_io::elapsed(since));
                     }
                     read
                 };

@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use blockhaul_block::{Device, Error, Facts, Kind, Result};
 use blockhaul_catalog::Stack;
@@ -152,9 +152,9 @@ impl Retries {
     }
 
     async fn pause_for(&self, time: Duration) {
-        let due = Instant::now() + time;
+        let due = blockhaul_io::now() + time;
         while !self.stopped() {
-            let left = due.saturating_duration_since(Instant::now());
+            let left = due.saturating_duration_since(blockhaul_io::now());
             if left.is_zero() {
                 return;
             }

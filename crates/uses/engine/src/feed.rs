@@ -202,7 +202,7 @@ impl Feed {
     pub(crate) fn hurry(&mut self) {
         let Some(context) = self.context else { return };
         let waits = self.out.len() + self.late.len();
-        let recent = self.out.back().is_some_and(|last| last.since.elapsed() < HURRY);
+        let recent = self.out.back().is_some_and(|last| blockhaul_io::elapsed(last.since) < HURRY);
         if waits < UNDER_WAY && !recent && self.asked < self.to {
             self.len = self.len.saturating_mul(GROWTH).min(self.most);
             let len = self.len.min(self.to - self.asked);
@@ -241,7 +241,7 @@ impl Feed {
 
     fn question(&self, context: Contexts, at: u64, len: u64) -> Question {
         let answer = blockhaul_io::start(ask(self.end.clone(), at, len, context));
-        Question { at, len, since: Instant::now(), answer }
+        Question { at, len, since: blockhaul_io::now(), answer }
     }
 
     /// Takes in the answer to the oldest question.

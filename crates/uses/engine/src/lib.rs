@@ -10,6 +10,7 @@
 //! On an error or a cancel, nothing more is submitted, everything in flight is awaited, and the first
 //! error is returned: what the target holds then is undefined where it was not copied yet, nowhere
 //! else.
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 mod algorithm;
 mod compare;

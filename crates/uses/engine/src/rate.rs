@@ -32,7 +32,7 @@ impl Rate {
     /// From now on so many bytes and requests per second, also for whoever waits.
     pub fn set(&self, bytes: u64, requests: u64) {
         let mut buckets = self.buckets.lock().expect("no panic under this lock");
-        let now = Instant::now();
+        let now = blockhaul_io::now();
         for (bucket, rate) in buckets.iter_mut().zip([bytes, requests]) {
             if bucket.rate != rate {
                 bucket.refill(now);
@@ -54,7 +54,7 @@ impl Rate {
     /// Waits until a request of `bytes` bytes may start, or `stopped`.
     pub(crate) async fn take(&self, bytes: u64, stopped: impl Fn() -> bool) {
         while self.limited.load(Ordering::Relaxed) && !stopped() {
-            match self.try_take(bytes, Instant::now()) {
+            match self.try_take(bytes, blockhaul_io::now()) {
                 None => return,
                 Some(wait) => blockhaul_io::sleep(wait.min(STEP)).await,
             }
@@ -85,7 +85,7 @@ struct Bucket {
 
 impl Bucket {
     fn new(rate: u64) -> Bucket {
-        Bucket { rate, level: 0.0, filled: Instant::now() }
+        Bucket { rate, level: 0.0, filled: blockhaul_io::now() }
     }
 
     fn refill(&mut self, now: Instant) {

@@ -78,7 +78,7 @@ impl Tuner {
         let next = if fixed { u64::MAX } else { micros(search.due) };
         progress.set_request_size(begin.size);
         Tuner {
-            started: Instant::now(),
+            started: blockhaul_io::now(),
             gate,
             progress,
             size: AtomicU64::new(begin.size),
@@ -100,7 +100,7 @@ impl Tuner {
 
     /// Time since the copy began.
     pub(crate) fn clock(&self) -> Duration {
-        self.started.elapsed()
+        blockhaul_io::elapsed(self.started)
     }
 
     /// Counts a request of `len` bytes that took `time` and ended at `now`, by this clock.

@@ -106,7 +106,7 @@ impl Clients {
         }
         let (completer, ticket) = blockhaul_io::ticket();
         table.open.insert(id, Place { connection, stream, leave: Some(completer), going: false });
-        table.new.insert(id, Instant::now());
+        table.new.insert(id, blockhaul_io::now());
         Some(ticket)
     }
 
@@ -114,7 +114,10 @@ impl Clients {
     /// for others, if it has had its time.
     pub(crate) fn cut_oldest(&self) {
         let mut table = self.table();
-        let old = table.new.first_key_value().is_some_and(|(_, since)| since.elapsed() >= GRACE);
+        let old = table
+            .new
+            .first_key_value()
+            .is_some_and(|(_, since)| blockhaul_io::elapsed(*since) >= GRACE);
         if old && table.going < LINGERING {
             table.make_room();
         }
@@ -133,7 +136,7 @@ impl Clients {
             return None;
         }
         let (_, since) = table.new.first_key_value()?;
-        GRACE.checked_sub(since.elapsed()).filter(|left| !left.is_zero())
+        GRACE.checked_sub(blockhaul_io::elapsed(*since)).filter(|left| !left.is_zero())
     }
 
     /// A ticket that completes when a connection is gone or has finished its handshake.

@@ -109,7 +109,7 @@ impl Complaints {
     }
 
     fn may_speak(&self, most: u32) -> bool {
-        let now = Instant::now();
+        let now = blockhaul_io::now();
         if self.begun.get().is_none_or(|begun| now.duration_since(begun) >= SPAN) {
             self.begun.set(Some(now));
             self.said.set(0);

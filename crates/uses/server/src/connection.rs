@@ -28,7 +28,7 @@ impl Connection {
         Connection {
             id,
             peer,
-            since: Instant::now(),
+            since: blockhaul_io::now(),
             identity: OnceLock::new(),
             export: OnceLock::new(),
             told: AtomicBool::new(false),
@@ -54,7 +54,7 @@ impl Connection {
 
     /// Since when it is open.
     pub(crate) fn age(&self) -> Duration {
-        self.since.elapsed()
+        blockhaul_io::elapsed(self.since)
     }
 
     /// What the client has chosen; none while its handshake lasts.

@@ -90,7 +90,7 @@ impl<'a> Hall<'a> {
     pub(crate) async fn find_for_contexts(&mut self, name: &str) -> Result<Export, Refusal> {
         let found = self.find(name).await;
         if let Err(refusal) = &found {
-            self.refused = Some((name.into(), refusal.clone(), Instant::now()));
+            self.refused = Some((name.into(), refusal.clone(), blockhaul_io::now()));
         }
         found
     }
@@ -98,7 +98,11 @@ impl<'a> Hall<'a> {
     /// The export of this name, which the client chooses.
     pub(crate) async fn choose(&mut self, name: &str) -> Result<Export, Refusal> {
         match self.refused.take() {
-            Some((refused, why, when)) if refused == name && when.elapsed() < AT_ONCE => Err(why),
+            Some((refused, why, when))
+                if refused == name && blockhaul_io::elapsed(when) < AT_ONCE =>
+            {
+                Err(why)
+            }
             _ => self.find(name).await,
         }
     }

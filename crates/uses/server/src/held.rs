@@ -25,14 +25,14 @@ pub(crate) struct Request {
 impl Held {
     /// Notes a request; what is returned is its ticket.
     pub(crate) fn add(&self, header: Header) -> usize {
-        self.0.borrow_mut().insert(Request { header, since: Instant::now() })
+        self.0.borrow_mut().insert(Request { header, since: blockhaul_io::now() })
     }
 
     /// The request is finished: how long it took. `None`: it was given up and has its answer.
     pub(crate) fn finish(&self, ticket: usize) -> Option<Duration> {
         // Tickets are not used again after `give_up`: nothing is added any more.
         let request = self.0.borrow_mut().try_remove(ticket);
-        request.map(|request| request.since.elapsed())
+        request.map(|request| blockhaul_io::elapsed(request.since))
     }
 
     /// How many there are.
@@ -49,7 +49,7 @@ impl Held {
 impl fmt::Display for Request {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Header { command, offset, length, .. } = self.header;
-        let age = self.since.elapsed().as_secs_f32();
+        let age = blockhaul_io::elapsed(self.since).as_secs_f32();
         write!(
             f,
             "{command:?} of {length} bytes at {offset}, which the device holds for {age:.1} s"

@@ -11,6 +11,7 @@
 //!   hold. `storages`: which connections share a storage.
 //! - `stop`: the orderly stop. `reply`: outcomes as NBD replies. `records`: what the log says, by member.
 //! - `control`: what whoever runs the server sees and may do. `tally`: what is counted.
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 mod clients;
 mod complaints;
@@ -252,10 +253,11 @@ impl Server {
                 None => return,
                 Some(Ok(fd)) => self.hand_over(fd),
                 Some(Err(error)) => {
-                    let is_news =
-                        said.is_none_or(|said: Instant| said.elapsed() >= UNACCEPTED_AGAIN);
+                    let is_news = said.is_none_or(|said: Instant| {
+                        blockhaul_io::elapsed(said) >= UNACCEPTED_AGAIN
+                    });
                     if is_news {
-                        said = Some(Instant::now());
+                        said = Some(blockhaul_io::now());
                         log::warn!(error:% = error; "cannot accept connections: {error}");
                     }
                     let changed = self.clients.changed();

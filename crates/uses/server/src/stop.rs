@@ -29,7 +29,7 @@ impl Server {
     /// finish; requests that they still hold then are named in the log and answered ESHUTDOWN, and
     /// their number is returned, with those of workers that stand still in a device.
     pub async fn stop(&self, patience: Duration) -> usize {
-        let drained = Instant::now() + self.config.limits.drain;
+        let drained = blockhaul_io::now() + self.config.limits.drain;
         self.stop.get_or_init(|| Stop { drained, patience });
         self.stopping.store(true, Ordering::SeqCst);
         self.closing.notify();

@@ -2,7 +2,7 @@
 //! where that failed and may pass.
 
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use blockhaul_block::{Can, DeviceExt, Error, Flags, Op, Pending, Reply, Request, Result};
 use blockhaul_io::{Data, Reservation};
@@ -58,14 +58,14 @@ impl Lane {
             let at_once = known && self.job.fold.is_none();
             let piece = self.zero_piece.get();
             let part = if at_once { end - at } else { piece.min(end - at) };
-            let (started, mut done) = (Instant::now(), Done::default());
+            let (started, mut done) = (blockhaul_io::now(), Done::default());
             match self.zero(home, at, part, known, &mut done).await {
                 Ok(()) => {
                     self.count(&done);
                     self.digest_zeroes(at, part).await;
                     at += part;
                     attempts = 0;
-                    if started.elapsed() < QUICK && part == piece {
+                    if blockhaul_io::elapsed(started) < QUICK && part == piece {
                         self.zero_piece.set(piece.saturating_mul(4));
                     }
                 }
@@ -263,11 +263,11 @@ impl Lane {
             };
             parts.push((len, zero, self.submit_change(home, request)));
         }
-        let asked = Instant::now();
+        let asked = blockhaul_io::now();
         let mut result = Ok(());
         for (len, zero, pending) in parts {
             let reply = pending.await;
-            self.job.progress.meter.took(Side::Target, asked.elapsed());
+            self.job.progress.meter.took(Side::Target, blockhaul_io::elapsed(asked));
             match reply {
                 Ok(_) if zero => {
                     done.zeroed += len;
@@ -289,9 +289,9 @@ impl Lane {
     /// Reads from the source; `None`: all zero.
     pub(super) async fn read(&self, at: u64, room: Reservation) -> Result<Option<Data>, Failed> {
         let generation = self.source.generation();
-        let asked = Instant::now();
+        let asked = blockhaul_io::now();
         let reply = self.source.device().submit(Request::read(at, room)).await;
-        self.job.progress.meter.took(Side::Source, asked.elapsed());
+        self.job.progress.meter.took(Side::Source, blockhaul_io::elapsed(asked));
         match reply {
             Ok(Reply::Data(data)) => Ok(Some(data)),
             Ok(_) => Ok(None),
@@ -302,9 +302,9 @@ impl Lane {
     /// Changes the target.
     pub(super) async fn change(&self, home: u64, request: Request) -> Result<(), Failed> {
         let generation = self.target.generation();
-        let asked = Instant::now();
+        let asked = blockhaul_io::now();
         let reply = self.submit_change(home, request).await;
-        self.job.progress.meter.took(Side::Target, asked.elapsed());
+        self.job.progress.meter.took(Side::Target, blockhaul_io::elapsed(asked));
         match reply {
             Ok(_) => Ok(()),
             Err(error) => Err(Failed { side: Side::Target, generation, error }),

@@ -4,7 +4,6 @@
 //! that matters is met again there, and told.
 
 use std::rc::Rc;
-use std::time::Instant;
 
 use super::reflink::Piece;
 use super::{Lane, SAMPLE_EVERY, Seen};
@@ -56,21 +55,21 @@ impl Lane {
             }
             Turn::TimeKernel(most) => {
                 self.drained().await;
-                let started = Instant::now();
+                let started = blockhaul_io::now();
                 let done = self.by_kernel(home, at, piece, unseen.min(most)).await?;
-                known.note(done - at, started.elapsed());
+                known.note(done - at, blockhaul_io::elapsed(started));
                 seen.requests += (done - at).div_ceil(size);
                 Some(done)
             }
             Turn::TimeRequests(most) => {
                 self.drained().await;
-                let (started, stop) = (Instant::now(), stop.min(at + most));
+                let (started, stop) = (blockhaul_io::now(), stop.min(at + most));
                 let mut here = at;
                 while here < stop {
                     here = self.request(home, (here, stop), seen).await?;
                 }
                 self.drained().await;
-                known.note(here - at, started.elapsed());
+                known.note(here - at, blockhaul_io::elapsed(started));
                 Some(here)
             }
         }

@@ -14,7 +14,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use blockhaul_block::{Can, Error, Kind, Result};
 use blockhaul_io::{Event, Reservation};
@@ -112,9 +112,9 @@ impl Lane {
         self.begin_work();
         let mut used = false;
         while !self.job.stopped() {
-            let asked = Instant::now();
+            let asked = blockhaul_io::now();
             let Some(segment) = self.job.plan.next().await else { break };
-            if asked.elapsed() > IDLE {
+            if blockhaul_io::elapsed(asked) > IDLE {
                 self.job.tuner.disturb();
             }
             if !std::mem::replace(&mut used, true) {

@@ -8,7 +8,6 @@
 
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
 
 use blockhaul_block::{Can, Error, Kind, Reply, Request, Result};
 use blockhaul_io::{Data, Reservation};
@@ -72,11 +71,11 @@ impl Lane {
         if self.ending.get() || self.armed.replace(true) {
             return;
         }
-        let (lane, due) = (self.clone(), Instant::now() + journal.interval);
+        let (lane, due) = (self.clone(), blockhaul_io::now() + journal.interval);
         drop(blockhaul_io::spawn(async move {
             loop {
                 let mark = lane.done.mark();
-                let left = due.saturating_duration_since(Instant::now());
+                let left = due.saturating_duration_since(blockhaul_io::now());
                 if left.is_zero() || lane.ending.get() {
                     break;
                 }

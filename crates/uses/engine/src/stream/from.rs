@@ -28,7 +28,7 @@ pub async fn copy_from_pipe(
     pool: &Pool,
     progress: &Arc<Progress>,
 ) -> Result<Summary> {
-    let started = Instant::now();
+    let started = blockhaul_io::now();
     let device = target.device();
     let facts = device.facts();
     crate::settled::check_target(0, &facts)?;
@@ -181,7 +181,7 @@ impl Target {
                 }
             }
         }
-        let asked = Instant::now();
+        let asked = blockhaul_io::now();
         self.progress.meter.begin();
         let mut result = Ok(());
         for (start, len, zero, pending) in parts {
@@ -215,7 +215,7 @@ impl Target {
         let mut attempts = 0;
         loop {
             let reply = pending.await;
-            self.progress.meter.took(Side::Target, asked.elapsed());
+            self.progress.meter.took(Side::Target, blockhaul_io::elapsed(asked));
             let Err(error) = reply else { return Ok(()) };
             self.retries.recover_standing(error, &mut attempts).await?;
             pending = self.device.submit(again());

@@ -50,7 +50,7 @@ fn summary(
         request_size: done.request_size,
         retried: retries.summary(),
         digest,
-        elapsed: started.elapsed(),
+        elapsed: blockhaul_io::elapsed(started),
         warnings: Vec::new(),
     }
 }

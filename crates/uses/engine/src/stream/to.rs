@@ -4,7 +4,6 @@ use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Instant;
 
 use blockhaul_block::{Error, Kind, Reply, Request, Result};
 use blockhaul_catalog::Stack;
@@ -29,7 +28,7 @@ pub async fn copy_to_pipe(
     pool: &Pool,
     progress: &Arc<Progress>,
 ) -> Result<Summary> {
-    let started = Instant::now();
+    let started = blockhaul_io::now();
     let device = source.device();
     let facts = device.facts();
     let selection = Selection::new(options, &facts, facts.block.minimum)?;
@@ -108,10 +107,10 @@ async fn write_pieces(
             let read = source.device().submit(Request::read(at, room));
             let progress = progress.clone();
             let task = blockhaul_io::start(async move {
-                let asked = Instant::now();
+                let asked = blockhaul_io::now();
                 progress.meter.begin();
                 let reply = read.await;
-                progress.meter.took(Side::Source, asked.elapsed());
+                progress.meter.took(Side::Source, blockhaul_io::elapsed(asked));
                 progress.meter.end();
                 reply.map(content)
             });

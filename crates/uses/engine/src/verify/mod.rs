@@ -197,7 +197,7 @@ impl Reading<'_> {
             source_pool: pool.share(half),
             target_pool: Pool::new(half),
             window: (options.requests, !options.adaptive),
-            since: Instant::now(),
+            since: blockhaul_io::now(),
             zero_block: blake3::hash(&vec![0; BLOCK as usize]).into(),
             progress: progress.clone(),
         });
@@ -400,7 +400,7 @@ impl Walk {
         // room of the target waits for none.
         let rooms =
             [room(&self.source_pool, lens[0]).await?, room(&self.target_pool, lens[1]).await?];
-        let started = Instant::now();
+        let started = blockhaul_io::now();
         let [one, other] = rooms;
         let other = ends.target.clone().zip(other);
         let other =
@@ -414,7 +414,9 @@ impl Walk {
             None => Ok(None),
         };
         if lens.contains(&BLOCK) {
-            ends.window.borrow_mut().learn(started.elapsed(), self.since.elapsed());
+            ends.window
+                .borrow_mut()
+                .learn(blockhaul_io::elapsed(started), blockhaul_io::elapsed(self.since));
         }
         Ok((one, other))
     }

@@ -106,7 +106,7 @@ impl Session {
     /// Now, if the next request of this kind is to be timed should it be answered at once: a look at the
     /// clock costs as much as counting ten requests.
     fn begin(&self, kind: OpKind) -> Option<Instant> {
-        self.untimed[kind as usize].get().is_multiple_of(TIMED).then(Instant::now)
+        self.untimed[kind as usize].get().is_multiple_of(TIMED).then(blockhaul_io::now)
     }
 
     fn answered_at_once(&self, kind: OpKind, timed: Option<Instant>) {
@@ -116,7 +116,7 @@ impl Session {
             Some(begun) => {
                 // The first one stands for itself.
                 let count = 1 + u64::from(untimed.get().saturating_sub(1));
-                self.server.control.times().took(kind, begun.elapsed(), count);
+                self.server.control.times().took(kind, blockhaul_io::elapsed(begun), count);
                 untimed.set(1);
             }
         }

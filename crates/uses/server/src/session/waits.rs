@@ -4,7 +4,6 @@ use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::atomic::Ordering;
 use std::task::Poll;
-use std::time::Instant;
 
 use blockhaul_block::{Error, Kind};
 use blockhaul_io::{Pool, Reservation};
@@ -177,7 +176,7 @@ impl Session {
             }
             let mut wait = None;
             if let Some(stop) = self.server.stop_order() {
-                let now = Instant::now();
+                let now = blockhaul_io::now();
                 if self.held.count() > 0 {
                     if now >= stop.drained {
                         self.give_up();
