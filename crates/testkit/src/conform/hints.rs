@@ -62,7 +62,7 @@ fn park(bytes: &[u8]) -> Result<Option<Data>, String> {
     std::os::unix::fs::FileExt::write_all_at(&file, bytes, 0).map_err(named)?;
     let room = Reservation::unpooled(bytes.len()).parkable();
     let Ok(mut parked) = Parked::begin(room) else { return Ok(None) };
-    parked.fill_from_file(&File::new(file.into()), 0).map_err(named)?;
+    parked.fill_from_file(File::new(file.into()), 0).map_err(named)?;
     Ok((parked.missing() == 0).then(|| Data::from(parked)))
 }
 

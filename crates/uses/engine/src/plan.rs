@@ -83,7 +83,7 @@ impl Plan {
         let Some(end) = at.checked_add(len).filter(|&end| end <= size) else {
             return wrong(format!("the source has {size} bytes"));
         };
-        if at % minimum != 0 || (end % minimum != 0 && end != size) {
+        if !at.is_multiple_of(minimum) || (!end.is_multiple_of(minimum) && end != size) {
             return wrong(format!("blocks have {minimum} bytes"));
         }
         let mut state = added.lock();
