@@ -39,7 +39,7 @@ fn ctl_statuses() -> String {
 /// The statuses of commands that open no device but a plugin.
 const STATUSES: [&str; 4] = ["0", "1", "2", "3"];
 
-const EXAMPLES: [(&str, &str); 11] = [
+const EXAMPLES: [(&str, &str); 15] = [
     ("tls", tls::EXAMPLES),
     ("tls init", tls::EXAMPLES),
     (
@@ -78,6 +78,37 @@ const EXAMPLES: [(&str, &str); 11] = [
   Faster, and the second of two layers of one name slower:
       blockhaul ctl /run/disks.ctl set a rate rate=100M
       blockhaul ctl /run/disks.ctl set a delay:2 read=10ms
+",
+    ),
+    (
+        "ctl export-add",
+        "\
+  Another disk; one that clients may only read, at most 10 MiB a second:
+      blockhaul ctl /run/disks.ctl export-add b=b.raw
+      blockhaul ctl /run/disks.ctl export-add c=c.raw --readonly --layer 'rate?rate=10M'
+",
+    ),
+    (
+        "ctl export-remove",
+        "\
+  An export that nobody uses, and one whose clients get errors from now on:
+      blockhaul ctl /run/disks.ctl export-remove b
+      blockhaul ctl /run/disks.ctl export-remove c --force
+",
+    ),
+    (
+        "ctl layer-add",
+        "\
+  A limit for the time of a backup:
+      blockhaul ctl /run/disks.ctl layer-add a 'rate?rate=50M'
+      blockhaul ctl /run/disks.ctl layer-remove a rate
+",
+    ),
+    (
+        "ctl layer-remove",
+        "\
+  The second rate from the storage on, once its requests have ended:
+      blockhaul ctl /run/disks.ctl layer-remove a rate:2 --within 5m
 ",
     ),
     (

@@ -164,7 +164,7 @@ fn serve(
         metrics: asked.metrics,
         identity: asked.identity,
         exit_with_parent: args.exit_with_parent,
-        table: table.clone(),
+        table,
         listeners,
         single,
         control,
