@@ -9,18 +9,16 @@ use crate::{args, exit, manual, out};
 pub fn man(dir: Option<&Path>) -> Outcome {
     let definition = args::definition();
     let Some(dir) = dir else {
-        out::print(&page(&definition, "blockhaul")?)?;
+        out::print(&pages(&definition)[0].text()?)?;
         return Ok(0);
     };
     std::fs::create_dir_all(dir).map_err(|error| {
         let why = exit::plain(&error);
         Failure::new(FAILED, format!("cannot make the folder {}: {why}", dir.display()))
     })?;
-    let mut pages = vec![("blockhaul".to_string(), definition.clone())];
-    below("blockhaul", &definition, &mut pages);
-    for (name, command) in pages {
-        let path = dir.join(format!("{name}.1"));
-        std::fs::write(&path, page(&command, &name)?).map_err(|error| {
+    for page in pages(&definition) {
+        let path = dir.join(format!("{}.1", page.name));
+        std::fs::write(&path, page.text()?).map_err(|error| {
             let why = exit::plain(&error);
             Failure::new(FAILED, format!("cannot write {}: {why}", path.display()))
         })?;
@@ -28,51 +26,71 @@ pub fn man(dir: Option<&Path>) -> Outcome {
     Ok(0)
 }
 
-/// The commands of a command, and theirs.
-fn below(name: &str, command: &clap::Command, pages: &mut Vec<(String, clap::Command)>) {
-    for inner in command.get_subcommands().filter(|inner| !inner.is_hide_set()) {
-        let name = format!("{name}-{}", inner.get_name());
-        pages.push((name.clone(), inner.clone()));
-        below(&name, inner, pages);
-    }
+/// A page, for a command.
+struct Page {
+    /// `blockhaul-ctl-layer-add`.
+    name: String,
+    /// What is typed: `blockhaul ctl layer-add`.
+    typed: String,
+    /// The page of the command that it is a command of.
+    above: Option<String>,
+    command: clap::Command,
 }
 
-fn page(command: &clap::Command, name: &str) -> Result<Vec<u8>, Failure> {
-    let page = name.to_string();
-    let (name, bin) = (name.to_string(), name.replace('-', " "));
-    // Its text is laid out for a terminal; a page has no command `help`, which has none itself.
-    let more = command.get_after_long_help().map(ToString::to_string).unwrap_or_default();
-    let command = command
-        .clone()
-        .name(name)
-        .bin_name(bin)
-        .version(env!("CARGO_PKG_VERSION"))
-        .after_long_help(clap::builder::Resettable::Reset)
-        .disable_help_subcommand(true);
-    let mut bytes = Vec::new();
-    clap_mangen::Man::new(command)
-        .render(&mut bytes)
-        .map_err(|error| Failure::new(FAILED, exit::plain(&error)))?;
-    bytes.extend_from_slice(manual::sections(&more).as_bytes());
-    bytes.extend_from_slice(see_also(&page).as_bytes());
-    Ok(bytes)
+/// The page of the program, then those of its commands and theirs.
+fn pages(definition: &clap::Command) -> Vec<Page> {
+    let name = "blockhaul".to_string();
+    let mut pages =
+        vec![Page { typed: name.clone(), name, above: None, command: definition.clone() }];
+    let mut next = 0;
+    while let Some(page) = pages.get(next) {
+        let inner = page.command.get_subcommands().filter(|inner| !inner.is_hide_set());
+        let inner = inner.map(|inner| Page {
+            name: format!("{}-{}", page.name, inner.get_name()),
+            typed: format!("{} {}", page.typed, inner.get_name()),
+            above: Some(page.name.clone()),
+            command: inner.clone(),
+        });
+        let inner: Vec<_> = inner.collect();
+        pages.extend(inner);
+        next += 1;
+    }
+    pages
 }
 
-/// The pages to read next: of the command above and the commands below, and of other programs.
-fn see_also(page: &str) -> String {
-    let definition = args::definition();
-    let mut pages = vec![("blockhaul".to_string(), definition.clone())];
-    below("blockhaul", &definition, &mut pages);
-    let mut names: Vec<String> = Vec::new();
-    if let Some((above, _)) = page.rsplit_once('-') {
-        names.push(format!("{above}(1)"));
+impl Page {
+    fn text(&self) -> Result<Vec<u8>, Failure> {
+        // Its text is laid out for a terminal; a page has no command `help`, which has none itself.
+        let more = self.command.get_after_long_help().map(ToString::to_string).unwrap_or_default();
+        let command = self
+            .command
+            .clone()
+            .name(self.name.clone())
+            .bin_name(self.typed.clone())
+            .version(env!("CARGO_PKG_VERSION"))
+            .after_long_help(clap::builder::Resettable::Reset)
+            .disable_help_subcommand(true);
+        let mut bytes = Vec::new();
+        clap_mangen::Man::new(command)
+            .render(&mut bytes)
+            .map_err(|error| Failure::new(FAILED, exit::plain(&error)))?;
+        bytes.extend_from_slice(manual::sections(&more).as_bytes());
+        bytes.extend_from_slice(self.see_also().as_bytes());
+        Ok(bytes)
     }
-    let inner = pages.iter().filter_map(|(name, _)| name.strip_prefix(page)?.strip_prefix('-'));
-    names.extend(inner.filter(|name| !name.contains('-')).map(|name| format!("{page}-{name}(1)")));
-    let related = RELATED.iter().find(|(name, _)| *name == page);
-    names.extend(related.iter().flat_map(|(_, names)| names.iter().map(ToString::to_string)));
-    let names: Vec<_> = names.iter().map(|name| name.replace('-', "\\-")).collect();
-    format!(".SH \"SEE ALSO\"\n{}\n", names.join(", "))
+
+    /// The pages to read next: of the command above and the commands below, and of other programs.
+    fn see_also(&self) -> String {
+        let all = pages(&args::definition());
+        let above = self.above.iter().cloned();
+        let below = all.iter().filter(|page| page.above.as_ref() == Some(&self.name));
+        let names = above.chain(below.map(|page| page.name.clone()));
+        let mut names: Vec<_> = names.map(|name| format!("{name}(1)")).collect();
+        let related = RELATED.iter().find(|(name, _)| *name == self.name);
+        names.extend(related.iter().flat_map(|(_, names)| names.iter().map(ToString::to_string)));
+        let names: Vec<_> = names.iter().map(|name| name.replace('-', "\\-")).collect();
+        format!(".SH \"SEE ALSO\"\n{}\n", names.join(", "))
+    }
 }
 
 /// Pages about the same matter, besides those of commands above and below.
@@ -144,6 +162,8 @@ mod tests {
         let text = std::fs::read_to_string(dir.path().join("blockhaul-bench-load.1")).unwrap();
         assert!(text.contains("blockhaul bench load") && text.contains("connections"), "{text}");
         assert!(!dir.path().join("blockhaul-bench-helper.1").exists());
+        let text = std::fs::read_to_string(dir.path().join("blockhaul-ctl-layer-add.1")).unwrap();
+        assert!(text.contains("blockhaul ctl layer\\-add\\fR"), "{text}");
         // A folder that is missing is made; one below a file cannot be.
         assert_eq!(man(Some(&dir.path().join("new/folder"))), Ok(0));
         let below = dir.path().join("blockhaul.1/folder");
