@@ -135,7 +135,7 @@ impl EvilDevice {
         EvilDevice { inner, facts: Arc::new(facts), evil, base, reads: AtomicU64::new(0) }
     }
 
-    fn read(&self, at: u64, room: Reservation) -> Pending {
+    fn read(&self, at: u64, mut room: Reservation) -> Pending {
         let len = room.len() as u64;
         let count = self.reads.fetch_add(1, Ordering::Relaxed);
         let wrong = self.evil.wrong_bits(at, len, count);
@@ -143,13 +143,13 @@ impl EvilDevice {
             return self.inner.submit(Request::read(at, room));
         }
         let (inner, base) = (self.inner.clone(), self.base);
-        let again = room.like();
+        let kept = room.keep();
         let pending = self.inner.submit(Request::read(at, room.in_memory()));
         Pending::start(async move {
             let mut buf = match pending.await? {
                 Reply::Hole if base.is_some() => return Ok(Reply::Hole),
                 Reply::Hole => {
-                    let room = again.room().await.map_err(|error| {
+                    let room = kept.again().await.map_err(|error| {
                         blockhaul_block::Error::new(blockhaul_block::Kind::NoMemory, "no memory")
                             .because(error)
                     })?;

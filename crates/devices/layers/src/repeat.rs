@@ -1,7 +1,7 @@
 //! A request that may have to be made again.
 
 use blockhaul_block::{Contexts, Error, Flags, Kind, Op, Request, Result};
-use blockhaul_io::{Data, ReservationSpec};
+use blockhaul_io::{Data, KeptReservation};
 
 use crate::declared::usage;
 
@@ -14,7 +14,7 @@ pub(crate) struct Repeat {
 }
 
 enum What {
-    Read(ReservationSpec),
+    Read(KeptReservation),
     Write(Data),
     Zero,
     Trim,
@@ -25,9 +25,9 @@ enum What {
 
 impl Repeat {
     /// Remembers a request.
-    pub(crate) fn of(request: &Request) -> Repeat {
-        let what = match &request.op {
-            Op::Read(room) => What::Read(room.like()),
+    pub(crate) fn of(request: &mut Request) -> Repeat {
+        let what = match &mut request.op {
+            Op::Read(room) => What::Read(room.keep()),
             Op::Write(data) => What::Write(data.clone()),
             Op::Zero => What::Zero,
             Op::Trim => What::Trim,
@@ -41,8 +41,8 @@ impl Repeat {
     /// The request once more; the first one must be over.
     pub(crate) async fn request(&self) -> Result<Request> {
         let op = match &self.what {
-            What::Read(wish) => {
-                let room = wish.room().await;
+            What::Read(kept) => {
+                let room = kept.again().await;
                 Op::Read(room.map_err(|error| {
                     Error::new(Kind::NoMemory, "no memory to try again").because(error)
                 })?)

@@ -155,14 +155,14 @@ impl Device for RetryDevice {
         self.0.facts.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, mut request: Request) -> Pending {
         let shared = &self.0;
         let asked = Asked { kind: request.kind(), flags: request.flags };
         let (device, generation) = match shared.start(asked) {
             Ok(started) => started,
             Err(error) => return error.into(),
         };
-        let repeat = Repeat::of(&request);
+        let repeat = Repeat::of(&mut request);
         let first = match device.submit(request).now() {
             Ok(outcome) if outcome.is_ok() => {
                 let ended = shared.done(asked, generation);

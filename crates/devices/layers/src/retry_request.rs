@@ -77,12 +77,12 @@ impl Device for RetryDevice {
         self.facts.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, mut request: Request) -> Pending {
         // A failed flush is not repeated: the repetition may succeed although the data is gone.
         if makes_durable(request.kind(), request.flags) {
             return self.inner.submit(request);
         }
-        let repeat = Repeat::of(&request);
+        let repeat = Repeat::of(&mut request);
         let first = match self.inner.submit(request).now() {
             Ok(Ok(reply)) => return Pending::ready(Ok(reply)),
             Ok(Err(error)) => Pending::ready(Err(error)),

@@ -60,7 +60,7 @@ pub use driver::{Engine, Interest, uring_available};
 pub use fifo_lock::{FifoGuard, FifoLock};
 pub use file::{Allocate, File, Reading, Writing, sync_folder};
 pub use memory::{
-    ALIGN, Buf, Data, Lent, Parked, PayloadRoute, Pool, Reservation, ReservationSpec,
+    ALIGN, Buf, Data, KeptReservation, Lent, Parked, PayloadRoute, Pool, Reservation,
     RouteCounters, TooLarge, disable_parking,
 };
 pub use net::{Listener, Peer, Stream};

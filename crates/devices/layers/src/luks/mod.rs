@@ -183,8 +183,8 @@ impl Device for LuksDevice {
         let inside = self.inside.clone();
         let Request { op, at, len, flags } = request;
         match op {
-            Op::Read(room) => {
-                let again = room.like();
+            Op::Read(mut room) => {
+                let kept = room.keep();
                 let asked = Request::read(at + inside.offset, room.in_memory());
                 let pending = inside.inner.submit(asked);
                 Pending::start(async move {
@@ -192,7 +192,7 @@ impl Device for LuksDevice {
                         Reply::Data(data) => own(data),
                         // Zeroes, too, are taken for something encrypted.
                         Reply::Hole => {
-                            let room = again.room().await.map_err(|error| {
+                            let room = kept.again().await.map_err(|error| {
                                 Error::new(Kind::NoMemory, "no memory").because(error)
                             })?;
                             let mut buf = room.into_buf();

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::block::Block;
 use super::pool::Pool;
+use super::reservation::KeptCharge;
 use super::route_counters::RouteCounters;
 
 /// What a buffer owes to its pool, and who counts what becomes of it.
@@ -11,11 +12,13 @@ pub(crate) struct Charge {
     pub(super) pool: Option<Pool>,
     pub(super) cost: u64,
     pub(super) counters: Option<Arc<RouteCounters>>,
+    /// Gives `cost` back in place of this charge, if it is kept for a repetition.
+    pub(super) kept: Option<Arc<KeptCharge>>,
 }
 
 impl Charge {
     pub(crate) fn none() -> Charge {
-        Charge { pool: None, cost: 0, counters: None }
+        Charge { pool: None, cost: 0, counters: None, kept: None }
     }
 
     pub(crate) fn counters(&self) -> Option<&RouteCounters> {
@@ -25,7 +28,10 @@ impl Charge {
     pub(crate) fn give_back(&mut self, block: Block) {
         if let Some(pool) = self.pool.take() {
             pool.keep(block);
-            pool.release_all(self.cost);
+            match self.kept.take() {
+                Some(kept) => drop(kept),
+                None => pool.release_all(self.cost),
+            }
         }
     }
 }

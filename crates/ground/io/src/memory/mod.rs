@@ -18,5 +18,5 @@ pub(crate) use self::lend::Lending;
 pub use self::lend::Lent;
 pub use self::park::{Parked, disable_parking};
 pub use self::pool::{Pool, TooLarge};
-pub use self::reservation::{Reservation, ReservationSpec};
+pub use self::reservation::{KeptReservation, Reservation};
 pub use self::route_counters::{PayloadRoute, RouteCounters};

@@ -57,12 +57,22 @@ pub struct Reservation {
     counters: Option<Arc<RouteCounters>>,
     /// Where its memory comes from once its bytes arrive, if it is late.
     memory: Option<Pool>,
+    /// Gives the charge back in place of this reservation, if it is kept for a repetition.
+    kept: Option<Arc<KeptCharge>>,
 }
 
 impl Reservation {
     /// Memory outside of any pool: for tests and for small fixed needs.
     pub fn unpooled(len: usize) -> Reservation {
-        Reservation { pool: None, cost: 0, len, park: false, counters: None, memory: None }
+        Reservation {
+            pool: None,
+            cost: 0,
+            len,
+            park: false,
+            counters: None,
+            memory: None,
+            kept: None,
+        }
     }
 
     /// One that is charged already.
@@ -87,10 +97,17 @@ impl Reservation {
         self
     }
 
-    /// The way to room of the same kind again, for whoever repeats a request.
-    pub fn like(&self) -> ReservationSpec {
+    /// Keeps what is reserved beyond the end of the request, for whoever may have to repeat it: a repetition
+    /// that had to wait for memory could wait for requests that wait for it.
+    pub fn keep(&mut self) -> KeptReservation {
+        if self.kept.is_none()
+            && let Some(pool) = &self.pool
+        {
+            self.kept = Some(Arc::new(KeptCharge { pool: pool.clone(), cost: self.cost }));
+        }
         let (pool, memory) = (self.pool.clone(), self.memory.clone());
-        ReservationSpec { pool, memory, len: self.len, park: self.park }
+        let kept = self.kept.clone();
+        KeptReservation { pool, memory, cost: self.cost, len: self.len, park: self.park, kept }
     }
 
     /// Whether the bytes may stay in the kernel.
@@ -159,13 +176,15 @@ impl Reservation {
             None => Block::new(room.len.max(1).next_multiple_of(ALIGN)),
             Some(pool) => pool.block(class(room.len)),
         };
-        Buf::new(block, room.len, Charge { pool, cost, counters })
+        Buf::new(block, room.len, Charge { pool, cost, counters, kept: room.kept.take() })
     }
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        if let Some(pool) = self.pool.take() {
+        if let Some(pool) = self.pool.take()
+            && self.kept.is_none()
+        {
             pool.release_all(self.cost);
         }
     }
@@ -177,24 +196,49 @@ impl fmt::Debug for Reservation {
     }
 }
 
-/// What a reservation was of, to make another one like it.
-#[derive(Debug, Clone)]
-pub struct ReservationSpec {
-    pool: Option<Pool>,
-    memory: Option<Pool>,
-    len: usize,
-    park: bool,
+/// What is charged to a pool for a request and its repetitions; given back with the last of them.
+pub(super) struct KeptCharge {
+    pool: Pool,
+    cost: u64,
 }
 
-impl ReservationSpec {
-    /// Waits for such room, in the pool that the first came from; not while holding room of it.
-    pub async fn room(&self) -> Result<Reservation, TooLarge> {
-        let mut room = match &self.pool {
-            None => Reservation::unpooled(self.len),
-            Some(pool) => pool.reserve(self.len).await?,
+impl Drop for KeptCharge {
+    fn drop(&mut self) {
+        self.pool.release_all(self.cost);
+    }
+}
+
+/// Memory that stays reserved for a request that may be repeated ([`Reservation::keep`]).
+pub struct KeptReservation {
+    pool: Option<Pool>,
+    memory: Option<Pool>,
+    cost: u64,
+    len: usize,
+    park: bool,
+    kept: Option<Arc<KeptCharge>>,
+}
+
+impl KeptReservation {
+    /// The same reservation again, after the request that had it has ended. It waits only where a buffer of
+    /// that request is still in use, because the kernel or a peer is not done with it.
+    pub async fn again(&self) -> Result<Reservation, TooLarge> {
+        let mut room = match (&self.pool, &self.kept) {
+            (Some(pool), Some(kept)) if Arc::strong_count(kept) == 1 => {
+                let mut room = Reservation::of(pool, self.cost, self.len);
+                room.kept = Some(kept.clone());
+                room
+            }
+            (Some(pool), _) => pool.reserve(self.len).await?,
+            (None, _) => Reservation::unpooled(self.len),
         };
         (room.park, room.memory) = (self.park, self.memory.clone());
         Ok(room)
+    }
+}
+
+impl fmt::Debug for KeptReservation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "KeptReservation({} bytes)", self.len)
     }
 }
 
@@ -275,18 +319,28 @@ mod tests {
     }
 
     #[test]
-    fn a_wish_is_for_room_of_the_same_pool() {
+    fn what_is_kept_for_a_repetition_is_there_at_once() {
         let pool = Pool::new(8 << 10);
-        let room = pool.try_reserve(5000).unwrap().parkable();
-        let wish = room.like();
         let mut cx = Context::from_waker(Waker::noop());
-        let mut again = pin!(wish.room());
-        assert!(again.as_mut().poll(&mut cx).is_pending(), "the pool is used up");
-        drop(room);
-        let Poll::Ready(Ok(room)) = again.as_mut().poll(&mut cx) else { panic!("room is free") };
-        assert_eq!((room.len(), room.may_park(), pool.reserved()), (5000, true, 8 << 10));
-        let Poll::Ready(Ok(room)) = pin!(Reservation::unpooled(7).like().room()).poll(&mut cx)
-        else {
+        let mut room = pool.try_reserve(5000).unwrap().parkable();
+        let kept = room.keep();
+        let mut other = pin!(pool.reserve(1));
+        assert!(other.as_mut().poll(&mut cx).is_pending(), "the pool is used up");
+        drop(room.into_buf());
+        assert!(other.as_mut().poll(&mut cx).is_pending(), "the memory is kept");
+        let Poll::Ready(Ok(again)) = pin!(kept.again()).poll(&mut cx) else { panic!("it is kept") };
+        assert_eq!((again.len(), again.may_park(), pool.reserved()), (5000, true, 8 << 10));
+        {
+            let mut third = pin!(kept.again());
+            assert!(third.as_mut().poll(&mut cx).is_pending(), "the second is still in use");
+        }
+        let buf = again.into_buf();
+        drop(kept);
+        assert!(other.as_mut().poll(&mut cx).is_pending(), "the answer is still in use");
+        drop(buf);
+        assert!(other.as_mut().poll(&mut cx).is_ready());
+        let kept = Reservation::unpooled(7).keep();
+        let Poll::Ready(Ok(room)) = pin!(kept.again()).poll(&mut cx) else {
             panic!("memory outside of pools is there")
         };
         assert_eq!(room.len(), 7);
@@ -301,7 +355,7 @@ mod tests {
             let Poll::Ready(Ok(room)) = room else { panic!("there is room") };
             room
         };
-        let [first, second, third, fourth] = [late(), late(), late().parkable(), late()];
+        let [first, second, third, mut fourth] = [late(), late(), late().parkable(), late()];
         assert_eq!((asked.reserved(), memory.reserved()), (32 << 10, 0));
         let Poll::Ready(first) = pin!(first.claim()).poll(&mut cx) else { panic!("it is free") };
         assert_eq!((asked.reserved(), memory.reserved()), (24 << 10, 8 << 10));
@@ -314,12 +368,13 @@ mod tests {
         drop(first);
         let Poll::Ready(third) = third.poll(&mut cx) else { panic!("it is free again") };
         assert!(third.may_park());
-        let wish = fourth.like();
-        drop((third, fourth));
-        assert_eq!((asked.reserved(), memory.reserved(), memory.peak()), (0, 0, 16 << 10));
-        let again = pin!(wish.room()).poll(&mut cx);
+        let kept = fourth.keep();
+        drop((third, fourth.claim_now()));
+        assert_eq!((asked.reserved(), memory.reserved(), memory.peak()), (8 << 10, 0, 16 << 10));
+        let again = pin!(kept.again()).poll(&mut cx);
         assert_eq!((asked.reserved(), memory.reserved()), (8 << 10, 0), "late again");
-        drop(again);
+        drop((again, kept));
+        assert_eq!((asked.reserved(), memory.reserved()), (0, 0));
         let beyond = pin!(asked.reserve_late(9 << 10, &memory)).poll(&mut cx);
         assert!(matches!(beyond, Poll::Ready(Err(_))), "the memory would never be there");
     }
