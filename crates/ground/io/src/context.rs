@@ -40,7 +40,7 @@ impl Worker {
     }
 
     /// Where a task that became ready is queued: here, or through the inbox from other threads.
-    pub(crate) fn scheduler(&self) -> impl Fn(Runnable) + Send + Sync + 'static {
+    pub(crate) fn scheduler(&self) -> impl Fn(Runnable) + Send + Sync + use<> {
         let inbox = self.inbox.clone();
         move |runnable| {
             let here = try_with_worker(|worker| {

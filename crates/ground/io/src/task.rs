@@ -78,12 +78,15 @@ where
 }
 
 /// A task of the current worker that has neither been queued nor run yet.
+#[inline]
 fn prepare<F>(future: F) -> (Runnable, async_task::Task<F::Output>)
 where
     F: Future + 'static,
     F::Output: 'static,
 {
-    with_worker(|worker| async_task::spawn_local(future, worker.scheduler()))
+    // The future, which may be large, is not moved through the closure.
+    let scheduler = with_worker(|worker| worker.scheduler());
+    async_task::spawn_local(future, scheduler)
 }
 
 /// Lets every task that is ready now run first.

@@ -333,7 +333,8 @@ impl Lane {
     pub(super) async fn recover(&self, failed: Failed, attempts: &mut u32) -> Result<()> {
         let Failed { side, generation, error } = failed;
         let end = if side == Side::Source { &self.source } else { &self.target };
-        let recovered = end.recover(error, generation, attempts).await;
+        // Not a part of the future of each request, which seldom needs it.
+        let recovered = Box::pin(end.recover(error, generation, attempts)).await;
         self.note_doubts();
         self.rest_in_flight().await;
         recovered

@@ -410,8 +410,8 @@ impl Lane {
             }
             self.turn(0).await;
             let known = piece.what == What::Clean;
-            let run = Rc::clone(self).zero_run(segment.home, range, known);
-            self.start(segment.home, 0, run);
+            let home = segment.home;
+            self.start(home, 0, move |lane| lane.zero_run(home, range, known));
             segment.started_to(piece.end);
             return Stepped::Further;
         }
@@ -441,7 +441,7 @@ impl Lane {
         segment.requests.set(segment.requests.get() + 1);
         let home = segment.home;
         match self.room(len, look).await {
-            Ok(room) => self.start(home, len, Rc::clone(self).chunk(home, at, room, look)),
+            Ok(room) => self.start(home, len, move |lane| lane.chunk(home, at, room, look)),
             Err(error) => {
                 self.shared.fail(error);
                 return None;
@@ -524,13 +524,15 @@ impl Lane {
         }
     }
 
-    /// Starts a request of the segment at `home`.
-    fn start(
+    /// Starts a request of the segment at `home`. Its future is large: it is made where it stays.
+    fn start<F>(
         self: &Rc<Self>,
         home: Home,
         len: u64,
-        work: impl Future<Output = Result<()>> + 'static,
-    ) {
+        request: impl FnOnce(Rc<Lane>) -> F + 'static,
+    ) where
+        F: Future<Output = Result<()>>,
+    {
         self.load.requests.set(self.load.requests.get() + 1);
         self.shared.progress.meter.begin();
         self.load.bytes.set(self.load.bytes.get() + len);
@@ -542,7 +544,7 @@ impl Lane {
         // Only what fills the window tells how full the path is.
         let full = len == self.pace.size.get();
         drop(blockhaul_io::start(async move {
-            if let Err(error) = work.await {
+            if let Err(error) = request(lane.clone()).await {
                 lane.safety.ledger.borrow_mut().abandon(home);
                 lane.shared.fail(error);
             }

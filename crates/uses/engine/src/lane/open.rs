@@ -2,12 +2,11 @@
 //! somebody waits for.
 
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 use crate::ledger::{Home, Range};
-use crate::segment::{Segment, What};
+use crate::segment::{Run, Segment, What};
 use crate::segment_queue::SegmentQueue;
 use crate::shared::Shared;
 use crate::wants::common;
@@ -44,7 +43,8 @@ pub(super) struct OpenSegment {
     pub(super) requests: Cell<u64>,
     /// Whether zeroes were found in it, and of how many changes of what was found that is the result.
     pub(super) zeroes: Cell<(u64, bool)>,
-    steps: RefCell<VecDeque<Step>>,
+    /// What is left, the next step last.
+    steps: RefCell<Vec<Step>>,
     /// Arrivals among the steps.
     urgent: Cell<usize>,
     /// Under which requests that start now are counted.
@@ -60,13 +60,13 @@ impl OpenSegment {
         shared: &Arc<Shared>,
     ) -> OpenSegment {
         let (at, end) = segment.range();
-        let mut start = at;
-        let piece = |run: crate::segment::Run| {
-            let piece = Piece { at: start, end: start + run.len, what: run.what };
-            start = piece.end;
-            Step::Copy(piece)
+        let mut start = end;
+        let step = |run: &Run| {
+            let end = start;
+            start -= run.len;
+            step_of(start, end, run.what)
         };
-        let steps = segment.runs.into_iter().map(piece).collect();
+        let steps = segment.runs.iter().rev().map(step).collect();
         let written = Written { at, queue: queue.clone(), shared: shared.clone() };
         let flight = Flight { arrivals: RefCell::default(), segment: Rc::new(written) };
         OpenSegment {
@@ -101,12 +101,10 @@ impl OpenSegment {
     /// What comes next. A piece stays until [`OpenSegment::started_to`].
     pub(super) fn next(&self) -> Next {
         let mut steps = self.steps.borrow_mut();
-        match steps.front() {
-            None => return Next::End,
-            Some(Step::Copy(piece)) => return Next::Copy(*piece),
-            Some(Step::Arrival(_)) => {}
+        if let Some(Step::Copy(piece)) = steps.last() {
+            return Next::Copy(*piece);
         }
-        match steps.pop_front() {
+        match steps.pop() {
             Some(Step::Arrival(arrival)) => {
                 self.urgent.set(self.urgent.get() - 1);
                 Next::Arrival(arrival)
@@ -118,10 +116,10 @@ impl OpenSegment {
     /// The next piece has been started up to here.
     pub(super) fn started_to(&self, at: u64) {
         let mut steps = self.steps.borrow_mut();
-        if let Some(Step::Copy(piece)) = steps.front_mut() {
+        if let Some(Step::Copy(piece)) = steps.last_mut() {
             piece.at = at;
             if at >= piece.end {
-                steps.pop_front();
+                steps.pop();
             }
         }
     }
@@ -138,23 +136,27 @@ impl OpenSegment {
             Step::Copy(piece) if piece.what.is_data() => Some((piece.at, piece.end)),
             _ => None,
         };
-        steps.iter().filter_map(data).collect()
+        steps.iter().rev().filter_map(data).collect()
     }
 
     /// Leaves out ranges that are done, which are in order. For a segment of which nothing was started.
     pub(super) fn leave_out(&self, done: &[Range]) {
+        if done.is_empty() {
+            return;
+        }
         let mut done = done.iter().peekable();
+        let mut left = Vec::new();
         let mut steps = self.steps.borrow_mut();
-        for step in std::mem::take(&mut *steps) {
+        while let Some(step) = steps.pop() {
             let Step::Copy(Piece { mut at, end, what }) = step else {
-                steps.push_back(step);
+                left.push(step);
                 continue;
             };
             while let Some(&&(from, to)) = done.peek()
                 && from < end
             {
                 if at < from {
-                    steps.push_back(step_of(at, from, what));
+                    left.push(step_of(at, from, what));
                 }
                 at = to.min(end);
                 if to > end {
@@ -163,9 +165,11 @@ impl OpenSegment {
                 done.next();
             }
             if at < end {
-                steps.push_back(step_of(at, end, what));
+                left.push(step_of(at, end, what));
             }
         }
+        left.reverse();
+        *steps = left;
     }
 
     /// Puts a range before everything else that nobody waits for, and says that somebody waits for it. It
@@ -176,26 +180,30 @@ impl OpenSegment {
         let end = wanted.1.checked_next_multiple_of(grain).unwrap_or(self.end).min(self.end);
         let mut steps = self.steps.borrow_mut();
         // What others wait for goes first, and stays: it may be a part of this.
-        let last = steps.iter().rposition(|step| matches!(step, Step::Arrival(_)));
-        let later = steps.split_off(last.map_or(0, |last| last + 1));
-        let mut others = VecDeque::new();
-        for step in later {
+        let is_arrival = |step: &Step| matches!(step, Step::Arrival(_));
+        let last = steps.iter().position(is_arrival).unwrap_or(steps.len());
+        let first = steps.split_off(last);
+        let (mut urgent, mut others) = (Vec::new(), Vec::new());
+        for step in steps.drain(..) {
             let Step::Copy(Piece { at, end: piece_end, what }) = step else { continue };
             let Some((from, to)) = common((at, piece_end), (start, end)) else {
-                others.push_back(step);
+                others.push(step);
                 continue;
             };
-            if at < from {
-                others.push_back(step_of(at, from, what));
-            }
-            steps.push_back(step_of(from, to, what));
             if to < piece_end {
-                others.push_back(step_of(to, piece_end, what));
+                others.push(step_of(to, piece_end, what));
+            }
+            urgent.push(step_of(from, to, what));
+            if at < from {
+                others.push(step_of(at, from, what));
             }
         }
         let (queue, shared) = (queue.clone(), shared.clone());
-        steps.push_back(Step::Arrival(Rc::new(Arrival { range: (start, end), queue, shared })));
+        let arrival = Arrival { range: (start, end), queue, shared };
         steps.append(&mut others);
+        steps.push(Step::Arrival(Rc::new(arrival)));
+        steps.append(&mut urgent);
+        steps.extend(first);
         self.urgent.set(self.urgent.get() + 1);
     }
 

@@ -250,7 +250,7 @@ impl Lane {
             // they would have to be sent.
             self.turn(0).await;
             self.shared.retries.rewritten.fetch_add(end - start, Ordering::Relaxed);
-            self.start(home, 0, Rc::clone(self).zero_again(suspect.range));
+            self.start(home, 0, move |lane| lane.zero_again(suspect.range));
             return self.complete(home);
         }
         let size = self.shared.resolved.request_size;
@@ -266,8 +266,7 @@ impl Lane {
             }
             match self.room(len, true).await {
                 Ok(room) => {
-                    let work = Rc::clone(self).recheck_chunk(home, at, room, again);
-                    self.start(home, len, work);
+                    self.start(home, len, move |lane| lane.recheck_chunk(home, at, room, again));
                 }
                 Err(error) => {
                     self.shared.fail(error);
