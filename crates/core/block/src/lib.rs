@@ -64,6 +64,7 @@ mod extents;
 mod facts;
 mod fence;
 mod flushes;
+mod latency;
 mod pending;
 mod request;
 
@@ -74,5 +75,6 @@ pub use extents::{Extent, Extents, HOLE, ZERO};
 pub use facts::{BASE_ALLOCATION, BlockSizes, Can, Contexts, Facts, FileId, Hints};
 pub use fence::fence;
 pub use flushes::{Durable, FailedFlush, Flushes};
+pub use latency::{LATENCY_BOUNDS, Latency, LatencyCounters};
 pub use pending::{Outcome, Pending};
 pub use request::{Flags, Op, OpKind, Reply, Request};

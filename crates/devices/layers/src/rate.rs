@@ -1,10 +1,11 @@
 //! `rate`: bounds the bytes per second of reads and writes, over all handles of the layer together.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use blockhaul_block::{Device, Error, Facts, Kind, Op, Pending, Request, Result};
 use blockhaul_catalog::{Args, Layer, LayerKind, Param, ParamKind};
+use blockhaul_io::{TokenBucket, Turn};
 
 /// Longest sleep before the rate is looked at again, because it may have been changed.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
@@ -100,98 +101,34 @@ impl Device for RateDevice {
     }
 }
 
-/// A token bucket: bytes come in at a rate, and whoever wants some waits for as many.
-///
-/// Requests draw a number, the count of all bytes asked for so far, and pass when as many have come
-/// in; so they pass in the order in which they came, and a change of rate holds for those who wait.
+/// The bytes of a rate layer: one bucket for all its handles, which others may change.
 #[derive(Debug)]
-pub struct Bucket(Mutex<State>);
-
-#[derive(Debug)]
-struct State {
-    rate: u64,
-    burst: u64,
-    /// Bytes asked for since the start.
-    asked: f64,
-    /// Bytes that have come in since the start, at most `burst` more than were asked for.
-    come: f64,
-    updated: Instant,
-}
+pub struct Bucket(Mutex<TokenBucket>);
 
 impl Bucket {
     /// A full bucket: `rate` bytes per second (0: nothing passes), `burst` bytes at once.
     pub fn new(rate: u64, burst: u64) -> Bucket {
-        let come = burst as f64;
-        Bucket(Mutex::new(State { rate, burst, asked: 0.0, come, updated: blockhaul_io::now() }))
+        Bucket(Mutex::new(TokenBucket::new(rate, burst)))
     }
 
-    /// Changes the rate, in bytes per second, also for those who wait; 0 stops them.
-    pub fn set_rate(&self, rate: u64) {
-        let burst = self.lock().burst;
-        self.set(rate, burst);
-    }
-
-    /// Changes the rate, in bytes per second, and the bytes that may pass at once.
+    /// Changes the rate, in bytes per second, and the bytes that may pass at once, also for requests that
+    /// wait. At 0 nothing passes.
     pub fn set(&self, rate: u64, burst: u64) {
-        let mut state = self.lock();
-        state.update(blockhaul_io::now());
-        (state.rate, state.burst) = (rate, burst);
-    }
-
-    /// The rate in bytes per second.
-    pub fn rate(&self) -> u64 {
-        self.lock().rate
+        self.lock().set(rate, burst, blockhaul_io::now());
     }
 
     /// A place in the queue for `len` bytes.
-    fn draw(&self, len: u64) -> f64 {
-        let mut state = self.lock();
-        state.update(blockhaul_io::now());
-        state.asked += len as f64;
-        state.asked
+    fn draw(&self, len: u64) -> Turn {
+        self.lock().draw(len, blockhaul_io::now())
     }
 
     /// How long to wait before asking again; `None`: it is this one's turn.
-    fn wait(&self, turn: f64) -> Option<Duration> {
-        let mut state = self.lock();
-        state.update(blockhaul_io::now());
-        let missing = turn - state.come;
-        // Less than a byte is the rounding of seconds.
-        if missing < 1.0 {
-            return None;
-        }
-        let wait = Duration::try_from_secs_f64(missing / state.rate as f64);
-        Some(wait.unwrap_or(LOOK_AGAIN).clamp(Duration::from_micros(50), LOOK_AGAIN))
+    fn wait(&self, turn: Turn) -> Option<Duration> {
+        let wait = self.lock().wait(turn, blockhaul_io::now());
+        wait.map(|wait| wait.min(LOOK_AGAIN))
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, TokenBucket> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl State {
-    fn update(&mut self, now: Instant) {
-        let passed = now.saturating_duration_since(self.updated);
-        let come = self.come + passed.as_secs_f64() * self.rate as f64;
-        self.come = come.min(self.asked + self.burst as f64);
-        self.updated = now;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn bytes_come_in_at_the_rate_and_no_more_than_the_burst_ahead() {
-        let start = Instant::now();
-        let (rate, burst) = (1_000_000, 64_000);
-        let (asked, come) = (1e6, burst as f64);
-        let mut state = State { rate, burst, asked, come, updated: start };
-        for ms in 0..=1200 {
-            state.update(start + Duration::from_millis(ms));
-            let due = (64_000.0 + 1000.0 * ms as f64).min(1_064_000.0);
-            assert!((state.come - due).abs() < 1.0, "{} instead of {due} in {ms} ms", state.come);
-        }
     }
 }

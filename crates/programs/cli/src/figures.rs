@@ -3,7 +3,8 @@
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use blockhaul_engine::{LATENCY_BOUNDS, Meters, Progress, Rate, Routes, Snapshot};
+use blockhaul_block::LATENCY_BOUNDS;
+use blockhaul_engine::{Meters, Progress, Rate, Routes, Snapshot};
 
 use crate::metrics::{Figures, Page};
 

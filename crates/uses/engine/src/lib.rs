@@ -62,7 +62,7 @@ pub use digest::digest;
 pub use engine::{Control, Engine};
 pub use journal::{JournalOptions, check_journal, discard_journal};
 pub use manifest::Manifest;
-pub use meter::{LATENCY_BOUNDS, Latency, Meters};
+pub use meter::Meters;
 pub use options::{
     Bitmap, ByKernel, MAX_REQUEST, MIN_REQUEST, MultiConn, Options, RETRY_DELAY_MAX, Retried,
     SEGMENT, Summary,

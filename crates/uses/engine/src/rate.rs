@@ -7,48 +7,52 @@ use std::time::{Duration, Instant};
 
 use blockhaul_block::{Error, Kind, Result};
 use blockhaul_catalog::parse_rate;
+use blockhaul_io::TokenBucket;
 
 /// What may be used up at once after a pause: a tenth of a second's worth, as QEMU's slices.
-const BURST: f64 = 0.1;
+const BURSTS_PER_SECOND: u64 = 10;
 /// A change of the limit and a cancel are noticed after this.
 const STEP: Duration = Duration::from_millis(100);
 
-/// Limits; 0 is none. Shared by whoever is limited together.
+/// Limits on bytes and requests per second; 0 is none. Shared by all copies that are limited together.
 #[derive(Debug)]
 pub struct Rate {
     /// Saves the lock where there is no limit.
     limited: AtomicBool,
-    buckets: Mutex<[Bucket; 2]>,
+    buckets: Mutex<[TokenBucket; 2]>,
 }
 
 impl Rate {
     /// At most so many bytes and requests per second.
     pub fn new(bytes: u64, requests: u64) -> Rate {
-        let buckets = [bytes, requests].map(Bucket::new);
-        let limited = AtomicBool::new(buckets.iter().any(|bucket| bucket.rate > 0));
+        let buckets = [bytes, requests].map(|rate| {
+            let mut bucket = TokenBucket::new(rate, rate / BURSTS_PER_SECOND);
+            bucket.empty();
+            bucket
+        });
+        let limited = AtomicBool::new(buckets.iter().any(|bucket| bucket.rate() > 0));
         Rate { limited, buckets: Mutex::new(buckets) }
     }
 
-    /// From now on so many bytes and requests per second, also for whoever waits.
+    /// From now on so many bytes and requests per second, also for requests that wait. What was used beyond
+    /// another rate is not waited for.
     pub fn set(&self, bytes: u64, requests: u64) {
         let mut buckets = self.buckets.lock().expect("no panic under this lock");
         let now = blockhaul_io::now();
         for (bucket, rate) in buckets.iter_mut().zip([bytes, requests]) {
-            if bucket.rate != rate {
-                bucket.refill(now);
-                bucket.rate = rate;
-                // What was owed at another rate is not waited for.
-                bucket.level = 0.0;
+            if bucket.rate() != rate {
+                bucket.set(rate, rate / BURSTS_PER_SECOND, now);
+                bucket.empty();
             }
         }
-        let limited = buckets.iter().any(|bucket| bucket.rate > 0);
+        let limited = buckets.iter().any(|bucket| bucket.rate() > 0);
         self.limited.store(limited, Ordering::Relaxed);
     }
 
     /// The limits: bytes and requests per second.
     pub fn limits(&self) -> (u64, u64) {
         let buckets = self.buckets.lock().expect("no panic under this lock");
-        (buckets[0].rate, buckets[1].rate)
+        (buckets[0].rate(), buckets[1].rate())
     }
 
     /// Whether there is a limit.
@@ -66,52 +70,22 @@ impl Rate {
         }
     }
 
-    /// Takes what is there, going into debt; or how long to wait until the debt is paid.
+    /// Draws the tokens of a request, which may be more than are there; or how long to wait until those of
+    /// earlier requests have come in.
     fn try_take(&self, bytes: u64, now: Instant) -> Option<Duration> {
         let mut buckets = self.buckets.lock().expect("no panic under this lock");
-        let waits = buckets.iter_mut().filter_map(|bucket| bucket.wait(now));
+        let limited = || |bucket: &&mut TokenBucket| bucket.rate() > 0;
+        let waits =
+            buckets.iter_mut().filter(limited()).filter_map(|bucket| bucket.wait_for_all(now));
         if let Some(wait) = waits.max() {
             return Some(wait);
         }
-        for (bucket, amount) in buckets.iter_mut().zip([bytes, 1]) {
-            bucket.level -= amount as f64;
+        for (bucket, tokens) in buckets.iter_mut().zip([bytes, 1]) {
+            if bucket.rate() > 0 {
+                bucket.draw(tokens, now);
+            }
         }
         None
-    }
-}
-
-/// Tokens: one is a byte, or a request.
-#[derive(Debug)]
-struct Bucket {
-    rate: u64,
-    level: f64,
-    filled: Instant,
-}
-
-impl Bucket {
-    fn new(rate: u64) -> Bucket {
-        Bucket { rate, level: 0.0, filled: blockhaul_io::now() }
-    }
-
-    fn refill(&mut self, now: Instant) {
-        let passed = now.saturating_duration_since(self.filled).as_secs_f64();
-        self.filled = now;
-        let rate = self.rate as f64;
-        self.level = (self.level + passed * rate).min(rate * BURST);
-    }
-
-    /// How long to wait; `None`: not at all.
-    fn wait(&mut self, now: Instant) -> Option<Duration> {
-        if self.rate == 0 {
-            self.level = 0.0;
-            self.filled = now;
-            return None;
-        }
-        self.refill(now);
-        // A little rather than nothing, so that rounding does not make anybody spin.
-        (self.level < 0.0).then(|| {
-            Duration::from_secs_f64((-self.level / self.rate as f64).clamp(1e-4, 86_400.0))
-        })
     }
 }
 

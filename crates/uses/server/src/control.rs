@@ -6,10 +6,10 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use blockhaul_block::OpKind;
+use blockhaul_block::{Latency, OpKind};
 
 use crate::connection::{Exported, Identity};
-use crate::counters::{Counts, Latency, Times};
+use crate::counters::{Counts, Times};
 use crate::disconnect::Disconnected;
 use crate::in_flight::WORKERS;
 use crate::{Server, Tls};

@@ -6,15 +6,8 @@ use std::ops::AddAssign;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use blockhaul_block::OpKind;
+use blockhaul_block::{Latency, LatencyCounters, OpKind};
 use blockhaul_wire::request::Command;
-
-/// Upper bounds of the classes into which times are sorted, in seconds; what took longer is in a class
-/// of its own.
-pub const LATENCY_BOUNDS: [f64; 19] = [
-    0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05,
-    0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
-];
 
 /// Kinds of requests.
 const KINDS: usize = OpKind::ALL.len();
@@ -119,47 +112,23 @@ pub(crate) fn kind(command: Command) -> Option<OpKind> {
     })
 }
 
-/// How long requests of one kind took in the device.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Latency {
-    /// Requests by time: as [`LATENCY_BOUNDS`], and longer ones.
-    pub classes: [u64; LATENCY_BOUNDS.len() + 1],
-    /// Seconds of all together.
-    pub seconds: f64,
-}
-
 /// Times by kind of request. Each worker has one.
 #[repr(align(64))]
 #[derive(Debug, Default)]
-pub(crate) struct Times([OfKind; KINDS]);
-
-#[derive(Debug, Default)]
-struct OfKind {
-    classes: [AtomicU64; LATENCY_BOUNDS.len() + 1],
-    nanoseconds: AtomicU64,
-}
+pub(crate) struct Times([LatencyCounters; KINDS]);
 
 impl Times {
     /// A request took so long, and so did others: `count` together.
     pub(crate) fn took(&self, kind: OpKind, time: Duration, count: u64) {
-        let times = &self.0[kind as usize];
-        let seconds = time.as_secs_f64();
-        let class = LATENCY_BOUNDS.partition_point(|&bound| bound < seconds);
-        times.classes[class].fetch_add(count, Ordering::Relaxed);
-        let nanoseconds = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        times.nanoseconds.fetch_add(nanoseconds.saturating_mul(count), Ordering::Relaxed);
+        self.0[kind as usize].record(time, count);
     }
 
     /// The sum over all workers, by kind.
     pub(crate) fn sum<'a>(all: impl Iterator<Item = &'a Times>) -> [Latency; KINDS] {
-        let none = Latency { classes: [0; LATENCY_BOUNDS.len() + 1], seconds: 0.0 };
-        let mut sum = [none; KINDS];
+        let mut sum = [Latency::default(); KINDS];
         for times in all {
             for (sum, times) in sum.iter_mut().zip(&times.0) {
-                for (sum, class) in sum.classes.iter_mut().zip(&times.classes) {
-                    *sum += class.load(Ordering::Relaxed);
-                }
-                sum.seconds += times.nanoseconds.load(Ordering::Relaxed) as f64 / 1e9;
+                *sum += times.read();
             }
         }
         sum
@@ -187,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_sorted_by_upper_bounds_and_stand_for_others() {
+    fn times_of_all_workers_are_summed_by_kind() {
         let (one, two) = (Times::default(), Times::default());
         one.took(OpKind::Flush, Duration::from_micros(10), 16);
         one.took(OpKind::Flush, Duration::from_micros(11), 1);

@@ -49,7 +49,7 @@ use connection::Connection;
 pub use connection::{Exported, Identity};
 use control::Control;
 pub use control::{Client, Sums};
-pub use counters::{Counts, LATENCY_BOUNDS, Latency};
+pub use counters::Counts;
 use disconnect::Disconnect;
 pub use disconnect::Disconnected;
 use export_lookup::ExportLookup;

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockhaul_backends::Shared;
-use blockhaul_block::{Can, Error, Facts, FileId, Kind, OpKind};
+use blockhaul_block::{Can, Error, Facts, FileId, Kind, Latency, OpKind};
 use blockhaul_catalog::{Intent, Layer, Preparation, Registry, Spec, Stack};
-use blockhaul_engine::{Latency, Manifest, Options, Progress, Summary};
+use blockhaul_engine::{Manifest, Options, Progress, Summary};
 use blockhaul_io::Pool;
 
 use crate::brackets::Groups;

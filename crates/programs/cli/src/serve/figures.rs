@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, Weak};
 
-use blockhaul_block::OpKind;
-use blockhaul_server::{Exported, LATENCY_BOUNDS, Server, Sums};
+use blockhaul_block::{LATENCY_BOUNDS, OpKind};
+use blockhaul_server::{Exported, Server, Sums};
 
 use crate::metrics::{Figures, Page};
 
