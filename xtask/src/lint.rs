@@ -8,9 +8,9 @@ use crate::{Outcome, run};
 pub const HELP: &str = "\
 cargo xtask lint
 
-Checks the formatting (cargo fmt), lints (cargo clippy, warnings are errors), builds the
-documentation (warnings are errors), and makes sure that code which the compiler cannot vouch for
-stands in crates/ground/io, crates/ground/os and crates/devices/cabi only.
+Checks the formatting (cargo fmt), lints (cargo clippy, warnings are errors; the program also without
+its features), builds the documentation (warnings are errors), and makes sure that code which the
+compiler cannot vouch for is in crates/ground/io, crates/ground/os and crates/devices/cabi only.
 ";
 
 /// The crates that may hold unsafe code: the two that call the operating system, and the one that calls C.
@@ -25,6 +25,8 @@ pub fn main(args: &[String]) -> Outcome {
     run::show(run::cargo("fmt").args(["--manifest-path", "fuzz/Cargo.toml", "--check"]))?;
     let mut clippy = run::cargo("clippy");
     run::show(clippy.args(["--workspace", "--all-targets", "--", "-D", "warnings"]))?;
+    let mut least = run::cargo("clippy");
+    run::show(least.args(["-p", "blockhaul", "--no-default-features", "--", "-D", "warnings"]))?;
     let mut doc = run::cargo("doc");
     run::show(doc.args(["--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings"))?;
     let found = misplaced(&run::workspace())?;

@@ -21,6 +21,7 @@ mod fua;
 mod gates;
 mod gz;
 mod log;
+#[cfg(feature = "luks")]
 mod luks;
 pub mod manual;
 mod masked;
@@ -66,6 +67,7 @@ pub use fua::FUA;
 pub use gates::{EXITLAST, EXITWHEN, EXPORTNAME, IP, LIMIT, TLS_FALLBACK};
 pub use gz::GZ;
 pub use log::LOG;
+#[cfg(feature = "luks")]
 pub use luks::LUKS;
 pub use multi_conn::MULTI_CONN;
 pub use nocache::NOCACHE;
@@ -102,6 +104,7 @@ pub fn all() -> Vec<&'static blockhaul_catalog::LayerKind> {
         &FUA,
         &GZ,
         &LOG,
+        #[cfg(feature = "luks")]
         &LUKS,
         &MULTI_CONN,
         &NOCACHE,

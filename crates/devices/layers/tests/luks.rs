@@ -1,4 +1,5 @@
 //! `luks` opens what QEMU makes, shows what QEMU and nbdkit show, and writes what they read.
+#![cfg(feature = "luks")]
 #![allow(clippy::unwrap_used)]
 
 mod common;

@@ -1,5 +1,6 @@
 //! `luks`: a header decides how long its passphrase takes to try, so that is bounded, one at a time, and ends when
 //! nobody waits. In a process of its own, whose processor time is measured.
+#![cfg(feature = "luks")]
 #![allow(clippy::unwrap_used)]
 
 mod common;

@@ -22,7 +22,7 @@ pub fn registry_asking(timeout: Duration, min_rate: u64, context: Option<&str>) 
     options.contexts.extend(context.map(str::to_string));
     let mut backends = blockhaul_backends::all();
     backends.extend(blockhaul_client::all(options));
-    backends.extend(blockhaul_cabi::all());
+    backends.extend(crate::plugin_host::all());
     backends.extend(blockhaul_script::all());
     Registry {
         backends,

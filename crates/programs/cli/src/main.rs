@@ -41,6 +41,7 @@ mod metrics;
 mod out;
 mod part;
 mod plugin;
+mod plugin_host;
 mod progress;
 mod serve;
 mod session;

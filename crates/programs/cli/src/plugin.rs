@@ -15,14 +15,14 @@ pub fn run(args: &args::Plugin) -> Outcome {
     });
     let failed = |error| Failure::opening("plugin", &args.plugin, &error);
     let mut settings = match args.plugin.strip_prefix("nbdkit:") {
-        Some(device) => blockhaul_cabi::Settings::parse(device).map_err(failed)?,
-        None => blockhaul_cabi::Settings {
+        Some(device) => crate::plugin_host::Settings::parse(device).map_err(failed)?,
+        None => crate::plugin_host::Settings {
             plugin: args.plugin.clone(),
-            ..blockhaul_cabi::Settings::default()
+            ..crate::plugin_host::Settings::default()
         },
     };
     settings.config.extend(config);
-    let text = blockhaul_cabi::dump(&settings).map_err(failed)?;
+    let text = crate::plugin_host::dump(&settings).map_err(failed)?;
     out::print(out::lines(&text).as_bytes())?;
     Ok(0)
 }
@@ -31,7 +31,7 @@ pub fn run(args: &args::Plugin) -> Outcome {
 /// are killed then. Whether all have ended. To be called at the end of the program, on no worker.
 pub fn wait_for_end(limit: Duration) -> bool {
     let begun = Instant::now();
-    let plugins = blockhaul_cabi::wait_for_end(limit);
+    let plugins = crate::plugin_host::wait_for_end(limit);
     for name in &plugins {
         out::error(&format!("blockhaul: warning: plugin {name} has not ended in time\n"));
     }

@@ -129,7 +129,7 @@ fn enter(args: &args::Serve) -> Result<(Background, Option<Single>), Failure> {
     let background = if args.in_background { Background::enter()? } else { Background::none() };
     let single = if args.single { Some(Single::take()?) } else { None };
     if args.single {
-        blockhaul_cabi::stdio_is_a_client();
+        crate::plugin_host::stdio_is_a_client();
     }
     stdio::guard();
     if args.swap {

@@ -17,7 +17,7 @@ static ASIDE: Mutex<Option<(OwnedFd, OwnedFd)>> = Mutex::new(None);
 
 /// Has plugins lose standard input and output when they are ready.
 pub fn guard() {
-    blockhaul_cabi::when_ready(|| {
+    crate::plugin_host::when_ready(|| {
         if let Err(error) = set_aside() {
             log::warn!("plugins keep standard input and output: {error}");
         }

@@ -69,9 +69,9 @@ fn wrong(error: &blockhaul_block::Error) -> Failure {
 }
 
 /// What plugin and filters of the line say about themselves, filters first, outermost first.
-fn described(line: &Line) -> Result<Vec<blockhaul_cabi::About>, Failure> {
-    let filters = line.filters.iter().map(|filter| blockhaul_cabi::about_filter(filter));
-    let plugin = line.plugin.iter().map(|plugin| blockhaul_cabi::about(plugin));
+fn described(line: &Line) -> Result<Vec<crate::plugin_host::About>, Failure> {
+    let filters = line.filters.iter().map(|filter| crate::plugin_host::about_filter(filter));
+    let plugin = line.plugin.iter().map(|plugin| crate::plugin_host::about(plugin));
     filters.chain(plugin).collect::<Result<_, _>>().map_err(|error| wrong(&error))
 }
 
@@ -107,13 +107,13 @@ fn dump_plugin(line: &Line) -> Outcome {
     let Some(plugin) = &line.plugin else {
         return Err(failure("--dump-plugin needs a plugin; see nbdkit --help"));
     };
-    let settings = blockhaul_cabi::Settings {
+    let settings = crate::plugin_host::Settings {
         plugin: plugin.clone(),
         config: line.parameters.clone(),
         filters: line.filters.clone(),
-        ..blockhaul_cabi::Settings::default()
+        ..crate::plugin_host::Settings::default()
     };
-    blockhaul_cabi::print_dump(&settings).map_err(|error| wrong(&error))?;
+    crate::plugin_host::print_dump(&settings).map_err(|error| wrong(&error))?;
     Ok(0)
 }
 
@@ -121,8 +121,8 @@ fn dump_config() -> String {
     let program = std::env::current_exe().unwrap_or_else(|_| "/usr/bin/blockhaul".into());
     let folder = |path: &Path| path.parent().map(Path::to_path_buf).unwrap_or_default();
     let bin = folder(&program).display().to_string();
-    let plugins = blockhaul_cabi::plugin_folder();
-    let filters = blockhaul_cabi::filter_folder();
+    let plugins = crate::plugin_host::plugin_folder();
+    let filters = crate::plugin_host::filter_folder();
     let lib = folder(&folder(&plugins)).display().to_string();
     let (major, minor) = VERSION.split_once('.').unwrap_or((VERSION, "0"));
     let minor = minor.split('.').next().unwrap_or("0");

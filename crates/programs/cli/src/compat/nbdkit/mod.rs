@@ -137,7 +137,7 @@ fn serve_words(mut line: Line, in_background: bool) -> Result<Vec<OsString>, Fai
 }
 
 fn installed(filter: &str) -> bool {
-    blockhaul_cabi::filter_folder().join(format!("nbdkit-{filter}-filter.so")).exists()
+    crate::plugin_host::filter_folder().join(format!("nbdkit-{filter}-filter.so")).exists()
 }
 
 #[cfg(test)]

@@ -1,0 +1,90 @@
+//! The host of nbdkit's plugins, where it is built in (feature `nbdkit-plugins`).
+
+#[cfg(feature = "nbdkit-plugins")]
+pub use blockhaul_cabi::{
+    About, Settings, about, about_filter, all, dump, filter_folder, plugin_folder, print_dump,
+    stdio_is_a_client, wait_for_end, when_ready,
+};
+
+#[cfg(not(feature = "nbdkit-plugins"))]
+pub use absent::*;
+
+/// What a program without the host answers.
+#[cfg(not(feature = "nbdkit-plugins"))]
+mod absent {
+    use std::path::PathBuf;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use blockhaul_block::{Error, Kind, Result};
+    use blockhaul_catalog::Backend;
+
+    /// What a plugin says about itself: there is none.
+    pub struct About {
+        pub what: &'static str,
+        pub path: PathBuf,
+        pub name: String,
+        pub longname: Option<String>,
+        pub version: Option<String>,
+        pub description: Option<String>,
+        pub config_help: Option<String>,
+    }
+
+    /// What a plugin would be loaded with.
+    #[derive(Default)]
+    #[expect(dead_code, reason = "those that the host reads")]
+    pub struct Settings {
+        pub plugin: String,
+        pub config: Vec<(Option<String>, String)>,
+        pub filters: Vec<String>,
+        pub debug: Vec<(String, String, i32)>,
+    }
+
+    impl Settings {
+        pub fn parse(_device: &str) -> Result<Settings> {
+            Err(unsupported())
+        }
+    }
+
+    fn unsupported() -> Error {
+        let text = "this program cannot load plugins: build it with the feature nbdkit-plugins";
+        Error::new(Kind::Unsupported, text)
+    }
+
+    pub fn all() -> Vec<Arc<dyn Backend>> {
+        Vec::new()
+    }
+
+    pub fn about(_name: &str) -> Result<About> {
+        Err(unsupported())
+    }
+
+    pub fn about_filter(_name: &str) -> Result<About> {
+        Err(unsupported())
+    }
+
+    pub fn dump(_settings: &Settings) -> Result<String> {
+        Err(unsupported())
+    }
+
+    pub fn print_dump(_settings: &Settings) -> Result<()> {
+        Err(unsupported())
+    }
+
+    /// Where nbdkit's plugins are on Debian.
+    pub fn plugin_folder() -> PathBuf {
+        PathBuf::from("/usr/lib/nbdkit/plugins")
+    }
+
+    pub fn filter_folder() -> PathBuf {
+        PathBuf::from("/usr/lib/nbdkit/filters")
+    }
+
+    pub fn stdio_is_a_client() {}
+
+    pub fn when_ready(_ready: impl Fn() + Send + Sync + 'static) {}
+
+    pub fn wait_for_end(_limit: Duration) -> Vec<String> {
+        Vec::new()
+    }
+}
