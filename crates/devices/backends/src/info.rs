@@ -207,7 +207,7 @@ impl Device for InfoDevice {
                 Pending::ready(Ok(Reply::Extents(lists)))
             }
             Op::Write(_) | Op::Zero | Op::Trim => {
-                Error::new(Kind::ReadOnly, "what a server tells cannot be written").into()
+                Error::new(Kind::ReadOnly, "this information cannot be written").into()
             }
             Op::Flush | Op::Cache => Pending::ready(Ok(Reply::Done)),
         }

@@ -21,7 +21,7 @@ pub(crate) const SIZE: Param = Param {
     name: "size",
     kind: ParamKind::Size,
     default: None,
-    doc: "Size of a disk; with command= it is told to that.",
+    doc: "Size of a disk; passed to command= if that is given.",
 };
 pub(crate) const TYPE: Param = Param {
     name: "type",

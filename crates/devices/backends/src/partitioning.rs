@@ -150,7 +150,7 @@ async fn open(target: &Target) -> Result<Opened> {
     let gpt = match target.args.text("partition-type") {
         Some("gpt") => true,
         Some(_) if small => false,
-        Some(_) => return Err(wrong("an MBR can tell of 2 TiB only: use partition-type=gpt")),
+        Some(_) => return Err(wrong("an MBR is limited to 2 TiB: use partition-type=gpt")),
         None => !small || files.len() > PRIMARY,
     };
     let what =

@@ -31,7 +31,7 @@ pub(crate) fn mbr_entry(
 ) -> Result<()> {
     let number = |number: u64| {
         u32::try_from(number).map(u32::to_le_bytes).map_err(|_| {
-            let text = "a partition reaches beyond the 2 TiB that an MBR can tell of: use a GPT";
+            let text = "a partition ends beyond 2 TiB, the limit of an MBR: use a GPT";
             Error::new(Kind::Usage, text)
         })
     };

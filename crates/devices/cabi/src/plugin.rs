@@ -17,7 +17,7 @@ use crate::crash;
 use crate::debug;
 use crate::filter;
 use crate::load::{self, Described, Library};
-use crate::shutdown::Heard;
+use crate::shutdown::Listening;
 use crate::stdio;
 use crate::watchdog;
 
@@ -88,7 +88,7 @@ pub(crate) struct Plugin {
     /// Asks the server to stop that the plugin was opened for.
     pub(crate) shutdown: Shutdown,
     /// Taken when the plugin ends.
-    heard: Option<Heard>,
+    listening: Option<Listening>,
 }
 
 // SAFETY: the raw pointers are strings of the plugin's that it never changes, and callbacks, which are
@@ -317,7 +317,7 @@ impl Drop for Plugin {
         let (context, name) = (self.life(false), self.name.clone());
         let hanging = self.hanging.clone();
         let slot = std::mem::replace(&mut self.crash_slot, crash::Slot::none());
-        let heard = self.heard.take();
+        let listening = self.listening.take();
         self.control.run(move || {
             for (name, callback) in [(c"cleanup", cleanup), (c"unload", unload)] {
                 if let Some(callback) = callback {
@@ -331,7 +331,7 @@ impl Drop for Plugin {
             }
             // Interpreters leave destructors of threads behind: the code stays mapped.
             library.keep();
-            drop((slot, heard));
+            drop((slot, listening));
             log::debug!("plugin {name} is unloaded");
             let mut live = LIVE.0.lock().expect("no panic under this lock");
             live.retain(|other| !Arc::ptr_eq(&other.1, &hanging));
@@ -381,8 +381,8 @@ pub(crate) fn begin(
     let model = ThreadModel::from_number(abi.thread_model).expect("checked when it was loaded");
     let mut flags = debug::Flags::new(&settings.debug);
     flags.set(&library, &name);
-    let mut heard = Heard::by(shutdown.clone());
-    heard.from(&library);
+    let mut listening = Listening::by(shutdown.clone());
+    listening.from(&library);
     let (filtered, described) = (!settings.filters.is_empty(), abi);
     if filtered {
         if asynchronous.is_some() {
@@ -391,7 +391,7 @@ pub(crate) fn begin(
         }
         let mut loaded = |library: &Library, filter: &str| {
             flags.set(library, filter);
-            heard.from(library);
+            listening.from(library);
         };
         abi =
             filter::face(filter::set_up(abi, &name, &found.path, &settings.filters, &mut loaded)?);
@@ -417,7 +417,7 @@ pub(crate) fn begin(
         ready: false,
         crash_slot,
         shutdown,
-        heard: Some(heard),
+        listening: Some(listening),
         name,
     };
     if let Some(load) = plugin.abi.load {

@@ -23,15 +23,15 @@ fn servers() -> MutexGuard<'static, BTreeMap<usize, Shutdown>> {
 }
 
 /// While it lives, calls out of shared objects reach a server.
-pub(crate) struct Heard {
+pub(crate) struct Listening {
     shutdown: Shutdown,
     objects: Vec<usize>,
 }
 
-impl Heard {
+impl Listening {
     /// Calls shall reach this server.
-    pub(crate) fn by(shutdown: Shutdown) -> Heard {
-        Heard { shutdown, objects: Vec::new() }
+    pub(crate) fn by(shutdown: Shutdown) -> Listening {
+        Listening { shutdown, objects: Vec::new() }
     }
 
     /// Those out of this shared object.
@@ -43,11 +43,11 @@ impl Heard {
     }
 }
 
-impl Drop for Heard {
+impl Drop for Listening {
     fn drop(&mut self) {
         let mut servers = servers();
         for object in &self.objects {
-            // The object stays where it is, and may have left threads behind: nobody hears them.
+            // The object stays where it is, and may have left threads behind: their calls are ignored.
             servers.insert(*object, Shutdown::default());
         }
     }

@@ -19,9 +19,9 @@ const PIECES_AT_ONCE: usize = 64;
 /// The layer `blocksize`.
 pub static BLOCKSIZE: LayerKind = LayerKind {
     name: "blocksize",
-    summary: "sets the block sizes that clients are told and that the device gets",
-    manual: "`minimum`, `preferred` and `maximum` are told to clients. With `error-policy=error` \
-requests that do not keep to minimum and maximum, or to what a plugin below tells of itself, are \
+    summary: "sets the block sizes that clients see, and splits requests to those of the device",
+    manual: "The server advertises `minimum`, `preferred` and `maximum`. With `error-policy=error` \
+requests that do not keep to minimum and maximum, or to the sizes of a plugin below, are \
 refused (EINVAL); with `allow` they are served.
 
 `minblock`, `maxdata` and `maxlen` are for the device: it gets reads and writes of whole blocks of \
@@ -36,14 +36,14 @@ blockhaul serve --layer 'blocksize?minimum=4k&minblock=4k' memory:64M \
     writes_below: true,
     transparent: true,
     params: &[
-        param("minimum", ParamKind::Size, "Smallest block told; a power of two, 1 to 64k."),
-        param("preferred", ParamKind::Size, "Preferred block told; a power of two, 512 to 32M."),
-        param("maximum", ParamKind::Size, "Longest read or write told."),
+        param("minimum", ParamKind::Size, "Smallest block to advertise; a power of two, 1 to 64k."),
+        param("preferred", ParamKind::Size, "Preferred block to advertise; a power of two, 512 to 32M."),
+        param("maximum", ParamKind::Size, "Longest read or write to advertise."),
         param_or(
             "error-policy",
             ParamKind::Choice(&["allow", "error"]),
             "allow",
-            "What becomes of requests that do not keep to what was told.",
+            "What to do with requests that break the advertised sizes.",
         ),
         param("minblock", ParamKind::Size, "Smallest block for the device; a power of two to 64k."),
         param("maxdata", ParamKind::Size, "Longest read or write for the device."),

@@ -20,8 +20,8 @@ pub static MULTI_CONN: LayerKind = LayerKind {
     manual: "Clients use several connections for one export only where a flush on one covers what the \
 others have written. `mode=auto` makes it so where the device does not do it by itself; `emulate` \
 always. Then a flush flushes every handle that has changed something since its last flush \
-(`track-dirty=on`), or every handle. `plugin` leaves it to the device. `disable` tells clients that it \
-is not so. The last mode tells them that it is so without doing anything: for devices where each connection \
+(`track-dirty=on`), or every handle. `plugin` leaves it to the device. `disable` does not \
+advertise it. The last mode advertises it and does nothing else: for devices where each connection \
 writes and flushes only its own part, or nothing need be durable.
 
 With `auto` and `emulate`, after a flush or a durable write of one handle has failed, those of all handles \

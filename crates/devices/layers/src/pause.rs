@@ -15,7 +15,7 @@ use crate::declared::{param, param_or};
 /// The layer `pause`.
 pub static PAUSE: LayerKind = LayerKind {
     name: "pause",
-    summary: "holds requests back while it is told to",
+    summary: "holds new requests back while it is paused",
     manual: "While `paused=on`, new requests wait. `blockhaul ctl SOCKET set EXPORT pause paused=on` is done \
      when those under way have ended: from then on the device below is quiet, for example to copy \
      it. `paused=off` resumes.\n\n\

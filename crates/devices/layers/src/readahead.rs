@@ -15,7 +15,7 @@ const WINDOW_MIN: u64 = 64 << 10;
 pub static READAHEAD: LayerKind = LayerKind {
     name: "readahead",
     summary: "hints at what a sequential reader will read next",
-    manual: "When reads follow each other, the device below is told (as a cache hint) what comes next: \
+    manual: "When reads follow each other, the device below gets cache hints for what comes next: \
 first 64 KiB, then twice as much each time, up to `window`. The device below must do something \
 about hints, as a file does; one without hints is refused (`nocache?cachemode=emulate` makes hints of \
 reads, for devices that cache what is read). Readers that ask for much at a time, as `blockhaul copy` \

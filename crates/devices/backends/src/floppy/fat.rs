@@ -238,7 +238,7 @@ fn boot_sector(
     fat_sectors: u64,
     root: u64,
 ) -> Result<Vec<u8>> {
-    let large = |_| wrong("is larger than an MBR can tell of, 2 TiB");
+    let large = |_| wrong("is larger than 2 TiB, the limit of an MBR");
     let sectors = u32::try_from(sectors).map_err(large)?;
     let fat_sectors = u32::try_from(fat_sectors).map_err(large)?;
     let mut out = table::boot_sector();

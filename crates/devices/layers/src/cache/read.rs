@@ -221,7 +221,7 @@ impl Handle {
             next = to;
         }
         if extents.is_empty() {
-            return Err(Error::new(Kind::Io, "the device told nothing"));
+            return Err(Error::new(Kind::Io, "the device returned no extents"));
         }
         if one {
             extents.first_only();

@@ -21,7 +21,7 @@ pub static GZ: LayerKind = LayerKind {
     name: "gz",
     summary: "shows what a gzip file holds, at random",
     manual: "The device below is a gzip file, of one or more members; what is served is its content, \
-read-only. The file is read through once, when it is opened first: that tells the length of its content, \
+read-only. The file is read through once, when it is opened first: that gives the length of its content, \
 checks it, and leaves an index of places from which decoding can go on, without a copy of the content. \
 Reads in order go on where the last one ended; others decode from the next place before.
 

@@ -88,7 +88,7 @@ impl Header {
             )));
         }
         if all.count() == 0 {
-            return Err(invalid("it has no key slot in use: nobody can open it any more"));
+            return Err(invalid("it has no key slot in use and can never be opened"));
         }
         Ok(Header {
             suite,

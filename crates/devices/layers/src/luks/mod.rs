@@ -37,8 +37,8 @@ pub static LUKS: LayerKind = LayerKind {
 what it holds. Version 2 is refused.
 
 The passphrase is opened with the first connection: `passphrase=+FILE` reads the first line of a \
-file, `passphrase=-FD` of a descriptor that was inherited, `passphrase=-` asks for it. Given as it is, it shows in the list of processes. A wrong one is told so, after the time that \
-the container's key slots take to try: that is what the container's header says, so one with more than \
+file, `passphrase=-FD` of a descriptor that was inherited, `passphrase=-` asks for it. A passphrase on the command line is visible in `ps`. A wrong one is reported after all \
+key slots have been tried. The header decides how long that takes: a container with more than \
 `max-iterations` is refused. Clients that open a container at the same time try it one after the other.
 
 Bytes that the container never wrote read as noise. Zeroes are written like other data, trims are left out, \
