@@ -224,11 +224,15 @@ fn swab() {
 /// Each keeps the memory of a read for its repetition: those that hold the rest of the pool wait for it.
 #[test]
 fn repetitions_do_not_wait_for_memory() {
-    const STACKS: [[&str; 3]; 2] = [
-        ["error?read=30%", "retry?retries=100&retry-delay=0", "delay?extents=1ms&exclusive=on"],
-        ["error?read=30%", "retry-request?retries=100&delay=0", "delay?extents=1ms&exclusive=on"],
+    const RETRY: &str = "retry?retries=100&retry-delay=0";
+    const REQUEST: &str = "retry-request?retries=100&delay=0";
+    const STACKS: [&[&str]; 3] = [
+        &["error?read=30%", RETRY, "delay?extents=1ms&exclusive=on"],
+        &["error?read=30%", REQUEST, "delay?extents=1ms&exclusive=on"],
+        // Both keep it.
+        &["error?read=30%", REQUEST, RETRY],
     ];
-    for layers in &STACKS {
+    for layers in STACKS {
         let only = vec!["a_pool_of_one_request_is_enough"];
         check("pattern:2M", layers, Options { only, ..Options::default() });
     }

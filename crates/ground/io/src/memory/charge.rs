@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::block::Block;
 use super::pool::Pool;
-use super::reservation::KeptCharge;
+use super::reservation::InUse;
 use super::route_counters::RouteCounters;
 
 /// What a buffer owes to its pool, and who counts what becomes of it.
@@ -13,7 +13,7 @@ pub(crate) struct Charge {
     pub(super) cost: u64,
     pub(super) counters: Option<Arc<RouteCounters>>,
     /// Gives `cost` back in place of this charge, if it is kept for a repetition.
-    pub(super) kept: Option<Arc<KeptCharge>>,
+    pub(super) kept: Option<InUse>,
 }
 
 impl Charge {

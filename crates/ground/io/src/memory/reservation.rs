@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use super::block::{ALIGN, Block};
 use super::buf::Buf;
@@ -58,7 +59,7 @@ pub struct Reservation {
     /// Where its memory comes from once its bytes arrive, if it is late.
     memory: Option<Pool>,
     /// Gives the charge back in place of this reservation, if it is kept for a repetition.
-    kept: Option<Arc<KeptCharge>>,
+    kept: Option<InUse>,
 }
 
 impl Reservation {
@@ -103,10 +104,11 @@ impl Reservation {
         if self.kept.is_none()
             && let Some(pool) = &self.pool
         {
-            self.kept = Some(Arc::new(KeptCharge { pool: pool.clone(), cost: self.cost }));
+            let (pool, cost, in_use) = (pool.clone(), self.cost, AtomicBool::new(true));
+            self.kept = Some(InUse(Arc::new(KeptCharge { pool, cost, in_use })));
         }
         let (pool, memory) = (self.pool.clone(), self.memory.clone());
-        let kept = self.kept.clone();
+        let kept = self.kept.as_ref().map(|kept| kept.0.clone());
         KeptReservation { pool, memory, cost: self.cost, len: self.len, park: self.park, kept }
     }
 
@@ -196,15 +198,26 @@ impl fmt::Debug for Reservation {
     }
 }
 
-/// What is charged to a pool for a request and its repetitions; given back with the last of them.
+/// What is charged to a pool for a request and its repetitions; given back when nobody keeps or uses it.
 pub(super) struct KeptCharge {
     pool: Pool,
     cost: u64,
+    /// A reservation or a buffer has it.
+    in_use: AtomicBool,
 }
 
 impl Drop for KeptCharge {
     fn drop(&mut self) {
         self.pool.release_all(self.cost);
+    }
+}
+
+/// The one reservation or buffer that has a charge.
+pub(super) struct InUse(Arc<KeptCharge>);
+
+impl Drop for InUse {
+    fn drop(&mut self) {
+        self.0.in_use.store(false, SeqCst);
     }
 }
 
@@ -223,9 +236,9 @@ impl KeptReservation {
     /// that request is still in use, because the kernel or a peer is not done with it.
     pub async fn again(&self) -> Result<Reservation, TooLarge> {
         let mut room = match (&self.pool, &self.kept) {
-            (Some(pool), Some(kept)) if Arc::strong_count(kept) == 1 => {
+            (Some(pool), Some(kept)) if !kept.in_use.swap(true, SeqCst) => {
                 let mut room = Reservation::of(pool, self.cost, self.len);
-                room.kept = Some(kept.clone());
+                room.kept = Some(InUse(kept.clone()));
                 room
             }
             (Some(pool), _) => pool.reserve(self.len).await?,
@@ -339,6 +352,17 @@ mod tests {
         assert!(other.as_mut().poll(&mut cx).is_pending(), "the answer is still in use");
         drop(buf);
         assert!(other.as_mut().poll(&mut cx).is_ready());
+        let mut room = pool.try_reserve(8 << 10).unwrap();
+        let (outer, inner) = (room.keep(), room.keep());
+        drop(room);
+        for kept in [&inner, &outer] {
+            let Poll::Ready(Ok(again)) = pin!(kept.again()).poll(&mut cx) else {
+                panic!("it is kept twice, and not in use")
+            };
+            drop(again.into_buf());
+        }
+        drop((outer, inner));
+        assert_eq!(pool.reserved(), 0);
         let kept = Reservation::unpooled(7).keep();
         let Poll::Ready(Ok(room)) = pin!(kept.again()).poll(&mut cx) else {
             panic!("memory outside of pools is there")
