@@ -106,17 +106,29 @@ async fn open(device: &str, layers: &[&str]) -> Result<Stack> {
     registry.open(&Spec::parse(OsStr::new(device))?, layers, Intent::WRITE).await
 }
 
-/// Whether these go together; layers say so if they do not.
-fn fit(device: &'static str, layers: &[&'static str]) -> bool {
+/// The size of the stack; `None`: the layers do not go together, and say so.
+fn size(device: &'static str, layers: &[&'static str]) -> Option<u64> {
     let layers = layers.to_vec();
     let runtime = Runtime::start(&Config { workers: 1, ..Config::default() }).unwrap();
-    match runtime.block_on(move || async move { open(device, &layers).await.map(drop) }) {
-        Ok(()) => true,
+    let opened = async move || open(device, &layers).await.map(|stack| stack.device().facts().size);
+    match runtime.block_on(opened) {
+        Ok(size) => Some(size),
         Err(error) => {
             assert!(matches!(error.kind(), Kind::Usage | Kind::Unsupported), "{device}: {error}");
-            false
+            None
         }
     }
+}
+
+/// Whether these go together, and each byte can be written: a larger `truncate` has an end that takes zeroes
+/// only.
+fn fit(device: &'static str, layers: &[&'static str]) -> bool {
+    let grows = |index: usize| {
+        let before = size(device, &layers[..index]);
+        before < size(device, &layers[..=index])
+    };
+    let mut cuts = (0..layers.len()).filter(|&index| layers[index].starts_with("truncate"));
+    size(device, layers).is_some() && !cuts.any(grows)
 }
 
 #[test]
