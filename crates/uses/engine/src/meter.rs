@@ -1,37 +1,35 @@
-//! What a copy under way tells beside its bytes: how long requests take, how many are in flight, what
-//! had to be repeated.
+//! Counters of a running copy other than bytes: request times, requests in flight, retries.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::side::Side;
 
-/// Upper bounds of the classes into which times are sorted, in seconds; what took longer is in a class
-/// of its own.
+/// Upper bounds of the histogram classes in seconds; one more class holds longer times.
 pub const LATENCY_BOUNDS: [f64; 16] = [
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
     5.0, 10.0,
 ];
 
-/// How long requests took.
+/// Request times.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Latency {
-    /// Requests by time: as [`LATENCY_BOUNDS`], and longer ones.
+    /// Number of requests per class: those of [`LATENCY_BOUNDS`], and longer ones.
     pub classes: [u64; LATENCY_BOUNDS.len() + 1],
-    /// Seconds of all together.
+    /// Sum of all request times in seconds.
     pub seconds: f64,
 }
 
-/// The state of a copy at one moment, beside its bytes.
+/// A snapshot of a copy's counters other than bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Meters {
-    /// Requests in flight: pieces that are being read or written.
+    /// Requests in flight: pieces being read or written.
     pub in_flight: usize,
-    /// Requests that were repeated: to the source, to the target.
+    /// Repeated requests: to the source, to the target.
     pub retried: [u64; 2],
-    /// Connections that were made again: to the source, to the target.
+    /// Replaced connections: to the source, to the target.
     pub reconnected: [u64; 2],
-    /// Reads of the source, and what changes the target, until the answer came.
+    /// Times until the reply: of reads of the source, and of requests that change the target.
     pub latency: [Latency; 2],
 }
 
@@ -67,7 +65,7 @@ impl Meter {
         self.reconnected[side as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A request was answered after `time`.
+    /// A request completed after `time`.
     pub(crate) fn took(&self, side: Side, time: Duration) {
         let times = &self.times[side as usize];
         let seconds = time.as_secs_f64();

@@ -1,5 +1,5 @@
-//! A limit on bytes and requests per second for all lanes of a copy together, which may change while
-//! it runs.
+//! A limit on bytes and requests per second for all lanes of a copy together; it may change while
+//! the copy runs.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,28 +8,28 @@ use std::time::{Duration, Instant};
 use blockhaul_block::{Error, Kind, Result};
 use blockhaul_catalog::parse_rate;
 
-/// What may be used up at once after a pause: a tenth of a second's worth, as QEMU's slices.
+/// Burst allowed after a pause: a tenth of a second's worth, like QEMU's slices.
 const BURST: f64 = 0.1;
-/// A change of the limit and a cancel are noticed after this.
+/// Maximum time until a changed limit or a cancel is noticed.
 const STEP: Duration = Duration::from_millis(100);
 
-/// Limits; 0 is none. Shared by whoever is limited together.
+/// Limits; 0: no limit. Shared by all copies that are limited together.
 #[derive(Debug)]
 pub struct Rate {
-    /// Saves the lock where there is no limit.
+    /// Avoids the lock if there is no limit.
     limited: AtomicBool,
     buckets: Mutex<[Bucket; 2]>,
 }
 
 impl Rate {
-    /// At most so many bytes and requests per second.
+    /// A limit of `bytes` and `requests` per second.
     pub fn new(bytes: u64, requests: u64) -> Rate {
         let buckets = [bytes, requests].map(Bucket::new);
         let limited = AtomicBool::new(buckets.iter().any(|bucket| bucket.rate > 0));
         Rate { limited, buckets: Mutex::new(buckets) }
     }
 
-    /// From now on so many bytes and requests per second, also for whoever waits.
+    /// Changes the limits per second, also for tasks that wait now.
     pub fn set(&self, bytes: u64, requests: u64) {
         let mut buckets = self.buckets.lock().expect("no panic under this lock");
         let now = blockhaul_io::now();
@@ -37,7 +37,7 @@ impl Rate {
             if bucket.rate != rate {
                 bucket.refill(now);
                 bucket.rate = rate;
-                // What was owed at another rate is not waited for.
+                // Debt from another rate does not count.
                 bucket.level = 0.0;
             }
         }
@@ -66,7 +66,7 @@ impl Rate {
         }
     }
 
-    /// Takes what is there, going into debt; or how long to wait until the debt is paid.
+    /// Takes tokens, going into debt; or returns the time until the debt is paid.
     fn try_take(&self, bytes: u64, now: Instant) -> Option<Duration> {
         let mut buckets = self.buckets.lock().expect("no panic under this lock");
         let waits = buckets.iter_mut().filter_map(|bucket| bucket.wait(now));
@@ -108,7 +108,7 @@ impl Bucket {
             return None;
         }
         self.refill(now);
-        // A little rather than nothing, so that rounding does not make anybody spin.
+        // At least a little, so that rounding does not make a waiting task spin.
         (self.level < 0.0).then(|| {
             Duration::from_secs_f64((-self.level / self.rate as f64).clamp(1e-4, 86_400.0))
         })
@@ -129,12 +129,12 @@ struct Rule {
 }
 
 impl Schedule {
-    /// Parses a rate, or rules separated by commas, of which the first that is for a time counts:
-    /// `FROM-TO=RATE` with times as HH:MM (a span over midnight is one), or `*=RATE`. 0 is no limit,
-    /// and so is a time without a rule.
+    /// Parses a rate, or rules separated by commas, of which the first that matches the time
+    /// applies: `FROM-TO=RATE` with times as HH:MM (the span may cross midnight), or `*=RATE`. 0 is
+    /// no limit, and so is a time without a rule.
     ///
     /// # Errors
-    /// [`Kind::Usage`] with the part that is no rule.
+    /// [`Kind::Usage`] with the invalid part.
     pub fn parse(text: &str) -> Result<Schedule> {
         let wrong = |part: &str, why: &str| {
             let text = format!("{part:?}: {why}; rates by time look like 08:00-18:00=50M,*=0");
