@@ -1,4 +1,4 @@
-//! What a buffer owes to its pool.
+//! The pool charge of a buffer.
 
 use std::sync::Arc;
 
@@ -7,12 +7,12 @@ use super::pool::Pool;
 use super::reservation::KeptCharge;
 use super::route_counters::RouteCounters;
 
-/// What a buffer owes to its pool, and who counts what becomes of it.
+/// The pool charge of a buffer, and the counters of its payload.
 pub(crate) struct Charge {
     pub(super) pool: Option<Pool>,
     pub(super) cost: u64,
     pub(super) counters: Option<Arc<RouteCounters>>,
-    /// Gives `cost` back in place of this charge, if it is kept for a repetition.
+    /// Releases `cost` in place of this charge, if it is kept for a retry.
     pub(super) kept: Option<Arc<KeptCharge>>,
 }
 

@@ -1,4 +1,4 @@
-//! Reservations: promises of memory of a pool, until a buffer is made of it.
+//! Reservations: promises of pool memory, until they are turned into buffers.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,13 +10,13 @@ use super::pool::{Hold, Pool, TooLarge, class};
 use super::route_counters::RouteCounters;
 
 impl Pool {
-    /// Room for `len` bytes if it is free now and nobody waits for it.
+    /// Reserves `len` bytes if they are free now and no task waits for them.
     pub fn try_reserve(&self, len: usize) -> Option<Reservation> {
         let cost = Self::cost(len);
         self.charge_all_now(cost).then(|| Reservation::of(self, cost, len))
     }
 
-    /// Waits for room for `len` bytes, first come first served.
+    /// Waits to reserve `len` bytes, first come first served.
     pub async fn reserve(&self, len: usize) -> Result<Reservation, TooLarge> {
         if let Some(room) = self.try_reserve(len) {
             return Ok(room);
@@ -32,8 +32,8 @@ impl Pool {
         Ok(Reservation::of(self, cost, len))
     }
 
-    /// Waits for late room for `len` bytes: it counts in this pool until its memory is claimed from
-    /// `memory`, which must be another pool.
+    /// Waits for a late reservation of `len` bytes: it counts in this pool until its memory is
+    /// claimed from `memory`, which must be another pool.
     pub async fn reserve_late(&self, len: usize, memory: &Pool) -> Result<Reservation, TooLarge> {
         let asked = Self::cost(len);
         if asked > memory.limit() {
@@ -45,24 +45,24 @@ impl Pool {
     }
 }
 
-/// A promise of memory for a buffer of `len` bytes; given back when dropped.
+/// A promise of memory for a buffer of `len` bytes; released on drop.
 pub struct Reservation {
     /// `None` for memory outside of pools.
     pool: Option<Pool>,
     cost: u64,
     len: usize,
-    /// Whoever reserved it does not mean to look at the bytes.
+    /// The owner does not expect to inspect the bytes.
     park: bool,
-    /// Counts what becomes of the bytes.
+    /// Counts the route of the bytes.
     counters: Option<Arc<RouteCounters>>,
-    /// Where its memory comes from once its bytes arrive, if it is late.
+    /// For a late reservation: the pool that its memory comes from once its data arrives.
     memory: Option<Pool>,
-    /// Gives the charge back in place of this reservation, if it is kept for a repetition.
+    /// Releases the charge in place of this reservation, if it is kept for a retry.
     kept: Option<Arc<KeptCharge>>,
 }
 
 impl Reservation {
-    /// Memory outside of any pool: for tests and for small fixed needs.
+    /// Memory outside any pool: for tests and for small fixed needs.
     pub fn unpooled(len: usize) -> Reservation {
         Reservation {
             pool: None,
@@ -75,30 +75,30 @@ impl Reservation {
         }
     }
 
-    /// One that is charged already.
+    /// A reservation that is already charged.
     fn of(pool: &Pool, cost: u64, len: usize) -> Reservation {
         let mut room = Reservation::unpooled(len);
         (room.pool, room.cost) = (Some(pool.clone()), cost);
         room
     }
 
-    /// The same room, which may also be filled with bytes that stay in the kernel
-    /// ([`Parked`](crate::Parked)): the caller will most likely not look at them.
+    /// Allows the bytes to stay in the kernel ([`Parked`](crate::Parked)): the caller will most
+    /// likely not inspect them.
     #[must_use]
     pub fn parkable(mut self) -> Reservation {
         self.park = true;
         self
     }
 
-    /// The same room, to be filled with bytes in memory: a layer looks at them.
+    /// Requires the bytes in memory: a layer inspects them.
     #[must_use]
     pub fn in_memory(mut self) -> Reservation {
         self.park = false;
         self
     }
 
-    /// Keeps what is reserved beyond the end of the request, for whoever may have to repeat it: a repetition
-    /// that had to wait for memory could wait for requests that wait for it.
+    /// Keeps the reservation beyond the end of the request, for retries: a retry that had to wait
+    /// for memory could wait for requests that wait for it.
     pub fn keep(&mut self) -> KeptReservation {
         if self.kept.is_none()
             && let Some(pool) = &self.pool
@@ -115,7 +115,7 @@ impl Reservation {
         self.park
     }
 
-    /// The same room, whose payload is counted in `counters` where it does not just go through memory.
+    /// Counts the route of the payload in `counters`, unless it just goes through memory.
     #[must_use]
     pub fn counted(mut self, counters: &Arc<RouteCounters>) -> Reservation {
         self.counters = Some(counters.clone());
@@ -126,7 +126,7 @@ impl Reservation {
         self.counters.as_deref()
     }
 
-    /// Bytes that the buffer will have.
+    /// Length of the future buffer in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -136,9 +136,9 @@ impl Reservation {
         self.len == 0
     }
 
-    /// The same room with its memory, now that its bytes arrive: waits for it where the room is late.
-    /// Who receives several answers in turn must not wait while one of them is there in part
-    /// ([`claim_now`](Reservation::claim_now)).
+    /// Takes the memory, now that the data arrives: waits for it if the reservation is late. A
+    /// caller that receives several replies in turn must not wait while one of them has arrived in
+    /// part ([`claim_now`](Reservation::claim_now)).
     pub async fn claim(mut self) -> Reservation {
         let Some(memory) = self.memory.take() else { return self };
         match memory.reserve(self.len).await {
@@ -146,7 +146,7 @@ impl Reservation {
                 (room.park, room.counters) = (self.park, self.counters.take());
                 room
             }
-            // Not possible: it was asked before. Then without waiting.
+            // Impossible: the size was checked before. Proceed without waiting.
             Err(_) => {
                 self.memory = Some(memory);
                 self.claim_now()
@@ -154,7 +154,7 @@ impl Reservation {
         }
     }
 
-    /// As [`claim`](Reservation::claim), but never waits: the memory is used beyond the limit of its pool.
+    /// Like [`claim`](Reservation::claim), but never waits: the memory may exceed the pool's limit.
     #[must_use]
     pub fn claim_now(mut self) -> Reservation {
         let Some(memory) = self.memory.take() else { return self };
@@ -168,7 +168,7 @@ impl Reservation {
         room
     }
 
-    /// The buffer, without waiting. Its content is arbitrary earlier data or zeroes.
+    /// The buffer, without waiting. Its contents are arbitrary earlier data or zeroes.
     pub fn into_buf(self) -> Buf {
         let mut room = self.claim_now();
         let (pool, cost, counters) = (room.pool.take(), room.cost, room.counters.take());
@@ -196,7 +196,7 @@ impl fmt::Debug for Reservation {
     }
 }
 
-/// What is charged to a pool for a request and its repetitions; given back with the last of them.
+/// The pool charge of a request and its retries; released with the last of them.
 pub(super) struct KeptCharge {
     pool: Pool,
     cost: u64,
@@ -208,7 +208,7 @@ impl Drop for KeptCharge {
     }
 }
 
-/// Memory that stays reserved for a request that may be repeated ([`Reservation::keep`]).
+/// Memory that stays reserved for a request that may be retried ([`Reservation::keep`]).
 pub struct KeptReservation {
     pool: Option<Pool>,
     memory: Option<Pool>,
@@ -219,8 +219,8 @@ pub struct KeptReservation {
 }
 
 impl KeptReservation {
-    /// The same reservation again, after the request that had it has ended. It waits only where a buffer of
-    /// that request is still in use, because the kernel or a peer is not done with it.
+    /// The same reservation again, after the request that had it has ended. Waits only while a
+    /// buffer of that request is still used by the kernel or a peer.
     pub async fn again(&self) -> Result<Reservation, TooLarge> {
         let mut room = match (&self.pool, &self.kept) {
             (Some(pool), Some(kept)) if Arc::strong_count(kept) == 1 => {
@@ -292,7 +292,7 @@ mod tests {
         assert!(large.as_mut().poll(&mut cx).is_pending());
         assert!(small.as_mut().poll(&mut cx).is_pending());
         drop(held);
-        // The large one stands first and was admitted, but its owner has lost interest.
+        // The large one is first and was admitted, but its owner has given up.
         assert!(small.as_mut().poll(&mut cx).is_pending());
         drop(large);
         let Poll::Ready(Ok(room)) = small.as_mut().poll(&mut cx) else { panic!("not admitted") };
@@ -361,7 +361,7 @@ mod tests {
         assert_eq!((asked.reserved(), memory.reserved()), (24 << 10, 8 << 10));
         let mut third = pin!(third.claim());
         assert!(third.as_mut().poll(&mut cx).is_pending(), "the memory is used up");
-        // Who cannot wait goes beyond.
+        // A caller that cannot wait exceeds the limit.
         let buf = second.into_buf();
         assert_eq!((asked.reserved(), memory.reserved()), (16 << 10, 16 << 10));
         drop(buf);
@@ -389,7 +389,7 @@ mod tests {
             [16 << 10, 8 << 10, 8 << 10].map(|len| pool.wait_below(len, 32 << 10)).into();
         let mut ready = |wait: &mut Ticket<()>| pin!(wait).poll(&mut cx).is_ready();
         assert!(waits.iter_mut().all(|wait| !ready(wait)));
-        // Others are not kept from what is left to them.
+        // Other callers can reserve the rest.
         let others = pool.try_reserve(8 << 10).expect("there is memory above the level");
         drop(others);
         let mut rooms = rooms.into_iter();
@@ -401,7 +401,7 @@ mod tests {
         drop(rooms.next());
         assert_eq!(waits.iter_mut().map(&mut ready).collect::<Vec<_>>(), [true, false, false]);
         assert!(!pool.is_below(0, 32 << 10), "others wait");
-        // Whoever gave up keeps nobody.
+        // An abandoned waiter blocks no other.
         drop(waits.remove(1));
         let first = pool.try_reserve(16 << 10).unwrap();
         drop(rooms.next());
