@@ -14,7 +14,6 @@ static ABORTS: AtomicBool = AtomicBool::new(false);
 /// By default a panic ends only its task, and is logged: a caller that waits for the task gets
 /// [`Lost`](crate::Lost), or panics, too ([`Task`](crate::Task)). For programs with other duties,
 /// which must survive a faulty device. The setting applies to the whole process.
-/// shall outlive a device that has a fault. The choice is the process's, which ends once.
 pub fn abort_on_panic() {
     ABORTS.store(true, Ordering::Relaxed);
 }

@@ -7,7 +7,6 @@
 //!
 //! A task that holds a range must not wait for another one that overlaps it, or for one that could
 //! be behind a waiter for the first: that is a deadlock, as with any first-in-first-out lock.
-//! behind a waiter for the first: that is a deadlock, as with any first-in-first-out lock.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

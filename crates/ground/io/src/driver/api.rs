@@ -112,6 +112,5 @@ pub(crate) trait Driver {
     /// An error does not belong to an operation: the driver has failed. Earlier completions are in
     /// `done`; the caller fails the other operations and drops the driver, which keeps the memory
     /// that the kernel may still use.
-    /// caller gives up the rest and drops the driver, which keeps for the kernel what it may still use.
     fn turn(&mut self, sleep: Sleep, may_look: bool, done: &mut Vec<Done>) -> io::Result<()>;
 }

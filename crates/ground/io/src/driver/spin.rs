@@ -17,7 +17,6 @@ use std::time::{Duration, Instant};
 /// it. Long enough for a client that must itself be woken: under fio, one request at a time, 30 us
 /// were often too short (124 us a read, from nbdkit 107; 54 with 60, and less processor time of the
 /// server), and more gained little.
-/// processor time of the server), and little was gained by more.
 const LOOK: Duration = Duration::from_micros(60);
 /// Sleeps up to this length count as short: they would have been shorter without the wakeup. On a
 /// shared machine, waking the client and then the server can take more than 100 us.
