@@ -1,9 +1,9 @@
-//! Which server a plugin means that asks for the end of its server.
+//! Which server a plugin stops with `nbdkit_shutdown()`.
 //!
-//! `nbdkit_shutdown()` has no argument, and a plugin may call it on any thread. In a callback the context of the
-//! thread says for which server the plugin was opened. Threads of a plugin's own have no context, and there is
-//! nothing by which the host could know them: so the function looks from which shared object it was called. That
-//! needs a table for the process. Shared objects are the process's, too, which holds each plugin only once.
+//! That function has no argument, and a plugin may call it on any thread. In a callback, the
+//! context of the thread names the server. A plugin's own threads have no context, and the host
+//! does not know them: so the function checks from which shared object it was called. That needs a
+//! table for the process, which can load each shared object only once.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -15,26 +15,26 @@ use blockhaul_catalog::Shutdown;
 use crate::context;
 use crate::load::Library;
 
-/// By the address at which a shared object begins.
+/// By the load address of a shared object.
 static SERVERS: Mutex<BTreeMap<usize, Shutdown>> = Mutex::new(BTreeMap::new());
 
 fn servers() -> MutexGuard<'static, BTreeMap<usize, Shutdown>> {
     SERVERS.lock().expect("no panic under this lock")
 }
 
-/// While it lives, calls out of shared objects reach a server.
+/// While it lives, calls from shared objects reach a server.
 pub(crate) struct Heard {
     shutdown: Shutdown,
     objects: Vec<usize>,
 }
 
 impl Heard {
-    /// Calls shall reach this server.
+    /// Calls will reach this server.
     pub(crate) fn by(shutdown: Shutdown) -> Heard {
         Heard { shutdown, objects: Vec::new() }
     }
 
-    /// Those out of this shared object.
+    /// Adds calls from this shared object.
     pub(crate) fn from(&mut self, library: &Library) {
         if let Some(object) = library.symbol_of_init().and_then(object_of) {
             servers().insert(object, self.shutdown.clone());
@@ -47,23 +47,25 @@ impl Drop for Heard {
     fn drop(&mut self) {
         let mut servers = servers();
         for object in &self.objects {
-            // The object stays where it is, and may have left threads behind: nobody hears them.
+            // The object stays loaded, and may have left threads behind: their calls are only
+            // logged.
             servers.insert(*object, Shutdown::default());
         }
     }
 }
 
-/// The address at which the shared object begins that holds this one.
+/// The load address of the shared object that contains this address.
 fn object_of(address: *const c_void) -> Option<usize> {
     let mut found = MaybeUninit::<libc::Dl_info>::zeroed();
-    // SAFETY: any address may be asked about, and the pointer is to live memory of the right type.
+    // SAFETY: any address is valid as an argument, and the pointer is to live memory of the right
+    // type.
     let known = unsafe { libc::dladdr(address, found.as_mut_ptr()) } != 0;
     // SAFETY: all zeroes is a valid value of this plain structure of pointers.
     let found = unsafe { found.assume_init() };
     known.then(|| found.dli_fbase.addr())
 }
 
-/// Asks the server of a plugin to stop: `caller` is an address in the code that asks.
+/// Stops the server of a plugin: `caller` is an address in the calling code.
 pub(crate) fn request(caller: *const c_void) {
     let context = context::now();
     if let Some(context) = &context
@@ -75,7 +77,7 @@ pub(crate) fn request(caller: *const c_void) {
         let servers = servers();
         match object_of(caller).and_then(|object| servers.get(&object)) {
             Some(shutdown) => vec![shutdown.clone()],
-            // A library that a plugin uses, whose plugin is not known: all may be meant.
+            // A library used by an unknown plugin: stop all.
             None => servers.values().cloned().collect(),
         }
     };
