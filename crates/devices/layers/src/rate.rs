@@ -1,4 +1,4 @@
-//! `rate`: bounds the bytes per second of reads and writes, over all handles of the layer together.
+//! `rate`: limits the bytes per second of reads and writes, over all handles of the layer together.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use blockhaul_block::{Device, Error, Facts, Kind, Op, Pending, Request, Result};
 use blockhaul_catalog::{Args, Layer, LayerKind, Param, ParamKind};
 
-/// Longest sleep before the rate is looked at again, because it may have been changed.
+/// Maximum sleep before the rate is checked again for changes.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// The layer `rate`.
@@ -54,7 +54,7 @@ pub struct RateLayer {
 }
 
 impl RateLayer {
-    /// A layer whose handles draw on this bucket.
+    /// A layer whose handles share this bucket.
     pub fn new(bucket: Arc<Bucket>) -> RateLayer {
         RateLayer { bucket }
     }
@@ -100,10 +100,11 @@ impl Device for RateDevice {
     }
 }
 
-/// A token bucket: bytes come in at a rate, and whoever wants some waits for as many.
+/// A token bucket: bytes are added at a rate, and a request waits for as many as it needs.
 ///
-/// Requests draw a number, the count of all bytes asked for so far, and pass when as many have come
-/// in; so they pass in the order in which they came, and a change of rate holds for those who wait.
+/// A request draws a number, the count of all bytes requested so far, and passes when as many have
+/// been added; so requests pass in order of arrival, and a change of rate also applies to those
+/// that wait.
 #[derive(Debug)]
 pub struct Bucket(Mutex<State>);
 
@@ -111,9 +112,9 @@ pub struct Bucket(Mutex<State>);
 struct State {
     rate: u64,
     burst: u64,
-    /// Bytes asked for since the start.
+    /// Bytes requested since the start.
     asked: f64,
-    /// Bytes that have come in since the start, at most `burst` more than were asked for.
+    /// Bytes added since the start, at most `burst` more than were requested.
     come: f64,
     updated: Instant,
 }
@@ -125,13 +126,13 @@ impl Bucket {
         Bucket(Mutex::new(State { rate, burst, asked: 0.0, come, updated: blockhaul_io::now() }))
     }
 
-    /// Changes the rate, in bytes per second, also for those who wait; 0 stops them.
+    /// Changes the rate, in bytes per second, also for waiting requests; 0 stops them.
     pub fn set_rate(&self, rate: u64) {
         let burst = self.lock().burst;
         self.set(rate, burst);
     }
 
-    /// Changes the rate, in bytes per second, and the bytes that may pass at once.
+    /// Changes the rate, in bytes per second, and the burst.
     pub fn set(&self, rate: u64, burst: u64) {
         let mut state = self.lock();
         state.update(blockhaul_io::now());
@@ -151,12 +152,12 @@ impl Bucket {
         state.asked
     }
 
-    /// How long to wait before asking again; `None`: it is this one's turn.
+    /// How long to wait before the next check; `None`: the request may pass.
     fn wait(&self, turn: f64) -> Option<Duration> {
         let mut state = self.lock();
         state.update(blockhaul_io::now());
         let missing = turn - state.come;
-        // Less than a byte is the rounding of seconds.
+        // Less than a byte is a rounding error.
         if missing < 1.0 {
             return None;
         }
