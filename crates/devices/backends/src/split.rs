@@ -237,8 +237,7 @@ impl Shared {
         failed.map_or(Ok(Reply::Done), Err)
     }
 
-    /// Extents of several parts in one list. A short list of a part ends the reply or is requested
-    /// again.
+    /// Extents of several parts in one list; ends early where a part's list is short.
     async fn extents(&self, at: u64, end: u64) -> blockhaul_block::Outcome {
         let mut all = Extents::new();
         for (part, from, to) in self.within(at, end) {
