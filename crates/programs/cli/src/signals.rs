@@ -1,5 +1,5 @@
-//! SIGINT, SIGTERM, SIGHUP and SIGQUIT: the first asks for an orderly stop, the second stops at once.
-//! For whom SIGHUP means something else, it does so unless the terminal is gone.
+//! SIGINT, SIGTERM, SIGHUP and SIGQUIT: the first requests an orderly stop, the second stops at
+//! once. Commands with another use for SIGHUP keep it unless the terminal is gone.
 
 use std::io::{ErrorKind, Read as _};
 use std::os::unix::net::UnixStream;
@@ -18,14 +18,15 @@ use crate::out;
 /// Signals, and the socket that their handlers write to.
 type Signals = SignalDelivery<UnixStream, SignalOnly>;
 
-/// Whether storage or a gate has asked for the end of this program, whether SIGTERM is handled, and whether this
-/// process has sent itself one: a second would end it at once. A process handles signals in one way.
+/// Whether storage or a gate has requested the end of this program, whether SIGTERM is handled, and
+/// whether this process has sent one to itself: a second would end it at once. A process handles
+/// signals in one way.
 static REQUESTED: AtomicBool = AtomicBool::new(false);
 static HANDLED: AtomicBool = AtomicBool::new(false);
 static SENT: AtomicBool = AtomicBool::new(false);
 
-/// By which storage, gates and plugins ask for the end of this program: it is as if somebody else had sent
-/// SIGTERM, as soon as that is handled.
+/// The handle with which storage, gates and plugins stop this program: like a SIGTERM from outside,
+/// as soon as that is handled.
 pub fn shutdown() -> Shutdown {
     Shutdown::calling(|_| {
         REQUESTED.store(true, Ordering::SeqCst);
@@ -49,7 +50,7 @@ fn end_if_due() {
     }
 }
 
-/// Calls `first` with the first signal's number, on a thread of its own; `at_once` before the process
+/// Calls `first` with the first signal's number, on a separate thread; `at_once` before the process
 /// ends on the second.
 pub fn on_stop(
     first: impl FnOnce(i32) + Send + 'static,
@@ -63,7 +64,7 @@ pub fn on_stop(
         .map_err(|error| Failure::new(FAILED, format!("cannot handle signals: {}", plain(&error))))
 }
 
-/// Signals that are caught from here on, and looked at by [`Caught::on_stop`].
+/// Signals caught from here on, and handled by [`Caught::on_stop`].
 pub struct Caught {
     signals: Signals,
     began_on_terminal: bool,

@@ -1,4 +1,4 @@
-//! What there is to say: `--help`, `--version`, `--dump-config`, `--dump-plugin`.
+//! Information options: `--help`, `--version`, `--dump-config`, `--dump-plugin`.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use super::line::Line;
 use crate::compat::stand_in::{self, failure};
 use crate::exit::{Failure, Outcome};
 
-/// The version of nbdkit that is followed, which scripts compare.
+/// The emulated version of nbdkit, which scripts compare.
 pub(super) const VERSION: &str = "1.42.3";
 
 const HELP: &str = "\
@@ -68,7 +68,7 @@ fn wrong(error: &blockhaul_block::Error) -> Failure {
     failure(error.to_string())
 }
 
-/// What plugin and filters of the line say about themselves, filters first, outermost first.
+/// The descriptions of the plugin and filters of the line, filters first, outermost first.
 fn described(line: &Line) -> Result<Vec<blockhaul_cabi::About>, Failure> {
     let filters = line.filters.iter().map(|filter| blockhaul_cabi::about_filter(filter));
     let plugin = line.plugin.iter().map(|plugin| blockhaul_cabi::about(plugin));
