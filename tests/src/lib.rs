@@ -1,4 +1,4 @@
-//! Tests of the `blockhaul` program against the real peers: what they share. Each file of the folder
+//! Tests of the `blockhaul` program against the real peers: common helpers. Each file of the directory
 //! of tests beside this one is a theme.
 //!
 //! [`blockhaul`] is the program under test, with every unpacked peer in its search path, so that
@@ -247,7 +247,7 @@ pub fn resident(pid: u32) -> u64 {
 /// Waits for something that comes soon.
 ///
 /// # Panics
-/// Where it does not come within [`LIMIT`]; `what` tells what was awaited.
+/// Where it does not come within [`LIMIT`]; `what` names what was awaited.
 #[track_caller]
 pub fn soon(what: &str, mut is: impl FnMut() -> bool) {
     let begun = Instant::now();
@@ -332,7 +332,7 @@ pub fn allocated(path: &Path, grain: u64) -> io::Result<u64> {
 /// Asserts that two files hold the same bytes.
 ///
 /// # Panics
-/// Where they differ; `what` tells what was done.
+/// Where they differ; `what` names what was done.
 #[track_caller]
 pub fn assert_same(one: &Path, two: &Path, what: &str) {
     if let Err(difference) = image::compare(one, two) {

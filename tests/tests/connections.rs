@@ -316,7 +316,7 @@ fn second_connections_with_a_fault() {
         (HandshakeFault::CloseAtOnce, Some("cannot connect")),
         (HandshakeFault::Refuse(1 << 31 | 2, "one is enough".into()), Some("one is enough")),
         (HandshakeFault::Size(SIZE / 2), Some("on another")),
-        // The copy is over before somebody tires of it.
+        // The copy ends before the timeout.
         (HandshakeFault::Silent, None),
         (HandshakeFault::StopAtOption(2), None),
     ];
@@ -371,7 +371,7 @@ fn multi_conn_is_a_choice() {
         let end = log.rfind(" Write ").unwrap();
         assert_eq!(log[..end].contains(" Read "), examined, "{choice}");
     }
-    // Where it is promised nobody looks.
+    // If it is promised, there is no check.
     let ours = serve(&scratch, "ours", &["memory:12M"]);
     for choice in ["auto", "always", "advertised"] {
         copy(&["--multi-conn", choice], text(&image), &ours.uri("")).used_several();

@@ -120,7 +120,7 @@ impl Run {
     /// Runs the copy again on storage that is sound now. It has to write what the journal does not have.
     fn resume(&self, route: Route, options: &[&str]) {
         self.disk.heal(ROOM);
-        // Whoever opens the disk next hears of a failure that nobody has heard of.
+        // The next program that opens the disk gets a failure that was not reported yet.
         let _ = File::open(self.disk.device()).unwrap().sync_data();
         let output = self.copy(route, options);
         assert!(output.status.success(), "{}", lossy(&output.stderr));

@@ -46,7 +46,7 @@ fn greet_for_tls(stream: &mut UnixStream) {
     assert_eq!(option(stream), Some(STARTTLS));
 }
 
-/// Refuses TLS, and hears what the client then says: at most its farewell.
+/// Refuses TLS, and receives what the client then sends: at most the end of the session.
 fn refuse(stream: &mut UnixStream, kind: u32) {
     greet_for_tls(stream);
     stream.write_all(&reply(STARTTLS, kind)).unwrap();

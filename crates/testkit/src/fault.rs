@@ -8,6 +8,7 @@
 //!
 //! let device = FaultDevice::over(inner, 1);
 //! // The third write fails; whatever touches the second MiB hangs until it is released.
+//! device.add(Rule::new(Then::Fail(Kind::NoSpace)).kind(OpKind::Write).nth(3));
 //! device.add(Rule::new(Then::Hang).range(1 << 20..2 << 20));
 //! // … use it …
 //! device.release();

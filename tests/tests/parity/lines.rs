@@ -54,7 +54,7 @@ impl Line {
         self.plugin.iter().chain(&self.parameters).any(|said| said == word)
     }
 
-    /// Flags of the export that are told by one server only, and why.
+    /// Flags of the export that only one server advertises, and why.
     pub fn flags_that_differ(&self) -> u16 {
         // nbdkit's overlay cannot be zeroed, and ours can.
         let mut flags = if self.has("cow") { 1 << 6 } else { 0 };

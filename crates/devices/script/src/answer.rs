@@ -63,7 +63,7 @@ pub(crate) fn meaning(script: &Path, run: &Run) -> (Result<Ended, Error>, Option
         3 => (Ok(Ended::No), None),
         4 => (Ok(Ended::Done), Some(Wish::Shutdown)),
         5 => (failed(Kind::ShuttingDown), Some(Wish::Shutdown)),
-        // Nobody hears the answer.
+        // The reply has no receiver.
         6 => (Ok(Ended::Missing), Some(Wish::Disconnect)),
         7 => (Ok(Ended::Done), Some(Wish::Leave)),
         KNOWN_STATUS_MAX => (failed(Kind::ShuttingDown), Some(Wish::Leave)),

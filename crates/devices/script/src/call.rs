@@ -17,11 +17,11 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 
 /// Most bytes that are kept of standard error.
 const SAID_MAX: usize = 64 << 10;
-/// Most bytes of an answer in words: room for a million extents.
+/// Maximum bytes of a textual reply: enough for a million extents.
 const TEXT_MAX: usize = 64 << 20;
 /// How much is read at a time of answers in words.
 const STEP: usize = 16 << 10;
-/// Pause between looks at a process without a descriptor for it (kernels before 5.3).
+/// Interval of checks for the end of a process without a pidfd (kernels before 5.3).
 const LOOK: Duration = Duration::from_millis(1);
 /// How often a start is tried again while another process still has the file open for writing.
 const BUSY_ATTEMPTS: u32 = 50;
@@ -52,7 +52,7 @@ pub(crate) struct Run {
     pub(crate) status: ExitStatus,
     /// Standard error.
     pub(crate) said: Vec<u8>,
-    /// Bytes of standard output, also those without room.
+    /// Bytes of standard output, also those beyond the maximum.
     pub(crate) printed: u64,
 }
 
@@ -311,7 +311,7 @@ impl Output<'_> {
             Some(count) => {
                 *printed += count as u64;
                 match self {
-                    // It would go on for ever.
+                    // It would continue for ever.
                     Output::Bytes(bytes) if *printed > bytes.len() as u64 + TEXT_MAX as u64 => {
                         Ok(Taken::TooMuch)
                     }

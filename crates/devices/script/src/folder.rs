@@ -1,4 +1,4 @@
-//! The folder that a script may keep its state in: `$tmpdir`.
+//! The directory for a script's state: `$tmpdir`.
 
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -13,7 +13,7 @@ const PLACE: &str = "/tmp";
 /// Names that are tried.
 const ATTEMPTS: u32 = 100;
 
-/// A folder that only this user can enter, removed with all in it when dropped.
+/// A directory accessible only to this user, removed with its contents on drop.
 pub(crate) struct Folder(PathBuf);
 
 impl Folder {

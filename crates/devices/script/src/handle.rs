@@ -55,7 +55,7 @@ impl Device for ScriptDevice {
         let handle = self.0.clone();
         self.0.connection.lane.run(move || {
             let outcome = handle.perform(request);
-            // Before the answer: whoever hears it may look whether the handle is still open.
+            // Before the reply: its receiver may check whether the handle is still open.
             drop(handle);
             completer.complete(outcome);
         });

@@ -319,7 +319,7 @@ impl Drop for Plugin {
         let script = self.source.script("unload");
         self.control.run(move || {
             if let Script::File(path) = script {
-                // The last run; nobody is left to hear of an error.
+                // The last run; an error has no receiver any more.
                 let output = Output::Text(&mut Vec::new());
                 match runner.run(&path, &["unload".into()], &[], output) {
                     Ok(run) => log::debug!("{} has unloaded: {}", path.display(), run.status),

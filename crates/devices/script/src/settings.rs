@@ -19,7 +19,7 @@ pub struct Settings {
     pub language: Language,
     /// Parameters in order; no key: a bare value. For `sh` the first is the script.
     pub config: Vec<(Option<String>, String)>,
-    /// What stands around the script.
+    /// The settings around the script.
     pub host: HostSettings,
 }
 

@@ -132,7 +132,7 @@ fn punch(file: &File, at: u64, len: u64) -> std::io::Result<()> {
     }
 }
 
-/// Compares two files byte for byte. The error tells the first byte that differs.
+/// Compares two files byte for byte. The error names the first byte that differs.
 pub fn compare(expected: &Path, found: &Path) -> Result<()> {
     let (model, file) = (open(expected)?, open(found)?);
     let (size, len) = (len(&model, expected)?, len(&file, found)?);

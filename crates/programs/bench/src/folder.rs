@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::error::{Error, Result};
 
-/// A folder of our own, removed with all that is in it when this is dropped.
+/// A separate directory, removed with its contents on drop.
 pub(crate) struct Folder {
     pub(crate) path: PathBuf,
     keep: bool,

@@ -72,7 +72,7 @@ pub struct Caught {
 
 /// Catches the signals.
 pub fn catch() -> Result<Caught, Failure> {
-    // Before a SIGHUP is caught: one that comes earlier ends the process as ever.
+    // Before a SIGHUP is caught: an earlier one ends the process as usual.
     let began_on_terminal = began_on_terminal();
     let signals = UnixStream::pair().and_then(|(read, write)| {
         let numbers = [SIGINT, SIGTERM, SIGHUP, SIGQUIT];
@@ -88,12 +88,12 @@ pub fn catch() -> Result<Caught, Failure> {
 }
 
 impl Caught {
-    /// Ends [`Attention::wait`] when dropped, from any thread.
+    /// Ends [`Attention::wait`] on drop, from any thread.
     pub fn until_dropped(&self) -> Until {
         Until(self.signals.handle())
     }
 
-    /// What is done about signals. A thread has to wait for them.
+    /// Sets the actions for signals. A thread has to wait for them.
     pub fn on_stop<F: FnOnce(i32), G: FnOnce()>(self, first: F, at_once: G) -> Attention<F, G> {
         let Caught { signals, began_on_terminal } = self;
         let (first, at_once) = (Some(first), Some(at_once));
@@ -101,7 +101,7 @@ impl Caught {
     }
 }
 
-/// While it lives, signals are waited for.
+/// While it lives, signals are awaited.
 pub struct Until(Handle);
 
 impl Drop for Until {
@@ -110,7 +110,7 @@ impl Drop for Until {
     }
 }
 
-/// Signals with what is done about the first and the second.
+/// Signals with the actions for the first and the second.
 pub struct Attention<F, G> {
     signals: Signals,
     first: Option<F>,
@@ -119,17 +119,17 @@ pub struct Attention<F, G> {
     hangup: Option<Hangup>,
 }
 
-/// What to do on SIGHUP.
+/// The action for SIGHUP.
 pub type Hangup = Box<dyn FnMut()>;
 
-/// Whether this process has a terminal that could hang up, and has not. A process that loses its
-/// terminal gets SIGHUP from the kernel or from its shell, which look alike otherwise.
+/// Whether this process has a terminal that has not hung up. A process that loses its terminal gets
+/// SIGHUP from the kernel or from its shell, which cannot be distinguished from others.
 fn has_terminal() -> bool {
     std::fs::File::open("/dev/tty").is_ok()
 }
 
-/// Whether this process began on a terminal, be it gone by now: the SIGHUP that says so may come a moment
-/// later, from the shell. Who leads a session of its own without a terminal hears of none that is lost.
+/// Whether this process began on a terminal, even if it is gone by now: the SIGHUP for that may
+/// arrive a moment later, from the shell. A session leader without a terminal gets none.
 fn began_on_terminal() -> bool {
     has_terminal() || (!blockhaul_os::leads_session() && is_hung_up())
 }
@@ -142,7 +142,7 @@ fn is_hung_up() -> bool {
 }
 
 impl<F: FnOnce(i32), G: FnOnce()> Attention<F, G> {
-    /// SIGHUP does this, unless the terminal on which this process began is gone.
+    /// Sets the action for SIGHUP, unless the terminal on which this process began is gone.
     #[must_use]
     pub fn on_hangup(mut self, hangup: Hangup) -> Self {
         self.hangup = Some(hangup);
@@ -154,20 +154,20 @@ impl<F: FnOnce(i32), G: FnOnce()> Attention<F, G> {
         loop {
             match self.signals.poll_pending(&mut heard_of_one) {
                 Ok(Some(signals)) => signals.for_each(|signal| self.heard(signal)),
-                // Nobody waits any more.
+                // The `Until` was dropped.
                 Ok(None) => return,
                 Err(error) => self.deaf(&error),
             }
         }
     }
 
-    /// Looks whether there are signals, and does not wait; also after [`Attention::wait`] has ended.
+    /// Handles pending signals without waiting; also after [`Attention::wait`] has ended.
     pub fn look(&mut self) {
         let signals: Vec<_> = self.signals.pending().collect();
         signals.into_iter().for_each(|signal| self.heard(signal));
     }
 
-    /// Ends the process, which no signal could stop any more.
+    /// Ends the process, as no signal could stop it any more.
     fn deaf(&mut self, error: &std::io::Error) -> ! {
         let why = plain(error);
         out::error(&format!(
@@ -210,7 +210,7 @@ fn heard_of_one(read: &mut UnixStream) -> std::io::Result<bool> {
     }
 }
 
-/// The exit status that tells of a signal, as a shell does.
+/// The exit status for a signal, like a shell's.
 pub fn status(signal: i32) -> u8 {
     u8::try_from(128 + signal).unwrap_or(u8::MAX)
 }

@@ -14,7 +14,7 @@ use blockhaul_testkit::tools::{self, Scratch, text};
 const LIMIT: Duration = Duration::from_secs(120);
 const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
 
-/// A folder with the programs by their names.
+/// A directory with the programs by their names.
 struct Place {
     scratch: Scratch,
 }
@@ -250,7 +250,7 @@ fn help_is_printed_for_who_asks() {
         let output = place.succeed(&format!("{name} --help"));
         let help = text(&output.stdout);
         assert!(help.contains(name) && output.stderr.is_empty(), "{help}");
-        // Every long option stands there, or one that means the same.
+        // Every long option is listed, or an equivalent one.
         if name == "nbdcopy" {
             let listed = text(&place.succeed("nbdcopy --long-options").stdout);
             for option in listed.lines().filter(|option| *option != "--help") {

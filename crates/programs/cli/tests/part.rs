@@ -58,7 +58,7 @@ fn a_range_goes_where_it_was_and_nothing_else_changes() {
     );
     assert!(std::fs::read(&disk).unwrap() == expected);
     assert!(!journal.exists());
-    // What the manifest tells of is the range.
+    // The manifest describes the range.
     assert!(run(&["verify", text(&disk), text(&manifest)]).status.success());
     let file = std::fs::File::options().write(true).open(&disk).unwrap();
     file.write_all_at(b"!", at as u64 - 1).unwrap();

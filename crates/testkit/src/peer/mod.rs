@@ -13,6 +13,7 @@
 //! use blockhaul_wire::Command;
 //!
 //! // The second read is answered with another request's cookie.
+//! let offer = Offer::new(Model::new(1 << 20)).spoil(Spoil::nth(Command::Read, 2, How::WrongCookie));
 //! let server = Scripted::offer(offer);
 //! println!("{}", server.uri());
 //! ```

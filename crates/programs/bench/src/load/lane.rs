@@ -21,14 +21,14 @@ const SEND_AT: usize = 128 << 10;
 /// enough to stay in the processor's cache.
 const LARGE: usize = 16 << 10;
 const SCRATCH: usize = 256 << 10;
-/// A server that says nothing for so long while requests are in flight hangs.
+/// A server that sends nothing for this long while requests are in flight hangs.
 const SILENCE: Duration = Duration::from_secs(60);
 
 /// What came of a connection.
 #[derive(Clone, Debug)]
 pub(super) struct Tally {
     pub(super) requests: u64,
-    /// Of requests that went well.
+    /// Of successful requests.
     pub(super) bytes: u64,
     /// Requests that the server refused, by the name of the error.
     pub(super) errors: BTreeMap<String, u64>,
@@ -38,7 +38,7 @@ pub(super) struct Tally {
 /// When a connection is to end.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Until {
-    /// After so many requests.
+    /// After this many requests.
     Count(u64),
     /// No request is sent from then on.
     Deadline(Instant),
@@ -71,7 +71,7 @@ pub(super) async fn drive(line: Line, work: &Work, number: u64, until: Until) ->
         size: work.size,
         pattern: Pattern::new(work, work.span_of(negotiated.info.size), number),
         until,
-        // Not zeroes, which some servers look for.
+        // Not zeroes, which some servers detect.
         payload: payload(work),
         slots: vec![Slot::default(); work.requests],
         in_flight: 0,
