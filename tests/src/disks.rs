@@ -41,7 +41,7 @@ impl Drop for Loop {
 }
 
 /// A loop device whose writes succeed into the page cache, but whose writeback fails: its file is on a
-/// A tmpfs without free space.
+/// tmpfs without free space.
 pub struct LossyDisk {
     disk: Loop,
     folder: Mounted,

@@ -167,8 +167,8 @@ pub fn serve(scratch: &Scratch, name: &str, args: &[&str]) -> Server {
     Server::blockhaul(program(), &scratch.socket(name), args).unwrap_or_else(|why| panic!("{why}"))
 }
 
-/// Starts something that listens on a TCP port of this machine, which it is told: one that was free a
-/// moment ago. Gives what was started, and the port.
+/// Starts a program that listens on a TCP port of this machine, passed to it: one that was free a
+/// moment ago. Returns what was started, and the port.
 ///
 /// # Panics
 /// Where it fails with each of several ports; others may take one of them in between.

@@ -264,8 +264,8 @@ fn servers_that_refuse_a_second_connection() {
     assert_same(&image, &to_dir.join("default"), "to ondemand");
 }
 
-/// qemu-nbd without `-e` takes one client at a time, and does not answer the next. That nobody waits
-/// for it is seen by the copy's end; the copy is over before it would be told.
+/// qemu-nbd without `-e` takes one client at a time, and does not answer the next. The copy does
+/// not wait for the further connection: it ends while that is still being made.
 #[test]
 fn qemu_nbd_for_one_client() {
     let qemu_nbd = require_peer!("qemu-nbd");

@@ -322,7 +322,7 @@ fn sizes_that_are_no_multiple_of_the_servers_blocks() {
     assert!(copied[..whole - 100] == bytes[..whole - 100]);
     assert!(copied[whole - 100..].iter().all(|&byte| byte == 0xA5));
 
-    // Our layer leaves the tail out; what clients are told and not made to keep to is served.
+    // Our layer omits the tail; block sizes that are only advertised do not prevent serving it.
     let lacking =
         serve(&scratch, "lacking", &["-r", "--layer", "blocksize?minblock=4k", text(&image)]);
     succeed(&["copy", &lacking.uri(""), text(&target)]);

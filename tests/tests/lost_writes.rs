@@ -153,8 +153,8 @@ fn a_copy_onto_a_disk_with_bad_places_fails_and_can_be_resumed() {
     }
 }
 
-/// Writes back what the page cache holds until that fails, and makes the disk sound then. Whoever has the
-/// disk open hears of the failure with the next flush, and of none after that.
+/// Writes back what the page cache holds until that fails, and then repairs the disk. Each program
+/// that has the disk open gets the failure with its next flush, and none after that.
 fn write_back_until_it_fails(probe: &File, disk: &LossyDisk, copies: &AtomicBool) -> bool {
     while copies.load(Ordering::Relaxed) {
         if probe.sync_data().is_err() {

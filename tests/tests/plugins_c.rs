@@ -143,8 +143,8 @@ fn a_watchdog_ends_a_server_whose_plugin_hangs() {
     });
 }
 
-/// Whatever a client's connection hangs in: the client is told, the log names the callback, and others
-/// go on.
+/// Wherever a client's connection hangs: the client gets an error, the log names the callback, and
+/// others continue.
 #[test]
 fn a_connection_that_hangs_in_a_callback_is_reported_and_others_go_on() {
     let scratch = Scratch::new().unwrap();

@@ -1,6 +1,6 @@
-//! Servers, and those between them and us, that would have a client with an `nbds` URI speak in
-//! plaintext, or take plaintext for what came through TLS. Each is scripted, byte for byte. And what is told
-//! where TLS cannot be had.
+//! Servers and attackers that try to make a client with an `nbds` URI use plaintext, or accept
+//! plaintext as data that came through TLS. Each is scripted, byte for byte. Also the messages if
+//! TLS is not available.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;

@@ -69,7 +69,7 @@ impl Line {
         flags
     }
 
-    /// Whether what is data and what is not may be told differently: these storages know zeroes in blocks
+    /// Whether data and holes may be reported differently: these storages detect zeroes in blocks
     /// of other sizes than nbdkit's.
     pub fn extents_differ(&self) -> bool {
         self.says("memory") || self.says("data") || self.has("cow") || self.has("cache")

@@ -11,9 +11,9 @@ use crate::lines::Line;
 /// Contexts that are asked for.
 const CONTEXTS: [&str; 3] = ["base:allocation", "qemu:allocation-depth", "nosuch:context"];
 
-/// Flags of an export that may be told by one server only: whether seeking costs time, and whether zeroing
-/// is tried without writing. nbdkit ends with a failed assertion when a client asks for a fast zero that it
-/// did not offer.
+/// Flags of an export that only one server may advertise: whether seeking costs time, and whether
+/// zeroing is tried without writing. nbdkit ends with a failed assertion when a client requests a
+/// fast zero that it did not offer.
 const MAY_DIFFER: u16 = 1 << 4 | 1 << 11;
 
 /// Flags of an export.

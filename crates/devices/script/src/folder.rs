@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 
 use blockhaul_block::{Error, Result};
 
-/// Where it is made: scripts written for nbdkit may leave `$tmpdir` without quotes, so it must hold no
-/// space, which the user's own choice could.
+/// Its parent directory: scripts written for nbdkit may use `$tmpdir` without quotes, so it must
+/// not contain spaces, as a directory chosen by the user could.
 const PLACE: &str = "/tmp";
-/// Names that are tried.
+/// Number of names to try.
 const ATTEMPTS: u32 = 100;
 
 /// A directory accessible only to this user, removed with its contents on drop.

@@ -1,5 +1,5 @@
-//! Devices whose requests are done by scripts: nbdkit's protocol for scripts (nbdkit-sh-plugin(1),
-//! nbdkit-eval-plugin(1)), spoken by this program itself.
+//! Devices implemented by scripts, in nbdkit's protocol for scripts (nbdkit-sh-plugin(1),
+//! nbdkit-eval-plugin(1)), which this program implements itself.
 //!
 //! - `backend`: the schemes `sh:` and `eval:`. `settings`: what is typed behind them.
 //! - `source`: where the scripts are. `call`: one run of one. `answer`: what its exit status means.

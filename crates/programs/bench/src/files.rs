@@ -136,7 +136,7 @@ fn punch(file: &File, at: u64, len: u64) -> std::io::Result<()> {
 pub fn compare(expected: &Path, found: &Path) -> Result<()> {
     let (model, file) = (open(expected)?, open(found)?);
     let (size, len) = (len(&model, expected)?, len(&file, found)?);
-    // A target may be larger than its source; what is behind belongs to nobody's copy.
+    // A target may be larger than its source; the rest is not part of the copy.
     if len < size {
         return Err(Error::new(format!("{} has {len} bytes of {size}", found.display())));
     }

@@ -31,7 +31,7 @@ impl Folder {
 impl Drop for Folder {
     fn drop(&mut self) {
         if !self.keep {
-            // What cannot be removed is in a folder for such things; there is nobody to tell.
+            // What cannot be removed is in a directory for temporary files; the failure is ignored.
             std::fs::remove_dir_all(&self.path).ok();
         }
     }

@@ -259,8 +259,8 @@ fn is_ready(ready: &Ready) -> bool {
     }
 }
 
-/// Whether somebody listens on a Unix socket. The kernel's list is asked, because a server may end
-/// with its first client, or count a connection that says nothing as an error.
+/// Whether a Unix socket has a listener, from the kernel's list: a server may end with its first
+/// client, or count a silent connection as an error.
 fn listens(path: &Path) -> bool {
     const ACCEPTS: u32 = 0x10000; // __SO_ACCEPTCON in the Flags column
     if !path.exists() {

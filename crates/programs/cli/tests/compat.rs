@@ -283,7 +283,7 @@ fn a_signal_shows_in_the_exit_status() {
         std::thread::sleep(Duration::from_millis(5));
     }
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
-    // What it reads ends only when it has heard of the signal, or it would be complete.
+    // Its input ends only after it has handled the signal, or it would be complete.
     let said = BufReader::new(child.stderr.take().unwrap()).lines();
     let mut said = said.map(|line| line.unwrap());
     assert!(said.any(|line| line.contains("stopping")), "it ended without a word");
