@@ -82,7 +82,7 @@ pub(super) async fn a_failed_flush_is_reported_and_not_repeated(case: Case) -> C
 }
 
 /// 11. While flushes and FUA requests fail below, as they do once one of them has failed, none
-///    succeeds above, on any handle.
+///     succeeds above, on any handle.
 pub(super) async fn no_flush_succeeds_while_those_below_fail(case: Case) -> Checked {
     let Some(below) = case.subject.below.clone() else {
         return Ok(Verdict::Skipped("no flush can be made to fail below".to_string()));

@@ -68,7 +68,7 @@ fn write(at: u64, len: u64) -> Request {
 }
 
 /// 10. Ranges lie inside the device, are aligned and not empty; commands, flags and payloads are
-///    those that the facts allow: everything else is refused.
+///     those that the facts allow: everything else is refused.
 pub(super) async fn the_fence_refuses_what_the_facts_forbid(case: Case) -> Checked {
     let (size, minimum) = (case.facts.size, case.minimum());
     let last = case.down(size);
@@ -139,7 +139,7 @@ pub(super) async fn read_only_devices_refuse_changes(case: Case) -> Checked {
 }
 
 /// 10. The maximum that the facts allow is served: the last byte, a tail that is not a whole block,
-///    the longest request.
+///     the longest request.
 pub(super) async fn requests_at_the_limits_are_served(case: Case) -> Checked {
     let (reach, minimum) = (case.reach(), case.minimum());
     skip_if!(reach == 0, "the device is empty");
