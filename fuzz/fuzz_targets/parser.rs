@@ -1,5 +1,5 @@
-//! One fuzzer for all parsers: `BLOCKHAUL_FUZZ_TARGET` names the entry of `blockhaul_wire::fuzz::TARGETS` that
-//! gets the inputs. A new target needs no change here.
+//! One fuzzer for all parsers: `BLOCKHAUL_FUZZ_TARGET` names the entry of
+//! `blockhaul_wire::fuzz::TARGETS` that gets the inputs. A new target needs no change here.
 
 #![no_main]
 

@@ -41,7 +41,7 @@ impl Drop for Loop {
 }
 
 /// A loop device whose writes succeed into the page cache, but whose writeback fails: its file is on a
-/// tmpfs without room.
+/// tmpfs without free space.
 pub struct LossyDisk {
     disk: Loop,
     folder: Mounted,
@@ -49,7 +49,7 @@ pub struct LossyDisk {
 }
 
 impl LossyDisk {
-    /// A sparse disk of `size` bytes whose file system has room for `room`. `None`, and the reason on
+    /// A sparse disk of `size` bytes whose file system has space for `room`. `None`, and the reason on
     /// standard error, where this machine does not let us.
     ///
     /// # Panics

@@ -1,4 +1,4 @@
-//! Tests of the `blockhaul` program against the real peers: what they share. Each file of the folder
+//! Tests of the `blockhaul` program against the real peers: common helpers. Each file of the directory
 //! of tests beside this one is a theme.
 //!
 //! [`blockhaul`] is the program under test, with every unpacked peer in its search path, so that
@@ -167,8 +167,8 @@ pub fn serve(scratch: &Scratch, name: &str, args: &[&str]) -> Server {
     Server::blockhaul(program(), &scratch.socket(name), args).unwrap_or_else(|why| panic!("{why}"))
 }
 
-/// Starts something that listens on a TCP port of this machine, which it is told: one that was free a
-/// moment ago. Gives what was started, and the port.
+/// Starts a program that listens on a TCP port of this machine, passed to it: one that was free a
+/// moment ago. Returns what was started, and the port.
 ///
 /// # Panics
 /// Where it fails with each of several ports; others may take one of them in between.
@@ -247,7 +247,7 @@ pub fn resident(pid: u32) -> u64 {
 /// Waits for something that comes soon.
 ///
 /// # Panics
-/// Where it does not come within [`LIMIT`]; `what` tells what was awaited.
+/// Where it does not come within [`LIMIT`]; `what` names what was awaited.
 #[track_caller]
 pub fn soon(what: &str, mut is: impl FnMut() -> bool) {
     let begun = Instant::now();
@@ -332,7 +332,7 @@ pub fn allocated(path: &Path, grain: u64) -> io::Result<u64> {
 /// Asserts that two files hold the same bytes.
 ///
 /// # Panics
-/// Where they differ; `what` tells what was done.
+/// Where they differ; `what` names what was done.
 #[track_caller]
 pub fn assert_same(one: &Path, two: &Path, what: &str) {
     if let Err(difference) = image::compare(one, two) {

@@ -200,7 +200,7 @@ impl<'a> Case<'a> {
         (vec![server.uri("")], Some(server))
     }
 
-    /// Options that may be others when a copy goes on.
+    /// Options that may differ when a copy is continued.
     fn varying(&mut self) -> Vec<String> {
         let mut options = Vec::new();
         for (name, values) in [

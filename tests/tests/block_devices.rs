@@ -136,7 +136,7 @@ fn a_partition_is_a_part_of_its_disk() {
         let place = format!("/sys/block/{name}/{name}p{number}/dev");
         let device = fs::read_to_string(place).ok()?;
         let (major, minor) = device.trim().split_once(':')?;
-        // Not every machine has somebody who makes nodes.
+        // Not every machine creates device nodes.
         let node = scratch.file(&format!("p{number}"));
         done(Command::new("mknod").args([text(&node), "b", major, minor]));
         Some(node)
@@ -172,7 +172,7 @@ fn a_block_device_in_use_is_no_target() {
     refused(&[text(&source), &disk.device], 3, &words);
     let journal = format!("--journal={}", text(&fresh));
     refused(&[&journal, text(&source), &disk.device], 3, &words);
-    // Whoever only reads, and whoever serves it, gets it as before.
+    // Readers, and servers, can open it as before.
     succeed(&["copy", &disk.device, text(&fresh)]);
     drop(serve(&scratch, "s", &[&disk.device]));
     // Who knows better says so.

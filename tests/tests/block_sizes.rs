@@ -1,4 +1,4 @@
-//! Block sizes of plugins: told to clients and no more, as nbdkit does it, next to nbdkit.
+//! Block sizes of plugins: only advertised to clients, like nbdkit, compared with nbdkit.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
@@ -63,7 +63,7 @@ fn same(scratch: &Scratch, args: &[&str]) -> (String, String) {
     ours
 }
 
-/// A folder, and the plugin that writes down what it gets.
+/// A directory, and the plugin that records its requests.
 fn sizes() -> Option<(Scratch, String)> {
     Peer::require("nbdkit")?;
     let scratch = Scratch::new().unwrap();

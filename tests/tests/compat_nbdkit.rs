@@ -270,7 +270,7 @@ for which in nbd.SIZE_MINIMUM, nbd.SIZE_PREFERRED, nbd.SIZE_MAXIMUM:
         args.extend(&filter[1..]);
         both.same(&args);
     }
-    // Without an opinion nothing is told.
+    // Without a preference nothing is advertised.
     both.same(&["null", "1M", "--run", ask]);
 });
 

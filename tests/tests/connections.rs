@@ -264,8 +264,8 @@ fn servers_that_refuse_a_second_connection() {
     assert_same(&image, &to_dir.join("default"), "to ondemand");
 }
 
-/// qemu-nbd without `-e` takes one client at a time, and does not answer the next. That nobody waits
-/// for it is seen by the copy's end; the copy is over before it would be told.
+/// qemu-nbd without `-e` takes one client at a time, and does not answer the next. The copy does
+/// not wait for the further connection: it ends while that is still being made.
 #[test]
 fn qemu_nbd_for_one_client() {
     let qemu_nbd = require_peer!("qemu-nbd");
@@ -316,7 +316,7 @@ fn second_connections_with_a_fault() {
         (HandshakeFault::CloseAtOnce, Some("cannot connect")),
         (HandshakeFault::Refuse(1 << 31 | 2, "one is enough".into()), Some("one is enough")),
         (HandshakeFault::Size(SIZE / 2), Some("on another")),
-        // The copy is over before somebody tires of it.
+        // The copy ends before the timeout.
         (HandshakeFault::Silent, None),
         (HandshakeFault::StopAtOption(2), None),
     ];
@@ -371,7 +371,7 @@ fn multi_conn_is_a_choice() {
         let end = log.rfind(" Write ").unwrap();
         assert_eq!(log[..end].contains(" Read "), examined, "{choice}");
     }
-    // Where it is promised nobody looks.
+    // If it is promised, there is no check.
     let ours = serve(&scratch, "ours", &["memory:12M"]);
     for choice in ["auto", "always", "advertised"] {
         copy(&["--multi-conn", choice], text(&image), &ours.uri("")).used_several();

@@ -1,5 +1,5 @@
-//! Programs in PID namespaces of their own, as in containers: whoever started them, and whoever
-//! connects to them, has no process number there.
+//! Programs in separate PID namespaces, as in containers: their parents and clients have no process
+//! number there.
 #![allow(clippy::unwrap_used)]
 
 use std::process::{Command, Output};

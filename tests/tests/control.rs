@@ -484,7 +484,7 @@ fn exports_come_and_go() {
     served.ctl(&["export-remove", "c"]);
     assert_eq!(old.read(0, 512).unwrap(), [1; 512]);
     assert_eq!(names(&served), ["a"]);
-    // It can be opened again, by whoever: it was closed.
+    // Any program can open it again: it was closed.
     served.ctl(&["export-add", &format!("b={}", text(&second))]);
     assert_eq!(served.connected("b").read(0, 512).unwrap(), [2; 512]);
 }

@@ -18,7 +18,7 @@ use blockhaul_tests::{
     program, serve, succeed, text,
 };
 
-/// A request as nbdkit's log filter tells of it.
+/// A request in the format of nbdkit's log filter.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Seen {
     at: u64,
@@ -52,7 +52,7 @@ fn seen(log: &Path) -> Vec<Seen> {
     log.lines().filter_map(parse).collect()
 }
 
-/// Copies a source to nbdkit's memory, and tells what arrived.
+/// Copies a source to nbdkit's memory, and returns what arrived.
 fn arriving(nbdkit: &Peer, size: &str, options: &[&str], source: &[&str]) -> Vec<Seen> {
     let scratch = Scratch::new().unwrap();
     let log = scratch.file("log");
@@ -92,7 +92,7 @@ fn holes_are_zeroed_a_segment_at_a_time() {
     let mut seen = arriving(&nbdkit, "1G", &options, &ENDS);
     seen.sort();
     assert_eq!(seen, ends_and_holes(true));
-    // What the target says is zero is left alone, unless this is told otherwise.
+    // Ranges that the target reports as zero are skipped by default.
     let seen = arriving(&nbdkit, "1G", &options[..3], &ENDS);
     assert!(seen.len() == 2 && seen.iter().all(|seen| seen.op == "Write"), "{seen:?}");
     let options = ["-S", "0", "--request-size=32k", "--zero-all", "--segment=128M", "--allocated"];
@@ -231,7 +231,7 @@ fn pipes_are_sources_and_targets() {
     fs::remove_file(&target).unwrap();
     peer(&nbdcopy, &[&to.uri(""), text(&target)]);
     assert_same(&image, &target, "from a slow pipe to a server");
-    // A reader that has enough is not a failure to tell of at length.
+    // A closed pipe is a failure without a long message.
     shell("\"$0\" copy \"$1\" - | head -c 1000 > \"$3\"", &from.uri(""));
     image::compare_ranges((&image, 0), (&target, 0), 1000).unwrap();
     // More comes than fits.
@@ -322,7 +322,7 @@ fn sizes_that_are_no_multiple_of_the_servers_blocks() {
     assert!(copied[..whole - 100] == bytes[..whole - 100]);
     assert!(copied[whole - 100..].iter().all(|&byte| byte == 0xA5));
 
-    // Our layer leaves the tail out; what clients are told and not made to keep to is served.
+    // Our layer omits the tail; block sizes that are only advertised do not prevent serving it.
     let lacking =
         serve(&scratch, "lacking", &["-r", "--layer", "blocksize?minblock=4k", text(&image)]);
     succeed(&["copy", &lacking.uri(""), text(&target)]);

@@ -14,7 +14,7 @@ use blockhaul_wire::{Command as Ask, CommandFlags, Replies};
 
 const EIO: u32 = 5;
 const SIZE: u64 = 64 << 20;
-/// What the file system has room for.
+/// The capacity of the file system.
 const ROOM: u64 = 8 << 20;
 /// More than that.
 const WRITTEN: u64 = 12 << 20;

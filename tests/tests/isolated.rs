@@ -1,4 +1,4 @@
-//! Plugins in processes of their own (`serve --isolate`): what clients hear when one dies, and the next.
+//! Plugins in separate processes (`serve --isolate`): what clients get when one crashes, and from the next.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
@@ -122,7 +122,7 @@ fn a_killed_plugin_breaks_its_sessions_and_the_next_client_has_a_new_one() {
     assert_eq!(answer.error, 5, "{}", answer.text);
     assert!(answer.text.contains("ended with signal: 9 (SIGKILL)"), "{}", answer.text);
     assert!(answer.text.contains("connects again"), "{}", answer.text);
-    // Its death is told once, whoever heard of it.
+    // Its end is reported once.
     let told = isolated.record("ended with signal: 9");
     assert_eq!((&told["level"], &told["plugin"]), (&"error".into(), &Value::Null), "{told}");
     assert!(told["device"].as_str().unwrap().ends_with("misbehaving.so"), "{told}");
@@ -170,7 +170,7 @@ fn who_has_written_hears_that_it_is_gone() {
     isolated.ends(&[first]);
 }
 
-/// The end is told when it comes, also where nobody asks for anything.
+/// The end is reported when it happens, also without requests.
 #[test]
 fn a_death_that_no_client_sees_is_logged() {
     let scratch = Scratch::new().unwrap();
@@ -180,7 +180,7 @@ fn a_death_that_no_client_sees_is_logged() {
     kill(first);
     isolated.record("it is started again for the next client");
     assert_eq!(isolated.state(), "ended with signal: 9 (SIGKILL)");
-    // One that cannot be started: the client hears why, and the server goes on.
+    // One that cannot be started: the client gets the reason, and the server continues.
     fs::rename(&plugin, scratch.file("away.so")).unwrap();
     let output = run(&["info", &isolated.server.uri("")]);
     assert_eq!(output.status.code(), Some(1));

@@ -179,7 +179,7 @@ fn protect() {
 
 #[test]
 fn cow() {
-    // nbdkit's overlay cannot be zeroed, and ours can: neither is told.
+    // nbdkit's overlay cannot be zeroed, and ours can: neither is advertised.
     same(&["cow", "nozero"], &["--filter=nozero", "--filter=cow"], image, Look::All);
 }
 

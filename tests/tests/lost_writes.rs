@@ -120,7 +120,7 @@ impl Run {
     /// Runs the copy again on storage that is sound now. It has to write what the journal does not have.
     fn resume(&self, route: Route, options: &[&str]) {
         self.disk.heal(ROOM);
-        // Whoever opens the disk next hears of a failure that nobody has heard of.
+        // The next program that opens the disk gets a failure that was not reported yet.
         let _ = File::open(self.disk.device()).unwrap().sync_data();
         let output = self.copy(route, options);
         assert!(output.status.success(), "{}", lossy(&output.stderr));
@@ -153,8 +153,8 @@ fn a_copy_onto_a_disk_with_bad_places_fails_and_can_be_resumed() {
     }
 }
 
-/// Writes back what the page cache holds until that fails, and makes the disk sound then. Whoever has the
-/// disk open hears of the failure with the next flush, and of none after that.
+/// Writes back what the page cache holds until that fails, and then repairs the disk. Each program
+/// that has the disk open gets the failure with its next flush, and none after that.
 fn write_back_until_it_fails(probe: &File, disk: &LossyDisk, copies: &AtomicBool) -> bool {
     while copies.load(Ordering::Relaxed) {
         if probe.sync_data().is_err() {

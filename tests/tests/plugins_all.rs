@@ -254,7 +254,7 @@ fn s3_is_read_and_written_as_objects() {
             port.trim()
         )
     };
-    // boto3 looks for a region, and asks nobody else for keys.
+    // boto3 needs a region, and must not query other sources for keys.
     let with = |options: &str, script: &str| {
         let script = format!("set -e; {script}");
         let mut command = blockhaul(&["serve", &format!("nbdkit:{}", device(options)), "--run"]);
@@ -278,7 +278,7 @@ fn s3_is_read_and_written_as_objects() {
     assert!(!output.status.success() && said.contains("404"), "{said}");
 }
 
-/// A torrent of which every piece is there already: nobody else is asked.
+/// A torrent with all pieces already there: no other peer is asked.
 #[test]
 fn torrent_serves_what_it_has_of_one() {
     const PIECE: usize = 256 << 10;

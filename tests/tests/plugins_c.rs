@@ -143,8 +143,8 @@ fn a_watchdog_ends_a_server_whose_plugin_hangs() {
     });
 }
 
-/// Whatever a client's connection hangs in: the client is told, the log names the callback, and others
-/// go on.
+/// Wherever a client's connection hangs: the client gets an error, the log names the callback, and
+/// others continue.
 #[test]
 fn a_connection_that_hangs_in_a_callback_is_reported_and_others_go_on() {
     let scratch = Scratch::new().unwrap();
@@ -152,7 +152,7 @@ fn a_connection_that_hangs_in_a_callback_is_reported_and_others_go_on() {
     let hangs = "nbd+unix:///hang?socket=$unixsocket";
     let info = format!("! {ours} info \"{hangs}\" 2>&1");
     let list = format!("! {ours} info --list \"$uri\" 2>&1");
-    // The first who comes.
+    // The first client.
     let first = format!("! {ours} info \"$uri\" 2>&1");
     let cases = [
         ("hang-open", info.as_str(), "open"),
@@ -230,7 +230,7 @@ fn cancelled_requests_are_told_of_when_the_client_goes() {
     let mut client = nbdsh.command();
     client.args(["-u", &server.uri(""), "-c", "h.aio_pread(nbd.Buffer(512), 0)"]);
     done(client.args(["-c", "h.poll(100)", "-c", "import os", "-c", "os._exit(0)"]));
-    // While the server goes on, and not because it ends.
+    // While the server continues, and not because it ends.
     server.says("cancelled").unwrap();
     assert!(server.stop().unwrap().success());
 }

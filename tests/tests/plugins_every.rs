@@ -15,7 +15,7 @@ fn plugin(scratch: &Scratch) -> Option<PathBuf> {
         skip_or_fail(&Reason::new("there is no compiler for C++"));
         return None;
     }
-    // What the library brings of its own is of no use here.
+    // What the library includes is not usable here.
     let more = [OsStr::new("-std=c++11"), OsStr::new("-lstdc++")];
     compile_with(Path::new("tests/tests/every.cc"), "EVERY", scratch, &more)
 }

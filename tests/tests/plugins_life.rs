@@ -127,7 +127,7 @@ fn a_life_has_nbdkits_order_and_questions_are_asked_once() {
         }
         assert!(times.len() >= 2 * 12, "{host}: {times:?}");
         let twice: Vec<_> = times.iter().filter(|(_, times)| **times > 1).collect();
-        // Descriptions are for each client who asks.
+        // Each client queries the description.
         let twice: Vec<_> =
             twice.iter().filter(|((_, name), _)| *name != "export_description").collect();
         assert!(twice.is_empty(), "{host}: {twice:?}");
@@ -187,7 +187,7 @@ fn thread_models_are_kept_to() {
             assert!(model == PARALLEL || single, "{model}: {threads:?}");
         }
         if model == CONNECTIONS {
-            // From open to close nobody else's callbacks.
+            // From open to close no other client's callbacks.
             let (_, notes) = serve(Blockhaul, &plugin, &[], &script);
             let mut handles: Vec<_> =
                 notes.iter().map(|note| note.handle).filter(|&handle| handle != 0).collect();

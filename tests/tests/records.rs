@@ -82,7 +82,7 @@ fn clients_come_fail_and_leave() {
             "level": "debug", "connection": 1, "client": "a local client", "export": null,
         }),
     );
-    // What succeeds is not told.
+    // Success is not logged.
     bad.read(0, 4096).unwrap();
     bad.write(8192, &[1; 512]).unwrap();
     let failed = json!({

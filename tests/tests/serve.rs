@@ -174,7 +174,7 @@ fn it_goes_to_the_background_and_says_its_process_id() {
     drop(client);
     assert!(!socket.exists(), "the socket is left");
 
-    // A port of the system's choice is told before it goes.
+    // A port chosen by the system is printed before it goes to the background.
     let args = ["serve", "-i", "127.0.0.1", "-p", "0", "-P", text(&pidfile), "memory:2M"];
     let output = bounded(&mut blockhaul(&args), LIMIT);
     let server = Background(fs::read_to_string(&pidfile).unwrap().trim().parse().unwrap());
@@ -184,7 +184,7 @@ fn it_goes_to_the_background_and_says_its_process_id() {
     assert!(server.signal("INT"));
     assert!(server.ends(), "it goes on");
 
-    // What is wrong is told before it goes, too.
+    // Errors are printed before that, too.
     let absent = scratch.file("absent");
     let output = bounded(&mut blockhaul(&["serve", "-U", text(&socket), text(&absent)]), LIMIT);
     assert_eq!(output.status.code(), Some(3), "{}", lossy(&output.stderr));
@@ -234,11 +234,11 @@ fn a_second_signal_stops_it_at_once() {
     let mut client = connected(&socket);
     held_read(&mut client);
     done(Command::new("kill").args(["-s", "TERM", &server.0.id().to_string()]));
-    // The first has been heard before the second comes.
+    // The first has been handled before the second arrives.
     soon("it listens still", || Conversation::connect(&socket).is_err());
     std::thread::sleep(Duration::from_millis(200));
     assert_eq!(server.0.try_wait().unwrap(), None, "it waits for its device");
-    // The status tells of the second.
+    // The status is that of the second.
     assert_eq!(stopped_in_time(server, "INT").code(), Some(130));
     assert!(!socket.exists(), "the socket is left");
 }
@@ -323,7 +323,7 @@ fn the_name_is_what_clients_ask_for() {
     let server = serve(&scratch, "s", &["-e", "ein Name/mit ünf", "memory:1M"]);
     let uri = |name: &str| server.uri(name);
     assert_eq!(succeed(&["info", "--size", &uri("ein Name/mit ünf")]), "1048576\n");
-    // Who asks for none gets it, too.
+    // The empty name selects it, too.
     assert_eq!(succeed(&["info", "--size", &uri("")]), "1048576\n");
     let output = bounded(&mut blockhaul(&["info", "--size", &uri("another")]), LIMIT);
     assert_eq!(output.status.code(), Some(1), "{}", lossy(&output.stderr));
@@ -351,7 +351,7 @@ fn what_is_served_read_only_stays_as_it_is() {
         client.hello(3).unwrap();
         client.negotiate(Replies::Simple).unwrap();
         client.go("").unwrap();
-        // EPERM, and the connection goes on.
+        // EPERM, and the connection continues.
         assert_eq!(client.write(0, b"x").unwrap(), 1, "{device}");
         for command in [blockhaul_wire::Command::WriteZeroes, blockhaul_wire::Command::Trim] {
             let request = client.request(command, 0, 4096);

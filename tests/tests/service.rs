@@ -248,7 +248,7 @@ fn keys_are_read_again_and_sessions_stay() {
     server.ctl(&["set", "", "pause", "paused=off"]);
     assert!(wait_within(&mut copy, LIMIT).unwrap().success(), "her session has ended");
 
-    // What is broken changes nothing, and is told.
+    // An invalid file changes nothing, and is reported.
     for broken in ["no colon\n", "carol:xyz\n"] {
         fs::write(&keys, broken).unwrap();
         let output = run(&["ctl", text(&server.control), "reload"]);
@@ -414,7 +414,7 @@ fn it_runs_as_another_user_once_it_listens() {
         let said = lossy(&output.stderr);
         assert!(output.status.code() == Some(status) && said.contains(word), "{said}");
     }
-    // Whoever may not is told so.
+    // Missing permission is reported.
     let socket = scratch.socket("u");
     let mut command = Command::new("setpriv");
     command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
@@ -466,7 +466,7 @@ fn a_lost_terminal_ends_it_and_another_hangup_does_not() {
                   assert left[1] == 0, left\n";
     let mut command = python.command();
     command.args(["-c", script]).arg(blockhaul_tests::program());
-    // With keys it says when it has heard of a hangup.
+    // With keys it reports when it has handled a hangup.
     let keys = scratch.file("keys");
     succeed(&["tls", "init", "--psk", "alice", text(&keys)]);
     command.args(["serve", "--exit-with-parent", "-v", "--tls-psk", text(&keys)]);

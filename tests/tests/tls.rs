@@ -320,7 +320,7 @@ fn strangers_are_refused_and_harm_nobody() {
     let server = Logged::start(&["--tls-psk", text(&kit.keys)], text(&kit.image));
     let socket = server.scratch.socket("s");
     let back = server.scratch.file("back");
-    // Somebody who may is served all the while.
+    // An authorized client is served all the while.
     let copy = ["copy", "--no-progress", "--rate", "20M", &with_keys(&socket), text(&back)];
     let mut served = blockhaul(&copy).spawn().unwrap();
 
@@ -401,7 +401,7 @@ fn certificates_are_checked_on_both_sides() {
     let server = Logged::start(&["--tls-certificates", &pki, "--tls-verify-peer"], "memory:1M");
     let socket = server.scratch.socket("s");
     info_fails(&uri("", &socket, &format!("tls-certificates={pki}&tls-hostname=a")), "for \"a\"");
-    // Signed by somebody else: seen by the client, and with its check off by the server.
+    // Signed by another authority: detected by the client, and with its check off by the server.
     let foreign = format!("tls-certificates={}", other.display());
     info_fails(&uri("", &socket, &foreign), "certificate is not accepted");
     info_fails(&uri("", &socket, &format!("{foreign}&tls-verify-peer=0")), "TLS alert 48");
@@ -438,7 +438,7 @@ fn a_certificate_that_nbdkit_does_not_accept_is_thought_of() {
     info_fails(&with(&other), "; the server may not accept this client's certificate or key: see");
 }
 
-/// Else whoever is between would need no key, but any certificate.
+/// Otherwise an attacker would need no key, but any certificate.
 #[test]
 fn a_client_with_a_key_takes_no_certificate_for_it() {
     let kit = kit();

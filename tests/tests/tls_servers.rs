@@ -1,6 +1,6 @@
-//! Servers, and those between them and us, that would have a client with an `nbds` URI speak in
-//! plaintext, or take plaintext for what came through TLS. Each is scripted, byte for byte. And what is told
-//! where TLS cannot be had.
+//! Servers and attackers that try to make a client with an `nbds` URI use plaintext, or accept
+//! plaintext as data that came through TLS. Each is scripted, byte for byte. Also the messages if
+//! TLS is not available.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
@@ -46,7 +46,7 @@ fn greet_for_tls(stream: &mut UnixStream) {
     assert_eq!(option(stream), Some(STARTTLS));
 }
 
-/// Refuses TLS, and hears what the client then says: at most its farewell.
+/// Refuses TLS, and receives what the client then sends: at most the end of the session.
 fn refuse(stream: &mut UnixStream, kind: u32) {
     greet_for_tls(stream);
     stream.write_all(&reply(STARTTLS, kind)).unwrap();

@@ -1,5 +1,5 @@
-//! A private apt: a directory with sources, lists and an empty package status of its own, fed by
-//! the mirror and the keyring of the machine's own apt sources. Signatures are always checked.
+//! A private apt: a directory with its own sources, lists and empty package status, using the
+//! mirror and the keyring of the machine's own apt sources. Signatures are always checked.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,12 +16,12 @@ pub struct Source {
     pub suites: Vec<String>,
     /// Parts of the archive: `main`, `contrib`, …
     pub components: Vec<String>,
-    /// Value of Signed-By as it stands: a path, or a key with its continuation lines.
+    /// Value of Signed-By unchanged: a path, or a key with its continuation lines.
     pub signed_by: Option<String>,
 }
 
 /// Entries of the machine's apt sources that look like the main Debian archive, best first.
-/// Security updates and archives of others are left out.
+/// Security updates and third-party archives are omitted.
 pub fn debian_archives(etc_apt: &Path) -> Result<Vec<Source>, String> {
     let mut files = vec![etc_apt.join("sources.list")];
     if let Ok(dir) = fs::read_dir(etc_apt.join("sources.list.d")) {
@@ -62,7 +62,7 @@ fn rank(source: &Source) -> Option<u8> {
     let named = uri.ends_with("/debian");
     match source.signed_by.as_deref() {
         Some(key) if key.contains("debian-archive") => Some(2 + u8::from(named)),
-        // Somebody else's key: only if the address says that it is a Debian mirror all the same.
+        // A third-party key: only if the address still is a Debian mirror.
         Some(_) => named.then_some(0),
         None => Some(u8::from(named)),
     }
@@ -140,8 +140,8 @@ pub struct Apt {
 }
 
 impl Apt {
-    /// Makes the directory's layout and configuration. What an earlier, interrupted run left there
-    /// (package lists, complete and partial downloads) is used again.
+    /// Makes the directory's layout and configuration. Files of an earlier, interrupted run
+    /// (package lists, complete and partial downloads) are reused.
     pub fn new(dir: &Path, source: &Source, suite: &str) -> Result<Apt, String> {
         let apt = Apt { dir: dir.to_owned(), source: source.clone(), suite: suite.to_owned() };
         for sub in ["state/lists/partial", "cache/archives/partial"] {
@@ -172,7 +172,7 @@ impl Apt {
         }
     }
 
-    /// Downloads the packages and all that they depend on; gives the .deb files.
+    /// Downloads the packages and all their dependencies; returns the .deb files.
     pub fn download(&self, packages: &[&str]) -> Result<Vec<PathBuf>, String> {
         // Older versions that an interrupted run left would be unpacked over the newer ones.
         self.quiet(&["autoclean", "-qq"])?;
@@ -191,7 +191,7 @@ impl Apt {
     }
 
     /// A keyring with newer keys than this source's, from the machine's own suites and verified by
-    /// the keys the machine already trusts. Gives a source that is verified by the newer keyring.
+    /// the keys the machine already trusts. Returns a source that is verified by the newer keyring.
     pub fn newer_keyring(&self) -> Result<Source, String> {
         let Some(suite) = self.source.suites.iter().find(|suite| !suite.contains('-')) else {
             return Err("the machine's source names no release".into());
@@ -212,8 +212,8 @@ impl Apt {
         Ok(Source { signed_by, ..self.source.clone() })
     }
 
-    /// Settings: our own directories, the machine's way to the network, nothing else of the
-    /// machine's (its hooks would act on the machine).
+    /// Settings: our own directories, the machine's network settings, nothing else of the machine's
+    /// (its hooks would act on the machine).
     fn configuration(&self) -> Result<String, String> {
         let dump = run::quiet(Command::new("apt-config").arg("dump"))?;
         let dropped = [

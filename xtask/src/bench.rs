@@ -1,5 +1,5 @@
-//! `cargo xtask bench`: builds blockhaul for speed and measures it next to the peers; the documents
-//! and checks that belong to it.
+//! `cargo xtask bench`: builds blockhaul for speed and measures it next to the peers; also the
+//! related documents and checks.
 
 use std::ffi::OsString;
 use std::os::unix::fs::PermissionsExt as _;
@@ -66,9 +66,9 @@ pub fn main(args: &[String]) -> Outcome {
     run::show(&mut bench)
 }
 
-/// PATH with a folder at its end in which perf(1) is the machine's: it belongs to the kernel, not to the
-/// peers, whose `/usr` hides it. It runs in this process's own mount namespace, which root may enter.
-/// `None`: this machine has none.
+/// PATH with a directory appended that has the machine's perf(1): it belongs to the kernel, not to
+/// the peers, whose `/usr` hides it. It runs in this process's own mount namespace, which root may
+/// enter. `None`: this machine has none.
 fn with_perf(dir: &Path) -> Result<Option<OsString>, String> {
     let path = env::var_os("PATH").unwrap_or_default();
     let mut folders: Vec<PathBuf> = env::split_paths(&path).collect();
@@ -98,7 +98,7 @@ mod tests {
         let perf = dir.path().join("per'f");
         fs::write(&perf, "#!/bin/sh\necho \"$2\"\n").unwrap();
         fs::set_permissions(&perf, fs::Permissions::from_mode(0o755)).unwrap();
-        // Entering needs permission: that word stands for it here.
+        // Entering needs permission: that word means it here.
         let text = wrapper_text(std::process::id(), &perf).replace("nsenter --mount", "env A");
         let text = text.replace(" -- ", " ");
         let output = Command::new("sh").args(["-c", &text, "perf", "stat", "a b"]).output();

@@ -1,8 +1,7 @@
-//! How a peer program is run: in a mount namespace of its own in which the unpacked `/usr` lies
-//! over the machine's, so that paths compiled into the programs work while `/tmp`, `/dev/shm`,
-//! sockets and the work tree stay shared. Every step is an exec: process id, descriptors (also
-//! those of socket activation, whose LISTEN_PID must stay right), signals and exit status pass
-//! through.
+//! Runs a peer program in its own mount namespace in which the unpacked `/usr` is mounted over the
+//! machine's, so that paths compiled into the programs work while `/tmp`, `/dev/shm`, sockets and
+//! the work tree are shared. Every step is an exec: process ID, descriptors (also those of socket
+//! activation, whose LISTEN_PID must stay correct), signals and exit status are preserved.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -11,7 +10,7 @@ use std::process::Command;
 
 use crate::run;
 
-/// Stands in the unpacked `/usr`: who sees it is inside already.
+/// A marker in the unpacked `/usr`: a program that sees it is already inside.
 pub const MARK: &str = ".blockhaul-peers";
 
 /// The flags with which `unshare` may make the namespace here, for root and for others.
@@ -22,7 +21,7 @@ pub struct Flags {
 }
 
 impl Flags {
-    /// Finds out what this machine lets us do.
+    /// Finds out what this machine permits.
     pub fn probe() -> Result<Flags, String> {
         let mut said = String::new();
         for flags in ["-m", "-rm"] {
@@ -61,14 +60,13 @@ impl Flags {
     }
 
     /// Text of a script. `peers` is target/peers as seen from the script, `program` the absolute
-    /// path of what it runs (none: the script's arguments say), `keep` a directory under `/usr`
-    /// that stays the machine's.
+    /// path of what it runs (none: from the script's arguments), `keep` a directory under `/usr`
+    /// that remains the machine's.
     fn text(self, peers: &str, program: Option<&str>, keep: Option<&str>) -> String {
         let what = program.unwrap_or("the command in the arguments");
         let argv = program.map_or(String::from("\"$@\""), |program| format!("{program} \"$@\""));
         let root_flags = self.root;
-        // Cargo's libraries are nothing to the peers; a command that is run by `enter` may want
-        // them.
+        // The peers do not use Cargo's libraries; a command that is run by `enter` may need them.
         let unset = if program.is_some() { "unset LD_LIBRARY_PATH\n" } else { "" };
         let keep = keep.map_or(String::new(), |dir| {
             format!(

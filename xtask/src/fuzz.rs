@@ -1,4 +1,4 @@
-//! `cargo xtask fuzz`: the parsers' fuzz targets, coverage-guided where the toolchain allows and
+//! `cargo xtask fuzz`: the parsers' fuzz targets, coverage-guided if the toolchain supports it and
 //! seeded from a corpus everywhere.
 
 use std::process::Command;
@@ -18,7 +18,7 @@ mutates the corpus. A failing input is printed or kept by the runner, with how t
   --list        print the targets and do nothing else
 ";
 
-/// What the command line asks for.
+/// The parsed command line.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Wish {
     target: Option<String>,
@@ -28,13 +28,13 @@ struct Wish {
     list: bool,
 }
 
-/// Seconds for each target when none are given.
+/// Default seconds for each target.
 const DEFAULT_SECONDS: u64 = 20;
 
 /// The file with the table of targets.
 const TABLE: &str = "crates/ground/wire/src/fuzz.rs";
 
-/// Inputs that are kept with the tree, a folder for each target.
+/// Inputs stored in the tree, one directory per target.
 const CORPUS: &str = "crates/ground/wire/tests/corpus";
 
 /// The toolchain that cargo-fuzz needs.
@@ -125,7 +125,7 @@ fn run_guided(target: &str, wish: &Wish) -> Outcome {
     }
     command.current_dir(run::workspace()).env("BLOCKHAUL_FUZZ_TARGET", target);
     command.args(["run", NIGHTLY, "cargo", "fuzz", "run", "--target-dir"]).arg(&own);
-    // The parsers have no code that a sanitizer of memory could find fault with.
+    // The parsers have no code in which a memory sanitizer could find errors.
     command.args(["--sanitizer", "none", "parser"]).arg(&found);
     let tree = run::workspace().join(CORPUS).join(target);
     if tree.is_dir() {

@@ -1,15 +1,15 @@
 //! `cargo xtask bench --guard`: instructions of fixed workloads, at this commit and at its base.
 //!
-//! Valgrind counts them, one thread at a time, so that a busy machine does not matter. Each workload
-//! is run twice, few and many times over; the difference is the cost of the work without that of
-//! starting. What the kernel does is not counted.
+//! Valgrind counts them, one thread at a time, so that a busy machine does not matter. Each
+//! workload is run twice, with few and with many repetitions; the difference is the cost of the
+//! work without the startup. Kernel time is not counted.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::{Outcome, run};
 
-/// A workload, how often it is carried out the first and the second time, and what once is.
+/// A workload, its numbers of repetitions in the first and the second run, and the meaning of one.
 const WORKLOADS: &[(&str, u32, u32, &str)] = &[
     ("codec", 200, 1200, "headers and a status, three forms"),
     ("extents", 500, 5500, "a list of 64"),
@@ -17,7 +17,7 @@ const WORKLOADS: &[(&str, u32, u32, &str)] = &[
     ("plan", 16, 48, "4 MiB planned and copied to nowhere"),
 ];
 
-/// More expensive by so much, in percent, is a failure: several times what counts vary.
+/// Failure threshold in percent: several times the variation of the counts.
 const THRESHOLD: f64 = 3.0;
 
 pub fn main(args: &[String]) -> Outcome {
@@ -104,7 +104,7 @@ fn build(tree: &Path, target: &Path) -> Result<PathBuf, String> {
     Ok(target.join("release").join(package))
 }
 
-/// Instructions that carrying out a workload once takes.
+/// Instructions of one repetition of a workload.
 fn instructions(program: &Path, name: &str, few: u32, many: u32) -> Result<f64, String> {
     let count = |times: u32| -> Result<u64, String> {
         let output = Command::new("valgrind")

@@ -1,8 +1,8 @@
 //! `cargo xtask libnbd-suite`: libnbd's own tests of nbdcopy and nbdinfo, run with the originals and
 //! with blockhaul in their place.
 //!
-//! The tests come from Debian's source package, are unpacked below the target directory and used from
-//! there only: they judge, nothing of them is part of this tree.
+//! The tests come from Debian's source package, are unpacked below the target directory and used
+//! only from there: nothing of them is part of this tree.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -29,13 +29,13 @@ apt sources. They and what they print are below target/libnbd.
 
 /// The release that the source package comes from: that of the peers.
 const SUITE: &str = "trixie";
-/// Its version has to start so: newer tests ask for newer programs.
+/// Required prefix of its version: newer tests need newer programs.
 const VERSION: &str = "1.22.";
 /// The version that the programs are expected to print: that of the peers.
 const EXPECTED: &str = "1.22.2";
-/// The folders of tests, and whose tests they are.
+/// The directories of tests, and the programs they test.
 const FOLDERS: &[&str] = &["copy", "info"];
-/// Folders that the tests need beside their own.
+/// Other directories that the tests need.
 const SUPPORT: &[&str] = &["tests", "examples"];
 /// The programs that are replaced.
 const PROGRAMS: &[&str] = &["nbdcopy", "nbdinfo"];
@@ -77,7 +77,8 @@ struct Row {
     ours: End,
 }
 
-/// Prints the sums and decides. `all`: every test was run, so that exceptions can be judged, too.
+/// Prints the sums and the verdict. `all`: every test was run, so that exceptions can be checked,
+/// too.
 fn judge(rows: &[Row], exceptions: &BTreeMap<String, String>, all: bool) -> Outcome {
     let count = |of: fn(&Row) -> End, end| rows.iter().filter(|row| of(row) == end).count();
     for (name, of) in
@@ -176,7 +177,7 @@ impl Suite {
     }
 }
 
-/// What libnbd's `configure` would write for `@NAME@`: the directory, else the plain name of the
+/// The value of `@NAME@` in libnbd's `configure`: the directory, else the plain name of the
 /// program.
 fn configured(template: &str, top: &str) -> String {
     suite::filled(template, |name| match name {
@@ -202,7 +203,7 @@ impl Bench {
         End::of(test, &mut command, &path)
     }
 
-    /// A command in a folder of the tests, among the peers, with `bin` first in its search path.
+    /// A command in a directory of the tests, among the peers, with `bin` first in its search path.
     fn command(&self, folder: &str, program: &str, args: &[&str]) -> Command {
         let mut command = Command::new(run::target().join("peers/enter"));
         // Inside, as entering puts the peers first.
@@ -211,7 +212,7 @@ impl Bench {
         command.current_dir(self.dir.join(folder));
         command.env("LIBNBD_DEBUG", "1").env("EXPECTED_VERSION", EXPECTED).env("srcdir", ".");
         command.env("PSKTOOL", "psktool").env("QEMU_NBD", "qemu-nbd");
-        // Cargo's own libraries are nothing to the programs that are tested.
+        // The tested programs do not use Cargo's own libraries.
         command.env_remove("LD_LIBRARY_PATH");
         command
     }

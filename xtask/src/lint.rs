@@ -1,4 +1,4 @@
-//! `cargo xtask lint`: formatting, clippy, documentation, and where unsafe code may stand.
+//! `cargo xtask lint`: formatting, clippy, documentation, and where unsafe code is allowed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,10 +13,11 @@ its features), builds the documentation (warnings are errors), and makes sure th
 compiler cannot vouch for is in crates/ground/io, crates/ground/os and crates/devices/cabi only.
 ";
 
-/// The crates that may hold unsafe code: the two that call the operating system, and the one that calls C.
+/// The crates that may have unsafe code: the two that call the operating system, and the one that
+/// calls C.
 const UNSAFE_HOMES: &[&str] = &["crates/ground/io", "crates/ground/os", "crates/devices/cabi"];
 
-/// The word that is searched for, written so that this file does not hold it.
+/// The word to search for, written so that this file does not contain it.
 const WORD: &str = concat!("un", "safe");
 
 pub fn main(args: &[String]) -> Outcome {
@@ -37,7 +38,7 @@ pub fn main(args: &[String]) -> Outcome {
     Err(format!("{WORD} code outside {}:\n  {}", UNSAFE_HOMES.join(" and "), found.join("\n  ")))
 }
 
-/// Places of the word in code, `PATH:LINE`, outside its home.
+/// Places of the word in code, `PATH:LINE`, outside the allowed crates.
 fn misplaced(root: &Path) -> Result<Vec<String>, String> {
     let mut files = Vec::new();
     rust_files(root, Path::new(""), &mut files)?;
@@ -73,9 +74,9 @@ fn rust_files(root: &Path, below: &Path, files: &mut Vec<PathBuf>) -> Outcome {
     Ok(())
 }
 
-/// The line without a `//` comment and without what stands in double quotes or in backticks, which
-/// Rust's code has nowhere: manual texts do. This does not know strings and comments of several
-/// lines; the word in those is reported, which is seen at once.
+/// The line without a `//` comment and without text in double quotes or in backticks, which Rust
+/// code never has, but manual texts do. Strings and comments of several lines are not recognized;
+/// the word in those is reported, which is noticed at once.
 fn code_of(line: &str) -> String {
     let mut code = String::new();
     let (mut quoted, mut ticked) = (false, false);

@@ -1,4 +1,4 @@
-//! `cargo xtask`: the developer's tasks. One table of commands; each command has a file of its own.
+//! `cargo xtask`: the developer's tasks. One table of commands; each command has its own file.
 
 mod apt;
 mod bench;
@@ -19,7 +19,7 @@ mod test;
 
 use std::process::ExitCode;
 
-/// What a task ends with: nothing, or one line that says what failed, where, and what to do next.
+/// The result of a task: nothing, or one line with what failed, where, and a remedy.
 type Outcome = Result<(), String>;
 
 /// A subcommand: its name, its line in the overview, its own help, and what runs it.

@@ -1,5 +1,5 @@
-//! A copy of nbdkit's tests that runs with one nbdkit or the other: what nbdkit's `configure` and
-//! makefiles would have made, as far as shell tests look at it.
+//! A copy of nbdkit's tests that runs with either nbdkit: what nbdkit's `configure` and makefiles
+//! would have made, as far as shell tests use it.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -9,17 +9,17 @@ use std::process::Command;
 use crate::suite::{self, at, read};
 use crate::{Outcome, run};
 
-/// The layout of a bench; a change makes everybody prepare anew.
+/// The layout of a bench; a change makes all be prepared anew.
 const LAYOUT: u32 = 3;
 
-/// Folders of the source package that tests look into.
+/// Directories of the source package that tests use.
 const FOLDERS: &[&str] = &["tests", "plugins", "filters", "include", "common", "docs", "fuzzing"];
-/// Plugins of the tests' own, and the sources of each.
+/// The tests' own plugins, and the sources of each.
 const PLUGINS: &[&str] = &["stdio", "flush", "disconnect", "shutdown", "layers", "read-password"];
-/// Folders of headers that the sources of nbdkit name.
+/// Directories of headers that nbdkit's sources name.
 const INCLUDES: &[&str] =
     &["include", "common/include", "common/utils", "common/replacements", "plugins/vddk"];
-/// What `configure` finds out on Linux, as far as those sources ask.
+/// The results of `configure` on Linux, as far as those sources use them.
 const CONFIG: &str = "\
 #define PACKAGE_NAME \"nbdkit\"
 #define PACKAGE_VERSION \"1.42.3\"
@@ -48,14 +48,14 @@ const CONFIG: &str = "\
 /// The tests with one nbdkit.
 pub struct Bench {
     dir: PathBuf,
-    /// The folder of the peers.
+    /// The directory of the peers.
     peers: PathBuf,
     /// Where the tests' output goes.
     pub log: PathBuf,
 }
 
 impl Bench {
-    /// Copies the tests and makes what they need. `program`: what stands in for nbdkit.
+    /// Copies the tests and makes what they need. `program`: replaces nbdkit.
     pub fn prepare(
         base: &Path,
         name: &str,
@@ -65,7 +65,7 @@ impl Bench {
     ) -> Result<Bench, String> {
         let dir = base.join(name);
         let bench = Bench { log: dir.join("log"), dir, peers: peers.to_path_buf() };
-        // The stamp is written last: an interrupted run is begun again.
+        // The stamp is written last: an interrupted run is repeated.
         let stamp = bench.dir.join("stamp");
         if read(&stamp).is_ok_and(|text| text == stamp_text(program)) {
             return Ok(bench);
@@ -92,8 +92,8 @@ impl Bench {
         Ok(bench)
     }
 
-    /// Puts `nbdkit` first in the search path: a script that gives plugins which are not installed by
-    /// their paths.
+    /// Puts `nbdkit` first in the search path: a script that passes plugins which are not installed
+    /// by their paths.
     fn program(&self, program: Option<&Path>) -> Outcome {
         let real = match program {
             None => "/usr/bin/nbdkit".to_string(),
@@ -226,7 +226,8 @@ impl Bench {
         run::quiet(&mut self.command("bash", &["-c", script])).map(drop)
     }
 
-    /// A command in the folder of the tests, among the peers, with `bin` first in its search path.
+    /// A command in the directory of the tests, among the peers, with `bin` first in its search
+    /// path.
     pub fn command(&self, program: &str, args: &[&str]) -> Command {
         let mut command = Command::new(self.peers.join("enter"));
         // Inside, as entering puts the peers first.
@@ -241,13 +242,13 @@ impl Bench {
     }
 }
 
-/// Says what a bench was made for.
+/// Describes the inputs of a bench.
 fn stamp_text(program: Option<&Path>) -> String {
     let what = program.map_or("original".into(), |program| program.display().to_string());
     format!("{what}, layout {LAYOUT}\n")
 }
 
-/// Names of plugins or filters in the peers' folder of them, and of those that are compiled here.
+/// Names of plugins or filters in the peers' directory, and of those that are compiled here.
 fn installed(lib: &Path, kind: &str) -> Result<Vec<String>, String> {
     let folder = lib.join(format!("{}-linux-gnu/nbdkit", std::env::consts::ARCH)).join(kind);
     let entries = fs::read_dir(&folder).map_err(|error| at("read", &folder, &error))?;
@@ -264,8 +265,8 @@ fn installed(lib: &Path, kind: &str) -> Result<Vec<String>, String> {
     Ok(names)
 }
 
-/// What `configure` would write for `@NAME@`: lists and folders, the plain names of
-/// programs, and nothing for what is not there.
+/// The value of `@NAME@` in `configure`: lists and directories, the plain names of programs, and
+/// nothing for missing ones.
 fn filled(template: &str, top: &Path, plugins: &str, filters: &str) -> String {
     suite::filled(template, |name| match name {
         "abs_top_srcdir" | "top_builddir" => top.display().to_string(),

@@ -1,8 +1,8 @@
 //! `cargo xtask nbdkit-suite`: nbdkit's own shell tests, run with Debian's nbdkit and with blockhaul in
 //! its place.
 //!
-//! The tests come from Debian's source package, are unpacked below the target directory and used from
-//! there only: they judge, nothing of them is part of this tree.
+//! The tests come from Debian's source package, are unpacked below the target directory and used
+//! only from there: nothing of them is part of this tree.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -28,10 +28,10 @@ The tests are those of Debian trixie's source package, fetched from the mirror o
 apt sources, and need a C compiler. They and what they print are below target/nbdkit-suite.
 ";
 
-/// Packages that tests want besides the peers: programs that they look for, and a compiler for plugins in
-/// C.
+/// Packages that tests need besides the peers: programs that they call, and a compiler for plugins
+/// in C.
 const HELPERS: &str = "python3-packaging lzip expect libc-bin gcc g++ libc6-dev";
-/// Seconds after which a test has failed: on a machine that does other things, too.
+/// Seconds after which a test has failed: on a busy machine.
 const PATIENCE: &str = "300";
 /// Scripts that look like tests and are parts of others.
 const PARTS: &[&str] = &["test-shell.sh", "test-multi-conn-plugin.sh"];
@@ -39,7 +39,7 @@ const PARTS: &[&str] = &["test-shell.sh", "test-multi-conn-plugin.sh"];
 const TOGETHER: usize = 2;
 /// Where exceptions are listed: rows of a table that start with the name of a test.
 const EXCEPTIONS: &str = "docs/coming-from-nbdkit.md";
-/// What plugins of old interfaces are tested for, each by a run of one script.
+/// The tests of plugins with old interfaces, each by a run of one script.
 const OLD: &[&str] = &["version", "help", "dump", "nbd"];
 const OLD_PREFIX: &str = "test-old-plugins-";
 
@@ -87,14 +87,14 @@ pub fn main(args: &[String]) -> Outcome {
         tests.iter().filter(|test| !remembered.contains_key(*test)).cloned().collect();
     if !unknown.is_empty() {
         println!("with Debian's nbdkit: {} tests", unknown.len());
-        // Kept as it comes: it takes a quarter of an hour.
+        // Printed as it arrives: it takes a quarter of an hour.
         for some in unknown.chunks(REMEMBERED) {
             remembered.extend(run_all(&original, some, |_, _| {})?);
             remember(&memory, &remembered)?;
         }
     }
     println!("{:47} {:9} blockhaul", "test", "original");
-    // What cannot be judged is not run.
+    // Tests without a reference result are not run.
     let judged: Vec<String> =
         tests.iter().filter(|test| remembered.get(*test) == Some(&End::Pass)).cloned().collect();
     let ends = run_all(&ours, &judged, |test, end| println!("{test:47} pass      {}", end.word()))?;
@@ -109,17 +109,17 @@ pub fn main(args: &[String]) -> Outcome {
     judge(&rows, &exceptions, names.is_empty())
 }
 
-/// Tests after which it is written down how they ended with Debian's nbdkit.
+/// Number of tests after which the results with Debian's nbdkit are saved.
 const REMEMBERED: usize = 32;
 
-/// A test and how it ended with either program; with ours only where Debian's passes.
+/// A test and its result with either program; with ours only if it passes with Debian's.
 struct Row {
     test: String,
     original: End,
     ours: Option<End>,
 }
 
-/// The tests that `names` choose, or all: shell scripts, and what one of them does for each old plugin.
+/// The tests that `names` choose, or all: shell scripts, and one script once per old plugin.
 fn tests(dir: &Path, names: &[String]) -> Result<Vec<String>, String> {
     let entries = fs::read_dir(dir).map_err(|error| at("read", dir, &error))?;
     let mut tests: Vec<String> = entries
@@ -147,7 +147,7 @@ fn tests(dir: &Path, names: &[String]) -> Result<Vec<String>, String> {
     if tests.is_empty() { Err("no test has such a name".into()) } else { Ok(tests) }
 }
 
-/// Runs tests, a few at a time, and tells of each.
+/// Runs tests, a few at a time, and reports each.
 fn run_all(
     bench: &Bench,
     tests: &[String],
@@ -183,7 +183,8 @@ fn run_one(bench: &Bench, test: &str) -> Result<End, String> {
     End::of(test, &mut bench.command("timeout", &words), &path)
 }
 
-/// Prints the sums and decides. `all`: every test was run, so that exceptions can be judged, too.
+/// Prints the sums and the verdict. `all`: every test was run, so that exceptions can be checked,
+/// too.
 fn judge(rows: &[Row], exceptions: &BTreeMap<String, String>, all: bool) -> Outcome {
     let count = |end| rows.iter().filter(|row| row.original == end).count();
     let [pass, skip, fail] = End::ALL.map(count);

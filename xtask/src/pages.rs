@@ -1,6 +1,6 @@
-//! `cargo xtask pages`: makes the pages of results, which are not kept in the repository, and checks them in a
-//! real browser, narrow and wide, light and dark. A page is put into frames of another page, whose script
-//! measures it.
+//! `cargo xtask pages`: makes the pages of results, which are not in the repository, and checks
+//! them in a real browser, narrow and wide, light and dark. A page is put into frames of another
+//! page, whose script measures it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,16 +8,16 @@ use std::process::Command;
 
 use crate::{Outcome, run};
 
-/// Names of Chromium, the first that is there is taken.
+/// Names of Chromium; the first one found is used.
 const BROWSERS: &[&str] =
     &["chromium-headless-shell", "chromium", "chromium-browser", "google-chrome"];
-/// Widths that are looked at, in pixels: a phone, a screen.
+/// Widths to check, in pixels: a phone, a screen.
 const WIDTHS: [u32; 2] = [360, 1280];
 /// Schemes, and Blink's numbers for them.
 const SCHEMES: [(&str, u32); 2] = [("dark", 0), ("light", 1)];
 
-/// Counts what is wrong in the frames, and says it where it can be found. Contrast is that of WCAG:
-/// 4.5 for text. Bars and lines are pictures and need 3.
+/// Counts errors in the frames, and writes the result into the page. Contrast is that of WCAG: 4.5
+/// for text. Bars and lines are graphics and need 3.
 const SCRIPT: &str = r#"
 const light = c => {
   const f = v => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
@@ -135,7 +135,7 @@ fn check_all(pages: &[PathBuf], shots: Option<&Path>) -> Outcome {
     }
 }
 
-/// All folders with a result, of this one and those below.
+/// All directories with a result, this one and those below.
 fn find(dir: &Path, results: &mut Vec<PathBuf>) -> Outcome {
     let entries =
         fs::read_dir(dir).map_err(|error| format!("cannot read {}: {error}", dir.display()))?;
@@ -151,7 +151,7 @@ fn find(dir: &Path, results: &mut Vec<PathBuf>) -> Outcome {
     Ok(())
 }
 
-/// The last two folders of a page.
+/// The last two directories of a page.
 fn label(page: &Path) -> String {
     let mut parts: Vec<String> = page
         .ancestors()
@@ -170,7 +170,7 @@ fn chromium(browser: &str, scheme: u32) -> Command {
     command
 }
 
-/// The background of a page in one scheme, and what is wrong with it.
+/// The background of a page in one scheme, and its errors.
 fn look(browser: &str, page: &Path, scheme: u32) -> Result<(String, Option<String>), String> {
     let text = fs::read_to_string(page)
         .map_err(|error| format!("cannot read {}: {error}", page.display()))?;
@@ -204,7 +204,7 @@ fn look(browser: &str, page: &Path, scheme: u32) -> Result<(String, Option<Strin
     }
 }
 
-/// What stands behind a mark, up to the next tag.
+/// The text after a mark, up to the next tag.
 fn between(text: &str, mark: &str) -> Option<String> {
     let rest = text.split_once(mark)?.1;
     Some(rest.split('<').next().unwrap_or_default().to_owned())

@@ -34,10 +34,10 @@ another user a user namespace too.
 /// The release that the packages come from.
 const SUITE: &str = "trixie";
 
-/// The layout of target/peers; a change makes everybody unpack again.
+/// The layout of target/peers; a change makes all be unpacked again.
 const LAYOUT: u32 = 1;
 
-/// Packages asked for; apt adds what they depend on. From `bash` on it is what scripts need, as the
+/// Requested packages; apt adds their dependencies. From `bash` on they are for scripts, as the
 /// peers' `/usr` hides the machine's.
 const PACKAGES: &str = "\
     nbdkit nbdkit-plugin-python nbdkit-plugin-perl nbdkit-plugin-tcl nbdkit-plugin-lua \
@@ -54,7 +54,7 @@ const PROGRAMS: &str = "\
     qemu-storage-daemon fio mkfs.ext4 mkfs.xfs mke2fs e2fsck dumpe2fs debugfs certtool file \
     hexdump jq psktool python3 sfdisk socat strace";
 
-/// Whose versions are printed.
+/// Programs whose versions are printed.
 const VERSIONS: &[&str] = &["nbdkit", "nbdinfo", "nbdcopy", "qemu-img", "qemu-nbd", "fio"];
 
 /// Not needed to run the programs.
@@ -73,7 +73,7 @@ pub fn main(args: &[String]) -> Outcome {
 /// The directory of unpacked peers.
 pub struct Peers {
     dir: PathBuf,
-    /// Packages asked for besides [`PACKAGES`].
+    /// Packages requested besides [`PACKAGES`].
     more: &'static str,
 }
 
@@ -88,7 +88,7 @@ impl Peers {
         Peers { dir, more }
     }
 
-    /// Where they are.
+    /// Their directory.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
@@ -137,7 +137,7 @@ impl Peers {
         self.remove("apt")
     }
 
-    /// Runs each peer once and prints the first line that it says about its version.
+    /// Runs each peer once and prints the first line of its version output.
     pub fn print_versions(&self) -> Outcome {
         if !self.dir.join("bin/nbdkit").is_file() {
             return Err("the peers are not unpacked; run `cargo xtask peers`".into());
@@ -224,7 +224,7 @@ impl Peers {
         self.finish_root(&root)?;
         let done = self.dir.join("root");
         self.remove("stamp")?;
-        // What runs among the peers now keeps its tree until the next time.
+        // Programs that run among the peers now keep their tree until the next time.
         if done.exists() {
             let old = self.dir.join("root.old");
             fs::rename(&done, &old).map_err(|error| self.failed("move", &done, &error))?;
@@ -232,7 +232,8 @@ impl Peers {
         fs::rename(&root, &done).map_err(|error| self.failed("make", &done, &error))
     }
 
-    /// What the packages' own scripts would do as far as it matters, and what is not needed.
+    /// Does what the packages' own scripts would do as far as it matters, and removes what is not
+    /// needed.
     fn finish_root(&self, root: &Path) -> Outcome {
         let usr = root.join("usr");
         // The alternatives system would make these links.
@@ -245,7 +246,7 @@ impl Peers {
         }
         let mark = usr.join(MARK);
         fs::write(&mark, "").map_err(|error| self.failed("write", &mark, &error))?;
-        // Only /usr is laid over the machine's; of the rest nothing is ever seen.
+        // Only /usr is mounted over the machine's; the rest is never visible.
         let entries = fs::read_dir(root).map_err(|error| self.failed("read", root, &error))?;
         for entry in entries.flatten() {
             if entry.file_name() != "usr" {
@@ -271,14 +272,14 @@ impl Peers {
         Ok(found)
     }
 
-    /// First line of the stamp: what was wanted. A change of any of it unpacks again.
+    /// First line of the stamp: the inputs. A change of any of them unpacks again.
     fn wanted(&self) -> String {
         // The first line of a file, and for the usual peers without a trace of others.
         let more = if self.more.is_empty() { String::new() } else { format!("; {}", self.more) };
         format!("layout {LAYOUT} of {SUITE}: {PACKAGES}; {PROGRAMS}{more}")
     }
 
-    /// The stamp is written last: where it stands, everything does.
+    /// The stamp is written last: if it exists, everything does.
     fn stamp(&self, debs: &[PathBuf]) -> Outcome {
         let mut text = self.wanted() + "\n";
         for (name, version) in debs.iter().map(|deb| apt::package(deb)) {
@@ -306,7 +307,7 @@ impl Peers {
     }
 }
 
-/// Keeps a second run out until this one is done. The kernel frees it when we end, however we end.
+/// Keeps a second run out until this one is done. The kernel releases it at the end of the process.
 struct Lock {
     _file: fs::File,
 }

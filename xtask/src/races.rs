@@ -1,4 +1,4 @@
-//! `cargo xtask races`: what several threads share, under ThreadSanitizer.
+//! `cargo xtask races`: code shared by several threads, under ThreadSanitizer.
 
 use std::fs;
 use std::path::Path;

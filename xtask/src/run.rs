@@ -1,4 +1,4 @@
-//! Running other programs, and where things are: the workspace, its target directory.
+//! Runs other programs, and finds the workspace and its target directory.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -26,8 +26,8 @@ pub fn target() -> PathBuf {
         .unwrap_or_else(|| workspace().join("target"))
 }
 
-/// True in continuous integration: what is missing fails instead of being left out, and no name
-/// of a host or path of this machine is printed.
+/// True in continuous integration: what is missing fails instead of being skipped, and no name of a
+/// host or path of this machine is printed.
 pub fn ci() -> bool {
     std::env::var_os("CI").is_some_and(|value| value == "true" || value == "1")
 }

@@ -1,5 +1,5 @@
-//! Source packages of Debian, unpacked below the target directory: what is in them judges, and no part of
-//! this tree.
+//! Source packages of Debian, unpacked below the target directory: used for tests, not part of this
+//! tree.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -94,7 +94,7 @@ fn fetch(
     command.args(["source", "-qq", "--download-only", package]).current_dir(&download);
     command.env("APT_CONFIG", dir.join("apt.conf")).env("LC_ALL", "C");
     run::quiet(&mut command).map_err(|why| match run::ci() {
-        // Apt's words name the host.
+        // Apt's messages name the host.
         true => format!("apt-get source {package} failed"),
         false => why,
     })?;

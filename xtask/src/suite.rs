@@ -1,5 +1,5 @@
-//! What the suites of other projects have in common: how a test ends, which may fail, and templates that
-//! `configure` would fill in.
+//! Common parts of other projects' test suites: the result of a test, expected failures, and
+//! templates that `configure` would fill in.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -74,7 +74,7 @@ pub fn exceptions(text: &str) -> BTreeMap<String, String> {
     text.lines().filter_map(row).collect()
 }
 
-/// A template with what `value` gives for each `@NAME@`.
+/// A template with the result of `value` for each `@NAME@`.
 pub fn filled(template: &str, value: impl Fn(&str) -> String) -> String {
     let mut text = String::new();
     let mut rest = template;

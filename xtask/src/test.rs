@@ -1,4 +1,4 @@
-//! `cargo xtask test`: peers, then everything is built and every test is run.
+//! `cargo xtask test`: unpacks the peers, builds everything and runs every test.
 
 use crate::peers::Peers;
 use crate::{Outcome, run, source};

@@ -2,7 +2,7 @@
 
 fn main() {
     println!("cargo:rerun-if-changed=src/shim.c");
-    // Debian's folders are named by the architecture's triplet.
+    // Debian's directories are named by the architecture's triplet.
     let architecture = std::env::var("CARGO_CFG_TARGET_ARCH").unwrap_or_default();
     println!("cargo:rustc-env=CABI_TRIPLET={architecture}-linux-gnu");
     cc::Build::new()

@@ -21,12 +21,12 @@ pub struct Step {
     pub flags: Flags,
     /// What a write writes.
     pub fill: Fill,
-    /// It is submitted while the steps before it, back to the last one that is not `together`, are in
-    /// flight. Their ranges do not overlap, unless neither changes anything.
+    /// It is submitted while the steps before it, back to the last one that is not `together`, are
+    /// in flight. Their ranges do not overlap, unless neither changes anything.
     pub together: bool,
 }
 
-/// Bytes of a write.
+/// The data of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fill {
     /// Zeroes.
@@ -35,7 +35,7 @@ pub enum Fill {
     Byte(u8),
     /// Random bytes, none of them zero, of this seed.
     Random(u64),
-    /// Zeroes but for some random bytes at the start and the end of each 4096, of this seed.
+    /// Zeroes except for some random bytes at the start and the end of each 4096, of this seed.
     Sparse(u64),
 }
 
@@ -71,12 +71,12 @@ impl Fill {
 }
 
 impl Step {
-    /// The request, with memory outside of any pool. `contexts` are those that extents are asked for.
+    /// The request, with memory outside any pool. `contexts` are those for extents.
     pub fn request(&self, contexts: Contexts) -> Request {
         self.request_in(Reservation::unpooled(self.payload()), contexts)
     }
 
-    /// The request with this room of [`Step::payload`] bytes for what it reads or writes.
+    /// The request with this reservation of [`Step::payload`] bytes for its data.
     pub fn request_in(&self, room: Reservation, contexts: Contexts) -> Request {
         let op = match self.kind {
             OpKind::Read => Op::Read(room),
@@ -94,7 +94,7 @@ impl Step {
         Request { op, at: self.at, len: self.len, flags: self.flags }
     }
 
-    /// Bytes that go over with the request or its answer.
+    /// Bytes transferred with the request or its reply.
     pub fn payload(&self) -> usize {
         match self.kind {
             OpKind::Read | OpKind::Write => self.len as usize,
@@ -126,7 +126,7 @@ impl fmt::Debug for Step {
     }
 }
 
-/// How often each kind of request comes, relative to the others.
+/// Relative frequency of each kind of request.
 #[derive(Debug, Clone, Copy)]
 #[expect(missing_docs, reason = "named as the requests")]
 pub struct Weights {
@@ -145,7 +145,7 @@ impl Default for Weights {
     }
 }
 
-/// Draws of a step that does not overlap those in flight, before waiting for them instead.
+/// Attempts to draw a step that does not overlap those in flight, before waiting for them instead.
 const TRIES: usize = 6;
 
 /// Makes random steps that the facts allow.
@@ -157,7 +157,7 @@ pub struct Generator {
     kinds: Vec<(OpKind, u32)>,
     windows: Vec<Range<u64>>,
     together_max: usize,
-    /// Where the range before ended: many follow it directly.
+    /// End of the previous range: many follow it directly.
     last_end: u64,
     rng: Rng,
 }
@@ -181,14 +181,14 @@ impl Generator {
         generator.weights(Weights::default())
     }
 
-    /// Only within these ranges, which are not empty and aligned to the minimum block.
+    /// Only within these ranges, which must be non-empty and aligned to the minimum block.
     #[must_use]
     pub fn windows(mut self, windows: Vec<Range<u64>>) -> Generator {
         self.windows = windows;
         self
     }
 
-    /// With these weights; kinds that the facts do not allow never come.
+    /// With these weights; kinds that the facts do not allow are never drawn.
     #[must_use]
     pub fn weights(mut self, weights: Weights) -> Generator {
         let Weights { read, write, zero, trim, flush, cache, extents } = weights;
@@ -314,8 +314,8 @@ impl Generator {
     }
 }
 
-/// Makes a failing sequence shorter: leaves out halves, quarters … single steps for as long as `fails`
-/// says that what is left still fails, at most `tries` times.
+/// Shortens a failing sequence: removes halves, quarters … single steps as long as `fails` reports
+/// that the rest still fails, at most `tries` times.
 pub async fn shrink(
     mut steps: Vec<Step>,
     mut tries: usize,
@@ -326,8 +326,8 @@ pub async fn shrink(
         let mut start = 0;
         while start < steps.len() && tries > 0 {
             let end = (start + piece).min(steps.len());
-            // A step that was together with what is left out stays together with what was before
-            // that only if there is nothing in between that it would overlap; awaiting is always fine.
+            // A step that was together with a removed one stays together with the steps before that
+            // one only if it overlaps none in between; awaiting is always valid.
             let mut fewer = [&steps[..start], &steps[end..]].concat();
             if let Some(next) = fewer.get_mut(start)
                 && steps[start..end].iter().any(|step| !step.together)

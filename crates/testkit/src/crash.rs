@@ -1,9 +1,9 @@
-//! A device that loses power: it keeps what is live apart from what is durable.
+//! A device that loses power: it tracks current and durable contents separately.
 //!
-//! Every change that has completed is remembered with the handle that made it. A flush makes those of
-//! its handle durable that had completed when it was submitted (those of all handles, when the facts
-//! say [`Can::MULTI_CONN`]); FUA makes one change durable. A power cut leaves what is durable, and of
-//! the rest a random part, sector by sector, in the order of completion.
+//! Every completed change is recorded with the handle that made it. A flush makes those of its
+//! handle durable that had completed when it was submitted (those of all handles, if the facts say
+//! [`Can::MULTI_CONN`]); FUA makes one change durable. A power cut leaves the durable contents, and
+//! a random part of the rest, sector by sector, in the order of completion.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -14,7 +14,7 @@ use blockhaul_catalog::{Another, Opening};
 use crate::model::{Completion, Model, lock};
 use crate::rng::Rng;
 
-/// What a disk writes in one piece.
+/// The unit that a disk writes atomically.
 const SECTOR: usize = 512;
 
 /// One handle on storage that can lose power.
@@ -28,7 +28,7 @@ pub struct CrashDevice {
 
 struct Store {
     model: Model,
-    /// What is durable without the log.
+    /// The durable contents without the log.
     base: Vec<u8>,
     /// Changes since then, in the order of completion.
     log: Vec<Change>,
@@ -43,13 +43,13 @@ struct Store {
 struct Change {
     handle: usize,
     at: usize,
-    /// The bytes as they were afterwards.
+    /// The bytes afterwards.
     bytes: Vec<u8>,
     durable: bool,
 }
 
 impl CrashDevice {
-    /// Storage with this content, all of it durable, and the first handle on it.
+    /// Storage with these contents, all of them durable, and its first handle.
     pub fn new(model: Model, completion: Completion) -> Arc<CrashDevice> {
         let seed = if let Completion::Shuffled(seed) = completion { seed } else { 0 };
         let facts = model.facts();
@@ -68,7 +68,7 @@ impl CrashDevice {
         Arc::new(CrashDevice { facts, store, handle: 0, ignores_flush, ignores_fua })
     }
 
-    /// Another handle on the same storage.
+    /// Another handle to the same storage.
     pub fn handle(&self) -> Arc<CrashDevice> {
         let mut store = lock(&self.store);
         let handle = store.handles;
@@ -78,35 +78,35 @@ impl CrashDevice {
         Arc::new(CrashDevice { facts, store, handle, ignores_flush, ignores_fua })
     }
 
-    /// The same handle, lying: flush succeeds without effect. To see whether tests find out.
+    /// The same handle with a flush that has no effect, to see whether tests detect it.
     pub fn ignoring_flush(&self) -> Arc<CrashDevice> {
         let handle = self.handle();
         let (facts, store, handle) = (handle.facts.clone(), handle.store.clone(), handle.handle);
         Arc::new(CrashDevice { facts, store, handle, ignores_flush: true, ignores_fua: false })
     }
 
-    /// The same handle, lying: FUA has no effect. To see whether tests find out.
+    /// The same handle with FUA that has no effect, to see whether tests detect it.
     pub fn ignoring_fua(&self) -> Arc<CrashDevice> {
         let handle = self.handle();
         let (facts, store, handle) = (handle.facts.clone(), handle.store.clone(), handle.handle);
         Arc::new(CrashDevice { facts, store, handle, ignores_flush: false, ignores_fua: true })
     }
 
-    /// What callers read now.
+    /// The current contents.
     pub fn live(&self) -> Vec<u8> {
         lock(&self.store).model.bytes().to_vec()
     }
 
-    /// What is left after a power cut in the worst case: every change that may be lost is.
+    /// The contents after a power cut in the worst case: every change that may be lost is.
     pub fn durable(&self) -> Vec<u8> {
         lock(&self.store).after_cut(|_| false)
     }
 
-    /// Cuts the power: what is left, by this seed. All handles answer [`Kind::Disconnected`] from now
-    /// on; [`Model::with_content`] starts again with what is left.
+    /// Cuts the power; returns what is left, by this seed. All handles fail with
+    /// [`Kind::Disconnected`] from now on; [`Model::with_content`] restarts with what is left.
     pub fn power_cut(&self, seed: u64) -> Vec<u8> {
         let mut rng = Rng::new(seed);
-        // Everything from "nothing got to the disk" to "all of it".
+        // From "nothing reached the disk" to "everything".
         let percent = rng.between(0, 100);
         let mut store = lock(&self.store);
         store.cut = true;
@@ -154,7 +154,7 @@ impl Store {
         Ok(reply)
     }
 
-    /// How many changes had completed so far.
+    /// Number of changes completed so far.
     fn mark(&self) -> usize {
         self.gone + self.log.len()
     }
@@ -171,7 +171,7 @@ impl Store {
         Ok(blockhaul_block::Reply::Done)
     }
 
-    /// Takes durable changes at the front of the log into the base.
+    /// Moves durable changes at the front of the log into the base.
     fn settle(&mut self) {
         let count = self.log.iter().take_while(|change| change.durable).count();
         for change in self.log.drain(..count) {

@@ -26,14 +26,15 @@ use blockhaul_io::Completer;
 use crate::model::{Seen, lock};
 use crate::rng::Rng;
 
-/// What happens to a request that a rule is for.
+/// What happens to a request that matches a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Then {
     /// It fails, and nothing has happened.
     Fail(Kind),
-    /// It is carried out, and fails nevertheless: its effect is there.
+    /// It is carried out, and fails nevertheless: its effect remains.
     FailAfter(Kind),
-    /// The first half of it is carried out, then it fails. What cannot be halved fails as `Fail`.
+    /// The first half of it is carried out, then it fails. A request that cannot be halved fails as
+    /// with `Fail`.
     FailHalfway(Kind),
     /// It takes this long before it reaches the device.
     Delay(Duration),
@@ -41,11 +42,11 @@ pub enum Then {
     Hang,
     /// It reaches the device, but its completion is held back until [`FaultDevice::release`].
     HangAfter,
-    /// Its completion gets lost: the caller sees [`Kind::Disconnected`], and nothing has happened.
+    /// Its completion is lost: the caller sees [`Kind::Disconnected`], and nothing has happened.
     Lose,
 }
 
-/// Which requests, and what happens to them.
+/// Selects requests, and what happens to them.
 #[derive(Debug, Clone)]
 pub struct Rule {
     then: Then,
@@ -60,7 +61,7 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// For each request; the other methods narrow it down.
+    /// For every request; the other methods narrow it down.
     pub fn new(then: Then) -> Rule {
         let (matched, applied) = (0, 0);
         Rule {
@@ -104,14 +105,14 @@ impl Rule {
         self
     }
 
-    /// Only for some of those that match otherwise, by chance.
+    /// Only for some of those that match otherwise, at random.
     #[must_use]
     pub fn percent(mut self, percent: u64) -> Rule {
         self.percent = Some(percent);
         self
     }
 
-    /// At most so often.
+    /// At most this many times.
     #[must_use]
     pub fn times(mut self, times: u64) -> Rule {
         self.times = Some(times);
@@ -137,7 +138,7 @@ impl Rule {
     }
 }
 
-/// The layer; it is its own control. Without rules it passes everything on.
+/// The layer; it controls itself. Without rules it passes everything on.
 pub struct FaultDevice {
     inner: Arc<dyn Device>,
     shared: Arc<Shared>,
@@ -156,7 +157,7 @@ struct Plan {
     seen: Vec<Seen>,
     hanging: Vec<Completer<()>>,
     in_flight_max: usize,
-    /// How many requests had come when each of those failed that a rule let fail.
+    /// Number of requests so far at each failure caused by a rule.
     failures: Vec<usize>,
 }
 
@@ -177,12 +178,12 @@ impl FaultDevice {
         Arc::new(FaultDevice { inner, shared })
     }
 
-    /// Adds a rule; of several rules that are for a request, the first one counts.
+    /// Adds a rule; the first matching rule counts.
     pub fn add(&self, rule: Rule) {
         lock(&self.shared.plan).rules.push(rule);
     }
 
-    /// Drops all rules; hanging requests stay so until they are released.
+    /// Drops all rules; hanging requests remain until they are released.
     pub fn heal(&self) {
         lock(&self.shared.plan).rules.clear();
     }
@@ -192,12 +193,12 @@ impl FaultDevice {
         lock(&self.shared.plan).delay_max = delay_max;
     }
 
-    /// From now on each request lets others pass, a random number of turns of the worker up to this.
+    /// From now on each request yields a random number of times, up to this.
     pub fn reorder(&self, turns_max: u64) {
         lock(&self.shared.plan).turns_max = turns_max;
     }
 
-    /// Lets all hanging requests go on; how many they were.
+    /// Releases all hanging requests; returns their number.
     pub fn release(&self) -> usize {
         let hanging = std::mem::take(&mut lock(&self.shared.plan).hanging);
         let count = hanging.len();
@@ -205,7 +206,7 @@ impl FaultDevice {
         count
     }
 
-    /// How many requests hang now.
+    /// Number of hanging requests.
     pub fn hanging(&self) -> usize {
         lock(&self.shared.plan).hanging.len()
     }
@@ -215,7 +216,7 @@ impl FaultDevice {
         lock(&self.shared.plan).seen.clone()
     }
 
-    /// For each failure that a rule has caused, how many requests had come by then: those behind that in
+    /// For each failure caused by a rule, the number of requests until then: those after that in
     /// [`FaultDevice::seen`] were submitted after it.
     pub fn failures(&self) -> Vec<usize> {
         lock(&self.shared.plan).failures.clone()
@@ -226,7 +227,7 @@ impl FaultDevice {
         self.shared.in_flight.load(Ordering::SeqCst)
     }
 
-    /// The most requests that were in flight at a time.
+    /// The largest number of requests in flight at a time.
     pub fn in_flight_max(&self) -> usize {
         lock(&self.shared.plan).in_flight_max
     }
@@ -319,7 +320,7 @@ impl Device for FaultDevice {
     }
 }
 
-/// Waits for the release; a layer that is gone releases too.
+/// Waits for the release; dropping the layer releases, too.
 async fn wait(hang: Option<blockhaul_io::Ticket<()>>) {
     if let Some(hang) = hang {
         let _released_or_gone = hang.await;

@@ -13,12 +13,12 @@ use rustix::fs::SeekFrom;
 use crate::rng::Rng;
 use crate::tools::{self, Peer, Scratch};
 
-/// Makes a sparse image: runs of random bytes, of written zeroes and of nothing, from one byte to
-/// 1 MiB long and often unaligned. The same seed gives the same content. Gives the ranges that hold
+/// Makes a sparse image: runs of random bytes, of written zeroes and of holes, from one byte to 1
+/// MiB long and often unaligned. The same seed gives the same contents. Returns the ranges with
 /// random bytes, none of which is zero.
 ///
 /// # Errors
-/// When the file cannot be made or written.
+/// If the file cannot be made or written.
 pub fn sparse(path: &Path, size: u64, seed: u64) -> io::Result<Vec<Range<u64>>> {
     let file = File::create(path)?;
     file.set_len(size)?;
@@ -49,8 +49,8 @@ pub fn sparse(path: &Path, size: u64, seed: u64) -> io::Result<Vec<Range<u64>>> 
     Ok(data)
 }
 
-/// The first bytes of nbdkit's pattern plugin and of our device `pattern:`: each eight are their
-/// offset, big endian.
+/// The first bytes of nbdkit's pattern plugin and of our device `pattern:`: each eight bytes are
+/// their offset, big endian.
 pub fn pattern(len: usize) -> Vec<u8> {
     let words = (0..len.div_ceil(8)).flat_map(|word| (word as u64 * 8).to_be_bytes());
     words.take(len).collect()
@@ -85,8 +85,8 @@ pub fn ext4(path: &Path, size: u64, folder: &Path, content_max: u64) -> Result<(
     Err(format!("mkfs.ext4: {}", String::from_utf8_lossy(&output.stderr).trim()))
 }
 
-/// Copies plain files, deepest levels left out, until `left` bytes are used up. What this user may not
-/// read is left out.
+/// Copies regular files, without the deepest levels, until `left` bytes are used up. Skips files
+/// that this user may not read.
 fn copy_tree(from: &Path, to: &Path, left: &mut u64, depth: usize) -> io::Result<()> {
     const DEPTH_MAX: usize = 6;
     fs::create_dir_all(to)?;
@@ -206,9 +206,9 @@ fn size(file: &File, path: &Path) -> Result<u64, Difference> {
 /// Sizes of a file in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Space {
-    /// What it seems to have.
+    /// Its length.
     pub apparent: u64,
-    /// What it takes on disk.
+    /// Its allocated size on disk.
     pub allocated: u64,
 }
 
@@ -222,10 +222,10 @@ pub fn space(path: &Path) -> io::Result<Space> {
     Ok(Space { apparent: metadata.len(), allocated: metadata.blocks() * 512 })
 }
 
-/// The parts of a file that are not holes, as its file system tells.
+/// The parts of a file that are not holes, as reported by its file system.
 ///
 /// # Errors
-/// When the file cannot be read.
+/// If the file cannot be read.
 pub fn data_ranges(path: &Path) -> io::Result<Vec<Range<u64>>> {
     let file = OpenOptions::new().read(true).open(path)?;
     let size = file.metadata()?.len();
@@ -263,10 +263,10 @@ pub fn is_zero(path: &Path, range: Range<u64>) -> io::Result<bool> {
     Ok(true)
 }
 
-/// A digest of a file's content, to tell contents apart in messages; not against forgery.
+/// A digest of a file's contents, to distinguish contents in messages; not secure.
 ///
 /// # Errors
-/// When it cannot be read.
+/// If it cannot be read.
 pub fn digest(path: &Path) -> io::Result<u64> {
     let file = File::open(path)?;
     let mut bytes = vec![0; 1 << 20];

@@ -1,4 +1,4 @@
-//! What tests are made of: a model device, the conformance suite of the device contract, random
+//! Components of tests: a model device, the conformance suite of the device contract, random
 //! requests, faults, power cuts, scripted peers, disk images, and a finder of peer programs.
 
 pub mod arbitrary;

@@ -1,4 +1,4 @@
-//! The reference device: an array of bytes that does what the contract says, in the most obvious way.
+//! The reference device: an array of bytes that implements the contract in the most obvious way.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Sender};
@@ -13,12 +13,12 @@ use blockhaul_io::{Data, Reservation};
 
 use crate::rng::Rng;
 
-/// Bytes and their states. Takes two bytes of memory for each byte: for devices up to some 100 MiB.
+/// Bytes and their states. Uses two bytes of memory per byte: for devices up to some 100 MiB.
 #[derive(Debug, Clone)]
 pub struct Model {
     facts: Arc<Facts>,
     bytes: Vec<u8>,
-    /// `HOLE` and `ZERO` bits for each byte, as `base:allocation` tells them.
+    /// `HOLE` and `ZERO` bits for each byte, as in `base:allocation`.
     states: Vec<u8>,
     trim: Trim,
     holes: bool,
@@ -26,7 +26,7 @@ pub struct Model {
     runs_max: usize,
 }
 
-/// What a trim does to the bytes: the contract allows anything, so callers must bear anything.
+/// What a trim does to the bytes: the contract allows anything, so callers must tolerate anything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Trim {
     /// They become zeroes.
@@ -39,12 +39,12 @@ pub enum Trim {
 }
 
 impl Model {
-    /// A device of `size` zero bytes that can do everything, and is one hole.
+    /// A device of `size` zero bytes with all abilities, which is one hole.
     pub fn new(size: u64) -> Model {
         Model::with_facts(Model::all_facts(size))
     }
 
-    /// The facts of [`Model::new`], to take abilities away from or to set limits in.
+    /// The facts of [`Model::new`], for removing abilities or setting limits.
     pub fn all_facts(size: u64) -> Facts {
         let mut facts = Facts::new("model", size);
         facts.can = Can::all();
@@ -53,7 +53,7 @@ impl Model {
         facts
     }
 
-    /// The same facts with every hint there is, and two contexts. [`ModelDevice`] honours them.
+    /// The same facts with all hints, and two contexts. [`ModelDevice`] honours them.
     pub fn hinting_facts(size: u64) -> Facts {
         let mut facts = Model::all_facts(size);
         facts.takes_parked = true;
@@ -78,7 +78,7 @@ impl Model {
         }
     }
 
-    /// The same with this content, all of it allocated. Panics unless it has the device's size.
+    /// The same with these contents, all allocated. Panics unless they have the device's size.
     #[must_use]
     pub fn with_content(mut self, bytes: Vec<u8>) -> Model {
         assert_eq!(bytes.len(), self.bytes.len(), "the content has the device's size");
@@ -95,7 +95,7 @@ impl Model {
         self
     }
 
-    /// The same, but reads of zeroes are answered by [`Reply::Hole`].
+    /// The same, but reads of zeroes return [`Reply::Hole`].
     #[must_use]
     pub fn with_holes(mut self) -> Model {
         self.holes = true;
@@ -109,24 +109,24 @@ impl Model {
         self
     }
 
-    /// The same, but an answer has at most `runs_max` extents, at least 1.
+    /// The same, but a reply has at most `runs_max` extents, at least 1.
     #[must_use]
     pub fn with_runs_max(mut self, runs_max: usize) -> Model {
         self.runs_max = runs_max.max(1);
         self
     }
 
-    /// What is true of the device.
+    /// The facts of the device.
     pub fn facts(&self) -> Arc<Facts> {
         self.facts.clone()
     }
 
-    /// What it holds.
+    /// The contents.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// What it holds, to change it behind the device's back; states are not touched.
+    /// The contents, for changes without requests; states do not change.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.bytes
     }
@@ -136,7 +136,7 @@ impl Model {
         self.states[at as usize].into()
     }
 
-    /// Carries out a request. A range outside of the device is an error, never a panic.
+    /// Carries out a request. A range outside the device is an error, never a panic.
     pub fn apply(&mut self, request: Request) -> Outcome {
         let Request { op, at, len, flags } = request;
         let end = at.checked_add(len).filter(|&end| end <= self.facts.size);
@@ -209,8 +209,8 @@ impl Model {
         extents
     }
 
-    /// The state at `at` in a context, and where it ends at the latest, before `limit`. Contexts other
-    /// than the first have states of their own, which differ from one 64 KiB piece to the next.
+    /// The state at `at` in a context, and its end before `limit`. Contexts other than the first
+    /// have their own states, which differ from one 64 KiB piece to the next.
     fn run(&self, context: usize, at: u64, limit: u64) -> (u64, u64) {
         if context > 0 {
             let piece = at >> 16;
@@ -228,13 +228,13 @@ pub enum Completion {
     /// Within `submit`.
     #[default]
     Immediate,
-    /// On the worker, after others had their turn.
+    /// On the worker, after other tasks have run.
     Deferred,
     /// In any of these ways and from another thread, in random order by this seed.
     Shuffled(u64),
 }
 
-/// One request that a device has seen.
+/// One request that a device has received.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Seen {
     /// What.
@@ -248,7 +248,7 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// What there is to remember of a request.
+    /// The record of a request.
     pub fn of(request: &Request) -> Seen {
         let Request { at, len, flags, .. } = *request;
         Seen { kind: request.kind(), at, len, flags }
@@ -283,12 +283,12 @@ impl ModelDevice {
         })
     }
 
-    /// The model, to look at or to change.
+    /// The model, for inspection or changes.
     pub fn model(&self) -> MutexGuard<'_, Model> {
         lock(&self.model)
     }
 
-    /// A copy of what the device holds.
+    /// A copy of the device's contents.
     pub fn bytes(&self) -> Vec<u8> {
         self.model().bytes.clone()
     }
@@ -298,16 +298,16 @@ impl ModelDevice {
         lock(&self.seen).clone()
     }
 
-    /// Writes so far whose payload was parked in the kernel, and which nobody had looked at.
+    /// Number of writes so far whose payload was parked in the kernel and unread.
     pub fn parked_writes(&self) -> usize {
         self.parked_writes.load(Ordering::Relaxed)
     }
 
-    /// Takes a request to another thread, which completes it a little later.
+    /// Passes a request to another thread, which completes it a little later.
     fn hand_over(&self, job: Job) {
         let finisher = self.finisher.get_or_init(|| {
             let (sender, receiver) = mpsc::channel::<Job>();
-            // Ends when the device is gone, with all jobs done.
+            // Ends when the device is dropped, with all jobs done.
             let thread = std::thread::Builder::new().name("model".to_string());
             let spawned = thread.spawn(move || receiver.into_iter().for_each(|job| job()));
             spawned.expect("a test can start a thread");
@@ -330,7 +330,7 @@ impl Device for ModelDevice {
             self.parked_writes.fetch_add(1, Ordering::Relaxed);
         }
         let request = match request.op {
-            // Late room has its memory only now, when there is an answer.
+            // A late reservation gets its memory only now, with the reply.
             Op::Read(room) if self.facts.claims_room => {
                 let (model, at) = (self.model.clone(), request.at);
                 return Pending::start(async move {
@@ -380,7 +380,7 @@ impl Device for ModelDevice {
     }
 }
 
-/// What a test thread that panicked left behind is still good to look at.
+/// State left by a test thread that panicked is still valid.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! Random numbers that can be repeated: everything random in tests comes from one printed seed.
+//! Reproducible random numbers: everything random in tests comes from one printed seed.
 
 /// A small, fast, seeded generator (SplitMix64). Not for secrets.
 #[derive(Debug, Clone)]
@@ -49,7 +49,7 @@ impl Rng {
         }
     }
 
-    /// A disk's content: runs of random bytes and of zeroes, on no grid, each of at most `longest`
+    /// Contents of a disk: runs of random bytes and of zeroes, unaligned, each of at most `longest`
     /// bytes; `percent` of them are random bytes.
     pub fn disk(&mut self, size: usize, longest: u64, percent: u64) -> Vec<u8> {
         let mut bytes = vec![0; size];
@@ -64,7 +64,7 @@ impl Rng {
         bytes
     }
 
-    /// Brings the items into a random order.
+    /// Shuffles the items.
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
             items.swap(last, self.below(last as u64 + 1) as usize);

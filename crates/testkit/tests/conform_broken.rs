@@ -1,4 +1,5 @@
-//! The conformance suite can fail: devices that break one sentence each, and the check that says so.
+//! The conformance suite can fail: devices that each violate one sentence, and the check that
+//! detects it.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,7 +16,7 @@ use blockhaul_testkit::conform::{self, Content, Options, Report, Subject};
 use blockhaul_testkit::fault::FaultDevice;
 use blockhaul_testkit::model::{Completion, Model, ModelDevice};
 
-/// How a device breaks the contract.
+/// How a device violates the contract.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Broken {
     ShortRead,
@@ -257,14 +258,14 @@ fn quick() -> Options {
         check_timeout: Duration::from_secs(10),
         submit_max: Duration::from_millis(15),
         rounds: 6,
-        // What is looked for by chance must be found each time.
+        // Random findings must be reproducible.
         seed: Some(1),
         ..Options::default()
     }
 }
 
 fn run(how: Broken, options: Options) -> Report {
-    // Emulation of small blocks would cut the extents right.
+    // Emulation of small blocks would correct the extents.
     let options = if how == Broken::ExtentsUnaligned { options.raw() } else { options };
     conform::run(&format!("{how:?}"), options, move || async move { Ok(broken(how)) })
 }
@@ -346,7 +347,7 @@ fn random_requests_find_most_of_them_too() {
 #[test]
 fn a_failing_sequence_is_shrunk_and_its_seed_is_told() {
     let check = "random_requests_match_the_model";
-    // What is too late on a busy machine is a failure, too.
+    // A timeout on a busy machine is a failure, too.
     let Options { request_timeout, check_timeout, .. } = Options::default();
     let options = || Options { only: vec![check], request_timeout, check_timeout, ..quick() };
     let report = run(Broken::ZeroForgetsTheLastByte, options());
@@ -426,7 +427,7 @@ fn handles_on_different_storage_are_found() {
     assert!(report.failed(check), "{report:?}");
 }
 
-/// How a layer treats a flush that fails below.
+/// How a layer handles a failed flush below.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Flushing {
     PassesFailuresOn,
@@ -521,7 +522,7 @@ fn layers_that_do_not_pass_failed_flushes_on_are_found() {
     }
 }
 
-/// How a layer treats what the device below promises, and it passes on.
+/// How a layer handles the promises of the device below that it passes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Hinting {
     Honours,

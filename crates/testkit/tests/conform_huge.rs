@@ -1,4 +1,4 @@
-//! Devices far larger than memory, and devices that throw writes away, go through the suite too.
+//! Devices far larger than memory, and devices that discard writes, pass the suite too.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ use blockhaul_testkit::model::Model;
 
 const PAGE: u64 = 4096;
 
-/// Pages that were written; everything else is a hole. Or nothing at all.
+/// Written pages; everything else is a hole. Or nothing at all.
 struct Sparse {
     facts: Arc<Facts>,
     pages: Mutex<BTreeMap<u64, Vec<u8>>>,
@@ -27,7 +27,7 @@ fn sparse(size: u64, keeps: bool) -> Arc<dyn Device> {
 }
 
 impl Sparse {
-    /// Calls with each page of a range: its number, and which part of it.
+    /// Calls `f` for each page of a range: its number, and the part of it.
     fn each(at: u64, len: u64, mut f: impl FnMut(u64, std::ops::Range<usize>)) {
         let mut here = at;
         while here < at + len {

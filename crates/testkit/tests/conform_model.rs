@@ -1,4 +1,4 @@
-//! The conformance suite accepts the model, whichever way it completes and whatever it lacks.
+//! The conformance suite accepts the model, however it completes requests and whatever it lacks.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;

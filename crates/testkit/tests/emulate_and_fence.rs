@@ -1,5 +1,5 @@
-//! `blockhaul_block::emulate` supplies what is lacking and says so; `blockhaul_block::fence` lets nothing through that the
-//! facts do not allow, in either direction.
+//! `blockhaul_block::emulate` adds missing abilities and reports them; `blockhaul_block::fence`
+//! rejects everything that the facts do not allow, in both directions.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -130,8 +130,8 @@ fn partial_blocks_are_read_changed_and_written_back() {
     });
 }
 
-/// A block is rewritten for a part of it while all of it is written: the rest of the block is what the write
-/// of all of it says, whichever of the two is carried out first.
+/// A partial block is rewritten while all of it is written: the rest of the block is what the full
+/// write says, whichever of the two is carried out first.
 #[test]
 fn rewriting_a_part_of_a_block_undoes_no_write_of_the_whole() {
     run(|| async {
@@ -155,7 +155,7 @@ fn rewriting_a_part_of_a_block_undoes_no_write_of_the_whole() {
                 }
                 let pending: Vec<_> =
                     requests.into_iter().map(|request| device.submit(request)).collect();
-                // In any order: one may wait for another whose caller does not look yet.
+                // In any order: one may wait for another whose caller does not poll yet.
                 for pending in pending.into_iter().rev() {
                     pending.await.unwrap();
                 }
@@ -226,7 +226,7 @@ fn errors_say_on_which_device_and_in_which_request() {
 /// A request and a reply to it.
 type Case = (fn() -> Request, fn() -> Reply);
 
-/// Answers whatever it was made with.
+/// Returns the reply that it was made with.
 struct Answers(Arc<Facts>, fn() -> Reply);
 
 impl Device for Answers {

@@ -1,5 +1,5 @@
-//! The fault layer does what its rules say and keeps the contract without them; the crash device
-//! loses what may be lost and nothing else.
+//! The fault layer follows its rules and fulfils the contract without them; the crash device loses
+//! what may be lost and nothing else.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -155,7 +155,7 @@ fn flush_or_fua_without_effect_is_found() {
         ("a_flush_makes_completed_writes_durable", true, Can::all()),
         ("a_flush_covers_all_handles", true, Can::all()),
         ("fua_is_durable_on_completion", false, Can::all()),
-        // FUA is emulated by a flush, which lies.
+        // FUA is emulated by a flush, which has no effect.
         ("fua_is_durable_on_completion", true, Can::all() - Can::FUA),
     ];
     for (check, flush, can) in cases {

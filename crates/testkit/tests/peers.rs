@@ -1,5 +1,5 @@
-//! The scripted peers understand each other and the programs that people use, and their faults are
-//! what they say.
+//! The scripted peers work with each other and with common programs, and their faults are those
+//! described.
 #![allow(clippy::unwrap_used)]
 
 use std::time::{Duration, Instant};
@@ -81,7 +81,7 @@ fn old_servers_greet_in_their_way() {
     assert_eq!(client.read(5, 5).unwrap(), noise()[5..10]);
 }
 
-/// What a read of 4096 bytes at 8192 leads to, when it is spoiled.
+/// The result of a read of 4096 bytes at 8192 with a fault.
 fn spoiled(replies: Replies, how: How) -> Result<Vec<u8>, String> {
     let silent = matches!(how, How::Silence | How::Hang | How::NeverDone);
     let server = Scripted::offer(offer().spoil(Spoil::nth(Command::Read, 2, how)));
@@ -216,7 +216,7 @@ fn a_server_for_one_client_lets_others_wait() {
     second.hello(3).unwrap_err();
     assert_eq!(first.read(0, 1).unwrap().len(), 1);
     let begun = Instant::now();
-    // It waits in the server, not before its door.
+    // It waits in the server, not in the accept queue.
     while server.connections() < 2 {
         assert!(begun.elapsed() < Duration::from_secs(60), "{}", server.connections());
         std::thread::sleep(Duration::from_millis(2));

@@ -1,5 +1,5 @@
-//! A device is exchanged under its callers: nothing is lost, nothing fails, and what is in flight ends where it
-//! began.
+//! A device is exchanged while in use: no data is lost, nothing fails, and requests in flight end
+//! on the device where they began.
 #![allow(clippy::unwrap_used)]
 
 use std::cell::Cell;
@@ -28,7 +28,7 @@ fn model(completion: Completion) -> Arc<ModelDevice> {
     ModelDevice::new(Model::new(SIZE), completion)
 }
 
-/// Without anything to do between the old device and the new one.
+/// Without work between the old device and the new one.
 async fn nothing() -> Result<()> {
     Ok(())
 }
@@ -103,7 +103,7 @@ fn a_barrier_waits_for_requests_in_flight_and_lets_none_start() {
         let error = switch.swap(old.clone(), LONG, nothing).await.err().unwrap();
         assert_eq!(error.kind(), Kind::Refused, "one exchange at a time");
         slow.release();
-        // Nobody polls the one that was in flight but its own waiter.
+        // Only its own waiter polls the request in flight.
         hanging.await.unwrap();
         swap.await.unwrap();
         assert!(ran.get());

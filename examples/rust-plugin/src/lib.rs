@@ -1,7 +1,7 @@
-//! Plugins in Rust, as `docs/plugins-rust.md` explains them. Each is a [`blockhaul_catalog::Backend`] that opens
-//! [`blockhaul_block::Device`]s.
+//! Plugins in Rust, as explained in `docs/plugins-rust.md`. Each is a
+//! [`blockhaul_catalog::Backend`] that opens [`blockhaul_block::Device`]s.
 //!
-//! - `slow_memory`: a disk in memory whose requests take a while and are answered by two threads.
+//! - `slow_memory`: a disk in memory whose requests take a while and are completed by two threads.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! `slow-memory SOCKET DEVICE [LAYER…]`: a server of one's own, with a plugin compiled in.
+//! `slow-memory SOCKET DEVICE [LAYER…]`: a separate server with a plugin compiled in.
 
 use std::ffi::OsStr;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! `slow-memory:SIZE?delay=TIME`: a disk in memory whose requests take a while. Requests wait in a queue
-//! until they are due; two threads answer them, however many wait.
+//! `slow-memory:SIZE?delay=TIME`: a disk in memory whose requests take a while. Requests wait in a
+//! queue until they are due; two threads complete them, however many wait.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex};
@@ -13,7 +13,7 @@ use blockhaul_io::{Buf, Completer, Data};
 
 /// Bytes under one lock.
 const PIECE: usize = 1 << 20;
-/// Threads that answer.
+/// Number of threads that complete requests.
 const THREADS: usize = 2;
 /// Bytes of requests that a client should keep in flight: 2 GB/s at 64 ms.
 const IN_FLIGHT: u64 = 128 << 20;
@@ -55,7 +55,7 @@ impl Backend for SlowMemory {
     }
 }
 
-/// An open disk. Dropping it ends the threads, once they have answered what they have.
+/// An open disk. Dropping it ends the threads, once they have completed their requests.
 struct SlowDevice {
     facts: Arc<Facts>,
     delay: Duration,
@@ -75,7 +75,7 @@ struct Queue {
     closed: bool,
 }
 
-/// A request that waits: it owns its memory, and the completer by which it is answered.
+/// A waiting request: it owns its memory, and the completer for its reply.
 struct Job {
     due: Instant,
     at: u64,
@@ -120,7 +120,7 @@ impl Device for SlowDevice {
         self.facts.clone()
     }
 
-    /// Queues the request and returns: whoever called waits for the answer without a thread.
+    /// Queues the request and returns: the caller waits for the reply without a thread.
     fn submit(&self, request: Request) -> Pending {
         let work = match request.op {
             Op::Read(room) => Work::Read(room.into_buf()),
@@ -148,7 +148,7 @@ impl Shared {
         self.queue.lock().expect("no panic under this lock")
     }
 
-    /// A thread's life.
+    /// The main loop of a thread.
     fn serve(&self) {
         while let Some(job) = self.next() {
             let outcome = self.perform(job.at, job.work);
@@ -156,7 +156,7 @@ impl Shared {
         }
     }
 
-    /// The next job, when it is due; none when the device is gone.
+    /// The next job, when it is due; none when the device is dropped.
     fn next(&self) -> Option<Job> {
         let mut queue = self.lock();
         loop {
@@ -199,7 +199,7 @@ impl Shared {
         }
     }
 
-    /// Visits the memory of a range, which lies inside the device: the fence sees to that.
+    /// Visits the memory of a range, which lies inside the device: the fence ensures that.
     fn visit(&self, at: u64, len: usize, mut visit: impl FnMut(&mut [u8])) {
         let (mut at, mut left) = (usize::try_from(at).expect("memory is addressable"), len);
         while left > 0 {

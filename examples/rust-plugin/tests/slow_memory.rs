@@ -1,4 +1,4 @@
-//! The example keeps the contract of devices, and its own program serves it.
+//! The example fulfils the contract of devices, and its own program serves it.
 #![allow(clippy::unwrap_used)]
 
 use std::ffi::OsStr;

@@ -60,7 +60,7 @@ fn a_wrong_answer_ends_the_copy_or_the_bytes_are_right() {
     let check =
         |(index, (command, form, how)): (usize, &(blockhaul_wire::Command, Replies, How))| {
             let what = format!("{command:?} {form:?} {how:?}");
-            // Zeroes that a hole stands for are right.
+            // Zeroes in place of a hole are correct.
             let hole = *how == How::Hole;
             let reading = *command != blockhaul_wire::Command::Write;
             let model = Model::new(size as u64);
@@ -179,7 +179,7 @@ fn a_connection_cut_in_the_middle_names_its_side() {
     let output =
         but_for_dials(meanwhile(&["copy", "-C2", text(&image), &uri], &served, || drop(server)));
     refused_by(&output, "the target is killed", LOST, &["target", &place, "; "]);
-    // A server that is asked to end tells its clients.
+    // A server that is stopped notifies its clients.
     let server = ours("3");
     let (uri, place) = (server.uri(""), text(server.socket()).to_owned());
     let stop = || assert!(server.stop().unwrap().success());

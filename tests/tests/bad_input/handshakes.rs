@@ -1,4 +1,4 @@
-//! Nobody listens, somebody else does, the export is not there, or the handshake goes wrong.
+//! No listener, a foreign listener, a missing export, or a failed handshake.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -21,7 +21,7 @@ fn where_nobody_listens_the_place_is_named() {
         OPEN,
         &[text(&absent)],
     );
-    // A port that nobody else can have meanwhile, on which nobody listens.
+    // A port reserved for this test, without a listener.
     let held = bound();
     let address: SocketAddr = rustix::net::getsockname(&held).unwrap().try_into().unwrap();
     let port = address.port();
@@ -255,6 +255,6 @@ fn what_clients_do_wrong_is_in_the_log_with_who_did_and_on_lines_of_its_own() {
         "blockhaul: debug: ",
     ];
     assert!(said.lines().all(|line| levels.iter().any(|level| line.starts_with(level))), "{said}");
-    // Nobody else has noticed.
+    // No other client is affected.
     succeed(&["info", &server.uri("disk")]);
 }

@@ -196,6 +196,6 @@ fn a_source_that_shrinks_fails_and_its_server_goes_on() {
     let server = serve(&scratch, "s", &["-r", "--layer", "rate?rate=10M", source]);
     let output = meanwhile(&["copy", &server.uri(""), text(&target)], &target, shrink);
     refused_by(&output, "a served file that shrinks", SOURCE, &["source", "; "]);
-    // The server goes on.
+    // The server continues.
     assert_eq!(succeed(&["info", "--size", &server.uri("")]), format!("{}\n", 64 << 20));
 }

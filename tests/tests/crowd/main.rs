@@ -166,7 +166,7 @@ fn meddle(mut owner: Owner, layers: &[&str], seed: u64, over: &AtomicBool) {
     }
 }
 
-/// What one client sees who is alone.
+/// What a single client sees.
 fn size(server: &Server) -> Result<u64, String> {
     Ok(Conversation::connect(server.socket())?.open("", Replies::Structured)?.size)
 }

@@ -41,7 +41,7 @@ impl Model {
         self.stripes.len()
     }
 
-    /// Who writes a stripe.
+    /// The writer of a stripe.
     pub fn writer(&self, index: usize) -> usize {
         index % self.writers
     }

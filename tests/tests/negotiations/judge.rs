@@ -7,7 +7,7 @@ use blockhaul_wire::{Replies, magic};
 use crate::options::{Ask, Meaning};
 use crate::{SIZE, ask};
 
-/// Names of exports and whether they are for reading only. Who asks for no name gets the first.
+/// Names of exports and whether they are for reading only. The empty name selects the first.
 const EXPORTS: [(&[u8], bool); 2] = [(b"disk", false), (b"ro", true)];
 const CONTEXT: &[u8] = b"base:allocation";
 

@@ -195,7 +195,7 @@ fn random_options_and_requests_are_answered_as_the_protocol_allows() {
     panic!("{} seeds:\n{}\npeers with seed {seed}:{shown}", failed.len(), all.join("\n"));
 }
 
-/// Not a test of ours but a look at it: prints where ours differs from both peers.
+/// Not a test, but a report: prints where ours differs from both peers.
 #[test]
 fn differences_to_both_peers_can_be_shown() {
     if std::env::var_os("BLOCKHAUL_DIFFERENCES").is_none() {

@@ -54,7 +54,7 @@ impl Line {
         self.plugin.iter().chain(&self.parameters).any(|said| said == word)
     }
 
-    /// Flags of the export that are told by one server only, and why.
+    /// Flags of the export that only one server advertises, and why.
     pub fn flags_that_differ(&self) -> u16 {
         // nbdkit's overlay cannot be zeroed, and ours can.
         let mut flags = if self.has("cow") { 1 << 6 } else { 0 };
@@ -69,7 +69,7 @@ impl Line {
         flags
     }
 
-    /// Whether what is data and what is not may be told differently: these storages know zeroes in blocks
+    /// Whether data and holes may be reported differently: these storages detect zeroes in blocks
     /// of other sizes than nbdkit's.
     pub fn extents_differ(&self) -> bool {
         self.says("memory") || self.says("data") || self.has("cow") || self.has("cache")

@@ -11,9 +11,9 @@ use crate::lines::Line;
 /// Contexts that are asked for.
 const CONTEXTS: [&str; 3] = ["base:allocation", "qemu:allocation-depth", "nosuch:context"];
 
-/// Flags of an export that may be told by one server only: whether seeking costs time, and whether zeroing
-/// is tried without writing. nbdkit ends with a failed assertion when a client asks for a fast zero that it
-/// did not offer.
+/// Flags of an export that only one server may advertise: whether seeking costs time, and whether
+/// zeroing is tried without writing. nbdkit ends with a failed assertion when a client requests a
+/// fast zero that it did not offer.
 const MAY_DIFFER: u16 = 1 << 4 | 1 << 11;
 
 /// Flags of an export.
@@ -24,7 +24,7 @@ const TRIM: u16 = 1 << 5;
 const ZEROES: u16 = 1 << 6;
 const FAST_ZERO: u16 = 1 << 11;
 
-/// What a client is told before its first request.
+/// What a client receives before its first request.
 #[derive(Debug, PartialEq, Eq)]
 struct Greeting {
     flags: u16,
@@ -32,7 +32,7 @@ struct Greeting {
     replies: Vec<(u32, Vec<u8>)>,
     /// Size.
     size: u64,
-    /// The rest of what GO told.
+    /// The rest of the reply to GO.
     told: Vec<Vec<u8>>,
     contexts: usize,
 }
@@ -95,7 +95,7 @@ fn greet(server: &Server, replies: Replies) -> Result<(Conversation, Greeting, u
     Ok((talk, Greeting { flags, replies: seen, size, told, contexts }, of_export))
 }
 
-/// Whether a server sends away who comes.
+/// Whether a server rejects clients.
 pub fn refuses(server: &Server) -> bool {
     greet(server, Replies::Structured).is_err()
 }
@@ -156,7 +156,7 @@ pub fn compare(
             return Ok(false);
         }
     }
-    // Zeroes are where zeroes are told.
+    // Zeroes are where zeroes are reported.
     if our_facts.contexts > 0 && size > 0 && !line.stale_extents() {
         let header = ours.request(Command::BlockStatus, 0, size);
         let answer = ours.ask(&header, &[])?;

@@ -74,7 +74,7 @@ fn files_of_one_xfs_share_their_data() {
     garbage(&target, SIZE).unwrap();
     assert_eq!(some(&routes(&mut copy(&["--direct=on", ends[0], ends[1]])), "reflink"), bytes);
     assert_same(&source, &target, "shared, past the page cache");
-    // Who wants the bytes looked at, allocated, or moved, gets that.
+    // Options that check, allocate or move the bytes take effect.
     for options in [&["-S", "4096"][..], &["--allocated"], &["--no-zero-copy"]] {
         none(&routes(&mut copy(&[options, &ends].concat())), &["reflink"]);
         assert_same(&source, &target, &options.join(" "));
@@ -128,7 +128,7 @@ fn copying_by_the_kernel_is_measured_between_files() {
         some(&taken, "copy-file-range");
         let bytes = [&source, &target].map(|path| std::fs::read(path).unwrap());
         assert!(bytes[0][1000..bytes[0].len() - 3] == bytes[1]);
-        // Who wants the bytes looked at, allocated, moved or past the page cache, gets that.
+        // Options that check, allocate or move the bytes, or use direct I/O, take effect.
         let others = ["-S=4096", "--allocated", "--no-zero-copy", "--digest=blake3"];
         for option in others {
             let taken = routes(&mut copy(&["--direct=off", option, ends[0], ends[1]]));
@@ -160,7 +160,7 @@ fn what_the_kernel_does_not_copy_is_read_and_written() {
         assert!((1..16 << 20).contains(&some(&taken, "copy-file-range")), "{taken:?}");
         assert_same(&source, &target, errno);
     }
-    // A target that is full is told as such, by whoever writes.
+    // A full target is reported as such, whichever route writes.
     let Some(small) = Mounted::memory(20 << 20) else { return };
     let (from, to) = (small.file("source.img"), small.file("target.img"));
     garbage(&from, 12 << 20).unwrap();

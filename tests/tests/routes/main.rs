@@ -1,5 +1,5 @@
-//! Which ways `blockhaul copy` takes between files and sockets, told by its own counters, with sizes
-//! and offsets that fit nowhere.
+//! The routes of `blockhaul copy` between files and sockets, according to its own counters, with
+//! unaligned sizes and offsets.
 #![allow(clippy::unwrap_used)]
 
 mod disturbed;

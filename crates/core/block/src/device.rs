@@ -1,4 +1,4 @@
-//! The one trait.
+//! The central trait.
 
 use std::sync::Arc;
 
@@ -7,23 +7,23 @@ use crate::{Facts, Pending, Request};
 /// A random-access block device, open and ready for requests. The contract is in the crate
 /// documentation.
 pub trait Device: Send + Sync {
-    /// What is true of the device now: a snapshot that callers keep.
+    /// The current facts of the device: a snapshot that callers keep.
     fn facts(&self) -> Arc<Facts>;
 
     /// Starts one request. Must not block.
     fn submit(&self, request: Request) -> Pending;
 
-    /// A lease on the longest prefix of the range `at..at + len` that is plain bytes of a file, for
-    /// offload by the kernel (reflink, copy_file_range); nothing frees or moves those bytes while the
-    /// lease lives. Only devices that neither change, count, delay, limit, record nor refuse requests
-    /// answer; everyone else keeps the default.
+    /// A lease on the longest prefix of the range `at..at + len` that maps to plain bytes of a
+    /// file, for offload by the kernel (reflink, copy_file_range); those bytes are not freed or
+    /// moved while the lease exists. Only devices that neither change, count, delay, limit, record
+    /// nor refuse requests implement this; all others keep the default.
     fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
         let _ = (at, len, access);
         None
     }
 }
 
-/// What a lease is wanted for.
+/// The purpose of a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
     /// The bytes are read.
@@ -32,7 +32,7 @@ pub enum Access {
     Write,
 }
 
-/// Part of a file that holds a device's bytes one to one.
+/// Part of a file that maps one to one to a device's bytes.
 #[derive(Debug, Clone)]
 pub struct FileRange {
     /// The file.
@@ -41,8 +41,8 @@ pub struct FileRange {
     pub at: u64,
     /// Length in bytes, at least 1.
     pub len: u64,
-    /// Requests to the range go past the page cache, reads where it does not hold the bytes: who moves
-    /// them through it does what the device was not opened for.
+    /// Requests to the range bypass the page cache (reads, if it does not hold the bytes): callers
+    /// that use the cache for this file defeat its direct I/O.
     pub past_cache: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Errors: what the caller can do about it, what was tried, on what, where, and why.
+//! Errors: what the caller can do, what was tried, on what, where, and why.
 
 use std::borrow::Cow;
 use std::error::Error as StdError;
@@ -13,35 +13,35 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// What the caller can do about an error. Names the remedy, not the cause.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// The device may not be written: choose another, or open it for writing.
+    /// The device is read-only: choose another, or open it for writing.
     ReadOnly,
     /// The storage failed on this range; other ranges may work.
     Io,
-    /// Too little memory now; a smaller or later request may work.
+    /// Not enough memory now; a smaller or later request may work.
     NoMemory,
-    /// The request itself is wrong: mend the caller.
+    /// The request is wrong: fix the caller.
     Invalid,
-    /// The storage is full: make room.
+    /// The storage is full: free some space.
     NoSpace,
-    /// The request is larger than can be answered in one piece: split it.
+    /// The request is too large for one reply: split it.
     TooLarge,
     /// The device cannot do this: use another way.
     Unsupported,
-    /// The device is going away: connect elsewhere or later.
+    /// The device is shutting down: connect elsewhere or later.
     ShuttingDown,
-    /// The connection is gone: reconnect; whether the request took effect is unknown.
+    /// The connection was lost: reconnect; whether the request took effect is unknown.
     Disconnected,
-    /// No answer in time; whether the request took effect is unknown.
+    /// No reply in time; whether the request took effect is unknown.
     TimedOut,
-    /// What was named does not exist.
+    /// The named object does not exist.
     NotFound,
     /// Access was refused.
     Refused,
-    /// What was typed cannot be understood.
+    /// The user's input is invalid.
     Usage,
 }
 
-/// Numbers as NBD puts them on the wire (its document, "Error values"); Linux uses the same.
+/// Error numbers of NBD (its document, "Error values"); Linux uses the same.
 const NUMBERS: [(u32, Kind); 9] = [
     (1, Kind::ReadOnly),
     (5, Kind::Io),
@@ -55,7 +55,7 @@ const NUMBERS: [(u32, Kind); 9] = [
 ];
 
 impl Kind {
-    /// The number for other programs. What has none of its own is an input/output error.
+    /// The number for other programs. A kind without its own number is an I/O error.
     pub fn number(self) -> u32 {
         match self {
             Kind::Disconnected | Kind::TimedOut | Kind::NotFound => 5,
@@ -65,13 +65,13 @@ impl Kind {
         }
     }
 
-    /// The kind behind another program's number; what is not known counts as a failed storage.
+    /// The kind of another program's number; an unknown number counts as a storage failure.
     pub fn from_number(number: u32) -> Kind {
         NUMBERS.iter().find(|row| row.0 == number).map_or(Kind::Io, |row| row.1)
     }
 }
 
-/// An error. One allocation; cheap to pass on.
+/// An error. One allocation; cheap to clone.
 #[derive(Clone)]
 pub struct Error(Arc<Inner>);
 
@@ -86,24 +86,24 @@ struct Inner {
 }
 
 impl Error {
-    /// An error of this kind; the text says what went wrong, lower case, no full stop.
+    /// An error of this kind; the text says what failed, lower case, no full stop.
     pub fn new(kind: Kind, text: impl Into<Cow<'static, str>>) -> Error {
         let text = text.into();
         let (during, device, source) = (None, None, None);
         Error(Arc::new(Inner { kind, text, during, device, source, before_flush: false }))
     }
 
-    /// A device has answered a request otherwise than the contract says: a reply of another kind or length.
+    /// A device has violated the contract: a reply of the wrong kind or length.
     pub fn misfit() -> Error {
         Error::new(Kind::Io, "the device gave an answer that does not fit")
     }
 
-    /// A failed system call, its kind taken from the error number.
+    /// A failed system call; the kind is derived from the error number.
     pub fn system(text: impl Into<Cow<'static, str>>, error: std::io::Error) -> Error {
         use std::io::ErrorKind;
         let kind = match error.raw_os_error() {
             Some(libc_number) => match libc_number {
-                // EFBIG and EDQUOT: the file system's ways to say that there is no room.
+                // EFBIG and EDQUOT: the file system has no space, either.
                 27 | 122 => Kind::NoSpace,
                 // EROFS and EACCES.
                 30 => Kind::ReadOnly,
@@ -129,7 +129,7 @@ impl Error {
         self.change(|inner| inner.source = Some(Arc::new(source)))
     }
 
-    /// The same error, saying in which request it happened, unless that is known already.
+    /// The same error with the request in which it happened, unless already set.
     #[must_use]
     pub fn during(self, kind: OpKind, at: u64, len: u64) -> Error {
         if self.0.during.is_some() {
@@ -138,7 +138,7 @@ impl Error {
         self.change(|inner| inner.during = Some((kind, at, len)))
     }
 
-    /// The same error, saying on which device it happened, unless that is known already.
+    /// The same error with the device on which it happened, unless already set.
     #[must_use]
     pub fn on(self, device: &Arc<str>) -> Error {
         if self.0.device.is_some() {
@@ -147,8 +147,8 @@ impl Error {
         self.change(|inner| inner.device = Some(device.clone()))
     }
 
-    /// The same error, of a request that failed before anything was flushed for it: earlier writes are
-    /// as safe as they were, even if the request has [`Flags::FUA`](crate::Flags::FUA).
+    /// The same error, for a request that failed before any flush: earlier writes are as safe as
+    /// before, even if the request has [`Flags::FUA`](crate::Flags::FUA).
     #[must_use]
     pub fn before_flush(self) -> Error {
         if self.0.before_flush {
@@ -157,8 +157,8 @@ impl Error {
         self.change(|inner| inner.before_flush = true)
     }
 
-    /// Whether nothing was flushed for the request that failed so ([`Error::before_flush`]). False also
-    /// where that is unknown.
+    /// Whether the request failed before any flush ([`Error::before_flush`]). False if that is
+    /// unknown.
     pub fn is_before_flush(&self) -> bool {
         self.0.before_flush
     }
@@ -173,12 +173,12 @@ impl Error {
         self.0.kind
     }
 
-    /// The request in which it happened: what, offset, length.
+    /// The request in which it happened: kind, offset, length.
     pub fn request(&self) -> Option<(OpKind, u64, u64)> {
         self.0.during
     }
 
-    /// What went wrong, without device and place: what a server tells its client.
+    /// The message without device and place, as a server sends it to its client.
     pub fn text(&self) -> String {
         match &self.0.source {
             Some(source) => format!("{}: {}", self.0.text, blockhaul_io::plain(source.as_ref())),

@@ -1,4 +1,4 @@
-//! Sugar for callers: one method per command over [`Device::submit`].
+//! Convenience methods for callers: one per command, over [`Device::submit`].
 
 use blockhaul_io::{Data, Reservation};
 
@@ -6,7 +6,7 @@ use crate::{Contexts, Device, Error, Extents, Reply, Request, Result};
 
 /// Commands as methods, for callers that await one request at a time.
 pub trait DeviceExt: Device {
-    /// Reads `len` bytes into memory outside of any pool. A hole yields zeroes.
+    /// Reads `len` bytes into memory outside any pool. A hole yields zeroes.
     fn read(&self, at: u64, len: usize) -> impl Future<Output = Result<Data>> {
         let pending = self.submit(Request::read(at, Reservation::unpooled(len)));
         async move {

@@ -1,4 +1,4 @@
-//! Extent lists: what state runs of bytes are in.
+//! Extent lists: the state of runs of bytes.
 
 /// `base:allocation`: the range occupies no storage.
 pub const HOLE: u64 = 1;
@@ -14,7 +14,7 @@ pub struct Extent {
     pub state: u64,
 }
 
-/// Runs that follow each other without gaps; neighbours differ in state.
+/// Consecutive runs without gaps; adjacent runs differ in state.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Extents {
     runs: Vec<Extent>,
@@ -35,8 +35,8 @@ impl Extents {
         extents
     }
 
-    /// Appends a run, joining it to the last one of the same state. Runs of length 0 are left out, and
-    /// so is what would make the total overflow.
+    /// Appends a run, joining it to the last one of the same state. Ignores runs of length 0, and
+    /// bytes that would make the total overflow.
     pub fn push(&mut self, len: u64, state: u64) {
         let len = len.min(u64::MAX - self.total);
         if len == 0 {
@@ -60,23 +60,23 @@ impl Extents {
         &self.runs
     }
 
-    /// How many runs there are.
+    /// Number of runs.
     pub fn len(&self) -> usize {
         self.runs.len()
     }
 
-    /// Whether nothing is covered.
+    /// Whether there are no runs.
     pub fn is_empty(&self) -> bool {
         self.runs.is_empty()
     }
 
-    /// Bytes behind the last run that are known to be in its state, too. Layers that change states or
-    /// put devices together must not pass this on: lists that are made anew have none.
+    /// Bytes after the last run that are known to have its state, too. Layers that change states or
+    /// combine devices must not pass this on: new lists have none.
     pub fn beyond(&self) -> u64 {
         self.beyond
     }
 
-    /// Keeps the first `len` bytes, and remembers how much longer the last run was.
+    /// Keeps the first `len` bytes, and records how much longer the last run was.
     pub fn cut_at(&mut self, len: u64) {
         let (mut end, mut beyond) = (0, 0);
         for run in &self.runs {
@@ -131,12 +131,12 @@ impl Extents {
         self.total = self.runs.first().map_or(0, |run| run.len);
     }
 
-    /// The same in whole blocks of `block` bytes, not 0: one that is in several states is in what `mixed`
-    /// makes of them, one after the other. A part of a block at the end is left out.
+    /// The same in whole blocks of `block` bytes, not 0: `mixed` combines the states within a
+    /// block, one after the other. A partial block at the end is dropped.
     #[must_use]
     pub fn in_blocks(&self, block: u64, mixed: impl Fn(u64, u64) -> u64) -> Extents {
         let mut blocks = Extents::new();
-        // What is known of a block that is not full.
+        // The state of a block that is not full yet.
         let (mut filled, mut state) = (0, 0);
         for run in &self.runs {
             let mut len = run.len;

@@ -1,66 +1,64 @@
-//! What is true of a device: data, not ability traits.
+//! The facts of a device: data, not ability traits.
 
 use std::sync::Arc;
 
 use bitflags::bitflags;
 
-/// The context that every device with extents has: which ranges are holes and which read as zeroes
-/// (NBD's document, "Metadata contexts").
+/// The context of every device with extents: which ranges are holes and which read as zeroes (NBD's
+/// document, "Metadata contexts").
 pub const BASE_ALLOCATION: &str = "base:allocation";
 
-/// What tells a file from all others: its device and inode numbers; for a block device its own number
-/// and 0.
+/// Identifies a file: its device and inode numbers; for a block device its own number and 0.
 pub type FileId = (u64, u64);
 
-/// What is true of a device, found out when it was opened.
+/// The facts of a device, determined when it was opened.
 #[derive(Debug, Clone)]
 pub struct Facts {
     /// For messages: what the user typed, shortened, without secrets.
     pub name: Arc<str>,
-    /// For people: what the device holds; may be empty.
+    /// For users: what the device contains; may be empty.
     pub description: String,
     /// Size in bytes, at most 2^63 - 1.
     pub size: u64,
     /// Limits on offsets and lengths.
     pub block: BlockSizes,
-    /// Bytes at the end that no request reaches, because the size is no multiple of the minimum block of
-    /// what `emulate` supplies smaller ones for.
+    /// Bytes at the end that no request reaches, because the size is not a multiple of the minimum
+    /// block and `emulate` supplies smaller ones.
     pub unreachable: u32,
-    /// What servers advertise to their clients instead of `block`, because a plugin or a layer says so.
+    /// Block sizes that servers advertise instead of `block`, as set by a plugin or a layer.
     pub advertised: Option<BlockSizes>,
     /// Abilities.
     pub can: Can,
-    /// Abilities among `can` that `emulate` supplies.
+    /// Abilities among `can` that are emulated.
     pub emulated: Can,
-    /// Abilities among `can` that servers do not tell their clients of, because a layer hides them;
-    /// callers in this program may use them.
+    /// Abilities among `can` that servers do not advertise, because a layer hides them; callers in
+    /// this program may use them.
     pub withheld: Can,
     /// Seeking costs time.
     pub rotational: bool,
-    /// The whole device reads as zeroes, because it was just made so.
+    /// The whole device reads as zeroes, because it was just created that way.
     pub zeroed: bool,
-    /// Payloads of writes that are parked in the kernel ([`blockhaul_io::Parked`]) are moved on without a copy:
-    /// callers that do not look at the bytes should park them.
+    /// Payloads of writes that are parked in the kernel ([`blockhaul_io::Parked`]) are moved on
+    /// without a copy: callers that do not inspect the bytes should park them.
     pub takes_parked: bool,
-    /// Reads take the memory of their room when their answer arrives ([`blockhaul_io::Reservation::claim`]), so that late
-    /// room is enough for them.
+    /// Reads take their memory when the reply arrives ([`blockhaul_io::Reservation::claim`]), so
+    /// that late reservations suffice.
     pub claims_room: bool,
-    /// The storage behind the device keeps sentence 11 of the contract by itself, whichever handles
-    /// requests come by: a caller with several handles need not compare their flushes ([`crate::Flushes`]).
+    /// The storage behind the device implements sentence 11 of the contract itself, across all its
+    /// handles: a caller with several handles need not compare their flushes ([`crate::Flushes`]).
     pub flush_failures_stay: bool,
-    /// Bytes of requests that are worth keeping in flight for one client; none: the caller's own
-    /// choice.
+    /// Bytes of requests worth keeping in flight for one client; none: the caller chooses.
     pub in_flight: Option<u64>,
     /// Granularity in bytes in which storage is allocated and freed; a power of two, at least 1.
     pub allocation_unit: u32,
-    /// The local files and block devices that hold the device's bytes, or parts of them.
+    /// The local files and block devices that contain the device's bytes, or parts of them.
     pub files: Vec<FileId>,
-    /// Names of the contexts that extents can be asked for; at most [`Contexts::MAX`].
+    /// Names of the contexts available for extents; at most [`Contexts::MAX`].
     pub contexts: Vec<String>,
 }
 
 impl Facts {
-    /// The facts of a writable device in memory: everything else is a change to these.
+    /// The facts of a writable device in memory, as a base for others.
     pub fn new(name: impl Into<Arc<str>>, size: u64) -> Facts {
         Facts {
             name: name.into(),
@@ -84,11 +82,12 @@ impl Facts {
         }
     }
 
-    /// The facts of a layer that changes, keeps or moves what passes through it, over a device with these.
+    /// The facts of a layer over a device with these facts, for layers that change, store or
+    /// relocate data.
     ///
-    /// Abilities, sizes and identity are inherited. What is a promise about memory, about the way of
-    /// requests or about all content is not ([`Hints`]): a layer that forgets to keep a hint is slower, and
-    /// never loses data. It keeps what it honours with [`Facts::keeping`].
+    /// Inherits abilities, sizes and identity, but no promises about memory, about the path of
+    /// requests or about all content ([`Hints`]): a layer that forgets to keep a hint is slower,
+    /// and never loses data. It keeps those that it honours with [`Facts::keeping`].
     pub fn over(below: &Facts) -> Facts {
         Facts {
             can: below.can - Can::EXTENTS,
@@ -104,14 +103,14 @@ impl Facts {
         }
     }
 
-    /// The facts of a layer that passes on each request as it came, over a device with these: same
-    /// offsets, same payload, same memory. It may refuse, delay, count and record requests, and hide
-    /// abilities.
+    /// The facts of a layer over a device with these facts, for layers that pass each request on
+    /// unchanged: same offsets, same payload, same memory. It may refuse, delay, count and record
+    /// requests, and hide abilities.
     pub fn same(below: &Facts) -> Facts {
         below.clone()
     }
 
-    /// The same with these hints as the device below has them.
+    /// The same with these hints of the device below.
     #[must_use]
     pub fn keeping(mut self, below: &Facts, hints: Hints) -> Facts {
         if hints.contains(Hints::ZEROED) {
@@ -143,8 +142,8 @@ impl Facts {
         (0..self.contexts.len()).fold(Contexts::empty(), Contexts::with)
     }
 
-    /// The block sizes that servers advertise: [`Facts::advertised`], or else the device's own, without a
-    /// bound where its bound is the usual one.
+    /// The block sizes that servers advertise: [`Facts::advertised`], or else the device's own,
+    /// without a maximum if that is the default.
     pub fn advertised_or_own(&self) -> BlockSizes {
         self.advertised.unwrap_or_else(|| {
             let unbounded = self.block.maximum >= BlockSizes::default().maximum;
@@ -153,8 +152,8 @@ impl Facts {
         })
     }
 
-    /// Has servers advertise that requests of whole blocks of this many bytes need no extra work, unless
-    /// such a block is longer than a request may be. `block` is a power of two, at least 512.
+    /// Makes servers advertise `block` as the preferred block size, unless it exceeds the maximum
+    /// request. `block` is a power of two, at least 512.
     pub fn prefer(&mut self, block: u32) {
         let sizes = self.advertised_or_own();
         if sizes.maximum >= block {
@@ -172,18 +171,18 @@ impl Facts {
 /// Limits on offsets and lengths, in bytes (NBD's document, "Block size constraints").
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockSizes {
-    /// Offsets and lengths are multiples of this; a power of two, 1 to 65536. A size that is no
-    /// multiple leaves a tail that cannot be reached.
+    /// Offsets and lengths are multiples of this; a power of two, 1 to 65536. If the size is not a
+    /// multiple, its tail cannot be reached.
     pub minimum: u32,
-    /// Requests of multiples of this, so aligned, need no extra work; a power of two, at least 512.
+    /// Aligned requests of multiples of this need no extra work; a power of two, at least 512.
     pub preferred: u32,
     /// Longest read or write in bytes.
     pub maximum: u32,
 }
 
 impl BlockSizes {
-    /// Sizes that a plugin or script declares; none where they are not valid. The bounds are nbdkit's for
-    /// plugins: `maximum` is a multiple of `minimum`, or all ones, for no bound.
+    /// Sizes that a plugin or script declares; none if they are invalid. The rules are nbdkit's for
+    /// plugins: `maximum` is a multiple of `minimum`, or all ones, for no maximum.
     pub fn declared(minimum: u32, preferred: u32, maximum: u32) -> Option<BlockSizes> {
         let fine = (1..=65536).contains(&minimum)
             && minimum.is_power_of_two()
@@ -196,27 +195,27 @@ impl BlockSizes {
 }
 
 impl Default for BlockSizes {
-    /// Bytes, pages, and the 64 MiB that the most generous servers take at once.
+    /// Bytes, pages, and 64 MiB, the largest maximum among servers.
     fn default() -> BlockSizes {
         BlockSizes { minimum: 1, preferred: 4096, maximum: 64 << 20 }
     }
 }
 
 bitflags! {
-    /// Abilities. Reading is always there.
+    /// Abilities. Reading is always possible.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
     pub struct Can: u16 {
         /// Write.
         const WRITE = 1 << 0;
-        /// Flush means something.
+        /// Flush makes a difference.
         const FLUSH = 1 << 1;
-        /// `Flags::FUA` on everything that changes.
+        /// `Flags::FUA` on all requests that change data.
         const FUA = 1 << 2;
         /// Trim.
         const TRIM = 1 << 3;
         /// Zero without a payload.
         const ZERO = 1 << 4;
-        /// `Flags::FAST` is understood: zeroing is fast, or fails at once.
+        /// `Flags::FAST` is supported: zeroing is fast, or fails at once.
         const FAST_ZERO = 1 << 5;
         /// Cache.
         const CACHE = 1 << 6;
@@ -228,29 +227,29 @@ bitflags! {
 }
 
 impl Can {
-    /// Everything that needs writing to make sense.
+    /// Everything that is meaningless without writing.
     pub const CHANGES: Can =
         Can::WRITE.union(Can::FUA).union(Can::TRIM).union(Can::ZERO).union(Can::FAST_ZERO);
 }
 
 bitflags! {
-    /// Facts that promise something about memory, about the way of requests or about all content, so that
-    /// callers save work. A layer keeps one only where it honours it ([`Facts::keeping`]).
+    /// Facts that promise something about memory, about the path of requests or about all content,
+    /// so that callers save work. A layer keeps one only if it honours it ([`Facts::keeping`]).
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub struct Hints: u8 {
         /// [`Facts::zeroed`]: for layers through which zeroes read as zeroes.
         const ZEROED = 1 << 0;
-        /// [`Facts::takes_parked`]: for layers that do not look at what is written.
+        /// [`Facts::takes_parked`]: for layers that do not inspect written data.
         const TAKES_PARKED = 1 << 1;
-        /// [`Facts::claims_room`]: for layers that hand the room of each read on, or claim it themselves
-        /// when the bytes are there.
+        /// [`Facts::claims_room`]: for layers that pass on the reservation of each read, or claim
+        /// it themselves when the data arrives.
         const CLAIMS_ROOM = 1 << 2;
-        /// [`Facts::flush_failures_stay`]: for layers whose flush and FUA requests are those of the device
-        /// below.
+        /// [`Facts::flush_failures_stay`]: for layers whose flush and FUA requests are those of the
+        /// device below.
         const FLUSH_FAILURES_STAY = 1 << 3;
         /// [`Facts::in_flight`].
         const IN_FLIGHT = 1 << 4;
-        /// [`Can::EXTENTS`] and [`Facts::contexts`]: for layers that answer all of them.
+        /// [`Can::EXTENTS`] and [`Facts::contexts`]: for layers that support all of them.
         const EXTENTS = 1 << 5;
     }
 }
@@ -260,7 +259,7 @@ bitflags! {
 pub struct Contexts(u64);
 
 impl Contexts {
-    /// Most contexts of one device: more than any peer offers, and a set is one word.
+    /// Maximum number of contexts of one device: more than any peer offers, and a set is one word.
     pub const MAX: usize = 64;
 
     /// No context.
@@ -273,7 +272,7 @@ impl Contexts {
         Contexts(1)
     }
 
-    /// This set and the context at `index`; indexes from [`Contexts::MAX`] on are left out.
+    /// This set and the context at `index`; ignores indexes from [`Contexts::MAX`] on.
     #[must_use]
     pub const fn with(self, index: usize) -> Contexts {
         if index < Self::MAX { Contexts(self.0 | 1 << index) } else { self }
@@ -284,12 +283,12 @@ impl Contexts {
         index < Self::MAX && self.0 & (1 << index) != 0
     }
 
-    /// How many contexts are in it.
+    /// Number of contexts.
     pub const fn count(self) -> usize {
         self.0.count_ones() as usize
     }
 
-    /// Whether there is none.
+    /// Whether the set is empty.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }

@@ -1,4 +1,4 @@
-//! The fence checks every request once, in one place, so that devices need not.
+//! The fence checks every request in one place, so that devices need not.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use crate::{
     Access, Can, Device, Error, Facts, FileRange, Flags, Kind, Op, OpKind, Pending, Request,
 };
 
-/// Puts the fence before a device. Error texts get the device's name and the request's place here.
+/// Puts the fence before a device. Adds the device's name and the request's place to errors.
 pub fn fence(inner: Arc<dyn Device>) -> Arc<dyn Device> {
     Arc::new(Fence { facts: inner.facts(), inner })
 }
@@ -38,7 +38,7 @@ impl Device for Fence {
     }
 }
 
-/// Why a request cannot be passed on, if it cannot.
+/// Why a request is refused, if it is.
 fn refuse(facts: &Facts, request: &Request) -> Option<Error> {
     let kind = request.kind();
     refuse_ability(facts, request, kind)
@@ -101,7 +101,7 @@ fn refuse_range(facts: &Facts, request: &Request, kind: OpKind) -> Option<Error>
         return Some(Error::new(Kind::Invalid, "the range is empty"));
     }
     if request.end().is_none_or(|end| end > facts.size) {
-        // As nbdkit and QEMU answer: no space for what stores, invalid for the rest.
+        // As nbdkit and QEMU answer: no space for writes and zeroes, invalid for the rest.
         let stores = matches!(kind, OpKind::Write | OpKind::Zero);
         let kind = if stores { Kind::NoSpace } else { Kind::Invalid };
         let text = format!("the range ends behind the device's {} bytes", facts.size);
@@ -119,7 +119,8 @@ fn refuse_payload(facts: &Facts, request: &Request) -> Option<Error> {
     let payload = match &request.op {
         Op::Read(room) => room.len(),
         Op::Write(data) => {
-            // Who does not take it from the kernel looks at it. Its storage may fail only now.
+            // A device that does not take parked payloads reads them. Their storage may fail only
+            // now.
             if !facts.takes_parked
                 && let Err(error) = data.load()
             {

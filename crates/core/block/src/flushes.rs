@@ -1,4 +1,4 @@
-//! Failed flushes stay failed.
+//! Failed flushes remain failed.
 //!
 //! Storage may report lost data once: Linux reports a failed writeback to the first fsync of each open
 //! file. [`FailedFlush`] remembers the report. [`Flushes`] applies it to all handles of a storage.
@@ -11,12 +11,12 @@ use blockhaul_io::{Completer, Ticket};
 
 use crate::{Error, Kind, OpKind, Outcome, Result};
 
-/// The first failed flush of a storage since it was opened, if there was one.
+/// The first failed flush of a storage since it was opened, if any.
 #[derive(Debug, Default)]
 pub struct FailedFlush(OnceLock<(Instant, String)>);
 
 impl FailedFlush {
-    /// Remembers the error of a flush. The first one stays.
+    /// Remembers the error of a flush. Only the first one counts.
     pub fn note(&self, error: &Error) {
         self.0.get_or_init(|| (blockhaul_io::now(), error.text()));
     }
@@ -36,10 +36,11 @@ impl FailedFlush {
     }
 }
 
-/// Flushes and FUA requests to one storage by all its handles, for a caller that serves several clients.
+/// Flushes and FUA requests to one storage by all its handles, for a caller that serves several
+/// clients.
 ///
-/// After a failed one every other fails. A success waits for the requests that overlap it and fails if one
-/// of them does: the storage may have reported lost data to that one only.
+/// After a failed one all others fail. A success waits for the requests that overlap it and fails
+/// if one of them does: the storage may have reported lost data only to that one.
 #[derive(Default)]
 pub struct Flushes {
     failed: FailedFlush,
@@ -49,13 +50,13 @@ pub struct Flushes {
 #[derive(Default)]
 struct State {
     next: u64,
-    /// Requests that the device holds, by number.
+    /// Requests that the device has, by number.
     held: BTreeSet<u64>,
-    /// Successes that wait until no request below a number is held.
+    /// Successes that wait until the device has no request below a number.
     waiting: Vec<(u64, Completer<()>)>,
 }
 
-/// A flush or FUA request that the device holds ([`Flushes::begin`]).
+/// A flush or FUA request that the device has ([`Flushes::begin`]).
 pub struct Durable {
     flushes: Arc<Flushes>,
     number: u64,
@@ -63,7 +64,7 @@ pub struct Durable {
 }
 
 impl Flushes {
-    /// Notes that a flush or a FUA request of this kind is about to be submitted.
+    /// Registers a flush or FUA request of this kind that is about to be submitted.
     ///
     /// # Errors
     /// Those of [`FailedFlush::check`]: the request must not be submitted.
@@ -83,18 +84,18 @@ impl Flushes {
 }
 
 impl Durable {
-    /// The outcome for whoever asked, from that of the device. `alone`: the device itself keeps account of
-    /// requests that overlap ([`crate::Facts::flush_failures_stay`]), so that none is waited for.
+    /// The outcome for the caller, from that of the device. `alone`: the device itself tracks
+    /// overlapping requests ([`crate::Facts::flush_failures_stay`]), so no request is waited for.
     pub async fn end(self, outcome: Outcome, alone: bool) -> Outcome {
         let waits = self.over(&outcome, alone);
         if let Some(ticket) = waits {
-            // Without a value when the last of them goes together with the program.
+            // Without a value if the last of them is dropped with the program.
             let _ = ticket.await;
         }
         outcome.and_then(|reply| self.flushes.failed.check().map(|()| reply))
     }
 
-    /// The same where nothing has to be waited for; else the outcome back.
+    /// The same without waiting; returns the outcome if waiting is necessary.
     pub fn end_now(self, outcome: Outcome, alone: bool) -> Result<Outcome, (Durable, Outcome)> {
         if !alone && outcome.is_ok() && self.flushes.state().held.len() > 1 {
             return Err((self, outcome));
@@ -103,7 +104,7 @@ impl Durable {
         Ok(outcome.and_then(|reply| self.flushes.failed.check().map(|()| reply)))
     }
 
-    /// Takes the request off the list. What is returned is to be waited for.
+    /// Removes the request from the list. The caller must wait for the returned ticket.
     fn over(&self, outcome: &Outcome, alone: bool) -> Option<Ticket<()>> {
         if let Err(error) = outcome
             && is_failed_flush(self.kind, error)
@@ -128,7 +129,7 @@ impl Durable {
 }
 
 impl Drop for Durable {
-    /// A request whose outcome nobody looked at does not hold up others.
+    /// A dropped request must not block others.
     fn drop(&mut self) {
         if self.flushes.state().held.contains(&self.number) {
             let lost = Error::new(Kind::Disconnected, "the request got lost");
@@ -137,9 +138,9 @@ impl Drop for Durable {
     }
 }
 
-/// Whether a flush or FUA request that failed so casts doubt on earlier writes.
+/// Whether this failed flush or FUA request casts doubt on earlier writes.
 fn is_failed_flush(kind: OpKind, error: &Error) -> bool {
-    // What a device does not do, it has not begun.
+    // An unsupported request was never started.
     let refused = matches!(error.kind(), Kind::Unsupported | Kind::Invalid | Kind::ReadOnly);
     !error.is_before_flush() && (kind == OpKind::Flush || !refused)
 }

@@ -1,4 +1,4 @@
-//! A request on its way.
+//! A request in flight.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ pub type Outcome = Result<Reply, Error>;
 #[must_use = "a request's outcome must be looked at"]
 pub struct Pending {
     state: State,
-    /// What the fence knows about the request, for messages and to check the answer.
+    /// What the fence knows about the request, for messages and to check the reply.
     check: Option<Check>,
 }
 
@@ -29,7 +29,7 @@ enum State {
 
 type Work = Pin<Box<dyn Future<Output = Outcome>>>;
 
-/// Work that whoever waits polls, and that a task ends if nobody does any more.
+/// Work that its `Pending` polls, and that a task finishes if the `Pending` is dropped.
 struct Finishing(Option<Work>);
 
 impl Drop for Finishing {
@@ -48,7 +48,7 @@ pub(crate) struct Check {
 }
 
 impl Pending {
-    /// A request that is over already.
+    /// A request that is already complete.
     pub fn ready(outcome: Outcome) -> Pending {
         Pending { state: State::Ready(Some(outcome)), check: None }
     }
@@ -58,23 +58,21 @@ impl Pending {
         Pending { state: State::Task(blockhaul_io::start(work)), check: None }
     }
 
-    /// A request that the kernel carries out already, where nothing that anybody else could see is
-    /// left to do but to look at its outcome (a read): without a task of its own. `outcome` is polled
-    /// only by whoever waits.
+    /// A request that the kernel already carries out, and that needs no work but to return its
+    /// outcome (a read): without its own task. `outcome` is polled only by the caller.
     pub fn under_way(outcome: impl Future<Output = Outcome> + 'static) -> Pending {
         Pending { state: State::Future(Box::pin(outcome)), check: None }
     }
 
-    /// A request that the kernel carries out already, where something may be left to do (the rest of a
-    /// write of which it did a part). Without a task of its own, unless it is dropped before its end:
-    /// then one finishes it.
+    /// A request that the kernel already carries out, but that may leave work to do (the rest of a
+    /// partial write). Without its own task, unless it is dropped early: then a task finishes it.
     pub fn finishing(outcome: impl Future<Output = Outcome> + 'static) -> Pending {
         let work = Finishing(Some(Box::pin(outcome)));
         Pending { state: State::Finishing(work), check: None }
     }
 
-    /// The same request with a guard that is dropped when it has completed, whether anybody waits or not. A
-    /// request that is over already needs none. Where the caller keeps the `Pending` and does not poll it, the
+    /// The same request with a guard that is dropped when it has completed, whether polled or not.
+    /// A completed request needs none. If the caller keeps the `Pending` without polling it, the
     /// guard may stay until it does.
     pub fn guarded<G: 'static>(self, guard: impl FnOnce() -> G) -> Pending {
         if matches!(self.state, State::Ready(_)) {
@@ -88,13 +86,13 @@ impl Pending {
         })
     }
 
-    /// A request that somebody completes, from any thread.
+    /// A request that is completed from outside, on any thread.
     pub fn completer() -> (Completer<Outcome>, Pending) {
         let (completer, ticket) = blockhaul_io::ticket();
         (completer, Pending { state: State::Ticket(ticket), check: None })
     }
 
-    /// The outcome if it is there without waiting, else the request back.
+    /// The outcome if it is ready without waiting, else the request.
     pub fn now(mut self) -> Result<Outcome, Pending> {
         match &mut self.state {
             State::Ready(outcome) => match outcome.take() {
@@ -110,7 +108,7 @@ impl Pending {
         self
     }
 
-    /// The same, unless the outcome is there and as it must be: most requests of a fast device.
+    /// The same, unless a valid outcome is ready, as for most requests of a fast device.
     pub(crate) fn checked_as(
         self,
         kind: OpKind,
@@ -133,12 +131,12 @@ impl Pending {
     }
 }
 
-/// Nobody completes the request any more.
+/// The completer was dropped.
 fn got_lost(lost: Lost) -> Error {
     Error::new(Kind::Disconnected, "the request got lost").because(lost)
 }
 
-/// Whether an outcome is one of such a request.
+/// Whether an outcome is valid for such a request.
 fn fits(outcome: &Outcome, kind: OpKind, len: u64) -> bool {
     match (outcome, kind) {
         (Err(_), _) => true,

@@ -7,10 +7,10 @@ use blockhaul_io::{Data, Reservation};
 
 use crate::{Contexts, Extents};
 
-/// One request: what an NBD request header says, less its cookie.
+/// One request: an NBD request header without its cookie.
 #[derive(Debug)]
 pub struct Request {
-    /// What to do, with what it carries.
+    /// What to do, with its payload.
     pub op: Op,
     /// Offset in bytes.
     pub at: u64,
@@ -20,10 +20,10 @@ pub struct Request {
     pub flags: Flags,
 }
 
-/// What a request does.
+/// The operation of a request.
 #[derive(Debug)]
 pub enum Op {
-    /// Read into memory that the caller has reserved: a room of the request's length.
+    /// Read into memory that the caller has reserved: a reservation of the request's length.
     Read(Reservation),
     /// Write these bytes: as many as the request's length.
     Write(Data),
@@ -35,7 +35,7 @@ pub enum Op {
     Flush,
     /// The range will be read soon.
     Cache,
-    /// Tell the state of the range in these contexts.
+    /// Report the state of the range in these contexts.
     Extents(Contexts),
 }
 
@@ -54,7 +54,7 @@ bitflags! {
     }
 }
 
-/// What a request does, without what it carries.
+/// The operation without its payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[expect(missing_docs, reason = "same names as `Op`")]
 pub enum OpKind {
@@ -92,7 +92,7 @@ impl OpKind {
         }
     }
 
-    /// Whether it can change what the device holds.
+    /// Whether it can change the device's contents.
     pub fn changes(self) -> bool {
         matches!(self, OpKind::Write | OpKind::Zero | OpKind::Trim)
     }
@@ -117,7 +117,7 @@ impl Request {
         Request { op: Op::Write(data), at, len, flags: Flags::empty() }
     }
 
-    /// A zeroing of `len` bytes.
+    /// A zero request for `len` bytes.
     pub fn zero(at: u64, len: u64) -> Request {
         Request { op: Op::Zero, at, len, flags: Flags::empty() }
     }
@@ -137,7 +137,7 @@ impl Request {
         Request { op: Op::Cache, at, len, flags: Flags::empty() }
     }
 
-    /// A question for the state of `len` bytes.
+    /// A request for the extents of `len` bytes.
     pub fn extents(at: u64, len: u64, contexts: Contexts) -> Request {
         Request { op: Op::Extents(contexts), at, len, flags: Flags::empty() }
     }
@@ -149,7 +149,7 @@ impl Request {
         self
     }
 
-    /// What it does.
+    /// The kind of its operation.
     pub fn kind(&self) -> OpKind {
         match self.op {
             Op::Read(_) => OpKind::Read,
@@ -162,13 +162,13 @@ impl Request {
         }
     }
 
-    /// End of the range, `None` if it cannot be represented.
+    /// End of the range; `None` on overflow.
     pub fn end(&self) -> Option<u64> {
         self.at.checked_add(self.len)
     }
 }
 
-/// What a request yields.
+/// The result of a request.
 #[derive(Debug, Clone)]
 pub enum Reply {
     /// Done. Everything but reads and extents.
@@ -177,6 +177,6 @@ pub enum Reply {
     Data(Data),
     /// A read that found only zeroes.
     Hole,
-    /// One list per context asked for, in ascending order of context.
+    /// One list per requested context, in ascending order of context.
     Extents(Vec<Extents>),
 }

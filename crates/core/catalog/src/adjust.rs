@@ -1,15 +1,15 @@
-//! Layers whose parameters can be changed while requests pass.
+//! Layers whose parameters can be changed while requests are in flight.
 
 use std::sync::{Arc, Mutex};
 
 use crate::{AnyKind, AnyLayer, Args, Gate, Layer, Registry, parse_options};
 use blockhaul_block::{Error, Kind, Result};
 
-/// A layer or a gate in use, with the way to change it.
+/// A layer or a gate in use, with changeable parameters.
 pub struct Adjustable {
     kind: AnyKind,
     made: AnyLayer,
-    /// What was typed, in the beginning and since.
+    /// The typed parameters, initial and changed.
     typed: Mutex<Vec<(String, String)>>,
 }
 
@@ -32,7 +32,7 @@ impl Adjustable {
         self.kind.name()
     }
 
-    /// What it is.
+    /// Its kind.
     pub fn kind(&self) -> AnyKind {
         self.kind
     }
@@ -63,10 +63,11 @@ impl Adjustable {
         self.typed.lock().expect("no panic under this lock").clone()
     }
 
-    /// Changes a parameter, for requests that come and those that wait in the layer. May wait for
-    /// requests under way, where the layer says so.
+    /// Changes a parameter, for later requests and those waiting in the layer. May wait for
+    /// requests in flight, if the layer says so.
     ///
     /// # Errors
+    /// Parameters that cannot be changed, and invalid values; then nothing is changed.
     /// Parameters that cannot be changed, and wrong values; then nothing is changed.
     pub fn set(&self, name: &str, value: &str) -> Result<()> {
         let own = self.name();

@@ -1,4 +1,4 @@
-//! Kinds of storage, and what they are asked to open.
+//! Kinds of storage, and the targets that they open.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -8,35 +8,35 @@ use crate::opening::{Intent, Opened, Opening, Preparation};
 use crate::{Args, Exports, OpenContext, Param};
 use blockhaul_block::{Error, Kind, Result};
 
-/// What a backend is asked to open.
+/// A target for a backend to open.
 #[derive(Debug, Clone)]
 pub struct Target {
-    /// The scheme under which it was asked for; empty for bare paths and commands.
+    /// The scheme that was typed; empty for bare paths and commands.
     pub scheme: String,
-    /// What stands behind the scheme: percent-decoded, without options, unless the backend has a
-    /// grammar of its own ([`Backend::raw`]); then all of it as typed.
+    /// The text after the scheme: percent-decoded, without options, unless the backend has its own
+    /// grammar ([`Backend::raw`]); then all of it as typed.
     pub rest: OsString,
     /// For `[ CMD … ]`: the words.
     pub command: Vec<OsString>,
     /// Checked options.
     pub args: Args,
-    /// What it is opened for.
+    /// The purpose of opening it.
     pub intent: Intent,
-    /// Opens the devices that this one consists of. Storage that can ask for the end of the server (plugins) does so
-    /// by its registry's [`shutdown`](crate::Registry::shutdown).
+    /// Opens the devices that this one consists of. Storage that can stop the server (plugins) uses
+    /// its registry's [`shutdown`](crate::Registry::shutdown).
     pub context: OpenContext,
 }
 
 impl Target {
-    /// What stands behind the scheme, as a path.
+    /// The text after the scheme, as a path.
     pub fn path(&self) -> PathBuf {
         PathBuf::from(&self.rest)
     }
 
-    /// What stands behind the scheme, as text.
+    /// The text after the scheme.
     ///
     /// # Errors
-    /// [`Kind::Usage`] where it is not UTF-8.
+    /// [`Kind::Usage`] if it is not UTF-8.
     pub fn text(&self) -> Result<&str> {
         self.rest.to_str().ok_or_else(|| Error::new(Kind::Usage, "the name is not UTF-8"))
     }
@@ -44,17 +44,17 @@ impl Target {
 
 /// A kind of storage.
 pub trait Backend: Send + Sync {
-    /// The schemes it answers to; the first is its name.
+    /// The schemes that it handles; the first is its name.
     fn schemes(&self) -> &'static [&'static str];
 
-    /// What stands behind the scheme, for the help: `SIZE`, `PATH`.
+    /// The operand after the scheme, for the help: `SIZE`, `PATH`.
     fn operand(&self) -> &'static str;
 
     /// One line for the help.
     fn summary(&self) -> &'static str;
 
-    /// Lines for a shell which show its use, for the help. They can be pasted as they are in an empty
-    /// folder, come to an end and succeed; of 92 columns at most.
+    /// Shell lines that show its use, for the help. They must work when pasted in an empty
+    /// directory, end and succeed; at most 92 columns.
     fn example(&self) -> &'static str {
         ""
     }
@@ -64,23 +64,23 @@ pub trait Backend: Send + Sync {
         &[]
     }
 
-    /// Whether it parses what stands behind the scheme by itself (URIs).
+    /// Whether it parses the text after the scheme itself (URIs).
     fn raw(&self) -> bool {
         false
     }
 
-    /// Whether it runs foreign code in this process, which may as well run in one of its own.
+    /// Whether it runs foreign code in this process, which can run in a separate process instead.
     fn runs_foreign_code(&self) -> bool {
         false
     }
 
-    /// Whether it takes options of any other name, too ([`Args::others`]).
+    /// Whether it also accepts undeclared options ([`Args::others`]).
     fn takes_others(&self) -> bool {
         false
     }
 
-    /// What to write instead of `scheme:rest`, whose scheme nobody answers to, where this kind of storage
-    /// knows what is meant: a phrase for the message.
+    /// What to write instead of `scheme:rest` with an unknown scheme, if this kind of storage knows
+    /// what is meant: a phrase for the message.
     fn instead_of(&self, scheme: &str, rest: &str) -> Option<String> {
         let _ = (scheme, rest);
         None
@@ -89,15 +89,15 @@ pub trait Backend: Send + Sync {
     /// Opens a device.
     fn open(&self, target: Target) -> Opening<Opened>;
 
-    /// Opens the target of a copy without changing what it holds. The facts are those of the prepared
-    /// target. Kinds of storage that opening does not change need not implement this.
+    /// Opens the target of a copy without changing its contents. The facts are those of the
+    /// prepared target. Kinds of storage that do not change on open need not implement this.
     fn open_target(&self, target: Target) -> Opening<(Opened, Preparation)> {
         let opening = self.open(target);
         Box::pin(async move { Ok((opening.await?, Preparation::default())) })
     }
 
-    /// For servers: opens storage whose clients each get devices of their own. `None`: all clients
-    /// share the device of [`Backend::open`].
+    /// For servers: opens storage whose clients get separate devices. `None`: all clients share the
+    /// device of [`Backend::open`].
     fn exports(&self, target: &Target) -> Option<Opening<Arc<dyn Exports>>> {
         let _ = target;
         None

@@ -1,4 +1,4 @@
-//! `[ CMD ARG… ]`: groups of words that are one device, taken out of the command line before it is
+//! `[ CMD ARG… ]`: groups of words that form one device, removed from the command line before it is
 //! parsed, so that options of the command inside are not taken for ours.
 
 use std::ffi::{OsStr, OsString};
@@ -11,7 +11,7 @@ use blockhaul_block::{Error, Kind, Result};
 pub struct Groups(Vec<Vec<OsString>>);
 
 impl Groups {
-    /// The device behind a word of the command line that [`take`] returned.
+    /// The device for a word of the command line that [`take`] returned.
     pub fn spec(&self, word: &OsStr) -> Result<Spec> {
         match self.words(word) {
             None => Spec::parse(word),
@@ -20,8 +20,8 @@ impl Groups {
         }
     }
 
-    /// The words of the group that a word stands for; `None` if it stands for itself, `Some(None)` if
-    /// it only looks like one.
+    /// The words of the group that a word stands for; `None` if it is an ordinary word,
+    /// `Some(None)` if it only looks like a group.
     pub fn words(&self, word: &OsStr) -> Option<Option<&[OsString]>> {
         let number = word.to_str()?.strip_prefix(MARK)?;
         let group = number.parse().ok().and_then(|number: usize| self.0.get(number));
@@ -29,18 +29,18 @@ impl Groups {
     }
 }
 
-/// What stands before a bracket in `--export NAME=[ … ]`, whose group is not a command.
+/// The text before a bracket in `--export NAME=[ … ]`, whose group is not a command.
 fn name_before<'word>(word: &'word OsStr, before: Option<&OsString>) -> Option<&'word str> {
     let name = word.to_str()?.strip_suffix('[').filter(|name| name.ends_with('='))?;
     let option = before.is_some_and(|before| before == "--export" || before == "-e");
     (option || name.starts_with("--export=")).then_some(name)
 }
 
-/// Begins the word that stands for a group. No argument of a program can hold a NUL.
+/// Prefix of the word that stands for a group. No program argument can contain a NUL.
 const MARK: &str = "\0group ";
 
 /// Replaces each group, from a word that is exactly `[`, or `NAME=[` for an export, to the matching
-/// `]`, by one word. An error says what is unbalanced.
+/// `]`, by one word. An error names what is unbalanced.
 pub fn take(words: Vec<OsString>) -> Result<(Vec<OsString>, Groups), String> {
     let mut kept = Vec::new();
     let mut groups = Groups::default();
@@ -80,7 +80,7 @@ pub fn take(words: Vec<OsString>) -> Result<(Vec<OsString>, Groups), String> {
     }
 }
 
-/// A message about the command line, with groups as people know them.
+/// A message about the command line, with groups as the user typed them.
 pub fn readable(text: &str) -> String {
     let mut parts = text.split(MARK);
     let mut readable = parts.next().unwrap_or_default().to_string();

@@ -1,4 +1,4 @@
-//! Devices that consist of other devices: how one is opened from within another.
+//! Devices that consist of other devices: how one opens another.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -7,26 +7,26 @@ use crate::opening::{Intent, Opened};
 use crate::{Registry, Spec};
 use blockhaul_block::{Error, Kind, Result};
 
-/// Most devices within one another: more than anybody describes by hand.
+/// Maximum nesting of devices: more than a user writes by hand.
 const DEPTH_MAX: u8 = 16;
 
-/// Whether devices may be opened that a file names, such as the backing file of an image. Whoever can write
-/// the file chooses what is opened.
+/// Whether devices named in a file, such as the backing file of an image, may be opened. The writer
+/// of the file chooses what is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum NamePolicy {
-    /// None is opened.
+    /// None may be opened.
     #[default]
     Refuse,
-    /// All are, with all that the program may open.
+    /// All may be opened, with the program's permissions.
     Allow,
 }
 
-/// What a backend needs to open further devices: the kinds of storage there are, and what may be named. The
-/// default knows no kind of storage.
+/// What a backend needs to open further devices: the registry, and the name policy. The default has
+/// no kinds of storage.
 #[derive(Clone, Default)]
 pub struct OpenContext {
     registry: Registry,
-    /// Devices that this one is within.
+    /// Nesting depth of this device.
     depth: u8,
 }
 
@@ -36,16 +36,16 @@ impl OpenContext {
         OpenContext { registry: registry.clone(), depth: 0 }
     }
 
-    /// The kinds of storage and layers there are.
+    /// All kinds of storage and layers.
     pub fn registry(&self) -> &Registry {
         &self.registry
     }
 
-    /// Opens a device by a description that is part of the user's own. Call it on a worker.
+    /// Opens a device from a description that is part of the user's own. Call it on a worker.
     ///
     /// # Errors
-    /// [`Kind::Usage`] where the description is wrong, or too many devices are within one another; and
-    /// what opening the device gives.
+    /// [`Kind::Usage`] if the description is invalid, or devices are nested too deeply; and errors
+    /// of opening the device.
     pub async fn open(&self, description: &str, intent: Intent) -> Result<Opened> {
         if self.depth == DEPTH_MAX {
             let text = format!("more than {DEPTH_MAX} devices within one another");
@@ -56,11 +56,11 @@ impl OpenContext {
         self.registry.open_within(&spec, intent, inside).await
     }
 
-    /// Opens a device that `file` names, where the registry's policy allows it
-    /// ([`Registry::names`]). Call it on a worker.
+    /// Opens a device named in `file`, if the registry's policy allows it ([`Registry::names`]).
+    /// Call it on a worker.
     ///
     /// # Errors
-    /// [`Kind::Refused`] where it does not, and those of [`OpenContext::open`].
+    /// [`Kind::Refused`] if it does not, and those of [`OpenContext::open`].
     pub async fn open_named_in(
         &self,
         file: &str,

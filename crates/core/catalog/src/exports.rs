@@ -1,4 +1,4 @@
-//! What a server serves: exports, which its clients open by name.
+//! The exports of a server, which clients open by name.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -7,33 +7,33 @@ use std::sync::{Arc, OnceLock};
 use crate::{Opening, Switch};
 use blockhaul_block::{Device, Flushes};
 
-/// Who asks for a device.
+/// A client that opens a device.
 #[derive(Clone, Default)]
 pub struct Client {
     /// The connection; none for commands that open a device for themselves.
     pub stream: Option<Arc<blockhaul_io::Stream>>,
-    /// The certificate that the client has shown, once TLS is up.
+    /// The client's certificate, once TLS is up.
     pub certificate: Arc<OnceLock<Certificate>>,
-    /// Whether the client is to leave, as storage may decide.
+    /// Whether storage wants the client to leave.
     pub dismissal: Arc<Dismissal>,
 }
 
-/// Whether a client is to leave. Decided by storage; never taken back.
+/// Whether a client must leave. Set by storage; never cleared.
 #[derive(Debug, Default)]
 pub struct Dismissal(AtomicU8);
 
 /// Requests are refused.
 const REFUSED: u8 = 1;
-/// Nothing is answered any more.
+/// No more replies are sent.
 const CUT: u8 = 2;
 
 impl Dismissal {
-    /// Requests that come from now on are answered ESHUTDOWN; what is in progress is finished.
+    /// Later requests fail with ESHUTDOWN; those in progress are finished.
     pub fn refuse(&self) {
         self.0.fetch_max(REFUSED, Ordering::AcqRel);
     }
 
-    /// The connection ends when the server looks next, and nothing more is answered.
+    /// The server closes the connection at its next check, without further replies.
     pub fn cut(&self) {
         self.0.fetch_max(CUT, Ordering::AcqRel);
     }
@@ -43,7 +43,7 @@ impl Dismissal {
         self.0.load(Ordering::Acquire) >= REFUSED
     }
 
-    /// Whether nothing is answered.
+    /// Whether no more replies are sent.
     pub fn is_cut(&self) -> bool {
         self.0.load(Ordering::Acquire) >= CUT
     }
@@ -52,9 +52,9 @@ impl Dismissal {
 /// Names in a certificate, as RFC 4514 writes them: `CN=alice,O=Example`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Certificate {
-    /// Whose it is.
+    /// The subject.
     pub subject: String,
-    /// Who vouches for it.
+    /// The issuer.
     pub issuer: String,
 }
 
@@ -67,42 +67,43 @@ impl fmt::Debug for Client {
     }
 }
 
-/// What a server serves. Names may lead to other exports from one call to the next: a server asks anew for each
-/// client, and keeps what a client has opened.
+/// The exports of a server. Names may change their meaning between calls: a server asks anew for
+/// each client, and keeps what a client has opened.
 pub trait Exports: Send + Sync {
-    /// Admits a client that has connected; an error sends it away. May wait for others to leave.
+    /// Admits a client that has connected; an error rejects it. May wait for other clients to
+    /// leave.
     fn admit(&self, client: Client) -> Opening<Arc<dyn Visit>>;
 
-    /// How the storage is, for whoever runs the server, where there is something to tell.
+    /// The state of the storage for the server's operator, if there is anything to report.
     fn state(&self) -> Option<String> {
         None
     }
 }
 
-/// A client that was admitted. It leaves when this is dropped with every device it opened.
+/// A client that was admitted. It leaves when this and every device that it opened are dropped.
 pub trait Visit: Send + Sync {
-    /// What it may open. `tls`: the connection is encrypted by now.
+    /// What it may open. `tls`: the connection is encrypted.
     fn list(&self, tls: bool) -> Opening<Vec<Listed>>;
 
-    /// An export by its name; the empty name stands for the default one. `None`: there is none of this name,
-    /// which is no news. An error is one: it is logged.
+    /// Opens an export by name; the empty name selects the default one. `None`: there is no such
+    /// export, which is not logged. An error is logged.
     fn open(&self, name: &str, tls: bool) -> Opening<Option<Export>>;
 
-    /// The client is gone, and requests of its are still in progress, whose answers nobody reads. They
-    /// may end sooner.
+    /// The client is gone with requests in progress, whose replies are not needed. They may end
+    /// early.
     fn gone(&self) {}
 }
 
 /// An export that is open for a client.
 #[derive(Clone)]
 pub struct Export {
-    /// Its name. Another one than was asked for: the server says so.
+    /// Its name. If it differs from the requested one, the server reports it.
     pub name: String,
-    /// For people; none: what the device says of itself.
+    /// For users; none: the device's own description.
     pub description: Option<String>,
     /// The device, fenced.
     pub device: Arc<dyn Device>,
-    /// Who else has the device.
+    /// Which clients share the device.
     pub sharing: Sharing,
 }
 
@@ -113,19 +114,18 @@ impl Export {
     }
 }
 
-/// Who has the device of an export.
+/// Which clients share the device of an export.
 #[derive(Clone)]
 pub enum Sharing {
-    /// One client, for which it was opened, and it is closed when that client leaves. The client's socket
-    /// is shut only then, for storage that has it too ([`Client::stream`]).
+    /// One client, for which it was opened; it is closed when that client leaves. The client's
+    /// socket is shut down only then, for storage that uses it too ([`Client::stream`]).
     ///
-    /// The storage may be the same for all clients of the name: they share failed flushes while one of them
-    /// is there, unless the device keeps account of them ([`flush_failures_stay`]).
+    /// The storage may be the same for all clients of the name: they share failed flushes while one
+    /// of them is connected, unless the device tracks them ([`flush_failures_stay`]).
     ///
     /// [`flush_failures_stay`]: blockhaul_block::Facts::flush_failures_stay
     Own,
-    /// All clients, and it stays open when they leave. A flush that fails is reported to each of them, by
-    /// these.
+    /// All clients; it stays open when they leave. These report a failed flush to each of them.
     All(Arc<Flushes>),
 }
 
@@ -134,17 +134,17 @@ pub enum Sharing {
 pub struct Listed {
     /// Its name.
     pub name: String,
-    /// For people; may be empty.
+    /// For users; may be empty.
     pub description: String,
 }
 
-/// One device that all clients share, as exports. Each client has a handle of its own, so that the device
-/// can be exchanged while they use it.
+/// One device that all clients share, as exports. Each client has its own handle, so that the
+/// device can be exchanged while in use.
 pub struct Shared(Arc<OneDevice>);
 
 impl Shared {
-    /// The device, fenced, under a name; clients that ask for the empty name get it too. An empty description
-    /// stands for the device's own.
+    /// The device, fenced, under a name; the empty name selects it, too. An empty description means
+    /// the device's own.
     pub fn new(name: &str, description: &str, device: Arc<dyn Device>) -> Arc<Shared> {
         Shared::with(name, description, device, false)
     }
@@ -165,7 +165,7 @@ impl Shared {
         })))
     }
 
-    /// Where the device can be exchanged.
+    /// Used to exchange the device.
     pub fn switch(&self) -> &Arc<Switch> {
         &self.0.switch
     }
@@ -173,18 +173,19 @@ impl Shared {
 
 impl Exports for Shared {
     fn admit(&self, _client: Client) -> Opening<Arc<dyn Visit>> {
-        // Nothing is kept for a client: a crowd of them must stay cheap.
+        // No state per client: many clients must be cheap.
         let visit: Arc<dyn Visit> = self.0.clone();
         Box::pin(std::future::ready(Ok(visit)))
     }
 }
 
-/// What [`Shared`] has; every client's visit is this.
+/// The state of [`Shared`]; every client's visit is this.
 struct OneDevice {
     name: String,
     description: Option<String>,
     switch: Arc<Switch>,
-    /// They stay failed when the device is exchanged: what was lost below may be below the new one, too.
+    /// They remain failed when the device is exchanged: the new one may have the same lost data
+    /// below it.
     flushes: Arc<Flushes>,
     any_name: bool,
 }
@@ -199,7 +200,7 @@ impl Visit for OneDevice {
     fn open(&self, name: &str, _tls: bool) -> Opening<Option<Export>> {
         let found = self.any_name || name.is_empty() || name == self.name;
         let export = found.then(|| Export {
-            // Clients are not told of a name that they did not ask for.
+            // Clients do not see a name that they did not ask for.
             name: if self.any_name { name } else { &self.name }.to_string(),
             description: self.description.clone(),
             device: self.switch.handle(),

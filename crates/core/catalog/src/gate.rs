@@ -1,34 +1,34 @@
-//! Gates: what decides about the clients of a server, before its exports.
+//! Gates: admit the clients of a server, before its exports.
 
 use std::sync::Arc;
 
 use crate::{Args, Exports, Layer, LayerKind, Param, Shutdown};
 use blockhaul_block::Result;
 
-/// A kind of gate, as it is declared in a [`Registry`](crate::Registry).
+/// A kind of gate, as declared in a [`Registry`](crate::Registry).
 pub struct GateKind {
     /// Its name.
     pub name: &'static str,
     /// One line for the help.
     pub summary: &'static str,
-    /// Paragraphs for the manual, in Markdown, apart by empty lines; may be empty.
+    /// Paragraphs for the manual, in Markdown, separated by empty lines; may be empty.
     pub manual: &'static str,
-    /// Lines for a shell which show its use, as [`LayerKind::example`].
+    /// Shell lines that show its use, like [`LayerKind::example`].
     pub example: &'static str,
     /// Its options.
     pub params: &'static [Param],
-    /// Makes a gate with these options. It may end the server by the handle.
+    /// Makes a gate with these options. It may stop the server through the handle.
     pub configure: fn(&Args, &Shutdown) -> Result<Arc<dyn Gate>>,
 }
 
-/// A gate with its options: decides which clients come in, what they may open, and when the server is over.
-/// Requests do not pass through it.
+/// A gate with its options: decides which clients are admitted, what they may open, and when the
+/// server ends. Requests do not pass through it.
 pub trait Gate: Send + Sync {
-    /// Puts the gate before exports. What the gate keeps (how many clients there are) is shared by all exports
-    /// that it is put before.
+    /// Puts the gate before exports. All exports behind the gate share its state (such as the
+    /// number of clients).
     ///
     /// # Errors
-    /// Where the system does not give what the gate needs to run (a thread).
+    /// If the system refuses a resource that the gate needs (a thread).
     fn guard(self: Arc<Self>, exports: Arc<dyn Exports>) -> Result<Arc<dyn Exports>>;
 }
 
@@ -40,7 +40,7 @@ pub fn guarded(exports: Arc<dyn Exports>, gates: &[Arc<dyn Gate>]) -> Result<Arc
     gates.iter().cloned().try_fold(exports, |exports, gate| gate.guard(exports))
 }
 
-/// A kind of layer or gate: both are asked for by the same option, and share one space of names.
+/// A kind of layer or gate: both use the same option, and share one namespace.
 #[derive(Clone, Copy)]
 pub enum AnyKind {
     /// A layer, over devices.
@@ -75,7 +75,7 @@ impl AnyKind {
         }
     }
 
-    /// Paragraphs for the manual, in Markdown, apart by empty lines; may be empty.
+    /// Paragraphs for the manual, in Markdown, separated by empty lines; may be empty.
     pub fn manual(&self) -> &'static str {
         match self {
             AnyKind::Layer(kind) => kind.manual,
@@ -83,7 +83,7 @@ impl AnyKind {
         }
     }
 
-    /// Lines for a shell which show its use.
+    /// Shell lines that show its use.
     pub fn example(&self) -> &'static str {
         match self {
             AnyKind::Layer(kind) => kind.example,
@@ -99,7 +99,7 @@ impl AnyKind {
         }
     }
 
-    /// Those of its options that can be changed while requests pass. A gate has none.
+    /// Its options that can be changed while requests are in flight. A gate has none.
     pub fn changeable(&self) -> &'static [&'static str] {
         match self {
             AnyKind::Layer(kind) => kind.changeable,
@@ -107,7 +107,7 @@ impl AnyKind {
         }
     }
 
-    /// Whether it shows a part or a form of what is there already ([`LayerKind::needs_content`]).
+    /// Whether it shows a part or a form of existing contents ([`LayerKind::needs_content`]).
     pub fn needs_content(&self) -> bool {
         match self {
             AnyKind::Layer(kind) => kind.needs_content,
@@ -115,7 +115,7 @@ impl AnyKind {
         }
     }
 
-    /// Whether changes that clients make reach what is below ([`LayerKind::writes_below`]).
+    /// Whether clients' changes reach what is below ([`LayerKind::writes_below`]).
     pub fn writes_below(&self) -> bool {
         match self {
             AnyKind::Layer(kind) => kind.writes_below,
@@ -123,7 +123,7 @@ impl AnyKind {
         }
     }
 
-    /// Whether clients see the same with it and without it ([`LayerKind::transparent`]).
+    /// Whether clients see the same data with and without it ([`LayerKind::transparent`]).
     pub fn transparent(&self) -> bool {
         match self {
             AnyKind::Layer(kind) => kind.transparent,
@@ -134,8 +134,8 @@ impl AnyKind {
     /// Makes one with these options.
     ///
     /// # Errors
-    /// [`Kind::Usage`](blockhaul_block::Kind::Usage) where options do not go together; what it needs to be
-    /// made (a file, a folder) can fail, too.
+    /// [`Kind::Usage`](blockhaul_block::Kind::Usage) if options do not fit together; and errors of
+    /// what it needs (a file, a directory).
     pub fn configure(&self, args: &Args, shutdown: &Shutdown) -> Result<AnyLayer> {
         Ok(match self {
             AnyKind::Layer(kind) => AnyLayer::Layer((kind.configure)(args)?),

@@ -1,13 +1,14 @@
-//! What can be opened, and how it is described: backends and layers with their options, the grammar of
-//! device names, the registry that opens them, and what a server offers to its clients.
+//! What can be opened, and how it is described: backends and layers with their options, the grammar
+//! of device names, the registry that opens them, and the exports of a server.
 //!
-//! - [`Registry`]: all backends and kinds of layers of a program. [`Spec`]: a device as it was typed.
-//! - [`Backend`], [`LayerKind`], [`GateKind`]: what a kind of storage, layer or gate declares. [`Param`],
-//!   [`Args`]: options.
+//! - [`Registry`]: all backends and kinds of layers of a program. [`Spec`]: a device as it was
+//!   typed.
+//! - [`Backend`], [`LayerKind`], [`GateKind`]: the declaration of a kind of storage, layer or gate.
+//!   [`Param`], [`Args`]: options.
 //! - [`OpenContext`]: how a device opens those that it consists of.
-//! - [`Stack`]: an open device with its layers, and the way to further handles.
-//! - [`Exports`]: what the clients of a server may open. [`Gate`]: who decides about clients before that.
-//! - [`Shutdown`]: how any of them asks for the end of the server.
+//! - [`Stack`]: an open device with its layers, which opens further handles.
+//! - [`Exports`]: what the clients of a server may open. [`Gate`]: admits clients before that.
+//! - [`Shutdown`]: how any of them stops the server.
 
 mod adjust;
 mod backend;

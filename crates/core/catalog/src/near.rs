@@ -1,11 +1,11 @@
-//! Words that are almost another one, for messages about typing errors.
+//! Similar words, for messages about typing errors.
 
 use strsim::osa_distance;
 
-/// The word that is nearest to what was typed, where it is near: a letter wrong, missing, too many or in
-/// its neighbour's place, two of them in words of more than four letters.
+/// The word most similar to the typed one, if similar enough: one letter wrong, missing, extra or
+/// swapped with its neighbour; two in words of more than four letters.
 pub(crate) fn nearest<'a>(typed: &str, words: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    // What is longer is no word, and would take long to compare.
+    // Longer input is not a word, and slow to compare.
     const LONGEST: usize = 40;
     let letters = typed.chars().count();
     if letters > LONGEST {

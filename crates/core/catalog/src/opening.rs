@@ -1,45 +1,45 @@
-//! Opening: what for, and what comes of it.
+//! Opening a device: purpose and result.
 
 use std::pin::Pin;
 use std::sync::Arc;
 
 use blockhaul_block::{Device, Result};
 
-/// What a device is opened for.
+/// The purpose of opening a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Intent {
     /// It will be written.
     pub write: bool,
-    /// It is the target of a copy of this many bytes: made, or made larger, where it can be.
+    /// It is the target of a copy of this many bytes: created or enlarged if possible.
     pub target_size: Option<u64>,
-    /// All that this target holds will be written over or zeroed: it need not be emptied first, where
-    /// giving its blocks back and getting others is slower. Without [`Facts::zeroed`] it was not.
+    /// The copy overwrites or zeroes all of this target: it need not be emptied first, if freeing
+    /// and reallocating its blocks is slower. Without [`Facts::zeroed`] it was not emptied.
     ///
     /// [`Facts::zeroed`]: blockhaul_block::Facts::zeroed
     pub overwrites: bool,
-    /// The copy may be shorter, and is written from the front: what can grow begins empty and is as
-    /// long as what was written. Reads behind that are not answered.
+    /// The copy may be shorter, and is written from the front: a target that can grow begins empty
+    /// and is as long as what was written. Reads beyond that fail.
     pub grows: bool,
-    /// Whether data goes past the page cache, for devices that have one.
+    /// Whether to bypass the page cache, for devices that have one.
     pub direct: Direct,
-    /// A block device that something else uses, such as a mounted file system, is refused (O_EXCL).
+    /// Refuse a block device that is in use, for example by a mounted file system (O_EXCL).
     pub exclusive: bool,
 }
 
-/// Whether data goes past the page cache (O_DIRECT).
+/// Whether to bypass the page cache (O_DIRECT).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Direct {
-    /// Through the page cache.
+    /// Use the page cache.
     #[default]
     Off,
-    /// Past it where that can be done, but for reads of what is there.
+    /// Bypass it if possible, except for reads of cached data.
     Auto,
-    /// Past it, or the device is not opened.
+    /// Bypass it; an error if that is not possible.
     On,
 }
 
 impl Intent {
-    /// To be read.
+    /// Read-only.
     pub const READ: Intent = Intent {
         write: false,
         target_size: None,
@@ -48,46 +48,46 @@ impl Intent {
         direct: Direct::Off,
         exclusive: false,
     };
-    /// To be read and written.
+    /// Read-write.
     pub const WRITE: Intent = Intent { write: true, ..Intent::READ };
 
-    /// To be the target of a copy that keeps the size of the device and what else it holds.
+    /// The target of a copy that keeps the size of the device and the rest of its contents.
     pub const TARGET: Intent = Intent { exclusive: true, ..Intent::WRITE };
 
-    /// To be the target of a copy of `size` bytes.
+    /// The target of a copy of `size` bytes.
     pub fn target(size: u64) -> Intent {
         Intent { target_size: Some(size), ..Intent::TARGET }
     }
 
-    /// To be the target of a copy of unknown length, of at most `most` bytes.
+    /// The target of a copy of unknown length, at most `most` bytes.
     pub fn growing(most: u64) -> Intent {
         Intent { grows: true, ..Intent::target(most) }
     }
 
-    /// The same, of a target that is written over as a whole, or not.
+    /// The same, with or without overwriting the whole target.
     #[must_use]
     pub fn overwriting(self, overwrites: bool) -> Intent {
         Intent { overwrites, ..self }
     }
 
-    /// The same for a further handle, or for storage that is opened once more: what was to be made is
-    /// there, and what it holds stays.
+    /// The same for a further handle, or for storage that is opened again: it already exists, and
+    /// keeps its contents.
     #[must_use]
     pub fn again(self) -> Intent {
         Intent { target_size: None, overwrites: false, grows: false, ..self }
     }
 
-    /// The same, with data going past the page cache or not.
+    /// The same, with this use of the page cache.
     #[must_use]
     pub fn direct(self, direct: Direct) -> Intent {
         Intent { direct, ..self }
     }
 }
 
-/// A device that is being opened; runs on a worker.
+/// The future of opening a device; runs on a worker.
 pub type Opening<T> = Pin<Box<dyn Future<Output = Result<T>>>>;
 
-/// An open device and the way to more handles on the same storage.
+/// An open device, which can open more handles to the same storage.
 pub struct Opened {
     /// The device.
     pub device: Arc<dyn Device>,
@@ -101,13 +101,13 @@ impl From<Arc<dyn Device>> for Opened {
     }
 }
 
-/// What an open target still needs before its first request: to be resized or emptied. Until then its
-/// content is as it was; a file that was created for the target is removed if this is dropped instead.
+/// What an open target still needs before its first request: to be resized or emptied. Until then
+/// its contents are unchanged; a file created for the target is removed if this is dropped instead.
 #[derive(Default)]
 pub struct Preparation(Option<Box<dyn FnOnce() -> Opening<()> + Send>>);
 
 impl Preparation {
-    /// Runs `step` when the target is prepared. `step` owns what undoes the opening when it is dropped.
+    /// Runs `step` to prepare the target. Dropping `step` without running it must undo the opening.
     pub fn new(step: impl FnOnce() -> Opening<()> + Send + 'static) -> Preparation {
         Preparation(Some(Box::new(step)))
     }
@@ -115,7 +115,7 @@ impl Preparation {
     /// Prepares the target. Call it on a worker.
     ///
     /// # Errors
-    /// Where the target cannot be resized. Then it holds what it held before.
+    /// If the target cannot be resized. Its contents are then unchanged.
     pub async fn run(self) -> Result<()> {
         match self.0 {
             Some(step) => step().await,
@@ -124,8 +124,8 @@ impl Preparation {
     }
 }
 
-/// Opens further handles on storage that is open already.
+/// Opens further handles to storage that is already open.
 pub trait Another: Send + Sync {
-    /// A further handle; to be called on the worker that will use it.
+    /// A further handle; call it on the worker that will use it.
     fn another(&self) -> Opening<Arc<dyn Device>>;
 }

@@ -1,4 +1,4 @@
-//! One declaration per parameter: parsing, help, man page and completion follow from it.
+//! One declaration per parameter: parsing, help, man page and completion are derived from it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,15 +12,15 @@ use blockhaul_block::{Error, Kind, Result};
 pub struct Param {
     /// The key.
     pub name: &'static str,
-    /// What a value looks like.
+    /// The type of the value.
     pub kind: ParamKind,
-    /// The value when it is not given, as it would be typed; `None`: there is none.
+    /// The default value, as typed; `None`: no default.
     pub default: Option<&'static str>,
     /// One sentence for the help and the manual.
     pub doc: &'static str,
 }
 
-/// What a value looks like.
+/// The type of a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ParamKind {
     /// Bytes: `10G`.
@@ -42,7 +42,7 @@ pub enum ParamKind {
 }
 
 impl ParamKind {
-    /// For the help: what stands for the value.
+    /// The placeholder for the value in the help.
     pub fn placeholder(self) -> String {
         match self {
             ParamKind::Size => "SIZE".into(),
@@ -74,7 +74,7 @@ impl ParamKind {
     }
 }
 
-/// Values for declared parameters, each checked against its declaration.
+/// Values of declared parameters, each checked against its declaration.
 #[derive(Debug, Clone, Default)]
 pub struct Args {
     values: BTreeMap<&'static str, String>,
@@ -85,7 +85,8 @@ impl Args {
     /// Checks typed options against the declarations of `owner` (for messages).
     ///
     /// # Errors
-    /// [`Kind::Usage`] where an option is unknown, with the known ones, or its value is not of its kind.
+    /// [`Kind::Usage`] if an option is unknown, with the known ones, or its value has the wrong
+    /// type.
     pub fn check(owner: &str, params: &[Param], typed: &[(String, String)]) -> Result<Args> {
         let mut values = BTreeMap::new();
         for (key, value) in typed {
@@ -107,7 +108,7 @@ impl Args {
         Ok(Args { values, others: Vec::new() })
     }
 
-    /// As [`Args::check`]; options that are not declared are kept as they were typed.
+    /// Like [`Args::check`]; undeclared options are kept as typed.
     pub(crate) fn check_known(
         owner: &str,
         params: &[Param],
@@ -119,7 +120,7 @@ impl Args {
         Ok(Args { others, ..Args::check(owner, params, &known)? })
     }
 
-    /// Options that are not declared, in the order in which they were typed.
+    /// Undeclared options, in the order in which they were typed.
     pub fn others(&self) -> &[(String, String)] {
         &self.others
     }
@@ -154,7 +155,7 @@ impl Args {
         self.text(name).and_then(|text| share(text).ok())
     }
 
-    /// A switch; off when not given.
+    /// A switch; off by default.
     pub fn switch(&self, name: &str) -> bool {
         self.text(name).and_then(|text| parse_switch(text).ok()).unwrap_or(false)
     }
@@ -172,7 +173,7 @@ fn unknown(owner: &str, params: &[Param], key: &str) -> Error {
 /// Splits `key=value&key=value`, both percent-decoded.
 ///
 /// # Errors
-/// [`Kind::Usage`] where a part has no `=`, or as [`percent_decode`](crate::percent_decode).
+/// [`Kind::Usage`] if a part has no `=`, or like [`percent_decode`](crate::percent_decode).
 pub fn parse_options(text: &str) -> Result<Vec<(String, String)>> {
     let mut options = Vec::new();
     for part in text.split('&').filter(|part| !part.is_empty()) {
@@ -196,7 +197,7 @@ fn share(text: &str) -> Result<f64> {
         digits.parse::<f64>().ok().filter(|_| plain)
     };
     match (number(above), number(below)) {
-        // As nbdkit: none of none is none.
+        // As nbdkit: 0 of 0 is 0.
         (Some(0.0), Some(0.0)) => Ok(0.0),
         (Some(above), Some(below)) if above <= below => Ok(above / below),
         _ => {

@@ -1,4 +1,4 @@
-//! The control plane: a description in, a device out.
+//! The control plane: turns descriptions into devices.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -15,7 +15,7 @@ use crate::{
 };
 use blockhaul_block::{Error, Kind, Result};
 
-/// All kinds of storage and layers that a program knows.
+/// All kinds of storage and layers of a program.
 #[derive(Clone, Default)]
 pub struct Registry {
     /// Kinds of storage.
@@ -24,26 +24,26 @@ pub struct Registry {
     pub layers: Vec<&'static LayerKind>,
     /// Kinds of gates, which `--layer` puts before exports.
     pub gates: Vec<&'static GateKind>,
-    /// Scheme that takes bare paths.
+    /// The scheme of bare paths.
     pub path: &'static str,
-    /// Scheme that takes `[ CMD … ]`.
+    /// The scheme of `[ CMD … ]`.
     pub command: &'static str,
-    /// Given to storage and gates that this registry opens and makes, to ask for the end of the server.
+    /// Lets the storage and gates of this registry stop the server.
     pub shutdown: Shutdown,
-    /// Whether devices may be opened that files name.
+    /// Whether devices named in files may be opened.
     pub names: NamePolicy,
 }
 
 impl Registry {
-    /// The kind of storage behind a scheme.
+    /// The kind of storage of a scheme.
     ///
     /// # Errors
-    /// [`Kind::Usage`] with the known ones, where there is none.
+    /// [`Kind::Usage`] with the known ones, if there is none.
     pub fn backend(&self, scheme: &str) -> Result<&Arc<dyn Backend>> {
         self.answering(scheme, "")
     }
 
-    /// The same; `rest` is what follows the scheme, for messages.
+    /// The same; `rest` is the text after the scheme, for messages.
     fn answering(&self, scheme: &str, rest: &str) -> Result<&Arc<dyn Backend>> {
         let found = self.backends.iter().find(|backend| backend.schemes().contains(&scheme));
         found.ok_or_else(|| {
@@ -56,7 +56,7 @@ impl Registry {
         })
     }
 
-    /// What may be meant by a path where nothing is.
+    /// What the user may mean by a path that does not exist.
     fn meant_by(&self, path: &Path) -> Option<String> {
         let text = path.to_str()?;
         let named = self.backends.iter().find(|backend| backend.schemes().contains(&text));
@@ -68,7 +68,7 @@ impl Registry {
         there.then(|| format!("options need the scheme: write {}:{text}", self.path))
     }
 
-    /// What may be meant by a scheme that nobody answers to.
+    /// What the user may mean by an unknown scheme.
     fn instead_of(&self, scheme: &str, rest: &str) -> String {
         let meant = self.backends.iter().find_map(|backend| backend.instead_of(scheme, rest));
         if let Some(meant) = meant {
@@ -90,8 +90,8 @@ impl Registry {
     /// Makes a layer from `NAME[?key=value&…]`.
     ///
     /// # Errors
-    /// [`Kind::Usage`] where the name or an option is unknown, or a value does not fit, or it is a gate; what
-    /// the layer needs to be made (a file, a folder) can fail, too.
+    /// [`Kind::Usage`] if the name or an option is unknown, a value is invalid, or it is a gate;
+    /// and errors of what the layer needs (a file, a directory).
     pub fn layer(&self, text: &str) -> Result<Arc<dyn Layer>> {
         match self.layer_or_gate(text)? {
             AnyLayer::Layer(layer) => Ok(layer),
@@ -106,7 +106,7 @@ impl Registry {
     /// Makes a layer or a gate from `NAME[?key=value&…]`.
     ///
     /// # Errors
-    /// As [`Registry::layer`].
+    /// Like [`Registry::layer`].
     pub fn layer_or_gate(&self, text: &str) -> Result<AnyLayer> {
         let (name, options) = text.split_once('?').unwrap_or((text, ""));
         let kind = self.kind(name)?;
@@ -125,7 +125,7 @@ impl Registry {
     /// The kind of layer or gate of this name.
     ///
     /// # Errors
-    /// [`Kind::Usage`] with the known ones, where there is none.
+    /// [`Kind::Usage`] with the known ones, if there is none.
     pub fn kind(&self, name: &str) -> Result<AnyKind> {
         let all = self.layers_and_gates();
         all.iter().find(|kind| kind.name() == name).copied().ok_or_else(|| {
@@ -140,7 +140,7 @@ impl Registry {
     /// Checks a description without opening anything.
     ///
     /// # Errors
-    /// [`Kind::Usage`] where its scheme or an option is unknown, or a value does not fit.
+    /// [`Kind::Usage`] if its scheme or an option is unknown, or a value is invalid.
     pub fn target(&self, spec: &Spec, intent: Intent) -> Result<(&Arc<dyn Backend>, Target)> {
         self.target_in(spec, intent, OpenContext::new(self))
     }
@@ -195,7 +195,7 @@ impl Registry {
         Stack::new(opened, layers, intent).await
     }
 
-    /// Opens a device without layers, which may open others by `context`.
+    /// Opens a device without layers; it may open others through `context`.
     pub(crate) async fn open_within(
         &self,
         spec: &Spec,
@@ -206,8 +206,8 @@ impl Registry {
         backend.open(target).await.map_err(|error| self.with_hint(spec, error))
     }
 
-    /// Opens the target of a copy like [`Registry::open`], but leaves what the target holds as it is
-    /// until the [`Preparation`] is run.
+    /// Opens the target of a copy like [`Registry::open`], but does not change its contents until
+    /// the [`Preparation`] is run.
     pub async fn open_target(
         &self,
         spec: &Spec,
@@ -220,7 +220,7 @@ impl Registry {
         Ok((Stack::new(opened, layers, intent).await?, preparation))
     }
 
-    /// The error, with what may be meant where nothing is at a path.
+    /// The error, with what the user may mean if a path does not exist.
     fn with_hint(&self, spec: &Spec, error: Error) -> Error {
         match (spec, error.kind()) {
             (Spec::Path(path), Kind::NotFound) => match self.meant_by(path) {
@@ -231,8 +231,8 @@ impl Registry {
         }
     }
 
-    /// Opens storage whose clients each get devices of their own, with layers over each; `None` where
-    /// all share one device ([`Registry::open`]). Call it on a worker.
+    /// Opens storage whose clients get separate devices, with layers over each; `None` if all share
+    /// one device ([`Registry::open`]). Call it on a worker.
     pub async fn exports(
         &self,
         spec: &Spec,

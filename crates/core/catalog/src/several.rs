@@ -1,4 +1,4 @@
-//! Several storages under names of their own, as one server's exports.
+//! Several named storages, as the exports of one server.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, RwLock};
@@ -6,34 +6,33 @@ use std::sync::{Arc, Mutex, RwLock};
 use crate::{Client, Export, Exports, Listed, Opening, Visit};
 use blockhaul_block::{Error, Kind, Result};
 
-/// Storages under names of their own. A client that asks for the empty name gets the one of that name,
-/// or else the first one.
+/// Named storages. The empty name selects the storage of that name, or else the first one.
 ///
-/// A storage that has exports itself appears with each of them: its default one under its own name, the
-/// others behind that and a slash (`vms/a.img`), or as they are where it has the empty name.
+/// A storage that itself has exports appears with each of them: its default one under its own name,
+/// the others after that and a slash (`vms/a.img`), or unchanged if the storage has the empty name.
 ///
-/// A storage that is alone is served as it is: its exports have the names that it gives them.
+/// A single storage is served unchanged: its exports have the names that it gives them.
 ///
-/// Storages can be added and removed at any time. A client sees those that are there when it connects.
+/// Storages can be added and removed at any time. A client sees those that exist when it connects.
 pub struct Several(RwLock<Arc<[Arc<Named>]>>);
 
-/// One of them.
+/// A named storage.
 pub struct Named {
     /// Its name.
     pub name: String,
-    /// For people; empty: its own.
+    /// For users; empty: its own.
     pub description: String,
     /// What it opens.
     pub exports: Arc<dyn Exports>,
-    /// It is one device, and has no exports of its own.
+    /// It is one device, without exports of its own.
     pub single: bool,
 }
 
 impl Several {
-    /// Puts storages together, in the order in which they are listed.
+    /// Combines storages, in the order in which they are listed.
     ///
     /// # Errors
-    /// Two of one name.
+    /// Two storages of one name.
     pub fn new(storages: Vec<Named>) -> Result<Several> {
         let several = Several(RwLock::new(Arc::new([])));
         for one in storages {
@@ -42,10 +41,10 @@ impl Several {
         Ok(several)
     }
 
-    /// Adds a storage behind the others, for clients that connect from now on.
+    /// Adds a storage after the others, for clients that connect from now on.
     ///
     /// # Errors
-    /// [`Kind::Usage`] where there is one of the same name.
+    /// [`Kind::Usage`] if there is one of the same name.
     pub fn add(&self, storage: Named) -> Result<()> {
         let mut all = self.0.write().expect("no panic under this lock");
         if all.iter().any(|one| one.name == storage.name) {
@@ -56,8 +55,8 @@ impl Several {
         Ok(())
     }
 
-    /// Removes the storage of this name. Clients that have found it keep what they have opened; others do not
-    /// find it any more. `false` where there is none.
+    /// Removes the storage of this name. Clients keep what they have already opened; others do not
+    /// find it any more. `false` if there is none.
     pub fn remove(&self, name: &str) -> bool {
         let mut all = self.0.write().expect("no panic under this lock");
         let before = all.len();
@@ -86,12 +85,12 @@ struct SeveralVisit(Arc<Inside>);
 struct Inside {
     storages: Arc<[Arc<Named>]>,
     client: Client,
-    /// To those that the client has asked about so far, by their places.
+    /// Visits to the storages that the client has used so far, by index.
     visits: Mutex<BTreeMap<usize, Arc<dyn Visit>>>,
 }
 
 impl Inside {
-    /// Which storage has this name, and the name that it has there.
+    /// The storage of this name, and the name of the export in it.
     fn find<'name>(&self, name: &'name str) -> Option<(usize, &'name str)> {
         let named = |wanted: &str| self.storages.iter().position(|one| one.name == wanted);
         if let Some(index) = named(name) {
@@ -105,11 +104,11 @@ impl Inside {
             true => Some((index, name)),
             false => Some((index, name.strip_prefix(&one.name)?.strip_prefix('/')?)),
         });
-        // The longest own name: that of a storage with the empty name fits everything.
+        // The longest own name: the empty name matches everything.
         behind.min_by_key(|(_, below)| below.len())
     }
 
-    /// The client's visit to a storage: it is admitted there when it asks for the first time.
+    /// The client's visit to a storage, which admits the client on first use.
     async fn visit(&self, index: usize) -> Result<Arc<dyn Visit>> {
         let known = self.visits.lock().expect("no panic under this lock").get(&index).cloned();
         if let Some(visit) = known {
@@ -126,7 +125,7 @@ impl Inside {
         let Some(mut export) = opened else { return Ok(None) };
         let one = &self.storages[index];
         export.name = match (one.name.as_str(), below) {
-            // Its default one.
+            // Its default export.
             (own, "") if one.single || !own.is_empty() => own.to_string(),
             (own, _) => joined(own, &export.name),
         };
@@ -141,7 +140,7 @@ impl Inside {
         for (index, one) in self.storages.iter().enumerate() {
             let below = match self.visit(index).await {
                 Ok(visit) => visit.list(tls).await?,
-                // One that does not let this client in is none of its business.
+                // Skip a storage that rejects this client.
                 Err(error) => {
                     log::debug!(
                         export = one.name, error = error.text();
@@ -162,7 +161,7 @@ impl Inside {
     }
 }
 
-/// The name of an export of a storage: its own, and behind it that in the storage.
+/// The name of a storage's export: the storage's name, then the name in it.
 fn joined(own: &str, below: &str) -> String {
     match (own, below) {
         (own, "") => own.to_string(),

@@ -1,28 +1,28 @@
-//! How storage, gates and plugins ask for the end of the server that they are part of.
+//! How storage, gates and plugins stop the server that they belong to.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use blockhaul_io::Ticket;
 
-/// Asks the program that serves to stop its server. The program decides what happens then: it made the
-/// handle. A program with several servers makes one for each of them.
+/// Asks the program to stop its server. The program that made the handle decides what to do. A
+/// program with several servers makes one handle for each.
 ///
-/// The default handle reaches nobody: requests are only logged.
+/// Requests to the default handle are only logged.
 #[derive(Clone, Default)]
 pub struct Shutdown(Option<Arc<Act>>);
 
-/// What a request does.
+/// The effect of a request.
 type Act = dyn Fn(&str) + Send + Sync;
 
 impl Shutdown {
-    /// A handle that calls `act` with the reason of each request. `act` may be called on any thread, also
-    /// several times at once, and must not block.
+    /// A handle that calls `act` with the reason of each request. `act` may be called on any
+    /// thread, also concurrently, and must not block.
     pub fn calling(act: impl Fn(&str) + Send + Sync + 'static) -> Shutdown {
         Shutdown(Some(Arc::new(act)))
     }
 
-    /// A handle, and a ticket that yields the reason of the first request. The ticket is lost when no
+    /// A handle, and a ticket that yields the reason of the first request. The ticket is lost if no
     /// handle is left.
     pub fn channel() -> (Shutdown, Ticket<String>) {
         let (completer, requested) = blockhaul_io::ticket();
@@ -36,7 +36,7 @@ impl Shutdown {
         (Shutdown::calling(act), requested)
     }
 
-    /// Asks for the end of the server. Returns at once, on any thread; the server may stop later or never.
+    /// Asks the server to stop. Returns at once, on any thread; the server may stop later or never.
     /// `reason` is a phrase for the log.
     pub fn request(&self, reason: &str) {
         match &self.0 {

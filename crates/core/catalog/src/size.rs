@@ -1,14 +1,14 @@
-//! Numbers, sizes, durations, rates and switches as people type them.
+//! Numbers, sizes, durations, rates and switches as users type them.
 
 use std::time::Duration;
 
 use blockhaul_block::{Error, Kind, Result};
 
-/// Parses a whole number as C programs read them, nbdkit among them: decimal, hexadecimal behind `0x`,
-/// octal behind another `0`; blanks and one `+` may stand before it.
+/// Parses a whole number as C programs, such as nbdkit, read it: decimal, hexadecimal after `0x`,
+/// octal after another `0`; blanks and one `+` may precede it.
 ///
 /// # Errors
-/// [`Kind::Usage`] for anything else, and for what does not fit into a `T`.
+/// [`Kind::Usage`] for anything else, and for values that do not fit into a `T`.
 pub fn parse_number<T: TryFrom<u64>>(text: &str) -> Result<T> {
     let blank = |letter: char| letter.is_ascii_whitespace() || letter == '\x0b';
     let typed = text.trim_start_matches(blank);
@@ -18,7 +18,7 @@ pub fn parse_number<T: TryFrom<u64>>(text: &str) -> Result<T> {
         [b'0', _, ..] => (&typed[1..], 8),
         _ => (typed, 10),
     };
-    // A second sign is no digit.
+    // Rejects a second sign.
     let all = digits.chars().all(|letter| letter.is_digit(base));
     let number = u64::from_str_radix(if all { digits } else { "" }, base).map_err(|_| {
         let text = format!("{text:?} is not a whole number from 0 on, such as 12, 0x0c or 014");
@@ -27,12 +27,12 @@ pub fn parse_number<T: TryFrom<u64>>(text: &str) -> Result<T> {
     T::try_from(number).map_err(|_| Error::new(Kind::Usage, format!("{text:?} is too large")))
 }
 
-/// Parses a size in bytes: a decimal number and an optional unit. Units, base 1024, either case:
-/// b k m g t p e, KiB MiB GiB TiB PiB EiB; `s` is a sector of 512 bytes. A hexadecimal number, behind
+/// Parses a size in bytes: a decimal number and an optional unit. Units, base 1024, either case: b
+/// k m g t p e, KiB MiB GiB TiB PiB EiB; `s` is a sector of 512 bytes. A hexadecimal number, after
 /// `0x`, has no unit.
 ///
 /// # Errors
-/// [`Kind::Usage`] for anything else, and for more than 2^63 - 1 bytes, the largest offset of a file.
+/// [`Kind::Usage`] for anything else, and for more than 2^63 - 1 bytes, the largest file offset.
 pub fn parse_size(text: &str) -> Result<u64> {
     if let Some(size) = hexadecimal(text) {
         return limited(text, Some(size));
@@ -84,17 +84,17 @@ pub fn format_size(size: u64) -> String {
 /// Parses a rate in bytes per second: a size, with an optional `/s`.
 ///
 /// # Errors
-/// As [`parse_size`].
+/// Like [`parse_size`].
 pub fn parse_rate(text: &str) -> Result<u64> {
     parse_size(text.strip_suffix("/s").unwrap_or(text))
 }
 
-/// Longest duration that [`parse_duration`] returns: a century. The clock can represent a time so far ahead,
+/// Maximum result of [`parse_duration`]: a century. The clock can represent a time that far ahead,
 /// and sums of such durations.
 const FOREVER: Duration = Duration::from_secs(100 * 365 * 86_400);
 
-/// Parses a duration: a number, which may have a fraction and an exponent, and ns, us, ms, s, m or h; a
-/// plain number is seconds. More than a century is a century.
+/// Parses a duration: a number, with an optional fraction and exponent, and ns, us, ms, s, m or h;
+/// a plain number is in seconds. More than a century counts as a century.
 ///
 /// # Errors
 /// [`Kind::Usage`] for anything else.
@@ -123,7 +123,7 @@ pub fn parse_duration(text: &str) -> Result<Duration> {
     Duration::try_from_secs_f64(seconds.min(FOREVER.as_secs_f64())).map_err(|_| wrong())
 }
 
-/// Parses `on` or `off`, in one of the words that nbdkit and libnbd know for them, in either case.
+/// Parses `on` or `off`, or the synonyms of nbdkit and libnbd, in either case.
 ///
 /// # Errors
 /// [`Kind::Usage`] for anything else.

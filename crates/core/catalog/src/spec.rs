@@ -13,14 +13,14 @@ use blockhaul_block::{Error, Kind, Result};
 pub enum Spec {
     /// A bare path: literal, without options.
     Path(PathBuf),
-    /// `SCHEME:REST`; what REST means is the backend's business.
+    /// `SCHEME:REST`; the backend interprets REST.
     Scheme {
         /// Lower case, without the colon.
         scheme: String,
-        /// Everything behind the first colon, as typed.
+        /// Everything after the first colon, as typed.
         rest: String,
     },
-    /// `[ CMD … ]`: a server to be started, by socket activation.
+    /// `[ CMD … ]`: a server to start, by socket activation.
     Command(Vec<OsString>),
     /// `-`: standard input or output.
     Pipe,
@@ -30,7 +30,7 @@ impl Spec {
     /// Parses one word of a command line.
     ///
     /// # Errors
-    /// [`Kind::Usage`] where it is empty.
+    /// [`Kind::Usage`] if it is empty.
     pub fn parse(word: &OsStr) -> Result<Spec> {
         if word == "-" {
             return Ok(Spec::Pipe);
@@ -69,16 +69,16 @@ impl fmt::Display for Spec {
     }
 }
 
-/// Replaces `%XX` by the byte.
+/// Replaces each `%XX` by the byte.
 ///
 /// # Errors
-/// [`Kind::Usage`] where a `%` stands alone, or the result is not UTF-8.
+/// [`Kind::Usage`] for an incomplete `%XX`, or if the result is not UTF-8.
 pub fn percent_decode(text: &str) -> Result<String> {
     let strict = "% must be followed by two hexadecimal digits (%25 for %)";
     decode(text, |_| Err(Error::new(Kind::Usage, format!("{text:?}: {strict}"))))
 }
 
-/// As [`percent_decode`], but a `%` that no two hexadecimal digits follow stands for itself, so that
+/// Like [`percent_decode`], but a `%` not followed by two hexadecimal digits is literal, so that
 /// shares can be typed as `30%`.
 pub(crate) fn percent_decode_value(text: &str) -> Result<String> {
     decode(text, Ok)

@@ -1,4 +1,4 @@
-//! Devices with their layers: assembled, opened again, and for each client.
+//! Devices with their layers: assembled, reopened, and for each client.
 
 use std::sync::Arc;
 
@@ -8,20 +8,20 @@ use crate::{Client, Export, Exports, Listed, Visit};
 use blockhaul_block::emulate::emulate;
 use blockhaul_block::{Device, Result, fence};
 
-/// An open device, fenced, with its layers, and the way to more handles.
+/// An open device, fenced, with its layers; it can open more handles.
 #[derive(Clone)]
 pub struct Stack {
     pub(crate) device: Arc<dyn Device>,
-    /// The storage, and what each of the layers makes of it.
+    /// The storage, then the device of each layer.
     levels: Vec<Arc<dyn Device>>,
     pub(crate) more: Option<Arc<dyn Another>>,
     pub(crate) layers: Vec<Arc<dyn Layer>>,
-    /// What it was opened for.
+    /// The purpose for which it was opened.
     pub(crate) intent: Intent,
 }
 
 impl Stack {
-    /// Puts layers over a device that was opened, the first innermost.
+    /// Puts layers over an open device, the first innermost.
     pub(crate) async fn new(
         opened: Opened,
         layers: Vec<Arc<dyn Layer>>,
@@ -31,7 +31,7 @@ impl Stack {
         let stack = Stack { more, intent, ..Stack::over(device) };
         stack.rebuilt(layers, 0).await
     }
-    /// A stack over a device that is there already: every handle is this one.
+    /// A stack over an existing device: every handle is this one.
     pub fn over(device: Arc<dyn Device>) -> Stack {
         Stack {
             device: fence(emulate(device.clone())),
@@ -50,21 +50,21 @@ impl Stack {
     /// The same storage with one more layer, outermost. The levels below are those of this stack.
     ///
     /// # Errors
-    /// Where the layer cannot be put over the device.
+    /// If the layer cannot be put over the device.
     pub async fn with_layer(&self, layer: Arc<dyn Layer>) -> Result<Stack> {
         let mut layers = self.layers.clone();
         layers.push(layer);
         self.rebuilt(layers, self.layers.len()).await
     }
 
-    /// The same storage without the layer of this number, from 0, the innermost. Those over it are put over what
-    /// is below it; what they keep, they keep.
+    /// The same storage without layer `number`, from 0, the innermost. The layers over it are put
+    /// over the device below it; they keep their state.
     ///
     /// # Errors
-    /// Where one of those cannot be put over that device.
+    /// If one of those cannot be put over that device.
     ///
     /// # Panics
-    /// Where there is no layer of this number.
+    /// If there is no such layer.
     pub async fn without_layer(&self, number: usize) -> Result<Stack> {
         let mut layers = self.layers.clone();
         layers.remove(number);
@@ -81,12 +81,12 @@ impl Stack {
         Ok(Stack { device: fence(emulate(top)), levels, more, layers, intent })
     }
 
-    /// Whether further handles are connections of their own.
+    /// Whether further handles are separate connections.
     pub fn has_more(&self) -> bool {
         self.more.is_some()
     }
 
-    /// A further handle for another lane; the first one again where all lanes share it.
+    /// A further handle for another lane; the first one again if all lanes share it.
     pub async fn another(&self) -> Result<Arc<dyn Device>> {
         match &self.more {
             None => Ok(self.device.clone()),
@@ -98,7 +98,7 @@ impl Stack {
     }
 }
 
-/// The device with its layers, the first innermost, and the fence before all.
+/// The device with its layers, the first innermost, behind the fence.
 pub(crate) async fn assemble(
     device: Arc<dyn Device>,
     more: &Option<Arc<dyn Another>>,
@@ -110,7 +110,7 @@ pub(crate) async fn assemble(
     Ok(fence(emulate(levels.into_iter().next_back().unwrap_or(device))))
 }
 
-/// What each of the layers from `first` on makes of a device, which those before it have made.
+/// The devices of the layers from `first` on, over the device of those before.
 async fn pile(
     mut device: Arc<dyn Device>,
     more: &Option<Arc<dyn Another>>,
@@ -133,7 +133,7 @@ async fn pile(
     Ok(levels)
 }
 
-/// The way to open the lower part of a stack again.
+/// Opens the lower part of a stack again.
 struct Again {
     more: Arc<dyn Another>,
     layers: Vec<Arc<dyn Layer>>,
@@ -156,7 +156,7 @@ impl Another for Again {
 pub(crate) struct Layered {
     pub(crate) inner: Arc<dyn Exports>,
     pub(crate) layers: Arc<[Arc<dyn Layer>]>,
-    /// What the devices are opened for.
+    /// The purpose for which the devices are opened.
     pub(crate) intent: Intent,
 }
 

@@ -1,4 +1,4 @@
-//! A device that can be exchanged while callers use it: the top of every stack that is served.
+//! A device that can be exchanged while in use: the top of every served stack.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
@@ -10,14 +10,15 @@ use blockhaul_block::{
 };
 use blockhaul_io::{Completer, Notify};
 
-/// A place for a device that can be exchanged while callers use it.
+/// Points to a device that can be exchanged while in use.
 ///
-/// A stack of a device and its layers never changes. To add or remove a layer, or to move to other storage,
-/// a new stack is assembled beside the old one and [`swap`](Switch::swap)ped in. Each caller (a connection,
-/// a job) has a [`handle`](Switch::handle) of its own, which is a [`Device`].
+/// A stack of a device and its layers never changes. To add or remove a layer, or to move to other
+/// storage, a new stack is assembled beside the old one and [`swap`](Switch::swap)ped in. Each
+/// caller (a connection, a job) has its own [`handle`](Switch::handle), which is a [`Device`].
 ///
-/// A handle's caller keeps the facts that it saw first, as an NBD client does that has negotiated. A request
-/// that these facts allow and the present device cannot carry out fails with [`Kind::ShuttingDown`].
+/// A handle keeps the facts that its caller saw first, like an NBD client after negotiation. A
+/// request that these facts allow and the current device does not support fails with
+/// [`Kind::ShuttingDown`].
 pub struct Switch {
     inner: Mutex<Inner>,
 }
@@ -25,36 +26,36 @@ pub struct Switch {
 struct Inner {
     device: Arc<dyn Device>,
     handles: Vec<Weak<Shared>>,
-    /// A barrier is under way: handles that are made now hold their requests, too.
+    /// A barrier is active: new handles hold their requests, too.
     held: bool,
-    /// Why there is nothing to use any more.
+    /// Why the switch is closed.
     closed: Option<Error>,
 }
 
-/// What happens to the requests that are in flight when a device is exchanged.
+/// How to handle requests in flight when a device is exchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Barrier {
-    /// They end on the old device while new requests go to the new one. For devices that show the same
-    /// storage at any time.
+    /// They end on the old device while new requests go to the new one. For devices that always
+    /// show the same data.
     None,
-    /// They end on the old device first; new requests wait, in their order. A barrier that takes longer is
-    /// given up: the old device stays, and the requests go on.
+    /// They end on the old device first; new requests wait, in order. If that takes longer, the
+    /// exchange fails: the old device stays, and the requests continue.
     Within(Duration),
 }
 
 impl Switch {
-    /// A switch that leads to a device. Put the fence before the device.
+    /// A switch to a device, which must be fenced.
     pub fn new(device: Arc<dyn Device>) -> Arc<Switch> {
         let inner = Inner { device, handles: Vec::new(), held: false, closed: None };
         Arc::new(Switch { inner: Mutex::new(inner) })
     }
 
-    /// The device that it leads to now.
+    /// The current device.
     pub fn device(&self) -> Arc<dyn Device> {
         self.lock().device.clone()
     }
 
-    /// A handle for one caller. Its facts are those of the device that is there now.
+    /// A handle for one caller, with the facts of the current device.
     pub fn handle(&self) -> Arc<dyn Device> {
         let mut inner = self.lock();
         let device = inner.device.clone();
@@ -76,20 +77,21 @@ impl Switch {
         Arc::new(handle)
     }
 
-    /// How many handles are in use.
+    /// Number of handles in use.
     pub fn handles(&self) -> usize {
         self.lock().handles.iter().filter(|handle| handle.strong_count() > 0).count()
     }
 
-    /// Leads all handles to another device, and gives the old one back. Call it on a worker.
+    /// Points all handles to another device, and returns the old one. Call it on a worker.
     ///
-    /// `last` runs when no request is in flight any more on the old device and none has started on the new
-    /// one, for what has to happen in between (a flush of the old device); without a barrier it runs first.
-    /// If it fails, the old device stays.
+    /// `last` runs when no request is in flight any more on the old device and none has started on
+    /// the new one, for work in between (a flush of the old device); without a barrier it runs
+    /// first. If it fails, the old device stays.
     ///
     /// # Errors
-    /// - [`Kind::Refused`] while another exchange is under way, or after [`Switch::close`].
-    /// - [`Kind::TimedOut`] where the requests in flight do not end within the barrier's time.
+    /// - [`Kind::Refused`] during another exchange, or after [`Switch::close`].
+    /// - [`Kind::TimedOut`] if the requests in flight do not end within the barrier's time.
+    /// - The error of `last`.
     /// - What `last` fails with.
     pub async fn swap(
         &self,
@@ -120,7 +122,8 @@ impl Switch {
         Ok(held.release(new))
     }
 
-    /// Ends it: requests in flight are finished, all others fail with this error. It cannot be opened again.
+    /// Closes the switch for good: requests in flight are finished, all others fail with this
+    /// error.
     pub fn close(&self, error: Error) {
         let mut inner = self.lock();
         for handle in inner.handles() {
@@ -170,14 +173,14 @@ impl Inner {
     }
 }
 
-/// Requests of all handles wait until this is gone.
+/// Requests of all handles wait until this is dropped.
 struct Held<'a> {
     switch: &'a Switch,
     handles: Vec<Arc<Shared>>,
 }
 
 impl Held<'_> {
-    /// Lets them go on to another device, and gives the old one back.
+    /// Releases the requests to another device, and returns the old one.
     fn release(self, new: Arc<dyn Device>) -> Arc<dyn Device> {
         std::mem::replace(&mut self.switch.lock().device, new)
     }
@@ -187,7 +190,7 @@ impl Drop for Held<'_> {
     fn drop(&mut self) {
         let mut inner = self.switch.lock();
         inner.held = false;
-        // Closed meanwhile: the requests that waited have failed.
+        // If closed meanwhile, the waiting requests have failed.
         if inner.closed.is_none() {
             inner.lead(&inner.device);
         }
@@ -200,13 +203,13 @@ struct Handle {
 }
 
 struct Shared {
-    /// What the caller knows of the device.
+    /// The facts that the caller knows.
     advertised: Arc<Facts>,
     route: RwLock<Route>,
     in_flight: Arc<InFlight>,
 }
 
-/// Where requests go.
+/// How to handle requests.
 enum Route {
     To(Way),
     /// They wait, in this order.
@@ -214,10 +217,10 @@ enum Route {
     Closed(Error),
 }
 
-/// The way to a device.
+/// The path to a device.
 struct Way {
     device: Arc<dyn Device>,
-    /// What the caller expects and the device cannot do; none for most.
+    /// What the caller expects and the device does not support; usually none.
     lacks: Option<Box<Lacks>>,
 }
 
@@ -230,7 +233,7 @@ impl Shared {
         self.route.write().expect("no panic under this lock")
     }
 
-    /// Takes another route. Requests that wait look again, in their order.
+    /// Changes the route. Waiting requests check it again, in order.
     fn set(&self, route: Route) {
         let before = std::mem::replace(&mut *self.write(), route);
         if let Route::Held(waiting) = before {
@@ -246,7 +249,7 @@ impl Shared {
         }
         let shared = self.clone();
         Pending::start(async move {
-            // More than once where one barrier follows another.
+            // More than once if one barrier follows another.
             while let Some(turn) = shared.wait() {
                 let _ = turn.await;
             }
@@ -254,7 +257,7 @@ impl Shared {
         })
     }
 
-    /// A place in the queue of those who wait; none when nobody has to.
+    /// A place in the queue; none if there is no need to wait.
     fn wait(&self) -> Option<blockhaul_io::Ticket<()>> {
         match &mut *self.write() {
             Route::Held(waiting) => {
@@ -271,7 +274,7 @@ impl Shared {
             None => way.device.submit(request),
             Some(lacks) => lacks.submit(&*way.device, request),
         };
-        // Requests that end at once end under the lock: a swap does not overtake them.
+        // Requests that complete at once do so under the lock: a swap does not overtake them.
         pending.guarded(|| self.in_flight.enter())
     }
 }
@@ -285,7 +288,7 @@ impl Device for Handle {
         self.shared.submit(request)
     }
 
-    // No `file_at`: what goes past the handle could neither be held at a barrier nor be led elsewhere.
+    // No `file_at`: accesses that bypass the handle could not be held at a barrier or redirected.
 }
 
 /// Counts the requests that a handle has in flight.
@@ -323,18 +326,18 @@ impl Drop for Entered {
     }
 }
 
-/// What a caller has been promised that the present device does not do.
+/// What the caller was promised and the current device does not support.
 struct Lacks {
     size: u64,
     can: Can,
     minimum: u64,
     maximum: u64,
-    /// For each context of the caller the device's; none where they are the same.
+    /// The device's context for each context of the caller; none if they are the same.
     contexts: Option<Vec<Option<usize>>>,
 }
 
 impl Lacks {
-    /// `None` where the device does all that the caller knows.
+    /// `None` if the device supports everything that the caller knows.
     fn of(advertised: &Facts, now: &Facts) -> Option<Lacks> {
         let same = now.contexts.len() >= advertised.contexts.len()
             && now.contexts.iter().zip(&advertised.contexts).all(|(now, then)| now == then);
@@ -354,7 +357,7 @@ impl Lacks {
         (!enough).then_some(lacks)
     }
 
-    /// Submits a request that the device can carry out.
+    /// Submits a request that the device supports.
     fn submit(&self, device: &dyn Device, mut request: Request) -> Pending {
         if let Some(why) = self.refuse(&request) {
             let error = Error::new(Kind::ShuttingDown, format!("the device was exchanged: {why}"));
@@ -363,7 +366,7 @@ impl Lacks {
         let (Op::Extents(asked), Some(map)) = (&mut request.op, &self.contexts) else {
             return device.submit(request);
         };
-        // Each list's place in the answer: the caller expects them in its own order.
+        // Each list's place in the reply: the caller expects them in its own order.
         let mut wanted: Vec<usize> = Vec::with_capacity(asked.count());
         for index in asked.iter() {
             match map.get(index).copied().flatten() {
@@ -388,7 +391,7 @@ impl Lacks {
             OpKind::Read | OpKind::Write => Can::empty(),
             OpKind::Zero => Can::ZERO,
             OpKind::Trim => Can::TRIM,
-            // A flush must cover what other handles have written, where this was promised.
+            // A flush must cover the writes of other handles, if this was promised.
             OpKind::Flush => Can::FLUSH | Can::MULTI_CONN,
             OpKind::Cache => Can::CACHE,
             OpKind::Extents => Can::EXTENTS,
@@ -413,7 +416,7 @@ impl Lacks {
     }
 }
 
-/// The lists of a reply, which come in ascending order of context, in the order of `wanted`.
+/// Reorders the lists of a reply from ascending order of context to the order of `wanted`.
 fn in_order(reply: Reply, contexts: Contexts, wanted: &[usize]) -> Reply {
     let Reply::Extents(lists) = reply else { return reply };
     let mut lists: Vec<(usize, Extents)> = contexts.iter().zip(lists).collect();

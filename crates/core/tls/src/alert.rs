@@ -1,28 +1,28 @@
-//! Alerts: how one side tells the other why it ends the session (RFC 8446, section 6).
+//! Alerts: how one side reports why it ends the session (RFC 8446, section 6).
 
 use std::io;
 
-/// Level of an alert that is no failure.
+/// Level of an alert that is not a failure.
 pub(crate) const WARNING: u8 = 1;
-/// Nothing more comes.
+/// The sender is done.
 pub(crate) const CLOSE_NOTIFY: u8 = 0;
 /// Level of an alert that ends the session at once.
 pub(crate) const FATAL: u8 = 2;
-/// A message or a record that has no place there.
+/// An unexpected message or record.
 pub(crate) const UNEXPECTED_MESSAGE: u8 = 10;
 /// A record that cannot be authenticated.
 pub(crate) const BAD_RECORD_MAC: u8 = 20;
-/// A record that is longer than records may be.
+/// A record that is too long.
 pub(crate) const RECORD_OVERFLOW: u8 = 22;
-/// A message whose fields do not make sense.
+/// A message with invalid fields.
 pub(crate) const DECODE_ERROR: u8 = 50;
 /// The handshake was cancelled; the end follows.
 const USER_CANCELED: u8 = 90;
 
-/// What an alert means: true for the orderly end of what the peer sends.
+/// Interprets an alert: true for the orderly end of what the peer sends.
 ///
 /// # Errors
-/// The peer gives up.
+/// The peer aborts the session.
 pub(crate) fn received(alert: &[u8]) -> io::Result<bool> {
     let why = match alert {
         [_, CLOSE_NOTIFY] => return Ok(true),

@@ -1,4 +1,4 @@
-//! What each side brings: certificates or keys, and what it demands of the other.
+//! The configuration of each side: certificates or keys, and the requirements for the peer.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -21,13 +21,13 @@ use crate::handshake::{self, Role, Session, Shaking};
 use crate::psk::Users;
 use crate::seen::{Seen, escaped};
 
-/// Where a server has its certificates when nobody says (nbdkit's places).
+/// Default directory name of server certificates (nbdkit's).
 const SERVER_DIRS: &str = "nbdkit";
-/// Where a client has its certificates when nobody says (libnbd's places).
+/// Default directory name of client certificates (libnbd's).
 const CLIENT_DIRS: &str = "libnbd";
 
-/// Suites of TLS 1.3 for processors that compute AES themselves. Pre-shared keys are bound to
-/// SHA-256, and nothing is gained by longer keys.
+/// Suites of TLS 1.3 for processors with AES instructions. Pre-shared keys are bound to SHA-256,
+/// and longer keys gain nothing.
 const SUITES: &str = "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256";
 /// The same for other processors.
 const SUITES_WITHOUT_AES: &str =
@@ -38,21 +38,21 @@ const CERTIFICATE_CIPHERS: &str = "ECDHE+AESGCM:ECDHE+CHACHA20";
 const KEY_CIPHERS: &str = "ECDHE-PSK-CHACHA20-POLY1305:DHE-PSK-AES128-GCM-SHA256:\
                            DHE-PSK-AES256-GCM-SHA384:ECDHE-PSK-AES128-CBC-SHA256";
 
-/// How a side proves who it is.
+/// How a side authenticates.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Credentials {
     /// A directory with `ca-cert.pem` and, for a server, `server-cert.pem` and `server-key.pem`; a
-    /// client may have `client-cert.pem` and `client-key.pem`. With `ca-crl.pem` revoked
-    /// certificates are refused. The layout of nbdkit, libnbd and QEMU.
+    /// client may have `client-cert.pem` and `client-key.pem`. Certificates revoked in `ca-crl.pem`
+    /// are refused. The layout of nbdkit, libnbd and QEMU.
     Certificates(PathBuf),
     /// A file of pre-shared keys.
     Keys(PathBuf),
-    /// Certificates in the usual places: nbdkit's for a server, libnbd's for a client. A client
-    /// without any trusts the authorities that its system trusts.
+    /// Certificates in the default directories: nbdkit's for a server, libnbd's for a client. A
+    /// client without any trusts the system's authorities.
     Usual,
 }
 
-/// The folder of a server's certificates in the usual places, if there are any.
+/// The default directory of a server's certificates, if it exists.
 pub fn usual_certificates() -> Option<PathBuf> {
     usual_dirs(SERVER_DIRS).into_iter().find(|dir| dir.join("server-cert.pem").exists())
 }
@@ -65,10 +65,11 @@ pub struct Acceptor {
 }
 
 impl Acceptor {
-    /// A server with these credentials. `verify_peer`: clients must have a certificate that the
-    /// authority of `ca-cert.pem` has signed.
+    /// A server with these credentials. `verify_peer`: clients must have a certificate signed by
+    /// the authority of `ca-cert.pem`.
     ///
     /// # Errors
+    /// Missing or invalid files.
     /// Files that are missing or hold something else.
     pub fn new(credentials: &Credentials, verify_peer: bool) -> Result<Acceptor, Error> {
         let seen = new_index()?;
@@ -101,16 +102,16 @@ impl Acceptor {
         Ok(Acceptor { context: context.build(), seen, keys })
     }
 
-    /// The server's side of a handshake. Nothing may have been read behind the bytes that came before
-    /// it. Takes as long as the client does: bound it.
+    /// The server's side of a handshake. Nothing may have been read beyond the bytes before it.
+    /// Takes as long as the client does: use a timeout.
     ///
     /// # Errors
-    /// The client failed to prove who it is, speaks no TLS, or has gone.
+    /// The client failed to authenticate, does not speak TLS, or has disconnected.
     pub async fn accept(&self, stream: &Stream) -> Result<Session, Error> {
         handshake::run(self.begin(|_| Ok(()))?, stream).await
     }
 
-    /// A handshake without I/O, with what `change` does to it.
+    /// A handshake without I/O, changed by `change`.
     pub(crate) fn begin(
         &self,
         change: impl FnOnce(&mut Ssl) -> Result<(), ErrorStack>,
@@ -126,24 +127,24 @@ impl Acceptor {
 pub struct Connector {
     context: SslContext,
     seen: Index<Ssl, Arc<Mutex<Seen>>>,
-    /// Name for the server's certificate.
+    /// Expected name in the server's certificate.
     hostname: Option<String>,
-    /// The server must prove that name, if there is one.
+    /// The server must prove that name, if set.
     verify: bool,
     keys: bool,
 }
 
-/// How a client proves who it is, and what it demands of the server.
+/// How a client authenticates, and what it requires of the server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Demands {
-    /// How to prove who we are, and whom to trust.
+    /// How to authenticate, and which authorities to trust.
     pub credentials: Credentials,
-    /// Our name, with pre-shared keys. Without it the name of the login if it has a key, or the only
-    /// one that has.
+    /// The user name for pre-shared keys. Default: the login name if it has a key, or the only user
+    /// with one.
     pub user: Option<String>,
-    /// The name that the server's certificate must be for; `None`: any that is signed.
+    /// The required name in the server's certificate; `None`: any signed certificate.
     pub hostname: Option<String>,
-    /// Whether the server's certificate must be signed by an authority that is trusted.
+    /// Whether the server's certificate must be signed by a trusted authority.
     pub verify: bool,
 }
 
@@ -151,7 +152,7 @@ impl Connector {
     /// A client with these credentials.
     ///
     /// # Errors
-    /// Files that are missing or hold something else.
+    /// Missing or invalid files.
     pub fn new(demands: &Demands) -> Result<Connector, Error> {
         let seen = new_index()?;
         let mut context = builder(seen)?;
@@ -176,8 +177,8 @@ impl Connector {
             }
         };
         match (keys, demands.verify) {
-            // TLS 1.3 has no suites for keys alone: whoever does not know the key could show some
-            // certificate instead. None will do.
+            // TLS 1.3 has no key-only suites: a peer without the key could present a certificate
+            // instead. Accept none.
             (true, _) => context.set_verify_callback(SslVerifyMode::PEER, |_, _| false),
             (false, true) => context.set_verify(SslVerifyMode::PEER),
             (false, false) => context.set_verify(SslVerifyMode::NONE),
@@ -191,10 +192,11 @@ impl Connector {
         })
     }
 
-    /// The client's side of a handshake, as [`Acceptor::accept`].
+    /// The client's side of a handshake, like [`Acceptor::accept`].
     ///
     /// # Errors
-    /// The server failed to prove who it is, does not accept who we are, speaks no TLS, or has gone.
+    /// The server failed to authenticate, rejects our credentials, does not speak TLS, or has
+    /// disconnected.
     pub async fn connect(&self, stream: &Stream) -> Result<Session, Error> {
         handshake::run(self.begin()?, stream).await
     }
@@ -247,7 +249,7 @@ fn new_index() -> Result<Index<Ssl, Arc<Mutex<Seen>>>, Error> {
     Ok(*index.insert(new))
 }
 
-/// What both sides have in common.
+/// The settings that both sides share.
 fn builder(seen: Index<Ssl, Arc<Mutex<Seen>>>) -> Result<SslContextBuilder, Error> {
     let make = || -> Result<SslContextBuilder, ErrorStack> {
         let mut context = SslContext::builder(SslMethod::tls())?;
@@ -258,10 +260,10 @@ fn builder(seen: Index<Ssl, Arc<Mutex<Seen>>>) -> Result<SslContextBuilder, Erro
                 | SslOptions::NO_TICKET
                 | SslOptions::CIPHER_SERVER_PREFERENCE,
         );
-        // What a session has needed only for a moment it gives back.
+        // Free buffers that a session needs only for a moment.
         context.set_mode(SslMode::RELEASE_BUFFERS);
         context.set_session_cache_mode(SslSessionCacheMode::OFF);
-        // A ticket would take a number in the sequence of records that are ours from then on.
+        // A ticket would use a sequence number of records, which are ours after the handshake.
         context.set_num_tickets(0)?;
         context.set_ciphersuites(if aes_in_hardware() { SUITES } else { SUITES_WITHOUT_AES })?;
         context.set_cipher_list(CERTIFICATE_CIPHERS)?;
@@ -281,7 +283,7 @@ fn aes_in_hardware() -> bool {
     found
 }
 
-/// Keeps the secrets of a session for its record layer; nobody else sees them.
+/// Saves the secrets of a session for its record layer only.
 fn note_secret(ssl: &SslRef, seen: Index<Ssl, Arc<Mutex<Seen>>>, line: &str) {
     let Some(seen) = ssl.ex_data(seen) else { return };
     let mut words = line.split(' ');
@@ -351,12 +353,12 @@ fn client_key(
     Ok(())
 }
 
-/// The name of the local user, as the environment tells it.
+/// The name of the local user, from the environment.
 fn login() -> Option<String> {
     ["LOGNAME", "USER"].iter().find_map(|name| std::env::var(name).ok())
 }
 
-/// Loads an authority and, if there is one, its list of revoked certificates.
+/// Loads an authority and its revocation list, if there is one.
 fn authority(context: &mut SslContextBuilder, dir: &Path) -> Result<(), Error> {
     let path = readable(dir, "ca-cert.pem")?;
     context.set_ca_file(&path).map_err(|stack| unusable(&path, "a certificate", &stack))?;
@@ -413,14 +415,14 @@ fn client_certificates(context: &mut SslContextBuilder, dir: &Path) -> Result<()
     }
 }
 
-/// A file that holds something else than it should.
+/// The error for a file with the wrong contents.
 fn unusable(path: &Path, due: &str, stack: &ErrorStack) -> Error {
     let why = crate::error::first(stack);
     let text = format!("cannot use {}: {why}; check that it is {due}, in PEM", path.display());
     Error::new(Kind::Setup, text)
 }
 
-/// A file that can be opened: OpenSSL's own words for one that cannot help nobody.
+/// Checks that a file can be opened, for a better message than OpenSSL's.
 fn readable(dir: &Path, name: &str) -> Result<PathBuf, Error> {
     let path = dir.join(name);
     match std::fs::File::open(&path) {
@@ -432,7 +434,7 @@ fn readable(dir: &Path, name: &str) -> Result<PathBuf, Error> {
     }
 }
 
-/// Directories for certificates: a user's own, and root's.
+/// Certificate directories: the user's own, and root's.
 fn usual_dirs(name: &str) -> Vec<PathBuf> {
     if rustix::process::geteuid().is_root() {
         return vec![Path::new("/etc/pki").join(name)];

@@ -1,4 +1,4 @@
-//! Why TLS cannot be used, or a session not be begun.
+//! Why TLS cannot be used, or a session cannot start.
 
 use std::fmt;
 
@@ -10,9 +10,9 @@ use openssl::ssl;
 pub enum Kind {
     /// A file is missing or cannot be read.
     File,
-    /// What was asked for makes no sense, or a file holds something else than it should.
+    /// The settings are inconsistent, or a file has the wrong contents.
     Setup,
-    /// The other side could not prove who it is, or did not accept our proof, or speaks no TLS.
+    /// The peer failed to authenticate, rejected our credentials, or does not speak TLS.
     Refused,
     /// The connection ended or failed.
     Lost,
@@ -31,7 +31,7 @@ impl Error {
         Error { kind, text: text.into() }
     }
 
-    /// OpenSSL refuses what it was given.
+    /// OpenSSL rejects its input.
     pub(crate) fn setup(what: impl fmt::Display, stack: &ErrorStack) -> Error {
         Error::new(Kind::Setup, format!("{what}: {}", first(stack)))
     }
@@ -59,7 +59,8 @@ pub(crate) fn reason(error: &ssl::Error) -> String {
     }
 }
 
-/// OpenSSL puts the version before the peer's alerts in which each was new: no peer speaks SSL 3 here.
+/// OpenSSL prefixes the peer's alerts with the version that introduced them: no peer speaks SSL 3
+/// here.
 fn alert(reason: &str) -> String {
     let versions = ["sslv3 alert ", "tlsv1 alert ", "tlsv13 alert "];
     match versions.iter().find_map(|version| reason.strip_prefix(version)) {
@@ -68,7 +69,7 @@ fn alert(reason: &str) -> String {
     }
 }
 
-/// The first reason of a stack is the deepest.
+/// The first error of a stack is the deepest.
 pub(crate) fn first(stack: &ErrorStack) -> String {
     let reason = stack.errors().first().and_then(|error| error.reason());
     reason.map_or_else(|| "OpenSSL gives no reason".to_string(), str::to_lowercase)

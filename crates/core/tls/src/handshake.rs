@@ -1,4 +1,4 @@
-//! A handshake over a stream: OpenSSL decides what is said, this carries it.
+//! A handshake over a stream: OpenSSL makes the messages, this module transfers them.
 
 use std::io::IoSliceMut;
 use std::sync::{Arc, Mutex};
@@ -15,7 +15,7 @@ use crate::records::{self, Peer, Suite};
 use crate::seen::{Seen, escaped};
 use crate::wrapped::{self, Pipe};
 
-/// Bytes received at a time. OpenSSL bounds the messages of a handshake itself.
+/// Bytes per receive. OpenSSL limits the messages of a handshake itself.
 const RECEIVE: usize = 16 << 10;
 
 /// Which side this is.
@@ -24,28 +24,28 @@ pub(crate) enum Role {
     Client { keys: bool, hostname: Option<String> },
 }
 
-/// A session that is up.
+/// An established session.
 pub struct Session {
-    /// Opens what is received.
+    /// Opens received bytes.
     pub opener: Box<dyn Opener>,
-    /// Seals what is sent.
+    /// Seals bytes to send.
     pub sealer: Box<dyn Sealer>,
-    /// What was received behind the handshake: for the opener.
+    /// Bytes received after the handshake: for the opener.
     pub received: Vec<u8>,
-    /// What was agreed on.
+    /// What was negotiated.
     pub about: About,
 }
 
-/// What was agreed on, and with whom.
+/// What was negotiated, and the peer's identity.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct About {
     /// The version of TLS, as `TLSv1.3`.
     pub version: String,
     /// The suite, as `TLS_AES_128_GCM_SHA256`.
     pub suite: String,
-    /// Who the other side has proved to be: a user, or the name in a certificate.
+    /// The peer's authenticated identity: a user, or the name in a certificate.
     pub peer: Option<String>,
-    /// The names in the other side's certificate, where it has shown one.
+    /// The names in the peer's certificate, if it sent one.
     pub names: Option<Names>,
 }
 
@@ -54,7 +54,7 @@ pub(crate) async fn run(mut shaking: Shaking, stream: &Stream) -> Result<Session
     let mut buffer = vec![0; RECEIVE];
     loop {
         let (out, step) = shaking.step();
-        // After a failure this is the alert that tells the other side.
+        // After a failure this is the alert for the peer.
         let sent = stream.send_all(&out).await;
         let done = step?;
         sent.map_err(|error| lost(&error))?;
@@ -64,7 +64,7 @@ pub(crate) async fn run(mut shaking: Shaking, stream: &Stream) -> Result<Session
         let received = stream.recv(&mut [IoSliceMut::new(&mut buffer)]).await;
         match received.map_err(|error| lost(&error))? {
             0 => {
-                // As GnuTLS's servers do when they know no such key.
+                // As GnuTLS servers do if they do not know the key.
                 let text = format!(
                     "TLS: the other side closed the connection during the handshake{}",
                     advice(&shaking.role)
@@ -76,7 +76,7 @@ pub(crate) async fn run(mut shaking: Shaking, stream: &Stream) -> Result<Session
     }
 }
 
-/// A handshake under way, without I/O.
+/// A handshake in progress, without I/O.
 pub(crate) struct Shaking {
     session: SslStream<Pipe>,
     seen: Arc<Mutex<Seen>>,
@@ -84,7 +84,7 @@ pub(crate) struct Shaking {
 }
 
 impl Shaking {
-    /// Begins one.
+    /// Starts a handshake.
     pub(crate) fn new(
         mut ssl: Ssl,
         index: Index<Ssl, Arc<Mutex<Seen>>>,
@@ -101,7 +101,7 @@ impl Shaking {
         Ok(Shaking { session, seen, role })
     }
 
-    /// Goes as far as it can: what is to be sent, and whether that was all.
+    /// Proceeds as far as possible: the bytes to send, and whether the handshake is complete.
     pub(crate) fn step(&mut self) -> (Vec<u8>, Result<bool, Error>) {
         let step = self.session.do_handshake();
         let out = std::mem::take(&mut self.session.get_mut().outgoing);
@@ -113,17 +113,17 @@ impl Shaking {
         (out, step)
     }
 
-    /// Takes what has come.
+    /// Adds received bytes.
     pub(crate) fn receive(&mut self, bytes: &[u8]) {
         self.session.get_mut().incoming.extend_from_slice(bytes);
     }
 
-    /// The session, when the handshake is done.
+    /// The session, when the handshake is complete.
     pub(crate) fn finish(self) -> Result<Session, Error> {
         self.finish_with(records::KEY_RECORDS)
     }
 
-    /// The same, whose keys last for so many records.
+    /// The same, with keys that last for this many records.
     pub(crate) fn finish_with(self, key_records: u64) -> Result<Session, Error> {
         let about = about(self.session.ssl(), &self.seen);
         let secrets = {
@@ -156,7 +156,7 @@ impl Shaking {
         Session { opener: Box::new(opener), sealer: Box::new(sealer), received, about }
     }
 
-    /// The same, whatever was agreed on.
+    /// The same, whatever was negotiated.
     #[cfg(test)]
     pub(crate) fn finish_wrapped(self) -> Session {
         let about = about(self.session.ssl(), &self.seen);
@@ -191,7 +191,7 @@ fn subject(certificate: &X509Ref) -> String {
     }
 }
 
-/// Why a handshake failed, in words that help.
+/// Why a handshake failed, in helpful words.
 fn failed(ssl: &SslRef, seen: &Mutex<Seen>, role: &Role, error: &ssl::Error) -> Error {
     let seen = seen.lock().expect("no panic under this lock");
     let refused = |text: String| Error::new(Kind::Refused, text);
@@ -234,7 +234,7 @@ fn failed(ssl: &SslRef, seen: &Mutex<Seen>, role: &Role, error: &ssl::Error) -> 
     refused(format!("TLS: {reason}{hint}"))
 }
 
-/// What a client can do where a server does not say why it gives up.
+/// What a client can do if a server aborts without a reason.
 fn advice(role: &Role) -> &'static str {
     match role {
         Role::Client { keys: true, .. } => {

@@ -1,13 +1,14 @@
 //! TLS over streams, both sides, with certificates or pre-shared keys.
 //!
-//! - [`Acceptor`], [`Connector`]: what each side brings, and its handshake. OpenSSL does it.
-//! - `records`: the record layer of TLS 1.3, which moves payloads between pool buffers and what is
-//!   sent without a copy in between; `wrapped`: OpenSSL's own, for TLS 1.2.
-//! - `seen`: what the callbacks of a handshake tell it. `names`: names of certificates. `alert`: why a peer
-//!   ends the session.
+//! - [`Acceptor`], [`Connector`]: the configuration of each side, and its handshake, by OpenSSL.
+//! - `records`: the record layer of TLS 1.3, which moves payloads between pool buffers and sockets
+//!   without an extra copy; `wrapped`: OpenSSL's own, for TLS 1.2.
+//! - `seen`: what the callbacks of a handshake record. `names`: names of certificates. `alert`: why
+//!   a peer ends the session.
 //! - `psk`: files of pre-shared keys. [`make`]: makes them, and certificates.
 //!
-//! Once a session is up, [`blockhaul_io::RecvWindow::secure`] and [`blockhaul_io::SendQueue::secure`] take its halves.
+//! After the handshake, [`blockhaul_io::RecvWindow::secure`] and
+//! [`blockhaul_io::SendQueue::secure`] take the session's halves.
 
 mod alert;
 mod context;

@@ -1,4 +1,5 @@
-//! Makes what TLS needs: an authority with certificates for a server and a client, or a file of keys.
+//! Makes credentials for TLS: an authority with certificates for a server and a client, or a file
+//! of keys.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -22,30 +23,30 @@ use openssl::x509::{X509, X509Builder, X509Name};
 
 use crate::error::{Error, Kind};
 
-/// Lifetime of an authority in days: ten years. Whoever needs another makes all anew.
+/// Lifetime of an authority in days: ten years. After that, make everything anew.
 const AUTHORITY_DAYS: u32 = 3653;
-/// Certificates count from an hour ago, for clocks that are late.
+/// Certificates are backdated by an hour, for clocks that are slow.
 const LATE: i64 = 3600;
-/// Length of a pre-shared key in bytes, as psktool makes them.
+/// Length of a pre-shared key in bytes, as with psktool.
 const KEY: usize = 32;
 
-/// What certificates to make.
+/// Which certificates to make.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Certificates {
     /// Names and addresses of the server.
     pub hosts: Vec<String>,
     /// Name of the client.
     pub client: String,
-    /// Lifetime of both certificates in days; the authority's is ten years, or as long as that.
+    /// Lifetime of both certificates in days; the authority's is ten years, or this if longer.
     pub days: u32,
 }
 
-/// Makes an authority and certificates in `dir`, in files that only their owner can read. Returns the
+/// Makes an authority and certificates in `dir`, in files readable only by their owner. Returns the
 /// files.
 ///
 /// # Errors
-/// One of the files exists already; a name that no certificate can have; a directory that cannot be
-/// written.
+/// One of the files exists; a name that is invalid in a certificate; a directory that is not
+/// writable.
 pub fn certificates(dir: &Path, wanted: &Certificates) -> Result<Vec<PathBuf>, Error> {
     let names = ["ca-cert", "ca-key", "server-cert", "server-key", "client-cert", "client-key"];
     let paths = names.map(|name| dir.join(format!("{name}.pem")));
@@ -62,10 +63,10 @@ pub fn certificates(dir: &Path, wanted: &Certificates) -> Result<Vec<PathBuf>, E
     Ok(paths.into())
 }
 
-/// Makes a file with a fresh key for each user, which only its owner can read.
+/// Makes a file with a new key for each user, readable only by its owner.
 ///
 /// # Errors
-/// The file exists already or cannot be written; a name that no user can have, or twice.
+/// The file exists or cannot be written; a user name that is invalid, or listed twice.
 pub fn keys(path: &Path, users: &[String]) -> Result<(), Error> {
     absent(path)?;
     let mut text = String::new();
@@ -109,7 +110,7 @@ fn cannot_write(path: &Path, error: &std::io::Error) -> Error {
     Error::new(Kind::File, format!("cannot write {}: {error}", path.display()))
 }
 
-/// Names go into OpenSSL's configuration language, so nothing else than a name may pass.
+/// Names become part of OpenSSL's configuration language, so only plain names are allowed.
 fn check_names(wanted: &Certificates) -> Result<(), Error> {
     let wrong = |text: String| Err(Error::new(Kind::Setup, text));
     for host in &wanted.hosts {
@@ -145,7 +146,7 @@ fn make(wanted: &Certificates) -> Result<[Vec<u8>; 6], ErrorStack> {
     authority.sign(&authority_key, MessageDigest::sha256())?;
     let authority = authority.build();
 
-    // A common name holds 64 characters at most; what counts are the alternative names.
+    // A common name has at most 64 characters; only the alternative names matter.
     let host: String = wanted.hosts[0].chars().take(64).collect();
     let server_key = new_key()?;
     let mut server = begin(&host, &server_key, wanted.days)?;
@@ -206,7 +207,7 @@ fn begin(name: &str, key: &PKey<Private>, days: u32) -> Result<X509Builder, Erro
     Ok(builder)
 }
 
-/// What the certificates of server and client have in common, and the authority's signature.
+/// The common parts of the server's and the client's certificate, and the authority's signature.
 fn finish(
     mut builder: X509Builder,
     authority: &X509,
@@ -214,7 +215,8 @@ fn finish(
 ) -> Result<X509, ErrorStack> {
     builder.set_issuer_name(authority.subject_name())?;
     builder.append_extension(BasicConstraints::new().critical().build()?)?;
-    // QEMU before version 10 wants key encipherment, too, and only warns when this is not critical.
+    // QEMU before version 10 requires key encipherment, too, and only warns if this is not
+    // critical.
     let usage = KeyUsage::new().digital_signature().key_encipherment().build()?;
     builder.append_extension(usage)?;
     let id = SubjectKeyIdentifier::new().build(&builder.x509v3_context(Some(authority), None))?;
@@ -260,7 +262,7 @@ mod tests {
         assert_eq!(names[1].ipaddress(), Some(&[127, 0, 0, 1][..]));
         assert_eq!(names.len(), 3);
 
-        // None is overwritten, and nothing is made if one is there.
+        // No file is overwritten, and none is made if one exists.
         let before = fs::read(&files[1]).unwrap();
         fs::remove_file(&files[5]).unwrap();
         assert_eq!(certificates(&dir, &all).unwrap_err().kind(), Kind::File);

@@ -3,7 +3,7 @@
 use openssl::nid::Nid;
 use openssl::x509::{X509NameEntryRef, X509NameRef, X509Ref};
 
-/// Whose certificate it is, and who vouches for it: `CN=alice,O=Example`, the most particular part first.
+/// The names in a certificate: `CN=alice,O=Example`, the most specific part first.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Names {
     /// The subject.
@@ -41,7 +41,7 @@ fn part(entry: &X509NameEntryRef) -> String {
     format!("{key}={value}")
 }
 
-/// A value as RFC 4514 (section 2.4) writes it; what cannot be seen is written in hexadecimal digits.
+/// A value in the form of RFC 4514 (section 2.4); invisible characters are in hexadecimal.
 fn escaped(value: &[u8]) -> String {
     let text = String::from_utf8_lossy(value);
     let last = text.chars().count().saturating_sub(1);

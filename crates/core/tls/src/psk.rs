@@ -5,14 +5,14 @@ use std::path::Path;
 
 use crate::error::{Error, Kind};
 
-/// Longest key in bytes: OpenSSL's bound.
+/// Maximum key length in bytes: OpenSSL's limit.
 const KEY_MAX: usize = 256;
-/// Longest name in bytes: OpenSSL's bound.
+/// Maximum name length in bytes: OpenSSL's limit.
 const USER_MAX: usize = 128;
-/// Largest file: some hundred thousand users.
+/// Maximum file size: some hundred thousand users.
 const FILE_MAX: u64 = 32 << 20;
 
-/// The system's words, and what to do; `blockhaul tls init` makes what is not there.
+/// The system's error text and a remedy; `blockhaul tls init` makes missing files.
 pub(crate) fn advice(error: &std::io::Error) -> String {
     let words = blockhaul_io::plain(error);
     match error.kind() {
@@ -26,7 +26,7 @@ pub(crate) fn advice(error: &std::io::Error) -> String {
     }
 }
 
-/// Users and their keys. Shows no key.
+/// Users and their keys. Its `Debug` output has no key.
 pub(crate) struct Users(Vec<(String, Vec<u8>)>);
 
 impl Users {
@@ -50,7 +50,7 @@ impl Users {
                 continue;
             }
             let wrong = |why: &str| format!("line {number} {why}, where USER:HEXKEY is expected");
-            // Hexadecimal digits hold no colon; a name may.
+            // Hexadecimal digits contain no colon; a name may.
             let (user, key) = line.rsplit_once(':').ok_or_else(|| wrong("has no colon"))?;
             let key = unhex(key.trim_end()).ok_or_else(|| wrong("has a key that is not hex"))?;
             match (user.len(), key.len()) {
@@ -74,7 +74,7 @@ impl Users {
         found.map(|(_, key)| key.as_slice())
     }
 
-    /// Who to be when nobody was named: the one of this name, or the only one there is.
+    /// The user to log in as by default: the one of this name, or the only one.
     pub(crate) fn choose(self, login: Option<String>) -> Result<(String, Vec<u8>), String> {
         let same = |(user, _): &(String, Vec<u8>)| Some(user) == login.as_ref();
         let mut users = self.0;

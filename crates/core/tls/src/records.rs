@@ -1,9 +1,9 @@
 //! The record layer of TLS 1.3 (RFC 8446, sections 5 and 4.6), with the keys of a finished handshake.
 //!
-//! OpenSSL's own record layer copies every byte into a buffer of its own before it encrypts, and once
-//! more for whoever wants to send it; receiving is the same the other way round. Here payloads are
-//! encrypted from where they are to where they are sent from, and decrypted to where they are wanted.
-//! All cryptography is OpenSSL's.
+//! OpenSSL's own record layer copies every byte into its own buffer before encryption, and once
+//! more for the sender; the same applies to receiving. Here payloads are encrypted from their place
+//! directly into the send buffer, and decrypted directly to their destination. All cryptography is
+//! OpenSSL's.
 
 use std::io::{self, IoSlice};
 use std::sync::Arc;
@@ -19,17 +19,17 @@ use openssl::pkey_ctx::{HkdfMode, PkeyCtx};
 
 use crate::alert;
 
-/// Bytes in front of a record.
+/// Length of a record header.
 const HEADER: usize = 5;
-/// Bytes that authenticate a record, with every cipher here.
+/// Length of the authentication tag of a record, with every cipher here.
 const TAG: usize = 16;
-/// Bytes that one record carries at most.
+/// Maximum contents of a record.
 const PLAIN_MAX: usize = 16 << 10;
-/// Records that one key may seal: below the bound for AES-GCM (section 5.5), which is 2^24.5.
+/// Maximum records per key: below the limit for AES-GCM (section 5.5), which is 2^24.5.
 pub(crate) const KEY_RECORDS: u64 = 1 << 24;
-/// Records without data in a row: more is no use of the protocol but an attack.
+/// Maximum consecutive records without data: more indicates an attack.
 const EMPTY_MAX: u32 = 32;
-/// Longest message of the protocol after the handshake: a session ticket fills no more.
+/// Maximum length of a protocol message after the handshake: a session ticket is not longer.
 const MESSAGE_MAX: usize = 32 << 10;
 
 const CHANGE_CIPHER_SPEC: u8 = 20;
@@ -49,7 +49,7 @@ pub(crate) struct Suite {
 }
 
 impl Suite {
-    /// The suite of this name, if it is one of those in use.
+    /// The suite of this name, if it is supported.
     pub(crate) fn named(name: &str) -> Option<Suite> {
         Some(match name {
             "TLS_AES_128_GCM_SHA256" => {
@@ -73,8 +73,8 @@ pub(crate) enum Peer {
     Server,
 }
 
-/// The halves of a session with `peer`: `ours` is the secret that this side sends with, `theirs` that of
-/// the peer. Our keys are renewed after `limit` records.
+/// The halves of a session with `peer`: `ours` is the secret for sending, `theirs` the peer's. Our
+/// keys are renewed after `limit` records.
 pub(crate) fn halves(
     suite: Suite,
     peer: Peer,
@@ -94,12 +94,12 @@ pub(crate) fn halves(
     Ok((opener, sealer))
 }
 
-/// What the receiving half has the sending half do.
+/// What the receiving half asks the sending half to do.
 #[derive(Default)]
 struct Received {
     /// The peer wants us to renew our keys.
     asked: AtomicBool,
-    /// The alert that tells the peer how it broke the protocol; `CLOSE_NOTIFY` if it has not.
+    /// The alert for a protocol violation by the peer; `CLOSE_NOTIFY` if there was none.
     alert: AtomicU8,
 }
 
@@ -116,7 +116,7 @@ struct Keys {
     secret: Vec<u8>,
     context: CipherCtx,
     iv: [u8; 12],
-    /// Records so far with this key.
+    /// Number of records so far with this key.
     sequence: u64,
 }
 
@@ -162,7 +162,8 @@ impl Keys {
             Direction::Seal => self.context.encrypt_init(None, None, Some(&nonce))?,
         }
         self.context.cipher_update(header, None)?;
-        // Keys are renewed long before 2^64 records; a peer that does not is cut by its own cipher.
+        // Keys are renewed long before 2^64 records; a peer that does not renew fails on its own
+        // cipher.
         self.sequence = self.sequence.wrapping_add(1);
         Ok(())
     }
@@ -183,7 +184,7 @@ fn expand_label(
     label: &str,
     into: &mut [u8],
 ) -> Result<(), ErrorStack> {
-    // Lengths are those of keys: far below what the fields hold.
+    // Lengths are those of keys: far below the limits of the fields.
     let mut info = vec![0, into.len() as u8, 6 + label.len() as u8];
     info.extend_from_slice(b"tls13 ");
     info.extend_from_slice(label.as_bytes());
@@ -248,7 +249,7 @@ impl Sealer for RecordSealer {
     fn seal(&mut self, plain: &[IoSlice<'_>], sealed: &mut [u8]) -> io::Result<usize> {
         let mut used = 0;
         if self.received.asked.swap(false, Ordering::Relaxed) || self.keys.sequence >= self.limit {
-            // That the peer may keep its keys.
+            // Tells the peer that it may keep its keys.
             used += self.message(HANDSHAKE, &[KEY_UPDATE, 0, 0, 1, 0], sealed)?;
             self.keys.update()?;
         }
@@ -283,7 +284,7 @@ impl<'a> Parts<'a> {
         Parts { slices, taken: 0 }
     }
 
-    /// Up to `most` bytes in one piece; none at the end.
+    /// Up to `most` bytes in one slice; none at the end.
     fn take(&mut self, most: usize) -> &'a [u8] {
         while let Some((first, rest)) = self.slices.split_first() {
             let left: &'a [u8] = &first[self.taken..];
@@ -304,9 +305,9 @@ pub(crate) struct RecordOpener {
     keys: Keys,
     peer: Peer,
     received: Arc<Received>,
-    /// The beginning of a message of the protocol that goes on in the next record.
+    /// The start of a protocol message that continues in the next record.
     message: Vec<u8>,
-    /// Records without data since the last with some.
+    /// Number of records without data since the last one with data.
     empty: u32,
 }
 
@@ -327,8 +328,8 @@ impl Opener for RecordOpener {
             };
             return Err(self.breach(alert::UNEXPECTED_MESSAGE, what));
         }
-        // All suites add a tag and nothing else: what is longer holds more than a kind and the most
-        // bytes, of data and padding together (section 5.4).
+        // All suites add a tag and nothing else: a longer body exceeds the maximum of data and
+        // padding together (section 5.4).
         if body > PLAIN_MAX + 1 + TAG {
             return Err(self.breach(alert::RECORD_OVERFLOW, "a TLS record that is too long"));
         }
@@ -338,7 +339,7 @@ impl Opener for RecordOpener {
         let Some(record) = sealed.get(HEADER..HEADER + body) else { return Ok(Opened::default()) };
         let used = HEADER + body;
         let (text, tag) = record.split_at(body - TAG);
-        // The last byte tells the kind, unless there is padding.
+        // The last byte is the content type, unless there is padding.
         let (text, last) = text.split_at(text.len() - 1);
         let mut kind = [0];
         let first = text.len().min(plain.len());
@@ -391,7 +392,7 @@ impl Opener for RecordOpener {
 }
 
 impl RecordOpener {
-    /// The peer broke the protocol, or somebody between. `alert` is what the goodbye says of it.
+    /// The peer, or an attacker, violated the protocol. `alert` is sent in the closing message.
     fn breach(&self, alert: u8, what: &str) -> io::Error {
         self.received.alert.store(alert, Ordering::Relaxed);
         io::Error::new(io::ErrorKind::InvalidData, format!("the other side sent {what}"))
@@ -407,7 +408,7 @@ impl RecordOpener {
         }
     }
 
-    /// Takes messages that come after the handshake.
+    /// Handles messages after the handshake.
     fn messages(&mut self, parts: [&[u8]; 2]) -> io::Result<()> {
         let mut message = std::mem::take(&mut self.message);
         parts.iter().for_each(|part| message.extend_from_slice(part));
@@ -419,7 +420,7 @@ impl RecordOpener {
             }
             let Some((body, behind)) = body.split_at_checked(len) else { break };
             match (*kind, body) {
-                // Sessions are not resumed: connections are few and live long. Only servers have
+                // Sessions are not resumed: connections are few and long-lived. Only servers send
                 // tickets (section 4.6.1).
                 (NEW_SESSION_TICKET, _) if self.peer == Peer::Server => {}
                 (KEY_UPDATE, [request @ (0 | 1)]) if behind.is_empty() => {
@@ -440,7 +441,7 @@ impl RecordOpener {
     }
 }
 
-/// A caller gave less room than the traits say.
+/// A caller provided less space than the traits require.
 fn no_room() -> io::Error {
     io::Error::other(format!("a TLS record does not fit: {SEALED_MAX} bytes are needed"))
 }

@@ -1,4 +1,4 @@
-//! Sessions that stay with OpenSSL's record layer: TLS 1.2, and suites that `records` does not know.
+//! Sessions that use OpenSSL's record layer: TLS 1.2, and suites that `records` does not support.
 
 use std::io::{self, IoSlice, Read, Write};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -6,24 +6,24 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use blockhaul_io::{Opened, Opener, RECORD_MAX, Sealer};
 use openssl::ssl::{Error, ErrorCode, SslStream};
 
-/// Bytes in front of a record.
+/// Length of a record header.
 const HEADER: usize = 5;
-/// Bytes that one record carries at most.
+/// Maximum contents of a record.
 const PLAIN_MAX: usize = 16 << 10;
 
-/// Bytes between OpenSSL and whoever does the I/O.
+/// Bytes between OpenSSL and the I/O.
 #[derive(Default)]
 pub(crate) struct Pipe {
-    /// What has come.
+    /// Received bytes.
     pub(crate) incoming: Vec<u8>,
-    /// How much of it was taken.
+    /// How many of them OpenSSL has taken.
     pub(crate) taken: usize,
-    /// What is to be sent.
+    /// Bytes to send.
     pub(crate) outgoing: Vec<u8>,
 }
 
 impl Pipe {
-    /// What has come and was not taken.
+    /// Received bytes that were not taken yet.
     pub(crate) fn rest(&self) -> &[u8] {
         &self.incoming[self.taken..]
     }
@@ -106,7 +106,7 @@ impl Opener for WrappedOpener {
 /// The sending half.
 pub(crate) struct WrappedSealer {
     session: Arc<Mutex<SslStream<Pipe>>>,
-    /// Small pieces are collected here.
+    /// Buffer for small pieces.
     plain: Vec<u8>,
 }
 
@@ -126,7 +126,7 @@ impl Sealer for WrappedSealer {
 
     fn close(&mut self, sealed: &mut [u8]) -> io::Result<usize> {
         let mut session = lock(&self.session);
-        // Not yet complete, because the peer has not said the same: nobody waits for that.
+        // Incomplete, as the peer has not closed its side; that is not awaited.
         session.shutdown().map_err(failed)?;
         take(session.get_mut(), sealed)
     }

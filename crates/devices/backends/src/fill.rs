@@ -1,13 +1,13 @@
-//! Answering reads from bytes that are computed or copied on the worker itself.
+//! Answers reads with bytes computed or copied on the worker itself.
 
 use blockhaul_block::{Outcome, Pending, Reply};
 use blockhaul_io::{Data, Reservation};
 
-/// Bytes that are made between two looks at other tasks: about 100 us of work, the length of a long
-/// system call, so that nobody on the same worker notices.
+/// Bytes produced before other tasks run: about 100 us of work, the length of a long system call,
+/// so that other tasks on the worker are not delayed noticeably.
 pub(crate) const SHORT: usize = 1 << 20;
 
-/// Answers a read by `fill`, which writes every byte of a piece: `fill(offset, piece)`.
+/// Answers a read with `fill`, which writes every byte of a piece: `fill(offset, piece)`.
 pub(crate) fn read(at: u64, room: Reservation, fill: impl Fn(u64, &mut [u8]) + 'static) -> Pending {
     let mut buf = room.into_buf();
     if buf.len() <= SHORT {

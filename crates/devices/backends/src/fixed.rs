@@ -1,5 +1,5 @@
-//! Parts of virtual disks that do not change: partition tables, file systems made of what is in a
-//! folder, and the zeroes between them.
+//! Parts of virtual disks that do not change: partition tables, file systems made from a directory,
+//! and the zeroes between them.
 
 use std::sync::Arc;
 
@@ -11,13 +11,13 @@ use blockhaul_io::is_zero;
 
 use crate::fill;
 
-/// A device of these bytes. What is there already can be written again, nothing else.
+/// A device of these bytes. Only the same bytes can be written again.
 pub(crate) fn bytes(name: &str, bytes: Vec<u8>) -> Arc<dyn Device> {
     let facts = facts(name, bytes.len() as u64);
     Arc::new(Fixed { facts, bytes: Some(bytes.into()) })
 }
 
-/// A device of zeroes, which can be written again, and nothing else.
+/// A device of zeroes. Only zeroes can be written.
 pub(crate) fn zeroes(name: &str, len: u64) -> Arc<dyn Device> {
     Arc::new(Fixed { facts: facts(name, len), bytes: None })
 }
@@ -37,7 +37,7 @@ struct Fixed {
 }
 
 impl Fixed {
-    /// What happens when this range is to hold other bytes, or the same.
+    /// The outcome of a write to this range: `same` bytes succeed, others fail.
     fn keep(&self, same: bool) -> Pending {
         if same {
             return Pending::ready(Ok(Reply::Done));

@@ -1,4 +1,4 @@
-//! `full:SIZE`: reads as zeroes, and has no space for anything that is written.
+//! `full:SIZE`: reads as zeroes, and writes fail for lack of space.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! `info:MODE`: a small disk that tells a client about itself or the time, as nbdkit's plugin of that
-//! name does. Each client gets its own.
+//! `info:MODE`: a small disk with information about the client or the time, like nbdkit's plugin of
+//! that name. Each client gets its own.
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
@@ -11,7 +11,7 @@ use blockhaul_catalog::{Backend, Client, Export, Exports, Listed, Opened, Openin
 
 use crate::{data, fill, operand};
 
-/// Bytes of a time: seconds in eight, microseconds in four, big-endian.
+/// Size of a time in bytes: seconds in eight, microseconds in four, big-endian.
 const TIME_LEN: u64 = 12;
 
 /// The backend `info:MODE`.
@@ -87,7 +87,7 @@ impl Mode {
     }
 }
 
-/// When the first of these disks was made.
+/// When the first of these disks was opened.
 fn started() -> Instant {
     static STARTED: OnceLock<Instant> = OnceLock::new();
     *STARTED.get_or_init(blockhaul_io::now)
@@ -142,7 +142,7 @@ impl InfoVisit {
         Ok(Arc::new(InfoDevice { facts: Arc::new(facts), what }))
     }
 
-    /// Where the client is. The path of a Unix socket is nobody's business.
+    /// The client's address. The path of a Unix socket is not shown.
     fn address(&self) -> String {
         let Some(stream) = &self.client.stream else { return String::new() };
         let peer = stream.peer();
@@ -170,11 +170,11 @@ struct InfoDevice {
 
 enum What {
     Bytes(Arc<[u8]>),
-    /// The time since then; none: of day.
+    /// The time since then; none: time of day.
     Clock(Option<Instant>),
 }
 
-/// A time as clients read it.
+/// A time in the format for clients.
 fn told(time: Duration) -> [u8; TIME_LEN as usize] {
     let mut bytes = [0; TIME_LEN as usize];
     bytes[..8].copy_from_slice(&time.as_secs().to_be_bytes());

@@ -1,4 +1,4 @@
-//! `iso:FOLDER`: a CD with what is in folders, made by xorriso, genisoimage or mkisofs.
+//! `iso:FOLDER`: a CD with the contents of directories, made by xorriso, genisoimage or mkisofs.
 
 use std::fs::File;
 use std::path::Path;
@@ -10,7 +10,7 @@ use blockhaul_catalog::{Backend, Intent, Opened, Opening, Param, ParamKind, Targ
 use crate::made::{self, Folder};
 use crate::{operand, split};
 
-/// Programs that can make it, the first that there is is taken.
+/// Programs that can make it; the first one found is used.
 const PROGRAMS: [&str; 3] = ["xorriso", "genisoimage", "mkisofs"];
 
 /// The backend `iso:FOLDER`.
@@ -70,7 +70,7 @@ blockhaul copy 'iso:files?params=-JrT' files.iso
             let folder = made.map_err(|_| Error::new(Kind::Io, "iso: was not made"))??;
             let disk = folder.disk();
             let file = disk.to_str().ok_or_else(|| wrong("the temporary folder is not UTF-8"))?;
-            // The file stays while it is open, and the folder goes.
+            // The file stays while it is open; the directory is removed.
             split::join("iso", name, vec![split::file(file, Intent::READ).await?])
         })
     }
@@ -107,14 +107,14 @@ fn make(target: &Target) -> Result<Folder> {
     let out = out.map_err(|error| Error::system("cannot make the file of the CD", error))?;
     let mut command = Command::new("/bin/sh");
     let params = target.args.text("params").unwrap_or_default();
-    // xorriso is told to read its command line as the others do.
+    // Makes xorriso parse its command line as the others do.
     let kind = match Path::new(program).file_name().is_some_and(|name| name == "xorriso") {
         true => "-as mkisofs",
         false => "",
     };
     command.arg("-c").arg(format!("exec \"$0\" {kind} -quiet {params} \"$@\"")).arg(program);
     for name in folders {
-        // An absolute path is no option.
+        // An absolute path cannot be mistaken for an option.
         let path = std::fs::canonicalize(name);
         let path =
             path.map_err(|error| Error::system(format!("cannot open the folder {name}"), error))?;

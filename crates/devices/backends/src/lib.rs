@@ -2,8 +2,8 @@
 //! random, full, split, partitioning, sparse-random, info, tmpdisk, ondemand, floppy,
 //! iso, linuxdisk.
 //!
-//! One file per kind of storage. To add one, write its file and add a line to [`all`]: parsing, help
-//! and completion follow from what it declares.
+//! One file per kind of storage. To add one, write its file and add a line to [`all`]: parsing,
+//! help and completion are derived from its declaration.
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 mod data;
@@ -81,5 +81,5 @@ pub fn all() -> Vec<Arc<dyn blockhaul_catalog::Backend>> {
     ]
 }
 
-/// The scheme that takes bare paths.
+/// The scheme of bare paths.
 pub const PATH_SCHEME: &str = "file";

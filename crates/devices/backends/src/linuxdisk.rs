@@ -1,4 +1,5 @@
-//! `linuxdisk:FOLDER`: a disk with a Linux file system that holds what is in a folder, made by mke2fs.
+//! `linuxdisk:FOLDER`: a disk with a Linux file system with the contents of a directory, made by
+//! mke2fs.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -13,12 +14,12 @@ use crate::made::{self, Folder, LABEL};
 use crate::table::SECTOR;
 use crate::{operand, partitioning, split};
 
-/// Smallest file system that is made without a size, and what a journal adds, in bytes.
+/// Minimum file system made without a size, and the extra for a journal, in bytes.
 const LEAST: u64 = 1 << 20;
 const JOURNAL: u64 = 32 << 20;
 
-/// What a file takes at least: mke2fs makes an inode for so many bytes. Some file systems keep small
-/// files in no blocks at all.
+/// Minimum space for a file: mke2fs makes one inode per this many bytes. Some file systems store
+/// small files without blocks.
 const PER_FILE: u64 = 4096;
 
 /// The backend `linuxdisk:FOLDER`.
@@ -73,7 +74,7 @@ blockhaul copy 'linuxdisk:files?type=ext4&size=%2b16M' disk.raw
             let folder = made.map_err(|_| Error::new(Kind::Io, "linuxdisk: was not made"))??;
             let disk = folder.disk();
             let file = disk.to_str().ok_or_else(|| wrong("the temporary folder is not UTF-8"))?;
-            // The file stays while it is open, and the folder goes.
+            // The file stays while it is open; the directory is removed.
             let file = split::file(file, Intent::READ).await?;
             split::join("linuxdisk", name, partitioning::alone(file)?)
         })
@@ -117,7 +118,7 @@ fn make(target: &Target) -> Result<Folder> {
     Ok(folder)
 }
 
-/// Bytes of a file system that has room for a folder: what it takes now and a fifth more.
+/// Size in bytes of a file system for a directory: its current usage and a fifth more.
 fn estimate(folder: &Path, kind: &str) -> Result<u64> {
     let cannot = |path: &Path, error| {
         Error::system(format!("linuxdisk: cannot look at {}", path.display()), error)
@@ -126,7 +127,7 @@ fn estimate(folder: &Path, kind: &str) -> Result<u64> {
     let mut seen = HashSet::new();
     let mut left: Vec<PathBuf> = vec![folder.into()];
     while let Some(path) = left.pop() {
-        // The folder itself may be a link.
+        // The directory itself may be a link.
         let metadata = match path == folder {
             true => path.metadata(),
             false => path.symlink_metadata(),

@@ -1,4 +1,4 @@
-//! Disks that a command makes when a client asks for them: what `tmpdisk:` and `ondemand:` share.
+//! Disks that a command makes when a client requests them: shared by `tmpdisk:` and `ondemand:`.
 
 use std::ffi::OsString;
 use std::fs::{DirBuilder, File};
@@ -14,7 +14,7 @@ use blockhaul_catalog::{Intent, Param, ParamKind, Target};
 
 use crate::split;
 
-/// Where programs that make file systems are, for those whose search path leaves it out.
+/// Directories of programs that make file systems, in case the search path lacks them.
 const SYSTEM: [&str; 3] = ["/usr/local/sbin", "/usr/sbin", "/sbin"];
 
 pub(crate) const SIZE: Param = Param {
@@ -50,7 +50,7 @@ pub(crate) struct Maker {
 }
 
 impl Maker {
-    /// What a description says about it.
+    /// The settings in a description.
     pub fn of(target: &Target, size: u64) -> Result<Maker> {
         let args = &target.args;
         let text = |name| args.text(name).map(String::from);
@@ -78,7 +78,7 @@ impl Maker {
         })
     }
 
-    /// Makes a disk at an absolute path where nothing is; blocks.
+    /// Makes a disk at an absolute path that does not exist; blocks.
     pub fn make(&self, disk: &Path) -> Result<()> {
         let mut command = match &self.command {
             Some(script) => {
@@ -106,7 +106,7 @@ impl Maker {
         let mut command = Command::new("mkfs");
         command.args(["-t", kind]);
         let is_fat = kind.ends_with("fat") || kind == "msdos";
-        // Whole disks, and files, are taken without asking.
+        // Options to accept whole disks, and files, without asking.
         let options: &[&str] = match kind {
             "xfs" | "btrfs" | "f2fs" => &["-f"],
             "ntfs" => &["-Q", "-F"],
@@ -128,9 +128,9 @@ impl Maker {
     }
 }
 
-/// Runs a command that makes a disk, `what` in messages; blocks.
+/// Runs a command that makes a disk, named `what` in messages; blocks.
 pub(crate) fn run(command: &mut Command, what: &str) -> Result<()> {
-    // Standard input and output may be those of a client.
+    // Standard input and output may belong to a client.
     let status = command.env("PATH", search_path()).stdin(Stdio::null()).status();
     let status = status
         .map_err(|error| Error::system(format!("cannot make a disk: cannot run {what}"), error))?;
@@ -143,7 +143,7 @@ pub(crate) fn run(command: &mut Command, what: &str) -> Result<()> {
     }
 }
 
-/// Whether there is a program of this name, or at this path.
+/// Whether a program of this name, or at this path, exists.
 pub(crate) fn have(program: &str) -> bool {
     std::env::split_paths(&search_path()).any(|folder| folder.join(program).is_file())
 }
@@ -157,11 +157,11 @@ fn search_path() -> OsString {
     path
 }
 
-/// A folder that only this user can look into: others must not exchange the disk before it is opened.
+/// A directory accessible only to this user: others must not replace the disk before it is opened.
 pub(crate) struct Folder(PathBuf);
 
 impl Folder {
-    /// A new one in `$TMPDIR`, or in /var/tmp; it goes when this is dropped, and all in it.
+    /// A new one in `$TMPDIR`, or in /var/tmp; removed with its contents on drop.
     pub fn new() -> Result<Folder> {
         let place = std::env::var_os("TMPDIR").filter(|place| !place.is_empty());
         let place = place.map_or_else(|| PathBuf::from("/var/tmp"), PathBuf::from);
@@ -182,7 +182,7 @@ impl Folder {
         }
     }
 
-    /// Where a disk is to be made.
+    /// The path for a new disk.
     pub fn disk(&self) -> PathBuf {
         self.0.join("disk")
     }
@@ -200,8 +200,8 @@ fn remove(folder: &Path) {
     }
 }
 
-/// A disk that was made, for one client. One that is gone with its client need not reach a disk;
-/// another one may be locked, for as long as the file of the lock is open.
+/// A disk that was made, for one client. One that is removed with its client need not reach
+/// storage; another one may be locked, for as long as the file of the lock is open.
 pub(crate) async fn device(
     path: &Path,
     write: bool,

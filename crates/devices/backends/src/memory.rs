@@ -1,8 +1,8 @@
-//! `memory:SIZE`: sparse memory, allocated page by page when it is written.
+//! `memory:SIZE`: sparse memory, allocated page by page on write.
 //!
-//! Pages hang in a tree whose inner nodes are made once and never change or go away before the
-//! device does, so finding a page takes no lock and no reference count; each page has a lock of its
-//! own, held for a copy of at most one page. So workers meet only where they touch the same page.
+//! Pages are in a tree whose inner nodes are made once and never change or disappear before the
+//! device does, so finding a page takes no lock and no reference count; each page has its own lock,
+//! held for a copy of at most one page. So workers contend only for the same page.
 
 use std::collections::TryReserveError;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -16,14 +16,15 @@ use blockhaul_io::{Data, Reservation};
 
 use crate::{fill, operand};
 
-/// Bytes that are allocated and freed at once: small enough for sparse disks, large enough that a
-/// page costs little beside its content. nbdkit's number, as maps of its disks are compared.
+/// Bytes allocated and freed at once: small enough for sparse disks, large enough that a page's
+/// overhead is small. nbdkit's number, because maps of disks are compared.
 const PAGE: u64 = 32 << 10;
 /// Children of a node, as a power of two: a leaf spans 32 MiB in 16 KiB, and five levels span 2^63.
 const FAN_BITS: u32 = 10;
 const FAN: usize = 1 << FAN_BITS;
 const LEAF: u64 = PAGE << FAN_BITS;
-/// Pages and gaps that one call for extents looks at: about a millisecond, and at least 1 GiB.
+/// Maximum number of pages and gaps checked per extents request: about a millisecond, and at least
+/// 1 GiB.
 const STEPS_MAX: usize = 32 << 10;
 
 /// The backend `memory:SIZE`.
@@ -58,7 +59,7 @@ blockhaul serve memory:1G --run 'blockhaul copy --verify sample:64M "$uri"'
     }
 }
 
-/// A device of `size` bytes of memory, at most 2^63 - 1, that reads as zeroes.
+/// A zeroed device of `size` bytes of memory, at most 2^63 - 1.
 pub fn memory(size: u64) -> Arc<dyn Device> {
     with_name(format!("memory:{size}"), size)
 }
@@ -84,7 +85,7 @@ impl MemoryDevice {
         MemoryDevice { facts: Arc::new(facts), pages: Arc::new(Pages::new(size)) }
     }
 
-    /// Changes what the facts say, before anyone has seen them.
+    /// Changes the facts of a new device.
     pub(crate) fn with_facts(mut self, change: impl FnOnce(&mut Facts)) -> MemoryDevice {
         change(Arc::make_mut(&mut self.facts));
         self
@@ -117,7 +118,7 @@ impl Device for MemoryDevice {
         match op {
             Op::Read(room) => self.read(at, room),
             Op::Write(data) => self.write(at, data),
-            // Memory that must stay allocated has to be filled: that is writing.
+            // Memory that must stay allocated has to be filled, which is writing.
             Op::Zero if flags.contains(Flags::FAST | Flags::NO_HOLE) => {
                 let text = "keeping memory allocated is no faster than writing it";
                 Error::new(Kind::Unsupported, text).into()
@@ -186,7 +187,7 @@ impl MemoryDevice {
     }
 }
 
-/// A page's bytes, [`PAGE`] of them; none while it reads as zeroes and takes no memory.
+/// A page of [`PAGE`] bytes; none while it reads as zeroes and takes no memory.
 type Page = Option<Box<[u8]>>;
 
 enum Node {
@@ -204,9 +205,9 @@ impl Node {
     }
 }
 
-/// Where an offset leads in the tree.
+/// The result of looking up an offset in the tree.
 enum Place<'a> {
-    /// The page that holds it.
+    /// The page that contains it.
     Page(&'a RwLock<Page>),
     /// Nothing was ever written from there up to `until`.
     Absent { until: u64 },
@@ -228,7 +229,7 @@ impl Pages {
         Pages { size, root: Node::inner(), levels }
     }
 
-    /// Bytes under one child of a node `level` levels above the leaves.
+    /// Bytes below one child of a node `level` levels above the leaves.
     fn span(level: u32) -> u64 {
         LEAF << ((level - 1) * FAN_BITS)
     }
@@ -335,7 +336,7 @@ impl Pages {
                         None => {}
                     }
                     drop(page);
-                    // Giving memory back may enter the kernel: not under the page's lock.
+                    // Freeing memory may enter the kernel: not under the page's lock.
                     drop(freed);
                     at += len as u64;
                 }
@@ -365,12 +366,12 @@ impl Pages {
     }
 }
 
-/// First offset behind the page of `at`.
+/// First offset after the page of `at`.
 fn page_end(at: u64) -> u64 {
     (at / PAGE + 1).saturating_mul(PAGE)
 }
 
-/// Where `at` lies in its page, and how many of `len` bytes do.
+/// The position of `at` in its page, and how many of `len` bytes are in the page.
 fn part(at: u64, len: usize) -> (usize, usize) {
     let start = (at % PAGE) as usize;
     (start, len.min(PAGE as usize - start))
@@ -390,7 +391,7 @@ fn no_memory(error: TryReserveError) -> Error {
     Error::new(Kind::NoMemory, "cannot store more").because(error)
 }
 
-/// Pages are plain bytes: a panic elsewhere cannot leave one in a state that must not be seen.
+/// Pages are plain bytes: a panic elsewhere cannot leave one in an invalid state.
 fn read(page: &RwLock<Page>) -> RwLockReadGuard<'_, Page> {
     page.read().unwrap_or_else(PoisonError::into_inner)
 }
@@ -403,7 +404,7 @@ fn write(page: &RwLock<Page>) -> RwLockWriteGuard<'_, Page> {
 mod tests {
     use super::*;
 
-    /// Pages that are allocated.
+    /// Number of allocated pages.
     fn allocated(pages: &Pages, at: u64, len: u64) -> u64 {
         let extents = pages.extents(at, len);
         assert_eq!(extents.total(), len);

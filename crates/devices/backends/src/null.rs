@@ -1,4 +1,4 @@
-//! `null:[SIZE]`: takes every write and forgets it; reads as zeroes.
+//! `null:[SIZE]`: discards every write; reads as zeroes.
 
 use std::sync::Arc;
 
@@ -48,14 +48,14 @@ blockhaul copy sample:1G null:
     }
 }
 
-/// A device without content: also what `zero:` is, without the abilities to change.
+/// A device without contents: also used for `zero:`, without the abilities to change.
 pub(crate) struct Nothing {
     pub(crate) facts: Arc<Facts>,
-    /// Length of extents, holes and not in turn; 0: it is one hole.
+    /// Length of alternating extents; 0: it is one hole.
     pub(crate) runs: u64,
 }
 
-/// Runs in one answer about extents.
+/// Maximum number of runs in one extents reply.
 const RUNS_MAX: usize = 64 << 10;
 
 impl Nothing {

@@ -1,4 +1,4 @@
-//! `ondemand:FOLDER`: disks of a folder by their names, made when a client first asks for one.
+//! `ondemand:FOLDER`: disks in a directory by name, made when a client first requests one.
 
 use std::fs::File;
 use std::io::ErrorKind;
@@ -16,13 +16,13 @@ use rustix::fs::{FlockOperation, flock};
 use crate::made;
 use crate::made::{COMMAND, LABEL, Maker, SIZE, TYPE};
 
-/// Longest name of a file (NAME_MAX).
+/// Maximum length of a file name (NAME_MAX).
 const NAME_MAX: usize = 255;
-/// Entries of the folder that are listed at most.
+/// Maximum number of directory entries in a list.
 const ENTRIES_MAX: usize = 100_000;
-/// The file for clients that ask for no name.
+/// The file for clients that request the empty name.
 const DEFAULT: &str = "default";
-/// How often a client that waits for another one to leave looks whether it has.
+/// Interval of checks while a client waits for another one to disconnect.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// The backend `ondemand:FOLDER`.
@@ -99,7 +99,7 @@ struct Disks {
     write: bool,
     wait: bool,
     share: bool,
-    /// Disks are made one after the other.
+    /// Disks are made one at a time.
     making: Arc<FifoLock>,
 }
 
@@ -112,7 +112,7 @@ impl Disks {
         }
         let size = target.args.size("size");
         let size = size.ok_or_else(|| wrong("has no size: write ondemand:FOLDER?size=1G"))?;
-        // A server in the background is elsewhere.
+        // A background server has another working directory.
         let folder = std::fs::canonicalize(&path).map_err(|error| {
             Error::system(format!("cannot open the folder {}", path.display()), error)
         })?;
@@ -144,7 +144,7 @@ impl Disks {
         made::device(&path, self.write, false, lock).await
     }
 
-    /// Locks a disk for as long as the file is open, or waits until it can be.
+    /// Locks a disk for as long as the file is open; waits if necessary.
     async fn lock(&self, file: File) -> Result<File> {
         let operation = match self.write {
             true => FlockOperation::NonBlockingLockExclusive,
@@ -164,7 +164,7 @@ impl Disks {
     }
 }
 
-/// Opens the file for its lock; where there is none, the disk is made first. Blocks.
+/// Opens the file for its lock; makes the disk first if necessary. Blocks.
 fn open_or_make(disk: &Path, maker: &Maker) -> Result<File> {
     let cannot = |error| Error::system(format!("cannot open {}", disk.display()), error);
     match File::open(disk) {
@@ -190,7 +190,7 @@ fn is_name(name: &str) -> bool {
         && !name.contains(['/', '\0'])
 }
 
-/// The disks of the folder, the default one first, whether it is there or not.
+/// The disks of the directory, the default one first, whether it exists or not.
 fn list(folder: &Path) -> Result<Vec<Listed>> {
     let cannot =
         |error| Error::system(format!("cannot read the folder {}", folder.display()), error);
@@ -206,7 +206,7 @@ fn list(folder: &Path) -> Result<Vec<Listed>> {
     Ok(names.into_iter().map(|name| Listed { name, description: String::new() }).collect())
 }
 
-/// Runs what may wait for a disk or a command: not on the worker.
+/// Runs an operation that may wait for a disk or a command: not on the worker.
 async fn offload<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {

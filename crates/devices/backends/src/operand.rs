@@ -1,12 +1,13 @@
-//! What the computing backends share: names for messages, and sizes behind the scheme.
+//! Helpers of the computing backends: names for messages, and sizes after the scheme.
 
 use blockhaul_block::{Error, Kind, Result};
 use blockhaul_catalog::{Target, parse_size};
 
-/// Characters of a typed name that are kept in [`blockhaul_block::Facts::name`]: messages stay one line.
+/// Maximum characters of a typed name in [`blockhaul_block::Facts::name`]: messages remain one
+/// line.
 const NAME_MAX: usize = 100;
 
-/// The device as it was typed, shortened.
+/// The device as typed, shortened.
 pub(crate) fn name(target: &Target) -> String {
     let rest = target.rest.to_string_lossy();
     let full = match target.scheme.is_empty() {
@@ -19,7 +20,7 @@ pub(crate) fn name(target: &Target) -> String {
     }
 }
 
-/// The size behind the scheme, which must be there.
+/// The required size after the scheme.
 pub(crate) fn size(target: &Target) -> Result<u64> {
     match optional_size(target)? {
         Some(size) => Ok(size),
@@ -32,7 +33,7 @@ pub(crate) fn size(target: &Target) -> Result<u64> {
     }
 }
 
-/// The size behind the scheme, if there is one.
+/// The optional size after the scheme.
 pub(crate) fn optional_size(target: &Target) -> Result<Option<u64>> {
     let text = target.text()?;
     if text.is_empty() {
@@ -44,8 +45,8 @@ pub(crate) fn optional_size(target: &Target) -> Result<Option<u64>> {
     parse_size(text).map(Some).map_err(wrong)
 }
 
-/// Refuses to be a copy target. Being opened for writing by a server is fine: the facts say that the
-/// device is read-only, and the server serves it so.
+/// Refuses to be a copy target. A server may open it for writing: the facts report the device as
+/// read-only, and the server serves it that way.
 pub(crate) fn source_only(target: &Target) -> Result<()> {
     if target.intent.target_size.is_none() {
         return Ok(());

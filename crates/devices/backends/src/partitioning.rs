@@ -1,5 +1,6 @@
-//! `partitioning:DEVICE,DEVICE…`: a disk with a partition for each file or other device, as nbdkit's plugin of
-//! that name makes it: the same layout and the same partition tables, but for random GUIDs.
+//! `partitioning:DEVICE,DEVICE…`: a disk with a partition for each file or other device, like
+//! nbdkit's plugin of that name: the same layout and the same partition tables, except for random
+//! GUIDs.
 
 use std::sync::Arc;
 
@@ -11,15 +12,15 @@ use blockhaul_catalog::{
 use crate::table::{self, Guid, SECTOR};
 use crate::{fixed, split};
 
-/// Most files: each needs a descriptor.
+/// Maximum number of files: each needs a descriptor.
 const FILES_MAX: usize = 1000;
-/// Default and largest alignment of partitions, in bytes.
+/// Default and maximum alignment of partitions, in bytes.
 const ALIGNMENT: u64 = 1 << 20;
-/// Bytes of files from which a disk needs a GPT: what an MBR can tell of, less what lies between.
+/// Total size of files from which on a disk needs a GPT: the limit of an MBR, minus gaps.
 const MBR_MAX: u64 = u32::MAX as u64 * SECTOR - 5 * ALIGNMENT;
-/// Most partitions of an MBR without logical ones.
+/// Maximum number of partitions of an MBR without logical ones.
 const PRIMARY: usize = 4;
-/// Type of a partition in an MBR where none is given: Linux.
+/// Default partition type in an MBR: Linux.
 const LINUX: u8 = 0x83;
 
 /// The backend `partitioning:DEVICE,DEVICE…`.
@@ -90,7 +91,7 @@ blockhaul copy 'partitioning:boot.raw,zero:1M?file=split:boot.raw%2croot.raw' th
     }
 }
 
-/// A file and what is said about its partition.
+/// A file and the settings of its partition.
 struct File {
     name: String,
     device: Arc<dyn Device>,
@@ -159,7 +160,7 @@ async fn open(target: &Target) -> Result<Opened> {
     split::join("partitioning", name, if gpt { with_gpt(files)? } else { with_mbr(files)? })
 }
 
-/// The parts of a disk with a GPT and this device as its only partition, of Linux.
+/// The parts of a disk with a GPT and this device as its only partition, of type Linux.
 pub(crate) fn alone(device: Arc<dyn Device>) -> Result<Vec<Arc<dyn Device>>> {
     let size = device.facts().size;
     let (name, kind) = (String::new(), Guid::LINUX);
@@ -208,7 +209,7 @@ fn kind(text: &str) -> Result<Guid> {
     Guid::parse(text).ok_or_else(|| wrong(format!("type-guid {text:?} is not a GUID")))
 }
 
-/// A disk that is put together, and how far it reaches.
+/// A disk being assembled, and its current length.
 #[derive(Default)]
 struct Disk {
     parts: Vec<Arc<dyn Device>>,
@@ -218,7 +219,7 @@ struct Disk {
 impl Disk {
     fn push(&mut self, device: Arc<dyn Device>) -> Result<()> {
         let end = self.size.checked_add(device.facts().size);
-        // Room for a table behind it, and for rounding.
+        // Leave space for a table after it, and for rounding.
         let end = end.filter(|&end| end < i64::MAX as u64 - (1 << 30));
         self.size = end.ok_or_else(|| wrong("the disk is larger than 2^63 - 1 bytes"))?;
         self.parts.push(device);
@@ -233,7 +234,7 @@ impl Disk {
         }
     }
 
-    /// A partition; its first byte, and where it ends.
+    /// Adds a partition; returns its first byte, and its end.
     fn partition(&mut self, file: &File) -> Result<(u64, u64)> {
         self.align(file.alignment)?;
         let start = self.size;
@@ -244,7 +245,7 @@ impl Disk {
     }
 }
 
-/// A place for a table that is made when the disk is known.
+/// A placeholder for a table that is made when the disk is complete.
 fn later() -> Arc<dyn Device> {
     table_device(vec![0; SECTOR as usize])
 }
@@ -279,7 +280,8 @@ fn with_mbr(files: Vec<File>) -> Result<Vec<Arc<dyn Device>>> {
     let mut mbr = table::boot_sector();
     disk.push(later())?;
     let logical = if files.len() > PRIMARY { PRIMARY - 1 } else { files.len() };
-    // Of each logical partition: where its record is, among the parts and on the disk, and where itself.
+    // For each logical partition: the position of its record, among the parts and on the disk, and
+    // its own.
     let mut records: Vec<(usize, u64, (u64, u64))> = Vec::new();
     for (index, file) in files.iter().enumerate() {
         let record = (disk.parts.len(), disk.size);
@@ -309,7 +311,7 @@ fn with_mbr(files: Vec<File>) -> Result<Vec<Arc<dyn Device>>> {
     Ok(disk.parts)
 }
 
-/// First sector and number of sectors of bytes that start at a sector.
+/// First sector and number of sectors of a range of bytes that starts at a sector.
 fn sectors((start, end): (u64, u64)) -> (u64, u64) {
     (start / SECTOR, (end - start).div_ceil(SECTOR))
 }

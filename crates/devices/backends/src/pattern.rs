@@ -1,5 +1,5 @@
-//! `pattern:SIZE`: each 8 bytes hold their own offset, big-endian, as nbdkit's pattern plugin. With
-//! holes at regular distances, on request: a disk in as many pieces as one likes.
+//! `pattern:SIZE`: each 8 bytes contain their own offset, big-endian, like nbdkit's pattern plugin.
+//! Optionally with holes at regular distances.
 
 use std::sync::Arc;
 
@@ -82,18 +82,18 @@ struct PatternDevice {
     layout: Layout,
 }
 
-/// Lengths of data and hole, in turn; both 0: all is data.
+/// Alternating lengths of data and hole; both 0: all is data.
 #[derive(Clone, Copy)]
 struct Layout {
     data: u64,
     hole: u64,
 }
 
-/// Runs in one answer about extents.
+/// Maximum number of runs in one extents reply.
 const RUNS_MAX: usize = 64 << 10;
 
 impl Layout {
-    /// How much there is of what is at `at`, and whether it is a hole.
+    /// The length of the run from `at` on, and whether it is a hole.
     fn run(self, at: u64) -> (u64, bool) {
         if self.data == 0 {
             return (u64::MAX, false);

@@ -1,4 +1,4 @@
-//! `random:SIZE`: bytes without a pattern, the same whenever they are read.
+//! `random:SIZE`: pseudo-random bytes, the same on every read.
 
 use blockhaul_block::Result;
 use blockhaul_catalog::{Backend, Opened, Opening, Param, ParamKind, Target};
@@ -51,7 +51,7 @@ fn open(target: &Target) -> Result<Opened> {
     Ok(computed(target, size, move |at, out| fill(seed, at, out)))
 }
 
-/// Bytes from `at` on: those of word N depend on the seed and N alone.
+/// Bytes from `at` on: word N depends only on the seed and N.
 fn fill(seed: u64, at: u64, out: &mut [u8]) {
     let (mut number, skip) = (at / 8, (at % 8) as usize);
     let (head, rest) = out.split_at_mut(if skip == 0 { 0 } else { (8 - skip).min(out.len()) });
@@ -65,7 +65,7 @@ fn fill(seed: u64, at: u64, out: &mut [u8]) {
     }
 }
 
-/// A word that looks like chance (SplitMix64).
+/// A pseudo-random word (SplitMix64).
 fn word(seed: u64, number: u64) -> [u8; 8] {
     let mut mixed = seed
         .wrapping_mul(0xd134_2543_de82_ef95)

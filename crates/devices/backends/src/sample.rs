@@ -1,11 +1,11 @@
-//! `sample:SIZE`: what a disk image looks like, computed: runs of data, zeroes and holes.
+//! `sample:SIZE`: a computed disk image with realistic runs of data, zeroes and holes.
 //!
-//! No state and no random access to anything: the disk is cut into regions of one power-of-two size,
-//! and a region into halves again and again, each step decided by a hash of the path that leads
-//! there. A part has a share of data; when it is halved, either both halves get the same share or
-//! one gets as much as it can hold and the other the rest. A part without data is a hole or
-//! allocated zeroes, a part full of data is text or noise. So the share is kept down to a block, run
-//! lengths follow a power law, and any offset is found in some twenty steps.
+//! There is no state: the disk is divided into regions of one power-of-two size, and a region into
+//! halves recursively, each step decided by a hash of the path to it. A part has a share of data;
+//! when it is halved, either both halves get the same share or one gets as much as it can hold and
+//! the other the rest. A part without data is a hole or allocated zeroes, a part full of data is
+//! text or noise. So the share is kept down to a block, run lengths follow a power law, and any
+//! offset is found in some twenty steps.
 
 use std::sync::Arc;
 
@@ -17,16 +17,16 @@ use blockhaul_catalog::{Backend, Opened, Opening, Param, ParamKind, Target};
 
 use crate::{fill, operand};
 
-/// Shortest run in bytes.
+/// Minimum run in bytes.
 const BLOCK: u64 = 4096;
-/// Largest region in bytes; the longest pure part is half of it.
+/// Maximum region in bytes; the longest uniform part is half of it.
 const REGION_MAX: u64 = 128 << 20;
-/// Fewest regions of a disk, so that the share of data holds on small disks as well.
+/// Minimum number of regions of a disk, so that the share of data also applies to small disks.
 const REGIONS_MIN: u64 = 8;
-/// Parts that one call for extents looks at: below a millisecond.
+/// Maximum number of parts checked per extents request: below a millisecond.
 const STEPS_MAX: usize = 8 << 10;
 
-/// A share of 1, as shares are counted here.
+/// A share of 1, in the unit of shares.
 const ALL: u64 = 1 << 32;
 /// Of 256 halvings, how many give both halves the same share.
 const EVEN: u64 = 90;
@@ -124,7 +124,7 @@ impl Device for SampleDevice {
     }
 }
 
-/// What a part is.
+/// The contents of a part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Content {
     Hole,
@@ -133,7 +133,7 @@ enum Content {
     Noise,
 }
 
-/// The numbers from which everything follows.
+/// The numbers that determine everything.
 #[derive(Debug, Clone, Copy)]
 struct Layout {
     /// Size of a region in bytes, a power of two.
@@ -152,7 +152,7 @@ impl Layout {
         Layout { region, share: share.min(ALL), seed: mix(seed) }
     }
 
-    /// The part that holds `at`: what it is, and where it ends.
+    /// The part that contains `at`: its contents, and its end.
     fn part(&self, at: u64) -> (Content, u64) {
         let mut start = at - at % self.region;
         let (mut size, mut share) = (self.region, self.share);

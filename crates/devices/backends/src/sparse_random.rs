@@ -1,9 +1,10 @@
-//! `sparse-random:SIZE`: runs of data and holes as in disks of virtual machines, the same for the same
-//! seed, and the same as nbdkit's plugin of that name makes.
+//! `sparse-random:SIZE`: runs of data and holes as on disks of virtual machines, reproducible by
+//! seed, and identical to nbdkit's plugin of that name.
 //!
-//! Blocks of 4 KiB are data or holes by a chain with two states, whose chances to change follow from the
-//! share of data and the length of runs that are wanted. What a block of data holds follows from the seed
-//! and its offset. Both use xoshiro256** 1.0, seeded by SplitMix64 (Blackman and Vigna).
+//! Blocks of 4 KiB are data or holes according to a Markov chain with two states, whose
+//! probabilities follow from the requested share of data and run length. The data of a block
+//! depends on the seed and its offset. Both use xoshiro256** 1.0, seeded by SplitMix64 (Blackman
+//! and Vigna).
 
 use std::sync::Arc;
 
@@ -15,13 +16,13 @@ use blockhaul_catalog::{Backend, Opened, Opening, Param, ParamKind, Target};
 
 use crate::{fill, operand};
 
-/// Bytes of a block, all data or all hole.
+/// Block size in bytes; a block is all data or all hole.
 const BLOCK: u64 = 4096;
-/// Largest disk: the chain goes through all of its blocks when it is opened, which takes seconds.
+/// Maximum size of a disk: opening it computes all of its blocks, which takes seconds.
 const SIZE_MAX: u64 = 16 << 40;
-/// Most changes between data and hole, of 8 bytes each.
+/// Maximum number of changes between data and hole, of 8 bytes each.
 const CHANGES_MAX: usize = 16 << 20;
-/// Runs that one answer about extents tells of.
+/// Maximum number of runs in one extents reply.
 const RUNS_MAX: usize = 4096;
 
 /// The backend `sparse-random:SIZE`.
@@ -117,7 +118,7 @@ fn open(target: &Target) -> Result<Opened> {
     Ok(Opened::from(Arc::new(device) as Arc<dyn Device>))
 }
 
-/// Blocks with which data begins and ends, in turn.
+/// Block numbers at which data begins and ends, alternately.
 fn changes(size: u64, seed: u64, percent: f64, runlength: u64) -> Result<Vec<u64>> {
     if percent == 0.0 {
         return Ok(Vec::new());
@@ -128,7 +129,7 @@ fn changes(size: u64, seed: u64, percent: f64, runlength: u64) -> Result<Vec<u64
     if size > SIZE_MAX {
         return Err(wrong(format!("more than {} TiB: use sample:", SIZE_MAX >> 40)));
     }
-    // In this order, as the last bit of what is computed counts.
+    // In this order, as the last bit of the result matters.
     let share = percent / 100.;
     let to_hole = 1. / (runlength as f64 / BLOCK as f64);
     let to_data = share * to_hole / (1. - share);
@@ -158,14 +159,14 @@ struct Disk {
 }
 
 impl Disk {
-    /// Whether the byte at an offset is data, and the first behind it where that ends.
+    /// Whether the byte at an offset is data, and where that run ends.
     fn run(&self, at: u64) -> (bool, u64) {
         let passed = self.changes.partition_point(|&change| change <= at / BLOCK);
         let end = self.changes.get(passed).map_or(u64::MAX, |&change| change * BLOCK);
         (passed % 2 == 1, end)
     }
 
-    /// The runs of a range: data or not, and where it ends.
+    /// The runs of a range: data or not, and the end.
     fn runs(&self, at: u64, end: u64) -> impl Iterator<Item = (bool, u64)> {
         let mut next = at;
         std::iter::from_fn(move || {
@@ -183,7 +184,7 @@ impl Disk {
             let mut random = Xoshiro::new(self.seed.wrapping_add(at - skip as u64));
             match self.run(at).0 {
                 false => here.fill(0),
-                // A block of zeroes would be taken for a hole.
+                // A block of zeroes would be mistaken for a hole.
                 true if !self.random => here.fill((random.next() as u8).max(1)),
                 true => {
                     for _ in 0..skip {
@@ -251,7 +252,7 @@ impl Device for SparseRandomDevice {
 struct Xoshiro([u64; 4]);
 
 impl Xoshiro {
-    /// With a state from SplitMix64.
+    /// Seeded by SplitMix64.
     fn new(seed: u64) -> Xoshiro {
         let mut state = seed;
         Xoshiro(std::array::from_fn(|_| {

@@ -1,4 +1,4 @@
-//! `split:DEVICE,DEVICE…`: devices one behind the other, as one.
+//! `split:DEVICE,DEVICE…`: concatenates devices.
 
 use std::ffi::OsStr;
 use std::sync::Arc;
@@ -12,12 +12,12 @@ use blockhaul_catalog::{
 };
 use blockhaul_io::{Pool, Reservation};
 
-/// Longest piece of a read that reaches over the end of a part, and how many are read at a time.
+/// Longest piece of a read that crosses the end of a part, and how many are read at a time.
 const PIECE: usize = 256 << 10;
 const PIECES: u64 = 8;
-/// Runs with which an answer is long enough.
+/// Number of runs that is enough for one reply.
 const RUNS_MAX: usize = 64 << 10;
-/// Most parts: each needs a descriptor.
+/// Maximum number of parts: each needs a descriptor.
 const PARTS_MAX: usize = 512;
 
 /// The backend `split:DEVICE,DEVICE…`.
@@ -82,8 +82,8 @@ pub(crate) fn is_path(description: &str) -> bool {
     matches!(Spec::parse(OsStr::new(description)), Ok(Spec::Path(_)))
 }
 
-/// A part of what `target` describes, by its own description, that can do everything. `scheme` and
-/// `number` (from 1 on) are for messages; those about files name them anyway.
+/// Opens a part of `target` by its own description, with all emulations. `scheme` and `number`
+/// (from 1 on) are for messages; those about files already contain the name.
 pub(crate) async fn part(
     scheme: &str,
     number: usize,
@@ -100,7 +100,7 @@ pub(crate) async fn part(
     Ok(emulate::emulate(opened?.device))
 }
 
-/// A file or block device by its path, that can do everything.
+/// Opens a file or block device by its path, with all emulations.
 pub(crate) async fn file(path: &str, intent: Intent) -> Result<Arc<dyn Device>> {
     let file = Target {
         scheme: String::new(),
@@ -113,8 +113,8 @@ pub(crate) async fn file(path: &str, intent: Intent) -> Result<Arc<dyn Device>> 
     Ok(emulate::emulate(crate::File.open(file).await?.device))
 }
 
-/// Devices one behind the other, as one with a name; it can do what all of them can. `scheme` is who
-/// asks, for messages.
+/// Concatenates devices under a name; the result has the abilities that all of them have. `scheme`
+/// is for messages.
 pub(crate) fn join(scheme: &str, name: String, devices: Vec<Arc<dyn Device>>) -> Result<Opened> {
     let mut parts = Vec::with_capacity(devices.len());
     let mut size = 0_u64;
@@ -143,7 +143,7 @@ pub(crate) fn join(scheme: &str, name: String, devices: Vec<Arc<dyn Device>>) ->
     }
     facts.emulated &= facts.can;
     facts.withheld &= facts.can;
-    // Empty parts hold nothing.
+    // Drop empty parts.
     parts.retain(|part| part.start < part.end);
     let shared = Shared { parts, pool: Pool::new(Pool::cost(PIECE) * PIECES) };
     let device = SplitDevice { facts: Arc::new(facts), shared: Arc::new(shared) };
@@ -185,7 +185,7 @@ impl Device for SplitDevice {
         };
         let inside = part.end - at;
         match op {
-            // One ends with its part.
+            // With one extent, it ends with its part.
             Op::Extents(_) if len <= inside || flags.contains(Flags::ONE_EXTENT) => {
                 let asked = Request::extents(at - part.start, len.min(inside), part.base);
                 part.device.submit(asked.with(flags))
@@ -208,7 +208,7 @@ impl Device for SplitDevice {
                     };
                     let request = Request { op, at: from - part.start, len: to - from, flags };
                     part.device.submit(request).await?;
-                    // Once a part has been zeroed fast, the request is not refused any more.
+                    // Once a part has been zeroed fast, the request must not fail any more.
                     flags -= Flags::FAST;
                 }
                 Ok(Reply::Done)
@@ -218,7 +218,7 @@ impl Device for SplitDevice {
 }
 
 impl Shared {
-    /// The parts of a range: the part, and offsets of start and end in the device.
+    /// The parts of a range: the part, and the start and end offsets in the device.
     fn within(&self, at: u64, end: u64) -> impl Iterator<Item = (&Part, u64, u64)> {
         let first = self.parts.partition_point(|part| part.end <= at);
         let touching = self.parts[first..].iter().take_while(move |part| part.start < end);
@@ -237,14 +237,14 @@ impl Shared {
         failed.map_or(Ok(Reply::Done), Err)
     }
 
-    /// Extents of several parts in one list. What one of them leaves out is asked for again.
+    /// Extents of several parts in one list; ends early where a part's list is short.
     async fn extents(&self, at: u64, end: u64) -> blockhaul_block::Outcome {
         let mut all = Extents::new();
         for (part, from, to) in self.within(at, end) {
             let asked = Request::extents(from - part.start, to - from, part.base);
             let lists = match part.device.submit(asked).await {
                 Ok(Reply::Extents(lists)) => lists,
-                // What is known is told; the error comes with the question for the rest.
+                // Return what is known; the error recurs when the rest is requested.
                 Err(_) if !all.is_empty() => break,
                 other => return other,
             };

@@ -2,14 +2,14 @@
 
 use blockhaul_block::{Error, Kind, Result};
 
-/// Bytes of a sector.
+/// Sector size in bytes.
 pub(crate) const SECTOR: u64 = 512;
 /// Offset of the first entry of an MBR.
 const MBR_ENTRIES: usize = 0x1be;
-/// Bytes of an entry of a GPT, and how many a table has at least.
+/// Size of a GPT entry in bytes, and the minimum number of entries.
 const GPT_ENTRY: usize = 128;
 const GPT_ENTRIES: usize = 128;
-/// Types of partitions in an MBR: one that holds logical ones, and one that hides a GPT.
+/// Partition types in an MBR: one with logical partitions, and one that protects a GPT.
 const EXTENDED: u8 = 0x0f;
 const PROTECTIVE: u8 = 0xee;
 
@@ -20,8 +20,8 @@ pub(crate) fn boot_sector() -> Vec<u8> {
     sector
 }
 
-/// Writes entry `index` of an MBR: `sectors` from sector `start`. It is told by sectors only: its
-/// cylinders are the largest ones, as for disks that are too large for cylinders.
+/// Writes entry `index` of an MBR: `sectors` from sector `start`. Only sector numbers are used: its
+/// cylinders are the maximum, as for disks that are too large for cylinders.
 pub(crate) fn mbr_entry(
     mbr: &mut [u8],
     index: usize,
@@ -46,12 +46,12 @@ pub(crate) fn mbr_entry(
     Ok(())
 }
 
-/// Writes an entry for a partition that holds logical ones.
+/// Writes an entry for an extended partition.
 pub(crate) fn mbr_extended(mbr: &mut [u8], index: usize, sectors: (u64, u64)) -> Result<()> {
     mbr_entry(mbr, index, EXTENDED, false, sectors)
 }
 
-/// A GUID as it stands in a GPT.
+/// A GUID as stored in a GPT.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Guid(pub [u8; 16]);
 
@@ -62,7 +62,7 @@ impl Guid {
         0xe4,
     ]);
 
-    /// From its usual form, with or without braces.
+    /// Parses the usual form, with or without braces.
     pub fn parse(text: &str) -> Option<Guid> {
         let inner = text.strip_prefix('{').and_then(|text| text.strip_suffix('}'));
         let mut parts = inner.unwrap_or(text).split('-');
@@ -106,11 +106,12 @@ pub(crate) struct Entry {
     /// First and last sector.
     pub sectors: (u64, u64),
     pub bootable: bool,
-    /// Told where it is ASCII and fits.
+    /// Stored if it is ASCII and fits.
     pub name: String,
 }
 
-/// Bytes of the tables of a GPT with so many partitions: at the start of the disk, and at its end.
+/// Bytes of the tables of a GPT with this many partitions: at the start of the disk, and at its
+/// end.
 pub(crate) fn gpt_len(partitions: usize) -> (u64, u64) {
     let entries = (gpt_entries(partitions) * GPT_ENTRY) as u64;
     (2 * SECTOR + entries, entries + SECTOR)
@@ -120,7 +121,7 @@ fn gpt_entries(partitions: usize) -> usize {
     partitions.next_multiple_of(GPT_ENTRIES).max(GPT_ENTRIES)
 }
 
-/// Both tables of a GPT on a disk of `size` bytes, which holds both and all partitions.
+/// Both tables of a GPT on a disk of `size` bytes, which has space for both and all partitions.
 pub(crate) fn gpt(entries: &[Entry], size: u64) -> Result<(Vec<u8>, Vec<u8>)> {
     let count = gpt_entries(entries.len());
     let mut table = vec![0; count * GPT_ENTRY];
@@ -144,7 +145,7 @@ pub(crate) fn gpt(entries: &[Entry], size: u64) -> Result<(Vec<u8>, Vec<u8>)> {
         crc: crc32fast::hash(&table),
     };
     let mut first = boot_sector();
-    // As much of the disk as can be told.
+    // As much of the disk as the field can express.
     let covered = (size - 1).min(u64::from(u32::MAX) * SECTOR) + 1 - SECTOR;
     mbr_entry(&mut first, 0, PROTECTIVE, false, (1, covered.div_ceil(SECTOR)))?;
     first.extend(header.sector(1, header.last, 2));
@@ -154,26 +155,27 @@ pub(crate) fn gpt(entries: &[Entry], size: u64) -> Result<(Vec<u8>, Vec<u8>)> {
     Ok((first, second))
 }
 
-/// What both headers of a GPT say.
+/// The contents of both headers of a GPT.
 struct Header {
     /// Sectors of the table.
     table: u64,
     /// Last sector of the disk.
     last: u64,
-    /// Entries, and their checksum.
+    /// Number of entries, and their checksum.
     count: u32,
     crc: u32,
 }
 
 impl Header {
-    /// The header in sector `here`, whose table is at sector `table`; the other one is in sector `other`.
+    /// The header in sector `here`, whose table is at sector `table`; the other header is in sector
+    /// `other`.
     fn sector(&self, here: u64, other: u64, table: u64) -> Vec<u8> {
-        // 92 bytes have a meaning; nbdkit counts four more, as compilers do.
+        // 92 bytes are defined; nbdkit counts four more, as compilers do.
         const LEN: usize = 96;
         let mut out = Vec::with_capacity(SECTOR as usize);
         out.extend_from_slice(b"EFI PART\0\0\x01\0");
         out.extend_from_slice(&(LEN as u32).to_le_bytes());
-        // The checksum, later, and what is reserved.
+        // The checksum, set later, and a reserved field.
         out.extend_from_slice(&[0; 8]);
         for sector in [here, other, 2 + self.table, self.last - self.table - 1] {
             out.extend_from_slice(&sector.to_le_bytes());

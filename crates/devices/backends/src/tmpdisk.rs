@@ -1,4 +1,5 @@
-//! `tmpdisk:SIZE`: a fresh disk with a file system for each client, which is gone when the client is.
+//! `tmpdisk:SIZE`: a fresh disk with a file system for each client, removed when the client
+//! disconnects.
 
 use std::sync::Arc;
 
@@ -68,7 +69,7 @@ impl Disks {
         Ok(Disks { maker, write: target.intent.write })
     }
 
-    /// A new disk. Nothing of it stays behind.
+    /// A new disk. Leaves nothing behind.
     async fn fresh(&self) -> Result<Arc<dyn Device>> {
         let maker = self.maker.clone();
         let folder = blockhaul_io::offload(move || {
@@ -77,7 +78,7 @@ impl Disks {
             Ok::<_, Error>(folder)
         });
         let folder = folder.await.map_err(|_| Error::new(Kind::Io, "the disk was not made"))??;
-        // Open files stay when their names go, and the folder is removed here.
+        // Open files outlive their names, and the directory is removed here.
         made::device(&folder.disk(), self.write, true, None).await
     }
 }

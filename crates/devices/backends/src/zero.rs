@@ -1,4 +1,4 @@
-//! `zero:SIZE`: a read-only device of zeroes, with as many extents as one likes.
+//! `zero:SIZE`: a read-only device of zeroes, optionally with many extents.
 
 use std::sync::Arc;
 

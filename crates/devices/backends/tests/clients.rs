@@ -1,4 +1,4 @@
-//! Devices that each client has for itself: `info:`, `tmpdisk:`, `ondemand:`.
+//! Devices that are separate for each client: `info:`, `tmpdisk:`, `ondemand:`.
 #![allow(clippy::unwrap_used)]
 
 use std::ffi::OsStr;
@@ -33,7 +33,7 @@ async fn bytes(device: &Arc<dyn Device>) -> Vec<u8> {
     }
 }
 
-/// A time as `info:` tells it.
+/// A time in the format of `info:`.
 async fn time(device: &Arc<dyn Device>) -> Duration {
     let told = bytes(device).await;
     assert_eq!(told.len(), 12);
@@ -162,7 +162,7 @@ fn disks_are_made_when_they_are_asked_for() {
             assert_eq!(error.map(|error| error.kind()), Some(Kind::NotFound), "{name:?}");
         }
 
-        // What was not made is not left behind.
+        // A failed disk is not left behind.
         let failing = format!("{spec}&command=touch %24disk; exit 1");
         let failing = exports(&failing).await.unwrap();
         assert!(visit(&failing).await.open("b", false).await.is_err());

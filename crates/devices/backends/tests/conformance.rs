@@ -1,4 +1,4 @@
-//! Every backend keeps the contract of devices, on every engine.
+//! Every backend fulfils the contract of devices, on every engine.
 
 use std::ffi::OsStr;
 use std::os::unix::fs::FileExt as _;
@@ -118,7 +118,7 @@ fn extents_of_split_files_come_in_one_answer() {
         let file = std::fs::File::create(path).unwrap();
         file.set_len(2 << 20).unwrap();
         file.write_all_at(&[1; 1 << 20], at).unwrap();
-        // Blocks that are only promised may be told as holes.
+        // Blocks that are only reserved may be reported as holes.
         file.sync_all().unwrap();
     }
     let spec = format!("split:{},{}", one.display(), two.display());
@@ -231,7 +231,7 @@ fn data() {
     check("data:7 @100 1*99900", Options::default().content(Content::oracle(content)));
 }
 
-/// A folder to test in, on a file system in memory or on a disk.
+/// A directory to test in, on a file system in memory or on a disk.
 fn folders() -> Vec<PathBuf> {
     let disk = Path::new(env!("CARGO_TARGET_TMPDIR")).to_path_buf();
     let memory = PathBuf::from("/dev/shm");
@@ -242,11 +242,11 @@ fn folders() -> Vec<PathBuf> {
     vec![memory, disk]
 }
 
-/// A new file of `size` bytes as a copy target, in each folder.
+/// A new file of `size` bytes as a copy target, in each directory.
 fn check_file(size: u64, query: &'static str, direct: Direct) {
     for folder in folders() {
         let name = format!("{size} bytes in {}{query}", folder.display());
-        // lseek(2) calls blocks a hole that are allocated but were never written.
+        // lseek(2) reports blocks as a hole that are allocated but were never written.
         let options = Options::default().content(Content::Zeroes).without(
             "no_hole_keeps_the_range_allocated",
             "extents of files do not tell reserved blocks from holes; blocks are counted instead",

@@ -1,4 +1,4 @@
-//! `data:` next to nbdkit's data plugin: the same descriptions give the same bytes.
+//! `data:` compared with nbdkit's data plugin: the same descriptions give the same bytes.
 #![allow(clippy::unwrap_used)]
 
 use std::ffi::OsStr;
@@ -15,7 +15,7 @@ use blockhaul_testkit::tools::{Peer, Scratch, output};
 
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// What the plugin makes of it, written to `out`; false: it refuses.
+/// The plugin's result, written to `out`; false: it refuses.
 fn theirs(nbdkit: &Peer, text: &str, variables: &[(&str, &str)], out: &Path) -> bool {
     let _ = std::fs::remove_file(out);
     let mut command = nbdkit.command();
@@ -57,7 +57,7 @@ fn compare(nbdkit: &Peer, text: &str, variables: &[(&str, &str)], out: &Path) {
     match ours(text, variables) {
         Ok(bytes) => {
             assert!(accepted, "only the plugin refuses {text:?}");
-            // Of an empty device, a copy is not always made.
+            // For an empty device, a copy is not always made.
             let wanted = std::fs::read(out).unwrap_or_default();
             assert_eq!(bytes.len(), wanted.len(), "size of {text:?}");
             let differs = bytes.iter().zip(&wanted).position(|(ours, theirs)| ours != theirs);
@@ -67,7 +67,7 @@ fn compare(nbdkit: &Peer, text: &str, variables: &[(&str, &str)], out: &Path) {
     }
 }
 
-/// The descriptions that nbdkit's own tests of the format make, as they are in its documentation.
+/// The descriptions in nbdkit's own tests of the format, as in its documentation.
 const KNOWN: &[&str] = &[
     "",
     "0",
@@ -214,7 +214,7 @@ fn known_descriptions_give_the_same_bytes() {
     }
 }
 
-/// A description that nbdkit accepts, mostly.
+/// Makes descriptions that nbdkit mostly accepts.
 struct Maker<'a> {
     rng: Rng,
     file: &'a str,
@@ -262,10 +262,10 @@ impl Maker<'_> {
         let item = match self.rng.below(8) {
             0 => format!("{item}*{}", self.rng.below(5)),
             1 => format!("{item}*{} * {}", self.rng.below(5), self.rng.below(3)),
-            // Often wrong, but only where there is less.
+            // Often wrong, but only if there is less.
             2 => format!("({item} 1 2 3)[{}:{}]", self.rng.below(3), 3),
             3 => format!("({item} @+2)[:2]"),
-            // nbdkit takes nothing of a script alone that is sliced so.
+            // nbdkit reads nothing from a lone script with this slice.
             4 => format!("({item} @+0)[0:]"),
             _ => item,
         };

@@ -1,4 +1,4 @@
-//! What people type behind a scheme, right and wrong.
+//! What users type after a scheme, right and wrong.
 #![allow(clippy::unwrap_used)]
 
 use std::ffi::OsStr;

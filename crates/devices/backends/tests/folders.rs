@@ -1,4 +1,4 @@
-//! Disks that hold what is in a folder: `floppy:`, `linuxdisk:`, `iso:`.
+//! Disks with the contents of a directory: `floppy:`, `linuxdisk:`, `iso:`.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -14,10 +14,10 @@ use blockhaul_testkit::tools::{Peer, Scratch, among_peers, output};
 
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// More than the tests keep on a disk.
+/// More than the tests store on a disk.
 const MOST: u64 = 128 << 20;
 
-/// All bytes of a device but for those behind [`MOST`], read in pieces that fall across its parts.
+/// All bytes of a device up to [`MOST`], read in pieces that cross its parts.
 fn read(spec: &str) -> blockhaul_block::Result<Vec<u8>> {
     let spec = spec.to_string();
     let runtime = Runtime::start(&Config { workers: 1, ..Config::default() }).unwrap();
@@ -50,7 +50,7 @@ fn read(spec: &str) -> blockhaul_block::Result<Vec<u8>> {
     })
 }
 
-/// A folder with all sorts of things; its files by path.
+/// A directory with all sorts of things; returns its files by path.
 fn fill(folder: &Path) -> BTreeMap<String, Vec<u8>> {
     let long = format!("{} with a long name.text", "x".repeat(200));
     let mut files = BTreeMap::from([
@@ -75,14 +75,14 @@ fn fill(folder: &Path) -> BTreeMap<String, Vec<u8>> {
     files
 }
 
-/// Reads FAT as its specification says, and nothing but that.
+/// Reads FAT strictly according to its specification.
 struct Fat<'a> {
     disk: &'a [u8],
-    /// Numbers of the clusters behind each.
+    /// The next cluster of each.
     next: Vec<usize>,
-    /// Bits of the numbers.
+    /// Width of cluster numbers in bits.
     bits: usize,
-    /// The first cluster, and the root folder where it is none of them.
+    /// The first cluster, and the root directory if it is not in one.
     data: usize,
     root: &'a [u8],
     cluster: usize,
@@ -126,7 +126,7 @@ impl<'a> Fat<'a> {
         Fat { disk, next: next.collect(), bits, data, root: &disk[root..data], cluster }
     }
 
-    /// The root folder's files and folders, and theirs.
+    /// The files and directories of the root directory, recursively.
     fn all(&self) -> BTreeMap<String, Vec<u8>> {
         let mut found = BTreeMap::new();
         let root = if self.bits == 32 { self.chain(2) } else { self.root.to_vec() };
@@ -200,7 +200,7 @@ impl<'a> Fat<'a> {
     }
 }
 
-/// The partition of a disk, as a file of its own.
+/// The partition of a disk, as a separate file.
 fn partition(scratch: &Scratch, disk: &[u8], end: usize) -> std::path::PathBuf {
     let path = scratch.file("partition");
     std::fs::write(&path, &disk[1 << 20..end]).unwrap();
@@ -215,7 +215,7 @@ fn a_floppy_holds_what_is_in_a_folder() {
     for folder in ["dir", "dir/sub", "many", "nothing in it"] {
         files.insert(format!("{folder}/"), Vec::new());
     }
-    // By their sizes of each kind.
+    // One of each type, by size.
     for (options, bits) in [("", 12), ("?size=100000000&label=my label", 16), ("?size=1100M", 32)] {
         let disk = read(&format!("floppy:{}{options}", folder.display())).unwrap();
         let fat = Fat::open(&disk);
@@ -232,10 +232,11 @@ fn a_floppy_holds_what_is_in_a_folder() {
     }
 }
 
-/// Has a disk of FAT checked by those who are installed of dosfstools and mtools: the names in it.
+/// Checks a FAT disk with those tools of dosfstools and mtools that are installed; returns the
+/// names in it.
 fn check(scratch: &Scratch, disk: &[u8]) -> String {
     let file = partition(scratch, disk, disk.len());
-    // What was not read is empty.
+    // The part that was not read is empty.
     let part = std::fs::File::options().write(true).open(&file).unwrap();
     let sectors = number(disk, 0x1be + 12, 4) as u64;
     part.set_len(part.metadata().unwrap().len().max(sectors * 512)).unwrap();
@@ -336,7 +337,7 @@ fn a_cd_holds_what_is_in_folders() {
     fill(&folder);
     std::fs::create_dir(&other).unwrap();
     std::fs::write(other.join("second file"), "the second one").unwrap();
-    // The program under its own name, which tells how it is to be called.
+    // The program under its own name, which determines how it is called.
     let program = scratch.file("xorriso");
     let words: Vec<_> = std::iter::once(xorriso.get_program()).chain(xorriso.get_args()).collect();
     let words = words.iter().map(|word| format!("'{}'", word.display())).collect::<Vec<_>>();

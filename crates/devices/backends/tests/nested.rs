@@ -1,5 +1,5 @@
-//! Devices that consist of other devices, by any description: what they hold, which files they are on, and
-//! what is said of wrong ones.
+//! Devices that consist of other devices, by any description: their contents, the files below them,
+//! and the errors of invalid ones.
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
 
 use std::ffi::OsStr;
@@ -17,7 +17,7 @@ fn registry() -> Registry {
     }
 }
 
-/// What a device holds, and its facts.
+/// The contents of a device, and its facts.
 fn read(spec: &str, intent: Intent) -> Result<(Vec<u8>, Facts)> {
     let runtime = Runtime::start(&Config { workers: 1, ..Config::default() }).unwrap();
     let spec = Spec::parse(OsStr::new(spec)).unwrap();
@@ -89,7 +89,7 @@ fn files_are_the_files_that_they_were() {
         let same = |facts: Facts| format!("{:?}", Facts { name: "".into(), ..facts });
         assert_eq!(same(paths), same(schemes));
     }
-    // What cannot be written makes all of it read-only.
+    // A read-only part makes all of it read-only.
     let mixed = read(&format!("split:{at}/a,zero:512"), Intent::WRITE).unwrap().1;
     assert!(!mixed.can.contains(blockhaul_block::Can::WRITE));
 }

@@ -1,4 +1,4 @@
-//! `partitioning:` next to nbdkit's plugin: the same disks; and sfdisk reads their tables.
+//! `partitioning:` compared with nbdkit's plugin: the same disks; and sfdisk reads their tables.
 #![allow(clippy::unwrap_used)]
 
 use std::ffi::OsStr;
@@ -52,7 +52,7 @@ fn theirs(nbdkit: &Peer, dir: &Path, parameters: &[&str]) -> Vec<u8> {
     std::fs::read(&out).unwrap()
 }
 
-/// Files `a`, `b`, … of these sizes with bytes of their own, in the folder `dir`.
+/// Files `a`, `b`, … of these sizes with different bytes, in the directory `dir`.
 fn files(dir: &Path, sizes: &[usize]) -> Vec<String> {
     let names = (b'a'..).zip(sizes).map(|(letter, &size)| {
         std::fs::write(dir.join(char::from(letter).to_string()), vec![letter; size]).unwrap();
@@ -61,7 +61,8 @@ fn files(dir: &Path, sizes: &[usize]) -> Vec<String> {
     names.collect()
 }
 
-/// The first difference, but for random GUIDs and the checksums over them in a GPT with 128 entries.
+/// The first difference, except for random GUIDs and the checksums over them in a GPT with 128
+/// entries.
 fn difference(ours: &[u8], theirs: &[u8], gpt: bool) -> Option<usize> {
     assert_eq!(ours.len(), theirs.len());
     let random = |at: usize| {
@@ -164,7 +165,7 @@ fn sfdisk_finds_the_partitions() {
         let mut command = sfdisk.command();
         command.arg("--dump").arg(&disk);
         let told = output(&mut command, LIMIT).unwrap();
-        // A wrong checksum is told there.
+        // sfdisk reports a wrong checksum there.
         assert_eq!(String::from_utf8_lossy(&told.stderr), "");
         let told = String::from_utf8(told.stdout).unwrap();
         assert!(told.contains(&format!("label: {label}\n")), "{told}");
@@ -192,7 +193,7 @@ fn partitions_can_be_written_and_tables_cannot() {
         device.submit(Request::zero(2 << 20, 2000)).await.unwrap();
         let start = device.read(0, 512).await.unwrap();
         device.write(0, start).await.unwrap();
-        // From the end of a partition into what is behind it: zeroes can be written there.
+        // Across the end of a partition: zeroes can be written there.
         device.write((2 << 20) + 3999, Data::copy_of(b"x\0\0")).await.unwrap();
         for (at, bytes) in [(510, b"\0\0"), (5000, b"ab"), ((2 << 20) + 4000, b"\0b")] {
             let error = device.write(at, Data::copy_of(bytes)).await.unwrap_err();

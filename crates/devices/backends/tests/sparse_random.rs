@@ -1,4 +1,4 @@
-//! `sparse-random:` next to nbdkit's plugin: the same disks.
+//! `sparse-random:` compared with nbdkit's plugin: the same disks.
 #![allow(clippy::unwrap_used)]
 
 use std::ffi::OsStr;

@@ -1,9 +1,9 @@
-//! The layout of nbdkit's `struct nbdkit_plugin`, as its versions 1.0 to 1.42 have grown it, and the
-//! numbers of its interface.
+//! The layout of nbdkit's `struct nbdkit_plugin`, as it grew from version 1.0 to 1.42, and the
+//! constants of its interface.
 
 use std::ffi::{c_char, c_int, c_void};
 
-/// A handle that a plugin's `open` answered.
+/// A handle returned by a plugin's `open`.
 pub(crate) type Handle = *mut c_void;
 
 /// `int (*) (void *handle)`.
@@ -12,8 +12,8 @@ type Plain = unsafe extern "C-unwind" fn();
 type Answers = unsafe extern "C-unwind" fn() -> c_int;
 type Range = unsafe extern "C-unwind" fn(Handle, u32, u64, u32) -> c_int;
 
-/// What a plugin describes itself with. Plugins of older versions have a shorter one; what is missing
-/// is zero here. Bytes behind it are never looked at.
+/// A plugin's description. Plugins of older versions have a shorter one; missing fields are zero
+/// here. Bytes after it are never read.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct Plugin {
@@ -86,7 +86,7 @@ const _: () = {
     assert!(std::mem::offset_of!(Plugin, block_size) == 376);
 };
 
-/// Size of the oldest struct that plugins in use have: nbdkit 1.0.
+/// Size of the oldest struct still in use: nbdkit 1.0.
 pub(crate) const OLDEST_SIZE: u64 = 176;
 /// Newest version of the interface.
 pub(crate) const API_VERSION: c_int = 2;
@@ -104,14 +104,14 @@ pub(crate) const CACHE_NATIVE: c_int = 2;
 
 /// The range may be freed (zero).
 pub(crate) const FLAG_MAY_TRIM: u32 = 1;
-/// Durable when done.
+/// Durable on return.
 pub(crate) const FLAG_FUA: u32 = 2;
 /// One extent is enough.
 pub(crate) const FLAG_REQ_ONE: u32 = 4;
 /// Fail rather than be slow (zero).
 pub(crate) const FLAG_FAST_ZERO: u32 = 8;
 
-/// How many callbacks a plugin takes at a time (`NBDKIT_THREAD_MODEL_*`). The smaller the stricter.
+/// How many callbacks a plugin accepts at a time (`NBDKIT_THREAD_MODEL_*`). Smaller is stricter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ThreadModel {
     /// One connection at a time.

@@ -1,4 +1,4 @@
-//! What plugins and filters say about themselves in their descriptions, without being configured.
+//! The descriptions of plugins and filters, without configuring them.
 
 use std::path::PathBuf;
 
@@ -7,12 +7,12 @@ use blockhaul_block::Result;
 use crate::api::text;
 use crate::load;
 
-/// A plugin or filter in its own words.
+/// The description of a plugin or filter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct About {
     /// `plugin` or `filter`.
     pub what: &'static str,
-    /// Where it is.
+    /// Its path.
     pub path: PathBuf,
     /// Its short name.
     pub name: String,
@@ -20,13 +20,13 @@ pub struct About {
     pub longname: Option<String>,
     /// Its version.
     pub version: Option<String>,
-    /// What it is for.
+    /// Its purpose.
     pub description: Option<String>,
     /// Its parameters.
     pub config_help: Option<String>,
 }
 
-/// Loads a plugin for what it says about itself. The shared object stays loaded.
+/// Loads a plugin for its description. The shared object stays loaded.
 ///
 /// # Errors
 /// There is no such plugin, or it cannot be loaded.
@@ -34,7 +34,7 @@ pub fn about(name: &str) -> Result<About> {
     let path = load::find(name)?.path;
     let load::Described { library, plugin, .. } = load::load(&path)?;
     if let Some(load) = plugin.load {
-        // SAFETY: the first callback of the plugin; it takes nothing.
+        // SAFETY: the first callback of the plugin; it takes no arguments.
         unsafe { load() };
     }
     let owned = |pointer| {
@@ -51,7 +51,7 @@ pub fn about(name: &str) -> Result<About> {
         config_help: owned(plugin.config_help),
     };
     if let Some(unload) = plugin.unload {
-        // SAFETY: the last callback of the plugin; it takes nothing.
+        // SAFETY: the last callback of the plugin; it takes no arguments.
         unsafe { unload() };
     }
     library.keep();

@@ -1,7 +1,8 @@
 //! The functions of nbdkit's interface that plugins call, as far as they take a fixed number of
-//! arguments; the others are in `shim.c`, with `nbdkit_shutdown`. Their contracts are those of nbdkit's manual pages
-//! (`nbdkit_NAME(3)`); a pointer that a plugin hands over is good as those pages say. `peer`: those about
-//! the client and its connection. `lists`: those that fill lists.
+//! arguments; the others are in `shim.c`, with `nbdkit_shutdown`. Their contracts are those of
+//! nbdkit's manual pages (`nbdkit_NAME(3)`), also for the validity of pointers that a plugin
+//! passes. `peer`: functions about the client and its connection. `lists`: functions that fill
+//! lists.
 
 mod lists;
 mod peer;
@@ -16,10 +17,10 @@ use crate::context;
 use crate::parse;
 use crate::stdio;
 
-/// Between two looks at whether a sleep is to end early.
+/// Interval of checks whether to end a sleep early.
 const SLEEP_SLICE: Duration = Duration::from_millis(50);
 
-/// A text of a plugin; what is not UTF-8 is replaced.
+/// A text from a plugin; invalid UTF-8 is replaced.
 ///
 /// # Safety
 /// `text` is null or points to a C string that lives while the result is in use.
@@ -31,7 +32,7 @@ pub(crate) unsafe fn text<'a>(text: *const c_char) -> Option<std::borrow::Cow<'a
 /// Prints through C's standard output.
 pub(crate) fn print(text: &str) {
     if let Ok(text) = CString::new(text) {
-        // SAFETY: a format and the C string that it asks for.
+        // SAFETY: a format and the C string that it requires.
         unsafe { libc::printf(c"%s".as_ptr(), text.as_ptr()) };
     }
 }
@@ -41,7 +42,7 @@ fn malloced(bytes: &[u8]) -> *mut c_char {
     // SAFETY: an allocation of at least one byte.
     let copy = unsafe { libc::malloc(bytes.len() + 1) }.cast::<u8>();
     if !copy.is_null() {
-        // SAFETY: `copy` has room for the bytes and the terminator, and is fresh.
+        // SAFETY: `copy` has space for the bytes and the terminator, and is fresh.
         unsafe {
             ptr::copy_nonoverlapping(bytes.as_ptr(), copy, bytes.len());
             copy.add(bytes.len()).write(0);
@@ -50,13 +51,13 @@ fn malloced(bytes: &[u8]) -> *mut c_char {
     copy.cast()
 }
 
-/// Says why a call failed.
+/// Records why a call failed.
 fn failed<T>(why: impl AsRef<str>, value: T) -> T {
     context::said(why.as_ref());
     value
 }
 
-/// A text from a plugin, with its errors: for functions that fail on null.
+/// A text from a plugin; null is an error.
 ///
 /// # Safety
 /// As [`text`].
@@ -83,7 +84,7 @@ unsafe extern "C" fn cabi_said(level: c_int, text: *const c_char) {
     match level {
         0 => context::said(text.trim_end()),
         _ => match context::now() {
-            // Whoever prints it knows where it came from.
+            // The caller knows the source when it prints the text.
             Some(context) => {
                 log::debug!(target: &format!("plugin {}", context.plugin), "{}", text.trim_end());
             }
@@ -100,7 +101,7 @@ unsafe extern "C" fn cabi_intern(text: *const c_char) -> *const c_char {
     context::intern(unsafe { CStr::from_ptr(text) }.to_owned())
 }
 
-/// The plugin's error number for the callback that runs.
+/// The plugin's error number for the current callback.
 #[unsafe(no_mangle)]
 extern "C" fn nbdkit_set_error(error: c_int) {
     context::set_error(error);
@@ -235,7 +236,7 @@ unsafe extern "C" fn nbdkit_read_password(value: *const c_char, out: *mut *mut c
     }
 }
 
-/// Whether standard input and output are the plugin's to use: while it is configured.
+/// Whether the plugin may use standard input and output: while it is configured.
 #[unsafe(no_mangle)]
 extern "C" fn nbdkit_stdio_safe() -> c_int {
     c_int::from(stdio::is_free() && context::now().is_some_and(|context| context.stdio_safe))
@@ -283,7 +284,7 @@ unsafe fn path_of(path: *const c_char) -> Option<PathBuf> {
     Some(Path::new(OsStr::from_bytes(bytes)).to_path_buf())
 }
 
-/// Sleeps, but not on when the client has gone.
+/// Sleeps; ends early if the client has disconnected.
 #[unsafe(no_mangle)]
 extern "C" fn nbdkit_nanosleep(seconds: c_uint, nanos: c_uint) -> c_int {
     let end = blockhaul_io::now()
@@ -326,12 +327,13 @@ unsafe extern "C" fn nbdkit_strndup_intern(text: *const c_char, most: usize) -> 
     context::intern(CString::new(bytes).expect("ends before the first zero byte"))
 }
 
-/// The name of the export that the client asked for.
+/// The name of the export that the client requested.
 #[unsafe(no_mangle)]
 extern "C" fn nbdkit_export_name() -> *const c_char {
     match context::now() {
         Some(context) => match &context.export {
-            // Good as long as the connection: the context lives at least until its handle is closed.
+            // Valid as long as the connection: the context lives at least until its handle is
+            // closed.
             Some(name) => name.as_ptr(),
             None => failed("nbdkit_export_name: no client has asked for an export", ptr::null()),
         },

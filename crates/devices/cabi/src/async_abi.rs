@@ -13,7 +13,7 @@ const VERSION: u32 = 1;
 pub(crate) type Conn = *mut c_void;
 type Transfer<P> = unsafe extern "C-unwind" fn(Conn, u64, bool, Handle, P, u32, u64) -> c_int;
 
-/// What an asynchronous plugin describes itself with.
+/// The description of an asynchronous plugin.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct AsyncPlugin {
@@ -32,9 +32,9 @@ pub(crate) struct AsyncPlugin {
         Option<unsafe extern "C-unwind" fn(Conn, u64, Handle, u32, u64, u32, *mut c_void) -> c_int>,
     pub(crate) cache: Option<unsafe extern "C-unwind" fn(Conn, u64, Handle, u32, u64) -> c_int>,
     pub(crate) cancel: Option<unsafe extern "C-unwind" fn(Conn, Handle)>,
-    /// Bytes of requests that the plugin wants lent at a time; 0: the host's default.
+    /// Maximum bytes of requests lent to the plugin at a time; 0: the host's default.
     pub(crate) max_bytes: u64,
-    /// Where the plugin has this; not part of the layout.
+    /// The plugin's own copy of this; not part of the layout.
     source: *const c_void,
 }
 
@@ -44,19 +44,19 @@ const SIZE: usize = std::mem::offset_of!(AsyncPlugin, source);
 const _: () = assert!(SIZE == 96);
 
 impl AsyncPlugin {
-    /// The bound in bytes as the plugin has it by now: its parameters may have changed it.
+    /// The current limit in bytes: the plugin's parameters may have changed it.
     pub(crate) fn max_bytes_now(&self) -> u64 {
         let at = std::mem::offset_of!(AsyncPlugin, max_bytes);
-        // SAFETY: begins as magic and size, as it did when it was read.
+        // SAFETY: begins with magic and size, as when it was read.
         let size = unsafe { self.source.cast::<u32>().add(2).read_unaligned() } as usize;
         if size < at + size_of::<u64>() {
             return 0;
         }
-        // SAFETY: inside of what the plugin vouches for, which lives as long as the plugin is loaded.
+        // SAFETY: within the size that the plugin declares; valid as long as the plugin is loaded.
         unsafe { self.source.byte_add(at).cast::<u64>().read_unaligned() }
     }
 
-    /// Names of the callbacks that are there.
+    /// Names of the plugin's callbacks.
     pub(crate) fn callbacks(&self) -> Vec<&'static str> {
         let all = [
             ("pread", self.pread.is_some()),
@@ -93,11 +93,12 @@ pub(crate) unsafe fn read(pointer: *const c_void) -> Result<AsyncPlugin, String>
     }
     let len = SIZE.min(size as usize);
     let mut plugin = std::mem::MaybeUninit::<AsyncPlugin>::zeroed();
-    // SAFETY: the plugin vouches for `size` bytes, of which we copy no more than there is room for.
+    // SAFETY: the plugin declares `size` bytes, of which at most our struct's size is copied.
     unsafe {
         std::ptr::copy_nonoverlapping(pointer.cast::<u8>(), plugin.as_mut_ptr().cast(), len);
     }
-    // SAFETY: numbers, pointers and nullable function pointers, zero where an older header ends.
+    // SAFETY: numbers, pointers and nullable function pointers, zero beyond the end of an older
+    // header.
     let mut plugin = unsafe { plugin.assume_init() };
     plugin.source = pointer;
     if plugin.version == 0 || plugin.version > VERSION {

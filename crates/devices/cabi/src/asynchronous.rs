@@ -1,5 +1,5 @@
-//! Plugins that answer later: requests are handed over on the worker, without blocking, and answered by
-//! the functions in `answers`, from any thread.
+//! Plugins that reply later: requests are submitted on the worker, without blocking, and completed
+//! by the functions in `answers`, from any thread.
 
 mod answers;
 
@@ -24,9 +24,9 @@ use crate::watchdog::{self, Watched, What};
 /// All requests of all connections.
 static TABLES: Tables<Lent, Arc<Plugin>> = Tables::new();
 
-/// A request that the plugin has.
+/// A request that was lent to the plugin.
 struct Lent {
-    /// Who waits for the answer; nobody any more after a timeout.
+    /// The waiter for the reply; none after a timeout.
     waiting: Option<Completer<Outcome>>,
     kind: OpKind,
     len: u64,
@@ -38,7 +38,7 @@ struct Lent {
     _watched: Option<Watched>,
 }
 
-/// What a request lends to the plugin until the answer.
+/// The memory lent to the plugin until the reply.
 enum Memory {
     None,
     Read(Buf),
@@ -53,8 +53,8 @@ pub(crate) struct AsyncDevice {
     table: Arc<Table<Lent, Arc<Plugin>>>,
 }
 
-// SAFETY: the raw pointer in the description is not looked behind after it was read; the callbacks may
-// be called on any thread (blockhaul-plugin.h).
+// SAFETY: the raw pointer in the description is not dereferenced after it was read; the callbacks
+// may be called on any thread (blockhaul-plugin.h).
 unsafe impl Send for AsyncDevice {}
 // SAFETY: as above.
 unsafe impl Sync for AsyncDevice {}
@@ -63,7 +63,7 @@ impl AsyncDevice {
     /// The device of a handle of an asynchronous plugin.
     pub(crate) fn over(handle: Arc<Handle>, asynchronous: AsyncPlugin) -> Arc<dyn Device> {
         let table = TABLES.open(handle.connection.plugin.clone());
-        // Forgotten with the handle, which every request holds.
+        // Removed with the handle, which every request holds.
         let token = Token { number: table.token(), forget: |token| TABLES.close(token) };
         let fresh = handle.token.set(token).is_ok();
         debug_assert!(fresh, "one device for each handle");
@@ -74,7 +74,7 @@ impl AsyncDevice {
         &self.handle.connection.plugin
     }
 
-    /// Whether the plugin has an asynchronous callback for this.
+    /// Whether the plugin has an asynchronous callback for this kind.
     fn takes(&self, kind: OpKind) -> bool {
         let plugin = &self.asynchronous;
         match kind {
@@ -88,7 +88,7 @@ impl AsyncDevice {
         }
     }
 
-    /// Hands a request over, whose range fits the callbacks.
+    /// Submits a request whose range fits the callbacks.
     fn lend(&self, request: Request, charge: Charge) -> Pending {
         let kind = request.kind();
         let Request { op, at, len, flags } = request;
@@ -102,7 +102,7 @@ impl AsyncDevice {
             _ => Memory::None,
         };
         let (completer, pending) = Pending::completer();
-        // Block memory does not move with its owner.
+        // The block's memory does not move with its owner.
         let mut memory = memory;
         let pointer = match &mut memory {
             Memory::Read(buf) => buf.as_mut_ptr().cast::<c_void>(),
@@ -131,7 +131,7 @@ impl AsyncDevice {
         self.with_timeout(pending, number, kind, at, len)
     }
 
-    /// The callback itself; it may answer before it returns.
+    /// Calls the callback, which may reply before it returns.
     fn call(
         &self,
         kind: OpKind,
@@ -146,7 +146,7 @@ impl AsyncDevice {
         let fua = flags.contains(Flags::FUA) && self.handle.has_native_fua();
         let (result, left) = context::call(&self.handle.context, name_of(kind), || {
             // SAFETY: callbacks of the header's types, with an open handle; the memory behind
-            // `pointer` stays in the table until the answer, or this call's refusal.
+            // `pointer` stays in the table until the reply, or a refusal by this call.
             unsafe {
                 match kind {
                     OpKind::Read => plugin
@@ -200,7 +200,7 @@ impl AsyncDevice {
         conn_of(self.table.token())
     }
 
-    /// A request that is not answered in time fails; what it lends stays lent until the answer.
+    /// Fails a request without a reply in time; its memory stays lent until the reply.
     fn with_timeout(
         &self,
         pending: Pending,
@@ -215,7 +215,7 @@ impl AsyncDevice {
             match blockhaul_io::timeout(limit, pending).await {
                 Ok(outcome) => outcome,
                 Err(blockhaul_io::Elapsed) => {
-                    // Nobody waits any more: the answer only gives back what was lent.
+                    // No waiter any more: the reply only returns the lent memory.
                     drop(table.with(number, |lent| lent.waiting.take()));
                     Err(plugin.no_answer(kind, at, len, Stage::Over, limit))
                 }
@@ -223,8 +223,8 @@ impl AsyncDevice {
         })
     }
 
-    /// A request of any length, in pieces that fit the callbacks, and zeroing by writing where the
-    /// plugin says that it cannot.
+    /// A request of any length, in pieces that fit the callbacks; zeroes are written if the plugin
+    /// does not support zero.
     async fn pieces(self: Arc<Self>, request: Request) -> Outcome {
         let (kind, flags, end) = (request.kind(), request.flags, request.at + request.len);
         let mut at = request.at;
@@ -262,7 +262,7 @@ impl AsyncDevice {
         Ok(())
     }
 
-    /// One request that fits the callbacks, with a flush behind it where the plugin has no other FUA.
+    /// One request that fits the callbacks, followed by a flush if the plugin has no other FUA.
     async fn one(&self, request: Request) -> Outcome {
         let bytes = payload(&request);
         let flush = request.flags.contains(Flags::FUA) && !self.handle.has_native_fua();
@@ -281,7 +281,7 @@ impl AsyncDevice {
         Ok(reply)
     }
 
-    /// A further owner, for tasks.
+    /// Another owner, for tasks.
     fn shared(&self) -> Arc<AsyncDevice> {
         Arc::new(AsyncDevice {
             handle: self.handle.clone(),
@@ -309,7 +309,7 @@ impl Device for AsyncDevice {
         }
         let mut request = request;
         if kind == OpKind::Extents {
-            // Less may be answered than was asked for.
+            // A reply may cover less than requested.
             request.len = request.len.min(RANGE_MAX);
         }
         if !fua && let Some(charge) = self.plugin().budget.try_take(payload(&request)) {
@@ -320,7 +320,8 @@ impl Device for AsyncDevice {
     }
 }
 
-/// Tells the plugin that the client of a handle's requests has gone, if there are any.
+/// Notifies the plugin that the client of a handle's requests has disconnected, if it has any
+/// requests.
 pub(crate) fn cancel(handle: &Handle) {
     let plugin = &handle.connection.plugin;
     let Some(call) = plugin.asynchronous.as_ref().and_then(|plugin| plugin.cancel) else { return };
@@ -336,12 +337,12 @@ pub(crate) fn cancel(handle: &Handle) {
     plugin.log_rest(&left, 0);
 }
 
-/// A token as the plugin sees it: never a real address.
+/// A token for the plugin: never a real address.
 fn conn_of(token: u64) -> Conn {
     std::ptr::without_provenance_mut(token as usize)
 }
 
-/// Bytes that a request lends.
+/// Number of bytes that a request lends.
 fn payload(request: &Request) -> u64 {
     match request.op {
         Op::Read(_) | Op::Write(_) => request.len,

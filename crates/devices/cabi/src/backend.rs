@@ -12,7 +12,7 @@ use crate::hint;
 use crate::plugin::{Plugin, Settings};
 use crate::visit::{PluginExports, PluginVisit};
 
-/// Most threads that may be asked for.
+/// Maximum number of threads.
 const THREADS_MAX: usize = 1024;
 
 /// The backend `nbdkit:PLUGIN`.
@@ -61,7 +61,7 @@ blockhaul serve 'nbdkit:memory?size=64M' --run 'blockhaul copy --verify sample:6
                 Plugin::start(settings, target.context.registry().shutdown.clone()).await?;
             let more = Handles { plugin, readonly };
             let device = more.open().await?;
-            // Where there may be one connection at a time, a second would wait for ever.
+            // If there may be only one connection at a time, a second would wait for ever.
             let several = more.plugin.model != ThreadModel::SerializeConnections;
             let more = several.then(|| Arc::new(more) as Arc<dyn Another>);
             Ok(Opened { device, more })
@@ -105,17 +105,17 @@ impl Another for Handles {
 }
 
 impl Settings {
-    /// What is typed behind the scheme: `NAME?key=value&…`. Parameters keep their order, may come twice, and
-    /// those without a key are the plugin's magic one.
+    /// Parses the text after the scheme: `NAME?key=value&…`. Parameters keep their order, may be
+    /// repeated, and those without a key use the plugin's magic key.
     ///
     /// # Errors
-    /// A `%` without a number behind it, or a parameter of the host's own that is unknown or wrong.
+    /// An incomplete `%XX`, or an unknown or invalid parameter of the host.
     pub fn parse(text: &str) -> Result<Settings> {
         let (plugin, options) = text.split_once('?').unwrap_or((text, ""));
         let mut settings = Settings { plugin: percent_decode(plugin)?, ..Settings::default() };
         for part in options.split('&').filter(|part| !part.is_empty()) {
             let (key, value) = match part.split_once('=') {
-                // An empty value without a key: without `=` it would not be there.
+                // An empty value without a key: without `=` it would not exist.
                 Some(("", value)) => (None, percent_decode(value)?),
                 Some((key, value)) => (Some(percent_decode(key)?), percent_decode(value)?),
                 None => (None, percent_decode(part)?),

@@ -1,11 +1,11 @@
-//! The bound in bytes on what is lent to a plugin. Those who find no room wait, first come first served.
+//! The limit of bytes lent to a plugin. Requests beyond it wait, first come first served.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
 use blockhaul_io::Completer;
 
-/// A bound that can be changed at any time; 0 is none.
+/// A limit that can be changed at any time; 0 is none.
 #[derive(Default)]
 pub(crate) struct Budget(Mutex<State>);
 
@@ -16,35 +16,35 @@ struct State {
     waiting: VecDeque<(u64, Completer<Charge>)>,
 }
 
-/// Bytes that are lent; given back when dropped.
+/// Lent bytes; returned on drop.
 pub(crate) struct Charge {
     budget: Arc<Budget>,
     bytes: u64,
 }
 
 impl Budget {
-    /// A bound of `limit` bytes.
+    /// A limit of `limit` bytes.
     pub(crate) fn new(limit: u64) -> Arc<Budget> {
         Arc::new(Budget(Mutex::new(State { limit, ..State::default() })))
     }
 
-    /// The bound; 0 is none.
+    /// The limit; 0 is none.
     pub(crate) fn limit(&self) -> u64 {
         self.lock().limit
     }
 
-    /// Bytes that are lent now.
+    /// Number of lent bytes.
     pub(crate) fn used(&self) -> u64 {
         self.lock().used
     }
 
-    /// Changes the bound; what is lent stays so.
+    /// Changes the limit; lent bytes stay lent.
     pub(crate) fn set_limit(self: &Arc<Budget>, limit: u64) {
         self.lock().limit = limit;
         self.admit();
     }
 
-    /// Lends now, if there is room and nobody waits.
+    /// Lends now, if the limit allows it and no request waits.
     pub(crate) fn try_take(self: &Arc<Budget>, bytes: u64) -> Option<Charge> {
         let mut state = self.lock();
         if !state.waiting.is_empty() || !state.has_room(bytes) {
@@ -54,7 +54,7 @@ impl Budget {
         Some(Charge { budget: self.clone(), bytes })
     }
 
-    /// Waits for room. `None`: never, the program ends.
+    /// Waits until the limit allows it. `None`: never, the program ends.
     pub(crate) async fn take(self: &Arc<Budget>, bytes: u64) -> Option<Charge> {
         let (completer, ticket) = blockhaul_io::ticket();
         self.lock().waiting.push_back((bytes, completer));
@@ -94,7 +94,7 @@ impl Budget {
 }
 
 impl State {
-    /// One request is always let through: it could never be served else.
+    /// A single request is always allowed: otherwise it could never be served.
     fn has_room(&self, bytes: u64) -> bool {
         self.limit == 0 || self.used == 0 || self.used.saturating_add(bytes) <= self.limit
     }
@@ -131,7 +131,7 @@ mod tests {
         let mut cx = Context::from_waker(Waker::noop());
         let mut second = pin!(budget.take(60));
         assert!(second.as_mut().poll(&mut cx).is_pending());
-        // Whoever comes later does not overtake.
+        // Later requests do not overtake.
         assert!(budget.try_take(1).is_none());
         budget.set_limit(120);
         let Poll::Ready(Some(second)) = second.as_mut().poll(&mut cx) else { panic!() };

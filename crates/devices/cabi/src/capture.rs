@@ -1,14 +1,14 @@
-//! What a plugin prints on standard output, as text.
+//! Captures what a plugin prints on standard output.
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::sync::Mutex;
 
-/// One at a time: standard output is the process's.
+/// One at a time: standard output belongs to the process.
 static ONE: Mutex<()> = Mutex::new(());
 
-/// Runs `print` with standard output going to a pipe that is read to its end.
+/// Runs `print` with standard output redirected to a pipe that is read to its end.
 pub(crate) fn stdout<R>(print: impl FnOnce() -> R) -> io::Result<String> {
     let _one = ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     io::stdout().flush()?;
@@ -18,7 +18,7 @@ pub(crate) fn stdout<R>(print: impl FnOnce() -> R) -> io::Result<String> {
     if before < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: fresh from the kernel, and ours alone.
+    // SAFETY: fresh from the kernel, and exclusively ours.
     let before = File::from(unsafe { OwnedFd::from_raw_fd(before) });
     // A plugin may print more than a pipe holds.
     let collected = std::thread::Builder::new().name("collect".into()).spawn(move || {
@@ -33,7 +33,7 @@ pub(crate) fn stdout<R>(print: impl FnOnce() -> R) -> io::Result<String> {
         // SAFETY: null flushes all of C's streams, which is always allowed.
         unsafe { libc::fflush(std::ptr::null_mut()) };
     }
-    // SAFETY: puts back what was there; the last writing end of the pipe is closed by this.
+    // SAFETY: restores the old descriptor; this closes the last write end of the pipe.
     unsafe { libc::dup2(before.as_raw_fd(), 1) };
     let text = collected.join().map_err(|_| io::Error::other("the reader panicked"))??;
     if redirected < 0 {

@@ -1,5 +1,5 @@
-//! A connection to a plugin: the thread on which its callbacks run, `preconnect`, the list of exports, the
-//! default export. Its handles share it.
+//! A connection to a plugin: the thread of its callbacks, `preconnect`, the list of exports, the
+//! default export. Shared by its handles.
 
 use std::ffi::{CString, c_int};
 use std::sync::{Arc, OnceLock};
@@ -14,7 +14,7 @@ use crate::lists;
 use crate::overdue::Overdue;
 use crate::plugin::Plugin;
 
-/// Longest name of an export in bytes (NBD's bound).
+/// Maximum length of an export's name in bytes (NBD's limit).
 const NAME_MAX: usize = 4096;
 
 /// A connection. Below `PARALLEL` all its callbacks run on one thread.
@@ -23,18 +23,18 @@ pub(crate) struct Connection {
     pub(crate) readonly: bool,
     pub(crate) lane: Arc<BlockingPool>,
     client: Client,
-    /// A server's client is behind it, not this program itself.
+    /// It belongs to a server's client, not to this program itself.
     pub(crate) served: bool,
-    /// Asked for once.
+    /// Queried once.
     default: OnceLock<Result<String>>,
-    /// The same of each backend in a chain of filters.
+    /// The same for each backend in a chain of filters.
     defaults: Arc<context::Defaults>,
     _turn: Option<FifoGuard>,
 }
 
 impl Connection {
-    /// Admits a connection, when it is its turn and the plugin has nothing against it; without a client,
-    /// it is this program's own.
+    /// Admits a connection, when it is its turn and the plugin accepts it; without a client, it
+    /// belongs to this program itself.
     pub(crate) async fn enter(
         plugin: Arc<Plugin>,
         readonly: bool,
@@ -67,8 +67,8 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Runs a job on the connection's thread. Where there is a timeout, a job that takes longer is an
-    /// error; what it gives in the end is dropped.
+    /// Runs a job on the connection's thread. With a timeout, a job that takes longer is an error;
+    /// its later result is dropped.
     pub(crate) async fn run<T: Send + 'static>(
         self: Arc<Self>,
         job: impl FnOnce(&Arc<Self>) -> Result<T> + Send + 'static,
@@ -79,7 +79,7 @@ impl Connection {
         let timing = overdue.clone();
         lane.run(move || {
             let result = Overdue::during(timing.as_ref(), || job(&self));
-            // The connection may end here: then so may its thread, whose queue outlives it.
+            // The connection may end here, and its thread with it; the queue outlives it.
             drop(self);
             completer.complete(result);
         });
@@ -95,7 +95,7 @@ impl Connection {
         })?
     }
 
-    /// What callbacks may ask about it.
+    /// The context for callbacks.
     pub(crate) fn context(&self, export: Option<CString>, tls: bool) -> Context {
         Context {
             plugin: self.plugin.name.as_str().into(),
@@ -112,14 +112,14 @@ impl Connection {
     fn preconnect(self: &Arc<Self>) -> Result<()> {
         let Some(preconnect) = self.plugin.abi.preconnect else { return Ok(()) };
         let context = Arc::new(self.context(None, false));
-        // SAFETY: the callback takes a number; the lane keeps to the thread model.
+        // SAFETY: the callback takes a number; the lane follows the thread model.
         let (result, left) = context::call(&context, c"preconnect", || unsafe {
             preconnect(c_int::from(self.readonly))
         });
         self.settled(c_int::from(result != 0), "preconnect", &left)
     }
 
-    /// An error for what is not 0.
+    /// An error if the result is not 0.
     fn settled(&self, result: c_int, name: &str, left: &Left) -> Result<()> {
         if result == 0 {
             self.plugin.log_rest(left, 0);
@@ -128,7 +128,7 @@ impl Connection {
         Err(self.plugin.error(name, left))
     }
 
-    /// What it may open. Runs on its thread.
+    /// Lists its exports. Runs on its thread.
     pub(crate) fn list(self: &Arc<Self>, tls: bool) -> Result<Vec<Listed>> {
         let Some(list_exports) = self.plugin.abi.list_exports else {
             // Without a default export there is nothing to list.
@@ -139,7 +139,7 @@ impl Connection {
         let mut exports = lists::Exports::default();
         let context = Arc::new(self.context(None, tls));
         let pointer = (&raw mut exports).cast();
-        // SAFETY: the list lives through the call, and is used by the callback only meanwhile.
+        // SAFETY: the list lives through the call, and only the callback uses it meanwhile.
         let (result, left) = context::call(&context, c"list_exports", || unsafe {
             list_exports(c_int::from(self.readonly), c_int::from(tls), pointer)
         });
@@ -157,7 +157,7 @@ impl Connection {
         Ok(listed.collect())
     }
 
-    /// The name behind the empty name.
+    /// The name that the empty name stands for.
     fn default_export(&self, tls: bool) -> Result<String> {
         self.default.get_or_init(|| self.ask_default_export(tls)).clone()
     }
@@ -167,7 +167,7 @@ impl Connection {
             return Ok(String::new());
         };
         let context = Arc::new(self.context(None, tls));
-        // SAFETY: the callback takes numbers; what it answers is a C string or null.
+        // SAFETY: the callback takes numbers and returns a C string or null.
         let (name, left) = context::call(&context, c"default_export", || unsafe {
             default_export(c_int::from(self.readonly), c_int::from(tls))
         });
@@ -183,7 +183,7 @@ impl Connection {
         }
     }
 
-    /// The name of the export that a client opens who asked for this one.
+    /// The name of the export that a request for this name opens.
     pub(crate) fn export(&self, asked: &str, tls: bool) -> Result<CString> {
         if asked.len() > NAME_MAX {
             return Err(Error::new(Kind::NotFound, "the export's name is too long"));
@@ -196,7 +196,7 @@ impl Connection {
         CString::new(name).map_err(zero)
     }
 
-    /// The name behind the empty name, as far as it is known.
+    /// The name that the empty name stands for, if known.
     pub(crate) fn known_default(&self) -> Option<String> {
         self.default.get()?.clone().ok()
     }

@@ -1,5 +1,4 @@
-//! What a callback may ask about its caller, and what it leaves behind: kept for each thread while a
-//! plugin's code runs on it.
+//! The context of a callback and its results: stored per thread while a plugin's code runs on it.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -12,54 +11,54 @@ use blockhaul_catalog::{Client, Shutdown};
 use crate::running::{self, Running};
 use crate::watchdog::{self, What};
 
-/// Most bytes of error texts that are kept of one callback.
+/// Maximum bytes of error texts stored for one callback.
 const TEXT_MAX: usize = 4096;
-/// What stands for the middle of a text that is too long.
+/// Replaces the middle of a text that is too long.
 const CUT: &str = " […] ";
 
-/// Who calls a plugin.
+/// The caller of a plugin.
 #[derive(Default)]
 pub(crate) struct Context {
     /// The plugin's name, for messages.
     pub(crate) plugin: Arc<str>,
     /// The connection; none in callbacks of the plugin's life.
     pub(crate) client: Option<Client>,
-    /// The export that the client asked for.
+    /// The export that the client requested.
     pub(crate) export: Option<CString>,
     /// The connection is encrypted.
     pub(crate) tls: bool,
     /// Strings that live as long as the connection.
     pub(crate) interned: Interned,
-    /// Standard input and output are the plugin's to use.
+    /// The plugin may use standard input and output.
     pub(crate) stdio_safe: bool,
     /// Names of default exports, for all contexts of a connection.
     pub(crate) defaults: Arc<Defaults>,
     /// Time after which a callback that has not returned ends the process.
     pub(crate) watchdog: Option<Duration>,
-    /// Asks the plugin's server to stop; none: not known here.
+    /// Stops the plugin's server; none: unknown here.
     pub(crate) shutdown: Option<Shutdown>,
 }
 
-/// What backends of a chain of filters have answered, by their place: the name of their default export.
-/// Names stay where they are as long as this lives.
+/// The names of the default exports of a chain's backends, by index. The names do not move as long
+/// as this lives.
 #[derive(Default)]
 pub(crate) struct Defaults(Mutex<BTreeMap<usize, CString>>);
 
 impl Defaults {
-    /// The name that was kept; null: none.
+    /// The stored name; null: none.
     pub(crate) fn get(&self, place: usize) -> *const c_char {
         let names = self.0.lock().expect("no panic under this lock");
         names.get(&place).map_or(std::ptr::null(), |name| name.as_ptr())
     }
 
-    /// Keeps the first name for a place; the pointer is good as long as this lives.
+    /// Stores the first name for a backend; the pointer is valid as long as this lives.
     pub(crate) fn keep(&self, place: usize, name: CString) -> *const c_char {
         self.0.lock().expect("no panic under this lock").entry(place).or_insert(name).as_ptr()
     }
 }
 
 impl Context {
-    /// Whether the client has gone: its answer has no reader.
+    /// Whether the client has disconnected, so that its reply is not needed.
     pub(crate) fn is_abandoned(&self) -> bool {
         use std::os::fd::{AsFd as _, AsRawFd as _};
         let Some(stream) = self.client.as_ref().and_then(|client| client.stream.as_ref()) else {
@@ -78,7 +77,7 @@ impl Context {
 pub(crate) struct Interned(Mutex<Vec<CString>>);
 
 impl Interned {
-    /// Keeps a copy; the pointer is good as long as this lives.
+    /// Stores a copy; the pointer is valid as long as this lives.
     pub(crate) fn keep(&self, text: CString) -> *const c_char {
         let pointer = text.as_ptr();
         // A string's bytes do not move when it does.
@@ -87,14 +86,14 @@ impl Interned {
     }
 }
 
-/// What a callback left behind.
+/// The results of a callback other than its return value.
 #[derive(Default)]
 pub(crate) struct Left {
     /// `nbdkit_set_error`, 0 if it was not called.
     pub(crate) error: c_int,
-    /// `errno` when it returned.
+    /// `errno` on return.
     pub(crate) errno: c_int,
-    /// What it said by `nbdkit_error`; texts are joined.
+    /// The texts of its `nbdkit_error` calls, joined.
     pub(crate) text: String,
 }
 
@@ -105,25 +104,25 @@ struct Current {
 
 thread_local! {
     static CURRENT: RefCell<Option<Current>> = const { RefCell::new(None) };
-    /// What was said outside of callbacks, by threads of a plugin's own: for the answer that follows.
+    /// Errors reported outside callbacks, by a plugin's own threads: for the reply that follows.
     static LOOSE: RefCell<Left> = const {
         RefCell::new(Left { error: 0, errno: 0, text: String::new() })
     };
-    /// Who waits for what runs here, and not for ever.
+    /// The watch of a caller that waits with a timeout for this thread's job.
     static WATCH: RefCell<Option<Arc<Watch>>> = const { RefCell::new(None) };
 }
 
-/// Where a job is that calls a plugin, for who waits for it, but not for ever.
+/// The stage of a job that calls a plugin, for a caller that waits with a timeout.
 #[derive(Default)]
 pub(crate) struct Watch(Mutex<(Stage, bool)>);
 
-/// Where a job is.
+/// The stage of a job.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Stage {
     /// It waits for a thread.
     #[default]
     Queued,
-    /// On its thread, and in none of the plugin's callbacks.
+    /// On its thread, outside the plugin's callbacks.
     Begun,
     /// In this callback.
     In(&'static CStr),
@@ -132,7 +131,7 @@ pub(crate) enum Stage {
 }
 
 impl Watch {
-    /// Nobody waits for the job any more; where it is now.
+    /// The caller stops waiting for the job; returns its stage.
     pub(crate) fn give_up(&self) -> Stage {
         let mut state = self.lock();
         state.1 = true;
@@ -148,7 +147,7 @@ impl Watch {
     }
 }
 
-/// Does a job on this thread, and tells `watch` where it is. Also gives whether nobody waited for the end.
+/// Runs a job on this thread, and updates `watch`. Also returns whether the caller stopped waiting.
 pub(crate) fn watched<R>(watch: &Arc<Watch>, job: impl FnOnce() -> R) -> (R, bool) {
     watch.swap(Stage::Begun);
     let outer = WATCH.replace(Some(watch.clone()));
@@ -188,7 +187,7 @@ pub(crate) fn call<R>(
     (result, left)
 }
 
-/// Ends the process when a callback is left otherwise than by its return. Whatever unwinds would take along
+/// Aborts the process when a callback is left other than by its return. Unwinding would drop
 /// requests that are half done, and answer them.
 struct Returns<'a> {
     context: &'a Context,
@@ -206,7 +205,7 @@ impl Drop for Returns<'_> {
     }
 }
 
-/// The context of the callback that runs on this thread.
+/// The context of the callback on this thread.
 pub(crate) fn now() -> Option<Arc<Context>> {
     CURRENT.with_borrow(|current| current.as_ref().map(|current| current.context.clone()))
 }
@@ -219,7 +218,7 @@ pub(crate) fn set_error(error: c_int) {
     });
 }
 
-/// What this thread said last, outside of callbacks or in the one that runs.
+/// This thread's last errors, outside callbacks or in the current one.
 pub(crate) fn take_loose() -> Left {
     CURRENT.with_borrow_mut(|current| match current {
         Some(current) => std::mem::take(&mut current.left),
@@ -227,12 +226,12 @@ pub(crate) fn take_loose() -> Left {
     })
 }
 
-/// Forgets what this thread said outside of callbacks: it was about a request that is answered now.
+/// Discards this thread's errors from outside callbacks: their request has been answered.
 pub(crate) fn forget_loose() {
     LOOSE.take();
 }
 
-/// `nbdkit_error`: kept for whoever called; from a plugin's own threads it goes to the log.
+/// `nbdkit_error`: stored for the caller; from a plugin's own threads it goes to the log.
 pub(crate) fn said(text: &str) {
     let kept = CURRENT.with_borrow_mut(|current| {
         let Some(current) = current else { return false };
@@ -246,8 +245,8 @@ pub(crate) fn said(text: &str) {
 }
 
 impl Left {
-    /// Keeps a text. Where it does not fit, its beginning and its end stay: what an interpreter says ends
-    /// with the reason.
+    /// Stores a text. If it is too long, its beginning and its end are kept: interpreters put the
+    /// reason at the end.
     fn say(&mut self, text: &str) {
         let between = if self.text.is_empty() { "" } else { "; " };
         let room = TEXT_MAX.saturating_sub(self.text.len() + between.len());
@@ -269,7 +268,7 @@ impl Left {
     }
 }
 
-/// Keeps a string for the connection, or for ever where there is none.
+/// Stores a string for the connection, or for ever if there is none.
 pub(crate) fn intern(text: CString) -> *const c_char {
     match now() {
         Some(context) if context.client.is_some() => context.interned.keep(text),
@@ -278,7 +277,7 @@ pub(crate) fn intern(text: CString) -> *const c_char {
 }
 
 pub(crate) fn errno() -> c_int {
-    // SAFETY: the C library answers this thread's own errno.
+    // SAFETY: the C library returns this thread's own errno.
     unsafe { *libc::__errno_location() }
 }
 

@@ -1,5 +1,5 @@
-//! A crash in a plugin's code names the plugin: handlers of fatal signals that write one line and let
-//! the signal take its course. So does the end of the process by a plugin's call of exit(3).
+//! Names the plugin after a crash in its code: handlers of fatal signals write one line and then
+//! let the signal proceed. The same applies if a plugin calls exit(3).
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::mem::MaybeUninit;
@@ -10,31 +10,32 @@ use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
 use crate::context;
 use crate::running::{self, Running};
 
-/// Signals that a program's own faults raise.
+/// Signals of a program's own faults.
 const SIGNALS: [c_int; 5] =
     [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGABRT];
-/// Most plugins that are named.
+/// Maximum number of plugins to name.
 const SLOTS: usize = 8;
 
-/// Names of loaded plugins, as C strings: all that a signal handler may look at.
+/// Names of loaded plugins, as C strings: the only data that a signal handler may read.
 static NAMES: [AtomicPtr<c_char>; SLOTS] = [const { AtomicPtr::new(ptr::null_mut()) }; SLOTS];
-/// What was installed before, in the order of [`SIGNALS`].
+/// The previous handlers, in the order of [`SIGNALS`].
 static mut BEFORE: [MaybeUninit<libc::sigaction>; SIGNALS.len()] =
     [const { MaybeUninit::uninit() }; SIGNALS.len()];
 static INSTALLED: Once = Once::new();
-/// The process that has the handlers: what it forks has them, too, and may end as it likes.
+/// The process that installed the handlers: forked processes inherit them, but may end as they
+/// like.
 static OWNER: AtomicI32 = AtomicI32::new(0);
 
-/// A plugin's place among the names; given back when dropped.
+/// A plugin's slot among the names; released on drop.
 pub(crate) struct Slot(Option<usize>);
 
 impl Slot {
-    /// No place.
+    /// No slot.
     pub(crate) fn none() -> Slot {
         Slot(None)
     }
 
-    /// Enters a name, and installs the handlers when it is the first.
+    /// Adds a name, and installs the handlers if it is the first.
     pub(crate) fn take(name: &str) -> Slot {
         let Ok(name) = CString::new(name) else { return Slot(None) };
         INSTALLED.call_once(install);
@@ -57,8 +58,8 @@ impl Drop for Slot {
 }
 
 fn install() {
-    // SAFETY: gives a number, and registers a function that lives for ever. Without room for it exits are
-    // silent.
+    // SAFETY: returns a number, and registers a function that lives for ever. If that fails, exits
+    // are not reported.
     unsafe {
         OWNER.store(libc::getpid(), Ordering::SeqCst);
         libc::atexit(exited);
@@ -69,7 +70,7 @@ fn install() {
         let handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) = crashed;
         action.sa_sigaction = handler as usize;
         action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-        // SAFETY: `BEFORE` is written here only, once, before the handler that reads it can run for
+        // SAFETY: `BEFORE` is written only here, once, before the handler that reads it can run for
         // this signal; the handler calls async-signal-safe functions only.
         unsafe {
             let before = (&raw mut BEFORE[index]).cast::<libc::sigaction>();
@@ -80,9 +81,9 @@ fn install() {
     }
 }
 
-/// Names the callback that ends the process, if it is one, on whose thread this runs.
+/// Names the callback that ends the process, if one runs on this thread.
 extern "C" fn exited() {
-    // SAFETY: gives a number.
+    // SAFETY: returns a number.
     let pid = unsafe { libc::getpid() };
     if let Some(running) = running::now().filter(|_| pid == OWNER.load(Ordering::SeqCst)) {
         say(b"blockhaul: exit");
@@ -111,7 +112,7 @@ extern "C" fn crashed(signal: c_int, _info: *mut libc::siginfo_t, _context: *mut
     }
     say(b"\n");
     let Some(index) = SIGNALS.iter().position(|&known| known == signal) else { return };
-    // SAFETY: filled before this handler was installed. The earlier action takes over: when this
+    // SAFETY: filled before this handler was installed. The previous action takes over: when this
     // returns, the faulting instruction runs again, and abort() raises its signal again.
     unsafe {
         libc::sigaction(signal, (&raw const BEFORE[index]).cast(), ptr::null_mut());
@@ -123,7 +124,7 @@ fn say_callback(running: Running) {
     say(b" in callback ");
     say(running.callback.to_bytes());
     say(b" of plugin ");
-    // SAFETY: the callback's caller, further up on this thread, keeps the name.
+    // SAFETY: the callback's caller, further up on this thread, holds the name.
     say(unsafe { &*running.plugin }.as_bytes());
 }
 
@@ -143,6 +144,6 @@ fn say_names() {
 }
 
 fn say(text: &[u8]) {
-    // SAFETY: a slice of that length. What cannot be written is lost.
+    // SAFETY: a slice of that length. A failed write is ignored.
     unsafe { libc::write(2, text.as_ptr().cast(), text.len()) };
 }

@@ -1,11 +1,11 @@
-//! Global variables by which plugins and filters are told to say more: `-D NAME.FLAG=N` of nbdkit sets
-//! `int NAME_debug_FLAG` in the plugin or filter NAME.
+//! Global variables that enable debug messages of plugins and filters: nbdkit's `-D NAME.FLAG=N`
+//! sets `int NAME_debug_FLAG` in the plugin or filter NAME.
 
 use std::ffi::{CString, c_int};
 
 use crate::load::Library;
 
-/// What is to be set, and what of that was found a place for.
+/// The flags to set, and which of them were found.
 pub(crate) struct Flags<'a> {
     flags: &'a [(String, String, i32)],
     used: Vec<bool>,
@@ -32,12 +32,12 @@ impl<'a> Flags<'a> {
                 );
                 continue;
             }
-            // SAFETY: variables of such names are ints (nbdkit-plugin(3)), which nobody uses yet.
+            // SAFETY: variables of such names are ints (nbdkit-plugin(3)), and not in use yet.
             unsafe { place.write(*value) };
         }
     }
 
-    /// Says which were for nobody.
+    /// Warns about flags that were not found.
     pub(crate) fn warn(&self) {
         for ((of, flag, _), used) in self.flags.iter().zip(&self.used) {
             if !used && of != "nbdkit" {

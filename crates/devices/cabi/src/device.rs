@@ -13,7 +13,7 @@ pub(crate) struct PluginDevice {
 }
 
 impl PluginDevice {
-    /// The device of a handle: asynchronous where the plugin is.
+    /// The device of a handle: asynchronous if the plugin is.
     pub(crate) fn over(handle: Arc<Handle>) -> Arc<dyn Device> {
         match handle.connection.plugin.asynchronous {
             Some(asynchronous) => AsyncDevice::over(handle, asynchronous),

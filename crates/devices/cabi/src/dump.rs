@@ -1,4 +1,4 @@
-//! What a plugin says about itself (`blockhaul plugin`, nbdkit's `--dump-plugin`).
+//! The description of a plugin (`blockhaul plugin`, nbdkit's `--dump-plugin`).
 
 use std::ffi::c_char;
 use std::path::PathBuf;
@@ -12,20 +12,20 @@ use crate::abi::ThreadModel;
 use crate::plugin::{Plugin, Settings, begin, lane};
 use crate::{context, load};
 
-/// What a plugin says about itself, without being made ready: lines of `key=value`.
+/// The description of a plugin, without starting it: lines of `key=value`.
 pub fn dump(settings: &Settings) -> Result<String> {
     on_control(settings, dump_here)
 }
 
-/// The same, printed to standard output. A plugin that starts the program anew, as VMware's does, prints
-/// into the same place then.
+/// The same, printed to standard output. A plugin that re-executes the program, as VMware's does,
+/// then prints to the same place.
 ///
 /// # Errors
-/// The plugin cannot be loaded, or does not like its parameters.
+/// The plugin cannot be loaded, or rejects its parameters.
 pub fn print_dump(settings: &Settings) -> Result<()> {
     on_control(settings, |settings, control| {
         let (plugin, path) = configured(settings, control)?;
-        // Through C's buffer: it goes when the program is started anew, as does what is printed behind it.
+        // Through C's buffer: a re-exec discards it together with what the plugin has printed.
         crate::api::print(&describe(&plugin, path));
         if let Some(dump) = plugin.abi.dump_plugin {
             // SAFETY: a callback without arguments, on the thread of the plugin's life.
@@ -37,7 +37,7 @@ pub fn print_dump(settings: &Settings) -> Result<()> {
     })
 }
 
-/// Runs a job on a thread that is a plugin's from its beginning.
+/// Runs a job on a thread used only by this plugin.
 fn on_control<T: Send + 'static>(
     settings: &Settings,
     job: fn(&Settings, Arc<BlockingPool>) -> Result<T>,
@@ -46,7 +46,7 @@ fn on_control<T: Send + 'static>(
     let control = Arc::new(lane(settings, "plugin"));
     let (own, settings) = (control.clone(), settings.clone());
     control.run(move || {
-        // Whoever asked waits below.
+        // The caller waits below.
         let _ = sender.send(job(&settings, own));
     });
     drop(control);

@@ -1,7 +1,8 @@
-//! For who writes a plugin's name as a scheme (`python:x.py`), or a URI that a plugin of nbdkit's reads.
+//! Hints for a plugin's name written as a scheme (`python:x.py`), or a URI that an nbdkit plugin
+//! reads.
 
-/// Plugins that no scheme of this program's own stands in for, with the parameter that takes what is written
-/// behind their name; none where it takes several.
+/// Plugins without an equivalent scheme of this program, with the parameter that takes the text
+/// after their name; none if they need several.
 const PLUGINS: &[(&str, Option<&str>)] = &[
     ("blkio", Some("driver")),
     ("cc", Some("script")),
@@ -23,19 +24,19 @@ const PLUGINS: &[(&str, Option<&str>)] = &[
     ("vddk", Some("file")),
 ];
 
-/// Schemes of URIs that the plugin curl reads.
+/// URI schemes that the plugin curl reads.
 const OF_CURL: &[&str] = &["http", "https", "ftp", "ftps", "sftp", "scp", "tftp"];
 
-/// What to write instead of `scheme:rest`, where it names a plugin or what one reads.
+/// What to write instead of `scheme:rest`, if it names a plugin or what one reads.
 pub(crate) fn instead_of(scheme: &str, rest: &str) -> Option<String> {
     if OF_CURL.contains(&scheme) {
         let text = "nbdkit's plugin curl reads that: write";
         return Some(format!("{text} 'nbdkit:curl?url={}'", value(&format!("{scheme}:{rest}"))));
     }
     let (name, key) = PLUGINS.iter().find(|(name, _)| *name == scheme)?;
-    // As its file is called.
+    // The name of its file.
     let name = if *name == "s3" { "S3" } else { name };
-    // A question mark in a URI is the URI's.
+    // A question mark in a URI belongs to the URI.
     let own = rest.contains("://");
     let (operand, options) = rest.split_once('?').filter(|_| !own).unwrap_or((rest, ""));
     let more = if options.is_empty() { String::new() } else { format!("&{options}") };
@@ -63,7 +64,7 @@ fn uri(text: &str) -> Option<(Option<&str>, &str, &str)> {
     })
 }
 
-/// A value as it is written behind a question mark.
+/// A value as written after a question mark.
 fn value(text: &str) -> String {
     text.replace('%', "%25").replace('&', "%26").replace('\'', "%27")
 }

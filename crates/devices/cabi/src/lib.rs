@@ -1,21 +1,23 @@
 //! Hosts plugins written in C (or anything that makes shared objects): unmodified ones for nbdkit's
 //! interface, versions 1 and 2, and asynchronous ones for `blockhaul-plugin.h`.
 //!
-//! - `load`, `abi`, `async_abi`: the shared object and its description; `about`, `dump`: what that says.
-//! - `plugin`: its life. `connection`, and `visit`: a client's. `handle`: an open handle and its calls. `device`: that
-//!   as a [`blockhaul_block::Device`]. `backend`: the scheme `nbdkit:`; `hint`: for who leaves it out.
-//! - `asynchronous`, `table`, `budget`: plugins that answer later, what they have and how much.
+//! - `load`, `abi`, `async_abi`: the shared object and its description; `about`, `dump`: show it.
+//! - `plugin`: its life. `connection`, and `visit`: a client's. `handle`: an open handle and its
+//!   calls. `device`: that as a [`blockhaul_block::Device`]. `backend`: the scheme `nbdkit:`;
+//!   `hint`: for users who omit it.
+//! - `asynchronous`, `table`, `budget`: asynchronous plugins, their requests and the limit of lent
+//!   bytes.
 //! - `filter`: nbdkit's filters between the host and a plugin.
 //! - `api`, `shim.c`: the functions that plugins call; `context`: what those know about the caller.
-//! - `stdio`: who has standard input and output. `sink`: memory for bytes that nobody wants.
-//! - `shutdown`: which server a plugin means that asks for its end.
-//! - `overdue`, `watchdog`: callbacks that do not return. `crash`: a crash names the plugin, by `running`. `debug`:
-//!   global variables that make plugins say more.
+//! - `stdio`: who uses standard input and output. `sink`: memory for unwanted bytes.
+//! - `shutdown`: which server a plugin stops.
+//! - `overdue`, `watchdog`: callbacks that do not return. `crash`: a crash names the plugin, by
+//!   `running`. `debug`: global variables that enable debug messages of plugins.
 //!
 //! A program that hosts plugins must export the functions: its build script passes
 //! `-Wl,--export-dynamic-symbol=nbdkit_*` and the same for `blockhaul_*` to the linker.
 //!
-//! Callbacks block, and so never run on a worker: they run on a lane of threads of the plugin's
+//! Callbacks block, and so never run on a worker: they run on a lane of threads of the plugin
 //! (`blockhaul_io::BlockingPool`).
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 

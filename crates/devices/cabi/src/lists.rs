@@ -1,10 +1,11 @@
-//! What plugins fill in through functions: lists of extents and of exports.
+//! Lists of extents and of exports that plugins fill through functions.
 
 use std::ffi::{CString, c_char};
 
-/// Most extents of one list: more are left out, and asked for again by whoever needs them.
+/// Maximum number of extents in one list: more are dropped, and requested again if needed.
 const EXTENTS_MAX: usize = 1 << 20;
-/// Most exports of one list, and the longest name or description in bytes (NBD's own bound).
+/// Maximum number of exports in one list, and maximum length of a name or description in bytes
+/// (NBD's limit).
 const EXPORTS_MAX: usize = 10_000;
 const STRING_MAX: usize = 4096;
 
@@ -21,18 +22,18 @@ pub(crate) struct Extent {
 pub(crate) struct Extents {
     start: u64,
     end: u64,
-    /// Where the next extent must begin, once there was one.
+    /// Where the next extent must begin, after the first one.
     next: Option<u64>,
     list: Vec<Extent>,
 }
 
 impl Extents {
-    /// No extents yet of the range from `start` up to `end`.
+    /// An empty list for the range from `start` up to `end`.
     pub(crate) fn new(start: u64, end: u64) -> Extents {
         Extents { start, end, next: None, list: Vec::new() }
     }
 
-    /// Adds an extent. What lies outside of the range is left out.
+    /// Adds an extent. Ignores what lies outside the range.
     pub(crate) fn add(&mut self, at: u64, len: u64, state: u32) -> Result<(), &'static str> {
         if self.next.is_some_and(|next| next != at) {
             return Err("extents must be added in ascending order and without gaps");
@@ -44,7 +45,7 @@ impl Extents {
         self.next = Some(end);
         let (from, to) = (at.max(self.start), end.min(self.end));
         if from >= to {
-            // Before the range, or behind it.
+            // Before the range, or after it.
             return match self.list.is_empty() && at > self.start {
                 true => Err("the first extent must cover the start of the range"),
                 false => Ok(()),
@@ -60,7 +61,7 @@ impl Extents {
                 self.list.push(Extent { at: from, len: to - from, state });
             }
             _ => {
-                // The list ends here; nothing behind may be taken up after this gap.
+                // The list ends here; nothing after this gap may be added.
                 self.end = from;
             }
         }
@@ -91,9 +92,9 @@ pub struct CExport {
 #[derive(Default)]
 pub(crate) struct Exports {
     list: Vec<Export>,
-    /// Strings that a filter was shown.
+    /// Strings that were passed to a filter.
     shown: Vec<CString>,
-    /// The plugin asked for the name of its default export in this place.
+    /// Positions at which the plugin added its default export.
     pub(crate) default_at: Vec<usize>,
 }
 
@@ -114,7 +115,7 @@ impl Exports {
         Ok(())
     }
 
-    /// Adds the plugin's default export, whose name is asked for later.
+    /// Adds the plugin's default export, whose name is queried later.
     pub(crate) fn add_default(&mut self) -> Result<(), &'static str> {
         if self.list.len() + self.default_at.len() >= EXPORTS_MAX {
             return Err("too many exports");
@@ -123,7 +124,7 @@ impl Exports {
         Ok(())
     }
 
-    /// How many there are; default exports count once they have a name.
+    /// Number of exports; default exports count once they have a name.
     pub(crate) fn count(&self) -> usize {
         self.list.len()
     }
@@ -135,7 +136,7 @@ impl Exports {
         };
         let shown = &mut self.shown;
         let mut pointer = |text: &str| {
-            // Came from C strings.
+            // They were C strings.
             let text = CString::new(text).unwrap_or_default();
             let pointer = text.as_ptr();
             shown.push(text);
@@ -147,7 +148,7 @@ impl Exports {
         }
     }
 
-    /// Gives default exports their name; without one they go.
+    /// Sets the name of default exports; without one they are removed.
     pub(crate) fn resolve(&mut self, default: Option<&str>) {
         for at in std::mem::take(&mut self.default_at).into_iter().rev() {
             if let Some(name) = default {

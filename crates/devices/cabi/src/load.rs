@@ -1,4 +1,4 @@
-//! Finding a plugin's shared object, and getting the plugin's description out of it.
+//! Finds a plugin's shared object, and reads the plugin's description from it.
 
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::os::unix::ffi::OsStrExt as _;
@@ -10,7 +10,7 @@ use blockhaul_block::{Error, Kind, Result};
 use crate::abi;
 use crate::async_abi::{self, AsyncPlugin};
 
-/// Folders of plugins, as distributions of Linux have them, behind those of [`PATH_VARIABLE`].
+/// Plugin directories of Linux distributions, searched after those of [`PATH_VARIABLE`].
 const FOLDERS: &[&str] = &[
     concat!("/usr/lib/", env!("CABI_TRIPLET"), "/nbdkit/plugins"),
     "/usr/lib64/nbdkit/plugins",
@@ -18,14 +18,14 @@ const FOLDERS: &[&str] = &[
     "/usr/local/lib64/nbdkit/plugins",
     "/usr/local/lib/nbdkit/plugins",
 ];
-/// Names further folders of plugins, separated by colons.
+/// Further plugin directories, separated by colons.
 pub const PATH_VARIABLE: &str = "BLOCKHAUL_PLUGIN_PATH";
-/// How many scripts may name each other as interpreter.
+/// Maximum depth of scripts that name each other as interpreter.
 const SCRIPTS_MAX: usize = 4;
-/// Longest first line of a script.
+/// Maximum length of a script's first line.
 const SHEBANG_MAX: usize = 4096;
 
-/// Where a plugin is, and the scripts that are its first parameters.
+/// The path of a plugin, and the script that is its first parameter.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Found {
     pub(crate) path: PathBuf,
@@ -33,8 +33,8 @@ pub(crate) struct Found {
     pub(crate) script: Option<PathBuf>,
 }
 
-/// Finds a plugin by path, or by its short name in the folders of plugins. A script that names nbdkit
-/// and a plugin as its interpreter stands for that plugin.
+/// Finds a plugin by path, or by its short name in the plugin directories. A script whose
+/// interpreter is nbdkit with a plugin stands for that plugin.
 pub(crate) fn find(name: &str) -> Result<Found> {
     let mut name = name.to_string();
     let mut script = None;
@@ -51,14 +51,14 @@ pub(crate) fn find(name: &str) -> Result<Found> {
     Err(Error::new(Kind::Usage, format!("plugin {name}: scripts name scripts as interpreters")))
 }
 
-/// The first folder of plugins that exists, else where it is looked for first.
+/// The first existing plugin directory, else the first to be searched.
 pub fn plugin_folder() -> PathBuf {
     let folders = folders();
     let found = folders.iter().find(|folder| folder.is_dir()).or(folders.first());
     found.cloned().unwrap_or_default()
 }
 
-/// The folder of nbdkit's filters next to that.
+/// The directory of nbdkit's filters next to that.
 pub fn filter_folder() -> PathBuf {
     plugin_folder().with_file_name("filters")
 }
@@ -79,7 +79,7 @@ fn locate(name: &str) -> Result<PathBuf> {
         ));
     }
     if name.contains('/') {
-        // dlopen searches for names without a slash; what was typed has one.
+        // dlopen searches for names without a slash; the typed path has one.
         return Ok(PathBuf::from(name));
     }
     if name.contains('.') {
@@ -113,7 +113,7 @@ fn locate(name: &str) -> Result<PathBuf> {
     Err(Error::new(Kind::NotFound, text))
 }
 
-/// Whether plugins and filters may be called so.
+/// Whether this is a valid name of a plugin or filter.
 pub(crate) fn is_name(name: &str) -> bool {
     name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
 }
@@ -144,7 +144,7 @@ fn interpreter(path: &Path) -> Result<Option<String>> {
     }
 }
 
-/// A loaded shared object. Not closed by being dropped: see [`Library::close`].
+/// A loaded shared object. Not closed on drop: see [`Library::close`].
 pub(crate) struct Library {
     handle: *mut c_void,
     identity: (u64, u64),
@@ -152,21 +152,21 @@ pub(crate) struct Library {
 
 // SAFETY: the loader's functions may be called on any thread; the handle is a token for them.
 unsafe impl Send for Library {}
-// SAFETY: as above; nothing is reached through the handle but by those functions.
+// SAFETY: as above; the handle is used only by those functions.
 unsafe impl Sync for Library {}
 
-/// Shared objects that are loaded, by device and inode: a second plugin out of one would share its
+/// Loaded shared objects, by device and inode: a second plugin from the same object would share its
 /// variables.
 static LOADED: Mutex<Vec<(u64, u64)>> = Mutex::new(Vec::new());
 
-/// What a shared object describes.
+/// The description in a shared object.
 pub(crate) struct Described {
     pub(crate) library: Library,
     pub(crate) plugin: abi::Plugin,
     pub(crate) asynchronous: Option<AsyncPlugin>,
 }
 
-/// Loads a plugin and copies its description, which is checked.
+/// Loads a plugin, and copies and checks its description.
 pub(crate) fn load(path: &Path) -> Result<Described> {
     use std::os::unix::fs::MetadataExt as _;
     let shown = path.display();
@@ -202,8 +202,8 @@ fn open(path: &Path, identity: (u64, u64)) -> Result<Library> {
     let text = format!("plugin {}: the path holds a zero byte", path.display());
     let c_path =
         CString::new(path.as_os_str().as_bytes()).map_err(|_| Error::new(Kind::Usage, text))?;
-    // SAFETY: a C string. Loading runs the object's initialisers: whoever names a plugin trusts it.
-    // Global: interpreters' own modules look for the interpreter's symbols.
+    // SAFETY: a C string. Loading runs the object's initialisers: the user who names a plugin
+    // trusts it. Global: interpreters' own modules look for the interpreter's symbols.
     let handle = unsafe { libc::dlopen(c_path.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
     if handle.is_null() {
         let text = format!("cannot load plugin {}: {}", path.display(), loader_error());
@@ -213,7 +213,7 @@ fn open(path: &Path, identity: (u64, u64)) -> Result<Library> {
 }
 
 fn loader_error() -> String {
-    // SAFETY: answers null or a C string that is good until the next call on this thread.
+    // SAFETY: returns null or a C string that is valid until the next call on this thread.
     let text = unsafe { libc::dlerror() };
     if text.is_null() {
         return "the loader gives no reason".into();
@@ -233,18 +233,19 @@ impl Library {
         unsafe { libc::dlsym(self.handle, name.as_ptr()) }
     }
 
-    /// The function that describes the plugin or filter: an address in the object itself.
+    /// The function that returns the description of the plugin or filter: an address in the object
+    /// itself.
     pub(crate) fn symbol_of_init(&self) -> Option<*const c_void> {
         let names = [c"plugin_init", c"blockhaul_plugin_init", c"filter_init"];
         let mut symbols = names.into_iter().map(|name| self.symbol(name).cast_const());
         symbols.find(|symbol| !symbol.is_null())
     }
 
-    /// Leaves the object where it is until the process ends. Its variables are as they are: it cannot
-    /// be loaded a second time.
+    /// Keeps the object loaded until the process ends. Its variables keep their values, so it
+    /// cannot be loaded a second time.
     pub(crate) fn keep(self) {}
 
-    /// Unloads the object. Nothing of it may run or be called from here on.
+    /// Unloads the object. None of its code may run or be called afterwards.
     pub(crate) fn close(self) {
         // SAFETY: an open handle, used for the last time.
         unsafe { libc::dlclose(self.handle) };
@@ -271,7 +272,7 @@ fn describe(library: &Library, shown: &str) -> Result<(abi::Plugin, Option<Async
     } else {
         // SAFETY: the symbol of this name is such a function (blockhaul-plugin.h).
         let init: extern "C" fn() -> *const c_void = unsafe { std::mem::transmute(asynchronous) };
-        // SAFETY: it answers a description of that header, or null.
+        // SAFETY: it returns a description of that header, or null.
         let described = unsafe { async_abi::read(init()) }.map_err(wrong)?;
         (described.plugin, Some(described))
     };
@@ -285,12 +286,12 @@ fn describe(library: &Library, shown: &str) -> Result<(abi::Plugin, Option<Async
     }
     let len = size_of::<abi::Plugin>().min(usize::try_from(size).unwrap_or(usize::MAX));
     let mut plugin = std::mem::MaybeUninit::<abi::Plugin>::zeroed();
-    // SAFETY: the plugin vouches for `size` bytes, of which we copy no more than there is room for.
+    // SAFETY: the plugin declares `size` bytes, of which at most our struct's size is copied.
     unsafe {
         std::ptr::copy_nonoverlapping(pointer.cast::<u8>(), plugin.as_mut_ptr().cast(), len);
     }
-    // SAFETY: numbers, pointers and nullable function pointers: any bytes make values, and zeroes are
-    // what an older plugin's missing fields stand for.
+    // SAFETY: numbers, pointers and nullable function pointers: any bytes are valid, and missing
+    // fields of an older plugin are zero.
     let plugin = unsafe { plugin.assume_init() };
     check(&plugin, asynchronous.as_ref()).map_err(wrong)?;
     Ok((plugin, asynchronous))
@@ -366,7 +367,7 @@ mod tests {
         std::fs::write(&path, "no shared object").unwrap();
         let text = load(&path).err().unwrap().to_string();
         assert!(text.contains("cannot load plugin") && text.contains("text.so"), "{text}");
-        // Not taken for loaded after a failure.
+        // Not marked as loaded after a failure.
         let again = load(&path).err().unwrap().to_string();
         assert_eq!(again, text);
         assert_eq!(load(&dir.path().join("none")).err().unwrap().kind(), Kind::NotFound);

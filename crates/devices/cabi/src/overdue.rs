@@ -1,5 +1,5 @@
-//! Callbacks that take longer than they may (`@timeout`): who waits gives up, and the plugin is known to
-//! have a callback that hangs for as long as it does.
+//! Callbacks that exceed their time limit (`@timeout`): the caller stops waiting, and the plugin
+//! counts as hanging until the callback returns.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::context::{self, Stage, Watch};
 use crate::plugin::{Hanging, Plugin};
 
-/// The time for a job that calls a plugin.
+/// The time limit of a job that calls a plugin.
 #[derive(Clone)]
 pub(crate) struct Overdue {
     pub(crate) limit: Duration,
@@ -17,13 +17,13 @@ pub(crate) struct Overdue {
 }
 
 impl Overdue {
-    /// For a job of this plugin; none where it has all the time in the world.
+    /// For a job of this plugin; none without a limit.
     pub(crate) fn of(plugin: &Plugin) -> Option<Overdue> {
         let limit = plugin.host.timeout?;
         Some(Overdue { limit, watch: Arc::default(), hanging: plugin.hanging.clone() })
     }
 
-    /// Does the job, on the plugin's thread.
+    /// Runs the job, on the plugin's thread.
     pub(crate) fn during<R>(overdue: Option<&Overdue>, job: impl FnOnce() -> R) -> R {
         let Some(overdue) = overdue else { return job() };
         let (result, given_up) = context::watched(&overdue.watch, job);
@@ -33,12 +33,12 @@ impl Overdue {
         result
     }
 
-    /// Waits for what the job completes. The error is where it is when its time is over.
+    /// Waits for the job's result. The error is its stage when the time is over.
     pub(crate) async fn wait<F: Future>(&self, job: F) -> Result<F::Output, Stage> {
         match blockhaul_io::timeout(self.limit, job).await {
             Ok(output) => Ok(output),
             Err(blockhaul_io::Elapsed) => {
-                // Before it can be taken off.
+                // Before it can be decremented.
                 self.hanging.fetch_add(1, Ordering::Relaxed);
                 let stage = self.watch.give_up();
                 if stage == Stage::Over {

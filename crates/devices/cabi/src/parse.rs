@@ -1,5 +1,5 @@
-//! Values of parameters, as nbdkit's functions for plugins read them (`nbdkit_parse_size(3)` and its
-//! siblings): numbers as C writes them, sizes with a letter, delays with a unit.
+//! Parses values of parameters like nbdkit's functions for plugins (`nbdkit_parse_size(3)` and
+//! related): C numbers, sizes with a letter, delays with a unit.
 
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ pub(crate) fn boolean(text: &str) -> Result<bool, String> {
         .map_err(|_| format!("could not decipher boolean ({text})"))
 }
 
-/// A whole number between bounds, in C's notation: decimal, 0x hexadecimal, 0 octal, with a sign.
+/// A whole number within bounds, in C's notation: decimal, 0x hexadecimal, 0 octal, with a sign.
 pub(crate) fn integer(what: &str, text: &str, least: i128, most: i128) -> Result<i128, String> {
     let trimmed = text.trim_start();
     let (negative, digits) = match trimmed.as_bytes().first() {
@@ -57,7 +57,7 @@ pub(crate) fn integer(what: &str, text: &str, least: i128, most: i128) -> Result
         None => (lower.as_str(), 10),
     };
     let wrong = || format!("{what}: could not parse number: \"{text}\"");
-    // from_str_radix would take a second sign.
+    // from_str_radix would accept a second sign.
     if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
         return Err(wrong());
     }
@@ -81,7 +81,7 @@ pub(crate) fn probability(what: &str, text: &str) -> Result<f64, String> {
         number(percent)? / 100.0
     } else if let Some((part, whole)) = text.split_once([':', '/']) {
         let (part, whole) = (number(part)?, number(whole)?);
-        // None in none is none.
+        // 0 in 0 is 0.
         if part == 0.0 { 0.0 } else { part / whole }
     } else {
         number(text)?

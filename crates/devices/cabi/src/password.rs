@@ -7,7 +7,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt as _;
 
-/// Longest password in bytes.
+/// Maximum length of a password in bytes.
 const MAX: u64 = 64 << 10;
 
 /// `-` asks on the terminal, `-FD` reads a line from a descriptor, `+FILE` from a file; anything else
@@ -24,12 +24,12 @@ pub(crate) fn read(value: &[u8]) -> Result<Vec<u8>, String> {
                     "cannot use password -FD with descriptors 0 to 2; write - or +FILE".into()
                 );
             }
-            // SAFETY: whoever started this program opened the descriptor for this very purpose and
-            // named it; F_GETFD tells whether it is open.
+            // SAFETY: the user opened the descriptor for this purpose and named it; F_GETFD checks
+            // whether it is open.
             if unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
                 return Err(format!("password: descriptor {fd} is not open"));
             }
-            // SAFETY: open, as just seen; nbdkit's contract is that it is closed after reading.
+            // SAFETY: open, as just checked; by nbdkit's contract it is closed after reading.
             line(File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
         }
         [b'+', path @ ..] => {
@@ -75,7 +75,7 @@ fn from_terminal() -> Result<Vec<u8>, String> {
     // SAFETY: a structure that the kernel filled, with echo off.
     unsafe { libc::tcsetattr(fd, libc::TCSAFLUSH, &raw const silent) };
     let answer = line(input.lock());
-    // SAFETY: as above, as it was.
+    // SAFETY: as above, with the previous settings.
     unsafe { libc::tcsetattr(fd, libc::TCSAFLUSH, &raw const before) };
     let _ = writeln!(std::io::stderr());
     answer
@@ -93,7 +93,7 @@ mod tests {
         let path = dir.path().join("p");
         std::fs::write(&path, "one\ntwo\n").unwrap();
         assert_eq!(read(format!("+{}", path.display()).as_bytes()), Ok(b"one".to_vec()));
-        // A number that no test beside this one gets when it is free again.
+        // A number that other tests do not get when it is free again.
         let file = File::open(&path).unwrap();
         // SAFETY: a descriptor that is open, and a number for its copy, which belongs to this test.
         let fd = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 600) };

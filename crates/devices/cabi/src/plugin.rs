@@ -21,12 +21,12 @@ use crate::shutdown::Listening;
 use crate::stdio;
 use crate::watchdog;
 
-/// What a plugin is loaded with.
+/// Settings for loading a plugin.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Settings {
     /// The plugin's name or path.
     pub plugin: String,
-    /// Its parameters, in order; no key: the plugin's magic one.
+    /// Its parameters, in order; no key: the plugin's magic key.
     pub config: Vec<(Option<String>, String)>,
     /// Names or paths of filters over it, the outermost first.
     pub filters: Vec<String>,
@@ -36,12 +36,13 @@ pub struct Settings {
     pub host: HostSettings,
 }
 
-/// What the host does around a plugin.
+/// Settings of the host for a plugin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostSettings {
-    /// Most threads for callbacks of a plugin that takes them in parallel.
+    /// Maximum number of threads for parallel callbacks.
     pub threads: usize,
-    /// Time after which a request, or another callback of a connection, has failed; none: never.
+    /// Time limit of requests and other callbacks of a connection, after which they fail; none: no
+    /// limit.
     pub timeout: Option<Duration>,
     /// Time after which either ends the process; none: never.
     pub watchdog: Option<Duration>,
@@ -56,7 +57,7 @@ impl Default for HostSettings {
     }
 }
 
-/// Callbacks of a plugin that nobody waits for any more, and that have not returned.
+/// Number of callbacks of a plugin that were given up and have not returned.
 pub(crate) type Hanging = Arc<AtomicUsize>;
 
 /// A plugin that is ready. It ends when this and everything opened from it are dropped.
@@ -66,33 +67,33 @@ pub(crate) struct Plugin {
     pub(crate) name: String,
     pub(crate) model: ThreadModel,
     pub(crate) host: HostSettings,
-    /// The thread of the plugin's life, and of all callbacks where there may be one at a time.
+    /// The thread of the plugin's life, and of all callbacks if only one may run at a time.
     pub(crate) control: Arc<BlockingPool>,
-    /// Threads for plugins that take callbacks in parallel.
+    /// Threads for parallel callbacks.
     pub(crate) pool: Arc<BlockingPool>,
-    /// The bound on what is lent to an asynchronous plugin.
+    /// The limit of bytes lent to an asynchronous plugin.
     pub(crate) budget: Arc<Budget>,
-    /// Whose turn it is, where there may be one connection at a time.
+    /// The lock for plugins with one connection at a time.
     pub(crate) one_by_one: Arc<FifoLock>,
     /// Taken when the plugin ends.
     library: Option<Library>,
-    /// There are filters over it, whose callbacks `abi` has.
+    /// There are filters over it; `abi` has their callbacks.
     pub(crate) filtered: bool,
     /// The plugin's own description.
     pub(crate) described: abi::Plugin,
-    /// Callbacks that are given up.
+    /// Callbacks that were given up.
     pub(crate) hanging: Hanging,
-    /// `get_ready` went well: there is something to clean up.
+    /// `get_ready` succeeded: cleanup is necessary.
     ready: bool,
     crash_slot: crash::Slot,
-    /// Asks the server to stop that the plugin was opened for.
+    /// Stops the server that the plugin was opened for.
     pub(crate) shutdown: Shutdown,
     /// Taken when the plugin ends.
     listening: Option<Listening>,
 }
 
-// SAFETY: the raw pointers are strings of the plugin's that it never changes, and callbacks, which are
-// called by the rules of its thread model.
+// SAFETY: the raw pointers are strings of the plugin that never change, and callbacks, which are
+// called according to its thread model.
 unsafe impl Send for Plugin {}
 // SAFETY: as above.
 unsafe impl Sync for Plugin {}
@@ -118,7 +119,7 @@ impl Plugin {
         })?
     }
 
-    /// The error of a callback that answered -1.
+    /// The error of a callback that returned -1.
     pub(crate) fn error(&self, callback: &str, left: &Left) -> Error {
         let number = match (left.error, self.abi.errno_is_preserved != 0, left.errno) {
             (0, true, errno) if errno != 0 => errno,
@@ -128,14 +129,14 @@ impl Plugin {
         let kind = kind_of(number);
         let cause = std::io::Error::from_raw_os_error(number);
         match left.text.is_empty() {
-            // The plugin's own words, and nothing else.
+            // Only the plugin's own text.
             false => Error::new(kind, left.text.clone()),
             true => Error::new(kind, format!("{callback} of plugin {} failed", self.name))
                 .because(cause),
         }
     }
 
-    /// The error of a request that was not answered in time. What it lends stays lent.
+    /// The error of a request without a reply in time. Its memory stays lent.
     pub(crate) fn no_answer(
         &self,
         kind: OpKind,
@@ -148,7 +149,7 @@ impl Plugin {
         let place = match stage {
             Stage::In(callback) => format!(", {} has not returned", callback.to_string_lossy()),
             Stage::Queued => ", other callbacks have left it no thread".to_string(),
-            // An asynchronous callback has returned, and no answer has come.
+            // An asynchronous callback has returned, but no reply has arrived.
             Stage::Begun | Stage::Over => String::new(),
         };
         log::error!(
@@ -195,7 +196,7 @@ impl Plugin {
         })
     }
 
-    /// Calls a callback of the plugin's life that answers 0 or -1, if the plugin has it.
+    /// Calls a callback of the plugin's life that returns 0 or -1, if the plugin has it.
     fn step(
         &self,
         name: &'static CStr,
@@ -212,7 +213,7 @@ impl Plugin {
         Ok(result)
     }
 
-    /// What a plugin says by `nbdkit_error` in a callback that succeeds.
+    /// Logs the `nbdkit_error` texts of a callback that succeeds.
     pub(crate) fn log_rest(&self, left: &Left, result: c_int) {
         if result != -1 && !left.text.is_empty() {
             log::warn!("plugin {}: {}", self.name, left.text);
@@ -235,13 +236,13 @@ impl Plugin {
         Ok(())
     }
 
-    /// The key of a bare value.
+    /// The key of a value without a key.
     fn magic_key(&self, index: usize, value: &str) -> Result<String> {
         // SAFETY: null or a C string: the plugin's description.
         let magic = unsafe { crate::api::text(self.abi.magic_config_key) };
         match magic {
             Some(key) => Ok(key.into_owned()),
-            // As nbdkit: the first bare value of a plugin without a magic key is a script.
+            // As nbdkit: the first value without a key is a script if the plugin has no magic key.
             None if index == 0 && self.abi.config.is_some() => Ok("script".into()),
             None => {
                 let text = format!("plugin {}: {value:?}: write it as KEY=VALUE", self.name);
@@ -262,7 +263,7 @@ impl Plugin {
             return Err(wrong(format!("it takes no parameters, but {key}= is given")));
         };
         let zero = |_| wrong(format!("the value of {key} holds a zero byte"));
-        // Plugins keep the pointers: the strings stay for ever.
+        // Plugins keep the pointers: the strings are never freed.
         let key_pointer = CString::new(key).map_err(zero)?.into_raw();
         let value_pointer = CString::new(value).map_err(zero)?.into_raw();
         // SAFETY: the callback's two arguments are C strings that are never freed.
@@ -277,7 +278,7 @@ impl Plugin {
         self.settle_model()?;
         self.step(c"get_ready", self.abi.get_ready, true)?;
         self.ready = true;
-        // A server in the background is a process of its own from the start: the fork is over.
+        // A background server has already forked at its start.
         stdio::ready();
         self.step(c"after_fork", self.abi.after_fork, false)?;
         if let Some(asynchronous) = &self.asynchronous {
@@ -290,7 +291,7 @@ impl Plugin {
         Ok(self)
     }
 
-    /// The plugin may be stricter than its description says, never laxer.
+    /// The plugin may choose a stricter model than in its description.
     pub(crate) fn settle_model(&mut self) -> Result<()> {
         if self.abi.thread_model_now.is_some() {
             let number = self.step(c"thread_model", self.abi.thread_model_now, true)?;
@@ -303,7 +304,7 @@ impl Plugin {
         Ok(())
     }
 
-    /// Whether the flags-taking callbacks are the plugin's.
+    /// Whether the callbacks with flags are the plugin's.
     pub(crate) fn is_v2(&self) -> bool {
         self.abi.api_version >= 2
     }
@@ -340,14 +341,14 @@ impl Drop for Plugin {
     }
 }
 
-/// Plugins that are loaded: their names, and how many callbacks of each hang.
+/// Loaded plugins: their names, and how many callbacks of each hang.
 static LIVE: (Mutex<Vec<(String, Hanging)>>, Condvar) = (Mutex::new(Vec::new()), Condvar::new());
 
-/// Time to end for a plugin of which a callback hangs.
+/// Time for a plugin with a hanging callback to end.
 const HANGING_END: Duration = Duration::from_secs(3);
 
-/// Waits until every plugin has ended, at most this long, and less where callbacks hang; gives the names
-/// of those that have not. To be called before the process ends, on no worker.
+/// Waits until every plugin has ended, at most this long, and less if callbacks hang; returns the
+/// names of those that have not. Call it before the process ends, not on a worker.
 pub fn wait_for_end(limit: Duration) -> Vec<String> {
     let begun = blockhaul_io::now();
     let mut live = LIVE.0.lock().expect("no panic under this lock");
@@ -431,8 +432,8 @@ pub(crate) fn begin(
     Ok(plugin)
 }
 
-/// What clients hear of an error number: the kinds that NBD has, as nbdkit sorts them, but that who may
-/// not do something hears so (EACCES).
+/// The kind of an error number: as nbdkit maps them to NBD's, except that missing permission is
+/// reported as such (EACCES).
 pub(crate) fn kind_of(number: c_int) -> Kind {
     match number {
         libc::EPERM | libc::EROFS | libc::EACCES => Kind::ReadOnly,

@@ -1,4 +1,5 @@
-//! Which callback of which plugin runs on a thread: plain values, which the handler of crashes may look at.
+//! The callback that runs on a thread, and its plugin: plain values, which the crash handler may
+//! read.
 
 use std::cell::Cell;
 use std::ffi::CStr;
@@ -7,24 +8,24 @@ thread_local! {
     static RUNNING: Cell<Option<Running>> = const { Cell::new(None) };
 }
 
-/// A callback that runs, and the name of its plugin, which whoever called it keeps for as long.
+/// A running callback, and the name of its plugin, which its caller keeps valid.
 #[derive(Clone, Copy)]
 pub(crate) struct Running {
     pub(crate) callback: &'static CStr,
     pub(crate) plugin: *const str,
 }
 
-/// The callback that runs on this thread. For signal handlers: touches nothing but a plain value.
+/// The callback that runs on this thread. For signal handlers: reads only a plain value.
 pub(crate) fn now() -> Option<Running> {
     RUNNING.try_with(Cell::get).ok().flatten()
 }
 
-/// Another one runs from here on; gives the one before.
+/// Sets the running callback; returns the previous one.
 pub(crate) fn replace(running: Option<Running>) -> Option<Running> {
     RUNNING.replace(running)
 }
 
-/// Ends the process by a crash that is said to be in another thread's callback.
+/// Aborts the process with a crash attributed to another thread's callback.
 pub(crate) fn crash_in(plugin: &str, callback: &'static CStr) -> ! {
     RUNNING.set(Some(Running { callback, plugin: &raw const *plugin }));
     std::process::abort()

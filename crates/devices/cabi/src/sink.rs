@@ -1,14 +1,14 @@
-//! Memory for reads whose bytes nobody wants: as long as a plugin's longest read, and one piece all
-//! over.
+//! Memory for reads whose data is not needed: as long as a plugin's longest read, one block mapped
+//! repeatedly.
 
 use std::ffi::c_void;
 use std::io;
 use std::ptr;
 
-/// Memory behind a sink, in bytes, which repeats.
+/// Size in bytes of the block that repeats.
 const PIECE: usize = 1 << 20;
 
-/// A range of addresses that may be written to and holds nothing.
+/// A range of addresses that can be written to and stores nothing useful.
 pub(crate) struct Sink {
     base: *mut c_void,
     len: usize,
@@ -44,7 +44,7 @@ impl Sink {
         }
         for at in (0..self.len).step_by(PIECE) {
             let (access, fixed) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_FIXED);
-            // SAFETY: inside of our own mapping, of which nothing is in use yet.
+            // SAFETY: inside our own mapping, which is not in use yet.
             let place = unsafe {
                 let place = self.base.byte_add(at);
                 libc::mmap(place, PIECE, access, libc::MAP_SHARED | fixed, fd, 0)
@@ -79,7 +79,7 @@ mod tests {
         let sink = Sink::new((5 << 20) + 1).unwrap();
         assert_eq!(sink.len, 6 << 20);
         let bytes = sink.pointer().cast::<u8>();
-        // SAFETY: within the mapping, which nobody else has; each access by itself.
+        // SAFETY: within the mapping, which has no other user; one access at a time.
         unsafe {
             for at in (0..sink.len).step_by(4096) {
                 bytes.add(at).write_volatile(1);

@@ -1,4 +1,4 @@
-//! Standard input and output: whose they are, and until when plugins have them.
+//! Standard input and output: when plugins may use them.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,13 +16,13 @@ type Hook = Box<dyn Fn() + Send + Sync>;
 /// Runs once plugins are ready.
 static READY: OnceLock<Hook> = OnceLock::new();
 
-/// Says that standard input and output are a connection: plugins are told to leave them alone.
+/// Declares standard input and output as a connection: plugins are told not to use them.
 pub fn stdio_is_a_client() {
     TAKEN.store(true, Ordering::Relaxed);
 }
 
-/// Has this run between `get_ready` and `after_fork` of each plugin, on the thread of its life: from then
-/// on plugins have no more to do with standard input and output. The first one stays.
+/// Runs the hook between `get_ready` and `after_fork` of each plugin, on the thread of its life:
+/// after that, plugins may not use standard input and output. Only the first hook is kept.
 pub fn when_ready(hook: impl Fn() + Send + Sync + 'static) {
     let _ = READY.set(Box::new(hook));
 }
@@ -33,9 +33,9 @@ pub(crate) fn is_free() -> bool {
 
 pub(crate) fn ready() {
     if let Some(hook) = READY.get() {
-        // What the plugin has printed goes to where it printed it, and what it has not read of its input
-        // is left for others.
-        // SAFETY: the C library's own streams; null stands for all that are written to.
+        // Flush what the plugin has printed to its old destination, and leave unread input to
+        // others.
+        // SAFETY: the C library's own streams; null means all output streams.
         unsafe {
             libc::fflush(std::ptr::null_mut());
             libc::fflush(stdin);

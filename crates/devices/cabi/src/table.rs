@@ -1,14 +1,14 @@
-//! Requests that a plugin has and has not answered: by connection and number, so that late, double and
-//! foreign answers are told from good ones without looking behind a pointer of the plugin's.
+//! A plugin's outstanding requests: by connection and number, so that late, duplicate and foreign
+//! replies are recognized without dereferencing a pointer of the plugin.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 
-/// A connection's requests. Its token is what the plugin knows as `conn`.
+/// A connection's requests. Its token is the plugin's `conn`.
 pub(crate) struct Table<T, O> {
     token: u64,
-    /// Whom the connection belongs to.
+    /// The owner of the connection.
     pub(crate) owner: O,
     slots: Mutex<Slots<T>>,
 }
@@ -19,20 +19,21 @@ struct Slots<T> {
 }
 
 struct Slot<T> {
-    /// How many requests have had this slot: part of the number, so that an old one does not fit.
+    /// Number of requests that have used this slot: part of the number, so that an old number is
+    /// invalid.
     generation: u32,
     entry: Option<T>,
 }
 
 type ByToken<T, O> = HashMap<u64, Arc<Table<T, O>>>;
 
-/// Tables by token. Tokens are never used again.
+/// Tables by token. Tokens are never reused.
 pub(crate) struct Tables<T, O> {
     next: AtomicU64,
     tables: RwLock<Option<ByToken<T, O>>>,
 }
 
-/// Between two tokens: they look like addresses that nothing lives at.
+/// Step between tokens: they look like addresses, but are not.
 const STEP: u64 = 16;
 
 impl<T, O> Tables<T, O> {
@@ -51,7 +52,7 @@ impl<T, O> Tables<T, O> {
         table
     }
 
-    /// Forgets a table: its numbers are foreign from here on.
+    /// Removes a table: its numbers are invalid from here on.
     pub(crate) fn close(&self, token: u64) {
         let closed = {
             let mut tables = self.tables.write().expect("no panic under this lock");
@@ -73,19 +74,19 @@ impl<T, O> Tables<T, O> {
 }
 
 impl<T, O> Table<T, O> {
-    /// What the plugin knows as `conn`.
+    /// The plugin's `conn`.
     pub(crate) fn token(&self) -> u64 {
         self.token
     }
 
-    /// Enters a request; gives its number.
+    /// Adds a request; returns its number.
     pub(crate) fn enter(&self, entry: T) -> u64 {
         let mut slots = self.slots.lock().expect("no panic under this lock");
         let index = match slots.free.pop() {
             Some(index) => index,
             None => {
                 slots.slots.push(Slot { generation: 0, entry: None });
-                // Bounded by memory long before.
+                // Memory limits this long before.
                 u32::try_from(slots.slots.len() - 1).expect("fewer than 2^32 requests at a time")
             }
         };
@@ -109,7 +110,7 @@ impl<T, O> Table<T, O> {
         Some(entry)
     }
 
-    /// Looks at a request, if it is still there.
+    /// Calls `look` with a request, if it is still there.
     pub(crate) fn with<R>(&self, number: u64, look: impl FnOnce(&mut T) -> R) -> Option<R> {
         let (index, generation) = (number as u32, (number >> 32) as u32);
         let mut slots = self.slots.lock().expect("no panic under this lock");
@@ -120,7 +121,7 @@ impl<T, O> Table<T, O> {
         slot.entry.as_mut().map(look)
     }
 
-    /// How many requests there are.
+    /// Number of requests.
     pub(crate) fn len(&self) -> usize {
         let slots = self.slots.lock().expect("no panic under this lock");
         slots.slots.len() - slots.free.len()
@@ -145,7 +146,7 @@ mod tests {
         assert_eq!(tables.take(0, 0), None);
         assert_eq!(tables.take(one.token(), first), Some('a'));
         assert_eq!(tables.take(one.token(), first), None);
-        // The slot is used again under another number.
+        // The slot is reused under another number.
         let third = one.enter('c');
         assert_eq!(third as u32, first as u32);
         assert_eq!(tables.take(one.token(), first), None);
@@ -156,7 +157,7 @@ mod tests {
         assert_eq!(tables.take(one.token(), third), None);
     }
 
-    /// What a request has in this test: somebody who waits, and memory that is lent.
+    /// An entry of this test: a waiter, and lent memory.
     struct Entry<'a> {
         waiting: Option<&'a AtomicUsize>,
         freed: &'a AtomicUsize,
@@ -169,9 +170,9 @@ mod tests {
         }
     }
 
-    /// Threads that answer, answer twice, and give up waiting, while connections come and go: whoever
-    /// waits hears exactly once, and what is lent is freed exactly once. `BLOCKHAUL_LONG` does it a
-    /// million times; `cargo xtask races` under ThreadSanitizer.
+    /// Threads that reply, reply twice, and give up waiting, while connections open and close: each
+    /// waiter is notified exactly once, and lent memory is freed exactly once. `BLOCKHAUL_LONG`
+    /// runs it a million times; `cargo xtask races` under ThreadSanitizer.
     #[test]
     fn answers_that_race_take_each_request_exactly_once() {
         let long = std::env::var_os("BLOCKHAUL_LONG").is_some();
@@ -185,7 +186,8 @@ mod tests {
                 let (tables, heard) = (&tables, &heard);
                 scope.spawn(move || {
                     for (token, number) in receiver {
-                        // The last one is the clock: it takes away who waits, and leaves the memory.
+                        // The last one is the timeout: it removes the waiter, and leaves the
+                        // memory.
                         if role == 3 {
                             let table: Option<Arc<Table<Entry<'_>, ()>>> = tables.find(token);
                             let waiting =
@@ -208,7 +210,8 @@ mod tests {
                 for sender in &senders {
                     sender.send((table.token(), number)).unwrap();
                 }
-                // The client goes; its connection ends with the last answer, others still come late.
+                // The client disconnects; its connection ends with the last reply, but others still
+                // arrive late.
                 if round % 500 == 499 {
                     while table.len() > 0 {
                         std::thread::yield_now();

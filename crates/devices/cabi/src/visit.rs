@@ -11,7 +11,7 @@ use crate::device::PluginDevice;
 use crate::handle::Handle;
 use crate::plugin::Plugin;
 
-/// A plugin's exports: each client is a connection of its own.
+/// A plugin's exports: each client has its own connection.
 pub(crate) struct PluginExports {
     pub(crate) plugin: Arc<Plugin>,
     pub(crate) readonly: bool,
@@ -31,13 +31,13 @@ impl Exports for PluginExports {
 #[derive(Clone)]
 pub(crate) struct PluginVisit {
     connection: Arc<Connection>,
-    /// Those that are open, for when the client goes.
+    /// Open handles, to notify when the client disconnects.
     handles: Arc<Mutex<Vec<Weak<Handle>>>>,
 }
 
 impl PluginVisit {
-    /// Admits a connection, when it is its turn and the plugin has nothing against it; without a client,
-    /// it is this program's own.
+    /// Admits a connection, when it is its turn and the plugin accepts it; without a client, it
+    /// belongs to this program itself.
     pub(crate) async fn enter(
         plugin: Arc<Plugin>,
         readonly: bool,
@@ -73,7 +73,7 @@ impl Visit for PluginVisit {
         let (visit, name) = (self.clone(), name.to_string());
         Box::pin(async move {
             let device = visit.open_handle(&name, tls).await?;
-            // The plugin has said by now which one is the default.
+            // The plugin has reported its default export by now.
             let default = visit.connection.known_default().filter(|_| name.is_empty());
             Ok(Some(Export::own(&default.unwrap_or(name), device)))
         })

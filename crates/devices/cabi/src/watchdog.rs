@@ -1,5 +1,5 @@
-//! The watchdog (`@watchdog`): a callback of a connection that does not return for so long, or an
-//! asynchronous request without an answer, ends the process as a crash would. It has a thread of its own,
+//! The watchdog (`@watchdog`): a callback of a connection that does not return in time, or an
+//! asynchronous request without a reply, ends the process like a crash. It has its own thread,
 //! because a callback may hang on a worker, too.
 
 use std::collections::BTreeMap;
@@ -9,16 +9,16 @@ use std::time::{Duration, Instant};
 
 use crate::running;
 
-/// What is going on and may not take for ever.
+/// The jobs that are watched.
 static GOING_ON: Mutex<GoingOn> =
     Mutex::new(GoingOn { next: 0, jobs: BTreeMap::new(), looks_at: None });
-/// Something has begun whose time is over before the next look.
+/// A job was added whose limit is before the next check.
 static BEGUN: Condvar = Condvar::new();
 
 struct GoingOn {
     next: u64,
     jobs: BTreeMap<u64, Job>,
-    /// When the thread looks again; none: it waits for the first job.
+    /// Time of the next check; none: it waits for the first job.
     looks_at: Option<Instant>,
 }
 
@@ -31,12 +31,12 @@ struct Job {
     what: What,
 }
 
-/// What a job is.
+/// The kind of a job.
 #[derive(Clone, Copy)]
 pub(crate) enum What {
-    /// A callback that is to return.
+    /// A callback that must return.
     Callback,
-    /// A request that is to be answered.
+    /// A request that must be answered.
     Answer,
 }
 
@@ -54,7 +54,7 @@ pub(crate) fn start() {
     });
 }
 
-/// Watches a job of a plugin's for so long, where there is a limit.
+/// Watches a job of a plugin, if there is a limit.
 pub(crate) fn over(
     limit: Option<Duration>,
     plugin: &Arc<str>,
@@ -113,7 +113,7 @@ impl Job {
         log::error!(
             "plugin {plugin}: {callback} {what} for {limit} s; the watchdog ends the process"
         );
-        // The line of a crash names the callback, and a core file shows where it hangs.
+        // The crash message names the callback, and a core file shows where it hangs.
         running::crash_in(plugin, self.callback)
     }
 }

@@ -1,5 +1,5 @@
-//! A program that embeds several servers: storage that asks for the end of its server ends that one, in order, and
-//! neither the program nor its other servers.
+//! A program that embeds several servers: storage that stops its server stops only that one, in
+//! order, and neither the program nor its other servers.
 #![allow(clippy::unwrap_used)]
 
 use std::os::unix::fs::PermissionsExt as _;
@@ -14,18 +14,18 @@ use blockhaul_testkit::peer::Conversation;
 use blockhaul_testkit::tools::Scratch;
 use blockhaul_wire::Replies;
 
-/// Time for what happens at once.
+/// Time limit for what happens at once.
 const SOON: Duration = Duration::from_secs(60);
 
 /// A server of the program's.
 struct Embedded {
     server: Arc<Server>,
-    /// Somebody asks for its end.
+    /// Resolves when the server is asked to stop.
     requested: Ticket<String>,
     listening: Task<()>,
 }
 
-/// Serves a device on a socket, as it is with a gate if one is named.
+/// Serves a device on a socket, with a gate if one is named.
 async fn serve(device: &str, gate: Option<&str>, socket: &Path) -> Embedded {
     let (shutdown, requested) = Shutdown::channel();
     let mut backends = blockhaul_backends::all();
@@ -61,7 +61,7 @@ async fn serve(device: &str, gate: Option<&str>, socket: &Path) -> Embedded {
     Embedded { server, requested, listening }
 }
 
-/// Does on a thread what a client does.
+/// Runs a client on a thread.
 async fn client<T: Send + 'static>(
     socket: &Path,
     work: impl FnOnce(&mut Conversation) -> T + Send + 'static,
@@ -75,13 +75,14 @@ async fn client<T: Send + 'static>(
     done.await.unwrap()
 }
 
-/// Whether somebody asks for the end of a server within a moment. The ticket is lost where nobody could.
+/// Whether a server is asked to stop within a moment. The ticket is lost if that is impossible.
 async fn is_asked(server: &mut Embedded) -> bool {
     let asked = blockhaul_io::timeout(Duration::from_millis(50), &mut server.requested).await;
     matches!(asked, Ok(Ok(_)))
 }
 
-/// Reads what has the storage ask for its end, of a server beside which another one serves: the one stops.
+/// Reads a range that makes the storage stop its server, with another server running: only that one
+/// stops.
 async fn ends_one(device: &str, at: u64, scratch: &Scratch, reason: &str) {
     let (one, other) = (scratch.socket("one"), scratch.socket("other"));
     let ending = serve(device, None, &one).await;

@@ -1,4 +1,4 @@
-//! The NBD schemes and `[ CMD … ]` for the registry of devices.
+//! The NBD schemes and `[ CMD … ]` for the registry.
 
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
@@ -13,8 +13,8 @@ use crate::connect::{Address, Options, connect_keeping};
 use crate::link::insecure;
 use crate::{Connected, ServerProcess};
 
-/// Between two looks at whether a server has ended, and how many there are: its sockets are closed
-/// some time before its status is known.
+/// Interval and number of checks whether a server has ended: its sockets close some time before its
+/// status is known.
 const ENDING_STEP: Duration = Duration::from_millis(10);
 const ENDING_STEPS: u32 = 20;
 
@@ -65,7 +65,7 @@ blockhaul copy --verify 'nbd+unix:///?socket=disk.sock' disk.raw
     }
 }
 
-/// Formats of images that QEMU's server reads and writes, and what it calls them.
+/// Image formats that QEMU's server supports, and its names for them.
 const QEMU_FORMATS: &[(&str, &str)] = &[
     ("qcow", "qcow"),
     ("qcow2", "qcow2"),
@@ -121,15 +121,14 @@ impl Backend for NbdCommand {
     }
 }
 
-/// Where a URI points, and how to get there.
+/// The result of parsing a URI.
 pub(crate) struct Parsed {
     pub(crate) address: Address,
     pub(crate) export: String,
     pub(crate) tls: Option<Arc<blockhaul_tls::Connector>>,
 }
 
-/// Takes a URI apart, and reads the files that TLS needs. What this version cannot reach is refused
-/// here.
+/// Parses a URI, and reads the files that TLS needs. Refuses what this version does not support.
 pub(crate) fn parse(uri: &str) -> Result<Parsed> {
     let wrong =
         |error: blockhaul_wire::uri::Error| Error::new(Kind::Usage, format!("{uri}: {error}"));
@@ -147,7 +146,7 @@ pub(crate) fn parse(uri: &str) -> Result<Parsed> {
     };
     let tls = match parsed.tls {
         None => {
-            // libnbd takes them, too, and says nothing.
+            // libnbd also accepts them silently.
             if names_tls(uri) {
                 log::warn!(
                     "{uri}: what it says of TLS has no effect, everything goes in plain text: \
@@ -165,14 +164,14 @@ pub(crate) fn parse(uri: &str) -> Result<Parsed> {
     Ok(Parsed { address, export: parsed.export, tls })
 }
 
-/// Whether a URI has parameters that matter only to TLS.
+/// Whether a URI has parameters that only matter to TLS.
 fn names_tls(uri: &str) -> bool {
     let query = uri.split_once('?').map_or("", |(_, query)| query);
     query.split(['&', ';']).any(|parameter| parameter.starts_with("tls-"))
 }
 
-/// What the parameters of a URI ask of TLS. A Unix socket has no name that a certificate could be
-/// for: unless one is given, the certificate must only be signed by an authority that is trusted.
+/// The TLS requirements in a URI's parameters. A Unix socket has no name for the certificate to
+/// match: unless one is given, any certificate signed by a trusted authority is accepted.
 fn demands(
     uri: &str,
     given: TlsParameters,
@@ -195,7 +194,7 @@ fn demands(
     })
 }
 
-/// An export that any number of connections can be made to.
+/// An export that accepts any number of connections.
 #[derive(Clone)]
 struct Place {
     name: String,
@@ -203,7 +202,7 @@ struct Place {
     export: String,
     options: Arc<Options>,
     tls: Option<Arc<blockhaul_tls::Connector>>,
-    /// The server, if it was started for this.
+    /// The server, if it was started for this export.
     process: Option<Arc<ServerProcess>>,
 }
 
@@ -227,7 +226,7 @@ impl Place {
         }
     }
 
-    /// How the server ended, if it was started for this and has.
+    /// How the server ended, if it was started for this export and has ended.
     async fn how_it_ended(&self) -> Option<String> {
         let process = self.process.as_ref()?;
         for _ in 0..ENDING_STEPS {

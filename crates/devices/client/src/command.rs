@@ -13,35 +13,35 @@ use blockhaul_block::{Error, Kind, Result};
 
 use crate::guard::{Guard, REGISTER};
 
-/// Moves the listening socket from standard input to descriptor 3 and tells the server about it. The
-/// shell's process id stays the server's, which LISTEN_PID must name.
+/// Moves the listening socket from standard input to descriptor 3 and passes it to the server. The
+/// shell's process ID becomes the server's, which LISTEN_PID must contain.
 const ACTIVATE: &str =
     r#"exec 3<&0 </dev/null; LISTEN_PID=$$ LISTEN_FDS=1; export LISTEN_PID LISTEN_FDS; exec "$@""#;
 
-/// Time for a server to end after it was asked to, before it is killed.
+/// Time for a server to end after SIGTERM, before it is killed.
 const STOP_PATIENCE: Duration = Duration::from_secs(5);
 
-/// A server that was started for one purpose; it is stopped when the last handle is dropped, and by its
+/// A server started for one purpose. It is stopped when the last handle is dropped, and by its
 /// guard if this program is killed.
 pub struct ServerProcess {
     child: Mutex<Child>,
     socket: PathBuf,
     name: String,
-    /// It is dropped last: until then it ends the server if this program is killed.
+    /// Dropped last: until then it ends the server if this program is killed.
     _guard: Guard,
 }
 
 impl ServerProcess {
-    /// Starts a server. The word `blockhaul` in front is this program itself.
+    /// Starts a server. The word `blockhaul` in front means this program itself.
     ///
     /// # Errors
-    /// Where there is no folder for its socket, or the program cannot be started.
+    /// If no directory for its socket can be made, or the program cannot be started.
     pub fn start(words: &[OsString]) -> Result<Arc<ServerProcess>> {
         Self::start_with(words, |command| command)
     }
 
-    /// The same, in a folder and a process group of its own: what the terminal sends to this program is
-    /// not for the server, which is needed until this one has finished.
+    /// The same, in a directory and a process group of its own: signals from the terminal must not
+    /// reach the server, which is needed until this program has finished.
     pub(crate) fn start_apart(
         words: &[OsString],
         folder: Option<&Path>,
@@ -78,24 +78,24 @@ impl ServerProcess {
             .arg(program)
             .args(&words[1..])
             .stdin(Stdio::from(OwnedFd::from(listener)))
-            // It is not what a service manager waits for.
+            // Only this program may notify a service manager.
             .env_remove("NOTIFY_SOCKET")
             .spawn()
             .map_err(cannot)?;
         Ok(Arc::new(ServerProcess { child: Mutex::new(child), socket, name, _guard: guard }))
     }
 
-    /// Where it listens.
+    /// The path of its socket.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// Its process id, which is its own until [`ServerProcess::ended`] says so.
+    /// Its process ID, valid until [`ServerProcess::ended`].
     pub(crate) fn id(&self) -> u32 {
         self.child.lock().expect("no panic under this lock").id()
     }
 
-    /// What was typed.
+    /// The command as typed.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -105,7 +105,7 @@ impl ServerProcess {
         Some(format!("the command has ended with {}", self.status()?))
     }
 
-    /// The status that it ended with, if it has.
+    /// Its exit status, if it has ended.
     pub(crate) fn status(&self) -> Option<ExitStatus> {
         let mut child = self.child.lock().expect("no panic under this lock");
         child.try_wait().ok().flatten()

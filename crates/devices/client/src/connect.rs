@@ -16,8 +16,8 @@ use blockhaul_wire::handshake::negotiation::{End, Negotiation, Step, Wants};
 use crate::link::{Link, refused, unheard};
 use crate::{ServerProcess, device};
 
-/// Time for one address of a host that has others: one that does not answer (IPv6 that leads nowhere)
-/// must not use up the time of all. Longer than it takes to ask twice.
+/// Time for one address of a host that has others: an unreachable one (broken IPv6) must not use up
+/// all the time. Long enough for one retransmission.
 const ADDRESS_MAX: Duration = Duration::from_millis(2500);
 
 /// Where a server listens.
@@ -38,26 +38,27 @@ impl fmt::Display for Address {
     }
 }
 
-/// How to connect.
+/// Options of a connection.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// Time for dialling and the handshake together; zero: none.
     pub connect_timeout: Duration,
-    /// Time without a byte either way while requests are in flight, after which the connection is
-    /// given up; zero: none.
+    /// Drop the connection when requests are in flight and no byte has moved either way for this
+    /// long; zero: never.
     pub timeout: Duration,
-    /// Bytes a second that complete reads and writes move at least while some are in flight, measured
-    /// over `timeout` (60 s where that is zero); less gives the connection up. 0: any.
+    /// Minimum rate in bytes per second at which reads and writes must complete while some are in
+    /// flight, measured over `timeout` (60 s if that is zero); below it the connection is dropped.
+    /// 0: no minimum.
     pub min_rate: u64,
-    /// Ask for extended headers.
+    /// Request extended headers.
     pub extended: bool,
-    /// Ask for structured replies.
+    /// Request structured replies.
     pub structured: bool,
-    /// Contexts to ask for.
+    /// Contexts to request.
     pub contexts: Vec<String>,
-    /// Ask for name and description, too.
+    /// Request name and description, too.
     pub full_info: bool,
-    /// Demand TLS, in this way: nothing is said without it.
+    /// Require TLS, with these settings: nothing is sent without it.
     pub tls: Option<Arc<blockhaul_tls::Connector>>,
 }
 
@@ -80,7 +81,7 @@ impl Default for Options {
 pub struct Connected {
     /// The export, as a device.
     pub device: Arc<dyn Device>,
-    /// What was agreed on.
+    /// The result of the negotiation.
     pub negotiated: Negotiated,
 }
 
@@ -94,7 +95,7 @@ pub async fn connect(
     connect_keeping(None, name, address, export, options).await
 }
 
-/// The same; the device keeps the process that serves it.
+/// The same; the device keeps the process of its server alive.
 pub(crate) async fn connect_keeping(
     process: Option<Arc<ServerProcess>>,
     name: &str,
@@ -153,7 +154,7 @@ pub(crate) async fn connect_for_options(
     met(address, wants, options).await
 }
 
-/// Connects and negotiates, all in the time that this may take.
+/// Connects and negotiates, within the timeout.
 async fn met(address: &Address, wants: Wants, options: &Options) -> Result<(Link, Ended)> {
     let awaited = Awaited::new("connection");
     let work = async {
@@ -167,7 +168,7 @@ async fn met(address: &Address, wants: Wants, options: &Options) -> Result<(Link
     awaited.within(options.connect_timeout, work).await
 }
 
-/// What is waited for at present, for the message when it does not come.
+/// What is currently awaited, for the message on a timeout.
 pub(crate) struct Awaited(Cell<&'static str>);
 
 impl Awaited {
@@ -175,7 +176,7 @@ impl Awaited {
         Awaited(Cell::new(what))
     }
 
-    /// Does something within a time (zero: none), or says what has not come.
+    /// Runs `work` with a timeout (zero: none); the error names what was awaited.
     pub(crate) async fn within<T>(
         &self,
         time: Duration,
@@ -193,10 +194,10 @@ impl Awaited {
     }
 }
 
-/// The first that a server says.
+/// The first message of a server.
 const GREETING: &str = "greeting";
 
-/// Adds where it happened to an error.
+/// Adds the name and address to an error.
 pub(crate) fn at(name: &str, address: &Address, error: Error) -> Error {
     let text = format!("cannot connect to {address}: {}", error.text());
     Error::new(error.kind(), text).on(&name.into())
@@ -219,7 +220,7 @@ async fn dial(address: &Address) -> Result<Stream> {
             let mut addresses = addresses.into_iter().peekable();
             while let Some(address) = addresses.next() {
                 let connecting = Stream::connect_tcp(address);
-                // The last one has all the time that is left.
+                // The last one has all the remaining time.
                 let connected = match addresses.peek() {
                     None => connecting.await,
                     Some(_) => blockhaul_io::timeout(ADDRESS_MAX, connecting).await.unwrap_or_else(
@@ -246,11 +247,11 @@ async fn negotiate(
     awaited.0.set(GREETING);
     loop {
         let step = negotiation.receive(link.window.bytes(), &mut out);
-        // Whoever has greeted hears something.
+        // A client that has greeted expects a reply.
         if !out.is_empty() {
             awaited.0.set("answer in the handshake");
         }
-        // What there is to say is said first: also the polite end after a refusal.
+        // Send pending messages first, including the end of the session after a refusal.
         let sent = link.say(&mut out).await;
         let (used, step) = step.map_err(|error| refused(&error))?;
         sent?;
@@ -283,7 +284,7 @@ async fn negotiate(
     }
 }
 
-/// Marks an end of the stream as such.
+/// Marks the end of the stream during the handshake.
 trait DuringHandshake {
     fn during_handshake(self) -> Error;
 }

@@ -17,24 +17,25 @@ use crate::link::Link;
 use crate::reply::{Expected, Reading, Want};
 use crate::session::{self, Patience, Payload, Session};
 
-/// Pieces of a long zeroing or trim in flight at a time, where lengths have 32 bits.
+/// Pieces of a long zero or trim request in flight at a time, for 32-bit lengths.
 const PIECES_IN_FLIGHT: usize = 16;
 
 struct NbdDevice {
     connection: Arc<Connection>,
     facts: Arc<Facts>,
-    /// Ids of the contexts, by their index in the facts.
+    /// IDs of the contexts, by their index in the facts.
     ids: Vec<u32>,
-    /// The server takes block status requests for some of the contexts.
+    /// The server accepts block status requests for a subset of the contexts.
     filter: bool,
-    /// Longest effect of one request.
+    /// Maximum effect length of one request.
     effect_max: u64,
 }
 
-/// A connection in use: by a device, and by requests that go out in pieces. The last user says goodbye.
+/// A connection in use by a device and by requests sent in pieces. The last user sends the
+/// disconnect request.
 struct Connection {
     session: Arc<Session>,
-    /// The server, if it was started for this: it must live as long as its connections.
+    /// The server, if it was started for this connection: it must outlive its connections.
     _process: Option<Arc<ServerProcess>>,
 }
 
@@ -44,7 +45,7 @@ impl Drop for Connection {
     }
 }
 
-/// Makes a device of a negotiated connection; its tasks run on this worker.
+/// Makes a device from a negotiated connection; its tasks run on this worker.
 pub(crate) fn open(
     name: &str,
     link: Link,
@@ -60,14 +61,14 @@ pub(crate) fn open(
     let mut facts = Facts::new(name, info.size);
     facts.description = info.description.clone().unwrap_or_default();
     facts.can = abilities(info.flags, !negotiated.contexts.is_empty());
-    // What goes through TLS must be looked at.
+    // TLS needs the bytes in memory.
     facts.takes_parked = !negotiated.tls;
     facts.claims_room = true;
     facts.rotational = info.flags.contains(ExportFlags::ROTATIONAL);
     facts.block = block_sizes(negotiated);
     facts.allocation_unit = facts.block.preferred;
     let mut contexts: Vec<_> = negotiated.contexts.iter().take(Contexts::MAX).collect();
-    // Callers find it at the first place, wherever the server put it.
+    // Callers expect it at index 0, wherever the server put it.
     contexts.sort_by_key(|context| context.name != blockhaul_block::BASE_ALLOCATION);
     facts.contexts = contexts.iter().map(|context| context.name.clone()).collect();
     let ids = contexts.iter().map(|context| context.id).collect();
@@ -104,14 +105,14 @@ fn abilities(flags: ExportFlags, contexts: bool) -> Can {
     can
 }
 
-/// Limits of the server, within what a client may count on ("Size constraints").
+/// Limits of the server, within those of the protocol ("Size constraints").
 fn block_sizes(negotiated: &Negotiated) -> BlockSizes {
     let maximum = blockhaul_wire::BlockSizes::DEFAULT.maximum;
     let usual = BlockSizes { maximum, ..BlockSizes::default() };
     match negotiated.info.block_sizes {
         None => usual,
         Some(sizes) => {
-            // The codec lets only valid sizes pass, but a maximum need be no multiple of the minimum.
+            // The codec rejects invalid sizes, but a maximum need not be a multiple of the minimum.
             let maximum = sizes.maximum.min(usual.maximum);
             let maximum = maximum - maximum % sizes.minimum;
             let preferred = sizes.preferred.min(1 << maximum.ilog2());
@@ -187,12 +188,12 @@ impl NbdDevice {
         pending
     }
 
-    /// A zeroing, trim or cache that is longer than one request can say.
+    /// A zero, trim or cache request longer than one request can express.
     fn submit_in_pieces(&self, request: Request) -> Pending {
         let Request { op, mut at, len: mut left, flags } = request;
         let kind = if matches!(op, Op::Zero) { Command::WriteZeroes } else { Command::Trim };
         let command = if matches!(op, Op::Cache) { Command::Cache } else { kind };
-        // Keeps the goodbye back until the last piece is out.
+        // Delays the disconnect request until the last piece is sent.
         let (connection, max) = (self.connection.clone(), self.effect_max);
         let mut next = move |flags| {
             let len = left.min(max);
@@ -210,7 +211,8 @@ impl NbdDevice {
             let mut more = true;
             let mut first_error = None;
             if flags.contains(Flags::FAST) {
-                // A fast zeroing is refused before anything is zeroed, or carried out as a whole.
+                // A fast zero request is refused before anything is zeroed, or carried out as a
+                // whole.
                 let (left, first) = next(flags);
                 first.await?;
                 more = left;

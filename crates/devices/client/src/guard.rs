@@ -1,10 +1,10 @@
-//! A small process beside each server that this program starts. It ends the server when this program is
-//! gone, even by SIGKILL, and removes the folder of the server's socket.
+//! A small process beside each server that this program starts. It ends the server when this
+//! program is gone, even by SIGKILL, and removes the directory of the server's socket.
 //!
 //! The guard is a shell script, because it must not depend on which program uses this library. It
-//! notices the end of this program by the end of file on its standard input. A death signal
-//! (PR_SET_PDEATHSIG) would reach the server only, not the processes that the server has started, and
-//! comes when the thread that started the server ends.
+//! detects the end of this program by the end of file on its standard input. A death signal
+//! (PR_SET_PDEATHSIG) would reach only the server, not the processes that it has started, and is
+//! sent already when the thread that started the server ends.
 
 use std::ffi::OsStr;
 use std::io;
@@ -14,19 +14,19 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 
 use blockhaul_block::{Error, Kind, Result};
 
-/// What the shell of a server runs first; `$1` is the folder. It leaves its line of proc_pid_stat(5)
-/// there, which has the process id and the start time of the server. Fails if the guard has removed the
-/// folder already.
+/// The first command in the server's shell; `$1` is the directory. It writes its line of
+/// proc_pid_stat(5) there, which has the process ID and the start time of the server. Fails if the
+/// guard has already removed the directory.
 pub(crate) const REGISTER: &str =
     r#"read -r line </proc/$$/stat; echo "$line" >"$1/pid" || exit 1; shift; "#;
 
-/// Tenths of a second that processes have to end after SIGTERM before they are killed.
+/// Time after SIGTERM until processes are killed, in tenths of a second.
 const PATIENCE: &str = "100";
 
-/// Waits for the end of standard input. Then it ends the server that is registered in the folder `$1`,
-/// its descendants, and the process groups that they lead. A process is asked to end (SIGTERM) when its
-/// parent has ended: a server may still need the processes that it has started. After `$2` tenths of a
-/// second all are killed.
+/// Waits for the end of standard input. Then it ends the server that is registered in the directory
+/// `$1`, its descendants, and the process groups that they lead. A process gets SIGTERM when its
+/// parent has ended: a server may still need the processes that it has started. After `$2` tenths
+/// of a second all are killed.
 const GUARD: &str = r#"
 trap '' HUP INT QUIT TERM PIPE
 read -r line
@@ -113,8 +113,9 @@ rm -f "$folder/pid"
 rmdir "$folder"
 "#;
 
-/// A folder for the socket of a server, with the guard that ends the server and removes the folder when
-/// this program is gone. Dropping it removes the folder and leaves the server alone.
+/// A directory for the socket of a server, with the guard that ends the server and removes the
+/// directory when this program is gone. Dropping it removes the directory and leaves the server
+/// running.
 #[derive(Debug)]
 pub(crate) struct Guard {
     folder: PathBuf,
@@ -124,15 +125,15 @@ pub(crate) struct Guard {
 }
 
 impl Guard {
-    /// Makes the folder and starts the guard.
+    /// Makes the directory and starts the guard.
     ///
     /// # Errors
-    /// Where there is no place for the folder, or no shell.
+    /// If the directory cannot be made, or there is no shell.
     pub(crate) fn start() -> Result<Guard> {
         let folder = private_folder()?;
         let mut command = Command::new("/bin/sh");
         command.args(["-c", GUARD, "sh"]).arg(&folder).arg(PATIENCE);
-        // It holds nothing that others wait for, and hears nothing that a terminal sends to this program.
+        // It holds no descriptors that others wait for, and gets no signals from the terminal.
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
         let started = command.current_dir("/").process_group(0).spawn();
         match started {
@@ -144,21 +145,21 @@ impl Guard {
         }
     }
 
-    /// The folder.
+    /// The directory.
     pub(crate) fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The place for the socket.
+    /// The path for the socket.
     pub(crate) fn socket(&self) -> PathBuf {
         self.folder.join("s")
     }
 
-    /// This program under its own name, whatever the name of its file is: the name in the first word
-    /// decides which program it stands in for.
+    /// This program under its standard name, whatever its file is called: the first word decides
+    /// which program it emulates.
     ///
     /// # Errors
-    /// Where this program or its name cannot be made out.
+    /// If this program or its name cannot be determined.
     pub(crate) fn this_program(&self) -> Result<PathBuf> {
         let cannot = |error| Error::system("cannot find this program itself", error);
         let program = std::env::current_exe().map_err(cannot)?;
@@ -180,7 +181,7 @@ impl Drop for Guard {
     }
 }
 
-/// Removes a folder of a server. What cannot be removed is a few names in the temporary folder.
+/// Removes a server's directory. Whatever remains is a few names in the temporary directory.
 fn remove(folder: &Path) {
     for name in ["s", "pid", "blockhaul"] {
         let _ = std::fs::remove_file(folder.join(name));
@@ -188,14 +189,14 @@ fn remove(folder: &Path) {
     let _ = std::fs::remove_dir(folder);
 }
 
-/// A folder that only this user can enter.
+/// A directory accessible only to this user.
 fn private_folder() -> Result<PathBuf> {
     use std::os::unix::fs::DirBuilderExt;
     let base = std::env::temp_dir();
     let cannot = |error: io::Error| {
         Error::system(format!("cannot make a folder in {}", base.display()), error)
     };
-    // The guard is elsewhere.
+    // The guard has another working directory.
     let place = std::path::absolute(&base).map_err(cannot)?;
     for attempt in 0..100_u32 {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);

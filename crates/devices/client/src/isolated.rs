@@ -1,7 +1,7 @@
-//! A kind of storage in a process of its own: this program serves it again, on a private socket, and is
-//! the client of itself. A crash there ends that process, and is an error here. Devices that were open
-//! stay broken: what was written and not flushed may be gone with the process, and who wrote it has to
-//! hear so. Clients that come later have a new process ([`keeper`]).
+//! Runs a kind of storage in a separate process: another instance of this program serves it on a
+//! private socket, and this one is its client. A crash ends that process, and is an error here.
+//! Open devices remain broken: unflushed writes may be lost with the process, and their writer must
+//! get the error. Later clients get a new process ([`keeper`]).
 
 mod keeper;
 
@@ -17,16 +17,16 @@ use blockhaul_catalog::{
 use crate::connect::{Connected, connect_keeping};
 use keeper::{Apart, Keeper};
 
-/// Whether a process that has ended is followed by another one.
+/// Whether to restart a process that has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Again {
-    /// When the next client comes.
+    /// When the next client connects.
     ForClients,
-    /// Not at all: what it kept in memory is gone, and nobody is to take a new disk for the old one.
+    /// Never: data in memory is lost, and a new disk must not be mistaken for the old one.
     Never,
 }
 
-/// The same kind of storage, each device of it in a process of its own.
+/// The same kind of storage, with each device in its own process.
 pub fn isolated(inner: Arc<dyn Backend>, again: Again) -> Arc<dyn Backend> {
     Arc::new(Isolated(inner, again))
 }
@@ -78,8 +78,8 @@ impl Backend for Isolated {
     }
 }
 
-/// An export of a process as a device; for a server's clients block sizes are told, not kept to, as
-/// without isolation.
+/// An export of a process as a device; for a server's clients, block sizes are advertised but not
+/// enforced, as without isolation.
 async fn device(apart: Arc<Apart>, export: &str, served: bool) -> Result<Arc<dyn Device>> {
     let process = Some(apart.process.clone());
     match connect_keeping(process, apart.name(), &apart.address(), export, &keeper::how()).await {
@@ -99,7 +99,7 @@ async fn device(apart: Arc<Apart>, export: &str, served: bool) -> Result<Arc<dyn
     }
 }
 
-/// What runs in a process, for the clients of a server: each has connections of its own to it.
+/// Storage in a process, for the clients of a server: each has its own connections to it.
 struct IsolatedExports(Arc<Keeper>);
 
 impl Exports for IsolatedExports {
@@ -132,7 +132,7 @@ impl Visit for IsolatedVisit {
         Box::pin(async move {
             let apart = keeper.present().await?;
             let opened = match device(apart.clone(), &name, true).await {
-                // It was dying already: that is no fault of this client.
+                // The process was already ending: not this client's fault.
                 Err(_) if apart.has_ended() => device(keeper.present().await?, &name, true).await,
                 opened => opened,
             };
@@ -154,7 +154,7 @@ async fn listed(apart: &Apart) -> Result<Vec<Listed>> {
     Ok(listed.collect())
 }
 
-/// A device in another process; the loss of the connection is the end of that process.
+/// A device in another process; a lost connection means that the process has ended.
 struct IsolatedDevice {
     inner: Arc<dyn Device>,
     facts: Arc<Facts>,

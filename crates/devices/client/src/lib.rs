@@ -1,14 +1,15 @@
 //! A device over an NBD connection.
 //!
-//! - [`connect`]: dials, negotiates everything the server offers, and yields a [`blockhaul_block::Device`].
-//! - `link`: a connection on its way. `session`: one in transmission, many requests in flight, replies in any
-//!   order.
-//! - [`options`]: a connection that stays in the handshake, to ask about exports.
+//! - [`connect`]: dials, negotiates everything the server offers, and yields a
+//!   [`blockhaul_block::Device`].
+//! - `link`: a connection during the handshake. `session`: one in transmission, many requests in
+//!   flight, replies in any order.
+//! - [`options`]: a connection that stays in the handshake, to query exports.
 //! - `command`: `[ CMD … ]`, a server started by socket activation.
 //! - `guard`: ends such a server when this program is killed.
 //! - `backends`: the schemes `nbd:`, `nbd+unix:` … and `[ CMD … ]` for the registry.
-//! - `isolated`: a kind of storage in a process of its own.
-//! - [`Line`]: a bare connection, for whoever makes requests by itself.
+//! - `isolated`: a kind of storage in a separate process.
+//! - [`Line`]: a bare connection, for callers that make requests themselves.
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 mod backends;

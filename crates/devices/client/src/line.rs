@@ -1,5 +1,5 @@
-//! A bare connection in transmission, whose requests the caller makes by itself: for a load generator,
-//! which must cost less than the servers that it measures.
+//! A bare connection in transmission, whose requests the caller makes: for a load generator, which
+//! must cost less than the servers that it measures.
 
 use blockhaul_block::{Error, Kind, Result};
 use blockhaul_io::{RecvWindow, SendQueue, Stream};
@@ -13,16 +13,16 @@ use crate::options::Place;
 pub struct Line {
     /// The socket.
     pub stream: Stream,
-    /// What has been received and not been taken yet.
+    /// Received bytes that were not consumed yet.
     pub window: RecvWindow,
-    /// What is to be sent.
+    /// Bytes to send.
     pub queue: SendQueue,
-    /// What was agreed on.
+    /// The result of the negotiation.
     pub negotiated: Negotiated,
 }
 
 impl Line {
-    /// Connects to the export that a place names.
+    /// Connects to the export of a place.
     pub async fn connect(place: &Place, options: &Options) -> Result<Line> {
         let options = Options { tls: place.tls.clone(), ..options.clone() };
         let dialled = transmission(&place.address, &place.export, &options).await;

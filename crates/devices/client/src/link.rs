@@ -1,4 +1,5 @@
-//! A connection on its way: a stream with its queues, and what errors of the codec and of TLS mean.
+//! A connection during the handshake: a stream with its queues, and the mapping of codec and TLS
+//! errors.
 
 use std::io::ErrorKind;
 
@@ -6,18 +7,19 @@ use blockhaul_block::{Error, Kind, Result};
 use blockhaul_io::{RecvWindow, SendQueue, Stream};
 use blockhaul_wire::OptionError;
 
-/// A connected stream, what has been received from it but not yet taken, and what is to be sent.
+/// A connected stream, its received and unconsumed bytes, and its bytes to send.
 pub(crate) struct Link {
     pub(crate) stream: Stream,
     pub(crate) window: RecvWindow,
     pub(crate) queue: SendQueue,
-    /// Nothing has come through TLS yet. In TLS 1.3 a client is done before the server has looked at its
-    /// certificate, and GnuTLS's servers leave without a word where they do not accept it.
+    /// Nothing has arrived through TLS yet. In TLS 1.3 a client finishes the handshake before the
+    /// server has checked its certificate, and GnuTLS servers disconnect silently if they reject
+    /// it.
     pub(crate) unanswered: bool,
 }
 
 impl Link {
-    /// A stream that nothing has passed through yet.
+    /// An unused stream.
     pub(crate) fn new(stream: Stream) -> Link {
         let (window, queue) = (RecvWindow::new(), SendQueue::default());
         Link { stream, window, queue, unanswered: false }
@@ -25,7 +27,7 @@ impl Link {
 
     /// Sends all of `out`, and empties it.
     pub(crate) async fn say(&mut self, out: &mut Vec<u8>) -> Result<()> {
-        // Sending nothing fails, too, where the server has left: what it said is read first.
+        // An empty send fails, too, if the server has disconnected: read its messages first.
         if out.is_empty() {
             return Ok(());
         }
@@ -33,14 +35,14 @@ impl Link {
         out.clear();
         let sent = self.queue.send_all(&self.stream).await;
         let Err(error) = sent else { return Ok(()) };
-        // A server that does not accept who we are says so when our side of TLS is up already.
+        // A server that rejects our identity reports it after our side of TLS is established.
         match self.window.fill(&self.stream).await {
             Err(said) => Err(unheard(said)),
             Ok(_) => Err(Error::system("send", error)),
         }
     }
 
-    /// Starts TLS: what was said before counts no more.
+    /// Starts TLS: discards what was received before.
     pub(crate) async fn secure(&mut self, connector: &blockhaul_tls::Connector) -> Result<()> {
         let session = connector.connect(&self.stream).await.map_err(insecure)?;
         let about = &session.about;
@@ -51,7 +53,7 @@ impl Link {
         Ok(())
     }
 
-    /// What a lost connection may mean at this point, for whoever set it up.
+    /// Adds what a lost connection may mean at this point, for the user who configured it.
     pub(crate) fn doubted(&self, error: Error) -> Error {
         if !self.unanswered || error.kind() != Kind::Disconnected {
             return error;
@@ -64,7 +66,7 @@ impl Link {
     }
 }
 
-/// A failure to receive; with TLS also one that the server tells.
+/// A failed receive; with TLS possibly one that the server reports.
 pub(crate) fn unheard(error: std::io::Error) -> Error {
     match error.kind() {
         ErrorKind::ConnectionAborted if error.raw_os_error().is_none() => {
@@ -74,7 +76,7 @@ pub(crate) fn unheard(error: std::io::Error) -> Error {
     }
 }
 
-/// Errors of the codec, by what the caller can do about them.
+/// Maps errors of the codec.
 pub(crate) fn refused(error: &blockhaul_wire::Error) -> Error {
     let kind = match error {
         blockhaul_wire::Error::Refused { reason, .. } => match reason {
@@ -89,7 +91,7 @@ pub(crate) fn refused(error: &blockhaul_wire::Error) -> Error {
     Error::new(kind, error.to_string())
 }
 
-/// Errors of TLS, by what the caller can do about them.
+/// Maps errors of TLS.
 pub(crate) fn insecure(error: blockhaul_tls::Error) -> Error {
     let kind = match error.kind() {
         blockhaul_tls::Kind::File => Kind::NotFound,

@@ -1,4 +1,4 @@
-//! A connection that stays in the handshake: lists exports, asks for facts and contexts.
+//! A connection that stays in the handshake: lists exports, queries facts and contexts.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::backends::{Parsed, parse};
 use crate::connect::{Address, Awaited, Ended, Options, at, connect_for_options};
 use crate::link::{Link, refused};
 
-/// Where to connect to: an address, the export that was named, and the name for messages.
+/// Where to connect: an address, the export, and the name for messages.
 #[derive(Clone)]
 pub struct Place {
     /// What the user typed.
@@ -20,12 +20,12 @@ pub struct Place {
     pub address: Address,
     /// The export's name.
     pub export: String,
-    /// How to start TLS, where it is demanded.
+    /// The TLS settings, if it is required.
     pub tls: Option<Arc<blockhaul_tls::Connector>>,
 }
 
 impl Place {
-    /// The place that a URI names.
+    /// Parses a URI.
     pub fn parse(uri: &str) -> Result<Place> {
         let Parsed { address, export, tls } = parse(uri)?;
         Ok(Place { name: uri.to_string(), address, export, tls })
@@ -42,7 +42,7 @@ pub struct OptionSession {
 
 enum State {
     Asking(Box<Handshake>),
-    /// An oldstyle server: it has one export, and said all there is to say.
+    /// An oldstyle server: it has one export, and has already described it.
     Told(Box<Negotiated>),
 }
 
@@ -60,7 +60,7 @@ impl OptionSession {
         Ok(OptionSession { place, link, options, state })
     }
 
-    /// How the server greeted.
+    /// The protocol of the server's greeting.
     pub fn protocol(&self) -> Option<Protocol> {
         match &self.state {
             State::Asking(handshake) => handshake.protocol(),
@@ -104,9 +104,9 @@ impl OptionSession {
         }
     }
 
-    /// Names of the contexts of an export; none where the server has no contexts.
+    /// Names of the contexts of an export; none if the server does not support contexts.
     pub async fn contexts(&mut self, export: &str) -> Result<Vec<Context>> {
-        // Also with simple replies: some servers list contexts that cannot be used then.
+        // Even with simple replies: some servers list contexts that cannot be used then.
         if matches!(self.state, State::Told(_)) {
             return Ok(Vec::new());
         }
@@ -120,10 +120,10 @@ impl OptionSession {
         }
     }
 
-    /// Ends the session politely.
+    /// Ends the session.
     pub async fn abort(mut self) {
         if matches!(self.state, State::Asking(_)) {
-            // The answers are only politeness: a server may close at once.
+            // The replies do not matter: a server may close at once.
             let _ = self.ask("end the session", |handshake, out| handshake.abort(out)).await;
         }
         self.link.queue.close(&self.link.stream);

@@ -1,22 +1,22 @@
-//! What has come of the reply to one request, and what its chunks say.
+//! The state of the reply to one request, and the contents of its chunks.
 
 use blockhaul_block::{Error, Extents, Kind, Outcome, Reply};
 use blockhaul_io::{Buf, Data, Reservation};
 use blockhaul_wire::reply::{ChunkKind, Failure, Hole};
 use blockhaul_wire::status::{Form, Status};
 
-/// A request in flight and what its reply has brought so far.
+/// A request in flight and its reply so far.
 pub(crate) struct Expected {
     pub(crate) at: u64,
     pub(crate) len: u64,
     pub(crate) want: Want,
-    /// The first error that the reply told.
+    /// The first error in the reply.
     pub(crate) error: Option<Error>,
-    /// Chunks so far.
+    /// Number of chunks so far.
     pub(crate) chunks: u32,
 }
 
-/// What kind of answer is expected.
+/// The expected kind of reply.
 pub(crate) enum Want {
     /// Nothing but success.
     Done,
@@ -25,19 +25,19 @@ pub(crate) enum Want {
     /// One list for each of these context ids, in this order.
     Extents {
         lists: Vec<(u32, Option<Extents>)>,
-        /// Of each list the first extent only.
+        /// Only the first extent of each list.
         one: bool,
     },
 }
 
-/// A read that is being answered.
+/// A read in progress.
 pub(crate) struct Reading {
-    /// Until the first byte comes.
+    /// Until the first byte arrives.
     room: Option<Reservation>,
     buf: Option<Buf>,
-    /// All of it at once, in memory or parked.
+    /// All data at once, in memory or parked.
     whole: Option<Data>,
-    /// Ranges that chunks covered, relative to the request, in order of arrival.
+    /// Ranges covered by chunks, relative to the request, in order of arrival.
     covered: Vec<(u64, u64)>,
     holes: Vec<(u64, u64)>,
 }
@@ -47,17 +47,17 @@ impl Reading {
         Reading { room: Some(room), buf: None, whole: None, covered: Vec::new(), holes: Vec::new() }
     }
 
-    /// The room, when nothing has come yet: for a payload that is all of the answer.
+    /// The reservation, if no data has arrived yet: for a payload that is the whole reply.
     pub(crate) fn take_room(&mut self) -> Option<Reservation> {
         self.room.take()
     }
 
-    /// Whether nothing has come yet.
+    /// Whether no data has arrived yet.
     pub(crate) fn is_untouched(&self) -> bool {
         self.room.is_some() && self.covered.is_empty()
     }
 
-    /// Whether the first data to come would take the room.
+    /// Whether the first data to arrive would take the reservation.
     pub(crate) fn has_room(&self) -> bool {
         self.room.is_some()
     }
@@ -67,8 +67,8 @@ impl Reading {
         self.whole = Some(data);
     }
 
-    /// Takes the buffer out to be filled; give it back with [`Reading::filled`]. `None` when all of the
-    /// answer has come at once before.
+    /// Takes the buffer to fill it; return it with [`Reading::filled`]. `None` if the whole reply
+    /// has already arrived at once.
     pub(crate) fn take_buf(&mut self) -> Option<Buf> {
         self.buf.take().or_else(|| self.room.take().map(Reservation::into_buf))
     }
@@ -84,19 +84,19 @@ impl Expected {
         Expected { at, len, want, error: None, chunks: 0 }
     }
 
-    /// The place of a chunk's bytes in the request, if they lie inside.
+    /// The position of a chunk's bytes in the request, if they are inside.
     pub(crate) fn place(&self, at: u64, len: u64) -> Option<u64> {
         let start = at.checked_sub(self.at)?;
         let end = start.checked_add(len)?;
         (end <= self.len && len > 0).then_some(start)
     }
 
-    /// Whether it is a read with a buffer that is filled piece by piece.
+    /// Whether it is a read whose buffer is filled piece by piece.
     pub(crate) fn is_partial(&self) -> bool {
         matches!(&self.want, Want::Read(reading) if reading.buf.is_some())
     }
 
-    /// Notes a hole.
+    /// Records a hole.
     pub(crate) fn hole(&mut self, hole: Hole) -> Result<(), &'static str> {
         let len = u64::from(hole.len);
         let start = self.place(hole.at, len).ok_or("a hole outside of the request")?;
@@ -129,7 +129,7 @@ impl Reading {
     fn finish(mut self, len: u64) -> Outcome {
         self.covered.sort_unstable();
         let mut reached = 0;
-        // Each byte exactly once: what came twice may differ, and which one counts nobody knows.
+        // Each byte exactly once: bytes that arrive twice may differ.
         let in_order = self.covered.iter().all(|&(start, part)| {
             let follows = start == reached;
             reached += part;
@@ -144,14 +144,14 @@ impl Reading {
         }
         let Some(mut buf) = self.buf else { return Ok(Reply::Hole) };
         for (start, part) in self.holes {
-            // Inside the buffer, which has the request's length: checked when it was noted.
+            // Inside the buffer, which has the request's length: checked when it was recorded.
             buf[start as usize..(start + part) as usize].fill(0);
         }
         Ok(Reply::Data(buf.into()))
     }
 }
 
-/// Chunks whose payload is small: holes, errors, extents.
+/// Chunks with a small payload: holes, errors, extents.
 pub(crate) fn small_chunk(
     kind: ChunkKind,
     payload: &[u8],
@@ -179,12 +179,12 @@ pub(crate) fn small_chunk(
         return Err(violation("extents in reply to another command than block status"));
     };
     let wanted = lists.iter_mut().find(|list| list.0 == status.context());
-    // A context that nobody asked for here was negotiated for somebody else: ignored.
+    // Ignore a context that was negotiated, but not requested here.
     if let Some((_, list)) = wanted {
         let runs = status.extents();
         let mut extents: Extents =
             runs.map(|run| blockhaul_block::Extent { len: run.len, state: run.flags }).collect();
-        // The last extent may reach beyond what was asked for.
+        // The last extent may exceed the requested range.
         extents.truncate(len);
         if *one {
             extents.first_only();
@@ -203,7 +203,7 @@ pub(crate) fn server_error(errno: blockhaul_wire::Errno, text: &str) -> Error {
     Error::new(kind, text)
 }
 
-/// The server broke the protocol: nothing that comes after can be trusted.
+/// The server violated the protocol: later data cannot be trusted.
 pub(crate) fn violation(what: &'static str) -> Error {
     Error::new(Kind::Io, format!("the server broke the protocol: {what}"))
 }

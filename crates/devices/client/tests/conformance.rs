@@ -1,5 +1,5 @@
-//! Our client connected to our server keeps the contract of devices, in every form that the protocol
-//! has, on every engine.
+//! Our client with our server fulfils the contract of devices, in every form of the protocol, on
+//! every engine.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -12,7 +12,7 @@ use blockhaul_testkit::conform::{self, Content, Options, Subject};
 use blockhaul_testkit::crash::CrashDevice;
 use blockhaul_testkit::model::{Completion, Model, ModelDevice, Trim};
 
-/// Memory of a test's server: room for a few of the longest requests.
+/// Memory of a test's server: enough for a few of the longest requests.
 const POOL: u64 = 128 << 20;
 
 const EXTENDED: Offers = Offers::ALL;
@@ -113,7 +113,7 @@ fn with_several_contexts() {
     for offers in [EXTENDED, STRUCTURED] {
         conform::check("two contexts", zeroes(), move || async move {
             let mut facts = facts(|_| {});
-            // States of further contexts take more than 32 bits, which only extended headers have.
+            // States of further contexts exceed 32 bits, which needs extended headers.
             if offers.extended {
                 facts.contexts.push("test:piece".to_string());
             }
@@ -129,7 +129,7 @@ fn with_several_contexts() {
     }
 }
 
-/// What a flush or FUA has promised survives a power cut behind the server.
+/// Durability promised by a flush or FUA survives a power cut behind the server.
 #[test]
 fn durability_reaches_through() {
     for (name, offers) in [("extended", EXTENDED), ("simple", SIMPLE)] {
@@ -142,7 +142,7 @@ fn durability_reaches_through() {
     }
 }
 
-/// Every length is used; without extended headers long ones go out in pieces.
+/// Uses all lengths; without extended headers long requests are sent in pieces.
 #[test]
 fn on_the_largest_device() {
     let cases = [

@@ -1,5 +1,5 @@
-//! Servers that are slow, silent or wrong once requests go: each gives an error that says what
-//! happened, or works; nothing hangs, nothing panics, and wrong bytes are never taken for right ones.
+//! Servers that are slow, silent or wrong in transmission: each gives an error that says what
+//! happened, or works; nothing hangs, nothing panics, and wrong bytes are never accepted.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -17,7 +17,7 @@ use common::{
     CHUNKS, FORMS, SIZE, bytes, content, hasty, offer, on_worker, options, read, use_it, with,
 };
 
-/// What the second read leads to when it is spoiled, and the third one afterwards.
+/// The results of the second read, which is spoiled, and of the third one.
 fn spoiled(replies: Replies, how: How) -> (Result<Vec<u8>, Error>, Result<Vec<u8>, Error>) {
     let offer = offer().replies(replies).spoil(Spoil::nth(Command::Read, 2, how));
     let server = Scripted::offer(offer);
@@ -165,7 +165,7 @@ fn wrong_answers_to_other_commands() {
     }
 }
 
-/// What a spoiled block status leads to: an error, or runs.
+/// The result of a spoiled block status: an error, or runs.
 fn status(replies: Replies, how: How) -> (Result<Vec<(u64, u64)>, Error>, bool) {
     let offer = offer().replies(replies).spoil(Spoil::nth(Command::BlockStatus, 1, how));
     let server = Scripted::offer(offer);
@@ -198,13 +198,13 @@ fn wrong_extents_are_errors() {
             runs.expect_err("no extents came");
             assert_eq!(lives, alive, "{replies:?} {how:?}");
         }
-        // Allowed, and cut to what was asked for.
+        // Allowed, and cut to the requested range.
         let (runs, lives) = status(replies, How::LongExtent);
         assert_eq!((runs.unwrap(), lives), (vec![(8192, 0)], true));
     }
 }
 
-/// A server that goes on as the script says after the first read has come.
+/// A server that follows the script after the first read request.
 fn scripted_reply(
     replies: Replies,
     script: impl Fn(&mut Conversation, &Header) -> Said + Send + Sync + 'static,
@@ -261,7 +261,7 @@ fn data_after_all_of_it_is_an_error_and_no_panic() {
                 with(&server, options(), |device| async move { read(&*device, 0, 100_000).await });
             assert_eq!(outcome.unwrap().unwrap_err().kind(), Kind::Io);
         }
-        // A hole behind all of the data.
+        // A hole after all of the data.
         let server = scripted_reply(replies, move |talk, request| {
             let payload = [&[0; 8][..], &content(0, 100_000)].concat();
             talk.send(&talk.chunk(request, 0, magic::REPLY_OFFSET_DATA, &payload))?;
@@ -404,7 +404,8 @@ fn silence_with_requests_in_flight_is_an_error_and_none_without() {
     });
 }
 
-/// Tries with a timeout, and with longer ones where the server itself was kept from running for so long.
+/// Tries with a timeout, and with longer ones if the server itself did not get to run for that
+/// long.
 fn longer_and_longer<T>(
     mut timeout: Duration,
     mut attempt: impl FnMut(Duration) -> Result<T, Error>,
@@ -435,7 +436,7 @@ fn bytes_that_come_slowly_are_no_silence() {
     });
 }
 
-/// What is read of a reply that takes longer than the timeout, in the head and in the payload.
+/// The result of a reply that takes longer than the timeout, in the head and in the payload.
 fn slowly(replies: Replies, timeout: Duration) -> Result<Vec<u8>, Error> {
     let pause = timeout * 3 / 40;
     let server = scripted_reply(replies, move |talk, request| {
@@ -474,7 +475,7 @@ impl log::Log for Warnings {
     fn flush(&self) {}
 }
 
-/// A server that answers a read byte by byte, so slowly that the reply never ends; and its name.
+/// A server that replies to a read byte by byte, so slowly that the reply never ends; and its name.
 fn trickle(min_rate: u64) -> (String, Result<Result<Vec<u8>, Error>, blockhaul_io::Elapsed>) {
     let pause = Duration::from_millis(20);
     let server = scripted_reply(Replies::Simple, move |talk, request| {
@@ -497,7 +498,7 @@ fn a_reply_that_never_ends_gets_a_warning_and_with_a_minimum_rate_an_error() {
     log::set_max_level(log::LevelFilter::Warn);
     let (name, read) = trickle(0);
     assert!(read.is_err(), "without a minimum it is waited for");
-    // Those of other tests are there, too.
+    // Warnings of other tests are there, too.
     let warnings = WARNINGS.0.lock().unwrap().clone();
     let its = |text: &&String| text.contains(&name) && text.contains("no complete reply");
     assert_eq!(warnings.iter().filter(its).count(), 1, "once a minute: {warnings:?}");
@@ -551,7 +552,7 @@ fn bytes_of(outcome: Result<Reply, Error>, len: usize) -> Vec<u8> {
     bytes(outcome, len).unwrap()
 }
 
-/// A zeroing that has to go out in pieces is finished although the device is dropped in the middle.
+/// A zero request in pieces is finished although the device is dropped in the middle.
 #[test]
 fn a_long_request_is_finished_after_its_device_is_dropped() {
     let size = 100 << 32;
@@ -586,7 +587,7 @@ fn a_long_request_is_finished_after_its_device_is_dropped() {
     server.finish().unwrap();
 }
 
-/// A server that does not close after the goodbye cannot keep the connection open.
+/// A server that does not close after the disconnect request cannot keep the connection open.
 #[test]
 fn a_dropped_device_ends_its_connection() {
     let (sender, ended) = std::sync::mpsc::channel();
@@ -604,7 +605,7 @@ fn a_dropped_device_ends_its_connection() {
         ended
     });
     let uri = server.uri();
-    // The worker lives on: it is the client, not the end of the test, that closes.
+    // The worker continues: the client closes, not the end of the test.
     on_worker(move || async move {
         drop(common::open(&uri, blockhaul_client::Options::default()).await.unwrap());
         while let Err(TryRecvError::Empty) = ended.try_recv() {

@@ -1,4 +1,5 @@
-//! Handshakes with servers that are old, slow, silent or wrong: they work, or say why not, in time.
+//! Handshakes with servers that are old, slow, silent or wrong: they work, or report why not, in
+//! time.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -10,12 +11,12 @@ use blockhaul_testkit::peer::{Conversation, HandshakeFault, Said, Scripted, Styl
 use blockhaul_wire::{Command, Replies, magic};
 use common::{FORMS, SIZE, content, offer, on_worker, options, read, use_it, with};
 
-/// The error of opening the server's export, where the server answers.
+/// The error of opening the server's export, if the server replies.
 fn refused(server: &Scripted) -> Error {
     with(server, options(), |_| async {}).unwrap_err()
 }
 
-/// The error of opening the server's export, where it stops answering.
+/// The error of opening the server's export, if it stops replying.
 fn given_up(server: &Scripted) -> Error {
     let options =
         blockhaul_client::Options { connect_timeout: Duration::from_millis(500), ..options() };
@@ -79,7 +80,7 @@ fn garbage_instead_of_a_greeting() {
             talk.hang()
         });
         assert_eq!(refused(&server).kind(), Kind::Io);
-        // Behind a right greeting.
+        // After a correct greeting.
         let server = Scripted::start(move |talk, _| {
             talk.greet(3)?;
             talk.send_garbage(seed, 5000)?;
@@ -128,7 +129,7 @@ fn a_server_that_knows_no_option_but_the_export_name() {
     }
 }
 
-/// Answers reads rightly, by simple replies.
+/// Answers reads correctly, with simple replies.
 fn answer_reads(talk: &mut Conversation) -> Said {
     while let Some((request, _)) = talk.receive_request()? {
         if request.command == Command::Disconnect {
@@ -148,7 +149,7 @@ fn odd_block_sizes_are_bent_into_shape_or_ignored() {
         ((4096, 4096, 10_000), (4096, 4096, 8192)),
         ((1, 64 << 20, 64 << 20), (1, 32 << 20, 32 << 20)),
         ((65_536, 65_536, 65_537), (65_536, 65_536, 65_536)),
-        // Those that break the rules.
+        // Those that violate the rules.
         ((0, 4096, 32 << 20), (1, 4096, 32 << 20)),
         ((3, 4096, 32 << 20), (1, 4096, 32 << 20)),
         ((512, 256, 32 << 20), (1, 4096, 32 << 20)),
@@ -202,7 +203,7 @@ fn nobody_listens() {
     assert!(error.unwrap_err().to_string().contains("127.0.0.1:1"));
 }
 
-/// The server of `[ CMD ]` lives as long as a device that it serves, whoever opened it.
+/// The server of `[ CMD ]` lives as long as a device that it serves, whichever code opened it.
 #[test]
 fn a_started_server_lives_as_long_as_its_devices() {
     let Some(nbdkit) = blockhaul_testkit::tools::Peer::require("nbdkit") else { return };

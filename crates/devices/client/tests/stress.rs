@@ -1,5 +1,5 @@
-//! Random requests through client and server to a model, whose content must stay the same: with little
-//! memory, few requests in progress, and answers in any order.
+//! Random requests through client and server to a model, whose contents must match: with little
+//! memory, few requests in progress, and replies in any order.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -50,7 +50,7 @@ fn random_requests_match_the_model() {
     }
 }
 
-/// Several connections from several workers, each with many requests in flight over its own part.
+/// Several connections from several workers, each with many requests in flight in its own range.
 #[test]
 fn many_connections_keep_to_their_parts() {
     const PART: u64 = 512 << 10;
@@ -62,7 +62,7 @@ fn many_connections_keep_to_their_parts() {
         let model = ModelDevice::new(Model::new(PART * LANES), Completion::Shuffled(seed));
         let device = model.clone();
         let mirrors = runtime.block_on(move || async move {
-            // Less memory than all lanes ask for at a time.
+            // Less memory than all lanes need at a time.
             let serving = common::serve(device, OFFERS[0], Limits::default(), 1 << 20);
             let stack = Arc::new(serving.open(blockhaul_client::Options::default()).await.unwrap());
             let lanes = (0..LANES).map(|lane| {
@@ -72,7 +72,7 @@ fn many_connections_keep_to_their_parts() {
                     let mut rng = Rng::new(seed ^ lane);
                     let mut mirror = vec![0; PART as usize];
                     for _ in 0..60 {
-                        // One write in each of 16 slots at a time, then all of it is read.
+                        // One write in each of 16 slots at a time, then everything is read.
                         let slot = PART as usize / 16;
                         let writes: Vec<_> = (0..16)
                             .map(|index| {

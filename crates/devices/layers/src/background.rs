@@ -1,4 +1,4 @@
-//! Work that a layer does beside its requests, and data that was lost when it ended.
+//! Background work of a layer, and data that it lost.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,14 +7,15 @@ use std::time::Duration;
 use blockhaul_block::{Device, Request};
 use blockhaul_io::{Remote, Ticket};
 
-/// Longest time that the end of the program waits for a hint.
+/// Maximum time that the end of the program waits for a hint.
 const HINT_TIME: Duration = Duration::from_secs(30);
 
-/// Some layer of this process could not write data that it had accepted.
+/// A layer of this process could not write data that it had accepted.
 static DATA_LOST: AtomicBool = AtomicBool::new(false);
 
-/// Whether a layer of this process has lost data that it had accepted, because its device could not be
-/// written at the end. The log says which. A program that served or copied does not end with success then.
+/// Whether a layer of this process has lost data that it had accepted, because its device could not
+/// be written at the end. The log says which layer. A program that served or copied must then not
+/// exit with success.
 pub fn data_was_lost() -> bool {
     DATA_LOST.load(Ordering::SeqCst)
 }
@@ -24,10 +25,10 @@ pub(crate) fn lose_data() {
     DATA_LOST.store(true, Ordering::SeqCst);
 }
 
-/// Submits a hint; the ticket says whether it has succeeded.
+/// Submits a hint; the ticket reports whether it succeeded.
 ///
-/// The workers do not end before the hint has: it may hold the device below, and layers there may write back
-/// what they hold when their last handle goes.
+/// The workers do not end before the hint has completed: it may hold the device below, and layers
+/// there may write data back when their last handle is dropped.
 pub(crate) fn hint(device: Arc<dyn Device>, at: u64, len: u64) -> Ticket<bool> {
     let (completer, ticket) = blockhaul_io::ticket();
     let pending = match device.submit(Request::cache(at, len)).now() {

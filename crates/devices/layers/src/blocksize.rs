@@ -1,5 +1,5 @@
-//! `blocksize`: what block sizes clients are told, what becomes of requests that do not keep to them,
-//! and what requests reach the device.
+//! `blocksize`: sets the advertised block sizes, the handling of requests that violate them, and
+//! the requests that reach the device.
 
 use std::sync::Arc;
 
@@ -130,16 +130,16 @@ impl Limits {
                 | Hints::FLUSH_FAILURES_STAY
                 | Hints::IN_FLIGHT
                 | Hints::EXTENTS;
-            // Reads in pieces take their buffer before the bytes are there.
+            // Reads in pieces take their buffer before the data arrives.
             kept.set(Hints::CLAIMS_ROOM, self.maxdata.is_none());
             let facts = Arc::new(Facts::over(&below).keeping(&below, kept));
             device = Arc::new(Split { facts, inner: device, maxdata, maxlen, scratch });
         }
-        // Parts of blocks are supplied here, above the pieces.
+        // Partial blocks are emulated here, above the pieces.
         device = emulate::emulate(device);
         let mut facts = Facts::same(&device.facts());
         let silent = self.minimum.is_none() && self.preferred.is_none() && self.maximum.is_none();
-        // Clients are held to what the device advertises by itself as well.
+        // The device's own advertised sizes are enforced as well.
         if silent && !(self.refuse && facts.advertised.is_some()) {
             return Ok(device);
         }
@@ -158,7 +158,7 @@ impl Limits {
     }
 }
 
-/// Advertises block sizes, and holds clients to them if wanted.
+/// Advertises block sizes, and enforces them if requested.
 struct Advertised {
     inner: Arc<dyn Device>,
     facts: Arc<Facts>,
@@ -193,7 +193,7 @@ impl Device for Advertised {
     }
 }
 
-/// Cuts requests into pieces.
+/// Splits requests into pieces.
 struct Split {
     inner: Arc<dyn Device>,
     facts: Arc<Facts>,
@@ -215,10 +215,10 @@ impl Device for Split {
             return self.inner.submit(Request { op, at, len, flags });
         }
         let (inner, scratch) = (self.inner.clone(), self.scratch.clone());
-        // The pieces: where each starts in the request, and its length.
+        // The pieces: offset in the request, and length.
         let pieces = move || (0..len).step_by(most as usize).map(move |s| (s, most.min(len - s)));
         match op {
-            // The rest is asked for again.
+            // The caller requests the rest again.
             Op::Extents(_) => inner.submit(Request { op, at, len: most, flags }),
             Op::Read(room) => Pending::start(async move {
                 let mut buf = room.into_buf();
@@ -231,7 +231,7 @@ impl Device for Split {
             op => Pending::start(async move {
                 let mut flags = flags;
                 for (index, (start, len)) in pieces().enumerate() {
-                    // The device may answer at once, and there may be very many pieces.
+                    // The device may complete at once, and there may be very many pieces.
                     if index % PIECES_AT_ONCE == PIECES_AT_ONCE - 1 {
                         blockhaul_io::yield_now().await;
                     }
@@ -242,7 +242,7 @@ impl Device for Split {
                         _ => Op::Cache,
                     };
                     inner.submit(Request { op, at: at + start, len, flags }).await?;
-                    // Once a part has been zeroed fast, the request is not refused any more.
+                    // Once a part has been zeroed fast, the request must not fail any more.
                     flags -= Flags::FAST;
                 }
                 Ok(Reply::Done)

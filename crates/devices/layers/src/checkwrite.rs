@@ -1,4 +1,4 @@
-//! `checkwrite`: compares what is written with what is there.
+//! `checkwrite`: compares written data with the device's contents.
 
 use std::sync::Arc;
 
@@ -34,14 +34,14 @@ const NONE: &[Param] = &[];
 fn configure(_args: &Args) -> Result<Arc<dyn Layer>> {
     layer(|inner| {
         let below = inner.facts();
-        // What is written is looked at, and nothing is flushed.
+        // Written data is compared, and nothing is flushed.
         let kept = Hints::ZEROED | Hints::CLAIMS_ROOM | Hints::IN_FLIGHT | Hints::EXTENTS;
         let mut facts = Facts::over(&below).keeping(&below, kept);
         let supplied = Can::CHANGES | Can::FLUSH | Can::MULTI_CONN;
         facts.emulated |= supplied - facts.can;
         facts.can |= supplied;
         facts.can -= Can::FAST_ZERO;
-        // Payloads are looked at.
+        // Payloads are read.
         facts.takes_parked = false;
         let scratch = Scratch::for_device(&inner);
         Ok(Arc::new(CheckDevice { inner, facts: Arc::new(facts), scratch }))

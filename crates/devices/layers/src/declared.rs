@@ -1,4 +1,4 @@
-//! What the declarations of layers have in common: parameters, and layers made of functions.
+//! Helpers for declarations of layers: parameters, and layers made of functions.
 
 use std::sync::Arc;
 
@@ -23,14 +23,14 @@ where
     }
 }
 
-/// A layer that is put over a device by a function that must know what else is below.
+/// A layer put over a device by a function that also needs the other facts of what is below.
 pub(crate) fn opened(
     open: impl Fn(Below) -> Result<Arc<dyn Device>> + Send + Sync + 'static,
 ) -> Result<Arc<dyn Layer>> {
     Ok(Arc::new(OpenWith { open, keeps_writes: false }))
 }
 
-/// The same, where it keeps writes that a flush does not carry below ([`Layer::keeps_writes`]).
+/// The same for one that holds writes that a flush does not pass on ([`Layer::keeps_writes`]).
 pub(crate) fn opened_keeping(
     keeps_writes: bool,
     open: impl Fn(Below) -> Result<Arc<dyn Device>> + Send + Sync + 'static,
@@ -75,7 +75,7 @@ pub(crate) const fn param_or(
     Param { name, kind, default: Some(default), doc }
 }
 
-/// A wrong value, or one that does not suit the device.
+/// An invalid value, or one that does not fit the device.
 pub(crate) fn usage(text: impl Into<String>) -> Error {
     Error::new(Kind::Usage, text.into())
 }

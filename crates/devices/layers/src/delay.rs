@@ -1,8 +1,8 @@
-//! `delay`: lets every request wait first, as a slow disk or a far server does.
+//! `delay`: delays every request, like a slow disk or a distant server.
 //!
-//! The time runs from the moment of `submit`; requests wait side by side, not in a queue. With
-//! `exclusive=on` a request for extents is alone: it waits until everything else is done, and
-//! everything else waits for it, as on servers that hold one lock for both.
+//! The time runs from `submit`; requests wait in parallel, not in a queue. With `exclusive=on` a
+//! request for extents runs alone: it waits until all others are done, and all others wait for it,
+//! as on servers with one lock for both.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -46,7 +46,7 @@ blockhaul copy --source-layer 'delay?read=20ms&extents=20ms' sample:64M null:
     configure: |args| configure(args),
 };
 
-/// A parameter that is a time, none by default.
+/// A duration parameter, zero by default.
 const fn time(name: &'static str, doc: &'static str) -> Param {
     Param { name, kind: ParamKind::Duration, default: Some("0"), doc }
 }
@@ -58,7 +58,7 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
     Ok(Arc::new(DelayLayer { times, gate }))
 }
 
-/// How long requests wait, in nanoseconds, in the order of [`OpKind::ALL`].
+/// Delays in nanoseconds, in the order of [`OpKind::ALL`].
 #[derive(Default)]
 struct Times([AtomicU64; OpKind::ALL.len()]);
 
@@ -66,7 +66,7 @@ impl Times {
     fn set(&self, args: &Args) {
         for (time, kind) in self.0.iter().zip(OpKind::ALL) {
             let wanted = args.duration(kind.name()).unwrap_or_default();
-            // Five centuries stand for more.
+            // Capped at five centuries.
             let nanoseconds = u64::try_from(wanted.as_nanos()).unwrap_or(u64::MAX);
             time.store(nanoseconds, Ordering::Relaxed);
         }
@@ -118,9 +118,9 @@ impl Device for DelayDevice {
                 Some(gate) => Some(Gate::enter(gate, alone).await),
                 None => None,
             };
-            // A time too far to be represented never comes: a century stands for it in `sleep`.
+            // A time too far to be represented never comes: `sleep` waits for a century.
             match due {
-                // Behind the gate the time starts when the gate opens, as the work would.
+                // After the gate, the time starts when the gate opens, as the work would.
                 _ if pass.is_some() => blockhaul_io::sleep(delay).await,
                 Some(due) => blockhaul_io::sleep_until(due).await,
                 None => blockhaul_io::sleep(delay).await,
@@ -132,7 +132,7 @@ impl Device for DelayDevice {
     }
 }
 
-/// Many may pass at a time, or one that is alone; first come, first served.
+/// Admits several requests at a time, or a single exclusive one; first come, first served.
 #[derive(Default)]
 struct Gate(Mutex<Inside>);
 
@@ -144,7 +144,7 @@ struct Inside {
 }
 
 impl Inside {
-    /// Lets one in if it may.
+    /// Admits a request if possible.
     fn admit(&mut self, alone: bool) -> bool {
         let free = !self.alone && (!alone || self.many == 0);
         if free {
@@ -155,7 +155,7 @@ impl Inside {
     }
 }
 
-/// The right to be inside; given back when dropped.
+/// Permission to run; returned on drop.
 struct Pass {
     gate: Arc<Gate>,
     alone: bool,
@@ -189,7 +189,7 @@ impl Gate {
                 admitted.extend(inside.waiting.pop_front());
             }
         }
-        // Without the lock: whoever no longer waits drops the pass, which leads back here.
+        // Without the lock: an abandoned waiter drops the pass, which calls this again.
         for (alone, completer) in admitted {
             completer.complete(Pass { gate: gate.clone(), alone });
         }

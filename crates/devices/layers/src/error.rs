@@ -1,5 +1,4 @@
-//! `error`: lets chosen requests fail, before they reach the device. For tests of whoever stands
-//! above.
+//! `error`: lets chosen requests fail before they reach the device. For testing callers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use blockhaul_block::{Device, Error, Facts, Kind, OpKind, Pending, Request, Result};
 use blockhaul_catalog::{Args, Layer, LayerKind, Param, ParamKind, parse_size};
 
-/// Names of error numbers and what they mean here.
+/// Names of error numbers and their kinds.
 const ERRORS: [(&str, Kind); 6] = [
     ("EIO", Kind::Io),
     ("ENOSPC", Kind::NoSpace),
@@ -60,12 +59,12 @@ blockhaul serve --layer 'error?read=20%&count=5' sample:64M \
     configure: |args| configure(args),
 };
 
-/// How large a share of one kind of request fails.
+/// The share of requests of one kind that fail.
 const fn share(name: &'static str, doc: &'static str) -> Param {
     Param { name, kind: ParamKind::Share, default: None, doc }
 }
 
-/// A number that is not there by default.
+/// An optional number.
 const fn number(name: &'static str, default: Option<&'static str>, doc: &'static str) -> Param {
     Param { name, kind: ParamKind::Number, default, doc }
 }
@@ -121,9 +120,9 @@ struct Plan {
     after: u64,
     count: u64,
     seed: u64,
-    /// Requests in question so far.
+    /// Number of eligible requests so far.
     asked: AtomicU64,
-    /// Requests that failed so far.
+    /// Number of failed requests so far.
     failed: AtomicU64,
 }
 
@@ -145,12 +144,12 @@ impl Plan {
     }
 }
 
-/// A number from 0 to below 1 that depends on nothing else (SplitMix64).
+/// A number from 0 to below 1 that depends only on its arguments (SplitMix64).
 fn unit(seed: u64, number: u64) -> f64 {
     let mut mixed = seed.wrapping_add(number.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    // 53 bits are what a float holds exactly.
+    // A float holds 53 bits exactly.
     ((mixed ^ mixed >> 31) >> 11) as f64 / (1_u64 << 53) as f64
 }
 

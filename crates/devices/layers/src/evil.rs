@@ -1,4 +1,4 @@
-//! `evil`: bits that are read wrong, by a seed.
+//! `evil`: flips bits in reads, depending on a seed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -51,7 +51,7 @@ blockhaul serve --layer 'evil?evil-probability=1e-6&evil-seed=1' disk.raw \
     configure: |args| configure(args),
 };
 
-/// Bits of the stretches that stuck bits are chosen in.
+/// Length in bits of the stretches in which stuck bits are chosen.
 const STRETCH: u64 = 8 * (64 << 10);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,7 +96,7 @@ fn chance_of(name: &str, text: Option<&str>) -> Result<Option<f64>> {
     text.map(|text| chance(name, text)).transpose()
 }
 
-/// Parses a chance: a number, a number in percent, or one number in another.
+/// Parses a probability: a number, a percentage, or a ratio.
 fn chance(name: &str, text: &str) -> Result<f64> {
     let split = |by| text.split_once(by).map(|(top, bottom): (&str, &str)| (top, bottom));
     let (top, bottom) = match (split(':').or_else(|| split('/')), text.strip_suffix('%')) {
@@ -118,16 +118,16 @@ struct EvilDevice {
     inner: Arc<dyn Device>,
     facts: Arc<Facts>,
     evil: Evil,
-    /// The device tells what are holes.
+    /// The device reports holes.
     base: Option<Contexts>,
-    /// Reads so far.
+    /// Number of reads so far.
     reads: AtomicU64,
 }
 
 impl EvilDevice {
     fn new(inner: Arc<dyn Device>, evil: Evil) -> EvilDevice {
         let below = inner.facts();
-        // Buffers are changed when they are read, also those of zeroes that are no holes.
+        // Read data is changed in memory, also zeroes outside holes.
         let kept = Hints::TAKES_PARKED | Hints::FLUSH_FAILURES_STAY | Hints::EXTENTS;
         let facts = Facts::over(&below).keeping(&below, kept);
         let tells = facts.can.contains(Can::EXTENTS) && !facts.emulated.contains(Can::EXTENTS);
@@ -177,7 +177,7 @@ impl EvilDevice {
     }
 }
 
-/// The payload as memory that may be changed.
+/// The payload as writable memory.
 fn own(data: Data) -> Buf {
     data.try_into_buf().unwrap_or_else(|data| {
         let mut buf = Reservation::unpooled(data.len()).into_buf();
@@ -186,7 +186,7 @@ fn own(data: Data) -> Buf {
     })
 }
 
-/// The bits that do not lie in holes of the device.
+/// The bits that are not in holes of the device.
 async fn outside_holes(
     inner: &Arc<dyn Device>,
     base: Contexts,
@@ -228,7 +228,7 @@ impl Device for EvilDevice {
     }
 }
 
-/// A bit that is read wrong, counted from the start of the answer.
+/// A wrong bit, counted from the start of the reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Wrong {
     bit: u64,
@@ -243,13 +243,13 @@ enum How {
 }
 
 impl Evil {
-    /// The bits of a read that are wrong, in order; `count`: of the read.
+    /// The wrong bits of a read, in order; `count`: the number of the read.
     fn wrong_bits(&self, at: u64, len: u64, count: u64) -> Vec<Wrong> {
         let mut wrong = Vec::new();
         if self.chance <= 0.0 {
             return wrong;
         }
-        // What shows of stuck bits differs from read to read.
+        // Which stuck bits show differs from read to read.
         let mut shown = Rng::new(self.seed ^ 0x5eed, count);
         let mut shows = || self.shows >= 1.0 || shown.unit() < self.shows;
         match self.mode {
@@ -285,7 +285,7 @@ impl Evil {
     }
 }
 
-/// Numbers by a seed: Steele, Lea and Flood's splitmix64.
+/// Seeded random numbers: Steele, Lea and Flood's splitmix64.
 struct Rng(u64);
 
 impl Rng {
@@ -308,8 +308,8 @@ impl Rng {
         (self.next() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// Chooses each of `count` things with the same chance, and throws a coin for each; the time
-    /// depends on how many are chosen: the gaps between them are geometrically distributed.
+    /// Chooses each of `count` things with the same probability, and flips a coin for each; the
+    /// time depends on how many are chosen: the gaps between them are geometrically distributed.
     fn choose(&mut self, chance: f64, count: u64, mut chosen: impl FnMut(u64, bool)) {
         let none = (-chance).ln_1p();
         let mut next = 0_u64;

@@ -1,4 +1,4 @@
-//! `extentlist`: extents from a file, for sources that cannot tell.
+//! `extentlist`: extents from a file, for sources that report none.
 
 use std::sync::Arc;
 
@@ -32,11 +32,11 @@ blockhaul serve --layer 'extentlist?extentlist=extents' sample:64M \
     configure: |args| configure(args),
 };
 
-/// Longest list: 24 bytes each in memory.
+/// Maximum length of the list: each line needs 24 bytes of memory.
 const LINES_MAX: usize = 10_000_000;
-/// Most bytes of a line.
+/// Maximum length of a line in bytes.
 const LINE_MAX: usize = 200;
-/// Most runs in one answer.
+/// Maximum number of runs in one reply.
 const RUNS_MAX: usize = 64 << 10;
 
 /// Start, end and state of ranges, in order.
@@ -51,7 +51,7 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
     })?;
     let list = Arc::new(parse(&text)?);
     layer(move |inner| {
-        // All but the question for extents passes as it is.
+        // All requests but extents pass unchanged.
         let mut facts = Facts::same(&inner.facts());
         facts.can |= Can::EXTENTS;
         facts.emulated -= Can::EXTENTS;
@@ -70,7 +70,7 @@ fn parse(text: &str) -> Result<List> {
         let wrong = |why: String| {
             usage(format!("extentlist: line {number}: {why}; give OFFSET LENGTH [hole,zero]"))
         };
-        // Some other file may be named, with lines of any length.
+        // The user may name another file, with lines of any length.
         if line.len() > LINE_MAX {
             return Err(wrong("is longer than any line of a list".into()));
         }
@@ -139,7 +139,7 @@ impl Device for ListDevice {
     }
 }
 
-/// What the list says about `at..end`, in at most `most` runs.
+/// The extents of `at..end` in the list, in at most `most` runs.
 fn extents(list: &List, at: u64, end: u64, most: usize) -> Extents {
     let mut extents = Extents::new();
     let first = list.partition_point(|range| range.1 <= at);

@@ -1,8 +1,8 @@
-//! Flushes that failed: what a layer remembers of them for all handles on the same storage.
+//! Failed flushes: what a layer remembers of them for all handles to the same storage.
 //!
-//! The kernel reports data that could not be written once for each open file. A second flush then succeeds,
-//! although the data is gone. So a layer that flushes, or repeats requests, never repeats a failed flush,
-//! and no later flush succeeds until the storage is opened again.
+//! The kernel reports data that could not be written once per open file. A second flush then
+//! succeeds, although the data is lost. So a layer that flushes, or repeats requests, never repeats
+//! a failed flush, and no later flush succeeds until the storage is opened again.
 
 use std::sync::Arc;
 
@@ -11,22 +11,23 @@ use blockhaul_block::{
     Request, Result,
 };
 
-/// Whether the storage has failed a flush or a request with FUA since it was opened; shared by its handles.
+/// Whether the storage has failed a flush or FUA request since it was opened; shared by its
+/// handles.
 #[derive(Default)]
 pub(crate) struct Flushes(FailedFlush);
 
 impl Flushes {
-    /// Fails if data may be lost: then no flush and no request with FUA may succeed.
+    /// Fails if data may be lost: then no flush and no FUA request may succeed.
     pub(crate) fn check(&self) -> Result<()> {
         self.0.check()
     }
 
-    /// Data may be lost, as this error says.
+    /// Records that data may be lost.
     pub(crate) fn fail(&self, error: &Error) {
         self.0.note(error);
     }
 
-    /// Looks at the end of a flush or a request with FUA ([`makes_durable`]). A success counts only if no
+    /// Checks the result of a flush or FUA request ([`makes_durable`]). A success counts only if no
     /// other one has failed meanwhile.
     pub(crate) fn ended<T>(&self, kind: OpKind, outcome: Result<T>) -> Result<T> {
         match outcome {
@@ -40,7 +41,7 @@ impl Flushes {
         }
     }
 
-    /// The device; its flushes and requests with FUA go through this.
+    /// The device with its flushes and FUA requests checked by this.
     pub(crate) fn guard(self: &Arc<Flushes>, inner: Arc<dyn Device>) -> Arc<dyn Device> {
         if !inner.facts().can.intersects(Can::FLUSH | Can::FUA) {
             return inner;
@@ -54,8 +55,8 @@ pub(crate) fn makes_durable(kind: OpKind, flags: Flags) -> bool {
     kind == OpKind::Flush || kind.changes() && flags.contains(Flags::FUA)
 }
 
-/// Whether a flush or request with FUA that ends with such an error may have lost data. A lost connection
-/// has not: another one to the same storage can flush. Neither has a request that was refused, or that
+/// Whether a flush or FUA request with such an error may have lost data. A lost connection has not:
+/// another one to the same storage can flush. Neither has a request that was refused, or that
 /// failed before anything was flushed.
 pub(crate) fn loses_data(kind: OpKind, error: &Error) -> bool {
     let is_refused = matches!(

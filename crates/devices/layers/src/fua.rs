@@ -42,7 +42,7 @@ blockhaul serve --layer 'fua?fuamode=emulate' memory:64M \
 };
 
 enum Mode {
-    /// With the state that the device below is guarded with.
+    /// With the failed-flush state of the device below.
     Force(Arc<Flushes>),
     Discard,
 }
@@ -80,7 +80,7 @@ fn forced(inner: Arc<dyn Device>, mode: Mode) -> Arc<dyn Device> {
     let mut facts = Facts::same(&inner.facts());
     facts.can |= Can::FUA | Can::FLUSH;
     facts.withheld -= Can::FUA | Can::FLUSH;
-    // What a write has made durable needs no flush on any handle.
+    // A durable write needs no flush on any handle.
     facts.can |= Can::MULTI_CONN;
     Arc::new(Forced { inner, facts: Arc::new(facts), mode })
 }
@@ -116,7 +116,7 @@ impl Device for Forced {
     fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
         match access {
             Access::Read => self.inner.file_at(at, len, access),
-            // What is written past the layer would not be durable.
+            // Writes that bypass the layer would not be durable.
             Access::Write => None,
         }
     }

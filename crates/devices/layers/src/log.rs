@@ -1,4 +1,4 @@
-//! `log`: one line when a request begins and one when it ends.
+//! `log`: writes a line when a request begins and one when it ends.
 //!
 //! ```text
 //! 17 read offset=4096 length=512 begin
@@ -111,7 +111,7 @@ fn describe_end(outcome: &Outcome) -> String {
             format!("ok extents={}", counts.join(","))
         }
         Ok(_) => "ok".into(),
-        // One line stays one line, whatever a device says.
+        // A record remains one line, whatever the device's error text.
         Err(error) => format!("error={:?}", error.text()),
     }
 }

@@ -1,10 +1,10 @@
-//! Manual pages of layers, made from their declarations.
+//! Manual pages of layers, generated from their declarations.
 
 use std::fmt::Write as _;
 
 use blockhaul_catalog::AnyKind;
 
-/// The page of a layer or a gate, in Markdown; `docs/layers` holds them.
+/// The page of a layer or a gate, in Markdown; stored in `docs/layers`.
 pub fn page(layer: AnyKind) -> String {
     let name = layer.name();
     let mut text = format!("# Layer `{name}`\n\nThe layer {}.\n\n", layer.summary());

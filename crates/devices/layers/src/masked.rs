@@ -1,5 +1,4 @@
-//! A device of which only the facts are changed: what they do not announce the fence refuses, or
-//! emulation supplies.
+//! A device with changed facts: the fence refuses what they do not announce, or it is emulated.
 
 use std::sync::Arc;
 

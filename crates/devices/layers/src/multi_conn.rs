@@ -75,14 +75,14 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
 /// A handle on the device.
 struct Handle {
     inner: Arc<dyn Device>,
-    /// Changes that have completed.
+    /// Number of completed changes.
     changes: AtomicU64,
-    /// Those among them that a flush has covered.
+    /// Number of those that a flush has covered.
     flushed: AtomicU64,
     track: bool,
 }
 
-/// All handles that are open on a disk.
+/// All open handles of a disk.
 #[derive(Default)]
 struct Handles {
     open: Mutex<Vec<Weak<Handle>>>,
@@ -123,14 +123,14 @@ impl Device for MultiConn {
     fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
         match access {
             Access::Read => self.handle.inner.file_at(at, len, access),
-            // What is written past the layer would not be noticed.
+            // Writes that bypass the layer would go unnoticed.
             Access::Write => None,
         }
     }
 }
 
 impl MultiConn {
-    /// A change is counted before its completion is seen, so that every later flush covers it.
+    /// Counts a change before its completion is visible, so that every later flush covers it.
     fn change(&self, request: Request) -> Pending {
         match self.handle.inner.submit(request).now() {
             Ok(outcome) => {
@@ -149,7 +149,7 @@ impl MultiConn {
     }
 
     fn flush_all(&self) -> Pending {
-        // Also where nothing has changed since.
+        // Even if nothing has changed since.
         if let Err(error) = self.handles.flushes.check() {
             return error.into();
         }
@@ -167,7 +167,7 @@ impl MultiConn {
                 match flush.await {
                     Ok(_) => drop(handle.flushed.fetch_max(changes, Ordering::SeqCst)),
                     Err(error) => {
-                        // Whatever it was: what the handle has written may be lost.
+                        // Whatever the error: the handle's writes may be lost.
                         flushes.fail(&error);
                         failed.get_or_insert(error);
                     }

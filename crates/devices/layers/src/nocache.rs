@@ -48,7 +48,7 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
 struct NocacheDevice {
     inner: Arc<dyn Device>,
     facts: Arc<Facts>,
-    /// For reading what is hinted at.
+    /// For reading the hinted range.
     scratch: Option<Scratch>,
 }
 

@@ -1,4 +1,4 @@
-//! `noextents`: all of the device counts as data.
+//! `noextents`: reports all of the device as data.
 
 use blockhaul_block::Can;
 use blockhaul_catalog::{LayerKind, Param};

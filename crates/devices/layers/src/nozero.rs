@@ -1,4 +1,4 @@
-//! `nozero`: hides, replaces or tames zeroing.
+//! `nozero`: hides, replaces or limits zero requests.
 
 use blockhaul_block::{Can, Device, Facts, Flags, Op, Pending, Request, Result};
 use blockhaul_catalog::{Args, LayerKind, ParamKind};
@@ -51,7 +51,7 @@ fn configure(args: &Args) -> Result<Arc<dyn blockhaul_catalog::Layer>> {
         let mut device = inner;
         if matches!(mode.as_str(), "none" | "emulate") {
             device = masked(device, |facts| facts.can -= Can::ZERO | Can::FAST_ZERO);
-            // Supplied here, so that what is hidden stays hidden.
+            // Emulated here, so that layers above do not see the hidden ability.
             device = blockhaul_block::emulate::emulate(device);
         }
         let ignore = fast == "ignore";

@@ -1,4 +1,4 @@
-//! `offset`: a window on a part of the device.
+//! `offset`: shows a part of the device.
 
 use std::sync::Arc;
 
@@ -43,7 +43,7 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
     Ok(Arc::new(Window { offset, range: args.size("range") }))
 }
 
-/// A part of a device: where it starts, and its length or all that is left.
+/// A part of a device: its start, and its length or the rest of the device.
 pub(crate) struct Window {
     pub(crate) offset: u64,
     pub(crate) range: Option<u64>,
@@ -52,7 +52,7 @@ pub(crate) struct Window {
 impl Layer for Window {
     fn wrap(&self, inner: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
         let below = inner.facts();
-        // Requests go to another place, and else as they are.
+        // Requests get another offset, and no other change.
         let kept = Hints::ZEROED
             | Hints::TAKES_PARKED
             | Hints::CLAIMS_ROOM
@@ -84,7 +84,7 @@ impl Layer for Window {
             return Err(Error::new(Kind::Usage, text));
         }
         facts.size = size;
-        // What is aligned here must be aligned below; never more than what the offset allows.
+        // Requests aligned here must be aligned below; never stricter than the offset allows.
         let offset_align = match self.offset {
             0 => u32::MAX,
             offset => 1_u32.checked_shl(offset.trailing_zeros()).unwrap_or(u32::MAX),

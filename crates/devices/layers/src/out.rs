@@ -1,4 +1,4 @@
-//! Where the layers that report write to: standard error or a file.
+//! Output of layers that report: standard error or a file.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -7,14 +7,14 @@ use std::sync::{Mutex, PoisonError};
 use blockhaul_block::{Error, Result};
 use blockhaul_catalog::{Args, Param, ParamKind};
 
-/// A place for lines. Each line is written whole, in one call, so lines of several workers do not mix.
+/// Output for lines. Each line is written in one call, so lines of several workers do not mix.
 pub(crate) enum Out {
     Stderr,
     File(Mutex<File>),
 }
 
 impl Out {
-    /// The parameter that names the place.
+    /// The parameter that names the file.
     pub(crate) const PARAM: Param = Param {
         name: "file",
         kind: ParamKind::Text,
@@ -22,7 +22,7 @@ impl Out {
         doc: "Append to this file; without it, standard error.",
     };
 
-    /// What `file=` names, opened for appending; else standard error.
+    /// Opens the file of `file=` for appending; default: standard error.
     pub(crate) fn open(layer: &str, args: &Args) -> Result<Out> {
         let Some(path) = args.text("file") else { return Ok(Out::Stderr) };
         match OpenOptions::new().create(true).append(true).open(path) {
@@ -36,7 +36,7 @@ impl Out {
 
     /// Writes a line; `line` ends with a newline.
     pub(crate) fn write(&self, line: &str) {
-        // A log that cannot be written (its disk is full) must not stop the disk that it is about.
+        // A failed write (a full disk) must not fail the device's requests.
         let _ = match self {
             Out::Stderr => std::io::stderr().lock().write_all(line.as_bytes()),
             Out::File(file) => {

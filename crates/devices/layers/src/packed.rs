@@ -1,5 +1,5 @@
-//! What layers have in common that show what a packed file holds: parts of the content, decoded whole
-//! and kept for a while.
+//! Common parts of layers that show the contents of a compressed file: parts of the contents,
+//! decoded whole and cached.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -8,7 +8,7 @@ use blockhaul_block::{
 };
 use blockhaul_io::{Data, RangeLocks, Reservation};
 
-/// The facts of content that is only read, of a file with these.
+/// The facts of read-only contents, over a file with these facts.
 pub(crate) fn facts_of_content(file: &Facts, size: u64) -> Facts {
     let mut facts = Facts::new(file.name.clone(), size);
     facts.description.clone_from(&file.description);
@@ -21,20 +21,20 @@ pub(crate) fn facts_of_content(file: &Facts, size: u64) -> Facts {
     facts
 }
 
-/// Decoded parts by their number; those that were not used for the longest time go first.
+/// Cached parts by number; the least recently used ones are dropped first.
 pub(crate) struct Kept {
     most: usize,
-    /// The last used last.
+    /// The last used is last.
     parts: Mutex<Vec<(u64, Data)>>,
 }
 
 impl Kept {
-    /// At most so many, and one at least.
+    /// A cache of at most `most` parts, at least one.
     pub(crate) fn new(most: usize) -> Kept {
         Kept { most: most.max(1), parts: Mutex::default() }
     }
 
-    /// How many are kept at most.
+    /// Maximum number of cached parts.
     pub(crate) fn most(&self) -> usize {
         self.most
     }
@@ -60,7 +60,7 @@ impl Kept {
     }
 }
 
-/// A part of the content: its number, where it begins, and its length.
+/// A part of the contents: number, start, and length.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Part {
     pub(crate) number: u64,
@@ -76,24 +76,24 @@ impl Part {
     }
 }
 
-/// A handle on a packed file.
+/// A handle to a compressed file.
 pub(crate) trait Unpack: Send + Sync + 'static {
-    /// What it is, for whoever wants to write to it: `a gzip file`.
+    /// Its kind, for error messages about writes: `a gzip file`.
     fn what(&self) -> &'static str;
 
-    /// What was decoded.
+    /// The cached parts.
     fn kept(&self) -> &Kept;
 
-    /// The part that a place lies in.
+    /// The part that contains an offset.
     fn part_at(&self, at: u64) -> Option<Part>;
 
-    /// Decoders that are at work. One at a time of those with the same number ([`Unpack::decoder`]).
+    /// Locks for active decoders: one task at a time per number ([`Unpack::decoder`]).
     fn decoders(&self) -> &Arc<RangeLocks>;
 
-    /// Which decoder a part is for.
+    /// The number of the decoder for a part.
     fn decoder(&self, part: Part) -> u64;
 
-    /// Decodes a part, and keeps it; runs alone with its decoder.
+    /// Decodes a part, and caches it; has exclusive use of its decoder.
     async fn decode(&self, part: Part) -> Result<Data>;
 }
 
@@ -104,14 +104,14 @@ async fn decoded(file: &impl Unpack, part: Part) -> Result<Data> {
     }
     let decoder = file.decoder(part);
     let _turn = file.decoders().lock(decoder, decoder + 1).await;
-    // Whoever was before may have decoded it.
+    // The previous holder may have decoded it.
     match file.kept().find(part.number) {
         Some(data) => Ok(data),
         None => file.decode(part).await,
     }
 }
 
-/// What a packed file holds, as a device.
+/// The contents of a compressed file, as a device.
 pub(crate) struct Unpacked<F> {
     facts: Arc<Facts>,
     file: Arc<F>,
@@ -134,7 +134,7 @@ impl<F: Unpack> Device for Unpacked<F> {
     }
 }
 
-/// Reads from a packed file: at once where the range lies in one part that is kept.
+/// Reads from a compressed file: at once if the range is in one cached part.
 fn submit(file: &Arc<impl Unpack>, request: Request) -> Pending {
     let Op::Read(room) = request.op else {
         return Error::new(Kind::Invalid, format!("{} is only read", file.what())).into();
@@ -154,7 +154,7 @@ fn submit(file: &Arc<impl Unpack>, request: Request) -> Pending {
     })
 }
 
-/// A range, put together from the parts that it lies in.
+/// A range, assembled from its parts.
 async fn assemble(
     at: u64,
     room: Reservation,

@@ -43,12 +43,12 @@ blockhaul copy --verify --source-layer 'partition?partition=2' disk.raw second.r
     },
 };
 
-/// Most logical partitions that are followed: more than Linux shows.
+/// Maximum number of logical partitions followed: more than Linux shows.
 const LOGICAL_MAX: u64 = 256;
-/// Most entries of a GPT that are looked at; tables have 128.
+/// Maximum number of GPT entries checked; tables have 128.
 const GPT_ENTRIES_MAX: u64 = 4096;
 
-/// What an MBR calls the range that a GPT describes.
+/// MBR partition type of the range described by a GPT.
 const GPT: u8 = 0xee;
 
 struct Partition {
@@ -123,7 +123,7 @@ impl Partition {
     async fn find_gpt(&self, disk: &Arc<dyn Device>, header: &[u8]) -> Result<Option<(u64, u64)>> {
         let table = le64(header, 72);
         let (entries, size) = (u64::from(le32(header, 80)), u64::from(le32(header, 84)));
-        // Entries of 128 bytes, or twice as much and so on: none lies in two sectors.
+        // Entries have 128 bytes, or a power of two times that: none crosses a sector boundary.
         let fits = size >= 128 && size.is_power_of_two() && size <= self.sector;
         if !fits || entries == 0 || entries > GPT_ENTRIES_MAX {
             let text =
@@ -141,7 +141,7 @@ impl Partition {
             return Ok(None);
         }
         let (first, last) = (le64(entry, 32), le64(entry, 40));
-        // The last sector is part of it; what does not fit is refused by the caller.
+        // The last sector is included; the caller refuses what exceeds the disk.
         Ok(Some((first, last.checked_sub(first).map_or(0, |sectors| sectors.saturating_add(1)))))
     }
 
@@ -154,7 +154,7 @@ impl Partition {
                 _ if entry.is_extended() => {
                     "it is extended, and holds those from 5 on: choose one of them".to_string()
                 }
-                // Of a whole disk, or what fits in its number of sectors.
+                // Covers the whole disk, or what fits in its number of sectors.
                 GPT if entry.is_used() => {
                     let other = if self.sector == 512 { "4k" } else { "512" };
                     format!(
@@ -172,7 +172,7 @@ impl Partition {
         let Some(extended) = entries.iter().find(|entry| entry.is_extended()) else {
             return Ok(None);
         };
-        // A chain of tables, each with one partition and the way to the next.
+        // A chain of tables, each with one partition and a link to the next.
         let mut table = extended.start;
         let mut seen = Vec::new();
         for number in 5..5 + LOGICAL_MAX {

@@ -1,5 +1,4 @@
-//! `pause`: holds requests back while somebody wants it so, through the server's control socket or one
-//! of its own.
+//! `pause`: holds requests on command, through the server's control socket or its own.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -78,7 +77,7 @@ fn listen_at(path: PathBuf, valve: &Arc<Valve>) -> Result<Arc<Socket>> {
         .name("pause".into())
         .spawn(move || listen(&listener, &control))
         .map_err(cannot)?;
-    // The layer's last owner takes the socket away; the thread ends with the next connection.
+    // The layer's last owner removes the socket; the thread ends with the next connection.
     Ok(Arc::new(Socket { path, valve: valve.clone() }))
 }
 
@@ -106,16 +105,16 @@ fn listen(listener: &UnixListener, valve: &Arc<Valve>) {
         }
         match connection {
             Ok(connection) => obey(connection, valve),
-            // Out of descriptors: others may end.
+            // Out of descriptors: other connections may end.
             Err(_) => std::thread::sleep(std::time::Duration::from_millis(100)),
         }
     }
 }
 
-/// Does what one visitor of the control socket wants, byte by byte.
+/// Carries out the commands of one control client, byte by byte.
 fn obey(mut visitor: UnixStream, valve: &Valve) {
     let mut byte = [0];
-    // A visitor that says nothing does not keep others away for ever.
+    // A silent client must not block others for ever.
     let patience = Some(std::time::Duration::from_secs(60));
     if visitor.set_read_timeout(patience).is_err() {
         return;
@@ -158,7 +157,7 @@ impl Valve {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Holds new requests back and waits for those under way.
+    /// Holds new requests and waits for those in flight.
     fn pause(&self) {
         let mut state = self.lock();
         state.paused = true;
@@ -178,7 +177,7 @@ impl Valve {
         self.quiet.notify_all();
     }
 
-    /// The right to be under way, or a wait.
+    /// Permission for a request, or a wait.
     fn enter(valve: &Arc<Valve>) -> std::result::Result<Pass, blockhaul_io::Ticket<Pass>> {
         let mut state = valve.lock();
         if !state.paused {
@@ -191,7 +190,7 @@ impl Valve {
     }
 }
 
-/// One request under way.
+/// One request in flight.
 struct Pass(Arc<Valve>);
 
 impl Drop for Pass {

@@ -1,4 +1,4 @@
-//! What a layer keeps for a disk, shared by all handles on the same storage.
+//! State of a layer for a disk, shared by all handles to the same storage.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use blockhaul_block::{Can, Result};
 use blockhaul_catalog::Below;
 
-/// One value for each disk that has handles now.
+/// One value for each disk with open handles.
 pub(crate) struct PerDisk<T>(Mutex<HashMap<String, Weak<T>>>);
 
 impl<T> Default for PerDisk<T> {
@@ -16,13 +16,13 @@ impl<T> Default for PerDisk<T> {
 }
 
 impl<T> PerDisk<T> {
-    /// The value, if a handle on the same storage has it now.
+    /// The value, if a handle to the same storage has it now.
     pub(crate) fn known(&self, below: &Below) -> Option<Arc<T>> {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         Self::key(below).and_then(|key| all.get(&key)).and_then(Weak::upgrade)
     }
 
-    /// As [`PerDisk::get`], where handles of the same name are known to be on the same disk.
+    /// Like [`PerDisk::get`], if handles of the same name are known to show the same disk.
     pub(crate) fn of_name(&self, below: &Below, make: impl FnOnce() -> T) -> Arc<T> {
         let key = below.export.as_ref().map_or_else(String::new, |name| format!("/{name}"));
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -35,7 +35,7 @@ impl<T> PerDisk<T> {
         value
     }
 
-    /// What tells disks apart; `None`: each handle may be on one of its own.
+    /// The key of a disk; `None`: each handle may have a disk of its own.
     fn key(below: &Below) -> Option<String> {
         match &below.export {
             None => Some(String::new()),
@@ -46,8 +46,8 @@ impl<T> PerDisk<T> {
 
     /// The value for what a layer is put over: made by the first handle.
     ///
-    /// Devices that are opened for each client share it only if the name is the same and the device
-    /// says that all of its connections see the same disk; each client may have a disk of its own.
+    /// Devices opened per client share it only if the name is the same and the device promises that
+    /// all of its connections show the same disk; otherwise each client may have its own disk.
     pub(crate) fn get(&self, below: &Below, make: impl FnOnce() -> Result<T>) -> Result<Arc<T>> {
         let Some(key) = Self::key(below) else { return make().map(Arc::new) };
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);

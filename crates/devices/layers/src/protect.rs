@@ -1,4 +1,4 @@
-//! `protect`: keeps ranges from being changed.
+//! `protect`: makes ranges read-only.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Lists of ranges of bytes as people type them.
+//! Lists of byte ranges as users type them.
 
 use blockhaul_block::Result;
 use blockhaul_catalog::{parse_number, parse_size};
@@ -11,8 +11,8 @@ use crate::runs::Runs;
 pub(crate) struct Ranges(Runs<bool>);
 
 impl Ranges {
-    /// Parses `START-END,…` as nbdkit's protect filter has it: END is the last byte; a missing START
-    /// is 0, a missing END the end of the device; `~START-END` is everything but the range.
+    /// Parses `START-END,…` like nbdkit's protect filter: END is the last byte; the default START
+    /// is 0, the default END the end of the device; `~START-END` is everything but the range.
     pub(crate) fn parse(owner: &str, text: &str) -> Result<Ranges> {
         let mut all = Runs::default();
         for word in text.split(',') {
@@ -28,7 +28,7 @@ impl Ranges {
             let (start, end) = range.split_once('-').ok_or_else(|| wrong("there is no -"))?;
             let size = |text: &str, missing| match text {
                 "" => Ok(missing),
-                // As the filter: C's numbers. Beyond it, sizes.
+                // As the filter: C's numbers. In addition, sizes.
                 text => parse_number(text)
                     .or_else(|_| parse_size(text))
                     .map_err(|error| wrong(&error.text())),

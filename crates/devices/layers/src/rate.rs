@@ -1,4 +1,4 @@
-//! `rate`: bounds the bytes per second of reads and writes, over all handles of the layer together.
+//! `rate`: limits the bytes per second of reads and writes, over all handles of the layer together.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -7,7 +7,7 @@ use blockhaul_block::{Device, Error, Facts, Kind, Op, Pending, Request, Result};
 use blockhaul_catalog::{Args, Layer, LayerKind, Param, ParamKind};
 use blockhaul_io::{TokenBucket, Turn};
 
-/// Longest sleep before the rate is looked at again, because it may have been changed.
+/// Maximum sleep before the rate is checked again for changes.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// The layer `rate`.
@@ -55,7 +55,7 @@ pub struct RateLayer {
 }
 
 impl RateLayer {
-    /// A layer whose handles draw on this bucket.
+    /// A layer whose handles share this bucket.
     pub fn new(bucket: Arc<Bucket>) -> RateLayer {
         RateLayer { bucket }
     }

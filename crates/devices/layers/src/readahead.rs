@@ -1,4 +1,4 @@
-//! `readahead`: hints at what a sequential reader will read next.
+//! `readahead`: sends hints for what a sequential reader will read next.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -8,7 +8,7 @@ use blockhaul_catalog::{Args, Layer, LayerKind, ParamKind};
 use crate::background;
 use crate::declared::{layer, param_or, usage};
 
-/// The first window; it doubles with every request that goes on where the last one ended.
+/// The first window; it doubles with every sequential request.
 const WINDOW_MIN: u64 = 64 << 10;
 
 /// The layer `readahead`.
@@ -54,17 +54,17 @@ struct AheadDevice {
     reader: Mutex<Reader>,
 }
 
-/// What is known about who reads.
+/// The state of a reader.
 struct Reader {
     /// Where the last read ended.
     end: u64,
-    /// Up to where hints were given.
+    /// End of the hints sent.
     hinted: u64,
     window: u64,
 }
 
 impl Reader {
-    /// A read of `at..end`: what to hint at.
+    /// A read of `at..end`: the range to hint.
     fn hint(&mut self, at: u64, end: u64, size: u64, most: u64) -> Option<(u64, u64)> {
         let follows = at == self.end && at > 0;
         self.end = end;
@@ -73,7 +73,7 @@ impl Reader {
             self.window = WINDOW_MIN;
             return None;
         }
-        // Half a window is left: hints come in few large pieces.
+        // Half a window is left: hints are few and large.
         if self.hinted > end.saturating_add(self.window / 2) {
             return None;
         }
@@ -103,7 +103,7 @@ impl Device for AheadDevice {
         };
         let pending = self.inner.submit(request);
         if let Some((from, to)) = hint {
-            // Whether a hint helps is for the device to know.
+            // The device decides whether to use a hint.
             drop(background::hint(self.inner.clone(), from, to - from));
         }
         pending

@@ -50,7 +50,7 @@ impl Device for ReadonlyDevice {
     }
 
     fn submit(&self, request: Request) -> Pending {
-        // The fence has seen to this; but the layer's promise should not hang on who stands above.
+        // The fence already refuses these; but the layer must not depend on what is above it.
         if request.kind().changes() {
             return Error::new(Kind::ReadOnly, "the device is read-only").into();
         }

@@ -1,11 +1,11 @@
-//! A request that may have to be made again.
+//! Requests that may be repeated.
 
 use blockhaul_block::{Contexts, Error, Flags, Kind, Op, Request, Result};
 use blockhaul_io::{Data, KeptReservation};
 
 use crate::declared::usage;
 
-/// What is needed to make a request again.
+/// What is needed to repeat a request.
 pub(crate) struct Repeat {
     what: What,
     at: u64,
@@ -38,7 +38,7 @@ impl Repeat {
         Repeat { what, at: request.at, len: request.len, flags: request.flags }
     }
 
-    /// The request once more; the first one must be over.
+    /// The request once more; the first one must have completed.
     pub(crate) async fn request(&self) -> Result<Request> {
         let op = match &self.what {
             What::Read(kept) => {
@@ -58,7 +58,7 @@ impl Repeat {
     }
 }
 
-/// Kinds of errors after which trying again may help, with the names that people type.
+/// Errors that may be worth a retry, with the names that users type.
 const CLASSES: [(&str, Kind); 5] = [
     ("disconnected", Kind::Disconnected),
     ("timeout", Kind::TimedOut),

@@ -1,4 +1,4 @@
-//! `retry`: opens the device again when a request fails, and tries the request again.
+//! `retry`: reopens the device when a request fails, and retries the request.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::flushes::{Flushes, loses_data, makes_durable};
 use crate::per_disk::PerDisk;
 use crate::repeat::{ALL_CLASSES, Repeat, classes};
 
-/// Longest wait between two tries.
+/// Maximum delay between two attempts.
 const DELAY_MAX: Duration = Duration::from_secs(3600);
 /// Why flushes fail with `unflushed=fail`.
 const REOPENED: &str = "the device had to be opened again";
@@ -106,8 +106,8 @@ impl RetryLayer {
         let flushes = self.disks.get(&below, || Ok(Flushes::default()))?;
         let Below { device, reopen, .. } = below;
         let below = device.facts();
-        // Not parked payloads: what may be written again must not be gone with the first try. Flushes of
-        // a device that was opened again know nothing of earlier failures.
+        // No parked payloads: a write that may be repeated needs its data after the first attempt.
+        // Flushes of a reopened device do not report earlier failures.
         let kept = Hints::ZEROED | Hints::CLAIMS_ROOM | Hints::IN_FLIGHT | Hints::EXTENTS;
         let facts = Facts::over(&below).keeping(&below, kept);
         let now = Now { device, generation: 0, opening: None, unflushed: false };
@@ -126,7 +126,7 @@ struct Shared {
     now: Mutex<Now>,
 }
 
-/// What stays of a request to decide about its repetition.
+/// What is needed to decide about repeating a request.
 #[derive(Clone, Copy)]
 struct Asked {
     kind: OpKind,
@@ -139,14 +139,14 @@ impl Asked {
     }
 }
 
-/// The device as it is open now.
+/// The current device.
 struct Now {
     device: Arc<dyn Device>,
-    /// How often it was opened again.
+    /// How often it was reopened.
     generation: u64,
-    /// Somebody is opening it; these wait.
+    /// It is being reopened; these tasks wait.
     opening: Option<Vec<Completer<()>>>,
-    /// Something has been changed since the last flush.
+    /// There were changes since the last flush.
     unflushed: bool,
 }
 
@@ -184,7 +184,7 @@ impl Shared {
         self.now.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The device for a request, and which opening of it.
+    /// The device for a request, and its generation.
     fn start(&self, asked: Asked) -> Result<(Arc<dyn Device>, u64)> {
         if asked.makes_durable() {
             self.flushes.check()?;
@@ -204,7 +204,7 @@ impl Shared {
             let fua = flags.contains(Flags::FUA);
             let mut now = self.lock();
             if now.generation != generation {
-                // Changed through a device that has been given up since.
+                // Changed through a device that was replaced meanwhile.
                 if kind.changes() && !fua {
                     self.flushes.fail(&Error::new(Kind::Io, REOPENED));
                 }
@@ -217,7 +217,7 @@ impl Shared {
         if asked.makes_durable() { self.flushes.check() } else { Ok(()) }
     }
 
-    /// Whether a request that ended with this error may be made again.
+    /// Whether a request that failed with this error may be repeated.
     fn may_repeat(&self, asked: Asked, error: &Error) -> bool {
         if asked.makes_durable() {
             if loses_data(asked.kind, error) {
@@ -232,7 +232,7 @@ impl Shared {
         self.plan.kinds.contains(&error.kind())
     }
 
-    /// The first try has ended.
+    /// The first attempt has ended.
     async fn go_on(
         &self,
         mut outcome: Outcome,
@@ -264,7 +264,7 @@ impl Shared {
         Err(Error::new(Kind::Io, "tried again without end"))
     }
 
-    /// Opens the device again, unless somebody has done so since this opening of it.
+    /// Reopens the device, unless another task has done so since this generation.
     async fn again(&self, generation: u64) -> Result<()> {
         let Some(reopen) = &self.reopen else { return Ok(()) };
         let wait = {
@@ -285,7 +285,7 @@ impl Shared {
             }
         };
         if let Some(ticket) = wait {
-            // Whether it worked shows in the next try.
+            // The next attempt shows whether it worked.
             let _ = ticket.await;
             return Ok(());
         }

@@ -1,4 +1,4 @@
-//! `retry-request`: tries a failed request again, on the same connection.
+//! `retry-request`: repeats a failed request on the same connection.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -49,7 +49,7 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
         let flushes = disks.get(&below, || Ok(Flushes::default()))?;
         let inner = flushes.guard(below.device);
         let below = inner.facts();
-        // Not parked payloads: what may be written again must not be gone with the first try.
+        // No parked payloads: a write that may be repeated needs its data after the first attempt.
         let kept = Hints::ZEROED
             | Hints::CLAIMS_ROOM
             | Hints::FLUSH_FAILURES_STAY
@@ -78,7 +78,7 @@ impl Device for RetryDevice {
     }
 
     fn submit(&self, mut request: Request) -> Pending {
-        // A failed flush is not repeated: the repetition may succeed although the data is gone.
+        // A failed flush is not repeated: the repetition may succeed although data is lost.
         if makes_durable(request.kind(), request.flags) {
             return self.inner.submit(request);
         }

@@ -1,17 +1,17 @@
-//! States of ranges of numbers (blocks, bytes), one entry for each run of equal neighbours.
+//! States of ranges of numbers (blocks, bytes), one entry per run of equal states.
 //!
-//! A *mark* says which state begins at a number; it holds up to the next mark, and before the first one
-//! everything is in the default state. Neighbouring marks differ. Marks are kept in leaves of a bounded
-//! length, so that a change moves little memory. A change costs O(log n) and what it replaces, whatever the
-//! length of the range; a run costs 16 to 40 bytes for states of a byte.
+//! A *mark* says which state begins at a number; it is valid up to the next mark, and before the
+//! first one everything has the default state. Adjacent marks differ. Marks are stored in leaves of
+//! bounded length, so that a change moves little memory. A change costs O(log n) plus what it
+//! replaces, whatever the length of the range; a run costs 16 to 40 bytes for one-byte states.
 
 use std::collections::BTreeMap;
 use std::iter;
 use std::ops::Bound;
 
-/// Most marks of a leaf.
+/// Maximum number of marks in a leaf.
 const LEAF: usize = 128;
-/// Bytes of a leaf beside its marks: its place in the tree, its allocation.
+/// Memory of a leaf besides its marks: its entry in the tree, its allocation.
 const LEAF_COST: u64 = 64;
 
 #[derive(Debug, Clone, Copy)]
@@ -23,7 +23,7 @@ struct Mark<S> {
 /// The states of all numbers.
 #[derive(Debug)]
 pub(crate) struct Runs<S> {
-    /// By the place of their first mark; none is empty.
+    /// By the position of their first mark; none is empty.
     leaves: BTreeMap<u64, Vec<Mark<S>>>,
     marks: usize,
 }
@@ -35,7 +35,7 @@ impl<S> Default for Runs<S> {
 }
 
 impl<S: Copy + Eq + Default> Runs<S> {
-    /// Bytes of memory, about.
+    /// Approximate memory use in bytes.
     pub(crate) fn memory(&self) -> u64 {
         self.marks as u64 * size_of::<Mark<S>>() as u64 + self.leaves.len() as u64 * LEAF_COST
     }
@@ -45,7 +45,7 @@ impl<S: Copy + Eq + Default> Runs<S> {
         self.find(at).0
     }
 
-    /// The state of `at`, and the first number behind it, up to `end`, that is in another.
+    /// The state of `at`, and the first number after it, up to `end`, with another state.
     pub(crate) fn run(&self, at: u64, end: u64) -> (S, u64) {
         let (state, next) = self.find(at);
         (state, next.map_or(end, |next| next.min(end)))
@@ -70,14 +70,14 @@ impl<S: Copy + Eq + Default> Runs<S> {
         })
     }
 
-    /// `start..end` is in this state.
+    /// Sets the state of `start..end`.
     pub(crate) fn set(&mut self, start: u64, end: u64, state: S) {
         if start < end && self.run(start, end) != (state, end) {
             self.replace(start, end, iter::once(Mark { at: start, state }));
         }
     }
 
-    /// The range is in these states: lengths and states, which add up to its length.
+    /// Sets the states of a range: lengths and states, which add up to its length.
     pub(crate) fn set_all(&mut self, start: u64, end: u64, runs: impl Iterator<Item = (u64, S)>) {
         let mut at = start;
         let marks = runs.map_while(|(len, state)| {
@@ -110,12 +110,12 @@ impl<S: Copy + Eq + Default> Runs<S> {
         self.replace(start, end, marks.into_iter());
     }
 
-    /// The state of a number, and the place of the next mark.
+    /// The state of a number, and the position of the next mark.
     fn find(&self, at: u64) -> (S, Option<u64>) {
         let Some((&key, leaf)) = self.leaves.range(..=at).next_back() else {
             return (S::default(), self.leaves.first_key_value().map(|(&key, _)| key));
         };
-        // The first mark of the leaf is not behind `at`.
+        // The first mark of the leaf is not after `at`.
         let behind = leaf.partition_point(|mark| mark.at <= at);
         let state = leaf[behind - 1].state;
         let next = leaf.get(behind).map(|mark| mark.at).or_else(|| self.key_behind(key));
@@ -133,13 +133,13 @@ impl<S: Copy + Eq + Default> Runs<S> {
         leaves.flat_map(move |(_, leaf)| &leaf[leaf.partition_point(|mark| mark.at <= at)..])
     }
 
-    /// Replaces the marks of a range with these, the first of which is at its start.
+    /// Replaces the marks of a range by these, the first of which is at its start.
     fn replace(&mut self, start: u64, end: u64, marks: impl Iterator<Item = Mark<S>>) {
         let before = match start.checked_sub(1) {
             None => S::default(),
             Some(before) => self.get(before),
         };
-        // What is behind the range stays as it is.
+        // The states after the range do not change.
         let behind = Mark { at: end, state: self.get(end) };
         let mut last = before;
         let new = marks.chain(iter::once(behind)).filter(|mark| {
@@ -182,7 +182,7 @@ impl<S: Copy + Eq + Default> Runs<S> {
         }
     }
 
-    /// Removes the marks up to `end` from the leaves behind the one at `key`.
+    /// Removes the marks up to `end` from the leaves after the one at `key`.
     fn remove_leaves(&mut self, key: u64, end: u64) {
         while let Some(next) = self.key_behind(key).filter(|&next| next <= end) {
             let Some(mut leaf) = self.leaves.remove(&next) else { return };
@@ -193,7 +193,8 @@ impl<S: Copy + Eq + Default> Runs<S> {
         }
     }
 
-    /// Adds a leaf that is in no other's way, as several where it is too long; `grows`: at its end.
+    /// Adds a leaf that overlaps no other, split into several if it is too long; `grows`: at its
+    /// end.
     fn put(&mut self, leaf: Vec<Mark<S>>, grows: bool) {
         let Some(first) = leaf.first() else { return };
         if leaf.len() <= LEAF {
@@ -214,7 +215,7 @@ mod tests {
 
     const SIZE: u64 = 3000;
 
-    /// Every rule of the representation, and the states of `base..base + SIZE`.
+    /// Checks every rule of the representation, and returns the states of `base..base + SIZE`.
     fn checked(runs: &Runs<u8>, base: u64) -> Vec<u8> {
         let mut all = Vec::new();
         for (&key, leaf) in &runs.leaves {
@@ -288,7 +289,7 @@ mod tests {
         runs.set(1 << 40, 1 << 62, 2);
         assert_eq!(runs.iter(0, u64::MAX).count(), 3);
         assert!(runs.memory() < 200);
-        // The most that single blocks can make of it, in two orders.
+        // The maximum for single blocks, in two orders.
         let mut rng = blockhaul_testkit::rng::Rng::new(blockhaul_testkit::rng::seed());
         for shuffled in [false, true] {
             let mut runs = Runs::default();

@@ -1,4 +1,5 @@
-//! `scan`: hints at the whole device in the background, so that caches below fill before clients ask.
+//! `scan`: sends hints for the whole device in the background, so that caches below fill before
+//! clients read.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -10,7 +11,7 @@ use blockhaul_catalog::{Args, Layer, LayerKind, ParamKind};
 use crate::background::hint;
 use crate::declared::{opened, param_or, usage};
 
-/// Between two rounds with `scan-forever`, and while nothing is open.
+/// Pause between two rounds with `scan-forever`, and while nothing is open.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// The layer `scan`.
@@ -77,7 +78,7 @@ struct Round {
     size: u64,
     ahead: bool,
     forever: bool,
-    /// Up to where a client has read.
+    /// How far a client has read.
     read: AtomicU64,
     /// The next hint.
     hand: Arc<AtomicU64>,
@@ -85,8 +86,8 @@ struct Round {
 }
 
 impl Round {
-    /// Holds the device below only while a hint is on its way: with the layer's end it is closed, and
-    /// a cache below writes back what it holds.
+    /// Holds the device below only while a hint is in flight: the device closes with the layer, and
+    /// a cache below then writes its data back.
     async fn run(&self, inner: Weak<dyn Device>, size: u64) {
         while !self.over.load(Ordering::Relaxed) {
             let mut at = self.hand.load(Ordering::Relaxed);
@@ -107,7 +108,7 @@ impl Round {
             self.hand.store(at + len, Ordering::Relaxed);
             let Some(device) = inner.upgrade() else { return };
             if hint(device, at, len).await != Ok(true) {
-                // A hint that fails is no harm, but nothing to hurry about either.
+                // A failed hint does no harm, but there is no need to hurry.
                 blockhaul_io::sleep(PAUSE).await;
             }
             // Clients come first.
@@ -119,7 +120,7 @@ impl Round {
 struct ScanDevice {
     inner: Arc<dyn Device>,
     round: Arc<Round>,
-    /// The background task runs; it begins with the first request, on a worker.
+    /// The background task runs; it is started by the first request, on a worker.
     started: Mutex<bool>,
 }
 

@@ -1,13 +1,13 @@
-//! Memory of a layer's own, for bytes that it must see: pieces of a bounded length from a small pool.
+//! A layer's own memory, for data that it must read: pieces of a bounded length from a small pool.
 //!
-//! Whoever holds a piece waits only for the device below, so waiting for one always ends.
+//! A task that holds a piece waits only for the device below, so waiting for a piece always ends.
 
 use std::sync::Arc;
 
 use blockhaul_block::{Device, Error, Kind, Reply, Request, Result};
 use blockhaul_io::{Data, Pool, Reservation, is_zero};
 
-/// Pieces that may be held at a time.
+/// Maximum number of pieces held at a time.
 const PIECES: u64 = 8;
 
 /// A layer's own memory.
@@ -18,7 +18,7 @@ pub(crate) struct Scratch {
 }
 
 impl Scratch {
-    /// Longest piece, in bytes: reads of this length cost little more per byte than longer ones.
+    /// Longest piece in bytes: longer reads cost hardly less per byte.
     pub(crate) const PIECE: u64 = 256 << 10;
 
     /// Memory for pieces of at most `piece` bytes.
@@ -28,10 +28,10 @@ impl Scratch {
         Scratch { pool: Pool::new(Pool::cost(piece as usize) * PIECES), piece }
     }
 
-    /// Memory that suits a device.
+    /// Memory for use with a device.
     pub(crate) fn for_device(device: &Arc<dyn Device>) -> Scratch {
         let facts = device.facts();
-        // What a filter below says may be what it holds to, although clients are free to ignore it.
+        // A filter below may enforce its advertised sizes, although clients may ignore them.
         let most =
             facts.advertised.map_or(u32::MAX, |sizes| sizes.maximum).min(facts.block.maximum);
         Scratch::new(Self::PIECE.min(u64::from(most)))
@@ -42,14 +42,14 @@ impl Scratch {
         self.piece
     }
 
-    /// Waits for room for a piece.
+    /// Waits for a reservation for a piece.
     pub(crate) async fn room(&self, len: u64) -> Result<Reservation> {
         let len = usize::try_from(len).unwrap_or(usize::MAX);
         let room = self.pool.reserve(len).await;
         room.map_err(|error| Error::new(Kind::NoMemory, "no scratch memory").because(error))
     }
 
-    /// Reads a piece; `None` if it is all zeroes because the device says so.
+    /// Reads a piece; `None` if the device reports it as zero.
     pub(crate) async fn read(
         &self,
         device: &Arc<dyn Device>,
@@ -63,7 +63,7 @@ impl Scratch {
         }
     }
 
-    /// Reads into memory that is there already; false if all of it is zeroes.
+    /// Reads into existing memory; false if all of it is zero.
     pub(crate) async fn fill(
         &self,
         device: &Arc<dyn Device>,
@@ -85,7 +85,7 @@ impl Scratch {
         Ok(found_data)
     }
 
-    /// Whether the device holds these bytes; without bytes, whether it holds zeroes.
+    /// Whether the device contains these bytes; without bytes, whether it is zero.
     pub(crate) async fn holds(
         &self,
         device: &Arc<dyn Device>,
@@ -96,7 +96,7 @@ impl Scratch {
         let mut done = 0;
         while done < len {
             if done > 0 {
-                // The device may answer at once, and the range may be very long.
+                // The device may complete at once, and the range may be very long.
                 blockhaul_io::yield_now().await;
             }
             let now = self.piece.min(len - done);

@@ -1,4 +1,4 @@
-//! `stats`: counts requests, bytes, errors and time, and prints a table when the device is gone.
+//! `stats`: counts requests, bytes, errors and time, and prints a table when the device is closed.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -57,16 +57,16 @@ impl Layer for StatsLayer {
     }
 }
 
-/// What is known about one kind of request.
+/// The counts of one kind of request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counts {
-    /// Requests that were submitted.
+    /// Submitted requests.
     pub requests: u64,
-    /// Requests among them that have failed.
+    /// Failed requests.
     pub errors: u64,
-    /// Bytes of all requests that have succeeded.
+    /// Bytes of all successful requests.
     pub bytes: u64,
-    /// Time from submission to completion in microseconds, summed up.
+    /// Sum of the times from submission to completion, in microseconds.
     pub total_us: u64,
     /// The longest time in microseconds.
     pub longest_us: u64,
@@ -76,7 +76,7 @@ pub struct Counts {
 struct Table {
     /// In the order of [`OpKind::ALL`].
     rows: [Row; 7],
-    /// Where the table goes in the end.
+    /// Output for the table.
     out: Option<Out>,
 }
 
@@ -114,7 +114,7 @@ impl Row {
 impl Drop for Table {
     fn drop(&mut self) {
         let Some(out) = &self.out else { return };
-        // A layer that was made to check its options only has nothing to tell.
+        // A layer made only to check its options has nothing to report.
         if self.rows.iter().all(|row| row.read().requests == 0) {
             return;
         }

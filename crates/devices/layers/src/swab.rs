@@ -41,7 +41,7 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
             return Ok(inner);
         }
         let below = inner.facts();
-        // Bytes are swapped in the buffer that the device below has filled; what is written is looked at.
+        // Bytes are swapped in the buffer filled by the device below; written data is read.
         let kept = Hints::ZEROED
             | Hints::CLAIMS_ROOM
             | Hints::FLUSH_FAILURES_STAY
@@ -59,7 +59,7 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
 struct SwabDevice {
     inner: Arc<dyn Device>,
     facts: Arc<Facts>,
-    /// Bytes of a word.
+    /// Length of a word in bytes.
     word: usize,
     scratch: Scratch,
 }
@@ -129,8 +129,8 @@ impl Device for SwabDevice {
     }
 }
 
-/// The extents in a context from `at` on, in whole words, as each byte of a word may come to stand where
-/// another one was.
+/// The extents in a context from `at` on, in whole words, as each byte of a word may move to the
+/// position of another.
 async fn in_words(
     inner: &dyn Device,
     at: u64,
@@ -142,7 +142,7 @@ async fn in_words(
     let base = facts.contexts.get(index).is_some_and(|name| name == BASE_ALLOCATION);
     let context = Contexts::default().with(index);
     let mut found = Extents::new();
-    // The first word at least.
+    // At least the first word.
     while found.total() < len.min(word) {
         let asked = Request::extents(at + found.total(), len - found.total(), context);
         let Reply::Extents(lists) = inner.submit(asked).await? else { break };
@@ -154,7 +154,8 @@ async fn in_words(
             break;
         }
     }
-    // A word is a hole and zero where all of it is, and in any other context what any of it is.
+    // A word is a hole or zero only if all of it is; in other contexts it has the flags of any
+    // part.
     Ok(found.in_blocks(word, |one, other| if base { one & other } else { one | other }))
 }
 

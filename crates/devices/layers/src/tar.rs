@@ -43,19 +43,19 @@ blockhaul copy --verify --source-layer 'tar?tar-entry=disk.raw' vm.ova from-ova.
 };
 
 const BLOCK: u64 = 512;
-/// Bytes that are read at a time: headers of small members lie near each other.
+/// Bytes read at a time: headers of small members are close to each other.
 const WINDOW: u64 = 64 << 10;
-/// Longest name, or list of attributes, of one member.
+/// Maximum length of a member's name, or list of attributes.
 const NAME_MAX: u64 = 1 << 20;
 
 struct Tar {
     entry: String,
     limit: u64,
-    /// Where the member lies: offset and length, and the device's size when it was found.
+    /// The position of the member: offset and length, and the device's size at that time.
     found: PerDisk<Place>,
 }
 
-/// Where a member lies in a device of this size.
+/// The position of a member in a device of this size.
 struct Place {
     offset: u64,
     len: u64,
@@ -79,13 +79,13 @@ impl Layer for Tar {
             };
             let window = Window { offset: place.offset, range: Some(place.len) };
             let device = window.wrap(below.device)?;
-            // What is known is known for as long as somebody uses it.
+            // The position is cached as long as a handle uses it.
             Ok(Arc::new(Member { device, _place: place }) as Arc<dyn Device>)
         })
     }
 }
 
-/// The member; keeps its place known.
+/// The member; keeps its position cached.
 struct Member {
     device: Arc<dyn Device>,
     _place: Arc<Place>,
@@ -110,7 +110,7 @@ impl Device for Member {
     }
 }
 
-/// What precedes a member and holds for it alone.
+/// Records before a member that apply only to it.
 #[derive(Default)]
 struct Ahead {
     name: Option<Vec<u8>>,
@@ -161,7 +161,7 @@ impl Tar {
                     })?;
                     continue;
                 }
-                // They hold for others, or for nothing that is looked at.
+                // They apply to other members, or are not needed.
                 b'g' | b'K' | b'V' => {}
                 _ => {
                     let Ahead { name, size, sparse } = std::mem::take(&mut ahead);
@@ -196,7 +196,7 @@ impl Tar {
     }
 }
 
-/// The header behind a member.
+/// The position of the header after a member.
 fn next(start: u64, len: u64) -> Option<u64> {
     start.checked_add(len.checked_next_multiple_of(BLOCK)?)
 }
@@ -208,7 +208,7 @@ struct Header {
 }
 
 impl Header {
-    /// `None`: it is none, or its checksum is wrong.
+    /// Parses a header; `None`: it is not one, or its checksum is wrong.
     fn parse(block: &[u8]) -> Option<Header> {
         let sum: u64 = block.iter().map(|&byte| u64::from(byte)).sum();
         let told: u64 = block[148..156].iter().map(|&byte| u64::from(byte)).sum();
@@ -221,7 +221,7 @@ impl Header {
             field.iter().position(|&byte| byte == 0).map_or(field, |end| &field[..end])
         };
         let mut name = text(0..100).to_vec();
-        // GNU's own headers have other things in the place of the prefix.
+        // GNU's own headers have other data in place of the prefix.
         if &block[257..263] == b"ustar\0" && block[345] != 0 {
             name = [text(345..500), b"/", &name].concat();
         }
@@ -242,7 +242,7 @@ fn number(field: &[u8]) -> Option<u64> {
 }
 
 impl Ahead {
-    /// What a member of kind `L` (GNU's long name) or `x` (pax attributes) says about the next one.
+    /// What a member of type `L` (GNU's long name) or `x` (pax attributes) says about the next one.
     fn learn(&mut self, kind: u8, bytes: &[u8]) {
         if kind == b'L' {
             let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
@@ -276,7 +276,7 @@ impl Ahead {
     }
 }
 
-/// Reads pieces, several of which lie near each other.
+/// Reads pieces that are often close to each other.
 struct Reader<'a> {
     device: &'a Arc<dyn Device>,
     size: u64,

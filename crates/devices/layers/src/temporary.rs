@@ -1,4 +1,4 @@
-//! Files of a layer's own, which have no name and are gone when they are closed.
+//! A layer's own files, which have no name and are freed when they are closed.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use blockhaul_block::{Error, Result};
 
-/// A file without a name in `dir`, or in TMPDIR, or in /var/tmp: not where memory serves as a disk.
+/// A file without a name in `dir`, or in TMPDIR, or in /var/tmp (not on a tmpfs).
 pub(crate) fn file(layer: &str, dir: Option<&str>) -> Result<blockhaul_io::File> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let dir = match dir {

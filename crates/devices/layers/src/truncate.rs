@@ -1,4 +1,4 @@
-//! `truncate`: cuts the device, or makes it larger with zeroes.
+//! `truncate`: truncates the device, or extends it with zeroes.
 
 use std::sync::Arc;
 
@@ -43,7 +43,7 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
     }
     layer(move |inner| {
         let below = inner.facts();
-        // What lies behind the end below reads as zeroes, too, and has extents.
+        // The extension reads as zeroes, too, and has extents.
         let kept = Hints::ZEROED
             | Hints::TAKES_PARKED
             | Hints::CLAIMS_ROOM
@@ -93,7 +93,7 @@ impl Device for TruncateDevice {
             Op::Extents(contexts) if inside == 0 => {
                 Pending::ready(Ok(Reply::Extents(self.behind(contexts, len))))
             }
-            // The rest is behind the end and asked for again.
+            // The rest is beyond the end; the caller requests it again.
             Op::Extents(_) => self.inner.submit(Request { op, at, len: inside, flags }),
             _ if inside == 0 => Pending::ready(Ok(Reply::Done)),
             op => self.inner.submit(Request { op, at, len: inside, flags }),
@@ -107,11 +107,12 @@ impl Device for TruncateDevice {
 }
 
 impl TruncateDevice {
-    /// A read that reaches behind the end of the device below.
+    /// A read that extends beyond the end of the device below.
     fn read(&self, at: u64, room: Reservation, inside: u64) -> Pending {
         let (inner, scratch) = (self.inner.clone(), self.scratch.clone());
         Pending::start(async move {
-            // Late room has its memory before the bytes are there: they come through scratch memory.
+            // A late reservation needs its memory before the data arrives: reads use scratch
+            // memory.
             let mut buf = room.claim().await.into_buf();
             let (front, back) = buf.split_at_mut(inside as usize);
             if !scratch.fill(&inner, at, front).await? {
@@ -137,7 +138,7 @@ impl TruncateDevice {
         }
     }
 
-    /// Extents behind the end: a hole in `base:allocation`, nothing in other contexts.
+    /// Extents beyond the end: a hole in `base:allocation`, nothing in other contexts.
     fn behind(&self, contexts: Contexts, len: u64) -> Vec<Extents> {
         let base = |index: usize| {
             self.facts

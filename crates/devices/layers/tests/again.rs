@@ -1,4 +1,4 @@
-//! `retry`, `retry-request`, `pause` and `scan`, beside keeping the contract.
+//! `retry`, `retry-request`, `pause` and `scan`, besides the contract.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -36,7 +36,7 @@ impl Device for Fragile {
     }
 }
 
-/// Opens further connections, each for as many requests.
+/// Opens further connections, each for the same number of requests.
 struct Dialer {
     memory: Arc<dyn Device>,
     requests: u64,
@@ -79,11 +79,11 @@ fn retry_opens_the_device_again() {
             pending.await.unwrap();
         }
         assert_eq!(dialer.dialed.load(Ordering::SeqCst), 2);
-        // What would come again is not tried again.
+        // Permanent errors are not retried.
         let (device, dialer) = fragile("retry?retry-delay=1ms", 0, Kind::NoSpace).await;
         assert_eq!(device.flush().await.unwrap_err().kind(), Kind::NoSpace);
         assert_eq!(dialer.dialed.load(Ordering::SeqCst), 1);
-        // It gives up after the last try.
+        // It gives up after the last attempt.
         let text = "retry?retry-delay=1ms&retries=3";
         let (device, dialer) = fragile(text, 0, Kind::Io).await;
         let error = device.write(0, Data::copy_of(b"x")).await.unwrap_err();
@@ -111,7 +111,7 @@ fn retry_can_refuse_what_may_be_lost() {
         for at in 0..5 {
             write(&device, at, b"x").await;
         }
-        // Three of them went through a connection that has ended since.
+        // Three of them used a connection that has ended since.
         for _ in 0..3 {
             assert_eq!(device.flush().await.unwrap_err().kind(), Kind::Io);
         }
@@ -131,7 +131,7 @@ fn retry_can_refuse_what_may_be_lost() {
     });
 }
 
-/// Storage that reports lost data once, as the kernel does, and then says that all is well.
+/// Storage that reports lost data once, as the kernel does, and then reports success.
 struct Forgetful {
     memory: Arc<dyn Device>,
     has_lost: AtomicBool,
@@ -181,7 +181,7 @@ fn a_failed_flush_is_not_repeated_and_no_later_one_succeeds() {
                 let storage = Forgetful::new();
                 let layer = layer(text).unwrap();
                 let [one, two] = [0, 1].map(|_| layer.wrap(storage.clone()).unwrap());
-                // With `force` it is the write that fails.
+                // With `force` the write fails.
                 let written = one.write(0, Data::copy_of(&[1; 4096])).await;
                 assert_eq!(written.is_err(), text.ends_with("force"), "{text}");
                 if written.is_ok() {
@@ -209,7 +209,7 @@ fn a_failed_flush_is_not_repeated_and_no_later_one_succeeds() {
                     }
                 }
                 assert_eq!(storage.asked.load(Ordering::SeqCst), 1, "{text}: {first:?}");
-                // Reads, and writes that are not to be durable, are still there.
+                // Reads, and writes without durability, still work.
                 if !text.ends_with("force") {
                     write(&two, 70_000, b"z").await;
                     assert_eq!(read(&one, 70_000, 1).await, b"z");

@@ -1,4 +1,4 @@
-//! `cache` asks once, loses nothing, carries what was written in its order, and stays within its bound.
+//! `cache` reads each block once, loses no data, writes back in order, and stays within its limit.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -19,7 +19,7 @@ use common::{layer, on_workers, read, refused, runs, stacked, write};
 const BLOCK: u64 = 64 << 10;
 const SIZE: u64 = 10 * BLOCK + 100;
 
-/// A device that holds a pattern, and what is asked of it.
+/// A device with a pattern, and counters of its requests.
 fn counted(size: u64) -> (Arc<ModelDevice>, StatsLayer, Arc<dyn Device>) {
     let bytes = (0..size).map(|at| (at / 7 % 251) as u8 + 1).collect();
     let model = ModelDevice::new(Model::new(size).with_content(bytes), Completion::Deferred);
@@ -28,7 +28,7 @@ fn counted(size: u64) -> (Arc<ModelDevice>, StatsLayer, Arc<dyn Device>) {
     (model, counter, device)
 }
 
-/// What a device changes, in the order in which it is asked to.
+/// The changes of a device, in order of submission.
 fn changes(model: &ModelDevice) -> Vec<(OpKind, u64, u64)> {
     let seen = model.seen().into_iter();
     seen.map(|seen| (seen.kind, seen.at, seen.len)).filter(|seen| seen.0.changes()).collect()
@@ -51,7 +51,7 @@ fn writes_stay_until_a_flush_carries_them_in_order() {
         expected[(5 * BLOCK - 10) as usize..][..BLOCK as usize + 20].fill(0);
         assert!(read(&cache, 0, SIZE as usize).await == expected);
         assert_eq!((model.bytes() == before, changes(&model).len()), (true, 0));
-        // What is not below yet shows in the extents, too.
+        // Data that is not below yet shows in the extents, too.
         assert_eq!(runs(&cache, 5 * BLOCK, BLOCK).await, [(BLOCK, HOLE | ZERO)]);
         cache.flush().await.unwrap();
         assert!(model.bytes() == expected);
@@ -59,7 +59,7 @@ fn writes_stay_until_a_flush_carries_them_in_order() {
         assert!(carried.is_sorted_by_key(|(_, at, _)| *at), "{carried:?}");
         assert!(carried.contains(&(OpKind::Zero, 5 * BLOCK, BLOCK)), "{carried:?}");
         assert_eq!(model.seen().last().unwrap().kind, OpKind::Flush);
-        // Nothing is carried twice, and what was carried is still here.
+        // Nothing is written back twice, and it is still cached.
         let reads = counter.counts(OpKind::Read).requests;
         cache.flush().await.unwrap();
         assert_eq!(changes(&model), carried);
@@ -89,7 +89,7 @@ fn one_block_is_brought_once_whoever_wants_it() {
         }
         let reads = counter.counts(OpKind::Read);
         assert_eq!((reads.requests, reads.bytes), (1, BLOCK));
-        // A hint brings, too, and without cache-on-read nothing else does.
+        // A hint fetches, too, and without cache-on-read nothing else does.
         let plain = stacked(slow, &["cache"]).unwrap();
         plain.submit(Request::cache(0, 3 * BLOCK)).await.unwrap();
         let before = counter.counts(OpKind::Read).requests;
@@ -127,7 +127,7 @@ fn modes_differ_in_what_reaches_the_device_and_when() {
     on_workers(|| async {
         let (model, counter, device) = counted(SIZE);
         let through = stacked(device.clone(), &["cache?cache=writethrough"]).unwrap();
-        // A whole block and a part: both are below at once, the whole one is kept.
+        // A whole block and a part: both are below at once, the whole one is cached.
         let whole = vec![9; BLOCK as usize + 5];
         write(&through, BLOCK, &whole).await;
         assert_eq!(model.bytes()[BLOCK as usize..][..whole.len()], whole);
@@ -171,7 +171,7 @@ fn the_end_carries_what_was_not_flushed() {
         cache
     });
     assert!(changes(&model).is_empty());
-    // As a server ends: the devices first, on a thread that is no worker.
+    // As a server ends: the devices first, on a thread that is not a worker.
     drop(cache);
     drop(runtime);
     for block in 0..10 {
@@ -265,8 +265,8 @@ fn a_bad_place_spoils_no_more_than_itself() {
 #[test]
 fn the_bound_holds_and_the_oldest_go_first() {
     on_workers(|| async {
-        // Room is made beside requests, and nothing tells when: the look itself changes what is old.
-        // It is waited for longer and longer.
+        // Eviction runs besides requests, without a signal: each check itself changes the order of
+        // use. Wait longer and longer.
         let mut found = None;
         for millis in [100, 1000, 10_000] {
             let (model, counter, device) = counted(64 * BLOCK);
@@ -277,7 +277,7 @@ fn the_bound_holds_and_the_oldest_go_first() {
             for block in 0..9 {
                 read(&cache, block * BLOCK, 10).await;
             }
-            // The first is used again and stays, the next ones go.
+            // The first is used again and stays, the next ones are evicted.
             read(&cache, 0, 10).await;
             assert_eq!(reads(), 9);
             read(&cache, 9 * BLOCK, 10).await;
@@ -292,7 +292,7 @@ fn the_bound_holds_and_the_oldest_go_first() {
         }
         let (model, cache) = found.expect("the oldest have gone");
         let mut expected = model.bytes();
-        // Much more than fits, all at once, changed and looked at.
+        // Much more than fits, all at once, changed and read.
         for round in 0..3_u8 {
             let writes: Vec<_> = (0..64)
                 .map(|block| {

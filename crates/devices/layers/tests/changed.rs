@@ -1,4 +1,4 @@
-//! What layers do that change, hide, refuse or compute, beside keeping the contract.
+//! Layers that change, hide, refuse or compute, besides the contract.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -41,7 +41,7 @@ fn masks_hide_replace_and_tame() {
         assert!(!can(&["nocache"]).0.contains(Can::CACHE));
         assert!(!can(&["multi-conn?mode=disable"]).0.contains(Can::MULTI_CONN));
         assert!(can(&["noextents"]).1.contains(Can::EXTENTS));
-        // What is hidden stays hidden under further layers.
+        // Hidden abilities stay hidden under further layers.
         assert_eq!(can(&["nozero", "log?file=/dev/null", "offset?offset=1k"]).2, Can::ZERO);
 
         let device = over_memory(&["nozero?zeromode=notrim"]);
@@ -75,7 +75,7 @@ fn fua_can_be_forced_and_dropped() {
         for (text, flushes) in [("fua?fuamode=force", 2), ("fua?fuamode=discard", 0)] {
             let counter = StatsLayer::new();
             let counted = counter.wrap(blockhaul_backends::memory(1 << 20)).unwrap();
-            // Below each durable write is a write and a flush, which can be counted.
+            // Below, each durable write is a write and a flush, which can be counted.
             let device = stacked(counted, &["fua?fuamode=emulate", text]).unwrap();
             write(&device, 0, b"x").await;
             device.submit(Request::zero(0, 1).with(Flags::FUA)).await.unwrap();
@@ -144,7 +144,7 @@ fn protected_ranges_keep_what_they_hold() {
             assert_eq!(error.kind(), Kind::ReadOnly);
         }
         assert_eq!(read(&device, 508, 8).await, [1, 1, 1, 1, 5, 5, 5, 5], "nothing was written");
-        // The same bytes may be written, and zeroes over zeroes.
+        // Writing the same bytes is allowed, and zeroes over zeroes.
         write(&device, 510, &[5; 90]).await;
         device.zero(600, 400).await.unwrap();
         assert_eq!(device.zero(599, 2).await.unwrap_err().kind(), Kind::ReadOnly);
@@ -197,7 +197,7 @@ fn swab_swaps_words() {
 #[test]
 fn swab_calls_no_word_a_hole_that_has_data() {
     on_workers(|| async {
-        // The words of what is seen lie across the blocks below.
+        // The words above cross block boundaries below.
         let layers = ["offset?offset=511", "swab?swab-bits=64"];
         let memory = blockhaul_backends::memory(1 << 20);
         write(&memory, 4095, b"x").await;
@@ -224,7 +224,7 @@ fn block_sizes_are_told_kept_to_and_enforced() {
         }
         assert_eq!(read(&strict, 512, 4096).await, [0; 4096]);
 
-        // The device refuses what is not whole blocks of 4 KiB, 8 KiB at most.
+        // The device refuses requests that are not in whole blocks of 4 KiB, 8 KiB at most.
         let counter = StatsLayer::new();
         let counted = counter.wrap(blockhaul_backends::memory((1 << 20) + 100)).unwrap();
         let picky = stacked(counted, &["blocksize?minimum=4k&maximum=8k&error-policy=error"]);
@@ -272,7 +272,7 @@ fn refused_over_masked(text: &'static str) -> String {
     stacked(blockhaul_backends::memory(1 << 20), &["nocache", text]).err().unwrap().to_string()
 }
 
-/// A device that reads from a slice, for tables of partitions.
+/// A device that reads from a slice, for partition tables.
 fn disk(bytes: &[(u64, &[u8])], size: u64) -> Arc<dyn Device> {
     let mut facts = Facts::new("disk", size);
     facts.contexts = vec![BASE_ALLOCATION.to_string()];
@@ -408,7 +408,7 @@ fn hostile_gpts_are_refused() {
     });
 }
 
-/// Zeroes fast, but only at its front.
+/// Zeroes fast, but only at its start.
 struct FastAtFront(Arc<dyn Device>);
 
 impl Device for FastAtFront {

@@ -1,4 +1,4 @@
-//! Every layer keeps the contract of devices, on every engine, and what it wraps still does.
+//! Every layer fulfils the contract of devices, on every engine, and so does the device below.
 
 use std::ffi::OsStr;
 use std::time::Duration;
@@ -69,7 +69,7 @@ fn log_and_stats() {
 #[test]
 fn extents_cache() {
     check("memory:9M", &["extents-cache"], zeroes());
-    // Hardly any memory: everything is forgotten all the time.
+    // Hardly any memory: everything is dropped all the time.
     check("memory:9M", &["extents-cache?memory=1k&bulk=64k", "delay?extents=1ms"], zeroes());
     check("memory:5M", &["delay?extents=1ms&write=1ms", "extents-cache"], zeroes());
     check("sample:5M", &["extents-cache?bulk=1M"], Options::default());
@@ -82,9 +82,9 @@ fn short(options: Options) -> Options {
 
 #[test]
 fn evil() {
-    // It is honest where nothing goes wrong; what goes wrong has tests of its own.
+    // It is correct without errors; errors have separate tests.
     check("memory:2M", &["evil?evil-probability=0"], short(zeroes()));
-    // The same bits are stuck whenever they are read.
+    // The same bits are stuck on every read.
     const STUCK: &str = "evil?evil-probability=1e-4&evil-seed=5";
     check("pattern:2M", &[STUCK], short(Options::default()));
 }
@@ -99,7 +99,7 @@ fn blocksize() {
 
 #[test]
 fn checkwrite() {
-    // What it answers depends on the bytes: there is a test for that. Here it only reads.
+    // Its replies depend on the data, which has a separate test. Here it only reads.
     check("pattern:2M", &["checkwrite", "readonly"], short(Options::default()));
 }
 
@@ -121,7 +121,7 @@ fn cache() {
         short(Options::default()),
     );
     check("sample:5M", &["readonly", "cache?cache-on-read=1"], short(Options::default()));
-    // Hardly any room: blocks come and go all the time.
+    // Hardly any space: blocks are cached and evicted all the time.
     const SMALL: &str = "cache?cache-on-read=true&cache-min-block-size=4k&cache-max-size=64k";
     check("memory:2M", &[SMALL], short(zeroes()));
     check("memory:2M", &["delay?write=1ms&zero=1ms", SMALL], short(zeroes()));
@@ -187,8 +187,8 @@ fn readahead() {
 #[test]
 fn retry() {
     check("memory:2M", &["retry", "retry-request"], short(zeroes()));
-    // One request in ten fails, and is tried again until it does not. Flushes and durable writes are not
-    // tried again.
+    // One request in ten fails, and is retried until it succeeds. Flushes and durable writes are
+    // not retried.
     let flaky = &[
         "error?read=10%&write=10%&zero=10%&trim=10%&extents=10%&cache=10%",
         "retry-request?retries=100&delay=0",
@@ -221,7 +221,7 @@ fn swab() {
     check("sample:2M", &["offset?offset=511", "swab?swab-bits=64"], short(Options::default()));
 }
 
-/// Each keeps the memory of a read for its repetition: those that hold the rest of the pool wait for it.
+/// Each keeps the memory of a read for its retry: those that hold the rest of the pool wait for it.
 #[test]
 fn repetitions_do_not_wait_for_memory() {
     const RETRY: &str = "retry?retries=100&retry-delay=0";
@@ -259,7 +259,7 @@ fn all_at_once() {
     check("memory:5M", layers, zeroes());
 }
 
-/// The hints that a device gives, by one letter each.
+/// The hints of a device, by one letter each.
 fn hints(facts: &Facts) -> String {
     let given = [
         (facts.zeroed, 'z'),
@@ -314,20 +314,20 @@ const HINTS: &[(&str, &str)] = &[
     ("truncate?truncate=3000000", "zpcfie"),
 ];
 
-/// What has no device of zeroes below, or is none over it.
+/// Layers that have no zeroed device below, or are none.
 const WITHOUT_HINTS: &[&str] = &[
-    // They decide about clients.
+    // They handle clients.
     "exitlast",
     "exitwhen",
     "exportname",
     "ip",
     "limit",
     "tls-fallback",
-    // What they show is decoded, and has facts of its own.
+    // They show decoded contents, with their own facts.
     "gz",
     "luks",
     "xz",
-    // They find the place for `offset` in what the device holds.
+    // They find the position for `offset` in the device's contents.
     "partition",
     "tar",
 ];

@@ -1,4 +1,4 @@
-//! `cow` leaves the device below alone, and knows what is a hole.
+//! `cow` never changes the device below, and reports holes.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -30,7 +30,7 @@ fn changes_stay_in_the_overlay() {
         assert_eq!(read(&device, BLOCK, 1).await, [0]);
         let found = runs(&device, 0, 10 * BLOCK + 100).await;
         assert_eq!(found, [(BLOCK, 0), (BLOCK, hole), (2 * BLOCK, 0), (rest - BLOCK, hole)]);
-        // What was a hole can be written again, and the rest of the block stays zero.
+        // A former hole can be written again, and the rest of the block stays zero.
         write(&device, BLOCK + 5, b"x").await;
         assert_eq!(read(&device, BLOCK + 4, 3).await, b"\0x\0");
         device.zero(10, 10).await.unwrap();

@@ -1,4 +1,4 @@
-//! `extents-cache` asks once, whoever asks it, and keeps what it knows true.
+//! `extents-cache` requests extents once for all handles, and keeps its cache valid.
 #![allow(clippy::unwrap_used)]
 
 mod common;

@@ -48,7 +48,7 @@ const LAYERS: &[&str] = &[
     "truncate?truncate=1M",
 ];
 
-/// Layers that never write, or that need a disk of their own format.
+/// Layers that never write, or that need a disk in their own format.
 const OTHERS: &[&str] =
     &["checkwrite", "extentlist", "gz", "luks", "partition", "pause", "readonly", "tar", "xz"];
 
@@ -66,7 +66,7 @@ impl Another for Same {
     }
 }
 
-/// A layer over a device that does FUA by itself, or not, and two handles of it.
+/// A layer over a device that implements FUA itself, or not, and two handles of it.
 async fn over(text: &str, fua: bool) -> blockhaul_block::Result<Subject> {
     let mut facts = Model::all_facts(SIZE);
     facts.can.set(Can::FUA, fua);
@@ -93,7 +93,7 @@ impl Another for Second {
     }
 }
 
-/// What a layer gets wrong, by check.
+/// The violations of a layer, by check.
 fn failures(text: &'static str) -> Vec<String> {
     let mut failures = Vec::new();
     let native: &[bool] = if text.contains("native") { &[true] } else { &[true, false] };

@@ -1,5 +1,5 @@
-//! The largest devices under layers that remember what was changed: work and memory for each request, not
-//! for each block.
+//! The largest devices under layers that record changes: work and memory are per request, not per
+//! block.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -13,17 +13,17 @@ use common::{layer, on_workers, runs, write};
 
 const TERABYTE: u64 = 1 << 40;
 const LARGEST: u64 = 7 << 60;
-/// Most memory that this process may come to need, in KiB.
+/// Maximum memory of this process, in KiB.
 const MEMORY: u64 = 40 << 10;
 
-/// The most memory that this process has needed, in KiB.
+/// The peak memory of this process, in KiB.
 fn peak() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
     line.trim().trim_end_matches(" kB").parse().unwrap()
 }
 
-/// What the layer is put over: a device of this size, and what it is asked.
+/// The device below the layer, of this size, with counters.
 async fn null(size: u64) -> (StatsLayer, Arc<dyn Device>) {
     let registry = Registry { backends: blockhaul_backends::all(), ..Registry::default() };
     let spec =
@@ -34,7 +34,8 @@ async fn null(size: u64) -> (StatsLayer, Arc<dyn Device>) {
     (counter, device)
 }
 
-/// Zeroes, trims, and asks for extents, of ranges up to this size. `keeps`: what is written shows in them.
+/// Zeroes, trims, and extents requests, of ranges up to this size. `keeps`: writes show in the
+/// extents.
 async fn change_everything(device: &Arc<dyn Device>, size: u64, keeps: bool) {
     let hole = HOLE | ZERO;
     let check = |what: &str| assert!(peak() < MEMORY, "{what}: {} KiB", peak());
@@ -66,7 +67,7 @@ fn one_request_for_everything_is_little_work() {
         for (text, size, keeps) in [
             ("cow?cow-block-size=4k", LARGEST, true),
             ("cow", LARGEST, true),
-            // Its file is as long as the device: few file systems have files of 7 EiB.
+            // Its file is as long as the device: few file systems support files of 7 EiB.
             ("cache?cache-min-block-size=4k", 8 * TERABYTE, true),
             ("cache?cache-min-block-size=4k&cache-max-size=1M", 8 * TERABYTE, true),
             ("cache?cache=writethrough", 8 * TERABYTE, false),
@@ -85,7 +86,7 @@ fn one_request_for_everything_is_little_work() {
 #[test]
 fn single_blocks_take_some_bytes_each() {
     on_workers(|| async {
-        // Every second block: the most runs that there can be.
+        // Every second block: the maximum number of runs.
         let (_, below) = null(TERABYTE).await;
         let device =
             blockhaul_block::fence(layer("cow?cow-block-size=4k").unwrap().wrap(below).unwrap());

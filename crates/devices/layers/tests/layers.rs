@@ -1,4 +1,4 @@
-//! What each layer does, beside keeping the contract.
+//! The function of each layer, besides the contract.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
@@ -86,7 +86,7 @@ fn offset_shows_a_part() {
     });
 }
 
-/// Answers with where it was asked for a lease.
+/// Returns the requested range of a lease.
 struct Lessor(Arc<Facts>, blockhaul_io::File);
 
 impl Device for Lessor {
@@ -153,7 +153,7 @@ fn with_exclusive_everything_waits_for_extents_and_they_for_everything() {
     on_workers(|| async {
         let layer = layer("delay?extents=40ms&read=10ms&exclusive=on").unwrap();
         let device = layer.wrap(blockhaul_backends::memory(1 << 20)).unwrap();
-        // Another handle of the same layer value meets the same lock, on another worker, too.
+        // Another handle of the same layer value uses the same lock, on another worker, too.
         let other = layer.wrap(blockhaul_backends::memory(1 << 20)).unwrap();
         let started = Instant::now();
         let before = device.submit(read(0, 512));
@@ -198,7 +198,7 @@ fn a_rate_holds_over_all_handles_and_in_order() {
             let due = Duration::from_millis(62 * index);
             assert!(started.elapsed() >= due, "request {index} after {:?}", started.elapsed());
         }
-        // What carries no bytes passes: at this rate it would take 12 days.
+        // Requests without payload pass: at this rate it would take 12 days.
         let slow = over_memory("rate?rate=1&burst=1");
         slow.zero(0, 1 << 20).await.unwrap();
     });
@@ -284,7 +284,7 @@ fn shares_of_errors_are_kept_and_seeds_repeat_them() {
     assert!(refused("error?error=EBADF").to_string().contains("ESHUTDOWN"));
 }
 
-/// A device whose flush lasts until it is let go.
+/// A device whose flush lasts until it is released.
 struct HeldFlush {
     below: Arc<dyn Device>,
     flush: Mutex<Option<blockhaul_io::Ticket<()>>>,

@@ -1,4 +1,5 @@
-//! `luks` opens what QEMU makes, shows what QEMU and nbdkit show, and writes what they read.
+//! `luks` opens containers made by QEMU, shows what QEMU and nbdkit show, and writes what they can
+//! read.
 #![cfg(feature = "luks")]
 #![allow(clippy::unwrap_used)]
 
@@ -32,7 +33,7 @@ fn container(dir: &Path, options: &str, bytes: &[u8]) -> Option<PathBuf> {
     Some(secret)
 }
 
-/// What QEMU reads of a container.
+/// The contents of a container as QEMU reads them.
 fn through_qemu(dir: &Path, path: &Path) -> Vec<u8> {
     let qemu_img = blockhaul_testkit::tools::Peer::find("qemu-img").unwrap();
     let out = dir.join("out");
@@ -59,7 +60,7 @@ fn containers_of_qemu_are_read_and_written() {
         let Some(path) = container(dir.path(), options, &bytes) else { return };
         let (layer, mut expected, place) = (layer.clone(), bytes.clone(), path.clone());
         let words = ["--filter=luks", "file", path.to_str().unwrap(), "passphrase=open sesame"];
-        // nbdkit's filter has no essiv.
+        // nbdkit's filter does not support essiv.
         if !options.contains("cbc")
             && let Some(theirs) = through_nbdkit(&words)
         {
@@ -92,7 +93,7 @@ fn containers_of_qemu_are_read_and_written() {
     }
 }
 
-/// To make a container takes QEMU seconds: this one is broken in many ways.
+/// QEMU needs seconds to make a container: damage this one in many ways.
 fn what_is_wrong_is_refused(path: PathBuf) {
     on_workers(move || async move {
         let refused = async |layer: &str| open(&path, &[layer], Intent::READ).await.err().unwrap();

@@ -1,5 +1,6 @@
-//! `luks`: a header decides how long its passphrase takes to try, so that is bounded, one at a time, and ends when
-//! nobody waits. In a process of its own, whose processor time is measured.
+//! `luks`: a header determines how long its passphrase takes to check, so that is limited, runs one
+//! at a time, and ends when the client is gone. In a separate process, whose processor time is
+//! measured.
 #![cfg(feature = "luks")]
 #![allow(clippy::unwrap_used)]
 
@@ -23,7 +24,7 @@ fn used() -> Duration {
     let fields = stat.rsplit(')').next().unwrap();
     let ticks =
         fields.split_whitespace().skip(11).take(2).map(|field| field.parse::<u64>().unwrap());
-    // The kernel tells it in hundredths of a second.
+    // The kernel reports it in hundredths of a second.
     Duration::from_millis(ticks.sum::<u64>() * 10)
 }
 
@@ -52,7 +53,7 @@ fn a_header_does_not_decide_how_long_processors_are_busy() {
         assert!(error.to_string().contains("1073741824 iterations"), "{error}");
         assert!(error.to_string().contains("max-iterations"), "{error}");
     });
-    // What a name in the header does to a terminal is not for the header to decide.
+    // A name in the header must not control the terminal.
     let mut bytes = good.clone();
     bytes[40..61].copy_from_slice(b"x\x1b]0;owned\x07\nxxxxxxxxx");
     fs::write(&path, bytes).unwrap();
@@ -62,7 +63,7 @@ fn a_header_does_not_decide_how_long_processors_are_busy() {
         assert!(!error.to_string().contains(char::is_control), "{error:?}");
     });
 
-    // Four clients of a container that takes minutes; they leave after a second.
+    // Four clients of a container that takes minutes; they disconnect after a second.
     let (slow, text) = (with_rounds(1 << 29), layer("&max-iterations=1000000000"));
     on_workers(move || async move {
         let opened = common::layer(&text).unwrap();
@@ -79,7 +80,7 @@ fn a_header_does_not_decide_how_long_processors_are_busy() {
         }
         let busy = used() - before;
         assert!(busy < Duration::from_millis(1500), "more than one at a time: {busy:?}");
-        // A slice may be under way.
+        // A slice may be running.
         blockhaul_io::sleep(Duration::from_millis(300)).await;
         let before = used();
         blockhaul_io::sleep(Duration::from_millis(700)).await;

@@ -1,4 +1,5 @@
-//! The pages in `docs/layers` say what the layers declare. `BLOCKHAUL_WRITE_DOCS=1` writes them anew.
+//! The pages in `docs/layers` match the layers' declarations. `BLOCKHAUL_WRITE_DOCS=1` writes them
+//! anew.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! `tar`, `gz` and `xz` show what programs have packed, as nbdkit's filters do.
+//! `tar`, `gz` and `xz` show the contents of packed files, as nbdkit's filters do.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -84,7 +84,7 @@ fn a_member_of_a_tar_file_is_found_in_every_format() {
         }
     }
     peers::conform(&dir.path().join("pax.tar"), "tar?tar-entry=disk", Intent::WRITE);
-    // Written through the layer, and seen by tar.
+    // Written through the layer, and read by tar.
     let path = dir.path().join("gnu.tar");
     on_workers(move || async move {
         let stack = open(&path, &["tar?tar-entry=disk"], Intent::WRITE).await.unwrap();
@@ -106,7 +106,7 @@ fn a_member_of_a_tar_file_is_found_in_every_format() {
     let shown = run(Command::new("tar").current_dir(dir.path()).args(["-xOf", "gnu.tar", "disk"]));
     assert_eq!(&shown[..299_990], &bytes[..299_990]);
     assert_eq!(&shown[299_990..], b"overwritten");
-    // What tar keeps in another way than it is.
+    // Members that tar stores in another form.
     fs::File::create(dir.path().join("sparse")).unwrap().set_len(1 << 20).unwrap();
     for (format, name) in [("gnu", "s1.tar"), ("pax", "s2.tar")] {
         tar(dir.path(), &["-cSf", name, &format!("--format={format}"), "sparse", "before"]);
@@ -145,7 +145,7 @@ fn xz_files_are_read_at_random() {
                   cat one.xz two.xz > both.xz && head -c 8 /dev/zero >> both.xz && \
                   cat one two | xz -0 --x86 --lzma2 > whole.xz";
     run(Command::new("sh").current_dir(dir.path()).args(["-c", script]));
-    // nbdkit's filter ends with an assertion where streams have other checksums, or another filter.
+    // nbdkit's filter fails an assertion if streams have other checksums, or another filter.
     let plain = dir.path().join("one.xz");
     if let Some(theirs) = through_nbdkit(&["--filter=xz", "file", plain.to_str().unwrap()]) {
         assert!(theirs == bytes[..700_000]);
@@ -177,7 +177,7 @@ fn xz_files_are_read_at_random() {
             assert_eq!(refused.unwrap().kind(), Kind::Invalid, "byte {at}");
         });
     }
-    // Damage within a block is seen by its checksum, and spoils that block only.
+    // Damage within a block is detected by its checksum, and affects only that block.
     let mut bad = packed.clone();
     bad[300] ^= 1;
     fs::write(&path, &bad).unwrap();
@@ -188,7 +188,7 @@ fn xz_files_are_read_at_random() {
     });
 }
 
-/// Where the first block's data ends in an xz file of one block: its length is in the index.
+/// The end of the first block's data in an xz file of one block: its length is in the index.
 fn end_of_data(packed: &[u8]) -> usize {
     let footer = packed.len() - 12;
     let size = u32::from_le_bytes(packed[footer + 4..footer + 8].try_into().unwrap());
@@ -231,7 +231,7 @@ fn xz_blocks_without_a_check_end_where_they_should() {
             }
         });
     }
-    // Nothing at all is no xz file, unlike a packed file of no bytes.
+    // An empty file is not an xz file, unlike a compressed file of no bytes.
     run(Command::new("sh").args(["-c", "xz < /dev/null > \"$0\"", path.to_str().unwrap()]));
     let none = fs::read(&path).unwrap();
     for (packed, is_good) in [(none, true), (Vec::new(), false), (vec![0; 4], false)] {
@@ -265,7 +265,7 @@ fn gzip_files_are_read_at_random() {
     let path = dir.path().join("both.gz");
     peers::conform(&path, "gz", Intent::READ);
     on_workers(move || async move {
-        // The least memory: the index has a few places only.
+        // Minimum memory: the index has only a few places.
         for layer in ["gz", "gz?gz-memory=1M"] {
             let stack = open(&path, &[layer], Intent::READ).await.unwrap();
             assert!(!stack.device().facts().can.contains(Can::WRITE));

@@ -1,7 +1,8 @@
-//! Layers over layers at random keep the contract of devices: two to six of them with random options, over
-//! storages with content of different kinds.
+//! Random stacks of layers fulfil the contract of devices: two to six of them with random options,
+//! over storages with different kinds of contents.
 //!
-//! A few always, many with `BLOCKHAUL_LONG`. What is wrong is told with the stack; `BLOCKHAUL_SEED` repeats it.
+//! A few always, many with `BLOCKHAUL_LONG`. A failure names the stack; `BLOCKHAUL_SEED` repeats
+//! it.
 #![allow(clippy::unwrap_used)]
 
 use std::ffi::OsStr;
@@ -12,7 +13,7 @@ use blockhaul_io::{Config, Runtime};
 use blockhaul_testkit::conform::{self, Content, Options};
 use blockhaul_testkit::rng::{self, Rng};
 
-/// Storages, and whether they hold zeroes.
+/// Storages, and whether they are zero.
 const DEVICES: &[(&str, bool)] = &[
     ("memory:2M", true),
     ("memory:2000003", true),
@@ -23,7 +24,7 @@ const DEVICES: &[(&str, bool)] = &[
     ("data:0x55*100000 @300000 (1 2 3)*70000?size=2000k", false),
 ];
 
-/// Layers that change nothing but the size, the order of bytes, and what is told.
+/// Layers that change only the size, the byte order, and the reported facts.
 const LAYERS: &[&str] = &[
     "blocksize?minblock=4k",
     "blocksize?minblock=512&maxdata=4k&maxlen=64k",
@@ -83,8 +84,8 @@ fn random(rng: &mut Rng) -> (&'static str, Content, Vec<&'static str>) {
     let count = rng.between(2, 4);
     let mut layers: Vec<_> = (0..count).map(|_| *rng.pick(LAYERS)).collect();
     if rng.chance(25) {
-        // What fails now and then is tried again, whatever is below and above. Flushes and durable writes
-        // are not tried again: they do not fail, and what is to be durable is written, then flushed.
+        // Occasional failures are retried, whatever is below and above. Flushes and durable writes
+        // are not retried: they do not fail, and durable data is written, then flushed.
         let place = rng.below(layers.len() as u64 + 1) as usize;
         let flaky = [
             "error?read=3%&write=3%&zero=3%&trim=3%&extents=3%&cache=3%",
@@ -153,7 +154,7 @@ fn layers_over_layers_keep_the_contract() {
         });
         for (engine, check, failure) in report.failures() {
             let failure = format!("\n{name}: {check} ({engine:?}): {failure}");
-            // A long run may be broken off.
+            // A long run may be aborted.
             eprintln!("BLOCKHAUL_SEED={seed:#x}:{failure}");
             wrong += &failure;
         }

@@ -1,4 +1,4 @@
-//! What a run means: exit statuses, and error numbers by their names on standard error.
+//! Interprets the result of a run: exit statuses, and error names on standard error.
 
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
@@ -7,10 +7,10 @@ use blockhaul_block::{Error, Kind};
 
 use crate::call::{Broken, Run};
 
-/// The highest exit status with a meaning; what nbdkit prints as `max_known_status`.
+/// The highest defined exit status; what nbdkit prints as `max_known_status`.
 pub(crate) const KNOWN_STATUS_MAX: i32 = 8;
 
-/// Names at the front of standard error, and what they mean to clients.
+/// Names at the start of standard error, and their meaning for clients.
 const NAMES: [(&str, Kind); 12] = [
     ("EPERM", Kind::ReadOnly),
     ("EIO", Kind::Io),
@@ -26,10 +26,10 @@ const NAMES: [(&str, Kind); 12] = [
     ("EFBIG", Kind::NoSpace),
 ];
 
-/// How a method that did not fail ended.
+/// The result of a method that did not fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ended {
-    /// It was done, or the answer is yes.
+    /// Success, or the answer is yes.
     Done,
     /// The script does not have it.
     Missing,
@@ -37,18 +37,18 @@ pub(crate) enum Ended {
     No,
 }
 
-/// What else an exit status asks for.
+/// A further request of an exit status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wish {
-    /// The end of the server.
+    /// Stop the server.
     Shutdown,
-    /// The end of the connection at once.
+    /// Close the connection at once.
     Disconnect,
-    /// The end of the connection, once what was sent is answered.
+    /// Close the connection, once its requests are answered.
     Leave,
 }
 
-/// What a run means (nbdkit-sh-plugin(1), "Exit codes").
+/// Interprets the result of a run (nbdkit-sh-plugin(1), "Exit codes").
 pub(crate) fn meaning(script: &Path, run: &Run) -> (Result<Ended, Error>, Option<Wish>) {
     let shown = script.display();
     let Some(code) = run.status.code() else {
@@ -63,7 +63,7 @@ pub(crate) fn meaning(script: &Path, run: &Run) -> (Result<Ended, Error>, Option
         3 => (Ok(Ended::No), None),
         4 => (Ok(Ended::Done), Some(Wish::Shutdown)),
         5 => (failed(Kind::ShuttingDown), Some(Wish::Shutdown)),
-        // Nobody hears the answer.
+        // The reply has no receiver.
         6 => (Ok(Ended::Missing), Some(Wish::Disconnect)),
         7 => (Ok(Ended::Done), Some(Wish::Leave)),
         KNOWN_STATUS_MAX => (failed(Kind::ShuttingDown), Some(Wish::Leave)),

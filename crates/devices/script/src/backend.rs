@@ -95,7 +95,7 @@ fn open(language: Language, target: Target) -> Opening<Opened> {
         .await?;
         let more = Handles { plugin, readonly };
         let device = more.another().await?;
-        // Where there may be one connection at a time, a second would wait for ever.
+        // If there may be only one connection at a time, a second would wait for ever.
         let several = more.plugin.model != ThreadModel::SerializeConnections;
         let more = several.then(|| Arc::new(more) as Arc<dyn Another>);
         Ok(Opened { device, more })
@@ -114,7 +114,7 @@ fn exports(language: Language, target: Target) -> Opening<Arc<dyn Exports>> {
     })
 }
 
-/// Handles for this program's own use: each is a connection of its own.
+/// Handles for this program's own use: each is a separate connection.
 struct Handles {
     plugin: Arc<Plugin>,
     readonly: bool,

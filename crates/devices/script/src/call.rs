@@ -1,5 +1,5 @@
-//! One run of a script: arguments and standard input in, standard output, standard error and how it
-//! ended out. It blocks, and is for threads of lanes.
+//! One run of a script: arguments and standard input in; standard output, standard error and the
+//! exit status out. It blocks, and is for threads of lanes.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Write as _};
@@ -15,13 +15,13 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::ioctl_fionbio;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 
-/// Most bytes that are kept of standard error.
+/// Maximum bytes of standard error that are stored.
 const SAID_MAX: usize = 64 << 10;
-/// Most bytes of an answer in words: room for a million extents.
+/// Maximum bytes of a textual reply: enough for a million extents.
 const TEXT_MAX: usize = 64 << 20;
-/// How much is read at a time of answers in words.
+/// Bytes of textual replies read at a time.
 const STEP: usize = 16 << 10;
-/// Pause between looks at a process without a descriptor for it (kernels before 5.3).
+/// Interval of checks for the end of a process without a pidfd (kernels before 5.3).
 const LOOK: Duration = Duration::from_millis(1);
 /// How often a start is tried again while another process still has the file open for writing.
 const BUSY_ATTEMPTS: u32 = 50;
@@ -29,16 +29,16 @@ const BUSY_ATTEMPTS: u32 = 50;
 /// A shell for scripts that name no interpreter, as execvp(3) has it.
 const SHELL: &str = "/bin/sh";
 
-/// Where scripts are run: what their runs share.
+/// State shared by the runs of a script.
 pub(crate) struct Runner {
     /// `$tmpdir`.
     pub(crate) folder: PathBuf,
     pub(crate) timeout: Option<Duration>,
-    /// A script turned out to need the shell: that is asked first from then on.
+    /// A script turned out to need the shell: use it at once from then on.
     shell_first: AtomicBool,
 }
 
-/// Where standard output goes.
+/// The destination of standard output.
 pub(crate) enum Output<'a> {
     /// To be read as words.
     Text(&'a mut Vec<u8>),
@@ -46,24 +46,24 @@ pub(crate) enum Output<'a> {
     Bytes(&'a mut [u8]),
 }
 
-/// A run that is over.
+/// A completed run.
 #[derive(Debug)]
 pub(crate) struct Run {
     pub(crate) status: ExitStatus,
     /// Standard error.
     pub(crate) said: Vec<u8>,
-    /// Bytes of standard output, also those without room.
+    /// Bytes of standard output, also those beyond the maximum.
     pub(crate) printed: u64,
 }
 
-/// Why there is no such result.
+/// Why there is no result.
 #[derive(Debug)]
 pub(crate) enum Broken {
     /// It did not start, or its pipes failed.
     System(io::Error),
-    /// It took too long and was killed.
+    /// It exceeded its time limit and was killed.
     TimedOut(Duration),
-    /// It printed more than anybody reads, and was killed.
+    /// It printed more than the maximum, and was killed.
     TooMuch,
 }
 
@@ -145,10 +145,10 @@ impl Runner {
     }
 }
 
-/// Process groups of scripts that run.
+/// Process groups of running scripts.
 static RUNNING: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
 
-/// Kills every script that runs: for the end of the program.
+/// Kills all running scripts, at the end of the program.
 pub fn kill_all() {
     let running = RUNNING.lock().expect("no panic under this lock");
     for &group in running.iter() {
@@ -157,7 +157,7 @@ pub fn kill_all() {
     }
 }
 
-/// A script that runs. Killed, with what it started, when dropped before its end.
+/// A running script. Killed, with its child processes, if dropped before its end.
 struct Running {
     child: Child,
     group: Option<Pid>,
@@ -193,7 +193,7 @@ impl Running {
                 match pipe.write(input) {
                     Ok(count) => input = &input[count..],
                     Err(error) if is_later(&error) => {}
-                    // Scripts need not read what they do not want.
+                    // Scripts need not read all of their input.
                     Err(error) if error.kind() == io::ErrorKind::BrokenPipe => input = &[],
                     Err(error) => return Err(error.into()),
                 }
@@ -222,7 +222,7 @@ impl Running {
         Ok(Run { status, said, printed })
     }
 
-    /// Waits for the end of the process, whose pipes are closed already.
+    /// Waits for the end of the process, whose pipes are already closed.
     fn wait(&mut self, deadline: Option<(Instant, Duration)>) -> Result<ExitStatus, Broken> {
         if let Some(status) = self.look()? {
             return Ok(status);
@@ -248,7 +248,7 @@ impl Running {
         }
     }
 
-    /// Reaps the process if it has ended. From then on its number may be another's.
+    /// Reaps the process if it has ended. From then on its number may be reused.
     fn look(&mut self) -> io::Result<Option<ExitStatus>> {
         let mut running = RUNNING.lock().expect("no panic under this lock");
         let status = self.child.try_wait()?;
@@ -266,7 +266,7 @@ impl Drop for Running {
         let Some(group) = self.group.take() else { return };
         // Fails only if it has just ended.
         let _ = kill_process_group(group, Signal::KILL);
-        // Reaped first, since nobody else may have its number while it is in the list.
+        // Reaped here first, so that its number is not reused while it is in the list.
         let mut running = RUNNING.lock().expect("no panic under this lock");
         if let Err(error) = self.child.wait() {
             log::debug!("cannot wait for a script that was killed: {error}");
@@ -300,7 +300,7 @@ impl Output<'_> {
                 let at = usize::try_from(*printed).unwrap_or(usize::MAX);
                 match bytes.get_mut(at..).filter(|rest| !rest.is_empty()) {
                     Some(rest) => read(pipe, rest)?,
-                    // Too much already: how much is for the message only.
+                    // Too much already: the length is only for the message.
                     None => read(pipe, &mut spare)?,
                 }
             }
@@ -311,7 +311,7 @@ impl Output<'_> {
             Some(count) => {
                 *printed += count as u64;
                 match self {
-                    // It would go on for ever.
+                    // It would continue for ever.
                     Output::Bytes(bytes) if *printed > bytes.len() as u64 + TEXT_MAX as u64 => {
                         Ok(Taken::TooMuch)
                     }
@@ -322,7 +322,7 @@ impl Output<'_> {
     }
 }
 
-/// Takes what is on standard error; whether that was the end. What is too long is left out.
+/// Reads standard error; returns whether it has ended. Text beyond the maximum is dropped.
 fn take_said(pipe: BorrowedFd<'_>, said: &mut Vec<u8>) -> Result<bool, Broken> {
     let mut part = [0; 4096];
     let Some(count) = read(pipe, &mut part)? else { return Ok(false) };
@@ -331,7 +331,7 @@ fn take_said(pipe: BorrowedFd<'_>, said: &mut Vec<u8>) -> Result<bool, Broken> {
     Ok(count == 0)
 }
 
-/// Reads; `None` if there is nothing now.
+/// Reads; `None` if there is no data now.
 fn read(pipe: BorrowedFd<'_>, into: &mut [u8]) -> io::Result<Option<usize>> {
     match rustix::io::read(pipe, into) {
         Ok(count) => Ok(Some(count)),
@@ -348,7 +348,7 @@ fn as_fd<T: AsFd>(pipe: &Option<T>) -> Option<BorrowedFd<'_>> {
     pipe.as_ref().map(AsFd::as_fd)
 }
 
-/// Waits until the first can be written or one of the others can be read, and says which.
+/// Waits until the first is writable or one of the others is readable, and returns which.
 fn wait(
     fds: [Option<BorrowedFd<'_>>; 3],
     deadline: Option<(Instant, Duration)>,
@@ -396,7 +396,7 @@ mod tests {
 
     use super::*;
 
-    /// A script of these lines, its runner, and the folder that they live in.
+    /// A script of these lines, its runner, and their directory.
     fn script(lines: &str, timeout: Option<Duration>) -> (tempfile::TempDir, PathBuf, Runner) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("script");

@@ -1,4 +1,4 @@
-//! What the handles of a connection share, and the methods that are asked before there is a handle.
+//! State shared by the handles of a connection, and the methods called before there is a handle.
 
 use std::ffi::OsString;
 use std::sync::{Arc, OnceLock};
@@ -11,20 +11,20 @@ use crate::answer::Ended;
 use crate::parse;
 use crate::plugin::{Plugin, no_thread};
 
-/// What a connection's handles share.
+/// State shared by a connection's handles.
 pub(crate) struct Connection {
     pub(crate) plugin: Arc<Plugin>,
     pub(crate) readonly: bool,
     pub(crate) lane: Arc<BlockingPool>,
     pub(crate) client: Client,
-    /// A server's client is behind it, not this program itself.
+    /// It belongs to a server's client, not to this program itself.
     pub(crate) served: bool,
-    /// Asked for once.
+    /// Queried once.
     pub(crate) default: OnceLock<Result<String>>,
     pub(crate) _turn: Option<FifoGuard>,
 }
 
-/// A truth value as scripts get it.
+/// A truth value in the form for scripts.
 pub(crate) fn word(value: bool) -> OsString {
     if value { "true".into() } else { "false".into() }
 }
@@ -39,7 +39,7 @@ impl Connection {
         let lane = self.lane.clone();
         lane.run(move || {
             let result = job(&self);
-            // The connection may end here: then so may its thread, whose queue outlives it.
+            // The connection may end here, and its thread with it; the queue outlives it.
             drop(self);
             completer.complete(result);
         });
@@ -63,7 +63,7 @@ impl Connection {
         }
     }
 
-    /// The name behind the empty name.
+    /// The name that the empty name stands for.
     pub(crate) fn default_export(&self, tls: bool) -> Result<String> {
         self.default.get_or_init(|| self.ask_default_export(tls)).clone()
     }
@@ -82,7 +82,7 @@ impl Connection {
         }
     }
 
-    /// The error of an answer that cannot be used.
+    /// The error for an invalid reply.
     pub(crate) fn wrong(&self, method: &str, why: &str) -> Error {
         Error::new(Kind::Io, format!("{}: {method}: {why}", self.plugin.script_of(method)))
     }

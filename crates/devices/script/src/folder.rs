@@ -1,4 +1,4 @@
-//! The folder that a script may keep its state in: `$tmpdir`.
+//! The directory for a script's state: `$tmpdir`.
 
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 
 use blockhaul_block::{Error, Result};
 
-/// Where it is made: scripts written for nbdkit may leave `$tmpdir` without quotes, so it must hold no
-/// space, which the user's own choice could.
+/// Its parent directory: scripts written for nbdkit may use `$tmpdir` without quotes, so it must
+/// not contain spaces, as a directory chosen by the user could.
 const PLACE: &str = "/tmp";
-/// Names that are tried.
+/// Number of names to try.
 const ATTEMPTS: u32 = 100;
 
-/// A folder that only this user can enter, removed with all in it when dropped.
+/// A directory accessible only to this user, removed with its contents on drop.
 pub(crate) struct Folder(PathBuf);
 
 impl Folder {

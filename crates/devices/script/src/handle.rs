@@ -1,5 +1,5 @@
-//! An open handle of a script as a device: what it says about itself, and the runs that do its
-//! requests. Runs are jobs on the connection's lane.
+//! An open handle of a script as a device: its facts, and the runs for its requests. Runs are jobs
+//! on the connection's lane.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt as _;
@@ -15,14 +15,14 @@ use crate::answer::Ended;
 use crate::connection::{Connection, word};
 use crate::parse;
 
-/// Longest read or write that scripts get at once: nbdkit's bound.
+/// Maximum read or write passed to scripts: nbdkit's limit.
 const TRANSFER_MAX: u32 = 64 << 20;
-/// Longest range of other calls: nbdkit's lengths have 32 bits; aligned to any block.
+/// Maximum length of other calls: nbdkit's lengths have 32 bits; aligned to any block.
 const RANGE_MAX: u64 = 0xffff_0000;
-/// Bytes that are read at a time to warm a cache.
+/// Bytes read at a time to warm a cache.
 const WARM: u64 = 1 << 20;
 
-/// Who supplies an ability.
+/// How an ability is implemented.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Level {
     None,
@@ -33,7 +33,7 @@ enum Level {
 /// An open handle. Closed, on its lane, when dropped.
 pub(crate) struct Handle {
     connection: Arc<Connection>,
-    /// What `open` printed.
+    /// The output of `open`.
     token: OsString,
     facts: Arc<Facts>,
     /// Whether `zero` is called at all.
@@ -55,7 +55,7 @@ impl Device for ScriptDevice {
         let handle = self.0.clone();
         self.0.connection.lane.run(move || {
             let outcome = handle.perform(request);
-            // Before the answer: whoever hears it may look whether the handle is still open.
+            // Before the reply: its receiver may check whether the handle is still open.
             drop(handle);
             completer.complete(outcome);
         });
@@ -64,7 +64,7 @@ impl Device for ScriptDevice {
 }
 
 impl Handle {
-    /// Opens a handle and asks it about itself, once.
+    /// Opens a handle and queries its facts once.
     pub(crate) fn open(connection: Arc<Connection>, name: &str, tls: bool) -> Result<Arc<Handle>> {
         let plugin = &connection.plugin;
         let shown = match name.is_empty() {
@@ -99,9 +99,9 @@ impl Handle {
         let mut fua = None;
         if write {
             self.native_zero = self.ask("can_zero")?.unwrap_or(false);
-            // Without it zeroing is writing, and slow at once.
+            // Without it zeroes are written, so fast zero fails at once.
             let fast = self.ask("can_fast_zero")?.unwrap_or(!self.native_zero);
-            // Zeroing by writing is here too, where a script says so only when it is called.
+            // Zeroes are also written if a script reports only when called that it cannot zero.
             can |= Can::ZERO;
             can.set(Can::FAST_ZERO, fast);
             can.set(Can::TRIM, self.ask("can_trim")?.unwrap_or(false));
@@ -141,7 +141,7 @@ impl Handle {
         plugin.ask(method, &self.token(), Some(client))
     }
 
-    /// What a method prints about the handle; `None` if it is missing.
+    /// The output of a method about the handle; `None` if it is missing.
     fn words(&self, method: &'static str) -> Result<Option<String>> {
         let Connection { plugin, client, .. } = &*self.connection;
         Ok(match plugin.words(method, &self.token(), Some(client))? {
@@ -174,9 +174,9 @@ impl Handle {
         }
     }
 
-    /// Limits that are kept to here, and what clients hear. For a server's clients that is all there is
-    /// to it, as in nbdkit: what they send comes to the script as it is. This program's own requests
-    /// keep to the script's sizes.
+    /// The limits enforced here, and those to advertise. For a server's clients, as in nbdkit, they
+    /// are only advertised: requests reach the script unchanged. This program's own requests comply
+    /// with the script's sizes.
     fn ask_block_size(&self) -> Result<(BlockSizes, Option<BlockSizes>)> {
         let usual = BlockSizes { maximum: TRANSFER_MAX, ..BlockSizes::default() };
         let Some(text) = self.words("block_size")? else { return Ok((usual, None)) };
@@ -201,7 +201,7 @@ impl Handle {
         }
     }
 
-    /// Does a request, and blocks until it is done.
+    /// Carries out a request, and blocks until it is done.
     fn perform(&self, request: Request) -> Outcome {
         let Request { op, at, len, flags } = request;
         match op {
@@ -222,7 +222,7 @@ impl Handle {
         }
     }
 
-    /// Runs what changes the device, with the script's own FUA or a flush behind it.
+    /// Runs a change with the script's own FUA, or followed by a flush.
     fn durably(&self, flags: Flags, change: impl FnOnce(bool) -> Result<()>) -> Outcome {
         let fua = flags.contains(Flags::FUA);
         let native = fua && self.fua == Level::Native;
@@ -253,7 +253,7 @@ impl Handle {
         flags: Option<&str>,
     ) -> Result<()> {
         for (at, count) in pieces(at, len, RANGE_MAX) {
-            // A method that is missing has nothing to do.
+            // A missing method has nothing to do.
             self.change(method, &self.range(at, count, flags), &[])?;
         }
         Ok(())
@@ -288,7 +288,7 @@ impl Handle {
         Ok(())
     }
 
-    /// The script's zero, or where that is not supported, writes.
+    /// The script's zero, or writes if that is not supported.
     fn zero_piece(&self, at: u64, len: u64, flags: Flags, fua: bool) -> Result<()> {
         let fast = flags.contains(Flags::FAST);
         if self.native_zero {

@@ -1,11 +1,11 @@
-//! Devices whose requests are done by scripts: nbdkit's protocol for scripts (nbdkit-sh-plugin(1),
-//! nbdkit-eval-plugin(1)), spoken by this program itself.
+//! Devices implemented by scripts, in nbdkit's protocol for scripts (nbdkit-sh-plugin(1),
+//! nbdkit-eval-plugin(1)), which this program implements itself.
 //!
 //! - `backend`: the schemes `sh:` and `eval:`. `settings`: what is typed behind them.
 //! - `source`: where the scripts are. `call`: one run of one. `answer`: what its exit status means.
 //! - `plugin`: the life of a script. `visit`: a client; `connection`: what its handles share. `handle`: an
 //!   open handle and its calls.
-//! - `parse`: what scripts print. `folder`: where they may keep their state.
+//! - `parse`: the output of scripts. `folder`: the directory for their state.
 //!
 //! A run blocks a thread, never a worker: runs are jobs on lanes ([`blockhaul_io::BlockingPool`]), whose threads are
 //! bounded and end when idle.

@@ -1,12 +1,13 @@
-//! What scripts print: sizes, lists of exports, extents.
+//! Parses the output of scripts: sizes, lists of exports, extents.
 
 use blockhaul_block::{BlockSizes, Extents};
 use blockhaul_catalog::{Listed, parse_size};
 
-/// Most exports of one list, and the longest name or description in bytes (NBD's own bound).
+/// Maximum number of exports in one list, and maximum length of a name or description in bytes
+/// (NBD's limit).
 const EXPORTS_MAX: usize = 10_000;
 pub(crate) const STRING_MAX: usize = 4096;
-/// Most extents of one answer; clients ask again behind them.
+/// Maximum number of extents in one reply; clients request the rest again.
 const EXTENTS_MAX: usize = 1 << 20;
 
 /// A size in bytes.
@@ -20,8 +21,8 @@ pub(crate) fn line(bytes: &[u8]) -> &[u8] {
     bytes.strip_suffix(b"\n").unwrap_or(bytes)
 }
 
-/// A list of exports: names, or names and descriptions in one of two orders. What does not end with a
-/// newline is no entry.
+/// A list of exports: names, or names and descriptions in one of two orders. An unterminated last
+/// line is ignored.
 pub(crate) fn exports(text: &str) -> Result<Vec<Listed>, &'static str> {
     let complete = |text: &str| -> Vec<String> {
         let lines = text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n'));

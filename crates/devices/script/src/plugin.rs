@@ -25,7 +25,7 @@ pub(crate) enum ThreadModel {
     SerializeAllRequests,
     /// One request at a time of each connection.
     SerializeRequests,
-    /// No limit but that on threads.
+    /// Limited only by the number of threads.
     Parallel,
 }
 
@@ -47,7 +47,7 @@ impl ThreadModel {
         }
     }
 
-    /// What a script printed; what is not known is the safe one.
+    /// Parses the output of a script; an unknown value becomes the safest.
     fn from_text(text: &str) -> ThreadModel {
         let text = text.to_ascii_lowercase().replace('-', "_");
         let found = ThreadModel::ALL.into_iter().find(|model| model.name() == text);
@@ -60,15 +60,15 @@ pub(crate) struct Plugin {
     source: Source,
     runner: Runner,
     pub(crate) model: ThreadModel,
-    /// The thread of the script's life, and of all runs where there may be one at a time.
+    /// The thread of the script's life, and of all runs if only one may run at a time.
     pub(crate) control: Arc<BlockingPool>,
     /// Threads for scripts that may run in parallel.
     pub(crate) pool: Arc<BlockingPool>,
-    /// Whose turn it is, where there may be one connection at a time.
+    /// The lock for scripts with one connection at a time.
     pub(crate) one_by_one: Arc<FifoLock>,
     /// Taken when the plugin ends.
     folder: Option<Folder>,
-    /// Asks the server to stop that the script was opened for.
+    /// Stops the server that the script was opened for.
     shutdown: Shutdown,
 }
 
@@ -143,7 +143,7 @@ impl Plugin {
         let shown = self.source.shown();
         let wrong = |text: String| Err(Error::new(Kind::Usage, format!("{shown}: {text}")));
         let key = match (key, magic, &self.source) {
-            // As nbdkit: a bare value is called `script`, which the script may give another name.
+            // As nbdkit: a bare value has the key `script`, which the script may change.
             (None | Some("script"), Some(magic), Source::Sh { .. }) => magic,
             (None | Some("script"), None, Source::Sh { .. }) => {
                 return wrong(format!("{value:?}: write it as KEY=VALUE"));
@@ -190,7 +190,7 @@ impl Plugin {
         Ok(())
     }
 
-    /// A method of the script's life, which is done or missing.
+    /// Calls a method of the script's life, which succeeds or is missing.
     fn step(&self, method: &'static str, args: &[OsString]) -> Result<Ended> {
         let usage = |error: Error| Error::new(Kind::Usage, error.text().to_string());
         self.call(method, args, &[], None).map_err(usage)
@@ -209,7 +209,7 @@ impl Plugin {
         }
     }
 
-    /// Calls a method that is done or missing; what it prints is left out.
+    /// Calls a method that succeeds or is missing; its output is ignored.
     pub(crate) fn call(
         &self,
         method: &'static str,
@@ -233,7 +233,7 @@ impl Plugin {
         Ok((self.not_no(method, ended)?, printed))
     }
 
-    /// Calls a method that answers yes or no; `None` if it is missing.
+    /// Calls a method that returns yes or no; `None` if it is missing.
     pub(crate) fn ask(
         &self,
         method: &'static str,
@@ -248,7 +248,7 @@ impl Plugin {
         })
     }
 
-    /// Calls a method that fills memory; how many bytes it printed.
+    /// Calls a method that fills memory; returns the number of bytes printed.
     pub(crate) fn fill(
         &self,
         method: &'static str,
@@ -319,11 +319,11 @@ impl Drop for Plugin {
         let script = self.source.script("unload");
         self.control.run(move || {
             if let Script::File(path) = script {
-                // The last run; nobody is left to hear of an error.
+                // The last run; an error has no receiver any more.
                 let output = Output::Text(&mut Vec::new());
                 match runner.run(&path, &["unload".into()], &[], output) {
                     Ok(run) => log::debug!("{} has unloaded: {}", path.display(), run.status),
-                    // What cannot be started has said so when it was loaded.
+                    // A failed start was already reported at load.
                     Err(broken @ call::Broken::System(_)) => {
                         log::debug!("{}", answer::broken(&path, "unload", broken));
                     }
@@ -336,7 +336,7 @@ impl Drop for Plugin {
     }
 }
 
-/// How many scripts live.
+/// Number of scripts in use.
 static LIVE: (Mutex<i64>, Condvar) = (Mutex::new(0), Condvar::new());
 
 fn live(change: i64) {
@@ -344,8 +344,8 @@ fn live(change: i64) {
     LIVE.1.notify_all();
 }
 
-/// Waits until every script has ended, at most this long, then kills those that run. Whether all have
-/// ended by themselves. To be called before the process ends, on no worker.
+/// Waits until every script has ended, at most this long, then kills the running ones. Returns
+/// whether all have ended by themselves. Call it before the process ends, not on a worker.
 pub fn wait_for_end(limit: Duration) -> bool {
     let deadline = blockhaul_io::now() + limit;
     let mut live = LIVE.0.lock().expect("no panic under this lock");
@@ -362,14 +362,14 @@ pub fn wait_for_end(limit: Duration) -> bool {
     ended
 }
 
-/// What a script says about itself, without being made ready: lines of `key=value`, as
-/// `nbdkit --dump-plugin` prints them.
+/// The description of a script, without starting it: lines of `key=value`, as printed by `nbdkit
+/// --dump-plugin`.
 pub fn dump(settings: &Settings) -> Result<String> {
     let (sender, receiver) = std::sync::mpsc::channel();
     let control = Arc::new(BlockingPool::single(settings.language.name()));
     let (own, settings) = (control.clone(), settings.clone());
     control.run(move || {
-        // Whoever asked waits below.
+        // The caller waits below.
         let _ = sender.send(dump_here(&settings, own));
     });
     drop(control);

@@ -1,4 +1,4 @@
-//! What is typed behind `sh:` and `eval:`.
+//! Parses the text after `sh:` and `eval:`.
 
 use std::time::Duration;
 
@@ -7,26 +7,26 @@ use blockhaul_catalog::{Target, parse_duration, percent_decode};
 
 use crate::Language;
 
-/// Runs of a parallel script at a time: what nbdkit gives each connection.
+/// Default number of parallel runs: nbdkit's threads per connection.
 const RUNS: usize = 16;
-/// Most runs at a time that may be asked for.
+/// Maximum number of parallel runs.
 const RUNS_MAX: usize = 1024;
 
-/// What a script is started with.
+/// Settings for starting a script.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// How the script is written.
+    /// The form of the script.
     pub language: Language,
     /// Parameters in order; no key: a bare value. For `sh` the first is the script.
     pub config: Vec<(Option<String>, String)>,
-    /// What stands around the script.
+    /// The settings around the script.
     pub host: HostSettings,
 }
 
-/// What is done around a script.
+/// Settings of the host for a script.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostSettings {
-    /// Most runs at a time, where the script takes requests in parallel.
+    /// Maximum number of runs at a time, if the script accepts parallel requests.
     pub threads: usize,
     /// Time after which a run is killed; none: never.
     pub timeout: Option<Duration>,
@@ -44,7 +44,7 @@ impl Settings {
         Settings { language, config: Vec::new(), host: HostSettings::default() }
     }
 
-    /// Takes apart what was typed. Parameters keep their order and may come twice.
+    /// Parses the text. Parameters keep their order and may be repeated.
     pub(crate) fn parse(language: Language, target: &Target) -> Result<Settings> {
         let text = target.text()?;
         let mut settings = Settings::new(language);

@@ -10,10 +10,10 @@ use blockhaul_block::{Error, Kind, Result};
 
 use crate::folder::Folder;
 
-/// Longest script on standard input.
+/// Maximum length of a script on standard input.
 const INLINE_MAX: u64 = 16 << 20;
 
-/// What nbdkit-eval-plugin(1) takes as scripts; other keys are parameters.
+/// Keys that nbdkit-eval-plugin(1) takes as scripts; other keys are parameters.
 const METHODS: [&str; 33] = [
     "after_fork",
     "block_size",
@@ -50,8 +50,8 @@ const METHODS: [&str; 33] = [
     "zero",
 ];
 
-/// Methods that stand for others which only say that they are there, and what those then print: what
-/// nbdkit does for plugins in C.
+/// Methods whose presence implies another method's answer, and the output of those: as nbdkit does
+/// for plugins in C.
 const IMPLIED: [(&str, &str, &str); 6] = [
     ("pwrite", "can_write", ""),
     ("flush", "can_flush", ""),
@@ -61,7 +61,7 @@ const IMPLIED: [(&str, &str, &str); 6] = [
     ("cache", "can_cache", "native"),
 ];
 
-/// How a script is written.
+/// The form of a script.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Language {
     /// One script for all methods, in any language (nbdkit-sh-plugin(1)).
@@ -80,7 +80,7 @@ impl Language {
     }
 }
 
-/// What does a method.
+/// The implementation of a method.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Script {
     /// A file to start.
@@ -131,7 +131,7 @@ impl Source {
         Ok(())
     }
 
-    /// Checks that what everybody needs is there, once all is.
+    /// Checks at the end that all required methods exist.
     pub(crate) fn complete(&mut self) -> Result<()> {
         let Source::Eval { scripts } = self else { return Ok(()) };
         if !scripts.contains_key("get_size") {
@@ -145,7 +145,7 @@ impl Source {
         Ok(())
     }
 
-    /// What does a method.
+    /// The implementation of a method.
     pub(crate) fn script(&self, method: &str) -> Script {
         match self {
             Source::Sh { script } => Script::File(script.clone()),
@@ -165,7 +165,7 @@ impl Source {
     }
 }
 
-/// Writes a script so that it can be started.
+/// Writes a script so that it can be executed.
 fn write(path: &Path, commands: &[u8]) -> Result<()> {
     let cannot = |error| Error::system(format!("cannot write {}", path.display()), error);
     let mut file = fs::OpenOptions::new()
@@ -181,7 +181,7 @@ fn write(path: &Path, commands: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// The script on standard input, kept as a file.
+/// The script on standard input, stored as a file.
 fn inline(folder: &Folder) -> Result<PathBuf> {
     let cannot = |error| Error::system("cannot read the script on standard input", error);
     let input = std::io::stdin();

@@ -11,7 +11,7 @@ use crate::handle::{Handle, ScriptDevice};
 use crate::parse;
 use crate::plugin::{Plugin, ThreadModel};
 
-/// A script's exports: each client is a connection of its own.
+/// A script's exports: each client has its own connection.
 pub(crate) struct ScriptExports {
     pub(crate) plugin: Arc<Plugin>,
     pub(crate) readonly: bool,
@@ -32,8 +32,8 @@ impl Exports for ScriptExports {
 pub(crate) struct ScriptVisit(Arc<Connection>);
 
 impl ScriptVisit {
-    /// Admits a connection, when it is its turn and the script has nothing against it; without a client,
-    /// it is this program's own.
+    /// Admits a connection, when it is its turn and the script accepts it; without a client, it
+    /// belongs to this program itself.
     pub(crate) async fn enter(
         plugin: Arc<Plugin>,
         readonly: bool,

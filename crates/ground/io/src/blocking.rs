@@ -1,7 +1,7 @@
-//! Threads for code that blocks: a queue of jobs with a bounded number of threads, which start on demand.
+//! Threads for blocking code: a queue of jobs with a bounded number of threads, started on demand.
 //!
-//! [`offload`] has one pool for the whole program. Plugins have pools of their own: one thread for those
-//! that want all callbacks on one thread, more for those that take callbacks in parallel.
+//! [`offload`] has one pool for the whole program. Plugins have their own pools: one thread for
+//! those that need all callbacks on one thread, more for those that accept parallel callbacks.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,14 +11,14 @@ use std::time::Duration;
 
 use crate::sync::{Ticket, ticket};
 
-/// Most threads of the program's pool: enough to keep a disk busy through blocking calls (the gain from
-/// depth ends near 32 on the devices in use), few enough to be cheap.
+/// Maximum threads of the program's pool: enough to keep a disk busy through blocking calls (depth
+/// gains end near 32 on common devices), few enough to be cheap.
 const OFFLOAD_MAX: usize = 32;
-/// How long a thread of the program's pool stays without work.
+/// How long an idle thread of the program's pool stays.
 const OFFLOAD_IDLE: Duration = Duration::from_secs(5);
-/// How long a thread of a parallel pool stays without work.
+/// How long an idle thread of a parallel pool stays.
 const IDLE: Duration = Duration::from_secs(2);
-/// Stack of a thread that runs callbacks, in bytes: interpreters and shells expect what a main thread has.
+/// Stack size in bytes of a callback thread: interpreters and shells expect that of a main thread.
 const STACK: usize = 8 << 20;
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -42,7 +42,7 @@ pub fn offload<T: Send + 'static>(job: impl FnOnce() -> T + Send + 'static) -> T
     ticket
 }
 
-/// Runs a job on a thread of the program's pool; on this one rather than lose it, where there is none.
+/// Runs a job on a thread of the program's pool, or on this one if no thread can be started.
 pub(crate) fn offload_job(job: Job) {
     if let Err((job, error)) = OFFLOAD.push(job) {
         log::warn!("cannot start a thread for blocking calls: {error}");
@@ -50,21 +50,21 @@ pub(crate) fn offload_job(job: Job) {
     }
 }
 
-/// A queue of jobs and its threads. Threads start when there is work. Dropping it has the threads
-/// finish what is queued, and end.
+/// A queue of jobs and its threads. Threads start when there is work. On drop, the threads finish
+/// the queued jobs, then end.
 pub struct BlockingPool {
     shared: Arc<Shared>,
 }
 
 struct Shared {
     name: String,
-    /// Most threads.
+    /// Maximum number of threads.
     most: usize,
-    /// How long a thread stays without work.
+    /// How long an idle thread stays.
     idle: Duration,
-    /// Bytes of stack, if not as usual.
+    /// Stack size in bytes, if not the default.
     stack: Option<usize>,
-    /// Threads stay while the pool lives: whoever calls wants the same one again.
+    /// Threads stay while the pool lives: the callers need the same thread each time.
     stay: AtomicBool,
     state: Mutex<State>,
     work: Condvar,
@@ -107,21 +107,21 @@ impl BlockingPool {
         BlockingPool { shared: Arc::new(shared) }
     }
 
-    /// Lets its threads end when idle: whoever calls does not mind which one it is.
+    /// Lets idle threads end: the callers do not need the same thread each time.
     pub fn end_when_idle(&self) {
         self.shared.stay.store(false, Ordering::Relaxed);
     }
 
-    /// Queues a job. Without any thread, and unable to start one, the job is dropped.
+    /// Queues a job. If there is no thread and none can be started, the job is dropped.
     pub fn run(&self, job: impl FnOnce() + Send + 'static) {
         if let Err((job, error)) = self.push(Box::new(job)) {
             log::error!("cannot start a thread for {}: {error}", self.shared.name);
-            // Its owner sees that it got lost.
+            // Its owner notices the drop.
             drop(job);
         }
     }
 
-    /// Queues a job; gives it back where there is no thread for it and none can be started.
+    /// Queues a job; returns it if there is no thread and none can be started.
     fn push(&self, job: Job) -> Result<(), (Job, std::io::Error)> {
         let mut state = self.shared.lock();
         state.jobs.push_back(job);
@@ -144,7 +144,7 @@ impl BlockingPool {
                     return Err((job, error));
                 }
             }
-            // Others will get to it.
+            // Existing threads will run it.
             Err(error) => log::debug!("cannot start another thread: {error}"),
         }
         Ok(())

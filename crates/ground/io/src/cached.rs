@@ -1,4 +1,4 @@
-//! What the page cache holds of a file, asked without reading and without starting to read ahead.
+//! Queries which part of a file is in the page cache, without reading or triggering readahead.
 #![expect(unsafe_code, reason = "system calls that no safe crate has")]
 
 use std::io;
@@ -8,20 +8,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::File;
 
-/// Whether cachestat(2) is there: Linux 6.5 and later, and not refused by a sandbox.
+/// Whether cachestat(2) is available: Linux 6.5 and later, unless a sandbox refuses it.
 static HAS_CACHESTAT: AtomicBool = AtomicBool::new(true);
 
-/// Number of the system call, the same on every architecture but Alpha.
+/// System call number, the same on every architecture but Alpha.
 const CACHESTAT: libc::c_long = 451;
 
-/// Of the kernel's interface (linux/mman.h).
+/// As in the kernel's interface (linux/mman.h).
 #[repr(C)]
 struct Range {
     at: u64,
     len: u64,
 }
 
-/// Of the kernel's interface (linux/mman.h): pages.
+/// As in the kernel's interface (linux/mman.h): pages.
 #[repr(C)]
 #[derive(Default)]
 struct Counts {
@@ -33,8 +33,8 @@ struct Counts {
 }
 
 impl File {
-    /// Bytes of the range `at..at + len` in the page cache, in whole pages; `None` where the kernel
-    /// does not tell, which may be because the file is not ours.
+    /// Bytes of the range `at..at + len` in the page cache, in whole pages; `None` if the kernel
+    /// does not report it, for example for a file of another user.
     pub fn cached(&self, at: u64, len: u64) -> Option<u64> {
         if len == 0 {
             return Some(0);
@@ -43,7 +43,7 @@ impl File {
         if HAS_CACHESTAT.load(Ordering::Relaxed) {
             match self.cachestat(at, len) {
                 Ok(pages) => return Some(pages.saturating_mul(page)),
-                // For a file that others own and that we may not write.
+                // For a file of another user that we may not write.
                 Err(error) if error.raw_os_error() == Some(libc::EPERM) => {}
                 Err(error) => {
                     log::debug!("cachestat is not used any more: {error}");
@@ -58,8 +58,8 @@ impl File {
         let (range, mut counts) = (Range { at, len }, Counts::default());
         let fd = self.as_fd().as_raw_fd();
         let (range, told) = (ptr::from_ref(&range), ptr::from_mut(&mut counts));
-        // SAFETY: both structures are laid out as the kernel's, live until the call returns, and the
-        // kernel writes no more than the second.
+        // SAFETY: both structures are laid out as the kernel's and live until the call returns; the
+        // kernel writes only to the second.
         let done = unsafe { libc::syscall(CACHESTAT, fd, range, told, 0_u32) };
         if done == 0 { Ok(counts.cached) } else { Err(io::Error::last_os_error()) }
     }
@@ -72,7 +72,7 @@ impl File {
         let offset = libc::off_t::try_from(start).map_err(invalid)?;
         let page = usize::try_from(page).map_err(invalid)?;
         let (fd, shared) = (self.as_fd().as_raw_fd(), libc::MAP_SHARED);
-        // SAFETY: a new mapping at an address of the kernel's choice; nobody reads through it.
+        // SAFETY: a new mapping at an address of the kernel's choice; it is never read.
         let map = unsafe { libc::mmap(ptr::null_mut(), len, libc::PROT_READ, shared, fd, offset) };
         if map == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
@@ -81,7 +81,7 @@ impl File {
         // SAFETY: the range is the mapping made above, and there is a byte for each of its pages.
         let told = unsafe { libc::mincore(map, len, pages.as_mut_ptr()) };
         let result = if told == 0 { Ok(()) } else { Err(io::Error::last_os_error()) };
-        // SAFETY: the mapping made above, which nobody refers to.
+        // SAFETY: the mapping made above, which has no references.
         let unmapped = unsafe { libc::munmap(map, len) };
         debug_assert_eq!(unmapped, 0);
         result.map(|()| pages.iter().map(|page| u64::from(page & 1)).sum())

@@ -1,15 +1,15 @@
-//! The one place that time comes from: whoever runs the workers in another time has it changed here alone.
+//! The only source of time, so that workers can run in simulated time by changing it here alone.
 
 use std::time::{Duration, Instant};
 
-/// The present time.
+/// The current time.
 #[expect(clippy::disallowed_methods, reason = "the clock that all others ask")]
 #[inline]
 pub fn now() -> Instant {
     Instant::now()
 }
 
-/// Time since then; zero for a time to come.
+/// Time since then; zero for a time in the future.
 #[inline]
 pub fn elapsed(since: Instant) -> Duration {
     now().saturating_duration_since(since)

@@ -1,4 +1,4 @@
-//! What a worker thread owns, and the way to it from the tasks that run on it.
+//! The state of a worker thread, and access to it from its tasks.
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::VecDeque;
@@ -16,7 +16,7 @@ thread_local! {
     static LOCAL: RefCell<VecDeque<Runnable>> = const { RefCell::new(VecDeque::new()) };
 }
 
-/// What a worker thread owns.
+/// The state of a worker thread.
 pub(crate) struct Worker {
     pub(crate) inbox: Arc<Inbox>,
     /// The inboxes of all workers of the runtime, its own included.
@@ -25,21 +25,21 @@ pub(crate) struct Worker {
     pub(crate) driver: RefCell<Box<dyn Driver>>,
     pub(crate) ops: RefCell<Table>,
     pub(crate) timers: RefCell<Timers>,
-    /// How many wait for room to send.
+    /// Number of tasks that wait for a writable socket.
     pub(crate) ahead: Cell<usize>,
     /// Bytes sent and received since the last turn of the driver.
     pub(crate) moved: Cell<usize>,
 }
 
 impl Worker {
-    /// Has all workers look at what there is to do.
+    /// Wakes all workers.
     pub(crate) fn wake_peers(&self) {
         for peer in &self.peers {
             peer.push(Item::Call(Box::new(|| {})));
         }
     }
 
-    /// Where a task that became ready is queued: here, or through the inbox from other threads.
+    /// Queues a task that became ready: here, or through the inbox from other threads.
     pub(crate) fn scheduler(&self) -> impl Fn(Runnable) + Send + Sync + use<> {
         let inbox = self.inbox.clone();
         move |runnable| {
@@ -55,7 +55,7 @@ impl Worker {
     }
 }
 
-/// Makes `worker` the current thread's. A thread has one in its life.
+/// Makes `worker` the current thread's, once per thread.
 pub(crate) fn set_worker(worker: Worker) {
     let fresh = CURRENT.with(|current| current.set(worker).is_ok());
     assert!(fresh, "a new thread has no worker yet");
@@ -76,17 +76,17 @@ pub(crate) fn is_idle() -> bool {
     LOCAL.with_borrow(VecDeque::is_empty)
 }
 
-/// Takes note of bytes that were sent or received.
+/// Counts bytes that were sent or received.
 pub(crate) fn moved(bytes: usize) {
     try_with_worker(|worker| worker.moved.update(|moved| moved.saturating_add(bytes)));
 }
 
-/// Runs `f` with the current thread's worker. Panics outside of a worker.
+/// Runs `f` with the current thread's worker. Panics outside a worker.
 pub(crate) fn with_worker<R>(f: impl FnOnce(&Worker) -> R) -> R {
     CURRENT.with(|current| f(current.get().expect("called outside of a worker thread")))
 }
 
-/// Runs `f` with the current thread's worker, if it is one and not already ending.
+/// Runs `f` with the current thread's worker, unless there is none or it is ending.
 pub(crate) fn try_with_worker<R>(f: impl FnOnce(&Worker) -> R) -> Option<R> {
     CURRENT.try_with(|current| current.get().map(f)).ok().flatten()
 }
@@ -96,7 +96,7 @@ pub fn worker() -> usize {
     with_worker(|worker| worker.inbox.worker)
 }
 
-/// How many workers the current worker's runtime has.
+/// Number of workers of the current runtime.
 pub fn worker_count() -> usize {
     with_worker(|worker| worker.peers.len())
 }

@@ -1,12 +1,12 @@
-//! A lock that tasks of any worker take in the order in which they asked: one connection at a time, as
-//! some plugins want it.
+//! A lock for tasks of any worker, granted in order of request: some plugins need one connection at
+//! a time.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
 use crate::Completer;
 
-/// A lock that is passed on in order, held across waits.
+/// A first-in-first-out lock that can be held across waits.
 #[derive(Default)]
 pub struct FifoLock(Mutex<Queue>);
 
@@ -16,7 +16,7 @@ struct Queue {
     waiting: VecDeque<Completer<FifoGuard>>,
 }
 
-/// Holds the lock; dropped, it passes it on.
+/// Holds the lock; on drop, passes it on.
 pub struct FifoGuard(Arc<FifoLock>);
 
 impl FifoLock {
@@ -50,7 +50,7 @@ impl Drop for FifoGuard {
             next
         };
         if let Some(next) = next {
-            // Whoever gave up in the meantime drops the guard, which passes it on.
+            // If the waiter has given up, this drops the guard, which passes the lock on.
             next.complete(FifoGuard(self.0.clone()));
         }
     }

@@ -18,7 +18,7 @@ use crate::op::{self, Op, file_op};
 #[derive(Clone, Debug)]
 pub struct File {
     fd: Arc<OwnedFd>,
-    /// It was opened for direct I/O.
+    /// Opened for direct I/O.
     direct: bool,
 }
 
@@ -29,11 +29,11 @@ pub enum Allocate {
     PunchHole,
     /// Zero the range and keep it allocated.
     ZeroRange,
-    /// Allocate what is not; contents stay.
+    /// Allocate the holes; contents stay.
     Reserve,
 }
 
-/// A read that has been started ([`File::start_read`]). Dropping it does not stop it.
+/// A read in progress ([`File::start_read`]). Dropping it does not stop it.
 #[must_use = "what was read comes with its outcome"]
 pub struct Reading(Op);
 
@@ -46,7 +46,7 @@ impl Future for Reading {
     }
 }
 
-/// The buffer of a read that is over; an empty one where it was lost with the driver.
+/// The buffer of a completed read; an empty one if it was lost with the driver.
 fn read((result, op): (io::Result<usize>, Option<FileOp>)) -> (io::Result<usize>, Buf) {
     match op {
         Some(FileOp::Read { buf, .. }) => (result, buf),
@@ -55,7 +55,7 @@ fn read((result, op): (io::Result<usize>, Option<FileOp>)) -> (io::Result<usize>
     }
 }
 
-/// A write that has been started ([`File::start_write`]). Dropping it does not stop it.
+/// A write in progress ([`File::start_write`]). Dropping it does not stop it.
 #[must_use = "what was written comes with its outcome"]
 pub struct Writing(Op);
 
@@ -69,7 +69,7 @@ impl Future for Writing {
 }
 
 impl File {
-    /// Takes over an open descriptor.
+    /// Takes ownership of an open descriptor.
     pub fn new(fd: OwnedFd) -> File {
         let direct = fcntl_getfl(&fd).is_ok_and(|flags| flags.contains(OFlags::DIRECT));
         File { fd: Arc::new(fd), direct }
@@ -80,7 +80,7 @@ impl File {
         self.start_read(buf, start, at).await
     }
 
-    /// The same; the read is the driver's when this returns, at the latest with its next turn.
+    /// The same; the read is started when this returns, at the latest on the driver's next turn.
     pub fn start_read(&self, buf: Buf, start: usize, at: u64) -> Reading {
         Reading(op::start(FileOp::Read {
             file: self.fd.clone(),
@@ -91,7 +91,7 @@ impl File {
         }))
     }
 
-    /// Fills `buf` from byte offset `at` on; `UnexpectedEof` where the file ends before.
+    /// Fills `buf` from byte offset `at` on; `UnexpectedEof` if the file ends before that.
     pub async fn read_exact_at(&self, mut buf: Buf, at: u64) -> (io::Result<()>, Buf) {
         let mut filled = 0;
         while filled < buf.len() {
@@ -107,9 +107,9 @@ impl File {
         (Ok(()), buf)
     }
 
-    /// Writes `data` from its byte `start` on at byte offset `at`; yields the number of bytes. The write
-    /// is the driver's when this returns, at the latest with its next turn. A payload that may be parked is
-    /// loaded before ([`Data::load`]).
+    /// Writes `data` from its byte `start` on at byte offset `at`; returns the number of bytes. The
+    /// write is started when this returns, at the latest on the driver's next turn. Load a payload
+    /// that may be parked first ([`Data::load`]).
     pub fn start_write(&self, data: Data, start: usize, at: u64) -> Writing {
         Writing(op::start(FileOp::Write {
             file: self.fd.clone(),
@@ -120,12 +120,12 @@ impl File {
         }))
     }
 
-    /// Writes all of `data` at byte offset `at`; it is loaded before, if it may be parked.
+    /// Writes all of `data` at byte offset `at`; loads it first if it may be parked.
     pub async fn write_all_at(&self, data: Data, at: u64) -> io::Result<()> {
         self.write_rest_at(data, 0, at).await
     }
 
-    /// Writes `data` from its byte `written` on; its first byte is for byte offset `at`.
+    /// Writes `data` from its byte `written` on; its first byte belongs at byte offset `at`.
     pub async fn write_rest_at(&self, data: Data, mut written: usize, at: u64) -> io::Result<()> {
         while written < data.len() {
             match self.start_write(data.clone(), written, at + written as u64).await {
@@ -154,25 +154,25 @@ impl File {
         file_op(op).await.0.map(drop)
     }
 
-    /// Reads what is in memory already, without waiting for a disk: `WouldBlock` when it is not,
-    /// `Unsupported` where the file system cannot tell (tmpfs: always in memory).
+    /// Reads from memory only, without waiting for a disk: `WouldBlock` if the data is not in
+    /// memory, `Unsupported` if the file system cannot tell (tmpfs: always in memory).
     pub fn try_read_at(&self, buf: &mut [u8], at: u64) -> io::Result<usize> {
         let mut slices = [IoSliceMut::new(buf)];
         Ok(rustix::io::preadv2(&self.fd, &mut slices, at, ReadWriteFlags::NOWAIT)?)
     }
 
-    /// Reads on the calling thread, waiting for the disk where needed.
+    /// Reads on the calling thread, waiting for the disk if necessary.
     pub fn read_now(&self, buf: &mut [u8], at: u64) -> io::Result<usize> {
         Ok(rustix::io::pread(&self.fd, buf, at)?)
     }
 
-    /// Writes on the calling thread, waiting where needed.
+    /// Writes on the calling thread, waiting if necessary.
     pub fn write_now(&self, buf: &[u8], at: u64) -> io::Result<usize> {
         Ok(rustix::io::pwrite(&self.fd, buf, at)?)
     }
 }
 
-/// Makes durable what name `path` has, or has not any more: syncs its folder. Blocks.
+/// Makes the creation or removal of the name `path` durable: syncs its directory. Blocks.
 pub fn sync_folder(path: &Path) -> io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     std::fs::File::open(folder.unwrap_or(Path::new(".")))?.sync_all()

@@ -1,4 +1,4 @@
-//! What other threads leave for a worker, and how they wake it.
+//! Passes items from other threads to a worker, and wakes it.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -8,14 +8,14 @@ use async_task::Runnable;
 
 use crate::sys::Wakeup;
 
-/// What other threads leave for a worker.
+/// Items that other threads pass to a worker.
 pub(crate) struct Inbox {
     pub(crate) worker: usize,
     queue: Mutex<Queue>,
-    /// The worker is about to wait in its driver, or does: whoever leaves something must wake it.
+    /// The worker sleeps in its driver, or is about to: a push must wake it.
     asleep: AtomicBool,
     pub(crate) wakeup: Arc<Wakeup>,
-    /// Tasks of all workers of the runtime that it does not end before.
+    /// Number of tasks that must end before any worker of the runtime does.
     pub(crate) last: Arc<AtomicUsize>,
 }
 
@@ -42,7 +42,7 @@ impl Inbox {
         })
     }
 
-    /// Leaves an item; false (item dropped) when the worker has ended.
+    /// Adds an item; false (item dropped) if the worker has ended.
     pub(crate) fn push(&self, item: Item) -> bool {
         {
             let mut queue = self.queue.lock().expect("no panic under this lock");
@@ -72,7 +72,7 @@ impl Inbox {
         std::mem::take(&mut queue.items)
     }
 
-    /// Announces sleep; false if there is something to do first.
+    /// Announces sleep; false if there is work to do first.
     pub(crate) fn prepare_sleep(&self) -> bool {
         self.asleep.store(true, Ordering::SeqCst);
         let empty = self.queue.lock().expect("no panic under this lock").items.is_empty();
@@ -87,7 +87,7 @@ impl Inbox {
         self.queue.lock().expect("no panic under this lock").closed
     }
 
-    /// Whether the worker waits, as far as can be told from another one.
+    /// Whether the worker sleeps, as far as another thread can see.
     pub(crate) fn is_asleep(&self) -> bool {
         self.asleep.load(Ordering::Relaxed)
     }

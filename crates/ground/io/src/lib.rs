@@ -1,21 +1,22 @@
 //! Ground floor: workers, engines, buffers, files, sockets, timers.
 //!
 //! # Execution model
-//! A [`Runtime`] starts one *worker* thread per core. Each worker owns one driver (io_uring, or epoll
-//! with a pool of threads), one run queue of local tasks and one set of timers. Workers share the buffer
-//! [`Pool`] and the pool of pipes ([`Parked`]); devices may share more. A task never moves to another worker, so
-//! futures need not be `Send`; another thread reaches a worker through [`Remote`].
+//! A [`Runtime`] starts one *worker* thread per core. Each worker owns one driver (io_uring, or
+//! epoll with a pool of threads), one run queue of local tasks and one set of timers. Workers share
+//! the buffer [`Pool`] and the pool of pipes ([`Parked`]); devices may share more. A task never
+//! moves to another worker, so futures need not be `Send`; another thread reaches a worker through
+//! [`Remote`].
 //!
-//! Sockets are non-blocking: a system call is made at once, and only when it would block does the task
-//! wait for readiness through the driver. Files go through the driver as owned operations
-//! ([`File::read_at`] and friends), after an attempt that cannot block ([`File::try_read_at`]).
+//! Sockets are non-blocking: a system call is made at once, and the task waits for readiness
+//! through the driver only if the call would block. Files go through the driver as owned operations
+//! ([`File::read_at`] and others), after an attempt that cannot block ([`File::try_read_at`]).
 //!
 //! # Cancellation contract
 //! *Dropping the future of an operation does not stop the operation.* Whatever the kernel may still
-//! touch (buffer, file) is owned by the driver until the operation has completed, so dropping is
-//! always sound; a write whose future was dropped may or may not reach the file, therefore callers
-//! drain writes instead of dropping them. Waiting for readiness is the exception: it owns nothing and
-//! is withdrawn when dropped. A worker that stops first waits for every file operation still out.
+//! access (buffer, file) is owned by the driver until the operation has completed, so dropping is
+//! always sound. A write whose future was dropped may or may not reach the file; therefore callers
+//! drain writes instead of dropping them. Waiting for readiness is the exception: it owns nothing
+//! and is cancelled on drop. A worker that stops first waits for all file operations in flight.
 //!
 //! In this crate `unsafe` is only in `sys`, `memory`, `cached`, `offload_file`, `vsock` and `driver`, each
 //! block with its reason.

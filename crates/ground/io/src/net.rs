@@ -22,28 +22,29 @@ use crate::driver::{FileOp, Interest};
 use crate::op::{file_op, ready};
 use crate::vsock;
 
-/// Asked for as socket buffers: two of the largest requests in common use (256 KiB) and their
+/// Requested size of socket buffers: two of the largest common requests (256 KiB) and their
 /// headers, so that one system call can take a whole one. The kernel caps it at its own maximum.
 const SOCKET_BUFFER: usize = 1 << 20;
-/// Connections that may wait to be accepted.
+/// Maximum number of connections that wait to be accepted.
 const BACKLOG: i32 = 128;
 
 /// A connected stream socket. Belongs to the worker that uses it.
 pub struct Stream(Arc<OwnedFd>);
 
 impl Stream {
-    /// Takes over a connected socket.
+    /// Takes ownership of a connected socket.
     pub fn new(fd: OwnedFd) -> io::Result<Stream> {
         rustix::io::ioctl_fionbio(&fd, true)?;
-        // Larger buffers save wake-ups; where they are refused the default does.
+        // Larger buffers save wakeups; if they are refused, the default works.
         let _ = sockopt::set_socket_send_buffer_size(&fd, SOCKET_BUFFER);
         let _ = sockopt::set_socket_recv_buffer_size(&fd, SOCKET_BUFFER);
-        // Requests are sent whole, so waiting to fill packets only adds latency. Unix sockets refuse.
+        // Requests are sent whole, so waiting to fill packets only adds latency. Unix sockets
+        // refuse.
         let _ = sockopt::set_tcp_nodelay(&fd, true);
         Ok(Stream(Arc::new(fd)))
     }
 
-    /// Whether bytes have arrived that nobody has received.
+    /// Whether bytes have arrived and were not received yet.
     pub fn has_more(&self) -> bool {
         rustix::io::ioctl_fionread(&self.0).is_ok_and(|bytes| bytes > 0)
     }
@@ -77,7 +78,7 @@ impl Stream {
                     sockopt::socket_error(&fd)??;
                     break;
                 }
-                // A Unix listener's backlog is full: there is nothing to wait on, so look again.
+                // A Unix listener's backlog is full: there is no event to wait for, so retry.
                 Err(rustix::io::Errno::AGAIN) => {
                     crate::sleep(std::time::Duration::from_millis(2)).await;
                 }
@@ -87,7 +88,7 @@ impl Stream {
         Stream::new(fd)
     }
 
-    /// Receives without waiting; 0 is the end of the stream, `WouldBlock` nothing there yet.
+    /// Receives without waiting; 0: end of the stream, `WouldBlock`: no data yet.
     pub(crate) fn try_recv(&self, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         let mut control = RecvAncillaryBuffer::default();
         Ok(rustix::net::recvmsg(&self.0, bufs, &mut control, RecvFlags::DONTWAIT)?.bytes)
@@ -106,8 +107,9 @@ impl Stream {
         }
     }
 
-    /// Receives into `buf[start..end]` when nothing is there yet; gives the buffer back with the number
-    /// of bytes, 0 at the end of the stream. Dropping it loses the buffer, and may lose bytes.
+    /// Receives into `buf[start..end]` when no data has arrived yet; returns the buffer and the
+    /// number of bytes, 0 at the end of the stream. Dropping the future loses the buffer, and may
+    /// lose bytes.
     pub(crate) async fn recv_later(
         &self,
         mut buf: Vec<u8>,
@@ -129,18 +131,18 @@ impl Stream {
         (result, buf)
     }
 
-    /// Waits until there is something to receive, or the end of the stream.
+    /// Waits until there is data to receive, or the end of the stream.
     pub async fn readable(&self) -> io::Result<()> {
         ready(&self.0, Interest::Readable).await
     }
 
-    /// Waits until there is room to send.
+    /// Waits until the socket is writable.
     pub async fn writable(&self) -> io::Result<()> {
         ready(&self.0, Interest::Writable).await
     }
 
-    /// Sends without waiting as much as there is room for. `more` follows at once: packets need not
-    /// leave before.
+    /// Sends without waiting as much as the socket takes. `more`: more data follows at once, so
+    /// packets need not be sent yet.
     pub(crate) fn try_send(&self, bufs: &[IoSlice<'_>], more: bool) -> io::Result<usize> {
         let mut control = SendAncillaryBuffer::new(&mut [] as &mut [MaybeUninit<u8>]);
         let mut flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
@@ -165,25 +167,25 @@ impl Stream {
         Ok(())
     }
 
-    /// Ends both directions: whoever waits on this socket wakes.
+    /// Shuts down both directions: wakes all tasks that wait on this socket.
     pub fn shutdown(&self) {
-        // Fails only when the connection has ended already.
+        // Fails only if the connection has already ended.
         let _ = rustix::net::shutdown(&self.0, rustix::net::Shutdown::Both);
     }
 
-    /// Ends the sending direction after what was sent.
+    /// Shuts down the sending direction after what was sent.
     pub fn shutdown_send(&self) {
-        // Fails only when the connection has ended already.
+        // Fails only if the connection has already ended.
         let _ = rustix::net::shutdown(&self.0, rustix::net::Shutdown::Write);
     }
 
-    /// Ends the receiving direction: what has arrived can still be read.
+    /// Shuts down the receiving direction: what has arrived can still be read.
     pub fn shutdown_receive(&self) {
-        // Fails only when the connection has ended already.
+        // Fails only if the connection has already ended.
         let _ = rustix::net::shutdown(&self.0, rustix::net::Shutdown::Read);
     }
 
-    /// The other end's address.
+    /// The peer's address.
     pub fn peer(&self) -> Peer {
         Peer(rustix::net::getpeername(&self.0).ok().flatten())
     }
@@ -201,12 +203,12 @@ impl fmt::Debug for Stream {
     }
 }
 
-/// Address of the other end, for messages.
+/// The peer's address, for messages.
 #[derive(Clone)]
 pub struct Peer(Option<SocketAddrAny>);
 
 impl Peer {
-    /// The address of a client that came over TCP.
+    /// The address of a TCP client.
     pub fn ip(&self) -> Option<std::net::IpAddr> {
         SocketAddr::try_from(self.0.clone()?).ok().map(|address| address.ip())
     }
@@ -227,14 +229,14 @@ impl fmt::Display for Peer {
     }
 }
 
-/// Time to wait for others that hold the lock of a folder, in steps of [`FOLDER_AGAIN`].
+/// Maximum time to wait for the lock of a directory, in steps of [`FOLDER_AGAIN`].
 const FOLDER_TIME: Duration = Duration::from_secs(1);
 /// See [`FOLDER_TIME`].
 const FOLDER_AGAIN: Duration = Duration::from_millis(10);
-/// Time between two looks at whether a socket is dead: a program that has just made one is about to listen.
+/// Interval between two checks whether a socket is dead: its program may be about to listen.
 const DEAD_AGAIN: Duration = Duration::from_millis(100);
 
-/// The lock of the folder of a path; none where it cannot be had.
+/// The lock of the directory of a path; `None` if it cannot be locked.
 fn lock_folder(path: &Path) -> Option<OwnedFd> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -251,7 +253,7 @@ fn lock_folder(path: &Path) -> Option<OwnedFd> {
     }
 }
 
-/// Whether nobody listens on the socket at `path`: two looks one after the other decide. The kernel may close
+/// Whether the socket at `path` has no listener: two checks in a row decide. The kernel may close
 /// the socket of a killed program a little later than it reports its end.
 fn is_dead(path: &Path) -> io::Result<bool> {
     let (mut inode, mut refused, mut answered) = (None, 0, 0);
@@ -267,7 +269,8 @@ fn is_dead(path: &Path) -> io::Result<bool> {
         }
         let probe = Listener::socket(AddressFamily::UNIX)?;
         let address = SocketAddrUnix::new(path).map_err(|_| path_too_long(path))?;
-        // A server that is busy, another kind of socket, and one of another user are not refused.
+        // Connections to a busy server, another kind of socket, or one of another user are not
+        // refused.
         if rustix::net::connect(&probe, &address) == Err(Errno::CONNREFUSED) {
             refused += 1;
         } else {
@@ -290,7 +293,7 @@ impl From<Listener> for OwnedFd {
 }
 
 impl Listener {
-    /// Takes over a listening socket (socket activation).
+    /// Takes ownership of a listening socket (socket activation).
     pub fn new(fd: OwnedFd) -> io::Result<Listener> {
         rustix::io::ioctl_fionbio(&fd, true)?;
         Ok(Listener(fd))
@@ -305,15 +308,15 @@ impl Listener {
         Ok(Listener(fd))
     }
 
-    /// The same, in place of a socket on which nobody listens, as a killed server leaves it. Blocks for
-    /// up to about a second.
+    /// The same, replacing a socket without a listener, as a killed server leaves behind. Blocks
+    /// for up to about a second.
     ///
     /// # Errors
-    /// `AddrInUse` where somebody listens or may be about to, `AlreadyExists` where there is something
-    /// that is no socket: both are left alone.
+    /// `AddrInUse` if a program listens or may be about to, `AlreadyExists` if the path is not a
+    /// socket: both are left alone.
     pub fn replace_unix(path: &Path) -> io::Result<Listener> {
-        // Held from the look at the old socket until the new one listens, so that of two servers that start
-        // at the same time neither takes the socket of the other one for dead.
+        // Held from the check of the old socket until the new one listens, so that of two servers
+        // that start at the same time neither takes the other one's socket for dead.
         let folder = lock_folder(path);
         match Self::bind_unix(path) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
@@ -342,8 +345,8 @@ impl Listener {
         Ok(Listener(fd))
     }
 
-    /// Listens for virtual machines, or the host of this one (vsock(7)): on the context id `cid`, or on
-    /// all that this machine has.
+    /// Listens for connections between virtual machines and their host (vsock(7)): on the context
+    /// ID `cid`, or on all that this machine has.
     pub fn bind_vsock(cid: Option<u32>, port: u32) -> io::Result<Listener> {
         let fd = Self::socket(AddressFamily::VSOCK)?;
         rustix::net::bind(&fd, &vsock::Address { cid: cid.unwrap_or(vsock::ANY), port })?;
@@ -361,7 +364,7 @@ impl Listener {
         SocketAddr::try_from(rustix::net::getsockname(&self.0).ok()?).ok()
     }
 
-    /// Waits for a connection. The descriptor may be given to another worker.
+    /// Waits for a connection. The descriptor may be passed to another worker.
     pub async fn accept(&self) -> io::Result<OwnedFd> {
         loop {
             match rustix::net::accept_with(&self.0, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {

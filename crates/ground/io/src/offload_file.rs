@@ -1,4 +1,4 @@
-//! What the kernel does between two files by itself, on the calling thread.
+//! Copies between two files by the kernel, on the calling thread.
 #![expect(unsafe_code, reason = "ioctls that no safe crate has")]
 
 use std::io;
@@ -9,14 +9,13 @@ use rustix::io::Errno;
 
 use crate::File;
 
-/// File systems over a network whose servers copy by themselves, by the number in statfs(2): NFS, CIFS
-/// and SMB 2.
+/// Network file systems whose servers can copy, by their number in statfs(2): NFS, CIFS and SMB 2.
 const REMOTE: [u64; 3] = [0x6969, 0xff53_4d42, 0xfe53_4d42];
 
 impl File {
-    /// Lets this file share what `source` holds at `from..from + len`, at offset `at` (FICLONERANGE).
-    /// Waits where it must. Refused where the file system cannot, or for what is no multiple of its
-    /// blocks and does not end where the source does.
+    /// Shares the range `from..from + len` of `source` with this file at offset `at`
+    /// (FICLONERANGE). Waits if necessary. Refused if the file system cannot, or if the range is
+    /// not a multiple of its block size and does not end at the end of the source.
     pub fn reflink_now(&self, at: u64, source: &File, from: u64, len: u64) -> io::Result<()> {
         let source = source.as_fd().as_raw_fd();
         let range = libc::file_clone_range {
@@ -39,8 +38,9 @@ impl File {
         }
     }
 
-    /// Copies up to `len` bytes of `source` at `from` to this file at offset `at` (copy_file_range).
-    /// Waits where it must. Gives the bytes copied; fewer where the source ends before.
+    /// Copies up to `len` bytes of `source` at `from` to this file at offset `at`
+    /// (copy_file_range). Waits if necessary. Returns the bytes copied; fewer if the source ends
+    /// before that.
     pub fn copy_range_now(&self, at: u64, source: &File, from: u64, len: u64) -> io::Result<u64> {
         let (mut from, mut at, mut copied) = (from, at, 0);
         while copied < len {
@@ -55,11 +55,11 @@ impl File {
         Ok(copied)
     }
 
-    /// Tells a block device that it may forget a range of whole sectors (BLKDISCARD): what it reads as
-    /// then is up to the device. Waits where it must.
+    /// Discards a range of whole sectors of a block device (BLKDISCARD): what it reads as
+    /// afterwards depends on the device. Waits if necessary.
     pub fn discard_now(&self, at: u64, len: u64) -> io::Result<()> {
-        /// Of the kernel's interface (linux/fs.h): _IO(0x12, 119). Another number on MIPS, PowerPC
-        /// and SPARC, where this one is refused (ENOTTY).
+        /// As in the kernel's interface (linux/fs.h): _IO(0x12, 119). MIPS, PowerPC and SPARC have
+        /// another number, and refuse this one (ENOTTY).
         const BLKDISCARD: libc::Ioctl = 0x1277;
         let range = [at, len];
         loop {
@@ -75,7 +75,7 @@ impl File {
         }
     }
 
-    /// Whether the file lies on a server that can copy within itself.
+    /// Whether the file is on a server that can copy by itself.
     pub fn is_remote(&self) -> bool {
         fstatfs(self).is_ok_and(|stat| {
             REMOTE.contains(&(u64::try_from(stat.f_type).unwrap_or(0) & 0xffff_ffff))

@@ -1,4 +1,4 @@
-//! Futures of operations that the driver carries out. The contract on dropping them is in the crate documentation.
+//! Futures of driver operations. The crate documentation has the contract on dropping them.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
@@ -9,14 +9,14 @@ use crate::context::{try_with_worker, with_worker};
 use crate::driver::{FileOp, Interest};
 use crate::table::Slot;
 
-/// One operation at the driver.
+/// One operation of the driver.
 pub(crate) struct Op {
     slot: usize,
     dropped: Dropped,
     over: bool,
 }
 
-/// What becomes of an operation whose future is dropped.
+/// How to handle an operation whose future is dropped.
 enum Dropped {
     Disarm,
     Cancel,
@@ -79,14 +79,14 @@ impl Drop for Op {
     }
 }
 
-/// Runs one operation; it starts now, at the latest with the driver's next turn.
+/// Runs one operation; it starts now, at the latest on the driver's next turn.
 pub(crate) fn file_op(op: FileOp) -> impl Future<Output = (io::Result<usize>, Option<FileOp>)> {
     let op = start(op);
     async move { finished(op.await) }
 }
 
-/// What [`file_op`] yields, of an operation that is over. Without the operation: its driver failed, and
-/// the kernel may still use its memory.
+/// The result of a completed [`file_op`]. `None` for the operation: its driver failed, and the
+/// kernel may still use its memory.
 pub(crate) fn finished((result, op): (i32, Option<FileOp>)) -> (io::Result<usize>, Option<FileOp>) {
     (outcome(result), op)
 }
@@ -105,7 +105,7 @@ pub(crate) fn start(op: FileOp) -> Op {
     Op { slot, dropped, over: false }
 }
 
-/// Waits until `fd` is ready for `interest`, or in an error state: the next system call tells.
+/// Waits until `fd` is ready for `interest`, or has an error, which the next system call returns.
 pub async fn ready(fd: impl AsFd, interest: Interest) -> io::Result<()> {
     let raw: RawFd = fd.as_fd().as_raw_fd();
     let slot = with_worker(|worker| {
@@ -118,7 +118,7 @@ pub async fn ready(fd: impl AsFd, interest: Interest) -> io::Result<()> {
     outcome(result).map(drop)
 }
 
-/// Somebody waits for room to send, until this is dropped.
+/// A task waits for a writable socket, until this is dropped.
 struct Ahead;
 
 impl Ahead {

@@ -1,4 +1,5 @@
-//! Panics in tasks: what waits for the task fails, or the process ends, as the program has chosen.
+//! Panics in tasks: they fail whatever waits for the task, or abort the process, as the program
+//! chooses.
 
 use std::any::Any;
 use std::io::Write as _;
@@ -7,19 +8,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 static ABORTS: AtomicBool = AtomicBool::new(false);
 
-/// From now on a panic in a task ends the process at once. For programs that are a server or a copy and
-/// nothing else: state that requests share may be half changed, and going on could write wrong bytes.
+/// Makes a panic in a task abort the process at once. For programs that only serve or copy: state
+/// shared by requests may be inconsistent, and continuing could write wrong data.
 ///
-/// Without this a panic ends its task alone, and is logged: whoever waits for the task hears that it got
-/// [`Lost`](crate::Lost), or panics, too ([`Task`](crate::Task)). For programs that do other things besides, which
-/// shall outlive a device that has a fault. The choice is the process's, which ends once.
+/// By default a panic ends only its task, and is logged: a caller that waits for the task gets
+/// [`Lost`](crate::Lost), or panics, too ([`Task`](crate::Task)). For programs with other duties,
+/// which must survive a faulty device. The setting applies to the whole process.
 pub fn abort_on_panic() {
     ABORTS.store(true, Ordering::Relaxed);
 }
 
-/// Runs tasks; a panic of theirs goes no further than this.
+/// Runs tasks and contains their panics.
 pub(crate) fn contained(tasks: impl FnOnce()) {
-    // What a task leaves half changed is its own, or behind a lock that is poisoned then.
+    // State that a panic leaves inconsistent belongs to the task, or is behind a lock that is then
+    // poisoned.
     if let Err(cause) = catch_unwind(AssertUnwindSafe(tasks)) {
         let text = text_of(&*cause);
         if ABORTS.load(Ordering::Relaxed) {
@@ -31,7 +33,7 @@ pub(crate) fn contained(tasks: impl FnOnce()) {
     }
 }
 
-/// Ends the process.
+/// Aborts the process.
 pub(crate) fn abort(text: &str) -> ! {
     // Not by a macro: a test's captured output is lost with the process.
     let _ = writeln!(
@@ -41,7 +43,7 @@ pub(crate) fn abort(text: &str) -> ! {
     std::process::abort();
 }
 
-/// What a panic says.
+/// The message of a panic.
 pub(crate) fn text_of(cause: &(dyn Any + Send)) -> &str {
     let text = cause.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| cause.downcast_ref().copied()).unwrap_or("see above")

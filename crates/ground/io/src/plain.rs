@@ -1,8 +1,8 @@
-//! What the system says of an error, for people.
+//! System error texts for users.
 
 use std::fmt::Display;
 
-/// An error without "(os error N)": the words say the same.
+/// An error without "(os error N)", which adds nothing to the text.
 pub fn plain(error: &(impl Display + ?Sized)) -> String {
     let mut text = error.to_string();
     if let Some(at) = text.find(" (os error ") {

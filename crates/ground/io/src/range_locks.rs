@@ -1,12 +1,12 @@
-//! Locks on ranges of numbers (bytes, blocks), granted in the order in which they were asked for.
+//! Locks on ranges of numbers (bytes, blocks), granted in order of request.
 //!
-//! Every range, held or waiting, is an entry of one index by start and length. A new entry counts the
-//! earlier ones that overlap it and do not go together with it; it is granted when the count is zero.
-//! A range that is released visits only the entries that overlap it, so that a release wakes exactly
-//! those that can go on, and a wide range is not overtaken for ever by small ones.
+//! Every range, held or waiting, is an entry of one index by start and length. A new entry counts
+//! the earlier ones that overlap and exclude it; it is granted when the count is zero. A release
+//! visits only the entries that overlap it, so that it wakes exactly those that can proceed, and
+//! small ranges cannot overtake a wide one for ever.
 //!
-//! A task that holds a range must not wait for another one that overlaps it, or for one that could be
-//! behind a waiter for the first: that is a deadlock, as with any first-in-first-out lock.
+//! A task that holds a range must not wait for another one that overlaps it, or for one that could
+//! be behind a waiter for the first: that is a deadlock, as with any first-in-first-out lock.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,11 +15,11 @@ use crate::{Completer, Ticket};
 
 /// What ranges are locked for.
 pub trait Hold: Copy + Eq {
-    /// Whether overlapping ranges cannot be held for both; the same in both directions.
+    /// Whether two overlapping ranges with these holds exclude each other; symmetric.
     fn excludes(self, other: Self) -> bool;
 }
 
-/// Excludes everybody else.
+/// Excludes all others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Alone;
 
@@ -42,7 +42,7 @@ impl<H: Hold> Default for RangeLocks<H> {
 /// Classes of length: class `c` has the lengths from `2^c` to `2^(c+1) - 1`, class 0 also the empty range.
 const CLASSES: usize = u64::BITS as usize;
 
-/// Where an entry is in the index. Ids ascend in the order in which entries were made.
+/// The position of an entry in the index. IDs ascend in the order of creation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
     class: u32,
@@ -53,15 +53,15 @@ struct Key {
 struct Entry<H> {
     end: u64,
     hold: H,
-    /// Earlier entries that this one waits for.
+    /// Number of earlier entries that this one waits for.
     blockers: usize,
-    /// Who waits; none once the range is held.
+    /// The waiter; none once the range is held.
     waiting: Option<Completer<()>>,
 }
 
 struct Index<H> {
     entries: BTreeMap<Key, Entry<H>>,
-    /// Entries in each class.
+    /// Number of entries in each class.
     in_class: [usize; CLASSES],
     /// A bit for each class that has entries.
     classes: u64,
@@ -69,10 +69,11 @@ struct Index<H> {
 }
 
 impl<H: Hold> Index<H> {
-    /// Calls `visit` for the entries that overlap `start..end` and exclude `hold`, until it returns false.
+    /// Calls `visit` for the entries that overlap `start..end` and exclude `hold`, until it returns
+    /// false.
     ///
-    /// Entries of one class that overlap begin less than twice the class's length before `start`, so that
-    /// few others are looked at: of ranges that exclude each other, at most two a class.
+    /// Entries of one class that overlap begin less than twice the class's length before `start`,
+    /// so that few others are visited: of ranges that exclude each other, at most two per class.
     fn visit(
         &mut self,
         (start, end, hold): (u64, u64, H),
@@ -103,7 +104,7 @@ impl<H: Hold> Index<H> {
         blocked
     }
 
-    /// Adds an entry behind all others.
+    /// Adds an entry after all others.
     fn add(
         &mut self,
         range: (u64, u64, H),
@@ -120,7 +121,7 @@ impl<H: Hold> Index<H> {
         key
     }
 
-    /// Removes an entry; `granted` gets those that waited for nothing else.
+    /// Removes an entry; `granted` gets the entries that are now free to proceed.
     fn remove(&mut self, key: Key, granted: &mut Vec<Completer<()>>) {
         let Some(entry) = self.entries.remove(&key) else { return };
         self.in_class[key.class as usize] -= 1;
@@ -139,32 +140,32 @@ impl<H: Hold> Index<H> {
     }
 }
 
-/// A locked range; free again when dropped.
+/// A locked range; released on drop.
 pub struct RangeLock<H: Hold = Alone> {
     locks: Arc<RangeLocks<H>>,
     key: Key,
 }
 
 impl RangeLocks {
-    /// Waits until nobody holds a part of `start..end`, and holds it.
+    /// Waits until no other task holds a part of `start..end`, and holds it.
     pub async fn lock(self: &Arc<Self>, start: u64, end: u64) -> RangeLock {
         self.lock_for(Alone, start, end).await
     }
 }
 
 impl<H: Hold> RangeLocks<H> {
-    /// Waits until nobody who excludes `hold` holds a part of `start..end` or has waited for one longer,
-    /// and holds it. Dropping the future gives up the place in the queue.
+    /// Waits until no hold that excludes `hold` covers a part of `start..end`, nor has waited for
+    /// one longer, and holds it. Dropping the future gives up the place in the queue.
     pub async fn lock_for(self: &Arc<Self>, hold: H, start: u64, end: u64) -> RangeLock<H> {
         let (lock, granted) = self.enter((start, end, hold));
         if let Some(ticket) = granted {
-            // The sender is in the index until the range is granted; it is not lost before.
+            // The sender is in the index until the range is granted, so it is never lost before.
             let _ = ticket.await;
         }
         lock
     }
 
-    /// The lock if it can be had without waiting.
+    /// The lock if it is free now.
     pub fn try_lock_for(self: &Arc<Self>, hold: H, start: u64, end: u64) -> Option<RangeLock<H>> {
         let range = (start, end, hold);
         let mut index = self.index();
@@ -175,7 +176,7 @@ impl<H: Hold> RangeLocks<H> {
         Some(RangeLock { locks: self.clone(), key })
     }
 
-    /// Adds the range to the index. Where it must wait, the ticket completes when it is held.
+    /// Adds the range to the index. If it must wait, the ticket completes when it is held.
     fn enter(self: &Arc<Self>, range: (u64, u64, H)) -> (RangeLock<H>, Option<Ticket<()>>) {
         let mut index = self.index();
         let mut blockers = 0;
@@ -218,7 +219,7 @@ mod tests {
 
     use super::*;
 
-    /// Reads go together, writes exclude everybody.
+    /// Reads are shared, writes exclude all others.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     enum Use {
         Read,
@@ -299,7 +300,7 @@ mod tests {
         assert!(is_woken(&mut around));
     }
 
-    /// What the locks are to do, with a look at everything each time.
+    /// A reference model of the locks that checks all entries each time.
     #[derive(Default)]
     struct Model {
         queue: Vec<(u64, u64, u64, Use)>,

@@ -1,4 +1,4 @@
-//! Received bytes that have not been taken yet: a protocol reads its messages from here.
+//! Received bytes that were not consumed yet: protocols parse their messages from here.
 
 use std::cell::RefCell;
 use std::io::{self, IoSliceMut};
@@ -8,43 +8,43 @@ use crate::context::moved;
 use crate::seal::{Incoming, Opener, RECORD_PLAIN_MAX};
 use crate::{Data, Parked, Reservation, Stream};
 
-/// Bytes asked for at a time when messages are small: many of them per system call.
+/// Bytes per receive while messages are small: many messages per system call.
 const STAGE: usize = 64 << 10;
-/// The same until so many have come at once: who sends little costs little memory.
+/// The same until this many bytes arrive at once: idle peers cost little memory.
 const STAGE_FIRST: usize = 4 << 10;
-/// Bytes asked for at a time while large payloads come: what is received here of a payload is copied
-/// once more, so little, but enough for the headers that stand between payloads.
+/// Bytes per receive while large payloads arrive: payload bytes in the stage are copied once more,
+/// so few, but enough for the headers between payloads.
 const STAGE_LARGE: usize = 4 << 10;
-/// From here on a payload is large.
+/// Minimum length of a large payload.
 const LARGE: usize = 16 << 10;
 
-/// Bytes of payloads that are received before others on the same worker have their turn: from who sends
-/// as fast as this receives there is always more, and what they mean would wait, and what is to be sent.
+/// Payload bytes received before other tasks of the worker run: a peer that sends as fast as this
+/// receives never runs out, and would delay their processing and all sending.
 const SHARE: usize = 1 << 20;
 
 thread_local! {
-    /// Memory for what was opened: protected streams that rest have none of their own.
+    /// Memory for decrypted bytes: idle protected streams have none of their own.
     static OPENED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
 /// A window of received bytes in front of a stream.
 pub struct RecvWindow {
-    /// Empty only where a receive was given up in the middle, and while a protected stream rests.
+    /// Empty only if a receive was abandoned, and while a protected stream is idle.
     stage: Arc<Vec<u8>>,
-    /// Payloads may be handed out within the stage: nobody has kept one yet until more was received.
+    /// Payloads may be slices of the stage: so far none was held until the next receive.
     lends: bool,
     start: usize,
     end: usize,
-    /// The last receive filled less than it could have: the socket is probably empty.
+    /// The last receive was short: the socket is probably empty.
     drained: bool,
-    /// Bytes asked for beyond what a caller wants now.
+    /// Bytes to receive beyond the current need.
     ahead: usize,
-    /// Bytes asked for while payloads are parked: a header, and no payload behind it, for that would
-    /// have to be copied into its pipe.
+    /// Bytes to receive while payloads are parked: one header without payload bytes, which would
+    /// have to be copied into the pipe.
     header: usize,
-    /// What is left of the share.
+    /// The rest of the share.
     share: usize,
-    /// The stream is protected: what is received must be opened.
+    /// The stream is protected: received bytes must be decrypted.
     secured: Option<Box<Incoming>>,
 }
 
@@ -70,35 +70,35 @@ impl RecvWindow {
         }
     }
 
-    /// From here on what is received is protected; `first` of it has come already. What is in the
-    /// window came without protection and must have been taken: it is dropped.
+    /// Protects the stream from here on; `first` holds the first protected bytes. The unprotected
+    /// contents of the window must have been consumed: they are dropped.
     pub fn secure(&mut self, opener: Box<dyn Opener>, first: &[u8]) {
         (self.start, self.end) = (0, 0);
         self.secured = Some(Box::new(Incoming::new(opener, first)));
     }
 
-    /// Says how long the header in front of a payload is, in bytes.
+    /// Sets the length in bytes of the header before a payload.
     pub fn expect_headers_of(&mut self, len: usize) {
         self.header = len;
     }
 
-    /// Most bytes that can be here at a time.
+    /// Maximum number of bytes in the window.
     pub fn capacity(&self) -> usize {
         self.stage.len()
     }
 
-    /// Makes room for a message of `size` bytes.
+    /// Makes space for a message of `size` bytes.
     pub fn grow(&mut self, size: usize) {
         let stage = own(&mut self.stage, &mut self.lends);
         stage.resize(size.max(stage.len()), 0);
     }
 
-    /// What has come and was not taken.
+    /// The bytes that were received and not consumed.
     pub fn bytes(&self) -> &[u8] {
         &self.stage[self.start..self.end]
     }
 
-    /// Takes `count` bytes off the front.
+    /// Consumes `count` bytes at the front.
     pub fn consume(&mut self, count: usize) {
         self.start += count;
         debug_assert!(self.start <= self.end);
@@ -107,7 +107,7 @@ impl RecvWindow {
         }
     }
 
-    /// Receives more behind what is there; false at the end of the stream.
+    /// Receives more bytes; false at the end of the stream.
     pub async fn fill(&mut self, stream: &Stream) -> io::Result<bool> {
         if self.secured.is_some() {
             return self.fill_opened(stream).await;
@@ -123,8 +123,8 @@ impl RecvWindow {
         let most = (self.end + self.ahead).min(stage.len());
         let room = most - self.end;
         let received = if self.drained {
-            // Dropped in the middle, this leaves a window at its end: whoever gives up a message gives
-            // up its connection.
+            // Dropping the future in between leaves a window at its end: the connection must be
+            // dropped with the message.
             let taken = std::mem::take(stage);
             let (start, end) = (self.start, self.end);
             (self.start, self.end) = (0, 0);
@@ -143,7 +143,7 @@ impl RecvWindow {
         Ok(received > 0)
     }
 
-    /// The same where the stream is protected.
+    /// The same for a protected stream.
     async fn fill_opened(&mut self, stream: &Stream) -> io::Result<bool> {
         let Some(incoming) = &mut self.secured else { return Ok(false) };
         let stage = own(&mut self.stage, &mut self.lends);
@@ -168,7 +168,7 @@ impl RecvWindow {
                 return Ok(true);
             }
             if here == 0 && incoming.rests() {
-                // As for what is sealed: who waits keeps no memory for what may come.
+                // As for sealed bytes: an idle stream holds no memory.
                 (self.start, self.end) = (0, 0);
                 OPENED.set(std::mem::take(stage));
             }
@@ -178,10 +178,10 @@ impl RecvWindow {
         }
     }
 
-    /// The next payload as it is here, without a copy and in no memory but the window's; `None` if it
-    /// has not come whole. For those whose device is done with it at once, as a cache is with a small
-    /// write: once a payload is still held when more is received, the window leaves its memory to the
-    /// holder, and no other is handed out. So that never keeps more than the window itself has.
+    /// The next payload as a slice of the window's memory; `None` if it has not arrived completely.
+    /// For devices that are done with it at once, like a cache with a small write: once a payload
+    /// is still held at the next receive, the window leaves its memory to the holder and hands out
+    /// no more slices. So they never hold more memory than the window itself.
     pub fn payload_here(&mut self, len: usize) -> Option<Data> {
         if !self.lends || len > self.end - self.start {
             return None;
@@ -192,12 +192,12 @@ impl RecvWindow {
         Some(data)
     }
 
-    /// What comes behind a payload may be another like it.
+    /// Another such payload may follow.
     fn expect_payloads_of(&mut self, len: usize) {
         self.ahead = if len >= LARGE { STAGE_LARGE } else { STAGE };
     }
 
-    /// Lets others have their turn when a share was received.
+    /// Lets other tasks run when a share was received.
     async fn take_turns(&mut self, len: usize) {
         moved(len);
         self.share = self.share.saturating_sub(len);
@@ -207,8 +207,8 @@ impl RecvWindow {
         }
     }
 
-    /// Fills a payload: first from what is here, then from the stream straight into place, with
-    /// whatever comes behind it kept here. False if the stream ends before.
+    /// Fills a payload: first from the window, then from the stream directly; bytes after it are
+    /// kept in the window. False if the stream ends before that.
     pub async fn payload(&mut self, stream: &Stream, payload: &mut [u8]) -> io::Result<bool> {
         if self.stage.is_empty() && self.secured.is_none() {
             return Ok(false);
@@ -252,8 +252,8 @@ impl RecvWindow {
         Ok(true)
     }
 
-    /// Takes a payload of `room.len()` bytes: parked in the kernel if the room allows it, else in
-    /// memory. `None` if the stream ends before.
+    /// Receives a payload of `room.len()` bytes: parked in the kernel if the reservation allows it,
+    /// otherwise in memory. `None` if the stream ends before that.
     pub async fn payload_or_parked(
         &mut self,
         stream: &Stream,
@@ -274,7 +274,7 @@ impl RecvWindow {
         self.consume(here);
         self.ahead = self.header;
         self.drained = false;
-        // An attempt that takes nothing although the socket is ready: the pipe has no slot left.
+        // No progress although the socket is ready: the pipe has no slot left.
         let mut stuck = false;
         while parked.missing() > 0 {
             match parked.fill_from_stream(stream) {
@@ -294,14 +294,14 @@ impl RecvWindow {
         Ok(Some(parked.into()))
     }
 
-    /// A payload that does not fit into its pipe after all.
+    /// Copies a payload that does not fit into its pipe after all.
     async fn copy_rest(&mut self, stream: &Stream, parked: Parked) -> io::Result<Option<Data>> {
         let (mut buf, filled) = parked.into_buf()?;
         let whole = self.payload(stream, &mut buf[filled..]).await?;
         Ok(whole.then(|| buf.into()))
     }
 
-    /// Drops `count` bytes of the stream. False if it ends before.
+    /// Skips `count` bytes of the stream. False if it ends before that.
     pub async fn skip(&mut self, stream: &Stream, mut count: u64) -> io::Result<bool> {
         loop {
             let here = (self.bytes().len() as u64).min(count);
@@ -321,7 +321,7 @@ impl RecvWindow {
     }
 }
 
-/// The stage, to be changed: whoever still holds a payload within it keeps it, and this is a copy.
+/// The stage for writing: if a payload still refers to it, the payload keeps it and this is a copy.
 fn own<'a>(stage: &'a mut Arc<Vec<u8>>, lends: &mut bool) -> &'a mut Vec<u8> {
     *lends &= Arc::strong_count(stage) == 1;
     Arc::make_mut(stage)

@@ -9,12 +9,12 @@ use crate::inbox::{Inbox, Item};
 use crate::sync::{Ticket, ticket};
 use crate::task;
 
-/// A handle on one worker, usable from any thread.
+/// A handle to one worker, usable from any thread.
 #[derive(Clone)]
 pub struct Remote(pub(crate) Arc<Inbox>);
 
 impl Remote {
-    /// Handle on worker `index` (modulo their number) of the current worker's runtime.
+    /// A handle to worker `index` (modulo their number) of the current runtime.
     pub fn to(index: usize) -> Remote {
         with_worker(|worker| Remote(worker.peers[index % worker.peers.len()].clone()))
     }
@@ -40,8 +40,8 @@ impl Remote {
         ticket
     }
 
-    /// As [`Remote::spawn`], for what must be done before the program ends (what was not written yet):
-    /// no worker of the runtime ends before this task has. False: the worker has ended already.
+    /// Like [`Remote::spawn`], for work that must finish before the program ends (unwritten data):
+    /// no worker of the runtime ends before this task. False: the worker has already ended.
     pub fn spawn_last<M, F>(&self, make: M) -> bool
     where
         M: FnOnce() -> F + Send + 'static,
@@ -61,7 +61,7 @@ impl Remote {
     }
 }
 
-/// Another worker of the runtime that has nothing to do just now, if there is one.
+/// Another, idle worker of the runtime, if there is one.
 pub fn idle_worker() -> Option<Remote> {
     with_worker(|worker| {
         let (before, after) = worker.peers.split_at(worker.inbox.worker);
@@ -70,7 +70,7 @@ pub fn idle_worker() -> Option<Remote> {
     })
 }
 
-/// A task that the runtime does not end before.
+/// A task that must end before the runtime does.
 struct Last(Arc<AtomicUsize>);
 
 impl Last {
@@ -83,7 +83,7 @@ impl Last {
 impl Drop for Last {
     fn drop(&mut self) {
         if self.0.fetch_sub(1, Ordering::SeqCst) == 1 {
-            // Whoever only waits for this looks again.
+            // Wakes workers that only wait for this task.
             try_with_worker(|worker| worker.wake_peers());
         }
     }
@@ -110,7 +110,7 @@ mod tests {
         let later = sender.clone();
         assert!(other.spawn_last(move || async move {
             crate::sleep(Duration::from_millis(50)).await;
-            // On another worker, which must be there still.
+            // On another worker, which must still be there.
             let _ = Remote::to(0)
                 .spawn(|| async { crate::sleep(Duration::from_millis(50)).await })
                 .await;

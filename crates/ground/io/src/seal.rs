@@ -1,33 +1,32 @@
-//! What protects a stream's bytes on their way: the two halves of TLS, as the rest sees them. They do
-//! no I/O; [`RecvWindow`](crate::RecvWindow) and [`SendQueue`](crate::SendQueue) feed them.
+//! The interface to the protection of a stream: the two halves of TLS. They do no I/O;
+//! [`RecvWindow`](crate::RecvWindow) and [`SendQueue`](crate::SendQueue) do.
 
 use std::cell::RefCell;
 use std::io::{self, IoSlice, IoSliceMut};
 
 use crate::Stream;
 
-/// Most bytes of one record, header included (RFC 5246, section 6.2.3; TLS 1.3 allows less).
+/// Maximum size of one record, header included (RFC 5246, section 6.2.3; TLS 1.3 allows less).
 pub const RECORD_MAX: usize = 5 + (16 << 10) + 2048;
-/// Room for what one record may carry.
+/// Space for the contents of one record.
 pub const RECORD_PLAIN_MAX: usize = 17 << 10;
 
-/// Bytes received at a time: several records, and few enough to stay in the cache until they are
-/// opened.
+/// Bytes per receive: several records, and few enough to stay in the cache until they are opened.
 const RECEIVE: usize = 128 << 10;
-/// Most bytes sealed at a time. Sealed bytes cannot be taken back, so this is also what a client that
-/// does not read can pin besides its share of the pool.
+/// Maximum bytes sealed at a time. Sealed bytes cannot be undone, so this is also what a client
+/// that does not read can pin besides its share of the pool.
 pub const SEAL_MAX: usize = 128 << 10;
-/// Room for what [`SEAL_MAX`] bytes become, and for a few messages of the protocol itself.
+/// Space for the records of [`SEAL_MAX`] bytes, and for a few messages of the protocol itself.
 pub const SEALED_MAX: usize = SEAL_MAX + (SEAL_MAX / (16 << 10) + 8) * 512;
 
 /// The receiving half of a protected stream.
 pub trait Opener: Send {
-    /// Opens the first record of `sealed`, if it is there as a whole: fills `plain`, then `beyond`,
-    /// which have room for [`RECORD_PLAIN_MAX`] bytes together. `sealed` may be changed; what was
-    /// used of it is not looked at again.
+    /// Opens the first record of `sealed`, if it is complete: fills `plain`, then `beyond`, which
+    /// have space for [`RECORD_PLAIN_MAX`] bytes together. `sealed` may be changed; its used part
+    /// is not read again.
     ///
     /// # Errors
-    /// The stream cannot be used any more: a forged or damaged record, a breach of the protocol, a
+    /// The stream cannot be used any more: a forged or damaged record, a protocol violation, a
     /// failure that the peer reports.
     fn open(
         &mut self,
@@ -37,27 +36,27 @@ pub trait Opener: Send {
     ) -> io::Result<Opened>;
 }
 
-/// What became of a record.
+/// The result of opening a record.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Opened {
-    /// Bytes of `sealed` that were used; 0 if its first record is not complete.
+    /// Bytes of `sealed` that were used; 0 if its first record is incomplete.
     pub used: usize,
-    /// Bytes that the record carried: none in records of the protocol itself.
+    /// Bytes of content: none in records of the protocol itself.
     pub len: usize,
-    /// The peer said that nothing more comes.
+    /// The peer has closed its side.
     pub end: bool,
 }
 
 /// The sending half of a protected stream.
 pub trait Sealer: Send {
-    /// Makes records of all of `plain`, at most [`SEAL_MAX`] bytes, at the front of `sealed`, which has
-    /// [`SEALED_MAX`] bytes. Returns their length.
+    /// Seals all of `plain`, at most [`SEAL_MAX`] bytes, into records at the front of `sealed`,
+    /// which has [`SEALED_MAX`] bytes. Returns their length.
     ///
     /// # Errors
     /// The stream cannot be used any more.
     fn seal(&mut self, plain: &[IoSlice<'_>], sealed: &mut [u8]) -> io::Result<usize>;
 
-    /// Makes the message that nothing more comes, in the same way.
+    /// Seals the closing message in the same way.
     ///
     /// # Errors
     /// The stream cannot be used any more.
@@ -67,17 +66,17 @@ pub trait Sealer: Send {
 /// The receiving half with bytes that were received but not opened yet.
 pub(crate) struct Incoming {
     opener: Box<dyn Opener>,
-    /// None while nothing is here, or [`RECEIVE`] bytes at least.
+    /// Empty while there are no bytes, or at least [`RECEIVE`] bytes.
     sealed: Vec<u8>,
     start: usize,
     end: usize,
-    /// The last receive filled less than it could have: the socket is probably empty.
+    /// The last receive was short: the socket is probably empty.
     drained: bool,
     ended: bool,
 }
 
 impl Incoming {
-    /// `first` has come already.
+    /// `first` holds bytes that were already received.
     pub(crate) fn new(opener: Box<dyn Opener>, first: &[u8]) -> Incoming {
         let mut sealed = first.to_vec();
         if !first.is_empty() {
@@ -86,7 +85,7 @@ impl Incoming {
         Incoming { opener, sealed, start: 0, end: first.len(), drained: true, ended: false }
     }
 
-    /// Opens records that are here until one carries something. 0: none does.
+    /// Opens the available records until one has content. 0: none has.
     pub(crate) fn open(&mut self, plain: &mut [u8], beyond: &mut [u8]) -> io::Result<usize> {
         while !self.ended {
             let here = &mut self.sealed[self.start..self.end];
@@ -100,7 +99,7 @@ impl Incoming {
         Ok(0)
     }
 
-    /// Whether to receive more means to wait, for all that is known, with nothing here.
+    /// Whether nothing is buffered and the next receive would probably wait.
     pub(crate) fn rests(&self) -> bool {
         self.drained && self.start == self.end && !self.ended
     }
@@ -134,7 +133,7 @@ impl Incoming {
         Ok(received > 0)
     }
 
-    /// Who waits for a client that rests keeps no memory for what it may send.
+    /// Frees the memory: an idle stream holds none.
     fn give_back(&mut self) {
         let empty = std::mem::take(&mut self.sealed);
         if !empty.is_empty() {
@@ -146,16 +145,16 @@ impl Incoming {
 /// The sending half with bytes that were sealed but not sent yet.
 pub(crate) struct Outgoing {
     sealer: Box<dyn Sealer>,
-    /// None, or a block of [`SEALED_MAX`] bytes.
+    /// Empty, or a block of [`SEALED_MAX`] bytes.
     sealed: Vec<u8>,
     sent: usize,
     end: usize,
 }
 
 thread_local! {
-    /// Memory for sealed bytes: one block in the cache, not one for each connection.
+    /// Memory for sealed bytes: one block in the cache, not one per connection.
     static SPARE: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
-    /// The same for what is received.
+    /// The same for received bytes.
     static RECEIVED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -169,7 +168,7 @@ impl Outgoing {
         self.end - self.sent
     }
 
-    /// Seals `plain`, when nothing waits.
+    /// Seals `plain`; only if no bytes wait.
     pub(crate) fn seal(&mut self, plain: &[IoSlice<'_>]) -> io::Result<()> {
         debug_assert_eq!(self.waiting(), 0);
         self.take_spare();
@@ -177,7 +176,7 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Seals the goodbye, when nothing waits.
+    /// Seals the closing message; only if no bytes wait.
     pub(crate) fn close(&mut self) -> io::Result<()> {
         debug_assert_eq!(self.waiting(), 0);
         self.take_spare();
@@ -185,8 +184,8 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Sends what waits; fails with `WouldBlock` when the socket takes no more for now. With `more`
-    /// something follows at once.
+    /// Sends the waiting bytes; `WouldBlock` if the socket takes no more now. `more`: more data
+    /// follows at once.
     pub(crate) fn send(&mut self, stream: &Stream, more: bool) -> io::Result<()> {
         while self.waiting() > 0 {
             let bytes = &self.sealed[self.sent..self.end];
@@ -198,7 +197,7 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Forgets what waits.
+    /// Drops the waiting bytes.
     pub(crate) fn clear(&mut self) {
         (self.sent, self.end) = (0, 0);
         let empty = std::mem::take(&mut self.sealed);

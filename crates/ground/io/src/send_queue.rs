@@ -1,4 +1,4 @@
-//! Messages waiting to be sent: many leave in one vectored send.
+//! Messages to send: many leave in one vectored send.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -10,14 +10,14 @@ use crate::{Data, Parked, Stream};
 
 /// Slices per send: heads and payloads of 64 short replies.
 const SLICES: usize = 128;
-/// Bytes that leave before others on the same worker have their turn: whoever takes them as fast as they
-/// are sent would keep even the other direction of its own connection waiting.
+/// Bytes sent before other tasks of the worker run: a peer that receives as fast as this sends
+/// would block even the other direction of its own connection.
 const SHARE: usize = 1 << 20;
-/// Memory for headers that a queue keeps while it is empty.
+/// Header memory that an empty queue keeps.
 const HEADS: usize = 4096;
 
 enum Piece {
-    /// So many bytes of headers.
+    /// This many bytes of headers.
     Heads(usize),
     Data(Data),
     Parked(Parked),
@@ -34,19 +34,19 @@ pub struct SendQueue {
     /// Bytes of the first piece that have been sent.
     sent: usize,
     queued: usize,
-    /// The stream is protected: what is sent must be sealed.
+    /// The stream is protected: sent bytes must be sealed.
     secured: Option<Box<Outgoing>>,
     /// Why a payload cannot be sent.
     lost: Option<io::Error>,
 }
 
 impl SendQueue {
-    /// Bytes waiting.
+    /// Number of waiting bytes.
     pub fn queued(&self) -> usize {
         self.queued + self.secured.as_ref().map_or(0, |outgoing| outgoing.waiting())
     }
 
-    /// From here on what is sent is protected. The queue must be empty.
+    /// Protects the stream from here on. The queue must be empty.
     pub fn secure(&mut self, sealer: Box<dyn Sealer>) {
         debug_assert!(self.pieces.is_empty());
         self.secured = Some(Box::new(Outgoing::new(sealer)));
@@ -55,7 +55,7 @@ impl SendQueue {
     /// Queues a header.
     pub fn head(&mut self, head: &[u8]) {
         self.queued += head.len();
-        // What is sent is forgotten, at the latest when it is half of what is here.
+        // Discard sent headers, at the latest when they are half of the total.
         if self.heads_start > HEADS && self.heads_start > self.heads.len() / 2 {
             self.heads.drain(..self.heads_start);
             self.heads_start = 0;
@@ -76,7 +76,7 @@ impl SendQueue {
             return;
         }
         self.queued += data.len();
-        // What is sealed must be looked at.
+        // Sealing needs the bytes in memory.
         let parked = if self.secured.is_some() { Err(data) } else { data.take_parked() };
         if let Err(data) = &parked
             && let Err(error) = data.load()
@@ -87,8 +87,8 @@ impl SendQueue {
         self.pieces.push_back(parked.map_or_else(Piece::Data, Piece::Parked));
     }
 
-    /// Queues a payload whose pages may be sent by reference: where they are, the caller keeps what it
-    /// gets until the peer has said that it has the bytes.
+    /// Queues a payload whose pages may be sent by reference: if so, the caller keeps the returned
+    /// value until the peer has confirmed the bytes.
     pub fn lend(&mut self, data: Data) -> Option<Lent> {
         if self.secured.is_some() || data.is_empty() {
             self.data(data);
@@ -107,12 +107,12 @@ impl SendQueue {
         }
     }
 
-    /// Sends what the socket takes, and not much more than a share of 1 MiB; true when nothing is left. Else
-    /// the caller goes on when the stream is writable.
+    /// Sends what the socket takes, and not much more than a share of 1 MiB; true if nothing is
+    /// left. Otherwise the caller continues when the stream is writable.
     ///
     /// # Errors
-    /// The connection's, or that of a payload whose storage cannot give it any more: its header is on the way, so
-    /// that the connection is of no more use.
+    /// The connection's, or that of a payload whose storage failed: its header may have been sent,
+    /// so that the connection cannot be used any more.
     pub fn send(&mut self, stream: &Stream) -> io::Result<bool> {
         if let Some(error) = self.lost.take() {
             return Err(error);
@@ -160,7 +160,7 @@ impl SendQueue {
         Ok(())
     }
 
-    /// Says on a protected stream that nothing more comes, behind what is queued, as far as the socket
+    /// Sends the closing message of a protected stream after what is queued, as far as the socket
     /// takes it without waiting.
     pub fn close(&mut self, stream: &Stream) {
         if !matches!(self.send(stream), Ok(true)) {
@@ -169,7 +169,7 @@ impl SendQueue {
         if let Some(outgoing) = &mut self.secured
             && outgoing.close().is_ok()
         {
-            // Only politeness: the peer may have gone.
+            // Optional: the peer may be gone.
             let _ = outgoing.send(stream, false);
             outgoing.clear();
         }
@@ -212,7 +212,7 @@ impl SendQueue {
         }
     }
 
-    /// The bytes of the pieces at the front that are in memory, also those that have been sent.
+    /// The bytes of the pieces at the front that are in memory, including those already sent.
     fn in_memory(&self) -> impl Iterator<Item = &[u8]> {
         let mut heads = &self.heads[self.heads_start..];
         self.pieces.iter().map_while(move |piece| match piece {
@@ -293,7 +293,7 @@ impl SendQueue {
         }
     }
 
-    /// Forgets everything: the connection is gone.
+    /// Drops everything: the connection is gone.
     pub fn clear(&mut self) {
         self.pieces.clear();
         self.forget_heads();

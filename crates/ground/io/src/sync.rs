@@ -1,5 +1,5 @@
-//! Handing results over: [`ticket`] (one value, any thread), [`Event`] (one worker, many waits) and [`Notify`]
-//! (any thread, many waits).
+//! Synchronization: [`ticket`] (one value, any thread), [`Event`] (one worker, many waits) and
+//! [`Notify`] (any thread, many waits).
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
 /// A pair for one value: the [`Completer`] may be sent to any thread and is used once; awaiting the
-/// [`Ticket`] yields the value. Dropping the ticket detaches; it cancels nothing.
+/// [`Ticket`] yields the value. Dropping the ticket detaches it; it cancels nothing.
 pub fn ticket<T>() -> (Completer<T>, Ticket<T>) {
     let shared = Arc::new(Mutex::new(Slot::Empty(None)));
     (Completer { shared: Some(shared.clone()) }, Ticket { shared })
@@ -21,17 +21,17 @@ enum Slot<T> {
     Full(T),
     /// The value was taken, or will never come.
     Over,
-    /// Nobody waits any more.
+    /// The ticket was dropped.
     Abandoned,
 }
 
-/// The giving side of a [`ticket`].
+/// The sending side of a [`ticket`].
 pub struct Completer<T> {
     shared: Option<Arc<Mutex<Slot<T>>>>,
 }
 
 impl<T> Completer<T> {
-    /// Hands the value over. If nobody waits any more, the value is dropped here.
+    /// Passes the value. If the ticket was dropped, the value is dropped here.
     pub fn complete(mut self, value: T) {
         if let Some(shared) = self.shared.take() {
             finish(&shared, Slot::Full(value));
@@ -63,7 +63,7 @@ fn finish<T>(shared: &Mutex<Slot<T>>, new: Slot<T>) {
             waker.wake();
         }
     } else {
-        // Abandoned: drop the value after the lock is gone, it may have a destructor of its own.
+        // Abandoned: drop the value after the lock is released, as it may have a destructor.
         drop(slot);
         drop(new);
     }
@@ -74,7 +74,7 @@ pub struct Ticket<T> {
     shared: Arc<Mutex<Slot<T>>>,
 }
 
-/// The other side went away without a value.
+/// The completer was dropped without a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lost;
 
@@ -113,11 +113,12 @@ impl<T> Drop for Ticket<T> {
 
 /// A condition that tasks of any worker wait for.
 ///
-/// Take a ticket with [`Notify::listen`] *before* looking at the state that the condition guards, then await
-/// it: a notification in between is not lost. Every waiter wakes. Notifying is cheap while nobody waits.
+/// Take a ticket with [`Notify::listen`] *before* checking the state that the condition guards,
+/// then await it: a notification in between is not lost. Every waiter wakes. Notifying is cheap
+/// without waiters.
 #[derive(Default)]
 pub struct Notify {
-    /// Whether somebody may wait: a notification that nobody waits for takes no lock.
+    /// Whether there may be waiters: a notification without any takes no lock.
     any: AtomicBool,
     waiting: Mutex<Vec<Completer<()>>>,
 }
@@ -129,18 +130,19 @@ impl Notify {
         {
             let mut waiting = self.waiting.lock().expect("no panic under this lock");
             if waiting.len() == waiting.capacity() {
-                // Those that were given up are not kept until the next notification.
+                // Drop abandoned waiters now, not at the next notification.
                 waiting.retain(|completer| !completer.is_abandoned());
             }
             waiting.push(completer);
             self.any.store(true, Ordering::Relaxed);
         }
-        // The caller looks at its state after this; `notify` looks for waiters after its caller changed it.
+        // The caller checks its state after this; `notify` checks for waiters after its caller
+        // changed it.
         fence(Ordering::SeqCst);
         ticket
     }
 
-    /// Wakes all that wait.
+    /// Wakes all waiters.
     pub fn notify(&self) {
         fence(Ordering::SeqCst);
         if !self.any.load(Ordering::Relaxed) {
@@ -157,7 +159,7 @@ impl Notify {
 
 /// A condition to wait for among the tasks of one worker: a counter of notifications.
 ///
-/// Take [`Event::mark`] *before* looking at the state that the event guards, then
+/// Take [`Event::mark`] *before* checking the state that the event guards, then
 /// [`Event::wait_after`] it: a notification in between is not lost. Every waiter wakes.
 #[derive(Default)]
 pub struct Event {
@@ -166,7 +168,7 @@ pub struct Event {
 }
 
 impl Event {
-    /// A new event that nobody waits for.
+    /// A new event without waiters.
     pub fn new() -> Event {
         Event::default()
     }
@@ -178,7 +180,7 @@ impl Event {
         waiting.into_iter().for_each(Waker::wake);
     }
 
-    /// The present count.
+    /// The current count.
     pub fn mark(&self) -> u64 {
         self.count.get()
     }

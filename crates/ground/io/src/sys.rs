@@ -17,13 +17,13 @@ impl Wakeup {
 
     /// Makes the worker's driver return from its sleep.
     pub(crate) fn wake(&self) {
-        // Fails only when the counter is full: then the wake-up is already pending.
+        // Fails only if the counter is full: then a wakeup is already pending.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
-    /// Takes note of all wake-ups so far.
+    /// Clears all wakeups so far.
     pub(crate) fn clear(&self) {
-        // Fails only when there was none.
+        // Fails only if there was none.
         let _ = rustix::io::read(&self.0, &mut [0u8; 8]);
     }
 }
@@ -40,20 +40,19 @@ impl AsRawFd for Wakeup {
     }
 }
 
-/// A descriptor known by its number, for calls that only pass it to the kernel.
+/// A descriptor by its number, for calls that only pass it to the kernel.
 pub(crate) fn borrow<'fd>(fd: RawFd) -> BorrowedFd<'fd> {
     assert!(fd >= 0, "descriptor {fd}");
-    // SAFETY: not -1 (asserted). The number is only handed to epoll_ctl, which reports a closed or
-    // foreign descriptor as an error and touches no memory of ours.
+    // SAFETY: not -1 (asserted). The number is only passed to epoll_ctl, which reports a closed or
+    // foreign descriptor as an error and accesses no memory of ours.
     unsafe { BorrowedFd::borrow_raw(fd) }
 }
 
-/// Puts the pages of `bytes` into a pipe by reference, as many as it takes (vmsplice(2)). Whoever reads
-/// from the pipe, at whatever end of a connection, reads what they hold then.
+/// Puts the pages of `bytes` into a pipe by reference, as many as it takes (vmsplice(2)). A reader
+/// of the pipe, at any end of a connection, reads their contents at that time.
 pub(crate) fn lend_pages(pipe: BorrowedFd<'_>, bytes: &[u8]) -> rustix::io::Result<usize> {
     let slices = [IoSliceRaw::from_slice(bytes)];
-    // SAFETY: the write end of a pipe only reads the memory, during the call and later through
-    // references of its own to the pages, which outlive whatever becomes of our mapping. Pages are
-    // not given away (no GIFT).
+    // SAFETY: the write end of a pipe only reads the memory, during the call and later through its
+    // own references to the pages, which outlive our mapping. Pages are not given away (no GIFT).
     unsafe { vmsplice(pipe, &slices, SpliceFlags::NONBLOCK) }
 }

@@ -1,4 +1,4 @@
-//! Operations in flight: the table that joins futures to what the driver completes.
+//! Operations in flight: maps the driver's completions to futures.
 
 use std::task::Waker;
 
@@ -10,20 +10,20 @@ use crate::driver::{Done, FileOp};
 pub(crate) enum Slot {
     Waiting(Option<Waker>),
     Done(i32, Option<FileOp>),
-    /// The future is gone; the driver still owns the operation.
+    /// The future was dropped; the driver still owns the operation.
     Orphan,
 }
 
-/// All operations of one worker that were given to its driver.
+/// All operations of one worker that its driver has.
 #[derive(Default)]
 pub(crate) struct Table {
     pub(crate) slots: Slab<Slot>,
-    /// File operations among them: a worker does not end before these have.
+    /// File operations among them: a worker waits for these before it ends.
     pub(crate) files_out: usize,
 }
 
 impl Table {
-    /// Records a completion and says whom to wake.
+    /// Records a completion and returns the task to wake.
     pub(crate) fn complete(&mut self, done: Done) -> Option<Waker> {
         self.files_out -= usize::from(done.op.as_ref().is_some_and(FileOp::ends));
         let slot = self.slots.get_mut(done.slot)?;
@@ -41,8 +41,8 @@ impl Table {
         }
     }
 
-    /// Fails all operations (EIO), because their driver has failed, and says whom to wake. Whatever the
-    /// kernel may still use of them stays with the driver.
+    /// Fails all operations (EIO) after their driver failed, and returns the tasks to wake. The
+    /// driver keeps whatever the kernel may still use.
     pub(crate) fn fail_all(&mut self) -> Vec<Waker> {
         self.files_out = 0;
         let mut woken = Vec::new();

@@ -10,8 +10,8 @@ use crate::context::with_worker;
 use crate::panic;
 use crate::sync::Lost;
 
-/// A running task. Awaiting it yields the output; dropping it detaches, the task runs on. Awaiting a task that
-/// has panicked panics, too; [`Task::poll_or_lost`] does not.
+/// A running task. Awaiting it yields the output; dropping it detaches it, and the task continues.
+/// Awaiting a task that has panicked panics, too; [`Task::poll_or_lost`] does not.
 pub struct Task<T>(Option<async_task::FallibleTask<T>>);
 
 impl<T> Task<T> {
@@ -20,13 +20,13 @@ impl<T> Task<T> {
         self.0.as_ref().is_none_or(async_task::FallibleTask::is_finished)
     }
 
-    /// Drops the future now or as soon as it yields. For loops that wait (accept, timers): never for
-    /// a task that has a write in flight.
+    /// Drops the future now or as soon as it yields. For loops that wait (accept, timers): never
+    /// for a task that has a write in flight.
     pub fn cancel(mut self) {
         drop(self.0.take());
     }
 
-    /// The output when it is there; [`Lost`] where the task has panicked.
+    /// The output when it is ready; [`Lost`] if the task has panicked.
     pub fn poll_or_lost(&mut self, cx: &mut Context<'_>) -> Poll<Result<T, Lost>> {
         let task = self.0.as_mut().expect("only `cancel` and `drop` take the task out");
         Pin::new(task).poll(cx).map(|output| output.ok_or(Lost))
@@ -50,7 +50,7 @@ impl<T> Drop for Task<T> {
     }
 }
 
-/// Queues a task on the current worker. Panics outside of a worker.
+/// Queues a task on the current worker. Panics outside a worker.
 pub fn spawn<F>(future: F) -> Task<F::Output>
 where
     F: Future + 'static,
@@ -61,8 +61,8 @@ where
     Task(Some(task.fallible()))
 }
 
-/// Runs a task on the current worker up to its first wait before returning: what it does first has
-/// been done when this returns. Panics outside of a worker.
+/// Starts a task on the current worker and runs it up to its first wait before returning. Panics
+/// outside a worker.
 pub fn start<F>(future: F) -> Task<F::Output>
 where
     F: Future + 'static,
@@ -71,13 +71,13 @@ where
     let (runnable, task) = prepare(future);
     // A panic is the task's, not its starter's.
     panic::contained(|| {
-        // Whether it is queued again already does not matter here.
+        // Whether it was queued again does not matter here.
         let _ = runnable.run();
     });
     Task(Some(task.fallible()))
 }
 
-/// A task of the current worker that has neither been queued nor run yet.
+/// A task of the current worker that was neither queued nor run yet.
 #[inline]
 fn prepare<F>(future: F) -> (Runnable, async_task::Task<F::Output>)
 where

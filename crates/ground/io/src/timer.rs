@@ -11,7 +11,7 @@ use crate::timers::Place;
 
 /// Waits for `duration`.
 pub async fn sleep(duration: Duration) {
-    // Too far to be represented: wait for a century, which is for ever here.
+    // Too far to be represented: wait for a century.
     let far = Duration::from_secs(100 * 365 * 86_400);
     sleep_until(crate::now() + duration.min(far)).await;
 }
@@ -51,7 +51,7 @@ impl Drop for Sleep {
     }
 }
 
-/// The time given to [`timeout`] has passed.
+/// The time of a [`timeout`] has passed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Elapsed;
 

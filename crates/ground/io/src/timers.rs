@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::task::Waker;
 use std::time::Instant;
 
-/// A deadline, and a number that tells it from others of the same time.
+/// A deadline, and a number that distinguishes equal deadlines.
 pub(crate) type Place = (Instant, u64);
 
-/// Who waits for which time, in order.
+/// The waiters by deadline.
 #[derive(Default)]
 pub(crate) struct Timers {
     set: BTreeMap<Place, Waker>,
@@ -38,12 +38,12 @@ impl Timers {
         (deadline, self.next)
     }
 
-    /// Has `waker` woken at the deadline of a place.
+    /// Wakes `waker` at the deadline of a place.
     pub(crate) fn set(&mut self, place: Place, waker: Waker) {
         self.set.insert(place, waker);
     }
 
-    /// Gives a place up.
+    /// Removes a place.
     pub(crate) fn remove(&mut self, place: Place) {
         self.set.remove(&place);
     }

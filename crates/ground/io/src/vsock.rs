@@ -1,4 +1,4 @@
-//! Addresses of sockets between virtual machines and their host (vsock(7)).
+//! Socket addresses of virtual machines and their host (vsock(7)).
 #![expect(unsafe_code, reason = "an address family that the safe crates do not know")]
 
 use std::mem::size_of;
@@ -6,10 +6,10 @@ use std::mem::size_of;
 use rustix::net::addr::{SocketAddrArg, SocketAddrLen, SocketAddrOpaque};
 use rustix::net::{AddressFamily, SocketAddrAny};
 
-/// The address of a machine and a port in it.
+/// The address of a machine and a port on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Address {
-    /// The machine's context id.
+    /// The machine's context ID.
     pub(crate) cid: u32,
     pub(crate) port: u32,
 }
@@ -47,12 +47,12 @@ impl Address {
             if (len as usize) < size_of::<libc::sockaddr_vm>() {
                 return None;
             }
-            // SAFETY: there are as many bytes as the structure has, all of them initialized, and any
-            // bytes are valid numbers; the pointer need not be aligned.
+            // SAFETY: there are as many bytes as the structure has, all of them initialized, and
+            // any bytes are valid numbers; the pointer need not be aligned.
             let address = unsafe { pointer.cast::<libc::sockaddr_vm>().read_unaligned() };
             Some(Address { cid: address.svm_cid, port: address.svm_port })
         };
-        // SAFETY: the pointer is only read, for as many bytes as are told.
+        // SAFETY: the pointer is only read, for the given number of bytes.
         unsafe { any.with_sockaddr(read) }
     }
 }

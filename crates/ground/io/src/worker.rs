@@ -12,18 +12,18 @@ use crate::inbox::{Inbox, Item};
 use crate::panic;
 use crate::remote::Remote;
 
-/// Tasks run between two looks at the driver: bounds how long a completion waits behind tasks.
+/// Tasks run between two turns of the driver: limits how long a completion waits behind tasks.
 const TASKS_PER_TURN: usize = 128;
 
-/// A worker whose drivers fail more often than this cannot go on.
+/// Maximum number of driver failures of a worker.
 const FAILURES_MAX: usize = 8;
 
-/// A worker that moved so many bytes in a turn does not look before it sleeps: the moving costs more than
-/// the waking up. Nor does one that is ahead of a peer, that is, waits for room to send, or waits for a
-/// file, which takes longer than a look.
+/// A worker that moved this many bytes in a turn does not spin before it sleeps: moving them costs
+/// more than the wakeup. Nor does one that waits for a writable socket, or for a file, which takes
+/// longer than a spin.
 const BULK: usize = 64 << 10;
 
-/// How to run.
+/// Settings of the runtime.
 #[derive(Debug, Clone, Default)]
 pub struct Config {
     /// Number of workers; 0 means one per core.
@@ -39,7 +39,7 @@ pub struct Runtime {
 }
 
 impl Runtime {
-    /// Starts the workers; an error when threads or the engine cannot be had.
+    /// Starts the workers; an error if threads or the engine are not available.
     pub fn start(config: &Config) -> io::Result<Runtime> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let count = if config.workers == 0 { cores } else { config.workers };
@@ -91,13 +91,13 @@ impl Runtime {
         Ok(runtime)
     }
 
-    /// Handles on all workers.
+    /// Handles to all workers.
     pub fn workers(&self) -> &[Remote] {
         &self.remotes
     }
 
-    /// Runs a future on the first worker and waits for its output; not from within a worker. Panics if the
-    /// future does.
+    /// Runs a future on the first worker and waits for its output; not from within a worker. Panics
+    /// if the future does.
     pub fn block_on<M, F>(&self, make: M) -> F::Output
     where
         M: FnOnce() -> F + Send + 'static,
@@ -117,7 +117,7 @@ impl Runtime {
             .expect("the future has panicked: workers end only after this runtime is dropped")
     }
 
-    /// Handle on the first worker, for threads that are none.
+    /// A handle to the first worker, for other threads.
     pub fn remote(&self) -> Remote {
         self.remotes[0].clone()
     }
@@ -135,9 +135,9 @@ impl Drop for Runtime {
     }
 }
 
-/// A panic in a task is the program's to judge ([`crate::abort_on_panic`]). One of the worker itself ends the
-/// process whatever the program has chosen: the kernel may still write to memory of operations under way, which
-/// nobody could wait for any more.
+/// The program chooses the effect of a panic in a task ([`crate::abort_on_panic`]). A panic of the
+/// worker itself always aborts the process: the kernel may still write to memory of operations in
+/// flight, which could not be awaited any more.
 fn run_or_abort() {
     let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         with_worker(run);
@@ -159,7 +159,7 @@ fn run(worker: &Worker) {
                 Item::Stop => stopping = true,
             }
         }
-        // After a panic the tasks that are left have the next turn.
+        // After a panic, the remaining tasks run on the next turn.
         panic::contained(|| {
             for _ in 0..TASKS_PER_TURN {
                 let Some(runnable) = pop_task() else { break };
@@ -194,8 +194,8 @@ fn run(worker: &Worker) {
         let due = worker.timers.borrow_mut().due(crate::now());
         due.into_iter().for_each(std::task::Waker::wake);
     }
-    // Calls that came late are refused. Tasks that still wait are dropped with all that they hold:
-    // a task whose last waker goes is queued once more, and dropping its queue entry drops it.
+    // Late calls are refused. Waiting tasks are dropped with everything they hold: a task whose
+    // last waker is dropped is queued once more, and dropping its queue entry drops it.
     drop(worker.inbox.close());
     let ops = std::mem::take(&mut *worker.ops.borrow_mut());
     let timers = std::mem::take(&mut *worker.timers.borrow_mut());
@@ -205,7 +205,7 @@ fn run(worker: &Worker) {
     }
 }
 
-/// Goes on with another driver after an error that no driver expects. What was in progress fails.
+/// Continues with another driver after an unexpected driver error. Operations in flight fail.
 fn replace_driver(worker: &Worker, error: &io::Error, failures: usize) {
     let engine = worker.engine.get();
     log::error!(

@@ -1,9 +1,9 @@
 //! Whether bytes are zero.
 
-/// Bytes looked at together: compiles to a few vector instructions per step.
+/// Bytes checked together: compiles to a few vector instructions per step.
 const STEP: usize = 128;
 
-/// Whether all bytes are zero. Data that is not zero is nearly always found so in the first step.
+/// Whether all bytes are zero. The first step finds nearly all data that is not zero.
 #[inline]
 pub fn is_zero(bytes: &[u8]) -> bool {
     let mut steps = bytes.chunks_exact(STEP);

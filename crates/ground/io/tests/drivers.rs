@@ -1,4 +1,4 @@
-//! One suite for every driver: what a worker promises must hold whichever kernel interface carries it.
+//! One suite for all drivers: a worker behaves the same on each of them.
 #![allow(clippy::unwrap_used)]
 
 use std::io::{IoSliceMut, Seek, Write};
@@ -11,7 +11,7 @@ use blockhaul_io::{
 };
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, socket_with};
 
-/// Runs a check on every engine that this machine offers; threads are always there.
+/// Runs a check on every engine that this machine offers; threads are always available.
 fn on_every_engine(check: impl Fn(Runtime)) {
     for engine in [Engine::Uring, Engine::Threads] {
         if engine == Engine::Uring && blockhaul_io::uring_available().is_err() {
@@ -73,7 +73,7 @@ fn sockets_carry_bytes_between_workers() {
 fn refused_connections_are_errors() {
     on_every_engine(|runtime| {
         let kind = runtime.block_on(|| async {
-            // Taken, so that nobody else gets it meanwhile; and nobody listens there.
+            // Bound, so that no other program gets it; and without a listener.
             let (family, kind) = (AddressFamily::INET, SocketType::STREAM);
             let taken = socket_with(family, kind, SocketFlags::CLOEXEC, None).unwrap();
             bind(&taken, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
@@ -121,14 +121,14 @@ fn a_dropped_file_operation_keeps_its_buffer_until_it_is_over() {
         runtime.block_on(move || async move {
             for round in 0..200_u64 {
                 let write = file.write_all_at(Data::copy_of(&[round as u8; 4096]), round * 4096);
-                // Polled once, then dropped with the operation at the driver.
+                // Polled once, then dropped with the operation in the driver.
                 let _ = blockhaul_io::timeout(Duration::ZERO, write).await;
             }
             file.sync().await.unwrap();
         });
         // It ends after its file operations.
         drop(runtime);
-        // Whatever was written is whole: never a freed or reused buffer's bytes.
+        // What was written is whole: never the bytes of a freed or reused buffer.
         written.flush().unwrap();
         written.rewind().unwrap();
         let mut all = Vec::new();
@@ -186,7 +186,7 @@ fn receiving_can_be_given_up_and_leaves_the_window_at_its_end() {
                 assert!(!window.payload(&stream, &mut [0; 8]).await.unwrap());
             }
         });
-        // Nobody holds the socket any more, not even the kernel.
+        // The socket has no holder any more, not even the kernel.
         far.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         assert_eq!(std::io::Read::read_to_end(&mut far, &mut Vec::new()).unwrap(), 0);
     });
@@ -232,7 +232,7 @@ fn who_receives_much_lets_others_have_their_turn() {
                 while window.bytes().len() < PART {
                     assert!(window.fill(&stream).await.unwrap());
                 }
-                // All of it is here: nothing is waited for but one's turn.
+                // Everything has arrived: the task only waits for its turn.
                 let mut payload = [0; PART];
                 let mut whole = std::pin::pin!(window.payload(&stream, &mut payload));
                 let at_once = std::future::poll_fn(|cx| Poll::Ready(whole.as_mut().poll(cx))).await;
@@ -294,7 +294,7 @@ fn timers_fire_in_order_and_sleepers_wake_for_other_threads() {
                     (in_time, Instant::now())
                 });
                 let ((in_time, first), second) = (first.await, second.await);
-                // Again where this thread was kept from running before both slept.
+                // Again if this thread did not get to run before both slept.
                 if in_time {
                     assert!(first <= second);
                     return;
@@ -345,7 +345,7 @@ fn a_payload_that_is_here_is_handed_out_in_place_until_somebody_keeps_one() {
             assert!(window.fill(&stream).await.unwrap());
             assert!(window.payload_here(7).is_none(), "it has not come whole");
             assert_eq!(window.payload_here(2).unwrap().bytes(), b"ab");
-            // Nobody holds the first any more: what comes goes into the same memory.
+            // The first is not held any more: new data reuses its memory.
             there.write_all(b"ghi").unwrap();
             assert!(window.fill(&stream).await.unwrap());
             let kept = window.payload_here(3).unwrap();

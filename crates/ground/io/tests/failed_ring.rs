@@ -1,4 +1,4 @@
-//! A ring that the kernel refuses after it was set up fails what is in progress, and the worker goes on.
+//! When the kernel refuses a ring in use, operations in flight fail and the worker continues.
 #![allow(clippy::unwrap_used)]
 
 use std::os::unix::net::UnixStream;

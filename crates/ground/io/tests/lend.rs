@@ -1,4 +1,4 @@
-//! Payloads that are sent by reference: the peer reads what was sent, whatever becomes of the memory.
+//! Payloads sent by reference: the peer reads what was sent, even if the memory is reused.
 #![allow(clippy::unwrap_used)]
 
 use std::io::Read;
@@ -48,7 +48,7 @@ fn what_nobody_acknowledged_is_read_as_it_was_sent() {
             return eprintln!("vmsplice is refused here: not checked");
         }
         assert_eq!(counters.get(PayloadRoute::Vmsplice), LEN as u64);
-        // The connection is given up before an answer; another payload gets the same memory.
+        // The connection is dropped before a reply; another payload gets the same memory.
         drop(lent);
         assert_eq!(pool.reserved(), 0);
         let next = payload(&pool, &counters, 2);

@@ -1,4 +1,5 @@
-//! A payload in the kernel that its storage cannot give any more is an error for whoever looks, and no panic.
+//! A payload in the kernel whose storage fails returns an error when it is read, and does not
+//! panic.
 #![allow(clippy::unwrap_used)]
 
 use std::io::Write;
@@ -37,7 +38,7 @@ fn a_parked_payload_that_is_lost_is_an_error_each_time() {
     let (ours, _theirs) = UnixStream::pair().unwrap();
     let stream = Stream::new(ours.into()).unwrap();
 
-    // What a pipe says of a page that its file has lost meanwhile.
+    // The error of a pipe for a page that its file has lost meanwhile.
     refuse(libc::SYS_read);
     for _ in 0..2 {
         assert_eq!(lost.load().unwrap_err().raw_os_error(), Some(libc::ENODATA));

@@ -1,4 +1,4 @@
-//! A panic in a task fails what waits for the task, and nothing else; unless the program wants its end.
+//! A panic in a task fails only what waits for the task, unless the program chooses to abort.
 #![allow(clippy::unwrap_used)]
 
 use std::future::poll_fn;
@@ -12,7 +12,7 @@ fn runtime() -> Runtime {
     Runtime::start(&Config { workers: 2, ..Config::default() }).unwrap()
 }
 
-/// Panics as a device may that has a fault.
+/// Panics like a faulty device.
 fn fault() {
     if std::hint::black_box(true) {
         panic!("a fault");
@@ -51,7 +51,7 @@ fn other_tasks_of_the_worker_go_on() {
             blockhaul_io::sleep(Duration::from_millis(5)).await;
             1
         });
-        // More than one turn has of them, each with one that panics before it.
+        // More than one turn runs, each after one that panics.
         let tasks: Vec<_> = (0..1000)
             .map(|number| {
                 drop(blockhaul_io::spawn(async { fault() }));
@@ -73,13 +73,13 @@ fn who_runs_a_future_that_panics_panics() {
     assert_eq!(runtime.block_on(|| async { 7 }), 7);
 }
 
-/// Runs alone, in a process of its own.
+/// Runs alone, in its own process.
 #[test]
 #[ignore = "ends its process: started by the test below"]
 fn a_program_that_wants_it_ends() {
     blockhaul_io::abort_on_panic();
     runtime().block_on(|| async {
-        // The task is over a moment before the process is.
+        // The task ends a moment before the process does.
         let _ = Remote::to(1).spawn(|| async { fault() }).await;
         blockhaul_io::sleep(Duration::from_secs(60)).await;
         std::process::exit(7);

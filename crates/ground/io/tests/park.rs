@@ -1,4 +1,4 @@
-//! Payloads that stay in the kernel: file to socket to socket to file, and every way to look at them.
+//! Payloads that stay in the kernel: file to socket to socket to file, and every way to read them.
 #![allow(clippy::unwrap_used)]
 
 use std::io::Write;
@@ -60,7 +60,7 @@ fn looking_copies_once_and_room_comes_back() {
     assert!(data.clone().take_parked().is_err());
     drop(data);
     assert_eq!(pool.reserved(), 0);
-    // Never looked at, never sent: dropped with its pipe empty.
+    // Never read, never sent: dropped with its pipe emptied.
     drop(Data::from(park(&file, 0, 100_000)));
 }
 
@@ -85,7 +85,7 @@ fn payloads_travel_from_file_to_file_through_two_sockets() {
         let copy = File::new(target.into());
         let (a, b) = UnixStream::pair().unwrap();
         let (a, b) = (Stream::new(a.into()).unwrap(), Stream::new(b.into()).unwrap());
-        // Lengths that are odd, at the limits of parking, and of pages.
+        // Odd lengths, at the limits of parking, and of pages.
         let lens = [256 << 10, 65536, 65535, 100_001, 512 << 10, 4096, 1, 300_000, 128 << 10];
         let total: usize = lens.iter().sum();
         let sender = blockhaul_io::spawn(async move {
@@ -160,7 +160,7 @@ fn a_payload_in_tiny_pieces_arrives_although_its_pipe_has_too_few_slots() {
         let sent = bytes.clone();
         let writer = std::thread::spawn(move || {
             let mut a = a;
-            // Each piece fills a slot of its own.
+            // Each piece fills its own slot.
             sent.chunks(97).for_each(|piece| a.write_all(piece).unwrap());
         });
         let mut window = RecvWindow::new();

@@ -1,6 +1,6 @@
-//! Who is at the other end of a Unix socket, and whether a process leads its session: numbers of
-//! processes that are 0 where the process is in a PID namespace that this one cannot see
-//! (pid_namespaces(7)), as between containers. rustix has no such process and may not be asked.
+//! The peer of a Unix socket, and whether a process leads its session: process numbers are 0 if the
+//! process is in a PID namespace that this one cannot see (pid_namespaces(7)), as between
+//! containers. rustix does not allow that value.
 #![expect(unsafe_code, reason = "system calls with results in memory")]
 
 use std::io;
@@ -8,19 +8,19 @@ use std::os::fd::{AsFd, AsRawFd as _};
 
 use rustix::net::{AddressFamily, sockopt};
 
-/// Whoever made a connection over a Unix socket, as it was then (SO_PEERCRED in unix(7)).
+/// The process that made a connection over a Unix socket, as it was then (SO_PEERCRED in unix(7)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Credentials {
-    /// The process, unless it is in a PID namespace that this process cannot see.
+    /// The process ID, unless it is in a PID namespace that this process cannot see.
     pub pid: Option<u32>,
-    /// The user, as it is called in this process's user namespace.
+    /// The user ID, in this process's user namespace.
     pub uid: u32,
-    /// The group, likewise.
+    /// The group ID, likewise.
     pub gid: u32,
 }
 
 impl Credentials {
-    /// Of the other end of `socket`, which is on none where this is not a Unix socket.
+    /// The peer of `socket`; none if this is not a Unix socket.
     pub fn of_peer(socket: impl AsFd) -> io::Result<Option<Credentials>> {
         let socket = socket.as_fd();
         if sockopt::socket_domain(socket)? != AddressFamily::UNIX {
@@ -28,8 +28,8 @@ impl Credentials {
         }
         let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
         let mut len = libc::socklen_t::try_from(size_of_val(&found)).expect("three numbers");
-        // SAFETY: the pointers are to live memory, which has room for `len` bytes and is of numbers
-        // for which every value is one.
+        // SAFETY: the pointers are to live memory with space for `len` bytes, of numbers for which
+        // every value is valid.
         let status = unsafe {
             let out = (&raw mut found).cast();
             libc::getsockopt(
@@ -48,9 +48,10 @@ impl Credentials {
     }
 }
 
-/// Whether this process leads its session (setsid(2)): then it has a terminal only if it took one.
+/// Whether this process leads its session (setsid(2)): it then has a terminal only if it opened
+/// one.
 pub fn leads_session() -> bool {
-    // SAFETY: these calls take and give numbers.
+    // SAFETY: these calls take and return numbers.
     unsafe { libc::getsid(0) == libc::getpid() }
 }
 

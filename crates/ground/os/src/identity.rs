@@ -1,4 +1,4 @@
-//! Users and groups: looked up by name, and taken on by the whole process.
+//! Users and groups: looked up by name, and assumed by the whole process.
 #![expect(
     unsafe_code,
     reason = "functions of the C library that fill memory or change all threads"
@@ -8,13 +8,13 @@ use std::ffi::{CStr, CString};
 use std::io;
 use std::mem::MaybeUninit;
 
-/// Memory for one entry of the user or group database, to begin with and at most.
+/// Memory for one entry of the user or group database, initial and maximum.
 const ENTRY: usize = 4 << 10;
 const ENTRY_MAX: usize = 1 << 20;
-/// Most groups that a user may be in (NGROUPS_MAX of Linux).
+/// Maximum number of groups of a user (NGROUPS_MAX of Linux).
 const GROUPS_MAX: usize = 65536;
 
-/// A user, a group, and the supplementary groups that come with them.
+/// A user, a group, and the user's supplementary groups.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
     uid: Option<libc::uid_t>,
@@ -23,11 +23,11 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Looks up a user, by name or number, and a group. Without a group it is the user's; supplementary
-    /// groups are the user's. Without a user only the group changes.
+    /// Looks up a user, by name or number, and a group. The default group is the user's;
+    /// supplementary groups are the user's. Without a user only the group changes.
     ///
     /// # Errors
-    /// What is not known, for whoever typed it.
+    /// A message about an unknown name, for the user.
     pub fn find(user: Option<&str>, group: Option<&str>) -> Result<Identity, String> {
         let group = group.map(find_group).transpose()?;
         let Some(user) = user else {
@@ -61,11 +61,11 @@ impl Identity {
         self.gid
     }
 
-    /// Makes all threads of this process run as this user and group, for good: also the saved ids
-    /// change, and capabilities go with the user.
+    /// Makes all threads of this process run as this user and group, for good: the saved IDs
+    /// change, too, and the capabilities are dropped with the user.
     ///
     /// # Errors
-    /// The process may not; then some of it may have changed: end it.
+    /// The process lacks permission; some IDs may have changed by then: end the process.
     pub fn assume(&self) -> io::Result<()> {
         let check = |result: libc::c_int| match result {
             0 => Ok(()),

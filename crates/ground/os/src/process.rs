@@ -1,4 +1,5 @@
-//! What processes cost, exactly: the two system calls about it that the safe crates do not cover.
+//! Exact resource usage of processes: the two system calls for it that the safe crates do not
+//! cover.
 #![expect(unsafe_code, reason = "system calls with results in memory")]
 
 use std::io;
@@ -7,7 +8,7 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::process::ExitStatus;
 use std::time::Duration;
 
-/// What a process that has ended cost, together with the children that it had waited for.
+/// The resource usage of a process that has ended, and of the children that it had waited for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Cost {
     /// Processor time in user mode. The kernel knows the sum of both times to the nanosecond and
@@ -20,8 +21,8 @@ pub struct Cost {
     pub peak: u64,
 }
 
-/// Waits for a child to end, reaps it, and tells what it cost (wait4(2)). `pid` must be a child that
-/// nobody else waits for.
+/// Waits for a child to end, reaps it, and returns its resource usage (wait4(2)). `pid` must be a
+/// child that no other code waits for.
 pub fn wait_with_cost(pid: u32) -> io::Result<(ExitStatus, Cost)> {
     let pid = libc::pid_t::try_from(pid).map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))?;
     let mut status = 0;

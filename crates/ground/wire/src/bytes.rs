@@ -1,4 +1,4 @@
-//! Reading and writing big-endian integers, and the fixed arrays that headers are made in.
+//! Reads and writes big-endian integers, and the fixed arrays for headers.
 
 use std::ops::Deref;
 
@@ -10,14 +10,14 @@ pub struct HeaderBytes {
 }
 
 impl HeaderBytes {
-    /// Longest header: a chunk of 32 bytes and the 12 fixed bytes of a hole.
+    /// Maximum header: a chunk of 32 bytes and the 12 fixed bytes of a hole.
     pub const CAPACITY: usize = 48;
 
     pub(crate) const fn new() -> HeaderBytes {
         HeaderBytes { bytes: [0; HeaderBytes::CAPACITY], len: 0 }
     }
 
-    /// Appends bytes. What a header is made of is known where it is made, so it always fits.
+    /// Appends bytes. The parts of a header are known at the call, so they always fit.
     #[expect(clippy::cast_possible_truncation, reason = "the array is shorter than 256 bytes")]
     pub(crate) fn push(mut self, part: &[u8]) -> HeaderBytes {
         let start = usize::from(self.len);
@@ -68,7 +68,7 @@ impl PartialEq for HeaderBytes {
 
 impl Eq for HeaderBytes {}
 
-/// Takes integers from the front of a slice; `None` when it is too short.
+/// Takes integers from the front of a slice; `None` if it is too short.
 pub(crate) struct Reader<'a> {
     bytes: &'a [u8],
 }

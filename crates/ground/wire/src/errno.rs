@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// An error in a reply. Success has no value of its own: it is `None` where an error may stand.
+/// An error in a reply. Success is not a value: it is `None` instead of an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Errno {
     /// `NBD_EPERM`, 1: not permitted, for example a write to a read-only export.
@@ -21,13 +21,13 @@ pub enum Errno {
     NotSup,
     /// `NBD_ESHUTDOWN`, 108: the server is stopping.
     Shutdown,
-    /// A number that the document does not know; to be treated as [`Errno::Inval`]. Only parsing
-    /// makes it.
+    /// A number that the document does not define; treat it like [`Errno::Inval`]. Only made by
+    /// parsing.
     Other(u32),
 }
 
 impl Errno {
-    /// The error of a wire's number; `None` for 0, which is success.
+    /// The error of a wire number; `None` for 0, which is success.
     pub const fn from_wire(number: u32) -> Option<Errno> {
         Some(match number {
             0 => return None,
@@ -43,7 +43,7 @@ impl Errno {
         })
     }
 
-    /// The wire's number, never 0 for an error that [`Errno::from_wire`] made.
+    /// The wire number, never 0 for an error that [`Errno::from_wire`] made.
     pub const fn to_wire(self) -> u32 {
         match self {
             Errno::Perm => 1,
@@ -84,7 +84,7 @@ impl fmt::Display for Errno {
     }
 }
 
-/// The wire's number of a reply: 0 for success.
+/// The wire number of a reply: 0 for success.
 pub(crate) const fn to_wire(error: Option<Errno>) -> u32 {
     match error {
         None => 0,

@@ -1,33 +1,33 @@
-//! The one error type of this crate: what a peer did that its message cannot be taken.
+//! The error type of this crate: why a peer's message is not accepted.
 
 use std::fmt;
 
 use crate::text::printable;
 
-/// Why a message could not be taken or made. After any of them but [`Error::Caller`] the connection
-/// is out of step and can only be closed.
+/// Why a message could not be parsed or made. After any of them except [`Error::Caller`] the
+/// connection is out of sync and must be closed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Error {
     /// The peer does not speak NBD: its first bytes, at most 16, were these.
     NotNbd {
-        /// What came instead of the server's greeting.
+        /// The bytes received instead of the server's greeting.
         found: Vec<u8>,
     },
     /// A message did not start with its magic number.
     Magic {
-        /// The message that was due.
+        /// The message that was expected.
         what: &'static str,
-        /// The number that came.
+        /// The number received.
         found: u64,
     },
-    /// A length goes beyond what the protocol or [`crate::limits`] allow.
+    /// A length exceeds the protocol's limits or [`crate::limits`].
     TooLong {
         /// What is too long.
         what: &'static str,
         /// Its length, in bytes unless `what` says otherwise.
         len: u64,
-        /// The longest that is taken.
+        /// The maximum.
         max: u64,
     },
     /// A message contradicts itself or the protocol.
@@ -39,27 +39,27 @@ pub enum Error {
     },
     /// The other side sent a message that is not allowed at this point.
     Unexpected {
-        /// What came, and where it was not allowed.
+        /// What was received, and where it was not allowed.
         what: String,
     },
-    /// The server refused what this session cannot do without.
+    /// The server refused something that this session requires.
     Refused {
-        /// What was asked for, with its object.
+        /// What was requested, with its object.
         what: String,
-        /// The server's answer.
+        /// The server's reply.
         reason: crate::option::OptionError,
         /// The server's explanation, escaped for printing; may be empty.
         text: String,
     },
-    /// The export that a client chose cannot be served, and the option it used (EXPORT_NAME) has no
-    /// way to say so: the server's side must close the connection.
+    /// The export that a client chose cannot be served, and the option that it used (EXPORT_NAME)
+    /// has no error reply: the server must close the connection.
     CannotRefuse {
         /// Why.
         why: String,
     },
-    /// The caller used this crate out of order; the peer did nothing wrong.
+    /// The caller used this crate incorrectly; the peer is not at fault.
     Caller {
-        /// What was called, and why it cannot be.
+        /// What was called, and why it is not allowed.
         what: &'static str,
     },
 }

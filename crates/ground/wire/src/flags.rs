@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::{BitOr, BitOrAssign};
 
-/// Defines a flag type; the constants keep the document's names less their prefixes.
+/// Defines a flag type; the constants have the document's names without their prefixes.
 macro_rules! flags {
     (
         $(#[$doc:meta])*
@@ -16,18 +16,18 @@ macro_rules! flags {
         pub struct $type($int);
 
         impl $type {
-            /// No flag at all.
+            /// No flags.
             pub const NONE: $type = $type(0);
             /// All flags that have a name here.
             pub const KNOWN: $type = $type(0 $(| (1 << $bit))*);
             $($(#[$flag_doc])* pub const $name: $type = $type(1 << $bit);)*
 
-            /// The flags of a field as it stands on the wire; unknown bits are kept.
+            /// The flags of a field as on the wire; unknown bits are preserved.
             pub const fn from_bits(bits: $int) -> $type {
                 $type(bits)
             }
 
-            /// The field as it stands on the wire.
+            /// The field as on the wire.
             pub const fn bits(self) -> $int {
                 self.0
             }
@@ -47,7 +47,7 @@ macro_rules! flags {
                 $type(self.0 | flags.0)
             }
 
-            /// These flags less `flags`.
+            /// These flags without `flags`.
             pub const fn without(self, flags: $type) -> $type {
                 $type(self.0 & !flags.0)
             }
@@ -101,23 +101,23 @@ flags! {
     HandshakeFlags: u16 {
         /// Bit 0: the server speaks fixed newstyle.
         FIXED_NEWSTYLE = 0;
-        /// Bit 1: the server can leave out the zeroes after the answer to EXPORT_NAME.
+        /// Bit 1: the server can omit the zeroes after the reply to EXPORT_NAME.
         NO_ZEROES = 1;
     }
 }
 
 flags! {
-    /// Flags a client answers with ("Client flags"). A server drops clients that set others.
+    /// Flags of the client's reply ("Client flags"). A server disconnects clients that set others.
     ClientFlags: u32 {
         /// Bit 0: the client speaks fixed newstyle.
         FIXED_NEWSTYLE = 0;
-        /// Bit 1: the server shall leave out the zeroes after the answer to EXPORT_NAME.
+        /// Bit 1: the server must omit the zeroes after the reply to EXPORT_NAME.
         NO_ZEROES = 1;
     }
 }
 
 flags! {
-    /// What an export offers ("Transmission flags").
+    /// Features of an export ("Transmission flags").
     ExportFlags: u16 {
         /// Bit 0: always set.
         HAS_FLAGS = 0;
@@ -137,7 +137,7 @@ flags! {
         SEND_DF = 7;
         /// Bit 8: a flush or FUA write on one connection covers the completed writes of all.
         CAN_MULTI_CONN = 8;
-        /// Bit 9: reserved for an experiment that nobody speaks; never offered.
+        /// Bit 9: reserved for an unused experiment; never offered.
         SEND_RESIZE = 9;
         /// Bit 10: CACHE may be sent.
         SEND_CACHE = 10;
@@ -151,17 +151,17 @@ flags! {
 flags! {
     /// Flags of a request ("Command flags").
     CommandFlags: u16 {
-        /// Bit 0: reply only when what was written is on stable storage.
+        /// Bit 0: reply only when the data is on stable storage.
         FUA = 0;
-        /// Bit 1: WRITE_ZEROES shall not make a hole.
+        /// Bit 1: WRITE_ZEROES must not make a hole.
         NO_HOLE = 1;
-        /// Bit 2: READ shall be answered in at most one content chunk.
+        /// Bit 2: READ must be answered in at most one content chunk.
         DF = 2;
-        /// Bit 3: BLOCK_STATUS shall be answered with one extent a context.
+        /// Bit 3: BLOCK_STATUS must be answered with one extent per context.
         REQ_ONE = 3;
-        /// Bit 4: WRITE_ZEROES shall fail when it is not faster than writing.
+        /// Bit 4: WRITE_ZEROES must fail if it is not faster than writing.
         FAST_ZERO = 4;
-        /// Bit 5: the length is that of a payload which follows the header (EXTENDED_HEADERS).
+        /// Bit 5: the length is that of a payload after the header (EXTENDED_HEADERS).
         PAYLOAD_LEN = 5;
     }
 }

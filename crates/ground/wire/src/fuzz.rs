@@ -1,8 +1,8 @@
 //! Fuzz targets: each takes any bytes and asserts what must hold for all of them. Run by
 //! `tests/fuzz_smoke.rs` with seeded mutations, and by coverage-guided fuzzers.
 //!
-//! Held by all: no panic; no more bytes are consumed than there are; what was parsed and emitted
-//! again is what was parsed; what a parser asks for is bounded.
+//! All assert: no panic; no more bytes are consumed than are available; parsing an emitted value
+//! gives the same value; the memory that a parser requests is bounded.
 
 use crate::handshake::client::{self, Handshake as Client};
 use crate::handshake::negotiation::{End, Negotiation, Step, Wants};
@@ -100,7 +100,7 @@ fn reply(data: &[u8], replies: Replies) {
             assert_ne!(replies, Replies::Simple);
             assert_eq!(chunk.offset.is_some(), replies == Replies::Extended);
             assert!(chunk.length <= u64::from(limits::PAYLOAD_HARD) + 8);
-            // A payload that is there is parsed as the chunk says, and may be wrong.
+            // A complete payload is parsed as the chunk says, and may be invalid.
             let length = usize::try_from(chunk.length).unwrap_or(usize::MAX);
             let Some(payload) = data[used..].get(..length) else { return };
             payload_of(chunk.kind, payload);
@@ -183,7 +183,7 @@ fn block_status(form: Form, payload: &[u8]) {
     let again = Status::parse(form, &out).expect("what is emitted is parsed");
     assert_eq!(again.context(), status.context());
     assert_eq!(again.len(), encoded.extents);
-    // One extent, no longer than what was asked for.
+    // One extent, no longer than requested.
     let half = sum / 2 + 1;
     let one = Wanted { one: true, ..Wanted::new(half) };
     out.clear();
@@ -246,14 +246,14 @@ pub fn fuzz_server_handshake(data: &[u8]) {
         ..Config::default()
     };
     let whole = serve(config, input, input.len().max(1));
-    // How the bytes arrive makes no difference, but to what may stand behind STARTTLS.
+    // The cuts make no difference, except to what may follow STARTTLS.
     if config.tls == Tls::Off {
         let cut = serve(config, input, usize::from(*cut).max(1));
         assert_eq!(whole, cut);
     }
 }
 
-/// Everything a server said and did.
+/// Everything that a server sent and did.
 type Transcript = (Vec<u8>, Vec<String>, Option<Error>);
 
 fn serve(config: Config, input: &[u8], step: usize) -> Transcript {
@@ -304,7 +304,7 @@ fn serve(config: Config, input: &[u8], step: usize) -> Transcript {
     if let Some(Error::Caller { what }) = &end {
         panic!("the driver breaks the contract: {what}");
     }
-    // Every reply is whole and well-formed; EXPORT_NAME's has no head and is the last.
+    // Every reply is complete and well-formed; EXPORT_NAME's has no head and is the last.
     let mut rest = &out[greeting..];
     while let Ok(Some(head)) = OptionReplyHeader::parse(rest) {
         rest = &rest[OptionReplyHeader::LEN + head.length as usize..];
@@ -344,8 +344,8 @@ pub fn fuzz_client_handshake(data: &[u8]) {
     let [options, cut, input @ ..] = data else { return };
     let whole = ask(*options, input, input.len().max(1));
     let cut = ask(*options, input, usize::from(*cut).max(1));
-    // How the bytes arrive makes a difference only to what may stand behind STARTTLS's answer, and
-    // to how much is shown of what is no greeting.
+    // The cuts make a difference only to what may follow the reply to STARTTLS, and to how much of
+    // an invalid greeting is reported.
     let tls = |transcript: &Transcript| transcript.1.iter().any(|event| event == "StartTls");
     let behind = matches!(whole.2, Some(Error::Unexpected { .. } | Error::NotNbd { .. }));
     if !tls(&whole) && !behind {
@@ -392,7 +392,7 @@ fn ask(options: u8, input: &[u8], step: usize) -> Transcript {
             _ => {}
         }
         let queries = ["base:allocation".to_owned()];
-        // What cannot be sent now is refused by the handshake itself, and something else is sent.
+        // If the handshake refuses to send an option now, another one is sent.
         let sent = (0..11).any(|_| {
             turn = turn.wrapping_mul(5).wrapping_add(1);
             let sent = match turn % 11 {
@@ -417,14 +417,14 @@ fn ask(options: u8, input: &[u8], step: usize) -> Transcript {
         panic!("the driver breaks the contract: {what}");
     }
     check_options(&out);
-    // Whatever the state, a close is explained.
+    // A close is explained in every state.
     if let Err(error) = client.closed(&input[used..]) {
         assert!(!error.to_string().chars().any(char::is_control));
     }
     (out, events, end)
 }
 
-/// What a client sends: its flags, then whole options.
+/// Checks what a client sends: its flags, then whole options.
 fn check_options(out: &[u8]) {
     let mut rest = out.get(4..).unwrap_or(&[]);
     while !rest.is_empty() {
@@ -446,7 +446,7 @@ fn check_negotiated(negotiated: &client::Negotiated) {
     assert!(negotiated.contexts.is_empty() || negotiated.replies != Replies::Simple);
 }
 
-/// A client's negotiation: the first byte chooses what it wants, the rest are the server's bytes.
+/// A client's negotiation: the first byte chooses its wishes, the rest are the server's bytes.
 pub fn fuzz_negotiation(data: &[u8]) {
     let Some((wants, input)) = data.split_first() else { return };
     let bit = |n: u8| wants >> n & 1 != 0;
@@ -503,7 +503,7 @@ pub fn fuzz_uri(data: &[u8]) {
     }
 }
 
-/// Text of a peer for printing; the first byte is the bound.
+/// A peer's text for printing; the first byte is the maximum length.
 pub fn fuzz_printable(data: &[u8]) {
     let Some((max, text)) = data.split_first() else { return };
     let shown = printable(text, (*max).into());

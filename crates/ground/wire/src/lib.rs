@@ -1,17 +1,17 @@
 //! The NBD protocol as a codec without I/O: bytes in, bytes and decisions out.
 //!
-//! The crate holds the protocol document (`doc/proto.md` and `doc/uri.md` of the `nbd` project) and
-//! its EXTENDED_HEADERS extension as QEMU and libnbd speak it. It opens no socket, allocates no
-//! memory that a peer can choose without a bound ([`limits`]), and panics on no input.
+//! The crate implements the protocol document (`doc/proto.md` and `doc/uri.md` of the `nbd`
+//! project) and its EXTENDED_HEADERS extension as in QEMU and libnbd. It opens no socket, limits
+//! all memory that a peer can request ([`limits`]), and does not panic on any input.
 //!
 //! - [`handshake`]: both roles of the handshake as state machines, and the greeting of old servers.
 //! - [`request`], [`reply`], [`status`]: the transmission phase.
 //! - [`flags`], [`errno`], [`option`], [`magic`], [`limits`]: the numbers and their names.
 //! - [`uri`]: NBD URIs.
 //!
-//! Every parser has the same shape: it takes the bytes that have come, and answers `Ok(None)` when
-//! it needs more of them, `Ok(Some((value, consumed)))`, or an [`Error`] after which the connection
-//! is of no use.
+//! Every parser has the same form: it takes the received bytes, and returns `Ok(None)` if it needs
+//! more of them, `Ok(Some((value, consumed)))`, or an [`Error`] after which the connection cannot
+//! be used.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::cast_possible_truncation, clippy::cast_sign_loss))]
 #![cfg_attr(not(test), warn(clippy::cast_possible_wrap, clippy::cast_lossless))]

@@ -1,4 +1,4 @@
-//! The protocol's magic numbers and codes, under the document's names less their `NBD_` prefix.
+//! The protocol's magic numbers and codes, with the document's names without their `NBD_` prefix.
 //!
 //! Flags are in [`crate::flags`], error numbers in [`crate::errno`].
 
@@ -25,7 +25,7 @@ pub const EXTENDED_REPLY: u32 = 0x6e8a_278c;
 /// TCP port of NBD, from IANA.
 pub const PORT: u16 = 10809;
 
-/// Zero bytes after an oldstyle greeting, and after the answer to EXPORT_NAME without NO_ZEROES.
+/// Zero bytes after an oldstyle greeting, and after the reply to EXPORT_NAME without NO_ZEROES.
 pub const RESERVED_ZEROES: usize = 124;
 
 /// `NBD_CMD_READ`.
@@ -44,7 +44,7 @@ pub const CMD_CACHE: u16 = 5;
 pub const CMD_WRITE_ZEROES: u16 = 6;
 /// `NBD_CMD_BLOCK_STATUS`.
 pub const CMD_BLOCK_STATUS: u16 = 7;
-/// `NBD_CMD_RESIZE`: reserved by the document for an experiment that nobody speaks. Never offered.
+/// `NBD_CMD_RESIZE`: reserved by the document for an unused experiment. Never offered.
 pub const CMD_RESIZE: u16 = 8;
 
 /// `NBD_REPLY_TYPE_NONE`.

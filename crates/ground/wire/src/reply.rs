@@ -1,5 +1,5 @@
 //! Replies of the transmission phase: simple replies, structured reply chunks and the chunks of
-//! EXTENDED_HEADERS, and what is in chunks of data, holes and errors. Extents are in
+//! EXTENDED_HEADERS, and the contents of data, hole and error chunks. Extents are in
 //! [`crate::status`].
 
 use std::fmt;
@@ -15,7 +15,7 @@ pub enum Replies {
     /// Simple replies only.
     #[default]
     Simple,
-    /// Chunks of 20 bytes; simple replies stay legal for commands other than READ.
+    /// Chunks of 20 bytes; simple replies are still allowed for commands other than READ.
     Structured,
     /// Chunks of 32 bytes for everything (EXTENDED_HEADERS).
     Extended,
@@ -24,8 +24,8 @@ pub enum Replies {
 /// The head of one reply message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Header {
-    /// A simple reply: the whole reply of a request. Behind one to READ without an error follow as
-    /// many bytes as were asked for; only who sent the request knows.
+    /// A simple reply: the whole reply to a request. After a successful one to READ, the requested
+    /// number of bytes follows, which only the requester knows.
     Simple {
         /// The cookie of the request.
         cookie: u64,
@@ -39,13 +39,13 @@ pub enum Header {
 impl Header {
     /// Parses the head of a reply at the start of `bytes`; `Ok(None)` when more bytes are needed.
     ///
-    /// What is checked: the magic against what was negotiated, and the length against the kind of
-    /// the chunk and [`limits`], so that a caller may allocate [`Chunk::length`] bytes. What is left
-    /// to the caller, who knows the requests: cookies, offsets, a simple reply to READ after
-    /// structured replies were negotiated, a kind of chunk that does not suit the command.
+    /// Checks the magic against what was negotiated, and the length against the kind of the chunk
+    /// and [`limits`], so that a caller may allocate [`Chunk::length`] bytes. The caller, who knows
+    /// the requests, must check: cookies, offsets, a simple reply to READ after structured replies
+    /// were negotiated, a kind of chunk that does not fit the command.
     ///
     /// # Errors
-    /// The connection must be closed after each: the document demands it for unknown kinds of
+    /// The connection must be closed after each: the document requires it for unknown kinds of
     /// chunks that are not errors, and for inconsistent contents.
     pub fn parse(bytes: &[u8], replies: Replies) -> Result<Option<(Header, usize)>, Error> {
         let mut reader = Reader::new(bytes);
@@ -109,21 +109,21 @@ pub const SIMPLE_LEN: usize = 16;
 pub const STRUCTURED_LEN: usize = 20;
 /// Bytes of an extended reply chunk's head.
 pub const EXTENDED_LEN: usize = 32;
-/// Bytes before the data of an OFFSET_DATA chunk: its place in the export.
+/// Bytes before the data of an OFFSET_DATA chunk: its offset in the export.
 pub const DATA_PREFIX_LEN: usize = 8;
 
-/// The head of a chunk. Its form follows from `offset`: with one it has 32 bytes, without one 20.
+/// The head of a chunk. With an `offset` it has 32 bytes, without one 20.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Chunk {
-    /// Reply flags; unknown ones are to be ignored.
+    /// Reply flags; ignore unknown ones.
     pub flags: ReplyFlags,
-    /// What the payload holds.
+    /// The contents of the payload.
     pub kind: ChunkKind,
     /// The cookie of the request.
     pub cookie: u64,
     /// With extended headers the offset of the request (not of the chunk's data).
     pub offset: Option<u64>,
-    /// Bytes of payload behind the head.
+    /// Bytes of payload after the head.
     pub length: u64,
 }
 
@@ -156,7 +156,7 @@ impl Chunk {
         Ok(self.bytes())
     }
 
-    /// The head as bytes, of a length that is known to fit.
+    /// The head as bytes, for a length that is known to fit.
     fn bytes(&self) -> HeaderBytes {
         let start = |magic: u32| {
             HeaderBytes::new()
@@ -216,10 +216,10 @@ impl Chunk {
     }
 }
 
-/// What a chunk holds ("Structured reply types").
+/// The contents of a chunk ("Structured reply types").
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ChunkKind {
-    /// Nothing: the end of a reply.
+    /// None: the end of a reply.
     None,
     /// An offset in the export and data from there on.
     OffsetData,
@@ -229,16 +229,16 @@ pub enum ChunkKind {
     BlockStatus,
     /// Extents of a context in 64 bits (EXTENDED_HEADERS).
     BlockStatusExt,
-    /// An error, and perhaps a text.
+    /// An error, and an optional text.
     Error,
-    /// An error, perhaps a text, and where it happened.
+    /// An error, an optional text, and its offset.
     ErrorOffset,
-    /// A kind that is not known here; an error when bit 15 is set.
+    /// An unknown kind; an error if bit 15 is set.
     Other(u16),
 }
 
 impl ChunkKind {
-    /// The kind of a wire's number.
+    /// The kind of a wire number.
     pub const fn from_wire(number: u16) -> ChunkKind {
         match number {
             magic::REPLY_NONE => ChunkKind::None,
@@ -252,7 +252,7 @@ impl ChunkKind {
         }
     }
 
-    /// The wire's number.
+    /// The wire number.
     pub const fn to_wire(self) -> u16 {
         match self {
             ChunkKind::None => magic::REPLY_NONE,
@@ -272,8 +272,8 @@ impl ChunkKind {
     }
 }
 
-/// The request that is being answered, and the form its answer has: makes every message that a
-/// server sends in transmission.
+/// The request that is being answered, and the form of its reply: makes every message that a server
+/// sends in transmission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Answer {
     /// The form that was negotiated.
@@ -294,7 +294,7 @@ impl Answer {
         Chunk { flags, kind, cookie: self.cookie, offset, length }
     }
 
-    /// A whole successful reply without payload: a simple reply, or an empty last chunk where simple
+    /// A whole successful reply without payload: a simple reply, or an empty last chunk if simple
     /// replies are not allowed. With [`Replies::Structured`] it is not for READ; see
     /// [`Answer::done`].
     pub fn success(&self) -> HeaderBytes {
@@ -304,8 +304,8 @@ impl Answer {
         }
     }
 
-    /// An empty last chunk, that ends any reply in chunks. `None` with simple replies, which have no
-    /// such thing.
+    /// An empty last chunk, which ends any reply in chunks. `None` with simple replies, which have
+    /// no equivalent.
     pub fn done(&self) -> Option<HeaderBytes> {
         match self.replies {
             Replies::Simple => None,
@@ -313,11 +313,11 @@ impl Answer {
         }
     }
 
-    /// What goes before `len` bytes of data that READ answers: the head and, with chunks, the data's
-    /// place `at` in the export. A simple reply holds all that was asked for, and has no flags.
+    /// What precedes `len` bytes of data in a reply to READ: the head and, with chunks, the data's
+    /// offset `at` in the export. A simple reply contains all requested data, and has no flags.
     ///
     /// # Errors
-    /// [`Error::TooLong`] when a structured chunk cannot hold so much data.
+    /// [`Error::TooLong`] if a structured chunk cannot hold that much data.
     pub fn data(&self, flags: ReplyFlags, at: u64, len: u32) -> Result<HeaderBytes, Error> {
         if self.replies == Replies::Simple {
             return Ok(simple_bytes(self.cookie, None));
@@ -326,8 +326,8 @@ impl Answer {
         Ok(self.chunk(flags, ChunkKind::OffsetData, length).encode()?.u64(at))
     }
 
-    /// A whole chunk that says that a range is zeroes. `None` with simple replies, which have no
-    /// such thing.
+    /// A complete chunk for a range of zeroes. `None` with simple replies, which have no
+    /// equivalent.
     pub fn hole(&self, flags: ReplyFlags, hole: Hole) -> Option<HeaderBytes> {
         if self.replies == Replies::Simple {
             return None;
@@ -336,8 +336,8 @@ impl Answer {
         Some(head.u64(hole.at).u32(hole.len))
     }
 
-    /// Appends a whole failed reply: a simple reply, or a last chunk with the text and, when there
-    /// is one, the place of the error.
+    /// Appends a complete failed reply: a simple reply, or a last chunk with the text and the
+    /// offset of the error, if there is one.
     pub fn error(&self, failure: &Failure<'_>, out: &mut Vec<u8>) {
         if self.replies == Replies::Simple {
             out.extend_from_slice(&simple_bytes(self.cookie, Some(failure.error)));
@@ -358,26 +358,26 @@ impl Answer {
     }
 }
 
-/// The place of an OFFSET_DATA chunk's data in the export, from the first [`DATA_PREFIX_LEN`] bytes
-/// of its payload; `None` when fewer are there.
+/// The offset of an OFFSET_DATA chunk's data in the export, from the first [`DATA_PREFIX_LEN`]
+/// bytes of its payload; `None` if there are fewer.
 pub fn data_at(payload: &[u8]) -> Option<u64> {
     Reader::new(payload).u64()
 }
 
-/// What an OFFSET_HOLE chunk says: these bytes are zeroes.
+/// The contents of an OFFSET_HOLE chunk: a range of zeroes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Hole {
-    /// Where in the export, in bytes.
+    /// Offset in the export, in bytes.
     pub at: u64,
-    /// Bytes, not 0.
+    /// Length in bytes, not 0.
     pub len: u32,
 }
 
 impl Hole {
-    /// Parses a whole payload.
+    /// Parses a complete payload.
     ///
     /// # Errors
-    /// A payload that is not 12 bytes long, and a hole of no length.
+    /// A payload that is not 12 bytes long, and a hole of length 0.
     pub fn parse(payload: &[u8]) -> Result<Hole, Error> {
         let bad = |why| Error::Malformed { what: "hole in a reply", why };
         let mut reader = Reader::new(payload);
@@ -389,29 +389,29 @@ impl Hole {
     }
 }
 
-/// What an error chunk says.
+/// The contents of an error chunk.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Failure<'a> {
     /// The error.
     pub error: Errno,
-    /// The server's explanation as it was sent, UTF-8 if the server is right; may be empty. To be
-    /// shown by [`Failure::text`].
+    /// The server's explanation as it was sent, UTF-8 if the server is correct; may be empty. Show
+    /// it with [`Failure::text`].
     pub text: &'a [u8],
-    /// Where it happened, in bytes of the export, if the chunk says so.
+    /// Offset of the error in the export in bytes, if the chunk has it.
     pub at: Option<u64>,
 }
 
 impl<'a> Failure<'a> {
-    /// An error without a text or a place.
+    /// An error without a text or an offset.
     pub const fn new(error: Errno) -> Failure<'static> {
         Failure { error, text: &[], at: None }
     }
 
-    /// Parses the whole payload of an error chunk. Unknown error kinds begin like known ones; what
-    /// they hold behind the text is ignored.
+    /// Parses the complete payload of an error chunk. Unknown error kinds begin like known ones;
+    /// what follows their text is ignored.
     ///
     /// # Errors
-    /// A text longer than the payload, the error 0, bytes that are left over.
+    /// A text longer than the payload, the error 0, extra bytes.
     pub fn parse(kind: ChunkKind, payload: &'a [u8]) -> Result<Failure<'a>, Error> {
         let bad = |why| Error::Malformed { what: "error in a reply", why };
         let mut reader = Reader::new(payload);
@@ -433,7 +433,7 @@ impl<'a> Failure<'a> {
         Ok(Failure { error, text, at })
     }
 
-    /// Appends the payload of an error chunk: of [`ChunkKind::ErrorOffset`] when there is a place,
+    /// Appends the payload of an error chunk: of [`ChunkKind::ErrorOffset`] if there is an offset,
     /// else of [`ChunkKind::Error`]. The text is cut to [`limits::STRING`] bytes.
     pub fn emit(&self, out: &mut Vec<u8>) {
         let text = cut(self.text);
@@ -451,7 +451,7 @@ impl<'a> Failure<'a> {
         6 + cut(self.text).len() + if self.at.is_some() { 8 } else { 0 }
     }
 
-    /// The server's explanation, escaped and bounded for printing; may be empty.
+    /// The server's explanation, escaped and cut for printing; may be empty.
     pub fn text(&self) -> String {
         error_text(self.text)
     }

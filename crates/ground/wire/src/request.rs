@@ -1,5 +1,5 @@
-//! Requests of the transmission phase ("Request message"), 28 or 32 bytes, and the payload by which
-//! BLOCK_STATUS selects contexts.
+//! Requests of the transmission phase ("Request message"), 28 or 32 bytes, and the payload with
+//! which BLOCK_STATUS selects contexts.
 
 use crate::bytes::Reader;
 use crate::{CommandFlags, Error, HeaderBytes, limits, magic};
@@ -26,14 +26,14 @@ impl Headers {
     }
 }
 
-/// What a request asks for ("Request types").
+/// The kind of a request ("Request types").
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Command {
     /// Read `length` bytes.
     Read,
     /// Write the payload.
     Write,
-    /// End the connection after what is in flight; has no reply.
+    /// End the connection after the requests in flight; has no reply.
     Disconnect,
     /// Make completed writes stable.
     Flush,
@@ -43,14 +43,14 @@ pub enum Command {
     Cache,
     /// Write zeroes without sending them.
     WriteZeroes,
-    /// Ask for extents of the selected contexts.
+    /// Request extents of the selected contexts.
     BlockStatus,
-    /// A number that is not known here; servers answer EINVAL.
+    /// An unknown number; servers reply EINVAL.
     Other(u16),
 }
 
 impl Command {
-    /// The command of a wire's number.
+    /// The command of a wire number.
     pub const fn from_wire(number: u16) -> Command {
         match number {
             magic::CMD_READ => Command::Read,
@@ -65,7 +65,7 @@ impl Command {
         }
     }
 
-    /// The wire's number.
+    /// The wire number.
     pub const fn to_wire(self) -> u16 {
         match self {
             Command::Read => magic::CMD_READ,
@@ -84,13 +84,13 @@ impl Command {
 /// A request without its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Header {
-    /// Command flags; unknown bits are kept, and servers answer them with EINVAL.
+    /// Command flags; unknown bits are preserved, and servers reply to them with EINVAL.
     pub flags: CommandFlags,
-    /// What is asked for.
+    /// The command.
     pub command: Command,
-    /// The client's name for the request, repeated in each reply.
+    /// The client's ID of the request, repeated in each reply.
     pub cookie: u64,
-    /// Where in the export, in bytes.
+    /// Offset in the export, in bytes.
     pub offset: u64,
     /// Bytes of the effect, or of the payload when [`Header::payload_len`] is not 0.
     pub length: u64,
@@ -165,9 +165,9 @@ impl Header {
         Ok(())
     }
 
-    /// Bytes of payload that follow the header: the data of WRITE, and with extended headers the
-    /// payload of any command that says [`CommandFlags::PAYLOAD_LEN`]. A WRITE without that flag has
-    /// its payload all the same (a client's fault that QEMU accepts too).
+    /// Bytes of payload after the header: the data of WRITE, and with extended headers the payload
+    /// of any command with [`CommandFlags::PAYLOAD_LEN`]. A WRITE without that flag has its payload
+    /// all the same (a client's error that QEMU accepts, too).
     pub const fn payload_len(&self, headers: Headers) -> u64 {
         let flagged = self.flags.contains(CommandFlags::PAYLOAD_LEN);
         match (self.command, headers) {
@@ -177,31 +177,31 @@ impl Header {
         }
     }
 
-    /// The first byte behind the range, or `None` when that overflows 64 bits.
+    /// The first byte after the range, or `None` if that overflows 64 bits.
     pub const fn end(&self) -> Option<u64> {
         self.offset.checked_add(self.length)
     }
 }
 
-/// The payload of a BLOCK_STATUS request: the range's length, and the contexts that are wanted
+/// The payload of a BLOCK_STATUS request: the range's length, and the requested contexts
 /// (EXTENDED_HEADERS, `NBD_FLAG_BLOCK_STATUS_PAYLOAD`).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Filter {
-    /// Bytes of the range that is asked about, from the request's offset on.
+    /// Length of the requested range, from the request's offset on.
     pub length: u64,
-    /// Contexts that are wanted, each once, at least one.
+    /// Requested contexts, each once, at least one.
     pub contexts: Vec<u32>,
 }
 
 impl Filter {
-    /// Longest payload worth reading; a server skips longer ones and answers EINVAL.
+    /// Maximum payload to read; a server skips longer ones and replies EINVAL.
     pub const MAX_LEN: usize = 8 + 4 * limits::CONTEXTS;
 
-    /// Parses a whole payload. `negotiated` tells whether a context was negotiated.
+    /// Parses a complete payload. `negotiated` returns whether a context was negotiated.
     ///
     /// # Errors
-    /// The server answers each with EINVAL and keeps the connection: wrong length, no context, a
-    /// context twice or one that was not negotiated.
+    /// The server replies to each with EINVAL and keeps the connection: wrong length, no context, a
+    /// duplicate context or one that was not negotiated.
     pub fn parse(payload: &[u8], negotiated: impl Fn(u32) -> bool) -> Result<Filter, Error> {
         let bad = |why| Error::Malformed { what: "payload of a block status request", why };
         if payload.len() > Filter::MAX_LEN {

@@ -17,49 +17,48 @@ pub const STATE_ZERO: u64 = 2;
 pub struct Extent {
     /// Bytes; not 0 on the wire.
     pub len: u64,
-    /// Status flags; what they mean is the context's affair.
+    /// Status flags; their meaning depends on the context.
     pub flags: u64,
 }
 
-/// What a request wants to know, as far as the encoding of its answer must obey it.
+/// The limits that a request sets for its reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Wanted {
-    /// Bytes of the range that is asked about.
+    /// Length of the requested range in bytes.
     pub length: u64,
-    /// Whether only one extent, within `length`, may be answered (REQ_ONE).
+    /// Whether only one extent, within `length`, is allowed (REQ_ONE).
     pub one: bool,
-    /// Extents that the answer may hold; [`limits::EXTENTS`] bounds it in any case.
+    /// Maximum number of extents in the reply; [`limits::EXTENTS`] limits it in any case.
     pub max_extents: usize,
 }
 
 impl Wanted {
-    /// As many extents as the protocol likes for `length` bytes.
+    /// As many extents as the protocol allows for `length` bytes.
     pub const fn new(length: u64) -> Wanted {
         Wanted { length, one: false, max_extents: limits::EXTENTS }
     }
 }
 
-/// What an encoder did.
+/// The result of an encoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Encoded {
-    /// Extents in the chunk.
+    /// Number of extents in the chunk.
     pub extents: usize,
-    /// Bytes that they cover from the request's offset on; may be more than was asked for.
+    /// Bytes that they cover from the request's offset on; may be more than requested.
     pub covered: u64,
 }
 
-/// Appends a whole chunk of block status to `out`: its head, the context and the extents. The form
-/// follows from the answer's.
+/// Appends a complete chunk of block status to `out`: its head, the context and the extents. The
+/// form is that of the reply.
 ///
-/// `extents` are consecutive from the request's offset on. Neighbours with the same flags are
-/// joined, those of
-/// length 0 are skipped, and the iterator is read no further than the answer may reach: the last
-/// extent is the first that reaches the end of what is wanted, and may go beyond it (with REQ_ONE
-/// it is cut there). In the 32-bit form an extent above 4 GiB is split.
+/// `extents` are consecutive from the request's offset on. Adjacent ones with the same flags are
+/// joined, those of length 0 are skipped, and the iterator is read no further than the reply may
+/// reach: the last extent is the first that reaches the end of the requested range, and may extend
+/// beyond it (with REQ_ONE it is cut there). In the 32-bit form an extent above 4 GiB is split.
 ///
 /// # Errors
-/// [`Error::Caller`], with `out` as it was: simple replies; no extents (the protocol wants at least
-/// one); flags that do not fit the 32-bit form.
+/// [`Error::Caller`], with `out` unchanged: simple replies; no extents (the protocol requires at
+/// least one); flags that do not fit the 32-bit form.
 pub fn emit(
     answer: &Answer,
     flags: ReplyFlags,
@@ -93,10 +92,10 @@ pub fn emit(
     }
 }
 
-/// Appends the payload of a chunk of block status, without its head; else as [`emit`].
+/// Appends the payload of a chunk of block status, without its head; otherwise like [`emit`].
 ///
 /// # Errors
-/// As [`emit`], with what was appended left in `out`.
+/// Like [`emit`], but `out` may have been extended.
 pub fn emit_payload(
     form: Form,
     context: u32,
@@ -111,7 +110,7 @@ pub fn emit_payload(
     }
     let most = if wanted.one { 1 } else { wanted.max_extents.clamp(1, limits::EXTENTS) };
     let mut encoded = Encoded { extents: 0, covered: 0 };
-    // The extent that is being joined; it is written when the next one differs.
+    // The extent being joined; it is written when the next one differs.
     let mut open: Option<Extent> = None;
     let mut extents = extents.into_iter().filter(|extent| extent.len != 0);
     loop {
@@ -120,7 +119,7 @@ pub fn emit_payload(
         let next = if enough { None } else { extents.next() };
         match (open, next) {
             (Some(before), Some(next)) if before.flags == next.flags => {
-                // An export has at most 2^64-1 bytes; what goes beyond is cut.
+                // An export has at most 2^64-1 bytes; more is cut.
                 open = Some(Extent { len: before.len.saturating_add(next.len), ..before });
             }
             (None, Some(next)) => open = Some(next),
@@ -145,7 +144,7 @@ pub fn emit_payload(
     Ok(encoded)
 }
 
-/// Writes one joined extent, in several descriptors when the 32-bit form wants that.
+/// Writes one joined extent, in several descriptors if the 32-bit form requires it.
 fn close(
     form: Form,
     wanted: Wanted,
@@ -156,7 +155,7 @@ fn close(
 ) -> Result<(), Error> {
     let mut left = extent.len.min(u64::MAX - encoded.covered);
     if wanted.one {
-        // REQ_ONE about no bytes at all is undefined; an extent has at least one byte.
+        // REQ_ONE for zero bytes is undefined; an extent has at least one byte.
         left = left.min(wanted.length.max(1));
     }
     while left != 0 && encoded.extents < most {
@@ -179,7 +178,7 @@ fn close(
         left -= len;
         encoded.covered += len;
         encoded.extents += 1;
-        // Only the last extent may go beyond what is wanted.
+        // Only the last extent may exceed the requested range.
         if encoded.covered >= wanted.length {
             break;
         }
@@ -188,7 +187,7 @@ fn close(
 }
 
 /// Where the 32-bit form splits a long extent: the largest length that is a multiple of every
-/// minimum block size the protocol allows (64 KiB).
+/// minimum block size that the protocol allows (64 KiB).
 const SPLIT_32: u32 = u32::MAX - 0xffff;
 
 /// The form of extents on the wire.
@@ -201,7 +200,7 @@ pub enum Form {
 }
 
 impl Form {
-    /// The form of a kind of chunk, `None` when that holds no block status.
+    /// The form of a kind of chunk, `None` if it has no block status.
     pub const fn of(kind: ChunkKind) -> Option<Form> {
         match kind {
             ChunkKind::BlockStatus => Some(Form::Bits32),
@@ -210,7 +209,7 @@ impl Form {
         }
     }
 
-    /// The kind of chunk that has this form.
+    /// The kind of chunk with this form.
     pub const fn kind(self) -> ChunkKind {
         match self {
             Form::Bits32 => ChunkKind::BlockStatus,
@@ -219,7 +218,7 @@ impl Form {
     }
 }
 
-/// The payload of a chunk of block status, checked.
+/// The checked payload of a chunk of block status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Status<'a> {
     form: Form,
@@ -228,11 +227,11 @@ pub struct Status<'a> {
 }
 
 impl<'a> Status<'a> {
-    /// Parses a whole payload.
+    /// Parses a complete payload.
     ///
     /// # Errors
     /// A payload that ends inside a descriptor or has none, a count that differs from the list, an
-    /// extent of length 0, extents that together go beyond 64 bits.
+    /// extent of length 0, extents that together exceed 64 bits.
     pub fn parse(form: Form, payload: &'a [u8]) -> Result<Status<'a>, Error> {
         let bad = |why| Error::Malformed { what: "block status", why };
         let mut reader = Reader::new(payload);
@@ -267,7 +266,7 @@ impl<'a> Status<'a> {
         Ok(status)
     }
 
-    /// The context whose extents these are, as SET_META_CONTEXT numbered it.
+    /// The context of these extents, as numbered by SET_META_CONTEXT.
     pub const fn context(&self) -> u32 {
         self.context
     }
@@ -283,8 +282,8 @@ impl<'a> Status<'a> {
             }
     }
 
-    /// The extents in order, the first at the request's offset. Neighbours may have the same flags,
-    /// and the last may go beyond what was asked for.
+    /// The extents in order, the first at the request's offset. Adjacent ones may have the same
+    /// flags, and the last may exceed the requested range.
     pub fn extents(&self) -> impl Iterator<Item = Extent> + use<'a> {
         let form = self.form;
         let mut reader = Reader::new(self.descriptors);

@@ -1,9 +1,9 @@
-//! Texts of peers: fit for printing, and within the protocol's bounds.
+//! Texts of peers: made printable, and within the protocol's limits.
 
 use crate::limits;
 
-/// Whether a terminal could show something else than was sent for `c`: control characters (C0, C1, DEL),
-/// and the marks that turn the direction of writing.
+/// Whether a terminal may not show `c` literally: control characters (C0, C1, DEL), and marks that
+/// change the writing direction.
 pub fn unprintable(c: char) -> bool {
     let turns = matches!(
         c,
@@ -12,11 +12,11 @@ pub fn unprintable(c: char) -> bool {
     c.is_control() || turns
 }
 
-/// Text of a peer made fit for printing: at most `max` bytes, control characters and what is not
-/// UTF-8 escaped. A cut is marked by `...`.
+/// A peer's text made printable: at most `max` bytes, with control characters and invalid UTF-8
+/// escaped. A cut is marked by `...`.
 pub fn printable(text: &[u8], max: usize) -> String {
     let mut out = String::new();
-    // Escapes only lengthen the text, so more than `max` bytes of it can never be shown. A character
+    // Escapes only lengthen the text, so more than `max` bytes of it are never shown. A character
     // takes at most four bytes; the slack keeps the cut from splitting the last one.
     let seen = &text[..text.len().min(max.saturating_add(4))];
     for chunk in seen.utf8_chunks() {
@@ -47,12 +47,12 @@ pub fn printable(text: &[u8], max: usize) -> String {
     out
 }
 
-/// A server's or client's error text for printing, bounded by [`limits::ERROR_TEXT`].
+/// A peer's error text for printing, limited by [`limits::ERROR_TEXT`].
 pub(crate) fn error_text(text: &[u8]) -> String {
     printable(text, limits::ERROR_TEXT)
 }
 
-/// The text cut to the protocol's bound for strings, not inside a character.
+/// The text cut to the protocol's maximum for strings, not inside a character.
 pub(crate) fn cut(text: &[u8]) -> &[u8] {
     if text.len() <= limits::STRING {
         return text;

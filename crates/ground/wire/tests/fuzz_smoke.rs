@@ -3,7 +3,7 @@
 //! `BLOCKHAUL_FUZZ_SECONDS` is the time for each target (default 2), `BLOCKHAUL_FUZZ_SEED` the seed
 //! (default: a fixed one). A failure prints the target, the seed and the input.
 
-// Helpers of tests may panic as tests do.
+// Test helpers may panic like tests.
 #![allow(clippy::unwrap_used)]
 
 use std::fmt::Write as _;
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use blockhaul_wire::fuzz::TARGETS;
 
-/// Longest input in bytes: the handshakes' loops are quadratic in small cuts.
+/// Maximum input in bytes: the handshakes' loops are quadratic with small cuts.
 const MAX_LEN: usize = 4096;
 
 struct XorShift(u64);
@@ -79,7 +79,7 @@ fn mutate(random: &mut XorShift, corpus: &[Vec<u8>]) -> Vec<u8> {
                 data.drain(at..end);
             }
             _ => {
-                // A piece again.
+                // Repeat a piece.
                 let end = at + random.below(data.len() - at + 1);
                 let piece = data[at..end].to_vec();
                 data.splice(end..end, piece);
@@ -119,7 +119,7 @@ fn every_target_holds() {
     let seconds = number("BLOCKHAUL_FUZZ_SECONDS").unwrap_or(2);
     for (name, target) in TARGETS {
         let corpus = corpus(name);
-        // Each target has its own sequence, so that one more target changes no other.
+        // Each target has its own sequence, so that adding a target changes no other.
         let own = name
             .bytes()
             .fold(seed, |seed, byte| seed.wrapping_mul(0x0100_0000_01b3) ^ u64::from(byte));

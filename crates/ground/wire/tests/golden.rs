@@ -1,12 +1,12 @@
 //! Sessions of real programs, captured by a proxy on the Unix socket between client and server,
-//! decoded and made again.
+//! decoded and encoded again.
 //!
-//! Each file of `tests/golden` names its programs and versions in its first lines (`#`), holds what
-//! the client (`C`) and the server (`S`) sent in the order of time, in hexadecimal (`+` goes on with
-//! the line before), and what that means (`=`). Every message must decode to that and encode to the
-//! same bytes again; the handshake is run by our state machines in both roles.
+//! Each file of `tests/golden` names its programs and versions in its first lines (`#`), contains
+//! what the client (`C`) and the server (`S`) sent in chronological order, in hexadecimal (`+`
+//! continues the previous line), and the meaning (`=`). Every message must decode to that and
+//! encode to the same bytes again; our state machines run the handshake in both roles.
 
-// Helpers of tests may panic as tests do.
+// Test helpers may panic like tests.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::HashMap;
@@ -60,7 +60,7 @@ fn capture(name: &'static str) -> Capture {
     capture
 }
 
-/// What a session was, as text, and what was agreed.
+/// A session as text, and the result of its negotiation.
 struct Decoded {
     lines: Vec<String>,
     agreed: Option<client::Negotiated>,
@@ -266,7 +266,7 @@ fn payload_text(kind: ChunkKind, payload: &[u8], again: &mut Vec<u8>) -> String 
     }
 }
 
-/// What a session means is what its file says.
+/// Checks that a session has the meaning in its file.
 fn check(name: &'static str) -> (Capture, Decoded) {
     let capture = capture(name);
     let decoded = decode(&capture);
@@ -275,7 +275,7 @@ fn check(name: &'static str) -> (Capture, Decoded) {
     (capture, decoded)
 }
 
-/// Our server, offered what the captured client sent, agrees on the same things.
+/// Our server, offering what the captured client requested, negotiates the same result.
 fn serve(capture: &Capture, config: server::Config, agreed: &client::Negotiated) {
     let exports = [("hello", "world")]
         .map(|(name, text)| ListEntry { name: name.to_owned(), description: text.to_owned() });
@@ -316,7 +316,7 @@ fn serve(capture: &Capture, config: server::Config, agreed: &client::Negotiated)
     assert!(request::Header::parse(requests, negotiated.headers).unwrap().is_some());
 }
 
-/// Our negotiation says the very bytes that libnbd says, from greeting to transmission.
+/// Our negotiation sends exactly the bytes of libnbd, from greeting to transmission.
 fn negotiate(capture: &Capture, wants: Wants) -> client::Negotiated {
     let mut ours = Negotiation::new(wants).unwrap();
     let mut out = Vec::new();
@@ -370,11 +370,11 @@ fn nbdkit_and_libnbd_with_simple_replies() {
 fn nbdkit_oldstyle() {
     let (capture, decoded) = check("nbdkit-oldstyle");
     let agreed = decoded.agreed.unwrap();
-    // Our own greeting is the same to the byte.
+    // Our own greeting is identical.
     let mut out = Vec::new();
     server::oldstyle(agreed.info.size, agreed.info.flags, &mut out);
     assert_eq!(out, capture.server[..out.len()]);
-    // Who wants to send options finds itself in transmission.
+    // A client that wants to send options is already in transmission.
     let wants = Wants { end: End::Options, ..Wants::new("") };
     assert_eq!(negotiate(&capture, wants), agreed);
 }

@@ -1,6 +1,6 @@
-//! Messages that contradict the protocol are refused, and say why.
+//! Messages that violate the protocol are refused, with a reason.
 
-// Helpers of tests may panic as tests do.
+// Test helpers may panic like tests.
 #![allow(clippy::unwrap_used)]
 
 use blockhaul_wire::option::{

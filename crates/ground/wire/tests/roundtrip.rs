@@ -1,6 +1,6 @@
-//! Every message survives being emitted and parsed, and no prefix of it is taken for the whole.
+//! Every message survives being emitted and parsed, and no prefix of it is accepted as complete.
 
-// Helpers of tests may panic as tests do.
+// Test helpers may panic like tests.
 #![allow(clippy::unwrap_used)]
 
 use proptest::collection::{btree_set, vec};
@@ -51,7 +51,7 @@ fn errno() -> impl Strategy<Value = Errno> {
     (1u32..200).prop_map(|number| Errno::from_wire(number).unwrap())
 }
 
-/// Extents with neighbours of the same flags joined, as encoders send them.
+/// Extents with adjacent ones of the same flags joined, as encoders send them.
 fn joined(extents: impl IntoIterator<Item = Extent>) -> Vec<Extent> {
     let mut joined: Vec<Extent> = Vec::new();
     for extent in extents {
@@ -221,7 +221,7 @@ proptest! {
         prop_assert_eq!(joined(status.extents()), joined(extents));
     }
 
-    /// The rules of "NBD_REPLY_TYPE_BLOCK_STATUS" for what was asked about.
+    /// The rules of "NBD_REPLY_TYPE_BLOCK_STATUS" for a request.
     #[test]
     fn extents_obey_the_request(
         replies in chunks(),
@@ -250,7 +250,7 @@ proptest! {
         } else if lens.len() < most {
             prop_assert!(encoded.covered >= part.min(sum));
         }
-        // What is said is true: a prefix of the extents.
+        // The reply is true: a prefix of the extents.
         let mut truth = joined(extents).into_iter();
         let mut open = truth.next().unwrap();
         for said in status.extents() {
@@ -348,7 +348,7 @@ proptest! {
         let text = uri.to_string();
         prop_assert!(text.is_ascii());
         prop_assert_eq!(Uri::parse(&text), Ok(uri));
-        // The scheme's case does not matter.
+        // Case does not matter in the scheme.
         let (scheme, rest) = text.split_once(':').unwrap();
         let shouted = format!("{}:{rest}", scheme.to_uppercase());
         prop_assert_eq!(Uri::parse(&shouted).unwrap().to_string(), text);
@@ -428,7 +428,7 @@ fn block_status_is_joined_split_and_bounded() {
     let one = Wanted { one: true, ..Wanted::new(15) };
     assert_eq!(emit(Replies::Extended, one, &mixed).unwrap(), [(15, 0)]);
 
-    // Split at a multiple of 64 KiB; only the last piece goes beyond what was asked for.
+    // Split at a multiple of 64 KiB; only the last piece exceeds the requested range.
     let tib = [extent(1 << 40, 3)];
     let asked = Wanted::new(u32::MAX.into());
     assert_eq!(
@@ -437,13 +437,13 @@ fn block_status_is_joined_split_and_bounded() {
     );
     assert_eq!(emit(Replies::Extended, asked, &tib).unwrap(), [(1 << 40, 3)]);
 
-    // No more extents than a chunk may hold.
+    // No more extents than a chunk may have.
     let many: Vec<_> =
         (0..blockhaul_wire::limits::EXTENTS as u64 + 5).map(|i| extent(1, i % 2)).collect();
     let found = emit(Replies::Extended, Wanted::new(u64::MAX), &many).unwrap();
     assert_eq!(found.len(), blockhaul_wire::limits::EXTENTS);
 
-    // What cannot be said is an error, and leaves nothing behind.
+    // What cannot be expressed is an error, and leaves nothing behind.
     for (replies, extents) in [
         (Replies::Simple, vec![extent(1, 0)]),
         (Replies::Structured, vec![]),

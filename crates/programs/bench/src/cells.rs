@@ -2,7 +2,7 @@
 
 use crate::result::{Cell, Metric, State};
 
-/// Deviations below this many percent are not shown, so that those that matter stand out.
+/// Deviations below this many percent are not shown, so that important ones are visible.
 const DEVIATION_SHOWN: f64 = 1.5;
 
 /// Letter of a column: A to Z, then AA and so on.

@@ -132,11 +132,11 @@ fn punch(file: &File, at: u64, len: u64) -> std::io::Result<()> {
     }
 }
 
-/// Compares two files byte for byte. The error tells the first byte that differs.
+/// Compares two files byte for byte. The error names the first byte that differs.
 pub fn compare(expected: &Path, found: &Path) -> Result<()> {
     let (model, file) = (open(expected)?, open(found)?);
     let (size, len) = (len(&model, expected)?, len(&file, found)?);
-    // A target may be larger than its source; what is behind belongs to nobody's copy.
+    // A target may be larger than its source; the rest is not part of the copy.
     if len < size {
         return Err(Error::new(format!("{} has {len} bytes of {size}", found.display())));
     }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::error::{Error, Result};
 
-/// A folder of our own, removed with all that is in it when this is dropped.
+/// A separate directory, removed with its contents on drop.
 pub(crate) struct Folder {
     pub(crate) path: PathBuf,
     keep: bool,
@@ -31,7 +31,7 @@ impl Folder {
 impl Drop for Folder {
     fn drop(&mut self) {
         if !self.keep {
-            // What cannot be removed is in a folder for such things; there is nobody to tell.
+            // What cannot be removed is in a directory for temporary files; the failure is ignored.
             std::fs::remove_dir_all(&self.path).ok();
         }
     }

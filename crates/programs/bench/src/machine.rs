@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 pub struct Machine {
     /// A short name for folders, such as `2core-xeon`, or what `--label` says.
     pub label: String,
-    /// The processor's name, as the kernel tells.
+    /// The processor's name from the kernel.
     pub cpu: String,
     /// Processors that this program may use.
     pub cores: usize,
@@ -21,9 +21,9 @@ pub struct Machine {
     pub kernel: String,
     /// Processor architecture.
     pub architecture: String,
-    /// File system of the scratch folder.
+    /// File system of the scratch directory.
     pub scratch_file_system: Option<String>,
-    /// File system of the disk folder.
+    /// File system of the disk directory.
     pub disk_file_system: Option<String>,
     /// Processes that wanted to run in the minute before the first run.
     pub load_before: f64,
@@ -95,7 +95,7 @@ pub fn git_commit(dir: &Path) -> Option<String> {
     }
 }
 
-/// What HEAD of a git folder stands for.
+/// The commit of HEAD in a git directory.
 fn head(git: &Path) -> Option<String> {
     let head = fs::read_to_string(git.join("HEAD")).ok()?;
     let commit = match head.trim().strip_prefix("ref: ") {

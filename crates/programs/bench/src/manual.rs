@@ -1,4 +1,4 @@
-//! What stands behind the options in the help and the man page of `blockhaul bench` and its commands.
+//! The text after the options in the help and the man page of `blockhaul bench` and its commands.
 
 /// Behind those of `bench` itself.
 pub const BENCH: &str = "\

@@ -12,7 +12,7 @@ pub(crate) const COLOURS: [(&str, &str); 8] = [
     ("#6b6f76", "#a3a8b0"),
 ];
 
-/// Text that may stand in HTML, between tags and in attributes.
+/// Text escaped for HTML, between tags and in attributes.
 pub(crate) fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {

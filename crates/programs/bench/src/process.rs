@@ -17,15 +17,15 @@ use crate::group::Group;
 use crate::plan::{Places, Ready, ServerPlan, base_name};
 use crate::usage::{self, Usage};
 
-/// Between two looks at the memory of a command, once it runs for a while.
+/// Interval of memory samples of a command, once it has run for a while.
 const LOOK: Duration = Duration::from_millis(20);
 /// A server that is not ready after this time will never be.
 const READY_TIMEOUT: Duration = Duration::from_secs(20);
-/// Between two looks whether a server is ready.
+/// Interval of checks whether a server is ready.
 const READY_LOOK: Duration = Duration::from_millis(1);
 /// A server that was asked to end has this time to write what it holds.
 const END_TIMEOUT: Duration = Duration::from_secs(60);
-/// A program that takes longer to tell its version does something else.
+/// A program that takes longer to print its version does something else.
 const VERSION_TIMEOUT: Duration = Duration::from_secs(5);
 /// How much of what a failed program printed is kept, in bytes and from the end.
 const TAIL_MAX: usize = 2000;
@@ -119,7 +119,7 @@ impl Ground<'_> {
             look = (look * 2).min(LOOK);
         }
         let wall = start.elapsed();
-        // Not reaped yet: the kernel still tells about it.
+        // Not reaped yet: the kernel still has its figures.
         usage.io = usage::io_of(group.child.id());
         let status = group.reap().map(|(status, cost)| {
             usage.user_s = cost.user.as_secs_f64();
@@ -144,7 +144,7 @@ impl Ground<'_> {
         String::from_utf8_lossy(&text[..text.len().min(TAIL_MAX)]).into_owned()
     }
 
-    /// First line that a program prints about its version; None if it does not want to tell.
+    /// First line that a program prints about its version; None if it prints none.
     pub fn version(&self, program: &str) -> Option<String> {
         let words = [program.to_owned(), "--version".to_owned()];
         if self.run(&words, VERSION_TIMEOUT).failure.is_some() {
@@ -259,8 +259,8 @@ fn is_ready(ready: &Ready) -> bool {
     }
 }
 
-/// Whether somebody listens on a Unix socket. The kernel's list is asked, because a server may end
-/// with its first client, or count a connection that says nothing as an error.
+/// Whether a Unix socket has a listener, from the kernel's list: a server may end with its first
+/// client, or count a silent connection as an error.
 fn listens(path: &Path) -> bool {
     const ACCEPTS: u32 = 0x10000; // __SO_ACCEPTCON in the Flags column
     if !path.exists() {

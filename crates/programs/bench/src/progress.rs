@@ -88,7 +88,7 @@ impl Progress {
         }
     }
 
-    /// The time that the rest will take if it goes on like this.
+    /// The remaining time at the current rate.
     fn left(&self) -> Option<Duration> {
         let done = u32::try_from(self.done).ok().filter(|done| *done > 0)?;
         let rest = u32::try_from(self.total.saturating_sub(self.done)).ok()?;

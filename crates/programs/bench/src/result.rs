@@ -34,7 +34,7 @@ pub struct Report {
     /// Whether the scenario has one size only, which is neither full nor reduced.
     #[serde(default)]
     pub one_size: bool,
-    /// Whether somebody stopped it before the end.
+    /// Whether it was stopped before the end.
     pub interrupted: bool,
     /// When it was started, UTC.
     pub started: String,
@@ -118,7 +118,7 @@ pub struct Cell {
     pub command: String,
     /// Steps after each run.
     pub check: Vec<String>,
-    /// Counted runs that went well.
+    /// Counted successful runs.
     pub good: usize,
     /// Counted runs that failed.
     pub failed: usize,
@@ -181,7 +181,7 @@ pub enum State<'a> {
     Skipped(&'a str),
     /// Nothing was measured before it was stopped.
     Missing,
-    /// All runs failed: so many.
+    /// All runs failed: their number.
     Failed(usize),
     /// The summary of the good runs.
     Good(&'a Summary),
@@ -211,7 +211,7 @@ impl Run {
         servers.fold(self.command.peak_bytes, u64::saturating_add)
     }
 
-    /// Whether it is among those that count and went well.
+    /// Whether it is counted and successful.
     pub fn counts(&self) -> bool {
         !self.warmup && self.failure.is_none()
     }

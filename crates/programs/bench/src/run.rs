@@ -16,7 +16,7 @@ use crate::random::Random;
 use crate::result::{Failure, Run};
 use crate::usage::{self, Usage};
 
-/// A cell that failed so often, and never went well, is not run again.
+/// A cell that failed this often, and never succeeded, is not run again.
 pub const FAILURES_MAX: u32 = 3;
 /// Time for a step before or after a run, at least.
 const STEP_TIMEOUT: Duration = Duration::from_secs(600);

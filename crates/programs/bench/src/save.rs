@@ -16,20 +16,20 @@ const RESULT: &str = "result.json";
 /// Larger files were not written by this program.
 const RESULT_MAX: u64 = 256 << 20;
 
-/// Folders that must not be told, with the words that stand for them.
+/// Directories that must not be printed, with their replacements.
 #[derive(Clone, Debug, Default)]
 pub struct Secrets {
     pairs: Vec<(String, String)>,
 }
 
 impl Secrets {
-    /// Adds a folder or file. Those that are everywhere, like `/`, are left alone.
+    /// Adds a directory or file. Common ones, like `/`, are not replaced.
     pub fn add(&mut self, path: &Path, word: &str) {
         let text = path.display().to_string();
         let text = text.trim_end_matches('/');
         if text.len() > 3 && path.is_absolute() {
             self.pairs.push((text.to_owned(), word.to_owned()));
-            // The deepest folder goes first, or it would be lost in one above it.
+            // The deepest directory comes first, or a parent would replace it.
             self.pairs.sort_by_key(|(text, _)| std::cmp::Reverse(text.len()));
         }
     }
@@ -74,7 +74,7 @@ impl Secrets {
     }
 }
 
-/// Makes a folder for a report and writes it there; tells which.
+/// Makes a directory for a report and writes it there; returns the directory.
 pub fn save(report: &Report, out: &Path) -> Result<PathBuf> {
     let date = report.started.split('T').next().unwrap_or_default();
     let day = out.join(format!("{date}-{}", report.machine.label));
@@ -125,12 +125,12 @@ pub fn json(report: &Report) -> Result<String> {
     }
 }
 
-/// Whether a folder holds a result.
+/// Whether a directory has a result.
 pub fn is_result(dir: &Path) -> bool {
     dir.join(RESULT).is_file()
 }
 
-/// Reads a report from its folder.
+/// Reads a report from its directory.
 pub fn load(dir: &Path) -> Result<Report> {
     let path = dir.join(RESULT);
     let size = path.metadata().map_err(|error| Error::file("read", &path, error))?.len();

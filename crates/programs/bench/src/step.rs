@@ -11,7 +11,7 @@ use crate::vars::Value;
 /// A program and its arguments, or a line for the shell.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// Words; one that is a variable with a list stands for all the list's words.
+    /// Words; a variable with a list expands to all the list's words.
     Words(Vec<String>),
     /// A line for `/bin/sh`.
     Shell(String),

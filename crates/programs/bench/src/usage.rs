@@ -1,4 +1,4 @@
-//! What processes used, as the kernel tells in `/proc` (proc(5)).
+//! The resource usage of processes, from `/proc` (proc(5)).
 //!
 //! Processor time is exact: of a command that has ended, what wait4(2) tells; of a server, the
 //! processor clock of its process, before and after. The kernel knows the sum to the nanosecond and
@@ -24,7 +24,7 @@ pub struct Usage {
     pub peak_bytes: u64,
     /// Threads at once, at most, as far as seen.
     pub threads: u64,
-    /// Bytes and calls, where the kernel tells.
+    /// Bytes and calls, if the kernel reports them.
     pub io: Option<Io>,
     /// All system calls, where they were counted.
     #[serde(default)]

@@ -1,4 +1,4 @@
-//! Variables of scenarios: `{name}` in a text stands for a value.
+//! Variables of scenarios: `{name}` in a text is replaced by a value.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,7 +14,7 @@ pub type Vars = BTreeMap<String, Value>;
 /// Values may refer to values, this deep: more is a circle.
 const DEPTH_MAX: u32 = 16;
 
-/// What a variable stands for.
+/// The value of a variable.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(untagged)]
 pub enum Value {
@@ -70,7 +70,7 @@ impl<'de> Deserialize<'de> for Value {
     }
 }
 
-/// Variables in order of precedence: the first map that has a name tells its value.
+/// Variables in order of precedence: the first map with a name has its value.
 #[derive(Clone, Debug, Default)]
 pub struct Scope<'a> {
     maps: Vec<&'a Vars>,

@@ -1,5 +1,5 @@
-//! Small servers beside the main work: a listener on a worker, and a task for each of a few peers. For figures
-//! (`metrics`) and for control (`serve::control`).
+//! Small servers besides the main work: a listener on a worker, and a task for each of a few peers.
+//! For metrics (`metrics`) and for control (`serve::control`).
 
 use std::cell::Cell;
 use std::future::poll_fn;
@@ -11,11 +11,11 @@ use std::time::Duration;
 
 use blockhaul_io::{Completer, Listener, Remote, Stream, Ticket};
 
-/// Time between two attempts to accept a peer after an error, such as too many open files.
+/// Interval of attempts to accept a peer after an error, such as too many open files.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
 
-/// Serves `most` peers of a listener at a time, each by a task of the worker; more are closed at once. Until what is
-/// returned is dropped; those that are there then are not waited for.
+/// Serves at most `most` peers of a listener at a time, each in a task of the worker; more are
+/// closed at once. Ends when the returned value is dropped, without waiting for connected peers.
 pub fn serve<F, A>(listener: Listener, worker: &Remote, most: usize, attend: F) -> Serving
 where
     F: Fn(Rc<Stream>) -> A + Send + 'static,
@@ -39,14 +39,14 @@ where
                     drop(place);
                 }));
             }
-            // Peers that come without a pause keep nobody else on this worker waiting.
+            // Peers that connect without a pause must not block others on this worker.
             blockhaul_io::yield_now().await;
         }
     }));
     Serving { _stop: stop }
 }
 
-/// One of the peers at a time.
+/// The place of one connected peer.
 struct Place(Rc<Cell<usize>>);
 
 impl Place {
@@ -62,7 +62,7 @@ impl Drop for Place {
     }
 }
 
-/// Does some work, unless the other end of the ticket goes away before.
+/// Runs `work`, unless the other end of the ticket is dropped first.
 async fn unless<T>(stopped: &mut Ticket<()>, work: impl Future<Output = T>) -> Option<T> {
     let mut work = pin!(work);
     poll_fn(|cx| match Pin::new(&mut *stopped).poll(cx) {
@@ -72,7 +72,7 @@ async fn unless<T>(stopped: &mut Ticket<()>, work: impl Future<Output = T>) -> O
     .await
 }
 
-/// Appends what a peer sends next, up to 4 KiB; false at the end of what it sends.
+/// Appends received bytes, up to 4 KiB; false at the end of the stream.
 pub async fn receive(peer: &Stream, received: &mut Vec<u8>) -> std::io::Result<bool> {
     let mut part = [0; 4096];
     let len = peer.recv(&mut [IoSliceMut::new(&mut part)]).await?;

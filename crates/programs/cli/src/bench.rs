@@ -1,4 +1,4 @@
-//! `blockhaul bench`: `bench device` is part of this program; the program blockhaul-bench does the rest.
+//! `blockhaul bench`: `bench device` is part of this program; blockhaul-bench does the rest.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt as _;
@@ -13,10 +13,10 @@ use blockhaul_catalog::brackets::Groups;
 use crate::exit::{Failure, plain};
 use crate::{devices, logger};
 
-/// Time without an answer after which a server is given up.
+/// Maximum time without a reply until a server connection is dropped.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Measures a device, or becomes the program that does what else the command line says.
+/// Measures a device, or executes the program for all other commands.
 pub fn run(args: Args, groups: &Groups) -> ExitCode {
     if let Some(Action::Device(device)) = &args.action {
         let spec = |word: &OsStr| groups.spec(word);
@@ -28,12 +28,12 @@ pub fn run(args: Args, groups: &Groups) -> ExitCode {
     ExitCode::from(failure.status())
 }
 
-/// Replaces this process; returns only where that is not possible.
+/// Replaces this process; returns only on failure.
 fn become_other(args: &Args) -> Failure {
     let this = std::env::current_exe().ok();
     let beside = this.as_ref().map(|this| this.with_file_name("blockhaul-bench"));
     let program = beside.filter(|path| path.is_file()).unwrap_or(PathBuf::from("blockhaul-bench"));
-    // The words behind `bench`, as they were typed: brackets included.
+    // The words after `bench` as typed, including brackets.
     let mut words: Vec<OsString> =
         std::env::args_os().skip_while(|word| word != "bench").skip(1).collect();
     if let Some(this) = this.filter(|_| args.lacks_program()) {

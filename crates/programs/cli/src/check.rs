@@ -1,4 +1,4 @@
-//! `blockhaul compare`, `blockhaul verify` and `blockhaul checksum`: reading whole devices, writing none.
+//! `blockhaul compare`, `blockhaul verify` and `blockhaul checksum`: read whole devices.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::brackets::Groups;
 use crate::exit::{self, Failure, Outcome, plain};
 use crate::{args, devices, logger, out};
 
-/// Statuses of `compare`, which are those of qemu-img compare.
+/// Exit statuses of `compare`, the same as of qemu-img compare.
 const DIFFERENT: u8 = 1;
 const CANNOT_OPEN: u8 = 2;
 const CANNOT_MAP: u8 = 3;
@@ -57,7 +57,7 @@ pub fn compare(args: &args::Compare, groups: &Groups) -> Outcome {
     Ok(status)
 }
 
-/// Why a manifest cannot be read. Other files hold bytes that are no text.
+/// Why a manifest cannot be read. Other files may not be text.
 pub fn unread(error: &std::io::Error) -> String {
     match error.kind() {
         std::io::ErrorKind::NotFound => {
@@ -127,7 +127,7 @@ fn reading(failed: Failed) -> Failure {
     }
 }
 
-/// Opens devices for reading, and does something with them on a worker.
+/// Opens devices for reading, and runs work with them on a worker.
 fn over<T, F>(
     args: &args::Reading,
     specs: Vec<Spec>,
@@ -164,7 +164,7 @@ where
         let result = work(stacks.clone(), options, pool).await;
         (result.map_err(Failed::Working), stacks)
     });
-    // Not on a worker: the servers of `[ CMD ]` are awaited here.
+    // Not on a worker: this waits for the servers of `[ CMD ]`.
     drop(open);
     result
 }

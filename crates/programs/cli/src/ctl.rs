@@ -1,4 +1,4 @@
-//! `blockhaul ctl`: looks after a running server through its control socket (`serve::control`).
+//! `blockhaul ctl`: manages a running server through its control socket (`serve::control`).
 
 use std::ffi::OsStr;
 use std::fmt::Write as _;
@@ -14,7 +14,7 @@ use crate::args::{self, CtlCommand};
 use crate::exit::{FAILED, Failure, LOST, OPEN, Outcome, USAGE, plain};
 use crate::out;
 
-/// Longest answer: ten thousand clients have a few MiB.
+/// Maximum reply: ten thousand clients need a few MiB.
 const ANSWER_MAX: u64 = 256 << 20;
 
 /// Runs `blockhaul ctl`.
@@ -81,7 +81,7 @@ pub fn run(args: &args::Ctl) -> Outcome {
         }
         CtlCommand::Metrics => {
             let answer = server.ask(&json!({ "command": "metrics" }))?;
-            // Lines that are the server's own; names in them are escaped.
+            // The server's own lines; names in them are escaped.
             tell(&answer, json, |answer| answer["text"].as_str().unwrap_or_default().to_string())
         }
         CtlCommand::Drain { wait } => {
@@ -110,7 +110,7 @@ fn layers_changed(command: &str, export: &str, layer: &str, within: Duration) ->
     json!({ "command": command, "export": export, "layer": layer, "seconds": seconds })
 }
 
-/// The name and the device of `NAME=DEVICE`, for the server, whose directory is another one.
+/// The name and the device of `NAME=DEVICE`, for the server, which has another working directory.
 fn added(export: &OsStr) -> Result<(String, Value), Failure> {
     let split = export.to_str().and_then(|text| text.split_once('='));
     let Some((name, device)) = split.filter(|(_, device)| !device.is_empty()) else {
@@ -130,7 +130,7 @@ fn added(export: &OsStr) -> Result<(String, Value), Failure> {
     Ok((name, device))
 }
 
-/// Prints an answer: as JSON, or as people read it.
+/// Prints a reply: as JSON, or as text.
 fn tell(answer: &Value, json: bool, text: impl Fn(&Value) -> String) -> Outcome {
     let text = if json { format!("{answer}\n") } else { text(answer) };
     out::print(text.as_bytes())?;
@@ -163,7 +163,7 @@ impl<'a> Connection<'a> {
         Ok(Connection { path, stream: BufReader::new(stream) })
     }
 
-    /// The answer to a request.
+    /// The reply to a request.
     fn ask(&mut self, request: &Value) -> Result<Value, Failure> {
         let lost = |why: &str| {
             let text = format!("no answer from the server at {}: {why}", self.path.display());
@@ -195,7 +195,7 @@ impl<'a> Connection<'a> {
         Err(Failure::new(status, answer["error"].as_str().unwrap_or("the server refuses")))
     }
 
-    /// Waits until the server has ended, if wanted.
+    /// Waits until the server has ended, if requested.
     fn wait(mut self, wanted: bool) -> Outcome {
         if !wanted {
             return Ok(0);
@@ -284,7 +284,7 @@ fn exports(answer: &Value) -> String {
     table(&rows)
 }
 
-/// Text of a value, fit for a terminal: what servers and clients name themselves is not obeyed.
+/// Text of a value, safe for a terminal: names from servers and clients are escaped.
 fn text(value: &Value) -> Option<String> {
     value.as_str().map(|text| blockhaul_wire::printable(text.as_bytes(), 4096).to_string())
 }

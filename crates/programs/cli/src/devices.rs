@@ -1,4 +1,4 @@
-//! The devices and layers that commands know, and the help about them, made from the registry.
+//! The registry of devices and layers for all commands, and the help generated from it.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -9,14 +9,14 @@ use blockhaul_catalog::{Adjustable, AnyKind, AnyLayer, Layer, Param, Registry, S
 
 use crate::{manual, signals};
 
-/// Everything that can be opened; connections give up after `timeout` without a byte (zero: never),
-/// and on a handshake not later than that.
+/// Everything that can be opened; connections are dropped after `timeout` without a byte (zero:
+/// never), and a handshake at that time at the latest.
 pub fn registry(timeout: Duration) -> Registry {
     registry_asking(timeout, 0, None)
 }
 
-/// The same; connections that move less than `min_rate` bytes a second are given up (0: none), and
-/// servers are asked for this metadata context, too.
+/// The same; connections slower than `min_rate` bytes per second are dropped (0: none), and servers
+/// are asked for this metadata context, too.
 pub fn registry_asking(timeout: Duration, min_rate: u64, context: Option<&str>) -> Registry {
     let mut options = blockhaul_client::Options { min_rate, ..connecting(timeout) };
     options.contexts.extend(context.map(str::to_string));
@@ -35,7 +35,7 @@ pub fn registry_asking(timeout: Duration, min_rate: u64, context: Option<&str>) 
     }
 }
 
-/// The same; plugins of nbdkit's run in processes of their own.
+/// The same; nbdkit plugins run in separate processes.
 pub fn isolated(mut registry: Registry, again: blockhaul_client::Again) -> Registry {
     for backend in &mut registry.backends {
         if backend.runs_foreign_code() {
@@ -45,8 +45,8 @@ pub fn isolated(mut registry: Registry, again: blockhaul_client::Again) -> Regis
     registry
 }
 
-/// How to connect: to give up after `timeout` without a byte (zero: never), and on a handshake not later
-/// than that.
+/// Connection options: drop a connection after `timeout` without a byte (zero: never), and a
+/// handshake at that time at the latest.
 pub fn connecting(timeout: Duration) -> blockhaul_client::Options {
     let mut options = blockhaul_client::Options { timeout, ..blockhaul_client::Options::default() };
     if !timeout.is_zero() {
@@ -55,8 +55,8 @@ pub fn connecting(timeout: Duration) -> blockhaul_client::Options {
     options
 }
 
-/// Makes the layers that were asked for, first innermost. Gates are only checked: they decide about clients,
-/// and here are none.
+/// Makes the requested layers, first innermost. Gates are only checked: they handle clients, and
+/// there are none here.
 pub fn layers(registry: &Registry, names: &[String]) -> Result<Vec<Arc<dyn Layer>>> {
     let mut layers = Vec::new();
     for name in names {
@@ -68,12 +68,12 @@ pub fn layers(registry: &Registry, names: &[String]) -> Result<Vec<Arc<dyn Layer
     Ok(layers)
 }
 
-/// The kind of a layer or gate that was asked for.
+/// The requested kind of layer or gate.
 fn kind(registry: &Registry, text: &str) -> Result<AnyKind> {
     registry.kind(text.split('?').next().unwrap_or(text))
 }
 
-/// Those of the layers that are put over what is there already ([`blockhaul_catalog::LayerKind::needs_content`]).
+/// The layers that show existing contents ([`blockhaul_catalog::LayerKind::needs_content`]).
 pub fn over_content<'a>(registry: &Registry, names: &'a [String]) -> Result<Vec<&'a str>> {
     let mut over = Vec::new();
     for text in names {
@@ -84,20 +84,20 @@ pub fn over_content<'a>(registry: &Registry, names: &'a [String]) -> Result<Vec<
     Ok(over)
 }
 
-/// Whether changes reach what is below a layer ([`blockhaul_catalog::LayerKind::writes_below`]); yes
-/// for one that is unknown.
+/// Whether changes reach what is below a layer ([`blockhaul_catalog::LayerKind::writes_below`]);
+/// yes for an unknown one.
 pub fn writes_below(registry: &Registry, text: &str) -> bool {
     kind(registry, text).map_or(true, |kind| kind.writes_below())
 }
 
-/// The names of all layers that are put over what is there already, for the help.
+/// The names of all layers that show existing contents, for the help.
 pub fn names_over_content() -> String {
     let all = blockhaul_layers::all();
     let over: Vec<_> = all.iter().filter(|kind| kind.needs_content).map(|kind| kind.name).collect();
     over.join(", ")
 }
 
-/// The layers and gates that were asked for, with the way to change them while they are in use.
+/// The requested layers and gates, changeable while in use.
 pub fn adjustable(registry: &Registry, names: &[String]) -> Result<Vec<Arc<Adjustable>>> {
     names.iter().map(|name| Adjustable::new(registry, name).map(Arc::new)).collect()
 }
@@ -138,7 +138,7 @@ pub fn help() -> String {
     text
 }
 
-/// Lines that can be pasted, at the column that tells [`crate::manual`] what they are.
+/// Lines to be pasted, at the column by which [`crate::manual`] recognizes them.
 fn example(text: &mut String, lines: &str) {
     for line in lines.trim().lines() {
         let _ = writeln!(text, "{:1$}{line}", "", manual::EXAMPLE);
@@ -157,7 +157,7 @@ fn params(text: &mut String, params: &[Param]) {
     }
 }
 
-/// An entry of a list: a name, and what it is from column `column` on.
+/// An entry of a list: a name, and its description from column `column` on.
 pub fn entry(name: &str, what: &str, column: usize) -> String {
     let mut text = format!("  {name}");
     let body = indented(what, column);

@@ -1,4 +1,5 @@
-//! What the descriptions of two sides name: the path of a file, and whether they name the same storage.
+//! What the descriptions of two sides refer to: the path of a file, and whether both are the same
+//! storage.
 
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -22,7 +23,7 @@ pub(crate) fn same(one: &Spec, other: &Spec) -> bool {
     }
 }
 
-/// Says that source and target are the same storage.
+/// The message that source and target are the same storage.
 pub(crate) fn same_storage(source: &Spec, target: &Spec) -> String {
     format!("source {source} and target {target} are the same: choose another target")
 }
@@ -39,7 +40,7 @@ pub(crate) fn path_of(spec: &Spec) -> Option<PathBuf> {
     }
 }
 
-/// The path of a file that need not be there yet, in one way of many.
+/// The canonical path of a file that need not exist yet.
 pub(crate) fn full(path: &Path) -> PathBuf {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     let folder = std::fs::canonicalize(folder.unwrap_or(Path::new(".")));
@@ -49,14 +50,14 @@ pub(crate) fn full(path: &Path) -> PathBuf {
     }
 }
 
-/// Whether two descriptions mean the same, also where nothing is there yet.
+/// Whether two descriptions refer to the same place, even if nothing exists there yet.
 pub(crate) fn same_place(one: &Spec, other: &Spec) -> bool {
     let [path, other_path] = [one, other].map(|spec| path_of(spec).map(|path| full(&path)));
     same(one, other) || (path.is_some() && path == other_path)
 }
 
-/// Whether this stands for a standard stream that was closed when the program began. Rust opens
-/// `/dev/null` then, for reading and writing; who redirects standard input from there opens it for reading.
+/// Whether this replaces a standard stream that was closed when the program began. Rust then opens
+/// `/dev/null` for reading and writing; a user who redirects from there opens it only for reading.
 pub(crate) fn is_put_in_place(fd: impl AsFd) -> bool {
     let fd = fd.as_fd();
     const NULL: (u32, u32) = (1, 3);
@@ -66,15 +67,15 @@ pub(crate) fn is_put_in_place(fd: impl AsFd) -> bool {
     is_null && mode == Ok(OFlags::RDWR)
 }
 
-/// Whether what is written there goes anywhere.
+/// Whether output there goes anywhere.
 pub(crate) fn is_heard(fd: impl AsFd) -> bool {
     let fd = fd.as_fd();
     let mode = rustix::fs::fcntl_getfl(fd).map(|flags| flags & OFlags::RWMODE);
     !is_put_in_place(fd) && mode.is_ok_and(|mode| mode != OFlags::RDONLY)
 }
 
-/// Whether a character device takes what is written to it, as /dev/full does not: tried with no bytes.
-/// What is no such device is not tried.
+/// Whether a character device accepts writes, unlike /dev/full: tried with no bytes. Other files
+/// are not tried.
 pub(crate) fn takes_writes(fd: impl AsFd) -> std::io::Result<()> {
     let kind = FileType::from_raw_mode(rustix::fs::fstat(&fd)?.st_mode);
     if kind == FileType::CharacterDevice {

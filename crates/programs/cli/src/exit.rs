@@ -1,5 +1,5 @@
-//! Failures of a command: one line that says what, where, why and what to do next; and the exit
-//! statuses, which scripts can tell apart.
+//! Failures of a command: one line with what failed, where, why and a remedy; and the exit
+//! statuses, which scripts can distinguish.
 
 use std::fmt;
 
@@ -7,12 +7,12 @@ use blockhaul_block::{Error, Kind};
 
 pub use blockhaul_io::plain;
 
-/// What a command ends with: its exit status, or why it failed.
+/// The result of a command: its exit status, or why it failed.
 pub type Outcome = Result<u8, Failure>;
 
-/// The operation failed in another way than those below.
+/// The operation failed in a way not listed below.
 pub const FAILED: u8 = 1;
-/// The command line cannot be understood.
+/// The command line is invalid.
 pub const USAGE: u8 = 2;
 /// A device cannot be opened: not found, refused, not an NBD server, or of the wrong kind or size.
 pub const OPEN: u8 = 3;
@@ -22,12 +22,13 @@ pub const SOURCE: u8 = 4;
 pub const TARGET: u8 = 5;
 /// The target is full.
 pub const FULL: u8 = 6;
-/// A connection was lost or nothing came in time.
+/// A connection was lost or timed out.
 pub const LOST: u8 = 7;
 /// Verification found source and target different.
 pub const DIFFERENT: u8 = 8;
 
-/// A server stopped while devices still held requests, or plugins or scripts had not ended.
+/// A server stopped while requests were still in flight at devices, or plugins or scripts had not
+/// ended.
 pub const HELD: u8 = 9;
 
 /// The statuses, for help and manual.
@@ -84,12 +85,12 @@ impl Failure {
         Failure { status, text: text.into() }
     }
 
-    /// The command line is wrong.
+    /// The command line is invalid.
     pub fn usage(text: impl Into<String>) -> Failure {
         Failure::new(USAGE, text)
     }
 
-    /// A device could not be opened. `role` says which: "source", "target", "device".
+    /// A device could not be opened. `role`: "source", "target", "device".
     pub fn opening(role: &str, what: &str, error: &Error) -> Failure {
         let status = match error.kind() {
             Kind::Usage => USAGE,
@@ -113,7 +114,7 @@ impl Failure {
         Failure { status, ..self }
     }
 
-    /// The same failure with more text behind it.
+    /// The same failure with text appended.
     #[must_use]
     pub fn and(self, more: &str) -> Failure {
         Failure { text: self.text + more, ..self }
@@ -144,9 +145,9 @@ impl From<Error> for Failure {
     }
 }
 
-/// What to do next about an error, to be put behind its text.
+/// The remedy for an error, appended to its text.
 pub fn next(kind: Kind, text: &str, opening: bool) -> &'static str {
-    // Texts that say it themselves are not followed by more.
+    // Texts with their own remedy get no other one.
     let advises = [
         "choose ",
         "check ",
@@ -199,7 +200,7 @@ pub fn next(kind: Kind, text: &str, opening: bool) -> &'static str {
     }
 }
 
-/// A message that was laid out in several lines, as one line.
+/// A message of several lines, as one line.
 pub fn joined(text: &str) -> String {
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
     lines.collect::<Vec<_>>().join(" ")

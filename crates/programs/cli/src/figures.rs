@@ -1,4 +1,4 @@
-//! The figures of copies under way, for `--metrics`.
+//! The metrics of running copies, for `--metrics`.
 
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -8,22 +8,22 @@ use blockhaul_engine::{Meters, Progress, Rate, Routes, Snapshot};
 
 use crate::metrics::{Figures, Page};
 
-/// A copy that is watched.
+/// An observed copy.
 #[derive(Clone)]
 pub struct Watched {
-    /// What it is called, where there are several.
+    /// Its name, if there are several.
     pub name: Option<String>,
     /// Its counters.
     pub progress: Arc<Progress>,
 }
 
-/// The page that tells of these copies, which share a limit.
+/// The metrics page of these copies, which share a rate limit.
 pub fn page(disks: Vec<Watched>, limit: Option<Arc<Rate>>) -> Page {
     let pace = Mutex::new(Pace { since: Instant::now(), done: 0, rate: 0.0 });
     Arc::new(move || text(&disks, limit.as_deref(), &pace))
 }
 
-/// Bytes a second between the last two looks that were not too close.
+/// Bytes per second between the last two samples that were far enough apart.
 struct Pace {
     since: Instant,
     done: u64,
@@ -31,7 +31,7 @@ struct Pace {
 }
 
 impl Pace {
-    /// Looks closer than this tell nothing.
+    /// Minimum interval of samples.
     const APART: f64 = 0.5;
 
     fn note(&mut self, done: u64) -> f64 {
@@ -47,7 +47,7 @@ impl Pace {
 /// The sides of a copy, in the order of the pairs in its counters.
 const SIDES: [&str; 2] = ["source", "target"];
 
-/// A disk's counters at one moment.
+/// A snapshot of a disk's counters.
 struct Seen<'a> {
     name: Option<&'a str>,
     now: Snapshot,
@@ -56,30 +56,30 @@ struct Seen<'a> {
 }
 
 impl Seen<'_> {
-    /// The label of the disk, where there are several, and one more.
+    /// The label of the disk, if there are several, and one more.
     fn labels<'a>(&'a self, more: Option<(&'a str, &'a str)>) -> Vec<(&'a str, &'a str)> {
         self.name.map(|name| ("disk", name)).into_iter().chain(more).collect()
     }
 }
 
-/// A page in the making: figures of one name follow each other, disk by disk.
+/// A page being made: metrics of one name are consecutive, disk by disk.
 struct Making<'a> {
     figures: Figures,
     disks: Vec<Seen<'a>>,
 }
 
 impl Making<'_> {
-    /// A figure of the whole copy.
+    /// A metric of the whole copy.
     fn one(&mut self, name: &str, help: &str, value: f64) {
         self.figures.add(&format!("blockhaul_copy_{name}"), "gauge", help, &[], value);
     }
 
-    /// A figure of each disk. One whose name ends in `_total` only grows.
+    /// A metric of each disk. If its name ends in `_total` it only grows.
     fn each(&mut self, name: &str, help: &str, value: impl Fn(&Seen<'_>) -> u64) {
         self.by(name, help, "", |disk| [("", value(disk))]);
     }
 
-    /// A figure of each disk for each value of a label.
+    /// A metric of each disk for each value of a label.
     fn by<const N: usize>(
         &mut self,
         name: &str,
@@ -97,7 +97,7 @@ impl Making<'_> {
         }
     }
 
-    /// How long requests took.
+    /// Request times.
     fn latencies(&mut self) {
         for disk in &self.disks {
             for (side, latency) in SIDES.into_iter().zip(disk.meters.latency) {

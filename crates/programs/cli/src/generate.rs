@@ -1,4 +1,4 @@
-//! Man pages and shell completions, from the command line's definition.
+//! Generates man pages and shell completions from the command line's definition.
 
 use std::path::Path;
 
@@ -30,14 +30,14 @@ pub fn man(dir: Option<&Path>) -> Outcome {
 struct Page {
     /// `blockhaul-ctl-layer-add`.
     name: String,
-    /// What is typed: `blockhaul ctl layer-add`.
+    /// The command as typed: `blockhaul ctl layer-add`.
     typed: String,
-    /// The page of the command that it is a command of.
+    /// The page of the parent command.
     above: Option<String>,
     command: clap::Command,
 }
 
-/// The page of the program, then those of its commands and theirs.
+/// The page of the program, then those of its commands and subcommands.
 fn pages(definition: &clap::Command) -> Vec<Page> {
     let name = "blockhaul".to_string();
     let mut pages =
@@ -60,7 +60,7 @@ fn pages(definition: &clap::Command) -> Vec<Page> {
 
 impl Page {
     fn text(&self) -> Result<Vec<u8>, Failure> {
-        // Its text is laid out for a terminal; a page has no command `help`, which has none itself.
+        // Its text is laid out for a terminal; a page has no command `help`.
         let more = self.command.get_after_long_help().map(ToString::to_string).unwrap_or_default();
         let command = self
             .command
@@ -79,7 +79,7 @@ impl Page {
         Ok(bytes)
     }
 
-    /// The pages to read next: of the command above and the commands below, and of other programs.
+    /// Related pages: of the parent command and the subcommands, and of other programs.
     fn see_also(&self) -> String {
         let all = pages(&args::definition());
         let above = self.above.iter().cloned();
@@ -93,7 +93,7 @@ impl Page {
     }
 }
 
-/// Pages about the same matter, besides those of commands above and below.
+/// Pages on related topics, besides those of parent and subcommands.
 const RELATED: &[(&str, &[&str])] = &[
     ("blockhaul", &["nbdkit(1)", "nbdcopy(1)", "nbdinfo(1)", "qemu-nbd(8)", "qemu-img(1)"]),
     (
@@ -143,7 +143,7 @@ mod tests {
                 });
                 assert_eq!(heading.count(), 1, "{section} in {page:?}: {text}");
             }
-            // Pages that it refers to are there.
+            // Pages that it refers to exist.
             let also = text.rsplit_once("SEE ALSO\"\n").unwrap().1.replace("\\-", "-");
             for name in also.trim().split(", ").filter(|name| name.starts_with("blockhaul")) {
                 let file = name.trim_end_matches("(1)");
@@ -154,17 +154,17 @@ mod tests {
             assert!(dir.path().join(format!("{name}.1")).exists(), "{name}");
         }
         assert!(!dir.path().join("blockhaul-man.1").exists());
-        // Sections of their own, and no page that is not there.
+        // Its own sections, and no page that does not exist.
         let text = std::fs::read_to_string(dir.path().join("blockhaul.1")).unwrap();
         assert!(text.contains("\n.SH \"DEVICES\"\n") && !text.contains("EXTRA"), "{text}");
         assert!(!text.contains("help(1)"), "{text}");
-        // Commands of commands, too, whose names the page above refers to.
+        // Subcommands, too, whose names the parent's page refers to.
         let text = std::fs::read_to_string(dir.path().join("blockhaul-bench-load.1")).unwrap();
         assert!(text.contains("blockhaul bench load") && text.contains("connections"), "{text}");
         assert!(!dir.path().join("blockhaul-bench-helper.1").exists());
         let text = std::fs::read_to_string(dir.path().join("blockhaul-ctl-layer-add.1")).unwrap();
         assert!(text.contains("blockhaul ctl layer\\-add\\fR"), "{text}");
-        // A folder that is missing is made; one below a file cannot be.
+        // A missing directory is made; one below a file cannot be.
         assert_eq!(man(Some(&dir.path().join("new/folder"))), Ok(0));
         let below = dir.path().join("blockhaul.1/folder");
         assert_eq!(man(Some(&below)).unwrap_err().status(), FAILED);

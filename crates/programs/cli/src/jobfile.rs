@@ -1,5 +1,5 @@
-//! Job files: several disks and how to copy each, in TOML. Keys are the options of `blockhaul copy` by
-//! their long names, so that there is one definition of what may be said and what it means.
+//! Job files: several disks and how to copy each, in TOML. Keys are the long option names of
+//! `blockhaul copy`, so that each option has only one definition.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -13,7 +13,7 @@ use crate::args::{self, Given};
 use crate::brackets::{self, Groups};
 use crate::exit::{self, Failure, plain};
 
-/// Options that are for all disks together.
+/// Options that apply to all disks together.
 const COMMON: &[&str] = &[
     "parallel",
     "total-memory",
@@ -29,14 +29,14 @@ const COMMON: &[&str] = &[
 /// The same, for the command line only.
 const SPOKEN: &[&str] = &["job", "progress", "no-progress", "verbose", "help"];
 
-/// Files longer than this are no job files.
+/// Longer files cannot be job files.
 const LONGEST: u64 = 1 << 20;
-/// Disks that a file may list: each is open from the beginning.
+/// Maximum number of disks: all are open from the beginning.
 const DISKS_MAX: usize = 1000;
 
-/// What a job file and the command line say.
+/// The contents of a job file, combined with the command line.
 pub struct JobFile {
-    /// What is for all disks together.
+    /// Options for all disks together.
     pub common: args::Copy,
     /// The disks, in the file's order.
     pub disks: Vec<Disk>,
@@ -46,7 +46,7 @@ pub struct JobFile {
 pub struct Disk {
     /// Its name, or number.
     pub name: String,
-    /// Where it stands in the file, for messages.
+    /// Its position in the file, for messages.
     pub place: String,
     /// How to copy it.
     pub args: args::Copy,
@@ -54,7 +54,7 @@ pub struct Disk {
     pub groups: Groups,
 }
 
-/// Reads a job file; options that were given on the command line win over it.
+/// Reads a job file; options on the command line take precedence.
 pub fn read(path: &Path, given: &[Given]) -> Result<JobFile, Failure> {
     let unusable = |error: std::io::Error| {
         let text = format!("cannot read the job file {}: {}", path.display(), plain(&error));
@@ -144,13 +144,13 @@ fn spelled(given: &Given) -> Vec<OsString> {
     given.values.iter().map(word).collect()
 }
 
-/// An option of the file.
+/// An option in the file.
 #[derive(Debug, Clone)]
 struct Keyed {
     given: Given,
-    /// Where its key begins in the file.
+    /// The offset of its key in the file.
     at: usize,
-    /// A flag that is false: only keeps the default from being true.
+    /// A flag that is false: only overrides a true default.
     off: bool,
 }
 
@@ -161,7 +161,7 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// Where byte `at` of the file is, for people.
+    /// The position of byte `at` in the file, for users.
     fn place(&self, at: usize) -> String {
         let before = &self.text.as_bytes()[..at.min(self.text.len())];
         let line = 1 + before.iter().filter(|&&byte| byte == b'\n').count();
@@ -172,7 +172,7 @@ impl Reader<'_> {
         Failure::usage(format!("{}: {why}", self.place(at)))
     }
 
-    /// The options of a table, but for the keys in `others`.
+    /// The options of a table, except the keys in `others`.
     fn options(&self, table: &DeTable<'_>, others: &[&str]) -> Result<Vec<Keyed>, Failure> {
         let own = table.iter().filter(|(key, _)| !others.contains(&key.get_ref().as_ref()));
         own.map(|(key, value)| self.option(key, value, false)).collect()
@@ -291,7 +291,7 @@ impl Reader<'_> {
         Ok(Disk { name, place: self.place(at), args, groups })
     }
 
-    /// What these words of a command line mean. Errors name the key whose value is wrong.
+    /// Parses words of a command line. Errors name the key with the invalid value.
     fn understand(
         &self,
         words: Vec<OsString>,

@@ -17,7 +17,7 @@ use crate::progress::Reporter;
 use crate::session::Session;
 use crate::{args, brackets, long, signals};
 
-/// Disks at a time: enough to keep a path busy while one of them ends or begins.
+/// Disks copied at a time: enough to keep a path busy while one of them ends or begins.
 const PARALLEL: u16 = 4;
 
 /// Runs `blockhaul copy --job FILE`.
@@ -25,7 +25,7 @@ pub fn run(args: &args::Copy, file: &Path) -> Outcome {
     let (words, groups) = brackets::take(std::env::args_os().collect()).map_err(Failure::usage)?;
     let given =
         args::given(words).map_err(|error| Failure::usage(exit::joined(&error.to_string())))?;
-    // A group could only be the value of an option, of which none takes one.
+    // A group could only be the value of an option, and none accepts one.
     drop(groups);
     let listed = jobfile::read(file, &given)?;
     let common = listed.common;
@@ -50,7 +50,7 @@ pub fn run(args: &args::Copy, file: &Path) -> Outcome {
     let disks = session.block_on(move || copy_all(disks, parallel, pool));
     let success = disks.iter().all(|disk| matches!(disk.result, Some(Ok(_))));
     let outcome = tell(&disks, args.verbose, session.signal());
-    // Not on a worker: the servers of `[ CMD ]` are awaited here.
+    // Not on a worker: this waits for the servers of `[ CMD ]`.
     drop(disks);
     session.finish(success);
     outcome
@@ -63,9 +63,9 @@ struct Running {
     watched: Watched,
     journal: Option<PathBuf>,
     manifest: Option<PathBuf>,
-    /// Away while a worker has it.
+    /// Taken while a worker has it.
     job: Option<Job>,
-    /// What came of it; `None` as long as it has not begun.
+    /// The result; `None` before it has begun.
     result: Option<Result<Report, Failure>>,
 }
 
@@ -81,7 +81,7 @@ impl Running {
             job.options.connections = job.options.connections.min(share);
         }
         if let Some(journal) = &mut job.journal {
-            // An increment is over when its manifest is there: the next one begins with that.
+            // An increment is complete when its manifest exists: the next one begins with that.
             journal.keep = args.since.is_none();
         }
         let watched = Watched { name: Some(name.clone()), progress: job.progress.clone() };
@@ -90,7 +90,7 @@ impl Running {
     }
 }
 
-/// Refuses disks that would get into each other's way.
+/// Refuses disks that conflict with each other.
 fn check_together(disks: &[Running]) -> Result<(), Failure> {
     let mut files: HashMap<PathBuf, (&Path, &Running)> = HashMap::new();
     for disk in disks {
@@ -138,9 +138,9 @@ fn check_together(disks: &[Running]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Opens all disks, then copies them, so many at a time.
+/// Opens all disks, then copies them, `parallel` at a time.
 async fn copy_all(mut disks: Vec<Running>, parallel: usize, pool: Pool) -> Vec<Running> {
-    // All that can be refused is, before a target is touched.
+    // All checks come before a target is touched.
     if !open_each(&mut disks, Job::prepare_source).await
         || !open_each(&mut disks, Job::check_both).await
         || !are_apart(&mut disks)
@@ -160,13 +160,13 @@ async fn copy_all(mut disks: Vec<Running>, parallel: usize, pool: Pool) -> Vec<R
     std::mem::take(&mut *disks.lock().expect("no panic under this lock"))
 }
 
-/// Opens a side of each disk; false: one cannot be.
+/// Opens a side of each disk; false: one cannot be opened.
 async fn open_each<F, O>(disks: &mut [Running], open: F) -> bool
 where
     F: Fn(Job) -> O + Send + Copy + 'static,
     O: Future<Output = (Result<(), Failure>, Job)> + 'static,
 {
-    // One after another: what is wrong is told in the file's order.
+    // One after another: errors are reported in the file's order.
     for (index, disk) in disks.iter_mut().enumerate() {
         let Some(job) = disk.job.take() else { continue };
         let result = match Remote::to(index).spawn(move || open(job)).await {
@@ -184,8 +184,8 @@ where
     true
 }
 
-/// Looks at the storage of all sides, which are open: no disk may have the target of another one as a
-/// side. False: one has.
+/// Checks the storage of all open sides: no disk may have the target of another one as a side.
+/// False: one has.
 fn are_apart(disks: &mut [Running]) -> bool {
     let files: Vec<_> = disks.iter().map(|disk| disk.job.as_ref()?.files()).collect();
     let parts: Vec<_> = disks.iter().map(|disk| disk.job.as_ref().map(Job::shows_a_part)).collect();
@@ -198,7 +198,7 @@ fn are_apart(disks: &mut [Running]) -> bool {
                     files, taken,
                 ) {
                     Shared::Nothing => false,
-                    // Layers tell which part, and it may be another one.
+                    // Layers select the part, and the parts may differ.
                     Shared::Part => !part[side] && !taken_part,
                     Shared::Same => true,
                 };
@@ -256,7 +256,7 @@ fn ended() -> Failure {
     Failure::new(exit::FAILED, "a worker ended before its disk")
 }
 
-/// The report, in the file's order; and what the command ends with.
+/// Prints the report, in the file's order; returns the exit status.
 fn tell(disks: &[Running], verbose: bool, signal: i32) -> Outcome {
     let mut failed = Vec::new();
     for disk in disks {
@@ -271,7 +271,7 @@ fn tell(disks: &[Running], verbose: bool, signal: i32) -> Outcome {
         _ => None,
     });
     let Some(any) = failed.first() else {
-        // They have no more to say.
+        // They are not needed any more.
         disks.iter().filter_map(|disk| disk.journal.as_deref()).for_each(long::remove);
         return Ok(0);
     };

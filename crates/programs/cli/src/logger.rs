@@ -1,4 +1,4 @@
-//! Log records on standard error, one line each, for people or as JSON.
+//! Log records on standard error, one line each, as text or JSON.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -29,7 +29,7 @@ impl Log for Stderr {
             Level::Debug => "debug: ",
             Level::Trace => "trace: ",
         };
-        // What a plugin says in its own words.
+        // A plugin's own message.
         let whose = record.target().strip_prefix("plugin ").map(|name| format!("{name}: "));
         let whose = whose.unwrap_or_default();
         let text = one_line(&record.args().to_string());
@@ -42,12 +42,12 @@ impl Log for Stderr {
 /// Whether records are JSON.
 static JSON: AtomicBool = AtomicBool::new(false);
 
-/// How log records are written.
+/// The format of log records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
     /// One line of text.
     Text,
-    /// One JSON object in a line: time, level, message, and what the record is about.
+    /// One JSON object per line: time, level, message, and members.
     Json,
 }
 
@@ -63,12 +63,12 @@ impl std::str::FromStr for Format {
     }
 }
 
-/// From here on records, and the failure with which a command ends, have this format.
+/// Sets the format of later records, and of the failure of a command.
 pub fn set_format(format: Format) {
     JSON.store(format == Format::Json, Ordering::Relaxed);
 }
 
-/// Says why a command has failed.
+/// Logs why a command failed.
 pub fn failure(command: &str, text: &str) {
     match JSON.load(Ordering::Relaxed) {
         true => out_json(beginning(Level::Error, text)),
@@ -80,7 +80,7 @@ fn out_json(object: Map<String, Value>) {
     crate::out::raw_error(&format!("{}\n", Value::Object(object)));
 }
 
-/// What every object has.
+/// The members of every object.
 fn beginning(level: Level, text: &str) -> Map<String, Value> {
     let mut object = Map::new();
     let mut add = |name: &str, value: String| object.insert(name.to_string(), Value::from(value));
@@ -90,18 +90,18 @@ fn beginning(level: Level, text: &str) -> Map<String, Value> {
     object
 }
 
-/// A record as an object: what every one has, and what the record says by name.
+/// A record as an object: the common members, and its own.
 fn object(record: &Record<'_>) -> Map<String, Value> {
     let mut object = beginning(record.level(), &record.args().to_string());
     if let Some(name) = record.target().strip_prefix("plugin ") {
         object.insert("plugin".into(), Value::from(name));
     }
-    // The only error is the visitor's own, which has none.
+    // The visitor returns no errors.
     let _ = record.key_values().visit(&mut Members(&mut object));
     object
 }
 
-/// Adds what a record says by name. What it has nothing to say about is left out.
+/// Adds a record's own members, except empty ones.
 struct Members<'a>(&'a mut Map<String, Value>);
 
 impl<'kvs> VisitSource<'kvs> for Members<'_> {
@@ -112,7 +112,7 @@ impl<'kvs> VisitSource<'kvs> for Members<'_> {
             return Ok(());
         }
         let mut name = key.as_str().to_string();
-        // What every object has stays what it is.
+        // Common members are not overwritten.
         while self.0.contains_key(&name) {
             name.push('_');
         }
@@ -121,7 +121,7 @@ impl<'kvs> VisitSource<'kvs> for Members<'_> {
     }
 }
 
-/// A value of a record as JSON has it: numbers and truth values as such, the rest as text.
+/// A value of a record as JSON: numbers and booleans as such, the rest as text.
 struct Read(Value);
 
 impl<'v> VisitValue<'v> for Read {
@@ -146,7 +146,7 @@ impl<'v> VisitValue<'v> for Read {
     }
 
     fn visit_f64(&mut self, value: f64) -> Result<(), kv::Error> {
-        // What JSON has no number for is null, and left out.
+        // Numbers without a JSON form become null, and are omitted.
         self.0 = Value::from(value);
         Ok(())
     }
@@ -162,10 +162,10 @@ impl<'v> VisitValue<'v> for Read {
     }
 }
 
-/// Starts logging: warnings, or also what is done with `--verbose`.
+/// Starts logging: warnings, and more with `--verbose`.
 pub fn start(verbose: bool) {
     let level = if verbose { LevelFilter::Debug } else { LevelFilter::Warn };
-    // Fails only if it was set before; then that one does.
+    // Fails only if a logger is already set, which is then used.
     let _ = log::set_logger(&Stderr);
     log::set_max_level(level);
 }

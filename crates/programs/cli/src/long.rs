@@ -1,4 +1,4 @@
-//! What copies that take long have: a journal, and a rate that changes.
+//! Support for long copies: a journal, and a rate that changes.
 
 use std::io::Read as _;
 use std::os::unix::fs::MetadataExt as _;
@@ -13,23 +13,23 @@ use crate::args;
 use crate::ends::path_of;
 use crate::exit::{self, Failure, plain};
 
-/// Time between two looks at the file of `--rate-file`.
+/// Interval at which the file of `--rate-file` is read.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// What was typed about a journal.
+/// The journal options.
 pub struct Journal {
     /// The file.
     pub path: PathBuf,
-    /// Begin anew.
+    /// Start over.
     pub restart: bool,
-    /// Longest time between flushes.
+    /// Maximum time between flushes.
     pub interval: Duration,
-    /// It stays after success: others belong to it that may fail.
+    /// Keep it after success: it belongs together with others that may fail.
     pub keep: bool,
 }
 
 impl Journal {
-    /// How messages about it name it.
+    /// Its name in messages.
     pub fn named(&self) -> String {
         format!(" the journal {}: ", self.path.display())
     }
@@ -39,8 +39,8 @@ impl Journal {
         !self.restart && self.path.exists()
     }
 
-    /// Removes it where it has no more to say, unless others need it; and where what it says is not
-    /// what the target holds.
+    /// Removes it when it is not needed any more, unless others need it; and when it does not match
+    /// the target.
     pub fn after_verification<T>(&self, verified: &Result<T, Failure>) {
         let over = match verified {
             Ok(_) => !self.keep,
@@ -51,7 +51,7 @@ impl Journal {
         }
     }
 
-    /// The journal of a copy between these, which are open.
+    /// The journal options of a copy between these open sides.
     pub fn options(&self, source: &Spec, target: &Spec) -> JournalOptions {
         JournalOptions {
             path: self.path.clone(),
@@ -64,7 +64,7 @@ impl Journal {
     }
 }
 
-/// Removes a journal, if it is still there; a warning where it cannot be.
+/// Removes a journal, if it exists; warns on failure.
 pub fn remove(path: &Path) {
     let removed = std::fs::remove_file(path).and_then(|()| blockhaul_io::sync_folder(path));
     match removed {
@@ -76,14 +76,14 @@ pub fn remove(path: &Path) {
     }
 }
 
-/// What tells a device from another one, and, when it is not to change, from itself at another time.
+/// Identifies a device, and, if it must not change, its current state.
 fn identity(spec: &Spec, unchanged: bool) -> String {
     let data = path_of(spec).and_then(|path| {
         let data = std::fs::metadata(&path).ok()?;
         Some((blockhaul_backends::identity(&path)?, data))
     });
     match data {
-        // The path may be written in many ways; the file is the same.
+        // The path can be written in many ways; the file is the same.
         Some(((device, inode), data)) if unchanged && data.is_file() => {
             let (seconds, nanos) = (data.mtime(), data.mtime_nsec());
             format!("file {device}:{inode} changed at {seconds}.{nanos:09}")
@@ -93,7 +93,8 @@ fn identity(spec: &Spec, unchanged: bool) -> String {
     }
 }
 
-/// Layers that show a part or a form of what is there, as a journal names them. As digests: what is typed may be a passphrase.
+/// Layers that show a part or a form of existing contents, for the journal. As digests: an option
+/// may be a passphrase.
 pub fn seen_through(layers: &[&str]) -> String {
     let told = layers.iter().map(|text| {
         let name = text.split('?').next().unwrap_or(text);
@@ -102,11 +103,11 @@ pub fn seen_through(layers: &[&str]) -> String {
     told.collect()
 }
 
-/// Copies that took at least this long before they failed should have had a journal.
+/// Minimum duration of a failed copy for a hint about journals.
 pub const WORTH_A_JOURNAL: Duration = Duration::from_secs(60);
 
-/// What to say to whoever has copied without a journal between these, to be put behind a failure:
-/// the same command with one. `None` where there cannot be one.
+/// The hint after a failed copy without a journal: the same command with one. `None` if a journal
+/// is not possible.
 pub fn hint((source, target): (&Spec, &Spec)) -> Option<String> {
     let mut words = std::env::args_os();
     words.next()?;
@@ -120,7 +121,7 @@ pub fn hint((source, target): (&Spec, &Spec)) -> Option<String> {
     })
 }
 
-/// The name of a journal for a copy to this target, in the current folder: its own name and .journal.
+/// The default journal for a copy to this target, in the current directory: its name and .journal.
 fn default_name(target: &Spec) -> String {
     let text = match target {
         Spec::Path(path) => path.to_string_lossy().into_owned(),
@@ -137,7 +138,7 @@ fn default_name(target: &Spec) -> String {
     format!("{}.journal", if plain.is_empty() { "copy" } else { plain })
 }
 
-/// A word as a shell takes it.
+/// A word quoted for a shell.
 fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,%@+".contains(c);
     match !word.is_empty() && word.chars().all(plain) || word == "[" || word == "]" {
@@ -146,7 +147,7 @@ fn quoted(word: &str) -> String {
     }
 }
 
-/// The limit that was asked for, and a thread that changes it.
+/// The requested rate limit, and a thread that changes it.
 pub fn rate(args: &args::Copy) -> Result<Option<Arc<Rate>>, Failure> {
     let iops = args.iops.unwrap_or(0);
     let limit = match (&args.rate_file, &args.rate) {
@@ -168,7 +169,7 @@ pub fn rate(args: &args::Copy) -> Result<Option<Arc<Rate>>, Failure> {
     Ok(Some(rate))
 }
 
-/// Where the rate comes from.
+/// The source of the rate.
 enum Limit {
     Given(Schedule),
     File(PathBuf),
@@ -189,7 +190,7 @@ impl Limit {
         }
     }
 
-    /// Bytes a second at this moment, and requests a second if that is said here; 0: no limit.
+    /// The current bytes per second, and requests per second if given here; 0: no limit.
     fn now(&self) -> Result<(u64, Option<u64>), String> {
         match self {
             Limit::Given(schedule) => by_the_clock(schedule).map(|bytes| (bytes, None)),
@@ -203,7 +204,7 @@ impl Limit {
     }
 }
 
-/// The rate that is for this minute of the local day.
+/// The rate at this minute of the local day.
 fn by_the_clock(schedule: &Schedule) -> Result<u64, String> {
     if !schedule.changes() {
         return Ok(schedule.rate_at(0));
@@ -211,11 +212,11 @@ fn by_the_clock(schedule: &Schedule) -> Result<u64, String> {
     Ok(schedule.rate_at(minute_of_day()?))
 }
 
-/// Minute of the local day, by TZ or /etc/localtime; UTC where there is neither.
+/// Minute of the local day, by TZ or /etc/localtime; UTC if there is neither.
 fn minute_of_day() -> Result<u16, String> {
     let zone = match jiff::tz::TimeZone::try_system() {
         Ok(zone) => zone,
-        // Without a zone of its own a machine keeps UTC; a name that means nothing is a mistake.
+        // Without a time zone a machine uses UTC; an unknown name is a mistake.
         Err(_) if std::env::var_os("TZ").is_none_or(|name| name.is_empty()) => {
             jiff::tz::TimeZone::UTC
         }
@@ -238,7 +239,7 @@ fn watch(rate: &Weak<Rate>, limit: &Limit, mut limits: (u64, u64), iops: u64) {
                 rate.set(now.0, now.1);
             }
             Ok(_) => complaint.clear(),
-            // The rate stays; said once, not each second.
+            // The rate stays; logged once, not each second.
             Err(why) if why != complaint => {
                 log::warn!("{}: {why}", limit.option());
                 complaint = why;
@@ -260,9 +261,9 @@ fn told((bytes, requests): (u64, u64)) -> String {
     }
 }
 
-/// The rate in a file, or its rules; and the requests a second that a line `iops=N` allows.
+/// The rate in a file, or its rules; and the requests per second of a line `iops=N`.
 fn read(file: &Path) -> Result<(Schedule, Option<u64>), String> {
-    // More is no rate but another file.
+    // A longer file is not a rate file.
     const LONGEST: u64 = 4096;
     let mut text = String::new();
     let read = std::fs::File::open(file)

@@ -1,22 +1,23 @@
 //! The `blockhaul` command: serves, copies and inspects disk images over NBD.
 //!
-//! - `args`: every option, declared once; help, man pages and completions follow (`generate`,
-//!   `manual`).
-//! - `serve`, `copy`, `info` (with `map`): a command each.
-//! - `compat`: the program called by the names of nbdkit and of libnbd's programs.
+//! - `args`: every option, declared once; help, man pages and completions are derived from it
+//!   (`generate`, `manual`).
+//! - `serve`, `copy`, `info` (with `map`): one command each.
+//! - `compat`: the program under the names of nbdkit and of libnbd's programs.
 //! - `tls_init`: keys and certificates.
 //! - `check`: `compare`, `verify` and `checksum`.
-//! - `part`: what is copied of a disk. `ends`: which storage a description names. `direct`: past the page
-//!   cache or not.
-//! - `long`: what copies that take long have: a journal, and a rate that changes.
-//! - `jobs`: several disks in one run, listed in a file (`jobfile`); `session`: what surrounds copies.
-//! - `bench`: one device measured; all else is the program blockhaul-bench.
-//! - `metrics`: a page for Prometheus; `figures`: what it says of copies. `aside`: small servers beside
-//!   the main work. `ctl`: asks a server through its control socket.
-//! - `plugin`: what a plugin says about itself.
+//! - `part`: copies of a part of a disk. `ends`: the storage that a description refers to.
+//!   `direct`: whether to bypass the page cache.
+//! - `long`: support for long copies: a journal, and a rate that changes.
+//! - `jobs`: several disks in one run, listed in a file (`jobfile`); `session`: the environment of
+//!   copies.
+//! - `bench`: measures one device; the program blockhaul-bench does the rest.
+//! - `metrics`: a page for Prometheus; `figures`: the metrics of copies. `aside`: small servers
+//!   besides the main work. `ctl`: the client of a server's control socket.
+//! - `plugin`: the description of a plugin.
 //! - `devices`: the registry of backends and layers, and the help about them.
-//! - `exit`: failures, what to do about them, and exit statuses.
-//! - `progress`, `signals`, `out`, `logger`: what the commands share.
+//! - `exit`: failures, remedies, and exit statuses.
+//! - `progress`, `signals`, `out`, `logger`: shared by the commands.
 
 mod args;
 mod aside;
@@ -55,15 +56,15 @@ use args::Command;
 use blockhaul_catalog::brackets;
 use exit::{Failure, Outcome};
 
-/// Time that plugins have to end before the program ends without them.
+/// Maximum time for plugins to end before the program ends without them.
 const PLUGINS_END: Duration = Duration::from_secs(10);
 
 fn main() -> ExitCode {
-    // Going on after a defect could write wrong bytes, and this program does nothing else.
+    // Continuing after a panic could write wrong data, and this program has no other duties.
     blockhaul_io::abort_on_panic();
     let status = run();
     plugin::wait_for_end(PLUGINS_END);
-    // A cache that could not be written back at the end has lost data that it had accepted.
+    // A cache that could not be written back at the end has lost accepted data.
     if blockhaul_layers::data_was_lost() && status == ExitCode::SUCCESS {
         return ExitCode::from(exit::TARGET);
     }
@@ -87,7 +88,7 @@ fn run() -> ExitCode {
         Command::Serve(args) => report("serve: ", serve::run(&args, &groups)),
         Command::Copy(args) => report("copy: ", copy::run(&args, &groups)),
         Command::Info(args) => {
-            // As nbdinfo, whose status 2 is an answer.
+            // Like nbdinfo, whose status 2 is an answer.
             let result = info::run(&args, &groups);
             report("info: ", result.map_err(|failure| failure.with_status(exit::FAILED)))
         }

@@ -1,22 +1,22 @@
-//! The sections behind the options of a manual page, from the text that the help prints.
+//! Generates sections of a manual page from the help text.
 //!
-//! Help is laid out for a terminal of 100 columns. A page is filled to whatever width there is: so
-//! paragraphs, entries and examples are told apart by their indentation, and each becomes what a page
-//! has for it.
+//! Help is laid out for a terminal of 100 columns. A page is filled to any width: so paragraphs,
+//! entries and examples are recognized by their indentation, and translated to their form in a
+//! page.
 
 use std::fmt::Write as _;
 
-/// Columns from which a line goes on with the entry above it.
+/// Minimum indentation of a line that continues the entry above it.
 const CONTINUED: usize = 8;
 
-/// Columns in front of the examples of devices and layers, which no other line of an entry has.
+/// Indentation of the examples of devices and layers, used by no other line of an entry.
 pub const EXAMPLE: usize = 8;
 
 /// The text of the help as sections of a page, in roff.
 pub fn sections(help: &str) -> String {
     let mut roff = String::new();
     let mut examples = false;
-    // Code is kept line by line, and inner entries stand further in.
+    // Code is kept line by line, and inner entries are indented further.
     let (mut code, mut inner) = (false, false);
     // An example of a device or layer, inside its entry.
     let mut in_entry = false;
@@ -26,7 +26,7 @@ pub fn sections(help: &str) -> String {
         let column = line.chars().count() - text.chars().count();
         let is_code = examples
             && (column > 2 || ["blockhaul ", "curl "].iter().any(|name| text.starts_with(name)));
-        // As deep as in the help: a line of an example can begin with spaces of its own.
+        // Indented as in the help: a line of an example can begin with its own spaces.
         let is_entry = !examples && (EXAMPLE..=EXAMPLE + 2).contains(&column);
         if code && !is_code {
             roff += ".EE\n.RE\n";
@@ -57,7 +57,7 @@ pub fn sections(help: &str) -> String {
                 roff += ".RS 4\n.EX\n";
                 code = true;
             }
-            // As deep as it is in the help, behind the depth of the first line.
+            // Indented as in the help, relative to the first line.
             let _ = writeln!(roff, "{:1$}{2}", "", column.saturating_sub(6), escaped(text));
             after_entry = true;
         } else if examples {
@@ -98,11 +98,11 @@ pub fn sections(help: &str) -> String {
     roff
 }
 
-/// What an entry is about, and what is said about it on its first line; `None` for a line of prose.
+/// The subject of an entry, and the text on its first line; `None` for a line of prose.
 fn entry(text: &str, column: usize) -> Option<(&str, &str)> {
     match text.find("  ") {
         Some(at) => Some((&text[..at], text[at..].trim_start())),
-        // What does not fit in front of the column has a line of its own.
+        // A long subject has a line of its own.
         None if !text.contains(". ") && !text.ends_with('.') && text.len() + column < 60 => {
             Some((text, ""))
         }
@@ -110,7 +110,7 @@ fn entry(text: &str, column: usize) -> Option<(&str, &str)> {
     }
 }
 
-/// A line that says what it says, whatever it begins with.
+/// A line in roff that appears literally, whatever it begins with.
 fn escaped(text: &str) -> String {
     let text = text.replace('\\', "\\e").replace('-', "\\-").replace('\'', "\\(aq");
     match text.starts_with('.') {

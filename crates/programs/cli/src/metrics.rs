@@ -1,8 +1,8 @@
-//! Figures for Prometheus: a page that is served over HTTP/1.1 while a command runs.
+//! Metrics for Prometheus: a page that is served over HTTP/1.1 while a command runs.
 //!
-//! It is read by whoever reaches the address, without a password: therefore only addresses of this
-//! machine, and Unix sockets. One page, few connections, small requests, short times: a peer that is
-//! slow, greedy or wrong has one of a few places for a few seconds.
+//! Any client that reaches the address can read it, without a password: therefore only addresses of
+//! this machine, and Unix sockets. One page, few connections, small requests, short timeouts: a
+//! slow, greedy or broken peer occupies one of a few places for a few seconds.
 
 use std::fmt::Write as _;
 use std::net::{SocketAddr, ToSocketAddrs as _};
@@ -22,7 +22,7 @@ use crate::exit::{self, Failure, plain};
 pub enum Address {
     /// A loopback address and port; port 0 takes a free one.
     Tcp(SocketAddr),
-    /// A Unix socket; it is removed in the end.
+    /// A Unix socket, removed on exit.
     Unix(PathBuf),
 }
 
@@ -39,7 +39,7 @@ impl FromStr for Address {
         let found = text.to_socket_addrs().map_err(|_| {
             format!("{text:?} is neither HOST:PORT, as localhost:9100, nor unix:PATH")
         })?;
-        // Of a name's addresses, as of localhost, the first is as good as the others.
+        // Of a name's addresses, as of localhost, the first is sufficient.
         found.into_iter().find(|address| address.ip().is_loopback()).map(Address::Tcp).ok_or_else(
             || {
                 format!(
@@ -52,7 +52,7 @@ impl FromStr for Address {
 }
 
 impl Address {
-    /// The same address for whoever leaves the current directory.
+    /// The same address for a process that leaves the current directory.
     pub fn absolute(self) -> std::io::Result<Address> {
         match self {
             Address::Unix(path) => std::path::absolute(path).map(Address::Unix),
@@ -64,11 +64,11 @@ impl Address {
 /// Makes the page.
 pub type Page = Arc<dyn Fn() -> String + Send + Sync>;
 
-/// Requests longer than this are refused: what Prometheus and browsers send is much shorter.
+/// Longer requests are refused: those of Prometheus and browsers are much shorter.
 const REQUEST_MAX: usize = 8 << 10;
-/// Time for a request and for taking the answer, all of it.
+/// Maximum time for a request including its reply.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Connections at a time; more are closed at once.
+/// Maximum number of connections; more are closed at once.
 const CONNECTIONS_MAX: usize = 8;
 
 /// Serves a page until it is dropped.
@@ -78,7 +78,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens, and answers by tasks of a worker.
+    /// Listens, and replies in tasks of a worker.
     pub fn start(address: &Address, page: Page, worker: &Remote) -> Result<Server, Failure> {
         let cannot = |error: std::io::Error| {
             let text = format!("--metrics: cannot listen on {address}: {}", plain(&error));
@@ -88,7 +88,7 @@ impl Server {
         let attend = move |peer: Rc<Stream>| {
             let page = page.clone();
             async move {
-                // Whoever is slow or goes away does not get an answer.
+                // A slow or disconnected peer gets no reply.
                 let _ = blockhaul_io::timeout(PATIENCE, answer(&peer, page)).await;
             }
         };
@@ -96,13 +96,13 @@ impl Server {
         Ok(Server { serving: Some(serving), address })
     }
 
-    /// Where it listens, with the port that was taken.
+    /// The address in use, with the actual port.
     pub fn address(&self) -> &Address {
         &self.address
     }
 }
 
-/// The socket, and its address with the port that was taken.
+/// The socket, and its address with the actual port.
 fn bind(address: &Address) -> std::io::Result<(Listener, Address)> {
     Ok(match address {
         Address::Tcp(wanted) => {
@@ -132,7 +132,7 @@ impl Drop for Server {
     }
 }
 
-/// Reads a request and answers it.
+/// Reads a request and replies to it.
 async fn answer(peer: &Stream, page: Page) -> std::io::Result<()> {
     let mut request = Vec::new();
     let complete = loop {
@@ -147,7 +147,7 @@ async fn answer(peer: &Stream, page: Page) -> std::io::Result<()> {
             return Ok(());
         }
     };
-    // A page of many clients takes its time: not on the worker.
+    // A page for many clients takes long: not on the worker.
     let text = blockhaul_io::offload(move || response(&request, complete, &page)).await;
     match text {
         Ok(text) => peer.send_all(text.as_bytes()).await,
@@ -155,7 +155,7 @@ async fn answer(peer: &Stream, page: Page) -> std::io::Result<()> {
     }
 }
 
-/// The whole answer to a request, or to the beginning of one that is too long.
+/// The whole reply to a request, or to the beginning of one that is too long.
 fn response(request: &[u8], complete: bool, page: &Page) -> String {
     let (status, head, body) = if complete {
         reply(request, page)
@@ -176,7 +176,7 @@ fn response(request: &[u8], complete: bool, page: &Page) -> String {
     text
 }
 
-/// Status, whether only the head is wanted, and the body.
+/// Status, whether only the head is requested, and the body.
 fn reply(request: &[u8], page: &Page) -> (&'static str, bool, String) {
     const BAD: (&str, bool, String) = ("400 Bad Request", false, String::new());
     let line = request.split(|&byte| byte == b'\r').next().unwrap_or_default();
@@ -190,7 +190,7 @@ fn reply(request: &[u8], page: &Page) -> (&'static str, bool, String) {
     if !head && method != "GET" {
         return ("405 Method Not Allowed", false, String::new());
     }
-    // The whole form of a target, which proxies send, has the path behind its host.
+    // The absolute form of a target, which proxies send, has the path after its host.
     let path = target
         .strip_prefix("http://")
         .map_or(target, |rest| rest.find('/').map_or("/", |start| &rest[start..]));
@@ -200,7 +200,7 @@ fn reply(request: &[u8], page: &Page) -> (&'static str, bool, String) {
     }
 }
 
-/// Writes figures in Prometheus' text format.
+/// Writes metrics in Prometheus' text format.
 #[derive(Debug, Default)]
 pub struct Figures {
     text: String,
@@ -208,13 +208,13 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// A figure. `kind` is counter or gauge; figures of one name follow each other.
+    /// Adds a metric. `kind` is counter or gauge; metrics of one name must be consecutive.
     pub fn add(&mut self, name: &str, kind: &str, help: &str, labels: &[(&str, &str)], value: f64) {
         self.head(name, kind, help);
         self.line(name, labels, value);
     }
 
-    /// A histogram: how often it was at most each of `bounds`, and above; and the sum.
+    /// Adds a histogram: counts per upper bound in `bounds`, and above; and the sum.
     pub fn histogram(
         &mut self,
         name: &str,
@@ -274,12 +274,12 @@ mod tests {
 
     use super::*;
 
-    /// One worker, as every command has at least.
+    /// One worker, the minimum of every command.
     fn runtime() -> Runtime {
         Runtime::start(&Config { workers: 1, ..Config::default() }).unwrap()
     }
 
-    /// Time between two looks at what another thread has done.
+    /// Interval of checks for what another thread has done.
     const LOOK: Duration = Duration::from_millis(50);
 
     fn server() -> (Runtime, Server, SocketAddr) {
@@ -293,7 +293,7 @@ mod tests {
     fn ask(address: SocketAddr, request: &[u8]) -> String {
         let mut peer = TcpStream::connect(address).unwrap();
         peer.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-        // A peer that closes early is what is asked about.
+        // The test is about peers that close early.
         let _ = peer.write_all(request);
         let mut answer = String::new();
         let _ = peer.read_to_string(&mut answer);
@@ -336,7 +336,7 @@ mod tests {
             assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{request:?}: {answer}");
         }
         let answer = ask(address, &long);
-        // The rest of it may be on its way when the connection is closed, which takes the answer along.
+        // The rest of it may be in transit when the connection is closed, which discards the reply.
         assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 431 "), "{answer}");
     }
 
@@ -345,7 +345,7 @@ mod tests {
         let (runtime, server, address) = server();
         let idle: Vec<_> =
             (0..CONNECTIONS_MAX + 3).map(|_| TcpStream::connect(address).unwrap()).collect();
-        // Whoever else is on the worker does not wait for them.
+        // Other tasks of the worker do not wait for them.
         let worked = Instant::now();
         runtime.block_on(|| async { blockhaul_io::sleep(Duration::from_millis(1)).await });
         assert!(worked.elapsed() < PATIENCE, "the worker is free");
@@ -359,7 +359,7 @@ mod tests {
         }
         drop(idle);
         drop(server);
-        // A process that another test starts at this moment has the listener, too, until it is itself.
+        // A process started by another test at this moment has the listener, too, until it execs.
         let began = Instant::now();
         while TcpStream::connect(address).is_ok() {
             assert!(began.elapsed() < 20 * PATIENCE, "closed");
@@ -372,7 +372,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("m");
         drop(UnixListener::bind(&path).unwrap());
-        // A process that another test starts at this moment has the listener, too, until it is itself.
+        // A process started by another test at this moment has the listener, too, until it execs.
         let began = Instant::now();
         while std::os::unix::net::UnixStream::connect(&path).is_ok() {
             assert!(began.elapsed() < 20 * PATIENCE, "nobody listens any more");

@@ -1,10 +1,10 @@
-//! Standard output and error. A reader that has gone away is not a failure; nothing here panics.
+//! Standard output and error. A closed pipe is not a failure; nothing here panics.
 
 use std::io::{ErrorKind, Write as _};
 
 use crate::exit::{FAILED, Failure};
 
-/// What a command prints in the end: kept back until it is known to succeed, within a bound.
+/// The output of a command: held back until the command succeeds, within a limit.
 #[derive(Debug, Default)]
 pub struct Output {
     bytes: Vec<u8>,
@@ -12,7 +12,7 @@ pub struct Output {
 }
 
 impl Output {
-    /// Bytes that are kept back: more than any output that people read. What is longer leaves early.
+    /// Maximum bytes held back: more than any output for users. Longer output is printed early.
     const KEPT: usize = 64 << 20;
 
     /// Appends text.
@@ -21,12 +21,12 @@ impl Output {
         if self.bytes.len() >= Self::KEPT { self.leave() } else { Ok(()) }
     }
 
-    /// Whether the reader has gone away, so that the rest need not be made.
+    /// Whether the reader has closed the pipe, so that the rest is not needed.
     pub fn is_gone(&self) -> bool {
         self.gone
     }
 
-    /// Prints what is left.
+    /// Prints the rest.
     pub fn finish(mut self) -> Result<(), Failure> {
         self.leave()
     }
@@ -38,7 +38,7 @@ impl Output {
     }
 }
 
-/// Prints; false if nobody reads any more.
+/// Prints; false if the reader has closed the pipe.
 pub fn print(bytes: &[u8]) -> Result<bool, Failure> {
     let mut out = std::io::stdout().lock();
     match out.write_all(bytes).and_then(|()| out.flush()) {
@@ -51,31 +51,30 @@ pub fn print(bytes: &[u8]) -> Result<bool, Failure> {
     }
 }
 
-/// Says something on standard error: lines, of which nothing but their ends acts on a terminal
-/// ([`one_line`]).
+/// Prints lines on standard error, of which only the newlines affect a terminal ([`one_line`]).
 pub fn error(text: &str) {
     raw_error(&lines(text));
 }
 
-/// Says something on standard error as it is: what has colours or an escaping of its own.
+/// Prints on standard error unchanged: text with colours or its own escaping.
 pub fn raw_error(text: &str) {
-    // If nobody reads it, there is nowhere else to say so.
+    // If that fails, there is no other place to report it.
     let _ = std::io::stderr().lock().write_all(text.as_bytes());
 }
 
-/// Text from outside in one line: names, paths, arguments, messages and fields of headers must not look
-/// like a line of their own, or change a terminal. Control characters but for tabs, and the marks that
-/// turn the direction of writing, are escaped as in Rust; newlines at the end are left out.
+/// Text from outside in one line: names, paths, arguments, messages and fields of headers must not
+/// look like separate lines, or control a terminal. Control characters except tabs, and marks that
+/// change the writing direction, are escaped as in Rust; trailing newlines are removed.
 pub fn one_line(text: &str) -> String {
     word(text.trim_end_matches('\n'))
 }
 
-/// The same of a part of a line.
+/// The same for a part of a line.
 pub fn word(text: &str) -> String {
     escaped(text, |character| character == '\t')
 }
 
-/// Text of several lines, each as [`one_line`] has it.
+/// Text of several lines, each like [`one_line`].
 pub fn lines(text: &str) -> String {
     escaped(text, |character| matches!(character, '\t' | '\n'))
 }

@@ -1,4 +1,4 @@
-//! Copies of a part of a disk: a range, what a bitmap says, or what changed since a manifest.
+//! Copies of a part of a disk: a range, a bitmap, or the changes since a manifest.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,18 +11,18 @@ use blockhaul_io::Pool;
 use crate::exit::{self, Failure};
 use crate::{args, check};
 
-/// What of the source is copied, as it was typed.
+/// The part of the source to copy, as typed.
 pub struct Part {
     /// Only this: offset and length.
     range: Option<(u64, u64)>,
-    /// Only what this says.
+    /// Only what this selects.
     bitmap: Option<Bitmap>,
-    /// Only what is not as in this manifest.
+    /// Only what differs from this manifest.
     since: Option<Manifest>,
 }
 
 impl Part {
-    /// Checks what was typed, before anything is opened.
+    /// Parses and checks the options, before anything is opened.
     pub fn new(args: &args::Copy, source: &Spec, target: &Spec) -> Result<Part, Failure> {
         let pipe = [source, target].contains(&&Spec::Pipe);
         let increment = args.bitmap.is_some() || args.since.is_some();
@@ -59,7 +59,7 @@ impl Part {
         Ok(Part { range: args.range, bitmap, since })
     }
 
-    /// Whether it is an increment of a copy that the target holds.
+    /// Whether it is an increment of a copy on the target.
     pub fn is_increment(&self) -> bool {
         self.bitmap.is_some() || self.since.is_some()
     }
@@ -75,7 +75,7 @@ impl Part {
         options.bitmap = self.bitmap.clone();
     }
 
-    /// The bitmap that was asked for, if a source does not have it.
+    /// The requested bitmap, if a source does not have it.
     pub fn missing(&self, source: &Facts) -> Option<&str> {
         let context = &self.bitmap.as_ref()?.context;
         source.context(context).is_none().then_some(context)
@@ -86,8 +86,8 @@ impl Part {
         self.range.map_or(size, |(at, len)| at.saturating_add(len))
     }
 
-    /// Finds out what changed since the manifest, if there is one: sets the options accordingly, and
-    /// gives the source's manifest of now.
+    /// Finds the changes since the manifest, if there is one: sets the options accordingly, and
+    /// returns the source's current manifest.
     pub async fn changed(
         &self,
         source: &Stack,
@@ -100,18 +100,18 @@ impl Part {
         let (at, len) = now.range();
         let end = at + len;
         let changed = kept.differences(&now).into_iter().filter_map(|(start, len)| {
-            // Units at the ends of a range are in it in part.
+            // Units at the ends of a range are partly in it.
             let (start, stop) = (start.max(at), (start + len).min(end));
             (start < stop).then(|| (start, stop - start))
         });
         options.ranges = Some(changed.collect());
-        // A segment of the journal has changed as a whole or not at all.
+        // A segment of the journal must have changed as a whole or not at all.
         options.segment = options.segment.min(kept.unit());
         options.spread = false;
         Ok(Some(now))
     }
 
-    /// What tells this part from another one of the same source, for the journal.
+    /// Distinguishes this part from others of the same source, for the journal.
     pub fn identity(&self, now: Option<&Manifest>) -> String {
         match (&self.since, now) {
             (Some(kept), Some(now)) => {

@@ -1,4 +1,4 @@
-//! `blockhaul plugin`: what a plugin says about itself.
+//! `blockhaul plugin`: the description of a plugin.
 
 use std::time::{Duration, Instant};
 
@@ -27,8 +27,9 @@ pub fn run(args: &args::Plugin) -> Outcome {
     Ok(0)
 }
 
-/// Waits until plugins and scripts have ended, at most this long, and warns of those that have not. Scripts
-/// are killed then. Whether all have ended. To be called at the end of the program, on no worker.
+/// Waits until plugins and scripts have ended, at most this long, and warns of those that have not.
+/// Scripts are killed then. Returns whether all have ended. Call it at the end of the program, not
+/// on a worker.
 pub fn wait_for_end(limit: Duration) -> bool {
     let begun = Instant::now();
     let plugins = crate::plugin_host::wait_for_end(limit);

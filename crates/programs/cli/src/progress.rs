@@ -1,4 +1,4 @@
-//! Showing how far a copy is: a bar for people, N/100 as nbdcopy, JSON lines for programs.
+//! Progress of a copy: a bar for users, N/100 like nbdcopy, JSON lines for programs.
 
 use std::fs::File;
 use std::io::{IsTerminal as _, Write as _};
@@ -44,9 +44,9 @@ impl FromStr for Style {
     }
 }
 
-/// Time between two looks at the counters.
+/// Interval at which the counters are read.
 const INTERVAL: Duration = Duration::from_millis(200);
-/// Weight of the newest interval in the rate that is shown: a few seconds' memory.
+/// Weight of the newest interval in the displayed rate: a few seconds' memory.
 const NEWEST: f64 = 0.1;
 /// Cells of the bar.
 const CELLS: usize = 40;
@@ -58,7 +58,7 @@ pub struct Reporter {
 }
 
 impl Reporter {
-    /// Opens what is written to; `None` shows a bar on a terminal, else nothing.
+    /// Opens the output; `None` shows a bar on a terminal, else nothing.
     pub fn open(style: Option<Style>, quiet: bool) -> Result<Option<Sink>, Failure> {
         let style = match style {
             Some(style) => style,
@@ -79,7 +79,7 @@ impl Reporter {
             let text = format!("--progress: descriptor {fd} is not open for writing");
             return Err(Failure::usage(text));
         };
-        // A first look at whether it can be written, before anything is copied.
+        // Check first whether it can be written, before anything is copied.
         let flags = rustix::fs::fcntl_getfl(&owned).map_err(|errno| {
             Failure::usage(format!("--progress: {}", plain(&std::io::Error::from(errno))))
         })?;
@@ -104,9 +104,9 @@ impl Reporter {
         }
     }
 
-    /// Shows the end: all of it if the copy succeeded.
+    /// Shows the end state: everything if the copy succeeded.
     pub fn finish(mut self, success: bool) {
-        // Fails only if the thread has ended because nobody reads.
+        // Fails only if the thread has ended because its output was closed.
         let _ = self.stop.send(success);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -114,7 +114,7 @@ impl Reporter {
     }
 }
 
-/// Where and how progress is written.
+/// The destination and style of progress.
 pub struct Sink {
     style: Style,
     file: File,
@@ -133,23 +133,23 @@ fn report(mut sink: Sink, disks: &[Watched], stopped: &mpsc::Receiver<bool>) {
             Err(mpsc::RecvTimeoutError::Disconnected) => return,
         };
         let shown = sink.show(&now, &rate, end);
-        // Nobody reads: the copy goes on without.
+        // The output is closed: the copy continues without.
         if shown.is_err() || end.is_some() {
             return;
         }
     }
 }
 
-/// What there is to show.
+/// The data to show.
 struct View {
     /// All disks together.
     all: Snapshot,
-    /// Names and counters of the disks, where there are several.
+    /// Names and counters of the disks, if there are several.
     disks: Vec<(String, Snapshot)>,
     in_flight: usize,
     /// Repeated requests: to sources, to targets.
     retried: [u64; 2],
-    /// Bytes by the way they went.
+    /// Bytes by route.
     routes: Vec<(&'static str, u64)>,
 }
 
@@ -180,14 +180,14 @@ impl View {
         view
     }
 
-    /// Disks that are done, of several.
+    /// Number of completed disks, of several.
     fn complete(&self) -> usize {
         let done = |now: &Snapshot| now.total > 0 && now.done() >= now.total;
         self.disks.iter().filter(|(_, now)| done(now)).count()
     }
 }
 
-/// The counters of two copies together.
+/// The sum of two copies' counters.
 fn together(one: &Snapshot, other: &Snapshot) -> Snapshot {
     Snapshot {
         total: one.total.saturating_add(other.total),
@@ -234,7 +234,7 @@ impl Rate {
         self.smoothed.unwrap_or(0.0) as u64
     }
 
-    /// Seconds that are left, where that can be told.
+    /// Remaining seconds, if known.
     fn eta(&self, now: &Snapshot) -> Option<u64> {
         let left = now.total.checked_sub(position(now))?;
         let rate = self.bytes_per_second();
@@ -242,12 +242,12 @@ impl Rate {
     }
 }
 
-/// Whether the copy is over and is being verified.
+/// Whether the copy is complete and being verified.
 fn verifying(now: &Snapshot) -> bool {
     now.verified > 0 && now.done() >= now.total
 }
 
-/// How far the copy is, or its verification.
+/// The position of the copy, or of its verification.
 fn position(now: &Snapshot) -> u64 {
     let done = if verifying(now) { now.verified } else { now.done() };
     if now.total > 0 { done.min(now.total) } else { done }
@@ -290,7 +290,7 @@ impl Sink {
         }
     }
 
-    /// Writes a line that differs from the last one.
+    /// Writes a line if it differs from the last one.
     fn line(&mut self, line: String) -> std::io::Result<()> {
         if self.last.as_ref() == Some(&line) {
             return Ok(());
@@ -332,7 +332,7 @@ fn json(view: &View, rate: &Rate, end: Option<bool>) -> serde_json::Value {
     line
 }
 
-/// How far a copy is, of one disk or of all.
+/// The counters of a copy, of one disk or of all.
 fn counts(now: &Snapshot) -> serde_json::Value {
     serde_json::json!({
         "phase": if verifying(now) { "verify" } else { "copy" },
@@ -346,8 +346,8 @@ fn counts(now: &Snapshot) -> serde_json::Value {
     })
 }
 
-/// The bar and what stands behind it, in at most `columns` columns; 0: as many as it takes. Data is
-/// `*`, zeroes and holes are `.`, what an earlier run has copied is `=`.
+/// The bar and the text after it, in at most `columns` columns; 0: no limit. Data is `*`, zeroes
+/// and holes are `.`, what an earlier run has copied is `=`.
 fn bar(view: &View, rate: &Rate, end: Option<bool>, columns: usize) -> String {
     let now = &view.all;
     let what = if verifying(now) { "verify " } else { "" };
@@ -384,7 +384,7 @@ fn bar(view: &View, rate: &Rate, end: Option<bool>, columns: usize) -> String {
     }
 }
 
-/// So many cells, filled by this share and split by what the bytes were.
+/// Cells filled up to this share, and divided by the kind of bytes.
 fn cells_of(now: &Snapshot, share: f64, cells: usize) -> String {
     let filled = ((share * cells as f64) as usize).min(cells);
     let done = now.done().max(1) as f64;
@@ -399,7 +399,7 @@ fn cells_of(now: &Snapshot, share: f64, cells: usize) -> String {
     pieces.iter().map(|(cell, count)| cell.repeat(*count)).collect()
 }
 
-/// A size of three digits or so.
+/// A size with about three digits.
 fn rounded(bytes: u64) -> String {
     let mut value = bytes as f64;
     for unit in ["B", "KiB", "MiB", "GiB", "TiB", "PiB"] {

@@ -1,4 +1,4 @@
-//! What surrounds copies: signals, workers, progress, figures.
+//! The environment of copies: signals, workers, progress, metrics.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -20,7 +20,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// Starts what was asked for, around copies that share a limit.
+    /// Sets it up for copies that share a rate limit.
     pub fn start(
         args: &args::Copy,
         sink: Option<Sink>,
@@ -62,12 +62,12 @@ impl Session {
         self.runtime.block_on(work)
     }
 
-    /// The signal that asked for an end; 0 for none.
+    /// The signal that requested the end; 0 for none.
     pub fn signal(&self) -> i32 {
         self.signal.load(Ordering::Relaxed)
     }
 
-    /// Shows the end: all of it after success.
+    /// Shows the end state: everything after success.
     pub fn finish(&mut self, success: bool) {
         self.metrics = None;
         if let Some(reporter) = self.reporter.take() {
@@ -76,7 +76,7 @@ impl Session {
     }
 }
 
-/// Serves figures; says where if that is not known.
+/// Serves metrics; prints the address if it is not known.
 fn serve(
     address: &metrics::Address,
     disks: Vec<Watched>,

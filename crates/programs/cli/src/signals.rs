@@ -1,5 +1,5 @@
-//! SIGINT, SIGTERM, SIGHUP and SIGQUIT: the first asks for an orderly stop, the second stops at once.
-//! For whom SIGHUP means something else, it does so unless the terminal is gone.
+//! SIGINT, SIGTERM, SIGHUP and SIGQUIT: the first requests an orderly stop, the second stops at
+//! once. Commands with another use for SIGHUP keep it unless the terminal is gone.
 
 use std::io::{ErrorKind, Read as _};
 use std::os::unix::net::UnixStream;
@@ -18,14 +18,15 @@ use crate::out;
 /// Signals, and the socket that their handlers write to.
 type Signals = SignalDelivery<UnixStream, SignalOnly>;
 
-/// Whether storage or a gate has asked for the end of this program, whether SIGTERM is handled, and whether this
-/// process has sent itself one: a second would end it at once. A process handles signals in one way.
+/// Whether storage or a gate has requested the end of this program, whether SIGTERM is handled, and
+/// whether this process has sent one to itself: a second would end it at once. A process handles
+/// signals in one way.
 static REQUESTED: AtomicBool = AtomicBool::new(false);
 static HANDLED: AtomicBool = AtomicBool::new(false);
 static SENT: AtomicBool = AtomicBool::new(false);
 
-/// By which storage, gates and plugins ask for the end of this program: it is as if somebody else had sent
-/// SIGTERM, as soon as that is handled.
+/// The handle with which storage, gates and plugins stop this program: like a SIGTERM from outside,
+/// as soon as that is handled.
 pub fn shutdown() -> Shutdown {
     Shutdown::calling(|_| {
         REQUESTED.store(true, Ordering::SeqCst);
@@ -49,7 +50,7 @@ fn end_if_due() {
     }
 }
 
-/// Calls `first` with the first signal's number, on a thread of its own; `at_once` before the process
+/// Calls `first` with the first signal's number, on a separate thread; `at_once` before the process
 /// ends on the second.
 pub fn on_stop(
     first: impl FnOnce(i32) + Send + 'static,
@@ -63,7 +64,7 @@ pub fn on_stop(
         .map_err(|error| Failure::new(FAILED, format!("cannot handle signals: {}", plain(&error))))
 }
 
-/// Signals that are caught from here on, and looked at by [`Caught::on_stop`].
+/// Signals caught from here on, and handled by [`Caught::on_stop`].
 pub struct Caught {
     signals: Signals,
     began_on_terminal: bool,
@@ -71,7 +72,7 @@ pub struct Caught {
 
 /// Catches the signals.
 pub fn catch() -> Result<Caught, Failure> {
-    // Before a SIGHUP is caught: one that comes earlier ends the process as ever.
+    // Before a SIGHUP is caught: an earlier one ends the process as usual.
     let began_on_terminal = began_on_terminal();
     let signals = UnixStream::pair().and_then(|(read, write)| {
         let numbers = [SIGINT, SIGTERM, SIGHUP, SIGQUIT];
@@ -87,12 +88,12 @@ pub fn catch() -> Result<Caught, Failure> {
 }
 
 impl Caught {
-    /// Ends [`Attention::wait`] when dropped, from any thread.
+    /// Ends [`Attention::wait`] on drop, from any thread.
     pub fn until_dropped(&self) -> Until {
         Until(self.signals.handle())
     }
 
-    /// What is done about signals. A thread has to wait for them.
+    /// Sets the actions for signals. A thread has to wait for them.
     pub fn on_stop<F: FnOnce(i32), G: FnOnce()>(self, first: F, at_once: G) -> Attention<F, G> {
         let Caught { signals, began_on_terminal } = self;
         let (first, at_once) = (Some(first), Some(at_once));
@@ -100,7 +101,7 @@ impl Caught {
     }
 }
 
-/// While it lives, signals are waited for.
+/// While it lives, signals are awaited.
 pub struct Until(Handle);
 
 impl Drop for Until {
@@ -109,7 +110,7 @@ impl Drop for Until {
     }
 }
 
-/// Signals with what is done about the first and the second.
+/// Signals with the actions for the first and the second.
 pub struct Attention<F, G> {
     signals: Signals,
     first: Option<F>,
@@ -118,17 +119,17 @@ pub struct Attention<F, G> {
     hangup: Option<Hangup>,
 }
 
-/// What to do on SIGHUP.
+/// The action for SIGHUP.
 pub type Hangup = Box<dyn FnMut()>;
 
-/// Whether this process has a terminal that could hang up, and has not. A process that loses its
-/// terminal gets SIGHUP from the kernel or from its shell, which look alike otherwise.
+/// Whether this process has a terminal that has not hung up. A process that loses its terminal gets
+/// SIGHUP from the kernel or from its shell, which cannot be distinguished from others.
 fn has_terminal() -> bool {
     std::fs::File::open("/dev/tty").is_ok()
 }
 
-/// Whether this process began on a terminal, be it gone by now: the SIGHUP that says so may come a moment
-/// later, from the shell. Who leads a session of its own without a terminal hears of none that is lost.
+/// Whether this process began on a terminal, even if it is gone by now: the SIGHUP for that may
+/// arrive a moment later, from the shell. A session leader without a terminal gets none.
 fn began_on_terminal() -> bool {
     has_terminal() || (!blockhaul_os::leads_session() && is_hung_up())
 }
@@ -141,7 +142,7 @@ fn is_hung_up() -> bool {
 }
 
 impl<F: FnOnce(i32), G: FnOnce()> Attention<F, G> {
-    /// SIGHUP does this, unless the terminal on which this process began is gone.
+    /// Sets the action for SIGHUP, unless the terminal on which this process began is gone.
     #[must_use]
     pub fn on_hangup(mut self, hangup: Hangup) -> Self {
         self.hangup = Some(hangup);
@@ -153,20 +154,20 @@ impl<F: FnOnce(i32), G: FnOnce()> Attention<F, G> {
         loop {
             match self.signals.poll_pending(&mut heard_of_one) {
                 Ok(Some(signals)) => signals.for_each(|signal| self.heard(signal)),
-                // Nobody waits any more.
+                // The `Until` was dropped.
                 Ok(None) => return,
                 Err(error) => self.deaf(&error),
             }
         }
     }
 
-    /// Looks whether there are signals, and does not wait; also after [`Attention::wait`] has ended.
+    /// Handles pending signals without waiting; also after [`Attention::wait`] has ended.
     pub fn look(&mut self) {
         let signals: Vec<_> = self.signals.pending().collect();
         signals.into_iter().for_each(|signal| self.heard(signal));
     }
 
-    /// Ends the process, which no signal could stop any more.
+    /// Ends the process, as no signal could stop it any more.
     fn deaf(&mut self, error: &std::io::Error) -> ! {
         let why = plain(error);
         out::error(&format!(
@@ -209,7 +210,7 @@ fn heard_of_one(read: &mut UnixStream) -> std::io::Result<bool> {
     }
 }
 
-/// The exit status that tells of a signal, as a shell does.
+/// The exit status for a signal, like a shell's.
 pub fn status(signal: i32) -> u8 {
     u8::try_from(128 + signal).unwrap_or(u8::MAX)
 }

@@ -33,7 +33,7 @@ fn init(args: &args::TlsInit) -> Outcome {
     Ok(0)
 }
 
-/// What this machine calls itself, and how it reaches itself.
+/// The names of this machine, and its loopback addresses.
 fn own_names() -> Vec<String> {
     let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let local = ["localhost", "127.0.0.1", "::1"].map(str::to_string);

@@ -125,7 +125,7 @@ fn a_manifest_takes_the_place_of_manifests_only() {
         assert_eq!(output.status.code(), Some(1), "{why}");
         assert!(why.contains("it holds something else: choose another name"), "{why}");
     }
-    // One that cannot be is told before the copy.
+    // An impossible one is reported before the copy.
     assert_eq!(said(&["copy", "--manifest", "/no/such/manifest", from, to]).0, 1);
     assert_eq!(std::fs::read(&disk).unwrap(), content);
     // A target that is made by the copy itself.

@@ -14,7 +14,7 @@ use blockhaul_testkit::tools::{self, Scratch, text};
 const LIMIT: Duration = Duration::from_secs(120);
 const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
 
-/// A folder with the programs by their names.
+/// A directory with the programs by their names.
 struct Place {
     scratch: Scratch,
 }
@@ -250,7 +250,7 @@ fn help_is_printed_for_who_asks() {
         let output = place.succeed(&format!("{name} --help"));
         let help = text(&output.stdout);
         assert!(help.contains(name) && output.stderr.is_empty(), "{help}");
-        // Every long option stands there, or one that means the same.
+        // Every long option is listed, or an equivalent one.
         if name == "nbdcopy" {
             let listed = text(&place.succeed("nbdcopy --long-options").stdout);
             for option in listed.lines().filter(|option| *option != "--help") {
@@ -283,7 +283,7 @@ fn a_signal_shows_in_the_exit_status() {
         std::thread::sleep(Duration::from_millis(5));
     }
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
-    // What it reads ends only when it has heard of the signal, or it would be complete.
+    // Its input ends only after it has handled the signal, or it would be complete.
     let said = BufReader::new(child.stderr.take().unwrap()).lines();
     let mut said = said.map(|line| line.unwrap());
     assert!(said.any(|line| line.contains("stopping")), "it ended without a word");

@@ -233,7 +233,7 @@ fn sizes_of_all_kinds() {
 #[test]
 fn no_connections_are_made_that_have_nothing_to_do() {
     let scratch = Scratch::new().unwrap();
-    // It refuses a second one, which would be told.
+    // It refuses a second one, which would be reported.
     let server = serve(&scratch, &["--layer", "limit?limit=1", "memory:1M"]);
     let slow = ["-C", "4", "--source-layer", "delay?read=300ms", "pattern:1M", &server.uri("")];
     let output = assert_copies(&slow);
@@ -314,7 +314,7 @@ fn servers_that_are_not_there() {
     let target = scratch.file("t");
     let target = target.to_str().unwrap();
     assert_fails(&["nbd+unix:///?socket=/no/such", target], 3, &["/no/such", "server runs"]);
-    // The port of a client: nobody listens there, and nobody else gets it meanwhile.
+    // The port of a client: it has no listener, and no other program gets it meanwhile.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let closed = taken.local_addr().unwrap();
@@ -334,7 +334,7 @@ fn servers_that_are_not_there() {
     assert!(!std::fs::exists(target).unwrap(), "nothing is made before the source is there");
 }
 
-/// Answers every client with these bytes, and keeps connections open if told to.
+/// Sends these bytes to every client, and optionally keeps connections open.
 fn impostor(scratch: &Scratch, answer: &'static [u8], keep: bool) -> String {
     let socket = scratch.socket("impostor");
     let listener = UnixListener::bind(&socket).unwrap();

@@ -1,4 +1,4 @@
-//! The examples in the help of devices and layers, each run as it stands there.
+//! The examples in the help of devices and layers, each run unchanged.
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
 
 use std::collections::BTreeMap;
@@ -56,7 +56,7 @@ fn run_all(examples: impl Iterator<Item = (&'static str, &'static str)>) {
     assert!(count > 20 && failed.is_empty(), "{count}: {failed:#?}");
 }
 
-/// Runs an example in an empty folder.
+/// Runs an example in an empty directory.
 fn run(name: &str, example: &str) -> Result<(), String> {
     let search = search_path();
     for (word, programs) in NEEDED {
@@ -88,7 +88,7 @@ fn run(name: &str, example: &str) -> Result<(), String> {
     }
 }
 
-/// A folder with a link to the program that is tested.
+/// A directory with a link to the tested program.
 fn bin(scratch: &Scratch) -> PathBuf {
     let bin = scratch.file(".bin");
     std::fs::create_dir(&bin).unwrap();

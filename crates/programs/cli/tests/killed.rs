@@ -1,4 +1,4 @@
-//! What a copy that is killed leaves behind: no server, no lock, no folder.
+//! A copy that is killed leaves behind no server, no lock, no directory.
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
 
 use std::fs;
@@ -86,7 +86,7 @@ impl Copy {
         println!("all is gone after {:?}", killed.elapsed());
     }
 
-    /// The same command goes on where the killed one was.
+    /// The same command continues where the killed one was.
     #[track_caller]
     fn go_on(&self) {
         let again = tools::output(&mut self.command(&[]), LIMIT).unwrap();

@@ -309,7 +309,7 @@ fn a_full_journal_is_not_the_target() {
 fn a_journal_that_cannot_be_made_is_not_the_target() {
     let scratch = Scratch::new().unwrap();
     let target = scratch.file("target");
-    // A folder where nobody can make a file, not even root.
+    // A directory where no file can be made, not even by root.
     let output = copy(&["--journal", "/proc/journal", "pattern:1M", target.to_str().unwrap()]);
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");

@@ -58,7 +58,7 @@ fn a_range_goes_where_it_was_and_nothing_else_changes() {
     );
     assert!(std::fs::read(&disk).unwrap() == expected);
     assert!(!journal.exists());
-    // What the manifest tells of is the range.
+    // The manifest describes the range.
     assert!(run(&["verify", text(&disk), text(&manifest)]).status.success());
     let file = std::fs::File::options().write(true).open(&disk).unwrap();
     file.write_all_at(b"!", at as u64 - 1).unwrap();
@@ -286,7 +286,7 @@ fn a_copy_needs_little_memory_whatever_it_copies() {
     let scratch = Scratch::new().unwrap();
     let disk = scratch.file("disk");
     let args = ["--source-layer", "delay?read=50ms", "--verify", "pattern:120M", text(&disk)];
-    // Who does not look for a moment sees less than there was, never more.
+    // A delayed sampler sees less than there was, never more.
     let mut seen = Vec::new();
     while seen.last().is_none_or(|peak| *peak < 20 << 10) {
         assert!(seen.len() < 20, "{args:?}: {seen:?} KiB");

@@ -1,5 +1,5 @@
-//! What `blockhaul copy` tells and what it is told while it runs: digests, rates by the time of day,
-//! figures for Prometheus.
+//! Output and control of `blockhaul copy` while it runs: digests, rates by the time of day, metrics
+//! for Prometheus.
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
 
 use std::io::{Read as _, Write as _};

@@ -106,7 +106,7 @@ fn the_log_names_who_tries_without_tls() {
     let keys = keys.to_str().unwrap();
     assert!(blockhaul(&["tls", "init", "--psk", "alice", keys]).status.success());
     let server = start(&scratch, &["--tls-psk", keys, "memory:1M"]);
-    // Who only knocks is nobody to speak of.
+    // A client that only connects is not logged.
     drop(std::os::unix::net::UnixStream::connect(server.socket()).unwrap());
     let with =
         format!("nbds+unix://alice@/?socket={}&tls-psk-file={keys}", server.socket().display());

@@ -1,4 +1,4 @@
-//! One check's device, what is known about its content, and short ways to use it.
+//! The device of one check, its known contents, and short helpers to use it.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -12,13 +12,13 @@ use super::{Content, Options, Subject};
 use crate::arbitrary::Fill;
 use crate::rng::Rng;
 
-/// Devices up to this size are looked at as a whole, larger ones only at some places.
+/// Devices up to this size are checked as a whole, larger ones only at some places.
 pub(super) const WHOLE_MAX: u64 = 64 << 20;
 
-/// Length of the places that are looked at: a few of the largest common requests.
+/// Length of the places that are checked: a few of the largest common requests.
 const WINDOW: u64 = 1 << 20;
 
-/// Most bytes that the helpers here read or write at once.
+/// Maximum bytes that the helpers here read or write at once.
 const CHUNK: u64 = 1 << 20;
 
 pub(super) struct Case {
@@ -40,7 +40,7 @@ impl Case {
         Ok(Case { device, facts, options, subject, seed, rng })
     }
 
-    /// Another handle on the same storage, fenced; `None` if the subject offers none.
+    /// Another handle to the same storage, fenced; `None` if the subject offers none.
     pub async fn another(&self) -> Result<Option<Arc<dyn Device>>, String> {
         let named = |error: blockhaul_block::Error| format!("cannot open another handle: {error}");
         match (&self.subject.stack, &self.subject.more) {
@@ -64,7 +64,7 @@ impl Case {
         self.facts.can.contains(can)
     }
 
-    /// The device can be written, and shows what was written.
+    /// Whether the device can be written, and keeps what was written.
     pub fn keeps(&self) -> bool {
         self.can(Can::WRITE) && self.options.keeps_writes
     }
@@ -74,13 +74,13 @@ impl Case {
     }
 
     /// Bytes that can be reached: the size without a tail shorter than the minimum block. Emulation
-    /// takes smaller blocks, but cannot reach that tail either.
+    /// allows smaller blocks, but cannot reach that tail either.
     pub fn reach(&self) -> u64 {
         let below = u64::from(self.subject.device.facts().block.minimum);
         self.facts.size - self.facts.size % self.minimum().max(below)
     }
 
-    /// Longest read or write here.
+    /// Maximum read or write here.
     pub fn chunk(&self) -> u64 {
         self.down(CHUNK.min(self.facts.block.maximum.into())).max(self.minimum())
     }
@@ -95,8 +95,8 @@ impl Case {
         bytes.next_multiple_of(self.minimum())
     }
 
-    /// The places that are looked at, aligned and apart from each other: all of a small device, the
-    /// start, the middle and the end of a larger one.
+    /// The places that are checked, aligned and disjoint: all of a small device, the start, the
+    /// middle and the end of a larger one.
     pub fn windows(&self) -> Vec<Range<u64>> {
         let reach = self.reach();
         if reach == 0 {
@@ -116,8 +116,8 @@ impl Case {
         if self.reach() <= WHOLE_MAX { vec![whole] } else { self.windows() }
     }
 
-    /// `count` disjoint ranges of `len` bytes (rounded up to the minimum block), fewer where there is
-    /// no room for so many; spread over the windows, in random order.
+    /// `count` disjoint ranges of `len` bytes (rounded up to the minimum block), fewer if there is
+    /// not enough space; spread over the windows, in random order.
     pub fn places(&self, count: usize, len: u64) -> Vec<Range<u64>> {
         let len = self.up(len);
         let mut places = Vec::new();
@@ -200,7 +200,7 @@ impl Case {
         Fill::Random(self.random(u64::MAX)).bytes(len as usize)
     }
 
-    /// What the device must hold at the start, where that is known.
+    /// The initial contents of the device, if known.
     pub fn initial_content(&self, range: Range<u64>) -> Option<Vec<u8>> {
         match &self.options.content {
             Content::Any if self.facts.zeroed => Some(vec![0; (range.end - range.start) as usize]),
@@ -211,7 +211,7 @@ impl Case {
     }
 }
 
-/// The device with what callers put over it.
+/// The device with the emulation and fence of callers.
 fn cover(device: Arc<dyn Device>, options: &Options) -> Result<Arc<dyn Device>, String> {
     if !options.emulate {
         return Ok(blockhaul_block::fence(device));
@@ -230,7 +230,7 @@ pub(super) fn read_bytes(reply: Reply, len: usize) -> Result<Vec<u8>, String> {
     }
 }
 
-/// Nothing if both are the same, else where they differ first and how. `at` is the offset of both.
+/// Ok if both are the same, else where they first differ and how. `at` is the offset of both.
 pub(super) fn same(at: u64, found: &[u8], expected: &[u8]) -> Result<(), String> {
     if found.len() != expected.len() {
         return Err(format!("{} bytes instead of {}", found.len(), expected.len()));

@@ -1,4 +1,5 @@
-//! Sentences 6 and 7 of the contract: what reads answer, what writes, zeroes and trims leave behind.
+//! Sentences 6 and 7 of the contract: the results of reads, and the effects of writes, zeroes and
+//! trims.
 
 use std::ops::Range;
 
@@ -8,11 +9,11 @@ use blockhaul_io::Reservation;
 use super::case::{Case, WHOLE_MAX, read_bytes, same};
 use super::{Checked, Verdict, ensure, skip_if};
 
-/// The content is what the facts and the options say, and the same in pieces of any length.
+/// The contents match the facts and the options, and are the same in pieces of any length.
 pub(super) async fn the_content_is_as_told(case: Case) -> Checked {
     skip_if!(case.reach() == 0, "the device is empty");
     for window in case.most() {
-        // Piece by piece: two copies of the whole would be a lot for many tests at a time.
+        // Piece by piece: two copies of everything would be a lot for many tests at a time.
         let mut at = window.start;
         while at < window.end {
             let end = window.end.min(at + case.up(1 << 20));
@@ -29,8 +30,8 @@ pub(super) async fn the_content_is_as_told(case: Case) -> Checked {
     Ok(Verdict::Held)
 }
 
-/// Ranges with odd starts, ends and lengths, as far as the minimum block allows, at both ends of the
-/// device and around the borders of sectors, pages and larger blocks.
+/// Ranges with odd starts, ends and lengths, as far as the minimum block allows, at both ends of
+/// the device and around the borders of sectors, pages and larger blocks.
 fn odd_ranges(case: &Case) -> Vec<Range<u64>> {
     let (minimum, reach) = (case.minimum(), case.reach());
     let mut ranges = Vec::new();
@@ -56,7 +57,7 @@ fn odd_ranges(case: &Case) -> Vec<Range<u64>> {
     ranges
 }
 
-/// 6. A read answers with exactly the bytes asked for, or `Hole` if all are zero.
+/// 6. A read returns exactly the requested bytes, or `Hole` if all are zero.
 pub(super) async fn a_read_answers_exactly_the_bytes_asked_for(case: Case) -> Checked {
     skip_if!(case.reach() == 0, "the device is empty");
     let mut known = Vec::new();
@@ -65,7 +66,7 @@ pub(super) async fn a_read_answers_exactly_the_bytes_asked_for(case: Case) -> Ch
             known.push((window.start, case.read(window).await?));
             continue;
         }
-        // Something to see: noise with zeroes between.
+        // Visible contents: noise with zeroes between.
         let mut bytes = case.noise(window.end - window.start);
         for chunk in bytes.chunks_mut(8192).skip(1).step_by(3) {
             chunk.fill(0);
@@ -93,7 +94,7 @@ pub(super) async fn a_read_answers_exactly_the_bytes_asked_for(case: Case) -> Ch
     Ok(Verdict::Held)
 }
 
-/// A device that holds noise in its windows, and that noise.
+/// A device with noise in its windows, and that noise.
 async fn with_noise(case: &Case) -> Result<Vec<(u64, Vec<u8>)>, String> {
     let mut known = Vec::new();
     for window in case.windows() {
@@ -104,7 +105,7 @@ async fn with_noise(case: &Case) -> Result<Vec<(u64, Vec<u8>)>, String> {
     Ok(known)
 }
 
-/// The place in the known bytes where a range lies, if it does.
+/// The part of the known bytes for a range, if it is known.
 fn slice(known: &mut [(u64, Vec<u8>)], range: Range<u64>) -> Option<&mut [u8]> {
     known.iter_mut().find_map(|(start, bytes)| {
         let from = usize::try_from(range.start.checked_sub(*start)?).ok()?;
@@ -112,7 +113,7 @@ fn slice(known: &mut [(u64, Vec<u8>)], range: Range<u64>) -> Option<&mut [u8]> {
     })
 }
 
-/// Whether all windows hold what is known of them.
+/// Checks that all windows have their known contents.
 async fn unchanged(case: &Case, known: &[(u64, Vec<u8>)], after: &str) -> Result<(), String> {
     for (start, bytes) in known {
         let found = case.read(*start..*start + bytes.len() as u64).await?;
@@ -178,7 +179,7 @@ pub(super) async fn zero_makes_the_range_read_as_zeroes(case: Case) -> Checked {
                 .map_err(|text| format!("after zero {}+{len} {flags:?}: {text}", range.start))?;
         }
         if index % 3 == 0 {
-            // Noise again, so that the next zeroes have something to do.
+            // Noise again, so that the next zero request has an effect.
             let noise = case.noise(len);
             case.write(range.start, &noise).await?;
             slice(&mut known, range).ok_or("known above")?.copy_from_slice(&noise);
@@ -226,8 +227,8 @@ pub(super) async fn fast_zero_works_or_is_unsupported(case: Case) -> Checked {
     Ok(Verdict::Held)
 }
 
-/// 7. Trim may do nothing and leaves its range undefined, but nothing else; what is written
-///    afterwards is there.
+/// 7. Trim may do nothing and leaves its range undefined, but nothing else; later writes are
+///    visible.
 pub(super) async fn trim_leaves_its_neighbours_alone(case: Case) -> Checked {
     skip_if!(!case.can(Can::WRITE | Can::TRIM), "the device has no trim");
     skip_if!(case.reach() == 0, "the device is empty");

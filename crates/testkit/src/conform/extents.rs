@@ -1,14 +1,14 @@
-//! Sentence 8 of the contract: what is told about extents is true.
+//! Sentence 8 of the contract: reported extents are true.
 
 use blockhaul_block::{Can, Contexts, Extents, Flags, HOLE, Reply, Request, ZERO};
 
 use super::case::Case;
 use super::{Checked, Verdict, ensure, skip_if};
 
-/// More answers than this for one walk are no use to anyone.
+/// Maximum number of replies for one walk.
 const ANSWERS_MAX: usize = 200_000;
 
-/// Asks once and checks the shape of the answer.
+/// Requests extents once and checks the shape of the reply.
 pub(super) async fn ask(
     case: &Case,
     at: u64,
@@ -38,8 +38,8 @@ pub(super) async fn ask(
     Ok(lists)
 }
 
-/// 8. Each list starts at the request's offset, is not empty and ends within the request; a walk gets
-///    to the end.
+/// 8. Each list starts at the request's offset, is not empty and ends within the request; a walk
+///    reaches the end.
 pub(super) async fn extents_start_at_the_offset_and_end_within_the_request(case: Case) -> Checked {
     skip_if!(!case.can(Can::EXTENTS), "the device has no extents");
     skip_if!(case.reach() == 0, "the device is empty");
@@ -75,7 +75,7 @@ pub(super) async fn extents_start_at_the_offset_and_end_within_the_request(case:
         let only = Contexts::empty().with(index);
         walk(&case, 0, case.reach(), only, |_, _, _| Ok(())).await?;
     }
-    // The same lists, in order of context, whether asked for together or alone.
+    // The same lists, in order of context, whether requested together or alone.
     let together = ask(&case, 0, case.reach().min(1 << 20), all, Flags::ONE_EXTENT).await?;
     for (list, index) in together.iter().zip(all.iter()) {
         let only = Contexts::empty().with(index);
@@ -143,7 +143,7 @@ pub(super) async fn data_is_never_called_zero_or_hole(case: Case) -> Checked {
                     case.ok(Request::trim(place.start, len)).await?;
                 }
                 2 => {
-                    // One byte that is not zero, the rest is.
+                    // One byte is not zero, the rest is.
                     let mut bytes = vec![0; len as usize];
                     bytes[case.random(len) as usize] = 1;
                     case.write(place.start, &bytes).await?;

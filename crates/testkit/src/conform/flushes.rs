@@ -1,4 +1,4 @@
-//! Sentence 11: what a layer makes of a flush that fails below.
+//! Sentence 11: how a layer handles a failed flush below.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -14,14 +14,14 @@ use crate::model::Seen;
 /// Time in which a layer might repeat a request in the background.
 const BACKGROUND: Duration = Duration::from_millis(50);
 
-/// The flushes and FUA requests among those that a device has seen.
+/// The flushes and FUA requests among those that a device has received.
 fn durable(below: &FaultDevice, which: Range<usize>) -> Vec<Seen> {
     let mut seen = below.seen()[which].to_vec();
     seen.retain(|seen| seen.kind == OpKind::Flush || seen.flags.contains(Flags::FUA));
     seen
 }
 
-/// Writes something that is not durable yet.
+/// Writes data that is not durable yet.
 async fn write(case: &Case) -> Result<(), String> {
     match case.places(1, 4096).pop() {
         Some(place) => case.write(place.start, &case.noise(place.end - place.start)).await,
@@ -29,7 +29,7 @@ async fn write(case: &Case) -> Result<(), String> {
     }
 }
 
-/// Requests that make what was written before durable, or fail to.
+/// Requests that make earlier writes durable, or fail to.
 fn requests(case: &Case) -> Vec<Request> {
     let mut requests = vec![Request::flush()];
     if let Some(place) = case.places(1, 4096).pop().filter(|_| case.can(Can::FUA)) {
@@ -81,8 +81,8 @@ pub(super) async fn a_failed_flush_is_reported_and_not_repeated(case: Case) -> C
     Ok(Verdict::Held)
 }
 
-/// 11. While flushes and FUA requests fail below, as they do once one of them has failed, none succeeds
-///     above, on any handle.
+/// 11. While flushes and FUA requests fail below, as they do once one of them has failed, none
+///     succeeds above, on any handle.
 pub(super) async fn no_flush_succeeds_while_those_below_fail(case: Case) -> Checked {
     let Some(below) = case.subject.below.clone() else {
         return Ok(Verdict::Skipped("no flush can be made to fail below".to_string()));

@@ -1,4 +1,4 @@
-//! Hints: what the facts promise about memory, about the way of payloads and about all content is so, also
+//! Hints: promises of the facts about memory, the path of payloads and all contents hold, also
 //! through layers that pass the promise on.
 
 use blockhaul_block::{Can, Contexts, Reply, Request};
@@ -9,7 +9,7 @@ use super::{Checked, Verdict, ensure, skip_if};
 
 /// Length of a payload that is worth parking.
 const PARKED: u64 = 64 << 10;
-/// Turns of other tasks, in which a request comes as far as it can without memory.
+/// Turns of other tasks, in which a request proceeds as far as it can without memory.
 const TURNS: usize = 50;
 
 /// `Facts::zeroed`: the whole device reads as zeroes.
@@ -24,7 +24,8 @@ pub(super) async fn a_zeroed_device_reads_as_zeroes(case: Case) -> Checked {
     Ok(Verdict::Held)
 }
 
-/// `Facts::claims_room`: a read with late room waits for its memory, and never takes it beyond the limit.
+/// `Facts::claims_room`: a read with a late reservation waits for its memory, and never exceeds the
+/// limit.
 pub(super) async fn late_room_has_its_memory_with_the_answer(case: Case) -> Checked {
     skip_if!(!case.facts.claims_room, "it does not claim late room");
     let reach = case.reach();
@@ -34,7 +35,7 @@ pub(super) async fn late_room_has_its_memory_with_the_answer(case: Case) -> Chec
             let expected = case.read(at..at + len).await?;
             let cost = Pool::cost(len as usize);
             let (memory, asked) = (Pool::new(cost), Pool::new(cost));
-            // Nothing is left of the memory.
+            // Exhaust the memory.
             let taken = memory.try_reserve(len as usize).ok_or("a pool is used up at once")?;
             let room = asked.reserve_late(len as usize, &memory).await;
             let room = room.map_err(|error| error.to_string())?;
@@ -55,7 +56,7 @@ pub(super) async fn late_room_has_its_memory_with_the_answer(case: Case) -> Chec
     Ok(Verdict::Held)
 }
 
-/// A payload that is parked in the kernel; none where that is not possible.
+/// A payload that is parked in the kernel; none if that is not possible.
 fn park(bytes: &[u8]) -> Result<Option<Data>, String> {
     let named = |error: std::io::Error| format!("cannot park a payload: {error}");
     let file = tempfile::tempfile().map_err(named)?;
@@ -66,7 +67,7 @@ fn park(bytes: &[u8]) -> Result<Option<Data>, String> {
     Ok((parked.missing() == 0).then(|| Data::from(parked)))
 }
 
-/// `Facts::takes_parked`: a parked payload is written, and no layer looks at it on the way.
+/// `Facts::takes_parked`: a parked payload is written, and no layer reads it on the way.
 pub(super) async fn a_parked_payload_is_written_unseen(case: Case) -> Checked {
     skip_if!(!case.facts.takes_parked, "it does not take parked payloads");
     skip_if!(!case.can(Can::WRITE), "the device is read-only");

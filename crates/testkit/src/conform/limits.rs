@@ -1,4 +1,4 @@
-//! Sentence 10 of the contract and the facts: what is allowed works, and what is not is refused by the
+//! Sentence 10 of the contract and the facts: allowed requests work, and others are refused by the
 //! fence with the right kind of error.
 
 use std::cell::Cell;
@@ -11,7 +11,7 @@ use super::case::{Case, WHOLE_MAX, same};
 use super::{Checked, Verdict, ensure, skip_if};
 use crate::arbitrary::Generator;
 
-/// The facts keep their own rules.
+/// The facts follow their own rules.
 pub(super) async fn the_facts_are_consistent(case: Case) -> Checked {
     for facts in [case.subject.device.facts(), case.facts.clone()] {
         let block = facts.block;
@@ -67,8 +67,8 @@ fn write(at: u64, len: u64) -> Request {
     Request::write(at, Data::zeroes(len as usize))
 }
 
-/// 10. Ranges lie inside the device, are aligned and not empty; commands, flags and payloads are those
-///     that the facts allow: everything else is refused.
+/// 10. Ranges lie inside the device, are aligned and not empty; commands, flags and payloads are
+///     those that the facts allow: everything else is refused.
 pub(super) async fn the_fence_refuses_what_the_facts_forbid(case: Case) -> Checked {
     let (size, minimum) = (case.facts.size, case.minimum());
     let last = case.down(size);
@@ -138,8 +138,8 @@ pub(super) async fn read_only_devices_refuse_changes(case: Case) -> Checked {
     Ok(Verdict::Held)
 }
 
-/// 10. What the facts allow at most is served: the last byte, a tail that is no whole block, the
-///     longest request.
+/// 10. The maximum that the facts allow is served: the last byte, a tail that is not a whole block,
+///     the longest request.
 pub(super) async fn requests_at_the_limits_are_served(case: Case) -> Checked {
     let (reach, minimum) = (case.reach(), case.minimum());
     skip_if!(reach == 0, "the device is empty");
@@ -168,7 +168,7 @@ pub(super) async fn requests_at_the_limits_are_served(case: Case) -> Checked {
     }
     if case.can(Can::WRITE | Can::TRIM) {
         case.ok(Request::trim(reach - minimum, minimum)).await?;
-        // Neither zero nor trim carries a payload: both may be longer than the longest write.
+        // Neither zero nor trim has a payload: both may be longer than the longest write.
         if reach <= WHOLE_MAX {
             case.ok(Request::trim(0, reach)).await?;
         }
@@ -206,8 +206,8 @@ pub(super) async fn a_lease_shows_the_same_bytes(case: Case) -> Checked {
     Ok(Verdict::Held)
 }
 
-/// Every stack works with a pool of exactly one request's need: nobody waits for a buffer of the
-/// caller's pool while holding one, and what was lent comes back.
+/// Every stack works with a pool for exactly one request: no task waits for a buffer of the
+/// caller's pool while holding one, and all buffers are returned.
 pub(super) async fn a_pool_of_one_request_is_enough(case: Case) -> Checked {
     let windows = case.windows();
     skip_if!(windows.is_empty(), "the device is empty");

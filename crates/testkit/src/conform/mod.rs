@@ -12,16 +12,18 @@
 //! });
 //! ```
 //!
-//! The device is made anew for each check, on a worker; the suite puts `blockhaul_block::emulate` (unless the
-//! options say [`Options::raw`]) and `blockhaul_block::fence` over it, as every caller does. A device with a
-//! minimum block above one byte should be checked both ways. What the device must be able to do is read from its
-//! facts; a check that does not apply is skipped, and the report says why. The content at the start
-//! may be anything: it is read, and from then on known ([`Content`] says more).
+//! The device is made anew for each check, on a worker; the suite puts `blockhaul_block::emulate`
+//! (unless the options say [`Options::raw`]) and `blockhaul_block::fence` over it, as every caller
+//! does. A device with a minimum block above one byte should be checked both ways. The device's
+//! abilities are read from its facts; a check that does not apply is skipped, and the report says
+//! why. The initial contents may be anything: they are read, and known from then on ([`Content`]
+//! says more).
 //!
-//! What the suite cannot see: whether a flush makes durable (unless [`Subject::durable`] shows the
-//! durable bytes), whether a failed flush is passed on (unless [`Subject::below`] can make one fail), whether a
-//! parked payload is looked at (unless [`Subject::over`] shows how it arrives), whether cached data comes faster, and a second completion of one request, which
-//! the types of `Pending` make impossible.
+//! What the suite cannot see: whether a flush makes data durable (unless [`Subject::durable`] shows
+//! the durable bytes), whether a failed flush is passed on (unless [`Subject::below`] can make one
+//! fail), whether a parked payload is read (unless [`Subject::over`] shows how it arrives), whether
+//! cached data is read faster, and a second completion of one request, which the types of `Pending`
+//! make impossible.
 
 mod case;
 mod content;
@@ -50,34 +52,34 @@ use case::Case;
 /// How a subject is checked.
 #[derive(Clone)]
 pub struct Options {
-    /// What the device holds at the start.
+    /// The initial contents of the device.
     pub content: Content,
-    /// What the device lacks is supplied by `blockhaul_block::emulate`, as callers do. Without it the device is
-    /// checked with its own block sizes and nothing but the fence before it; a [`Stack`] has its
+    /// Missing abilities are added by `blockhaul_block::emulate`, as callers do. Without it the
+    /// device is checked with its own block sizes and only the fence before it; a [`Stack`] has its
     /// emulation in any case.
     pub emulate: bool,
-    /// What is written can be read again. False for devices that throw writes away.
+    /// Written data can be read again. False for devices that discard writes.
     pub keeps_writes: bool,
     /// Each request takes at least this long, because the subject delays it: 64 in flight must not
     /// take much longer than one.
     pub latency: Option<Duration>,
-    /// `submit` must return within this, in the best of five tries.
+    /// `submit` must return within this time, in the best of five attempts.
     pub submit_max: Duration,
     /// One request must complete within this.
     pub request_timeout: Duration,
     /// One check must end within this.
     pub check_timeout: Duration,
-    /// How many random sequences.
+    /// Number of random sequences.
     pub rounds: usize,
-    /// How many requests in each of them.
+    /// Number of requests in each of them.
     pub steps: usize,
-    /// Checks to leave out, with the reason; names as in the report.
+    /// Checks to skip, with the reason; names as in the report.
     pub skip: Vec<(&'static str, &'static str)>,
     /// If not empty: only these checks.
     pub only: Vec<&'static str>,
     /// The seed of everything random; `None`: that of [`rng::seed`].
     pub seed: Option<u64>,
-    /// Engines to run on; uring is left out where the kernel refuses it.
+    /// Engines to run on; uring is skipped if the kernel refuses it.
     pub engines: Vec<Engine>,
 }
 
@@ -116,7 +118,7 @@ impl Options {
         self
     }
 
-    /// The same, for a device with this content at the start.
+    /// The same, for a device with these initial contents.
     #[must_use]
     pub fn content(mut self, content: Content) -> Options {
         self.content = content;
@@ -124,10 +126,10 @@ impl Options {
     }
 }
 
-/// What a device holds at the start.
+/// The initial contents of a device.
 #[derive(Clone)]
 pub enum Content {
-    /// Anything, but the same whenever it is read.
+    /// Anything, but the same on every read.
     Any,
     /// Zeroes.
     Zeroes,
@@ -136,13 +138,13 @@ pub enum Content {
 }
 
 impl Content {
-    /// Content by a function from offset to byte.
+    /// Contents by a function from offset to byte.
     pub fn oracle(byte: impl Fn(u64) -> u8 + Send + Sync + 'static) -> Content {
         Content::Oracle(Arc::new(byte))
     }
 }
 
-/// A device to be checked, and what the suite may know about it.
+/// A device to be checked, with further access for the suite.
 pub struct Subject {
     device: Arc<dyn Device>,
     stack: Option<Stack>,
@@ -167,7 +169,7 @@ impl Subject {
         }
     }
 
-    /// With a way to look at what would be left after a power cut, so that flush and FUA can be
+    /// With access to the bytes that would be left after a power cut, so that flush and FUA can be
     /// checked.
     #[must_use]
     pub fn durable(mut self, durable: impl Fn() -> Vec<u8> + 'static) -> Subject {
@@ -182,7 +184,8 @@ impl Subject {
         self
     }
 
-    /// With the model that this one is a layer over, so that the suite sees what arrives there.
+    /// With the model that this one is a layer over, so that the suite sees the requests that
+    /// arrive there.
     #[must_use]
     pub fn over(mut self, model: Arc<ModelDevice>) -> Subject {
         self.model = Some(model);
@@ -215,16 +218,16 @@ impl From<Stack> for Subject {
     }
 }
 
-/// How a check ended, if it did not fail.
+/// The result of a check that did not fail.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// What the sentence says is so.
+    /// The sentence holds.
     Held,
-    /// It does not apply, because of this.
+    /// It does not apply, for this reason.
     Skipped(String),
 }
 
-/// What a check answers: an error says what is wrong.
+/// The result of a check: an error says what is wrong.
 type Checked = Result<Verdict, String>;
 
 /// Fails the check unless the condition holds.
@@ -300,14 +303,14 @@ pub fn names() -> impl Iterator<Item = &'static str> {
     CHECKS.iter().map(|(name, _)| *name)
 }
 
-/// How all checks of one subject ended.
+/// The results of all checks of one subject.
 #[derive(Debug)]
 pub struct Report {
     /// The subject.
     pub name: String,
     /// The seed of everything random; `BLOCKHAUL_SEED` repeats it.
     pub seed: u64,
-    /// Engine, check, and how it ended.
+    /// Engine, check, and result.
     pub results: Vec<(Engine, &'static str, Result<Verdict, String>)>,
 }
 
@@ -423,7 +426,7 @@ where
             check(Case::new(subject.into(), options_there, seed)?).await
         };
         let checked = checked.await;
-        // Whoever waited for this may have given up.
+        // The receiver may have given up.
         let _ = crate::model::lock(&sender).send(checked);
     }));
     match receiver.recv_timeout(options.check_timeout) {

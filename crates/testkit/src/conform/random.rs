@@ -1,4 +1,4 @@
-//! Random requests against what an array of bytes would do.
+//! Random requests compared with an array of bytes.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use super::case::{Case, read_bytes};
 use super::{Checked, Verdict, skip_if};
 use crate::arbitrary::{Generator, Step, shrink};
 
-/// Tries to make a failing sequence shorter: each is a run of its own.
+/// Maximum attempts to shorten a failing sequence: each is a separate run.
 const SHRINK_TRIES: usize = 60;
 
-/// What the device must hold in some places.
+/// The expected contents of the device in some places.
 struct Expected {
     parts: Vec<Part>,
     keeps: bool,
@@ -79,7 +79,7 @@ impl Expected {
         Ok(())
     }
 
-    /// Whether a range that extents call zero may be.
+    /// Whether a range may be reported as zero.
     fn may_be_zero(&self, range: Range<u64>) -> Result<(), String> {
         for part in &self.parts {
             let Some(place) = part.range(&range) else { continue };
@@ -93,7 +93,7 @@ impl Expected {
     }
 }
 
-/// Checks one answer; nothing that is in flight at the same time overlaps what it speaks of.
+/// Checks one reply; no request in flight at the same time overlaps its range.
 fn check(
     case: &Case,
     expected: &mut Expected,
@@ -168,7 +168,7 @@ pub(super) async fn random_requests_match_the_model(case: Case) -> Checked {
         let seed = case.seed.wrapping_add(round as u64);
         let mut generator = Generator::new(&case.facts, seed).windows(windows.clone());
         if round % 3 == 2 {
-            // A narrow place, where requests meet more often.
+            // A small range, where requests conflict more often.
             let first = &windows[0];
             let narrow = first.start..first.end.min(first.start + case.up(12_000));
             generator = generator.windows(vec![narrow]).len_max(case.up(700));

@@ -10,7 +10,7 @@ use blockhaul_io::{Data, Remote, Reservation};
 use super::case::{Case, read_bytes, same};
 use super::{Checked, Verdict, ensure, skip_if};
 
-/// Requests in flight: as many as the contract speaks of.
+/// Requests in flight: the number in the contract.
 const MANY: usize = 64;
 
 /// How often they may take too long.
@@ -61,7 +61,7 @@ pub(super) async fn submit_never_blocks(case: Case) -> Checked {
     Ok(Verdict::Held)
 }
 
-/// Waits until a range reads as expected, without touching the request that shall bring it about.
+/// Waits until a range reads as expected, without polling the request that must change it.
 async fn appears(case: &Case, at: u64, expected: &[u8], why: &str) -> Result<(), String> {
     let started = Instant::now();
     loop {
@@ -73,7 +73,7 @@ async fn appears(case: &Case, at: u64, expected: &[u8], why: &str) -> Result<(),
     }
 }
 
-/// 2. The request has started when `submit` returns: it goes on without being polled.
+/// 2. The request has started when `submit` returns: it continues without being polled.
 pub(super) async fn a_request_has_started_when_submit_returns(case: Case) -> Checked {
     skip_if!(!case.keeps(), "nothing can be seen of a read that has started");
     let places = case.places(4, 4096);
@@ -95,11 +95,11 @@ pub(super) async fn a_request_has_started_when_submit_returns(case: Case) -> Che
     Ok(Verdict::Held)
 }
 
-/// 2. A caller that submits 64 requests and then awaits them in turn has 64 at work.
+/// 2. A caller that submits 64 requests and then awaits them in turn has 64 in flight.
 pub(super) async fn sixty_four_requests_are_at_work_at_once(case: Case) -> Checked {
     let places = case.places(MANY, 4096);
     skip_if!(places.len() < 2, "the device is too small");
-    // A busy machine may keep this thread from running for longer than requests take, but not each time.
+    // A busy machine may delay this thread for longer than requests take, but not each time.
     let mut tries = 1..TRIES;
     loop {
         let took = at_once(&case, &places).await?;
@@ -113,7 +113,7 @@ pub(super) async fn sixty_four_requests_are_at_work_at_once(case: Case) -> Check
     }
 }
 
-/// How long requests for all of these places take that are made at once.
+/// How long simultaneous requests for all of these places take.
 async fn at_once(case: &Case, places: &[Range<u64>]) -> Result<Duration, String> {
     let started = Instant::now();
     let mut out = Vec::new();
@@ -155,7 +155,7 @@ pub(super) async fn each_request_completes(case: Case) -> Checked {
 
 /// 3. Dropping the [`Pending`] detaches; a submitted write is drained, never abandoned.
 pub(super) async fn dropping_a_pending_detaches(case: Case) -> Checked {
-    // Reads give their memory back although nobody takes the answer.
+    // Reads release their memory although the reply is not awaited.
     let pool = blockhaul_io::Pool::new(1 << 20);
     for place in case.places(8, 4096) {
         let room = pool.try_reserve((place.end - place.start) as usize);
@@ -224,8 +224,8 @@ pub(super) async fn requests_in_flight_may_be_awaited_in_any_order(case: Case) -
     Ok(Verdict::Held)
 }
 
-/// 4. Only overlapping requests have no defined order: neighbours in flight leave each other alone,
-///    also within one sector or page.
+/// 4. Only overlapping requests have no defined order: adjacent ones in flight do not affect each
+///    other, even within one sector or page.
 pub(super) async fn neighbours_in_flight_leave_each_other_alone(case: Case) -> Checked {
     skip_if!(!case.keeps(), "the device does not keep writes");
     let len = case.up(150);
@@ -256,8 +256,8 @@ pub(super) async fn neighbours_in_flight_leave_each_other_alone(case: Case) -> C
     Ok(Verdict::Held)
 }
 
-/// 4. What a completed write wrote is seen by every read that is submitted afterwards; whoever awaits
-///    the first write before submitting the second has an order.
+/// 4. A read sees what every write wrote that had completed when the read was submitted; a caller
+///    that awaits the first write before submitting the second has an order.
 pub(super) async fn a_completed_write_is_seen_by_later_reads(case: Case) -> Checked {
     skip_if!(!case.keeps(), "the device does not keep writes");
     let places = case.places(4, 4096);
@@ -281,7 +281,7 @@ pub(super) async fn a_completed_write_is_seen_by_later_reads(case: Case) -> Chec
     Ok(Verdict::Held)
 }
 
-/// Whether a range is among the durable bytes.
+/// Checks that a range is among the durable bytes.
 fn durable_shows(case: &Case, at: u64, expected: &[u8], why: &str) -> Result<(), String> {
     let Some(durable) = &case.subject.durable else { return Ok(()) };
     let durable = durable();
@@ -306,7 +306,7 @@ pub(super) async fn a_flush_makes_completed_writes_durable(case: Case) -> Checke
         durable_shows(&case, *at, bytes, "not durable after a flush")?;
         same(*at, &case.read(*at..*at + bytes.len() as u64).await?, bytes)?;
     }
-    // A zeroing is a write too.
+    // A zero request is a write too.
     if let Some((at, bytes)) = written.first().filter(|_| case.can(Can::ZERO)) {
         case.ok(Request::zero(*at, bytes.len() as u64)).await?;
         case.ok(Request::flush()).await?;

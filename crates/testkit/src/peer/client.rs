@@ -5,47 +5,47 @@ use blockhaul_wire::{Command, CommandFlags, Headers, Replies, magic};
 
 use super::{Conversation, Said, array};
 
-/// One answer to an option.
+/// One reply to an option.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OptionReply {
     /// `REP_…` as in [`blockhaul_wire::magic`].
     pub kind: u32,
-    /// What came with it.
+    /// Its payload.
     pub payload: Vec<u8>,
 }
 
 impl OptionReply {
-    /// Whether it says that the option failed.
+    /// Whether it is an error.
     pub fn is_error(&self) -> bool {
         self.kind & magic::REP_ERROR_BIT != 0
     }
 }
 
-/// What a server said about an export.
+/// A server's description of an export.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Exported {
     /// Size in bytes.
     pub size: u64,
     /// Transmission flags.
     pub flags: u16,
-    /// Minimum, preferred and maximum block size, if it told them.
+    /// Minimum, preferred and maximum block size, if reported.
     pub block_sizes: Option<(u32, u32, u32)>,
 }
 
 /// A whole reply.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Answer {
-    /// The wire's error number; 0 for success.
+    /// The wire error number; 0 for success.
     pub error: u32,
-    /// What the server explained.
+    /// The server's explanation.
     pub text: String,
     /// Pieces of data, by their offset in the export.
     pub data: Vec<(u64, Vec<u8>)>,
     /// Holes: offset and length.
     pub holes: Vec<(u64, u64)>,
-    /// Block status: context id, and pairs of length and state.
+    /// Block status: context ID, and pairs of length and state.
     pub status: Vec<(u32, Vec<(u64, u64)>)>,
-    /// How many messages it came in.
+    /// Number of messages.
     pub messages: usize,
 }
 
@@ -82,10 +82,10 @@ impl Conversation {
         let _ = self.stream.shutdown(std::net::Shutdown::Both);
     }
 
-    /// Receives a newstyle server's greeting and answers it with these flags; gives the server's.
+    /// Receives a newstyle server's greeting and replies with these flags; returns the server's.
     ///
     /// # Errors
-    /// When the server is none.
+    /// If the server does not speak newstyle.
     pub fn hello(&mut self, flags: u32) -> Said<u16> {
         self.expect(&magic::INIT_PASSWD.to_be_bytes())?;
         self.expect(&magic::IHAVEOPT.to_be_bytes())?;
@@ -106,7 +106,7 @@ impl Conversation {
     /// Receives one reply to an option.
     ///
     /// # Errors
-    /// When none comes, or something else.
+    /// If none arrives, or something else.
     pub fn receive_option_reply(&mut self, code: u32) -> Said<OptionReply> {
         self.expect(&magic::OPTION_REPLY.to_be_bytes())?;
         let about = self.receive_u32()?;
@@ -141,10 +141,10 @@ impl Conversation {
         }
     }
 
-    /// Whether the server agreed to an option.
+    /// Whether the server accepts an option.
     ///
     /// # Errors
-    /// As [`Conversation::option`].
+    /// Like [`Conversation::option`].
     pub fn agrees(&mut self, code: u32, payload: &[u8]) -> Said<bool> {
         Ok(self.option(code, payload)?.last().is_some_and(|reply| !reply.is_error()))
     }
@@ -159,10 +159,10 @@ impl Conversation {
         self.go(export)
     }
 
-    /// Asks for a form of replies, to which the server must agree.
+    /// Requests a form of replies, which the server must accept.
     ///
     /// # Errors
-    /// When it does not.
+    /// If it does not.
     pub fn negotiate(&mut self, replies: Replies) -> Said {
         let code = match replies {
             Replies::Simple => return Ok(()),
@@ -179,10 +179,10 @@ impl Conversation {
         Ok(())
     }
 
-    /// Selects contexts by name; their ids.
+    /// Selects contexts by name; returns their IDs.
     ///
     /// # Errors
-    /// When the server refuses.
+    /// If the server refuses.
     pub fn select(&mut self, export: &str, contexts: &[&str]) -> Said<Vec<u32>> {
         let mut payload = string(export);
         payload.extend_from_slice(&(contexts.len() as u32).to_be_bytes());
@@ -230,7 +230,7 @@ impl Conversation {
         Ok(Exported { size, flags, block_sizes })
     }
 
-    /// A request with a cookie of its own.
+    /// A request with a unique cookie.
     pub fn request(&mut self, command: Command, offset: u64, length: u64) -> Header {
         let cookie = self.next_cookie;
         self.next_cookie += 1;
@@ -268,10 +268,10 @@ impl Conversation {
         self.ask(&request, &[])?.bytes(at, len)
     }
 
-    /// Writes bytes; the wire's error number, 0 for success.
+    /// Writes bytes; returns the wire error number, 0 for success.
     ///
     /// # Errors
-    /// When the server answers wrongly.
+    /// If the server's reply is invalid.
     pub fn write(&mut self, at: u64, bytes: &[u8]) -> Said<u32> {
         let request = self.request(Command::Write, at, bytes.len() as u64);
         Ok(self.ask(&request, bytes)?.error)

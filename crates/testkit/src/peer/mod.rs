@@ -1,11 +1,11 @@
-//! Scripted NBD peers, both sides, with blocking sockets on threads: what they send is decided byte by
-//! byte by a test, so that they can be wrong in every way.
+//! Scripted NBD peers, both sides, with blocking sockets on threads: a test decides every byte that
+//! they send, so that they can violate the protocol in every way.
 //!
 //! - [`Conversation`]: a connected socket with the protocol's messages as methods, for either role.
 //!   [`Conversation::connect`] is the client side, against our server.
 //! - [`Scripted`]: a listening server that runs a closure for each connection.
-//! - [`Offer`], [`serve`]: a whole plain server over a model, that obeys the protocol but for the
-//!   [`Spoil`]s it is given; start it by [`Scripted::offer`].
+//! - [`Offer`], [`serve`]: a complete plain server over a model, that follows the protocol except
+//!   for the given [`Spoil`]s; start it with [`Scripted::offer`].
 //!
 //! ```no_run
 //! use blockhaul_testkit::model::Model;
@@ -18,8 +18,8 @@
 //! println!("{}", server.uri());
 //! ```
 //!
-//! Messages are put together here from their numbers, not by `wire`'s encoders, so that a fault there
-//! is not mirrored here.
+//! Messages are built here from their numbers, not by `wire`'s encoders, so that an error there is
+//! not repeated here.
 
 mod client;
 mod offer;
@@ -41,10 +41,10 @@ use blockhaul_wire::{Headers, Replies, magic};
 
 use crate::rng::Rng;
 
-/// What a step of a script yields, or what went wrong.
+/// The result of a step of a script, or an error.
 pub type Said<T = ()> = Result<T, String>;
 
-/// How long a peer waits for bytes by default: longer than anything in a healthy test takes.
+/// Default timeout of a peer: longer than anything in a working test takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A connected socket, and what was negotiated on it.
@@ -58,10 +58,10 @@ pub struct Conversation {
 }
 
 impl Conversation {
-    /// Takes over a connected socket.
+    /// Takes ownership of a connected socket.
     ///
     /// # Errors
-    /// When its time limits cannot be set.
+    /// If its timeouts cannot be set.
     pub fn new(stream: UnixStream) -> Said<Conversation> {
         let mut conversation = Conversation {
             stream,
@@ -76,7 +76,7 @@ impl Conversation {
     /// Connects to a server.
     ///
     /// # Errors
-    /// When nobody listens.
+    /// If there is no listener.
     pub fn connect(path: &Path) -> Said<Conversation> {
         let stream = UnixStream::connect(path);
         Conversation::new(
@@ -84,10 +84,10 @@ impl Conversation {
         )
     }
 
-    /// How long to wait for the other side from now on.
+    /// Sets the timeout for the other side.
     ///
     /// # Errors
-    /// When the socket does not take it.
+    /// If the socket refuses it.
     pub fn patience(&mut self, limit: Duration) -> Said {
         let set = self.stream.set_read_timeout(Some(limit));
         let set = set.and_then(|()| self.stream.set_write_timeout(Some(limit)));
@@ -128,7 +128,7 @@ impl Conversation {
     /// Receives exactly `len` bytes.
     ///
     /// # Errors
-    /// When fewer come before the end or in time.
+    /// If fewer arrive before the end or in time.
     pub fn receive(&mut self, len: usize) -> Said<Vec<u8>> {
         let mut bytes = vec![0; len];
         let mut got = 0;
@@ -146,7 +146,7 @@ impl Conversation {
     /// Receives these bytes.
     ///
     /// # Errors
-    /// When others come, or none.
+    /// If others arrive, or none.
     pub fn expect(&mut self, expected: &[u8]) -> Said {
         let found = self.receive(expected.len())?;
         if found == expected {
@@ -155,10 +155,10 @@ impl Conversation {
         Err(format!("{found:02x?} instead of {expected:02x?}"))
     }
 
-    /// Waits for the other side to close; bytes that come before are dropped and counted.
+    /// Waits for the other side to close; bytes before that are dropped and counted.
     ///
     /// # Errors
-    /// When it stays open for longer than the patience.
+    /// If it stays open for longer than the timeout.
     pub fn expect_close(&mut self) -> Said<usize> {
         let mut dropped = 0;
         let mut bytes = [0; 4096];
@@ -196,7 +196,7 @@ impl Conversation {
         }
     }
 
-    /// Says that nothing more will be sent; what comes can still be received.
+    /// Shuts down the sending direction; data can still be received.
     pub fn shut(&mut self) {
         // The other side may be gone already.
         let _ = self.stream.shutdown(std::net::Shutdown::Write);
@@ -330,7 +330,7 @@ impl Conversation {
     }
 }
 
-/// The bytes as an array; the caller has received as many.
+/// The bytes as an array; the caller has received that many.
 fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
     bytes.try_into().expect("as many bytes as were received")
 }

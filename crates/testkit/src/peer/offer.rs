@@ -1,4 +1,4 @@
-//! What a plain server offers, and the ways to spoil it.
+//! The features of a plain server, and its faults.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -9,7 +9,7 @@ use blockhaul_wire::{Command, Replies};
 
 use crate::model::{Model, lock};
 
-/// What the server offers, and what it does wrong.
+/// The features of the server, and its faults.
 pub struct Offer {
     /// The content, shared by all connections.
     pub model: Arc<Mutex<Model>>,
@@ -21,11 +21,11 @@ pub struct Offer {
     pub extended: bool,
     /// Connections from this number on are left waiting, as by servers for one client at a time.
     pub connections_max: usize,
-    /// How long each answer takes.
+    /// How long each reply takes.
     pub delay: Duration,
-    /// What goes wrong in the handshake.
+    /// The fault in the handshake.
     pub handshake: Option<HandshakeFault>,
-    /// What goes wrong afterwards.
+    /// Faults after the handshake.
     pub spoils: Vec<Spoil>,
 }
 
@@ -36,13 +36,13 @@ pub enum Style {
     Oldstyle,
     /// Only EXPORT_NAME; the connection ends at any other option.
     Newstyle,
-    /// Options have answers, but GO is not known.
+    /// Options have replies, but GO is unknown.
     FixedWithoutGo,
-    /// As servers are today.
+    /// Like current servers.
     Fixed,
 }
 
-/// What goes wrong in the handshake.
+/// A fault in the handshake.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HandshakeFault {
     /// Not one byte is sent, the connection stays open.
@@ -55,23 +55,23 @@ pub enum HandshakeFault {
     WrongSecondMagic,
     /// Half of the greeting, then the end.
     HalfGreeting,
-    /// No answer to the option with this number (from 1), the connection stays open.
+    /// No reply to the option with this number (from 1), the connection stays open.
     StopAtOption(usize),
-    /// The end instead of an answer to the option with this number (from 1).
+    /// The end instead of a reply to the option with this number (from 1).
     CloseAtOption(usize),
-    /// An answer with a wrong magic number.
+    /// A reply with a wrong magic number.
     WrongReplyMagic,
-    /// An answer to another option than was sent.
+    /// A reply to another option than was sent.
     AnswerToAnother,
-    /// An answer that claims 4 GiB - 1.
+    /// A reply that claims 4 GiB - 1.
     HugeAnswer,
     /// GO is refused by this reply, with this text.
     Refuse(u32, String),
     /// GO succeeds without saying size and flags.
     NoExportInfo,
-    /// GO brings an information item that nobody knows; harmless.
+    /// GO sends an unknown information item; harmless.
     UnknownInfo,
-    /// Minimum, preferred and maximum block size that do not make sense.
+    /// Invalid minimum, preferred and maximum block size.
     BlockSizes(u32, u32, u32),
     /// The size in place of the model's.
     Size(u64),
@@ -79,7 +79,7 @@ pub enum HandshakeFault {
     Slow(Duration),
 }
 
-/// One answer that goes wrong.
+/// A reply with a fault.
 #[derive(Debug)]
 pub struct Spoil {
     command: Command,
@@ -101,7 +101,7 @@ impl Spoil {
     }
 }
 
-/// How an answer goes wrong. What needs chunks is an ordinary answer where they were not negotiated.
+/// The fault of a reply. Faults that need chunks have no effect if these were not negotiated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum How {
     /// None is sent; later requests are answered.
@@ -114,13 +114,13 @@ pub enum How {
     CloseInHead,
     /// The connection ends in the middle of the data.
     CloseInPayload,
-    /// The cookie of no request.
+    /// A cookie that no request has.
     WrongCookie,
     /// Random bytes instead of a head.
     Garbage,
     /// The whole answer twice.
     Twice,
-    /// It takes this long, and then comes byte by byte, with as much between as in `piece`.
+    /// It takes this long, and then arrives in pieces, with `piece` between them.
     Slow {
         /// Before the first byte.
         first: Duration,
@@ -129,7 +129,7 @@ pub enum How {
     },
     /// An error of this number.
     Error(u32),
-    /// As `Error`, with a text and the place where it happened. Chunks.
+    /// Like `Error`, with a text and an offset. Chunks.
     ErrorAt(u32, u64, String),
     /// An error chunk that says success. Chunks.
     ErrorZero,
@@ -139,15 +139,15 @@ pub enum How {
     UnknownChunk,
     /// A chunk that claims 2 GiB - 1 of data. Chunks.
     Oversized,
-    /// Data from before the range that was asked for. Chunks; reads.
+    /// Data from before the requested range. Chunks; reads.
     OutsideRange,
     /// Only the first half of the data. Chunks; reads.
     Missing,
     /// Some of the data twice. Chunks; reads.
     Overlap,
-    /// The data in several chunks, the last one first; right. Chunks; reads.
+    /// The data in several chunks, the last one first; valid. Chunks; reads.
     Backwards,
-    /// A hole for all of it. Chunks; reads. Right if there are only zeroes.
+    /// A hole for all of it. Chunks; reads. Valid if there are only zeroes.
     Hole,
     /// A simple reply although chunks were negotiated. Chunks; reads.
     SimpleInstead,
@@ -157,7 +157,7 @@ pub enum How {
     ErrorHalfway(u32),
     /// The answer's offset is not the request's. Extended headers.
     WrongOffset,
-    /// Extents of a context that was not asked for. BLOCK_STATUS.
+    /// Extents of a context that was not requested. BLOCK_STATUS.
     WrongContext,
     /// Extents of length 0. BLOCK_STATUS.
     EmptyExtent,
@@ -165,12 +165,12 @@ pub enum How {
     NoExtents,
     /// The last chunk without any extents: success that says nothing. BLOCK_STATUS.
     NoStatus,
-    /// The only extent reaches far beyond the request; allowed. BLOCK_STATUS.
+    /// The only extent extends far beyond the request; allowed. BLOCK_STATUS.
     LongExtent,
 }
 
 impl Offer {
-    /// All that the protocol has, without faults.
+    /// All features of the protocol, without faults.
     pub fn new(model: Model) -> Offer {
         Offer {
             model: Arc::new(Mutex::new(model)),
@@ -224,7 +224,7 @@ impl Offer {
         }
     }
 
-    /// What goes wrong with this request, if anything.
+    /// The fault for this request, if any.
     pub(super) fn how(&self, command: Command) -> Option<&How> {
         let mut found = None;
         for spoil in self.spoils.iter().filter(|spoil| spoil.command == command) {

@@ -1,4 +1,4 @@
-//! A whole plain server over a model, one request after the other, that spoils what it is told to.
+//! A complete plain server over a model, one request after the other, with the given faults.
 
 use blockhaul_block::{Can, Contexts, Extents, Facts, Flags, Op, Reply, Request};
 use blockhaul_io::{Data, Reservation};
@@ -9,7 +9,7 @@ use super::offer::{HandshakeFault, How, Offer, Style};
 use super::{Conversation, Said};
 use crate::model::lock;
 
-/// Transmission flags that tell these abilities.
+/// Transmission flags for these abilities.
 fn export_flags(facts: &Facts, structured: bool, extended: bool) -> u16 {
     let can = |ability| facts.can.contains(ability);
     ExportFlags::HAS_FLAGS
@@ -27,10 +27,10 @@ fn export_flags(facts: &Facts, structured: bool, extended: bool) -> u16 {
         .bits()
 }
 
-/// One connection of a plain server: handshake and requests until the client leaves.
+/// One connection of a plain server: handshake and requests until the client disconnects.
 ///
 /// # Errors
-/// What the client did that it should not, or that it is gone in the middle of something.
+/// A protocol violation of the client, or its disconnection in the middle of a message.
 pub fn serve(conversation: &mut Conversation, number: usize, offer: &Offer) -> Said {
     if number >= offer.connections_max {
         return conversation.hang();
@@ -45,7 +45,7 @@ pub fn serve(conversation: &mut Conversation, number: usize, offer: &Offer) -> S
 struct Session<'a> {
     talk: &'a mut Conversation,
     offer: &'a Offer,
-    /// Contexts that were negotiated; the wire's number is the index.
+    /// Negotiated contexts; the wire number is the index.
     selected: Contexts,
 }
 
@@ -59,7 +59,7 @@ impl Session<'_> {
             Some(Fault::Silent) => return talk.hang().map(|()| false),
             Some(Fault::CloseAtOnce) => return Ok(false),
             Some(Fault::NotNbd) => {
-                // As a server of another protocol that speaks first.
+                // Like a server of another protocol that sends first.
                 talk.send(b"220 mail.example ready for you\r\n")?;
                 return talk.hang().map(|()| false);
             }
@@ -144,12 +144,12 @@ impl Session<'_> {
         }
     }
 
-    /// Answers one option; true when it was the last.
+    /// Replies to one option; true if it was the last.
     fn option(&mut self, facts: &Facts, code: u32, payload: &[u8]) -> Said<bool> {
         let offer = self.offer;
         match code {
             magic::OPT_ABORT => {
-                // Clients may leave without waiting for the answer.
+                // Clients may disconnect without waiting for the reply.
                 let _ = self.talk.reply_option(code, magic::REP_ACK, &[]);
                 return Ok(true);
             }
@@ -250,7 +250,7 @@ impl Session<'_> {
         }
     }
 
-    /// Sends the answer, or spoils it; false when the connection shall end.
+    /// Sends the reply, possibly with its fault; false if the connection must end.
     fn send(&mut self, request: &Header, mut answer: Vec<u8>, how: Option<&How>) -> Said<bool> {
         match how {
             Some(How::Silence) => return Ok(true),
@@ -266,7 +266,7 @@ impl Session<'_> {
             }
             Some(How::WrongCookie) => {
                 let wrong = (request.cookie ^ 0x5555_0000_0000).to_be_bytes();
-                // The cookie stands at the same place in all forms.
+                // The cookie has the same position in all forms.
                 answer[8..16].copy_from_slice(&wrong);
             }
             Some(How::Garbage) => {
@@ -285,8 +285,7 @@ impl Session<'_> {
         Ok(true)
     }
 
-    /// Does what the request asks for, and tells which contexts that were; an error is the wire's
-    /// number.
+    /// Carries out the request, and returns its contexts; an error is the wire number.
     fn carry_out(&self, request: &Header, payload: Vec<u8>) -> Result<(Reply, Contexts), u32> {
         let flags = |table: &[(CommandFlags, Flags)]| {
             let mut flags = Flags::empty();
@@ -341,7 +340,7 @@ impl Session<'_> {
         Ok((reply, contexts))
     }
 
-    /// The bytes of an answer, with the faults that lie in its content.
+    /// The bytes of a reply, including faults in its contents.
     fn answer(
         &self,
         request: &Header,
@@ -386,7 +385,7 @@ impl Session<'_> {
         self.talk.chunk(request, 1, magic::REPLY_OFFSET_HOLE, &payload)
     }
 
-    /// Answers in chunks that are wrong or unusual; `None` where that does not apply.
+    /// Replies in chunks that are wrong or unusual; `None` if that does not apply.
     fn wrong_chunks(&self, request: &Header, reply: &Reply, how: &How) -> Option<Vec<u8>> {
         let talk = &self.talk;
         let at = request.offset;

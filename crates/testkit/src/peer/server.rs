@@ -10,7 +10,7 @@ use super::{Conversation, Offer, Said, serve};
 use crate::model::lock;
 use crate::tools::Scratch;
 
-/// A server on a Unix socket of its own; stops, with all its connections, when dropped.
+/// A server on its own Unix socket; stops, with all its connections, on drop.
 pub struct Scripted {
     path: PathBuf,
     state: Arc<State>,
@@ -28,8 +28,8 @@ struct State {
 }
 
 impl Scripted {
-    /// Listens, and runs the script on a thread for each connection; it is told the connection's
-    /// number, from 0. Panics when the machine has no room for a socket.
+    /// Listens, and runs the script on a thread for each connection; the script gets the
+    /// connection's number, from 0. Panics if no socket can be made.
     pub fn start(
         script: impl Fn(&mut Conversation, usize) -> Said + Send + Sync + 'static,
     ) -> Scripted {
@@ -44,12 +44,12 @@ impl Scripted {
         Scripted { path, state, thread: Some(thread), _scratch: scratch }
     }
 
-    /// Starts a plain server over a model, right but for the faults in the offer.
+    /// Starts a plain server over a model, correct except for the faults in the offer.
     pub fn offer(offer: Offer) -> Scripted {
         Scripted::start(move |conversation, number| serve(conversation, number, &offer))
     }
 
-    /// Where it listens.
+    /// The path of its socket.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -59,20 +59,20 @@ impl Scripted {
         format!("nbd+unix:///?socket={}", self.path.display())
     }
 
-    /// How many connections there were.
+    /// Number of connections so far.
     pub fn connections(&self) -> usize {
         self.state.accepted.load(Ordering::SeqCst)
     }
 
-    /// What went wrong in scripts so far: what the peer did wrong, seen from here.
+    /// Errors of scripts so far: protocol violations of the peer.
     pub fn errors(&self) -> Vec<String> {
         lock(&self.state.errors).clone()
     }
 
-    /// Stops, and tells what went wrong in scripts.
+    /// Stops, and returns the errors of scripts.
     ///
     /// # Errors
-    /// What went wrong, one line each.
+    /// The errors, one per line.
     pub fn finish(mut self) -> Said {
         self.stop();
         let errors = self.errors();
@@ -81,10 +81,10 @@ impl Scripted {
 
     fn stop(&mut self) {
         self.state.stop.store(true, Ordering::SeqCst);
-        // Wakes the thread out of accept; if that fails it has ended already.
+        // Wakes the thread from accept; if that fails it has already ended.
         let _ = UnixStream::connect(&self.path);
         if let Some(thread) = self.thread.take() {
-            // Panics of scripts are told by their own threads.
+            // Panics of scripts are reported by their own threads.
             let _ = thread.join();
         }
         for stream in lock(&self.state.streams).drain(..) {
@@ -121,15 +121,15 @@ where
         }
         let (state_there, script) = (state.clone(), script.clone());
         let thread = std::thread::spawn(move || {
-            // When the test has ended, a connection that is cut is no error. Asked before the client
-            // can see the end of the connection, for then it may end the test.
+            // When the test has ended, a cut connection is not an error. Checked before the client
+            // can see the end of the connection, because then it may end the test.
             let over = || state_there.stop.load(Ordering::SeqCst);
             let (result, over) = match Conversation::new(stream) {
                 Err(error) => (Err(error), over()),
                 Ok(mut conversation) => {
                     let result = script(&mut conversation, number);
                     let over = over();
-                    // The copy above keeps the socket open otherwise.
+                    // Otherwise the copy above keeps the socket open.
                     conversation.end();
                     (result, over)
                 }

@@ -1,9 +1,9 @@
-//! Finder of peer programs (nbdkit, libnbd's tools, QEMU's, fio, mkfs.ext4, …) and what tests need
-//! to run them: scratch directories with short socket paths, servers that are awaited and stopped,
-//! runs that end within a bound.
+//! Finder of peer programs (nbdkit, libnbd's tools, QEMU's, fio, mkfs.ext4, …) and helpers to run
+//! them: scratch directories with short socket paths, servers that are started and stopped, runs
+//! with a time limit.
 //!
-//! Programs come from `target/peers` (see `cargo xtask peers`), else from the search path. Where
-//! one is absent or too old, a test prints the reason and is skipped; with `CI=true` or
+//! Programs come from `target/peers` (see `cargo xtask peers`), else from the search path. If one
+//! is missing or too old, a test prints the reason and is skipped; with `CI=true` or
 //! `BLOCKHAUL_REQUIRE_PEERS=1` it fails instead. `BLOCKHAUL_PEERS` names another directory of
 //! unpacked peers.
 //!

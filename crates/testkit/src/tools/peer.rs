@@ -1,4 +1,4 @@
-//! Peer programs: whether they are there and new enough, and commands that run them.
+//! Peer programs: whether they are available and new enough, and commands to run them.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use super::run::{lock, output};
 
-/// A peer program that is there and new enough.
+/// A peer program that is available and new enough.
 #[derive(Clone, Debug)]
 pub struct Peer {
     name: String,
@@ -62,7 +62,7 @@ impl Peer {
         &self.program
     }
 
-    /// The version that the program states; None for programs of which none is asked.
+    /// The version that the program prints; None for programs without a version check.
     pub fn version(&self) -> Option<Version> {
         self.version
     }
@@ -168,17 +168,17 @@ macro_rules! require_peer {
     };
 }
 
-/// Says why a test is skipped, past the capture of test output.
+/// Prints why a test is skipped, bypassing the capture of test output.
 ///
 /// # Panics
-/// Where what is missing must be there: `CI=true` or `BLOCKHAUL_REQUIRE_PEERS=1`.
+/// If peers are required: `CI=true` or `BLOCKHAUL_REQUIRE_PEERS=1`.
 #[track_caller]
 pub fn skip_or_fail(reason: &Reason) {
     let set = |name: &str| std::env::var(name).is_ok_and(|value| value == "1" || value == "true");
     assert!(!set("CI") && !set("BLOCKHAUL_REQUIRE_PEERS"), "{reason}");
     let thread = std::thread::current();
     let test = thread.name().unwrap_or("a test");
-    // Losing the line because standard error is closed is no reason to fail.
+    // Ignore a closed standard error.
     let _ = writeln!(io::stderr(), "{test}: skipped: {reason}");
 }
 
@@ -211,7 +211,7 @@ pub struct Version {
 }
 
 impl Version {
-    /// The first `NUMBER.NUMBER` in what a program says.
+    /// The first `NUMBER.NUMBER` in a program's output.
     fn parse(text: &str) -> Option<Version> {
         text.split(|c: char| !c.is_ascii_digit() && c != '.').find_map(|word| {
             let mut parts = word.split('.');
@@ -228,7 +228,8 @@ impl fmt::Display for Version {
     }
 }
 
-/// The oldest version of a program that can judge us: extended headers and today's output.
+/// The oldest version of a program that is useful for comparison: extended headers and the current
+/// output.
 fn least_version(name: &str) -> Option<Version> {
     match name {
         "nbdkit" => Some(Version { major: 1, minor: 42 }),
@@ -238,7 +239,7 @@ fn least_version(name: &str) -> Option<Version> {
     }
 }
 
-/// Directories of unpacked peers, the most particular first.
+/// Directories of unpacked peers, the most specific first.
 fn homes() -> Vec<PathBuf> {
     if let Some(dir) = std::env::var_os("BLOCKHAUL_PEERS") {
         return vec![dir.into()];

@@ -1,4 +1,4 @@
-//! Runs that end within a bound.
+//! Runs with a time limit.
 
 use std::io::Read;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
@@ -6,11 +6,11 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Runs a command to its end, without input; gives what it wrote and how it ended.
+/// Runs a command to its end, without input; returns its output and status.
 ///
 /// # Errors
-/// Where it cannot be started, or has not ended within the limit; it is killed then, and what it
-/// had said is told.
+/// If it cannot be started, or has not ended within the limit; it is then killed, and its output is
+/// in the error.
 pub fn output(command: &mut Command, limit: Duration) -> Result<Output, String> {
     let name = command.get_program().to_string_lossy().into_owned();
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -26,19 +26,19 @@ pub fn output(command: &mut Command, limit: Duration) -> Result<Output, String> 
             "{name} has not ended after {seconds} s; it wrote {out:?} and {err:?}"
         ));
     };
-    // What the program left running in the background may hold its pipes open.
+    // A background process of the program may hold its pipes open.
     for said in [&out, &err] {
         said.await_end(Duration::from_secs(5));
     }
     Ok(Output { status, stdout: out.bytes(), stderr: err.bytes() })
 }
 
-/// What a program wrote, as text.
+/// The output of a program, as text.
 pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Waits for a process; `None` when it has not ended within the limit.
+/// Waits for a process; `None` if it has not ended within the limit.
 pub fn wait_within(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
     let begun = Instant::now();
     let mut pause = Duration::from_micros(200);
@@ -54,7 +54,7 @@ pub fn wait_within(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
     }
 }
 
-/// What a program writes to one of its pipes, collected by a thread.
+/// The output of a program on one of its pipes, collected by a thread.
 #[derive(Debug)]
 pub(super) struct Said {
     bytes: Arc<Mutex<Vec<u8>>>,
@@ -79,7 +79,7 @@ impl Said {
         Said { bytes, ended: Mutex::new(ended) }
     }
 
-    /// Whether all of it is there within the limit, of which a machine that stands still takes a part only.
+    /// Whether the pipe has ended within the limit, of which a stalled machine uses only a part.
     pub(super) fn await_end(&self, limit: Duration) -> bool {
         let ended = lock(&self.ended);
         (0..10).any(|_| ended.recv_timeout(limit / 10) == Err(RecvTimeoutError::Disconnected))
@@ -94,7 +94,7 @@ impl Said {
     }
 }
 
-/// A test that failed elsewhere leaves the data as good as it was.
+/// Data left by a test that failed elsewhere is still valid.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -121,7 +121,7 @@ mod tests {
         assert_eq!(done.status.code(), Some(3));
         let large = output_of("head -c 1000000 /dev/zero", LIMIT).unwrap();
         assert_eq!(large.stdout.len(), 1_000_000);
-        // Longer, where the shell was kept from saying anything for so long.
+        // Longer, if the shell did not get to run for so long.
         let mut limit = Duration::from_millis(300);
         loop {
             let begun = Instant::now();

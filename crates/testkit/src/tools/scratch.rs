@@ -3,8 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// A directory of its own that is removed when this is dropped. Its path is short, as that of a
-/// Unix socket has to fit 107 bytes.
+/// A separate directory, removed on drop. Its path is short, as that of a Unix socket must fit in
+/// 107 bytes.
 #[derive(Debug)]
 pub struct Scratch {
     dir: tempfile::TempDir,
@@ -25,10 +25,10 @@ impl Scratch {
         Scratch::on_disk()
     }
 
-    /// In the directory for temporary files, whose file system usually is a disk's.
+    /// In the directory for temporary files, whose file system is usually on a disk.
     ///
     /// # Errors
-    /// Where the directory cannot be made.
+    /// If the directory cannot be made.
     pub fn on_disk() -> io::Result<Scratch> {
         let dir = std::env::temp_dir();
         let short = dir.as_os_str().len() <= 64;
@@ -45,7 +45,7 @@ impl Scratch {
         self.dir.path()
     }
 
-    /// Path of a file in the directory, there or not.
+    /// Path of a file in the directory, which need not exist.
     pub fn file(&self, name: &str) -> PathBuf {
         self.path().join(name)
     }

@@ -1,4 +1,4 @@
-//! Servers of somebody else, awaited and stopped.
+//! Foreign servers, started and stopped.
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt as _;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::peer::Peer;
 use super::run::{Said, wait_within};
 
-/// A server of somebody else's on a Unix socket. It is killed when this is dropped.
+/// A foreign server on a Unix socket. It is killed on drop.
 #[derive(Debug)]
 pub struct Server {
     child: Child,
@@ -21,15 +21,15 @@ impl Server {
     /// How long a server may take to listen; generous, because test machines are busy.
     const START: Duration = Duration::from_secs(120);
 
-    /// How long a server may take to end once asked to.
+    /// How long a server may take to end after SIGTERM.
     const STOP: Duration = Duration::from_secs(60);
 
     /// Starts a server and waits until it listens on the socket. Nothing connects to it for that:
-    /// some servers end after their first connection. Standard input and output are closed off;
+    /// some servers end after their first connection. Standard input and output are closed;
     /// standard error is kept for [`Server::said`].
     ///
     /// # Errors
-    /// What the server said, where it cannot be started, ends, or does not listen in time.
+    /// The server's output, if it cannot be started, ends, or does not listen in time.
     pub fn start(mut command: Command, socket: &Path) -> Result<Server, String> {
         let name = command.get_program().to_string_lossy().into_owned();
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
@@ -105,15 +105,16 @@ impl Server {
         self.child.id()
     }
 
-    /// What it has written to standard error up to now.
+    /// Its output on standard error so far.
     pub fn said(&self) -> String {
         self.said.text()
     }
 
-    /// Waits until it has written these words to standard error; they may come after what they are about.
+    /// Waits until it has written these words to standard error; they may follow the event that
+    /// they are about.
     ///
     /// # Errors
-    /// All that it has written, where they do not come in time.
+    /// All of its output, if they do not appear in time.
     pub fn says(&self, words: &str) -> Result<String, String> {
         let begun = Instant::now();
         loop {
@@ -128,10 +129,10 @@ impl Server {
         }
     }
 
-    /// Asks it to end (SIGTERM) and waits.
+    /// Sends SIGTERM and waits.
     ///
     /// # Errors
-    /// Where it does not end in time; it is killed then.
+    /// If it does not end in time; it is then killed.
     pub fn stop(mut self) -> Result<ExitStatus, String> {
         let pid = self.pid().to_string();
         // The shell's own kill: the standard library knows only SIGKILL.
@@ -144,16 +145,16 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Both fail only for a child that has been waited for already.
+        // Both fail only for a child that has already been reaped.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Whether somebody listens on a Unix socket of this path, without connecting to it.
+/// Whether a Unix socket of this path has a listener, without connecting to it.
 fn is_listening(socket: &Path) -> bool {
     let Ok(table) = fs::read("/proc/net/unix") else {
-        // Without the table there is only the other way to find out.
+        // Without the table, connecting is the only way to find out.
         return std::os::unix::net::UnixStream::connect(socket).is_ok();
     };
     let path = socket.as_os_str().as_bytes();
@@ -215,7 +216,7 @@ mod tests {
         let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
         assert!(is_listening(&path));
         drop(listener);
-        // A program that another test starts has a copy of the socket until it runs.
+        // A program started by another test has a copy of the socket until it execs.
         let begun = Instant::now();
         while is_listening(&path) {
             assert!(begun.elapsed() < LIMIT, "the file is left, but nobody listens");

@@ -1,4 +1,4 @@
-//! How digests are computed, of bytes that come in order.
+//! Digest algorithms, computed over bytes that arrive in order.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,18 +7,19 @@ use blockhaul_block::{Error, Kind, Result};
 use blockhaul_io::{Data, is_zero};
 use sha2::{Digest as _, Sha256};
 
-/// Bytes of blksum's blocks. Part of its definition.
+/// Size of blksum's blocks in bytes; part of its definition.
 pub(crate) const BLOCK: u64 = 64 << 10;
 
 /// How a digest is computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Algorithm {
-    /// BLAKE3 of the bytes, as b3sum.
+    /// BLAKE3 of the bytes, like `b3sum`.
     Blake3,
-    /// SHA-256 of the bytes, as sha256sum.
+    /// SHA-256 of the bytes, like `sha256sum`.
     Sha256,
-    /// As blksum of the blkhash project, with its default SHA-256: the SHA-256 of the SHA-256s of
-    /// blocks of 64 KiB, followed by the length (8 bytes, little-endian). Holes cost nearly nothing.
+    /// Like `blksum` of the blkhash project with its default SHA-256: the SHA-256 of the SHA-256s
+    /// of 64 KiB blocks, followed by the length (8 bytes, little-endian). Holes cost nearly
+    /// nothing.
     Blksum,
 }
 
@@ -48,20 +49,20 @@ impl fmt::Display for Algorithm {
     }
 }
 
-/// A digest under way, of bytes that come in order.
+/// A digest being computed over bytes that arrive in order.
 pub(crate) enum Hasher {
     Blake3(Box<blake3::Hasher>),
     Sha256(Sha256),
     Blksum(Blksum),
 }
 
-/// A blksum under way.
+/// A blksum being computed.
 pub(crate) struct Blksum {
     outer: Sha256,
-    /// The block that has begun, and how much of it has come.
+    /// The current block, and how many bytes of it have been hashed.
     block: Sha256,
     filled: usize,
-    /// The digest of a block of zeroes.
+    /// The digest of a zero block.
     zero: [u8; 32],
 }
 
@@ -102,7 +103,7 @@ impl Hasher {
         }
     }
 
-    /// The next bytes.
+    /// Hashes the next bytes.
     pub(crate) fn bytes(&mut self, bytes: &[u8]) {
         match self {
             Hasher::Blake3(hasher) => drop(hasher.update(bytes)),
@@ -111,7 +112,7 @@ impl Hasher {
         }
     }
 
-    /// The next bytes are so many zeroes.
+    /// Hashes `len` zero bytes.
     pub(crate) fn zeroes(&mut self, mut len: u64) {
         if let Hasher::Blksum(blksum) = self
             && blksum.filled == 0
@@ -128,7 +129,7 @@ impl Hasher {
         }
     }
 
-    /// The digest in hexadecimal of what came, `size` bytes.
+    /// The digest, in hexadecimal, of the `size` bytes hashed.
     pub(crate) fn finish(self, size: u64) -> String {
         match self {
             Hasher::Blake3(hasher) => hasher.finalize().to_hex().to_string(),
@@ -182,7 +183,7 @@ mod tests {
                 let mut state = Hasher::new(algorithm);
                 state.zeroes(len);
                 assert_eq!(state.finish(len), of(algorithm, &vec![0; len as usize]));
-                // In pieces that are no blocks.
+                // In pieces that do not match the blocks.
                 let mut bytes = vec![0; len as usize + 2 * BLOCK as usize];
                 bytes[7] = 1;
                 let mut state = Hasher::new(algorithm);

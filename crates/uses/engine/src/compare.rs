@@ -1,4 +1,4 @@
-//! Comparing two devices: what both call zero is not read.
+//! Compares two devices; ranges that both report as zero are not read.
 
 use std::sync::Arc;
 
@@ -11,18 +11,18 @@ use crate::progress::Progress;
 use crate::selection::Selection;
 use crate::verify::Reading;
 
-/// What a comparison found.
+/// The result of a comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Comparison {
-    /// Offset of the first byte that differs; `None`: all are the same. What one device has beyond
-    /// the end of the other counts as the same when it is zero.
+    /// Offset of the first difference; `None`: the contents are equal. Bytes of the longer device
+    /// beyond the end of the shorter one count as equal if they are zero.
     pub differs_at: Option<u64>,
-    /// Size of each, in bytes.
+    /// Size of each device, in bytes.
     pub sizes: (u64, u64),
 }
 
-/// Compares two devices over several connections. An error of a question for extents or of a read
-/// tells so by [`blockhaul_block::Error::request`]. Call it on a worker.
+/// Compares two devices over several connections. An error of an extents request or a read names
+/// the request ([`blockhaul_block::Error::request`]). Call it on a worker.
 pub async fn compare(
     one: &Stack,
     other: &Stack,

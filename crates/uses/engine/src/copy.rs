@@ -1,4 +1,4 @@
-//! The copy of one device to another: an engine that runs one plan.
+//! Copies one device to another: an engine that runs one plan.
 
 use std::sync::Arc;
 

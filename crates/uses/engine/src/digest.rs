@@ -1,4 +1,4 @@
-//! The digest of all that a device holds, as other programs compute it.
+//! The digest of a whole device, as other programs compute it.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -20,15 +20,15 @@ use crate::side::Side;
 use crate::verify::read;
 use crate::window::Window;
 
-/// Bytes read at a time.
+/// Bytes per read.
 const PIECE: u64 = 4 * BLOCK;
-/// Pieces read ahead at least; more where they take long.
+/// Minimum number of pieces to read ahead; more if reads take long.
 const AHEAD: usize = 32;
-/// Zeroes that are hashed at a time, so that it can be stopped.
+/// Zeroes to hash at a time, so that the digest can be stopped.
 const ZEROES: u64 = 1 << 30;
 
-/// Reads `source` and returns its digest in hexadecimal; holes are not read, but all algorithms except
-/// blksum have to hash their zeroes. Call it on a worker.
+/// Reads `source` and returns its digest in hexadecimal. Holes are not read, but all algorithms
+/// except blksum must hash their zeroes. Call it on a worker.
 pub async fn digest(
     source: &Stack,
     algorithm: Algorithm,
@@ -64,7 +64,7 @@ pub async fn digest(
     Ok(hasher.finish(size))
 }
 
-/// A piece on its way, and its length; `None`: it is zero.
+/// The length of a piece and the read that fetches it; `None`: the piece is zero.
 type Piece = (u64, Option<Task<Result<Option<Data>>>>);
 
 async fn read_all(
@@ -74,7 +74,7 @@ async fn read_all(
     progress: &Progress,
     hasher: &mut Hasher,
 ) -> Result<()> {
-    // At most what the pool holds, so that a piece that is awaited has its buffer.
+    // Limited to what the pool holds, so that the piece awaited next always has a buffer.
     let fits = usize::try_from(pool.limit() / Pool::cost(PIECE as usize)).unwrap_or(1).max(1);
     let window = Rc::new(RefCell::new(Window::new(fits.min(most.max(AHEAD)), fixed)));
     let since = blockhaul_io::now();
@@ -112,7 +112,7 @@ async fn read_all(
             }
         }
     }
-    // After an error what is out is awaited, too.
+    // After an error, too, wait for the reads in flight.
     for piece in out {
         result = result.and(take(piece, hasher, progress).await);
     }

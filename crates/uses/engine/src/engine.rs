@@ -1,5 +1,5 @@
-//! The copy engine as an object: connections and what is learned stay while it runs plans, one after
-//! another.
+//! The copy engine: keeps connections and what it learned about them while it runs several plans in
+//! turn.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -33,44 +33,44 @@ use crate::signals::{PAUSED, Signals};
 use crate::streaming_digest::StreamingDigest;
 use crate::tuner::Tuner;
 
-/// Requests under way that compare what was written, all lanes together.
+/// Maximum number of verify requests in flight, all lanes together.
 const CHECKS_MAX: u64 = 16;
-/// Bytes asked of a source and not arrived, at most, in memories of the copy: a path of 50 ms and 10
-/// Gbit/s holds 64 MB.
+/// Maximum bytes requested from a source and not yet received, in multiples of the copy's memory: a
+/// path of 50 ms and 10 Gbit/s holds 64 MB.
 const LATE: u64 = 2;
 
-/// Copies what plans say from one device to another. Connections, what was learned about them, what was
-/// written and not flushed, and the journal stay from one plan to the next. Use it on a worker; lanes are
-/// spread over all workers. What is under way ends soon after it is dropped.
+/// Copies the ranges of plans from one device to another. Connections, what was learned about them,
+/// unflushed writes and the journal persist from one plan to the next. Use it on a worker; lanes
+/// are spread over all workers. Work in flight ends soon after the engine is dropped.
 pub struct Engine {
     shared: Arc<Shared>,
     sides: Sides,
     options: Options,
     pool: Pool,
     orders: Arc<Orders>,
-    /// Lanes that take orders, made or not.
+    /// Number of lanes that accept orders, dialled or not.
     lanes: usize,
-    /// What the options choose, for the first plan.
+    /// The range that the options select, for the first plan.
     selection: Selection,
-    /// What an earlier run of the program has recorded, for the first plan.
+    /// The records of an earlier run of the program, for the first plan.
     earlier: Option<Earlier>,
-    /// Plans that have begun.
+    /// Number of plans started.
     runs: u32,
-    /// Most lanes that were in use in one run.
+    /// Largest number of lanes used in one run.
     lanes_used: usize,
     started: Instant,
 }
 
-/// Stops, slows down and lets go on what an engine does; usable from any thread.
+/// Pauses, resumes, throttles and cancels an engine; usable from any thread.
 #[derive(Clone)]
 pub struct Control(Arc<Shared>);
 
 impl Engine {
-    /// An engine between `source` and the start of `target`, which must be at least as large as what the
-    /// options choose. A journal is opened, and what it says last is compared.
+    /// Opens an engine between `source` and the start of `target`, which must be at least as large
+    /// as the range that the options select. Opens the journal and verifies its last records.
     ///
     /// # Errors
-    /// Where the devices or the options do not go together, or the journal cannot be used.
+    /// If the devices and the options do not fit together, or the journal cannot be used.
     pub async fn open(
         source: &Stack,
         target: &Stack,
@@ -115,7 +115,7 @@ impl Engine {
             journal,
             streaming,
         }));
-        // Said before it may matter.
+        // Report it before the journal is relied on.
         if shared.durability.journal.is_some() && !to.can.contains(Can::FLUSH) {
             let text = "the target cannot be flushed: the journal is safe if this program is killed, \
                         not if the target's machine loses power";
@@ -139,13 +139,13 @@ impl Engine {
         Ok(engine)
     }
 
-    /// A plan for what the options choose: all of the source, ranges, or by a bitmap. Nothing can be added
-    /// to it.
+    /// A plan for what the options select: all of the source, ranges, or the extents of a bitmap.
+    /// No range can be added to it.
     pub fn plan(&self) -> Plan {
         Plan::of(self.selection.clone(), self.source_facts(), self.shared.learned.slots.clone())
     }
 
-    /// An empty plan, to which ranges are added, before and while it runs.
+    /// An empty plan; ranges can be added before and while it runs.
     pub fn empty_plan(&self) -> Plan {
         let target = self.sides.target.device().facts();
         let source = self.source_facts();
@@ -153,55 +153,54 @@ impl Engine {
         Plan::empty(minimum, source, self.shared.learned.slots.clone())
     }
 
-    /// Copies what a plan says. It is on the target then, but may not be durable before [`Engine::flush`].
-    /// Returns what this run has done. Another plan may follow, also for the same ranges; where zeroes were
-    /// on the target before the first is not relied on then.
+    /// Copies the ranges of a plan. They are written on return, but may not be durable before
+    /// [`Engine::flush`]. Returns the summary of this run. Another plan may follow, also for the
+    /// same ranges; it does not rely on zeroes that were on the target before the first plan.
     ///
     /// # Errors
-    /// The first error that could not be overcome, or [`Kind::ShuttingDown`] after a cancel; no other plan
-    /// can follow. [`Kind::Invalid`] for a plan that has run before, for a second plan with a journal, and
-    /// for a plan that is not the options' with a journal.
+    /// The first error that retries did not resolve, or [`Kind::ShuttingDown`] after a cancel; no
+    /// other plan can follow. [`Kind::Invalid`] for a plan that has run before and, with a journal,
+    /// for a second plan or one that is not the options' plan.
     pub async fn run(&mut self, plan: &Plan) -> Result<Summary> {
         self.carry_out(plan, Ending::Round).await
     }
 
-    /// Makes durable what was copied, as far as the target can be flushed.
+    /// Flushes the target, if it supports flush.
     ///
     /// # Errors
-    /// Where that failed and writing again did not help.
+    /// If the flush failed and writing again did not help.
     pub async fn flush(&mut self) -> Result<()> {
         self.shared.outcome()?;
         self.give(Order::End(Ending::Flush)).await;
         self.shared.outcome()
     }
 
-    /// Ends: makes durable what was copied where the options ask for it, closes the further connections,
-    /// removes the journal and computes the digest that is asked for. Returns what all runs together have
-    /// done.
+    /// Finishes: flushes the target if the options ask for it, closes the extra connections,
+    /// removes the journal and computes the requested digest. Returns the summary of all runs.
     ///
     /// # Errors
-    /// The first error that could not be overcome; [`Kind::ShuttingDown`] after a cancel.
+    /// The first error that retries did not resolve; [`Kind::ShuttingDown`] after a cancel.
     pub async fn finish(self) -> Result<Summary> {
         self.give(Order::End(Ending::Copy)).await;
         self.completed().await
     }
 
-    /// Runs the last plan and ends, as [`Engine::run`] and [`Engine::finish`]; each lane ends as soon as it
-    /// has nothing more to do.
+    /// Runs the last plan and finishes, like [`Engine::run`] and [`Engine::finish`]; each lane ends
+    /// as soon as it has no more work.
     ///
     /// # Errors
-    /// As both of them.
+    /// Those of both functions.
     pub async fn run_last(mut self, plan: &Plan) -> Result<Summary> {
         self.carry_out(plan, Ending::Copy).await?;
         self.completed().await
     }
 
-    /// A handle to control it by.
+    /// A handle to control the engine.
     pub fn control(&self) -> Control {
         Control(self.shared.clone())
     }
 
-    /// What all runs together have done so far, also after an error or a cancel.
+    /// The summary of all runs so far, also after an error or a cancel.
     pub fn summary(&self) -> Summary {
         Summary {
             lanes: self.lanes_used,
@@ -210,7 +209,7 @@ impl Engine {
         }
     }
 
-    /// What can be measured beside bytes.
+    /// Counters other than bytes.
     pub fn meters(&self) -> Meters {
         self.shared.progress.meters()
     }
@@ -240,7 +239,7 @@ impl Engine {
         let queue = plan.queue();
         self.shared.begin(queue);
         if self.shared.stopped() {
-            // Stopped just now: nobody else tells the queue.
+            // Stopped just now: no other task stops the queue.
             queue.stop();
         }
         let making = self.making(plan);
@@ -254,7 +253,7 @@ impl Engine {
         let lanes = self.shared.report.lanes_used.load(Ordering::Relaxed);
         self.lanes_used = self.lanes_used.max(lanes);
         let outcome = self.shared.outcome();
-        // Nobody waits for a range any more.
+        // No lane waits for a range any more.
         queue.stop();
         outcome?;
         Ok(Summary {
@@ -264,7 +263,7 @@ impl Engine {
         })
     }
 
-    /// What segments of a plan are made of.
+    /// The settings that segments of a plan are made with.
     fn making(&mut self, plan: &Plan) -> Making {
         let (shared, options) = (&self.shared, &self.options);
         let to = self.sides.target.device().facts();
@@ -300,7 +299,7 @@ impl Engine {
         drop(blockhaul_io::start(first_lane(shared, sides, orders)));
     }
 
-    /// Has as many lanes take orders as may be of use for a plan: a segment is for one lane.
+    /// Gives orders to as many lanes as a plan can use: a segment is copied by one lane.
     fn start_lanes(&mut self, plan: &Plan) {
         let resolved = &self.shared.resolved;
         let mut useful = resolved.connections_max;
@@ -313,7 +312,7 @@ impl Engine {
         for index in self.lanes..useful {
             let (shared, sides) = (self.shared.clone(), self.sides.clone());
             let orders = self.orders.join();
-            // Whether its worker is there shows when it has an order.
+            // A missing worker is detected when the lane gets an order.
             drop(Remote::to(index).spawn(move || extra_lane(shared, index, sides, orders)));
         }
         self.lanes = self.lanes.max(useful);
@@ -325,14 +324,14 @@ impl Engine {
         }
     }
 
-    /// After all lanes have ended.
+    /// The final summary, after all lanes have ended.
     async fn completed(&self) -> Result<Summary> {
         self.shared.outcome()?;
         if let Some(journal) = &self.shared.durability.journal {
             close_journal(&self.shared, journal);
         }
         self.shared.progress.set_complete();
-        // What is read for a digest is no part of the copy.
+        // Reads for the digest are not part of the copy.
         let counted = self.counted();
         let digest = match self.options.digest {
             None => None,
@@ -352,7 +351,7 @@ impl Engine {
         crate::digest::digest(source, algorithm, &self.options, &self.pool, progress).await
     }
 
-    /// What was counted so far, but for the digest, the lanes and the time it took.
+    /// The counters so far, without the digest, the lanes and the elapsed time.
     fn counted(&self) -> Summary {
         let done = self.shared.progress.snapshot();
         Summary {
@@ -373,7 +372,7 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        // A run that was dropped is over.
+        // A dropped run has ended.
         self.shared.retries.fail();
         self.shared.wake();
         self.orders.close();
@@ -381,35 +380,35 @@ impl Drop for Engine {
 }
 
 impl Control {
-    /// No new request starts from now on; what is under way completes. A journal is kept meanwhile.
+    /// Starts no new request from now on; those in flight complete. The journal is still written.
     pub fn pause(&self) {
         self.0.signals.set(PAUSED, true);
         self.0.learned.slots.wake();
     }
 
-    /// Waits until nothing is under way any more after [`Control::pause`].
+    /// Waits until no request is in flight after [`Control::pause`].
     pub async fn paused(&self) {
         self.0.signals.quiet().await;
     }
 
-    /// Goes on after [`Control::pause`].
+    /// Continues after [`Control::pause`].
     pub fn resume(&self) {
         self.0.signals.set(PAUSED, false);
     }
 
-    /// Whether it is paused.
+    /// Whether the engine is paused.
     pub fn is_paused(&self) -> bool {
         self.0.signals.is(PAUSED)
     }
 
-    /// At most so many bytes and requests per second from now on; 0 is no limit. Where the options have a
-    /// rate, this changes it for all who share it.
+    /// Limits bytes and requests per second from now on; 0: no limit. If the options hold a rate,
+    /// this changes it for all engines that share it.
     pub fn set_rate(&self, bytes: u64, requests: u64) {
         self.rate().set(bytes, requests);
         self.0.learned.tuner.disturb();
     }
 
-    /// The limits in bytes and requests per second; 0 is none.
+    /// The limits in bytes and requests per second; 0: no limit.
     pub fn rate_limits(&self) -> (u64, u64) {
         self.rate().limits()
     }
@@ -418,15 +417,15 @@ impl Control {
         self.0.resolved.rate()
     }
 
-    /// Ends the run soon, paused or not: nothing more is submitted, what is in flight is awaited. What was
-    /// done until then is in [`Engine::summary`].
+    /// Ends the run soon, paused or not: submits nothing more and waits for what is in flight.
+    /// [`Engine::summary`] returns the work done until then.
     pub fn cancel(&self) {
         self.0.progress.cancel();
         self.0.wake();
     }
 }
 
-/// The first lane takes orders: it is there from the beginning.
+/// The first lane, which exists from the start, takes its orders.
 async fn first_lane(shared: Arc<Shared>, sides: Sides, mut orders: Member) {
     let lane = sides.first_lane(&shared, true);
     while let Some(order) = orders.next().await {
@@ -436,9 +435,10 @@ async fn first_lane(shared: Arc<Shared>, sides: Sides, mut orders: Member) {
             Order::End(ending) => lane.end(ending).await,
         }
         if last {
-            // Nobody will bring a proof any more.
+            // No lane will provide a proof any more.
             shared.learned.same_disk.settle(None);
-            // What it holds is gone before the copy ends: a journal is free for the next one.
+            // Drop what the lane holds before the copy ends: the journal is then free for the next
+            // copy.
             drop((lane, shared));
             orders.done();
             return;
@@ -447,7 +447,7 @@ async fn first_lane(shared: Arc<Shared>, sides: Sides, mut orders: Member) {
     }
 }
 
-/// What the options choose of the source, where both sides can do that.
+/// The range of the source that the options select, if both sides support it.
 fn selected(sides: &Sides, options: &Options) -> Result<Selection> {
     let (from, to) = (sides.source.device().facts(), sides.target.device().facts());
     let minimum = from.block.minimum.max(to.block.minimum);
@@ -462,8 +462,8 @@ fn selected(sides: &Sides, options: &Options) -> Result<Selection> {
     Ok(selection)
 }
 
-/// The options, with segments as in the journal that a copy goes on with. Who does not say how large
-/// they are may have other connections or requests than the time before, on which it depends.
+/// The options, with the segment size of the journal that this copy continues. Without an explicit
+/// size the number of connections and requests, which may differ now, would determine it.
 async fn as_begun(options: &Options) -> Options {
     let mut options = options.clone();
     if let Some(journal) = options.journal.clone().filter(|_| options.spread)
@@ -497,16 +497,16 @@ fn learned(
 fn memory(resolved: &Resolved, sides: &Sides, options: &Options, pool: &Pool) -> Memory {
     let claims_room = sides.source.device().facts().claims_room;
     Memory {
-        // Digests keep what came too early until its turn.
+        // A digest buffers what arrives early until its turn.
         late: (claims_room && options.digest.is_none())
             .then(|| Pool::new(pool.limit().saturating_mul(LATE))),
-        // Of its own: nobody waits for a buffer of the pool that they hold one of.
+        // A separate pool: no task that waits for a buffer of the main pool holds one of these.
         checks: Pool::new(CHECKS_MAX * Pool::cost(resolved.request_size as usize)),
         pool: pool.clone(),
     }
 }
 
-/// Looks at samples of a target that is said to read as zeroes; an error where one of them does not.
+/// Checks samples of a target that is assumed to read as zeroes; fails if one of them does not.
 async fn check_zeroes(sides: &Sides, range: Range, retries: &Arc<Retries>) -> Result<()> {
     let target = sides.handle(Side::Target, retries);
     let name = target.facts().name.clone();
@@ -518,7 +518,7 @@ async fn check_zeroes(sides: &Sides, range: Range, retries: &Arc<Retries>) -> Re
     Err(Error::new(Kind::Invalid, text).on(&name))
 }
 
-/// What tells a copy from others to its journal.
+/// What identifies a copy in its journal.
 async fn identity(
     options: &JournalOptions,
     resolved: &Resolved,
@@ -545,8 +545,7 @@ async fn open_journal(options: &JournalOptions, identity: Identity) -> Result<(K
     Ok((Keeping { file, keep: options.keep, interval: options.interval }, recorded))
 }
 
-/// Compares what earlier runs recorded last. Where that is different, nothing that they recorded is
-/// relied on.
+/// Compares the data that earlier runs recorded last. If it differs, none of their records is used.
 async fn look_at_edge(
     shared: &Arc<Shared>,
     sides: &Sides,
@@ -575,14 +574,14 @@ async fn look_at_edge(
     Earlier { recorded, check }
 }
 
-/// Whether zeroes in any length are for one lane: those to be zeroed, and those that need not.
+/// Whether one lane handles zero ranges of any length: those to be zeroed, and those to be skipped.
 fn whole_zeroes(shared: &Shared, target: &Facts, target_is_zero: bool) -> (bool, bool) {
-    // Who hashes or writes zeroes has all lanes do it.
+    // If zeroes are hashed or written out, spread them over all lanes.
     let cheap = shared.streaming.as_ref().is_none_or(|streaming| !streaming.hashes_zeroes());
     (cheap && (target_is_zero || !target.emulated.contains(Can::ZERO)), cheap)
 }
 
-/// After success the journal has no more to say.
+/// After success, the journal is not needed any more.
 fn close_journal(shared: &Shared, journal: &Keeping) {
     if !journal.keep
         && let Err(error) = journal.file.remove()

@@ -1,11 +1,11 @@
-//! What a device says of its bytes in one metadata context, in order: asked for in bulk, ahead of
-//! whoever uses it, several questions under way.
+//! The extents of a device in one metadata context, in order: requested in bulk, ahead of their
+//! use, with several requests in flight.
 //!
-//! The first question is small enough for every server. While answers are short lists the next
-//! question is many times as long, so that a disk of any size that is all hole costs a few
-//! questions; where lists are long, questions get shorter, so that an answer needs little memory.
-//! Once a server was found to answer no more than so many bytes at a time, several such questions
-//! are under way at once.
+//! The first request is small enough for every server. While replies are short lists, the next
+//! request is many times as long, so that a disk of any size that is one hole costs a few requests;
+//! if lists are long, requests get shorter, so that a reply needs little memory. Once a server is
+//! found to limit the bytes it describes per reply, several requests of that length are in flight
+//! at once.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -21,41 +21,41 @@ use blockhaul_io::Task;
 
 use crate::handle::Handle;
 
-/// Bytes of the first question: the most that a request with a length of 32 bits can say, aligned to
-/// every block size.
+/// Length of the first request: the most that a 32-bit length can express, aligned to every block
+/// size.
 const FIRST: u64 = 0xffff_0000;
-/// Bytes of the shortest question.
+/// Shortest request in bytes.
 const LEAST: u64 = 1 << 20;
-/// Extents of an answer that questions aim at, so that those under way need little memory.
+/// Target number of extents per reply, so that the replies in flight need little memory.
 const WANTED: u64 = 16 << 10;
-/// How many times longer a question is, at most, than the one before when that had a short answer.
+/// Maximum growth from one request to the next after a short reply.
 const GROWTH: u64 = 64;
-/// Questions under way at a time.
+/// Maximum number of requests in flight.
 const UNDER_WAY: usize = 4;
-/// A shorter answer than this to a longer question is the server's choice; one from this on is the
-/// end of what it can say in 32 bits.
+/// A reply below this to a longer request is the server's own limit; from this on, it is the limit
+/// of 32-bit lengths.
 const LIMIT_32: u64 = 0xff00_0000;
-/// Bytes of the next question after one that failed: a bad place does not spoil a long range.
+/// Length of the next request after a failed one: a bad place does not spoil a long range.
 const AFTER_FAILURE: u64 = 128 << 20;
-/// Time between questions that are asked because answers take long.
+/// Minimum interval between requests that are sent because replies take long.
 const HURRY: Duration = Duration::from_millis(250);
-/// Failures after which nothing more is asked.
+/// Number of failures after which no more requests are sent.
 const FAILURES_MAX: u32 = 8;
 
-/// A run of bytes and what is known of it.
+/// A run of bytes and its state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Known {
     pub(crate) len: u64,
-    /// The state in the context; `None`: nothing is known.
+    /// The state in the context; `None`: unknown.
     pub(crate) state: Option<u64>,
 }
 
 /// The extents of a range, from its start to its end.
 pub(crate) struct ExtentFeed {
     end: Rc<Handle>,
-    /// `None`: nothing is asked.
+    /// `None`: no requests are sent.
     context: Option<Contexts>,
-    /// A question that fails is an error, not a range of which nothing is known.
+    /// A request that fails is an error; otherwise its range has an unknown state.
     strict: bool,
     /// Where the next run starts.
     at: u64,
@@ -63,17 +63,17 @@ pub(crate) struct ExtentFeed {
     to: u64,
     /// Runs from `at` on.
     runs: VecDeque<Known>,
-    /// Questions in order, and where the last one ends.
+    /// Requests in flight, in order, and where the last one ends.
     out: VecDeque<Question>,
-    /// Questions about what was left behind, whose answers still say how this server answers.
+    /// Requests about skipped ranges; their replies still show how this server replies.
     late: Vec<Question>,
     asked: u64,
-    /// Length of the next question, and the longest that the server answers.
+    /// Length of the next request, and the longest that the server answers.
     len: u64,
     most: u64,
-    /// Longer questions would not do: several are under way instead.
+    /// Longer requests do not help: several are in flight instead.
     settled: bool,
-    /// An answer has come.
+    /// A reply has arrived.
     met: bool,
     failures: u32,
 }
@@ -86,22 +86,22 @@ struct Question {
 }
 
 impl ExtentFeed {
-    /// What `end` says of the bytes from `at` to `to` about holes, where it can and `asks` is set;
-    /// where it fails, nothing is known.
+    /// What `end` reports about holes from `at` to `to`, if it can and `asks` is set; where a
+    /// request fails, the state is unknown.
     pub(crate) fn allocation(end: Rc<Handle>, asks: bool, at: u64, to: u64) -> ExtentFeed {
         let facts = end.facts();
-        // What emulation calls data is not known to be data.
+        // Data reported by the emulation is not known to be data.
         let answers = facts.can.contains(Can::EXTENTS) && !facts.emulated.contains(Can::EXTENTS);
         let context = facts.context(BASE_ALLOCATION).filter(|_| asks && answers);
         ExtentFeed::new(end, context, at, to)
     }
 
-    /// What `end` says in another context. A failure is an error.
+    /// What `end` reports in another context. A failure is an error.
     pub(crate) fn strict(end: Rc<Handle>, context: Contexts, at: u64, to: u64) -> ExtentFeed {
         ExtentFeed { strict: true, ..ExtentFeed::new(end, Some(context), at, to) }
     }
 
-    /// A failure is an error.
+    /// Makes a failure an error.
     pub(crate) fn or_fail(self) -> ExtentFeed {
         ExtentFeed { strict: true, ..self }
     }
@@ -130,12 +130,12 @@ impl ExtentFeed {
         self.strict
     }
 
-    /// Whether anything is asked at all.
+    /// Whether any requests are sent.
     pub(crate) fn asks(&self) -> bool {
         self.context.is_some()
     }
 
-    /// Since when the answer that [`ExtentFeed::front`] waits for is awaited.
+    /// Since when [`ExtentFeed::front`] has waited for its reply.
     pub(crate) fn waits_since(&mut self) -> Option<Instant> {
         if !self.runs.is_empty() {
             return None;
@@ -144,8 +144,8 @@ impl ExtentFeed {
         self.out.front().map(|question| question.since)
     }
 
-    /// The next run, which has at least one byte unless the range is at its end. May be dropped while
-    /// it waits, and called again.
+    /// The next run, of at least one byte unless the range has ended. The future may be dropped
+    /// while it waits, and called again.
     pub(crate) async fn front(&mut self) -> Result<Known> {
         loop {
             if let Some(run) = self.runs.front() {
@@ -181,7 +181,7 @@ impl ExtentFeed {
         }
     }
 
-    /// Leaves behind what is before `at`, known or not.
+    /// Skips everything before `at`, known or not.
     pub(crate) fn skip_to(&mut self, at: u64) {
         let mut left = at.saturating_sub(self.at);
         self.at = self.at.max(at);
@@ -198,8 +198,8 @@ impl ExtentFeed {
         }
     }
 
-    /// What is not known yet is gone on without: asks about what is farther ahead, so that an answer
-    /// that takes long is not about what is done when it comes.
+    /// Continues without the replies that are outstanding: requests extents farther ahead, so that
+    /// a late reply does not cover bytes that are already copied.
     pub(crate) fn hurry(&mut self) {
         let Some(context) = self.context else { return };
         let waits = self.out.len() + self.late.len();
@@ -213,13 +213,13 @@ impl ExtentFeed {
         }
     }
 
-    /// Has as many questions under way as it may.
+    /// Keeps the allowed number of requests in flight.
     fn ask(&mut self) {
         let Some(context) = self.context else { return };
         let gap_to = self.out.front().map_or(self.asked, |question| question.at);
         let gap = gap_to.min(self.to).saturating_sub(self.at);
         if gap > 0 {
-            // An answer was shorter than its question.
+            // A reply was shorter than its request.
             let question = self.question(context, self.at, gap.min(self.len));
             self.out.push_front(question);
         }
@@ -245,7 +245,7 @@ impl ExtentFeed {
         Question { at, len, since: blockhaul_io::now(), answer }
     }
 
-    /// Takes in the answer to the oldest question.
+    /// Processes the reply to the oldest request.
     fn answered(&mut self, question: &Question, answer: Result<Extents>) -> Result<()> {
         let mut list = match answer {
             Ok(list) => list,
@@ -253,7 +253,7 @@ impl ExtentFeed {
         };
         self.failures = 0;
         self.learn(question.len, &list);
-        // What was left behind while it was under way.
+        // Drop what was skipped while the request was in flight.
         list.skip(self.at.saturating_sub(question.at));
         list.truncate(self.to - self.at);
         let runs = list.runs().iter();
@@ -261,7 +261,7 @@ impl ExtentFeed {
         Ok(())
     }
 
-    /// Sets the length of the next question.
+    /// Sets the length of the next request.
     fn learn(&mut self, asked: u64, list: &Extents) {
         let (told, count) = (list.total().min(asked), list.len() as u64);
         self.met = true;
@@ -285,7 +285,7 @@ impl ExtentFeed {
         if self.strict {
             return Err(error);
         }
-        // Extents are a help, not a need.
+        // Extents are an optimization, not required.
         self.failures += 1;
         let lost = error.kind() == Kind::Disconnected || self.failures >= FAILURES_MAX;
         match (self.failures, lost) {
@@ -307,13 +307,13 @@ impl ExtentFeed {
     }
 }
 
-/// Asks, again where that may help.
+/// Requests extents, and retries if that may help.
 async fn ask(end: Rc<Handle>, at: u64, len: u64, context: Contexts) -> Result<Extents> {
     let mut attempts = 0;
     loop {
         let generation = end.generation();
         match end.device().extents(at, len, context).await {
-            // The fence lets no empty answer pass.
+            // The fence rejects empty replies.
             Ok(mut lists) => return Ok(lists.pop().unwrap_or_else(|| Extents::one(len, 0))),
             Err(error) => end.recover(error, generation, &mut attempts).await?,
         }

@@ -1,4 +1,4 @@
-//! Lanes beyond the first: dialled while the others copy, and used only when they see the same disks.
+//! Lanes beyond the first: dialled while the others copy, and used only if they see the same disks.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -16,17 +16,17 @@ use crate::segment_queue::SegmentQueue;
 use crate::shared::Shared;
 use crate::sides::Sides;
 
-/// A lane beyond the first, as far as there is one.
+/// The state of a lane beyond the first.
 enum Extra {
-    /// Nobody has needed it yet.
+    /// Not needed yet.
     NotMade,
     Made(Rc<Lane>),
-    /// It cannot be had.
+    /// Cannot be made.
     Refused,
 }
 
-/// Takes orders for lane number `index`, which is made when so many are found to pay, and stays for the
-/// orders that follow.
+/// Takes orders for lane number `index`. The lane is made when the tuner finds that so many pay,
+/// and stays for later orders.
 pub(crate) async fn extra_lane(
     shared: Arc<Shared>,
     index: usize,
@@ -52,7 +52,7 @@ pub(crate) async fn extra_lane(
             }
         }
         if last {
-            // Its connections, and what else it holds, are gone before the copy ends.
+            // Drop its connections, and what else it holds, before the copy ends.
             drop((lane, shared));
             orders.done();
             return;
@@ -61,8 +61,8 @@ pub(crate) async fn extra_lane(
     }
 }
 
-/// Dials a lane and makes sure that it sees the same disks. What is in the way of it is a warning: the
-/// copy goes on without.
+/// Dials a lane and checks that it sees the same disks. A failure is only a warning: the copy
+/// continues without the lane.
 async fn make(
     shared: &Arc<Shared>,
     index: usize,
@@ -79,11 +79,11 @@ async fn make(
         Err(why) => {
             let first = shared.learned.tuner.no_more_lanes();
             let text = format!("going on with fewer connections: {why}");
-            // One says it all, whatever each of them failed of.
+            // One message is enough for all of them.
             if first && index < shared.resolved.connections {
                 shared.warn(text);
             } else {
-                // One more than usual was only tried.
+                // One more than usual was only an attempt.
                 log::info!("{text}");
             }
             Extra::Refused
@@ -93,7 +93,8 @@ async fn make(
 
 type Opened = Arc<dyn Device>;
 
-/// Further handles; `None` where all work is done before they can be used, and why they cannot be.
+/// Handles for a further lane; `None` if all work is done before they can be used; an error if they
+/// cannot be used.
 async fn prepare(
     shared: &Arc<Shared>,
     Sides { source, target }: &Sides,
@@ -113,7 +114,7 @@ async fn prepare(
         let to = target.another().await?;
         Ok::<_, Error>((from, to))
     };
-    // The others may have done all the work before the connection stands.
+    // The other lanes may finish all the work before the connection is made.
     let dialled = first_of(blockhaul_io::timeout(DIAL_MAX, dial), queue.exhausted()).await;
     let (from, to) = match dialled {
         None => return Ok(None),
@@ -126,9 +127,9 @@ async fn prepare(
     let first = target.device();
     let tells_zeroes = first.facts().can.contains(Can::EXTENTS);
     if target.has_more() && tells_zeroes && !shared.retries.lost_target() {
-        // The zeroes that the target has reported so far count for a later connection only if both are of
-        // the same run of the server: then the first one still lives. The target is not read, which its
-        // promise may have spared it.
+        // The zeroes that the target has reported so far are valid on a later connection only if
+        // both belong to the same run of the server: then the first connection is still alive. The
+        // target is not read for this check; its zero report may have avoided that.
         let least = u64::from(first.facts().block.minimum.max(1));
         let question = Request::extents(0, least, Contexts::first()).with(Flags::ONE_EXTENT);
         let alive = first.submit(question).await;
@@ -155,7 +156,7 @@ async fn prepare(
     Ok(Some((from, to)))
 }
 
-/// Whether all handles of a stack are sure to show one disk.
+/// Whether all handles of a stack are certain to show one disk.
 fn promises(stack: &Stack) -> bool {
     !stack.has_more() || stack.device().facts().can.contains(Can::MULTI_CONN)
 }

@@ -1,10 +1,10 @@
-//! The flushes of a target, of all lanes together.
+//! The flushes of a target, for all lanes.
 //!
-//! The kernel reports a writeback error once for each open file description, and so does a server that
-//! shares one between its connections: the flush that fails says that data is lost, a later one succeeds
-//! without it. So a failed flush concerns all lanes: whatever any of them wrote that was not covered by a
-//! flush before is suspect. And a flush that succeeds while another one fails proves nothing: the other
-//! one may have consumed the error.
+//! The kernel reports a writeback error once per open file description, and so does a server that
+//! shares one between its connections: the flush that fails reports that data is lost, and a later
+//! one succeeds without that data. So a failed flush concerns all lanes: whatever any of them wrote
+//! since the last good flush is suspect. And a flush that succeeds while another one fails proves
+//! nothing: the other one may have consumed the error.
 
 use std::collections::BTreeSet;
 use std::future::poll_fn;
@@ -14,15 +14,16 @@ use std::task::{Poll, Waker};
 
 use blockhaul_block::{Error, Outcome};
 
-/// Failed flushes without a successful one between them after which the copy ends: storage that stays
-/// failed until it is opened again is not asked for longer.
+/// Consecutive failed flushes after which the copy ends: storage that fails until it is reopened is
+/// not retried longer.
 const FAILED_MAX: u32 = 4;
 
-/// What is known of the flushes of one target.
+/// The state of the flushes of one target.
 #[derive(Default)]
 pub(crate) struct Flushes {
     state: Mutex<State>,
-    /// Flushes that have failed; beside the state, because every write asks. Changed under its lock.
+    /// Number of failed flushes; outside the state, because every write reads it. Changed under its
+    /// lock.
     failures: AtomicU64,
 }
 
@@ -31,16 +32,16 @@ struct State {
     /// Number of the next flush.
     next: u64,
     running: BTreeSet<u64>,
-    /// Failures since the last flush that succeeded, but for those of lost connections.
+    /// Failures since the last successful flush, without those of lost connections.
     in_a_row: u32,
     /// The last failure of the storage.
     error: Option<Error>,
-    /// A lane has ended without a flush: nobody would write again what it wrote.
+    /// A lane has ended without a flush: its writes would not be repeated.
     left: bool,
     waiting: Vec<Waker>,
 }
 
-/// Why a flush has proven nothing.
+/// Why a flush proves nothing.
 pub(crate) enum Unproven {
     /// It succeeded while another one failed.
     Overlapped,
@@ -49,26 +50,26 @@ pub(crate) enum Unproven {
 }
 
 impl Flushes {
-    /// Flushes that have failed so far.
+    /// Number of failed flushes so far.
     pub(crate) fn failures(&self) -> u64 {
         self.failures.load(Ordering::SeqCst)
     }
 
-    /// The last error of a flush that was none of a lost connection.
+    /// The last flush error that was not a lost connection.
     pub(crate) fn error(&self) -> Option<Error> {
         self.lock().error.clone()
     }
 
-    /// Carries out a flush. Ok: it succeeded, and none failed since `failures` was the number of those
-    /// that had failed, nor any that it overlapped: what had been written before is durable.
-    /// `lost_connection` tells an error that says nothing about the storage.
+    /// Runs a flush. Ok: it succeeded, and no flush has failed since the count was `failures`, nor
+    /// any that it overlapped: what was written before it is durable. `lost_connection` recognizes
+    /// errors that do not come from the storage.
     pub(crate) async fn run(
         &self,
         failures: u64,
         flush: impl Future<Output = Outcome>,
         lost_connection: impl FnOnce(&Error) -> bool,
     ) -> Result<(), Unproven> {
-        // Also where the future is dropped.
+        // Also if the future is dropped.
         let running = Running { flushes: self, number: self.begin() };
         let outcome = flush.await;
         let last = {
@@ -101,7 +102,8 @@ impl Flushes {
         }
     }
 
-    /// A lane ends whose writes no flush covers. False if a flush has failed, so that they may be lost.
+    /// A lane ends with writes that no flush covers. False if a flush has failed, so that they may
+    /// be lost.
     pub(crate) fn leave(&self) -> bool {
         let mut state = self.lock();
         let well = self.failures() == 0;
@@ -117,7 +119,7 @@ impl Flushes {
         number
     }
 
-    /// Waits until the flushes have ended that are running now.
+    /// Waits until the flushes that are running now have ended.
     async fn overlapping(&self) {
         let end = self.lock().next;
         poll_fn(|cx| {

@@ -14,15 +14,15 @@ use crate::progress::Progress;
 use crate::same_disk::Proof;
 use crate::side::Side;
 
-/// Time for a connection to be made.
+/// Maximum time to make a connection.
 pub(crate) const DIAL_MAX: Duration = Duration::from_secs(10);
-/// First pause before a request is repeated on a connection that stands; four times as long each time,
-/// up to the delay that was asked for.
+/// First pause before a request is repeated on a working connection; four times as long each time,
+/// up to the configured delay.
 const QUICK: Duration = Duration::from_millis(20);
-/// A pause ends not later than this after the copy was stopped.
+/// Maximum time for which a pause outlasts a stopped copy.
 const PAUSE_STEP: Duration = Duration::from_millis(100);
 
-/// What all ends of a copy share: how often to try, and what was tried.
+/// Retry settings and counters shared by all handles of a copy.
 pub(crate) struct Retries {
     limit: u32,
     delay: Duration,
@@ -31,9 +31,9 @@ pub(crate) struct Retries {
     lost_target: AtomicBool,
     requests: [AtomicU64; 2],
     connections: [AtomicU64; 2],
-    /// A block of the source, by which a connection that is made again is known.
+    /// A block of the source, to recognize the source after a reconnect.
     seen: Mutex<Option<Proof>>,
-    /// There is one.
+    /// Whether `seen` is set.
     has_seen: AtomicBool,
     pub(crate) checked: AtomicU64,
     pub(crate) rewritten: AtomicU64,
@@ -56,22 +56,22 @@ impl Retries {
         })
     }
 
-    /// Whether anything is ever repeated.
+    /// Whether requests are ever repeated.
     pub(crate) fn any(&self) -> bool {
         self.limit > 0
     }
 
-    /// How often something is repeated.
+    /// Maximum number of retries.
     pub(crate) fn limit(&self) -> u32 {
         self.limit
     }
 
-    /// Notes that the copy has failed: nothing is repeated any more.
+    /// Notes that the copy has failed: nothing is retried any more.
     pub(crate) fn fail(&self) {
         self.failed.store(true, Ordering::Relaxed);
     }
 
-    /// Whether nothing more is to be submitted.
+    /// Whether to submit no more requests.
     pub(crate) fn stopped(&self) -> bool {
         self.failed.load(Ordering::Relaxed) || self.progress.is_cancelled()
     }
@@ -101,21 +101,21 @@ impl Retries {
         self.lost_target.store(true, Ordering::Relaxed);
     }
 
-    /// Whether a block of the source is wanted, to know it again by.
+    /// Whether a block of the source is still needed for recognition.
     pub(crate) fn wants_proof(&self) -> bool {
         self.any() && !self.has_seen.load(Ordering::Relaxed)
     }
 
-    /// Keeps what was read from the source at `at`, if it has content.
+    /// Stores what was read from the source at `at`, if it is not zero.
     pub(crate) fn keep_proof(&self, at: u64, bytes: &[u8]) {
         if let Some(proof) = Proof::of(at, bytes) {
-            // The first one serves as well as any.
+            // Any block will do; keep the first.
             self.seen.lock().expect("no panic under this lock").get_or_insert(proof);
             self.has_seen.store(true, Ordering::Relaxed);
         }
     }
 
-    /// Another run begins: what the source held before may have changed.
+    /// Another run begins: the source may have changed since.
     pub(crate) fn forget_proof(&self) {
         let mut seen = self.seen.lock().expect("no panic under this lock");
         *seen = None;
@@ -126,7 +126,7 @@ impl Retries {
         self.seen.lock().expect("no panic under this lock").clone()
     }
 
-    /// Counts a repetition after this error; the error itself where there is to be none.
+    /// Counts a retry after this error; returns the error if it must not be retried.
     fn count(&self, side: Side, remedy: Remedy, error: &Error, attempts: &mut u32) -> Result<()> {
         if remedy == Remedy::None || *attempts >= self.limit || self.stopped() {
             return Err(error.clone());
@@ -138,8 +138,9 @@ impl Retries {
         Ok(())
     }
 
-    /// After a request to a target failed whose connection is not replaced, because what it took and
-    /// did not flush is gone: waits. Ok: it is to be repeated; else the error that ends the copy.
+    /// Waits after a failed request to a target whose connection is not replaced, because that
+    /// would lose its unflushed writes. Ok: repeat the request; otherwise the error that ends the
+    /// copy.
     pub(crate) async fn recover_standing(&self, error: Error, attempts: &mut u32) -> Result<()> {
         let remedy = match remedy(error.kind()) {
             Remedy::Reconnect => Remedy::None,
@@ -153,14 +154,15 @@ impl Retries {
         if self.stopped() { Err(error) } else { Ok(()) }
     }
 
-    /// Waits before repetition `number` of a request that failed on a connection that stands: what
-    /// passes does so soon, and what does not should not hold the copy up for half a minute.
+    /// Waits before repetition `number` of a request that failed on a working connection: a
+    /// transient error passes soon, and a permanent one should not delay the copy for half a
+    /// minute.
     async fn pause_briefly(&self, number: u32) {
         let longer = QUICK.saturating_mul(1 << (2 * number.saturating_sub(1)).min(16));
         self.pause_for(longer.min(self.delay)).await;
     }
 
-    /// Waits before repetition `number`, counted from 1.
+    /// Waits before repetition `number`, from 1.
     async fn pause(&self, number: u32) {
         let doubled = self.delay.saturating_mul(1 << number.saturating_sub(1).min(16));
         self.pause_for(doubled.min(RETRY_DELAY_MAX)).await;
@@ -178,16 +180,16 @@ impl Retries {
     }
 }
 
-/// What can be done about a failed request.
+/// How to handle a failed request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Remedy {
-    /// The connection is of no more use.
+    /// The connection is not usable any more.
     Reconnect,
-    /// It may pass; the connection stands.
+    /// The error may be transient; the connection works.
     RepeatSoon,
-    /// It may pass, in time.
+    /// The error may be transient; wait longer.
     Repeat,
-    /// It will fail again.
+    /// The request will fail again.
     None,
 }
 
@@ -207,17 +209,17 @@ fn remedy(kind: Kind) -> Remedy {
     }
 }
 
-/// Whether an error tells of a lost connection, not of the storage behind it.
+/// Whether an error means that the connection was lost, rather than that the storage failed.
 pub(crate) fn is_lost(error: &Error) -> bool {
     remedy(error.kind()) == Remedy::Reconnect
 }
 
-/// A handle on one side, for the requests of one lane; lives on that lane's worker.
+/// A handle to one side for the requests of one lane; lives on that lane's worker.
 pub(crate) struct Handle {
     side: Side,
     stack: Stack,
     handle: RefCell<Arc<dyn Device>>,
-    /// Counts handles: what failed on an older one does not touch the present one.
+    /// Counts handles: an error on an older handle does not affect the current one.
     generation: Cell<u64>,
     dialling: Cell<bool>,
     dead: RefCell<Option<Error>>,
@@ -244,12 +246,12 @@ impl Handle {
         }
     }
 
-    /// The present handle.
+    /// The current handle.
     pub(crate) fn device(&self) -> Arc<dyn Device> {
         self.handle.borrow().clone()
     }
 
-    /// The number of the present handle, from 0.
+    /// The number of the current handle, from 0.
     pub(crate) fn generation(&self) -> u64 {
         self.generation.get()
     }
@@ -258,20 +260,20 @@ impl Handle {
         self.handle.borrow().facts()
     }
 
-    /// Whether a new handle is a connection of its own.
+    /// Whether a new handle is a separate connection.
     pub(crate) fn reconnects(&self) -> bool {
         self.stack.has_more()
     }
 
-    /// Keeps what was read at `at` to know the disk by, when it is connected to again.
+    /// Stores what was read at `at`, to recognize the disk after a reconnect.
     pub(crate) fn keep_proof(&self, at: u64, bytes: &[u8]) {
         if self.retries.wants_proof() {
             self.retries.keep_proof(at, bytes);
         }
     }
 
-    /// After a request failed that was sent in `generation`: waits, or connects again. Ok: it is to be
-    /// repeated; else the error that ends the copy.
+    /// Handles the failure of a request that was sent in `generation`: waits, or reconnects. Ok:
+    /// repeat the request; otherwise the error that ends the copy.
     pub(crate) async fn recover(
         &self,
         error: Error,
@@ -291,7 +293,7 @@ impl Handle {
         }
     }
 
-    /// Replaces the handle unless somebody has done so since `generation`.
+    /// Replaces the handle unless another task has done so since `generation`.
     async fn reconnect(&self, error: &Error, generation: u64) -> Result<()> {
         loop {
             let mark = self.changed.mark();
@@ -365,8 +367,8 @@ impl Handle {
 }
 
 impl Handle {
-    /// Why a new handle is not the same disk, if it is not; the source is known by a block of what was
-    /// read from it before.
+    /// Why a new handle is not the same disk, if so; a source is recognized by a block read from it
+    /// before.
     async fn is_another(&self, handle: &Arc<dyn Device>) -> Result<Option<String>> {
         if let Some(why) = differs(&self.stack, handle) {
             return Ok(Some(why));
@@ -381,7 +383,7 @@ impl Handle {
     }
 }
 
-/// Why a further connection does not look like the first one.
+/// Why a further connection does not show the same disk as the first one.
 pub(crate) fn differs(stack: &Stack, handle: &Arc<dyn Device>) -> Option<String> {
     let (first, other) = (stack.device().facts(), handle.facts());
     if first.size != other.size {

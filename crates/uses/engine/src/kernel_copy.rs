@@ -1,10 +1,10 @@
-//! What the kernel can copy by itself between two files, as far as that is known: for all lanes of a
-//! copy, which act on it in `lane::reflink` and `lane::copy_range`.
+//! What the kernel can copy between two files, as far as known: shared by all lanes of a copy,
+//! which use it in `lane::reflink` and `lane::copy_range`.
 //!
-//! Whether copy_file_range is faster than reading and writing depends on file systems, the kernel and the
-//! machine, so it is measured: the first lane that comes to a range long enough copies a part one way and
-//! the next part the other way, twice, and the best of each is compared: the kernel has to be faster by a
-//! quarter.
+//! Whether copy_file_range is faster than reading and writing depends on file systems, the kernel
+//! and the machine, so it is measured: the first lane with a long enough range copies one part one
+//! way and the next part the other way, twice. The best results are compared: the kernel must be
+//! faster by a quarter.
 
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
@@ -14,13 +14,13 @@ use crate::options::ByKernel;
 
 /// Bytes of a measurement: some milliseconds from memory to memory.
 const PROBE: u64 = 8 << 20;
-/// Measurements of each way. The best counts: what disturbs makes a way only slower.
+/// Measurements of each way. The best counts: interference only makes a way slower.
 const PROBES: usize = 2;
-/// How much faster the kernel has to be: less is chance in measurements this short, and requests keep
-/// more in flight when a disk sets the pace.
+/// How much faster the kernel must be: smaller differences are noise in such short measurements,
+/// and requests keep more in flight when a disk is the bottleneck.
 const GAIN: f64 = 1.25;
 
-/// What files have not refused yet, for all lanes of a copy.
+/// What the files have not refused yet, for all lanes of a copy.
 pub(crate) struct KernelCopy {
     pub(crate) reflink: AtomicBool,
     pub(crate) copy_range: CopyRange,
@@ -35,30 +35,30 @@ impl KernelCopy {
     }
 }
 
-/// What is known about copy_file_range, for all lanes of a copy.
+/// The state of copy_file_range, for all lanes of a copy.
 pub(crate) struct CopyRange {
-    /// Between any two files, without a measurement.
+    /// Use it between any two files, without a measurement.
     pub(crate) always: bool,
     state: Mutex<State>,
 }
 
 #[derive(Debug)]
 enum State {
-    /// Nobody has measured; or a lane does, by its number.
+    /// Not decided; the number of the lane that measures, if one does.
     Open(Option<u32>, Trial),
-    /// It is used.
+    /// In use.
     Taken,
-    /// It is refused, slower, or not wanted.
+    /// Refused, slower, or disabled.
     Left,
 }
 
-/// Who copies what comes next.
+/// What copies the next range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mover {
     Kernel,
-    /// The kernel, and it is timed; so many bytes at most.
+    /// The kernel, timed; at most this many bytes.
     TimeKernel(u64),
-    /// Requests, and they are timed; so many bytes at most.
+    /// Requests, timed; at most this many bytes.
     TimeRequests(u64),
     Requests,
 }
@@ -73,12 +73,12 @@ impl CopyRange {
         CopyRange { always: by_kernel == ByKernel::CopyRange, state: Mutex::new(state) }
     }
 
-    /// Whether it is not used any more, or never was.
+    /// Whether it is not used, or not used any more.
     pub(crate) fn is_left(&self) -> bool {
         matches!(*self.state.lock().expect("no panic under this lock"), State::Left)
     }
 
-    /// Who copies what comes next in the lane of this number.
+    /// What copies the next range of this lane.
     pub(crate) fn turn(&self, lane: u32) -> Mover {
         match &mut *self.state.lock().expect("no panic under this lock") {
             State::Taken => Mover::Kernel,
@@ -90,12 +90,12 @@ impl CopyRange {
         }
     }
 
-    /// Is not used any more.
+    /// Stops using it.
     pub(crate) fn leave(&self) {
         *self.state.lock().expect("no panic under this lock") = State::Left;
     }
 
-    /// Counts a measurement, and chooses when there are enough.
+    /// Counts a measurement, and decides when there are enough.
     pub(crate) fn note(&self, bytes: u64, time: Duration) {
         let mut state = self.state.lock().expect("no panic under this lock");
         let State::Open(_, trial) = &mut *state else { return };
@@ -110,15 +110,15 @@ impl CopyRange {
     }
 }
 
-/// The measurements, in turn by the kernel and by requests.
+/// The measurements, alternately by the kernel and by requests.
 #[derive(Debug, Default)]
 struct Trial {
-    /// Measurements that are over.
+    /// Number of completed measurements.
     over: usize,
-    /// Of the one that is not.
+    /// Bytes of the current one.
     bytes: u64,
     time: Duration,
-    /// Most bytes in a second, by the kernel and by requests.
+    /// Best rates in bytes per second, by the kernel and by requests.
     best: [f64; 2],
 }
 
@@ -145,7 +145,7 @@ impl Trial {
         (self.bytes, self.time) = (0, Duration::ZERO);
     }
 
-    /// Whether the kernel is clearly faster, once that is known.
+    /// Whether the kernel is clearly faster; `None`: not known yet.
     fn pays(&self) -> Option<bool> {
         (self.over == 2 * PROBES).then_some(self.best[0] >= self.best[1] * GAIN)
     }

@@ -1,5 +1,5 @@
-//! How many lanes are at work at a time: a lane works while it holds one of the places, and gives it
-//! up between two requests when there are more lanes at work than are found to pay.
+//! Limits how many lanes are active at a time: a lane is active while it holds a place, and gives
+//! it up between two requests when more lanes are active than pay.
 
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -7,10 +7,10 @@ use std::task::{Poll, Waker};
 
 use crate::signals::{OVER, Signals};
 
-/// The slots for lanes of a copy: each that is at work holds one of the places.
+/// The places of a copy's active lanes.
 pub(crate) struct LaneSlots {
     state: Mutex<State>,
-    /// Raised while more lanes are at work than there are places.
+    /// Raised while more lanes are active than there are places.
     signals: Arc<Signals>,
 }
 
@@ -21,13 +21,13 @@ struct State {
 }
 
 impl LaneSlots {
-    /// Slots for so many lanes.
+    /// Slots with `places` places.
     pub(crate) fn new(places: usize, signals: Arc<Signals>) -> LaneSlots {
         let state = State { places: places.max(1), active: 0, waiting: Vec::new() };
         LaneSlots { state: Mutex::new(state), signals }
     }
 
-    /// What lanes look at before each request.
+    /// The signals that lanes check before each request.
     pub(crate) fn signals(&self) -> &Arc<Signals> {
         &self.signals
     }
@@ -42,15 +42,15 @@ impl LaneSlots {
         self.lock().active
     }
 
-    /// Takes a place even where none is free: the first lane never waits, nor one that somebody waits for.
+    /// Takes a place even if none is free: for the first lane, and for one with a wanted range.
     pub(crate) fn enter_beyond(&self) {
         self.change(|state| state.active += 1);
     }
 
-    /// Waits for a place; false: there is no need any more.
+    /// Waits for a place; false: none is needed any more.
     pub(crate) async fn enter(&self, stopped: impl Fn() -> bool) -> bool {
         let entered = poll_fn(|cx| {
-            // Under the lock, so that no change of what it looks at is missed.
+            // Under the lock, so that no change of the condition is missed.
             let mut state = self.lock();
             if stopped() {
                 return Poll::Ready(false);
@@ -65,7 +65,7 @@ impl LaneSlots {
         entered.await
     }
 
-    /// Waits until there are more than `lanes` places, or no need any more.
+    /// Waits until there are more than `lanes` places, or none is needed any more.
     pub(crate) async fn wait_for_places(&self, lanes: usize, stopped: impl Fn() -> bool) {
         poll_fn(|cx| {
             let mut state = self.lock();
@@ -78,7 +78,7 @@ impl LaneSlots {
         .await;
     }
 
-    /// Gives a place up if more are taken than there are; says whether it did.
+    /// Gives up a place if more are taken than there are; returns whether it did.
     pub(crate) fn leave_if_over(&self) -> bool {
         if !self.signals.is(OVER) {
             return false;
@@ -91,12 +91,12 @@ impl LaneSlots {
         left
     }
 
-    /// Gives a place up.
+    /// Gives up a place.
     pub(crate) fn leave(&self) {
         self.change(|state| state.active -= 1);
     }
 
-    /// Has everybody who waits look again whether there is still a need.
+    /// Wakes all waiting lanes to check whether they are still needed.
     pub(crate) fn wake(&self) {
         self.change(|_| {});
     }

@@ -1,20 +1,20 @@
-//! What a lane has written, by how sure it is to last.
+//! Tracks how durable each segment is that a lane has written.
 //!
-//! A segment is *open* while its requests are under way, *finished* when all have completed on one
+//! A segment is *open* while its requests are in flight, *finished* when all have completed on one
 //! connection, and *safe* after a flush on that connection. When the connection is lost, its server
-//! may have lost what was not safe, and may still carry out what got no reply: those segments are
-//! *suspect* and must be looked at again. When a flush of the target fails, on whatever connection,
-//! everything that is not safe is suspect.
+//! may have lost what was not safe, and may still carry out requests without a reply: those
+//! segments are *suspect* and must be rechecked. When a flush of the target fails, on any
+//! connection, everything that is not safe is suspect.
 //!
-//! Segments that needed no write because the target reads as zeroes there are no exception: an earlier
-//! run may have made those zeroes without a flush.
+//! This includes segments without a write because the target reads as zeroes there: an earlier run
+//! may have written those zeroes without a flush.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// A segment: where it starts and ends.
+/// A segment: its start and end.
 pub(crate) type Range = (u64, u64);
 
-/// Where a segment starts, by which its account is found; not where one of its requests is.
+/// The start of a segment, which identifies it in the ledger; not the offset of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Home(u64);
 
@@ -24,17 +24,17 @@ impl Home {
         Home(start)
     }
 
-    /// Where the segment starts.
+    /// The offset at which the segment starts.
     pub(crate) fn offset(self) -> u64 {
         self.0
     }
 }
 
-/// A segment to be looked at again.
+/// A segment to recheck.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Suspect {
     pub(crate) range: Range,
-    /// Reading it back is not enough, because it may have been readable and not durable.
+    /// Reading it back is not enough: it may be readable but not durable.
     pub(crate) again: bool,
 }
 
@@ -43,26 +43,26 @@ pub(crate) struct Suspect {
 pub(crate) struct Ledger {
     open: BTreeMap<u64, Open>,
     finished: Vec<Range>,
-    /// Where those of them start that were written with content.
+    /// Starts of the segments that were written with content.
     content: BTreeSet<u64>,
-    /// Kept only where a new connection may show another disk.
+    /// Filled only if a new connection may show another disk.
     safe: Vec<Range>,
     keep_safe: bool,
-    /// Whether anybody will ask.
+    /// Whether finished or suspect segments are ever queried.
     used: bool,
     suspect: VecDeque<Suspect>,
-    /// Generation of the target's handle on which all that is open or finished was written.
+    /// Generation of the target's handle that wrote everything open or finished.
     generation: u64,
-    /// Flushes of the target that had failed before all that is open or finished was begun.
+    /// Number of failed flushes before everything open or finished was begun.
     failures: u64,
-    /// Runs that have begun; after the first, ranges may be there more than once.
+    /// Number of runs begun; after the first, ranges may be listed more than once.
     runs: u32,
 }
 
 #[derive(Debug)]
 struct Open {
     end: u64,
-    /// Requests under way.
+    /// Requests in flight.
     left: usize,
     /// All requests have been started.
     complete: bool,
@@ -71,14 +71,14 @@ struct Open {
 }
 
 impl Ledger {
-    /// A ledger; `used`: somebody will ask what is finished or suspect; `keep_safe`: what was flushed
-    /// over a connection that was lost is suspect as well.
+    /// A ledger. `used`: finished or suspect segments will be queried. `keep_safe`: after a lost
+    /// connection, flushed segments are suspect as well.
     pub(crate) fn new(used: bool, keep_safe: bool) -> Ledger {
         Ledger { used, keep_safe, ..Ledger::default() }
     }
 
-    /// Another run begins, in segments of `segment` bytes. What an earlier one has zeroed in one piece may
-    /// be written by this one in parts, so that it must not be zeroed again as a whole.
+    /// Another run begins, in segments of `segment` bytes. It may write parts of what an earlier
+    /// run zeroed in one piece, which must then not be zeroed again as a whole.
     pub(crate) fn begin_run(&mut self, segment: u64) {
         self.runs += 1;
         if self.runs == 1 {
@@ -93,7 +93,8 @@ impl Ledger {
         self.suspect = self.suspect.iter().flat_map(cut).collect();
     }
 
-    /// Joins suspect ranges that overlap, which those of several runs may: each is looked at once.
+    /// Joins suspect ranges that overlap, as those of several runs may, so that each is checked
+    /// once.
     pub(crate) fn join_suspects(&mut self) {
         if self.runs < 2 {
             return;
@@ -128,14 +129,14 @@ impl Ledger {
         }
     }
 
-    /// Something of the segment at `home` that is not zero is about to be written.
+    /// Notes that data other than zeroes is about to be written to the segment at `home`.
     pub(crate) fn wrote_content(&mut self, home: Home) {
         if let Some(open) = self.open.get_mut(&home.0) {
             open.content = true;
         }
     }
 
-    /// Whether the finished segment at `at` was written with content; asked once.
+    /// Whether the finished segment at `home` was written with content; forgets it.
     pub(crate) fn take_content(&mut self, home: Home) -> bool {
         self.content.remove(&home.0)
     }
@@ -145,7 +146,7 @@ impl Ledger {
         self.open.remove(&home.0);
     }
 
-    /// A request of the segment at `home` has completed; true when that finishes the segment.
+    /// A request of the segment at `home` has completed; true if that finishes the segment.
     pub(crate) fn completed(&mut self, home: Home) -> bool {
         if let Some(open) = self.open.get_mut(&home.0) {
             open.left -= 1;
@@ -153,8 +154,7 @@ impl Ledger {
         self.settle(home)
     }
 
-    /// No more requests follow for the segment at `home`; true when that
-    /// finishes it.
+    /// No more requests follow for the segment at `home`; true if that finishes it.
     pub(crate) fn complete(&mut self, home: Home) -> bool {
         if let Some(open) = self.open.get_mut(&home.0) {
             open.complete = true;
@@ -180,8 +180,8 @@ impl Ledger {
         true
     }
 
-    /// The target's handle is now `generation`: everything that was seen or written over an older one
-    /// and is not safe is suspect. `again`: reading it back is not enough.
+    /// The target's handle is now `generation`: everything read or written over an older one that
+    /// is not safe is suspect. `again`: reading it back is not enough.
     pub(crate) fn connected(&mut self, generation: u64, again: bool) {
         if generation == self.generation {
             return;
@@ -192,9 +192,9 @@ impl Ledger {
         self.doubt(safe, again);
     }
 
-    /// So many flushes of the target have failed by now: if there are new ones, everything that is not
-    /// safe is suspect, and reading it back is not enough. A system that could not write something back
-    /// may drop it and still answer reads from memory.
+    /// The number of failed flushes of the target is now `failures`: if it has grown, everything
+    /// that is not safe is suspect, and reading it back is not enough. A system that could not
+    /// write data back may drop it and still answer reads from memory.
     pub(crate) fn flushes_failed(&mut self, failures: u64) {
         if failures == self.failures {
             return;
@@ -220,28 +220,28 @@ impl Ledger {
         self.suspect.extend(ranges.into_iter().map(|range| Suspect { range, again }));
     }
 
-    /// Segments that a flush submitted now makes safe.
+    /// Takes the segments that a flush submitted now makes safe.
     pub(crate) fn take_finished(&mut self) -> Vec<Range> {
         std::mem::take(&mut self.finished)
     }
 
-    /// Flushes that had failed when this was last told.
+    /// Number of failed flushes last reported to the ledger.
     pub(crate) fn failures(&self) -> u64 {
         self.failures
     }
 
-    /// Generation of the target's handle over which is written now.
+    /// Generation of the target's handle that writes now.
     pub(crate) fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// All connections show one disk: what is safe stays so.
+    /// All connections show one disk: what is safe remains safe.
     pub(crate) fn forget_safe(&mut self) {
         self.keep_safe = false;
         self.safe.clear();
     }
 
-    /// A flush has made these safe, over the handle `generation`.
+    /// A flush over the handle `generation` has made these safe.
     pub(crate) fn flushed(&mut self, ranges: &[Range], generation: u64) {
         match (self.keep_safe, generation == self.generation) {
             (false, _) => {}
@@ -250,24 +250,24 @@ impl Ledger {
         }
     }
 
-    /// Whether a flush would make something safe.
+    /// Whether a flush would make a segment safe.
     pub(crate) fn has_finished(&self) -> bool {
         !self.finished.is_empty()
     }
 
-    /// How many segments are suspect.
+    /// Number of suspect segments.
     pub(crate) fn suspects(&self) -> usize {
         self.suspect.len()
     }
 
-    /// The segment that has been suspect for the longest time. One at a time, because what is known of
-    /// the others may change while it is looked at.
+    /// The segment that has been suspect for the longest time. One at a time, because the state of
+    /// the others may change while it is checked.
     pub(crate) fn next_suspect(&mut self) -> Option<Suspect> {
         self.suspect.pop_front()
     }
 }
 
-/// A range in parts that lie in one segment each.
+/// Splits a range into parts that lie in one segment each.
 fn in_cells((start, end): Range, segment: u64) -> impl Iterator<Item = Range> {
     let first = start - start % segment;
     let cells = (first..end).step_by(usize::try_from(segment).unwrap_or(usize::MAX));

@@ -1,15 +1,14 @@
-//! The copy engine: moves what one device holds to another.
+//! The copy engine: copies the contents of one device to another.
 //!
-//! A *plan* says what to copy, from extents fetched ahead. *Lanes* carry it out: a lane is one source
-//! handle and one target handle, and each segment of 128 MiB is written by one lane, so that writes
-//! of different lanes never overlap or share a block, and the target is never read back while copying
-//! (the reasoning of libnbd's "copy: Always allow multiple connections"). A *window* bounds what a
-//! lane has in flight, and the buffer pool bounds all together. A *route* is chosen for each range:
-//! skip, zero, or read and write with or without looking for zeroes.
+//! A *plan* says what to copy, from extents fetched ahead. *Lanes* carry it out: a lane is one
+//! source handle and one target handle, and each segment of 128 MiB is written by one lane, so that
+//! writes of different lanes never overlap or share a block, and the target is never read back
+//! while copying (the reasoning of libnbd's "copy: Always allow multiple connections"). A *window*
+//! limits what a lane has in flight, and the buffer pool limits all lanes together. A *route* is
+//! chosen for each range: skip, zero, or read and write with or without a check for zeroes.
 //!
-//! On an error or a cancel, nothing more is submitted, everything in flight is awaited, and the first
-//! error is returned: what the target holds then is undefined where it was not copied yet, nowhere
-//! else.
+//! On an error or a cancel, nothing more is submitted, everything in flight is awaited, and the
+//! first error is returned. The target is then undefined only where it was not copied yet.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 

@@ -1,4 +1,4 @@
-//! Manifests: digests of the pieces of a device, as a text that is kept and checked later.
+//! Manifests: digests of the pieces of a device, as a text to verify the device with later.
 //!
 //! ```text
 //! blockhaul manifest 2
@@ -10,11 +10,11 @@
 //! digest 0c44…
 //! ```
 //!
-//! A line for each unit has its offset and the BLAKE3 of the BLAKE3s of its blocks of 256 KiB. Units
-//! that are all zero have no line, so that a manifest is as long as there is data. The range is what
-//! was digested. The last line is the digest of the whole, which `verify` tells, too: the BLAKE3 of
-//! size, unit, start and length (8 bytes each, big-endian) and, for each line, its offset and digest.
-//! It also shows that the text is complete.
+//! Each unit has a line with its offset and the BLAKE3 of the BLAKE3s of its 256 KiB blocks. Units
+//! that are all zero have no line, so that the length of a manifest depends on the data. The range
+//! is the part that was digested. The last line is the digest of the whole, which `verify` also
+//! reports: the BLAKE3 of size, unit, start and length (8 bytes each, big-endian) and, for each
+//! line, its offset and digest. It also shows that the text is complete.
 
 use std::fmt;
 use std::str::FromStr;
@@ -26,24 +26,24 @@ use crate::options::SEGMENT;
 pub(crate) type Digest = [u8; blake3::OUT_LEN];
 
 const TITLE: &str = "blockhaul manifest 2";
-/// Bytes of the smallest unit: small enough that a copy of what changed copies little else.
+/// Smallest unit in bytes: small enough that a copy of the changes copies little else.
 const UNIT_MIN: u64 = 1 << 20;
-/// Units that a device has at most, unless they are as large as they get: bounds text and memory.
+/// Maximum number of units of a device, unless they have the largest size: limits text and memory.
 const UNITS: u64 = 64 << 10;
 
 /// Digests of the pieces of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Manifest {
     pub(crate) size: u64,
-    /// Bytes of a unit.
+    /// Unit size in bytes.
     pub(crate) unit: u64,
-    /// Where what was digested starts and ends.
+    /// Start and end of the digested range.
     pub(crate) range: (u64, u64),
     /// Offsets and digests of the units that are not all zero, ascending.
     pub(crate) units: Vec<(u64, Digest)>,
 }
 
-/// Bytes of a unit of a device of `size` bytes: a power of two from 1 MiB to 128 MiB.
+/// Unit size in bytes for a device of `size` bytes: a power of two from 1 MiB to 128 MiB.
 pub(crate) fn unit_of(size: u64) -> u64 {
     size.div_ceil(UNITS).clamp(UNIT_MIN, SEGMENT).next_power_of_two()
 }
@@ -54,12 +54,12 @@ impl Manifest {
         self.size
     }
 
-    /// Bytes of a unit.
+    /// Unit size in bytes.
     pub fn unit(&self) -> u64 {
         self.unit
     }
 
-    /// Offset and length of what was digested, in bytes.
+    /// Offset and length of the digested range, in bytes.
     pub fn range(&self) -> (u64, u64) {
         (self.range.0, self.range.1 - self.range.0)
     }
@@ -77,11 +77,11 @@ impl Manifest {
         all.finalize().to_hex().to_string()
     }
 
-    /// Offsets and lengths, in bytes, of what is different in another device, whose own manifest this
-    /// is; neighbours are joined. Both have units of the same length.
+    /// Offsets and lengths, in bytes, of the differences to another device with manifest `other`;
+    /// adjacent ones are joined. Both have the same unit size.
     pub fn differences(&self, other: &Manifest) -> Vec<(u64, u64)> {
         let mut ranges: Vec<(u64, u64)> = Vec::new();
-        // What only one of them has is different, zero or not.
+        // What only one of them has differs, zero or not.
         let (short, long) = match self.size < other.size {
             true => (self.size, other.size),
             false => (other.size, self.size),
@@ -217,7 +217,7 @@ mod tests {
         let mut other = sample();
         assert_eq!(sample().differences(&other), []);
         other.units[1].1 = [9; 32];
-        // One became zero, one is no longer.
+        // One became zero, and one became data.
         other.units.remove(2);
         other.units.push((5 * UNIT, [8; 32]));
         let expected = [(UNIT, UNIT), (3 * UNIT, UNIT), (5 * UNIT, 5)];

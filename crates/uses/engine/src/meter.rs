@@ -1,5 +1,4 @@
-//! What a copy under way tells beside its bytes: how long requests take, how many are in flight, what
-//! had to be repeated.
+//! Counters of a running copy other than bytes: request times, requests in flight, retries.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -11,13 +10,13 @@ use crate::side::Side;
 /// The state of a copy at one moment, beside its bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Meters {
-    /// Requests in flight: pieces that are being read or written.
+    /// Requests in flight: pieces being read or written.
     pub in_flight: usize,
-    /// Requests that were repeated: to the source, to the target.
+    /// Repeated requests: to the source, to the target.
     pub retried: [u64; 2],
-    /// Connections that were made again: to the source, to the target.
+    /// Replaced connections: to the source, to the target.
     pub reconnected: [u64; 2],
-    /// Reads of the source, and what changes the target, until the answer came.
+    /// Times until the reply: of reads of the source, and of requests that change the target.
     pub latency: [Latency; 2],
 }
 
@@ -47,7 +46,7 @@ impl Meter {
         self.reconnected[side as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A request was answered after `time`.
+    /// A request completed after `time`.
     pub(crate) fn took(&self, side: Side, time: Duration) {
         self.latency[side as usize].record(time, 1);
     }

@@ -1,4 +1,4 @@
-//! How to copy, and what came of it.
+//! The options and the summary of a copy.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,101 +11,101 @@ use crate::route_counters::Routes;
 
 /// Bytes of a segment: the unit that is written by one lane (libnbd's THREAD_WORK_SIZE).
 pub const SEGMENT: u64 = 128 << 20;
-/// Smallest request size that may be asked for, in bytes.
+/// Smallest allowed request size in bytes.
 pub const MIN_REQUEST: u32 = 4096;
-/// Largest request size that may be asked for, in bytes.
+/// Largest allowed request size in bytes.
 pub const MAX_REQUEST: u32 = 32 << 20;
 
-/// How to copy. The defaults are nbdcopy's but for the number of connections, which does not depend
-/// on the number of cores, and the size of requests.
+/// How to copy. The defaults are nbdcopy's, except for the number of connections, which does not
+/// depend on the number of cores, and the request size.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// Lanes: connections to each side; at least 1.
     pub connections: usize,
-    /// Find out how many lanes pay, from 1 up to 16, beginning with one per processor and at most
-    /// `connections`; where requests take long, with these. Otherwise use as many as that.
+    /// Find the best number of lanes, from 1 to 16, starting with one per processor and at most
+    /// `connections`, or with `connections` if requests take long. Otherwise use `connections`.
     pub adaptive_connections: bool,
-    /// When more than one lane is used with devices whose connections are of their own.
+    /// When to use more than one lane with devices whose connections are separate.
     pub multi_conn: MultiConn,
-    /// Most requests in flight per lane; at least 1.
+    /// Maximum requests in flight per lane; at least 1.
     pub requests: usize,
-    /// Find out how many requests in flight pay, up to `requests`; otherwise always use that many.
+    /// Find the best number of requests in flight, up to `requests`; otherwise use `requests`.
     pub adaptive: bool,
     /// Bytes per read and write; a power of two from [`MIN_REQUEST`] to [`MAX_REQUEST`].
     pub request_size: u32,
-    /// Find out what size of requests pays, from 64 KiB to 8 MiB, beginning with `request_size`; otherwise
-    /// use that.
+    /// Find the best request size, from 64 KiB to 8 MiB, starting with `request_size`; otherwise
+    /// use `request_size`.
     pub adaptive_size: bool,
-    /// Bytes in flight per lane.
+    /// Maximum bytes in flight per lane.
     pub queue_size: u64,
-    /// Runs of zeroes of at least this many bytes, so aligned, are zeroed instead of written; a power
-    /// of two from 512 on, or 0: bytes are not looked at.
+    /// Zero runs of at least this many bytes, aligned to it, instead of writing them; a power of
+    /// two of at least 512, or 0: do not check for zeroes.
     pub sparse: u32,
-    /// Look for zeroes only in a sample where the source told its extents: in one request in 16, and,
-    /// where zeroes turn up, in the rest of that segment and in the next. What nobody looks at may
-    /// stay in the kernel on its way.
+    /// If the source reports extents, check only a sample for zeroes: one request in 16 and, where
+    /// zeroes are found, the rest of that segment and the next one. Data that is not inspected may
+    /// stay in the kernel.
     pub sampled: bool,
     /// Keep the target allocated: zeroes do not make holes.
     pub allocated: bool,
-    /// The target is known to read as zeroes: zeroes need not be written.
+    /// Assume that the target reads as zeroes: zeroes need not be written.
     pub target_is_zero: bool,
-    /// That is not to be checked on a sample.
+    /// Do not verify that assumption on a sample.
     pub trust_zero: bool,
-    /// Ask both sides for extents: what is data, and what the target has as zeroes already.
+    /// Request extents of both sides: what is data, and what is already zero on the target.
     pub extents: bool,
-    /// Zero all that is zero, segment by segment, without asking the target what it has: for tools whose
-    /// requests this one is to repeat.
+    /// Zero everything that is zero, segment by segment, without asking the target: for tools that
+    /// must send the same requests.
     pub zero_all: bool,
-    /// What of the source is copied, to the same place on the target: offsets and lengths in bytes,
-    /// ascending, apart from each other. `None`: all.
+    /// The ranges of the source to copy, to the same place on the target: offsets and lengths in
+    /// bytes, ascending and disjoint. `None`: everything.
     pub ranges: Option<Arc<[(u64, u64)]>>,
-    /// Of that, copy only what this bitmap of the source says.
+    /// Copy only the part of that which this bitmap of the source selects.
     pub bitmap: Option<Bitmap>,
-    /// Make the target durable before returning.
+    /// Flush the target before returning.
     pub flush: bool,
     /// One request at a time, in order.
     pub synchronous: bool,
-    /// Bytes of a segment; a power of two from [`MAX_REQUEST`] on is sensible, anything from 64 KiB on
+    /// Bytes of a segment; best a power of two of at least [`MAX_REQUEST`], anything from 64 KiB
     /// works.
     pub segment: u64,
-    /// Make segments smaller where a disk has too few of them for all connections.
+    /// Use smaller segments if a disk has too few of them for all connections.
     pub spread: bool,
-    /// How often a request is repeated, and a lost connection dialled again, before the copy fails;
-    /// 0: never.
+    /// How often a request is retried, and a lost connection redialled, before the copy fails; 0:
+    /// never.
     pub retries: u32,
-    /// Time before a lost connection is made a second time; doubles each time, up to
-    /// [`RETRY_DELAY_MAX`]. What fails on a connection that stands is repeated sooner.
+    /// Delay before a lost connection is redialled a second time; doubles each time, up to
+    /// [`RETRY_DELAY_MAX`]. Failures on a working connection are retried sooner.
     pub retry_delay: Duration,
-    /// Keep a journal, so that a copy that was killed goes on where it was.
+    /// Write a journal, so that a copy that was killed can continue.
     pub journal: Option<JournalOptions>,
-    /// Whether the kernel may copy between two files by itself.
+    /// Whether the kernel may copy between two files.
     pub by_kernel: ByKernel,
-    /// A limit for all lanes together; keep a handle on it to change it.
+    /// A limit for all lanes together; the caller can change it through its own handle.
     pub rate: Option<Arc<Rate>>,
-    /// Compute the digest of what was copied: while copying where that is cheap, else by reading the
-    /// source once more.
+    /// Compute the digest of the copied data: while copying if that is cheap, otherwise by reading
+    /// the source once more.
     pub digest: Option<Algorithm>,
 }
 
-/// When several connections to a server are used. Whether a server promises that all its connections
-/// show one disk (NBD's multi-conn) is in the facts.
+/// When to use several connections to a server. Whether the server promises that all its
+/// connections show one disk (NBD's multi-conn) is in the facts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum MultiConn {
-    /// Where the server promises it, and else after the further connection was seen to show what was
-    /// read and written over the first.
+    /// If the server promises it, or the further connection shows the same data as the first one
+    /// read and wrote.
     #[default]
     Auto,
-    /// Also where the server does not promise it, without a check.
+    /// Even if the server does not promise it, without a check.
     Always,
-    /// Only where the server promises it.
+    /// Only if the server promises it.
     Advertised,
 }
 
-/// Whether the kernel may copy by itself.
+/// Whether the kernel may copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ByKernel {
-    /// Where it is cheaper than reading and writing: reflink; else copy_file_range between files of a
-    /// network's file system, and between others where it was found to be the faster way.
+    /// If it is cheaper than reading and writing: reflink; otherwise copy_file_range between files
+    /// of a network file system, and between others if it was measured to be faster.
     #[default]
     Auto,
     /// Never.
@@ -114,23 +114,23 @@ pub enum ByKernel {
     CopyRange,
 }
 
-/// A metadata context that says what to copy.
+/// A metadata context that selects what to copy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Bitmap {
     /// Its name; the source must have been opened with it.
     pub context: String,
-    /// What has any of these flags set is copied.
+    /// Copy what has any of these flags set.
     pub mask: u64,
 }
 
-/// Bytes of buffers that a copy uses by default: with what the program needs besides and what is read
-/// back after a connection was lost, less than 64 MiB.
+/// Default size of a copy's buffers in bytes: less than 64 MiB with the rest of the program and the
+/// data read back after a lost connection.
 const MEMORY: u64 = 36 << 20;
 
 impl Options {
-    /// Bytes of buffers that a copy can make use of, for [`blockhaul_io::Pool::new`]: the window of every lane in
-    /// full and two requests to spare for each, but not more than 36 MiB where neither lanes nor the
-    /// window are larger than usual.
+    /// Bytes of buffers that a copy can use, for [`blockhaul_io::Pool::new`]: the full window of
+    /// every lane and two spare requests for each, but at most 36 MiB unless lanes or window exceed
+    /// the defaults.
     pub fn memory(&self) -> u64 {
         let usual = Options::default();
         let requests = 2 * u64::from(self.request_size);
@@ -143,7 +143,7 @@ impl Options {
     }
 }
 
-/// Longest time between repetitions: a server that is back is noticed within half a minute.
+/// Maximum time between retries: the copy notices within half a minute that a server is back.
 pub const RETRY_DELAY_MAX: Duration = Duration::from_secs(30);
 
 impl Default for Options {
@@ -154,8 +154,8 @@ impl Default for Options {
             multi_conn: MultiConn::Auto,
             requests: 64,
             adaptive: true,
-            // Between two qemu-nbd a fifth faster than nbdcopy's 256 KiB, elsewhere the same; the
-            // largest that stays in the kernel.
+            // A fifth faster than nbdcopy's 256 KiB between two qemu-nbd, elsewhere the same; the
+            // largest size that stays in the kernel.
             request_size: 512 << 10,
             adaptive_size: true,
             queue_size: 16 << 20,
@@ -182,56 +182,56 @@ impl Default for Options {
     }
 }
 
-/// What a copy has done.
+/// The result of a copy.
 #[derive(Debug, Clone, Default)]
 pub struct Summary {
-    /// Bytes that were to be copied.
+    /// Bytes to copy.
     pub size: u64,
     /// Bytes written as data.
     pub data: u64,
     /// Bytes zeroed on the target.
     pub zeroed: u64,
-    /// Bytes that the target had as zeroes already.
+    /// Bytes that were already zero on the target.
     pub skipped: u64,
     /// Bytes that an earlier run had copied.
     pub resumed: u64,
-    /// Lanes that were in use.
+    /// Number of lanes used.
     pub lanes: usize,
-    /// Requests that they could have in flight in the end, all together.
+    /// Requests that all lanes together could have in flight at the end.
     pub requests: usize,
-    /// Bytes of a request in the end.
+    /// Request size in bytes at the end.
     pub request_size: u64,
-    /// Which ways the bytes went.
+    /// Bytes by route.
     pub routes: Routes,
-    /// What did not work the first time.
+    /// What was retried.
     pub retried: Retried,
-    /// The digest that was asked for, in hexadecimal.
+    /// The requested digest, in hexadecimal.
     pub digest: Option<String>,
-    /// Time it took.
+    /// Elapsed time.
     pub elapsed: Duration,
-    /// What the user should know although the copy succeeded; has been logged as it arose.
+    /// Warnings of a copy that succeeded; each was logged when it arose.
     pub warnings: Vec<String>,
 }
 
-/// What was repeated in a copy that succeeded.
+/// Retries of a copy that succeeded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Retried {
-    /// Requests to the source that were repeated.
+    /// Repeated requests to the source.
     pub source_requests: u64,
-    /// Requests to the target that were repeated.
+    /// Repeated requests to the target.
     pub target_requests: u64,
-    /// Connections to the source that were replaced.
+    /// Replaced connections to the source.
     pub source_connections: u64,
-    /// Connections to the target that were replaced.
+    /// Replaced connections to the target.
     pub target_connections: u64,
-    /// Bytes written over connections that were lost, which were read back and compared.
+    /// Bytes written over lost connections that were read back and compared.
     pub checked: u64,
-    /// Bytes that were written again because they were not there, or may not have been durable.
+    /// Bytes written again because they were missing, or may not have been durable.
     pub rewritten: u64,
 }
 
 impl Retried {
-    /// What was repeated since `before`.
+    /// The difference to `before`.
     fn since(self, before: Retried) -> Retried {
         Retried {
             source_requests: self.source_requests - before.source_requests,
@@ -243,15 +243,15 @@ impl Retried {
         }
     }
 
-    /// Whether anything had to be done twice. That a journal's last segments were read back, and
-    /// found to be as they should, is no trouble.
+    /// Whether anything had to be repeated. Reading back a journal's last segments successfully
+    /// does not count.
     pub fn is_trouble(&self) -> bool {
         *self != Retried { checked: self.checked, ..Retried::default() }
     }
 }
 
 impl Summary {
-    /// What was done since `before`; size of requests, connections and warnings are those of now.
+    /// The difference to `before`; request size, connections and warnings are the current ones.
     pub(crate) fn since(self, before: &Summary) -> Summary {
         Summary {
             size: self.size.saturating_sub(before.size),

@@ -1,4 +1,5 @@
-//! What an engine has its lanes do: one order at a time, for all of them, and the end of it awaited.
+//! Orders of an engine to its lanes: one at a time, to all of them; the engine waits until all have
+//! completed it.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -9,20 +10,20 @@ use crate::segment_queue::SegmentQueue;
 /// What happens after the last segment of a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ending {
-    /// What was written is on the target; other plans may follow.
+    /// All writes have completed; other plans may follow.
     Round,
-    /// It is durable as well; other plans may follow.
+    /// They are durable as well; other plans may follow.
     Flush,
-    /// It is durable if the options ask for that; nothing follows.
+    /// They are durable if the options ask for that; nothing follows.
     Copy,
 }
 
 /// An order to all lanes.
 #[derive(Clone)]
 pub(crate) enum Order {
-    /// Copy what the plan says.
+    /// Copy the ranges of the plan.
     Run(Arc<SegmentQueue>, Ending),
-    /// End like this what was copied before.
+    /// Finish what was copied before, in this way.
     End(Ending),
 }
 
@@ -33,7 +34,7 @@ impl Order {
     }
 }
 
-/// Where lanes find their orders.
+/// Passes orders to the lanes.
 #[derive(Default)]
 pub(crate) struct Orders {
     state: Mutex<State>,
@@ -42,15 +43,15 @@ pub(crate) struct Orders {
 
 #[derive(Default)]
 struct State {
-    /// Orders that were given so far.
+    /// Number of orders given so far.
     number: u64,
     order: Option<Order>,
-    /// Those who take orders, and those of them who have not carried out the last one.
+    /// The members, and how many of them have not completed the last order.
     members: usize,
     busy: usize,
-    /// No other orders come.
+    /// No more orders follow.
     closed: bool,
-    /// One went away before its order was carried out.
+    /// A member was dropped before it completed its order.
     lost: bool,
 }
 
@@ -59,14 +60,15 @@ impl Orders {
         self.state.lock().expect("no panic under this lock")
     }
 
-    /// Somebody more who takes the orders that follow.
+    /// Adds a member that takes the orders that follow.
     pub(crate) fn join(self: &Arc<Self>) -> Member {
         let mut state = self.lock();
         state.members += 1;
         Member { orders: self.clone(), seen: state.number, busy: false }
     }
 
-    /// Gives an order and waits until all have carried it out. False: one went away before.
+    /// Gives an order and waits until all members have completed it. False: a member was dropped
+    /// first.
     pub(crate) async fn give(&self, order: Order) -> bool {
         {
             let mut state = self.lock();
@@ -80,7 +82,7 @@ impl Orders {
             {
                 let mut state = self.lock();
                 if state.busy == 0 {
-                    // Nothing is kept alive by an order that is over.
+                    // A completed order keeps nothing alive.
                     state.order = None;
                     return !state.lost;
                 }
@@ -89,14 +91,14 @@ impl Orders {
         }
     }
 
-    /// No other orders come.
+    /// No more orders follow.
     pub(crate) fn close(&self) {
         self.lock().closed = true;
         self.changed.notify();
     }
 }
 
-/// One who takes orders. Going away counts as having carried out.
+/// A receiver of orders. Dropping it counts as completing its order.
 pub(crate) struct Member {
     orders: Arc<Orders>,
     seen: u64,
@@ -104,7 +106,7 @@ pub(crate) struct Member {
 }
 
 impl Member {
-    /// The next order; `None` when no others come.
+    /// The next order; `None` if no more follow.
     pub(crate) async fn next(&mut self) -> Option<Order> {
         loop {
             let changed = self.orders.changed.listen();
@@ -123,7 +125,7 @@ impl Member {
         }
     }
 
-    /// The order was carried out.
+    /// The order is complete.
     pub(crate) fn done(&mut self) {
         if std::mem::take(&mut self.busy) {
             self.orders.lock().busy -= 1;
@@ -137,7 +139,7 @@ impl Drop for Member {
         {
             let mut state = self.orders.lock();
             state.members -= 1;
-            // Also one that was given and not taken.
+            // Also an order that was given and not taken.
             if self.busy || (state.number > self.seen && state.busy > 0) {
                 state.busy -= 1;
                 state.lost = true;

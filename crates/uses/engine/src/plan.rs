@@ -1,5 +1,4 @@
-//! What an engine copies in one run, which may grow while it runs, and of which ranges can be asked for
-//! first.
+//! What an engine copies in one run. Ranges can be added while it runs, and be wanted first.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,24 +15,24 @@ use crate::segment_queue::SegmentQueue;
 use crate::selection::Selection;
 use crate::wants::meet;
 
-/// What an engine copies in one run. Clones are the same plan, usable from any thread.
+/// What an engine copies in one run. Clones share one plan; usable from any thread.
 #[derive(Clone)]
 pub struct Plan(Arc<Inner>);
 
 struct Inner {
     queue: Arc<SegmentQueue>,
     selection: Selection,
-    /// Ranges that are added; `None`: none can be.
+    /// Ranges that are added; `None`: none can be added.
     added: Option<Arc<Added>>,
     /// An engine has run it.
     used: AtomicBool,
     source: Arc<Facts>,
-    /// What is added begins and ends at multiples of this.
+    /// Added ranges start and end at multiples of this.
     minimum: u64,
 }
 
 impl Plan {
-    /// A plan for what is selected; nothing can be added.
+    /// A plan for a selection; no range can be added.
     pub(crate) fn of(selection: Selection, source: Arc<Facts>, lanes: Arc<LaneSlots>) -> Plan {
         Plan::new(selection, None, source, lanes)
     }
@@ -63,13 +62,13 @@ impl Plan {
         }))
     }
 
-    /// Adds `len` bytes of the source at offset `at`, in bytes, also while the plan runs. A plan has each
-    /// byte once: what changes after it was copied is for the next plan.
+    /// Adds `len` bytes of the source at offset `at`, in bytes, also while the plan runs. A plan
+    /// contains each byte once: bytes that change after they were copied belong in the next plan.
     ///
     /// # Errors
-    /// [`Kind::Invalid`] where the range is behind the end of the source, is not in whole blocks of both
-    /// sides (but for the end of the source), has something in common with what the plan has, or the plan
-    /// cannot grow any more.
+    /// [`Kind::Invalid`] if the range exceeds the source, is not in whole blocks of both sides
+    /// (except at the end of the source), or overlaps the plan, or if the plan cannot grow any
+    /// more.
     pub fn add(&self, at: u64, len: u64) -> Result<()> {
         if len == 0 {
             return Ok(());
@@ -101,14 +100,14 @@ impl Plan {
             Some(progress) => progress.add_total(len),
             None => state.total += len,
         }
-        // Before the lock goes: the ranges are known before segments of them are made.
+        // Under the lock: the ranges must be known before segments of them are made.
         self.0.queue.plan(&[(at, end)]);
         drop(state);
         added.changed.notify();
         Ok(())
     }
 
-    /// Nothing more is added: a run of this plan ends when all of it is copied.
+    /// Closes the plan for additions: a run ends when all of the plan is copied.
     pub fn close(&self) {
         if let Some(added) = &self.0.added {
             added.lock().closed = true;
@@ -116,13 +115,13 @@ impl Plan {
         }
     }
 
-    /// Has `len` bytes at offset `at` copied before everything else, and waits until they are on the
-    /// target: readable there, and durable only after the next flush. What the plan does not have of
-    /// them, or has copied already, is not waited for. Requests that are under way are not overtaken, and
-    /// while the engine is paused nothing is copied.
+    /// Copies `len` bytes at offset `at` before everything else, and waits until they are written:
+    /// readable on the target, but durable only after the next flush. Does not wait for bytes that
+    /// are not in the plan or already copied. Requests in flight go first, and nothing is copied
+    /// while the engine is paused.
     ///
     /// # Errors
-    /// [`Kind::ShuttingDown`] when the run ends before: it failed or was cancelled.
+    /// [`Kind::ShuttingDown`] if the run fails or is cancelled before that.
     pub async fn want(&self, at: u64, len: u64) -> Result<()> {
         let arrived = self.0.queue.want((at, at.saturating_add(len)));
         match arrived.await {
@@ -139,12 +138,12 @@ impl Plan {
         &self.0.selection
     }
 
-    /// Where ranges come from beside the selection.
+    /// The source of ranges beside the selection.
     pub(crate) fn added(&self) -> Option<&Arc<Added>> {
         self.0.added.as_ref()
     }
 
-    /// The plan begins to run: its bytes so far. What is added from now on is told to `progress`.
+    /// The plan starts to run: its bytes so far. Later additions are reported to `progress`.
     pub(crate) fn begin(&self, progress: &Arc<Progress>) -> Result<u64> {
         if self.0.used.swap(true, Ordering::SeqCst) {
             return Err(Error::new(Kind::Invalid, "a plan can run only once"));
@@ -171,14 +170,14 @@ pub(crate) struct Added {
 
 #[derive(Default)]
 struct State {
-    /// All that were added: where each ends, by where it starts.
+    /// All added ranges: end by start.
     all: BTreeMap<u64, u64>,
-    /// Those of which no segments have been made.
+    /// Ranges of which no segments have been made yet.
     fresh: Vec<Range>,
     closed: bool,
-    /// Bytes of those that were added before the plan began to run.
+    /// Bytes added before the plan started to run.
     total: u64,
-    /// Is told of what is added from then on.
+    /// Notified of later additions.
     progress: Option<Arc<Progress>>,
 }
 
@@ -187,7 +186,7 @@ impl Added {
         self.state.lock().expect("no panic under this lock")
     }
 
-    /// Waits for ranges that were added, and gives them in order; `None`: no more come, or `stopped`.
+    /// Waits for added ranges, and returns them in order; `None`: no more follow, or `stopped`.
     pub(crate) async fn next(&self, stopped: impl Fn() -> bool) -> Option<Vec<Range>> {
         loop {
             let changed = self.changed.listen();
@@ -205,7 +204,7 @@ impl Added {
                     return None;
                 }
             }
-            // A stop that does not wake is noticed, too.
+            // Also notices a stop that does not wake.
             let _ = blockhaul_io::timeout(STOP_STEP, changed).await;
         }
     }

@@ -1,4 +1,4 @@
-//! Counters of a copy, read without locks by whoever shows them.
+//! Counters of a copy, readable without locks.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -6,10 +6,10 @@ use std::time::Duration;
 use crate::meter::{Meter, Meters};
 use crate::route_counters::{Counters, Routes};
 
-/// Waits notice after this at the latest that the copy was stopped.
+/// Maximum time until a waiting task notices that the copy was stopped.
 pub(crate) const STOP_STEP: Duration = Duration::from_millis(100);
 
-/// Counters of a copy under way, in bytes.
+/// Counters of a running copy, in bytes.
 #[derive(Debug, Default)]
 pub struct Progress {
     total: AtomicU64,
@@ -27,26 +27,26 @@ pub struct Progress {
     pub(crate) meter: Meter,
 }
 
-/// The counters at one moment, in bytes, and what was found to pay.
+/// A snapshot of the counters, in bytes, and the tuned settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Snapshot {
-    /// Size of the source; 0 while it is not known (a pipe).
+    /// Size of the source; 0 if unknown (a pipe).
     pub total: u64,
     /// Written as data.
     pub data: u64,
     /// Zeroed on the target.
     pub zeroed: u64,
-    /// Zeroes that the target had already.
+    /// Zeroes that were already on the target.
     pub skipped: u64,
     /// Copied by an earlier run.
     pub resumed: u64,
     /// Compared by the verification that follows the copy.
     pub verified: u64,
-    /// Lanes in use, which is connections to each side; 0 before the first.
+    /// Lanes in use, that is, connections to each side; 0 before the first.
     pub connections: usize,
-    /// Requests that these lanes may have in flight, all together.
+    /// Requests that all these lanes together may have in flight.
     pub requests: usize,
-    /// Bytes of a request.
+    /// Request size in bytes.
     pub request_size: u64,
 }
 
@@ -63,7 +63,7 @@ impl Progress {
         Progress::default()
     }
 
-    /// The counters now.
+    /// A snapshot of the counters.
     pub fn snapshot(&self) -> Snapshot {
         Snapshot {
             total: self.total.load(Ordering::Relaxed),
@@ -78,23 +78,23 @@ impl Progress {
         }
     }
 
-    /// Which ways the bytes went so far.
+    /// Bytes by route so far.
     pub fn routes(&self) -> Routes {
         let Snapshot { data, zeroed, skipped, .. } = self.snapshot();
         self.counters.routes(data, zeroed, skipped)
     }
 
-    /// How long requests take, and what else can be measured.
+    /// Request times and other measurements.
     pub fn meters(&self) -> Meters {
         self.meter.read()
     }
 
-    /// Asks the copy to stop: nothing more is submitted, what is in flight is awaited.
+    /// Asks the copy to stop: submits nothing more and waits for what is in flight.
     pub fn cancel(&self) {
         self.cancelled.store(true, Ordering::Relaxed);
     }
 
-    /// Whether all is copied: what is left of the run changes the target no more.
+    /// Whether everything is copied: the rest of the run does not change the target.
     pub fn is_complete(&self) -> bool {
         self.complete.load(Ordering::Relaxed)
     }
@@ -108,23 +108,23 @@ impl Progress {
         self.cancelled.load(Ordering::Relaxed)
     }
 
-    /// So many bytes of the total are not to be copied.
+    /// Excludes `bytes` bytes of the total from the copy.
     pub(crate) fn leave_out(&self, bytes: u64) {
         self.total.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    /// The source is known to have so many bytes, before the copy begins.
+    /// Sets the size of the source before the copy begins.
     pub fn expect(&self, bytes: u64) {
         self.set_total(bytes);
     }
 
     pub(crate) fn set_total(&self, bytes: u64) {
         self.total.store(bytes, Ordering::Relaxed);
-        // What was read before, to know what to copy, is no verification.
+        // Reads that only determined what to copy do not count as verification.
         self.verified.store(0, Ordering::Relaxed);
     }
 
-    /// So many bytes more are to be copied.
+    /// Adds `bytes` bytes to copy.
     pub(crate) fn add_total(&self, bytes: u64) {
         self.total.fetch_add(bytes, Ordering::Relaxed);
     }
@@ -157,7 +157,7 @@ impl Progress {
         self.request_size.store(bytes, Ordering::Relaxed);
     }
 
-    /// A window went from `before` requests to `now`.
+    /// A window changed from `before` requests to `now`.
     pub(crate) fn change_requests(&self, before: usize, now: usize) {
         if now >= before {
             self.requests.fetch_add(now - before, Ordering::Relaxed);

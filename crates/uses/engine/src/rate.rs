@@ -1,5 +1,5 @@
-//! A limit on bytes and requests per second for all lanes of a copy together, which may change while
-//! it runs.
+//! A limit on bytes and requests per second for all lanes of a copy together; it may change while
+//! the copy runs.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,13 +17,13 @@ const STEP: Duration = Duration::from_millis(100);
 /// Limits on bytes and requests per second; 0 is none. Shared by all copies that are limited together.
 #[derive(Debug)]
 pub struct Rate {
-    /// Saves the lock where there is no limit.
+    /// Avoids the lock if there is no limit.
     limited: AtomicBool,
     buckets: Mutex<[TokenBucket; 2]>,
 }
 
 impl Rate {
-    /// At most so many bytes and requests per second.
+    /// A limit of `bytes` and `requests` per second.
     pub fn new(bytes: u64, requests: u64) -> Rate {
         let buckets = [bytes, requests].map(|rate| {
             let mut bucket = TokenBucket::new(rate, rate / BURSTS_PER_SECOND);
@@ -103,12 +103,12 @@ struct Rule {
 }
 
 impl Schedule {
-    /// Parses a rate, or rules separated by commas, of which the first that is for a time counts:
-    /// `FROM-TO=RATE` with times as HH:MM (a span over midnight is one), or `*=RATE`. 0 is no limit,
-    /// and so is a time without a rule.
+    /// Parses a rate, or rules separated by commas, of which the first that matches the time
+    /// applies: `FROM-TO=RATE` with times as HH:MM (the span may cross midnight), or `*=RATE`. 0 is
+    /// no limit, and so is a time without a rule.
     ///
     /// # Errors
-    /// [`Kind::Usage`] with the part that is no rule.
+    /// [`Kind::Usage`] with the invalid part.
     pub fn parse(text: &str) -> Result<Schedule> {
         let wrong = |part: &str, why: &str| {
             let text = format!("{part:?}: {why}; rates by time look like 08:00-18:00=50M,*=0");

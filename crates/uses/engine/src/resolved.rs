@@ -1,4 +1,4 @@
-//! Options with what the devices demand.
+//! Options adapted to the devices.
 
 use std::sync::Arc;
 
@@ -8,12 +8,12 @@ use blockhaul_io::Pool;
 use crate::options::{MAX_REQUEST, MIN_REQUEST, MultiConn, Options};
 use crate::rate::Rate;
 
-/// Target blocks larger than this do not widen what is copied as data.
+/// Larger target blocks do not widen the ranges copied as data.
 pub(crate) const GRAIN_MAX: u32 = 64 << 10;
-/// Segments are not smaller than this, so that they end on the grain.
+/// Minimum segment size, so that segments end on the grain.
 const SEGMENT_MIN: u64 = 64 << 10;
 
-/// Whether a target can take `size` bytes.
+/// Checks that a target can hold `size` bytes.
 pub(crate) fn check_target(size: u64, target: &Facts) -> Result<()> {
     if !target.can.contains(Can::WRITE) {
         let text = "the target is read-only: choose another, or serve it for writing";
@@ -32,11 +32,11 @@ pub(crate) fn check_target(size: u64, target: &Facts) -> Result<()> {
     }
 }
 
-/// Whether the first `size` bytes of a source can be read: an end that is no whole block may be out of
-/// reach. For who is about to empty a target.
+/// Checks that the first `size` bytes of a source can be read: a partial block at the end may be
+/// unreadable. For a caller that is about to empty a target.
 ///
 /// # Errors
-/// Where they cannot, with the `--range` that can.
+/// If they cannot be read; names the `--range` that can.
 pub fn check_source(size: u64, source: &Facts) -> Result<()> {
     match size > reached(source) {
         true => {
@@ -47,7 +47,7 @@ pub fn check_source(size: u64, source: &Facts) -> Result<()> {
     }
 }
 
-/// Bytes that requests reach.
+/// Number of bytes that requests can reach.
 fn reached(facts: &Facts) -> u64 {
     facts.size - u64::from(facts.unreachable)
 }
@@ -61,44 +61,44 @@ fn beyond(facts: &Facts, done: &str, advice: &str) -> Error {
     Error::new(Kind::Invalid, text).on(&facts.name)
 }
 
-/// Segments that each lane should find at least.
+/// Minimum number of segments per lane.
 const SEGMENTS_PER_LANE: u64 = 2;
-/// Most connections that are tried, where the number is not given.
+/// Maximum number of connections to try if the number is not given.
 const CONNECTIONS_MAX: usize = 16;
-/// Lanes that work from the beginning on a machine with one processor.
+/// Number of lanes at the start on a machine with one processor.
 const LANES_FIRST_MIN: usize = 2;
-/// Requests that a segment has at least, so that lanes need not change places all the time.
+/// Minimum number of requests per segment, so that lanes do not change places all the time.
 const REQUESTS_PER_SEGMENT: u64 = 16;
 
-/// Options with what the devices demand.
+/// Options adapted to the devices.
 #[derive(Debug, Clone)]
 pub(crate) struct Resolved {
-    /// Lanes that work where requests take long, until more or fewer are found to pay.
+    /// Lanes to start with if requests take long.
     pub(crate) connections: usize,
-    /// Lanes that work from the beginning.
+    /// Lanes to start with.
     pub(crate) connections_first: usize,
-    /// Lanes that may be in use where more are found to pay.
+    /// Maximum number of lanes.
     pub(crate) connections_max: usize,
     pub(crate) multi_conn: MultiConn,
     pub(crate) requests: usize,
     pub(crate) adaptive: bool,
     pub(crate) request_size: u64,
-    /// Find out what size of requests pays.
+    /// Whether to find the best request size.
     pub(crate) adaptive_size: bool,
     pub(crate) queue_size: u64,
-    /// Grain of zero detection; 0: bytes are not looked at.
+    /// Grain of zero detection; 0: do not check for zeroes.
     pub(crate) sparse: u32,
     pub(crate) sampled: bool,
-    /// Reads that are answered by holes are written like others.
+    /// Reads that return holes are written like others.
     pub(crate) writes_holes: bool,
     pub(crate) allocated: bool,
     pub(crate) target_is_zero: bool,
     pub(crate) flush: bool,
     pub(crate) segment: u64,
-    /// What is written on its own begins and ends at multiples of this.
+    /// Separate writes start and end at multiples of this.
     pub(crate) grain: u64,
     rate: Arc<Rate>,
-    /// The options have a rate, which may be no limit at the moment.
+    /// The options include a rate, possibly without a limit at the moment.
     has_rate: bool,
 }
 
@@ -110,7 +110,7 @@ impl Resolved {
         pool: &Pool,
     ) -> Resolved {
         let (from, to) = (source.facts(), target.facts());
-        // As nbdcopy: at least what both sides prefer, and never more than they take.
+        // As nbdcopy: at least what both sides prefer, and never more than their maximum.
         let wish = options.request_size.clamp(MIN_REQUEST, MAX_REQUEST);
         let preferred = from.block.preferred.max(to.block.preferred);
         let most = from.block.maximum.min(to.block.maximum).min(MAX_REQUEST);
@@ -120,15 +120,15 @@ impl Resolved {
         let request_size = (request_size - request_size % minimum).max(minimum);
         let alone = options.synchronous;
         let connections = if alone { 1 } else { options.connections.max(1) };
-        // Where all lanes share one handle on both sides, more of them add nothing.
+        // If all lanes share one handle on both sides, more of them add nothing.
         let more = options.adaptive_connections && !alone;
         let connections_max = if more { connections.max(CONNECTIONS_MAX) } else { connections };
-        // Copies on one machine wait for its processors alone; connections beyond these only make
-        // the servers' threads wait for each other.
+        // Copies on one machine wait only for its processors; more connections than processors only
+        // make the servers' threads wait for each other.
         let processors = std::thread::available_parallelism().map_or(connections, usize::from);
         let connections_first =
             if more { connections.min(processors.max(LANES_FIRST_MIN)) } else { connections };
-        // Zeroes are looked for in blocks that the target can free.
+        // Zeroes are detected in blocks that the target can free.
         let sparse = match options.sparse {
             _ if options.allocated => 0,
             0 => 0,
@@ -158,14 +158,14 @@ impl Resolved {
         }
     }
 
-    /// Whether requests cover whole blocks of digests, and whatever is read for that is looked at for
-    /// zeroes, so that wider reads make no fewer holes.
+    /// Whether requests cover whole digest blocks, and everything read is also checked for zeroes,
+    /// so that wider reads make no fewer holes.
     pub(crate) fn in_whole_blocks(&self) -> bool {
         let whole = |size: u64| size.is_multiple_of(crate::algorithm::BLOCK);
         whole(self.request_size) && whole(self.segment) && (self.sparse != 0 || self.allocated)
     }
 
-    /// Whether the rate is limited, or may become so.
+    /// Whether there is a rate limit, or may be one later.
     pub(crate) fn is_limited(&self) -> bool {
         self.has_rate || self.rate.is_limited()
     }
@@ -175,7 +175,7 @@ impl Resolved {
         &self.rate
     }
 
-    /// Waits until a request of `bytes` bytes is within the limit.
+    /// Waits until the rate limit admits a request of `bytes` bytes.
     pub(crate) async fn pace(&self, bytes: u64, stopped: impl Fn() -> bool) {
         if self.rate.is_limited() {
             self.rate.take(bytes, stopped).await;
@@ -183,15 +183,15 @@ impl Resolved {
     }
 }
 
-/// Bytes to whose multiples zeroes, and what somebody waits for, are cut.
+/// The alignment in bytes of zeroes and of wanted ranges.
 fn grain(options: &Options, from: &Facts, to: &Facts) -> u64 {
     let block = to.block.preferred.max(to.block.minimum).min(GRAIN_MAX);
     let grain = u64::from(block.max(to.block.minimum).max(from.block.minimum)).max(1);
     if options.digest.is_some() { grain.max(crate::algorithm::BLOCK) } else { grain }
 }
 
-/// Bytes of a segment: less than what the options say where a disk has too few of them for all
-/// connections to have work until the end, but still many requests long.
+/// Segment size in bytes: smaller than in the options if a disk has too few segments to keep all
+/// connections busy until the end, but still many requests long.
 fn segment(options: &Options, size: u64, connections: usize, request_size: u64) -> u64 {
     let most = options.segment.max(SEGMENT_MIN).next_power_of_two();
     let pieces = connections as u64 * SEGMENTS_PER_LANE;

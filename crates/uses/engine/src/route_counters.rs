@@ -1,4 +1,4 @@
-//! Which way bytes went from the source to the target, counted.
+//! Counts bytes by their route from the source to the target.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,44 +6,44 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use blockhaul_io::{PayloadRoute, RouteCounters};
 
-/// Bytes by the way they went, since the copy began. What was repeated counts each time.
+/// Bytes by route since the copy began. Repeated requests count each time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Routes {
-    /// Not written: the target had them as zeroes.
+    /// Not written: already zero on the target.
     pub skip: u64,
-    /// Zeroed on the target without a payload; where the target cannot, also in `zeroes_written`.
+    /// Zeroed on the target without a payload; also in `zeroes_written` if the target cannot zero.
     pub zero: u64,
     /// Trimmed on the target.
     pub trim: u64,
-    /// Shared between two files of a file system that can.
+    /// Shared between two files (reflink).
     pub reflink: u64,
     /// Copied by the kernel or the file system's server (copy_file_range).
     pub copy_file_range: u64,
-    /// From the page cache to a socket without coming to user space.
+    /// From the page cache to a socket, within the kernel.
     pub file_to_socket: u64,
-    /// From socket to socket without coming to user space.
+    /// From socket to socket, within the kernel.
     pub socket_to_socket: u64,
-    /// From a socket to the page cache without coming to user space.
+    /// From a socket to the page cache, within the kernel.
     pub socket_to_file: u64,
-    /// From page cache to page cache without coming to user space.
+    /// From page cache to page cache, within the kernel.
     pub file_to_file: u64,
     /// Read into memory and written from there.
     pub memory: u64,
     /// Of `memory`: sent to a socket by reference (vmsplice).
     pub vmsplice: u64,
-    /// Of `memory`: read past the page cache.
+    /// Of `memory`: read with direct I/O.
     pub direct_read: u64,
-    /// Of `memory`: written past the page cache.
+    /// Of `memory`: written with direct I/O.
     pub direct_write: u64,
-    /// Zeroes that were written as data, as far as somebody looked: blocks of 4096 bytes within what
-    /// was not zero as a whole, and zeroing on a target that cannot zero.
+    /// Zeroes written as data, as far as checked: 4096-byte blocks within other data, and zeroing
+    /// on a target that cannot zero.
     pub zeroes_written: u64,
-    /// Data that nobody looked at: it may hold more zeroes.
+    /// Data not checked for zeroes.
     pub unseen: u64,
 }
 
 impl Routes {
-    /// What was counted since `before`.
+    /// The difference to `before`.
     pub(crate) fn since(&self, before: &Routes) -> Routes {
         Routes {
             skip: self.skip.saturating_sub(before.skip),
@@ -86,7 +86,7 @@ impl Routes {
     }
 }
 
-/// Those that were used: `zero 4096, memory 65536`.
+/// The nonzero ones: `zero 4096, memory 65536`.
 impl fmt::Display for Routes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut used = self.named().into_iter().filter(|(_, bytes)| *bytes > 0);
@@ -103,17 +103,17 @@ impl fmt::Display for Routes {
 /// Counters behind [`Routes`].
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
-    /// Lent to buffers.
+    /// Shared with buffers.
     pub(crate) tally: Arc<RouteCounters>,
     pub(crate) reflink: AtomicU64,
     pub(crate) copy_file_range: AtomicU64,
     pub(crate) trim: AtomicU64,
     pub(crate) zeroes_written: AtomicU64,
-    /// Data that was looked at before it was written.
+    /// Data that was checked for zeroes before it was written.
     pub(crate) seen: AtomicU64,
 }
 
-/// Counts `bytes` more.
+/// Adds `bytes`.
 pub(crate) fn add(counter: &AtomicU64, bytes: u64) {
     counter.fetch_add(bytes, Ordering::Relaxed);
 }
@@ -128,7 +128,7 @@ impl Counters {
         let socket_to_socket = bytes(PayloadRoute::SocketToSocket);
         let socket_to_file = bytes(PayloadRoute::SocketToFile);
         let file_to_file = bytes(PayloadRoute::FileToFile);
-        // By the kernel alone; more than `data` where something was repeated.
+        // Within the kernel; more than `data` if requests were repeated.
         let moved = [
             reflink,
             copy_file_range,

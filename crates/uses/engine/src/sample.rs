@@ -1,4 +1,4 @@
-//! A digest of samples of a device: cheap, and different when a disk was exchanged or went on living.
+//! A digest of samples of a device: cheap, and different if the disk was replaced or changed.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -12,14 +12,14 @@ use blockhaul_io::Reservation;
 use crate::extent_feed::{ExtentFeed, Known};
 use crate::handle::Handle;
 
-/// Time for an answer about extents.
+/// Maximum time for an extents reply.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Places that are looked at, spread evenly; the first and the last block are among them, where
-/// partition tables and many file systems keep what changes.
+/// Number of samples, spread evenly; they include the first and the last block, where partition
+/// tables and many file systems store what changes.
 const PLACES: u64 = 64;
 /// Bytes of a sample.
 const BLOCK: u64 = 64 << 10;
-/// Samples under way at a time.
+/// Samples in flight at a time.
 const IN_FLIGHT: usize = 16;
 
 /// Reads the samples, and digests them in order.
@@ -53,20 +53,20 @@ pub(crate) async fn digest(source: Rc<Handle>) -> Result<[u8; 32]> {
     Ok(hasher.finalize().into())
 }
 
-/// Bytes looked at in each place of a target that is said to read as zeroes, and how many places.
+/// Bytes per sample of a target that is assumed to read as zeroes, and how many samples.
 const LOOK: u64 = 4 << 10;
 const LOOKS: u64 = 32;
-/// Runs of extents that are considered.
+/// Maximum number of extents to consider.
 const RUNS: usize = 4 << 10;
 
-/// Bytes of a run of extents, on average, from which on a source counts as coarse.
+/// Average extent length in bytes from which on a source counts as coarse.
 const COARSE: u64 = 1 << 20;
-/// Bytes whose extents are asked for to find that out, and time for the answer.
+/// Length of the extents request that finds that out, and maximum time for the reply.
 const COARSE_OF: u64 = 2 << 30;
 const COARSE_IN: Duration = Duration::from_millis(250);
 
-/// Whether a source lies in long runs of data and of zeroes as far as its first answer goes, or does
-/// not say, so that zeroing a target hole by hole costs little next to writing the data.
+/// Whether a source has long extents, as far as its first reply shows, or reports none, so that
+/// zeroing a target hole by hole costs little compared to writing the data.
 pub async fn is_coarse(source: &Stack) -> bool {
     let device = source.device();
     let facts = device.facts();
@@ -77,14 +77,14 @@ pub async fn is_coarse(source: &Stack) -> bool {
         Ok(Ok(lists)) => {
             lists.iter().all(|extents| extents.len() as u64 <= 1 + extents.total() / COARSE)
         }
-        // Too slow; or the copy itself will say what is wrong.
+        // Too slow, or an error that the copy itself will report.
         Err(_) | Ok(Err(_)) => true,
     }
 }
 
-/// Looks at places of a device that do not read as zeroes by its own account, spread evenly: the
-/// offset of the first byte there that is not zero. Its extents are not waited for much longer than
-/// other questions: without an answer, all of the device is what may hold something.
+/// Reads samples of what a device does not report as zero, spread evenly: the offset of the first
+/// byte found that is not zero. Does not wait much longer for extents than for other replies:
+/// without them, the samples cover the whole device.
 pub(crate) async fn first_content(end: Rc<Handle>, (from, to): (u64, u64)) -> Result<Option<u64>> {
     let mut feed = ExtentFeed::allocation(end.clone(), true, from, to);
     let mut filled = Vec::new();

@@ -1,17 +1,16 @@
-//! The pieces of the work, and what is known of their bytes.
+//! Segments, the units of work, and what is known of their bytes.
 
 use crate::ledger::Range;
 
-/// A piece of the work, written by one lane. One that is longer than segments usually are is all
-/// zero.
+/// A unit of work, written by one lane. A segment longer than the usual size is all zero.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Segment {
     pub(crate) at: u64,
-    /// The source has told which of it is data.
+    /// The source reported which of it is data.
     pub(crate) extents_known: bool,
-    /// An earlier run has written it, but it is not sure to have lasted.
+    /// An earlier run has written it, but may have lost it.
     pub(crate) check: bool,
-    /// Runs that follow each other from `at` on.
+    /// Consecutive runs from `at` on.
     pub(crate) runs: Vec<Run>,
 }
 
@@ -21,13 +20,13 @@ impl Segment {
         self.runs.iter().map(|run| run.len).sum()
     }
 
-    /// Where it starts and ends.
+    /// Start and end.
     pub(crate) fn range(&self) -> Range {
         (self.at, self.at + self.len())
     }
 }
 
-/// Bytes of a segment that go one way.
+/// Bytes of a segment that take one route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Run {
     pub(crate) len: u64,
@@ -39,11 +38,11 @@ pub(crate) struct Run {
 pub(crate) enum What {
     /// To be read.
     Data,
-    /// To be read, where the target reads as zeroes; told apart on request only.
+    /// To be read; the target reads as zeroes there. Distinguished from `Data` on request only.
     New,
     /// Reads as zeroes.
     Zero,
-    /// Reads as zeroes, and so does the target already.
+    /// Reads as zeroes, and so does the target.
     Clean,
 }
 

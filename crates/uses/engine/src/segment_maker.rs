@@ -1,4 +1,5 @@
-//! Makes segments of what is to be copied, with what is known of them, ahead of the lanes that take them.
+//! Makes segments of the ranges to copy, with their known extents, ahead of the lanes that take
+//! them.
 
 use std::future::poll_fn;
 use std::rc::Rc;
@@ -19,41 +20,41 @@ use crate::segment_queue::SegmentQueue;
 use crate::segmenter::Segmenter;
 use crate::selection::{Choice, Selection};
 
-/// Segments that are cut from one run at a time: bounds the memory of those that wait.
+/// Maximum number of segments cut from one run at a time: limits the memory of queued segments.
 const SEGMENTS_AT_ONCE: u64 = 64;
-/// Time for which lanes that have nothing to do wait for extents before they copy without.
+/// Maximum time for which idle lanes wait for extents before they copy without them.
 const PATIENCE: Duration = Duration::from_millis(250);
 
 /// What earlier runs have done.
 #[derive(Debug, Default)]
 pub(crate) struct Earlier {
     pub(crate) recorded: Recorded,
-    /// Look again at what is recorded instead of leaving it out.
+    /// Recheck what is recorded instead of skipping it.
     pub(crate) check: bool,
 }
 
-/// What segments are made of.
+/// The settings that segments are made with.
 pub(crate) struct Making {
     pub(crate) source: Rc<Handle>,
-    /// Asked what reads as zeroes already, if it may tell.
+    /// The target, if it can report what already reads as zeroes.
     pub(crate) target: Option<Rc<Handle>>,
-    /// All of it does.
+    /// All of the target reads as zeroes.
     pub(crate) target_is_zero: bool,
-    /// Zeroes on the target must have storage.
+    /// Zeroes on the target must be allocated.
     pub(crate) allocated: bool,
-    /// Bytes of a segment.
+    /// Segment size in bytes.
     pub(crate) segment: u64,
     /// Runs of zeroes are cut at multiples of this.
     pub(crate) grain: u64,
-    /// Ask for extents; when they cannot be had, that is an error.
+    /// Request extents; failing to get them is an error.
     pub(crate) extents: bool,
     pub(crate) strict: bool,
-    /// Tell [`What::New`] from other data.
+    /// Distinguish [`What::New`] from other data.
     pub(crate) new: bool,
-    /// Hand out whole what is zero, and what is zero on both sides.
+    /// Do not split what is zero, and what is zero on both sides.
     pub(crate) whole: (bool, bool),
     pub(crate) selection: Selection,
-    /// Ranges that come while segments are made.
+    /// Ranges that are added while segments are made.
     pub(crate) added: Option<Arc<Added>>,
     pub(crate) earlier: Earlier,
     pub(crate) progress: Arc<Progress>,
@@ -82,14 +83,14 @@ impl Making {
     }
 }
 
-/// Makes the segments of a queue. An error means that what is to be copied cannot be found out.
+/// Makes the segments of a queue. An error means that the ranges to copy cannot be determined.
 pub(crate) async fn make(queue: Arc<SegmentQueue>, making: Making) -> Result<()> {
     let made = match Maker::new(&queue, making) {
         Ok(maker) => maker.make().await,
         Err(error) => Err(error),
     };
     match &made {
-        // Cancelled before the end: lanes get what is there and stop by themselves.
+        // After a cancel, lanes take what is there and stop by themselves.
         Ok(()) => queue.complete(),
         Err(_) => queue.stop(),
     }
@@ -104,14 +105,14 @@ struct Maker<'a> {
     choice: Choice,
 }
 
-/// What both sides say of a range.
+/// The extents of both sides for a range.
 struct Feeds {
     source: ExtentFeed,
     target: Option<ExtentFeed>,
 }
 
 impl Feeds {
-    /// What they say of the bytes from `from` to `to`.
+    /// Their extents from `from` to `to`.
     fn of(making: &Making, (from, to): Range) -> Feeds {
         let feed = |handle: &Rc<Handle>| {
             let to = to.min(handle.facts().size);
@@ -120,7 +121,7 @@ impl Feeds {
         };
         let source = feed(&making.source);
         let target = match &making.target {
-            // Where everything is data, it is of no use.
+            // Not useful if everything is data.
             Some(target) if !making.target_is_zero && (source.asks() || making.strict) => {
                 Some(feed(target))
             }
@@ -149,7 +150,7 @@ impl Maker<'_> {
             let Some(added) = self.making.added.clone() else { return Ok(()) };
             let stopped = || self.queue.is_stopped() || self.making.progress.is_cancelled();
             let Some(more) = added.next(stopped).await else { return Ok(()) };
-            // What comes now may be anywhere.
+            // The next range may start anywhere.
             self.segmenter = segmenter(&self.making);
             if let (Some(first), Some(last)) = (more.first(), more.last()) {
                 self.feeds = Feeds::of(&self.making, (first.0, last.1));
@@ -170,7 +171,7 @@ impl Maker<'_> {
             let recorded = &self.making.earlier.recorded;
             let mut len = end - at;
             if let Some(reach) = recorded.reach(at / segment) {
-                // What is left out need not be known.
+                // Skipped bytes need no extents.
                 len = len.min(reach.saturating_mul(segment) - at);
                 if !self.recorded(at, len).await {
                     return Ok(false);
@@ -200,7 +201,7 @@ impl Maker<'_> {
         Ok(added)
     }
 
-    /// Hands out the segments that are complete; false when the queue was stopped.
+    /// Queues the complete segments; false if the queue was stopped.
     async fn hand_out(&mut self) -> bool {
         while let Some(segment) = self.segmenter.take() {
             if !self.queue.add(segment).await {
@@ -210,7 +211,7 @@ impl Maker<'_> {
         true
     }
 
-    /// What an earlier run has copied; false when the queue was stopped.
+    /// Handles what an earlier run has copied; false if the queue was stopped.
     async fn recorded(&mut self, at: u64, len: u64) -> bool {
         self.making.progress.add_resumed(len);
         self.segmenter.leave_to(at + len);
@@ -230,8 +231,8 @@ impl Maker<'_> {
         true
     }
 
-    /// What is known from `at` on: of how many bytes, what they are (`None`: not to be copied), and
-    /// whether the source has told.
+    /// What is known from `at` on: the number of bytes, what they are (`None`: not to be copied),
+    /// and whether the source reported it.
     async fn look(&mut self, at: u64, most: u64) -> Result<(u64, Option<What>, bool)> {
         let (most, chosen) = self.choice.look(at, most).await?;
         if !chosen {
@@ -241,7 +242,7 @@ impl Maker<'_> {
         let cell = self.making.segment - at % self.making.segment;
         let known = patiently(self.queue, &mut self.feeds.source, cell).await?;
         let len = known.len.min(most);
-        // Not all at once, so that segments that wait need little memory.
+        // Not all at once, so that queued segments need little memory.
         let some = cell + SEGMENTS_AT_ONCE * self.making.segment;
         let extents_known = known.state.is_some();
         if known.state.unwrap_or(0) & ZERO == 0 {
@@ -268,7 +269,7 @@ impl Maker<'_> {
         let Some(target) = &mut self.feeds.target else { return Ok((len, false)) };
         let size = self.making.target.as_ref().map_or(0, |target| target.facts().size);
         if at >= size {
-            // Nothing, which is as good as zeroes.
+            // Nothing there, which counts as zeroes.
             return Ok((len, true));
         }
         target.skip_to(at);
@@ -279,13 +280,13 @@ impl Maker<'_> {
     }
 }
 
-/// Cuts runs as is wanted.
+/// A segmenter with these settings.
 fn segmenter(making: &Making) -> Segmenter {
     let size = making.source.facts().size;
     Segmenter::new(size, making.segment, making.grain, making.whole)
 }
 
-/// What is known next; nothing, of a segment, when lanes have waited for it for too long.
+/// The next extent; an unknown one of a segment's length if lanes have waited too long.
 async fn patiently(queue: &SegmentQueue, feed: &mut ExtentFeed, cell: u64) -> Result<Known> {
     let Some(since) = feed.waits_since() else { return feed.front().await };
     if feed.is_strict() {

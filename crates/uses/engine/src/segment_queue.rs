@@ -1,4 +1,4 @@
-//! The segments of a copy on their way from the task that makes them to the lanes that take them.
+//! The queue of segments between the task that makes them and the lanes that take them.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -15,33 +15,33 @@ use crate::segment::Segment;
 use crate::signals::{Signals, WANTED};
 use crate::wants::{Wants, meet};
 
-/// Runs that may be waiting for lanes: bounds the memory of a disk in a million pieces.
+/// Maximum number of queued runs: limits the memory for a disk in a million pieces.
 const RUNS_AHEAD: usize = 64 << 10;
-/// Segments that may be waiting for lanes.
+/// Maximum number of queued segments.
 const SEGMENTS_AHEAD: usize = 4 << 10;
 
 /// The segments of a copy, made by one task and taken by all lanes.
 pub(crate) struct SegmentQueue {
     state: Mutex<State>,
-    /// The lanes that are told while somebody waits for a range. `None`: nobody can.
+    /// The lanes to notify while a caller waits for a range. `None`: no caller can.
     lanes: Option<Arc<LaneSlots>>,
-    /// The number of the last one who began to wait for a range.
+    /// The number of the newest range request (`want`).
     newest_want: AtomicU64,
 }
 
 #[derive(Default)]
 struct State {
     ready: VecDeque<Segment>,
-    /// Segments at the front that somebody waits for.
+    /// Number of segments at the front that a caller waits for.
     urgent: usize,
     runs: usize,
     /// All segments have been made.
     complete: bool,
-    /// Nothing more is to be handed out: an error, or a cancel.
+    /// No more segments are handed out: an error, or a cancel.
     stopped: bool,
     maker: Option<Waker>,
     takers: Vec<Waker>,
-    /// Those who wait until nothing is left.
+    /// Tasks that wait until no segment is left.
     leavers: Vec<Waker>,
     wants: Wants,
 }
@@ -51,7 +51,7 @@ impl State {
         self.stopped || (self.complete && self.ready.is_empty())
     }
 
-    /// Those to be woken after a change.
+    /// Takes the tasks to wake after a change.
     fn waiting(&mut self) -> Vec<Waker> {
         let mut waiting = std::mem::take(&mut self.takers);
         if self.exhausted() {
@@ -68,7 +68,7 @@ impl State {
         Some(taken)
     }
 
-    /// Puts what somebody waits for before all else.
+    /// Moves the wanted segments to the front.
     fn hurry(&mut self, wanted: &[Range]) {
         let is_wanted =
             |segment: &Segment| wanted.iter().any(|&range| meet(range, segment.range()));
@@ -81,12 +81,12 @@ impl State {
 }
 
 impl SegmentQueue {
-    /// A queue whose segments nobody waits for.
+    /// A queue without range requests.
     pub(crate) fn new() -> SegmentQueue {
         SegmentQueue { state: Mutex::default(), lanes: None, newest_want: AtomicU64::new(0) }
     }
 
-    /// A queue of segments that can be asked for first.
+    /// A queue with range requests.
     pub(crate) fn with_wants(lanes: Arc<LaneSlots>) -> SegmentQueue {
         SegmentQueue { lanes: Some(lanes), ..SegmentQueue::new() }
     }
@@ -95,12 +95,12 @@ impl SegmentQueue {
         self.state.lock().expect("no panic under this lock")
     }
 
-    /// What those heed who take segments of this queue.
+    /// The signals for the lanes that take segments of this queue.
     pub(crate) fn signals(&self) -> Option<&Arc<Signals>> {
         self.lanes.as_ref().map(|lanes| lanes.signals())
     }
 
-    /// The next segment; `None` when there are no more.
+    /// The next segment; `None` if no more follow.
     pub(crate) async fn next(&self) -> Option<Segment> {
         poll_fn(|cx| {
             let mut state = self.lock();
@@ -109,7 +109,7 @@ impl SegmentQueue {
             }
             let taken = state.take();
             if taken.is_none() && !state.complete {
-                // The maker may know no more, and go on without.
+                // The maker may wait for extents, and continue without them.
                 let maker = state.maker.take();
                 state.takers.push(cx.waker().clone());
                 drop(state);
@@ -118,7 +118,7 @@ impl SegmentQueue {
             }
             let mut woken: Vec<_> = state.maker.take().into_iter().collect();
             if taken.is_some() && state.exhausted() {
-                // The last one is gone: whoever waits for the end may know.
+                // The last segment is taken: wake those that wait for the end.
                 woken = state.waiting();
             }
             drop(state);
@@ -128,7 +128,7 @@ impl SegmentQueue {
         .await
     }
 
-    /// A segment that somebody waits for and no lane has taken.
+    /// Takes a segment that a caller waits for and no lane has taken.
     pub(crate) fn take_urgent(&self) -> Option<Segment> {
         let mut state = self.lock();
         let taken = if state.urgent > 0 { state.take() } else { None };
@@ -151,7 +151,7 @@ impl SegmentQueue {
         .await;
     }
 
-    /// Waits until somebody waits for a segment, or for a range of which there is none yet.
+    /// Waits until a lane waits for a segment, or a caller for a range without one.
     pub(crate) async fn starving(&self) {
         poll_fn(|cx| {
             let mut state = self.lock();
@@ -165,7 +165,7 @@ impl SegmentQueue {
         .await;
     }
 
-    /// Hands out nothing more.
+    /// Hands out no more segments.
     pub(crate) fn stop(&self) {
         self.change(|state| {
             state.stopped = true;
@@ -176,7 +176,7 @@ impl SegmentQueue {
         self.signal(false);
     }
 
-    /// Whether it was stopped.
+    /// Whether the queue was stopped.
     pub(crate) fn is_stopped(&self) -> bool {
         self.lock().stopped
     }
@@ -195,7 +195,7 @@ impl SegmentQueue {
         changed
     }
 
-    /// Adds a segment when there is room; false when the queue was stopped.
+    /// Adds a segment when there is space; false if the queue was stopped.
     pub(crate) async fn add(&self, segment: Segment) -> bool {
         let room = poll_fn(|cx| {
             let mut state = self.lock();
@@ -203,7 +203,7 @@ impl SegmentQueue {
                 return Poll::Ready(false);
             }
             let full = state.runs >= RUNS_AHEAD || state.ready.len() >= SEGMENTS_AHEAD;
-            // What somebody waits for is made at once, however much comes before it.
+            // Segments up to a wanted range are made at once, even if the queue is full.
             if full && !state.ready.is_empty() && !state.wants.want_more() {
                 state.maker = Some(cx.waker().clone());
                 return Poll::Pending;
@@ -236,7 +236,7 @@ impl SegmentQueue {
         }
     }
 
-    /// Of a range that ends at `end`, no more segments are made.
+    /// No more segments follow of the range that ends at `end`.
     pub(crate) fn made_to(&self, end: u64) {
         if self.lanes.is_some() {
             self.lock().wants.pass(end);
@@ -244,19 +244,19 @@ impl SegmentQueue {
         }
     }
 
-    /// The segment that starts at `at` is on the target.
+    /// The segment that starts at `at` is written.
     pub(crate) fn written(&self, at: u64) {
         self.lock().wants.written(at);
         self.signal(false);
     }
 
-    /// Part of a segment is on the target.
+    /// Part of a segment is written.
     pub(crate) fn arrived(&self, range: Range) {
         self.lock().wants.arrived(range);
         self.signal(false);
     }
 
-    /// Has a range copied before all others. The ticket tells when it is on the target.
+    /// Copies a range before all others. The ticket resolves when it is written.
     pub(crate) fn want(&self, range: Range) -> Ticket<Result<()>> {
         let ticket = self.change(|state| {
             let ticket = state.wants.want(range);
@@ -270,23 +270,23 @@ impl SegmentQueue {
         });
         self.signal(true);
         if let Some(lanes) = &self.lanes {
-            // One that waits for a place may have begun what is wanted.
+            // A lane that waits for a place may have begun the wanted range.
             lanes.wake();
         }
         ticket
     }
 
-    /// The number of the last one who began to wait for a range.
+    /// The number of the newest range request (`want`).
     pub(crate) fn newest_want(&self) -> u64 {
         self.newest_want.load(Ordering::SeqCst)
     }
 
-    /// Parts of `range` that somebody waits for who began after number `since`.
+    /// Parts of `range` that are wanted by requests newer than number `since`.
     pub(crate) fn wanted_within(&self, range: Range, since: u64) -> Vec<Range> {
         self.lock().wants.within(range, since)
     }
 
-    /// Raises the signal while somebody waits. `more`: somebody may be new.
+    /// Raises the signal while a caller waits. `more`: there may be a new one.
     fn signal(&self, more: bool) {
         let Some(signals) = self.signals() else { return };
         if more || signals.is(WANTED) {

@@ -4,17 +4,17 @@ use std::collections::VecDeque;
 
 use crate::segment::{Run, Segment, What};
 
-/// Cuts runs into segments, with zeroes cut inwards to the grain, so that no two writes share a block
-/// of the target.
+/// Cuts runs into segments. Zeroes are shrunk to the grain, so that no two writes share a block of
+/// the target.
 pub(crate) struct Segmenter {
     size: u64,
     segment_size: u64,
     grain: u64,
-    /// Zeroes that fill several segments stay whole: those to be zeroed, and clean ones.
+    /// Do not split zeroes that fill several segments: those to be zeroed, and clean ones.
     whole: (bool, bool),
-    /// Where the next run that comes in starts.
+    /// Where the next run starts.
     at: u64,
-    /// Zeroes at the end of what came in that do not fill a grain yet.
+    /// Zeroes at the end of the input that do not fill a grain yet.
     tail: u64,
     tail_what: What,
     /// Where the open run starts: everything before it is in segments.
@@ -22,7 +22,7 @@ pub(crate) struct Segmenter {
     /// Runs of the same kind are joined before they are cut.
     open: Option<Run>,
     segment: Segment,
-    /// End of the last run that the source did not tell of.
+    /// End of the last run that the source did not report.
     untold_to: u64,
     done: VecDeque<Segment>,
 }
@@ -45,12 +45,12 @@ impl Segmenter {
         }
     }
 
-    /// The next `len` bytes are this; `extents_known`: the source told it.
+    /// Adds the next `len` bytes; `extents_known`: the source reported them.
     pub(crate) fn push(&mut self, len: u64, what: What, extents_known: bool) {
         if what.is_data() {
             self.end_tail();
             self.at += len;
-            // Before the run is cut: cutting closes segments, which then know what is in them.
+            // Before the run is cut: cutting closes segments, whose contents must then be known.
             if !extents_known {
                 self.untold_to = self.at;
             }
@@ -63,7 +63,7 @@ impl Segmenter {
         }
     }
 
-    /// What is before `at` and has not been pushed is not copied.
+    /// Skips to `at`: what was not pushed is not copied.
     pub(crate) fn leave_to(&mut self, at: u64) {
         if at > self.at {
             self.finish();
@@ -71,14 +71,14 @@ impl Segmenter {
         }
     }
 
-    /// Hands out everything that was pushed.
+    /// Completes the segments of everything that was pushed.
     pub(crate) fn finish(&mut self) {
         self.end_tail();
         self.flush();
         self.close_segment();
     }
 
-    /// The next segment that is complete.
+    /// The next complete segment.
     pub(crate) fn take(&mut self) -> Option<Segment> {
         self.done.pop_front()
     }
@@ -97,7 +97,7 @@ impl Segmenter {
         self.tail = end - zero_end;
         self.tail_what = what;
         self.join(zero_start - start, What::Data);
-        // A grain that is clean in part only is zeroed.
+        // A grain that is only partly clean is zeroed.
         let mixed = if mixed { self.grain.min(zero_end - zero_start) } else { 0 };
         self.join(mixed, What::Zero);
         self.join(zero_end - zero_start - mixed, what);
@@ -119,7 +119,7 @@ impl Segmenter {
                 self.open = Some(Run { len, what });
             }
         }
-        // What fills whole segments need not wait for the next run of another kind.
+        // Whole segments need not wait for the next run of another kind.
         while let Some(run) = self.open {
             let to_end = self.segment_size - self.open_at % self.segment_size;
             if run.len < to_end {

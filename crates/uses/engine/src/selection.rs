@@ -1,4 +1,4 @@
-//! What of a source is copied: all of it, ranges, or what a bitmap says.
+//! Which part of a source is copied: all of it, ranges, or the extents of a bitmap.
 
 use std::rc::Rc;
 
@@ -8,15 +8,15 @@ use crate::extent_feed::ExtentFeed;
 use crate::handle::Handle;
 use crate::options::{Bitmap, Options};
 
-/// What of a source is copied.
+/// The part of a source that is copied.
 #[derive(Debug, Clone)]
 pub(crate) struct Selection {
-    /// Starts and ends, ascending, apart from each other and not empty.
+    /// Starts and ends; ascending, disjoint and not empty.
     ranges: Vec<(u64, u64)>,
     bitmap: Option<Bitmap>,
     /// Whether it is all of the source.
     whole: bool,
-    /// What the bitmap calls unchanged is cut inwards to multiples of this.
+    /// Extents that the bitmap reports as unchanged are shrunk to multiples of this.
     minimum: u64,
 }
 
@@ -33,8 +33,8 @@ impl Selection {
         Selection { ranges: Vec::new(), bitmap: None, whole: false, minimum }
     }
 
-    /// What the options choose of a source with these facts; `minimum`: the larger minimum block of
-    /// both sides.
+    /// The range that the options select of a source with these facts; `minimum`: the larger
+    /// minimum block of both sides.
     pub(crate) fn new(options: &Options, source: &Facts, minimum: u32) -> Result<Selection> {
         let mut selection = Selection::all(source.size);
         selection.minimum = u64::from(minimum.max(1));
@@ -75,7 +75,7 @@ impl Selection {
         Ok(selection)
     }
 
-    /// Starts and ends of what may be copied.
+    /// Starts and ends of the ranges that may be copied.
     pub(crate) fn ranges(&self) -> &[(u64, u64)] {
         &self.ranges
     }
@@ -101,7 +101,7 @@ impl Selection {
         self.whole
     }
 
-    /// Asks for the bitmap while a copy runs.
+    /// Requests the bitmap while a copy runs.
     pub(crate) fn choice(&self, source: &Rc<Handle>) -> Result<Choice> {
         let feed = self.bitmap.as_ref().and_then(|bitmap| {
             let context = source.facts().context(&bitmap.context)?;
@@ -116,14 +116,15 @@ impl Selection {
     }
 }
 
-/// What of the ranges is copied, in order.
+/// The part of the ranges that is copied, in order.
 pub(crate) struct Choice {
     feed: Option<(ExtentFeed, u64)>,
     minimum: u64,
 }
 
 impl Choice {
-    /// How many bytes from `at` on, `most` at most, are all to be copied or all not.
+    /// The length, at most `most`, from `at` on that is either all copied or all skipped, and
+    /// which.
     pub(crate) async fn look(&mut self, at: u64, most: u64) -> Result<(u64, bool)> {
         let Some((feed, mask)) = &mut self.feed else { return Ok((most, true)) };
         feed.skip_to(at);
@@ -132,7 +133,7 @@ impl Choice {
         if known.state.unwrap_or(u64::MAX) & *mask != 0 {
             return Ok((len, true));
         }
-        // Blocks that are changed in part are copied whole: no two lanes write to one block.
+        // Partly changed blocks are copied whole: no two lanes write to one block.
         let (start, end) = (at.next_multiple_of(self.minimum), at + len);
         let inner_end = end - end % self.minimum;
         Ok(match start < inner_end {

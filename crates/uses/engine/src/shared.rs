@@ -1,4 +1,4 @@
-//! What all lanes of an engine share.
+//! State shared by all lanes of an engine.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -21,7 +21,7 @@ use crate::signals::Signals;
 use crate::streaming_digest::StreamingDigest;
 use crate::tuner::Tuner;
 
-/// What all lanes of an engine share.
+/// State shared by all lanes of an engine.
 pub(crate) struct Shared {
     pub(crate) resolved: Resolved,
     pub(crate) signals: Arc<Signals>,
@@ -35,20 +35,20 @@ pub(crate) struct Shared {
     pub(crate) streaming: Option<StreamingDigest>,
     /// The target reads as zeroes where no plan has written yet.
     pub(crate) target_is_zero: AtomicBool,
-    /// What the present plan has for lanes.
+    /// The segment queue of the current plan.
     queue: Mutex<Option<Arc<SegmentQueue>>>,
 }
 
-/// Buffers.
+/// Buffer pools.
 pub(crate) struct Memory {
     pub(crate) pool: Pool,
-    /// For requests whose bytes are not here yet, where the source takes memory for them when they come.
+    /// For requests without a reply yet, if the source takes memory only when data arrives.
     pub(crate) late: Option<Pool>,
-    /// For what is read back from the target.
+    /// For data read back from the target.
     pub(crate) checks: Pool,
 }
 
-/// What is found out while copying, for the runs that follow, too.
+/// What is learned while copying, for later runs, too.
 pub(crate) struct Learned {
     pub(crate) slots: Arc<LaneSlots>,
     pub(crate) tuner: Tuner,
@@ -59,32 +59,32 @@ pub(crate) struct Learned {
     pub(crate) zeroes: ZeroesFound,
 }
 
-/// What is known of the durability of what was written.
+/// The durability of what was written.
 pub(crate) struct Durability {
     pub(crate) flushes: Flushes,
     pub(crate) journal: Option<Keeping>,
 }
 
-/// What is told at the end.
+/// The final report.
 #[derive(Default)]
 pub(crate) struct Report {
     first_error: Mutex<Option<Error>>,
     warnings: Mutex<Vec<String>>,
-    /// Lanes that were in use in the present run.
+    /// Lanes used in the current run.
     pub(crate) lanes_used: AtomicUsize,
     lanes_made: AtomicU32,
 }
 
-/// A journal with the time between its flushes.
+/// A journal and the interval between its flushes.
 pub(crate) struct Keeping {
     pub(crate) file: Journal,
-    /// It stays after success.
+    /// Keep the file after success.
     pub(crate) keep: bool,
     pub(crate) interval: Duration,
 }
 
 impl Shared {
-    /// What lanes share; [`Shared::begin`] comes before the first segment.
+    /// Call [`Shared::begin`] before the first segment.
     pub(crate) fn new(parts: Parts) -> Shared {
         let Parts { resolved, signals, progress, retries, memory, learned, journal, streaming } =
             parts;
@@ -109,13 +109,13 @@ impl Shared {
         self.report.lanes_used.store(0, Ordering::Relaxed);
     }
 
-    /// The run is over.
+    /// The run has ended.
     pub(crate) fn end(&self) {
         self.queue.lock().expect("no panic under this lock").take();
         self.target_is_zero.store(false, Ordering::Relaxed);
     }
 
-    /// Ends the copy with this error, unless there was one before.
+    /// Ends the copy with this error, unless it already has one.
     pub(crate) fn fail(&self, error: Error) {
         let mut first_error = self.report.first_error.lock().expect("no panic under this lock");
         first_error.get_or_insert(error);
@@ -124,7 +124,7 @@ impl Shared {
         self.wake();
     }
 
-    /// After the copy was stopped: whoever waits looks again.
+    /// After the copy was stopped: wakes everything that waits.
     pub(crate) fn wake(&self) {
         let queue = self.queue.lock().expect("no panic under this lock").clone();
         if let Some(queue) = queue {
@@ -150,15 +150,14 @@ impl Shared {
         Ok(())
     }
 
-    /// The digest of what was copied, if it was computed on the way.
+    /// The digest of the copied data, if it was computed while copying.
     pub(crate) fn digest(&self) -> Option<String> {
-        // What was written again was read again, and may have been something else.
+        // What was rewritten was read again, and may have changed.
         let again = self.retries.rewritten.load(Ordering::Relaxed) > 0;
         self.streaming.as_ref().filter(|_| !again)?.finish()
     }
 
-    /// Tells the user something, once: in the log as it arises, and in the summary for callers
-    /// without a log.
+    /// Warns the user: in the log at once, and in the summary for callers without a log.
     pub(crate) fn warn(&self, text: String) {
         let mut warnings = self.report.warnings.lock().expect("no panic under this lock");
         if !warnings.contains(&text) {
@@ -167,12 +166,12 @@ impl Shared {
         }
     }
 
-    /// What the user was told so far.
+    /// The warnings so far.
     pub(crate) fn warnings(&self) -> Vec<String> {
         self.report.warnings.lock().expect("no panic under this lock").clone()
     }
 
-    /// The number of a lane that is made.
+    /// The number of a new lane.
     pub(crate) fn next_lane(&self) -> u32 {
         self.report.lanes_made.fetch_add(1, Ordering::Relaxed)
     }
@@ -190,16 +189,16 @@ pub(crate) struct Parts {
     pub(crate) streaming: Option<StreamingDigest>,
 }
 
-/// Segments, by number, that are looked at as a whole because zeroes turned up there or before.
+/// Segments, by number, that are checked completely because zeroes were found there or just before.
 #[derive(Default)]
 pub(crate) struct ZeroesFound {
     segments: Mutex<HashSet<u64>>,
-    /// Counts changes: who asks for each request takes the lock only after one.
+    /// Counts changes: a caller that checks for each request takes the lock only after a change.
     changes: AtomicU64,
 }
 
 impl ZeroesFound {
-    /// Notes that a sample in this segment had zeroes: it and the next are looked at.
+    /// Notes that a sample in this segment had zeroes: it and the next one are checked.
     pub(crate) fn note(&self, segment: u64) {
         let mut segments = self.segments.lock().expect("no panic under this lock");
         let new = segments.insert(segment) | segments.insert(segment + 1);
@@ -208,12 +207,12 @@ impl ZeroesFound {
         }
     }
 
-    /// Changes so far.
+    /// Number of changes so far.
     pub(crate) fn changes(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
     }
 
-    /// Whether this segment is looked at.
+    /// Whether this segment is checked.
     pub(crate) fn contain(&self, segment: u64) -> bool {
         self.segments.lock().expect("no panic under this lock").contains(&segment)
     }

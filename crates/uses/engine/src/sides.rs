@@ -1,4 +1,4 @@
-//! The two disks of a copy, and handles on them.
+//! The two disks of a copy, and handles to them.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ pub(crate) struct Sides {
 }
 
 impl Sides {
-    /// A handle of its own on the first connection, for what is asked beside the lanes.
+    /// A separate handle on the first connection, for requests outside the lanes.
     pub(crate) fn handle(&self, side: Side, retries: &Arc<Retries>) -> Rc<Handle> {
         let stack = match side {
             Side::Source => &self.source,

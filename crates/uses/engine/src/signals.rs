@@ -1,5 +1,5 @@
-//! What lanes look at before each request, in one word: whether the engine is paused, whether somebody
-//! waits for a range, whether more lanes are at work than pay.
+//! What lanes check before each request, in one word: whether the engine is paused, whether a
+//! caller waits for a range, whether more lanes are active than pay.
 
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
@@ -7,9 +7,9 @@ use blockhaul_io::Notify;
 
 /// No new request starts.
 pub(crate) const PAUSED: u8 = 1;
-/// Somebody waits for a range.
+/// A caller waits for a range.
 pub(crate) const WANTED: u8 = 2;
-/// More lanes are at work than there are places.
+/// More lanes are active than there are places.
 pub(crate) const OVER: u8 = 4;
 
 /// The signals of an engine, and how many of its lanes may start requests.
@@ -22,7 +22,7 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// Whether anything is to be looked at.
+    /// Whether any signal is raised.
     pub(crate) fn any(&self) -> bool {
         self.raised.load(Ordering::Relaxed) != 0
     }
@@ -32,7 +32,7 @@ impl Signals {
         self.raised.load(Ordering::SeqCst) & signal != 0
     }
 
-    /// Raises a signal or takes it back.
+    /// Raises or clears a signal.
     pub(crate) fn set(&self, signal: u8, raised: bool) {
         if raised {
             self.raised.fetch_or(signal, Ordering::SeqCst);
@@ -44,7 +44,7 @@ impl Signals {
         }
     }
 
-    /// Has those look again who wait for the end of a pause.
+    /// Wakes the lanes that wait for the end of a pause.
     pub(crate) fn wake(&self) {
         self.changed.notify();
     }
@@ -54,21 +54,21 @@ impl Signals {
         self.busy.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// A lane starts no requests until it has begun again.
+    /// A lane starts no requests until it calls `begin_work` again.
     pub(crate) fn end_work(&self) {
         if self.busy.fetch_sub(1, Ordering::SeqCst) == 1 {
             self.changed.notify();
         }
     }
 
-    /// Waits until there is no pause, or no need any more.
+    /// Waits until there is no pause, or `stopped`.
     pub(crate) async fn resumed(&self, stopped: impl Fn() -> bool) {
         while self.is(PAUSED) {
             let changed = self.changed.listen();
             if !self.is(PAUSED) || stopped() {
                 return;
             }
-            // A stop that does not wake is noticed, too.
+            // Also notices a stop that does not wake.
             let _ = blockhaul_io::timeout(crate::progress::STOP_STEP, changed).await;
         }
     }
@@ -80,7 +80,7 @@ impl Signals {
             if self.busy.load(Ordering::SeqCst) == 0 {
                 return;
             }
-            // Lost only when the other side is gone, which this one keeps.
+            // Never lost: this side keeps the sender.
             let _ = changed.await;
         }
     }

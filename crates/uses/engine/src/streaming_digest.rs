@@ -1,9 +1,9 @@
-//! Digests computed while copying: lanes hash blocks in whatever order they copy them, and the digest puts
-//! the blocks' values together in the order of the disk.
+//! Digests computed while copying: lanes hash blocks in the order in which they copy them, and the
+//! digest combines the blocks' values in the order of the disk.
 //!
-//! BLAKE3 is a tree and blksum a list of blocks' digests, so that their blocks can be hashed by all
-//! lanes; SHA-256 knows one order only. Values that wait for an earlier block are bounded: a digest that
-//! would need more gives up, and the digest is computed by reading again.
+//! BLAKE3 is a tree and blksum a list of block digests, so that all lanes can hash their blocks;
+//! SHA-256 needs the data in order. The number of values that wait for an earlier block is limited:
+//! a digest that would need more gives up, and is computed by reading again.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -14,15 +14,15 @@ use sha2::{Digest as _, Sha256};
 
 use crate::algorithm::{Algorithm, BLOCK, hex};
 
-/// Blocks' values that wait: 4 MiB, for lanes that are up to 8 GiB of data apart.
+/// Maximum number of waiting block values: 4 MiB, for lanes up to 8 GiB of data apart.
 const WAITING_MAX: usize = 128 << 10;
 
 type Value = [u8; 32];
 
-/// The values of blocks that follow each other.
+/// The values of consecutive blocks.
 pub(crate) enum Values {
     Each(Vec<Value>),
-    /// So many blocks of zeroes, where their place does not matter.
+    /// This many zero blocks, where their position does not matter.
     Zero(u64),
 }
 
@@ -34,7 +34,7 @@ impl Values {
         }
     }
 
-    /// Values kept in memory.
+    /// Number of values held in memory.
     fn weight(&self) -> usize {
         match self {
             Values::Each(values) => values.len(),
@@ -43,7 +43,7 @@ impl Values {
     }
 }
 
-/// The digest of a disk whose blocks come in any order, from any thread.
+/// The digest of a disk whose blocks arrive in any order, from any thread.
 pub(crate) struct StreamingDigest {
     algorithm: Algorithm,
     size: u64,
@@ -57,19 +57,19 @@ struct State {
     waiting: BTreeMap<u64, Values>,
     weight: usize,
     so_far: SoFar,
-    /// Blocks came twice, or too many are waiting.
+    /// Blocks arrived twice, or too many are waiting.
     lost: bool,
 }
 
 enum SoFar {
-    /// Chaining values of subtrees, with their blocks, largest first. Equal ones are merged when
-    /// something follows them, because the last merge is another one.
+    /// Chaining values of subtrees with their block counts, largest first. Equal ones are merged
+    /// once something follows, because the last merge differs.
     Tree(Vec<(Value, u64)>),
     List(Sha256),
 }
 
 impl StreamingDigest {
-    /// For a disk of `size` bytes. `None`: blocks in any order are of no use.
+    /// For a disk of `size` bytes. `None`: the algorithm needs blocks in order.
     pub(crate) fn new(algorithm: Algorithm, size: u64) -> Option<StreamingDigest> {
         let so_far = match algorithm {
             Algorithm::Blake3 => SoFar::Tree(Vec::new()),
@@ -86,7 +86,7 @@ impl StreamingDigest {
         })
     }
 
-    /// Whether many zeroes cost as much as other bytes.
+    /// Whether zeroes cost as much as other bytes.
     pub(crate) fn hashes_zeroes(&self) -> bool {
         self.algorithm == Algorithm::Blake3
     }
@@ -94,7 +94,8 @@ impl StreamingDigest {
     /// The values of bytes at `at`, which must be the start of a block. They end with a block, or
     /// with the disk.
     pub(crate) fn values(&self, at: u64, bytes: &[u8]) -> Values {
-        // Of pieces that are no blocks one begins inside of a block, at which `add` gives up.
+        // Pieces that are not in blocks include one that begins inside a block, at which `add`
+        // gives up.
         if !at.is_multiple_of(BLOCK) {
             return Values::Zero(0);
         }
@@ -102,7 +103,7 @@ impl StreamingDigest {
         Values::Each(blocks.map(|(block, number)| self.value(at + number * BLOCK, block)).collect())
     }
 
-    /// The values of so many zeroes at `at`, the start of a block.
+    /// The values of `len` zeroes at `at`, the start of a block.
     pub(crate) fn zeroes(&self, at: u64, len: u64) -> Values {
         if !at.is_multiple_of(BLOCK) {
             return Values::Zero(0);
@@ -130,7 +131,7 @@ impl StreamingDigest {
         }
     }
 
-    /// Takes the values of blocks from `at` on.
+    /// Adds the values of blocks from `at` on.
     pub(crate) fn add(&self, at: u64, values: Values) {
         let state = &mut *self.state.lock().expect("no panic under this lock");
         let block = at / BLOCK;
@@ -151,7 +152,7 @@ impl StreamingDigest {
         state.lost = state.weight > WAITING_MAX;
     }
 
-    /// The digest in hexadecimal, if all blocks came once.
+    /// The digest in hexadecimal, if each block arrived exactly once.
     pub(crate) fn finish(&self) -> Option<String> {
         let state = &mut *self.state.lock().expect("no panic under this lock");
         if state.lost || state.next != self.size.div_ceil(BLOCK) {

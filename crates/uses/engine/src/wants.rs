@@ -1,4 +1,4 @@
-//! Who waits for which ranges of a plan, and what of the plan is not on the target yet.
+//! Tracks which ranges of a plan callers wait for, and which parts of the plan are not written yet.
 
 use std::collections::BTreeMap;
 
@@ -7,42 +7,42 @@ use blockhaul_io::{Completer, Ticket, ticket};
 
 use crate::ledger::Range;
 
-/// What is not on the target yet, and who waits for a part of it.
+/// What is not written yet, and which callers wait for a part of it.
 #[derive(Default)]
 pub(crate) struct Wants {
-    /// Ranges of the plan of which no segments have been made: where each ends, by where it starts.
+    /// Ranges of the plan of which no segments have been made: end by start.
     unmade: BTreeMap<u64, u64>,
-    /// Segments that are made and not written: where each ends, by where it starts.
+    /// Segments that are made and not written: end by start.
     unwritten: BTreeMap<u64, u64>,
     waiting: Vec<Want>,
-    /// The number of the last one who began to wait, from 1.
+    /// The number of the newest waiting caller, from 1.
     newest: u64,
 }
 
 struct Want {
     number: u64,
-    /// What of the range is not on the target.
+    /// The parts of the range that are not written yet.
     missing: Vec<Range>,
     arrived: Completer<Result<()>>,
 }
 
 impl Wants {
-    /// More ranges of which segments will be made.
+    /// Adds ranges of which segments will be made.
     pub(crate) fn plan(&mut self, ranges: &[Range]) {
         self.unmade.extend(ranges.iter().copied());
     }
 
-    /// A segment has been made; everything before it that was to be made has been, too.
+    /// A segment has been made; everything of the plan before it has been, too.
     pub(crate) fn made(&mut self, (at, end): Range) {
         self.unwritten.insert(at, end);
         self.pass(end);
     }
 
-    /// Of the range that `end` is in or ends, nothing before `end` is made any more.
+    /// No more segments are made before `end` of the range that `end` is in or ends.
     pub(crate) fn pass(&mut self, end: u64) {
         let Some((&at, &range_end)) = self.unmade.range(..end).next_back() else { return };
         if range_end < end {
-            // Another one, which is not made yet: of ours all was.
+            // A later range, not made yet: ours was made completely.
             return;
         }
         self.unmade.remove(&at);
@@ -52,14 +52,14 @@ impl Wants {
         self.look_again();
     }
 
-    /// The segment at `at` is on the target.
+    /// The segment at `at` is written.
     pub(crate) fn written(&mut self, at: u64) {
         if let Some(end) = self.unwritten.remove(&at) {
             self.arrived((at, end));
         }
     }
 
-    /// A range is on the target.
+    /// A range is written.
     pub(crate) fn arrived(&mut self, range: Range) {
         if self.waiting.is_empty() {
             return;
@@ -70,7 +70,7 @@ impl Wants {
         self.answer();
     }
 
-    /// Waits for a range. What the plan does not have of it, or has copied, is not waited for.
+    /// Waits for a range. Parts that are not in the plan, or already copied, are not waited for.
     pub(crate) fn want(&mut self, range: Range) -> Ticket<Result<()>> {
         let (arrived, ticket) = ticket();
         self.newest += 1;
@@ -80,17 +80,17 @@ impl Wants {
         ticket
     }
 
-    /// Whether somebody waits.
+    /// Whether a caller waits.
     pub(crate) fn any(&self) -> bool {
         !self.waiting.is_empty()
     }
 
-    /// The number of the last one who began to wait.
+    /// The number of the newest waiting caller.
     pub(crate) fn newest(&self) -> u64 {
         self.newest
     }
 
-    /// Whether somebody waits for what is not made yet.
+    /// Whether a caller waits for segments that are not made yet.
     pub(crate) fn want_more(&self) -> bool {
         let meets = |want: &Want| {
             want.missing.iter().any(|&range| in_common(&self.unmade, range).next().is_some())
@@ -98,13 +98,13 @@ impl Wants {
         self.waiting.iter().any(meets)
     }
 
-    /// Parts of `range` that somebody waits for who began after number `since`.
+    /// Parts of `range` wanted by callers newer than number `since`.
     pub(crate) fn within(&self, range: Range, since: u64) -> Vec<Range> {
         let new = self.waiting.iter().filter(|want| want.number > since);
         new.flat_map(|want| &want.missing).filter_map(|&part| common(part, range)).collect()
     }
 
-    /// Nothing more is copied: nobody gets what they wait for.
+    /// Nothing more is copied: fails all waiting callers.
     pub(crate) fn stop(&mut self) {
         for want in std::mem::take(&mut self.waiting) {
             let text = "the copy ended before this range was copied";
@@ -112,7 +112,7 @@ impl Wants {
         }
     }
 
-    /// Looks what is still missing after something was left out.
+    /// Updates what is missing after bytes were skipped.
     fn look_again(&mut self) {
         for index in 0..self.waiting.len() {
             let missing = self.missing(&self.waiting[index].missing);
@@ -121,7 +121,7 @@ impl Wants {
         self.answer();
     }
 
-    /// What of these ranges is not on the target.
+    /// The parts of these ranges that are not written yet.
     fn missing(&self, ranges: &[Range]) -> Vec<Range> {
         let mut missing = Vec::new();
         for &range in ranges {
@@ -132,7 +132,7 @@ impl Wants {
         missing
     }
 
-    /// Has those go on who have what they wait for.
+    /// Resolves the tickets of callers whose range is written.
     fn answer(&mut self) {
         let (waiting, here) = std::mem::take(&mut self.waiting)
             .into_iter()
@@ -144,12 +144,12 @@ impl Wants {
     }
 }
 
-/// Whether two ranges have something in common.
+/// Whether two ranges overlap.
 pub(crate) fn meet(one: Range, other: Range) -> bool {
     common(one, other).is_some()
 }
 
-/// What of `range` is in ranges that do not overlap, the last one first.
+/// The overlaps of `range` with disjoint ranges, the last one first.
 fn in_common(ranges: &BTreeMap<u64, u64>, range: Range) -> impl Iterator<Item = Range> {
     let from_last = ranges.range(..range.1).rev();
     from_last
@@ -157,13 +157,13 @@ fn in_common(ranges: &BTreeMap<u64, u64>, range: Range) -> impl Iterator<Item = 
         .filter_map(move |(&at, &end)| common((at, end), range))
 }
 
-/// What two ranges have in common.
+/// The overlap of two ranges.
 pub(crate) fn common(one: Range, other: Range) -> Option<Range> {
     let (start, end) = (one.0.max(other.0), one.1.min(other.1));
     (start < end).then_some((start, end))
 }
 
-/// What of these ranges is not in `taken`.
+/// These ranges without `taken`.
 fn without(ranges: &[Range], taken: Range) -> Vec<Range> {
     let mut left = Vec::new();
     for &(start, end) in ranges {
@@ -193,7 +193,7 @@ mod tests {
         let mut want = wants.want((50, 250));
         assert!(wants.want_more());
         wants.made((0, 60));
-        // From 60 to 80 is left out.
+        // 60 to 80 is skipped.
         wants.made((80, 100));
         wants.written(0);
         wants.arrived((80, 95));
@@ -208,7 +208,7 @@ mod tests {
         wants.written(220);
         assert!(is_here(&mut want));
         assert!(!wants.any());
-        // One that comes later may lie before.
+        // A later addition may lie before an earlier one.
         wants.plan(&[(100, 200), (400, 500)]);
         wants.made((400, 500));
         wants.pass(500);

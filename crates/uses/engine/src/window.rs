@@ -1,33 +1,34 @@
-//! How many requests a lane keeps in flight, learned from how long they take.
+//! How many requests a lane keeps in flight, learned from the request times.
 //!
-//! More in flight than the path can hold only fills queues: buffers fall out of the cache and memory is
-//! pinned. Fewer leaves the path idle when answers take long. The rule is that of TCP Vegas: compare
-//! the shortest time that a request took with what they take now; the difference times the window is
-//! the number of requests that merely wait. Keep that number small but not zero.
+//! More in flight than the path can hold only fills queues: buffers fall out of the cache and
+//! memory is pinned. Fewer leaves the path idle when replies take long. The rule is that of TCP
+//! Vegas: compare the shortest request time with the current one; the difference times the window
+//! is the number of requests that merely wait. Keep that number small but not zero.
 
 use std::time::Duration;
 
-/// Where a window starts: enough for a local socket, where more only costs (measured: 4 in flight
-/// per connection are a third faster than 64 between servers on the same machine).
+/// Initial window: enough for a local socket, where more only costs (measured: 4 in flight per
+/// connection are a third faster than 64 between servers on the same machine).
 const START: usize = 4;
-/// Fewer than this never pays: one is on the wire while another is worked on.
+/// Minimum window: one request is on the wire while another is processed.
 const MIN: usize = 2;
-/// Waiting requests below which the window grows, and above which it shrinks.
+/// Number of waiting requests below which the window grows, and above which it shrinks.
 const WAITING_LOW: f64 = 3.0;
 const WAITING_HIGH: f64 = 6.0;
-/// Rounds after which the shortest time is found out anew, so that a path that got slower is noticed.
+/// Rounds after which the shortest time is measured anew, to notice a path that became slower.
 const ROUNDS_PER_EPOCH: u32 = 64;
-/// Requests that take at least so many seconds, and of which hardly any waits, are on a long path: the
-/// window opens faster there. (A path that is merely slow makes them wait.)
+/// Request time in seconds from which on, if hardly any request waits, the path counts as long: the
+/// window opens faster there. (On a path that is merely slow, requests wait.)
 const LONG: f64 = 0.003;
 const WAITING_HARDLY: f64 = 1.5;
-/// Where requests take at least so many seconds on average, a window twice as large is tried now and
-/// then, and kept where the rate grows by this much: answers from a cache now and then look as if all
-/// others merely waited. Locally that is never so, and noise must not open the window.
+/// If requests take at least this many seconds on average, a window twice as large is tried now and
+/// then, and kept if the rate grows by this much: occasional replies from a cache make all others
+/// look as if they merely waited. Local paths are never that slow, and noise must not open the
+/// window.
 const PROBE_FROM: f64 = 0.015;
 const PROBE_GAIN: f64 = 1.3;
-/// Rounds between such trials, rounds before the first, rounds and time that are measured, and rounds
-/// in which a window that won does not shrink.
+/// Rounds between such trials, rounds before the first, measured rounds and time, and rounds in
+/// which a window that won does not shrink.
 const ROUNDS_PER_PROBE: u32 = 32;
 const ROUNDS_BEFORE_PROBE: u32 = 8;
 const PROBE_ROUNDS: u32 = 2;
@@ -40,15 +41,15 @@ pub(crate) struct Window {
     limit: usize,
     max: usize,
     fixed: bool,
-    /// Doubles each round until requests first begin to wait.
+    /// Doubles each round until requests begin to wait.
     opening: bool,
-    /// Shortest time of this epoch and of the one before, in seconds.
+    /// Shortest time of this epoch and of the previous one, in seconds.
     shortest: f64,
     shortest_before: f64,
     rounds: u32,
     sum: f64,
     count: usize,
-    /// What is measured since when: requests and rounds.
+    /// The current measurement: start time, requests and rounds.
     measured: (Duration, usize, u32),
     /// Rounds in which the window does not shrink.
     held: u32,
@@ -97,8 +98,8 @@ impl Window {
         }
     }
 
-    /// Requests are `larger` times as large from now on, or smaller where that is less than one: what
-    /// is known of their times is void; as many bytes stay in flight.
+    /// Requests are `larger` times as large from now on (smaller if below one): forgets their
+    /// times, and keeps as many bytes in flight.
     pub(crate) fn resize(&mut self, larger: f64) {
         if self.fixed {
             return;
@@ -135,7 +136,7 @@ impl Window {
         } else {
             self.opening = false;
             if waiting > WAITING_HIGH && self.held == 0 {
-                // All at once would be too much where the shortest time was an exception.
+                // All at once would be too much if the shortest time was an exception.
                 let excess = (waiting - WAITING_HIGH) / 2.0;
                 let less = (excess as usize).clamp(1, (self.limit / 8).max(1));
                 self.limit = (self.limit - less).max(MIN.min(self.max));
@@ -144,7 +145,7 @@ impl Window {
         if self.rounds.is_multiple_of(ROUNDS_PER_EPOCH) && self.held == 0 {
             self.shortest_before = self.shortest;
             self.shortest = f64::INFINITY;
-            // A round with half the window shows what a request takes with less before it; a long
+            // A round with half the window shows the time of a request with less before it; a long
             // path has the whole window again one round later.
             self.limit = (self.limit / 2).max(MIN.min(self.max));
             self.opening = true;
@@ -160,14 +161,14 @@ impl Window {
         }
     }
 
-    /// Requests a second since the measurement began, once it has lasted long enough.
+    /// Requests per second since the measurement began, once it has lasted long enough.
     fn rate(&self, now: Duration) -> Option<f64> {
         let (since, count, rounds) = self.measured;
         let time = now.saturating_sub(since);
         (rounds >= PROBE_ROUNDS && time >= PROBE_TIME).then(|| count as f64 / time.as_secs_f64())
     }
 
-    /// Doubles the window to see what that gives.
+    /// Doubles the window to see whether it is faster.
     fn begin_probe(&mut self, rate: f64) {
         self.probe = Some(Probe { before: self.limit, rate, settled: false, won: false });
         self.limit = (self.limit * 2).min(self.max);
@@ -175,7 +176,7 @@ impl Window {
 
     fn go_on_probing(&mut self, probe: Probe, now: Duration) {
         if !probe.settled {
-            // Requests of this round were sent with the window as it was.
+            // Requests of this round were sent with the old window.
             self.measured = (now, 0, 0);
             self.probe = Some(Probe { settled: true, ..probe });
             return;
@@ -201,10 +202,10 @@ impl Window {
 #[derive(Debug)]
 struct Probe {
     before: usize,
-    /// Requests a second before.
+    /// Requests per second before.
     rate: f64,
     settled: bool,
-    /// It was faster once; twice is no chance.
+    /// It was faster once; twice is not chance.
     won: bool,
 }
 
@@ -212,8 +213,8 @@ struct Probe {
 mod tests {
     use super::*;
 
-    /// A path that carries `rate` requests a second after `delay` seconds; one request in `cached` is
-    /// answered at once.
+    /// A path with a throughput of `rate` requests per second and a latency of `delay` seconds; one
+    /// request in `cached` is answered at once.
     fn settle(delay: f64, rate: f64, max: usize, cached: usize) -> usize {
         let mut window = Window::new(max, false);
         let mut now = 0.0;

@@ -1,4 +1,4 @@
-//! Finding zeroes in data.
+//! Detects zeroes in data.
 
 use blockhaul_io::is_zero;
 
@@ -12,8 +12,8 @@ pub(crate) fn count(bytes: &[u8]) -> u64 {
 }
 
 /// Splits bytes that start at offset `at` into runs of zero and other blocks: (start in the slice,
-/// length, zero). Blocks are of `grain` bytes and aligned to it in the device; partial blocks at the
-/// ends count as blocks of their own. Neighbours differ.
+/// length, zero). Blocks are `grain` bytes long and aligned to it in the device; partial blocks at
+/// the ends count as blocks. Adjacent runs differ.
 pub(crate) fn runs(bytes: &[u8], at: u64, grain: u32) -> Vec<(usize, usize, bool)> {
     let grain = u64::from(grain.max(1));
     let mut runs: Vec<(usize, usize, bool)> = Vec::new();

@@ -1,4 +1,4 @@
-//! The digest of what was copied is that of the source, however it was copied.
+//! The digest of a copy equals that of the source, whatever the route.
 #![allow(clippy::unwrap_used)]
 
 use std::os::fd::OwnedFd;
@@ -18,7 +18,7 @@ fn on_worker<F: Future<Output = ()> + 'static>(check: impl FnOnce() -> F + Send 
     Runtime::start(&Config { workers: 2, engine: Engine::Auto }).unwrap().block_on(check);
 }
 
-/// Runs of data and of zeroes, on no grid.
+/// Runs of data and of zeroes, without alignment.
 fn content(rng: &mut Rng, size: usize) -> Vec<u8> {
     rng.disk(size, 400_000, 50)
 }

@@ -1,5 +1,5 @@
-//! Every class of error, on every operation, at random places: a copy that succeeds is exact, one that
-//! fails tells the error that it was given, and nothing is kept.
+//! Every class of error, on every operation, at random places: a copy that succeeds is exact, one
+//! that fails reports the injected error, and no resource leaks.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -17,10 +17,10 @@ const SIZE: usize = 1 << 20;
 const REQUEST: u32 = 64 << 10;
 const RETRIES: u32 = 3;
 
-/// Those that may pass.
+/// Transient errors.
 const PASSING: [Kind; 5] =
     [Kind::Io, Kind::NoMemory, Kind::Disconnected, Kind::TimedOut, Kind::ShuttingDown];
-/// Those that would come again.
+/// Permanent errors.
 const LASTING: [Kind; 8] = [
     Kind::ReadOnly,
     Kind::Invalid,
@@ -43,7 +43,7 @@ fn content(rng: &mut Rng) -> Vec<u8> {
     bytes
 }
 
-/// A copy with this rule on one side, often enough to be met `times` times.
+/// A copy with this rule on one side, long enough to trigger it `times` times.
 async fn inject(rng: &mut Rng, on_source: bool, op: OpKind, then: Then, times: u64, told: &str) {
     let bytes = content(rng);
     let model = Model::new(SIZE as u64).with_content(bytes.clone()).with_holes();

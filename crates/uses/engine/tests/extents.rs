@@ -1,5 +1,5 @@
-//! What is made of extents: huge disks cost what their extents cost, slow answers hold nothing up, and
-//! what is not chosen is not copied.
+//! Extents: the cost of huge disks depends on their extents, slow replies do not delay a copy, and
+//! what is not selected is not copied.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -19,25 +19,25 @@ use blockhaul_testkit::model::{Completion, Model, ModelDevice};
 use blockhaul_testkit::rng::{Rng, seed};
 
 const HUGE: u64 = i64::MAX as u64;
-/// Runs in one answer, as most servers limit them.
+/// Runs per reply, as most servers limit them.
 const RUNS: usize = 64 << 10;
 
 fn on_worker<F: Future<Output = ()> + 'static>(check: impl FnOnce() -> F + Send + 'static) {
     Runtime::start(&Config { workers: 2, engine: Engine::Auto }).unwrap().block_on(check);
 }
 
-/// A device that computes what it says, and counts what it is asked.
+/// A device that computes its extents, and counts requests.
 struct Told {
     facts: Facts,
     /// Length and state of the run at an offset.
     run: Box<dyn Fn(u64) -> (u64, u64) + Send + Sync>,
-    /// Time that an answer about extents takes.
+    /// Time of an extents reply.
     delay: Duration,
-    /// Time that a read takes, and bytes that are being read.
+    /// Time of a read, and bytes being read.
     read_delay: Duration,
     reading: AtomicU64,
     reading_max: AtomicU64,
-    /// Bytes that one answer tells of.
+    /// Maximum bytes described by one reply.
     most: u64,
     asked: Mutex<Vec<(u64, u64)>>,
     waiting: AtomicUsize,
@@ -93,7 +93,7 @@ impl Told {
     }
 }
 
-/// What is submitted to.
+/// A handle that takes requests.
 struct Handle(Arc<Told>);
 
 impl Device for Handle {
@@ -177,13 +177,13 @@ fn what_the_target_says_is_zero_is_left_alone() {
         let target = Arc::new(Told::zeroes(HUGE));
         let summary = run(&stack(&source), &stack(&target), &Options::default()).await.unwrap();
         assert_eq!((summary.skipped, target.requests(OpKind::Zero)), (HUGE, 0));
-        // With storage is another matter.
+        // Allocated zeroes are another matter.
         let small = |told: fn(u64) -> Told| Arc::new(told(1 << 30));
         let (source, target) = (small(Told::zeroes), small(Told::zeroes));
         let options = Options { allocated: true, ..Options::default() };
         run(&stack(&source), &stack(&target), &options).await.unwrap();
         assert_eq!(target.bytes(OpKind::Zero), 1 << 30);
-        // Parts: only what is not zero yet is zeroed.
+        // In parts: only what is not zero yet is zeroed.
         let part = 1 << 20;
         let target = Arc::new(Told::new(1 << 30, move |at| {
             (part - at % part, if (at / part).is_multiple_of(2) { ZERO } else { 0 })
@@ -216,7 +216,7 @@ fn huge_devices_are_read_as_far_as_they_hold_something() {
         assert_eq!(Some(made.digest()), verified.digest);
         assert!(made.to_string().lines().count() < 10, "{made}");
         assert!(one.requests(OpKind::Read) < 10);
-        // Hashing zeroes has to be done, but reading them has not.
+        // Zeroes must be hashed, but not read.
         let small = Arc::new(Told::new(1 << 30, some));
         digest(&stack(&small), blockhaul_engine::Algorithm::Blksum, &options, &pool, &progress)
             .await
@@ -234,7 +234,7 @@ fn answers_that_never_come_hold_nothing_up() {
         let target = Arc::new(Told::data(64 << 20));
         let summary = run(&stack(&source), &stack(&target), &Options::default()).await.unwrap();
         assert_eq!(summary.data, 64 << 20);
-        // Nor does a target that does not say what it holds.
+        // Nor does a target that reports no extents.
         let mut target = Told::data(1 << 40);
         target.delay = Duration::from_secs(3600);
         let (source, target) = (Arc::new(Told::zeroes(1 << 40)), Arc::new(target));
@@ -255,13 +255,13 @@ fn answers_that_are_late_are_about_what_is_ahead() {
             let summary = run(&stack(&source), &stack(&target), &Options::default()).await.unwrap();
             assert_eq!(summary.skipped + summary.zeroed, 16 << 40);
             assert!(source.requests(OpKind::Extents) < 20, "{:?}", source.asked);
-            // Lanes went on meanwhile, but not to the end.
+            // Lanes continued meanwhile, but not to the end.
             let read = source.bytes(OpKind::Read);
             assert!(read < 4 << 40, "{read}");
             if read > 0 {
                 return;
             }
-            // A machine that stood still for as long shows nothing.
+            // A machine that stalls for that long proves nothing.
             delay *= 2;
             assert!(delay < Duration::from_secs(30), "they wait for answers");
         }
@@ -294,7 +294,7 @@ fn a_million_extents_are_asked_for_in_bulk() {
         let source = Arc::new(Told::new(4096 << 20, run_of));
         let target = Arc::new(Told::zeroes(4096 << 20));
         run(&stack(&source), &stack(&target), &Options::default()).await.unwrap();
-        // 16 times 64 Ki, asked for in pieces of 16 Ki and more.
+        // 16 times 64 Ki, requested in pieces of 16 Ki and more.
         let asked = source.requests(OpKind::Extents);
         assert!((16..=70).contains(&asked), "{asked}");
     });
@@ -336,7 +336,7 @@ fn a_target_said_to_be_zero_is_looked_at_where_it_holds_something() {
         assert!(target.requests(OpKind::Read) < 4 && target.requests(OpKind::Zero) == 0);
         options.trust_zero = true;
         assert_eq!(run(&stack(&source), &stack(&target), &options).await.unwrap().zeroed, 0);
-        // Without extents, in places all over it.
+        // Without extents, at places all over it.
         let mut full = Told::data(1 << 40);
         full.facts.can.remove(Can::EXTENTS);
         options.trust_zero = false;
@@ -401,7 +401,7 @@ fn only_what_was_chosen_is_copied() {
     });
 }
 
-/// A model with a second context: its bits say which blocks were changed.
+/// A model with a second context, whose bits say which blocks have changed.
 struct WithBitmap {
     inner: Arc<ModelDevice>,
     grain: u64,

@@ -1,5 +1,5 @@
-//! Flushes that fail: storage that loses what it could not write back, says so once, to whoever flushes
-//! first, and goes on answering reads from memory.
+//! Failed flushes: storage that loses what it could not write back, reports that once, to the first
+//! flush, and still answers reads from memory.
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;
@@ -26,21 +26,21 @@ struct Storage {
 }
 
 struct State {
-    /// What reads see.
+    /// What reads return.
     cached: Model,
-    /// What is left after a loss of power.
+    /// What is left after a power loss.
     disk: Vec<u8>,
     /// Ranges that were changed and not written back yet.
     dirty: Vec<(usize, usize)>,
-    /// A writeback has failed, and nobody has heard of it.
+    /// A writeback has failed, and the error was not reported yet.
     unreported: bool,
-    /// Writebacks that fail, by chance, after so many changes.
+    /// Random writebacks fail after this many changes.
     faults: u64,
     sound: u64,
     /// After a failed flush all others fail, too.
     stays_failed: bool,
     failed: bool,
-    /// The copier knows of it: the reply was not lost with its connection.
+    /// The copier got the error: the reply was not lost with its connection.
     heard: bool,
     flushes: u64,
     /// Requests until a connection is lost, and how often.
@@ -112,7 +112,7 @@ impl State {
             self.changes_after += u64::from(self.failed);
             self.dirty.push((at, end));
             self.sound = self.sound.saturating_sub(1);
-            // Sometimes the kernel does not wait for a flush.
+            // Sometimes the kernel writes back without a flush.
             if self.rng.chance(10) {
                 let count = self.rng.below(self.dirty.len() as u64 + 1) as usize;
                 self.write_back(count);
@@ -211,7 +211,7 @@ impl Device for Handle {
                 state.write_back(count);
                 state.rng.below(40)
             };
-            // An error waits for whoever looks first.
+            // The error goes to whichever flush comes first.
             pause(turns).await;
             let mut state = storage.state();
             let outcome = state.flushed();
@@ -274,7 +274,7 @@ fn nothing_that_a_failed_flush_has_lost_is_taken_for_durable() {
         let mut rng = Rng::new(seed);
         let scratch = Scratch::new().unwrap();
         let (mut heard, mut failed, mut resumed) = (0, 0, 0);
-        // How many copies fail after something was recorded is chance.
+        // The number of copies that fail after recording something is random.
         let mut rounds = 0..4000;
         while heard < 50 || failed < 10 || resumed < 2 || rounds.start < 300 {
             let round = rounds.next().expect("enough flushes fail");
@@ -292,7 +292,7 @@ fn nothing_that_a_failed_flush_has_lost_is_taken_for_durable() {
                 state.stays_failed = rng.chance(20);
                 (state.fuse, state.cuts_left) = (rng.between(1, 60), rng.between(0, 2));
                 if rng.chance(30) {
-                    // Zeroes that an earlier run has made without a flush.
+                    // Zeroes that an earlier run has written without a flush.
                     state.disk.fill(0xa5);
                     state.dirty.push((0, size));
                 }
@@ -324,7 +324,7 @@ fn nothing_that_a_failed_flush_has_lost_is_taken_for_durable() {
                     failed += 1;
                 }
             }
-            // The power fails, and the copy goes on over what was durable.
+            // The power fails, and the copy continues with what was durable.
             if options.journal.is_some() {
                 let storage = Storage::new(facts, Some(disk), &mut rng);
                 let summary = run(&source, &storage.open().await, &options).await.unwrap();
@@ -356,7 +356,7 @@ fn storage_that_stays_failed_ends_the_copy_without_writing_again() {
             assert!(text.contains("Input/output error; what was written since"), "{text}");
             let state = storage.state();
             assert!(state.flushes <= 4 + connections as u64, "{} flushes", state.flushes);
-            // Other lanes may have been at work when the first flush failed.
+            // Other lanes may have been active when the first flush failed.
             assert!(connections > 1 || state.changes_after == 0, "{}", state.changes_after);
         });
     }
@@ -377,7 +377,7 @@ fn a_disk_that_loses_the_same_place_each_time_ends_the_copy() {
 
 #[test]
 fn a_failed_flush_that_nobody_asked_for_is_no_success_either() {
-    // After a connection was lost the copier flushes before it compares; lanes that have ended before
+    // After a lost connection the copier flushes before it compares; lanes that have ended before
     // that do not write again.
     let seed = seed();
     on_worker(move || async move {

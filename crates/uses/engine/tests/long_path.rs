@@ -1,4 +1,4 @@
-//! Reading over a path on which every answer takes long: as much is under way as memory allows.
+//! Reading over a long path: as many requests are in flight as memory allows.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use blockhaul_testkit::model::{Completion, Model, ModelDevice};
 const SIZE: u64 = 64 << 20;
 const MEMORY: u64 = 24 << 20;
 
-/// A disk behind a long path, which counts the bytes of the reads under way.
+/// A disk behind a long path, which counts the bytes of the reads in flight.
 struct Far {
     disk: Arc<dyn Device>,
-    /// Memory is taken when answers come.
+    /// Memory is taken when replies arrive.
     claims: bool,
     now: Arc<AtomicU64>,
     most: Arc<AtomicU64>,
@@ -46,7 +46,7 @@ impl Device for Far {
     }
 }
 
-/// A device behind a long path, and the most bytes of reads that were under way.
+/// A device behind a long path, and the most bytes of reads that were in flight.
 fn far() -> (Stack, Arc<AtomicU64>) {
     far_that(false, SIZE)
 }
@@ -59,7 +59,7 @@ fn far_that(claims: bool, size: u64) -> (Stack, Arc<AtomicU64>) {
     (Stack::over(Arc::new(far)), most)
 }
 
-/// As much in flight as is allowed: what is learned on a busy machine is not the same each time.
+/// As many requests in flight as allowed: what is learned on a busy machine varies.
 fn options() -> Options {
     Options { adaptive: false, adaptive_size: false, ..Options::default() }
 }

@@ -1,4 +1,4 @@
-//! Resumed copies: power cuts at random moments, torn journals, and changes that must be noticed.
+//! Resumed copies: power cuts at random moments, torn journals, and changes that must be detected.
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;
@@ -19,7 +19,7 @@ fn on_worker<F: Future<Output = ()> + 'static>(check: impl FnOnce() -> F + Send 
     Runtime::start(&Config { workers: 2, engine: Engine::Auto }).unwrap().block_on(check);
 }
 
-/// Storage whose power is cut after so many requests.
+/// Storage whose power is cut after a number of requests.
 struct Machine {
     storage: Arc<CrashDevice>,
     fuse: AtomicU64,
@@ -118,7 +118,7 @@ fn options(path: &Path) -> Options {
         journal: Some(journal(path)),
         segment: 64 << 10,
         request_size: 16 << 10,
-        // The power is cut after so many requests: there must be as many.
+        // The power is cut after a number of requests: there must be as many.
         adaptive_size: false,
         connections: 2,
         requests: 4,
@@ -140,7 +140,7 @@ fn a_copy_whose_target_loses_power_again_and_again_ends_identical() {
         let mut rng = Rng::new(seed);
         let scratch = Scratch::new().unwrap();
         let (mut cuts, mut useful, mut skipped) = (0, 0, 0_u64);
-        // How many cuts leave something to resume from is chance: go on until there were enough.
+        // How many cuts leave something to resume from is random: repeat until there were enough.
         let mut rounds = 0..1000;
         while cuts < 100 || useful < 30 {
             let round = rounds.next().expect("a thousand rounds have enough useful cuts");
@@ -209,7 +209,7 @@ fn a_flush_that_lies_is_found_out_at_the_edge() {
             facts
         };
         let model = || Model::with_facts(facts()).with_content(vec![0; 2 << 20]);
-        // Again where nothing was recorded before the power was cut.
+        // Again if nothing was recorded before the power was cut.
         let begun = Instant::now();
         loop {
             let (target, _) = Machine::start(model(), 90, &mut rng).await;
@@ -220,7 +220,7 @@ fn a_flush_that_lies_is_found_out_at_the_edge() {
             assert!(begun.elapsed() < Duration::from_secs(60), "nothing is recorded");
             std::fs::remove_file(&path).unwrap();
         }
-        // Nothing of what was recorded is there: another disk, or one that lied.
+        // Nothing of what was recorded is there: another disk, or one that lost its data.
         let (target, machine) = Machine::start(model(), u64::MAX, &mut rng).await;
         let summary = run(&source, &target, &options(&path)).await.unwrap();
         assert!(machine.storage.durable() == bytes);
@@ -256,7 +256,7 @@ fn a_fresh_target_is_found_out_behind_zeroes() {
             let (target, machine) = Machine::start(model(), u64::MAX, &mut rng).await;
             let summary = run(&source, &target, &once).await.unwrap();
             assert!(machine.storage.durable() == bytes);
-            // Again where the journal was far behind when the power was cut within the zeroes.
+            // Again if the journal was far behind when the power was cut within the zeroes.
             if summary.resumed > 1 << 20 {
                 assert!(summary.warnings.iter().any(|text| text.contains("everything that it")));
                 break;
@@ -297,7 +297,7 @@ fn a_copy_goes_on_with_other_connections_and_requests() {
     });
 }
 
-/// A journal that was begun and not finished, with the content that is left on the target.
+/// A journal that was begun and not finished, and the contents of the target.
 async fn interrupted(path: &Path, source: &Stack, size: u64) -> Vec<u8> {
     let mut rng = Rng::new(5);
     let mut facts = Model::all_facts(size);
@@ -325,7 +325,7 @@ fn changes_are_refused_and_restart_begins_anew() {
             let end = Stack::over(target());
             run(&source_of(&source), &end, &options).await.unwrap_err().to_string()
         };
-        // The content, at a place that is looked at.
+        // The content, at a place that is checked.
         let mut changed = bytes.clone();
         changed[100] ^= 1;
         let text = refused(changed.clone(), options(&path)).await;
@@ -343,7 +343,7 @@ fn changes_are_refused_and_restart_begins_anew() {
         let text = refused(bytes.clone(), other).await;
         assert!(text.contains("segment size"), "{text}");
 
-        // Begun anew, with what the source holds now.
+        // Started over, with the current contents of the source.
         let anew = JournalOptions { restart: true, ..journal(&path) };
         let anew = Options { journal: Some(anew), ..options(&path) };
         let disk = target();
@@ -369,7 +369,7 @@ fn files_that_are_no_journals_and_journals_in_use_are_left_alone() {
             assert!(error.contains("not a journal"), "{error}");
         }
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "dear all");
-        // The names beside it are others', too.
+        // The neighbouring names are foreign files, too.
         std::fs::write(scratch.file("fresh.new"), "dear all").unwrap();
         let fresh = scratch.file("fresh");
         run(&source, &source_of(&[0; 100_000]), &options(&fresh)).await.unwrap();

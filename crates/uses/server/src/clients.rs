@@ -1,4 +1,5 @@
-//! The connections that are open: who is let in, who must go when it is crowded, and how each hears of it.
+//! The open connections: which are admitted, which must leave when there are too many, and how each
+//! is notified.
 
 use std::collections::{BTreeMap, HashMap};
 use std::future::poll_fn;
@@ -14,27 +15,27 @@ use blockhaul_io::{Completer, Notify, Stream, Ticket};
 use crate::connection::{Connection, Ended, Exported};
 use crate::disconnect::{Disconnect, Disconnected};
 
-/// Connections above the limit that may be there for the moment that it takes those to go which have to.
+/// Connections above the limit that may exist for the moment until others have closed.
 const LINGERING: usize = 64;
 
-/// Time that every handshake has before another connection may take its place: one over TLS and half
-/// the world. Until then others wait to be accepted.
+/// Time that every handshake has before another connection may take its place: enough for TLS over
+/// a slow path. Until then others wait to be accepted.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// The table of open connections.
 #[derive(Default)]
 pub(crate) struct Clients {
     table: Mutex<Table>,
-    /// Somebody has left, or has finished a handshake.
+    /// Signals that a connection was closed, or has finished its handshake.
     changed: Notify,
 }
 
 #[derive(Default)]
 struct Table {
     open: HashMap<u64, Place>,
-    /// Those that have not finished their handshake, the oldest first.
+    /// Connections in their handshake, the oldest first.
     new: BTreeMap<u64, Instant>,
-    /// Those that have to go and are still there.
+    /// Connections that were asked to close and are still open.
     going: usize,
     ended: Ended,
 }
@@ -42,7 +43,7 @@ struct Table {
 struct Place {
     connection: Arc<Connection>,
     stream: Arc<Stream>,
-    /// Says why it has to end, once.
+    /// Tells the connection why it must end, once.
     disconnect: Option<Completer<Disconnect>>,
     going: bool,
 }
@@ -56,7 +57,8 @@ impl Place {
 }
 
 impl Table {
-    /// Tells the connection that has been in its handshake for longest to go; whether there is one.
+    /// Disconnects the connection that has been in its handshake for longest; returns whether there
+    /// is one.
     fn make_room(&mut self) -> bool {
         let Some((id, _)) = self.new.pop_first() else { return false };
         let Some(place) = self.open.get_mut(&id) else { return false };
@@ -72,9 +74,10 @@ impl Clients {
         self.table.lock().expect("no panic under this lock")
     }
 
-    /// Enters a connection, unless there are `connections` already. Where some of them are still in
-    /// their handshake, or more than `handshakes` are, the oldest of those goes instead: a crowd that
-    /// says nothing keeps nobody out. What is returned says when it must go.
+    /// Adds a connection, unless there are `connections` already. If some of them are still in
+    /// their handshake, or more than `handshakes` are, the oldest of those is disconnected instead:
+    /// many silent clients lock out no others. The returned ticket says when the connection must
+    /// end.
     pub(crate) fn enter(
         &self,
         connection: Arc<Connection>,
@@ -98,8 +101,8 @@ impl Clients {
         Some(ticket)
     }
 
-    /// Tells the connection that has been in its handshake for longest to go, where there is no descriptor
-    /// for others, if it has had its time.
+    /// Disconnects the connection that has been in its handshake for longest, if its time is over;
+    /// for when the process has no descriptors left.
     pub(crate) fn cut_oldest(&self) {
         let mut table = self.table();
         let old = table
@@ -111,9 +114,8 @@ impl Clients {
         }
     }
 
-    /// How long others had better wait to be accepted, unless somebody leaves or finishes a handshake
-    /// before ([`Clients::changed`]): those whose place they would take have not had their time yet, or are
-    /// still going.
+    /// How long new connections should wait to be accepted, unless [`Clients::changed`] completes
+    /// first: those whose place they would take still have time, or are closing.
     pub(crate) fn is_crowded_for(&self, connections: usize, handshakes: usize) -> Option<Duration> {
         let table = self.table();
         if table.going >= LINGERING {
@@ -127,20 +129,20 @@ impl Clients {
         GRACE.checked_sub(blockhaul_io::elapsed(*since)).filter(|left| !left.is_zero())
     }
 
-    /// A ticket that completes when a connection is gone or has finished its handshake.
+    /// A ticket that completes when a connection was closed or has finished its handshake.
     pub(crate) fn changed(&self) -> Ticket<()> {
         self.changed.listen()
     }
 
-    /// The connection has finished its handshake: its place is its own, unless (false) another has it by
-    /// now.
+    /// The connection has finished its handshake and keeps its place, unless (false) another one
+    /// has taken it.
     pub(crate) fn settle(&self, id: u64) -> bool {
         let settled = self.table().new.remove(&id).is_some();
         self.changed.notify();
         settled
     }
 
-    /// The connection is gone.
+    /// The connection was closed.
     pub(crate) fn leave(&self, id: u64) {
         let mut table = self.table();
         table.new.remove(&id);
@@ -153,24 +155,25 @@ impl Clients {
         }
     }
 
-    /// Connections that are open.
+    /// Number of open connections.
     pub(crate) fn count(&self) -> usize {
         self.table().open.len()
     }
 
-    /// What there is to say about each of them, in no order.
+    /// Applies `what` to each of them, in no order.
     pub(crate) fn list<T>(&self, what: impl Fn(&Connection) -> T) -> Vec<T> {
         self.table().open.values().map(|place| what(&place.connection)).collect()
     }
 
-    /// How many are open, how many of them in their handshake, and what was done by export.
+    /// The number of open connections, the number of those in their handshake, and the counters by
+    /// export.
     pub(crate) fn sums(&self) -> (usize, usize, BTreeMap<String, Exported>) {
         let table = self.table();
         let open = table.open.values().map(|place| &*place.connection);
         (table.open.len(), table.new.len(), table.ended.with(open))
     }
 
-    /// Asks one of them to go, and ends what it sends; cuts it the second time.
+    /// Asks a connection to end, and stops reading from it; cuts it the second time.
     pub(crate) fn disconnect(&self, id: u64) -> Option<Disconnected> {
         let mut table = self.table();
         let place = table.open.get_mut(&id)?;
@@ -183,11 +186,11 @@ impl Clients {
         Some(Disconnected::Requested)
     }
 
-    /// Asks all of them to go, and ends what they send.
+    /// Asks all connections to end, and stops reading from them.
     pub(crate) fn stop(&self) {
         for place in self.table().open.values_mut() {
             place.disconnect(Disconnect::Stopping);
-            // Fails only for connections that the client has ended.
+            // Fails only for connections that the client has already closed.
             let _ = rustix::net::shutdown(place.stream.as_fd(), rustix::net::Shutdown::Read);
         }
     }
@@ -198,8 +201,8 @@ impl Clients {
     }
 }
 
-/// Does some work, unless the connection must go before it is done. Once it waits, it is asked whether
-/// it must only where `look` says that there may be a reason: a look costs more than a short request.
+/// Runs `work`, unless the connection must end first. While the work waits, the ticket is polled
+/// only if `look` reports a possible reason: polling costs more than a short request.
 pub(crate) async fn unless_disconnected<T>(
     disconnect: &mut Ticket<Disconnect>,
     look: impl Fn() -> bool,
@@ -211,7 +214,7 @@ pub(crate) async fn unless_disconnected<T>(
         // Both are polled by one task, whose waker stays the same.
         if !waits || look() {
             waits = true;
-            // Nobody drops the other end before it is used, but for the end of the whole server.
+            // The other end is dropped unused only when the server ends.
             if let Poll::Ready(why) = Pin::new(&mut *disconnect).poll(cx) {
                 return Poll::Ready(Err(why.unwrap_or(Disconnect::Stopping)));
             }

@@ -1,5 +1,4 @@
-//! A connection: who is at the other end, what was chosen and done; and what is remembered of those that
-//! have ended.
+//! A connection: its peer, its export and its counters; and the counters of those that have ended.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -12,13 +11,13 @@ use crate::counters::{Counters, Counts};
 #[derive(Debug)]
 pub(crate) struct Connection {
     pub(crate) id: u64,
-    /// Where it comes from.
+    /// The peer's address.
     pub(crate) peer: String,
     since: Instant,
     identity: OnceLock<Identity>,
-    /// The export that the client has chosen: its handshake is over.
+    /// The chosen export, once the handshake is over.
     export: OnceLock<String>,
-    /// It is asked to end: whoever waits for requests looks.
+    /// The connection is asked to end; checked where it waits for requests.
     pub(crate) leave_requested: AtomicBool,
     pub(crate) counters: Counters,
 }
@@ -36,59 +35,59 @@ impl Connection {
         }
     }
 
-    /// TLS is up, which it comes once.
+    /// TLS is established; called once.
     pub(crate) fn secured(&self, about: &blockhaul_tls::About) {
         let (version, name) = (about.version.clone(), about.peer.clone());
         self.identity.get_or_init(|| Identity { version, name });
     }
 
-    /// The client has chosen an export, which it does once.
+    /// The client has chosen an export; called once.
     pub(crate) fn chose(&self, export: &str) {
         self.export.get_or_init(|| export.to_string());
     }
 
-    /// What TLS tells of the client; none without TLS, or before it is up.
+    /// The client's TLS identity; none without TLS, or before it is established.
     pub(crate) fn identity(&self) -> Option<&Identity> {
         self.identity.get()
     }
 
-    /// Since when it is open.
+    /// Time since it was opened.
     pub(crate) fn age(&self) -> Duration {
         blockhaul_io::elapsed(self.since)
     }
 
-    /// What the client has chosen; none while its handshake lasts.
+    /// The chosen export; none during the handshake.
     pub(crate) fn export(&self) -> Option<&str> {
         self.export.get().map(String::as_str)
     }
 
-    /// Who the client has proved to be.
+    /// The client's authenticated identity.
     pub(crate) fn user(&self) -> Option<&str> {
         self.identity()?.name.as_deref()
     }
 }
 
-/// What TLS tells of a client.
+/// The TLS identity of a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
     /// The version of TLS, as `TLSv1.3`.
     pub version: String,
-    /// Who the client has proved to be: a user, or the name in its certificate.
+    /// The authenticated identity: a user, or the name in the client's certificate.
     pub name: Option<String>,
 }
 
-/// Exports whose connections that have ended are counted by name. Where clients can make up names,
-/// those beyond are counted together.
+/// Maximum number of exports whose ended connections are counted by name. Clients may be able to
+/// make up names, so the rest is counted together.
 const NAMES: usize = 256;
-/// The name of those beyond.
+/// The name under which the rest is counted.
 const OTHERS: &str = "(others)";
 
-/// What clients of one export did.
+/// Counters of the clients of one export.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Exported {
-    /// Clients that are connected.
+    /// Connected clients.
     pub clients: u64,
-    /// Their requests, and those of clients that have left.
+    /// Requests of connected and disconnected clients.
     pub counts: Counts,
 }
 
@@ -100,13 +99,13 @@ impl Ended {
     pub(crate) fn add(&mut self, connection: &Connection) {
         let Some(export) = connection.export() else { return };
         let mut counts = connection.counters.counts();
-        // What it still held was given up.
+        // Requests still in flight were abandoned.
         counts.in_flight = 0;
         let known = self.0.len() < NAMES || self.0.contains_key(export);
         *self.0.entry(if known { export } else { OTHERS }.to_string()).or_default() += counts;
     }
 
-    /// By export, those that are open included.
+    /// The counters by export, including open connections.
     pub(crate) fn with<'a>(
         &self,
         open: impl Iterator<Item = &'a Connection>,

@@ -1,5 +1,5 @@
-//! For whoever runs the server: its clients and what they do, sums, an end to one connection or to
-//! accepting any, other keys for TLS.
+//! The operator's interface to the server: clients and their counters, sums, disconnecting a
+//! client, draining, new TLS keys.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -14,51 +14,51 @@ use crate::disconnect::Disconnected;
 use crate::in_flight::WORKERS;
 use crate::{Server, Tls};
 
-/// A client that is connected.
+/// A connected client.
 #[derive(Debug, Clone)]
 pub struct Client {
-    /// The number of its connection: from 1 on, none is given twice.
+    /// The number of its connection: from 1, never reused.
     pub number: u64,
-    /// Where it comes from.
+    /// The peer's address.
     pub address: String,
-    /// What it has chosen; none while its handshake lasts.
+    /// The chosen export; none during the handshake.
     pub export: Option<String>,
-    /// What TLS tells of it; none without TLS.
+    /// Its TLS identity; none without TLS.
     pub identity: Option<Identity>,
-    /// Since when it is connected.
+    /// Time since it connected.
     pub age: Duration,
-    /// It is asked to end.
+    /// It was asked to end.
     pub leaving: bool,
     /// Its requests.
     pub counts: Counts,
 }
 
-/// Figures of a server since it was started.
+/// Counters of a server since it started.
 #[derive(Debug, Clone)]
 pub struct Sums {
-    /// Connections that are open, handshakes included.
+    /// Open connections, including handshakes.
     pub open: usize,
     /// Connections in their handshake.
     pub handshakes: usize,
-    /// Connections that were accepted.
+    /// Accepted connections.
     pub accepted: u64,
-    /// Connections that were refused because there were too many.
+    /// Connections refused because there were too many.
     pub refused: u64,
-    /// Handshakes that failed: clients that broke the protocol, could not prove who they are, were too
-    /// late or in the way of others.
+    /// Failed handshakes: clients that violated the protocol, failed to authenticate, took too long
+    /// or gave way to others.
     pub failed: u64,
     /// Bytes that requests of all clients hold now.
     pub memory: u64,
-    /// Bytes that they may hold.
+    /// Maximum bytes that they may hold.
     pub memory_limit: u64,
-    /// Requests by export, of clients that are connected and of those that have left.
+    /// Requests by export, of connected and disconnected clients.
     pub exports: BTreeMap<String, Exported>,
-    /// How long requests took in devices, in the order of [`OpKind::ALL`]. Each that a device worked on
-    /// is timed; of those that it answered at once one in 16, which stands for all of them.
+    /// Request times in devices, in the order of [`OpKind::ALL`]. Every request in flight at a
+    /// device is timed; of those completed at once one in 16, which is counted for all of them.
     pub latency: [Latency; OpKind::ALL.len()],
 }
 
-/// Counters that no connection has.
+/// Counters that do not belong to a connection.
 #[derive(Default)]
 pub(crate) struct Control {
     pub(crate) accepted: AtomicU64,
@@ -69,13 +69,13 @@ pub(crate) struct Control {
 }
 
 impl Control {
-    /// Where the worker that calls notes how long requests took.
+    /// Request times of the current worker.
     pub(crate) fn times(&self) -> &Times {
         self.times.0[blockhaul_io::worker() % WORKERS].get_or_init(Box::default)
     }
 }
 
-/// The times of each worker, made when it has some.
+/// Times of each worker, allocated on first use.
 struct PerWorker([OnceLock<Box<Times>>; WORKERS]);
 
 impl Default for PerWorker {
@@ -85,7 +85,7 @@ impl Default for PerWorker {
 }
 
 impl Server {
-    /// The clients that are connected, by number.
+    /// The connected clients, by number.
     pub fn clients(&self) -> Vec<Client> {
         let mut clients = self.clients.list(|connection| Client {
             number: connection.id,
@@ -100,7 +100,7 @@ impl Server {
         clients
     }
 
-    /// Figures since the start.
+    /// The counters since the start.
     pub fn sums(&self) -> Sums {
         let (open, handshakes, exports) = self.clients.sums();
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -119,24 +119,24 @@ impl Server {
     }
 
     /// Ends a connection: its requests in progress are finished and answered, as far as the client
-    /// reads the answers. The second time it is cut. `None`: there is no such connection.
+    /// reads the replies. The second time it is cut. `None`: there is no such connection.
     pub fn disconnect(&self, number: u64) -> Option<Disconnected> {
         self.clients.disconnect(number)
     }
 
-    /// Accepts no more connections from now on: listeners close. Returns how many there are.
+    /// Stops accepting connections: closes the listeners. Returns the number of open connections.
     pub fn drain(&self) -> usize {
         self.control.draining.store(true, Ordering::SeqCst);
         self.closing.notify();
         self.open()
     }
 
-    /// Whether connections are not accepted any more.
+    /// Whether the server has stopped accepting connections.
     pub(crate) fn is_draining(&self) -> bool {
         self.control.draining.load(Ordering::Relaxed)
     }
 
-    /// From now on handshakes use this; sessions stay as they are.
+    /// Uses this for later handshakes; existing sessions do not change.
     pub fn set_tls(&self, tls: Tls) {
         *self.tls.lock().expect("no panic under this lock") = tls;
     }

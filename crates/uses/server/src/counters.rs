@@ -1,6 +1,5 @@
-//! What is counted: for each connection its requests, for each worker how long they take. Only the
-//! worker that serves a connection writes its counters, so that nobody waits for anybody; whoever asks
-//! sums them up.
+//! Counters: requests per connection, and request times per worker. Only the worker that serves a
+//! connection writes its counters, so that no locks are needed; readers add them up.
 
 use std::ops::AddAssign;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,13 +14,13 @@ const KINDS: usize = OpKind::ALL.len();
 /// Requests of a connection, or of several together.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Requests that were answered, in the order of [`OpKind::ALL`].
+    /// Answered requests, in the order of [`OpKind::ALL`].
     pub requests: [u64; KINDS],
-    /// Bytes of those that succeeded: read, written, zeroed, trimmed, cached; none for the others.
+    /// Bytes of successful requests: read, written, zeroed, trimmed, cached; none for the others.
     pub bytes: [u64; KINDS],
-    /// Requests that were answered with an error; those that are none of NBD's included.
+    /// Requests answered with an error, including invalid commands.
     pub errors: u64,
-    /// Requests that devices work on now.
+    /// Requests in flight at devices.
     pub in_flight: u64,
 }
 
@@ -51,7 +50,7 @@ struct Counter(AtomicU64);
 
 impl Counter {
     fn add(&self, count: u64) {
-        // Not a locked instruction: nobody else writes.
+        // Not a locked instruction: there is no other writer.
         self.set(self.get().wrapping_add(count));
     }
 
@@ -74,19 +73,19 @@ impl Counters {
         }
     }
 
-    /// A request was answered with an error without being looked at any closer.
+    /// A request was refused without further processing.
     pub(crate) fn refused(&self) {
         self.errors.add(1);
     }
 
-    /// So many requests are in progress now.
+    /// Sets the number of requests in progress.
     pub(crate) fn in_progress(&self, count: usize) {
         self.in_flight.set(count as u64);
     }
 
     pub(crate) fn counts(&self) -> Counts {
         let mut bytes = self.bytes.each_ref().map(Counter::get);
-        // The lengths of these move nothing.
+        // The lengths of these are not transferred bytes.
         bytes[OpKind::Flush as usize] = 0;
         bytes[OpKind::Extents as usize] = 0;
         Counts {
@@ -98,7 +97,7 @@ impl Counters {
     }
 }
 
-/// The kind of a request; none for what no device sees.
+/// The kind of a request; none for commands that do not reach a device.
 pub(crate) fn kind(command: Command) -> Option<OpKind> {
     Some(match command {
         Command::Read => OpKind::Read,
@@ -118,7 +117,7 @@ pub(crate) fn kind(command: Command) -> Option<OpKind> {
 pub(crate) struct Times([LatencyCounters; KINDS]);
 
 impl Times {
-    /// A request took so long, and so did others: `count` together.
+    /// Records a request that took `time`, for `count` requests.
     pub(crate) fn took(&self, kind: OpKind, time: Duration, count: u64) {
         self.0[kind as usize].record(time, count);
     }

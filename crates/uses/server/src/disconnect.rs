@@ -1,19 +1,19 @@
-//! Why connections end, other than by the client's farewell.
+//! Why connections end, other than by the client's disconnect request.
 
 use std::fmt;
 
-/// Why a connection ends, other than politely.
+/// Why a connection ends, other than by the client's request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Disconnect {
-    /// The client's doing, or its network's.
+    /// Caused by the client or its network.
     Client(String),
-    /// The client could not prove who it is.
+    /// The client failed to authenticate.
     Refused(String),
-    /// Others want its place, and it has not finished its handshake.
+    /// Others need its place, and it has not finished its handshake.
     Crowded,
     /// The server stops.
     Stopping,
-    /// Whoever runs the server wants it.
+    /// The operator requested it.
     Operator,
 }
 
@@ -23,7 +23,7 @@ impl From<String> for Disconnect {
     }
 }
 
-/// As the log has it: of a connection in its handshake where others want it to end.
+/// As logged for a connection that is disconnected during its handshake.
 impl fmt::Display for Disconnect {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -40,8 +40,8 @@ impl fmt::Display for Disconnect {
 /// What [`Server::disconnect`](crate::Server::disconnect) did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Disconnected {
-    /// No further request is read; what is in progress is finished and answered.
+    /// No further request is read; those in progress are finished and answered.
     Requested,
-    /// That had been requested before: the connection is cut.
+    /// It had been requested before: the connection is cut.
     Cut,
 }

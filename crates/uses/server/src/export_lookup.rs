@@ -1,4 +1,4 @@
-//! What a client may choose from: the server's exports, as they are for this client.
+//! The server's exports as one client sees them.
 
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
@@ -15,27 +15,27 @@ use crate::connection::Connection;
 use crate::log_fields::record;
 use crate::log_limit::LogLimit;
 
-/// Time in which a program sends its next option. Whoever takes longer may have mended meanwhile what an
-/// export could not be opened for.
+/// Time in which a program sends its next option. After that, the reason why an export could not be
+/// opened may have been fixed.
 const AT_ONCE: Duration = Duration::from_secs(5);
 
 /// The exports as one client sees them.
 pub(crate) struct ExportLookup<'a> {
     config: &'a Config,
-    /// What was said of exports that cannot be opened.
+    /// Limits log lines about exports that cannot be opened.
     log_limit: &'a Mutex<LogLimit>,
     connection: Arc<Connection>,
     visit: Arc<dyn Visit>,
-    /// The export that was opened last, by the name that was asked for: clients ask about an export before
-    /// they choose it.
+    /// The export opened last, by the requested name: clients query an export before they choose
+    /// it.
     open: Option<(String, Export)>,
-    /// Why one could not be opened for the option just before, and when.
+    /// The export that could not be opened for the previous option: name, why, and when.
     refused: Option<(String, Refusal, Instant)>,
-    /// The connection is encrypted by now.
+    /// The connection is encrypted.
     tls: bool,
-    /// For those who open devices: what the client has shown.
+    /// The client's certificate, for storage.
     certificate: Arc<OnceLock<Certificate>>,
-    /// For those who open devices: whether they want no more of this client.
+    /// Whether storage wants the client to leave.
     dismissal: Arc<Dismissal>,
 }
 
@@ -70,19 +70,19 @@ impl<'a> ExportLookup<'a> {
         })
     }
 
-    /// The connection is encrypted from here on: what was opened before counts no more.
+    /// The connection is encrypted from here on: discards what was opened before.
     pub(crate) fn secured(&mut self, about: &blockhaul_tls::About) {
         if let Some(names) = &about.names {
             let (subject, issuer) = (names.subject.clone(), names.issuer.clone());
-            // TLS comes up once.
+            // TLS is established once.
             self.certificate.get_or_init(|| Certificate { subject, issuer });
         }
         self.tls = true;
         self.open = None;
     }
 
-    /// The export of this name, for a client that selects contexts of it. Most choose it next, whether
-    /// there are any or not: where it cannot be opened, that need not be found out and logged again.
+    /// The export of this name, for a client that selects its contexts. Most clients choose it
+    /// next, with or without contexts: if it cannot be opened, do not try and log again.
     pub(crate) async fn find_for_contexts(&mut self, name: &str) -> Result<Export, Refusal> {
         let found = self.find(name).await;
         if let Err(refusal) = &found {
@@ -103,7 +103,7 @@ impl<'a> ExportLookup<'a> {
         }
     }
 
-    /// The export of this name; the empty name stands for the default one.
+    /// The export of this name; the empty name selects the default one.
     pub(crate) async fn find(&mut self, name: &str) -> Result<Export, Refusal> {
         self.refused = None;
         if let Some((open, export)) = &self.open
@@ -111,7 +111,7 @@ impl<'a> ExportLookup<'a> {
         {
             return Ok(export.clone());
         }
-        // Closed before another one is opened.
+        // Close it before another one is opened.
         self.open = None;
         match self.visit.open(name, self.tls).await {
             Ok(Some(export)) => {
@@ -132,12 +132,12 @@ impl<'a> ExportLookup<'a> {
         }
     }
 
-    /// The client's side of those who open devices.
+    /// The client as storage knows it.
     pub(crate) fn visitor(&self) -> Visitor {
         Visitor { visit: self.visit.clone(), dismissal: self.dismissal.clone() }
     }
 
-    /// All exports, but not more than a list may have.
+    /// All exports, up to the maximum of a list.
     pub(crate) async fn list(&mut self) -> Result<Vec<ListEntry>, Refusal> {
         self.refused = None;
         let most = self.config.limits.exports;
@@ -165,11 +165,11 @@ impl<'a> ExportLookup<'a> {
     }
 }
 
-/// A client, as those who open devices know it.
+/// A client as storage knows it.
 pub(crate) struct Visitor {
-    /// Hears when the client goes.
+    /// Notified when the client disconnects.
     pub(crate) visit: Arc<dyn Visit>,
-    /// Whether it is to leave.
+    /// Whether storage wants the client to leave.
     pub(crate) dismissal: Arc<Dismissal>,
 }
 

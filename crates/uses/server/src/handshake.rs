@@ -1,4 +1,5 @@
-//! Drives a connection's handshake: `wire` decides what is said, this looks up exports and starts TLS.
+//! Drives a connection's handshake: `wire` makes the messages, this module looks up exports and
+//! starts TLS.
 
 use std::io::ErrorKind;
 
@@ -14,10 +15,10 @@ use crate::export_lookup::ExportLookup;
 use crate::log_fields::record;
 use crate::{Config, Server, Tls};
 
-/// Bytes of answers that are collected before they are sent.
+/// Maximum bytes of replies collected before they are sent.
 const OUT_MAX: usize = 64 << 10;
 
-/// What a client has chosen, and what it sent behind the handshake.
+/// The client's choice, and what it sent after the handshake.
 pub(crate) struct Chosen {
     pub(crate) negotiated: Negotiated,
     pub(crate) export: Export,
@@ -25,7 +26,7 @@ pub(crate) struct Chosen {
     pub(crate) outbox: SendQueue,
 }
 
-/// What a handshake has to say, on its way out: through TLS once that is up.
+/// The sending side of a handshake: through TLS once established.
 struct Mouth<'a> {
     stream: &'a Stream,
     queue: SendQueue,
@@ -36,8 +37,8 @@ impl Mouth<'_> {
         self.speak(out).await.map_err(|error| error.to_string())
     }
 
-    /// The same; false: the client has left, which is no more to speak of than when it leaves after it
-    /// has heard everything.
+    /// The same; false: the client has disconnected, which is not an error here, as it may also do
+    /// so after the reply.
     async fn is_heard(&mut self, out: &mut Vec<u8>) -> Result<bool, String> {
         match self.speak(out).await {
             Ok(()) => Ok(true),
@@ -48,7 +49,7 @@ impl Mouth<'_> {
         }
     }
 
-    /// The last words to a client that is sent away: whether they are heard does not matter any more.
+    /// Sends the last reply to a rejected client; failing to send it does not matter.
     async fn ends(&mut self, out: &mut Vec<u8>, error: &blockhaul_wire::Error) -> Disconnect {
         let _ = self.say(out).await;
         self.queue.close(self.stream);
@@ -65,25 +66,25 @@ impl Mouth<'_> {
 /// A connection in its handshake.
 pub(crate) struct Greeting<'a, 'server> {
     pub(crate) server: &'a Server,
-    /// What there is of TLS as the handshake begins.
+    /// The TLS settings at the start of the handshake.
     pub(crate) tls: Tls,
     pub(crate) connection: &'a Connection,
     pub(crate) lookup: &'a mut ExportLookup<'server>,
     pub(crate) stream: &'a Stream,
 }
 
-/// How a handshake goes on after an event.
+/// How a handshake continues after an event.
 enum Next {
-    /// Something else may have come already.
+    /// More events may be ready.
     Step,
-    /// The client has left politely.
+    /// The client has ended the handshake.
     Left,
-    /// The client has an export.
+    /// The client has chosen an export.
     Served(Box<Negotiated>, Export),
 }
 
 impl Greeting<'_, '_> {
-    /// Runs the handshake; `None` when the client left politely.
+    /// Runs the handshake; `None` if the client ended it.
     pub(crate) async fn run(mut self) -> Result<Option<Chosen>, Disconnect> {
         if self.server.config.offers.oldstyle {
             return self.oldstyle().await.map(Some);
@@ -91,7 +92,7 @@ impl Greeting<'_, '_> {
         let mut out = Vec::new();
         let mut talk = Talk {
             handshake: Handshake::new(offered(&self.server.config, &self.tls), &mut out),
-            // Small until a client needs more: a crowd of silent clients must stay cheap.
+            // Small until a client needs more: many silent clients must be cheap.
             inbox: RecvWindow::new(),
             mouth: Mouth { stream: self.stream, queue: SendQueue::default() },
             out,
@@ -110,7 +111,7 @@ impl Greeting<'_, '_> {
         }
     }
 
-    /// What comes of the bytes that are there.
+    /// Processes the received bytes.
     async fn receive(&self, talk: &mut Talk<'_>) -> Result<Event, Disconnect> {
         let (used, event) = match talk.handshake.receive(talk.inbox.bytes(), &mut talk.out) {
             Ok(step) => step,
@@ -121,7 +122,7 @@ impl Greeting<'_, '_> {
             let odd = self.server.odd.lock().expect("no panic under this lock");
             odd.odd(self.connection, &option.to_string(), why);
         }
-        // Answers to options that came in one go: a list may be long, and asked for often.
+        // Replies to options that arrived together: a list may be long, and requested often.
         if talk.out.len() > OUT_MAX {
             talk.mouth.say(&mut talk.out).await?;
         }
@@ -138,7 +139,7 @@ impl Greeting<'_, '_> {
                 };
                 let config = &self.server.config;
                 let answer = found.map(|export| describe(config, &export, &name));
-                // EXPORT_NAME cannot be refused, but options before it have their answers.
+                // EXPORT_NAME has no error reply, but send the replies to earlier options.
                 if let Err(error) = talk.handshake.answer_export(answer, &mut talk.out) {
                     return Err(talk.mouth.ends(&mut talk.out, &error).await);
                 }
@@ -177,21 +178,21 @@ impl Greeting<'_, '_> {
         Ok(Next::Step)
     }
 
-    /// Brings up TLS between what was said before and what is said from now on.
+    /// Establishes TLS; the handshake continues through it.
     async fn start_tls(&mut self, talk: &mut Talk<'_>) -> Result<(), Disconnect> {
         talk.mouth.say(&mut talk.out).await?;
         let (Tls::On(acceptor) | Tls::Require(acceptor)) = &self.tls else {
             return Err("TLS was started although it was not offered".to_string().into());
         };
-        // What came behind the option, before TLS could be up, is refused by the handshake; what
-        // comes from here on is the client's part of TLS, or not understood.
+        // The handshake rejects bytes sent after the option but before TLS. Later bytes belong to
+        // the client's TLS handshake.
         let session = secure(acceptor, self.connection, self.lookup, self.stream).await?;
         talk.inbox.secure(session.opener, &session.received);
         talk.mouth.queue.secure(session.sealer);
         talk.handshake.tls_started().map_err(|error| error.to_string().into())
     }
 
-    /// Makes the connection's place its own, before the client hears that it is served.
+    /// Reserves the connection's place before the client is told that it is served.
     fn settle(&self, export: &Export) -> Result<(), Disconnect> {
         if !self.server.clients.settle(self.connection.id) {
             return Err(Disconnect::Crowded);
@@ -230,17 +231,17 @@ impl Greeting<'_, '_> {
     }
 }
 
-/// What the two sides say to each other.
+/// The messages between the two sides.
 struct Talk<'a> {
     handshake: Handshake,
     inbox: RecvWindow,
     mouth: Mouth<'a>,
-    /// Said, and not sent yet.
+    /// Replies to send.
     out: Vec<u8>,
 }
 
 impl Talk<'_> {
-    /// Sends what was said, and waits for more; `bytes` is what the client is about to send at least.
+    /// Sends the replies and waits for more bytes; the client is about to send at least `bytes`.
     async fn need_more(&mut self, bytes: usize) -> Result<Next, Disconnect> {
         if !self.mouth.is_heard(&mut self.out).await? {
             return Ok(Next::Left);
@@ -251,7 +252,7 @@ impl Talk<'_> {
         match self.inbox.fill(self.mouth.stream).await {
             Ok(true) => Ok(Next::Step),
             Ok(false) => Ok(Next::Left),
-            // It has left without reading all that was said.
+            // It has disconnected without reading all replies.
             Err(error) if error.kind() == ErrorKind::ConnectionReset => Ok(Next::Left),
             Err(error) => Err(error.to_string().into()),
         }
@@ -278,7 +279,7 @@ fn offered(config: &Config, tls: &Tls) -> blockhaul_wire::handshake::server::Con
     }
 }
 
-/// Brings up TLS, and notes and logs who the client has proved to be.
+/// Establishes TLS, and records and logs the client's identity.
 async fn secure(
     acceptor: &blockhaul_tls::Acceptor,
     connection: &Connection,
@@ -296,8 +297,8 @@ async fn secure(
     Ok(session)
 }
 
-/// The client has left without an export, as it may; but whoever runs the server wants to know who
-/// tried without TLS.
+/// The client has ended the handshake without an export. That is allowed, but an attempt without
+/// TLS is reported to the operator.
 fn left(handshake: &Handshake) -> Result<Option<Chosen>, Disconnect> {
     if handshake.lacks_tls() {
         let why = "TLS is required, and the client has not started it";
@@ -309,7 +310,8 @@ fn left(handshake: &Handshake) -> Result<Option<Chosen>, Disconnect> {
 fn describe(config: &Config, export: &Export, asked: &str) -> ExportInfo {
     let facts = export.device.facts();
     let description = export.description.as_ref().unwrap_or(&facts.description);
-    // Whatever the limits are, what is advertised must be valid: a power of two in the middle, and in order.
+    // The advertised sizes must be valid for any limits: a power of two in the middle, and in
+    // order.
     let free = |preferred| blockhaul_block::BlockSizes { minimum: 1, preferred, maximum: u32::MAX };
     let of_device = match (facts.advertised, config.offers.preferred) {
         (Some(told), Some(least)) => {
@@ -324,7 +326,7 @@ fn describe(config: &Config, export: &Export, asked: &str) -> ExportInfo {
     let silent = !config.offers.block_sizes && of_device.is_none() && usual;
     let least = sizes.minimum.max(512);
     let most = match of_device {
-        // As the device says it, whatever is served at once.
+        // As the device reports it, whatever the server's limit.
         Some(sizes) if !config.offers.block_sizes => sizes.maximum,
         _ => sizes.maximum.min(config.limits.payload),
     };
@@ -358,7 +360,7 @@ fn flags(facts: &Facts) -> ExportFlags {
 }
 
 /// Contexts that the queries select. When listing, no query means all, and a query that ends in a
-/// colon means everything behind it ("Metadata querying"). A context's id is its index.
+/// colon means everything after it ("Metadata querying"). A context's ID is its index.
 fn contexts(facts: &Facts, queries: &[String], set: bool) -> Vec<Context> {
     let all = facts.contexts.iter().take(blockhaul_wire::limits::CONTEXTS).zip(0_u32..);
     let wanted = |name: &str| match set {

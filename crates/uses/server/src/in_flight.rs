@@ -1,4 +1,4 @@
-//! Requests that devices hold: those of a connection, by name, and how many there are in all.
+//! Requests in flight at devices: those of a connection, and the total.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -11,11 +11,11 @@ use blockhaul_io::{Completer, Ticket};
 use blockhaul_wire::request::Header;
 use slab::Slab;
 
-/// The requests of one connection that its device holds.
+/// The requests of one connection in flight at its device.
 #[derive(Default)]
 pub(crate) struct InFlight(RefCell<Slab<Request>>);
 
-/// A request and when it was handed to the device.
+/// A request and when it was submitted to the device.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Request {
     pub(crate) header: Header,
@@ -23,24 +23,24 @@ pub(crate) struct Request {
 }
 
 impl InFlight {
-    /// Notes a request; what is returned is its ticket.
+    /// Adds a request; returns its ticket.
     pub(crate) fn add(&self, header: Header) -> usize {
         self.0.borrow_mut().insert(Request { header, since: blockhaul_io::now() })
     }
 
-    /// The request is finished: how long it took. `None`: it was given up and has its answer.
+    /// The request has completed: its time. `None`: it was given up and has its reply.
     pub(crate) fn finish(&self, ticket: usize) -> Option<Duration> {
-        // Tickets are not used again after `give_up`: nothing is added any more.
+        // Tickets are not reused after `give_up`: nothing is added any more.
         let request = self.0.borrow_mut().try_remove(ticket);
         request.map(|request| blockhaul_io::elapsed(request.since))
     }
 
-    /// How many there are.
+    /// Number of requests.
     pub(crate) fn count(&self) -> usize {
         self.0.borrow().len()
     }
 
-    /// Takes all of them away.
+    /// Removes all of them.
     pub(crate) fn give_up(&self) -> Vec<Request> {
         self.0.take().into_iter().map(|(_, request)| request).collect()
     }
@@ -57,19 +57,19 @@ impl fmt::Display for Request {
     }
 }
 
-/// How many requests are in progress on all connections: each worker counts its own, and has the
-/// connections that wait for others' requests to end.
+/// Number of requests in progress on all connections: each worker counts its own, and has the
+/// connections that wait for other requests to end.
 pub(crate) struct AllInFlight(Box<[Worker]>);
 
-/// A counter in cache lines of its own. Only its worker writes to it.
+/// A counter in its own cache lines. Only its worker writes to it.
 #[repr(align(64))]
 #[derive(Default)]
 struct Worker {
     count: AtomicUsize,
-    /// How many are in `waiting`. Who waits writes this and then looks at `count`; whose request ends
-    /// writes `count` and then looks at this: one of them sees the other.
+    /// The number of entries in `waiting`. A waiter writes this and then reads `count`; the end of
+    /// a request writes `count` and then reads this: one of them sees the other.
     waiters: AtomicUsize,
-    /// Places that were given to those who have waited, and have no request yet.
+    /// Places granted to waiters that have no request yet.
     given: AtomicUsize,
     waiting: Mutex<VecDeque<Completer<Place>>>,
 }
@@ -80,15 +80,15 @@ impl Default for AllInFlight {
     }
 }
 
-/// Counters; workers beyond share them, which costs them some time and is right all the same.
+/// Number of counters; further workers share them, which is slower but still correct.
 pub(crate) const WORKERS: usize = 64;
 
-/// The part of a limit that each worker has.
+/// The share of a limit that each worker has.
 fn part(limit: usize) -> usize {
     (limit / blockhaul_io::worker_count().clamp(1, WORKERS)).max(1)
 }
 
-/// The permission to take up one more request, for whoever has waited. Dropped, it goes on to the next one,
+/// The permission to start one more request after a wait. On drop, it passes to the next waiter,
 /// unless a request has taken the place.
 pub(crate) struct Place {
     all: Arc<AllInFlight>,
@@ -110,7 +110,7 @@ impl Worker {
 }
 
 impl AllInFlight {
-    /// Which counter is this worker's.
+    /// The index of this worker's counter.
     fn slot() -> usize {
         blockhaul_io::worker() % WORKERS
     }
@@ -131,18 +131,18 @@ impl AllInFlight {
         }
     }
 
-    /// How many there are on all workers, as far as can be told from one of them.
+    /// The total on all workers, as far as one worker can see.
     pub(crate) fn count(&self) -> usize {
         self.0.iter().map(|worker| worker.count.load(Ordering::Relaxed)).sum()
     }
 
-    /// Whether this worker has its part of so many requests, or others wait for a place in it.
+    /// Whether this worker has its share of `limit` requests, or others wait for a place.
     pub(crate) fn is_full(&self, limit: usize) -> bool {
         let own = self.own();
         own.count.load(Ordering::Relaxed) >= part(limit) || own.waiters.load(Ordering::Relaxed) > 0
     }
 
-    /// Waits for a place, after those who wait already. Whoever has it adds a request before dropping it.
+    /// Waits for a place, after earlier waiters. The caller adds a request before dropping it.
     pub(crate) fn wait(self: &Arc<Self>, limit: usize) -> Ticket<Place> {
         let (completer, ticket) = blockhaul_io::ticket();
         let own = self.own();
@@ -151,12 +151,12 @@ impl AllInFlight {
             waiting.push_back(completer);
             own.waiters.store(waiting.len(), Ordering::SeqCst);
         }
-        // A request may have ended before anybody could know of us.
+        // A request may have ended before we were in the queue.
         self.admit(Self::slot(), part(limit));
         ticket
     }
 
-    /// Gives free places of a worker to those who wait, in order: one for each.
+    /// Grants free places of a worker to its waiters, in order.
     fn admit(self: &Arc<Self>, slot: usize, part: usize) {
         let own = &self.0[slot];
         let mut admitted = Vec::new();
@@ -217,7 +217,7 @@ mod tests {
             drop(first);
             assert!(waits[1..].iter_mut().all(|wait| place(wait).is_none()), "the place is taken");
 
-            // Who has gone, and who takes up no request, leave their places to the next.
+            // A waiter that has gone, or starts no request, passes its place to the next.
             all.remove(1, LIMIT);
             drop(waits.remove(1));
             let third = place(&mut waits[1]).expect("the place of one that has gone");

@@ -1,18 +1,18 @@
 //! Serves any [`blockhaul_block::Device`] over NBD.
 //!
-//! One task per connection reads requests in batches and submits them at once; replies are queued and
-//! leave in vectored sends, many at a time. Memory is bounded by what a connection's share of the
-//! buffer pool allows: a client that does not read its replies stops being read from, and harms
-//! nobody else.
+//! One task per connection reads requests in batches and submits them at once; replies are queued
+//! and leave in vectored sends, many at a time. Each connection's share of the buffer pool limits
+//! its memory: the server stops reading from a client that does not read its replies, without
+//! affecting others.
 //!
-//! - [`Server`]: what is served, to whom, and the orderly stop. `clients`: the connections that are open.
+//! - [`Server`]: exports, connections, and the orderly stop. `clients`: the open connections.
 //! - `session`: a connection in transmission. `handshake`: a connection before that.
-//! - `export_lookup`: what a client may choose from. `limits`: what it may cost. `in_flight`: requests
-//!   that devices hold. `storages`: which connections share a storage.
+//! - `export_lookup`: the exports as a client sees them. `limits`: limits of clients. `in_flight`:
+//!   requests in flight at devices. `storages`: which connections share a storage.
 //! - `stop`: the orderly stop. `disconnect`: why a connection ends otherwise.
-//! - `reply`: outcomes as NBD replies. `log_fields`: members of log records;
-//!   `log_limit`: how many lines there are.
-//! - `control`: what whoever runs the server sees and may do. `counters`: what is counted.
+//! - `reply`: outcomes as NBD replies. `log_fields`: members of log records; `log_limit`: limits
+//!   log lines.
+//! - `control`: the operator's interface. `counters`: the counters.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
@@ -70,17 +70,17 @@ pub struct Offers {
     pub extended: bool,
     /// Metadata contexts.
     pub contexts: bool,
-    /// Block sizes also where the device has nothing to say about them, and no longest request beyond
-    /// what is served at once. Without, what the device says is advertised as it says it.
+    /// Block sizes even if the device reports none, with the server's limit as the maximum request.
+    /// Otherwise the device's own values are advertised unchanged.
     pub block_sizes: bool,
-    /// The least preferred block size that is advertised, in bytes. Where the device has nothing to say about
-    /// block sizes, any offset, and reads and writes of any length, are advertised with it.
+    /// Smallest preferred block size to advertise, in bytes. If the device reports no block sizes,
+    /// any offset, and reads and writes of any length, are advertised with it.
     pub preferred: Option<u32>,
-    /// Fixed newstyle: options other than a plain choice of an export.
+    /// Fixed newstyle: options other than EXPORT_NAME.
     pub fixed_newstyle: bool,
-    /// Leaving out 124 zeroes where a client chooses an export in the plain way.
+    /// Omitting 124 zeroes after EXPORT_NAME.
     pub no_zeroes: bool,
-    /// No negotiation at all: every client gets the default export, with nothing of the above.
+    /// No negotiation: every client gets the default export, with none of the above.
     pub oldstyle: bool,
 }
 
@@ -107,72 +107,74 @@ impl Default for Offers {
 /// Whether clients may or must use TLS.
 #[derive(Clone, Default)]
 pub enum Tls {
-    /// It is not offered.
+    /// TLS is not offered.
     #[default]
     Off,
-    /// A client that asks for it gets it, others are served without.
+    /// A client may use TLS; others are served without it.
     On(Arc<blockhaul_tls::Acceptor>),
-    /// Nothing but a client's farewell is answered before it.
+    /// Clients must start TLS; until then only a disconnect is accepted.
     Require(Arc<blockhaul_tls::Acceptor>),
 }
 
 /// How to serve.
 pub struct Config {
-    /// What is served: one device ([`Shared`](blockhaul_catalog::Shared)), several
-    /// ([`Several`](blockhaul_catalog::Several)), storage that opens devices for each client, or a table of
-    /// the program's own. It may change while clients are there: they keep what they have opened.
+    /// The exports: one device ([`Shared`](blockhaul_catalog::Shared)), several
+    /// ([`Several`](blockhaul_catalog::Several)), storage that opens devices for each client, or
+    /// the program's own table. They may change while clients are connected: clients keep what they
+    /// have opened.
     pub exports: Arc<dyn Exports>,
-    /// What a client may cost.
+    /// Limits of clients.
     pub limits: Limits,
     /// What handshakes offer.
     pub offers: Offers,
     /// Memory for requests of all connections.
     pub pool: Pool,
-    /// TLS, to begin with ([`Server::set_tls`]).
+    /// The initial TLS settings ([`Server::set_tls`]).
     pub tls: Tls,
 }
 
-/// A server: exports, limits, and the connections that are open. Shared by all workers.
+/// A server: exports, limits, and the open connections. Shared by all workers.
 pub struct Server {
     config: Config,
     next: AtomicUsize,
     ids: AtomicU64,
     stopping: AtomicBool,
-    /// Notified when listeners are to close: the server stops, or accepts no more.
+    /// Signals listeners to close: the server stops, or drains.
     closing: blockhaul_io::Notify,
-    /// When the stop began, and how patient it is.
+    /// When the stop began, and its time limits.
     stop: OnceLock<Stop>,
-    /// Connections that wait for memory which others hold.
+    /// Number of connections that wait for memory held by others.
     starving: AtomicUsize,
-    /// Notified when one begins to.
+    /// Signals that one begins to wait.
     hungry: blockhaul_io::Notify,
-    /// Memory beside the pool for one small request of each connection: others may hold the pool for as
-    /// long as [`Limits::stalled`].
+    /// Memory besides the pool for one small request of each connection: others may hold the pool
+    /// for as long as [`Limits::stalled`].
     aside: Pool,
     clients: Clients,
     /// Requests in progress.
     all_in_flight: Arc<AllInFlight>,
-    /// Requests that were answered ESHUTDOWN because their devices held them for too long.
+    /// Number of requests answered ESHUTDOWN because their devices held them for too long.
     given_up: AtomicUsize,
-    /// What the connections of an export have in common.
+    /// What the connections of an export share.
     storages: Storages,
     served: AtomicU64,
     tls: Mutex<Tls>,
     control: Control,
     log_limit: Mutex<LogLimit>,
-    /// The same of exports that could not be opened.
+    /// The same for exports that could not be opened.
     unopened: Mutex<LogLimit>,
-    /// Of options that no client should send.
+    /// The same for options that no client should send.
     odd: Mutex<LogLimit>,
 }
 
-/// Time between two attempts to accept a connection where the system has no descriptor or memory for it.
+/// Interval of attempts to accept a connection while the system has no descriptor or memory for it.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
-/// Time between two log lines of a listener that cannot accept connections: it tries many times a second.
+/// Interval of log lines of a listener that cannot accept connections: it tries many times a
+/// second.
 const UNACCEPTED_AGAIN: Duration = Duration::from_secs(10);
 
-/// Time that a device has to close before its client is let go.
+/// Maximum time for a device to close before its client's socket is shut down.
 const CLOSING: Duration = Duration::from_secs(10);
 
 impl Server {
@@ -203,8 +205,8 @@ impl Server {
         })
     }
 
-    /// Accepts connections until [`Server::stop`] or [`Server::drain`] and spreads them over the workers. Any number of
-    /// listeners may run.
+    /// Accepts connections until [`Server::stop`] or [`Server::drain`] and spreads them over the
+    /// workers. Any number of listeners may run.
     pub async fn listen(self: Arc<Self>, listener: Listener) {
         let mut said = None;
         loop {
@@ -227,23 +229,23 @@ impl Server {
                         log::warn!(error:% = error; "cannot accept connections: {error}");
                     }
                     let changed = self.clients.changed();
-                    // EMFILE, ENFILE: a crowd that says nothing keeps nobody out.
+                    // EMFILE, ENFILE: many silent clients must not lock out others.
                     if matches!(error.raw_os_error(), Some(24 | 23)) {
                         self.clients.cut_oldest();
                     }
-                    // Others may end; trying at once would spin.
+                    // Other connections may end; retrying at once would spin.
                     let _ = blockhaul_io::timeout(ACCEPT_AGAIN, changed).await;
                 }
             }
         }
     }
 
-    /// Waits until another connection may be accepted; none when `closing` comes first.
+    /// Waits until another connection may be accepted; none if `closing` comes first.
     async fn wait_for_places(&self, closing: &mut Ticket<()>) -> Option<()> {
         let Limits { connections, handshakes, .. } = self.config.limits;
         while self.clients.is_crowded_for(connections, handshakes).is_some() {
             let changed = self.clients.changed();
-            // Again, for what has changed meanwhile.
+            // Check again, as the state may have changed.
             if let Some(time) = self.clients.is_crowded_for(connections, handshakes) {
                 let _ = until(closing, blockhaul_io::timeout(time, changed)).await?;
             }
@@ -266,7 +268,7 @@ impl Server {
         }
     }
 
-    /// Enters a connection into the table of open ones, if it may be served.
+    /// Adds a connection to the table of open ones, if it may be served.
     fn enter(self: &Arc<Self>, fd: OwnedFd) -> Option<Entered> {
         // A client whose machine is gone must not hold its place for ever; without this it does.
         let _ = rustix::net::sockopt::set_socket_keepalive(&fd, true);
@@ -292,7 +294,7 @@ impl Server {
     }
 
     async fn attend(self: Arc<Self>, mut entered: Entered) {
-        // The stop may have begun before the connection was entered.
+        // The stop may have begun before the connection was added.
         if self.is_stopping() {
             return;
         }
@@ -316,21 +318,22 @@ impl Server {
         }
         match ended {
             Ok(Some(Sharing::Own)) => shut_when_closed(&entered.stream),
-            // Nothing has to be closed, or it is not to be waited for: a device in whose callback something
-            // hangs may have the socket, too.
+            // No device has to be closed, or closing must not be awaited: a device with a hanging
+            // callback may use the socket, too.
             _ => entered.stream.shutdown(),
         }
         self.served.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Greets a client and serves it. With what it was served, if it has chosen something.
+    /// Runs the handshake and serves the client. Returns what was served, if it has chosen an
+    /// export.
     async fn converse(
         self: &Arc<Self>,
         entered: &mut Entered,
     ) -> Result<Option<Sharing>, Disconnect> {
         let (connection, stream) = (entered.connection.clone(), entered.stream.clone());
         let disconnect = &mut entered.disconnect;
-        // Storage that takes one client at a time may keep it waiting.
+        // Storage that admits one client at a time may make it wait.
         let (config, unopened) = (&self.config, &self.unopened);
         let entering = ExportLookup::enter(config, unopened, connection.clone(), stream.clone());
         let mut lookup = unless_disconnected(disconnect, || true, entering).await??;
@@ -367,8 +370,8 @@ impl Server {
         &self.config.limits
     }
 
-    /// A connection's part of the memory: what its device is worth, if it says so, but enough for the
-    /// largest request.
+    /// A connection's share of the memory: what its device suggests, if anything, but enough for
+    /// the largest request.
     fn share(&self, in_flight: Option<u64>) -> Pool {
         let limits = &self.config.limits;
         let least = Pool::cost(limits.payload as usize);
@@ -376,7 +379,7 @@ impl Server {
         self.config.pool.share(bytes)
     }
 
-    /// A connection's part of the memory for small requests.
+    /// A connection's share of the memory for small requests.
     fn share_aside(&self) -> Pool {
         self.aside.share(limits::SMALL)
     }
@@ -385,22 +388,22 @@ impl Server {
         self.stopping.load(Ordering::Relaxed)
     }
 
-    /// The flushes of the storage behind an export that a client has chosen.
+    /// The flushes of the storage behind a client's export.
     fn flushes(&self, export: &Export) -> Arc<Flushes> {
         match &export.sharing {
             Sharing::All(flushes) => flushes.clone(),
-            // Clients may have storage of their own, and what they share reports to all of them.
+            // Clients may have separate storage, and shared storage reports to all of them.
             Sharing::Own if export.device.facts().flush_failures_stay => Arc::default(),
             Sharing::Own => self.storages.flushes(&export.name),
         }
     }
 
-    /// How the stop goes on, once it has begun.
+    /// The settings of the stop, once it has begun.
     fn stop_order(&self) -> Option<Stop> {
         self.is_stopping().then(|| self.stop.get().copied()).flatten()
     }
 
-    /// Says that a connection waits for memory that others hold, until this is dropped.
+    /// Marks a connection as waiting for memory held by others, until this is dropped.
     fn starving(&self) -> Starving<'_> {
         self.starving.fetch_add(1, Ordering::Relaxed);
         self.hungry.notify();
@@ -411,25 +414,25 @@ impl Server {
         self.starving.load(Ordering::Relaxed) > 0
     }
 
-    /// A ticket that completes when a connection has ended, or has finished its handshake; take it before looking
-    /// at what there is.
+    /// A ticket that completes when a connection has ended, or has finished its handshake; take it
+    /// before checking the state.
     pub fn changed(&self) -> Ticket<()> {
         self.clients.changed()
     }
 
-    /// Connections that are open now.
+    /// Number of open connections.
     pub fn open(&self) -> usize {
         self.clients.count()
     }
 
-    /// Connections that have ended.
+    /// Number of connections that have ended.
     pub fn served(&self) -> u64 {
         self.served.load(Ordering::Relaxed)
     }
 }
 
-/// Shuts the socket of a client after its device has been closed, which is when nobody has the stream any more;
-/// but not later than after [`CLOSING`].
+/// Shuts down the socket of a client after its device was closed, that is, when the stream has no
+/// other holder; at the latest after [`CLOSING`].
 fn shut_when_closed(stream: &Arc<Stream>) {
     let stream = Arc::downgrade(stream);
     drop(blockhaul_io::spawn(async move {
@@ -440,7 +443,7 @@ fn shut_when_closed(stream: &Arc<Stream>) {
     }));
 }
 
-/// Does some work, unless the condition behind the ticket comes first.
+/// Runs `work`, unless the ticket completes first.
 async fn until<T>(condition: &mut Ticket<()>, work: impl Future<Output = T>) -> Option<T> {
     let mut work = pin!(work);
     poll_fn(|cx| match Pin::new(&mut *condition).poll(cx) {
@@ -455,14 +458,14 @@ struct Entered {
     server: Arc<Server>,
     connection: Arc<Connection>,
     stream: Arc<Stream>,
-    /// Says when and why it has to end.
+    /// Tells the connection when and why it must end.
     disconnect: Ticket<Disconnect>,
 }
 
 impl Drop for Entered {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            // Requests in progress have the socket, too: the client is not to wait.
+            // Requests in progress hold the socket, too: the client must not wait for them.
             self.stream.shutdown();
         }
         self.server.clients.leave(self.connection.id);

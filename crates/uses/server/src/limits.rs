@@ -1,4 +1,4 @@
-//! What clients may cost: each limit with its name, its default and its reason.
+//! Limits of clients: each with its name, its default and its reason.
 
 use std::time::Duration;
 
@@ -8,46 +8,46 @@ use blockhaul_catalog::{parse_duration, parse_size};
 pub(crate) const PAYLOAD_LEAST: u32 = 64 << 10;
 
 /// Limits of a server. Every queue, list and wait that a client can influence has one;
-/// [`Limits::TABLE`] has them by name.
+/// [`Limits::TABLE`] lists them by name.
 #[derive(Debug, Clone)]
 pub struct Limits {
-    /// Open connections: each costs a descriptor and about 20 KiB at rest.
+    /// Open connections: each uses a descriptor and about 20 KiB when idle.
     pub connections: usize,
-    /// Connections that have not finished their handshake. Above, the oldest of them is cut, if it had a
-    /// second; until then others wait to be accepted.
+    /// Connections in their handshake. Above this, the oldest of them is cut if it had a second;
+    /// until then others wait to be accepted.
     pub handshakes: usize,
-    /// Time for the handshake, so that silent clients do not pile up; zero: none.
+    /// Maximum time for the handshake, so that silent clients do not accumulate; zero: no limit.
     pub handshake: Duration,
-    /// Options in one handshake; [`blockhaul_wire::limits::OPTIONS_PER_EXPORT`] more for each export that was
-    /// listed.
+    /// Options in one handshake; [`blockhaul_wire::limits::OPTIONS_PER_EXPORT`] more for each
+    /// export that was listed.
     pub options: u32,
     /// Queries in one option about metadata contexts.
     pub queries: usize,
-    /// Bytes of an export's name.
+    /// Length of an export's name in bytes.
     pub name: usize,
     /// Exports in a list.
     pub exports: usize,
-    /// Requests of one connection in progress. Bytes bound reads and writes; this bounds the rest.
+    /// Requests of one connection in progress. Bytes limit reads and writes; this limits the rest.
     pub requests: usize,
-    /// Requests of all connections in progress. Above, a connection has one at a time. Divided among
-    /// the workers, which do not ask each other.
+    /// Requests of all connections in progress. Above this, a connection has one at a time. Divided
+    /// evenly among the workers.
     pub requests_all: usize,
-    /// Bytes of requests of one connection in progress, replies that the client has not read
-    /// included. At least the largest request, else it could never be served.
+    /// Bytes of requests of one connection in progress, including replies that the client has not
+    /// read. At least the largest request, which otherwise could never be served.
     pub client_bytes: u64,
-    /// Bytes of requests of all connections in progress: the size of the pool that
-    /// [`Config::pool`](crate::Config::pool) should have.
+    /// Bytes of requests of all connections in progress: the size for
+    /// [`Config::pool`](crate::Config::pool).
     pub all_bytes: u64,
-    /// Longest read or write in bytes: what is announced as the maximum block size, if the device's
-    /// own is not smaller. Less than 64 KiB counts as that much.
+    /// Maximum read or write in bytes: advertised as the maximum block size, unless the device's
+    /// own is smaller. Less than 64 KiB counts as 64 KiB.
     pub payload: u32,
-    /// Time after which a client that does not read its replies, or send the payload of its request, is
-    /// cut, if other clients wait for the memory that holds, or it asks for nothing any more; zero:
-    /// never.
+    /// Time after which a client that does not read its replies, or send the payload of its
+    /// request, is cut, if other clients wait for the memory that it holds, or it has no more
+    /// requests; zero: never.
     pub stalled: Duration,
-    /// Extents in one reply to block status.
+    /// Extents in one block status reply.
     pub extents: usize,
-    /// Time that a stop waits for requests which devices hold.
+    /// Maximum time that a stop waits for requests in flight at devices.
     pub drain: Duration,
 }
 
@@ -73,32 +73,33 @@ impl Default for Limits {
     }
 }
 
-/// More than any server of disks has clients; with less than 100 MiB at rest.
+/// More clients than any disk server has; less than 100 MiB when idle.
 const CONNECTIONS: usize = 4096;
-/// A handshake takes some milliseconds: this many at a time are a hundred thousand a second. Each may
-/// hold an option of 128 KiB.
+/// A handshake takes some milliseconds: this many at a time are a hundred thousand per second. Each
+/// may hold an option of 128 KiB.
 const HANDSHAKES: usize = 512;
-/// nbdkit has none by default; a person who types may take this long, a program never does.
+/// nbdkit has none by default; a user who types may take this long, a program never does.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(30);
-/// More than clients have in flight (fio's and QEMU's most are 128 and 16), and some MiB of tasks.
+/// More than clients have in flight (the maximum of fio is 128, of QEMU 16), and some MiB of tasks.
 const REQUESTS: usize = 1024;
-/// What 64 clients may have at most; about 64 MiB of tasks.
+/// The maximum of 64 clients; about 64 MiB of tasks.
 const REQUESTS_ALL: usize = 64 << 10;
-/// 1024 requests of 128 KiB, the most that common clients keep under way, and room for more.
+/// 1024 requests of 128 KiB, the most that common clients have in flight, and some more.
 const BYTES: u64 = 256 << 20;
-/// Two clients at their most, or many that want less.
+/// Two clients at their maximum, or many that need less.
 const BYTES_ALL: u64 = 512 << 20;
-/// Longest request, in bytes, that has memory of its own when others hold all: each connection has room for
-/// one, as far as there is any.
+/// Largest request in bytes that has reserved memory when others hold the pool: each connection can
+/// have one, as long as there is any.
 pub(crate) const SMALL: u64 = 16 << 10;
-/// What there is of it, as a part of the pool: enough for as many connections as there may be.
+/// The amount of that memory, as a fraction of the pool: enough for the maximum number of
+/// connections.
 pub(crate) const ASIDE_PART: u64 = BYTES_ALL / (CONNECTIONS as u64 * SMALL);
-/// Longer than any pause of a client that means to read on.
+/// Longer than any pause of a client that will continue to read.
 const STALLED: Duration = Duration::from_secs(10);
-/// Half a megabyte in the 32-bit form: a large answer, but one that clients can read in one go while
+/// Half a megabyte in the 32-bit form: a large reply, but one that clients can read at once while
 /// others are served.
 const EXTENTS: usize = 64 << 10;
-/// Longer than storage takes that is alive.
+/// Longer than working storage takes.
 const DRAIN: Duration = Duration::from_secs(30);
 
 /// A limit that can be set by name.
@@ -107,21 +108,21 @@ pub struct Limit {
     pub name: &'static str,
     /// One line for the help.
     pub what: &'static str,
-    /// How it is written, and where it is kept.
+    /// Its format and location.
     value: Value,
 }
 
-/// How a limit is written, and its place.
+/// The format and location of a limit.
 enum Value {
-    /// A number between two bounds.
+    /// A number within two bounds.
     Count(u64, u64, fn(&mut Limits) -> Place<'_>),
-    /// Bytes, between two bounds.
+    /// Bytes, within two bounds.
     Size(u64, u64, fn(&mut Limits) -> Place<'_>),
     /// A time; 0 for none.
     Time(fn(&mut Limits) -> &mut Duration),
 }
 
-/// Where a number is kept.
+/// Location of a number.
 enum Place<'a> {
     U32(&'a mut u32),
     U64(&'a mut u64),
@@ -129,7 +130,7 @@ enum Place<'a> {
 }
 
 impl Limits {
-    /// All of them, for help and parsing.
+    /// All limits, for help and parsing.
     pub const TABLE: &[Limit] = &[
         Limit {
             name: "connections",
@@ -217,7 +218,7 @@ impl Limits {
     /// Sets a limit from `NAME=VALUE`.
     ///
     /// # Errors
-    /// What is wrong with it, for whoever typed it.
+    /// A message about what is invalid, for the user.
     pub fn set(&mut self, text: &str) -> Result<(), String> {
         let Some((name, value)) = text.split_once('=') else {
             return Err(format!("{text:?} is not NAME=VALUE"));
@@ -259,7 +260,7 @@ impl Limits {
 }
 
 impl Limit {
-    /// Its default, as it is typed.
+    /// Its default, as typed.
     pub fn default(&self) -> String {
         let mut limits = Limits::default();
         let number = |place| match place {

@@ -1,12 +1,12 @@
-//! What log records say besides their text: whom they are about and which request, as members of their
-//! own for those who read records by program.
+//! Members of log records besides the text: the client and the request, for programs that parse the
+//! log.
 
 use blockhaul_wire::request::{Command, Header};
 
 use crate::counters;
 
-/// Logs something about a [`crate::connection::Connection`], with its number, where the client comes from,
-/// who it has proved to be and its export as members; others may follow the connection.
+/// Logs a record about a [`crate::connection::Connection`], with its number, the client's address
+/// and identity, and the export as members; others may follow the connection.
 macro_rules! record {
     ($level:ident, $connection:expr; $($text:tt)+) => {
         log::log!(
@@ -35,11 +35,11 @@ pub(crate) use record;
 /// A request, as members of a record.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct RequestFields {
-    /// Its kind, by the name that errors have for it.
+    /// Its kind, by the name used in error messages.
     pub(crate) request: &'static str,
-    /// In bytes; none where it means nothing.
+    /// In bytes; none if meaningless.
     pub(crate) offset: Option<u64>,
-    /// In bytes; none where it means nothing.
+    /// In bytes; none if meaningless.
     pub(crate) length: Option<u64>,
 }
 

@@ -1,6 +1,6 @@
-//! What the log says of requests that devices fail, and of clients that break the protocol or are not
-//! let in, or ask for what cannot be opened: a few lines a second for each connection and for all that end
-//! so, and how many there were besides.
+//! Limits log lines about requests that devices fail, clients that violate the protocol or are
+//! rejected, and exports that cannot be opened: a few lines per second for each connection and for
+//! all that end that way, and the number of lines left out.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -11,14 +11,16 @@ use blockhaul_wire::request::Header;
 use crate::connection::Connection;
 use crate::log_fields::{RequestFields, record};
 
-/// Lines for a connection in [`SPAN`]: enough to see what is wrong, and no way to fill a disk.
+/// Maximum lines for a connection in [`SPAN`]: enough to see the problem, and too few to fill a
+/// disk.
 const LINES: u32 = 5;
-/// Lines for all connections that end badly in [`SPAN`], and as many for exports that cannot be opened.
+/// Maximum lines for all connections that end badly in [`SPAN`], and the same for exports that
+/// cannot be opened.
 const ENDED: u32 = 20;
 /// See [`LINES`].
 const SPAN: Duration = Duration::from_secs(1);
 
-/// What was said of a connection's requests, or of connections.
+/// Lines logged about a connection's requests, or about connections.
 #[derive(Default)]
 pub(crate) struct LogLimit {
     begun: Cell<Option<Instant>>,
@@ -27,8 +29,8 @@ pub(crate) struct LogLimit {
 }
 
 impl LogLimit {
-    /// Says that a request of a connection has failed, unless that is no news: devices are asked for
-    /// what they cannot do.
+    /// Logs a failed request of a connection, unless it is merely unsupported: clients send what
+    /// devices cannot do.
     pub(crate) fn failed(&self, connection: &Connection, header: &Header, why: &Error) {
         let (id, peer) = (connection.id, &connection.peer);
         let RequestFields { request, offset, length } = RequestFields::of(header);
@@ -48,7 +50,7 @@ impl LogLimit {
         }
     }
 
-    /// Says that a client has sent an option that was malformed or out of place.
+    /// Logs an option that was malformed or unexpected.
     pub(crate) fn odd(&self, connection: &Connection, option: &str, why: &str) {
         let (id, peer) = (connection.id, &connection.peer);
         let error = why;
@@ -67,7 +69,7 @@ impl LogLimit {
         }
     }
 
-    /// Says why a connection ended, other than politely.
+    /// Logs why a connection ended, other than by the client's request.
     pub(crate) fn ended(&self, connection: &Connection, error: &str, refused: bool) {
         let (id, peer) = (connection.id, &connection.peer);
         let what = if refused { "refused connection" } else { "connection" };
@@ -86,7 +88,7 @@ impl LogLimit {
         }
     }
 
-    /// Says why an export cannot be opened that a client asks for: by any name that it makes up.
+    /// Logs why a requested export cannot be opened; the client may have made up its name.
     pub(crate) fn unopened(&self, connection: &Connection, export: &str, why: &Error) {
         let (client, error) = (&connection.peer, why.text());
         let shown = blockhaul_wire::printable(export.as_bytes(), 256);
@@ -100,7 +102,7 @@ impl LogLimit {
             connection = connection.id,
             client,
             user = connection.user(),
-            // It has none yet: the one that it asks for.
+            // It has no export yet: use the requested one.
             export,
             error,
             more = (more > 0).then_some(more);
@@ -135,14 +137,14 @@ mod tests {
                 .filter(|_| log_limit.may_speak(LINES))
                 .map(|_| log_limit.begun.get())
                 .collect();
-            // Again where this thread was kept from running for a whole span.
+            // Again if this thread did not get to run for a whole span.
             if spoken.iter().all(|begun| *begun == log_limit.begun.get()) {
                 break (log_limit, spoken.len());
             }
         };
         assert_eq!(spoken, LINES as usize);
         assert_eq!(log_limit.unsaid.get(), 95);
-        // Later there is room again.
+        // Later, lines are allowed again.
         log_limit.begun.set(Instant::now().checked_sub(SPAN));
         assert!(log_limit.may_speak(LINES));
     }

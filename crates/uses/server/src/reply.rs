@@ -7,21 +7,21 @@ use blockhaul_wire::request::{Command, Header};
 use blockhaul_wire::status::{Extent, Wanted};
 use blockhaul_wire::{CommandFlags, Errno, Replies, ReplyFlags};
 
-/// What a reply is made from: the request's header, and for block status the ids that were asked for.
+/// What a reply is made from: the request's header, and for block status the requested IDs.
 pub(crate) struct Asked {
     pub(crate) header: Header,
-    /// Bytes of the effect; differs from the header's length when that is a payload's.
+    /// Bytes of the effect; differs from the header's length if that is a payload's.
     pub(crate) len: u64,
     pub(crate) ids: Vec<u32>,
-    /// Bytes of the export.
+    /// Size of the export in bytes.
     pub(crate) size: u64,
-    /// Bytes that one extent of a reply may have.
+    /// Maximum length of an extent in a reply.
     pub(crate) longest: u64,
-    /// Memory for a long list of extents, none for other requests.
+    /// Reservation for a long list of extents, none for other requests.
     pub(crate) room: Option<Reservation>,
 }
 
-/// Queues the reply to a request; an error if that is what it tells.
+/// Queues the reply to a request; returns the error if the reply is one.
 pub(crate) fn reply(
     out: &mut SendQueue,
     replies: Replies,
@@ -59,7 +59,7 @@ fn read(out: &mut SendQueue, answer: &Answer, asked: &Asked, data: Data) -> Resu
     Ok(())
 }
 
-/// A read of zeroes: one small chunk where the client understands it, else zeroes.
+/// A read of zeroes: one small chunk if the client supports it, else zeroes.
 fn hole(out: &mut SendQueue, answer: &Answer, asked: &Asked) -> Result<(), Error> {
     let len = u32::try_from(asked.len).map_err(misfit)?;
     if let Some(hole) = answer.hole(ReplyFlags::DONE, Hole { at: asked.header.offset, len }) {
@@ -77,7 +77,7 @@ fn hole(out: &mut SendQueue, answer: &Answer, asked: &Asked) -> Result<(), Error
     Ok(())
 }
 
-/// Lists shorter than this are sent along with other heads.
+/// Shorter lists are sent together with other heads.
 const SHORT: usize = 4096;
 
 fn extents(
@@ -93,7 +93,7 @@ fn extents(
     }
     let room = asked.room.take();
     let wanted = Wanted { length: asked.len, one, max_extents };
-    // The last one may reach beyond what was asked for, within the device.
+    // The last one may exceed the requested range, within the device.
     let end = asked.header.offset.saturating_add(asked.len);
     let rest = asked.size.saturating_sub(end);
     let mut bytes = Vec::new();

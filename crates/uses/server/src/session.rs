@@ -1,5 +1,5 @@
-//! A connection in transmission: reads requests, has them carried out by [`submit`], answers. [`waits`] has
-//! what it waits for.
+//! A connection in transmission: reads requests, submits them ([`submit`]), sends replies.
+//! [`waits`] has what it waits for.
 
 mod submit;
 mod waits;
@@ -31,19 +31,20 @@ use crate::log_limit::LogLimit;
 use crate::reply::{self, Asked};
 use crate::{Limits, Server};
 
-/// Replies are sent when this many bytes wait: a payload leaves while it is still in the cache, and
-/// its buffer is free for the next request.
+/// Replies are sent when this many bytes are queued: a payload leaves while it is still in the
+/// cache, and its buffer is free for the next request.
 const SEND_AT: usize = 192 << 10;
 
-/// What is taken from one connection before others have their turn, in requests; their bytes count
-/// as well, by [`BYTES_PER_SHARE`].
+/// Requests processed from one connection before other tasks run; their bytes count as well, by
+/// [`BYTES_PER_SHARE`].
 const TURN: u64 = 64;
-/// Bytes that count as much as one request: a turn has at most a few milliseconds.
+/// Bytes that count as one request: a turn takes at most a few milliseconds.
 const BYTES_PER_SHARE: u64 = 128 << 10;
-/// Bytes of an extent in the longest form.
+/// Size of an extent in the longest form.
 const EXTENT_BYTES: usize = 16;
 
-/// Serves requests until the client leaves or breaks the protocol; then finishes what is in progress.
+/// Serves requests until the client disconnects or violates the protocol; then finishes those in
+/// progress.
 pub(crate) async fn run(
     server: Arc<Server>,
     connection: Arc<Connection>,
@@ -60,7 +61,7 @@ pub(crate) async fn run(
     inbox.expect_headers_of(negotiated.headers.len());
     let session = Rc::new(Session {
         stream,
-        // What goes through TLS must be looked at.
+        // TLS needs the bytes in memory.
         parks: !negotiated.tls,
         takes_parked: device.facts().takes_parked,
         size: device.facts().size,
@@ -92,7 +93,7 @@ pub(crate) async fn run(
     let connection = session.connection.clone();
     let look = || server.is_stopping() || connection.leave_requested.load(Ordering::Relaxed);
     let reading = unless_disconnected(disconnect, look, session.read_requests(inbox));
-    // A stop reads no more, whatever is on its way.
+    // A stop reads no more, even if requests have arrived.
     let result = reading.await.unwrap_or(Ok(()));
     session.leaving.set(true);
     session.progress.notify();
@@ -110,13 +111,13 @@ pub(crate) async fn run(
         session.out.borrow_mut().close(&session.stream);
     }
     if !finished {
-        // The requests that the device holds hold the socket, too.
+        // The requests in flight at the device hold the socket, too.
         session.stream.shutdown();
     }
     result
 }
 
-/// Ends a session whose device has panicked: nobody else would end its writer.
+/// Ends a session whose device has panicked, so that its writer ends, too.
 struct Unwinding(Rc<Session>);
 
 impl Drop for Unwinding {
@@ -134,37 +135,37 @@ struct Session {
     device: Arc<dyn Device>,
     /// Flushes and FUA requests of all connections to the storage.
     flushes: Arc<Flushes>,
-    /// The device's.
+    /// From the device's facts.
     flush_failures_stay: bool,
-    /// Whether the storage wants no more of this client.
+    /// Whether storage wants the client to leave.
     dismissal: Arc<Dismissal>,
     /// Payloads may stay in the kernel.
     parks: bool,
-    /// Those of writes, too.
+    /// Write payloads may stay there, too.
     takes_parked: bool,
-    /// The device's, in bytes.
+    /// Size of the device in bytes.
     size: u64,
     limits: Limits,
     pool: Pool,
-    /// For one small request when the pool is used up.
+    /// For one small request when the pool is exhausted.
     aside: Pool,
     server: Arc<Server>,
     out: RefCell<SendQueue>,
-    /// Something was queued by a task, or the session closes: the writer looks.
+    /// Signals the writer that a task has queued a reply, or the session closes.
     to_send: Event,
-    /// A request completed or replies left: whoever waits for room looks.
+    /// Signals that a request completed or replies were sent, and memory may be free.
     progress: Event,
     in_flight: InFlight,
-    /// The socket takes no more for now; the writer waits for it.
+    /// The socket takes no more now; the writer waits for it.
     blocked: Cell<bool>,
     broken: Cell<bool>,
     closing: Cell<bool>,
-    /// No more requests come.
+    /// No more requests follow.
     leaving: Cell<bool>,
-    /// For each kind of request: 0 before the first, then one more than were answered at once without
-    /// being timed since the last that was.
+    /// For each kind of request: 0 before the first, then one more than the number completed at
+    /// once without timing since the last timed one.
     untimed: [Cell<u8>; OpKind::ALL.len()],
-    /// The device carries out large writes before it returns from taking them.
+    /// The device carries out large writes within `submit`.
     writes_at_once: Cell<bool>,
     log_limit: LogLimit,
 }
@@ -180,21 +181,21 @@ impl Session {
                 self.send();
                 match inbox.fill(&self.stream).await {
                     Ok(true) => continue,
-                    // Clients that leave without saying so are common; what they sent is finished.
+                    // Clients often disconnect without a request; what they sent is finished.
                     Ok(false) if inbox.bytes().is_empty() => return Ok(()),
                     Ok(false) => return Err("the client left in the middle of a request".into()),
                     Err(error) => return Err(error.to_string()),
                 }
             };
             inbox.consume(used);
-            // What a client sent in time may still be in the socket's buffer when the server stops.
+            // When the server stops, requests sent in time may still be in the socket's buffer.
             if header.command == Command::Disconnect
                 || self.server.is_stopping()
                 || self.connection.leave_requested.load(Ordering::Relaxed)
             {
                 return Ok(());
             }
-            // A client that never pauses must not keep others on this worker waiting.
+            // A client that never pauses must not block others on this worker.
             turn += 1 + header.length.min(self.limits.payload.into()) / BYTES_PER_SHARE;
             if turn >= TURN {
                 turn = 0;
@@ -227,7 +228,7 @@ impl Session {
         let mut asked = Asked { header, len, size, longest, ids: Vec::new(), room: None };
         let op = match header.command {
             Command::Read => match self.room(header.length).await {
-                // The reply goes out as it is: the device may leave it in the kernel.
+                // The reply is sent unchanged: the device may leave it in the kernel.
                 Ok(room) if self.parks => Op::Read(room.parkable()),
                 Ok(room) => Op::Read(room),
                 Err(error) => {
@@ -263,7 +264,7 @@ impl Session {
             Command::Disconnect | Command::Other(_) => return Ok(()),
         };
         let (at, len) = match op {
-            // The range of a flush means nothing.
+            // The range of a flush is meaningless.
             Op::Flush => (0, 0),
             _ => (header.offset, asked.len),
         };
@@ -271,14 +272,14 @@ impl Session {
         Ok(())
     }
 
-    /// The payload of a write; the outer error ends the connection, with the inner one the payload has
-    /// not been received.
+    /// The payload of a write; the outer error ends the connection; with the inner one the payload
+    /// was not received.
     async fn payload(
         &self,
         len: u64,
         inbox: &mut RecvWindow,
     ) -> Result<Result<Data, Error>, String> {
-        // Bounded by the payload limit, which has 32 bits.
+        // Limited by the payload limit, which has 32 bits.
         if let Some(data) = usize::try_from(len).ok().and_then(|len| inbox.payload_here(len)) {
             return Ok(Ok(data));
         }
@@ -295,8 +296,8 @@ impl Session {
         }
     }
 
-    /// Why a request is refused without asking the device, if it is. The device's fence checks ranges
-    /// and abilities; here is what only NBD knows.
+    /// Why a request is refused without asking the device, if it is. The device's fence checks
+    /// ranges and abilities; this checks what only NBD has.
     fn refuse(&self, header: &Header) -> Option<(Errno, String)> {
         if self.dismissal.is_refused() {
             return Some((Errno::Shutdown, "no more requests are served here".into()));
@@ -331,7 +332,7 @@ impl Session {
         None
     }
 
-    /// The contexts that a block status request asks for; the outer error ends the connection.
+    /// The contexts that a block status request selects; the outer error ends the connection.
     async fn contexts(
         &self,
         asked: &mut Asked,
@@ -349,7 +350,7 @@ impl Session {
             self.skip(inbox, payload).await?;
             return Ok(Err("more contexts than were negotiated".into()));
         } else {
-            // Bounded just above.
+            // Limited just above.
             let mut buf = blockhaul_io::Buf::unpooled(payload as usize);
             self.whole(self.answering(inbox.payload(&self.stream, &mut buf)).await)?;
             match Filter::parse(&buf, known) {
@@ -360,7 +361,7 @@ impl Session {
         if asked.ids.is_empty() {
             return Ok(Err("no context was negotiated".into()));
         }
-        // Devices answer in ascending order of context, and ids are the device's indexes.
+        // Devices return lists in ascending order of context, and IDs are the device's indexes.
         asked.ids.sort_unstable();
         let indexes = asked.ids.iter().filter_map(|&id| usize::try_from(id).ok());
         Ok(Ok(indexes.fold(Contexts::empty(), Contexts::with)))
@@ -396,8 +397,8 @@ impl Session {
         reply::failure(&mut self.out.borrow_mut(), &answer, error, why);
     }
 
-    /// Receives, and sends what is queued as soon as there is nothing to receive: an answer must not
-    /// wait for the payload of another request.
+    /// Receives, and sends what is queued as soon as nothing has arrived: a reply must not wait for
+    /// the payload of another request.
     async fn answering<T>(&self, receiving: impl Future<Output = T>) -> T {
         let mut receiving = pin!(receiving);
         poll_fn(|cx| {
@@ -422,7 +423,7 @@ impl Session {
         }
     }
 
-    /// Sends what the socket takes; the rest is the writer's.
+    /// Sends what the socket takes; the writer sends the rest.
     fn send(&self) {
         if self.blocked.get() || self.broken.get() {
             return;
@@ -435,7 +436,7 @@ impl Session {
         }
     }
 
-    /// The writer: sends replies that tasks queue, and waits when the socket is full.
+    /// The writer: sends replies that tasks queue, and waits while the socket is full.
     async fn write_replies(self: Rc<Self>) {
         loop {
             let mark = self.to_send.mark();
@@ -460,8 +461,8 @@ impl Session {
         }
     }
 
-    /// Ends the connection as the storage wants it: what waits to be sent is not, and through TLS the
-    /// client hears that this is the end.
+    /// Ends the connection for the storage: drops queued replies, and closes a TLS session
+    /// properly.
     fn hang_up(&self) {
         if self.broken.replace(true) {
             return;
@@ -476,7 +477,7 @@ impl Session {
         self.progress.notify();
     }
 
-    /// The client is gone: replies have no reader, requests in progress are still finished.
+    /// The client is gone: drops its replies; requests in progress are still finished.
     fn break_off(&self, error: &std::io::Error) {
         record!(
             Debug, self.connection, error = error.to_string();
@@ -492,7 +493,7 @@ impl Session {
 
 fn flags(header: &Header) -> Flags {
     let mut flags = Flags::empty();
-    // FUA on commands that write nothing is without meaning, not wrong.
+    // FUA on commands that write nothing is meaningless, not invalid.
     let fua = matches!(header.command, Command::Write | Command::WriteZeroes | Command::Trim);
     flags.set(Flags::FUA, fua && header.flags.contains(CommandFlags::FUA));
     flags.set(Flags::NO_HOLE, header.flags.contains(CommandFlags::NO_HOLE));

@@ -1,4 +1,4 @@
-//! The orderly stop: what is in progress is finished, for as long as devices and clients may take.
+//! The orderly stop: requests in progress are finished, within time limits for devices and clients.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -10,24 +10,24 @@ use blockhaul_io::Remote;
 
 use crate::Server;
 
-/// Time that a worker may stand still at the end of a stop, so that its connections do not get their last
-/// answers in time: for that no client is to blame.
+/// Maximum time for which a blocked worker may delay the last replies of its connections at the end
+/// of a stop: the client is not at fault.
 const BEHIND: Duration = Duration::from_secs(5);
 
-/// How a stop goes on.
+/// Settings of a stop.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Stop {
-    /// Until then devices may finish requests.
+    /// Deadline for devices to finish requests.
     pub(crate) drained: Instant,
     /// Time that a client has to read its last replies.
     pub(crate) patience: Duration,
 }
 
 impl Server {
-    /// Orderly stop: nothing new is read, what is in progress is finished and answered. Clients have
-    /// `patience` to read their last replies, then they are cut. Devices have [`crate::Limits::drain`] to
-    /// finish; requests that they still hold then are named in the log and answered ESHUTDOWN, and
-    /// their number is returned, with those of workers that stand still in a device.
+    /// Orderly stop: reads no more requests; those in progress are finished and answered. Clients
+    /// have `patience` to read their last replies, then they are cut. Devices have
+    /// [`crate::Limits::drain`] to finish; requests still in flight then are logged and answered
+    /// ESHUTDOWN, and their number is returned, including those of workers blocked in a device.
     pub async fn stop(&self, patience: Duration) -> usize {
         let drained = blockhaul_io::now() + self.config.limits.drain;
         self.stop.get_or_init(|| Stop { drained, patience });
@@ -37,7 +37,7 @@ impl Server {
         if self.wait_until_empty(self.config.limits.drain).await {
             return self.given_up.load(Ordering::Relaxed);
         }
-        // Each connection keeps this order by itself. What is left then is in the way of the stop.
+        // Each connection keeps these limits by itself. What is left then blocks the stop.
         let turned = self.wait_for_workers(2 * patience).await;
         if self.open() > 0 {
             self.cut_all(patience).await;
@@ -45,7 +45,7 @@ impl Server {
         let given_up = self.given_up.load(Ordering::Relaxed);
         match turned || self.open() == 0 {
             true => given_up,
-            // What the device does on the worker itself is in no list.
+            // Requests that the device carries out on the worker itself are not listed.
             false => (given_up + self.all_in_flight.count()).max(1),
         }
     }
@@ -58,8 +58,8 @@ impl Server {
         self.wait_until_empty(patience).await;
     }
 
-    /// Waits until all connections have ended, or each worker has turned round and its connections have had
-    /// `time`. False: one has not, for longer than it may stand still.
+    /// Waits until all connections have ended, or each worker has run and its connections have had
+    /// `time`. False: one is blocked for longer than allowed.
     async fn wait_for_workers(&self, time: Duration) -> bool {
         let turning: Vec<_> = (0..blockhaul_io::worker_count())
             .map(|worker| {
@@ -68,7 +68,7 @@ impl Server {
             .collect();
         let turned = async {
             for worker in turning {
-                // Lost only where the worker has ended.
+                // Lost only if the worker has ended.
                 let _ = worker.await;
             }
         };
@@ -87,13 +87,13 @@ impl Server {
             if self.open() == 0 {
                 return;
             }
-            // Nobody drops the other end but the server.
+            // Only the server drops the other end.
             let _ = changed.await;
         }
     }
 }
 
-/// Waits for either of two.
+/// Waits for either of two futures.
 async fn first_of(one: impl Future<Output = ()>, other: impl Future<Output = ()>) {
     let (mut one, mut other) = (pin!(one), pin!(other));
     poll_fn(|cx| match one.as_mut().poll(cx) {

@@ -5,22 +5,23 @@ use std::sync::{Arc, Mutex, Weak};
 
 use blockhaul_block::Flushes;
 
-/// Entries that are kept without looking for some that nobody uses any more.
+/// Number of entries up to which unused ones are not searched for.
 const ENTRIES: usize = 64;
 
-/// The flushes of each export whose clients have devices of their own.
+/// The flushes of each export whose clients have separate devices.
 #[derive(Default)]
 pub(crate) struct Storages(Mutex<Table>);
 
 #[derive(Default)]
 struct Table {
     open: HashMap<String, Weak<Flushes>>,
-    /// Entries from which on unused ones are dropped.
+    /// Number of entries from which on unused ones are dropped.
     full: usize,
 }
 
 impl Storages {
-    /// The flushes of an export. They are forgotten when the last connection that uses them has ended.
+    /// The flushes of an export. They are dropped after the last connection that uses them has
+    /// ended.
     pub(crate) fn flushes(&self, export: &str) -> Arc<Flushes> {
         let mut guard = self.0.lock().expect("no panic under this lock");
         let table = &mut *guard;

@@ -1,5 +1,5 @@
-//! Clients that break the protocol, or use it oddly: each gets the answer that the document wants,
-//! and nobody else notices.
+//! Clients that violate the protocol, or use it in unusual ways: each gets the reply that the
+//! document requires, and no other client is affected.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -32,7 +32,7 @@ fn fixture() -> Fixture {
 fn garbage_ends_the_connection() {
     let fixture = fixture();
     for seed in 1..9 {
-        // Bytes that begin a large option or payload by chance only make the server wait.
+        // Bytes that happen to start a large option or payload only make the server wait.
         let mut client = fixture.connect();
         let _ = client.send_garbage(seed, 4096);
         client.shut();
@@ -72,7 +72,7 @@ fn silent_clients_are_sent_away() {
     let fixture = serve(model(), limits(Duration::from_millis(300)));
     let mut silent = crowd(&fixture);
     let mut slow = fixture.connect();
-    // A byte now and then does not buy more time.
+    // Sending a byte now and then does not extend the time.
     let trickle = slow.send_slowly(&[0; 1000], 1, Duration::from_millis(20));
     assert!(trickle.is_err());
     for client in &mut silent {
@@ -89,7 +89,7 @@ fn a_flood_of_options_ends_the_connection() {
     let mut list = magic::IHAVEOPT.to_be_bytes().to_vec();
     list.extend_from_slice(&magic::OPT_LIST.to_be_bytes());
     list.extend_from_slice(&[0; 4]);
-    // The server may leave in the middle.
+    // The server may disconnect in between.
     let _ = client.send(&list.repeat(5000));
     let answered = client.expect_close().unwrap();
     assert!(answered < 100_000, "{answered} bytes of answers");
@@ -129,7 +129,7 @@ fn answers_before_a_name_that_cannot_be_refused_are_heard() {
     let fixture = fixture();
     let mut client = fixture.connect();
     client.hello(3).unwrap();
-    // In one go: the server has made the first answer when it comes to the name.
+    // In one send: the server has already made the first reply when it reads the name.
     let option = |code: u32, payload: &[u8]| {
         let head = [code.to_be_bytes(), (payload.len() as u32).to_be_bytes()].concat();
         [&magic::IHAVEOPT.to_be_bytes()[..], &head, payload].concat()
@@ -142,7 +142,7 @@ fn answers_before_a_name_that_cannot_be_refused_are_heard() {
     fixture.is_well();
 }
 
-/// A request, its payload, and the error that answers it.
+/// A request, its payload, and the error that it gets.
 struct Odd {
     command: Command,
     flags: CommandFlags,
@@ -270,13 +270,13 @@ fn payloads_without_a_meaning_are_dropped() {
     let request = Header { flags: payload, ..request };
     client.send_request(&request, &[]).unwrap();
     assert_eq!(client.expect_close().unwrap(), 0);
-    // Without extended headers the flag is unknown, and nothing follows.
+    // Without extended headers the flag is unknown, and no payload follows.
     for replies in [Replies::Simple, Replies::Structured] {
         let mut client = fixture.client(replies);
         assert_eq!(ask(&mut client, &odd(Command::Trim, payload, 0, 512, EINVAL)).error, EINVAL);
         assert_eq!(client.read(0, 100).unwrap(), content(0, 100));
     }
-    // A write that does not say so has a payload all the same.
+    // A write without the flag has a payload all the same.
     let mut client = fixture.client(Replies::Extended);
     let request = client.request(Command::Write, 0, 512);
     let request = Header { flags: CommandFlags::NONE, ..request };
@@ -387,7 +387,7 @@ fn errors_of_devices_have_the_documents_numbers_and_a_text() {
         (Kind::ShuttingDown, Command::Write, none, 108),
     ];
     for replies in FORMS {
-        // A server each: after a failed flush others are not passed on to the device.
+        // A separate server each: after a failed flush no others reach the device.
         let faulty = FaultDevice::over(model(), 1);
         let fixture = serve(faulty.clone(), Limits::default());
         let mut client = fixture.client(replies);
@@ -409,7 +409,7 @@ fn errors_of_devices_have_the_documents_numbers_and_a_text() {
     }
 }
 
-/// A device that answers extents with fewer lists than it was asked for.
+/// A device that returns fewer extent lists than requested.
 struct Forgetful(Arc<ModelDevice>);
 
 impl blockhaul_block::Device for Forgetful {
@@ -451,7 +451,7 @@ fn half_a_request_harms_nobody() {
     wait_until("all memory is back", || fixture.pool.reserved() == 0);
 }
 
-/// The answer to one request must not wait until the payload of another has come.
+/// The reply to one request must not wait until the payload of another has arrived.
 #[test]
 fn answers_do_not_wait_for_other_payloads() {
     let fixture = serve(device(SIZE, Completion::Immediate), Limits::default());

@@ -66,7 +66,7 @@ fn a_failed_flush_fails_the_flushes_of_all_connections_from_then_on() {
             seen.kind == OpKind::Flush || seen.flags.contains(blockhaul_block::Flags::FUA)
         };
         assert_eq!(seen.iter().filter(durable).count(), 1, "the device is not asked again");
-        // What needs no durability goes on.
+        // Requests without durability still work.
         assert_eq!(late.write(0, &[3; 512]).unwrap(), 0);
         assert_eq!(late.read(0, 512).unwrap(), [3; 512]);
     }
@@ -136,7 +136,7 @@ fn a_success_counts_only_if_no_flush_that_overlaps_it_fails() {
 #[derive(Clone, Default)]
 struct Opens {
     opened: Arc<Mutex<Vec<Arc<FaultDevice>>>>,
-    /// The storage keeps account of failed flushes by itself.
+    /// The storage itself tracks failed flushes.
     stays: bool,
 }
 

@@ -1,5 +1,5 @@
-//! Many clients, greedy clients and the end of the server: memory stays bounded, nobody holds up
-//! others, and what was asked for in time is carried out.
+//! Many clients, greedy clients and the end of the server: memory stays bounded, no client blocks
+//! others, and requests sent in time are carried out.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -26,10 +26,10 @@ const SIZE: u64 = 8 << 20;
 /// Longer than any test runs.
 const NEVER: Duration = Duration::from_secs(3600);
 
-/// What a stop may take of a patience of [`NEVER`], also where the machine has much else to do.
+/// Maximum duration of a stop with a patience of [`NEVER`], even on a busy machine.
 const SOON: Duration = Duration::from_secs(60);
 
-/// Sends `count` reads of `len` bytes without taking the answers, as many as the socket takes.
+/// Sends `count` reads of `len` bytes without reading the replies, as many as the socket takes.
 fn greedy(fixture: &Fixture, replies: Replies, count: usize, len: u64) -> Conversation {
     let mut client = fixture.client(replies);
     client.patience(Duration::from_millis(200)).unwrap();
@@ -43,8 +43,8 @@ fn greedy(fixture: &Fixture, replies: Replies, count: usize, len: u64) -> Conver
     client
 }
 
-/// Makes 128 reads of 32 KiB, one after the other: too long for the memory that small requests have to
-/// themselves.
+/// Makes 128 reads of 32 KiB, one after the other: too long for the memory reserved for small
+/// requests.
 fn reads(fixture: &Fixture) {
     reads_pieces(fixture, 32 << 10);
 }
@@ -61,7 +61,7 @@ fn reads_pieces(fixture: &Fixture, len: u64) {
 fn a_client_that_reads_nothing_pins_its_share_only() {
     let share = 8 << 20;
     for completion in [Completion::Immediate, Completion::Deferred] {
-        // Nobody is cut while this runs.
+        // No client is cut while this runs.
         let limits = Limits { client_bytes: share, stalled: NEVER, ..Limits::default() };
         let fixture = serve(device(SIZE, completion), limits);
         let mut greedy: Vec<_> =
@@ -82,15 +82,15 @@ fn a_client_that_reads_nothing_is_cut_when_others_need_its_memory() {
     let limits = Limits { client_bytes: 8 << 20, stalled, ..Limits::default() };
     let memory = 16 << 20;
     let fixture = serve_with(device(SIZE, Completion::Immediate), limits, memory, Engine::Auto);
-    // Together they hold all of the memory: the first has half of it, each other one its part of the
-    // other half, as long as it is the last to come.
+    // Together they hold all of the memory: the first has half of it, each other one its share of
+    // the other half, as if it were the last to connect.
     let greedy = [8, 12, 14, 16].map(|held: u64| {
         let greedy = greedy(&fixture, Replies::Structured, 100, 1 << 20);
         wait_until("it holds its part", || fixture.pool.reserved() >= held << 20);
         greedy
     });
     reads(&fixture);
-    // Whoever is cut gives its memory back before it is counted.
+    // A client that is cut releases its memory before it is counted.
     wait_until("who reads has left, and some were cut", || fixture.server.served() > 1);
     assert!(fixture.pool.peak() <= memory);
     drop(greedy);
@@ -118,7 +118,7 @@ fn a_client_that_sends_too_slowly_is_cut_when_others_need_its_memory() {
     wait_until("all memory is held", || fixture.pool.reserved() == 2 * SIZE);
     reads(&fixture);
     alone.expect_close().unwrap();
-    // It may have what the other has lost.
+    // It can use what the other has lost.
     second.end();
     fixture.wait_for_open(0);
     fixture.is_well();
@@ -126,7 +126,7 @@ fn a_client_that_sends_too_slowly_is_cut_when_others_need_its_memory() {
 
 #[test]
 fn small_requests_do_not_wait_for_those_who_never_send_what_they_began() {
-    // Nobody is cut while this runs.
+    // No client is cut while this runs.
     let limits = Limits { payload: 8 << 20, stalled: NEVER, ..Limits::default() };
     let memory = 16 << 20;
     let fixture = serve_with(device(SIZE, Completion::Immediate), limits, memory, Engine::Auto);
@@ -196,7 +196,7 @@ fn lists_of_extents_count_in_the_share() {
     wait_until("all memory is back", || fixture.pool.reserved() == 0);
 }
 
-/// Sends 64 writes that take a while, then leaves in some way.
+/// Sends 64 writes that take a while, then disconnects in some way.
 fn writes_survive(leave: impl FnOnce(&mut Conversation)) -> u64 {
     let model = device(SIZE, Completion::Immediate);
     let slow = FaultDevice::over(model.clone(), 1);
@@ -286,7 +286,7 @@ fn a_stop_waits_for_devices_then_answers_for_them() {
         let drain = Duration::from_millis(500);
         let fixture = serve(stuck.clone(), Limits { drain, ..Limits::default() });
         let mut client = fixture.client(replies);
-        // One that hangs does not keep others: they are finished, and answered, at once.
+        // One that hangs does not delay others: they are finished, and answered, at once.
         let request = client.request(Command::Write, 0, 3);
         client.send_request(&request, b"abc").unwrap();
         wait_until("it hangs", || stuck.hanging() == 1);
@@ -300,13 +300,13 @@ fn a_stop_waits_for_devices_then_answers_for_them() {
         assert_eq!(answer.error, ESHUTDOWN);
         client.expect_close().unwrap();
         other.expect_close().unwrap();
-        // Nobody hears of what it comes to.
+        // Its result is not sent.
         assert_eq!(stuck.release(), 1);
         fixture.wait_for_open(0);
     }
 }
 
-/// Reads at this offset keep the worker itself until the test lets go.
+/// Reads at this offset block the worker itself until the test releases them.
 struct Blocking {
     device: Arc<FaultDevice>,
     gate: Arc<Mutex<bool>>,
@@ -337,7 +337,7 @@ impl blockhaul_block::Device for Blocking {
     }
 }
 
-/// A client with a request that a device holds, and then with one that keeps the worker.
+/// A client with a request in flight at a device, and then with one that blocks the worker.
 fn blocked() -> (Arc<Blocking>, Fixture, Conversation, [blockhaul_wire::request::Header; 2]) {
     let stuck = FaultDevice::over(device(SIZE, Completion::Immediate), 1);
     stuck.add(Rule::new(Then::Hang).kind(OpKind::Write));
@@ -378,7 +378,7 @@ fn a_stop_does_not_wait_for_ever_for_a_worker_that_stands_still() {
     let started = Instant::now();
     let left = fixture.stop(Duration::from_millis(100));
     let took = started.elapsed();
-    // Else a failure would wait for the worker.
+    // Otherwise a failure would wait for the worker.
     device.open();
     assert_eq!(left, 1);
     assert!(took < SOON, "{took:?}");
@@ -387,7 +387,7 @@ fn a_stop_does_not_wait_for_ever_for_a_worker_that_stands_still() {
 
 #[test]
 fn a_stop_takes_devices_at_their_time_and_clients_not() {
-    // The device needs longer than a client may take to read, and the client reads nothing at all.
+    // The device needs longer than a client may take to read, and the client reads nothing.
     let slow = FaultDevice::over(device(SIZE, Completion::Immediate), 1);
     slow.add(Rule::new(Then::Hang).kind(OpKind::Read));
     let fixture = serve(slow.clone(), Limits { drain: NEVER, ..Limits::default() });
@@ -425,8 +425,8 @@ fn a_stop_cuts_clients_that_read_nothing() {
     assert_eq!(fixture.stop(Duration::from_millis(200)), 0);
 }
 
-/// What has arrived in a TCP socket can be read after its shutdown, so that alone stops no one who
-/// sends without a pause.
+/// Bytes that have arrived in a TCP socket can be read after its shutdown, so that alone stops no
+/// client that sends without a pause.
 #[test]
 fn a_stop_ends_clients_that_never_pause() {
     let fixture = serve(device(SIZE, Completion::Immediate), Limits::default());
@@ -484,7 +484,7 @@ fn connections_are_limited_even_in_a_burst() {
         assert_eq!(client.read(0, 100).unwrap(), content(0, 100));
     }
     served.truncate(5);
-    // Dropping closes; places come free.
+    // Dropping closes; places become free.
     fixture.wait_for_open(5);
     fixture.is_well();
 }
@@ -503,7 +503,7 @@ fn a_crowd_that_says_nothing_keeps_nobody_out() {
             fixture.is_well();
         }
         crowd.drain(..15).for_each(|mut silent| {
-            // The oldest had to go, greeted or not.
+            // The oldest had to leave, greeted or not.
             silent.expect_close().unwrap();
         });
         // A connection counts until its task has ended, a moment after the client sees it closed.
@@ -551,7 +551,7 @@ fn requests_in_progress_are_limited() {
     wait_until("they hang", || stuck.hanging() == 16);
     std::thread::sleep(Duration::from_millis(50));
     assert_eq!(stuck.in_flight_max(), 16);
-    // Neither are they when the client is gone already.
+    // Nor after the client has disconnected.
     client.end();
     stuck.heal();
     stuck.release();
@@ -605,7 +605,7 @@ fn answers_come_in_any_order_each_to_its_request() {
     assert!(out_of_order, "the device shuffles");
 }
 
-/// Writers on all workers, each in its own part, each knowing what must be there.
+/// Writers on all workers, each with its own range, each checking its contents.
 #[test]
 fn concurrent_writers_leave_each_other_alone() {
     let seed = rng::seed();

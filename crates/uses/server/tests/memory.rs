@@ -1,5 +1,5 @@
-//! What clients cost this process in memory and descriptors. One test alone, for its numbers are
-//! those of the whole process.
+//! Memory and descriptors that clients use in this process. A single test, because it measures the
+//! whole process.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -26,7 +26,7 @@ fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// How many of them are sockets.
+/// Number of descriptors that are sockets.
 fn sockets() -> usize {
     let all = std::fs::read_dir("/proc/self/fd").unwrap();
     // That of the directory itself is gone by the time its link is read.
@@ -43,17 +43,17 @@ fn clients_are_cheap() {
     let rest = sockets();
     fixture.is_well();
     fixture.wait_for_open(0);
-    // A connection is closed a moment after it is counted no more.
+    // A connection is closed a moment after it is no longer counted.
     wait_until("its socket is closed", || sockets() == rest);
 
-    // A crowd that rests.
+    // Many idle clients.
     let (memory, files) = (resident(), descriptors());
     let mut crowd: Vec<_> = (0..CROWD).map(|_| fixture.client(Replies::Extended)).collect();
     assert_eq!(fixture.server.open(), CROWD);
     assert_eq!(descriptors() - files, 2 * CROWD, "one at each end");
     let cost = resident().saturating_sub(memory) / CROWD as u64;
     assert!(cost < 120 << 10, "{cost} bytes a connection");
-    // All of it is served, and forgotten.
+    // All of them are served, and leave nothing behind.
     for (index, client) in crowd.iter_mut().enumerate() {
         let at = (index * 1000) as u64;
         assert_eq!(client.read(at, 1000).unwrap(), content(at, 1000));
@@ -62,7 +62,8 @@ fn clients_are_cheap() {
     fixture.wait_for_open(0);
     wait_until("all sockets are closed", || descriptors() == files);
 
-    // Requests that fail cost no buffers; a client that does not read the answers is not read from.
+    // Failed requests use no buffers; the server stops reading from a client that does not read
+    // replies.
     let memory = resident();
     let mut flood: Vec<_> = (0..4).map(|_| fixture.client(Replies::Structured)).collect();
     for client in &mut flood {
@@ -82,7 +83,7 @@ fn clients_are_cheap() {
     options_that_are_repeated_for_ever_leak_nothing(&fixture);
 }
 
-/// The long name of each selection of contexts is forgotten with the next (nbdkit 1.42 keeps all of
+/// The long name of each selection of contexts is freed by the next one (nbdkit 1.42 keeps all of
 /// them: about 100 KiB for each of these connections).
 fn options_that_are_repeated_for_ever_leak_nothing(fixture: &common::Fixture) {
     let name = "n".repeat(4000);
@@ -92,7 +93,7 @@ fn options_that_are_repeated_for_ever_leak_nothing(fixture: &common::Fixture) {
             client.hello(3).unwrap();
             client.negotiate(Replies::Structured).unwrap();
             for _ in 0..27 {
-                // There is no such export, and it may be the right one the next time.
+                // There is no such export, but it may exist the next time.
                 assert!(client.select(&name, &["base:allocation"]).is_err());
                 client.select("", &["base:allocation"]).unwrap();
             }

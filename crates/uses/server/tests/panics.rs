@@ -1,4 +1,5 @@
-//! A device that panics, served in a program that has not chosen to end then: one request or one connection fails.
+//! A device that panics, in a program that does not abort then: one request or one connection
+//! fails.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -20,7 +21,7 @@ const LATER: u64 = 8192;
 /// Requests here panic before they have started.
 const AT_ONCE: u64 = 16384;
 
-/// A device with a fault.
+/// A faulty device.
 struct Faulty(Arc<dyn Device>);
 
 fn fault() {
@@ -75,7 +76,7 @@ fn a_connection_whose_request_panics_ends_and_others_go_on() {
     let fixture = faulty();
     let mut other = fixture.client(Replies::Structured);
     let mut client = fixture.client(Replies::Structured);
-    // The socket is shut: this does not wait for an answer that never comes.
+    // The socket is shut down: this does not wait for a reply that never arrives.
     client.read(AT_ONCE, 512).unwrap_err();
     assert_eq!(other.read(0, 512).unwrap(), content(0, 512));
     fixture.wait_for_open(1);

@@ -1,5 +1,5 @@
-//! What flags and kinds of replies mean: they reach the device, and come back as the client may take
-//! them.
+//! Flags and kinds of replies: they reach the device, and replies have a form that the client
+//! supports.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -40,7 +40,7 @@ fn flags_reach_the_device() {
             Flags::FUA | Flags::NO_HOLE | Flags::FAST,
         ),
         (Command::BlockStatus, CommandFlags::REQ_ONE, OpKind::Extents, Flags::ONE_EXTENT),
-        // Without a meaning, not wrong.
+        // Meaningless, not invalid.
         (Command::Read, fua, OpKind::Read, Flags::empty()),
         (Command::Read, CommandFlags::DF, OpKind::Read, Flags::empty()),
         (Command::Flush, fua, OpKind::Flush, Flags::empty()),
@@ -128,7 +128,7 @@ fn holes_are_told_as_the_client_may_take_them() {
         expected[4096..8192].fill(5);
         assert_eq!(client.read(0, 12288).unwrap(), expected);
     }
-    // The server lets go of an answer after it was sent.
+    // The server releases a reply after it was sent.
     wait_until("all memory is back", || fixture.pool.reserved() == 0);
 }
 
@@ -187,7 +187,7 @@ fn small_limits_still_make_a_valid_offer() {
     }
 }
 
-/// Takes its time for writes, and notes who carried them out.
+/// Delays writes, and records which workers carried them out.
 struct Slow {
     model: Arc<ModelDevice>,
     workers: Mutex<BTreeSet<usize>>,
@@ -222,8 +222,8 @@ fn large_writes_are_shared_with_an_idle_worker_when_more_have_come() {
     }
     assert_eq!(workers().len(), 1, "one at a time stays where it came");
     let mut round = 0x5a;
-    // Again where this thread was kept from sending more before the server had looked, or the other
-    // worker from going to sleep.
+    // Again if this thread did not get to send more before the server had checked, or the other
+    // worker was not asleep yet.
     wait_until("the idle worker helps", || {
         round = u8::wrapping_add(round, 1);
         let mut asked: BTreeSet<u64> = (0..count)
@@ -246,7 +246,7 @@ fn large_writes_are_shared_with_an_idle_worker_when_more_have_come() {
     });
 }
 
-/// Storage that cannot be opened, and counts how often somebody tried.
+/// Storage that cannot be opened, and counts attempts.
 #[derive(Clone, Default)]
 struct Shut(Arc<AtomicU64>);
 
@@ -285,7 +285,7 @@ fn what_cannot_be_opened_for_its_contexts_is_not_tried_again_for_the_choice_that
     };
     client.select("a", &contexts).unwrap_err();
     refused(client.go("a"), 1);
-    // Once: what has been mended meanwhile is seen.
+    // Once: a fix in the meantime takes effect.
     refused(client.go("a"), 2);
     // Only the export that it was about.
     client.select("a", &contexts).unwrap_err();

@@ -1,8 +1,9 @@
 //! Requests of any offset and length on devices with a minimum block above one byte: partial blocks
 //! are read, changed and written back.
 //!
-//! While a partial block is rewritten, no other change may reach the rest of that block. Range locks see to
-//! that, but only then: whole blocks, which is what nearly every client writes, pass without a lock.
+//! While a partial block is rewritten, no other change may reach the rest of that block. Range
+//! locks ensure that, but only then: changes of whole blocks, nearly all of the client's writes,
+//! take no lock.
 #![expect(
     clippy::cast_possible_truncation,
     reason = "lengths of payloads and of blocks have 32 bits, and parts of them are shorter"
@@ -18,8 +19,8 @@ use crate::{
     Reply, Request, Result,
 };
 
-/// Requests with partial blocks that may hold scratch memory at a time. Waiting for it is safe: who
-/// holds it waits only for the device below.
+/// Requests with partial blocks that may hold scratch memory at a time. Waiting for it is safe: its
+/// holders wait only for the device below.
 const SCRATCH_REQUESTS: u64 = 4;
 
 pub(super) struct Align {
@@ -30,27 +31,27 @@ pub(super) struct Align {
 struct Shared {
     inner: Arc<dyn Device>,
     minimum: u64,
-    /// Longest request of the device, a multiple of the minimum.
+    /// Maximum request of the device, a multiple of the minimum.
     maximum: u64,
     scratch: Pool,
-    /// Ranges that are being changed, while any change is of partial blocks.
+    /// Ranges being changed, while any change is of partial blocks.
     locks: Arc<RangeLocks>,
     changes: Arc<Changes>,
 }
 
-/// Changes in progress: those of whole blocks that hold no lock in the low half, those of partial blocks in
-/// the high half.
+/// Changes in progress: in the low half those of whole blocks without a lock, in the high half
+/// those of partial blocks.
 #[derive(Default)]
 struct Changes {
     counts: AtomicU64,
-    /// The last change without a lock has ended.
+    /// Signals the end of the last change without a lock.
     unlocked: Notify,
 }
 
 /// One change of partial blocks, in [`Changes::counts`].
 const PARTIAL: u64 = 1 << 32;
 
-/// A change of whole blocks that holds no lock, until it is dropped.
+/// A change of whole blocks without a lock, until it is dropped.
 struct Whole(Arc<Changes>);
 
 /// A change of partial blocks, until it is dropped: all others take locks.
@@ -102,7 +103,7 @@ impl Drop for Partial<'_> {
 impl Align {
     pub(super) fn new(inner: Arc<dyn Device>) -> Align {
         let below = inner.facts();
-        // Not the late room: reads of partial blocks take their buffer before the bytes are there.
+        // No late reservations: reads of partial blocks take their buffer before the data arrives.
         let kept = Hints::ZEROED
             | Hints::TAKES_PARKED
             | Hints::FLUSH_FAILURES_STAY
@@ -155,7 +156,8 @@ impl Device for Align {
         if aligned && let Some(whole) = shared.changes.whole() {
             return match shared.inner.submit(request).now() {
                 Ok(outcome) => outcome.into(),
-                // A task: whoever rewrites a part of a block waits for the end, whether or not the caller polls.
+                // A task: rewrites of partial blocks wait for its end, even if the caller does not
+                // poll.
                 Err(pending) => Pending::start(async move {
                     let outcome = pending.await;
                     drop(whole);
@@ -197,8 +199,8 @@ impl Shared {
         }
     }
 
-    /// Reads the blocks around a range, in pieces that the device takes, and copies the range out:
-    /// so that a slow consumer does not hold scratch memory that all share.
+    /// Reads the blocks around a range, in pieces up to the device's maximum, and copies the range
+    /// out: a slow consumer must not hold scratch memory that all requests share.
     async fn read(&self, at: u64, room: Reservation, start: u64, len: u64) -> Result<Reply> {
         let mut buf = room.into_buf();
         let end = at + buf.len() as u64;
@@ -250,7 +252,7 @@ impl Shared {
         let inner_start = at.next_multiple_of(self.minimum);
         let inner_end = end - end % self.minimum;
         let data = match op {
-            // Partial blocks may keep what they hold.
+            // Trim need not clear partial blocks.
             Op::Trim if inner_start >= inner_end => return Ok(Reply::Done),
             Op::Trim => {
                 let inside = Request::trim(inner_start, inner_end - inner_start).with(flags);

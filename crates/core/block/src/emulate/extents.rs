@@ -1,4 +1,4 @@
-//! `base:allocation` for devices that know nothing about theirs: everything is data.
+//! `base:allocation` for devices without extents: everything is data.
 
 use std::sync::Arc;
 

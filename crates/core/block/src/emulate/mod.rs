@@ -1,8 +1,8 @@
-//! Abilities that a device lacks, supplied in one visible place, never inside a backend.
+//! Emulates missing abilities in one visible place, never inside a backend.
 //!
-//! [`emulate`] looks at the facts and puts over the device only what is missing; what was supplied is
-//! noted in [`Facts::emulated`]. Nothing is pretended: trim, flush and cache stay absent when they are
-//! absent, because leaving them out is what callers handle best.
+//! [`emulate`] adds only layers for what the facts lack, and records it in [`Facts::emulated`].
+//! Nothing is pretended: a missing trim, flush or cache stays missing, as callers can simply omit
+//! these.
 
 mod align;
 mod extents;
@@ -13,10 +13,10 @@ use std::sync::Arc;
 
 use crate::{Can, Device, Facts};
 
-/// The device with everything that can be supplied.
+/// Adds all emulations that the device needs.
 ///
-/// Zero: by writing zeroes. FUA: by a flush after the request. Extents: everything is data. Offsets and
-/// lengths that are no multiples of the minimum block: by reading and writing back partial blocks.
+/// Zero: by writing zeroes. FUA: by a flush after the request. Extents: everything is data. Offsets
+/// and lengths that are not multiples of the minimum block: by read-modify-write of partial blocks.
 pub fn emulate(device: Arc<dyn Device>) -> Arc<dyn Device> {
     let can = device.facts().can;
     let mut device = device;
@@ -35,7 +35,7 @@ pub fn emulate(device: Arc<dyn Device>) -> Arc<dyn Device> {
     device
 }
 
-/// The facts with an ability added, marked as emulated: requests of all others pass as they are.
+/// The facts with an ability added and marked as emulated; all other requests pass unchanged.
 fn supply(below: &Facts, can: Can) -> Facts {
     let mut facts = Facts::same(below);
     facts.can |= can;

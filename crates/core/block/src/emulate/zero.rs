@@ -8,7 +8,8 @@ use crate::{
     Access, Can, Device, Error, Facts, FileRange, Flags, Kind, Op, Pending, Reply, Request, Result,
 };
 
-/// Pieces of a zeroing in flight at a time: enough to hide a round trip, few enough to stay fair.
+/// Pieces of a zero request in flight at a time: enough to hide a round trip, few enough to stay
+/// fair.
 const PIECES_IN_FLIGHT: usize = 8;
 
 pub(super) struct Zero {

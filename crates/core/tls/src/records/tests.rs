@@ -1,4 +1,4 @@
-//! Our record layer against OpenSSL's and against itself: data, keys that are renewed, forged records.
+//! Our record layer against OpenSSL's and against itself: data, renewed keys, forged records.
 
 use std::io::IoSlice;
 
@@ -23,7 +23,7 @@ fn sessions(pair: Pair) -> (Session, Session) {
     sessions_with(pair, KEY_RECORDS)
 }
 
-/// The same, where our keys last for so many records.
+/// The same, with our keys lasting for this many records.
 fn sessions_with(pair: Pair, limit: u64) -> (Session, Session) {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("keys");
@@ -74,7 +74,7 @@ fn sealed(sealer: &mut dyn Sealer, parts: &[&[u8]]) -> Vec<u8> {
     sealed
 }
 
-/// Opens everything; each record into `first` bytes and what lies beyond.
+/// Opens everything; each record into `first` bytes, the rest beyond.
 fn opened(
     opener: &mut dyn Opener,
     mut sealed: &mut [u8],
@@ -119,7 +119,7 @@ fn what_is_sealed_is_opened_whoever_does_it() {
                 assert!(plain == due, "{pair:?} to the client");
             }
         }
-        // The goodbye.
+        // The closing message.
         let mut bye = vec![0; SEALED_MAX];
         let len = client.sealer.close(&mut bye).unwrap();
         let (plain, end) = opened(&mut *server.opener, &mut bye[..len], 100).unwrap();
@@ -150,7 +150,7 @@ fn forged_repeated_and_foreign_records_end_the_session() {
             let (mut server, mut client) = sessions(pair);
             let mut record = sealed(&mut *client.sealer, &[b"hello"]);
             record[at] ^= 1;
-            // Another length may only make it incomplete.
+            // Another length can only make it incomplete.
             let mut plain = vec![0; RECORD_PLAIN_MAX];
             match server.opener.open(&mut record, &mut plain, &mut []) {
                 Ok(opened) => assert!((3..5).contains(&at) && opened.used == 0, "{pair:?} {at}"),
@@ -168,7 +168,7 @@ fn forged_repeated_and_foreign_records_end_the_session() {
     }
 }
 
-/// Halves with secrets of our own choice, whose keys last for `limit` records.
+/// Halves with fixed secrets, whose keys last for `limit` records.
 fn halves_with(limit: u64) -> (RecordOpener, RecordSealer) {
     let suite = Suite::named("TLS_CHACHA20_POLY1305_SHA256").unwrap();
     let (_, sealer) = halves(suite, Peer::Client, vec![1; 32], vec![2; 32], limit).unwrap();
@@ -176,7 +176,7 @@ fn halves_with(limit: u64) -> (RecordOpener, RecordSealer) {
     (opener, sealer)
 }
 
-/// Two sides with secrets of our own choice: the server's halves, and the client's.
+/// Two sides with fixed secrets: the server's halves, and the client's.
 fn both_sides() -> [(RecordOpener, RecordSealer); 2] {
     let suite = Suite::named("TLS_AES_128_GCM_SHA256").unwrap();
     let (of_server, of_client) = (vec![1; 32], vec![2; 32]);
@@ -185,12 +185,12 @@ fn both_sides() -> [(RecordOpener, RecordSealer); 2] {
     [server.unwrap(), client.unwrap()]
 }
 
-/// The alert that a side says goodbye with: its level and its number.
+/// The alert in a side's closing message: its level and its number.
 fn goodbye(sealer: &mut RecordSealer, opener: &mut RecordOpener) -> (u8, u8) {
     let mut bye = vec![0; SEALED_MAX];
     let len = sealer.close(&mut bye).unwrap();
     let (mut kind, mut body) = ([0], [0; 2]);
-    // As the opener does it, which does not show what an alert says.
+    // As the opener does, which does not return an alert's contents.
     assert_eq!(len, HEADER + 2 + 1 + TAG);
     opener.keys.begin(&bye[..HEADER]).unwrap();
     opener.keys.part(&bye[HEADER..HEADER + 2], &mut body).unwrap();
@@ -211,14 +211,14 @@ fn only_servers_have_tickets() {
     let len = client.1.message(HANDSHAKE, &ticket, &mut record).unwrap();
     let error = opened(&mut server.0, &mut record[..len], 100).unwrap_err();
     assert!(error.to_string().contains("not expected"), "{error}");
-    // What follows the ticket that the client has passed over.
+    // What follows the ticket that the client has skipped.
     assert_eq!(goodbye(&mut server.1, &mut client.0), (alert::FATAL, alert::UNEXPECTED_MESSAGE));
 }
 
 #[test]
 fn padding_does_not_make_records_longer() {
     let mut record = vec![0; SEALED_MAX];
-    // Data, its kind, padding. The last byte is what the sealer puts behind as the kind.
+    // Data, its type, padding. The sealer appends the last byte as the type.
     let inner = |data: usize, padding: usize| {
         let mut inner = vec![7; data];
         inner.push(APPLICATION_DATA);
@@ -294,7 +294,7 @@ fn openssl_follows_our_new_keys() {
             let mut record = sealed(&mut *theirs.sealer, &[&[round; 50]]);
             assert_eq!(opened(&mut *ours.opener, &mut record, 9).unwrap().0, [round; 50]);
         }
-        // Every other seal has a message in front, that the keys change.
+        // Every other seal starts with a key update message.
         assert!(lengths.chunks(2).skip(1).all(|pair| pair[0] > pair[1]), "{lengths:?}");
     }
 }
@@ -319,7 +319,7 @@ fn what_has_no_place_after_a_handshake_is_refused() {
         let result = opened(&mut opener, &mut record[..len], 100);
         assert!(result.is_err(), "{kind} {message:?}");
     }
-    // Tickets are passed over, also in pieces; padding is no data; emptiness has an end.
+    // Tickets are skipped, also in pieces; padding is no data; empty records are limited.
     let (mut opener, mut sealer) = halves_with(KEY_RECORDS);
     let mut record = vec![0; SEALED_MAX];
     for part in [&[NEW_SESSION_TICKET, 0][..], &[0, 3, 9, 9], &[9]] {

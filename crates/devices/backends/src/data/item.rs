@@ -1,4 +1,4 @@
-//! What a description says, as a tree, and how it unfolds into a device.
+//! The parsed description, as a tree, and its expansion into a device.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -7,25 +7,25 @@ use blockhaul_block::{Error, Kind, Result};
 
 use crate::memory::MemoryDevice;
 
-/// Most bytes that a description may unfold to, zeroes not counted; an item counts as [`ITEM_COST`]
-/// bytes more. A second's work at most.
+/// Maximum bytes that a description may expand to, without zeroes; an item adds [`ITEM_COST`]
+/// bytes. A second's work at most.
 pub const WORK_MAX: u64 = 256 << 20;
-/// What placing one item costs, measured in bytes that could be copied instead.
+/// Cost of placing one item, measured in bytes that could be copied instead.
 const ITEM_COST: u64 = 32;
-/// Bytes of one item, repeated, that are written at a time.
+/// Bytes of a repeated item that are written at a time.
 const CHUNK: usize = 64 << 10;
-/// Largest device.
+/// Maximum size of a device.
 const SIZE_MAX: u64 = i64::MAX as u64;
 
-/// One thing that a description says.
+/// A node of the description.
 #[derive(Debug)]
 pub struct Item {
     what: What,
-    /// Bytes that it spans, at most [`SIZE_MAX`].
+    /// Its length, at most [`SIZE_MAX`].
     len: u64,
-    /// It holds nothing but zeroes.
+    /// It is all zero.
     zero: bool,
-    /// What unfolding it costs, see [`WORK_MAX`].
+    /// Cost of its expansion, see [`WORK_MAX`].
     work: u64,
 }
 
@@ -34,7 +34,7 @@ enum What {
     Bytes(Vec<u8>),
     /// Items with their offsets in the group.
     Group(Vec<(u64, Arc<Item>)>),
-    /// The item again and again.
+    /// Repetitions of the item.
     Repeat(Arc<Item>),
     /// The item from this offset on.
     Slice(Arc<Item>, u64),
@@ -53,7 +53,7 @@ impl Item {
         Item::new(What::Bytes(bytes), len, zero, len)
     }
 
-    /// The item so many times.
+    /// The item repeated `count` times.
     pub fn repeat(item: &Arc<Item>, count: u64) -> Result<Item> {
         let len = item.len.checked_mul(count).filter(|&len| len <= SIZE_MAX);
         let len = len.ok_or_else(too_large)?;
@@ -65,7 +65,7 @@ impl Item {
         Ok(Item::new(What::Repeat(item.clone()), len, zero, work))
     }
 
-    /// Bytes `range` of the item; `None` where it has fewer.
+    /// Bytes `range` of the item; `None` if it is shorter.
     pub fn slice(item: &Arc<Item>, range: Range<u64>) -> Option<Item> {
         let len = range.end.checked_sub(range.start)?;
         if range.end > item.len {
@@ -75,12 +75,12 @@ impl Item {
         Some(Item::new(What::Slice(item.clone(), range.start), len, item.zero, work))
     }
 
-    /// Bytes that it spans.
+    /// Its length in bytes.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// What unfolding only this part costs.
+    /// Cost of the expansion of only this part.
     fn work_of(&self, part: &Range<u64>) -> u64 {
         let (start, end) = (part.start, part.end.min(self.len));
         if start >= end || self.zero {
@@ -110,7 +110,7 @@ pub fn too_large() -> Error {
     Error::new(Kind::Usage, "data: reaches beyond 2^63 - 1 bytes")
 }
 
-/// The items of a group as they are read.
+/// The items of a group while it is parsed.
 #[derive(Default)]
 pub struct Group {
     items: Vec<(u64, Arc<Item>)>,
@@ -124,7 +124,7 @@ impl Group {
         self.at
     }
 
-    /// Goes on at this offset; `None`: one that cannot be represented.
+    /// Continues at this offset; `None`: one that cannot be represented.
     pub fn seek(&mut self, to: Option<u64>) -> Result<()> {
         self.at = to.filter(|&to| to <= SIZE_MAX).ok_or_else(too_large)?;
         self.end = self.end.max(self.at);
@@ -135,8 +135,8 @@ impl Group {
     pub fn push(&mut self, mut item: Arc<Item>) -> Result<()> {
         let at = self.at;
         self.seek(at.checked_add(item.len))?;
-        // Literal bytes that follow each other become one item. What has a name is shared instead:
-        // with copies, names of names of names would need memory without bound.
+        // Consecutive literal bytes become one item. Named items are shared instead: with copies,
+        // nested names would need unbounded memory.
         if let Some(Item { what: What::Bytes(more), len: more_len, zero: more_zero, .. }) =
             Arc::get_mut(&mut item)
             && let Some((before, last)) = self.items.last_mut()
@@ -153,7 +153,7 @@ impl Group {
         Ok(())
     }
 
-    /// All of them as one.
+    /// All of them as one item.
     pub fn finish(mut self) -> Arc<Item> {
         if let [(0, only)] = &self.items[..]
             && only.len == self.end
@@ -167,10 +167,10 @@ impl Group {
     }
 }
 
-/// A device of `size` bytes that holds the item.
+/// A device of `size` bytes with the item as its contents.
 ///
 /// # Errors
-/// It unfolds to more than [`WORK_MAX`], or there is no memory for it.
+/// It expands to more than [`WORK_MAX`], or there is not enough memory.
 pub fn unfold(all: &Item, name: String, size: u64) -> Result<MemoryDevice> {
     if all.work_of(&(0..size)) > WORK_MAX {
         let text = format!(
@@ -184,14 +184,14 @@ pub fn unfold(all: &Item, name: String, size: u64) -> Result<MemoryDevice> {
     Ok(device)
 }
 
-/// Unfolds items into a device that reads as zeroes.
+/// Writes items to a zeroed device.
 struct Writer<'a> {
     device: &'a MemoryDevice,
 }
 
 impl Writer<'_> {
-    /// Writes what of an item at `at` lies within `clip`. A slice begins before its clip, and so may
-    /// begin before the device.
+    /// Writes the part of an item at `at` that lies within `clip`. A slice begins before its clip,
+    /// and so may begin before the device.
     fn item(&self, item: &Item, at: i128, clip: &Range<i128>) -> Result<()> {
         let inside = at.max(clip.start)..(at + i128::from(item.len)).min(clip.end);
         if inside.is_empty() {
@@ -204,7 +204,7 @@ impl Writer<'_> {
                 self.bytes(&bytes[part], inside.start as u64)
             }
             What::Group(items) => {
-                // A group replaces all that it spans, gaps included.
+                // A group overwrites its whole length, including gaps.
                 self.zero(&inside)?;
                 let mut items = items.iter();
                 items.try_for_each(|(offset, item)| {

@@ -10,7 +10,7 @@
 //! - `$VAR`: a group with the text of an option or of a variable of the environment
 //! - `# …`: a comment, to the end of the line
 //!
-//! A group replaces all that it spans. The device is as large as the data reaches unless `size=` says
+//! A group overwrites its whole length. The device is as large as the data unless `size=` says
 //! otherwise; it can be written, in memory.
 
 mod item;
@@ -88,7 +88,7 @@ blockhaul copy 'data:"boot" @510 0x55 0xaa' boot.raw
 
     fn open(&self, target: Target) -> Opening<Opened> {
         Box::pin(async move {
-            // Files are read, and scripts run.
+            // Reads files and runs scripts.
             let made = blockhaul_io::offload(move || make(&target)).await;
             let device = made.map_err(|_| Error::new(Kind::Io, "data: was not made"))??;
             Ok(Opened::from(Arc::new(device) as Arc<dyn Device>))
@@ -125,7 +125,7 @@ fn make(target: &Target) -> Result<MemoryDevice> {
 mod tests {
     use super::*;
 
-    /// What a description unfolds to.
+    /// The bytes that a description expands to.
     fn bytes(text: &str) -> Result<Vec<u8>> {
         let variables = [("hello", " \"Hello\" "), ("two", "$one*2"), ("one", "1 -> \\one \\one")];
         let variables = variables.map(|(key, text)| (key.to_string(), text.to_string()));
@@ -263,7 +263,7 @@ mod tests {
 
     #[test]
     fn nothing_that_is_typed_ends_the_program() {
-        // Without files and scripts, which are read as well.
+        // Without files and scripts, which would be read as well.
         let words = [
             "(",
             ")",

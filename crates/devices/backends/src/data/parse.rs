@@ -1,5 +1,5 @@
-//! Reads a description. Names are looked up where they stand, so that the tree that comes out of it
-//! has none.
+//! Parses a description. Names are resolved where they are used, so that the resulting tree has
+//! none.
 
 use std::sync::Arc;
 
@@ -9,13 +9,12 @@ use blockhaul_catalog::{parse_number, parse_size};
 use super::item::{Group, Item, WORK_MAX};
 use super::source::Source;
 
-/// Deepest nesting of groups and variables: far below what the stack holds.
+/// Maximum nesting of groups and variables: far below what the stack can hold.
 const DEPTH_MAX: usize = 100;
-/// Most characters of description that are read, those of variables counted each time.
+/// Maximum number of characters parsed, with variables counted at each use.
 const TEXT_MAX: usize = 16 << 20;
 
-/// Reads a description; `variables` are looked up by their names, and where they are not there, in the
-/// environment.
+/// Parses a description; variables are looked up in `variables`, then in the environment.
 pub fn parse(text: &str, variables: &[(String, String)]) -> Result<Arc<Item>> {
     let mut context =
         Context { variables, names: Vec::new(), depth: 0, text: TEXT_MAX, read: WORK_MAX };
@@ -23,20 +22,20 @@ pub fn parse(text: &str, variables: &[(String, String)]) -> Result<Arc<Item>> {
     context.item(whole)
 }
 
-/// What all texts of a description share.
+/// State shared by all texts of a description.
 struct Context<'a> {
     variables: &'a [(String, String)],
-    /// Assigned names, the last one first to be found.
+    /// Assigned names; the last one is found first.
     names: Vec<(String, Parsed)>,
     depth: usize,
-    /// Characters that may still be read.
+    /// Number of characters that may still be parsed.
     text: usize,
-    /// Bytes of files and scripts that may still be read.
+    /// Number of bytes of files and scripts that may still be read.
     read: u64,
 }
 
 impl Context<'_> {
-    /// The item; a source is read now.
+    /// The item; reads a source now.
     fn item(&mut self, parsed: Parsed) -> Result<Arc<Item>> {
         match parsed {
             Parsed::Item(item) => Ok(item),
@@ -56,7 +55,7 @@ impl Context<'_> {
     }
 }
 
-/// An item, or where its bytes will come from: what is sliced is not read whole.
+/// An item, or the source of its bytes: a sliced source is not read completely.
 #[derive(Clone)]
 enum Parsed {
     Item(Arc<Item>),
@@ -66,7 +65,7 @@ enum Parsed {
 struct Parser<'a, 'c, 'v> {
     text: &'a [u8],
     at: usize,
-    /// The variable whose text this is.
+    /// The variable that contains this text.
     variable: Option<&'a str>,
     context: &'c mut Context<'v>,
 }
@@ -92,7 +91,7 @@ impl<'a, 'c, 'v> Parser<'a, 'c, 'v> {
         }
     }
 
-    /// Items up to the end or a closing parenthesis. Names that are assigned here end here.
+    /// Items up to the end or a closing parenthesis. Names assigned here go out of scope here.
     fn group(&mut self) -> Result<Parsed> {
         self.context.depth += 1;
         if self.context.depth > DEPTH_MAX {
@@ -107,7 +106,7 @@ impl<'a, 'c, 'v> Parser<'a, 'c, 'v> {
 
     fn items(&mut self) -> Result<Parsed> {
         let mut group = Group::default();
-        // A source stays one for as long as nothing is beside it.
+        // A single source remains a source.
         let mut alone = None;
         let mut empty = true;
         loop {
@@ -142,7 +141,7 @@ impl<'a, 'c, 'v> Parser<'a, 'c, 'v> {
         }
     }
 
-    /// What begins with this byte, without what stands behind it.
+    /// Parses what begins with this byte, without the operators after it.
     fn first(&mut self, byte: u8) -> Result<Parsed> {
         let item = match byte {
             b'"' => self.string()?,
@@ -165,7 +164,7 @@ impl<'a, 'c, 'v> Parser<'a, 'c, 'v> {
         Ok(Parsed::Item(Arc::new(item)))
     }
 
-    /// The item with the operators behind it; `None` if it was given a name.
+    /// Applies the operators after an item; `None` if it was assigned to a name.
     fn behind(&mut self, mut parsed: Parsed) -> Result<Option<Parsed>> {
         loop {
             self.skip_space();
@@ -193,7 +192,7 @@ impl<'a, 'c, 'v> Parser<'a, 'c, 'v> {
         }
     }
 
-    /// `[N:M]`, each of which may be left out.
+    /// `[N:M]`, with N and M optional.
     fn slice(&mut self, parsed: Parsed) -> Result<Parsed> {
         let place = self.at;
         self.at += 1;
@@ -208,7 +207,7 @@ impl<'a, 'c, 'v> Parser<'a, 'c, 'v> {
         let backwards = end.is_some_and(|end| end < start);
         let sliced = match parsed {
             _ if backwards => None,
-            // As nbdkit, which forgets what has no length.
+            // As nbdkit, which drops empty items.
             _ if end == Some(start) => Some(Arc::new(Item::bytes(Vec::new()))),
             Parsed::Source(source) => {
                 let bytes = source.part(start, end)?;
@@ -265,7 +264,7 @@ impl<'a, 'c, 'v> Parser<'a, 'c, 'v> {
         Ok(Parsed::Source(Source::Script(script)))
     }
 
-    /// `\name`: what was given it.
+    /// `\name`: the assigned item.
     fn named(&mut self) -> Result<Parsed> {
         let place = self.at;
         let name = self.name()?;
@@ -314,7 +313,7 @@ impl<'a, 'c, 'v> Parser<'a, 'c, 'v> {
         parser.all()
     }
 
-    /// `le16:N` and the like.
+    /// `le16:N` and similar.
     fn number_of_bytes(&mut self) -> Result<Item> {
         let place = self.at;
         let kind = self.word();
@@ -347,7 +346,7 @@ impl<'a, 'c, 'v> Parser<'a, 'c, 'v> {
         Ok(Item::bytes(bytes))
     }
 
-    /// Where `@…` leads from offset `at`; `None` where it cannot be represented.
+    /// The target of `@…` from offset `at`; `None` if it cannot be represented.
     fn seek(&mut self, at: u64) -> Result<Option<u64>> {
         let sign = self.peek().filter(|sign| b"+-^".contains(sign));
         self.at += usize::from(sign.is_some());
@@ -375,7 +374,7 @@ impl<'a, 'c, 'v> Parser<'a, 'c, 'v> {
 
     fn size(&mut self) -> Result<u64> {
         let word = self.word();
-        // As nbdkit: C's prefixes; and beyond it, sizes.
+        // As nbdkit: C's prefixes. In addition, sizes.
         if matches!(word.as_bytes(), [b'0', b'0'..=b'9' | b'x' | b'X', ..]) {
             let number = parse_number(&word).ok();
             return number.ok_or_else(|| self.wrong(&format!("{word:?} is not a number")));
@@ -427,12 +426,12 @@ impl<'a, 'c, 'v> Parser<'a, 'c, 'v> {
             Some(b'8' | b'9' | b'u') | None => {
                 Err(self.wrong("unknown escape; known are those of C, \\n, \\x1b, \\033"))
             }
-            // As nbdkit: any other character stands for itself.
+            // As nbdkit: any other character is literal.
             Some(byte) => Ok(byte),
         }
     }
 
-    /// Up to `most` bytes of a kind.
+    /// Up to `most` digits of a kind.
     fn digits(&mut self, most: usize, kind: impl Fn(u8) -> bool) -> String {
         let mut digits = String::new();
         while let Some(byte) = self.peek().filter(|&byte| digits.len() < most && kind(byte)) {
@@ -442,12 +441,12 @@ impl<'a, 'c, 'v> Parser<'a, 'c, 'v> {
         digits
     }
 
-    /// Letters and digits from here on.
+    /// The letters and digits that follow.
     fn word(&mut self) -> String {
         self.digits(usize::MAX, |byte| byte.is_ascii_alphanumeric())
     }
 
-    /// All bytes of a kind; they end where a character does.
+    /// The bytes of a kind that follow; they end at a character boundary.
     fn bytes_while(&mut self, mut kind: impl FnMut(u8) -> bool) -> String {
         let start = self.at;
         while self.peek().is_some_and(&mut kind) {

@@ -1,4 +1,4 @@
-//! Bytes from elsewhere: files, what scripts print, and base64.
+//! External bytes: files, output of scripts, and base64.
 
 use std::fs::File;
 use std::io::{Read, Seek as _, SeekFrom};
@@ -8,7 +8,7 @@ use blockhaul_block::{Error, Kind, Result};
 
 use super::item::WORK_MAX;
 
-/// A file or a script whose bytes are read when it is known which are needed.
+/// A file or a script that is read once the required range is known.
 #[derive(Debug, Clone)]
 pub enum Source {
     /// `<NAME`
@@ -26,7 +26,7 @@ impl Source {
         }
     }
 
-    /// Bytes from `start` up to `end`, or to the end of all, or as many as there are.
+    /// Bytes from `start` up to `end`, or to the end, or as many as there are.
     pub fn part(&self, start: u64, end: Option<u64>) -> Result<Vec<u8>> {
         let len = end.map(|end| end.saturating_sub(start));
         match self {
@@ -50,7 +50,7 @@ fn open(name: &str) -> Result<File> {
     File::open(name).map_err(|error| Error::system(format!("data: cannot open {name}"), error))
 }
 
-/// Reads up to `len` bytes, or all, and no more than a description may hold.
+/// Reads up to `len` bytes, or all, within the limit of a description.
 fn read(name: &str, from: &mut impl Read, len: Option<u64>) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let most = len.unwrap_or(u64::MAX).min(WORK_MAX + 1);
@@ -66,8 +66,8 @@ fn read(name: &str, from: &mut impl Read, len: Option<u64>) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// What a script prints, or the first `len` bytes of it. How a script ends matters only where all was
-/// wanted: one that never would ends as nobody reads on.
+/// The output of a script, or its first `len` bytes. The exit status matters only if all output is
+/// requested: an endless script ends when its output is closed.
 fn run(script: &str, len: Option<u64>) -> Result<Vec<u8>> {
     let shown: String = script.trim().chars().take(40).collect();
     let failed =
@@ -88,7 +88,7 @@ fn run(script: &str, len: Option<u64>) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The bytes behind base64 (RFC 4648, section 4), white space left out.
+/// Decodes base64 (RFC 4648, section 4), ignoring white space.
 pub fn base64(text: &str) -> Result<Vec<u8>> {
     let wrong = |what: &str| Error::new(Kind::Usage, format!("base64: {what}"));
     let mut bytes = Vec::with_capacity(text.len() / 4 * 3);

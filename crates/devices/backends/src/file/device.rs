@@ -1,7 +1,7 @@
 //! Requests on an open file.
 //!
-//! What is sure to be short is done at once on the worker: reads that the page cache answers, small
-//! buffered writes, anything on a file system in memory. The rest goes through the worker's driver.
+//! Short operations are done directly on the worker: reads from the page cache, small buffered
+//! writes, anything on a file system in memory. The rest goes through the worker's driver.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ impl FileDevice {
         FileDevice { facts: Arc::new(facts), inner: Arc::new(inner) }
     }
 
-    /// What makes two open files the same: device and inode.
+    /// Identifies an open file: device and inode.
     pub(super) fn identity(&self) -> Result<(u64, u64)> {
         let stat = fstat(&self.inner.storage.file)
             .map_err(|errno| Error::system("cannot look at the file", errno.into()))?;
@@ -82,8 +82,8 @@ impl Device for FileDevice {
         let writable = self.facts.can.contains(Can::WRITE);
         let len = len.min(self.inner.size.checked_sub(at)?);
         let ours = len > 0 && (access == Access::Read || writable);
-        // The kernel shares and copies ranges of direct files like those of others, and what it shares
-        // does not pass through the page cache.
+        // The kernel can reflink and copy ranges of files opened for direct I/O, too, and reflinks
+        // bypass the page cache.
         let storage = &self.inner.storage;
         let file = storage.buffered.as_ref().unwrap_or(&storage.file);
         let past_cache = storage.past.is_some() || storage.align > 1;

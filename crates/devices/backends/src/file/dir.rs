@@ -1,8 +1,8 @@
-//! `dir:PATH`, `dir:?dirfd=N`: every regular file of a folder is an export of its name.
+//! `dir:PATH`, `dir:?dirfd=N`: every regular file of a directory is an export of its name.
 //!
-//! A file is opened when a client asks for it, and closed when the last client of it has left. Names
-//! are one component: nothing outside of the folder can be named, and links are not followed unless
-//! `links=on` says that whoever makes them may do so.
+//! A file is opened when a client requests it, and closed when its last client has disconnected.
+//! Names are one component: nothing outside the directory can be named, and links are not followed
+//! unless `links=on` trusts their creators.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -19,10 +19,9 @@ use rustix::io::fcntl_dupfd_cloexec;
 use super::handed::{DIRFD, Handed};
 use super::{DIRECT, LOCK, open};
 
-/// Longest name of a file (NAME_MAX).
+/// Maximum length of a file name (NAME_MAX).
 const NAME_MAX: usize = 255;
-/// Entries of a folder that are looked at for a list: whoever has more than this does not look at them
-/// one by one, and a list has to be made in a short time.
+/// Maximum number of directory entries read for a list, which must be made in a short time.
 const ENTRIES_MAX: usize = 100_000;
 
 const LINKS: Param = Param {
@@ -89,7 +88,7 @@ blockhaul serve dir:disks --uri-export a.raw --run 'blockhaul info "$uri"'
 struct Folder {
     fd: OwnedFd,
     target: Target,
-    /// What is open, by device and inode.
+    /// Open devices, by device and inode.
     open: Mutex<HashMap<(u64, u64), Weak<dyn Device>>>,
 }
 
@@ -128,7 +127,7 @@ impl Folder {
                 log::warn!("only {ENTRIES_MAX} entries of the folder are listed");
                 break;
             }
-            // What is no text cannot be the name of an export.
+            // A name that is not valid text cannot be an export name.
             let Ok(name) = entry.file_name().to_str() else { continue };
             let links = self.target.args.switch(LINKS.name);
             let plain = matches!(entry.file_type(), FileType::RegularFile | FileType::Unknown);
@@ -152,7 +151,7 @@ impl Folder {
         Ok(listed)
     }
 
-    /// The device of a file: that which other clients use already, if any.
+    /// The device of a file: the one that other clients already use, if any.
     fn device(&self, name: &str) -> Result<Arc<dyn Device>> {
         let name = match (name, self.target.args.text("default")) {
             ("", Some(default)) => default,
@@ -182,15 +181,14 @@ impl Folder {
         if let Some(device) = open.get(&identity).and_then(Weak::upgrade) {
             return Ok(device);
         }
-        // Once for all clients: what it supplies may have state, such as who writes to a block.
+        // Once for all clients: the emulation may have state, such as locks on blocks.
         let device = emulate::emulate(Arc::new(file));
         open.insert(identity, Arc::downgrade(&device));
         Ok(device)
     }
 }
 
-/// A descriptor of a folder that was handed over: its names are looked up in it, so that it need not be
-/// opened anew.
+/// A descriptor of a directory that was passed in: names are looked up in it without reopening it.
 fn folder_of(handed: &Handed) -> Result<OwnedFd> {
     let number = handed.number();
     let failed = |errno: rustix::io::Errno| {
@@ -204,7 +202,7 @@ fn folder_of(handed: &Handed) -> Result<OwnedFd> {
     fcntl_dupfd_cloexec(handed.fd(), 3).map_err(failed)
 }
 
-/// Refuses names that are not those of a file in the folder itself.
+/// Refuses names that are not of a file in the directory itself.
 fn check(name: &str) -> Result<()> {
     let wrong = name.is_empty()
         || name.len() > NAME_MAX
@@ -217,10 +215,10 @@ fn check(name: &str) -> Result<()> {
     }
 }
 
-/// A size for people.
+/// A size for users.
 fn approximately(size: u64) -> String {
     let unit = size.checked_ilog2().unwrap_or(0) / 10 * 10;
-    // Whole units, as they are typed.
+    // Whole units, in the form in which they are typed.
     format_size(size >> unit << unit)
 }
 
@@ -247,7 +245,7 @@ impl Visit for DirVisit {
     }
 }
 
-/// Runs what may wait for a disk or a network: not on the worker.
+/// Runs an operation that may wait for a disk or a network: not on the worker.
 async fn offload<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
@@ -346,7 +344,7 @@ mod tests {
             let default = visit.open("", false).await.unwrap().unwrap().device;
             let facts = one.facts();
             assert_eq!((facts.size, default.facts().size), (3, 3));
-            // Whoever replaces a file serves the new one to new clients.
+            // After a file is replaced, new clients get the new one.
             std::fs::write(dir.join("new"), "larger").unwrap();
             std::fs::rename(dir.join("new"), dir.join("a")).unwrap();
             assert_eq!(visit.open("a", false).await.unwrap().unwrap().device.facts().size, 6);

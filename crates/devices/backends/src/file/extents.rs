@@ -1,8 +1,8 @@
-//! Where a file has holes, by SEEK_DATA and SEEK_HOLE.
+//! Finds the holes of a file with SEEK_DATA and SEEK_HOLE.
 //!
-//! lseek(2) moves the descriptor's position, which nothing else here uses (all reads and writes name
-//! their offset), and returns the answer in its result: so calls from several workers on one
-//! descriptor need no lock.
+//! lseek(2) moves the descriptor's position, which nothing else here uses (all reads and writes
+//! have explicit offsets), and returns the result: so calls from several workers on one descriptor
+//! need no lock.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,9 +14,9 @@ use rustix::io::Errno;
 use super::limits::Nearness;
 use super::storage::Inner;
 
-/// Pairs of hole and data that are looked for on the worker: about a microsecond each.
+/// Maximum number of hole/data pairs searched on the worker: about a microsecond each.
 const STEPS_INLINE: usize = 64;
-/// Most pairs in one answer; the rest is another request's business.
+/// Maximum number of pairs in one reply; the caller requests the rest again.
 const STEPS_MAX: usize = 4096;
 
 /// Answers a request for extents with `lists` equal lists.
@@ -42,7 +42,7 @@ pub(super) fn answer(inner: &Arc<Inner>, at: u64, len: u64, lists: usize, flags:
             Err(error) => return error.into(),
         }
     }
-    // Many runs, or a file system that may wait for others.
+    // Many runs, or a file system that may block.
     let inner = inner.clone();
     let steps = if one { 1 } else { STEPS_MAX };
     let scan = blockhaul_io::offload(move || {
@@ -58,11 +58,11 @@ pub(super) fn answer(inner: &Arc<Inner>, at: u64, len: u64, lists: usize, flags:
 }
 
 impl Inner {
-    /// The runs from `at` on, at most up to `end`, never none.
+    /// The runs from `at` up to at most `end`, at least one.
     fn scan(&self, at: u64, end: u64, steps: usize) -> Result<Extents> {
         match self.scan_holes(at, end, steps) {
             Ok(extents) if !extents.is_empty() => Ok(extents),
-            // Someone else punched holes meanwhile.
+            // Another program punched holes meanwhile.
             Ok(_) => Ok(Extents::one(end - at, 0)),
             Err(Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS) => {
                 self.seeks.store(false, Ordering::Relaxed);
@@ -83,8 +83,9 @@ impl Inner {
             let data = match seek(file, SeekFrom::Data(next)) {
                 Ok(data) => data.clamp(next, end),
                 Err(Errno::NXIO) => {
-                    // No data up to the end of the file. If the file has become shorter, what is
-                    // missing is no hole: as data it will be read, and that fails as it must.
+                    // No data up to the end of the file. If the file has become shorter, the
+                    // missing part is not a hole: it is reported as data, and reading it fails as
+                    // it should.
                     let size = u64::try_from(fstat(file)?.st_size).unwrap_or(0);
                     let hole = size.clamp(next, end);
                     extents.push(hole - next, HOLE | ZERO);
@@ -97,7 +98,7 @@ impl Inner {
             next = data;
             if data < end {
                 let hole = match seek(file, SeekFrom::Hole(data)) {
-                    // The file was cut here since the last call; the next step sees it.
+                    // The file was truncated here since the last call; the next step detects it.
                     Err(Errno::NXIO) => data,
                     hole => hole?.clamp(data, end),
                 };

@@ -1,10 +1,9 @@
-//! Files and folders that are handed over open: descriptors that this process was started with, by
-//! their numbers.
+//! Open files and directories passed in by number: descriptors that this process was started with.
 //!
-//! A file is opened anew through /proc, so that its offset, its locks and its flags are not shared with
-//! whoever handed it over, and so that it can be opened past the page cache. Where that is not allowed
-//! the descriptor itself is used, if nothing about it is in the way: programs hand over what the other
-//! may not open.
+//! A file is reopened through /proc, so that its offset, its locks and its flags are not shared
+//! with the caller, and so that it can be opened for direct I/O. If reopening is not permitted, the
+//! descriptor itself is used, provided that it is suitable: programs pass descriptors of files that
+//! the other may not open.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -31,8 +30,8 @@ pub(super) const DIRFD: Param = Param {
     doc: "Instead of PATH: the number, 3 or more, of an open folder that the program was started with.",
 };
 
-/// What has been taken over, by number: it can be taken once, but opened for each client. It stays to
-/// the end of the process, as nobody else can hand it over again.
+/// Descriptors taken so far, by number: each can be taken once, but opened for each client. They
+/// remain until the process ends, as they cannot be passed in again.
 static TAKEN: Mutex<Option<HashMap<i32, Arc<OwnedFd>>>> = Mutex::new(None);
 
 /// An open descriptor that this process was started with.
@@ -42,8 +41,9 @@ pub(super) struct Handed {
 }
 
 impl Handed {
-    /// The descriptor whose number is the option `key`; `None` without it. Refuses an option and a path
-    /// together, and what was not open when the process began: other numbers are its own files.
+    /// The descriptor whose number is the option `key`; `None` without it. Refuses an option
+    /// together with a path, and descriptors that were not open when the process began: other
+    /// numbers are its own files.
     pub(super) fn find(target: &Target, key: &str) -> Result<Option<Handed>> {
         let Some(typed) = target.args.number(key) else { return Ok(None) };
         if !target.rest.is_empty() {
@@ -82,7 +82,8 @@ impl Handed {
         self.flags() & OFlags::RWMODE == OFlags::RDONLY
     }
 
-    /// The same file, opened anew with these flags, or the same description where that is not allowed.
+    /// The same file, reopened with these flags, or the same open file description if that is not
+    /// permitted.
     pub(super) fn open(&self, flags: OFlags) -> rustix::io::Result<OwnedFd> {
         match rustix::fs::open(path(self.number), flags, Mode::empty()) {
             // There may be no /proc.
@@ -94,11 +95,11 @@ impl Handed {
         }
     }
 
-    /// Whether its description can be used as one that was opened with these flags.
+    /// Whether its open file description can be used as if opened with these flags.
     fn serves(&self, wanted: OFlags) -> bool {
         let has = self.flags();
         let mode = has & OFlags::RWMODE;
-        // At any offset, appending would write to the end.
+        // At any offset, O_APPEND would write to the end.
         let strange = OFlags::APPEND | OFlags::DIRECT | OFlags::PATH;
         (mode == OFlags::RDWR || mode == wanted & OFlags::RWMODE)
             && !wanted.contains(OFlags::DIRECT)
@@ -106,18 +107,18 @@ impl Handed {
     }
 
     fn flags(&self) -> OFlags {
-        // It is open, so this cannot fail; if it does nothing is assumed of it.
+        // It is open, so this cannot fail; if it does, assume nothing.
         fcntl_getfl(&*self.fd).unwrap_or(OFlags::PATH)
     }
 }
 
-/// Where a descriptor of this process can be opened anew and looked at.
+/// The path for reopening and inspecting a descriptor of this process.
 pub(super) fn path(number: i32) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{number}"))
 }
 
 fn take(number: i32) -> Option<Arc<OwnedFd>> {
-    // Nothing is kept under the lock that a panic could leave half done.
+    // A panic cannot leave the state under this lock inconsistent.
     let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
     let taken = taken.get_or_insert_default();
     if let Some(fd) = taken.get(&number) {
@@ -142,7 +143,7 @@ mod tests {
     use super::super::{File, open};
     use super::*;
 
-    /// As if this process had been started with it: it is not close-on-exec, and nobody owns it.
+    /// As if this process had been started with it: not close-on-exec, and without an owner.
     fn hand_over(fd: impl AsFd) -> i32 {
         rustix::io::dup(fd).unwrap().into_raw_fd()
     }
@@ -189,7 +190,7 @@ mod tests {
             one.write(2, Data::copy_of(b"ab")).await.unwrap();
             assert_eq!(two.read(0, 10).await.unwrap().bytes(), b"01ab456789");
             drop((one, two));
-            // It can be opened again when all have left, and be emptied.
+            // It can be opened again after all clients have disconnected, and be emptied.
             let made = device(number, Intent::target(4096)).unwrap();
             assert_eq!(made.facts().size, 4096);
             assert_eq!(made.read(0, 4).await.unwrap().bytes(), [0; 4]);
@@ -242,7 +243,7 @@ mod tests {
                 ("", "fd=2".into(), Kind::Usage, "use 3 or more"),
                 ("", "fd=999999".into(), Kind::NotFound, "not started with"),
                 ("", "fd=99999999999".into(), Kind::NotFound, "not started with"),
-                // Whatever else is open is not for users to write to.
+                // Other open descriptors must not be accessible to users.
                 ("", format!("fd={own}"), Kind::NotFound, "not started with"),
                 ("", format!("fd={}", hand_over(&pipe)), Kind::Usage, "is a pipe"),
                 (

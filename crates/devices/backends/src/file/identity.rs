@@ -1,5 +1,5 @@
-//! Which storage a path, a descriptor or a device stands for, and which block devices lie on which files
-//! and devices (sysfs(5)).
+//! The identity of the storage of a path, a descriptor or a device, and the files and devices below
+//! block devices (sysfs(5)).
 
 use std::ffi::OsStr;
 use std::fs;
@@ -10,19 +10,19 @@ use std::path::{Path, PathBuf};
 use blockhaul_block::FileId;
 use rustix::fs::{FileType, Stat, fstat, major, makedev, minor};
 
-/// Most files and devices of one side that are followed to what they lie on.
+/// Maximum number of files and devices of one side whose lower devices are followed.
 const FOLLOWED_MAX: usize = 4096;
 
-/// What makes two paths the same storage: device and inode of a file; of a block device its number,
-/// so that two nodes of one device are equal, and 0. `None` if there is nothing at the path or it
-/// cannot be looked at.
+/// Identifies the storage of a path: device and inode of a file; for a block device its number, so
+/// that two nodes of one device are equal, and 0. `None` if the path does not exist or cannot be
+/// inspected.
 ///
 /// For callers that must not open a source as the target, because opening a target empties it.
 pub fn identity(path: &Path) -> Option<FileId> {
     rustix::fs::stat(path).ok().map(|stat| of(&stat))
 }
 
-/// The same of an open regular file or block device; `None` for everything else, such as pipes.
+/// The same for an open regular file or block device; `None` for everything else, such as pipes.
 pub fn identity_of(fd: impl AsFd) -> Option<FileId> {
     let stat = fstat(fd).ok()?;
     match FileType::from_raw_mode(stat.st_mode) {
@@ -38,7 +38,7 @@ pub(super) fn of(stat: &Stat) -> FileId {
     }
 }
 
-/// How the storage of two devices is related.
+/// The relation between the storage of two devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shared {
     /// They have no storage in common.
@@ -49,7 +49,7 @@ pub enum Shared {
     Same,
 }
 
-/// How the storage of two devices is related, by the files and block devices that they are made of
+/// The relation between the storage of two devices, from the files and block devices that they use
 /// ([`blockhaul_block::Facts::files`]). Blocks.
 pub fn shared(one: &[FileId], other: &[FileId]) -> Shared {
     let [one, other] = [Place::of(one), Place::of(other)];
@@ -63,7 +63,7 @@ pub fn shared(one: &[FileId], other: &[FileId]) -> Shared {
     }
 }
 
-/// Files and block devices with other names for them, and what they are parts of.
+/// Files and block devices with their aliases, and the devices that they are parts of.
 #[derive(Default)]
 struct Place {
     same: Vec<FileId>,
@@ -100,7 +100,7 @@ fn add(known: &mut Vec<FileId>, id: FileId) {
     }
 }
 
-/// The folder of a block device in sysfs.
+/// The directory of a block device in sysfs.
 fn sysfs((device, inode): FileId) -> Option<PathBuf> {
     (inode == 0).then(|| folder(device)).filter(|node| node.exists())
 }
@@ -109,14 +109,14 @@ pub(super) fn folder(device: u64) -> PathBuf {
     PathBuf::from(format!("/sys/dev/block/{}:{}", major(device), minor(device)))
 }
 
-/// The number of a block device by its folder in sysfs.
+/// The number of a block device from its directory in sysfs.
 pub(super) fn number(node: &Path) -> Option<u64> {
     let text = fs::read_to_string(node.join("dev")).ok()?;
     let (major, minor) = text.trim().split_once(':')?;
     Some(makedev(major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// The disk of a partition; what a volume of the device mapper or a RAID lies on.
+/// The disk of a partition, or the devices below a device-mapper volume or a RAID.
 fn lower(node: &Path) -> Vec<FileId> {
     let disk = node.join("partition").exists().then(|| node.join(".."));
     let slaves = fs::read_dir(node.join("slaves")).into_iter().flatten().flatten();
@@ -131,7 +131,7 @@ fn backing_file(node: &Path) -> Option<FileId> {
     identity(Path::new(OsStr::from_bytes(path)))
 }
 
-/// Whether a loop device shows all of its file.
+/// Whether a loop device covers all of its file.
 fn is_whole(node: &Path) -> bool {
     let is_zero = |name| {
         let text = fs::read_to_string(node.join(name)).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! What uses a block device that cannot be opened exclusively, for the message.
+//! Finds what uses a block device that cannot be opened exclusively, for the message.
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt as _;
@@ -34,7 +34,7 @@ pub(super) fn error(device: u64) -> Error {
 
 /// Where it is mounted, in this mount namespace.
 fn mounts(device: u64) -> Vec<String> {
-    // Mount points are bytes, of which some are escaped as octal numbers.
+    // Mount points are bytes, some escaped as octal numbers.
     let table = fs::read("/proc/self/mountinfo").unwrap_or_default();
     let lines = table.split(|&byte| byte == b'\n');
     let mounted = lines.filter_map(|line| {
@@ -46,7 +46,7 @@ fn mounts(device: u64) -> Vec<String> {
         let listed = String::from_utf8_lossy(words.get(2)?);
         let mounted =
             listed == format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
-        // File systems on several devices have a number of their own.
+        // File systems on several devices have a separate number.
         (mounted || is_node(&source, device))
             .then(|| format!("mounted on {}", String::from_utf8_lossy(&unescaped(place))))
     });
@@ -62,7 +62,7 @@ fn is_swap(device: u64) -> bool {
     files.any(|file| is_node(&file, device))
 }
 
-/// Devices that are made of it: volumes, RAIDs.
+/// Devices on top of it: volumes, RAIDs.
 fn holders(node: &Path) -> Vec<String> {
     let holders = fs::read_dir(node.join("holders")).into_iter().flatten().flatten();
     let named = holders.map(|entry| {
@@ -79,7 +79,7 @@ fn is_node(path: &Path, device: u64) -> bool {
     path.is_absolute() && super::identity(path) == Some((device, 0))
 }
 
-/// Bytes of a table of the kernel, in which `\040` is a space.
+/// The bytes of a word in a kernel table, where `\040` is a space.
 fn unescaped(word: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(word.len());
     let mut rest = word;

@@ -1,23 +1,23 @@
-//! The kernel's lock of a file, taken beforehand where it would only be waited for.
+//! A lock that avoids waiting for the kernel's inode lock.
 //!
-//! The kernel writes to a file through the page cache for one thread at a time: a second one spins
-//! until the first is done, which for 256 KiB takes some 50 us. With [`InodeLock`] a worker that finds
-//! another one writing does what else there is to do, and offers the processor to other programs, until
-//! the file is free. Waiting asleep instead took 8 % less processor time, but the waking up made copies 10 %
-//! slower.
+//! The kernel lets one thread at a time write to a file through the page cache: a second one spins
+//! until the first is done, which takes some 50 us for 256 KiB. With [`InodeLock`], a worker that
+//! finds another one writing runs its other tasks, and yields the processor to other programs,
+//! until the file is free. Sleeping instead took 8 % less processor time, but the wakeups made
+//! copies 10 % slower.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Writes of fewer bytes are over before anybody could do something else meanwhile.
+/// Shorter writes end before another task could run meanwhile.
 pub(super) const WORTH_WAITING: usize = 32 << 10;
 
-/// Whoever has come too late for so long waits in the kernel, where nobody is overtaken for ever: the time
-/// of some large writes.
+/// After waiting for this long, a task waits in the kernel, which prevents starvation: the time of
+/// several large writes.
 const PATIENCE: Duration = Duration::from_micros(200);
 
-/// One for all who write to an open file.
+/// Shared by all writers of an open file.
 #[derive(Default)]
 pub(super) struct InodeLock(AtomicBool);
 
@@ -25,12 +25,12 @@ pub(super) struct InodeLock(AtomicBool);
 pub(super) struct Writing(Arc<InodeLock>);
 
 impl InodeLock {
-    /// The lock if nobody has it.
+    /// The lock if it is free.
     pub(super) fn try_lock(self: &Arc<InodeLock>) -> Option<Writing> {
         (!self.0.swap(true, Ordering::Acquire)).then(|| Writing(self.clone()))
     }
 
-    /// Lets others go on until the file is free; `None`: it took too long, wait in the kernel.
+    /// Runs other tasks until the file is free; `None`: it took too long, wait in the kernel.
     pub(super) async fn lock(self: &Arc<InodeLock>) -> Option<Writing> {
         let begun = blockhaul_io::now();
         loop {

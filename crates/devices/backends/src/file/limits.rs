@@ -1,13 +1,14 @@
-//! What the kernel tells about a file's storage: alignments, queue properties, kind of file system.
+//! The kernel's information about a file's storage: alignments, queue properties, kind of file
+//! system.
 
 use std::fs;
 use std::path::PathBuf;
 
 use rustix::fs::{AtFlags, Statx, StatxFlags, fstatfs, major, minor, statx};
 
-/// Largest block size taken from the kernel: NBD's limit for a minimum block.
+/// Maximum block size accepted from the kernel: NBD's limit for a minimum block.
 const BLOCK_MAX: u32 = 64 << 10;
-/// Alignment of direct I/O when the kernel does not say: right for every disk in use.
+/// Alignment of direct I/O if the kernel does not report it: valid for all common disks.
 const DIRECT_ALIGN: u32 = 4096;
 
 /// File systems by the number in statfs(2).
@@ -17,18 +18,18 @@ const RAMFS: u64 = 0x8584_58f6;
 /// read away.
 const LOCAL: [u64; 4] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010];
 
-/// How far the file system can be trusted to answer at once.
+/// How quickly the file system answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Nearness {
-    /// All of it is in memory: nothing waits for a disk.
+    /// All of it is in memory: no operation waits for a disk.
     Memory,
-    /// Local: looking for holes is short.
+    /// Local: searching for holes is fast.
     Local,
-    /// Anything may wait, for a network or another program.
+    /// Any operation may wait for a network or another program.
     Unknown,
 }
 
-/// How near the file's bytes are.
+/// Where the file's data is.
 pub(super) fn nearness(file: &blockhaul_io::File) -> Nearness {
     let Ok(stat) = fstatfs(file) else { return Nearness::Unknown };
     match u64::try_from(stat.f_type).unwrap_or(0) {
@@ -38,7 +39,7 @@ pub(super) fn nearness(file: &blockhaul_io::File) -> Nearness {
     }
 }
 
-/// Alignment in bytes of offsets, lengths and memory for O_DIRECT; `None` if it cannot be used.
+/// Alignment in bytes of offsets, lengths and memory for O_DIRECT; `None` if it is not supported.
 pub(super) fn direct_align(file: &blockhaul_io::File, disk: Option<u64>) -> Option<u32> {
     let asked: Option<Statx> = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok();
     // Since Linux 6.1; older kernels leave the bit out of the mask.
@@ -51,26 +52,26 @@ pub(super) fn direct_align(file: &blockhaul_io::File, disk: Option<u64>) -> Opti
     Some(block_size(logical).unwrap_or(DIRECT_ALIGN))
 }
 
-/// Least alignment of direct requests where others go through the page cache: so that no page belongs
-/// to both. Where one does, the kernel may find it dirty again behind a direct write, and then says at
-/// the next flush that an earlier write was lost (EIO).
+/// Minimum alignment of direct requests if others use the page cache: no page may be used by both.
+/// Otherwise the kernel may find the page dirty after a direct write, and then reports at the next
+/// flush that an earlier write was lost (EIO).
 pub(super) fn page() -> u32 {
     u32::try_from(rustix::param::page_size()).unwrap_or(4096)
 }
 
-/// A number that stands for a block size, if it can be one.
+/// A number as a block size, if it is valid.
 pub(super) fn block_size(number: Option<u64>) -> Option<u32> {
     let size = u32::try_from(number?).ok()?;
     (size.is_power_of_two() && (512..=BLOCK_MAX).contains(&size)).then_some(size)
 }
 
-/// Whether seeking costs time on this disk; false when it is not known.
+/// Whether seeking costs time on this disk; false if unknown.
 pub(super) fn rotational(disk: u64) -> bool {
     queue_number(disk, "rotational") == Some(1)
 }
 
-/// A number that the kernel gives for a disk's queue. `disk` is a device number; a partition has the
-/// queue of its disk, one folder up.
+/// A property of a disk's queue. `disk` is a device number; a partition uses the queue of its disk,
+/// one directory up.
 pub(super) fn queue_number(disk: u64, name: &str) -> Option<u64> {
     let folder = PathBuf::from(format!("/sys/dev/block/{}:{}", major(disk), minor(disk)));
     ["queue", "../queue"]

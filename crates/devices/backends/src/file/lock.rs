@@ -1,8 +1,9 @@
-//! One program writes to a file at a time: locks of bytes that belong to its open descriptions.
+//! Ensures that only one program at a time writes to a file: byte locks of open file descriptions.
 //!
-//! The bytes are those of QEMU's image locking (its block/file-posix.c): each ability has a byte that
-//! who uses it locks, 100 and up, and one that who lets no other have it locks, 200 and up. Writers here
-//! let no other write, and do not tell that they write, so that QEMU's tools can still read the file.
+//! The bytes are those of QEMU's image locking (its block/file-posix.c): for each permission, its
+//! users lock a byte from 100 up, and those that deny it to others lock a byte from 200 up. Writers
+//! here deny writing, but do not lock the byte for writing, so that QEMU's tools can still read the
+//! file.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -13,24 +14,24 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use blockhaul_block::{Error, Kind, Result};
 use rustix::fs::{FileType, Stat};
 
-/// Locked by who writes.
+/// Locked by writers.
 const WRITES: u64 = 101;
-/// Locked by who lets no other write.
+/// Locked by programs that allow no other writer.
 const LETS_NONE_WRITE: u64 = 201;
-/// Locked by who lets no other change the size.
+/// Locked by programs that allow no resize.
 const LETS_NONE_RESIZE: u64 = 203;
 
-/// Device and inode; of a block device its number.
+/// Device and inode; for a block device its number.
 type Key = (u64, u64);
 
-/// What this process has locked, and how many devices need it: to the kernel two descriptions of one
-/// process are as two programs, but here they may share a file.
+/// What this process has locked, and how many devices need it: the kernel treats two descriptions
+/// of one process like two programs, but here they may share a file.
 static HELD: Mutex<Option<HashMap<Key, Held>>> = Mutex::new(None);
 
-/// No lock is taken or looked at.
+/// No lock is taken or checked.
 static DISABLED: AtomicBool = AtomicBool::new(false);
 
-/// From here on files are opened without locks, as nbdkit opens them.
+/// Disables locks for files opened later, as nbdkit opens them.
 pub fn disable_locks() {
     DISABLED.store(true, Ordering::Relaxed);
 }
@@ -40,13 +41,13 @@ struct Held {
     devices: usize,
 }
 
-/// Other programs that look at locks do not write to the file while it lives.
+/// While it lives, other programs that check locks do not write to the file.
 #[derive(Debug)]
 pub(super) struct Lock(Key);
 
 impl Lock {
-    /// Locks a file that is open for reading and writing; `empties` if it is cut before it is written.
-    /// An error if another program writes to it. None where there are no locks. Blocks.
+    /// Locks a file that is open for reading and writing; `empties` if it is truncated before it is
+    /// written. An error if another program writes to it. None if locks are not available. Blocks.
     pub(super) fn take(
         file: &blockhaul_io::File,
         stat: &Stat,
@@ -70,20 +71,20 @@ impl Lock {
         match blockhaul_os::lock_shared(file, LETS_NONE_WRITE) {
             Ok(()) => {}
             Err(error) if error.kind() == ErrorKind::WouldBlock => return Err(in_use()),
-            // Network file systems may have none.
+            // Network file systems may not support locks.
             Err(error) => {
                 log::debug!("the file is not locked: {error}");
                 return Ok(None);
             }
         }
-        // The lock comes first: of two that begin at a time one may be refused needlessly, but never
-        // none.
+        // Lock first, then check: of two programs that start together one may be refused
+        // needlessly, but they never both succeed.
         let by_others = |byte| blockhaul_os::locked_by_others(file, byte).unwrap_or(false);
         if by_others(WRITES)
             || by_others(LETS_NONE_WRITE)
             || (empties && by_others(LETS_NONE_RESIZE))
         {
-            // Closing the file gives it up as well.
+            // Closing the file releases it as well.
             let _ = blockhaul_os::unlock(file, LETS_NONE_WRITE);
             return Err(in_use());
         }
@@ -100,8 +101,8 @@ impl Drop for Lock {
         };
         entry.get_mut().devices -= 1;
         if entry.get().devices == 0 {
-            // By itself the kernel does it when the last user of the descriptor is gone, which may be a
-            // request that it still has.
+            // The kernel does it by itself only when the last user of the descriptor is gone, which
+            // may be a request in flight.
             let _ = blockhaul_os::unlock(&entry.get().file, LETS_NONE_WRITE);
             entry.remove();
         }
@@ -109,7 +110,7 @@ impl Drop for Lock {
 }
 
 fn held() -> MutexGuard<'static, Option<HashMap<Key, Held>>> {
-    // What is in it cannot be half changed.
+    // Its state cannot be inconsistent.
     HELD.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -1,12 +1,12 @@
 //! `file:PATH` and bare paths: regular files and block devices.
 //!
-//! [`open`] finds out what the path is and what it can do. [`device`] takes requests, which [`mod@read`],
-//! [`mod@write`], [`zero`] (with its [`ways`]) and [`extents`] carry out on what [`storage`] holds open.
-//! [`inode`] lets writers take turns, and [`syncs`] flushes. [`limits`] asks the kernel for alignments and file
-//! systems, and [`lock`] keeps two programs from writing to one file; [`in_use`] tells what uses a block device.
-//! [`identity`](mod@identity) tells which storage a path or a device stands for. [`handed`] has what is handed over
-//! open, and [`dir`] the files of a folder as
-//! exports.
+//! [`open`] inspects the path and its abilities. [`device`] takes requests, which [`mod@read`],
+//! [`mod@write`], [`zero`] (with its [`ways`]) and [`extents`] carry out on the open [`storage`].
+//! [`inode`] lets writers take turns, and [`syncs`] flushes. [`limits`] queries the kernel for
+//! alignments and file systems, and [`lock`] keeps two programs from writing to one file;
+//! [`in_use`] finds what uses a block device. [`identity`](mod@identity) identifies the storage of
+//! a path or a device. [`handed`] has descriptors passed in, and [`dir`] the files of a directory
+//! as exports.
 
 mod device;
 mod dir;
@@ -108,8 +108,9 @@ const LOCK: Param = Param {
           refuse a block device that is mounted or in use.",
 };
 
-/// The path of what `file:` names by these words, the path before the `?` and the options behind it,
-/// both still encoded: of a descriptor (`fd=N`) where it is in /proc. `None` if they are not understood.
+/// The path that a `file:` description names, from the path before the `?` and the options after
+/// it, both still encoded; for a descriptor (`fd=N`) the path in /proc. `None` if it cannot be
+/// parsed.
 pub fn named(path: &str, options: &str) -> Option<PathBuf> {
     let path = blockhaul_catalog::percent_decode(path).ok()?;
     if !path.is_empty() {

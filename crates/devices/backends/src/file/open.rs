@@ -1,4 +1,4 @@
-//! From a path to a device: what is there, how it may be used, and what the facts are.
+//! Opens a path as a device: what is there, how it may be used, and its facts.
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -19,15 +19,15 @@ use super::lock::Lock;
 use super::storage::{Past, Storage};
 use crate::operand;
 
-/// Bounds in bytes on the preferred block that a file system may ask for: a page, and what is still
-/// one short request.
+/// Limits in bytes for the preferred block of a file system: a page, and one short request.
 const PREFERRED: (u32, u32) = (4096, 1 << 20);
 
-/// A file that has blocks for one in so many bytes of a copy, or more, is worth writing over.
+/// A file with blocks for at least one in this many bytes of a copy is overwritten instead of
+/// emptied.
 const BLOCKS_SHARE: u64 = 8;
 
-/// Opens the file that a description names; blocks. The target of a copy keeps what it holds until it
-/// is resized; the facts are those that it has then.
+/// Opens the file of a description; blocks. The target of a copy keeps its contents until it is
+/// resized; the facts are those afterwards.
 pub(super) fn open(target: &Target) -> Result<(FileDevice, Option<Resize>)> {
     let mut name = operand::name(target);
     let path = target.path();
@@ -36,7 +36,7 @@ pub(super) fn open(target: &Target) -> Result<(FileDevice, Option<Resize>)> {
     match &handed {
         Some(handed) => {
             name = format!("file:?fd={}", handed.number());
-            // What it can do is known before it is opened anew, which may be able to do more.
+            // Check its abilities before it is reopened, which may have more.
             if handed.is_readonly() && target.intent.target_size.is_none() {
                 target.to_mut().intent.write = false;
             }
@@ -52,8 +52,9 @@ pub(super) fn open(target: &Target) -> Result<(FileDevice, Option<Resize>)> {
     open.run(&name).map_err(|error| error.on(&name.as_str().into()))
 }
 
-/// Opens a regular file of a folder by its name; blocks. `name` must be one component. Without `links`
-/// none is followed, and nothing outside of the folder is opened; with them block devices are, too.
+/// Opens a regular file of a directory by its name; blocks. `name` must be one component. Without
+/// `links` no link is followed, and nothing outside the directory is opened; with them, block
+/// devices are allowed, too.
 pub(super) fn open_in(
     folder: &OwnedFd,
     name: &str,
@@ -63,23 +64,23 @@ pub(super) fn open_in(
     let (path, folder) = (Path::new(name), Some(folder.as_fd()));
     let open = Open { path, target, folder, links, handed: None };
     let opened = open.run(name).map_err(|error| error.on(&name.into()));
-    // What is in a folder is no target of a copy.
+    // A file in a directory is never the target of a copy.
     opened.map(|(device, _)| device)
 }
 
-/// What makes an open file the target of a copy.
+/// Makes an open file the target of a copy.
 pub(super) struct Resize {
     name: String,
     file: blockhaul_io::File,
     /// Size in bytes; none for a file that grows as it is written.
     size: Option<u64>,
-    /// It is emptied first.
+    /// Empty it first.
     empty: bool,
     created: Option<Created>,
 }
 
 impl Resize {
-    /// Empties and resizes the file; blocks. After an error it holds what it held before.
+    /// Empties and resizes the file; blocks. After an error its contents are unchanged.
     pub(super) fn run(mut self) -> Result<()> {
         self.resize().map_err(|errno| {
             let text = match self.size {
@@ -96,7 +97,7 @@ impl Resize {
 
     fn resize(&self) -> rustix::io::Result<()> {
         let held = u64::try_from(fstat(&self.file)?.st_size).unwrap_or(0);
-        // A size that is refused is refused before anything is lost.
+        // Check an impossible size before any data is lost.
         if let Some(size) = self.size.filter(|&size| size > held) {
             ftruncate(&self.file, size)?;
         }
@@ -107,7 +108,7 @@ impl Resize {
     }
 }
 
-/// A file that was not there before it was opened. It is removed when this is dropped, unless it stays.
+/// A file created by opening it. It is removed on drop, unless it is kept.
 struct Created {
     path: PathBuf,
     file: blockhaul_io::File,
@@ -117,7 +118,7 @@ struct Created {
 impl Created {
     fn new(file: &blockhaul_io::File) -> Option<Created> {
         let number = std::os::fd::AsRawFd::as_raw_fd(&file.as_fd());
-        // The path as it is now: the folder may be a link, and the working directory may change.
+        // The current path: the directory may be a link, and the working directory may change.
         let path = std::fs::read_link(super::handed::path(number)).ok()?;
         Some(Created { path, file: file.clone(), stays: false })
     }
@@ -128,7 +129,7 @@ impl Drop for Created {
         if self.stays {
             return;
         }
-        // Somebody else may have written to it or put another file in its place.
+        // Another program may have written to it or replaced it.
         let ours = fstat(&self.file).is_ok_and(|stat| {
             stat.st_size == 0 && super::identity(&self.path) == Some(super::identity::of(&stat))
         });
@@ -141,17 +142,17 @@ impl Drop for Created {
 struct Open<'a> {
     path: &'a Path,
     target: &'a Target,
-    /// Where the path begins and stays; none for paths that may lead anywhere.
+    /// The directory that the path must not leave; none for unrestricted paths.
     folder: Option<BorrowedFd<'a>>,
-    /// In a folder: links may lead out of it.
+    /// In a directory: links may lead outside.
     links: bool,
-    /// What is to be opened instead of the path.
+    /// The descriptor to open instead of the path.
     handed: Option<&'a Handed>,
 }
 
 impl Open<'_> {
     fn run(&self, name: &str) -> Result<(FileDevice, Option<Resize>)> {
-        // Looked at before it is opened, because opening a pipe waits for its other end.
+        // Checked before it is opened, because opening a pipe waits for its other end.
         let there = match self.stat() {
             Ok(stat) if self.stays() => {
                 only_regular(&stat)?;
@@ -185,14 +186,15 @@ impl Open<'_> {
         let stat = fstat(&file).map_err(|errno| system("cannot look at the file", errno))?;
         let is_disk = check_type(&stat)?;
         if self.stays() {
-            // It may have been replaced since it was looked at.
+            // It may have been replaced since the check.
             only_regular(&stat)?;
         }
         let lock = match self.target.intent.write && self.target.args.switch("lock") {
             true => Lock::take(&file, &stat, self.target.intent.target_size.is_some())?,
             false => None,
         };
-        // Direct writes of a part of a block need the rest of it, which is not there while it grows.
+        // Direct partial writes need the rest of the block, which does not exist while the file
+        // grows.
         let grows = self.target.intent.grows && !is_disk && !direct;
         let mut zeroed = false;
         let mut resize = None;
@@ -201,7 +203,7 @@ impl Open<'_> {
                 if !grows {
                     check_size(&file, size)?;
                 }
-                // Emptied, so that what was there before reads as zeroes, unless it is written over.
+                // Emptied, so that the old contents read as zeroes, unless it is overwritten.
                 zeroed = grows || !(self.target.intent.overwrites && has_blocks(&stat, size));
                 let (name, file, empty) = (name.to_string(), file.clone(), zeroed);
                 let size_then = (!grows).then_some(size);
@@ -218,17 +220,17 @@ impl Open<'_> {
         if direct {
             let known = limits::direct_align(&file, is_disk.then_some(disk));
             align = known.ok_or_else(no_direct)?;
-            // A size that is no multiple leaves an end that only the page cache can reach.
+            // If the size is not a multiple, only the page cache can reach the end.
             if !size.is_multiple_of(u64::from(align)) {
                 let cached = self.descriptor(false, OFlags::empty())?;
-                // Reading ahead would bring pages into the cache that others write directly.
+                // Readahead would cache pages that other requests write directly.
                 let _ = rustix::fs::fadvise(&cached, 0, None, rustix::fs::Advice::Random);
                 buffered = Some(cached);
                 align = align.max(page());
             }
         }
         let nearness = match is_disk {
-            // A device node lies on a file system of its own that says nothing about the device.
+            // A device node is on a file system that says nothing about the device.
             true => Nearness::Local,
             false => limits::nearness(&file),
         };
@@ -267,7 +269,7 @@ impl Open<'_> {
         Ok((FileDevice::new(facts, storage), resize))
     }
 
-    /// The same file for direct I/O, if it can be had.
+    /// The same file for direct I/O, if possible.
     fn past(&self, disk: Option<u64>) -> Option<Past> {
         let file = self.descriptor(true, OFlags::empty()).ok()?;
         let align = limits::direct_align(&file, disk)?;
@@ -316,7 +318,7 @@ impl Open<'_> {
         }
     }
 
-    /// Whether nothing but regular files of the folder is opened.
+    /// Whether only regular files of the directory may be opened.
     fn stays(&self) -> bool {
         self.folder.is_some() && !self.links
     }
@@ -339,25 +341,25 @@ impl Open<'_> {
         let Some(folder) = self.folder else {
             return openat(CWD, self.path, flags, mode);
         };
-        // What a pipe in the place of the file would do: wait.
+        // A pipe in place of the file would block.
         let flags = flags | OFlags::NONBLOCK;
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
         let fd = match self.links {
             true => openat(folder, self.path, flags, Mode::empty())?,
             false => match openat2(folder, self.path, flags, Mode::empty(), resolve) {
-                // Linux before 5.6, or a sandbox. For a name without a slash this is as good.
+                // Linux before 5.6, or a sandbox. For a name without a slash this is equivalent.
                 Err(Errno::NOSYS | Errno::PERM) => {
                     openat(folder, self.path, flags | OFlags::NOFOLLOW, Mode::empty())?
                 }
                 opened => opened?,
             },
         };
-        // io_uring would fail where it has to wait.
+        // io_uring would fail instead of waiting.
         fcntl_setfl(&fd, fcntl_getfl(&fd)? - OFlags::NONBLOCK)?;
         Ok(fd)
     }
 
-    /// Why the path could not be opened, and what to do about it.
+    /// Why the path could not be opened, and a remedy.
     fn refused(&self, errno: Errno) -> Error {
         let intent = self.target.intent;
         let text = match errno {
@@ -400,7 +402,7 @@ enum There {
     Disk(u64),
 }
 
-/// Refuses a size that the file system cannot have, without changing the file.
+/// Checks that the file system supports a size, without changing the file.
 fn check_size(file: &blockhaul_io::File, size: u64) -> Result<()> {
     match seek(file, SeekFrom::Start(size)) {
         Ok(_) => Ok(()),
@@ -431,7 +433,7 @@ fn check_type(stat: &Stat) -> Result<bool> {
     Err(Error::new(Kind::Usage, what))
 }
 
-/// Refuses all but regular files, the only ones of a folder that are served.
+/// Refuses all but regular files, the only ones served from a directory.
 fn only_regular(stat: &Stat) -> Result<()> {
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::RegularFile => Ok(()),
@@ -439,9 +441,9 @@ fn only_regular(stat: &Stat) -> Result<()> {
     }
 }
 
-/// Whether a file has so many blocks that writing over them is faster than giving them back and getting
-/// others for `size` bytes: measured with 1 GiB onto a full file, 0.34 s instead of 0.80 in memory, and
-/// two thirds of the processor time on ext4.
+/// Whether a file has so many blocks that overwriting them is faster than freeing and reallocating
+/// them for `size` bytes: measured with 1 GiB onto a full file, 0.34 s instead of 0.80 in memory,
+/// and two thirds of the processor time on ext4.
 fn has_blocks(stat: &Stat, size: u64) -> bool {
     let held = u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512);
     held >= (size / BLOCKS_SHARE).max(1)

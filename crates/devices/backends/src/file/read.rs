@@ -1,4 +1,4 @@
-//! Reads: what the page cache holds is answered at once, the rest goes through the driver.
+//! Reads: cached data is returned at once, the rest goes through the driver.
 
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -33,7 +33,7 @@ impl Inner {
                 }
             }
             Ok(mut parked) => {
-                // An error is met again, and told, by whoever reads the rest.
+                // An error recurs, and is reported, when the rest is read.
                 let moved = parked.fill_from_file(file, at);
                 match (moved, parked.missing()) {
                     (Ok(_), 0) => return Pending::ready(Ok(Reply::Data(parked.into()))),
@@ -72,8 +72,8 @@ impl Inner {
         })
     }
 
-    /// Whether a range is very likely in memory: moving it would not wait for a disk. Looks at a few
-    /// bytes, which is cheaper than the range's pages one by one.
+    /// Whether a range is very likely in memory, so that moving it would not wait for a disk.
+    /// Checks only a few bytes, which is cheaper than all pages of the range.
     fn is_cached(&self, file: &blockhaul_io::File, at: u64, len: usize) -> bool {
         let probe = |place: usize| {
             let mut byte = [0];
@@ -84,7 +84,7 @@ impl Inner {
                 && [0, len / 3, len - len / 3, len - 1].into_iter().all(probe))
     }
 
-    /// Reads what is there without waiting; errors are left to whoever reads the rest.
+    /// Reads what is available without waiting; errors recur when the rest is read.
     fn read_cached(&self, file: &blockhaul_io::File, at: u64, buf: &mut [u8]) -> usize {
         if self.in_memory() {
             let mut filled = 0;
@@ -110,7 +110,7 @@ impl Inner {
         }
     }
 
-    /// Reads past the page cache, or through it where that is refused.
+    /// Reads with direct I/O, or through the page cache if that is refused.
     async fn read_past(&self, at: u64, mut buf: Buf) -> Outcome {
         let mut filled = 0;
         while let Some(past) = self.past(at + filled as u64, (buf.len() - filled) as u64)
@@ -154,8 +154,8 @@ impl Inner {
         Ok(Reply::Data(buf.into()))
     }
 
-    /// Reads a file that grows as it is written. Layers read what surrounds the part of a block that they
-    /// are to write.
+    /// Reads a file that grows as it is written. Layers read the rest of a block for a partial
+    /// write.
     async fn read_growing(&self, at: u64, mut buf: Buf) -> Outcome {
         let mut filled = 0;
         while filled < buf.len() {
@@ -192,17 +192,17 @@ impl Inner {
         }
     }
 
-    /// Has the kernel read a range ahead.
+    /// Starts readahead for a range.
     pub(super) fn cache(self: &Arc<Inner>, at: u64, len: u64) -> Pending {
         let (Some(len), false) = (NonZeroU64::new(len), self.in_memory()) else {
             return Pending::ready(Ok(Reply::Done));
         };
         let file = self.storage.file.clone();
-        // Starting to read ahead may itself wait for the file's block map or a full disk queue.
+        // Starting readahead may itself wait for the file's block map or a full disk queue.
         let advised =
             blockhaul_io::offload(move || fadvise(&file, at, Some(len), Advice::WillNeed));
         Pending::start(async move {
-            // Only a hint: where it is not taken, reads are slower, not wrong.
+            // Only a hint: if it fails, reads are slower, not wrong.
             if let Ok(Err(errno)) = advised.await {
                 log::debug!("reading ahead was refused: {errno}");
             }

@@ -1,4 +1,4 @@
-//! An open file or block device: by which descriptor a request goes, and when it is its turn.
+//! An open file or block device: which descriptor a request uses, and when it may run.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,23 +15,23 @@ use super::ways::Ways;
 /// Longest request that is copied on the worker itself: about 100 us from memory to memory.
 pub(super) const INLINE_MAX: usize = 1 << 20;
 
-/// An open file or block device, as [`super::open`] found it.
+/// An open file or block device, as found by [`super::open`].
 pub(super) struct Storage {
-    /// For data: with direct I/O if it was asked for.
+    /// For data: with direct I/O if requested.
     pub(super) file: blockhaul_io::File,
-    /// The same file through the page cache, where some requests cannot be direct.
+    /// The same file through the page cache, for requests that cannot be direct.
     pub(super) buffered: Option<blockhaul_io::File>,
-    /// The same file past the page cache, for requests that can and had better.
+    /// The same file with direct I/O, for requests that benefit from it.
     pub(super) past: Option<Past>,
     /// Alignment in bytes of requests to `file`; 1 unless all are direct.
     pub(super) align: u32,
     /// It is a block device.
     pub(super) is_disk: bool,
-    /// It becomes longer as it is written: what is behind its end reads as zeroes.
+    /// It grows as it is written: beyond its end it reads as zeroes.
     pub(super) grows: bool,
-    /// How far the file system can be trusted to answer at once.
+    /// How quickly the file system answers.
     pub(super) nearness: Nearness,
-    /// Keeps other programs from writing to it.
+    /// Prevents other programs from writing to it.
     pub(super) _lock: Option<Lock>,
 }
 
@@ -40,7 +40,7 @@ pub(super) struct Past {
     pub(super) file: blockhaul_io::File,
     /// Alignment of offsets, lengths and memory, in bytes.
     pub(super) align: u32,
-    /// Cleared when the file system refuses after all.
+    /// Cleared when the file system refuses direct I/O after all.
     works: AtomicBool,
 }
 
@@ -49,7 +49,7 @@ impl Past {
         Past { file, align, works: AtomicBool::new(true) }
     }
 
-    /// Notes that a request was refused as a direct one, if that is what `error` says.
+    /// Records that direct I/O was refused, if `error` says so; returns whether it was.
     pub(super) fn refused(&self, error: &std::io::Error) -> bool {
         let refused = [libc::EINVAL, libc::EOPNOTSUPP]
             .iter()
@@ -62,9 +62,9 @@ impl Past {
     }
 }
 
-/// How a change reaches the file. One that reaches pages of the page cache while another writes the
-/// same pages past it makes the kernel say at the next flush that a write was lost (EIO): clients
-/// should not do that, and have to get along with their own disk where they do.
+/// How a change reaches the file. If one request changes pages in the page cache while another
+/// writes the same pages directly, the kernel reports at the next flush that a write was lost
+/// (EIO): clients should not do that, and only harm their own disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Route {
     Cache,
@@ -77,7 +77,7 @@ impl Hold for Route {
     }
 }
 
-/// Held while pages are changed; nothing where there is one route only.
+/// Held while pages are changed; none if there is only one route.
 type Turn = Option<RangeLock<Route>>;
 
 /// The pages that a range touches.
@@ -87,21 +87,21 @@ fn pages(at: u64, len: u64) -> (u64, u64) {
     (at - at % page, (at + len).next_multiple_of(page))
 }
 
-/// What requests that go on after `submit` hold on to.
+/// State shared by requests that continue after `submit`.
 pub(super) struct Inner {
     pub(super) storage: Storage,
     pub(super) size: u64,
     /// Ways to zero that have not failed yet.
     pub(super) zero: Ways,
-    /// Cleared when the file system turns out not to know where its holes are.
+    /// Cleared when the file system does not report holes.
     pub(super) seeks: AtomicBool,
-    /// Cleared when the file system turns out not to tell whether a read would wait.
+    /// Cleared when the file system cannot tell whether a read would wait.
     pub(super) tells_cached: AtomicBool,
-    /// For payloads whose memory is not aligned for direct I/O; those who wait hold none of it.
+    /// For payloads whose memory is not aligned for direct I/O; waiting tasks hold none of it.
     pub(super) scratch: Pool,
-    /// Pages that are being changed, where changes go both through the page cache and past it.
+    /// Pages being changed, if changes use both the page cache and direct I/O.
     pub(super) changing: Option<Arc<RangeLocks<Route>>>,
-    /// Whose turn it is to write through the page cache.
+    /// The turn to write through the page cache.
     pub(super) inode: Arc<InodeLock>,
     /// Flushes of all handles.
     pub(super) syncs: Arc<Syncs>,
@@ -123,8 +123,8 @@ impl Inner {
         }
     }
 
-    /// The descriptor for a request, and whether it is a direct one. What is not aligned for direct
-    /// I/O goes through the page cache, which the kernel keeps coherent.
+    /// The descriptor for a request, and whether it is direct. Unaligned requests use the page
+    /// cache, which the kernel keeps coherent.
     pub(super) fn route(&self, at: u64, len: u64) -> (&blockhaul_io::File, bool) {
         let align = u64::from(self.storage.align);
         let aligned = at.is_multiple_of(align) && len.is_multiple_of(align);
@@ -139,7 +139,7 @@ impl Inner {
         self.storage.nearness == Nearness::Memory
     }
 
-    /// Waits until nobody changes these pages by the other route.
+    /// Waits until no task changes these pages by the other route.
     pub(super) async fn turn(&self, route: Route, at: u64, len: u64) -> Turn {
         let (start, end) = pages(at, len);
         match &self.changing {
@@ -148,7 +148,7 @@ impl Inner {
         }
     }
 
-    /// The turn where it need not be waited for.
+    /// The turn if it is free now.
     pub(super) fn turn_now(&self, route: Route, at: u64, len: u64) -> Option<Turn> {
         let (start, end) = pages(at, len);
         match &self.changing {
@@ -157,7 +157,7 @@ impl Inner {
         }
     }
 
-    /// The descriptor for a request that is to go past the page cache.
+    /// The descriptor for a direct request.
     pub(super) fn past(&self, at: u64, len: u64) -> Option<&Past> {
         let aligned = |past: &&Past| {
             let align = u64::from(past.align);
@@ -167,8 +167,8 @@ impl Inner {
         self.storage.past.as_ref().filter(aligned).filter(works)
     }
 
-    /// Makes completed writes durable. The kernel reports errors of all descriptors of the file to one
-    /// that is open since before the writes.
+    /// Makes completed writes durable. The kernel reports errors of all descriptors of the file to
+    /// one that has been open since before the writes.
     pub(super) async fn sync(&self) -> Result<()> {
         if self.in_memory() {
             return Ok(());

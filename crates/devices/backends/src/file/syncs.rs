@@ -1,15 +1,15 @@
-//! Flushes of an open file: one at a time, shared by those who wait, and none after a failed one.
+//! Flushes of an open file: one at a time, shared by waiting requests, and none after a failed one.
 //!
-//! The kernel reports lost data once for each open file. Two calls of fdatasync(2) that overlap cannot both
-//! be trusted: one may have taken the report of data that the other one was to make durable. So there is
-//! one call at a time. Requests that arrive meanwhile share the next call.
+//! The kernel reports lost data once per open file. If two calls of fdatasync(2) overlap, neither
+//! can be trusted: one may have taken the report about data that the other one should make durable.
+//! So there is one call at a time. Requests that arrive meanwhile share the next call.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use blockhaul_block::{Error, FailedFlush, Kind, Result};
 use blockhaul_io::Completer;
 
-/// The flushes of all handles of an open file.
+/// The flushes of all handles to an open file.
 #[derive(Default)]
 pub(super) struct Syncs {
     failed: FailedFlush,
@@ -23,29 +23,29 @@ struct State {
     waiting: Vec<Completer<Turn>>,
 }
 
-/// What a request that waited receives.
+/// What a waiting request receives.
 enum Turn {
     /// It makes the next call, for others as well.
     Lead(Lead),
-    /// The outcome of the call that another request has made for it.
+    /// The outcome of the call that another request made for it.
     Over(Result<()>),
 }
 
-/// Leave to make the only call. Dropping it passes the leave on.
+/// Permission to make the only call. Dropping it passes the permission on.
 struct Lead {
     syncs: Arc<Syncs>,
-    /// Requests that the call is for, beside that which makes it.
+    /// The other requests that the call is for.
     others: Vec<Completer<Turn>>,
 }
 
 impl Syncs {
-    /// Whether a flush may still succeed; as [`FailedFlush::check`].
+    /// Whether a flush may still succeed; like [`FailedFlush::check`].
     pub(super) fn check(&self) -> Result<()> {
         self.failed.check()
     }
 
-    /// Makes durable what was written before: by `sync`, or by a call that another request makes and that
-    /// begins after this request has arrived.
+    /// Makes earlier writes durable: by `sync`, or by a call of another request that begins after
+    /// this request has arrived.
     pub(super) async fn run<F: Future<Output = Result<()>>>(
         self: &Arc<Syncs>,
         sync: impl FnOnce() -> F,
@@ -78,7 +78,7 @@ impl Syncs {
 }
 
 impl Lead {
-    /// Tells the others the outcome, and after a failure also those whose requests overlapped the call.
+    /// Passes the outcome to the others, and a failure also to requests that overlapped the call.
     fn end(mut self, outcome: Result<()>) -> Result<()> {
         let mut told = std::mem::take(&mut self.others);
         if let Err(error) = &outcome {
@@ -120,7 +120,7 @@ mod tests {
             .block_on(test);
     }
 
-    /// Calls that end when the test wants it.
+    /// Calls that the test ends.
     #[derive(Default)]
     struct Calls {
         begun: AtomicUsize,

@@ -1,5 +1,5 @@
-//! What the conformance suite cannot see: ways to zero that a file system refuses, blocks on the
-//! disk, files that change under us, and what can go wrong when opening.
+//! What the conformance suite cannot check: ways to zero that a file system refuses, allocated
+//! blocks, files changed by other programs, and errors on open.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -24,7 +24,8 @@ use super::{File, identity, open};
 
 const HOLE_AND_ZERO: u64 = HOLE | ZERO;
 
-/// Runs a check in a folder of each kind of file system, on every engine that this machine offers.
+/// Runs a check in a directory of each kind of file system, on every engine that this machine
+/// offers.
 fn everywhere<F: Future<Output = ()> + 'static>(check: fn(PathBuf) -> F) {
     for engine in [Engine::Uring, Engine::Threads] {
         if engine == Engine::Uring && blockhaul_io::uring_available().is_err() {
@@ -61,7 +62,7 @@ fn open_error(path: &Path, query: &str, intent: Intent) -> blockhaul_block::Erro
     device(path, query, intent).err().unwrap()
 }
 
-/// Bytes that the file occupies.
+/// Allocated bytes of the file.
 fn occupied(path: &Path) -> u64 {
     fs::metadata(path).unwrap().blocks() * 512
 }
@@ -82,7 +83,7 @@ fn every_way_to_zero_zeroes_its_range_and_nothing_else() {
         let all = [Allocate::PunchHole, Allocate::ZeroRange, Allocate::Reserve];
         for refused in 0..8 {
             for flags in [Flags::empty(), Flags::NO_HOLE, Flags::NO_HOLE | Flags::FUA] {
-                // More than one call of 64 MiB where zeroes have to be written, and unaligned.
+                // More than one call of 64 MiB if zeroes have to be written, and unaligned.
                 let (at, len, size) = (5_000, (70 << 20) + 77, 80 << 20);
                 let path = folder.join("disk");
                 let device = device(&path, "", Intent::target(size)).unwrap();
@@ -151,7 +152,7 @@ fn extents_are_found_however_many_there_are() {
         let found = all_extents(&device, 0, size).await;
         let data: u64 = found.runs().iter().filter(|run| run.state == 0).map(|run| run.len).sum();
         assert!(found.len() >= 10_000, "{} runs", found.len());
-        // A file system may call more than the written page data, never less.
+        // A file system may report more than the written page as data, never less.
         assert!((count * 4096..=count * unit).contains(&data), "{data} bytes of data");
         for (at, run) in found.ranges(0) {
             if run.state == 0 {
@@ -226,7 +227,7 @@ fn a_copy_target_is_made_or_emptied() {
 fn a_target_is_as_it_was_until_it_is_resized() {
     let dir = tempfile::tempdir_in("/var/tmp").unwrap();
     let path = dir.path().join("disk");
-    // It was not there: it goes again, unless it was resized or holds what somebody else has written.
+    // A new file is removed again, unless it was resized or another program has written to it.
     let unprepared = || open::open(&target(&path, "", Intent::target(5_000))).unwrap();
     let (made, resize) = unprepared();
     assert_eq!((made.facts().size, made.facts().zeroed), (5_000, true));
@@ -258,7 +259,7 @@ fn a_target_with_blocks_keeps_them_for_who_writes_over_them() {
         left.resize(size, 0);
         assert_eq!(fs::read(&path).unwrap(), left);
     }
-    // Next to no blocks: the rest is known to be zeroes when it is emptied.
+    // Hardly any blocks: the rest is known to be zero when it is emptied.
     for held in [0, 1] {
         fs::write(&path, vec![7; held]).unwrap();
         let facts = device(&path, "", Intent::target(1 << 20).overwriting(true)).unwrap().facts();
@@ -346,7 +347,7 @@ fn auto_goes_past_the_page_cache_for_what_is_not_in_it() {
         buf.fill(7);
         target.write(0, buf.into()).await.unwrap();
         target.write(1 << 20, Data::copy_of(&[8; 77])).await.unwrap();
-        // What is crooked in memory, and what is crooked on the disk.
+        // Unaligned in memory, and unaligned on the disk.
         target.write(8192, Data::copy_of(&[9; 5000]).slice(77, 4096)).await.unwrap();
         target.write(20_001, Data::copy_of(&[9; 50])).await.unwrap();
         target.flush().await.unwrap();
@@ -371,9 +372,9 @@ fn auto_goes_past_the_page_cache_for_what_is_not_in_it() {
         expected[8192..12_288].fill(9);
         expected[20_001..20_051].fill(9);
         assert!(data.bytes() == expected);
-        // The end is no whole block.
+        // The end is not a whole block.
         assert_eq!(source.read(1 << 20, 77).await.unwrap().bytes(), [8; 77]);
-        // What is cached is taken from there.
+        // Cached data is read from the cache.
         fs::read(&path).unwrap();
         let Ok(Reply::Data(data)) = read().await else { panic!("no data") };
         assert!(data.bytes() == expected);
@@ -411,7 +412,7 @@ fn what_cannot_be_opened_says_why_and_what_to_do() {
         (pipe, Intent::READ, Kind::Usage, "is a pipe"),
         (at("socket"), Intent::WRITE, Kind::Usage, "nbd+unix"),
         ("/dev/null".into(), Intent::target(1), Kind::Usage, "character device"),
-        // Not even the superuser may write this one.
+        // Not even the superuser may write to this one.
         ("/sys/kernel/notes".into(), Intent::WRITE, Kind::Refused, "read-only"),
         (PathBuf::new(), Intent::READ, Kind::Usage, "file:PATH"),
     ];
@@ -517,7 +518,7 @@ fn block_devices_are_read_written_and_zeroed() {
                 device.trim(0, 1 << 20).await.unwrap();
                 device.flush().await.unwrap();
             }
-            // Through the page cache, offsets need no alignment, zeroing neither.
+            // Through the page cache, offsets need no alignment, for zeroing neither.
             let device = device(&node, "", Intent::WRITE).unwrap();
             device.write(1_000, Data::copy_of(&[9; 3_000])).await.unwrap();
             device.zero(1_500, 100).await.unwrap();
@@ -529,7 +530,7 @@ fn block_devices_are_read_written_and_zeroed() {
     }
 }
 
-/// A second program: its descriptions are others than those of this process's devices.
+/// Another program: its open file descriptions are separate from those of this process's devices.
 fn other_program(path: &Path) -> fs::File {
     fs::File::options().read(true).write(true).open(path).unwrap()
 }
@@ -540,7 +541,7 @@ fn two_programs_do_not_write_to_one_file() {
         let path = folder.join("disk");
         fs::write(&path, [7; 4096]).unwrap();
         let other = other_program(&path);
-        // 201: who lets no other write; 101: who writes, as qemu-nbd does.
+        // 201: allows no other writer; 101: writes, like qemu-nbd.
         for byte in [201, 101] {
             blockhaul_os::lock_shared(&other, byte).unwrap();
             let error = open_error(&path, "", Intent::WRITE);
@@ -553,7 +554,7 @@ fn two_programs_do_not_write_to_one_file() {
             drop(device(&path, "lock=off", Intent::WRITE).unwrap());
             blockhaul_os::unlock(&other, byte).unwrap();
         }
-        // One who lets nobody cut it may be written beside.
+        // A program that only denies truncation allows other writers.
         blockhaul_os::lock_shared(&other, 203).unwrap();
         drop(device(&path, "", Intent::WRITE).unwrap());
         open_error(&path, "", Intent::target(8192));

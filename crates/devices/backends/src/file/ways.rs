@@ -1,17 +1,17 @@
-//! The ways to zero a range, best first, each left out for good once the file has refused it.
+//! The ways to zero a range, best first; each is dropped for good once the file has refused it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use blockhaul_block::Flags;
 use blockhaul_io::Allocate;
 
-/// What the file has not refused yet.
+/// The ways that the file has not refused yet.
 pub(super) struct Ways {
     is_disk: bool,
     punch: AtomicBool,
     zero_range: AtomicBool,
     reserve: AtomicBool,
-    /// Of disks alone: forget without a promise of zeroes.
+    /// Only for disks: discard without a promise of zeroes.
     pub(super) discard: AtomicBool,
 }
 
@@ -35,11 +35,11 @@ impl Ways {
         }
     }
 
-    /// What to try, in order.
+    /// The ways to try, in order.
     pub(super) fn order(&self, flags: Flags) -> &'static [Way] {
         let keep = flags.contains(Flags::NO_HOLE);
         match (self.is_disk, flags.contains(Flags::FAST), keep) {
-            // A disk that cannot mark a range as zero is written by the kernel: not fast.
+            // If a disk cannot mark a range as zero, the kernel writes zeroes: not fast.
             (true, true, true) => &[],
             (true, true, false) => &[Way::Punch],
             (true, false, true) => &[Way::ZeroRange],

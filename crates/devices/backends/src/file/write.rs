@@ -1,4 +1,4 @@
-//! Writes: through the page cache, on the worker where they are short, or past it.
+//! Writes: through the page cache, on the worker if they are short, or with direct I/O.
 
 use std::sync::Arc;
 
@@ -8,8 +8,8 @@ use blockhaul_io::{Data, Parked, PayloadRoute};
 use super::inode::WORTH_WAITING;
 use super::storage::{INLINE_MAX, Inner, Route, count};
 
-/// Longest buffered write that is done on the worker itself: dearer to hand over than to do, and
-/// the kernel holds back larger amounts when too much is waiting for the disk.
+/// Longest buffered write done on the worker itself: passing it on costs more, and the kernel
+/// throttles larger amounts when the disk is behind.
 const INLINE_WRITE: usize = 128 << 10;
 
 impl Inner {
@@ -32,7 +32,7 @@ impl Inner {
         })
     }
 
-    /// Writes by the descriptor that the range asks for; through the page cache when it is its turn.
+    /// Writes by the route of the range; through the page cache when it has its turn.
     fn write_by(self: &Arc<Inner>, at: u64, data: Data, durable: bool) -> Pending {
         let (_, direct) = self.route(at, data.len() as u64);
         let short = if self.in_memory() { INLINE_MAX } else { INLINE_WRITE };
@@ -52,7 +52,7 @@ impl Inner {
         })
     }
 
-    /// Writes on the worker (`inline`) or has it written.
+    /// Writes on the worker (`inline`) or through the driver.
     fn start_write(self: &Arc<Inner>, at: u64, data: Data, durable: bool, inline: bool) -> Pending {
         let (file, direct) = self.route(at, data.len() as u64);
         let data = match (direct, data.take_parked()) {
@@ -87,7 +87,7 @@ impl Inner {
                 match writing.await {
                     Ok(written) if written == data.len() => {}
                     Ok(0) => return Err(write_failed(std::io::ErrorKind::WriteZero.into())),
-                    // Rare, and no part of the memory that each write needs.
+                    // Rare, so boxed to keep it out of the future of each write.
                     Ok(written) => Box::pin(file.write_rest_at(data.clone(), written, at))
                         .await
                         .map_err(write_failed)?,
@@ -118,7 +118,7 @@ impl Inner {
         })
     }
 
-    /// Writes past the page cache, or through it where that is refused.
+    /// Writes with direct I/O, or through the page cache if that is refused.
     async fn write_past(&self, at: u64, data: Data, durable: bool) -> Outcome {
         data.load().map_err(write_failed)?;
         let mut done = false;
@@ -179,7 +179,7 @@ impl Inner {
         })
     }
 
-    /// The same bytes in memory that direct I/O takes.
+    /// The same bytes in memory suitable for direct I/O.
     async fn aligned(&self, data: Data, align: u32) -> Result<Data> {
         if is_aligned(&data, align) {
             return Ok(data);
@@ -194,7 +194,7 @@ impl Inner {
     }
 }
 
-/// Whether a payload is in memory that direct I/O takes.
+/// Whether a payload is in memory suitable for direct I/O.
 fn is_aligned(data: &Data, align: u32) -> bool {
     data.bytes().as_ptr().addr().is_multiple_of(align as usize)
 }

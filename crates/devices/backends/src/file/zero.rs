@@ -1,10 +1,10 @@
-//! Zeroing and trimming a range.
+//! Zeroes and trims a range.
 //!
-//! Range may become a hole: punch it out; else let the file system mark it as zero; else write. Must
-//! stay allocated: mark it as zero; else punch it out and reserve it again; else write. For block
-//! devices the same calls reach the disk: punching unmaps and fails where that does not read as
-//! zeroes, marking has the kernel write zeroes where the disk cannot. The order is nbdcopy's
-//! (copy/file-ops.c).
+//! If the range may become a hole: punch it out; else let the file system mark it as zero; else
+//! write. If it must stay allocated: mark it as zero; else punch it out and reserve it again; else
+//! write. For block devices the same calls reach the disk: punching unmaps and fails if that does
+//! not read as zeroes, marking has the kernel write zeroes if the disk cannot. The order is
+//! nbdcopy's (copy/file-ops.c).
 
 use std::sync::atomic::Ordering;
 
@@ -31,18 +31,18 @@ impl Inner {
         self.write_zeroes(at, len).await
     }
 
-    /// Frees the range where that can be done.
+    /// Frees the range if possible.
     pub(super) async fn trim(&self, at: u64, len: u64) -> Result<()> {
         if self.zero.left(Way::Punch) && self.zero_by(Way::Punch, at, len).await? {
             return Ok(());
         }
-        // Punching asks a disk for zeroes; what it no longer needs it may forget without.
+        // Punching asks a disk for zeroes; discard does not need them.
         if self.zero.discard.load(Ordering::Relaxed) {
             let file = self.storage.file.clone();
             let discarded = blockhaul_io::offload(move || file.discard_now(at, len)).await;
             match discarded.map_err(|lost| Error::new(Kind::Io, "trimming").because(lost))? {
                 Ok(()) => {}
-                // Only whole sectors can be forgotten; a trim need not do anything.
+                // Only whole sectors can be discarded; a trim need not do anything.
                 Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => {}
                 Err(error) if error.raw_os_error() == Some(libc::EIO) => {
                     return Err(Error::system("cannot trim", error));
@@ -66,7 +66,7 @@ impl Inner {
                     log::debug!("the file has no {how:?}: {error}");
                     return Ok(false);
                 }
-                // A disk takes whole blocks only; the next request may have them.
+                // A disk accepts whole blocks only; the next request may be aligned.
                 Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => return Ok(false),
                 Err(error) => return Err(Error::system("cannot zero", error)),
             }
@@ -110,7 +110,8 @@ impl Inner {
     }
 }
 
-/// The file system or the kernel does not know the call: EOPNOTSUPP, ENOSYS; disks also say ENODEV.
+/// The file system or the kernel does not support the call: EOPNOTSUPP, ENOSYS; disks also return
+/// ENODEV.
 fn refused_for_good(error: &std::io::Error) -> bool {
     [libc::EOPNOTSUPP, libc::ENOSYS, libc::ENODEV]
         .iter()

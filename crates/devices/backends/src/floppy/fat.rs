@@ -1,8 +1,9 @@
-//! FAT: where everything is on the disk, and the bytes that say so.
+//! FAT: the layout of the disk, and its tables.
 //!
-//! How many clusters a file system has decides alone what kind it is (Microsoft's specification of
-//! FAT, "FAT type determination"): FAT12 below 4085, FAT16 below 65525, else FAT32. The sizes of all
-//! parts are the same for each, those of FAT32, as nbdkit's plugin has them for disks of all sizes.
+//! The number of clusters alone determines the type of a file system (Microsoft's specification of
+//! FAT, "FAT type determination"): FAT12 below 4085, FAT16 below 65525, else FAT32. The sizes of
+//! all parts are the same for each type, those of FAT32, as in nbdkit's plugin for disks of all
+//! sizes.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -14,33 +15,35 @@ use super::names::{self, ENTRY, Names, Short};
 use super::tree::{Folder, Stamp, Times, Tree};
 use crate::table::{self, SECTOR};
 
-/// Bytes of a cluster: the largest disk needs it so.
+/// Cluster size in bytes: required by the largest disk.
 const CLUSTER: u64 = 32 * SECTOR;
-/// Sector where the partition begins, and how many it has before its tables.
+/// First sector of the partition, and the number of its sectors before the tables.
 const START: u64 = 2048;
 const RESERVED: u64 = 32;
 /// Sectors of a track, and heads.
 const TRACK: u16 = 32;
 const HEADS: u16 = 64;
-/// Sectors of the partition with what is free, and with the copy of the first one.
+/// Sectors of the partition with the free count, and with the copy of the first sector.
 const INFO: u64 = 1;
 const BACKUP: u64 = 6;
-/// The first cluster, and most clusters: their numbers have 28 bits, some of which mean something else.
+/// The first cluster, and the maximum number: cluster numbers have 28 bits, with some values
+/// reserved.
 const FIRST: u32 = 2;
 const CLUSTERS_MAX: u64 = 0x0fff_fff0 - FIRST as u64;
-/// Least clusters of FAT16, and of FAT32.
+/// Minimum clusters of FAT16, and of FAT32.
 const SIXTEEN: u64 = 4085;
 const THIRTY_TWO: u64 = 65_525;
-/// Most clusters that the root folder has room for elsewhere: its entries are counted with 16 bits.
+/// Maximum clusters of a root directory outside the data area: its entries are counted with 16
+/// bits.
 const ROOT_MAX: u64 = 0xffff * ENTRY as u64 / CLUSTER;
-/// Most entries of a folder.
+/// Maximum entries of a directory.
 const ENTRIES_MAX: usize = 65_536;
 /// Attributes of entries.
 const LABEL: u8 = 0x08;
 const SUBFOLDER: u8 = 0x10;
 const ARCHIVE: u8 = 0x20;
 
-/// A part of the disk. What lies between parts is zero.
+/// A part of the disk. Gaps between parts are zero.
 pub(super) struct Part {
     pub at: u64,
     pub len: u64,
@@ -58,7 +61,7 @@ pub(super) struct Layout {
     pub size: u64,
 }
 
-/// What decides how large numbers of clusters are in the tables.
+/// The type, which determines the width of cluster numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fat {
     Twelve,
@@ -67,18 +70,18 @@ enum Fat {
 }
 
 impl Fat {
-    /// For so many clusters, `root` of which would hold the root folder.
+    /// For this many clusters, `root` of which would hold the root directory.
     fn of(clusters: u64, root: u64) -> Fat {
-        // Only FAT32 has the root folder among its clusters.
+        // Only FAT32 has the root directory among its clusters.
         match clusters.saturating_sub(root) {
-            // Or where the others cannot count its entries: Linux reads it so, too.
+            // Or if the others cannot count its entries: Linux reads it that way, too.
             _ if clusters >= THIRTY_TWO || root > ROOT_MAX => Fat::ThirtyTwo,
             others if others >= SIXTEEN => Fat::Sixteen,
             _ => Fat::Twelve,
         }
     }
 
-    /// Type of the partition: told by sectors, where there is such a type.
+    /// Type of the partition, with addressing by sectors if there is such a type.
     fn partition(self) -> u8 {
         match self {
             Fat::Twelve => 0x01,
@@ -126,7 +129,7 @@ fn wrong(text: impl std::fmt::Display) -> Error {
     Error::new(Kind::Usage, format!("floppy: {text}"))
 }
 
-/// Lays out the disk; with a size it has that, and what is left is free.
+/// Lays out the disk; with `size`, the rest is free space.
 pub(super) fn layout(tree: Tree, label: Short, size: Option<u64>) -> Result<Layout> {
     let mut tables = Vec::with_capacity(tree.folders.len());
     for index in 0..tree.folders.len() {
@@ -136,7 +139,7 @@ pub(super) fn layout(tree: Tree, label: Short, size: Option<u64>) -> Result<Layo
     let root = clusters_of(tables[0].len());
     let lens = tables.iter().map(Table::len).chain(tree.files.iter().map(|file| file.size));
     let used = lens.fold(0, |sum: u64, len| sum.saturating_add(clusters_of(len)));
-    // Readers refuse a file system without a cluster beside the root folder.
+    // Readers reject a file system without a cluster besides the root directory.
     let least = used.max(root + 1);
     let clusters = match size {
         None => least,
@@ -153,19 +156,19 @@ pub(super) fn layout(tree: Tree, label: Short, size: Option<u64>) -> Result<Layo
     let data = fats + 2 * fat_len;
     let end = data + clusters * CLUSTER;
     let sectors = end / SECTOR - START;
-    // Where the first cluster is.
+    // The position of the first cluster.
     let first = match kind {
         Fat::ThirtyTwo => data,
         Fat::Twelve | Fat::Sixteen => data + root * CLUSTER,
     };
 
-    // Folders first, then files, without gaps.
+    // Directories first, then files, without gaps.
     let mut next = FIRST;
     let mut place = |bytes: u64| {
         // All fit: their sum does.
         let start = next;
         next += clusters_of(bytes) as u32;
-        // What has no bytes has no cluster.
+        // Empty files have no cluster.
         if next == start { 0..0 } else { start..next }
     };
     let folders: Vec<_> = (tables.iter().enumerate())
@@ -212,17 +215,17 @@ pub(super) fn layout(tree: Tree, label: Short, size: Option<u64>) -> Result<Layo
     Ok(Layout { parts, size: size.unwrap_or(end) })
 }
 
-/// Clusters of a table for so many clusters of data.
+/// Clusters of a table for this many data clusters.
 fn fat_clusters(clusters: u64) -> u64 {
     ((clusters + u64::from(FIRST)) * 4).div_ceil(CLUSTER)
 }
 
-/// Bytes of a disk with so many clusters of data.
+/// Bytes of a disk with this many data clusters.
 fn room_for(clusters: u64) -> u64 {
     (START + RESERVED) * SECTOR + (2 * fat_clusters(clusters) + clusters) * CLUSTER
 }
 
-/// Most clusters of data that a disk of so many bytes holds; `None`: not even its tables.
+/// Maximum data clusters on a disk of this many bytes; `None`: not even its tables fit.
 fn clusters_in(size: u64) -> Option<u64> {
     let all = size.checked_sub((START + RESERVED) * SECTOR)? / CLUSTER;
     // The tables for all are at most one cluster too large each.
@@ -249,7 +252,7 @@ fn boot_sector(
     put(14, &(RESERVED as u16).to_le_bytes());
     put(16, &[2]);
     put(21, &[0xf8]);
-    // A geometry that no one uses, but some ask for; all sizes are multiples of its tracks.
+    // A geometry that is unused, but required by some; all sizes are multiples of its tracks.
     put(24, &TRACK.to_le_bytes());
     put(26, &HEADS.to_le_bytes());
     put(28, &(START as u32).to_le_bytes());
@@ -271,7 +274,7 @@ fn boot_sector(
         }
     };
     put(about, &[0x80, 0, 0x29]);
-    // Always the same number, so that the same files are the same disk.
+    // A fixed number, so that the same files make the same disk.
     put(about + 3, b"bhfl");
     put(about + 7, &label);
     put(about + 18, kind.name());
@@ -282,7 +285,7 @@ fn boot_sector(
     Ok(out)
 }
 
-/// The sector that tells how much is free, and where to look for it.
+/// The sector with the free count and the next free cluster.
 fn info_sector(free: u64, next: u32, has_free: bool) -> Vec<u8> {
     let mut out = table::boot_sector();
     out[..4].copy_from_slice(b"RRaA");
@@ -293,12 +296,12 @@ fn info_sector(free: u64, next: u32, has_free: bool) -> Vec<u8> {
     out
 }
 
-/// The entries of a folder, before it is known where everything is.
+/// The entries of a directory, before the layout is known.
 struct Table {
     entries: Vec<([u8; ENTRY], Leads)>,
 }
 
-/// Where an entry leads.
+/// The target of an entry.
 #[derive(Clone, Copy)]
 enum Leads {
     Nowhere,
@@ -315,7 +318,7 @@ impl Table {
             table.entries.push((entry, Leads::Nowhere));
         } else {
             let parent = &tree.folders[folder.parent];
-            // The root is told by no cluster.
+            // The root has no cluster number.
             let up = match folder.parent {
                 0 => Leads::Nowhere,
                 parent => Leads::Folder(parent),

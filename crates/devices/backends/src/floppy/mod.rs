@@ -1,8 +1,8 @@
-//! `floppy:FOLDER`: a disk with a FAT file system that holds what is in a folder, made up as it is
-//! read.
+//! `floppy:FOLDER`: a disk with a FAT file system with the contents of a directory, computed as it
+//! is read.
 //!
-//! [`tree`] finds files and folders, [`names`] gives them names that FAT can hold, [`fat`] lays out the
-//! disk. Only its tables are kept; files are opened when they are read.
+//! [`tree`] finds files and directories, [`names`] makes FAT names for them, [`fat`] lays out the
+//! disk. Only its tables are stored; files are opened when they are read.
 
 mod fat;
 mod names;
@@ -23,7 +23,7 @@ use crate::operand;
 use fat::{Layout, Part, What};
 use tree::Tree;
 
-/// Parts and gaps that one answer about extents tells of.
+/// Maximum number of parts and gaps in one extents reply.
 const RUNS_MAX: usize = 4096;
 
 /// The backend `floppy:FOLDER`.
@@ -84,7 +84,7 @@ fn open(target: &Target) -> Result<Opened> {
     if path.as_os_str().is_empty() {
         return Err(Error::new(Kind::Usage, "floppy: has no folder: write floppy:FOLDER"));
     }
-    // A server in the background is elsewhere when it reads the files.
+    // A background server has another working directory when it reads the files.
     let path = std::fs::canonicalize(&path).map_err(|error| {
         Error::system(format!("floppy: cannot open the folder {}", path.display()), error)
     })?;
@@ -120,7 +120,7 @@ impl Layout {
         self.parts[first..].iter().take_while(move |part| part.at < end)
     }
 
-    /// Reads a range; blocks where there are files.
+    /// Reads a range; blocks if there are files.
     fn read(&self, at: u64, mut out: Buf) -> Result<Buf> {
         out.fill(0);
         let end = at + out.len() as u64;

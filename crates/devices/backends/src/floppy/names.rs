@@ -1,30 +1,30 @@
-//! Names in FAT: a long one in UTF-16 before the entry, and a short one in the entry itself, which must
-//! be the only one of a folder.
+//! FAT names: a long one in UTF-16 before the entry, and a short one in the entry itself, which
+//! must be unique in the directory.
 
 use std::collections::{HashMap, HashSet};
 
-/// Bytes of a directory entry.
+/// Size of a directory entry in bytes.
 pub(super) const ENTRY: usize = 32;
-/// Units of UTF-16 in an entry of a long name, and where they are.
+/// UTF-16 units in an entry of a long name, and their positions.
 const UNITS: usize = 13;
 const PLACES: [usize; UNITS] = [1, 3, 5, 7, 9, 14, 16, 18, 20, 22, 24, 28, 30];
 
-/// A short name: eight and three bytes, filled up with spaces.
+/// A short name: eight and three bytes, padded with spaces.
 pub(super) type Short = [u8; 11];
 
-/// Gives short names to the names of a folder, in order.
+/// Assigns short names to the names of a directory, in order.
 #[derive(Default)]
 pub(super) struct Names {
     taken: HashSet<Short>,
-    /// The last number behind a short name without one.
+    /// The last number used after each base of a short name.
     numbers: HashMap<Short, u32>,
 }
 
 impl Names {
-    /// The short name of a name, and whether it says all.
+    /// The short name of a name, and whether it is complete.
     pub fn short(&mut self, name: &str) -> (Short, bool) {
         let (base, extension) = match name.rsplit_once('.') {
-            // A dot at the start begins no extension.
+            // A leading dot does not begin an extension.
             Some((base, extension)) if !base.trim_start_matches('.').is_empty() => {
                 (base, extension)
             }
@@ -53,12 +53,12 @@ impl Names {
     }
 }
 
-/// What of a name a short one can hold.
+/// The part of a name that fits a short one.
 struct Plain {
     bytes: Vec<u8>,
-    /// Something is missing or another letter.
+    /// A character is missing or was replaced.
     cut: bool,
-    /// Something was in lower case.
+    /// A character was in lower case.
     folded: bool,
 }
 
@@ -85,10 +85,10 @@ impl Plain {
     }
 }
 
-/// The entries that tell a long name, before that of the short one.
+/// The entries with the long name, before the entry with the short one.
 pub(super) fn long(name: &str, short: &Short) -> Vec<[u8; ENTRY]> {
     let mut units: Vec<u16> = name.encode_utf16().collect();
-    // Ended by a zero where it does not fill its entries.
+    // Terminated by a zero if it does not fill its entries.
     if !units.len().is_multiple_of(UNITS) {
         units.push(0);
         units.resize(units.len().next_multiple_of(UNITS), 0xffff);

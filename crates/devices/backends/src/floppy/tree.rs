@@ -1,4 +1,4 @@
-//! What a floppy holds: the files and folders below a folder.
+//! The contents of a floppy: the files and directories below a directory.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -6,21 +6,21 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use blockhaul_block::{Error, FileId, Kind, Result};
 
-/// Most files and folders: their names and tables are kept in memory.
+/// Maximum number of files and directories: their names and tables are in memory.
 const NODES_MAX: usize = 1 << 20;
-/// Longest file: its size has 32 bits.
+/// Maximum file length: the size has 32 bits.
 const FILE_MAX: u64 = u32::MAX as u64;
-/// Longest name, in units of UTF-16.
+/// Maximum name length in UTF-16 units.
 const NAME_MAX: usize = 255;
 
-/// A folder and what is in it. The first one is the root.
+/// A directory and its contents. The first one is the root.
 pub(super) struct Folder {
-    /// Its name; of the root, empty.
+    /// Its name; empty for the root.
     pub name: String,
-    /// Its parent, among the folders; the root's is the root.
+    /// Index of its parent directory; the root's is the root.
     pub parent: usize,
     pub times: Times,
-    /// Folders in it, among all folders, and files in it, among all files; by name.
+    /// Indexes of its directories, and of its files; by name.
     pub folders: Vec<usize>,
     pub files: Vec<usize>,
 }
@@ -33,7 +33,7 @@ pub(super) struct File {
     pub times: Times,
 }
 
-/// When it was made, used and written, as FAT tells it.
+/// Times of creation, access and modification, in FAT's format.
 #[derive(Clone, Copy)]
 pub(super) struct Times {
     pub created: Stamp,
@@ -41,7 +41,7 @@ pub(super) struct Times {
     pub modified: Stamp,
 }
 
-/// Folders and files below a folder. What is neither is left out.
+/// Files and directories below a directory. Other objects are ignored.
 #[derive(Default)]
 pub(super) struct Tree {
     pub folders: Vec<Folder>,
@@ -49,8 +49,8 @@ pub(super) struct Tree {
 }
 
 impl Tree {
-    /// Looks at a folder and all below it; blocks. Links are not followed, but the folder itself may
-    /// be one.
+    /// Reads a directory and everything below it; blocks. Links are not followed, but the directory
+    /// itself may be one.
     pub fn of(root: &Path) -> Result<Tree> {
         let mut tree = Tree::default();
         let cannot = |path: &Path, error| {
@@ -58,14 +58,14 @@ impl Tree {
         };
         let metadata = root.metadata().map_err(|error| cannot(root, error))?;
         tree.folders.push(Folder::new(String::new(), 0, Times::of(&metadata)));
-        // Folders whose entries are still to be looked at.
+        // Directories that are still to be read.
         let mut left = vec![(0, root.to_path_buf())];
         while let Some((index, path)) = left.pop() {
             let mut entries = Vec::new();
             for entry in path.read_dir().map_err(|error| cannot(&path, error))? {
                 entries.push(entry.map_err(|error| cannot(&path, error))?);
             }
-            // In an order that is always the same.
+            // In a reproducible order.
             entries.sort_by_key(std::fs::DirEntry::file_name);
             for entry in entries {
                 let path = entry.path();
@@ -107,7 +107,7 @@ impl Folder {
     }
 }
 
-/// The last component of a path, as FAT can hold it.
+/// The last component of a path, as a FAT name.
 fn name(path: &Path) -> Result<String> {
     let name = path.file_name().and_then(|name| name.to_str());
     let fits = name.filter(|name| name.encode_utf16().count() <= NAME_MAX);
@@ -128,7 +128,7 @@ impl Times {
     }
 }
 
-/// A time as FAT tells it, in UTC; it knows the years 1980 to 2107.
+/// A time in FAT's format, in UTC; it supports the years 1980 to 2107.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Stamp {
     pub date: u16,

@@ -18,7 +18,7 @@ unsafe extern "C" fn nbdkit_add_extent(
     len: u64,
     state: u32,
 ) -> c_int {
-    // SAFETY: the plugin passes on what it was given.
+    // SAFETY: the plugin passes on the pointer that it got.
     let Some(extents) = (unsafe { extents.as_mut() }) else {
         return failed("nbdkit_add_extent: the list is NULL", -1);
     };
@@ -31,7 +31,7 @@ unsafe extern "C" fn nbdkit_add_extent(
     }
 }
 
-/// A list of extents of the plugin's own.
+/// A new list of extents for the plugin.
 #[unsafe(no_mangle)]
 extern "C" fn nbdkit_extents_new(start: u64, end: u64) -> *mut Extents {
     if start > end || end > i64::MAX as u64 {
@@ -120,7 +120,7 @@ unsafe extern "C" fn nbdkit_use_default_export(exports: *mut Exports) -> c_int {
 }
 
 /// # Safety
-/// `exports` is null: plugins make no lists of exports, but many hold on to this function.
+/// `exports` is null: plugins make no lists of exports, but many refer to this function.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nbdkit_exports_free(exports: *mut Exports) {
     if !exports.is_null() {
@@ -129,7 +129,7 @@ unsafe extern "C" fn nbdkit_exports_free(exports: *mut Exports) {
     }
 }
 
-/// A list of exports of the plugin's own.
+/// A new list of exports for the plugin.
 #[unsafe(no_mangle)]
 extern "C" fn nbdkit_exports_new() -> *mut Exports {
     Box::into_raw(Box::default())

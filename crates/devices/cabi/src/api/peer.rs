@@ -1,4 +1,5 @@
-//! Functions about the client: whether its connection is encrypted, who it is, and the end of it.
+//! Functions about the client: whether its connection is encrypted, its identity, and disconnecting
+//! it.
 
 use std::ffi::{c_char, c_int};
 use std::os::fd::{AsFd as _, AsRawFd as _};
@@ -20,7 +21,7 @@ extern "C" fn nbdkit_is_tls() -> c_int {
     }
 }
 
-/// Ends the connection: at once, or by refusing whatever the client asks for from now on.
+/// Ends the connection: at once, or by refusing all later requests.
 #[unsafe(no_mangle)]
 extern "C" fn nbdkit_disconnect(force: c_int) {
     let Some((context, fd)) = client_fd() else { return failed("there is no connection", ()) };
@@ -29,7 +30,7 @@ extern "C" fn nbdkit_disconnect(force: c_int) {
         return client.dismissal.refuse();
     }
     client.dismissal.cut();
-    // Whoever waits for the next request looks up.
+    // Wakes the task that waits for the next request.
     // SAFETY: the descriptor is open while the context holds the stream.
     unsafe { libc::shutdown(fd, libc::SHUT_RD) };
 }
@@ -72,7 +73,7 @@ fn peer_credentials() -> Option<Credentials> {
     }
 }
 
-/// The client's process id.
+/// The client's process ID.
 #[unsafe(no_mangle)]
 extern "C" fn nbdkit_peer_pid() -> i64 {
     let Some(peer) = peer_credentials() else { return -1 };
@@ -82,13 +83,13 @@ extern "C" fn nbdkit_peer_pid() -> i64 {
     )
 }
 
-/// The client's user id.
+/// The client's user ID.
 #[unsafe(no_mangle)]
 extern "C" fn nbdkit_peer_uid() -> i64 {
     peer_credentials().map_or(-1, |peer| peer.uid.into())
 }
 
-/// The client's group id.
+/// The client's group ID.
 #[unsafe(no_mangle)]
 extern "C" fn nbdkit_peer_gid() -> i64 {
     peer_credentials().map_or(-1, |peer| peer.gid.into())
@@ -101,7 +102,7 @@ extern "C" fn nbdkit_peer_security_context() -> *mut c_char {
     let mut label = [0_u8; 1024];
     let mut len = label.len() as libc::socklen_t;
     let out = label.as_mut_ptr().cast();
-    // SAFETY: `out` has room for `len` bytes, and the descriptor is open.
+    // SAFETY: `out` has space for `len` bytes, and the descriptor is open.
     let got =
         unsafe { libc::getsockopt(fd.1, libc::SOL_SOCKET, libc::SO_PEERSEC, out, &raw mut len) };
     if got != 0 {

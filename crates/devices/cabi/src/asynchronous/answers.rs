@@ -1,4 +1,4 @@
-//! The answers: what a plugin calls, from any thread, for the requests that it has.
+//! The functions with which a plugin completes its requests, from any thread.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::context::{self, Left};
 use crate::plugin::Plugin;
 
 impl Lent {
-    /// Answers. What was lent goes back first: whoever hears the answer may count on it.
+    /// Completes the request. Releases lent memory first, because the receiver may rely on that.
     pub(super) fn finish(self, outcome: Outcome) {
         let Lent { waiting, memory, handle, _charge, .. } = self;
         drop(memory);
@@ -22,7 +22,7 @@ impl Lent {
         }
     }
 
-    /// The answer of a request that went well.
+    /// Completes a successful request.
     fn done(mut self) {
         let outcome = match std::mem::replace(&mut self.memory, Memory::None) {
             Memory::Read(buf) => Ok(Reply::Data(buf.into())),
@@ -36,7 +36,7 @@ impl Lent {
         self.finish(outcome);
     }
 
-    /// An answer to a read of `count` bytes at `from`.
+    /// Completes a read with `count` bytes at `from`.
     ///
     /// # Safety
     /// `from` points to `count` bytes.
@@ -55,7 +55,7 @@ impl Lent {
             return self.misfit(text);
         }
         if !std::ptr::eq(from.cast::<u8>(), buf.as_ptr()) {
-            // SAFETY: the caller's promise; `copy` allows for an overlap with what was lent.
+            // SAFETY: the caller's promise; `copy` allows an overlap with the lent memory.
             unsafe { std::ptr::copy(from.cast::<u8>(), buf.as_mut_ptr(), buf.len()) };
         }
         self.done();
@@ -69,7 +69,7 @@ impl Lent {
     }
 }
 
-/// Takes out the request that an answer is for.
+/// Takes out the request that a reply is for.
 fn answered(conn: Conn, number: u64) -> Option<Lent> {
     static STRAY: AtomicU64 = AtomicU64::new(0);
     let lent = TABLES.take(conn as u64, number);
@@ -87,7 +87,7 @@ fn answered(conn: Conn, number: u64) -> Option<Lent> {
     lent
 }
 
-/// The answer: done.
+/// The reply: done.
 #[unsafe(no_mangle)]
 extern "C" fn nbdkit_async_reply(conn: Conn, number: u64) -> c_int {
     let Some(lent) = answered(conn, number) else { return -1 };
@@ -95,7 +95,7 @@ extern "C" fn nbdkit_async_reply(conn: Conn, number: u64) -> c_int {
     0
 }
 
-/// The answer to a read.
+/// The reply to a read.
 ///
 /// # Safety
 /// `from` points to `count` bytes.
@@ -111,7 +111,7 @@ unsafe extern "C" fn nbdkit_async_reply_read(
     unsafe { lent.done_read(count, from) }
 }
 
-/// The answer: failed, for what this thread said last.
+/// The reply: failed, with this thread's last error.
 #[unsafe(no_mangle)]
 extern "C" fn nbdkit_async_reply_error(conn: Conn, number: u64) -> c_int {
     let errno = context::errno();
@@ -123,7 +123,7 @@ extern "C" fn nbdkit_async_reply_error(conn: Conn, number: u64) -> c_int {
     0
 }
 
-/// The answer: failed, with a number and a text.
+/// The reply: failed, with a number and a text.
 ///
 /// # Safety
 /// `text` is null or a C string.
@@ -144,7 +144,7 @@ unsafe extern "C" fn blockhaul_async_reply_error(
     0
 }
 
-/// The answer to a read: all zeroes.
+/// The reply to a read: all zeroes.
 #[unsafe(no_mangle)]
 extern "C" fn blockhaul_async_reply_hole(conn: Conn, number: u64) -> c_int {
     let Some(lent) = answered(conn, number) else { return -1 };
@@ -157,7 +157,7 @@ extern "C" fn blockhaul_async_reply_hole(conn: Conn, number: u64) -> c_int {
     0
 }
 
-/// The plugin of a connection that is open.
+/// The plugin of an open connection.
 fn plugin_of(conn: Conn) -> Option<Arc<Plugin>> {
     let table = TABLES.find(conn as u64);
     if table.is_none() {
@@ -166,13 +166,13 @@ fn plugin_of(conn: Conn) -> Option<Arc<Plugin>> {
     table.map(|table| table.owner.clone())
 }
 
-/// The bound in bytes on what is lent; 0: none.
+/// The limit of lent bytes; 0: none.
 #[unsafe(no_mangle)]
 extern "C" fn blockhaul_async_max_bytes(conn: Conn) -> i64 {
     plugin_of(conn).map_or(-1, |plugin| clamp(plugin.budget.limit()))
 }
 
-/// Changes the bound.
+/// Changes the limit.
 #[unsafe(no_mangle)]
 extern "C" fn blockhaul_async_set_max_bytes(conn: Conn, bytes: u64) -> c_int {
     let Some(plugin) = plugin_of(conn) else { return -1 };
@@ -180,7 +180,7 @@ extern "C" fn blockhaul_async_set_max_bytes(conn: Conn, bytes: u64) -> c_int {
     0
 }
 
-/// Bytes that are lent.
+/// Number of lent bytes.
 #[unsafe(no_mangle)]
 extern "C" fn blockhaul_async_bytes(conn: Conn) -> i64 {
     plugin_of(conn).map_or(-1, |plugin| clamp(plugin.budget.used()))

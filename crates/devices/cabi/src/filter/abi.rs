@@ -1,11 +1,11 @@
-//! The layout of nbdkit's `struct nbdkit_filter` and of the functions that filters call the next backend
-//! with. Neither is stable between releases: both are checked against [`VERSION`].
+//! The layout of nbdkit's `struct nbdkit_filter` and of the functions with which filters call the
+//! next backend. Neither is stable between releases: both are checked against [`VERSION`].
 
 use std::ffi::{c_char, c_int, c_void};
 
 use crate::lists::{Exports, Extents};
 
-/// The version of the interface, and the start of the release's name: its layout is the one below.
+/// The version of the interface, and the prefix of the release's name: its layout is the one below.
 pub(super) const API_VERSION: c_int = 6;
 pub(super) const VERSION: &str = "1.42.";
 
@@ -19,12 +19,12 @@ pub(super) type Handle = *mut c_void;
 #[repr(C)]
 pub(super) struct OpaqueBackend([u8; 0]);
 
-/// The same of what is open of a backend.
+/// The same for an open backend.
 #[repr(C)]
 pub struct OpaqueOpen([u8; 0]);
 
 pub(super) type Backends = *const OpaqueBackend;
-/// What is open of the next backend.
+/// The next open backend.
 pub(super) type Next = *mut OpaqueOpen;
 
 pub(super) type NextConfig = unsafe extern "C" fn(Backends, *const c_char, *const c_char) -> c_int;
@@ -37,7 +37,7 @@ pub(super) type NextOpen = unsafe extern "C" fn(Next, c_int, *const c_char) -> c
 pub(super) type Ask = unsafe extern "C" fn(Next, Handle) -> c_int;
 pub(super) type Range = unsafe extern "C" fn(Next, Handle, u32, u64, u32, *mut c_int) -> c_int;
 
-/// What a filter describes itself with.
+/// A filter's description.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct Filter {
@@ -95,7 +95,7 @@ pub(super) struct Filter {
     pub(super) cache: Option<Range>,
 }
 
-/// What filters call the next backend with: the beginning of what is open of it.
+/// The functions with which filters call the next backend: the first field of an open backend.
 #[repr(C)]
 pub(super) struct NextOps {
     pub(super) prepare: unsafe extern "C" fn(Next) -> c_int,

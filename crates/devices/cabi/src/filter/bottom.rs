@@ -1,4 +1,4 @@
-//! The plugin at the end of a chain: its callbacks, and what stands in for those that it does not have
+//! The plugin at the end of a chain: its callbacks, and the defaults for missing ones
 //! (nbdkit-plugin(3)).
 
 use std::ffi::{c_char, c_int, c_void};
@@ -41,7 +41,7 @@ pub(super) unsafe fn preconnect(readonly: c_int) -> c_int {
 }
 
 /// # Safety
-/// `exports` is a list that lives.
+/// `exports` is a valid list.
 pub(super) unsafe fn list_exports(readonly: c_int, tls: c_int, exports: *mut Exports) -> c_int {
     match chain().plugin.list_exports {
         // SAFETY: the caller's promise.
@@ -64,14 +64,14 @@ pub(super) unsafe fn default_export(readonly: c_int, tls: c_int) -> *const c_cha
     }
 }
 
-/// The plugin's open handle, and in whose name its callbacks run.
+/// The plugin's open handle, and the context of its callbacks.
 pub(super) struct Bottom {
     pub(super) handle: Handle,
     pub(super) context: Arc<Context>,
 }
 
 impl Bottom {
-    /// Opens a handle; what the plugin says goes to whoever called.
+    /// Opens a handle; the plugin's errors are passed to the caller.
     pub(super) fn open(context: Arc<Context>, readonly: c_int) -> Option<Bottom> {
         let open = chain().plugin.open.expect("checked when it was loaded");
         // SAFETY: the callback takes a number, on the connection's thread.
@@ -91,7 +91,7 @@ impl Bottom {
         }
     }
 
-    /// A question that answers -1 or a number.
+    /// A query that returns -1 or a number.
     fn ask(&self, name: &'static std::ffi::CStr, callback: crate::abi::Ask) -> c_int {
         // SAFETY: an open handle.
         let call = || unsafe { callback(self.handle) };
@@ -102,7 +102,7 @@ impl Bottom {
         answer
     }
 
-    /// A question whose answer is yes or no.
+    /// A query that returns yes or no.
     fn yes(
         &self,
         name: &'static std::ffi::CStr,
@@ -184,7 +184,7 @@ impl Bottom {
     }
 
     pub(super) fn can_fast_zero(&self) -> c_int {
-        // What has no zero of its own is slow at once.
+        // Without zero, fast zero fails at once.
         self.yes(c"can_fast_zero", chain().plugin.can_fast_zero, chain().plugin.zero.is_none())
     }
 
@@ -215,13 +215,13 @@ impl Bottom {
         }
     }
 
-    /// Runs a request; its error number is 0 if it went well.
+    /// Runs a request; returns 0 or its error number.
     fn run(&self, name: &'static std::ffi::CStr, call: impl FnOnce() -> c_int) -> c_int {
         call_plugin(&self.context, name, call, |result| *result == -1).1
     }
 
     /// # Safety
-    /// `buf` has room for `count` bytes.
+    /// `buf` has space for `count` bytes.
     pub(super) unsafe fn pread(&self, buf: *mut c_void, count: u32, at: u64) -> c_int {
         let (plugin, handle) = (&chain().plugin, self.handle);
         // SAFETY: an open handle, and the caller's promise.
@@ -262,7 +262,7 @@ impl Bottom {
         })
     }
 
-    /// Runs what changes the device with the plugin's own FUA, or with a flush behind it.
+    /// Runs a change with the plugin's own FUA, or followed by a flush.
     fn durably(&self, flags: u32, fua: c_int, change: impl FnOnce(u32) -> c_int) -> c_int {
         let flush = flags & FLAG_FUA != 0 && fua != FUA_NATIVE;
         let number = change(if flush { flags & !FLAG_FUA } else { flags });
@@ -301,7 +301,7 @@ impl Bottom {
         })
     }
 
-    /// The plugin's zero; where it says that it cannot, zeroes are written.
+    /// The plugin's zero; if it does not support zero, writes zeroes.
     pub(super) fn zero(&self, count: u32, at: u64, flags: u32, fua: c_int) -> c_int {
         let fast = flags & FLAG_FAST_ZERO != 0;
         let number = self.durably(flags, fua, |flags| self.own_zero(count, at, flags));
@@ -347,7 +347,7 @@ impl Bottom {
     }
 
     /// # Safety
-    /// `extents` is a list that lives.
+    /// `extents` is a valid list.
     pub(super) unsafe fn extents(
         &self,
         count: u32,
@@ -361,7 +361,7 @@ impl Bottom {
     }
 
     pub(super) fn cache(&self, count: u32, at: u64) -> c_int {
-        // One that says it caches and has no callback has nothing to do.
+        // A plugin that claims to cache but has no callback has nothing to do.
         let Some(callback) = chain().plugin.cache else { return 0 };
         // SAFETY: an open handle.
         self.run(c"cache", || unsafe { callback(self.handle, count, at, 0) })

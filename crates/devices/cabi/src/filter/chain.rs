@@ -1,5 +1,5 @@
-//! The backends of a chain, from the plugin to the outermost filter: how they are loaded, configured,
-//! made ready, and left.
+//! The backends of a chain, from the plugin to the outermost filter: loading, configuration, start
+//! and end.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
@@ -21,17 +21,17 @@ use crate::load::{self, Library};
 pub(crate) struct Chain {
     pub(super) plugin: crate::abi::Plugin,
     pub(super) backends: Vec<Backend>,
-    /// The thread model that all agree on.
+    /// The strictest thread model of all.
     model: AtomicI32,
 }
 
-// SAFETY: the raw pointers are strings of shared objects that stay loaded, and functions, which are called
-// by the rules of the chain's thread model.
+// SAFETY: the raw pointers are strings of shared objects that stay loaded, and functions, which are
+// called according to the chain's thread model.
 unsafe impl Send for Chain {}
 // SAFETY: as above.
 unsafe impl Sync for Chain {}
 
-/// A plugin or filter in a chain. Filters know it by its address.
+/// A plugin or filter in a chain. Filters identify it by its address.
 pub struct Backend {
     pub(super) index: usize,
     pub(super) name: CString,
@@ -43,8 +43,8 @@ pub struct Backend {
 /// The process's chain.
 static CHAIN: OnceLock<Chain> = OnceLock::new();
 
-/// Loads filters (outermost first) over a plugin, and keeps them as the process's chain. `loaded` is called with
-/// each and its name.
+/// Loads filters (outermost first) over a plugin, and stores them as the process's chain. `loaded`
+/// is called with each and its name.
 pub(crate) fn set_up(
     plugin: crate::abi::Plugin,
     name: &str,
@@ -116,7 +116,7 @@ fn open(name: &str) -> Result<(Backend, Library)> {
     if described.is_null() {
         return Err(wrong(name, "it refuses to be used: its filter_init answers NULL"));
     }
-    // SAFETY: not null; every release's struct begins with these two, which tell whose layout follows.
+    // SAFETY: not null; every release's struct begins with these two, which identify its layout.
     let (api, version) =
         unsafe { ((*described).api_version, text((*described).version).unwrap_or_default()) };
     if api != abi::API_VERSION || !version.starts_with(abi::VERSION) {
@@ -128,7 +128,7 @@ fn open(name: &str) -> Result<(Backend, Library)> {
         );
         return Err(wrong(name, &why));
     }
-    // SAFETY: not null, and of the release whose layout this is.
+    // SAFETY: not null, and of the release with this layout.
     let filter = unsafe { described.read() };
     if filter.name.is_null() {
         return Err(wrong(name, "it has no name"));
@@ -138,7 +138,7 @@ fn open(name: &str) -> Result<(Backend, Library)> {
     Ok((Backend { index: 0, name: c_name, path, filter: Some(filter) }, library))
 }
 
-/// Loads a filter for what it says about itself.
+/// Loads a filter for its description.
 ///
 /// # Errors
 /// There is no such filter, or it cannot be hosted.
@@ -161,7 +161,7 @@ pub fn about(name: &str) -> Result<About> {
     })
 }
 
-/// The chain; there is one wherever a backend is.
+/// The chain; it exists whenever a backend does.
 pub(super) fn chain() -> &'static Chain {
     CHAIN.get().expect("the chain was set up before anything of it is called")
 }
@@ -171,7 +171,7 @@ impl Chain {
         chain().backends.last().expect("the plugin is always there")
     }
 
-    /// Unloads what was loaded; nothing of the chain is called afterwards.
+    /// Unloads everything; no function of the chain is called afterwards.
     pub(super) fn unload(&self) {
         for backend in &self.backends {
             let unload = match &backend.filter {
@@ -224,7 +224,7 @@ impl Chain {
     /// From the plugin outwards.
     pub(super) fn after_fork(&self) -> c_int {
         for backend in &self.backends {
-            // SAFETY: as in `get_ready`; the backend below a filter is in the chain, for ever.
+            // SAFETY: as in `get_ready`; the backend below a filter stays in the chain for ever.
             let result = unsafe {
                 match &backend.filter {
                     Some(filter) => filter.after_fork.map_or(0, |call| call(backend.next())),
@@ -259,7 +259,7 @@ impl Chain {
         }
     }
 
-    /// What filters add to `--dump-plugin`, printed to standard output.
+    /// The filters' additions to `--dump-plugin`, printed to standard output.
     pub(super) fn dump(&self) {
         for backend in &self.backends {
             let dump = match &backend.filter {
@@ -267,7 +267,7 @@ impl Chain {
                 Some(filter) => {
                     let path = backend.path.canonicalize().unwrap_or(backend.path.clone());
                     let name = backend.name();
-                    // Through C's buffer, in which the callbacks' own words are.
+                    // Through C's buffer, which the callbacks also use.
                     let text = format!("{name}_path={}\n{name}_name={name}\n", path.display());
                     crate::api::print(&text);
                     filter.dump_plugin
@@ -290,7 +290,7 @@ impl Backend {
         }
     }
 
-    /// What filters know it by.
+    /// The address by which filters identify it.
     pub(super) fn address(&self) -> Backends {
         ptr::from_ref(self).cast()
     }
@@ -300,16 +300,16 @@ impl Backend {
     }
 }
 
-/// A backend that a filter was given.
+/// A backend that was passed to a filter.
 ///
 /// # Safety
-/// `backend` is one that was given to a filter.
+/// `backend` was passed to a filter.
 pub(super) unsafe fn known(backend: Backends) -> &'static Backend {
     // SAFETY: backends stay where they are for ever.
     unsafe { &*backend.cast() }
 }
 
-/// Offers a parameter to a backend, and to those below as far as it passes it on.
+/// Offers a parameter to a backend, and to those below if it passes it on.
 ///
 /// # Safety
 /// `backend` is one of the chain's, key and value are C strings that are never freed.
@@ -366,10 +366,10 @@ pub(super) unsafe extern "C" fn preconnect(backend: Backends, readonly: c_int) -
     }
 }
 
-/// Fills in the exports of a backend; those that stand for its default export get that name.
+/// Lists the exports of a backend; replaces placeholders for its default export by the name.
 ///
 /// # Safety
-/// `backend` is one of the chain's, `exports` a list that lives.
+/// `backend` is one of the chain's, `exports` a valid list.
 pub(super) unsafe extern "C" fn list_exports(
     backend: Backends,
     readonly: c_int,
@@ -389,7 +389,7 @@ pub(super) unsafe extern "C" fn list_exports(
             None => bottom::list_exports(readonly, tls, exports),
         }
     };
-    // SAFETY: the caller's promise; nobody else uses the list meanwhile.
+    // SAFETY: the caller's promise; the list has no other user meanwhile.
     let Some(exports) = (unsafe { exports.as_mut() }) else { return -1 };
     if result == -1 || exports.default_at.is_empty() {
         return result;
@@ -400,7 +400,7 @@ pub(super) unsafe extern "C" fn list_exports(
     0
 }
 
-/// The name behind the empty name; null: there is none.
+/// The name that the empty name stands for; null: there is none.
 ///
 /// # Safety
 /// `backend` is one of the chain's.
@@ -438,8 +438,8 @@ pub(super) unsafe extern "C" fn default_export(
     }
 }
 
-/// Calls something of the plugin's at the end of the chain, and gives its error number where it failed.
-/// What it said is said again by whoever called.
+/// Calls the plugin at the end of the chain, and returns the error number of a failure. The caller
+/// reports the plugin's errors.
 pub(super) fn call_plugin<R>(
     context: &std::sync::Arc<context::Context>,
     name: &'static CStr,
@@ -462,7 +462,7 @@ pub(super) fn call_plugin<R>(
     (result, number)
 }
 
-/// The place of a handle for filters that need none.
+/// The handle of filters that need none.
 pub(super) fn no_handle() -> *mut c_void {
     static NOTHING: u8 = 0;
     (&raw const NOTHING).cast_mut().cast()

@@ -1,9 +1,9 @@
-//! What is open of a backend: one for each connection and level of the chain. A filter gets a pointer to
-//! that of the backend below, and calls it through the functions at its beginning.
+//! An open backend: one for each connection and level of the chain. A filter gets a pointer to that
+//! of the backend below, and calls it through the functions in its first field.
 //!
-//! Pointers to [`Open`] come from [`open`] and are good until [`close`]; whoever opened closes. What a
-//! filter may do with one from several threads is bounded by the chain's thread model; what is remembered
-//! here is atomic.
+//! Pointers to [`Open`] come from [`open`] and are valid until [`close`]; whichever side opened it
+//! closes it. The chain's thread model limits what a filter may do with one from several threads;
+//! the state stored here is atomic.
 
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::ptr;
@@ -16,22 +16,22 @@ use super::chain::{self, Backend, no_handle};
 use super::data;
 use crate::context::{self, Context, said};
 
-/// Longest name of an export.
+/// Maximum length of an export's name.
 const NAME_MAX: usize = 4096;
-/// Not asked yet.
+/// Not queried yet.
 const UNKNOWN: c_int = -2;
 
 /// An open backend.
 #[repr(C)]
 pub struct Open {
-    /// First, as filters look for it here.
+    /// First, because filters expect it here.
     ops: NextOps,
     backend: &'static Backend,
     /// The filter's handle.
     handle: AtomicPtr<std::ffi::c_void>,
     /// The plugin's, at the end of the chain.
     pub(super) bottom: Option<Bottom>,
-    /// What is open of the backend below.
+    /// The open backend below.
     next: AtomicPtr<OpaqueOpen>,
     readonly: bool,
     state: AtomicU8,
@@ -40,12 +40,12 @@ pub struct Open {
     answers: [AtomicI32; QUESTIONS],
 }
 
-/// `prepare` went well.
+/// `prepare` succeeded.
 const PREPARED: u8 = 1;
-/// `finalize` failed: nothing more of it is called.
+/// `finalize` failed: no function of it is called any more.
 const FAILED: u8 = 2;
 
-/// What is asked once.
+/// Queries that are made once.
 #[derive(Clone, Copy)]
 pub(super) enum Question {
     Write,
@@ -89,16 +89,17 @@ fn ops() -> NextOps {
     }
 }
 
-/// What an open backend points to.
+/// Dereferences an open backend.
 ///
 /// # Safety
 /// `open` came from [`open`] and is not closed yet.
 pub(super) unsafe fn known<'a>(open: Next) -> &'a Open {
-    // SAFETY: the caller's promise; nobody has it to change but through atomics.
+    // SAFETY: the caller's promise; it is changed only through atomics.
     unsafe { &*open.cast() }
 }
 
-/// Opens a backend; null: it failed, and has said why. `shared`: for no connection in particular.
+/// Opens a backend; null: it failed, and has reported why. `shared`: for no connection in
+/// particular.
 ///
 /// # Safety
 /// `backend` is one of the chain's, `name` a C string.
@@ -114,7 +115,7 @@ pub(super) unsafe fn open(
     let current = context::now().filter(|context| context.client.is_some() && !shared);
     let tls = current.as_ref().is_some_and(|context| context.tls);
     if name.is_empty() && current.is_some() {
-        // SAFETY: one of the chain's; the answer is null or a C string.
+        // SAFETY: one of the chain's; returns null or a C string.
         let default = unsafe { chain::default_export(backend.address(), readonly) };
         if default.is_null() {
             said("default export (\"\") not permitted");
@@ -163,15 +164,15 @@ pub(super) unsafe fn open(
     if own.bottom.is_some() {
         return made;
     }
-    // SAFETY: a filter's own callback, with what it is to be called with.
+    // SAFETY: a filter's own callback, with its documented arguments.
     let handle = unsafe { open_filter(backend, made, readonly, &name, c_int::from(tls)) };
     if handle.is_null() {
         let next = own.next.swap(ptr::null_mut(), Relaxed);
         if !next.is_null() {
-            // SAFETY: the filter opened it, and is done with it.
+            // SAFETY: the filter opened it, and no longer uses it.
             unsafe { close(next) };
         }
-        // SAFETY: made above; the filter has nothing to do with it any more.
+        // SAFETY: made above; the filter no longer uses it.
         drop(unsafe { Box::from_raw(made.cast::<Open>()) });
         return ptr::null_mut();
     }
@@ -232,7 +233,7 @@ pub(super) unsafe fn close(own: Next) {
     let next = open.next.load(Relaxed);
     drop(open);
     if !next.is_null() {
-        // SAFETY: it belonged to what was closed.
+        // SAFETY: it belonged to the backend that was closed.
         unsafe { close(next) };
     }
 }
@@ -250,7 +251,7 @@ impl Open {
         self.next.load(Relaxed)
     }
 
-    /// Puts another one in place of what is open below, which is given back.
+    /// Replaces the open backend below, and returns the old one.
     pub(super) fn set_next(&self, next: Next) -> Next {
         self.next.swap(next, Relaxed)
     }
@@ -261,14 +262,14 @@ impl Open {
     }
 
     fn remember(&self, question: Question, answer: c_int) -> c_int {
-        // What failed is asked again.
+        // Failed queries are repeated.
         if answer != -1 {
             self.answers[question as usize].store(answer, Relaxed);
         }
         answer
     }
 
-    /// The size as far as it is known.
+    /// The size, if known.
     pub(super) fn size(&self) -> u64 {
         u64::try_from(self.size.load(Relaxed)).unwrap_or(u64::MAX)
     }
@@ -277,7 +278,7 @@ impl Open {
 /// # Safety
 /// `own` is open.
 pub(super) unsafe extern "C" fn prepare(own: Next) -> c_int {
-    // SAFETY: the caller's promise; what is below is open as long as this.
+    // SAFETY: the caller's promise; the backend below is open as long as this.
     unsafe {
         let open = known(own);
         if open.state.load(Relaxed) & PREPARED != 0 {
@@ -301,7 +302,7 @@ pub(super) unsafe extern "C" fn prepare(own: Next) -> c_int {
 /// # Safety
 /// `own` is open.
 pub(super) unsafe extern "C" fn finalize(own: Next) -> c_int {
-    // SAFETY: the caller's promise; what is below is open as long as this.
+    // SAFETY: the caller's promise; the backend below is open as long as this.
     unsafe {
         let open = known(own);
         let state = open.state.load(Relaxed);
@@ -324,7 +325,7 @@ pub(super) unsafe extern "C" fn finalize(own: Next) -> c_int {
 /// # Safety
 /// `own` is open and prepared.
 pub(super) unsafe extern "C" fn get_size(own: Next) -> i64 {
-    // SAFETY: the caller's promise; what is below is open as long as this.
+    // SAFETY: the caller's promise; the backend below is open as long as this.
     unsafe {
         let open = known(own);
         let known = open.size.load(Relaxed);
@@ -345,7 +346,7 @@ pub(super) unsafe extern "C" fn get_size(own: Next) -> i64 {
 /// # Safety
 /// `own` is open and prepared.
 pub(super) unsafe extern "C" fn export_description(own: Next) -> *const c_char {
-    // SAFETY: the caller's promise; what is below is open as long as this.
+    // SAFETY: the caller's promise; the backend below is open as long as this.
     unsafe {
         let open = known(own);
         let call = open.backend.filter.as_ref().and_then(|filter| filter.export_description);
@@ -358,14 +359,14 @@ pub(super) unsafe extern "C" fn export_description(own: Next) -> *const c_char {
 }
 
 /// # Safety
-/// `own` is open and prepared; the others point to places to write to.
+/// `own` is open and prepared; the other pointers are writable.
 pub(super) unsafe extern "C" fn block_size(
     own: Next,
     minimum: *mut u32,
     preferred: *mut u32,
     maximum: *mut u32,
 ) -> c_int {
-    // SAFETY: the caller's promise; what is below is open as long as this.
+    // SAFETY: the caller's promise; the backend below is open as long as this.
     unsafe {
         let open = known(own);
         let mut known = open.block_size.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -391,13 +392,13 @@ pub(super) unsafe extern "C" fn block_size(
     }
 }
 
-/// Asks a question of a backend, once. Where `on` is answered with no, so is this.
+/// Queries a backend, once. If `on` is no, so is this.
 macro_rules! question {
     ($name:ident, $question:ident $(, $on:ident)?) => {
         /// # Safety
         /// `own` is open and prepared.
         pub(super) unsafe extern "C" fn $name(own: Next) -> c_int {
-            // SAFETY: the caller's promise; what is below is open as long as this.
+            // SAFETY: the caller's promise; the backend below is open as long as this.
             unsafe {
                 let open = known(own);
                 if let Some(answer) = open.remembered(Question::$question) {

@@ -1,6 +1,6 @@
 //! Requests down the chain: to a filter, which passes them on as it likes, or to the plugin.
 //!
-//! Each answers 0, or -1 with an error number in `error`.
+//! Each returns 0, or -1 with an error number in `error`.
 
 use std::ffi::{c_int, c_void};
 
@@ -10,13 +10,13 @@ use super::{NOTHING, ZEROES};
 use crate::abi::{CACHE_EMULATE, FLAG_FAST_ZERO, FLAG_FUA};
 use crate::lists::Extents;
 
-/// Bytes that are read at a time where a cache hint is done by reading, or zeroing by writing.
+/// Bytes per step of a cache request done by reading, or of a zero request done by writing.
 const PIECE: usize = ZEROES;
 
-/// What a plugin's error number means for who called.
+/// Returns a plugin's error number to the caller.
 ///
 /// # Safety
-/// `error` is null or a place to write to.
+/// `error` is null or writable.
 unsafe fn answer(number: c_int, error: *mut c_int) -> c_int {
     if number == 0 {
         return 0;
@@ -28,14 +28,14 @@ unsafe fn answer(number: c_int, error: *mut c_int) -> c_int {
     -1
 }
 
-/// Whether a range lies within the device, and what it is in the log.
+/// Whether a range lies within the device; logs an error with its name if not.
 fn checked(open: &Open, what: &str, count: u32, at: u64, flags: u32) -> bool {
     log::debug!("{}: {what} count={count} offset={at} flags=0x{flags:x}", open.backend().name());
     at.checked_add(count.into()).is_some_and(|end| end <= open.size())
 }
 
 /// # Safety
-/// `own` is open and prepared, `buf` has room for `count` bytes, `error` is a place to write to.
+/// `own` is open and prepared, `buf` has space for `count` bytes, `error` is writable.
 pub(super) unsafe extern "C" fn pread(
     own: Next,
     buf: *mut c_void,
@@ -165,7 +165,7 @@ pub(super) unsafe extern "C" fn zero(
     }
 }
 
-/// Zeroing for a backend that does it by writing.
+/// Zero for a backend that emulates it by writing.
 ///
 /// # Safety
 /// As for [`pread`].
@@ -186,7 +186,7 @@ unsafe fn write_zeroes(own: Next, count: u32, at: u64, flags: u32, error: *mut c
 }
 
 /// # Safety
-/// As for [`pread`]; `extents` is a list that lives.
+/// As for [`pread`]; `extents` is a valid list.
 pub(super) unsafe extern "C" fn extents(
     own: Next,
     count: u32,
@@ -202,7 +202,7 @@ pub(super) unsafe extern "C" fn extents(
             return answer(libc::EINVAL, error);
         }
         if context::can_extents(own) == 0 {
-            // All of it is data then.
+            // Without extents, everything is data.
             let Some(list) = extents.as_mut() else { return answer(libc::EINVAL, error) };
             let added = list.add(at, count.into(), 0);
             return answer(if added.is_ok() { 0 } else { libc::EINVAL }, error);

@@ -1,4 +1,4 @@
-//! A chain of filters as one plugin: callbacks that go in at its top.
+//! A chain of filters as one plugin: callbacks that enter it at the top.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -8,12 +8,12 @@ use super::{context as open, data};
 use crate::abi::{CACHE_NATIVE, FUA_NATIVE, Handle, Plugin};
 use crate::context;
 
-/// The chain as a plugin: the plugin's own words about itself, and callbacks of ours.
+/// The chain as a plugin: the plugin's description, with our callbacks.
 pub(crate) fn face(inner: &Chain) -> Plugin {
     Plugin {
         struct_size: size_of::<Plugin>() as u64,
         api_version: crate::abi::API_VERSION,
-        // Done already: the order matters.
+        // Already done, as the order matters.
         load: None,
         unload: Some(unload),
         config: Some(config),
@@ -53,13 +53,13 @@ pub(crate) fn face(inner: &Chain) -> Plugin {
         flush_v1: None,
         trim_v1: None,
         zero_v1: None,
-        // What a request leaves is told by its number.
+        // Request errors are returned by their number.
         errno_is_preserved: 0,
         ..inner.plugin
     }
 }
 
-/// What a request's result and error number mean for the host.
+/// The result and error number of a request, for the host.
 fn told(result: c_int, number: c_int) -> c_int {
     if result == -1 {
         context::set_error(number);
@@ -136,18 +136,18 @@ unsafe extern "C-unwind" fn enter(readonly: c_int) -> Handle {
 
 unsafe extern "C-unwind" fn leave(handle: Handle) {
     let top: Next = handle.cast();
-    // SAFETY: the host passes what `enter` answered, for the last time.
+    // SAFETY: the host passes the result of `enter`, for the last time.
     unsafe {
         open::finalize(top);
         open::close(top);
     }
 }
 
-/// A callback of the host's that passes what `enter` answered, and what else it takes, to the top.
+/// A callback for the host that passes the result of `enter` and its other arguments to the top.
 macro_rules! pass {
     ($($name:ident($($arg:ident: $kind:ty),*) -> $result:ty = $to:path;)*) => {$(
         unsafe extern "C-unwind" fn $name(handle: Handle, $($arg: $kind),*) -> $result {
-            // SAFETY: the host passes what `enter` answered, and pointers that are good meanwhile.
+            // SAFETY: the host passes the result of `enter`, and pointers that are valid meanwhile.
             unsafe { $to(handle.cast(), $($arg),*) }
         }
     )*};
@@ -167,26 +167,26 @@ pass! {
     can_multi_conn() -> c_int = open::can_multi_conn;
 }
 
-/// Whoever is at the end of the chain does what it takes: the flag goes in at the top.
+/// The end of the chain decides how: the flag enters at the top.
 unsafe extern "C-unwind" fn can_fua(handle: Handle) -> c_int {
-    // SAFETY: the host passes what `enter` answered.
+    // SAFETY: the host passes the result of `enter`.
     let answer = unsafe { open::can_fua(handle.cast()) };
     if answer > 0 { FUA_NATIVE } else { answer }
 }
 
 /// As for [`can_fua`].
 unsafe extern "C-unwind" fn can_cache(handle: Handle) -> c_int {
-    // SAFETY: the host passes what `enter` answered.
+    // SAFETY: the host passes the result of `enter`.
     let answer = unsafe { open::can_cache(handle.cast()) };
     if answer > 0 { CACHE_NATIVE } else { answer }
 }
 
-/// A request of the host's, passed to the top; its error number is told.
+/// A request from the host, passed to the top; returns its error number.
 macro_rules! request {
     ($($name:ident($($arg:ident: $kind:ty),*) = $to:path, $($passed:expr),*;)*) => {$(
         unsafe extern "C-unwind" fn $name(handle: Handle, $($arg: $kind),*) -> c_int {
             let mut number = 0;
-            // SAFETY: the host passes what `enter` answered, and pointers that are good meanwhile.
+            // SAFETY: the host passes the result of `enter`, and pointers that are valid meanwhile.
             let result = unsafe { $to(handle.cast(), $($passed),*, &raw mut number) };
             told(result, number)
         }

@@ -9,7 +9,7 @@ use crate::abi::FLAG_REQ_ONE;
 use crate::context::{self, said};
 use crate::lists::{CExport, Exports, Extents};
 
-/// The backend below a filter, of what is open of that filter.
+/// The backend below the filter with this open backend.
 ///
 /// # Safety
 /// `own` is open.
@@ -22,7 +22,7 @@ unsafe extern "C" fn nbdkit_context_get_backend(own: Next) -> Backends {
 /// Opens a backend; null: it failed.
 ///
 /// # Safety
-/// `backend` is one that the filter was given, `name` a C string.
+/// `backend` was passed to the filter, `name` is a C string.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nbdkit_next_context_open(
     backend: Backends,
@@ -38,7 +38,7 @@ unsafe extern "C" fn nbdkit_next_context_open(
     unsafe { open::open(backend, readonly, name, shared != 0) }
 }
 
-/// Closes what a filter opened by itself; null is nothing.
+/// Closes what a filter opened itself; null is ignored.
 ///
 /// # Safety
 /// `own` is open, and used for the last time.
@@ -50,7 +50,7 @@ unsafe extern "C" fn nbdkit_next_context_close(own: Next) {
     }
 }
 
-/// Puts what a filter opened in place of what is open below it, which it gets back.
+/// Replaces the open backend below a filter, and returns the old one.
 ///
 /// # Safety
 /// `own` is the filter's own; `next` is null, or open and of the backend below.
@@ -60,10 +60,10 @@ unsafe extern "C" fn nbdkit_context_set_next(own: Next, next: Next) -> Next {
     unsafe { open::known(own) }.set_next(next)
 }
 
-/// All extents of a range, in a list that the filter frees; null with an error number: it failed.
+/// All extents of a range, in a list that the filter frees; null with an error number on failure.
 ///
 /// # Safety
-/// `own` is open, `error` a place to write to.
+/// `own` is open, `error` writable.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nbdkit_extents_full(
     own: Next,
@@ -99,11 +99,11 @@ unsafe extern "C" fn nbdkit_extents_full(
     Box::into_raw(Box::new(all))
 }
 
-/// The extents of a range of whole blocks, as whole blocks: those within one become one extent that says
-/// only what is true of all.
+/// The extents of a range of whole blocks, as whole blocks: those within one become one extent with
+/// only the flags that all have.
 ///
 /// # Safety
-/// `own` is open, `extents` a list that lives, `error` a place to write to.
+/// `own` is open, `extents` a valid list, `error` writable.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nbdkit_extents_aligned(
     own: Next,
@@ -123,21 +123,21 @@ unsafe extern "C" fn nbdkit_extents_aligned(
     let align = u64::from(align.max(1));
     let mut blocks = in_blocks(&found, align);
     if blocks.is_empty() {
-        // Not even the first block is known in whole.
+        // Not even the first block is known completely.
         let block = u32::try_from(align.min(end - at)).unwrap_or(u32::MAX);
         // SAFETY: as above.
         let parts = unsafe { nbdkit_extents_full(own, block, at, flags, error) };
         if parts.is_null() {
             return -1;
         }
-        // SAFETY: made just above, for this function to free.
+        // SAFETY: made just above; this function frees it.
         let parts = unsafe { Box::from_raw(parts) };
         blocks = in_blocks(&parts, block.into());
     }
     // SAFETY: the filter's promise.
     let Some(list) = (unsafe { extents.as_mut() }) else { return -1 };
     for (at, run) in blocks.ranges(at) {
-        // States of lists that plugins fill are of 32 bits.
+        // States of lists that plugins fill have 32 bits.
         if list.add(at, run.len, run.state as u32).is_err() {
             context::set_errno(libc::EINVAL);
             // SAFETY: the filter's promise.
@@ -148,27 +148,27 @@ unsafe extern "C" fn nbdkit_extents_aligned(
     0
 }
 
-/// A list in whole blocks, a hole and zero where all of a block is.
+/// A list in whole blocks; a block is a hole or zero only if all of it is.
 fn in_blocks(list: &Extents, block: u64) -> blockhaul_block::Extents {
     let runs = list.list().iter();
     let runs = runs.map(|run| blockhaul_block::Extent { len: run.len, state: run.state.into() });
     runs.collect::<blockhaul_block::Extents>().in_blocks(block, |one, other| one & other)
 }
 
-/// How many exports a list has.
+/// Number of exports in a list.
 ///
 /// # Safety
-/// `exports` is null or a list that lives.
+/// `exports` is null or a valid list.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nbdkit_exports_count(exports: *const Exports) -> usize {
     // SAFETY: the filter's promise.
     unsafe { exports.as_ref() }.map_or(0, Exports::count)
 }
 
-/// An export of a list, by its index; good as long as the list.
+/// An export of a list, by its index; valid as long as the list.
 ///
 /// # Safety
-/// `exports` is a list that lives, and that nobody changes meanwhile.
+/// `exports` is a valid list that does not change meanwhile.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nbdkit_get_export(exports: *mut Exports, index: usize) -> CExport {
     // SAFETY: the filter's promise.

@@ -1,4 +1,4 @@
-//! The calls that do an open handle's requests.
+//! The calls for requests to an open handle.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::Arc;
@@ -13,11 +13,11 @@ use crate::lists;
 use crate::overdue::Overdue;
 use crate::sink::Sink;
 
-/// Longest range of other calls: lengths have 32 bits, and stay aligned to any block.
+/// Maximum length of other calls: lengths have 32 bits, and stay aligned to any block.
 pub(crate) const RANGE_MAX: u64 = 0xffff_0000;
 
 impl Handle {
-    /// Has a request done by the plugin's blocking callbacks.
+    /// Submits a request to the plugin's blocking callbacks.
     pub(crate) fn submit(self: &Arc<Handle>, request: Request) -> Pending {
         let (kind, at, len) = (request.kind(), request.at, request.len);
         let (completer, pending) = Pending::completer();
@@ -27,7 +27,7 @@ impl Handle {
         let timing = overdue.clone();
         lane.run(move || {
             let outcome = Overdue::during(timing.as_ref(), || own.perform(request));
-            // Before the answer: whoever hears it may look whether the handle is still open.
+            // Before the reply: its receiver may check whether the handle is still open.
             drop(own);
             completer.complete(outcome);
         });
@@ -40,7 +40,7 @@ impl Handle {
         })
     }
 
-    /// Does a request, and blocks until it is done.
+    /// Carries out a request, and blocks until it is done.
     pub(crate) fn perform(&self, request: Request) -> Outcome {
         let Request { op, at, len, flags } = request;
         match op {
@@ -48,7 +48,7 @@ impl Handle {
                 let mut buf = room.into_buf();
                 let out = buf.as_mut_ptr();
                 for (piece, count) in pieces(at, buf.len() as u64, self.longest.into()) {
-                    // Inside of the buffer, which is as long as the pieces together.
+                    // Inside the buffer, which is as long as all pieces together.
                     let out = out.wrapping_add((piece - at) as usize);
                     self.read(piece, out.cast(), count)?;
                 }
@@ -68,7 +68,7 @@ impl Handle {
         }
     }
 
-    /// Runs what changes the device, with the plugin's own FUA or a flush behind it.
+    /// Runs a change with the plugin's own FUA, or followed by a flush.
     fn durably(&self, flags: Flags, change: impl FnOnce(u32) -> Result<()>) -> Outcome {
         let fua = flags.contains(Flags::FUA);
         let native = fua && self.fua == abi::FUA_NATIVE;
@@ -79,7 +79,7 @@ impl Handle {
         Ok(Reply::Done)
     }
 
-    /// The plugin's answer to a call: 0, or -1 with an error. Anything else is named.
+    /// Checks the result of a call: 0, or -1 with an error. Other values are reported.
     fn settle(&self, name: &CStr, result: c_int, left: &Left) -> Result<()> {
         match result {
             0 => {
@@ -108,11 +108,11 @@ impl Handle {
         Error::new(Kind::Invalid, text)
     }
 
-    /// Has the plugin write `count` bytes to `out`, which must have room for them.
+    /// Reads `count` bytes to `out`, which must have space for them.
     fn read(&self, at: u64, out: *mut c_void, count: u32) -> Result<()> {
         let abi = &self.plugin().abi;
         let pointer = self.pointer.0;
-        // SAFETY: an open handle, on its lane; `out` has room for `count` bytes.
+        // SAFETY: an open handle, on its lane; `out` has space for `count` bytes.
         self.call(c"pread", || unsafe {
             match (abi.pread, abi.pread_v1) {
                 (Some(pread), _) if abi.api_version >= 2 => pread(pointer, out, count, at, 0),
@@ -156,7 +156,7 @@ impl Handle {
                 match (abi.trim, abi.trim_v1) {
                     (Some(trim), _) if abi.api_version >= 2 => trim(pointer, count, at, flags),
                     (_, Some(trim)) => trim(pointer, count, at),
-                    // The plugin said that it can trim: then there is nothing to do.
+                    // The plugin claims that it can trim: then there is nothing to do.
                     _ => 0,
                 }
             })?;
@@ -171,7 +171,7 @@ impl Handle {
         Ok(())
     }
 
-    /// The plugin's zero, or where that is not supported, writes.
+    /// The plugin's zero, or writes if that is not supported.
     fn zero_piece(&self, at: u64, count: u32, flags: Flags, fua: u32) -> Result<()> {
         let fast = flags.contains(Flags::FAST);
         let may_trim = !flags.contains(Flags::NO_HOLE);
@@ -230,7 +230,7 @@ impl Handle {
             return Ok(());
         }
         let (Some(cache), pointer) = (self.plugin().abi.cache, self.pointer.0) else {
-            // It said that it caches, and has nothing to do for it.
+            // It claims to cache, and has nothing to do for it.
             return Ok(());
         };
         for (at, count) in pieces(at, len, RANGE_MAX) {
@@ -279,8 +279,8 @@ impl Handle {
     }
 }
 
-/// A payload that begins on a page, as plugins want it for direct I/O: what came with other requests in one
-/// window, and parts of others, which layers make, are copied.
+/// A page-aligned payload, as plugins need for direct I/O: payloads received together with other
+/// requests, and slices made by layers, are copied.
 pub(crate) fn aligned(data: Data) -> Data {
     if data.bytes().as_ptr().align_offset(blockhaul_io::ALIGN) == 0 {
         data

@@ -1,4 +1,4 @@
-//! What an open handle says about itself, asked once.
+//! The facts of an open handle, queried once.
 
 use std::ffi::{CStr, c_int};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::abi::{self, Ask};
 use crate::context;
 
 impl Handle {
-    /// Asks a question that answers -1, or a number from 0 on.
+    /// A query that returns -1, or a number from 0 on.
     fn ask(&self, name: &'static CStr, callback: Option<Ask>, otherwise: c_int) -> Result<c_int> {
         let Some(callback) = callback else { return Ok(otherwise) };
         let pointer = self.pointer.0;
@@ -23,7 +23,7 @@ impl Handle {
         Ok(answer)
     }
 
-    /// Asks all there is to know.
+    /// Makes all queries.
     pub(super) fn ask_all(&mut self) -> Result<()> {
         let plugin = self.connection.plugin.clone();
         let (abi, v2) = (&plugin.abi, plugin.is_v2());
@@ -33,7 +33,8 @@ impl Handle {
         facts.size = self.ask_size()?;
         (facts.block, facts.advertised) = self.ask_block_size()?;
         self.longest = facts.block.maximum;
-        // What is longer is taken apart here; partial blocks, whose memory is bounded by this, elsewhere.
+        // Longer requests are split here; the emulation of partial blocks, whose memory this
+        // limits, is elsewhere.
         if facts.block.minimum == 1 && asynchronous.is_none() {
             facts.block.maximum = TRANSFER_MAX;
         }
@@ -56,12 +57,12 @@ impl Handle {
                 | c_int::from(asynchronous.is_some_and(|plugin| plugin.zero.is_some()));
             let zero = self.ask(c"can_zero", abi.can_zero, zeroes)? != 0;
             self.native_zero = zero && zeroes != 0;
-            // Without it zeroing is writing, and slow at once.
+            // Without it zeroes are written, so fast zero fails at once.
             let fast =
                 self.ask(c"can_fast_zero", abi.can_fast_zero, c_int::from(!self.native_zero))?;
             can.set(Can::FAST_ZERO, fast != 0);
-            // Where writing is asynchronous, so is what stands in for zeroing: elsewhere.
-            // A filter may say that there is no zeroing at all.
+            // If writes are asynchronous, zero is emulated elsewhere.
+            // A filter may report that zero is not available at all.
             let never = plugin.filtered && !zero;
             if never {
                 facts.withheld |= Can::ZERO | Can::FAST_ZERO;
@@ -77,7 +78,7 @@ impl Handle {
                 self.fua = self.fua.min(abi::FUA_EMULATE);
             }
             can.set(Can::FUA, (abi::FUA_EMULATE..=abi::FUA_NATIVE).contains(&self.fua));
-            // Whoever says that there is none wants clients to flush by themselves.
+            // A plugin that reports none wants clients to flush themselves.
             if self.fua == abi::FUA_NONE && abi.can_fua.is_some() {
                 facts.withheld |= Can::FUA;
             }
@@ -121,10 +122,10 @@ impl Handle {
         }
     }
 
-    /// Limits that are kept to here, and what the plugin wants clients to hear. For a server's clients
-    /// that is all there is to it, as in nbdkit: what they send comes to the plugin as it is, whether it
-    /// keeps to these sizes or not. This program's own requests keep to them, and so do all that an
-    /// asynchronous plugin gets, whose buffers they bound.
+    /// The limits enforced here, and those that the plugin wants to advertise. For a server's
+    /// clients, as in nbdkit, they are only advertised: requests reach the plugin unchanged,
+    /// whether they comply or not. This program's own requests comply, and so do all requests to an
+    /// asynchronous plugin, whose buffers they limit.
     fn ask_block_size(&self) -> Result<(BlockSizes, Option<BlockSizes>)> {
         let usual = BlockSizes { maximum: TRANSFER_MAX, ..BlockSizes::default() };
         let Some(block_size) = self.plugin().abi.block_size else { return Ok((usual, None)) };
@@ -149,7 +150,7 @@ impl Handle {
             return Err(Error::new(Kind::Io, text));
         };
         let asynchronous = self.plugin().asynchronous.is_some();
-        // What becomes of requests that do not keep to them is the filters' business, too.
+        // Filters also handle requests that do not comply.
         let free = self.plugin().filtered || self.connection.served && !asynchronous;
         let kept = match free {
             true => BlockSizes { preferred, ..usual },

@@ -1,5 +1,5 @@
-//! An open handle of a plugin. All of this runs on the threads of the handle's lane: [`facts`] asks what
-//! it says about itself, [`calls`] has it do requests.
+//! An open handle of a plugin. All of this runs on the threads of the handle's lane: [`facts`]
+//! makes the queries, [`calls`] the requests.
 
 mod calls;
 mod facts;
@@ -16,7 +16,7 @@ use crate::plugin::Plugin;
 
 pub(crate) use self::calls::{RANGE_MAX, aligned};
 
-/// Longest read or write that plugins get at once: nbdkit's bound, which plugins may rely on.
+/// Maximum read or write passed to plugins: nbdkit's limit, which plugins may rely on.
 const TRANSFER_MAX: u32 = 64 << 20;
 /// An open handle. Closed, on its lane, when dropped.
 pub(crate) struct Handle {
@@ -28,29 +28,29 @@ pub(crate) struct Handle {
     native_zero: bool,
     fua: c_int,
     cache: c_int,
-    /// Longest read or write that the plugin gets at once.
+    /// Maximum read or write passed to the plugin.
     longest: u32,
-    /// What an asynchronous plugin knows as `conn`.
+    /// The `conn` of an asynchronous plugin.
     pub(crate) token: OnceLock<Token>,
 }
 
-/// A number for a handle, and what forgets it when the handle is closed.
+/// A number for a handle, and the function that removes it when the handle is closed.
 pub(crate) struct Token {
     pub(crate) number: u64,
     pub(crate) forget: fn(u64),
 }
 
-/// What `open` answered: a token for the plugin.
+/// The result of `open`: a token for the plugin.
 #[derive(Clone, Copy)]
 pub(crate) struct HandlePointer(pub(crate) abi::Handle);
 
-// SAFETY: never looked behind here; the plugin gets it back by the rules of its thread model.
+// SAFETY: never dereferenced here; the plugin gets it back according to its thread model.
 unsafe impl Send for HandlePointer {}
 // SAFETY: as above.
 unsafe impl Sync for HandlePointer {}
 
 impl Handle {
-    /// Opens a handle and asks it about itself, once.
+    /// Opens a handle and makes all queries once.
     pub(crate) fn open(
         connection: Arc<Connection>,
         name: CString,
@@ -92,7 +92,7 @@ impl Handle {
         Ok(Arc::new(handle))
     }
 
-    /// Whether the plugin's own calls are durable when asked to be.
+    /// Whether the plugin itself implements FUA.
     pub(crate) fn has_native_fua(&self) -> bool {
         self.fua == abi::FUA_NATIVE
     }

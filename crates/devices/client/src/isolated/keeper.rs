@@ -1,5 +1,5 @@
-//! The process of an isolated storage: its start, its end, and the next one, with a pause where one after
-//! the other dies young.
+//! The process of an isolated storage: starts it, detects its end, and restarts it, with a pause
+//! after repeated early ends.
 
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
@@ -19,18 +19,18 @@ use crate::connect::{Address, Options};
 use crate::options::{OptionSession, Place};
 use crate::{ServerProcess, connect};
 
-/// Time that a process has to be gone once its connections are.
+/// Maximum time until a process has ended once its connections are closed.
 const END: Duration = Duration::from_secs(2);
-/// Pause between looks at it.
+/// Interval of checks.
 const LOOK: Duration = Duration::from_millis(5);
-/// A process that has lived for so long has done its work: the next one is started at once.
+/// A process that has run for this long is restarted at once.
 const STEADY: Duration = Duration::from_secs(30);
-/// The pause before the next process when two in a row have died sooner; doubled with each one more.
+/// Pause before the next start after two early ends in a row; doubles with each further one.
 const PAUSE: Duration = Duration::from_millis(500);
-/// The longest pause: a plugin that cannot live costs two starts a minute, and only where clients come.
+/// Maximum pause: a broken plugin costs two starts a minute, and only while clients connect.
 const PAUSE_MAX: Duration = Duration::from_secs(30);
 
-/// Keeps a process there for clients that come.
+/// Keeps a process available for clients.
 pub(super) struct Keeper {
     target: Target,
     fate: Arc<Fate>,
@@ -38,9 +38,9 @@ pub(super) struct Keeper {
 }
 
 enum Present {
-    /// It runs, or its end was not noticed yet.
+    /// It runs, or its end was not detected yet.
     Running(Arc<Apart>),
-    /// It is being started; these wait for it.
+    /// It is being started; these callers wait for it.
     Starting(Vec<Completer<Result<Arc<Apart>>>>),
     /// It could not be started.
     Down,
@@ -54,8 +54,8 @@ impl Keeper {
         Ok(Arc::new(Keeper { target: target.clone(), fate, present }))
     }
 
-    /// The process, another one if the last has ended; an error says why there is none, and when there
-    /// may be one.
+    /// The process, a new one if the last has ended; an error says why there is none, and when to
+    /// expect one.
     pub(super) async fn present(self: &Arc<Keeper>) -> Result<Arc<Apart>> {
         let starting = {
             let mut present = self.lock();
@@ -71,7 +71,7 @@ impl Keeper {
                 other => {
                     self.fate.may_start()?;
                     *other = Present::Starting(vec![completer]);
-                    // Whoever asked may leave meanwhile: others wait for it, too.
+                    // Spawned, because the caller may leave while others wait for it, too.
                     drop(blockhaul_io::spawn(self.clone().start_again()));
                 }
             }
@@ -102,7 +102,7 @@ impl Keeper {
         }
     }
 
-    /// How the process is, for people: as `process 77`, `process 77, started 2 times`.
+    /// The state of the process, for users: `process 77`, `process 77, started 2 times`.
     pub(super) fn state(&self) -> String {
         let times = self.fate.past().starts;
         let starts = if times > 1 { format!(", started {times} times") } else { String::new() };
@@ -123,20 +123,20 @@ impl Keeper {
 
 /// What is known of all processes of a storage.
 struct Fate {
-    /// What runs there, without its parameters, which may be secret.
+    /// The name of the storage, without its parameters, which may be secret.
     name: String,
     again: Again,
-    /// Where the first one was started: a server in the background is elsewhere later, and names of
-    /// files are from there.
+    /// The working directory of the first start: a background server changes it later, but file
+    /// names are relative to it.
     folder: Option<PathBuf>,
     past: Mutex<Past>,
 }
 
 #[derive(Default)]
 struct Past {
-    /// Processes that were started and served.
+    /// Number of processes that were started and served.
     starts: u64,
-    /// How many of them in a row, up to the last, died young.
+    /// Number of early ends in a row, up to the last.
     young: u32,
     /// How the last one ended, and when the next may start; `None`: at once.
     last: String,
@@ -164,7 +164,7 @@ impl Fate {
         );
     }
 
-    /// A process has ended, or was none: `how`, after it had lived for so long.
+    /// A process has ended, or did not start: `how`, after running for `lived`.
     fn died(&self, how: &str, lived: Duration) {
         let mut past = self.past();
         past.young = if lived < STEADY { past.young.saturating_add(1) } else { 0 };
@@ -205,7 +205,7 @@ impl Fate {
     }
 }
 
-/// The pause after so many processes in a row that died young. One may be an accident.
+/// The pause after this many early ends in a row. A single one may be an accident.
 fn pause(young: u32) -> Duration {
     match young {
         0 | 1 => Duration::ZERO,
@@ -225,8 +225,8 @@ pub(super) struct Apart {
 impl Apart {
     /// Starts a process, and waits until it serves.
     async fn start(target: &Target, fate: &Arc<Fate>) -> Result<Arc<Apart>> {
-        // Block sizes are told as the plugin tells them, and what does not keep to them is let through:
-        // that is decided on this side.
+        // The plugin's block sizes are advertised unchanged, and requests that violate them are
+        // accepted: this side decides about that.
         let words = ["blockhaul", "serve", "--exit-with-parent", "--no-block-sizes"];
         let mut words: Vec<OsString> = words.map(OsString::from).to_vec();
         words.push("--limit=payload=64M".into());
@@ -241,7 +241,7 @@ impl Apart {
         device.push(&target.rest);
         words.push(device);
         let process = ServerProcess::start_apart(&words, fate.folder.as_deref())?;
-        // It is not waited for before: its process id is its own.
+        // Its process ID is valid, as it is not reaped before.
         let id = i32::try_from(process.id()).ok().and_then(Pid::from_raw);
         let ends = id.and_then(|id| pidfd_open(id, PidfdFlags::empty()).ok());
         let (fate, begun) = (fate.clone(), blockhaul_io::now());
@@ -254,14 +254,14 @@ impl Apart {
                 }));
             }
         }
-        // Where the kernel tells of no ends, this one is noticed when somebody needs the process.
+        // Without pidfd, the end is detected when the process is next needed.
         if let Some(ends) = ends {
             drop(blockhaul_io::spawn(watch(ends, Arc::downgrade(&apart))));
         }
         Ok(apart)
     }
 
-    /// What runs there.
+    /// The name of the storage.
     pub(super) fn name(&self) -> &str {
         &self.fate.name
     }
@@ -274,7 +274,7 @@ impl Apart {
         Address::Unix(self.process.socket().to_path_buf())
     }
 
-    /// A connection to ask questions.
+    /// A connection for option requests.
     pub(super) async fn options(&self) -> Result<OptionSession> {
         match self.ask().await {
             Ok(session) => Ok(session),
@@ -288,7 +288,7 @@ impl Apart {
         OptionSession::connect(place, &how()).await
     }
 
-    /// The error, or what is behind it: the end of the process.
+    /// The error, or its cause: the end of the process.
     pub(super) async fn explained(&self, error: Error) -> Error {
         match self.end_behind(&error).await {
             None => error,
@@ -303,9 +303,9 @@ impl Apart {
         }
     }
 
-    /// How the process has ended, if that is why there was this error.
+    /// The exit status of the process, if its end caused this error.
     async fn end_behind(&self, error: &Error) -> Option<ExitStatus> {
-        // What it refuses in words has other kinds; nobody at its socket is an input/output error.
+        // Errors that it reports have other kinds; an unanswered connect is an I/O error.
         let lost = matches!(error.kind(), Kind::Disconnected | Kind::Io);
         let mut patience = if lost { END } else { Duration::ZERO };
         loop {
@@ -318,7 +318,7 @@ impl Apart {
         }
     }
 
-    /// Says once that it has ended.
+    /// Reports once that it has ended.
     fn report(&self, how: ExitStatus) {
         if !self.reported.swap(true, Ordering::Relaxed) {
             self.fate.died(&ended_with(how), blockhaul_io::elapsed(self.begun));
@@ -326,7 +326,7 @@ impl Apart {
     }
 }
 
-/// Says that a process has ended when it does.
+/// Reports the end of a process when it happens.
 async fn watch(ends: OwnedFd, apart: std::sync::Weak<Apart>) {
     if blockhaul_io::ready(&ends, Interest::Readable).await.is_ok()
         && let Some(apart) = apart.upgrade()
@@ -340,7 +340,7 @@ fn ended_with(how: ExitStatus) -> String {
     format!("its process has ended with {how}")
 }
 
-/// How to connect. A process nearby is there or gone: it may take its time.
+/// Connection options. A local process is there or gone: it may take its time.
 pub(super) fn how() -> Options {
     Options {
         connect_timeout: Duration::ZERO,

@@ -17,7 +17,7 @@ use slab::Slab;
 use crate::link::Link;
 use crate::reply::{Expected, Want};
 
-/// State that submitters (any worker) and the connection's own tasks (one worker) share.
+/// State shared by submitters (any worker) and the connection's own tasks (one worker).
 pub(crate) struct Session {
     stream: Stream,
     headers: Headers,
@@ -27,28 +27,28 @@ pub(crate) struct Session {
 
 struct State {
     queue: SendQueue,
-    /// Requests by the lower half of their cookies; `None` while a reply is worked on.
+    /// Requests by the lower half of their cookies; `None` while a reply is processed.
     in_flight: Slab<Option<InFlight>>,
     /// Makes cookies of reused slots differ.
     generation: u32,
     writer: Option<Waker>,
-    /// The socket takes no more for now.
+    /// The socket takes no more now.
     blocked: bool,
     /// Why nothing more can be sent.
     broken: Option<Error>,
     closing: bool,
-    /// When the last byte went either way, or the first request in flight was queued.
+    /// Time of the last byte either way, or when the first request in flight was queued.
     active: Instant,
-    /// When the last reply was complete, or the first request in flight was queued.
+    /// Time of the last complete reply, or when the first request in flight was queued.
     replied: Instant,
     /// Bytes of complete reads and writes.
     moved: u64,
-    /// Reads and writes in flight, and since when there has been one at any time.
+    /// Reads and writes in flight, and since when there has always been at least one.
     payloads: usize,
     payloads_since: Instant,
-    /// An answer waits for memory.
+    /// A reply waits for memory.
     claiming: bool,
-    /// Reads that are answered in part, in memory of their own.
+    /// Partial read replies, which already have memory.
     partial: usize,
 }
 
@@ -58,7 +58,7 @@ struct InFlight {
     completer: Completer<Outcome>,
     /// It is a read or a write.
     payload: bool,
-    /// The payload of a write, whose pages the server reads until it answers.
+    /// The payload of a write, whose pages the server reads until it replies.
     lent: Option<Lent>,
 }
 
@@ -114,7 +114,7 @@ impl Session {
         self.headers
     }
 
-    /// Queues a request; it leaves with others that are queued before the worker gets to it.
+    /// Queues a request; it is sent together with others that are queued before the worker runs.
     pub(crate) fn submit(
         &self,
         mut header: request::Header,
@@ -178,8 +178,8 @@ impl Session {
         }
     }
 
-    /// Says goodbye: after what is queued, as far as the socket takes it without waiting. The
-    /// connection ends when everything in flight has been answered.
+    /// Sends the disconnect request after what is queued, as far as the socket takes it without
+    /// waiting. The connection ends when everything in flight has been answered.
     pub(crate) fn close(&self) {
         let mut state = self.lock();
         if state.closing || state.broken.is_some() {
@@ -196,7 +196,7 @@ impl Session {
         if let Ok(encoded) = goodbye.encode(self.headers) {
             state.queue.head(&encoded);
         }
-        // A failure means that the server has gone first.
+        // A failure means that the server has disconnected first.
         let _ = state.queue.send(&self.stream);
         self.end_if_done(&mut state);
         let writer = state.writer.take();
@@ -206,8 +206,8 @@ impl Session {
         }
     }
 
-    /// Ends the connection once the goodbye is out and nothing is owed any more: a server that does
-    /// not close for its part must not keep it open for ever.
+    /// Ends the connection once the disconnect request is sent and no reply is outstanding: a
+    /// server that does not close its side must not keep it open for ever.
     fn end_if_done(&self, state: &mut State) {
         if state.closing && state.in_flight.is_empty() && state.queue.queued() == 0 {
             state.queue.close(&self.stream);
@@ -215,15 +215,14 @@ impl Session {
         }
     }
 
-    /// Fails everything in flight and everything to come.
+    /// Fails everything in flight and all later requests.
     fn break_off(&self, error: Error) {
         let mut state = self.lock();
         if state.broken.is_some() {
             return;
         }
         state.broken = Some(error.clone());
-        // Over TLS the server hears what was wrong with its records. Behind a part of a record it could
-        // not read that.
+        // Over TLS, the server gets the alert. It could not read that after a partial record.
         if state.queue.queued() == 0 {
             state.queue.close(&self.stream);
         }
@@ -236,7 +235,7 @@ impl Session {
             log::debug!("connection lost with {} requests in flight: {error}", in_flight.len());
         }
         self.stream.shutdown();
-        // The one whose reply is worked on is completed by the reader.
+        // The reader completes the request whose reply is being processed.
         for request in in_flight.into_iter().filter_map(|(_, request)| request) {
             request.completer.complete(Err(error.clone()));
         }
@@ -281,32 +280,32 @@ impl Session {
     }
 }
 
-/// How often a session is looked at during its timeout, at the least, before it is given up: who was
-/// stopped meanwhile (SIGSTOP, a machine that was paused) first takes what has come.
+/// Minimum number of checks of a session during its timeout, before it is dropped: a client that
+/// was stopped meanwhile (SIGSTOP, a paused machine) first reads what has arrived.
 const LOOKS: u32 = 4;
 
-/// Time between two warnings about a server that sends bytes and completes no reply.
+/// Interval of warnings about a server that sends bytes and completes no reply.
 const WARN_EVERY: Duration = Duration::from_secs(60);
-/// Time over which the rate is measured where there is no timeout.
+/// Time over which the rate is measured if there is no timeout.
 const WINDOW: Duration = Duration::from_secs(60);
 
-/// How long a server may take.
+/// Time limits for a server.
 pub(crate) struct Patience {
     /// The name of the device, for messages.
     pub(crate) name: String,
-    /// Time without a byte after which the connection is given up; zero: none.
+    /// Time without a byte after which the connection is dropped; zero: none.
     pub(crate) timeout: Duration,
-    /// Bytes a second that complete reads and writes move at least; 0: any.
+    /// Minimum rate of complete reads and writes in bytes per second; 0: no minimum.
     pub(crate) min_rate: u64,
 }
 
-/// Gives a connection up when nothing moves although something should, or too little does. Does not keep
-/// it alive.
+/// Drops a connection when nothing moves although requests are in flight, or too slowly. Does not
+/// keep the session alive.
 async fn watch(session: Weak<Session>, patience: Patience) {
     let Patience { name, timeout, min_rate } = patience;
     let window = if timeout.is_zero() { WINDOW } else { timeout };
     let (mut before, mut looks) = (None, 0);
-    // When it was looked, and how many bytes had been moved by then, oldest first.
+    // Times of checks, and the bytes moved until then, oldest first.
     let mut marks: VecDeque<(Instant, u64)> = VecDeque::new();
     let mut warned: Option<Instant> = None;
     loop {
@@ -328,7 +327,7 @@ async fn watch(session: Weak<Session>, patience: Patience) {
         looks = if before.replace(active) == Some(active) { looks + 1 } else { 1 };
         let now = blockhaul_io::now();
         marks.push_back((now, moved));
-        // The last mark that is a window ago stays.
+        // Keep the last mark that is at least a window old.
         while marks.get(1).is_some_and(|mark| now.duration_since(mark.0) >= window) {
             marks.pop_front();
         }
@@ -360,7 +359,7 @@ async fn watch(session: Weak<Session>, patience: Patience) {
                 return;
             }
         }
-        // Who has been silent for longer does not trickle: the timeout is what ends that.
+        // A server silent for longer is left to the timeout.
         if waiting > 0
             && unanswered >= window
             && silent < window / 2

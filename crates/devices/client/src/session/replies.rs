@@ -1,4 +1,4 @@
-//! Replies: what came is matched with its request, and payloads go to where they are wanted.
+//! Replies: matches them with requests, and receives payloads directly into their buffers.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -12,12 +12,12 @@ use blockhaul_wire::reply::{self, Chunk, ChunkKind, Header};
 use super::{InFlight, Session, lost};
 use crate::reply::{Expected, Reading, Want, server_error, small_chunk, violation, wrong};
 
-/// Chunks of one reply: one for every 512 bytes of the longest read, and as many again. A server that
-/// sends more makes a list that never ends.
+/// Maximum number of chunks in one reply: one for every 512 bytes of the longest read, and as many
+/// again. Limits the list that a server can make us keep.
 const CHUNKS_MAX: u32 = 128 << 10;
 
 impl Session {
-    /// Takes replies until the connection ends.
+    /// Receives replies until the connection ends.
     pub(super) async fn read_replies(self: Arc<Self>, mut window: RecvWindow) {
         loop {
             match self.next_reply(&mut window).await {
@@ -35,7 +35,7 @@ impl Session {
         }
     }
 
-    /// Takes one reply message; false at an orderly end of the stream.
+    /// Receives one reply message; false at an orderly end of the stream.
     async fn next_reply(&self, window: &mut RecvWindow) -> Result<bool, Error> {
         let header = loop {
             match Header::parse(window.bytes(), self.replies).map_err(|error| wrong(&error))? {
@@ -140,7 +140,7 @@ impl Session {
                 received
             }
             kind => {
-                // Bounded by the codec for every kind.
+                // Limited by the codec for every kind.
                 let mut payload = vec![0; chunk.length as usize];
                 self.payload(window, &mut payload).await?;
                 small_chunk(kind, &payload, expected)
@@ -148,7 +148,7 @@ impl Session {
         }
     }
 
-    /// Takes a payload that is all of the answer to a read.
+    /// Receives a payload that is the whole reply to a read.
     async fn whole_payload(
         &self,
         window: &mut RecvWindow,
@@ -176,13 +176,13 @@ impl Session {
         }
     }
 
-    /// The memory of an answer that has come. Meanwhile nothing is received, which is not the server's
-    /// silence.
+    /// The memory for a reply that has arrived. Nothing is received meanwhile, which does not count
+    /// as the server's silence.
     async fn claim(&self, room: Reservation) -> Reservation {
         {
             let mut state = self.lock();
             if state.partial > 0 {
-                // What is there in part has memory, which would wait for what comes behind this.
+                // Partial replies hold memory that would wait for the data after this.
                 return room.claim_now();
             }
             state.claiming = true;
@@ -193,8 +193,8 @@ impl Session {
         room
     }
 
-    /// Notes each turn of a reception, which means that bytes came: a large payload on a slow line is
-    /// not silence.
+    /// Records each poll of a receive, which means that bytes arrived: a large payload on a slow
+    /// line is not silence.
     async fn alive<T>(&self, receiving: impl Future<Output = T>) -> T {
         let mut receiving = pin!(receiving);
         poll_fn(|cx| {
@@ -205,7 +205,7 @@ impl Session {
         .await
     }
 
-    /// Takes a request out of the table while its reply is worked on; its slot stays taken.
+    /// Takes a request out of the table while its reply is processed; its slot stays reserved.
     fn take(&self, cookie: u64) -> Result<InFlight, Error> {
         let mut state = self.lock();
         let slot = state.in_flight.get_mut(slot(cookie));
@@ -213,7 +213,7 @@ impl Session {
         request.ok_or_else(|| violation("a reply to a request that is not in flight"))
     }
 
-    /// Enters a request again whose reply goes on.
+    /// Puts a request back whose reply continues.
     fn put_back(&self, request: InFlight) {
         let mut state = self.lock();
         if state.broken.is_none()
@@ -228,7 +228,7 @@ impl Session {
     }
 
     fn finish(&self, mut request: InFlight) {
-        // A server that answers with an error may not have read the payload yet.
+        // A server that replies with an error may not have read the payload yet.
         if request.expected.error.is_none()
             && let Some(lent) = request.lent.take()
         {
@@ -241,7 +241,7 @@ impl Session {
             state.payloads -= 1;
             state.moved += request.expected.len;
         }
-        // Not there any more if the connection has been given up meanwhile.
+        // Already gone if the connection has been dropped meanwhile.
         let _ = state.in_flight.try_remove(slot(request.cookie));
         self.end_if_done(&mut state);
         drop(state);
@@ -249,7 +249,7 @@ impl Session {
     }
 }
 
-/// The place of a cookie's request in the table.
+/// The slot of a cookie's request in the table.
 fn slot(cookie: u64) -> usize {
     (cookie & u64::from(u32::MAX)) as usize
 }

@@ -20,7 +20,7 @@ pub struct Serving {
     scratch: Scratch,
 }
 
-/// Serves a device from this worker on, with nothing supplied that it lacks: the client side must.
+/// Serves a device from this worker, without emulation: the client side must add it.
 pub fn serve(device: Arc<dyn Device>, offers: Offers, limits: Limits, pool: u64) -> Serving {
     let scratch = Scratch::new().unwrap();
     let device = blockhaul_block::fence(device);
@@ -58,7 +58,7 @@ pub async fn open(uri: &str, options: blockhaul_client::Options) -> blockhaul_bl
     registry.open(&Spec::parse(OsStr::new(uri))?, Vec::new(), Intent::WRITE).await
 }
 
-/// Opens a device that is no connection.
+/// Opens a device that is not a connection.
 pub async fn open_local(spec: &str) -> blockhaul_block::Result<Arc<dyn Device>> {
     let registry = Registry {
         backends: blockhaul_backends::all(),
@@ -81,7 +81,7 @@ pub fn offer() -> Offer {
     Offer::new(Model::new(SIZE).with_content(content(0, SIZE)))
 }
 
-/// For servers that answer, however busy the machine is.
+/// For servers that reply, however busy the machine is.
 pub fn options() -> blockhaul_client::Options {
     let patience = Duration::from_secs(60);
     blockhaul_client::Options {
@@ -91,12 +91,12 @@ pub fn options() -> blockhaul_client::Options {
     }
 }
 
-/// For servers that do not answer.
+/// For servers that do not reply.
 pub fn hasty() -> blockhaul_client::Options {
     blockhaul_client::Options { timeout: Duration::from_millis(300), ..options() }
 }
 
-/// Runs a test's part on a worker; it must end in time.
+/// Runs a part of a test on a worker; it must end in time.
 pub fn on_worker<M, F>(make: M) -> F::Output
 where
     M: FnOnce() -> F + Send + 'static,
@@ -112,7 +112,7 @@ where
     })
 }
 
-/// Opens the server's export and hands it to `work`.
+/// Opens the server's export and passes it to `work`.
 pub fn with<F, T>(
     server: &Scripted,
     options: blockhaul_client::Options,
@@ -141,7 +141,7 @@ pub fn bytes(outcome: Result<Reply, Error>, len: usize) -> Result<Vec<u8>, Error
     }
 }
 
-/// What a client does with every server that it can use at all.
+/// What a client does with every usable server.
 pub async fn use_it(device: Arc<dyn Device>) -> Result<(), Error> {
     let facts = device.facts();
     assert_eq!(facts.size, SIZE);

@@ -1,8 +1,8 @@
-//! What is known about each block of a cached device, and which were used last.
+//! The state of each block of a cached device, and which were used last.
 
 use crate::runs::Runs;
 
-/// Where a block's bytes are.
+/// Where a block's data is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum State {
     /// In the device below only; a hole in the cache's file.
@@ -10,57 +10,57 @@ pub(super) enum State {
     Absent,
     /// In the cache's file and in the device below.
     Clean,
-    /// In the cache's file; the device below has older ones.
+    /// In the cache's file; the device below has older data.
     Dirty,
-    /// Zeroes, of which the device below does not know yet; a hole in the cache's file.
+    /// Zeroes that are not in the device below yet; a hole in the cache's file.
     Zero,
 }
 
 impl State {
-    /// Whether the block's bytes are in the cache's file.
+    /// Whether the block's data is in the cache's file.
     pub(super) fn is_kept(self) -> bool {
         matches!(self, State::Clean | State::Dirty)
     }
 
-    /// Whether the device below lacks them.
+    /// Whether the device below lacks it.
     fn is_behind(self) -> bool {
         matches!(self, State::Dirty | State::Zero)
     }
 }
 
-/// What is known of a block.
+/// The state of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Block {
     state: State,
-    /// Written since it was last carried to the device below.
+    /// Written since it was last written back.
     touched: bool,
 }
 
-/// All blocks; those of which nothing was said are absent.
+/// All blocks; absent by default.
 #[derive(Default)]
 pub(super) struct Blocks {
     blocks: Runs<Block>,
-    /// How many are clean or dirty.
+    /// Number of clean or dirty blocks.
     kept: u64,
-    /// How many are dirty or zero.
+    /// Number of dirty or zero blocks.
     behind: u64,
-    /// When each of the kept blocks was last used, if anybody wants to know; 0 for the others.
+    /// When each cached block was last used, if needed; 0 for the others.
     used: Option<Runs<u64>>,
     now: u64,
 }
 
 impl Blocks {
-    /// No block is kept; `ages`: it is remembered when blocks were used.
+    /// No block is cached; `ages`: record when blocks are used.
     pub(super) fn new(ages: bool) -> Blocks {
         Blocks { used: ages.then(Runs::default), ..Blocks::default() }
     }
 
-    /// How many blocks are clean or dirty.
+    /// Number of clean or dirty blocks.
     pub(super) fn kept(&self) -> u64 {
         self.kept
     }
 
-    /// Whether the device below lacks something.
+    /// Whether the device below lacks any data.
     pub(super) fn is_behind(&self) -> bool {
         self.behind > 0
     }
@@ -69,10 +69,10 @@ impl Blocks {
         self.blocks.get(block).state
     }
 
-    /// The state of `start`, and the first block behind it, up to `end`, that is in another.
+    /// The state of `start`, and the first block after it, up to `end`, with another state.
     pub(super) fn run(&self, start: u64, end: u64) -> (State, u64) {
         let (block, mut to) = self.blocks.run(start, end);
-        // Touched or not is no other state.
+        // `touched` does not count as another state.
         while to < end {
             let (next, till) = self.blocks.run(to, end);
             if next.state != block.state {
@@ -88,7 +88,7 @@ impl Blocks {
         self.blocks.iter(start, end).all(|(_, _, block)| block.state.is_kept())
     }
 
-    /// How many blocks of `start..end` are absent.
+    /// Number of absent blocks in `start..end`.
     pub(super) fn absent(&self, start: u64, end: u64) -> u64 {
         let (block, to) = self.blocks.run(start, end);
         if to == end {
@@ -98,7 +98,7 @@ impl Blocks {
         absent.map(|(from, to, _)| to - from).sum()
     }
 
-    /// The first run of blocks from `start` on, up to `end`, of which the device below is behind.
+    /// The first run of blocks from `start` on, up to `end`, that the device below lacks.
     pub(super) fn next_behind(&self, start: u64, end: u64) -> Option<(u64, u64, State)> {
         if self.behind == 0 {
             return None;
@@ -108,7 +108,7 @@ impl Blocks {
         Some((from, to, state))
     }
 
-    /// The blocks of `start..end` are in this state.
+    /// Sets the state of the blocks `start..end`.
     pub(super) fn set(&mut self, start: u64, end: u64, state: State) {
         if state.is_kept() {
             self.use_now(start, end);
@@ -119,7 +119,7 @@ impl Blocks {
         self.change(start, end, |_| to);
     }
 
-    /// The blocks of `start..end`, which are all kept, were used.
+    /// Marks the blocks `start..end`, all of them cached, as used now.
     pub(super) fn use_now(&mut self, start: u64, end: u64) {
         if let Some(used) = &mut self.used {
             self.now += 1;
@@ -127,12 +127,12 @@ impl Blocks {
         }
     }
 
-    /// What is behind in `start..end` is being carried to the device below.
+    /// Begins to write back `start..end`.
     pub(super) fn begin_carry(&mut self, start: u64, end: u64) {
         self.change(start, end, |block| Block { touched: false, ..block });
     }
 
-    /// The device below has what these blocks held; those that were written since are dirty still.
+    /// The device below has the data of these blocks; those written since are still dirty.
     pub(super) fn end_carry(&mut self, start: u64, end: u64) {
         self.change(start, end, |block| match block.state {
             State::Dirty if !block.touched => Block { state: State::Clean, touched: false },
@@ -141,7 +141,7 @@ impl Blocks {
         });
     }
 
-    /// The `count` blocks that were used the longest time ago, in order of their place: runs of them.
+    /// The `count` least recently used blocks, in order of offset: as runs.
     pub(super) fn oldest(&self, count: u64) -> Vec<(u64, u64)> {
         let Some(used) = &self.used else { return Vec::new() };
         let runs = used.iter(0, u64::MAX).filter(|run| run.2 > 0);

@@ -1,4 +1,4 @@
-//! What goes back to the device below, and what makes room.
+//! Writes back to the device below, and evicts blocks.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,14 +11,14 @@ use super::Handle;
 use super::blocks::State;
 use super::hold::Hold;
 
-/// How many runs of blocks are on their way below at a time, as many as there are pieces of scratch
-/// memory.
+/// Maximum number of runs of blocks being written back at a time, equal to the number of pieces of
+/// scratch memory.
 const DEPTH: usize = 8;
-/// Most bytes of zeroes in one request where they are written below.
+/// Maximum bytes per zero request to the device below.
 const ZERO_MAX: u64 = 1 << 30;
 
 impl Handle {
-    /// Carries everything below, in the order of its place, and flushes the device below.
+    /// Writes everything back, in order of offset, and flushes the device below.
     pub(super) async fn flush(self: &Arc<Handle>) -> Outcome {
         let store = &self.store;
         let mut flights = Flights::default();
@@ -34,11 +34,11 @@ impl Handle {
         self.flush_below().await
     }
 
-    /// What a range holds is durable afterwards.
+    /// Makes a range durable.
     pub(super) async fn carry_durably(self: &Arc<Handle>, at: u64, end: u64) -> Result<()> {
         let (first, last) = self.store.touched(at, end);
         self.clone().carry(first, last).await?;
-        // Others may have carried a part of it, not durably.
+        // Another task may have written back a part of it, without a flush.
         self.flush_below().await.map(drop)
     }
 
@@ -49,10 +49,10 @@ impl Handle {
         }
     }
 
-    /// Blocks that go below in one piece.
+    /// Maximum blocks written back in one piece.
     fn unit(&self, state: State) -> u64 {
         let bytes = match state {
-            // One request, however long: the device below works on ranges.
+            // One request of any length: the device below works on ranges.
             State::Zero if !self.inner.facts().emulated.contains(Can::ZERO) => u64::MAX,
             State::Zero => ZERO_MAX,
             _ => self.scratch.piece(),
@@ -60,8 +60,8 @@ impl Handle {
         (bytes / self.store.block).max(1)
     }
 
-    /// Carries what is behind in a range of blocks; after it the device below is behind only in what was
-    /// written since.
+    /// Writes back a range of blocks; afterwards the device below lacks only what was written
+    /// since.
     async fn carry(self: Arc<Handle>, first: u64, last: u64) -> Result<()> {
         let store = &self.store;
         let mut next = first;
@@ -69,7 +69,7 @@ impl Handle {
             let found = store.blocks().next_behind(next, last);
             let Some((from, to, state)) = found else { return Ok(()) };
             let (at, end) = store.bytes(from, to);
-            // What becomes absent must be nobody's.
+            // Blocks that become absent must have no other holder.
             let hold = if state == State::Zero { Hold::Alone } else { Hold::Carry };
             let _held = store.locks.lock_for(hold, at, end).await;
             {
@@ -101,14 +101,14 @@ impl Handle {
         Ok(())
     }
 
-    /// Makes room if the cache is fuller than it may be.
+    /// Evicts blocks if the cache exceeds its limit.
     pub(super) fn make_room(self: &Arc<Handle>) {
         if let Some(bound) = &self.store.bound {
             self.make_room_above(bound.high);
         }
     }
 
-    /// Makes room because there is none for what is wanted now.
+    /// Evicts blocks because there is no space for the current request.
     pub(super) fn make_room_now(self: &Arc<Handle>) {
         if let Some(bound) = &self.store.bound {
             self.make_room_above(bound.low);
@@ -154,14 +154,14 @@ impl Handle {
                 return;
             }
             let now = store.blocks().kept();
-            // Blocks in use stay; what uses them asks for room again.
+            // Blocks in use stay; their users call this again.
             if now <= bound.low || now >= kept {
                 return;
             }
         }
     }
 
-    /// Drops blocks, once the device below has them; those that are in use stay.
+    /// Drops blocks, once they are written back; those that are in use stay.
     async fn evict(self: Arc<Handle>, first: u64, last: u64) -> Result<()> {
         self.clone().carry(first, last).await?;
         let store = &self.store;
@@ -178,7 +178,7 @@ impl Handle {
     }
 }
 
-/// Work in several pieces, in order, some of them at a time; after a failure no more is begun.
+/// Work in several pieces, in order, some of them at a time; after a failure no more are started.
 #[derive(Default)]
 struct Flights {
     out: VecDeque<Task<Result<()>>>,

@@ -1,15 +1,15 @@
-//! What ranges of the cache are locked for, and what goes together.
+//! Purposes for which ranges of the cache are locked, and which of them are compatible.
 
 /// What a range is locked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Hold {
-    /// To be changed, with nobody else there.
+    /// To change the range exclusively.
     Alone,
-    /// To be used where it is: by others too, unless they are alone.
+    /// To use the range in place: shared with all but `Alone`.
     Stay,
-    /// To be written; what is there may be carried to the device below meanwhile.
+    /// To write; the old data may be written back meanwhile.
     Write,
-    /// To be carried to the device below, by one at a time.
+    /// To write back, one task at a time.
     Carry,
 }
 

@@ -1,12 +1,12 @@
 //! `cache`: blocks of a slow device in a temporary file.
 //!
-//! - `options`: what was asked for. `blocks`: where each block's bytes are. `store`: the file. `hold`: who
-//!   may use which part of it.
-//! - `read`, `write`: requests. `carry`: what goes back to the device below, and what makes room.
+//! - `options`: the parsed options. `blocks`: where each block's data is. `store`: the file.
+//!   `hold`: locks on parts of it.
+//! - `read`, `write`: requests. `carry`: writes back and evicts.
 //!
-//! The rules: a block that is absent or zero is a hole in the file. Whoever makes a block absent holds
-//! it alone; whoever relies on a block being in the file holds a part of it, or looks afterwards
-//! whether one was made absent meanwhile. A block is dirty until the device below has answered.
+//! The rules: an absent or zero block is a hole in the file. A task that makes a block absent holds
+//! it alone; a task that relies on a block in the file holds a part of it, or checks afterwards
+//! whether any was made absent meanwhile. A block is dirty until the device below has replied.
 
 mod blocks;
 mod carry;
@@ -110,7 +110,7 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
     opened_keeping(options.mode == Mode::Unsafe, move |below| {
         let facts = below.device.facts();
         let store = disks.get(&below, || Store::new(&options, &facts))?;
-        // Once a flush below has failed, what was carried there may be lost: no later flush succeeds.
+        // Once a flush below has failed, data written back may be lost: no later flush succeeds.
         let inner = store.flushes.guard(below.device);
         if facts.size != store.size {
             let text =
@@ -129,14 +129,15 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
     })
 }
 
-/// The facts of the cache over a device with these.
+/// The facts of the cache over a device with these facts.
 fn facts_above(below: &Facts, mode: Mode) -> Facts {
-    // Buffers are taken before the answers are there, what is written is kept, and flushes are the cache's own.
+    // Buffers are taken before the data arrives, written data is stored, and flushes are the
+    // cache's own.
     let kept = Hints::ZEROED | Hints::IN_FLIGHT | Hints::EXTENTS;
     let mut facts = Facts::over(below).keeping(below, kept);
     let mut supplied = Can::CACHE;
     if facts.can.contains(Can::WRITE) {
-        // Extents of other contexts would not know what is not below yet.
+        // Extents of other contexts would not cover data that is not below yet.
         facts.contexts = vec![BASE_ALLOCATION.to_string()];
         if mode != Mode::Writethrough {
             supplied |= Can::WRITE | Can::FLUSH | Can::FUA | Can::ZERO | Can::FAST_ZERO;
@@ -160,7 +161,7 @@ struct Handle {
     scratch: Scratch,
     /// `base:allocation` of the device below.
     base: Option<Contexts>,
-    /// Where the handle was made, and where it ends.
+    /// The worker on which the handle was made, and on which it ends.
     worker: Remote,
 }
 
@@ -215,7 +216,7 @@ impl Device for CacheDevice {
 }
 
 impl Drop for Handle {
-    /// What the device below does not have yet is carried there when the last handle goes.
+    /// Writes back what the device below lacks when the last handle is dropped.
     fn drop(&mut self) {
         let last = self.store.handles.fetch_sub(1, Ordering::SeqCst) == 1;
         let store = self.store.clone();
@@ -238,7 +239,7 @@ impl Drop for Handle {
                 }
             }
             closing.0 = None;
-            // It has had its try.
+            // Write-back has been attempted.
             handle.store.forget_all();
         });
         if !spawned {
@@ -247,7 +248,7 @@ impl Drop for Handle {
     }
 }
 
-/// Tells of data that nobody could carry below any more.
+/// Reports data that could not be written back.
 struct Closing(Option<Arc<Store>>);
 
 impl Drop for Closing {
@@ -259,7 +260,7 @@ impl Drop for Closing {
     }
 }
 
-/// Whether the file system is out of room: the cache can be done without, where nothing is lost.
+/// Whether the file system is full: the cache can be bypassed without losing data.
 fn is_full(error: &blockhaul_block::Error) -> bool {
     error.kind() == Kind::NoSpace
 }

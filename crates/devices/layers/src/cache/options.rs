@@ -1,4 +1,4 @@
-//! What the options of the cache say.
+//! The options of the cache.
 
 use std::path::PathBuf;
 
@@ -15,7 +15,7 @@ pub(super) enum Mode {
     Unsafe,
 }
 
-/// Whether what is read is kept.
+/// Whether read data is cached.
 #[derive(Clone)]
 pub(super) enum OnRead {
     Always,
@@ -38,7 +38,7 @@ impl OnRead {
         })
     }
 
-    /// Whether it is now.
+    /// Whether it is cached now.
     pub(super) fn now(&self) -> bool {
         match self {
             OnRead::Always => true,
@@ -48,12 +48,12 @@ impl OnRead {
     }
 }
 
-/// What the options say.
+/// The parsed options.
 pub(super) struct Options {
     pub(super) mode: Mode,
     pub(super) on_read: OnRead,
     pub(super) block: u64,
-    /// Most bytes, and at how many bytes making room begins and ends.
+    /// Maximum bytes, and the sizes at which eviction begins and ends.
     pub(super) bound: Option<(u64, u64, u64)>,
     pub(super) dir: Option<String>,
 }
@@ -86,14 +86,14 @@ impl Options {
     }
 }
 
-/// Numbers of blocks.
+/// The same in blocks.
 pub(super) struct Bound {
     pub(super) most: u64,
     pub(super) high: u64,
     pub(super) low: u64,
 }
 
-/// The cache's bound in blocks.
+/// The cache's limit in blocks.
 pub(super) fn bound_in_blocks(bound: (u64, u64, u64), block: u64) -> Result<Bound> {
     let (most, high, low) = (bound.0 / block, bound.1 / block, bound.2 / block);
     if most == 0 {

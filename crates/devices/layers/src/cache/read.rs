@@ -12,11 +12,11 @@ use super::hold::Hold;
 use super::store::{Store, View};
 use super::{Handle, is_full};
 
-/// Bytes that a hint brings at a time.
+/// Bytes fetched at a time for a hint.
 const HINT: u64 = 4 << 20;
-/// Most bytes that one hint brings.
+/// Maximum bytes fetched for one hint.
 const HINT_MAX: u64 = 4 << 30;
-/// Requests for extents that one answer may make of the device below.
+/// Maximum number of extents requests to the device below for one reply.
 const ASKED_MAX: usize = 64;
 
 impl Handle {
@@ -74,7 +74,7 @@ impl Handle {
                     match self.bring(next, to, Some(out)).await {
                         Ok(true) => {}
                         Ok(false) => continue,
-                        // Perhaps another part of the blocks cannot be read.
+                        // Another part of the blocks may be unreadable.
                         Err(_) => {
                             self.scratch.fill(&self.inner, next, &mut buf[part]).await?;
                         }
@@ -86,9 +86,9 @@ impl Handle {
         Ok(Reply::Data(buf.into()))
     }
 
-    /// Brings the blocks of a range to the cache, where they are absent, and its bytes to `out`. False:
-    /// they are not absent any more, and `out` is as it was. Where there is no room only the bytes are
-    /// brought.
+    /// Fetches the absent blocks of a range into the cache, and its bytes into `out`. False: they
+    /// are not absent any more, and `out` is unchanged. If there is no space, only the bytes are
+    /// fetched.
     pub(super) async fn bring(
         self: &Arc<Handle>,
         at: u64,
@@ -125,8 +125,8 @@ impl Handle {
         brought.map(|_| true)
     }
 
-    /// Reads whole blocks into the file, and those bytes of them that are wanted, from `at` on, into
-    /// `out`; several pieces at once. False: the file's system has no room.
+    /// Reads whole blocks into the file, and the requested bytes, from `at` on, into `out`; several
+    /// pieces at once. False: the file system is full.
     async fn fetch(
         self: &Arc<Handle>,
         at: u64,
@@ -151,7 +151,7 @@ impl Handle {
                     if let Some(out) = out.as_deref_mut() {
                         copy_part(at, out, from, piece.min(stop - from), data.as_ref());
                     }
-                    // Holes are holes in the file already.
+                    // Holes are already holes in the file.
                     let Some(data) = data.filter(|_| is_stored) else { continue };
                     match self.store.write(from, data).await {
                         Ok(()) => {}
@@ -169,9 +169,9 @@ impl Handle {
         }
     }
 
-    /// Brings what is not there.
+    /// Fetches what is absent.
     pub(super) async fn cache(self: &Arc<Handle>, at: u64, len: u64) -> Outcome {
-        // A hint need not be followed to its end.
+        // A hint need not be carried out completely.
         let end = at + len.min(HINT_MAX);
         let mut next = at;
         while next < end {
@@ -183,9 +183,9 @@ impl Handle {
                     self.make_room_now();
                     break;
                 }
-                // Others may have brought it, or filled the cache.
+                // Another task may have fetched it, or filled the cache.
                 let _ = self.bring(next, to, None).await?;
-                // The device below may have answered at once.
+                // The device below may complete at once.
                 blockhaul_io::yield_now().await;
             }
             next = to;
@@ -204,7 +204,7 @@ impl Handle {
             match (state, self.base) {
                 (State::Zero, _) => extents.push(to - next, HOLE | ZERO),
                 (State::Dirty, _) | (_, None) => extents.push(to - next, 0),
-                // What is clean is there as it is below.
+                // Clean data is the same as below.
                 (State::Clean | State::Absent, Some(base)) => {
                     let asked = Request::extents(next, to - next, base);
                     let asked = if one { asked.with(Flags::ONE_EXTENT) } else { asked };
@@ -231,14 +231,14 @@ impl Handle {
 }
 
 impl Store {
-    /// Whether all of a range is in the file; it counts as used now.
+    /// Whether all of a range is in the file; marks it as used now.
     fn keeps(&self, at: u64, end: u64) -> bool {
         matches!(self.view(at, end), View::Kept(_))
     }
 }
 
-/// Copies what `data`, `len` bytes from `from` on, has of the range that begins at `at`; no data:
-/// zeroes.
+/// Copies the overlap of `data` (`len` bytes from `from` on) with the range that begins at `at`; no
+/// data: zeroes.
 fn copy_part(at: u64, out: &mut [u8], from: u64, len: u64, data: Option<&Data>) {
     let start = at.max(from);
     let stop = (at + out.len() as u64).min(from + len);

@@ -1,4 +1,4 @@
-//! The cache's file, what is known about its blocks, and who uses which part of it now.
+//! The cache's file, the state of its blocks, and the locks on it.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,26 +13,26 @@ use super::options::{Bound, Mode, OnRead, Options, bound_in_blocks};
 use crate::flushes::Flushes;
 use crate::temporary;
 
-/// Longest write to the file that is done at once: dearer to hand over than to do.
+/// Longest write to the file done on the worker: passing it on costs more.
 const INLINE_WRITE: usize = 128 << 10;
 /// Longest read that is copied on the worker itself: about 100 us from memory to memory.
 const INLINE_READ: usize = 1 << 20;
-/// Bytes of zeroes that are written at a time.
+/// Bytes of zeroes written at a time.
 const ZEROES: u64 = Data::ZEROES_MAX as u64;
 
-/// What all handles share.
+/// State shared by all handles.
 pub(super) struct Store {
     pub(super) mode: Mode,
     pub(super) on_read: OnRead,
-    /// Bytes of a block.
+    /// Block size in bytes.
     pub(super) block: u64,
     pub(super) size: u64,
     pub(super) bound: Option<Bound>,
     /// Locks on bytes.
     pub(super) locks: Arc<blockhaul_io::RangeLocks<Hold>>,
-    /// How many handles there are.
+    /// Number of handles.
     pub(super) handles: AtomicUsize,
-    /// Somebody is making room.
+    /// Eviction is running.
     pub(super) making_room: AtomicBool,
     /// Whether the device below has failed a flush.
     pub(super) flushes: Arc<Flushes>,
@@ -40,20 +40,20 @@ pub(super) struct Store {
     blocks: Mutex<Blocks>,
     /// How often blocks were made absent.
     vanished: AtomicU64,
-    /// A part of the file could not be freed: nothing more is put into it.
+    /// A part of the file could not be freed: nothing more is cached.
     broken: AtomicBool,
-    /// The file system tells whether a read would wait.
+    /// The file system reports whether a read would wait.
     tells_cached: AtomicBool,
 }
 
-/// Whether a range is in the file, where all of it is in one state.
+/// How a range can be read, if all of it has one state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum View {
-    /// All of it, when this many blocks had been made absent.
+    /// All of it is cached; the number of times that blocks had been made absent.
     Kept(u64),
     /// All of it reads as zeroes.
     Zero,
-    /// Nothing of it.
+    /// None of it.
     Absent,
     Mixed,
 }
@@ -67,7 +67,7 @@ impl Store {
         let stat = fstatfs(&file).map_err(|errno| failed("look at", errno))?;
         let granularity = u64::try_from(stat.f_bsize).unwrap_or(0);
         let block = options.block.max(u64::from(facts.block.minimum));
-        // Some file systems name what they read at once; what they free is smaller.
+        // Some file systems report their read size; they free smaller units.
         let block = match granularity.is_power_of_two() && granularity <= 16 << 20 {
             true => block.max(granularity),
             false => block,
@@ -111,8 +111,8 @@ impl Store {
         (at / self.block, end.div_ceil(self.block))
     }
 
-    /// Whole blocks within a range: first, and the one behind the last. The end of the device counts
-    /// as the end of a block.
+    /// The whole blocks within a range: the first, and the one after the last. The end of the
+    /// device counts as the end of a block.
     pub(super) fn whole(&self, at: u64, end: u64) -> (u64, u64) {
         let last = if end == self.size { end.div_ceil(self.block) } else { end / self.block };
         let first = at.div_ceil(self.block);
@@ -124,14 +124,14 @@ impl Store {
         (first * self.block, last.saturating_mul(self.block).min(self.size))
     }
 
-    /// The state of the block of a byte, and where its run of blocks ends, at most at `end`.
+    /// The state of the block of a byte, and the end of its run of blocks, at most `end`.
     pub(super) fn run(&self, at: u64, end: u64) -> (State, u64) {
         let (first, last) = self.touched(at, end);
         let (state, to) = self.blocks().run(first, last);
         (state, to.saturating_mul(self.block).min(end))
     }
 
-    /// How a range is to be read. What is kept counts as used now.
+    /// How a range is to be read. Marks cached data as used now.
     pub(super) fn view(&self, at: u64, end: u64) -> View {
         let (first, last) = self.touched(at, end);
         let mut blocks = self.blocks();
@@ -150,28 +150,28 @@ impl Store {
         }
     }
 
-    /// How often blocks were made absent; the same number before and after: none was.
+    /// How often blocks were made absent; an unchanged number means that none was.
     pub(super) fn vanished(&self) -> u64 {
         self.vanished.load(Ordering::Acquire)
     }
 
-    /// Whether there is no room for so many further blocks.
+    /// Whether there is no space for `more` further blocks.
     pub(super) fn is_full_for(&self, blocks: &Blocks, more: u64) -> bool {
         let full = |bound: &Bound| blocks.kept().saturating_add(more) > bound.most;
         self.broken.load(Ordering::Relaxed) || self.bound.as_ref().is_some_and(full)
     }
 
-    /// Whether the device below lacks something.
+    /// Whether the device below lacks any data.
     pub(super) fn is_behind(&self) -> bool {
         self.blocks().is_behind()
     }
 
-    /// Nothing is kept any more. For the end: the file goes with the store.
+    /// Drops everything, at the end: the file goes with the store.
     pub(super) fn forget_all(&self) {
         self.blocks().set(0, self.size.div_ceil(self.block), State::Absent);
     }
 
-    /// The blocks, held alone, are absent; their bytes are freed.
+    /// Makes the blocks, held alone, absent, and frees their space.
     pub(super) async fn drop_blocks(&self, first: u64, last: u64) {
         {
             let mut blocks = self.blocks();
@@ -185,7 +185,7 @@ impl Store {
         }
     }
 
-    /// The range of the file reads as zeroes.
+    /// Makes the range of the file a hole.
     pub(super) async fn make_hole(&self, at: u64, len: u64) -> Result<()> {
         if self.file.allocate(Allocate::PunchHole, at, len).await.is_ok() {
             return Ok(());
@@ -221,7 +221,7 @@ impl Store {
         Ok(())
     }
 
-    /// Reads from the file what needs no waiting; how much that was.
+    /// Reads from the file what is available without waiting; returns the length.
     pub(super) fn read_now(&self, at: u64, buf: &mut [u8]) -> usize {
         if buf.len() > INLINE_READ || !self.tells_cached.load(Ordering::Relaxed) {
             return 0;

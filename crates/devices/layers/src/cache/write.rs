@@ -10,9 +10,9 @@ use super::blocks::State;
 use super::hold::Hold;
 use super::options::Mode;
 
-/// How often a write looks for the rest of its blocks: others may make them absent again.
+/// How often a write fetches the rest of its blocks: other tasks may make them absent again.
 const TRIES: usize = 4;
-/// Bytes of zeroes that are written at a time.
+/// Bytes of zeroes written at a time.
 const ZEROES: u64 = Data::ZEROES_MAX as u64;
 
 impl Handle {
@@ -31,7 +31,7 @@ impl Handle {
         Ok(Reply::Done)
     }
 
-    /// Writes below, then to what is kept and to whole blocks.
+    /// Writes below, then to cached blocks and whole blocks.
     async fn write_through(self: &Arc<Handle>, at: u64, data: Data, flags: Flags) -> Result<()> {
         let store = &self.store;
         let end = at + data.len() as u64;
@@ -44,7 +44,7 @@ impl Handle {
         };
         drop(held);
         if let Err(error) = stored {
-            // What is kept may be something else than what is below.
+            // The cache may differ from the device below.
             log::debug!("cache: blocks are dropped after a write: {error}");
             let (first, last) = store.touched(at, end);
             let (start, stop) = store.bytes(first, last);
@@ -54,7 +54,7 @@ impl Handle {
         written
     }
 
-    /// What was written below goes to the file as well; the range is held.
+    /// Copies data that was written below to the file; the range is held.
     async fn copy_through(&self, at: u64, end: u64, data: &Data) -> Result<()> {
         let store = &self.store;
         let (first, last) = store.whole(at, end);
@@ -64,7 +64,7 @@ impl Handle {
             let (mut from, mut till) = (next, to);
             next = to;
             if !state.is_kept() {
-                // Whole blocks are kept from now on, parts of others are not.
+                // Whole blocks are cached from now on, parts of others are not.
                 let (start, stop) = store.bytes(first, last);
                 (from, till) = (from.max(start), till.min(stop));
                 let count = till.saturating_sub(from).div_ceil(store.block);
@@ -79,7 +79,7 @@ impl Handle {
         Ok(())
     }
 
-    /// Writes to the cache; below, where there is no room.
+    /// Writes to the cache; below, if there is no space.
     async fn put(self: &Arc<Handle>, at: u64, data: Data) -> Result<()> {
         let store = &self.store;
         let end = at + data.len() as u64;
@@ -114,10 +114,10 @@ impl Handle {
             let mut brought = Ok(true);
             for part in parts.into_iter().flatten() {
                 let (start, stop) = store.bytes(part, part + 1);
-                // Others may have brought it.
+                // Another task may have fetched it.
                 brought = brought.and(self.bring(start, stop, None).await);
             }
-            // Perhaps only what is not written cannot be read.
+            // Perhaps only the part that is not written is unreadable.
             if brought.is_err() {
                 break;
             }
@@ -125,7 +125,7 @@ impl Handle {
         self.put_around(at, data).await
     }
 
-    /// Writes to the cache what is there, and the rest below.
+    /// Writes the cached part to the cache, and the rest below.
     async fn put_around(self: &Arc<Handle>, at: u64, data: Data) -> Result<()> {
         self.make_room_now();
         let store = &self.store;
@@ -151,7 +151,7 @@ impl Handle {
         Ok(())
     }
 
-    /// After a failed write to the file: what is absent or zero is a hole again.
+    /// After a failed write to the file: makes absent or zero blocks holes again.
     async fn restore_holes(&self, first: u64, last: u64) {
         let store = &self.store;
         let (start, stop) = store.bytes(first, last);
@@ -163,10 +163,10 @@ impl Handle {
                 State::Absent => store.drop_blocks(next, to).await,
                 State::Zero => {
                     let (at, end) = store.bytes(next, to);
-                    // It is zeroes already where even this fails: nothing was written there.
+                    // If even this fails, the range is zero already: nothing was written there.
                     let _ = store.make_hole(at, end - at).await;
                 }
-                // Parts of it may be there.
+                // Parts of it may have been written.
                 State::Clean | State::Dirty => store.blocks().set(next, to, State::Dirty),
             }
             next = to;
@@ -196,7 +196,7 @@ impl Handle {
             true => store.bytes(first, last),
             false => (end, end),
         };
-        // First of all: what is refused (FAST) must not have changed anything.
+        // First of all: a refused request (FAST) must not have changed anything.
         if first < last {
             let _alone = store.locks.lock_for(Hold::Alone, start, stop).await;
             if below {
@@ -217,7 +217,7 @@ impl Handle {
         Ok(Reply::Done)
     }
 
-    /// Zeroes parts of blocks; those that read as zeroes stay as they are.
+    /// Zeroes parts of blocks; those that already read as zeroes do not change.
     async fn zero_parts(self: &Arc<Handle>, at: u64, end: u64) -> Result<()> {
         let mut next = at;
         while next < end {
@@ -230,7 +230,7 @@ impl Handle {
         Ok(())
     }
 
-    /// Whole blocks are dropped here and trimmed below; parts of others stay as they are.
+    /// Drops whole blocks here and trims them below; parts of others do not change.
     pub(super) async fn trim(&self, at: u64, len: u64, flags: Flags) -> Outcome {
         let store = &self.store;
         let (first, last) = store.whole(at, at + len);

@@ -1,7 +1,7 @@
-//! `cow`: changes go to an overlay, and the device below stays as it is.
+//! `cow`: stores changes in an overlay, and never changes the device below.
 //!
-//! A change of part of a block that is not in the overlay brings the rest of it there first. Such
-//! changes hold a lock on their blocks; a block's state is set when its bytes are in the overlay, so
+//! A change of part of a block that is not in the overlay first copies the rest of it there. Such
+//! changes hold a lock on their blocks; a block's state is set when its data is in the overlay, so
 //! reads need no lock.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,11 +19,11 @@ use crate::runs::Runs;
 use crate::scratch::Scratch;
 use crate::temporary;
 
-/// Requests for extents that one answer may make of the device below.
+/// Maximum number of extents requests to the device below for one reply.
 const ASKED_MAX: usize = 64;
-/// Runs of blocks that a trim or a zeroing works on before other requests get their turn.
+/// Runs of blocks that a trim or zero request handles before other requests get their turn.
 const RUNS_AT_ONCE: usize = 1024;
-/// Bytes of zeroes that are written at a time.
+/// Bytes of zeroes written at a time.
 const ZEROES: u64 = Data::ZEROES_MAX as u64;
 
 /// The layer `cow`.
@@ -78,7 +78,7 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
             })
         })?;
         let below = inner.facts();
-        // Buffers are taken before the answers are there, what is written goes to a file, and flushes go nowhere.
+        // Buffers are taken before the data arrives, writes go to a file, and flushes do nothing.
         let kept = Hints::ZEROED | Hints::IN_FLIGHT | Hints::EXTENTS;
         let mut facts = Facts::over(&below).keeping(&below, kept);
         if facts.size != overlay.size {
@@ -91,7 +91,7 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
         facts.withheld -= supplied;
         let unit = u32::try_from(block).unwrap_or(u32::MAX);
         facts.allocation_unit = unit;
-        // Changes of part of a block bring the rest of it to the overlay.
+        // Partial writes copy the rest of the block to the overlay.
         facts.prefer(unit);
         facts.contexts = vec![BASE_ALLOCATION.to_string()];
         let base = inner.facts().context(BASE_ALLOCATION);
@@ -101,7 +101,7 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
     })
 }
 
-/// Where a block's bytes are.
+/// Where a block's data is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum State {
     /// In the device below.
@@ -113,7 +113,7 @@ enum State {
     Zero,
 }
 
-/// What all handles share.
+/// State shared by all handles.
 struct Overlay {
     file: File,
     block: u64,
@@ -135,15 +135,15 @@ impl Overlay {
         runs.map(|(from, to, state)| (bytes(from).max(at), bytes(to).min(end), state)).collect()
     }
 
-    /// The state of a range, if it is one.
+    /// The state of a range, if there is only one.
     fn state(&self, at: u64, end: u64) -> Option<State> {
         let last = end.div_ceil(self.block);
         let (state, to) = self.states().run(at / self.block, last);
         (to == last).then_some(state)
     }
 
-    /// Whole blocks within a range: first, and the one behind the last. The end of the device counts
-    /// as the end of a block.
+    /// The whole blocks within a range: the first, and the one after the last. The end of the
+    /// device counts as the end of a block.
     fn whole(&self, at: u64, end: u64) -> (u64, u64) {
         let last = if end == self.size { end.div_ceil(self.block) } else { end / self.block };
         let first = at.div_ceil(self.block);
@@ -187,7 +187,7 @@ impl Device for CowDevice {
         let cow = self.cow.clone();
         let Request { op, at, len, flags } = request;
         match op {
-            // Nothing of the overlay outlives the program.
+            // The overlay does not outlive the program.
             Op::Flush => Pending::ready(Ok(Reply::Done)),
             Op::Cache if cow.inner.facts().can.contains(Can::CACHE) => {
                 cow.inner.submit(Request::cache(at, len))
@@ -222,7 +222,7 @@ impl Device for CowDevice {
 }
 
 impl Cow {
-    /// Reads a range of several states.
+    /// Reads a range with several states.
     async fn read(&self, at: u64, room: Reservation) -> Outcome {
         let mut buf = room.into_buf();
         let runs = self.overlay.runs(at, at + buf.len() as u64, usize::MAX);
@@ -255,7 +255,7 @@ impl Cow {
         let (first, last) = (at / block, end.div_ceil(block));
         let _lock = overlay.locks.lock(first, last).await;
         let (whole, behind) = overlay.whole(at, end);
-        // Blocks of which only a part is written: at both ends, or one.
+        // Blocks that are only partly written: at both ends, or one.
         let mut parts = Vec::new();
         if first < whole {
             parts.push(first);
@@ -271,7 +271,7 @@ impl Cow {
         Ok(Reply::Done)
     }
 
-    /// Brings a block to the overlay; it is locked, and its state is for the caller to set.
+    /// Copies a block to the overlay; it is locked, and the caller sets its state.
     async fn bring(&self, block: u64) -> Result<()> {
         let overlay = &self.overlay;
         let state = overlay.states().get(block);
@@ -334,7 +334,7 @@ impl Cow {
         self.discard(start, stop - start).await
     }
 
-    /// Zeroes part of a block; one that reads as zeroes stays as it is.
+    /// Zeroes part of a block, unless it already reads as zeroes.
     async fn zero_part(&self, at: u64, len: u64) -> Result<()> {
         if self.overlay.states().get(at / self.overlay.block) != State::Zero {
             self.write(at, Data::zeroes(len as usize)).await?;
@@ -342,7 +342,7 @@ impl Cow {
         Ok(())
     }
 
-    /// Lets the whole blocks of a range read as zeroes, and leaves the rest alone.
+    /// Makes the whole blocks of a range read as zeroes; does not change the rest.
     async fn discard(&self, at: u64, len: u64) -> Outcome {
         let overlay = &self.overlay;
         let (first, last) = overlay.whole(at, at + len);
@@ -358,7 +358,7 @@ impl Cow {
             overlay.states().set(next / overlay.block, to.div_ceil(overlay.block), State::Zero);
             for (from, to, state) in runs {
                 if state == State::Above {
-                    // Space is given back where the file system can; the state says what is read.
+                    // Frees space if the file system can; reads depend on the state.
                     let _ = overlay.file.allocate(Allocate::PunchHole, from, to - from).await;
                 }
             }

@@ -1,18 +1,18 @@
-//! What is known about a device in one context, and when it was last asked for.
+//! The cached extents of a device in one context, and when they were last used.
 
 use blockhaul_block::{Extent, Extents};
 
 use crate::runs::Runs;
 
-/// Runs that are forgotten at a time.
+/// Runs dropped at a time.
 const PIECE: usize = 4096;
 
-/// The state of a byte, if it is known.
+/// The state of a byte, if known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Known(u64);
 
 impl Known {
-    /// No device tells a state of this number; one that does is asked each time.
+    /// No device reports a state of this number; if one does, it is requested each time.
     const NOTHING: Known = Known(u64::MAX);
 }
 
@@ -22,22 +22,22 @@ impl Default for Known {
     }
 }
 
-/// What is known of one context.
+/// The cached extents of one context.
 #[derive(Default)]
 pub(super) struct Map {
     runs: Runs<Known>,
-    /// When each of the known bytes was last asked for; 0 for the others.
+    /// When each known byte was last used; 0 for the others.
     used: Runs<u64>,
 }
 
 impl Map {
-    /// Bytes of memory.
+    /// Memory use in bytes.
     pub(super) fn cost(&self) -> u64 {
         self.runs.memory() + self.used.memory()
     }
 
-    /// What is known about `at` and what follows it up to `end` without a gap, at most `most` runs; marked
-    /// as used at `now`, which is above 0.
+    /// The known runs from `at` up to `end` without a gap, at most `most` of them; marks them as
+    /// used at `now`, which is above 0.
     pub(super) fn find(&mut self, at: u64, end: u64, most: usize, now: u64) -> Extents {
         let mut found = Extents::new();
         let known = self.runs.iter(at, end).take_while(|run| run.2 != Known::NOTHING);
@@ -48,18 +48,18 @@ impl Map {
         found
     }
 
-    /// Whether something is known about `at`.
+    /// Whether the state of `at` is known.
     pub(super) fn knows(&self, at: u64) -> bool {
         self.runs.get(at) != Known::NOTHING
     }
 
-    /// The first offset from `at` on, where nothing is known, at which something is.
+    /// The first offset from `at` on, where the state is unknown, with a known state.
     pub(super) fn next_known(&self, at: u64) -> Option<u64> {
         let (_, next) = self.runs.run(at, u64::MAX);
         (next < u64::MAX).then_some(next)
     }
 
-    /// Learns what `extents` says from `at` on; `now` is above 0.
+    /// Adds `extents`, which begin at `at`; `now` is above 0.
     pub(super) fn learn(&mut self, at: u64, extents: &Extents, now: u64) {
         let end = at.saturating_add(extents.total());
         let runs = extents.runs().iter().map(|&Extent { len, state }| (len, Known(state)));
@@ -67,13 +67,13 @@ impl Map {
         self.used.set(at, end, now);
     }
 
-    /// What is known about a range is true no more.
+    /// Drops a range.
     pub(super) fn forget(&mut self, start: u64, end: u64) {
         self.runs.set(start, end, Known::NOTHING);
         self.used.set(start, end, 0);
     }
 
-    /// The parts of a range about which something is known are in this state now.
+    /// Sets the state of the known parts of a range.
     pub(super) fn set(&mut self, start: u64, end: u64, state: u64) {
         self.runs.update(start, end, |_, known| match known {
             Known::NOTHING => known,
@@ -82,8 +82,8 @@ impl Map {
     }
 }
 
-/// Forgets what was not asked for for the longest time, until seven eighths of the memory suffice, if more
-/// than that memory is used.
+/// Drops the least recently used extents until they fit in seven eighths of the memory, if they
+/// exceed that memory.
 pub(super) fn forget_oldest(maps: &mut [Map], memory: u64) {
     let cost = |maps: &[Map]| maps.iter().map(Map::cost).sum::<u64>();
     if cost(maps) <= memory {
@@ -97,7 +97,7 @@ pub(super) fn forget_oldest(maps: &mut [Map], memory: u64) {
     }
     oldest.sort_unstable();
     for (_, index, mut from, to) in oldest {
-        // In pieces: a part of a long answer may stay.
+        // In pieces: a part of a long reply may stay.
         while from < to {
             if cost(maps) <= enough {
                 return;
@@ -116,7 +116,7 @@ mod tests {
 
     const SIZE: usize = 30_000;
 
-    /// What the map knows, byte by byte.
+    /// The contents of the map, byte by byte.
     fn bytes(map: &mut Map) -> Vec<Option<u64>> {
         let mut all = vec![None; SIZE];
         let mut at = 0;
@@ -184,7 +184,7 @@ mod tests {
         let memory = maps.iter().map(Map::cost).sum::<u64>() - 1;
         assert_eq!(maps[0].find(0, 1000, 7, 9).total(), 7);
         forget_oldest(&mut maps, memory);
-        // First of all what was learned first, but for what was asked for since.
+        // The oldest first, except what was used since.
         assert!(maps[0].knows(6) && !maps[0].knows(7));
         assert!(maps[1].knows(0) && maps[0].knows(50_000));
         let cost: u64 = maps.iter().map(Map::cost).sum();

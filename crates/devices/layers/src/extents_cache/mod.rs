@@ -1,11 +1,11 @@
-//! `extents-cache`: asks a slow source once for the state of a range, in bulk, and remembers.
+//! `extents-cache`: requests the extents of a slow source once, in bulk, and caches them.
 //!
-//! - `map`: what is known.
+//! - `map`: the cached extents.
 //!
-//! All handles of the layer share what is known. Changes through any of them keep it true: when a
-//! change has completed, its range is known to hold data (write) or zeroes (zero), or not known any
-//! more (trim, and everything in other contexts); what was asked before that moment and is answered
-//! after it is not remembered for the range.
+//! All handles of the layer share the cache. Changes through any of them keep it valid: when a
+//! change has completed, its range is known to be data (write) or zeroes (zero), or is dropped
+//! (trim, and all other contexts); replies to requests that were in flight at that moment are not
+//! cached for the range.
 
 mod map;
 
@@ -22,9 +22,9 @@ use crate::declared::{opened, param, param_or, usage};
 use crate::per_disk::PerDisk;
 use map::{Map, forget_oldest};
 
-/// Most runs in one answer; the rest is asked for again.
+/// Maximum number of runs in one reply; the caller requests the rest again.
 const RUNS_IN_ANSWER: usize = 64 << 10;
-/// Ranges that have changed while an answer was awaited, before all of it counts as changed.
+/// Changed ranges recorded for an extents request before all of its reply counts as changed.
 const STALE_MAX: usize = 64;
 
 /// The layer `extents-cache`.
@@ -68,7 +68,7 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
     opened(move |below| {
         let facts = below.device.facts();
         if !facts.can.contains(Can::EXTENTS) || facts.emulated.contains(Can::EXTENTS) {
-            // There is nothing to ask for.
+            // There are no extents to request.
             return Ok(below.device);
         }
         let known = disks.get(&below, || Ok(Known { memory, bulk, state: Mutex::default() }))?;
@@ -77,7 +77,7 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
     })
 }
 
-/// What all handles share.
+/// State shared by all handles.
 struct Known {
     memory: u64,
     bulk: u64,
@@ -89,34 +89,34 @@ struct State {
     /// One for each context of the device.
     maps: Vec<Map>,
     size: u64,
-    /// The context of these is `base:allocation`: a change says what it is afterwards.
+    /// The index of `base:allocation`: for this context the state after a change is known.
     base: Option<usize>,
     asking: Vec<Asking>,
-    /// Counts requests, to tell what was used when.
+    /// Counts requests, as a clock for the last use.
     now: u64,
 }
 
-/// A question that is on its way to the device.
+/// An extents request in flight to the device.
 struct Asking {
     id: u64,
     contexts: Contexts,
     at: u64,
     end: u64,
-    /// Ranges that have changed since.
+    /// Ranges changed since it was submitted.
     stale: Vec<(u64, u64)>,
     waiting: Vec<Completer<Result<()>>>,
 }
 
-/// How to ask and answer.
+/// Parameters of requests and replies.
 #[derive(Clone, Copy)]
 struct Ask {
-    /// Smallest block of the device.
+    /// Minimum block of the device.
     minimum: u64,
-    /// Most runs in an answer.
+    /// Maximum number of runs in a reply.
     runs: usize,
 }
 
-/// What to do about a request for extents.
+/// How to handle a request for extents.
 enum Plan {
     Known(Vec<Extents>),
     Wait(Ticket<Result<()>>),
@@ -124,7 +124,7 @@ enum Plan {
 }
 
 impl Known {
-    /// The device below is this one; all handles must be on the same.
+    /// Checks the device below against the first one; all handles must be on the same storage.
     fn adopt(&self, facts: &Facts) -> Result<()> {
         let mut state = self.lock();
         if state.maps.is_empty() {
@@ -159,7 +159,8 @@ impl Known {
             asking.waiting.push(completer);
             return Plan::Wait(ticket);
         }
-        // Up to what is known of the first context that is not known here, and what is asked for.
+        // Up to the next known extent of the first context that is unknown here, and the requested
+        // range.
         let unknown = contexts.iter().filter_map(|index| maps.get(index)).find(|m| !m.knows(at));
         let mut until = unknown.and_then(|map| map.next_known(at)).unwrap_or(u64::MAX);
         for other in asking.iter().filter(|other| other.at > at) {
@@ -168,7 +169,7 @@ impl Known {
         let minimum = ask.minimum;
         let reach = *size - *size % minimum;
         let bulk = at.saturating_add(self.bulk).max(end).next_multiple_of(minimum);
-        // All of these are multiples of the smallest block, and `end` is inside the device.
+        // All of these are multiples of the minimum block, and `end` is inside the device.
         let until = until.min(bulk).min(reach).max(at + minimum);
         let id = *now;
         let (stale, waiting) = (Vec::new(), Vec::new());
@@ -176,8 +177,8 @@ impl Known {
         Plan::Ask { id, at, end: until }
     }
 
-    /// Learns an answer, except for what has changed since it was asked for, and wakes those who
-    /// wait for it.
+    /// Adds a reply to the cache, except for what has changed since the request, and wakes its
+    /// waiters.
     fn learn(&self, id: u64, contexts: Contexts, answer: &Result<Vec<Extents>>) {
         let mut state = self.lock();
         let State { maps, asking, now, .. } = &mut *state;
@@ -200,7 +201,7 @@ impl Known {
         }
     }
 
-    /// A change has completed, one way or the other.
+    /// A change has completed or failed.
     fn changed(&self, kind: OpKind, start: u64, end: u64, done: bool) {
         let mut state = self.lock();
         let State { maps, asking, base, .. } = &mut *state;
@@ -227,7 +228,7 @@ impl Known {
     }
 }
 
-/// A question on its way; if its task ends without an answer, whoever waits is told.
+/// A request in flight; if its task ends without a reply, the waiters are notified.
 struct OnItsWay {
     known: Arc<Known>,
     id: u64,
@@ -263,7 +264,7 @@ impl Device for CacheDevice {
     fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
         match access {
             Access::Read => self.inner.file_at(at, len, access),
-            // What is written past the layer would not be noticed.
+            // Writes that bypass the layer would go unnoticed.
             Access::Write => None,
         }
     }
@@ -304,7 +305,7 @@ impl CacheDevice {
                 match plan {
                     Plan::Known(lists) => return Ok(Reply::Extents(lists)),
                     Plan::Wait(ticket) => match ticket.await {
-                        // The connection of whoever asked is gone; this one may be there.
+                        // The connection of the requesting handle is lost; this handle's may work.
                         Ok(Err(error)) if error.kind() != Kind::Disconnected => return Err(error),
                         _ => {}
                     },
@@ -357,7 +358,7 @@ mod tests {
         let Plan::Ask { id, at: 100, end: 200 } = known.plan(100, 600, base, ask) else {
             panic!("the changed range is not known");
         };
-        // Many changes spoil all of an answer.
+        // Many changes invalidate all of a reply.
         for at in 0..100 {
             known.changed(OpKind::Trim, 190 + at % 5, 195 + at % 5, true);
         }

@@ -1,4 +1,4 @@
-//! `exitlast`: the server ends with its last client.
+//! `exitlast`: stops the server after its last client.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -26,7 +26,7 @@ blockhaul serve -U once.sock --layer exitlast sample:64M && \
 };
 
 struct Last {
-    /// Clients that are there and have opened something.
+    /// Number of connected clients that have opened an export.
     opened: AtomicU64,
     shutdown: Shutdown,
 }

@@ -1,4 +1,5 @@
-//! `exitwhen`: the server ends when something happens outside and its clients have left.
+//! `exitwhen`: stops the server when an external event has happened and all clients have
+//! disconnected.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -13,7 +14,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::{Guest, Rule, gate};
 use crate::declared::{param, param_or, usage};
 
-/// Exit status of a script that says that the time has come (nbdkit's exitwhen filter).
+/// Exit status of a script that reports the event (nbdkit's exitwhen filter).
 const SCRIPT_SAYS_SO: i32 = 88;
 
 /// The gate `exitwhen`.
@@ -61,7 +62,7 @@ fn configure(args: &Args, shutdown: &Shutdown) -> Result<Arc<dyn Gate>> {
         let wrong = || usage(format!("exitwhen: {text:?} is not the number of a process"));
         let pid: i32 = parse_number(&text).map_err(|_| wrong())?;
         let pid = rustix::process::Pid::from_raw(pid).ok_or_else(wrong)?;
-        // A descriptor stays the same process, whoever gets the number later.
+        // A pidfd refers to the same process, even if its number is reused.
         let gone = |error: rustix::io::Errno| {
             Error::system(format!("exitwhen: there is no process {text}"), error.into())
         };
@@ -84,7 +85,7 @@ fn configure(args: &Args, shutdown: &Shutdown) -> Result<Arc<dyn Gate>> {
 }
 
 fn watch(rule: &Weak<When>) {
-    // What has happened before the first client comes counts, too.
+    // Events before the first client count, too.
     while let Some(rule) = rule.upgrade() {
         if rule.look() {
             if rule.inside.load(Ordering::SeqCst) == 0 {
@@ -126,7 +127,7 @@ impl Event {
         }
     }
 
-    /// Whether it may take long to find out.
+    /// Whether the check may take long.
     fn is_slow(&self) -> bool {
         matches!(self, Event::Script(_))
     }
@@ -138,12 +139,12 @@ fn exists(path: &Path) -> bool {
 
 struct When {
     events: Vec<Event>,
-    /// Time between two looks.
+    /// Interval of checks.
     every: Duration,
-    /// A thread looks.
+    /// A thread makes the checks.
     watched: AtomicBool,
     happened: AtomicBool,
-    /// Clients that are there.
+    /// Number of connected clients.
     inside: AtomicU64,
     shutdown: Shutdown,
 }
@@ -180,7 +181,7 @@ impl Rule for When {
     fn admit(self: Arc<Self>, _client: &Client) -> Result<Arc<dyn Guest>> {
         self.inside.fetch_add(1, Ordering::SeqCst);
         let inside = Arc::new(Inside(self));
-        // Scripts take their time: their thread looks at them.
+        // Scripts take long: their thread checks them.
         if inside.0.look_at(|event| !event.is_slow()) {
             return Err(Error::new(Kind::Refused, "exitwhen: the server is about to end"));
         }

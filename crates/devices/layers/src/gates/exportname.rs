@@ -1,4 +1,4 @@
-//! `exportname`: which names clients see and may ask for.
+//! `exportname`: sets the export names that clients see and may request.
 
 use std::sync::Arc;
 
@@ -64,7 +64,7 @@ struct Names {
     list: String,
     strict: bool,
     names: Vec<String>,
-    /// Instead of what is below.
+    /// Replaces the description of the export below.
     description: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! `ip`: which clients may come in, by their address or process.
+//! `ip`: admits clients by their address or process.
 
 use std::net::IpAddr;
 use std::os::fd::AsFd as _;
@@ -44,7 +44,7 @@ struct Ip {
     deny: Vec<Match>,
 }
 
-/// Part of a list.
+/// An element of a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Match {
     Any,
@@ -52,7 +52,7 @@ enum Match {
     V6,
     Unix,
     Vsock,
-    /// A network: its address, and how many bits of it count.
+    /// A network: its address, and the prefix length.
     Net(IpAddr, u32),
     Pid(u32),
     Uid(u32),
@@ -114,7 +114,7 @@ impl Match {
     }
 }
 
-/// Whether the first bits of two addresses are the same.
+/// Whether two addresses have the same prefix.
 fn same_net(one: IpAddr, other: IpAddr, bits: u32) -> bool {
     match (one, other) {
         (IpAddr::V4(one), IpAddr::V4(other)) => {
@@ -129,11 +129,11 @@ fn same_net(one: IpAddr, other: IpAddr, bits: u32) -> bool {
     }
 }
 
-/// Who has connected.
+/// The identity of a client.
 #[derive(Debug)]
 enum Who {
     Ip(IpAddr),
-    /// The process is unknown where it is in another container.
+    /// The process is unknown if it is in another container.
     Unix {
         pid: Option<u32>,
         uid: u32,
@@ -147,7 +147,7 @@ impl Who {
     fn of(client: &Client) -> Who {
         let Some(stream) = &client.stream else { return Who::Unknown };
         if let Some(address) = stream.peer().ip() {
-            // A client with an IPv4 address on a socket for both.
+            // A client with an IPv4 address on a dual-stack socket.
             return Who::Ip(address.to_canonical());
         }
         match rustix::net::sockopt::socket_domain(stream.as_fd()) {

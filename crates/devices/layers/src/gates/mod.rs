@@ -1,6 +1,6 @@
-//! Gates decide about clients: who comes in, what they may open, and when the server is over.
+//! Gates: decide which clients are admitted, what they may open, and when the server ends.
 //!
-//! They see no requests. Their place among layers does not matter, but their order among themselves does: the
+//! They see no requests. Their position among layers does not matter, but their order does: the
 //! last one sees a client first.
 
 mod exitlast;
@@ -22,12 +22,13 @@ pub use ip::IP;
 pub use limit::LIMIT;
 pub use tls_fallback::TLS_FALLBACK;
 
-/// What a gate does with clients. Whatever is not said here stays as it is.
+/// The decisions of a gate. The defaults change nothing.
 pub(crate) trait Rule: Send + Sync + 'static {
-    /// Decides whether a client comes in; what is returned is dropped when it has left.
+    /// Decides whether to admit a client; the returned value is dropped when the client has
+    /// disconnected.
     fn admit(self: Arc<Self>, client: &Client) -> Result<Arc<dyn Guest>>;
 
-    /// The gate is put before exports.
+    /// Called when the gate is put before exports.
     fn start(self: &Arc<Self>) -> Result<()> {
         Ok(())
     }
@@ -35,33 +36,33 @@ pub(crate) trait Rule: Send + Sync + 'static {
 
 /// A client that was admitted.
 pub(crate) trait Guest: Send + Sync {
-    /// It opens an export: under which name, or which one instead.
+    /// It opens an export: the name to use, or another export instead.
     fn open(&self, name: &str, tls: bool) -> Result<Choice> {
         let _ = tls;
         Ok(Choice::Name(name.to_string()))
     }
 
-    /// What it gets of an export that is below.
+    /// What it gets of an export below.
     fn opened(&self, export: Export) -> Export {
         export
     }
 
-    /// What it may open, given what there is.
+    /// The exports that it may open, given those below.
     fn list(&self, listed: Vec<Listed>, tls: bool) -> Result<Vec<Listed>> {
         let _ = tls;
         Ok(listed)
     }
 
-    /// Whether the list below is wanted at all.
+    /// Whether the list below is needed at all.
     fn needs_list(&self, tls: bool) -> bool {
         let _ = tls;
         true
     }
 }
 
-/// What a client gets.
+/// The result of opening an export.
 pub(crate) enum Choice {
-    /// What is below, under this name.
+    /// The export below with this name.
     Name(String),
     /// Another export.
     Export(Export),
@@ -88,7 +89,7 @@ struct Gated<R> {
 
 impl<R: Rule> Exports for Gated<R> {
     fn admit(&self, client: Client) -> Opening<Arc<dyn Visit>> {
-        // Before anything below hears of the client.
+        // Before anything below sees the client.
         let guest = match self.rule.clone().admit(&client) {
             Ok(guest) => guest,
             Err(error) => return Box::pin(std::future::ready(Err(error))),

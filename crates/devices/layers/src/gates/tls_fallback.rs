@@ -42,7 +42,7 @@ fn configure(args: &Args) -> Result<Arc<dyn Gate>> {
     gate(Arc::new(Fallback(Export { name: String::new(), description: None, device, sharing })))
 }
 
-/// The message, under whatever name.
+/// The message, under any name.
 struct Fallback(Export);
 
 impl Rule for Fallback {

@@ -1,46 +1,46 @@
-//! A gzip file (RFC 1952), decoded from its start or from where a copy of the decoder stands.
+//! Decodes a gzip file (RFC 1952), from its start or from a copy of the decoder.
 
 use miniz_oxide::inflate::TINFLStatus;
 use miniz_oxide::inflate::core::inflate_flags::TINFL_FLAG_HAS_MORE_INPUT;
 use miniz_oxide::inflate::core::{DecompressorOxide, decompress};
 
-/// What content may refer back to.
+/// Maximum distance of back-references.
 const WINDOW: usize = 32 << 10;
-/// Longest header of a member: names and comments have no bound of their own.
+/// Maximum header of a member: names and comments have no limit of their own.
 const HEADER_MAX: usize = 1 << 20;
 const TRAILER: usize = 8;
 
-/// A decoder between two bytes. A copy of it goes on from there: a few tens of KiB.
+/// A decoder between two bytes. A copy of it continues from there: a few tens of KiB.
 #[derive(Clone)]
 pub(super) struct Inflater {
     state: Box<DecompressorOxide>,
     window: Box<[u8; WINDOW]>,
     phase: Phase,
-    /// Bytes of the file that were taken.
+    /// Number of consumed bytes of the file.
     pub(super) taken: u64,
-    /// Bytes of content that were made.
+    /// Number of decoded bytes.
     pub(super) made: u64,
-    /// Of the present member.
+    /// Of the current member.
     sum: crc32fast::Hasher,
     len: u32,
-    /// A member has ended: what follows may be no other.
+    /// A member has ended: what follows need not be another one.
     complete: bool,
 }
 
-/// Where in a member the decoder is.
+/// The decoder's position in a member.
 #[derive(Clone)]
 enum Phase {
-    /// In its header, of which this is known.
+    /// In its header, of which these bytes are known.
     Header(Vec<u8>),
     Body,
     /// In its checksum and length.
     Trailer(Vec<u8>),
-    /// Behind the last one.
+    /// After the last member.
     End,
 }
 
 impl Inflater {
-    /// Bytes of memory of a copy.
+    /// Memory use of a copy in bytes.
     pub(super) const COST: u64 =
         (size_of::<DecompressorOxide>() + WINDOW + size_of::<Inflater>()) as u64;
 
@@ -57,8 +57,9 @@ impl Inflater {
         }
     }
 
-    /// Takes bytes of the file, and appends content to `out`, until there is no more input or
-    /// `until` bytes of content were made, or somewhat more (a window's length). Says what is wrong.
+    /// Consumes bytes of the file, and appends decoded bytes to `out`, until there is no more input
+    /// or `until` bytes were decoded, or somewhat more (a window's length). An error says what is
+    /// wrong.
     pub(super) fn step(
         &mut self,
         input: &[u8],
@@ -73,7 +74,7 @@ impl Inflater {
                     let more = input.len().min(HEADER_MAX + 1 - before);
                     known.extend_from_slice(&input[..more]);
                     if self.complete && !is_member(known) {
-                        // As gzip does: what follows the last member is left.
+                        // Like gzip: ignore what follows the last member.
                         self.phase = Phase::End;
                         continue;
                     }
@@ -105,7 +106,7 @@ impl Inflater {
         Ok(())
     }
 
-    /// Whether the file may end here; what is wrong if not.
+    /// Checks that the file may end here; an error says what is wrong.
     pub(super) fn finish(&self) -> Result<(), String> {
         match &self.phase {
             Phase::End => Ok(()),
@@ -140,7 +141,7 @@ impl Inflater {
         Ok(taken)
     }
 
-    /// The trailer is complete.
+    /// Checks the complete trailer.
     fn check(&mut self) -> Result<(), String> {
         let Phase::Trailer(known) = &self.phase else { return Ok(()) };
         let number = |at: usize| u32::from_le_bytes(known[at..at + 4].try_into().expect("four"));
@@ -153,7 +154,7 @@ impl Inflater {
     }
 }
 
-/// Whether this is, as far as it is known, the begin of a member.
+/// Whether these bytes may be the start of a member.
 fn is_member(known: &[u8]) -> bool {
     let magic = [0x1f, 0x8b];
     let len = known.len().min(2);

@@ -1,6 +1,6 @@
-//! `gz`: what a gzip file holds, at random.
+//! `gz`: random access to the contents of a gzip file.
 //!
-//! - `inflate`: the decoder. Copies of it, made while the file is read through once, are the index.
+//! - `inflate`: the decoder. Copies of it, made while the file is read once, are the index.
 
 mod inflate;
 
@@ -40,11 +40,11 @@ blockhaul copy --verify --source-layer gz disk.raw.gz disk.raw
     configure: |args| configure(args),
 };
 
-/// Bytes of a part of the content.
+/// Length of a part of the contents in bytes.
 const PART: u64 = 128 << 10;
-/// Least distance of two places of the index.
+/// Minimum distance of two index entries.
 const APART: u64 = 1 << 20;
-/// Bytes that are decoded at a time.
+/// Bytes decoded at a time.
 const STEP: u64 = 1 << 20;
 
 fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
@@ -96,16 +96,16 @@ impl Layer for Gz {
     }
 }
 
-/// The places from which decoding can go on.
+/// The places from which decoding can continue.
 struct Index {
     /// In order; the first is the start.
     places: Vec<Inflater>,
-    /// Bytes of the content.
+    /// Length of the contents in bytes.
     size: u64,
 }
 
 impl Index {
-    /// Reads the file through.
+    /// Reads the whole file.
     async fn make(reader: &Reader, memory: u64) -> Result<Index> {
         let most = usize::try_from(memory / Inflater::COST).unwrap_or(usize::MAX).max(2);
         let (mut places, mut apart) = (vec![Inflater::new()], APART);
@@ -120,7 +120,7 @@ impl Index {
             }
             if cursor.inflater.made >= last + apart {
                 if places.len() >= most {
-                    // Every other one is enough from now on.
+                    // Keep only every other one from now on.
                     let mut index = 0;
                     places.retain(|_| {
                         index += 1;
@@ -136,7 +136,7 @@ impl Index {
         Ok(Index { places, size: cursor.inflater.made })
     }
 
-    /// The last place that is not behind an offset of the content.
+    /// The last place not after an offset of the contents.
     fn before(&self, at: u64) -> &Inflater {
         let behind = self.places.partition_point(|place| place.made <= at);
         // The first one is at the start.
@@ -148,12 +148,12 @@ fn damaged(why: String) -> Error {
     Error::new(Kind::Invalid, why)
 }
 
-/// A decoder with what it has at hand.
+/// A decoder with its buffers.
 struct Cursor {
     inflater: Inflater,
-    /// A piece of the file, and where it lies.
+    /// A piece of the file, and its offset.
     input: Option<(u64, Data)>,
-    /// Content that was not handed on yet, and where it begins.
+    /// Decoded bytes that were not passed on yet, and their offset.
     content: Vec<u8>,
     start: u64,
 }
@@ -173,13 +173,14 @@ struct Reader {
 }
 
 impl Reader {
-    /// Decodes on, up to `until` or the end of a piece of the file; further by some KiB at most.
+    /// Continues decoding up to `until` or the end of a piece of the file; at most some KiB
+    /// further.
     async fn step(&self, cursor: Cursor, until: u64) -> Result<Cursor> {
         let mut cursor = cursor;
         let taken = cursor.inflater.taken;
         let (at, data) = match cursor.input.take() {
             Some((at, data)) if taken < at + data.len() as u64 => (at, data),
-            // Its memory goes back first.
+            // Release the old piece's memory first.
             _ => (taken, self.piece(taken).await?),
         };
         let work = move || {
@@ -196,7 +197,7 @@ impl Reader {
         done.map_err(|lost| Error::new(Kind::Io, "cannot decode").because(lost))?.map_err(damaged)
     }
 
-    /// A piece of the file, in memory of its own: it stays with a decoder.
+    /// A piece of the file, in separate memory, as the decoder keeps it.
     async fn piece(&self, at: u64) -> Result<Data> {
         let len = self.scratch.piece().min(self.packed.saturating_sub(at));
         if len == 0 {
@@ -211,15 +212,15 @@ impl Reader {
     }
 }
 
-/// What is known of a file; shared by all handles.
+/// The state of a file, shared by all handles.
 struct Content {
     index: Index,
-    /// Bytes of the file.
+    /// Length of the file in bytes.
     packed: u64,
     kept: Kept,
     /// The decoder as the last read left it.
     last: Mutex<Option<Cursor>>,
-    /// One decodes at a time.
+    /// Only one task decodes at a time.
     decoding: Arc<blockhaul_io::RangeLocks>,
 }
 
@@ -261,7 +262,7 @@ impl Unpack for File {
         &self.content.decoding
     }
 
-    /// One for all: it goes on where the last read ended.
+    /// One for all: it continues where the last read ended.
     fn decoder(&self, _part: Part) -> u64 {
         0
     }
@@ -272,7 +273,7 @@ impl Unpack for File {
         let last = content.last().take();
         let on = last.filter(|last| last.start <= part.start && last.inflater.made >= place.made);
         let mut cursor = on.unwrap_or_else(|| Cursor::at(place));
-        // What is passed on the way is kept, too, as far as there is room for it.
+        // Parts decoded on the way are cached, too, as far as there is space.
         let keep_from = part.number.saturating_sub(content.kept.most() as u64 / 2);
         loop {
             if let Some(data) = self.hand_on(&mut cursor, part.number, keep_from) {
@@ -292,7 +293,7 @@ impl Unpack for File {
 }
 
 impl File {
-    /// Keeps the parts that a decoder has at hand; the one that is wanted.
+    /// Caches the parts that a decoder has available; returns the requested one.
     fn hand_on(&self, cursor: &mut Cursor, wanted: u64, keep_from: u64) -> Option<Data> {
         let content = &self.content;
         let mut used = 0;
@@ -302,7 +303,7 @@ impl File {
             let left = cursor.content.len() - used;
             let Some(part) = content.part_at(at) else { break };
             if part.start < at || part.number < keep_from {
-                // Not all of it is there, or it is not worth its memory.
+                // Incomplete, or not worth its memory.
                 let skipped = ((part.start + part.len - at) as usize).min(left);
                 used += skipped;
                 if skipped == 0 || skipped == left {

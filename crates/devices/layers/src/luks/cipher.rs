@@ -1,4 +1,4 @@
-//! Sectors in and out of the clear, as dm-crypt has them.
+//! Encrypts and decrypts sectors, like dm-crypt.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -8,7 +8,7 @@ use openssl::cipher_ctx::CipherCtx;
 use openssl::error::ErrorStack;
 use openssl::hash::MessageDigest;
 
-/// Bytes of a sector, which is encrypted by itself.
+/// Size in bytes of a sector, the unit of encryption.
 pub(super) const SECTOR: u64 = 512;
 
 /// How sectors are encrypted.
@@ -25,7 +25,7 @@ enum Chain {
     Ecb,
 }
 
-/// Where the initial vector of a sector comes from.
+/// The source of a sector's initialization vector.
 #[derive(Clone, Copy)]
 enum Iv {
     /// Its number in 32 bits.
@@ -34,12 +34,12 @@ enum Iv {
     Plain64,
     /// Its number, encrypted with a digest of the key.
     Essiv(MessageDigest),
-    /// There is none.
+    /// None.
     None,
 }
 
 impl Suite {
-    /// The cipher and mode of a header; why not.
+    /// Parses the cipher and mode of a header; an error says what is unsupported.
     pub(super) fn parse(name: &str, mode: &str) -> Result<Suite, String> {
         let unknown = || {
             let suite = format!("{name}-{mode}");
@@ -67,7 +67,7 @@ impl Suite {
         Ok(Suite { chain, iv })
     }
 
-    /// Sectors with this key; why not.
+    /// A cipher with this key; an error says what is wrong.
     pub(super) fn with_key(self, key: &[u8]) -> Result<Sectors, String> {
         let cipher = match (self.chain, key.len()) {
             (Chain::Xts, 32) => Cipher::aes_128_xts(),
@@ -104,7 +104,7 @@ pub(super) fn digest(name: &str) -> Option<MessageDigest> {
     })
 }
 
-/// The cipher that makes initial vectors.
+/// The cipher that makes initialization vectors.
 struct Essiv {
     cipher: &'static CipherRef,
     key: Vec<u8>,
@@ -128,24 +128,24 @@ pub(super) struct Sectors {
     key: Vec<u8>,
     iv: Iv,
     essiv: Option<Essiv>,
-    /// Contexts with the key set, which takes longer than a sector: for each direction.
+    /// Contexts with the key already set, which takes longer than a sector: per direction.
     idle: Mutex<[Vec<Contexts>; 2]>,
 }
 
-/// What one thread needs: the cipher's, and that of the initial vectors.
+/// The contexts of one thread: the data cipher, and that of the initialization vectors.
 struct Contexts {
     data: CipherCtx,
     essiv: Option<CipherCtx>,
 }
 
 impl Contexts {
-    /// Replaces a sector.
+    /// Encrypts or decrypts a sector.
     fn update(&mut self, sector: &mut [u8]) -> Result<(), ErrorStack> {
         if self.data.block_size() == 1 {
             let len = sector.len();
             return self.data.cipher_update_inplace(sector, len).map(drop);
         }
-        // Ciphers of whole blocks want room for one more.
+        // Block ciphers need space for one more block.
         let mut out = [0; SECTOR as usize + 32];
         self.data.cipher_update(sector, Some(&mut out))?;
         sector.copy_from_slice(&out[..sector.len()]);
@@ -154,7 +154,7 @@ impl Contexts {
 }
 
 impl Sectors {
-    /// Decrypts sectors in place, the first with this number.
+    /// Decrypts sectors in place; `first` is the number of the first.
     pub(super) fn decrypt(&self, first: u64, bytes: &mut [u8]) -> Result<()> {
         self.with_contexts(false, |contexts| {
             for (number, sector) in (first..).zip(bytes.chunks_exact_mut(SECTOR as usize)) {
@@ -166,7 +166,8 @@ impl Sectors {
         })
     }
 
-    /// Encrypts sectors, the first with this number, from `bytes` into `out` of the same length.
+    /// Encrypts sectors from `bytes` into `out` of the same length; `first` is the number of the
+    /// first.
     pub(super) fn encrypt(&self, first: u64, bytes: &[u8], out: &mut [u8]) -> Result<()> {
         out.copy_from_slice(bytes);
         self.with_contexts(true, |contexts| {
@@ -183,7 +184,7 @@ impl Sectors {
         let mut iv = [0; 16];
         match self.iv {
             Iv::None => return Ok(None),
-            // The upper half is left out.
+            // Without the upper half.
             Iv::Plain => iv[..4].copy_from_slice(&(number as u32).to_le_bytes()),
             Iv::Plain64 | Iv::Essiv(_) => iv[..8].copy_from_slice(&number.to_le_bytes()),
         }

@@ -1,24 +1,24 @@
-//! PBKDF2 (RFC 8018, section 5.2) with HMAC, in slices: its rounds come from a header that anybody may have
-//! written, and OpenSSL's own function cannot be stopped before its end.
+//! PBKDF2 (RFC 8018, section 5.2) with HMAC, in slices: the number of rounds comes from an
+//! untrusted header, and OpenSSL's own function cannot be interrupted.
 
 use openssl::error::ErrorStack;
 use openssl::hash::{Hasher, MessageDigest};
 use openssl::sha::{Sha1, Sha224, Sha256, Sha384, Sha512};
 
-/// Longest digest, and longest block of a digest, in bytes.
+/// Maximum digest and digest block in bytes.
 const DIGEST_MAX: usize = 64;
 const BLOCK_MAX: usize = 128;
 
-/// A derivation that can be stopped after each slice.
+/// A derivation that can be interrupted after each slice.
 pub(super) trait Derivation: Send {
-    /// Carries out at most so many rounds; true: the key is complete.
+    /// Runs at most `rounds` rounds; true: the key is complete.
     fn advance(&mut self, rounds: u64) -> Result<bool, ErrorStack>;
 
     /// The key.
     fn key(self: Box<Self>) -> Vec<u8>;
 }
 
-/// Begins to derive a key of `len` bytes.
+/// Starts to derive a key of `len` bytes.
 pub(super) fn derivation(
     digest: MessageDigest,
     from: &[u8],
@@ -26,7 +26,7 @@ pub(super) fn derivation(
     rounds: u32,
     len: usize,
 ) -> Result<Box<dyn Derivation>, ErrorStack> {
-    // The plain functions take a third of the time of those that work for all digests.
+    // The plain functions take a third of the time of the generic ones.
     let name = digest.type_();
     let is = |other: MessageDigest| other.type_() == name;
     Ok(if is(MessageDigest::sha1()) {
@@ -46,12 +46,12 @@ pub(super) fn derivation(
 
 /// A digest in progress.
 trait Digest: Clone + Send {
-    /// Bytes of a block; those of HMAC's padding.
+    /// Block size in bytes, the length of HMAC's padding.
     const BLOCK: usize;
 
     fn add(&mut self, bytes: &[u8]) -> Result<(), ErrorStack>;
 
-    /// Writes the digest to the front of `out`; its length.
+    /// Writes the digest to the front of `out`; returns its length.
     fn end(self, out: &mut [u8; DIGEST_MAX]) -> Result<usize, ErrorStack>;
 }
 
@@ -82,7 +82,7 @@ digests! {
     Sha512, 128;
 }
 
-/// RIPEMD-160, which has no functions of its own here.
+/// RIPEMD-160, which has no plain functions here.
 impl Digest for Hasher {
     const BLOCK: usize = 64;
 
@@ -98,7 +98,7 @@ impl Digest for Hasher {
 }
 
 struct Keys<D> {
-    /// HMAC's two digests, each with the padded passphrase.
+    /// HMAC's two digests, with the padded passphrase already added.
     inner: D,
     outer: D,
     salt: Vec<u8>,
@@ -106,7 +106,7 @@ struct Keys<D> {
     len: usize,
     digest_len: usize,
     key: Vec<u8>,
-    /// Rounds of the present block that were carried out, the last one's result, and their sum.
+    /// Rounds of the current block done so far, the last result, and their sum.
     done: u32,
     last: [u8; DIGEST_MAX],
     sum: [u8; DIGEST_MAX],
@@ -150,7 +150,7 @@ impl<D: Digest> Keys<D> {
         })
     }
 
-    /// Ends a round, whose bytes `inner` has got; the result is in `last`.
+    /// Ends a round, whose bytes were added to `inner`; the result is in `last`.
     fn end_round(&mut self, inner: D) -> Result<(), ErrorStack> {
         let len = inner.end(&mut self.last)?;
         let mut outer = self.outer.clone();

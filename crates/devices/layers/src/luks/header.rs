@@ -7,20 +7,20 @@ use openssl::hash::{Hasher, MessageDigest};
 use super::cipher::{SECTOR, Sectors, Suite, digest};
 use super::derive::derivation;
 
-/// Bytes of the header, in whole sectors.
+/// Length of the header in bytes, in whole sectors.
 pub(super) const HEADER: usize = 1024;
 const SLOTS: usize = 8;
 const ACTIVE: u32 = 0x00ac_71f3;
-/// Most stripes of a key slot; there are 4000.
+/// Maximum stripes of a key slot; the usual number is 4000.
 const STRIPES_MAX: u32 = 64 << 10;
-/// Rounds of PBKDF2 at a time: about 20 ms.
+/// Rounds of PBKDF2 per slice: about 20 ms.
 const SLICE: u64 = 100_000;
 
 /// A container's header.
 pub(super) struct Header {
     suite: Suite,
     digest: MessageDigest,
-    /// First sector of what the container holds.
+    /// First sector of the payload.
     pub(super) payload: u64,
     key_len: usize,
     key_digest: [u8; 20],
@@ -29,7 +29,7 @@ pub(super) struct Header {
     pub(super) slots: Vec<Slot>,
 }
 
-/// A place for the key, encrypted with a passphrase.
+/// A key slot: the key, encrypted with a passphrase.
 #[derive(Clone)]
 pub(super) struct Slot {
     pub(super) active: bool,
@@ -41,8 +41,8 @@ pub(super) struct Slot {
 }
 
 impl Header {
-    /// Parses the first [`HEADER`] bytes of a container; what is wrong with them. `iterations`: the most that a
-    /// key may take.
+    /// Parses the first [`HEADER`] bytes of a container; an error says what is wrong. `iterations`:
+    /// the maximum for a key.
     pub(super) fn parse(bytes: &[u8], iterations: u64) -> Result<Header, (Kind, String)> {
         let invalid = |why: &str| (Kind::Invalid, why.to_string());
         let unsupported = |why| (Kind::Unsupported, why);
@@ -102,13 +102,13 @@ impl Header {
         })
     }
 
-    /// Bytes of a slot's material, in whole sectors.
+    /// Length of a slot's material in bytes, in whole sectors.
     pub(super) fn material_len(&self, slot: &Slot) -> u64 {
         (self.key_len as u64 * u64::from(slot.stripes)).next_multiple_of(SECTOR)
     }
 
-    /// The container's sectors, if the passphrase opens one of the slots, which come with their
-    /// material. Takes long; ends soon after it is dropped.
+    /// The container's cipher, if the passphrase opens one of the slots, given with their material.
+    /// Takes long; ends soon after it is dropped.
     pub(super) async fn unlock(
         &self,
         passphrase: &[u8],
@@ -133,7 +133,7 @@ impl Header {
         Ok(None)
     }
 
-    /// Derives a key on another thread, in slices: when nobody waits any more, no further one begins.
+    /// Derives a key on another thread, in slices; stops when the future is dropped.
     async fn derive(
         &self,
         from: &[u8],
@@ -174,7 +174,8 @@ impl Slot {
     }
 }
 
-/// Merges what was split so that no part tells anything (section 2.4 of the specification).
+/// Merges material that was split so that no part reveals the key (section 2.4 of the
+/// specification).
 fn merge(
     material: &[u8],
     len: usize,

@@ -1,8 +1,8 @@
-//! `luks`: what a LUKS1 container holds, in the clear.
+//! `luks`: the decrypted contents of a LUKS1 container.
 //!
-//! - `header`: the container's header and its key slots. `derive`: keys from passphrases. `cipher`: sectors in
-//!   and out of the clear.
-//! - `passphrase`: where the passphrase comes from.
+//! - `header`: the container's header and its key slots. `derive`: keys from passphrases. `cipher`:
+//!   encrypts and decrypts sectors.
+//! - `passphrase`: the source of the passphrase.
 
 mod cipher;
 mod derive;
@@ -25,7 +25,7 @@ use cipher::{SECTOR, Sectors};
 use header::{HEADER, Header};
 use passphrase::Source;
 
-/// Longest payload that is worked on at once on the worker itself: about 100 us.
+/// Longest payload processed on the worker itself: about 100 us.
 const INLINE_MAX: usize = 512 << 10;
 
 /// The layer `luks`.
@@ -80,9 +80,9 @@ blockhaul serve --layer 'luks?passphrase=+key' disk.luks \
 
 struct Luks {
     passphrase: Arc<Source>,
-    /// Most of a key.
+    /// Maximum iterations for a key.
     iterations: u64,
-    /// One client at a time tries the passphrase of a container.
+    /// Only one client at a time tries the passphrase of a container.
     turns: PerDisk<Arc<blockhaul_io::RangeLocks>>,
 }
 
@@ -94,7 +94,7 @@ impl Layer for Luks {
     fn open(self: Arc<Self>, below: Below) -> Opening<Arc<dyn Device>> {
         Box::pin(async move {
             let source = self.passphrase.clone();
-            // It may wait for a person.
+            // It may wait for user input.
             let passphrase = blockhaul_io::offload(move || source.get());
             let passphrase = passphrase.await.map_err(|lost| {
                 Error::new(Kind::Io, "luks: cannot read the passphrase").because(lost)
@@ -134,7 +134,7 @@ async fn open(
         slots.push((slot.clone(), inner.read(at, len as usize).await?.bytes().to_vec()));
     }
     let tried = slots.len();
-    // Key slots are made to take long.
+    // Key slots are slow by design.
     let turn = turns.lock(0, 1).await;
     let sectors = header.unlock(&passphrase, slots).await;
     drop(turn);
@@ -143,7 +143,7 @@ async fn open(
         let text = format!("the passphrase is wrong: it opens none of {tried} key slots");
         return Err(wrong(Kind::Refused, text));
     };
-    // Zeroes below are not zeroes above, and every byte is looked at.
+    // Zeroes below are not zeroes above, and all data is processed.
     let kept = Hints::FLUSH_FAILURES_STAY | Hints::IN_FLIGHT;
     let mut facts = Facts::over(&below).keeping(&below, kept);
     facts.size = size - size % SECTOR;
@@ -165,10 +165,10 @@ struct LuksDevice {
     inside: Arc<Inside>,
 }
 
-/// What requests on their way hold on to.
+/// State shared by requests in flight.
 struct Inside {
     inner: Arc<dyn Device>,
-    /// Where the payload begins, in bytes.
+    /// Start of the payload in bytes.
     offset: u64,
     sectors: Arc<Sectors>,
     scratch: Scratch,
@@ -190,7 +190,7 @@ impl Device for LuksDevice {
                 Pending::start(async move {
                     let buf = match pending.await? {
                         Reply::Data(data) => own(data),
-                        // Zeroes, too, are taken for something encrypted.
+                        // Zeroes count as encrypted data, too.
                         Reply::Hole => {
                             let room = kept.again().await.map_err(|error| {
                                 Error::new(Kind::NoMemory, "no memory").because(error)
@@ -207,7 +207,7 @@ impl Device for LuksDevice {
             Op::Write(data) => Pending::start(async move { inside.write(at, data, flags).await }),
             Op::Flush => inside.inner.submit(Request::flush()),
             Op::Cache => inside.inner.submit(Request::cache(at + inside.offset, len)),
-            // The fence lets none of them through.
+            // The fence rejects them.
             Op::Zero | Op::Trim | Op::Extents(_) => {
                 Error::new(Kind::Unsupported, "not within a LUKS container").into()
             }
@@ -246,7 +246,7 @@ impl Inside {
             }
             done += now;
         }
-        // All of them, also after a failure: nothing is on its way any more when this ends.
+        // All of them, also after a failure: nothing is in flight any more when this ends.
         for pending in out {
             if let Err(error) = pending.await {
                 failed.get_or_insert(error);
@@ -256,7 +256,7 @@ impl Inside {
     }
 }
 
-/// The payload as memory that may be changed.
+/// The payload as writable memory.
 fn own(data: Data) -> Buf {
     data.try_into_buf().unwrap_or_else(|data| {
         let mut buf = Reservation::unpooled(data.len()).into_buf();

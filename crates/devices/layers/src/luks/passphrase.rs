@@ -1,4 +1,4 @@
-//! Where a passphrase comes from: given as it is, in a file, on a descriptor, or from a person.
+//! The source of a passphrase: literal, a file, a descriptor, or the user.
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, IsTerminal as _, Read as _, Write as _};
@@ -8,10 +8,10 @@ use blockhaul_block::{Error, Kind, Result};
 
 use crate::declared::usage;
 
-/// Longest passphrase, as cryptsetup has it.
+/// Maximum length of a passphrase, like cryptsetup.
 const MOST: u64 = 8 << 20;
 
-/// A passphrase that is read when it is needed first.
+/// A passphrase that is read on first use.
 pub(super) struct Source {
     place: Place,
     read: Mutex<Option<Arc<Vec<u8>>>>,
@@ -43,7 +43,7 @@ impl Source {
         Ok(Source { place, read: Mutex::default() })
     }
 
-    /// The passphrase; reads it the first time, which may wait for a person.
+    /// The passphrase; the first call reads it, which may wait for user input.
     pub(super) fn get(&self) -> Result<Arc<Vec<u8>>> {
         let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = &*read {
@@ -89,14 +89,14 @@ fn read_line(file: std::io::Result<File>, what: String) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Asks a person, without showing what is typed; reads standard input where that is no terminal.
+/// Asks the user, without echo; reads standard input if it is not a terminal.
 fn ask() -> Result<Vec<u8>> {
     let failed = |error| Error::system("luks: cannot ask for the passphrase", error);
     let input = std::io::stdin();
     let mut line = Vec::new();
     let hidden = input.is_terminal().then(|| Hidden::new(&input)).flatten();
     if hidden.is_some() {
-        // Nobody to be asked sees it where standard error is closed.
+        // Ignore a closed standard error.
         let _ = write!(std::io::stderr(), "passphrase: ");
     }
     let read = input.lock().take(MOST).read_until(b'\n', &mut line);
@@ -110,7 +110,7 @@ fn ask() -> Result<Vec<u8>> {
     Ok(line)
 }
 
-/// A terminal that does not show what is typed; it does again when this is dropped.
+/// A terminal with echo off; restored on drop.
 struct Hidden<'a> {
     input: &'a std::io::Stdin,
     before: rustix::termios::Termios,

@@ -5,30 +5,30 @@ use std::sync::Arc;
 use blockhaul_block::{Device, DeviceExt, Error, Kind, Result};
 use crc32fast::hash as crc32;
 
-/// Bytes of a stream's header, and of its footer.
+/// Length in bytes of a stream's header, and of its footer.
 const ENDS: u64 = 12;
-/// Longest index of one stream: millions of blocks, a tenth of a gigabyte when it is known.
+/// Maximum index of one stream: millions of blocks, a tenth of a gigabyte in memory.
 const INDEX_MAX: u64 = 32 << 20;
-/// Most streams: each costs two reads.
+/// Maximum number of streams: each costs two reads.
 const STREAMS_MAX: usize = 64 << 10;
-/// Most bytes of padding between streams that are looked through.
+/// Maximum padding between streams in bytes.
 const PADDING_MAX: u64 = 1 << 20;
 
-/// A part of the file that can be decoded by itself.
+/// A part of the file that can be decoded independently.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Block {
-    /// Where it lies in the file, and its length there without padding.
+    /// Its offset in the file, and its length there without padding.
     pub(super) at: u64,
     pub(super) packed: u64,
-    /// Where its content begins, and how long that is.
+    /// Offset and length of its contents.
     pub(super) start: u64,
     pub(super) len: u64,
-    /// The second byte of its stream's flags: which checksum it has.
+    /// The second byte of its stream's flags: the checksum type.
     pub(super) check: u8,
 }
 
 impl Block {
-    /// The index and footer of a stream of this block alone.
+    /// The index and footer of a stream with only this block.
     pub(super) fn end_of_stream(self) -> Vec<u8> {
         let mut index = vec![0, 1];
         put_number(&mut index, self.packed);
@@ -49,7 +49,7 @@ impl Block {
 pub(super) struct Index {
     pub(super) blocks: Vec<Block>,
     pub(super) size: u64,
-    /// The longest block's content.
+    /// Contents of the longest block, in bytes.
     pub(super) longest: u64,
 }
 
@@ -114,7 +114,7 @@ impl Index {
         Ok(all)
     }
 
-    /// The number of the block that holds a byte of the content.
+    /// The number of the block that contains a byte of the contents.
     pub(super) fn find(&self, at: u64) -> usize {
         self.blocks.partition_point(|block| block.start + block.len <= at)
     }
@@ -136,7 +136,7 @@ async fn without_padding(file: &Arc<dyn Device>, end: u64) -> Result<u64> {
     Ok(end)
 }
 
-/// The blocks of an index, without their places.
+/// The blocks of an index, without their offsets.
 fn parse(bytes: &[u8], check: u8) -> Option<Vec<Block>> {
     let (content, sum) = bytes.split_at_checked(bytes.len().checked_sub(4)?)?;
     if crc32(content) != le32(sum, 0) {
@@ -144,7 +144,7 @@ fn parse(bytes: &[u8], check: u8) -> Option<Vec<Block>> {
     }
     let (&first, mut rest) = content.split_first()?;
     let count = number(&mut rest)?;
-    // Each takes two bytes at least.
+    // Each takes at least two bytes.
     if first != 0 || count > content.len() as u64 / 2 {
         return None;
     }
@@ -159,7 +159,7 @@ fn parse(bytes: &[u8], check: u8) -> Option<Vec<Block>> {
     (rest.len() < 4 && rest.iter().all(|&byte| byte == 0)).then_some(blocks)
 }
 
-/// A number of seven bits a byte, the lowest first.
+/// A number of seven bits per byte, the lowest first.
 fn number(bytes: &mut &[u8]) -> Option<u64> {
     let mut value = 0_u64;
     for shift in (0..63).step_by(7) {

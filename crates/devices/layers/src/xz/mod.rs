@@ -1,6 +1,6 @@
-//! `xz`: what an xz file holds, at random.
+//! `xz`: random access to the contents of an xz file.
 //!
-//! - `index`: where its blocks are. Each is decoded whole, by itself, and kept for a while.
+//! - `index`: the positions of its blocks. Each is decoded whole, independently, and cached.
 
 mod index;
 
@@ -44,9 +44,9 @@ blockhaul copy --verify --source-layer xz disk.raw.xz disk.raw
     configure: |args| configure(args),
 };
 
-/// Blocks that are decoded at a time.
+/// Maximum number of blocks decoded at a time.
 const DECODERS: u64 = 2;
-/// Largest dictionary besides that of the longest block: what `xz -9` names.
+/// Maximum dictionary besides that of the longest block: that of `xz -9`.
 const DICTIONARY: u64 = 64 << 20;
 
 fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
@@ -105,10 +105,10 @@ impl Layer for Xz {
     }
 }
 
-/// What is known of a file; shared by all handles.
+/// The state of a file, shared by all handles.
 struct Content {
     index: Index,
-    /// Bytes of the file.
+    /// Length of the file in bytes.
     packed: u64,
     kept: Kept,
     /// Blocks that are being decoded.
@@ -188,14 +188,14 @@ impl File {
     }
 }
 
-/// Decodes a block behind its stream's header, and has it checked.
+/// Decodes a block after its stream's header, and verifies it.
 fn decode(packed: &[u8], block: Block, longest: u64) -> Result<Data, String> {
     let dictionary = longest.max(DICTIONARY) + (1 << 20);
     let limit = u32::try_from(dictionary / 1024).unwrap_or(u32::MAX);
     let mut stream = XzStream::new_mem_limit(false, limit);
     let mut buf = Reservation::unpooled(block.len as usize).into_buf();
     let (mut made, mut status) = (0, Status::Ok);
-    // The decoder compares the block's lengths with an index, whatever checksum there is.
+    // The decoder compares the block's lengths with an index, whatever the checksum type.
     for input in [packed, &block.end_of_stream()] {
         let mut taken = 0;
         while taken < input.len() {

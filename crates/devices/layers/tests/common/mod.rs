@@ -1,4 +1,4 @@
-//! What tests of layers share.
+//! Helpers for tests of layers.
 #![allow(dead_code, clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -21,8 +21,8 @@ pub fn layer(text: &str) -> Result<Arc<dyn Layer>> {
     Registry { layers: blockhaul_layers::all(), ..Registry::default() }.layer(text)
 }
 
-/// A device under layers, the last one outermost, each over what `emulate` makes of the one below,
-/// with the fence before all: as a stack puts them.
+/// A device under layers, the last one outermost, each over the emulated device below, behind the
+/// fence: like a stack.
 pub fn stacked(device: Arc<dyn Device>, texts: &[&str]) -> Result<Arc<dyn Device>> {
     let mut device = device;
     for text in texts {

@@ -1,4 +1,4 @@
-//! What tests share that compare layers with the peers' filters over the same file.
+//! Helpers for tests that compare layers with the peers' filters over the same file.
 #![allow(dead_code, clippy::unwrap_used)]
 
 use std::ffi::OsStr;
@@ -35,7 +35,7 @@ pub fn conform(path: &Path, layer: &'static str, intent: Intent) {
     });
 }
 
-/// What nbdkit shows with these words; `None`: there are no peers here.
+/// The contents that nbdkit shows with these arguments; `None`: there are no peers here.
 pub fn through_nbdkit(words: &[&str]) -> Option<Vec<u8>> {
     let mut command = match among_peers("nbdkit") {
         Ok(command) => command,
@@ -57,7 +57,7 @@ pub fn run(command: &mut Command) -> Vec<u8> {
     output.stdout
 }
 
-/// Bytes that pack to about half, with runs and without, and some zeroes.
+/// Bytes that compress to about half, with runs and without, and some zeroes.
 pub fn content(len: usize) -> Vec<u8> {
     let mut rng = blockhaul_testkit::rng::Rng::new(7);
     let mut bytes = Vec::with_capacity(len + 10_000);

@@ -1,4 +1,4 @@
-//! What a kernel interface must do to carry a worker, and the operations it is given.
+//! The interface between a worker and its driver: a kernel interface and its operations.
 
 use std::io;
 use std::os::fd::{OwnedFd, RawFd};
@@ -10,20 +10,20 @@ use crate::memory::{Buf, Data};
 /// What to wait for on a descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Interest {
-    /// Bytes or a connection to take, or the end of the stream.
+    /// Data, a connection to accept, or the end of the stream.
     Readable,
-    /// Room to send, or the outcome of a connect.
+    /// Buffer space to send, or the result of a connect.
     Writable,
 }
 
-/// An operation on a file or a socket, owning all that the kernel touches until it completes.
+/// An operation on a file or a socket; it owns all memory that the kernel uses until it completes.
 pub(crate) enum FileOp {
     Read {
         file: Arc<OwnedFd>,
         buf: Buf,
         start: usize,
         at: u64,
-        /// The file is read past the page cache.
+        /// The file is read with direct I/O.
         direct: bool,
     },
     Write {
@@ -31,7 +31,7 @@ pub(crate) enum FileOp {
         data: Data,
         start: usize,
         at: u64,
-        /// The same of writing.
+        /// The file is written with direct I/O.
         direct: bool,
     },
     Sync {
@@ -44,7 +44,7 @@ pub(crate) enum FileOp {
         at: u64,
         len: u64,
     },
-    /// Receives into `buf[start..end]`; may take for ever. Only where [`Driver::receives`].
+    /// Receives into `buf[start..end]`; may never complete. Only if [`Driver::receives`].
     Recv {
         socket: Arc<OwnedFd>,
         buf: Vec<u8>,
@@ -54,7 +54,7 @@ pub(crate) enum FileOp {
 }
 
 impl FileOp {
-    /// Whether it completes without anybody else's doing: a worker waits for it before it ends.
+    /// Whether it completes without a peer's action: a worker waits for it before it ends.
     pub(crate) fn ends(&self) -> bool {
         !matches!(self, FileOp::Recv { .. })
     }
@@ -77,7 +77,7 @@ pub(crate) enum Sleep {
 }
 
 impl Sleep {
-    /// The longest time, where there is one.
+    /// The maximum time, if there is one.
     pub(crate) fn most(self) -> Option<Duration> {
         match self {
             Sleep::No => Some(Duration::ZERO),
@@ -92,24 +92,25 @@ pub(crate) trait Driver {
     /// Completes `slot` once, when `fd` is ready for `interest` or has failed.
     fn arm(&mut self, fd: RawFd, interest: Interest, slot: usize);
 
-    /// Gives up waiting; the slot still completes, soon, with any result.
+    /// Stops waiting; the slot still completes soon, with any result.
     fn disarm(&mut self, slot: usize);
 
-    /// Starts a file operation, at the latest with the next turn.
+    /// Starts a file operation, at the latest on the next turn.
     fn start(&mut self, op: FileOp, slot: usize);
 
-    /// Whether receiving is one operation here: it saves the system call between "there is something"
-    /// and taking it.
+    /// Whether this driver can receive in one operation, which saves a system call between
+    /// readiness and the data.
     fn receives(&self) -> bool;
 
-    /// Gives up an operation that was started; it still completes, soon, with any result.
+    /// Cancels an operation; it still completes soon, with any result.
     fn cancel(&mut self, slot: usize);
 
-    /// Submits what was collected, sleeps until something completes, the worker's wakeup is signalled
-    /// or the time is over, and appends what has completed. Looks before it sleeps, where that has paid
-    /// and `may_look`.
+    /// Submits the collected operations, sleeps until one completes, the worker is woken or the
+    /// time is over, and appends the completions. Spins before it sleeps, if that has paid and
+    /// `may_look`.
     ///
-    /// An error is none of an operation: the driver has failed. What has completed before is in `done`; its
-    /// caller gives up the rest and drops the driver, which keeps for the kernel what it may still use.
+    /// An error does not belong to an operation: the driver has failed. Earlier completions are in
+    /// `done`; the caller fails the other operations and drops the driver, which keeps the memory
+    /// that the kernel may still use.
     fn turn(&mut self, sleep: Sleep, may_look: bool, done: &mut Vec<Done>) -> io::Result<()>;
 }

@@ -1,5 +1,5 @@
-//! The driver for places where io_uring is refused: epoll for readiness, a bounded pool of threads
-//! for files.
+//! The driver for systems that refuse io_uring: epoll for readiness, a bounded pool of threads for
+//! files.
 
 use std::collections::HashMap;
 use std::io;
@@ -16,7 +16,7 @@ use crate::blocking::offload_job;
 use crate::sys;
 use crate::sys::Wakeup;
 
-/// Events taken from the kernel at a time.
+/// Maximum events taken from the kernel at a time.
 const EVENTS: usize = 256;
 /// Event data of the inbox's wakeup: no descriptor has this number.
 const WAKE: u64 = u64::MAX;
@@ -24,7 +24,7 @@ const WAKE: u64 = u64::MAX;
 pub(crate) struct Epoll {
     epoll: OwnedFd,
     wakeup: Arc<Wakeup>,
-    /// Who waits for what, by descriptor; entries stay when a descriptor is idle or closed.
+    /// The waiters by descriptor; entries remain when a descriptor is idle or closed.
     watched: HashMap<RawFd, Watched>,
     by_slot: HashMap<usize, RawFd>,
     /// Completions known before the next turn.
@@ -55,7 +55,7 @@ impl Epoll {
         })
     }
 
-    /// Tells the kernel what is waited for on `fd`; everything is one-shot.
+    /// Registers the interest in `fd` with the kernel; every event is one-shot.
     fn register(&mut self, fd: RawFd) {
         let watched = self.watched.entry(fd).or_default();
         let mut flags = EventFlags::ONESHOT;
@@ -67,7 +67,8 @@ impl Epoll {
         }
         let data = EventData::new_u64(fd.unsigned_abs().into());
         let borrowed = sys::borrow(fd);
-        // A number may have been closed and reused since: the kernel then no longer knows it.
+        // A descriptor may have been closed and its number reused: the kernel has then forgotten
+        // it.
         let mut result = match watched.registered {
             true => epoll::modify(&self.epoll, borrowed, data, flags),
             false => epoll::add(&self.epoll, borrowed, data, flags),
@@ -83,7 +84,8 @@ impl Epoll {
         }
         watched.registered = result.is_ok();
         if let Err(error) = result {
-            // Regular files cannot be polled and never block: ready (EPERM). Else the error is told.
+            // Regular files cannot be polled and never block: ready (EPERM). Otherwise report the
+            // error.
             let code = match error {
                 rustix::io::Errno::PERM => 0,
                 error => -error.raw_os_error(),
@@ -159,7 +161,7 @@ impl Driver for Epoll {
             Interest::Readable => &mut watched.read,
             Interest::Writable => &mut watched.write,
         };
-        // A second waiter for the same thing: let the first look again, it will wait anew.
+        // A second waiter for the same event: wake the first, which checks and waits again.
         if let Some(first) = place.replace(slot) {
             self.by_slot.remove(&first);
             self.pending.push(Done { slot: first, result: 0, op: None });
@@ -195,7 +197,7 @@ impl Driver for Epoll {
         false
     }
 
-    /// What threads have begun they finish.
+    /// Threads finish what they have begun.
     fn cancel(&mut self, _slot: usize) {}
 
     fn turn(&mut self, sleep: Sleep, may_look: bool, done: &mut Vec<Done>) -> io::Result<()> {

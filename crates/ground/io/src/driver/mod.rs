@@ -1,4 +1,4 @@
-//! The narrow waist: what a kernel interface must do to carry a worker.
+//! Drivers: the kernel interfaces that a worker can use.
 //!
 //! An implementation waits for readiness of descriptors, runs owned file operations, and sleeps until
 //! one of these completes or another thread wakes it. Everything else (sockets, timers, tasks) is
@@ -26,13 +26,13 @@ pub(crate) use self::api::{Done, Driver, FileOp, Sleep};
 pub use self::uring::available as uring_available;
 use crate::sys::Wakeup;
 
-/// Which kernel interface carries the workers.
+/// Which kernel interface the workers use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Engine {
-    /// io_uring where a probe finds it usable, else threads.
+    /// io_uring if a probe finds it usable, else threads.
     #[default]
     Auto,
-    /// io_uring; an error where it is refused.
+    /// io_uring; an error if it is refused.
     Uring,
     /// epoll for sockets and a bounded pool of threads for files.
     Threads,
@@ -51,12 +51,12 @@ impl FromStr for Engine {
     }
 }
 
-/// The driver to go on with after another one has failed, and its name.
+/// A driver to replace one that has failed, and its name.
 pub(crate) fn open_again(wakeup: &Arc<Wakeup>) -> io::Result<(Box<dyn Driver>, &'static str)> {
     open(Engine::Threads, wakeup)
 }
 
-/// The driver for `engine`, which `wakeup` ends the sleep of, and its name.
+/// The driver for `engine`, and its name; `wakeup` ends its sleep.
 pub(crate) fn open(
     engine: Engine,
     wakeup: &Arc<Wakeup>,

@@ -1,51 +1,52 @@
-//! Looking before sleeping: a worker that has nothing to do looks for what comes for a while before
-//! it goes to sleep, where that has paid lately.
+//! Spinning before sleeping: an idle worker polls for completions for a while before it sleeps, if
+//! that has paid lately.
 //!
-//! To wake a processor that sleeps takes tens of microseconds, on a virtual machine most of all, and
-//! costs whoever wakes it as much. A client and a server that wait for each other in turn pay that
-//! twice for each request: 4 KiB reads one at a time went from 15,600 a second to 106,000 when both
-//! looked, with a third of the processor time; when the server alone did, to 37,000 with the same.
+//! Waking a sleeping processor takes tens of microseconds, above all on a virtual machine, and
+//! costs the waker as much. A client and a server that wait for each other in turn pay that twice
+//! per request: 4 KiB reads one at a time went from 15,600 per second to 106,000 when both spun,
+//! with a third of the processor time; with only the server, to 37,000 with the same processor
+//! time.
 //!
-//! Nobody looks who moves much at a time, waits for room to send, or for a disk: nothing was gained, and
-//! direct reads one at a time cost the server a third more.
+//! A worker does not spin if it moves much data at a time, or waits for a writable socket or for a
+//! disk: there was no gain, and direct reads one at a time cost the server a third more.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A worker looks for so long: about as long as a sleep and the waking up cost in processor time, so that a
-/// look in vain at most doubles it. And long enough for a client that has to be woken up itself: under fio, one
-/// request at a time, 30 us were often too short (124 us a read, from nbdkit 107; 54 with 60, and less
-/// processor time of the server), and little was gained by more.
+/// Spin time: about the processor time of a sleep and a wakeup, so that a vain spin at most doubles
+/// it. Long enough for a client that must itself be woken: under fio, one request at a time, 30 us
+/// were often too short (124 us a read, from nbdkit 107; 54 with 60, and less processor time of the
+/// server), and more gained little.
 const LOOK: Duration = Duration::from_micros(60);
-/// Sleeps up to this length would have been shorter without the waking up, and count as short. On a machine
-/// that is shared, to wake up the client and then the server can take more than 100 us.
+/// Sleeps up to this length count as short: they would have been shorter without the wakeup. On a
+/// shared machine, waking the client and then the server can take more than 100 us.
 const SHORT: Duration = Duration::from_micros(200);
-/// So many waits have to be short, one after the other, before a worker looks.
+/// Number of consecutive short waits before a worker spins.
 const SURE: u8 = 8;
-/// A look in vain costs as much as so many short waits earn: looking has to pay about nine
-/// times in ten.
+/// A vain spin costs as much as this many short waits earn: spinning must pay about nine times in
+/// ten.
 const IN_VAIN: u8 = 8;
-/// The highest score: after this many looks that paid, three in vain end it.
+/// The highest score: after this many successful spins, three vain ones end it.
 const MOST: u8 = 24;
-/// Looks between two offers of the processor to whoever else wants it.
+/// Polls between two yields of the processor.
 const LOOKS: u32 = 16;
-/// Who got the processor back only after so long was not alone: looking only takes it from others.
+/// A yield longer than this means that other threads want the processor: spinning only delays them.
 const TAKEN: Duration = Duration::from_micros(20);
 
-/// What a worker has learned about how long it waits.
+/// What a worker has learned about its waiting times.
 #[derive(Debug, Default)]
 pub(super) struct Spin {
-    /// Grows with short waits, falls with looks in vain.
+    /// Grows with short waits, falls with vain spins.
     score: u8,
 }
 
 impl Spin {
-    /// Whether to look before the next sleep.
+    /// Whether to spin before the next sleep.
     pub(super) fn looks(&self) -> bool {
         self.score >= SURE
     }
 
-    /// Looks until there is something (true), for [`LOOK`] or `most` if that is shorter.
+    /// Spins until `there` (returns true), for [`LOOK`] or `most` if that is shorter.
     pub(super) fn look(&mut self, most: Option<Duration>, mut there: impl FnMut() -> bool) -> bool {
         let begun = Instant::now();
         let most = most.map_or(LOOK, |most| most.min(LOOK));
@@ -73,7 +74,7 @@ impl Spin {
         seen
     }
 
-    /// A sleep without a look before it took so long.
+    /// Records a sleep of `time` without a spin before it.
     pub(super) fn slept(&mut self, time: Duration) {
         self.score = if time <= SHORT { (self.score + 1).min(SURE) } else { 0 };
     }

@@ -5,18 +5,18 @@ use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Alignment of every buffer in bytes: enough for O_DIRECT on every device in use.
+/// Alignment of every buffer in bytes: enough for O_DIRECT on all common devices.
 pub const ALIGN: usize = 4096;
 
-/// From this size on, in bytes, a block is a mapping of its own: it has no pages before they are used,
-/// where the allocator would write zeroes to all of them first.
+/// From this size on, in bytes, a block is a separate mapping: its pages are allocated on first
+/// use, while the allocator would write zeroes to all of them first.
 const MAPPED: usize = 64 << 10;
 
 /// Memory of a power-of-two size, aligned to [`ALIGN`]; always initialised.
 pub(crate) struct Block {
     ptr: NonNull<u8>,
     size: usize,
-    /// Stands for the pages of a mapping, as long as it has them.
+    /// Identifies the pages of a mapping, as long as it has them.
     pages: Option<Arc<()>>,
 }
 
@@ -40,17 +40,18 @@ impl Block {
         }
     }
 
-    /// What stands for the pages of a large block: who remembers it knows whether the block still has them.
+    /// Identifies the pages of a large block: a weak reference shows whether the block still has
+    /// them.
     pub(crate) fn pages(&self) -> Option<&Arc<()>> {
         self.pages.as_ref()
     }
 
-    /// Where it begins; all of it is initialised.
+    /// Start of the block; all of it is initialised.
     pub(super) fn start(&self) -> *mut u8 {
         self.ptr.as_ptr()
     }
 
-    /// Where it lies.
+    /// Address and size.
     pub(crate) fn memory(&self) -> libc::iovec {
         libc::iovec { iov_base: self.ptr.as_ptr().cast(), iov_len: self.size }
     }
@@ -59,13 +60,13 @@ impl Block {
         self.size
     }
 
-    /// Gives the pages up and gets others, which are zero: whoever still reads the old ones reads what
-    /// they hold now. False where the kernel refuses.
+    /// Frees the pages and gets zeroed ones instead; a reader of the old pages still sees their
+    /// current contents. False if the kernel refuses.
     pub(crate) fn exchange_pages(&mut self) -> bool {
         let ptr = self.ptr.as_ptr().cast();
         self.pages = self.pages.take().map(|_| Arc::default());
-        // SAFETY: the block is private anonymous memory, starts and ends at a page's edge, and is
-        // exclusively ours (`&mut`). Its bytes stay initialised: they become zero.
+        // SAFETY: the block is private anonymous memory, page-aligned at both ends, and exclusively
+        // ours (`&mut`). Its bytes stay initialised: they become zero.
         unsafe { libc::madvise(ptr, self.size, libc::MADV_DONTNEED) == 0 }
     }
 
@@ -79,9 +80,9 @@ impl Drop for Block {
     fn drop(&mut self) {
         let ptr = self.ptr.as_ptr();
         match self.size >= MAPPED {
-            // SAFETY: mapped in `new` with this size, and not unmapped before; nobody has it any more.
-            // It fails only where a mapping would be cut in two and there is no room for one more: then
-            // the memory stays.
+            // SAFETY: mapped in `new` with this size, not unmapped before, and without references.
+            // It fails only if a mapping would be split in two beyond the limit of mappings: then
+            // the memory leaks.
             true => _ = unsafe { libc::munmap(ptr.cast(), self.size) },
             // SAFETY: allocated in `new` with the same layout, and not freed before.
             false => unsafe { dealloc(ptr, Self::layout(self.size)) },
@@ -89,7 +90,7 @@ impl Drop for Block {
     }
 }
 
-/// Fresh zero pages; null where there are none.
+/// Maps fresh zero pages; null on failure.
 fn map(size: usize) -> *mut u8 {
     let (access, kind) =
         (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);

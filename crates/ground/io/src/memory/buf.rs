@@ -1,4 +1,4 @@
-//! [`Buf`]: memory of one owner, aligned.
+//! [`Buf`]: memory with one owner, aligned.
 #![expect(unsafe_code, reason = "memory of a block, handed out as byte slices")]
 
 use std::fmt;
@@ -9,7 +9,7 @@ use super::block::{ALIGN, Block};
 use super::charge::Charge;
 use super::route_counters::RouteCounters;
 
-/// Unique, aligned, owned bytes. Comes from a [`Pool`](crate::Pool) and goes back to it when dropped.
+/// Unique, aligned, owned bytes from a [`Pool`](crate::Pool), returned to it on drop.
 pub struct Buf {
     /// `None` only while the buffer is being dropped.
     block: Option<Block>,
@@ -25,18 +25,18 @@ impl Buf {
         Buf { block: Some(block), len, charge, retired: AtomicBool::new(false) }
     }
 
-    /// A buffer outside of any pool, zero-filled: for tests and for small fixed needs.
+    /// A zero-filled buffer outside any pool: for tests and for small fixed needs.
     pub fn unpooled(len: usize) -> Buf {
         let size = len.max(1).next_multiple_of(ALIGN);
         Buf::new(Block::new(size), len, Charge::none())
     }
 
-    /// Shortens the buffer to `len` bytes; longer than it is: no change.
+    /// Shortens the buffer to `len` bytes; no change if it is not longer.
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
     }
 
-    /// Counters of whoever reserved the memory.
+    /// The counters that the memory was reserved with.
     pub fn counters(&self) -> Option<&RouteCounters> {
         self.charge.counters()
     }
@@ -65,7 +65,7 @@ impl Drop for Buf {
     fn drop(&mut self) {
         if let Some(mut block) = self.block.take() {
             if *self.retired.get_mut() && !block.exchange_pages() {
-                // Never to be used again, by nobody; with what replaces it the pool stays as large.
+                // Never used again; its replacement keeps the pool's size.
                 let size = block.size();
                 std::mem::forget(std::mem::replace(&mut block, Block::new(size)));
             }

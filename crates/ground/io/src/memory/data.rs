@@ -1,4 +1,4 @@
-//! [`Data`]: what requests and replies carry, shared and sliced.
+//! [`Data`]: the payloads of requests and replies, shared and sliced.
 
 use std::fmt;
 use std::io;
@@ -14,10 +14,10 @@ use super::route_counters::RouteCounters;
 
 /// A payload: bytes that are only read from here on, shared and sliced without copying.
 ///
-/// The bytes are in memory, or *parked* in the kernel, where the caller allowed that
-/// ([`Reservation::parkable`](crate::Reservation::parkable)). Whoever passes a payload on need not know. Whoever must look
-/// at one that may be parked copies it out first ([`Data::load`]), which can fail; then there is
-/// [`Data::bytes`].
+/// The bytes are in memory, or *parked* in the kernel, if the caller allowed that
+/// ([`Reservation::parkable`](crate::Reservation::parkable)). Code that passes a payload on need
+/// not know. Code that reads one that may be parked first copies it out ([`Data::load`]), which can
+/// fail; after that, use [`Data::bytes`].
 #[derive(Clone)]
 pub struct Data {
     repr: Repr,
@@ -29,20 +29,20 @@ pub struct Data {
 enum Repr {
     Shared(Arc<Buf>),
     Static(&'static [u8]),
-    /// Part of what was received together, in memory of the receiver's.
+    /// Part of a larger receive, in the receiver's memory.
     Received(Arc<Vec<u8>>),
     Parked(Arc<InKernel>),
 }
 
-/// A parked payload, and its bytes once somebody has looked at them.
+/// A parked payload, and its bytes once they were read.
 struct InKernel {
     parked: Mutex<Option<Parked>>,
     copied: OnceLock<Result<Buf, Errno>>,
 }
 
 impl InKernel {
-    /// The bytes, copied out once. The error is one of the storage that they came from: pages that the
-    /// pipe refers to may turn out to be lost only when they are read.
+    /// The bytes, copied out once. The error is one of the storage that they came from: pages that
+    /// the pipe refers to may prove lost only when they are read.
     fn load(&self) -> io::Result<&[u8]> {
         let copied = self.copied.get_or_init(|| {
             let parked = self.parked.lock().expect("no panic under this lock").take();
@@ -62,17 +62,17 @@ impl InKernel {
     }
 }
 
-/// Zeroes to borrow from: one block for everyone who has to write zeroes as data.
+/// Shared zeroes: one block for all that write zeroes as data.
 static ZEROES: Zeroes = Zeroes([0; Data::ZEROES_MAX]);
 
-/// Aligned as all buffers are: devices may hand them to direct I/O.
+/// Aligned like all buffers: devices may use them for direct I/O.
 #[repr(align(4096))]
 struct Zeroes([u8; Data::ZEROES_MAX]);
 
 const _: () = assert!(align_of::<Zeroes>() == ALIGN);
 
 impl Data {
-    /// Most bytes that [`Data::zeroes`] hands out at once.
+    /// Maximum length of [`Data::zeroes`].
     pub const ZEROES_MAX: usize = 256 << 10;
 
     /// `len` zero bytes without an allocation, aligned to [`ALIGN`]; `len` is at most
@@ -81,14 +81,14 @@ impl Data {
         Data { repr: Repr::Static(&ZEROES.0[..len]), start: 0, len }
     }
 
-    /// `len` bytes from `start` on of what a receiver keeps. They are as they are: not aligned, and of
-    /// no pool. Panics if that leaves them.
+    /// `len` bytes from `start` on of a receiver's memory: unaligned, and of no pool. Panics if the
+    /// range exceeds it.
     pub(crate) fn received(bytes: Arc<Vec<u8>>, start: usize, len: usize) -> Data {
         assert!(start <= bytes.len() && len <= bytes.len() - start);
         Data { repr: Repr::Received(bytes), start, len }
     }
 
-    /// A copy of `bytes` outside of any pool: for tests and small payloads.
+    /// A copy of `bytes` outside any pool: for tests and small payloads.
     pub fn copy_of(bytes: &[u8]) -> Data {
         let mut buf = Buf::unpooled(bytes.len());
         buf.copy_from_slice(bytes);
@@ -105,11 +105,11 @@ impl Data {
         self.len == 0
     }
 
-    /// Copies parked bytes out, unless that was done already; costs nothing for a payload in memory.
+    /// Copies parked bytes out, unless already done; free for a payload in memory.
     ///
     /// # Errors
-    /// The storage that the bytes came from cannot give them after all. They are lost: asking again gives the
-    /// same error.
+    /// The storage that the bytes came from failed after all. They are lost: trying again returns
+    /// the same error.
     pub fn load(&self) -> io::Result<()> {
         match &self.repr {
             Repr::Parked(kernel) => kernel.load().map(drop),
@@ -120,7 +120,7 @@ impl Data {
     /// The bytes.
     ///
     /// # Panics
-    /// The payload is parked, and its bytes cannot be had: see [`Data::load`].
+    /// The payload is parked, and its bytes are lost: see [`Data::load`].
     pub fn bytes(&self) -> &[u8] {
         let all: &[u8] = match &self.repr {
             Repr::Shared(buf) => buf,
@@ -131,7 +131,7 @@ impl Data {
         &all[self.start..self.start + self.len]
     }
 
-    /// Counters of whoever reserved the memory, if the bytes are in memory.
+    /// The counters that the memory was reserved with, if the bytes are in memory.
     pub fn counters(&self) -> Option<&RouteCounters> {
         match &self.repr {
             Repr::Shared(buf) => buf.counters(),
@@ -139,7 +139,7 @@ impl Data {
         }
     }
 
-    /// The block that the bytes lie in, if it is one of ours.
+    /// The block that contains the bytes, if it is one of ours.
     pub(crate) fn block(&self) -> Option<&Block> {
         match &self.repr {
             Repr::Shared(buf) => Some(buf.block()),
@@ -148,15 +148,15 @@ impl Data {
         }
     }
 
-    /// `len` bytes from `start` on, sharing the memory. Panics if that leaves the payload.
+    /// `len` bytes from `start` on, sharing the memory. Panics if the range exceeds the payload.
     pub fn slice(&self, start: usize, len: usize) -> Data {
         let end = start.checked_add(len).expect("slice end overflows");
         assert!(end <= self.len, "slice {start}+{len} of {} bytes", self.len);
         Data { repr: self.repr.clone(), start: self.start + start, len }
     }
 
-    /// The payload as it is parked in the kernel, if it is, nobody has looked at it and nobody else
-    /// holds it: to be moved on without a copy. Else the payload back.
+    /// The payload as parked in the kernel, to be moved on without a copy, if it was not read and
+    /// has no other holder. Otherwise returns the payload.
     pub fn take_parked(self) -> Result<Parked, Data> {
         let Data { repr, start, len } = self;
         let Repr::Parked(kernel) = repr else { return Err(Data { repr, start, len }) };
@@ -176,24 +176,24 @@ impl Data {
         }
     }
 
-    /// Whether the memory can be lent to a peer and taken back ([`Lent`](crate::Lent)).
+    /// Whether the memory can be lent to a peer and returned ([`Lent`](crate::Lent)).
     pub(crate) fn can_be_lent(&self) -> bool {
         matches!(&self.repr, Repr::Shared(_))
     }
 
-    /// Has the memory give up its pages when its last holder drops it.
+    /// Frees the pages of the memory when its last holder drops it.
     pub(crate) fn retire(&self) {
         if let Repr::Shared(buf) = &self.repr {
             buf.retired.store(true, Ordering::Release);
         }
     }
 
-    /// Whether the bytes are in the kernel: looking at them costs a copy.
+    /// Whether the bytes are in the kernel: reading them costs a copy.
     pub fn is_parked(&self) -> bool {
         matches!(&self.repr, Repr::Parked(kernel) if kernel.copied.get().is_none())
     }
 
-    /// The whole buffer back if nobody else holds it; used to change bytes without copying.
+    /// The whole buffer if it has no other holder; used to change bytes without copying.
     pub fn try_into_buf(self) -> Result<Buf, Data> {
         let Data { repr, start, len } = self;
         match repr {

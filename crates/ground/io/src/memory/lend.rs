@@ -1,10 +1,10 @@
-//! Payloads that are sent to a socket by reference, straight from memory (vmsplice(2)).
+//! Payloads sent to a socket by reference, directly from memory (vmsplice(2)).
 //!
-//! The peer reads the very pages: they must stay as they are until it says that it has them. So the
-//! sender keeps a [`Lent`] until the answer comes. If none comes, the connection may be gone and the
-//! peer still reading; then the pages are *retired*: when the last holder of the payload lets go of it,
-//! the memory gives its pages up and gets others, and whoever still reads the old ones reads what was
-//! sent.
+//! The peer reads the same pages: they must not change until the peer confirms that it has them. So
+//! the sender keeps a [`Lent`] until the reply arrives. Without a reply, the connection may be gone
+//! and the peer still reading; then the pages are *retired*: when the last holder drops the
+//! payload, the memory frees its pages and gets others, and a reader of the old ones still sees
+//! what was sent.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -22,7 +22,7 @@ use super::route_counters::PayloadRoute;
 pub struct Lent(Option<Data>);
 
 impl Lent {
-    /// The peer has said that it has the bytes: the memory can be used again.
+    /// The peer has confirmed the bytes: the memory can be reused.
     pub fn returned(mut self) {
         self.0 = None;
     }
@@ -36,15 +36,15 @@ impl Drop for Lent {
     }
 }
 
-/// A payload on its way out by reference.
+/// A payload being sent by reference.
 pub(crate) struct Lending {
     data: Data,
-    /// Its pages, once its turn has come.
+    /// Its pages, once they are being sent.
     pipe: Option<Parked>,
 }
 
 impl Lending {
-    /// What is worth it, in memory that can be retired; else the payload back.
+    /// Lends a payload that is large enough and can be retired; otherwise returns it.
     pub(crate) fn begin(data: Data) -> Result<(Lending, Lent), Data> {
         if !data.can_be_lent() || !Parked::pays(data.len()) {
             return Err(data);
@@ -53,7 +53,7 @@ impl Lending {
         Ok((Lending { data, pipe: None }, lent))
     }
 
-    /// Bytes of the payload.
+    /// Length of the payload in bytes.
     pub(crate) fn len(&self) -> usize {
         self.data.len()
     }
@@ -63,7 +63,7 @@ impl Lending {
         self.data
     }
 
-    /// Puts the pages into a pipe; false where that cannot be done now.
+    /// Puts the pages into a pipe; false if that is not possible now.
     pub(crate) fn load(&mut self) -> bool {
         if self.pipe.is_none() {
             self.pipe = parked(&self.data);
@@ -71,7 +71,7 @@ impl Lending {
         self.pipe.is_some()
     }
 
-    /// Sends what the socket takes; `WouldBlock` when it takes nothing now. After [`Lending::load`].
+    /// Sends what the socket takes; `WouldBlock` if it takes nothing now. After [`Lending::load`].
     pub(crate) fn drain_to_stream(&mut self, stream: impl AsFd) -> io::Result<usize> {
         let Some(pipe) = &mut self.pipe else {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -89,7 +89,7 @@ impl Lending {
     }
 }
 
-/// The pages of a payload in memory, by reference; `None` where that cannot be done now.
+/// The pages of a payload in memory, by reference; `None` if that is not possible now.
 fn parked(data: &Data) -> Option<Parked> {
     static REFUSED: AtomicBool = AtomicBool::new(false);
     if REFUSED.load(Ordering::Relaxed) {
@@ -101,7 +101,7 @@ fn parked(data: &Data) -> Option<Parked> {
         match parked.lend(&bytes[parked.held()..]) {
             Ok(lent) if lent > 0 => {}
             Err(Errno::INTR) => {}
-            // The pipe is full, which it should not be: what it holds is dropped with it.
+            // The pipe is full, which is unexpected: its contents are dropped with it.
             Ok(_) | Err(Errno::AGAIN) => return None,
             Err(error) => {
                 log::debug!("vmsplice is not used any more: {error}");

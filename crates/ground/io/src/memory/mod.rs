@@ -1,4 +1,5 @@
-//! The memory of requests: bounded in all, owned by whoever has a request, and where possible not touched.
+//! The memory of requests: bounded in total, owned by the request, and copied as little as
+//! possible.
 
 mod block;
 mod buf;

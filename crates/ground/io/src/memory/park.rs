@@ -1,9 +1,9 @@
-//! Bytes that stay in the kernel: *parked* in a pipe, moved there and away by splice(2), by reference
-//! where the kernel can.
+//! Bytes that stay in the kernel: *parked* in a pipe, moved with splice(2), by reference if the
+//! kernel can.
 //!
-//! A payload that nobody looks at need not come to user space: a file's page cache parks, a socket
-//! sends; a socket parks, a file or another socket takes. Pipes are few and reused, and a parked
-//! payload keeps its [`Reservation`], so that whoever does look ([`Parked::into_buf`]) has memory for it.
+//! A payload that is not inspected need not be copied to user space: page cache to pipe to socket,
+//! or socket to pipe to file or another socket. Pipes are few and reused. A parked payload keeps
+//! its [`Reservation`], so that there is memory if it is read after all ([`Parked::into_buf`]).
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -17,13 +17,13 @@ use super::reservation::Reservation;
 use super::route_counters::PayloadRoute;
 use crate::sys::lend_pages;
 
-/// Capacity asked for each pipe: the most that a process without privilege gets.
+/// Capacity requested for each pipe: the unprivileged maximum.
 const PIPE_SIZE: usize = 1 << 20;
-/// Pipes in all: what 64 MiB, the limit of a user without privilege, allows.
+/// Maximum number of pipes: those that fit in 64 MiB, the limit of an unprivileged user.
 const PIPES_MAX: usize = 64;
-/// Shortest payload that is worth parking: below, two splices cost more than a copy.
+/// Minimum length of a parked payload: below, two splices cost more than a copy.
 const PARK_MIN: usize = 64 << 10;
-/// Longest payload that is parked: half a pipe, because socket data fills slots only in part.
+/// Maximum length of a parked payload: half a pipe, because socket data fills slots only in part.
 const PARK_MAX: usize = PIPE_SIZE / 2;
 
 struct Pipe {
@@ -34,7 +34,8 @@ struct Pipe {
 struct Pipes {
     idle: Vec<Pipe>,
     made: usize,
-    /// The kernel refused a pipe of this size once: a user's limit is reached, or splice is forbidden.
+    /// The kernel has refused a pipe of this size: a user's limit is reached, or splice is
+    /// forbidden.
     refused: bool,
 }
 
@@ -43,7 +44,7 @@ static DISABLED: OnceLock<()> = OnceLock::new();
 
 /// Turns parking off for the rest of the program (`--no-zero-copy`).
 pub fn disable_parking() {
-    // Saying it twice changes nothing.
+    // A second call changes nothing.
     let _ = DISABLED.set(());
 }
 
@@ -82,7 +83,7 @@ fn make_pipe() -> rustix::io::Result<Pipe> {
 }
 
 impl Pipe {
-    /// Tries splice(2) where nothing can be lost: some sandboxes refuse it.
+    /// Tries splice(2) with data that does not matter: some sandboxes refuse it.
     fn probe(&self) -> rustix::io::Result<()> {
         rustix::io::write(&self.write, &[0])?;
         match splice(&self.read, None, sink().ok_or(Errno::NOENT)?, None, 1, SpliceFlags::NONBLOCK)
@@ -94,7 +95,7 @@ impl Pipe {
     }
 }
 
-/// Takes what nobody wants.
+/// A sink for unused data.
 fn sink() -> Option<&'static std::fs::File> {
     static SINK: OnceLock<Option<std::fs::File>> = OnceLock::new();
     SINK.get_or_init(|| std::fs::File::options().write(true).open("/dev/null").ok()).as_ref()
@@ -112,8 +113,8 @@ pub struct Parked {
 }
 
 impl Parked {
-    /// An empty pipe for a payload of `room.len()` bytes, or the room back when parking is not allowed,
-    /// not worth it, or not possible now.
+    /// An empty pipe for a payload of `room.len()` bytes, or the reservation if parking is not
+    /// allowed, not worthwhile, or not possible now.
     pub fn begin(room: Reservation) -> Result<Parked, Reservation> {
         if !room.may_park() || !Parked::pays(room.len()) {
             return Err(room);
@@ -133,24 +134,24 @@ impl Parked {
         (PARK_MIN..=PARK_MAX).contains(&len) && DISABLED.get().is_none()
     }
 
-    /// An empty pipe, for the pages of a payload in memory.
+    /// An empty pipe for the pages of a payload in memory.
     pub(super) fn empty() -> Option<Parked> {
         Some(Parked { pipe: Some(take_pipe()?), held: 0, room: None, from_file: false })
     }
 
-    /// Adds pages of `bytes` by reference, as many as the pipe takes; gives how many bytes.
+    /// Adds pages of `bytes` by reference, as many as the pipe takes; returns the number of bytes.
     pub(super) fn lend(&mut self, bytes: &[u8]) -> rustix::io::Result<usize> {
         let lent = lend_pages(self.pipe().write.as_fd(), bytes)?;
         self.held += lent;
         Ok(lent)
     }
 
-    /// Bytes that are parked now.
+    /// Number of parked bytes.
     pub fn held(&self) -> usize {
         self.held
     }
 
-    /// Bytes that are still missing.
+    /// Number of missing bytes.
     pub fn missing(&self) -> usize {
         self.room.as_ref().map_or(0, Reservation::len).saturating_sub(self.held)
     }
@@ -159,8 +160,8 @@ impl Parked {
         self.pipe.as_ref().expect("present until drop")
     }
 
-    /// Parks what `file` holds at offset `at`; waits for the disk where it must. Fewer bytes than are
-    /// missing mean the end of the file, or a pipe that is full.
+    /// Parks the contents of `file` at offset `at`; waits for the disk if necessary. Fewer bytes
+    /// than are missing mean the end of the file, or a full pipe.
     pub fn fill_from_file(&mut self, file: impl AsFd, at: u64) -> io::Result<usize> {
         let mut filled = 0;
         self.from_file = true;
@@ -180,8 +181,8 @@ impl Parked {
         Ok(filled)
     }
 
-    /// Parks bytes that were received already. All of them: a pipe that takes `room.len()` bytes by
-    /// reference takes them as a copy.
+    /// Parks all of the bytes, which were already received: a pipe that takes `room.len()` bytes by
+    /// reference also takes them as a copy.
     pub(crate) fn fill_from_bytes(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             match rustix::io::write(&self.pipe().write, bytes) {
@@ -196,7 +197,7 @@ impl Parked {
         Ok(())
     }
 
-    /// Parks what the socket has; `WouldBlock`: nothing there, or the pipe is full. 0: end of stream.
+    /// Parks what the socket has; `WouldBlock`: no data, or the pipe is full. 0: end of stream.
     pub(crate) fn fill_from_stream(&mut self, stream: impl AsFd) -> io::Result<usize> {
         let len = self.missing();
         let flags = SpliceFlags::NONBLOCK | SpliceFlags::MOVE;
@@ -205,7 +206,7 @@ impl Parked {
         Ok(moved)
     }
 
-    /// Sends what the socket takes; `WouldBlock` when it takes nothing now.
+    /// Sends what the socket takes; `WouldBlock` if it takes nothing now.
     pub(crate) fn drain_to_stream(&mut self, stream: impl AsFd) -> io::Result<usize> {
         let flags = SpliceFlags::NONBLOCK | SpliceFlags::MOVE;
         let moved = splice(&self.pipe().read, None, stream, None, self.held, flags)?;
@@ -217,7 +218,7 @@ impl Parked {
         Ok(moved)
     }
 
-    /// Writes everything that is parked to `file` at offset `at`; waits where it must.
+    /// Writes everything that is parked to `file` at offset `at`; waits if necessary.
     pub fn drain_to_file(&mut self, file: impl AsFd, at: u64) -> io::Result<()> {
         let mut offset = at;
         while self.held > 0 {
@@ -246,8 +247,8 @@ impl Parked {
         }
     }
 
-    /// Copies what is parked into a buffer of the payload's full length; what is missing is left as
-    /// the pool had it. Returns the buffer and the number of bytes that were parked.
+    /// Copies the parked bytes into a buffer of the payload's full length; the rest of it is not
+    /// initialised by this. Returns the buffer and the number of bytes that were parked.
     pub fn into_buf(mut self) -> io::Result<(Buf, usize)> {
         let room = self.room.take().unwrap_or_else(|| Reservation::unpooled(self.held));
         let mut buf = room.into_buf();
@@ -266,7 +267,7 @@ impl Parked {
         Ok((buf, copied))
     }
 
-    /// Empties the pipe without looking.
+    /// Empties the pipe and discards the bytes.
     fn discard(&mut self) {
         let Some(sink) = sink() else { return };
         while self.held > 0 {
@@ -290,7 +291,8 @@ impl Drop for Parked {
         self.discard();
         let Some(pipe) = self.pipe.take() else { return };
         let mut pipes = PIPES.lock().expect("no panic under this lock");
-        // A pipe that could not be emptied is closed: its bytes must not reach anybody else.
+        // A pipe that could not be emptied is closed, as its bytes must not leak into another
+        // payload.
         if self.held == 0 {
             pipes.idle.push(pipe);
         } else {

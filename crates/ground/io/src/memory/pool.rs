@@ -1,16 +1,19 @@
-//! The bounded buffer pool. Waiting for it is what bounds the memory of requests.
+//! The bounded buffer pool. Waiting for it limits the memory of requests.
 //!
-//! Two steps: [`Pool::reserve`] waits until `len` bytes are free and returns a [`Reservation`](crate::Reservation), a promise of
-//! memory; [`Reservation::into_buf`](crate::Reservation::into_buf) then never waits. Bytes are counted, not requests, in power-of-two
-//! classes, and blocks are reused last-in-first-out, because a block that was just used is still in
-//! the cache. A pool may have a parent: [`Pool::share`] gives a connection a part that bounds what it
-//! can pin, while the parent bounds all together.
+//! Two steps: [`Pool::reserve`] waits until `len` bytes are free and returns a
+//! [`Reservation`](crate::Reservation), a promise of memory;
+//! [`Reservation::into_buf`](crate::Reservation::into_buf) then never waits. Bytes are counted, not
+//! requests, in power-of-two classes. Blocks are reused last-in-first-out, because a recently used
+//! block is still in the cache. A pool may have a parent: [`Pool::share`] gives a connection a
+//! share that limits what it can pin, while the parent limits all together.
 //!
-//! A room may also be *late*: it counts in a pool of its own until its bytes arrive, and only then does
-//! [`Reservation::claim`](crate::Reservation::claim) take memory. What is on a long path is not memory here yet.
+//! A reservation may also be *late*: it counts in a separate pool until its data arrives, and only
+//! then takes memory with [`Reservation::claim`](crate::Reservation::claim). Data still on a long
+//! path needs no memory here.
 //!
-//! Rule for callers: nobody waits for room while holding room of the same pool (deadlock); a request
-//! reserves its worst need at once, and layers that need scratch memory keep their own small pool.
+//! Rule for callers: never wait for a reservation while holding one of the same pool (deadlock). A
+//! request reserves its maximum at once, and layers that need scratch memory have their own small
+//! pool.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -23,7 +26,7 @@ use crate::sync::{Completer, Ticket, ticket};
 /// Classes are ALIGN << 0 … ALIGN << 20 (4 GiB): more than any request.
 const CLASSES: usize = 21;
 
-/// Of [`Inner::waiters`]: there are watchers.
+/// Flag in [`Inner::waiters`]: there are watchers.
 const WATCHED: usize = 1 << (usize::BITS - 1);
 
 /// A bounded pool of aligned buffers. Cloning shares it; usable from every thread.
@@ -33,40 +36,41 @@ pub struct Pool(Arc<Inner>);
 struct Inner {
     limit: u64,
     parent: Option<Pool>,
-    /// Every request counts here when it begins and when it ends: without the lock.
+    /// Every request is counted here when it begins and when it ends, without the lock.
     reserved: AtomicU64,
     peak: AtomicU64,
-    /// How many are in `State::waiting`, and [`WATCHED`] while there is somebody in `State::watching`. Who waits writes this and then looks at `reserved`; who gives
-    /// back writes `reserved` and then looks at this: one of them sees the other.
+    /// The number of entries in `State::waiting`, and [`WATCHED`] while `State::watching` is not
+    /// empty. A waiter writes this and then reads `reserved`; a release writes `reserved` and then
+    /// reads this: one of them sees the other.
     waiters: AtomicUsize,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
-    /// Idle blocks by class. Only the outermost pool keeps blocks.
+    /// Idle blocks by class. Only the outermost pool has any.
     idle: Vec<Vec<Block>>,
     idle_bytes: u64,
-    /// Bytes of blocks that are lent. Less than `reserved` while rooms have no block yet.
+    /// Bytes of blocks in use. Less than `reserved` while reservations have no block yet.
     lent: u64,
     waiting: VecDeque<(u64, Completer<Hold>)>,
-    /// Those that wait until less is handed out.
+    /// Tasks that wait until less is reserved.
     watching: VecDeque<Watcher>,
 }
 
-/// Somebody who waits until `cost` more bytes leave at most `level` handed out.
+/// A task that waits until `cost` more bytes leave at most `level` reserved.
 struct Watcher {
     cost: u64,
     level: u64,
     completer: Completer<()>,
 }
 
-/// More was asked for than the whole pool holds: waiting would never end.
+/// The request is larger than the whole pool: waiting would never end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TooLarge {
-    /// Bytes that were asked for, rounded up to a class.
+    /// Requested bytes, rounded up to a class.
     pub asked: u64,
-    /// Bytes that the pool holds in all.
+    /// Size of the pool in bytes.
     pub limit: u64,
 }
 
@@ -79,13 +83,13 @@ impl fmt::Display for TooLarge {
 impl std::error::Error for TooLarge {}
 
 impl Pool {
-    /// A pool that hands out at most `limit` bytes at a time.
+    /// A pool with at most `limit` bytes reserved at a time.
     pub fn new(limit: u64) -> Pool {
         let state = State { idle: (0..CLASSES).map(|_| Vec::new()).collect(), ..State::default() };
         Pool::with(limit, None, state)
     }
 
-    /// A part of this pool, itself bounded to `limit` bytes; what it hands out counts in both.
+    /// A share of this pool with its own limit of `limit` bytes; its reservations count in both.
     pub fn share(&self, limit: u64) -> Pool {
         let limit = limit.min(self.0.limit);
         Pool::with(limit, Some(self.clone()), State::default())
@@ -107,26 +111,26 @@ impl Pool {
         (ALIGN << class(len)) as u64
     }
 
-    /// Most bytes handed out at a time.
+    /// Maximum number of bytes reserved at a time.
     pub fn limit(&self) -> u64 {
         self.0.limit
     }
 
-    /// Bytes handed out now.
+    /// Bytes reserved now.
     pub fn reserved(&self) -> u64 {
         self.0.reserved.load(SeqCst)
     }
 
-    /// Most bytes that were handed out at a time so far.
+    /// Largest number of bytes reserved at a time so far.
     pub fn peak(&self) -> u64 {
         self.0.peak.load(SeqCst)
     }
 
-    /// Gives idle memory back to the system until at most `most` bytes of it are left.
+    /// Frees idle memory until at most `most` bytes of it are left.
     pub fn keep_idle(&self, most: u64) {
         let mut surplus = Vec::new();
         self.root().lock().take_idle_beyond(most, &mut surplus);
-        // Freed here, not under the lock.
+        // Freed here, outside the lock.
         drop(surplus);
     }
 
@@ -143,7 +147,7 @@ impl Pool {
         Hold { pool: Some(self.clone()), cost }
     }
 
-    /// Counts `cost` bytes if they are free here and further out, and nobody waits for them.
+    /// Counts `cost` bytes if they are free here and in all parents, and no task waits for them.
     pub(super) fn charge_all_now(&self, cost: u64) -> bool {
         if !self.charge_now(cost) {
             return false;
@@ -200,12 +204,12 @@ impl Pool {
             state.waiting.push_back((cost, completer));
             self.note_waiters(&state);
         }
-        // Room may have come free before anybody could know of us.
+        // Memory may have become free before we were in the queue.
         self.admit();
         turn.await.map_err(|_| too_large)
     }
 
-    /// Gives free room to those who wait, in order.
+    /// Grants free memory to waiting tasks, in order.
     fn admit(&self) {
         let (mut admitted, mut woken) = (Vec::new(), Vec::new());
         {
@@ -226,14 +230,14 @@ impl Pool {
         }
         woken.into_iter().for_each(|completer| completer.complete(()));
         for (completer, hold) in admitted {
-            // Whoever stopped waiting in the meantime drops the hold, which gives the room back.
+            // If the waiter has given up, this drops the hold, which releases the memory.
             if let Some(completer) = completer {
                 completer.complete(hold);
             }
         }
     }
 
-    /// Takes out the watchers whose turn it is: in order, as many as fit together.
+    /// Takes out the watchers that can proceed: in order, as many as fit together.
     fn take_watchers(&self, state: &mut State, woken: &mut Vec<Completer<()>>) {
         let mut expected = self.reserved();
         while let Some(first) = state.watching.front() {
@@ -268,33 +272,34 @@ impl Pool {
         }
     }
 
-    /// The pool that this is a part of.
+    /// The pool that this is a share of.
     pub(super) fn parent(&self) -> Option<&Pool> {
         self.0.parent.as_ref()
     }
 
-    /// Whether a buffer of `len` bytes would leave at most `level` bytes handed out, and nobody waits for that
-    /// ([`Pool::wait_below`]).
+    /// Whether a buffer of `len` bytes would leave at most `level` bytes reserved, and no task
+    /// waits for that ([`Pool::wait_below`]).
     pub fn is_below(&self, len: usize, level: u64) -> bool {
         let watched = self.0.waiters.load(SeqCst) & WATCHED != 0;
         !watched && self.reserved().saturating_add(Self::cost(len)) <= level
     }
 
-    /// Waits until a buffer of `len` bytes would leave at most `level` bytes handed out, after all who wait for
-    /// the same already. It reserves nothing: for those who leave the rest of the pool to others.
+    /// Waits until a buffer of `len` bytes would leave at most `level` bytes reserved, after all
+    /// earlier waiters for the same. Reserves nothing: for callers that leave the rest of the pool
+    /// to others.
     pub fn wait_below(&self, len: usize, level: u64) -> Ticket<()> {
         let cost = Self::cost(len);
         let (completer, turn) = ticket();
         {
             let mut state = self.lock();
             if state.watching.len() == state.watching.capacity() {
-                // Those that gave up are not kept until it is their turn.
+                // Drop abandoned watchers now, not when it is their turn.
                 state.watching.retain(|watcher| !watcher.completer.is_abandoned());
             }
             state.watching.push_back(Watcher { cost, level, completer });
             self.note_waiters(&state);
         }
-        // Memory may have come free before anybody could know of us.
+        // Memory may have become free before we were in the queue.
         self.admit();
         turn
     }
@@ -303,8 +308,7 @@ impl Pool {
         self.0.parent.as_ref().map_or(self, Pool::root)
     }
 
-    /// A block, in whose place idle ones of other sizes are freed where all memory would be more than the
-    /// limit.
+    /// A block; idle ones of other sizes are freed if all memory would exceed the limit.
     pub(super) fn block(&self, class: usize) -> Block {
         let root = self.root();
         let size = ALIGN << class;
@@ -324,7 +328,7 @@ impl Pool {
         recycled.unwrap_or_else(|| Block::new(size))
     }
 
-    /// Keeps an idle block while all memory, lent and idle, stays within the limit.
+    /// Keeps an idle block while all memory, used and idle, is within the limit.
     pub(super) fn keep(&self, block: Block) {
         let root = self.root();
         let size = block.size() as u64;
@@ -361,7 +365,7 @@ impl fmt::Debug for Pool {
     }
 }
 
-/// A charge on one pool's own account, its parents' not included; taken back when dropped.
+/// A charge on one pool's own account, without its parents; released on drop.
 pub(super) struct Hold {
     pool: Option<Pool>,
     cost: u64,
@@ -382,7 +386,7 @@ impl Drop for Hold {
     }
 }
 
-/// The class of blocks that holds `len` bytes.
+/// The class of blocks for `len` bytes.
 pub(super) fn class(len: usize) -> usize {
     let pages = len.div_ceil(ALIGN).max(1);
     let class = pages.next_power_of_two().trailing_zeros() as usize;

@@ -1,11 +1,11 @@
-//! How payloads travelled: counters that whoever reserves memory for them lends to it.
+//! Counts payload bytes by route, for the caller that reserves their memory.
 //!
-//! The route of a payload is decided where it passes, by sockets, files and pipes that know nothing of
-//! each other. So its [`Reservation`](crate::Reservation) carries the caller's counters along.
+//! Sockets, files and pipes that know nothing of each other decide the route of a payload. So its
+//! [`Reservation`](crate::Reservation) carries the caller's counters.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A way for the bytes of a payload that is not plain memory.
+/// A route of payload bytes other than plain memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PayloadRoute {
     /// From the page cache to a socket, by splice(2).
@@ -18,9 +18,9 @@ pub enum PayloadRoute {
     FileToFile,
     /// From memory to a socket by reference, by vmsplice(2).
     Vmsplice,
-    /// From a disk to memory past the page cache.
+    /// From a disk to memory with direct I/O.
     DirectRead,
-    /// From memory to a disk past the page cache.
+    /// From memory to a disk with direct I/O.
     DirectWrite,
 }
 
@@ -28,12 +28,12 @@ impl PayloadRoute {
     const COUNT: usize = 7;
 }
 
-/// Bytes that went each [`PayloadRoute`].
+/// Bytes per [`PayloadRoute`].
 #[derive(Debug, Default)]
 pub struct RouteCounters([AtomicU64; PayloadRoute::COUNT]);
 
 impl RouteCounters {
-    /// Counts `bytes` more.
+    /// Adds `bytes`.
     pub fn add(&self, route: PayloadRoute, bytes: usize) {
         self.0[route as usize].fetch_add(bytes as u64, Ordering::Relaxed);
     }

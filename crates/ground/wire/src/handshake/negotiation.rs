@@ -1,33 +1,33 @@
-//! The usual order of a client's options, with the fallbacks that old servers need:
-//! STARTTLS if it is demanded, EXTENDED_HEADERS, else STRUCTURED_REPLY, SET_META_CONTEXT, GO, else
-//! EXPORT_NAME.
+//! The usual sequence of a client's options, with fallbacks for old servers: STARTTLS if it is
+//! required, EXTENDED_HEADERS, else STRUCTURED_REPLY, SET_META_CONTEXT, GO, else EXPORT_NAME.
 
 use super::Protocol;
 use super::client::{Event, Handshake, Negotiated};
 use crate::option::{Infos, OptionCode, OptionError, check_string};
 use crate::{Error, Replies, printable};
 
-/// What a client would like; what the server does not have is left out, but the export.
+/// The client's wishes; all but the export are omitted if the server lacks them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wants {
     /// The export; empty for the default one. Oldstyle servers have one export and no names.
     pub export: String,
     /// Contexts to select.
     pub contexts: Vec<String>,
-    /// Start TLS first; without it nothing else is said.
+    /// Start TLS first; without it nothing else is sent.
     pub tls: bool,
-    /// Ask for extended headers.
+    /// Request extended headers.
     pub extended: bool,
-    /// Ask for structured replies when there are no extended headers.
+    /// Request structured replies if there are no extended headers.
     pub structured: bool,
-    /// Information to ask for. Who asks for the block sizes must obey them.
+    /// Information to request. A client that requests the block sizes must obey them.
     pub infos: Infos,
-    /// What to end with.
+    /// Where to end.
     pub end: End,
 }
 
 impl Wants {
-    /// All that a client of `export` has use for, with `base:allocation` as its only context.
+    /// Everything that is useful to a client of `export`, with `base:allocation` as its only
+    /// context.
     pub fn new(export: impl Into<String>) -> Wants {
         Wants {
             export: export.into(),
@@ -47,7 +47,7 @@ pub enum End {
     /// When requests may be sent.
     #[default]
     Transmission,
-    /// When headers and replies are negotiated, for callers that send options of their own.
+    /// When headers and replies are negotiated, for callers that send their own options.
     Options,
 }
 
@@ -56,7 +56,7 @@ pub enum End {
 pub enum Step {
     /// Read; see [`Event::NeedMore`].
     NeedMore {
-        /// Bytes that must be there before the next call is of use.
+        /// Number of bytes required for the next call.
         bytes: usize,
     },
     /// Start TLS, then call [`Negotiation::tls_started`] (with [`Wants::tls`]).
@@ -67,7 +67,7 @@ pub enum Step {
     Transmission(Box<Negotiated>),
 }
 
-/// A handshake that runs by itself.
+/// A handshake that runs automatically.
 #[derive(Debug)]
 pub struct Negotiation {
     wants: Wants,
@@ -77,10 +77,10 @@ pub struct Negotiation {
 }
 
 impl Negotiation {
-    /// Starts a negotiation; the server speaks first.
+    /// Starts a negotiation; the server sends first.
     ///
     /// # Errors
-    /// A name or a context that is no string of the protocol.
+    /// A name or a context that is not a valid string of the protocol.
     pub fn new(wants: Wants) -> Result<Negotiation, Error> {
         check_string("export name", &wants.export)?;
         for context in &wants.contexts {
@@ -89,35 +89,35 @@ impl Negotiation {
         Ok(Negotiation { wants, handshake: Handshake::new(), resume: false })
     }
 
-    /// The handshake, for options of the caller's own.
+    /// The handshake, for the caller's own options.
     pub fn into_handshake(self) -> Handshake {
         self.handshake
     }
 
-    /// After [`Step::StartTls`]: TLS is up, and what comes from now on came through it. The next
-    /// [`Negotiation::receive`] goes on.
+    /// After [`Step::StartTls`]: TLS is established, and later bytes arrive through it. The next
+    /// [`Negotiation::receive`] continues.
     ///
     /// # Errors
-    /// As [`Handshake::tls_started`].
+    /// Like [`Handshake::tls_started`].
     pub fn tls_started(&mut self) -> Result<(), Error> {
         self.handshake.tls_started()?;
         self.resume = true;
         Ok(())
     }
 
-    /// What it means that the server has closed the connection now; see [`Handshake::closed`].
+    /// The server has closed the connection; see [`Handshake::closed`].
     ///
     /// # Errors
-    /// Always one, but after a failure that made this side end the session.
+    /// Always one, except after a failure that made this side end the session.
     pub fn closed(&self, left: &[u8]) -> Result<(), Error> {
         self.handshake.closed(left)
     }
 
-    /// Takes what has come; see [`Handshake::receive`].
+    /// Processes received bytes; see [`Handshake::receive`].
     ///
     /// # Errors
-    /// The connection must be closed. When the server refused something ([`Error::Refused`]), `out`
-    /// holds the polite end of the session, which should be sent before.
+    /// The connection must be closed. If the server refused something ([`Error::Refused`]), `out`
+    /// has the end of the session, which should be sent first.
     pub fn receive(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<(usize, Step), Error> {
         if std::mem::take(&mut self.resume)
             && let Some(step) = self.first_option(out)?
@@ -134,7 +134,7 @@ impl Negotiation {
         }
     }
 
-    /// Sends the option that follows an event, or tells that the caller must act.
+    /// Sends the option that follows an event, or returns a step for the caller.
     fn next(&mut self, event: Event, out: &mut Vec<u8>) -> Result<Option<Step>, Error> {
         match event {
             Event::NeedMore { bytes } => return Ok(Some(Step::NeedMore { bytes })),
@@ -164,7 +164,7 @@ impl Negotiation {
         Ok(None)
     }
 
-    /// The first option of a session, or behind TLS.
+    /// The first option of a session, or after TLS.
     fn first_option(&mut self, out: &mut Vec<u8>) -> Result<Option<Step>, Error> {
         if !self.wants.extended {
             return self.structured(out);
@@ -180,7 +180,7 @@ impl Negotiation {
         text: String,
         out: &mut Vec<u8>,
     ) -> Result<Option<Step>, Error> {
-        // TLS_REQD and SHUTDOWN hold for every option that could come next.
+        // TLS_REQD and SHUTDOWN apply to every option that could follow.
         let fatal = matches!(reason, OptionError::TlsRequired | OptionError::Shutdown);
         match option {
             OptionCode::ExtendedHeaders if !fatal => return self.structured(out),
@@ -233,7 +233,7 @@ impl Negotiation {
     }
 }
 
-/// Nothing is said to a server that cannot do what was demanded.
+/// Nothing is sent to a server that does not support what is required.
 fn too_old_for_tls() -> Error {
     let what = "TLS is demanded, and the server speaks an old protocol that has none".to_owned();
     Error::Unexpected { what }

@@ -1,23 +1,23 @@
-//! The numbers of options, of replies to them, of errors and of kinds of information.
+//! The numbers of options, option replies, errors and kinds of information.
 
 use std::fmt;
 
 use crate::magic;
 
-/// Which option ("Option types").
+/// An option ("Option types").
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum OptionCode {
-    /// Choose an export and go to transmission, without any way to be refused politely.
+    /// Choose an export and start transmission, without an error reply.
     ExportName,
     /// End the session.
     Abort,
     /// List the exports.
     List,
-    /// Go on under TLS.
+    /// Continue with TLS.
     StartTls,
-    /// Tell about an export.
+    /// Query an export.
     Info,
-    /// Tell about an export and go to transmission.
+    /// Query an export and start transmission.
     Go,
     /// Use structured replies.
     StructuredReply,
@@ -27,12 +27,12 @@ pub enum OptionCode {
     SetMetaContext,
     /// Use extended headers.
     ExtendedHeaders,
-    /// A number that is not known here; servers answer [`OptionError::Unsupported`].
+    /// An unknown number; servers reply [`OptionError::Unsupported`].
     Other(u32),
 }
 
 impl OptionCode {
-    /// The option of a wire's number.
+    /// The option of a wire number.
     pub const fn from_wire(number: u32) -> OptionCode {
         match number {
             magic::OPT_EXPORT_NAME => OptionCode::ExportName,
@@ -49,7 +49,7 @@ impl OptionCode {
         }
     }
 
-    /// The wire's number.
+    /// The wire number.
     pub const fn to_wire(self) -> u32 {
         match self {
             OptionCode::ExportName => magic::OPT_EXPORT_NAME,
@@ -102,18 +102,18 @@ pub enum OptionError {
     Unknown,
     /// `NBD_REP_ERR_SHUTDOWN`: the server is stopping.
     Shutdown,
-    /// `NBD_REP_ERR_BLOCK_SIZE_REQD`: the client must ask for block sizes.
+    /// `NBD_REP_ERR_BLOCK_SIZE_REQD`: the client must request block sizes.
     BlockSizeRequired,
-    /// `NBD_REP_ERR_TOO_BIG`: the request or its answer is too large.
+    /// `NBD_REP_ERR_TOO_BIG`: the request or its reply is too large.
     TooBig,
-    /// `NBD_REP_ERR_EXT_HEADER_REQD`: extended headers first, or already there.
+    /// `NBD_REP_ERR_EXT_HEADER_REQD`: extended headers first, or already in use.
     ExtendedHeadersRequired,
-    /// An error that is not known here, with bit 31.
+    /// An unknown error, with bit 31.
     Other(u32),
 }
 
 impl OptionError {
-    /// The error of a wire's number; `None` when its bit 31 is clear.
+    /// The error of a wire number; `None` if its bit 31 is clear.
     pub const fn from_wire(number: u32) -> Option<OptionError> {
         if number & magic::REP_ERROR_BIT == 0 {
             return None;
@@ -133,7 +133,7 @@ impl OptionError {
         })
     }
 
-    /// The wire's number.
+    /// The wire number.
     pub const fn to_wire(self) -> u32 {
         match self {
             OptionError::Unsupported => magic::REP_ERR_UNSUP,
@@ -184,12 +184,12 @@ pub enum ReplyCode {
     MetaContext,
     /// The last reply: refused.
     Error(OptionError),
-    /// A type that is not known here.
+    /// An unknown type.
     Other(u32),
 }
 
 impl ReplyCode {
-    /// The type of a wire's number.
+    /// The type of a wire number.
     pub const fn from_wire(number: u32) -> ReplyCode {
         match number {
             magic::REP_ACK => ReplyCode::Ack,
@@ -203,7 +203,7 @@ impl ReplyCode {
         }
     }
 
-    /// The wire's number.
+    /// The wire number.
     pub const fn to_wire(self) -> u32 {
         match self {
             ReplyCode::Ack => magic::REP_ACK,
@@ -216,7 +216,7 @@ impl ReplyCode {
     }
 }
 
-/// Which item of information ("NBD_REP_INFO").
+/// An item of information ("NBD_REP_INFO").
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum InfoKind {
     /// Size and flags; always sent.
@@ -227,12 +227,12 @@ pub enum InfoKind {
     Description,
     /// The block sizes.
     BlockSize,
-    /// An item that is not known here, to be ignored.
+    /// An unknown item, to be ignored.
     Other(u16),
 }
 
 impl InfoKind {
-    /// The item of a wire's number.
+    /// The item of a wire number.
     pub const fn from_wire(number: u16) -> InfoKind {
         match number {
             magic::INFO_EXPORT => InfoKind::Export,
@@ -243,7 +243,7 @@ impl InfoKind {
         }
     }
 
-    /// The wire's number.
+    /// The wire number.
     pub const fn to_wire(self) -> u16 {
         match self {
             InfoKind::Export => magic::INFO_EXPORT,

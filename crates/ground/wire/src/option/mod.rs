@@ -1,6 +1,5 @@
-//! Options of the fixed newstyle handshake and the replies to them: their heads here, the numbers of all
-//! kinds in `code.rs`, their payloads in `payload.rs`.
-//! The order in which they may come is the business of [`crate::handshake`].
+//! Options of the fixed newstyle handshake and their replies: their heads here, the numbers of all
+//! kinds in `code.rs`, their payloads in `payload.rs`. [`crate::handshake`] checks their order.
 
 use crate::bytes::Reader;
 use crate::text::cut;
@@ -13,14 +12,14 @@ pub use code::{InfoKind, OptionCode, OptionError, ReplyCode};
 pub use payload::{BlockSizes, Context, Info, InfoRequest, ListEntry, MetaRequest, check_string};
 pub(crate) use payload::{QUERIES, string};
 
-/// Which items of information INFO or GO ask for. Size and flags come without asking.
+/// The items of information that INFO or GO request. Size and flags are always sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Infos {
     /// The canonical name.
     pub name: bool,
     /// The description.
     pub description: bool,
-    /// The block sizes. Who asks for them in GO must obey them.
+    /// The block sizes. A client that requests them in GO must obey them.
     pub block_size: bool,
 }
 
@@ -34,9 +33,9 @@ impl Infos {
 /// The head of an option: magic, code, length of the payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct OptionHeader {
-    /// Which option.
+    /// The option.
     pub code: OptionCode,
-    /// Bytes of payload behind the head.
+    /// Bytes of payload after the head.
     pub length: u32,
 }
 
@@ -68,11 +67,11 @@ impl OptionHeader {
 /// The head of a reply to an option: magic, the option's code, type, length of the payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct OptionReplyHeader {
-    /// The option that is answered.
+    /// The option that it replies to.
     pub option: OptionCode,
     /// The type of the reply.
     pub code: ReplyCode,
-    /// Bytes of payload behind the head.
+    /// Bytes of payload after the head.
     pub length: u32,
 }
 
@@ -117,7 +116,7 @@ pub(crate) fn emit_option(code: OptionCode, payload: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(payload);
 }
 
-/// Appends a whole reply to an option. Payloads are bounded by what this crate puts in them.
+/// Appends a complete reply to an option. This crate limits the payloads that it puts in them.
 #[expect(clippy::cast_possible_truncation, reason = "replies are far shorter than 4 GiB")]
 pub(crate) fn emit_reply(option: OptionCode, code: ReplyCode, payload: &[u8], out: &mut Vec<u8>) {
     let length = payload.len() as u32;
@@ -125,7 +124,7 @@ pub(crate) fn emit_reply(option: OptionCode, code: ReplyCode, payload: &[u8], ou
     out.extend_from_slice(payload);
 }
 
-/// Appends a refusal with its text, cut to the protocol's bound.
+/// Appends a refusal with its text, cut to the protocol's maximum.
 pub(crate) fn emit_error(option: OptionCode, error: OptionError, text: &str, out: &mut Vec<u8>) {
     emit_reply(option, ReplyCode::Error(error), cut(text.as_bytes()), out);
 }

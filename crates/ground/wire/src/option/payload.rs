@@ -1,4 +1,4 @@
-//! Payloads of options and of the replies to them, and the strings in them.
+//! Payloads of options and of their replies, and the strings in them.
 
 use super::{InfoKind, Infos};
 use crate::bytes::Reader;
@@ -18,10 +18,10 @@ pub(crate) fn string<'a>(what: &'static str, bytes: &'a [u8]) -> Result<&'a str,
     }
 }
 
-/// Checks a string that is to be sent.
+/// Checks a string to be sent.
 ///
 /// # Errors
-/// [`Error::TooLong`] and [`Error::Malformed`], as for a string that came.
+/// [`Error::TooLong`] and [`Error::Malformed`], as for a received string.
 pub fn check_string(what: &'static str, text: &str) -> Result<(), Error> {
     string(what, text.as_bytes()).map(|_| ())
 }
@@ -40,15 +40,15 @@ fn push_counted(text: &str, out: &mut Vec<u8>) {
 pub struct InfoRequest {
     /// The export, empty for the default one.
     pub name: String,
-    /// Items that are asked for; those unknown here are left out.
+    /// Requested items; unknown ones are omitted.
     pub wants: Infos,
 }
 
 impl InfoRequest {
-    /// Parses a whole payload.
+    /// Parses a complete payload.
     ///
     /// # Errors
-    /// The server answers each with [`super::OptionError::Invalid`].
+    /// The server replies to each with [`super::OptionError::Invalid`].
     pub fn parse(payload: &[u8]) -> Result<InfoRequest, Error> {
         let bad = |why| Error::Malformed { what: "request for information", why };
         let mut reader = Reader::new(payload);
@@ -99,18 +99,18 @@ pub struct MetaRequest {
 }
 
 impl MetaRequest {
-    /// Parses a whole payload.
+    /// Parses a complete payload.
     ///
     /// # Errors
-    /// The server answers [`Error::TooLong`] of the list of queries with [`super::OptionError::TooBig`],
-    /// anything else with [`super::OptionError::Invalid`].
+    /// The server replies to [`Error::TooLong`] of the list of queries with
+    /// [`super::OptionError::TooBig`], to anything else with [`super::OptionError::Invalid`].
     pub fn parse(payload: &[u8]) -> Result<MetaRequest, Error> {
         let bad = |why| Error::Malformed { what: "request for contexts", why };
         let mut reader = Reader::new(payload);
         let export = reader.counted().ok_or(bad("the name is longer than the option"))?;
         let export = string("export name", export)?.to_owned();
         let count = reader.u32().ok_or(bad("no number of queries"))?;
-        // Each query has at least its length; a count that cannot be true is not a long list.
+        // Each query has at least its length field; an impossible count is not a long list.
         if u64::from(count) * 4 > reader.rest().len() as u64 {
             return Err(bad("the number of queries differs from the list"));
         }
@@ -141,7 +141,7 @@ impl MetaRequest {
     }
 }
 
-/// What [`Error::TooLong`] calls a list of queries.
+/// The name of a list of queries in [`Error::TooLong`].
 pub(crate) const QUERIES: &str = "list of context queries";
 
 /// The payload of `NBD_REP_SERVER`: one export of a list.
@@ -149,15 +149,15 @@ pub(crate) const QUERIES: &str = "list of context queries";
 pub struct ListEntry {
     /// The export's name.
     pub name: String,
-    /// Text for people; may be empty.
+    /// A text for users; may be empty.
     pub description: String,
 }
 
 impl ListEntry {
-    /// Parses a whole payload. The description is made fit for printing.
+    /// Parses a complete payload. The description is made printable.
     ///
     /// # Errors
-    /// A name longer than the payload or that is no string of the protocol.
+    /// A name longer than the payload or that is not a valid string of the protocol.
     pub fn parse(payload: &[u8]) -> Result<ListEntry, Error> {
         let bad = |why| Error::Malformed { what: "export in a list", why };
         let mut reader = Reader::new(payload);
@@ -173,8 +173,8 @@ impl ListEntry {
     }
 }
 
-/// A description for people: kept as it is when it is a string of the protocol without control
-/// characters, else escaped and cut.
+/// A description for users: unchanged if it is a string of the protocol without control characters,
+/// else escaped and cut.
 pub(crate) fn description(bytes: &[u8]) -> String {
     match string("description", bytes) {
         Ok(text) if !text.chars().any(char::is_control) => text.to_owned(),
@@ -185,17 +185,17 @@ pub(crate) fn description(bytes: &[u8]) -> String {
 /// A context: the payload of `NBD_REP_META_CONTEXT`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Context {
-    /// Its number in block status chunks; 0 and without meaning in lists.
+    /// Its number in block status chunks; 0 and meaningless in lists.
     pub id: u32,
-    /// Its name, namespace and all.
+    /// Its name, including the namespace.
     pub name: String,
 }
 
 impl Context {
-    /// Parses a whole payload.
+    /// Parses a complete payload.
     ///
     /// # Errors
-    /// A payload without an id, a name that is no string of the protocol.
+    /// A payload without an ID, a name that is not a valid string of the protocol.
     pub fn parse(payload: &[u8]) -> Result<Context, Error> {
         let mut reader = Reader::new(payload);
         let id =
@@ -217,12 +217,12 @@ pub struct BlockSizes {
     pub minimum: u32,
     /// Smallest efficient unit: a power of 2, at least 512 and the minimum.
     pub preferred: u32,
-    /// Longest payload: at least the preferred size; `u32::MAX` says that there is no fixed limit.
+    /// Maximum payload: at least the preferred size; `u32::MAX` means that there is no fixed limit.
     pub maximum: u32,
 }
 
 impl BlockSizes {
-    /// What servers should support that name no sizes.
+    /// The sizes to assume for servers that report none.
     pub const DEFAULT: BlockSizes =
         BlockSizes { minimum: 1, preferred: 4096, maximum: limits::PAYLOAD };
 
@@ -244,24 +244,24 @@ pub enum Info {
     Export {
         /// Size of the export in bytes.
         size: u64,
-        /// What it offers.
+        /// Its flags.
         flags: ExportFlags,
     },
     /// The canonical name.
     Name(String),
-    /// Text for people.
+    /// A text for users.
     Description(String),
-    /// The block sizes, as they were sent: perhaps not valid.
+    /// The block sizes, as they were sent: possibly invalid.
     BlockSize(BlockSizes),
-    /// An item that is not known here, to be ignored.
+    /// An unknown item, to be ignored.
     Other(u16),
 }
 
 impl Info {
-    /// Parses a whole payload. A description is made fit for printing.
+    /// Parses a complete payload. A description is made printable.
     ///
     /// # Errors
-    /// An item of the wrong length, a name that is no string of the protocol.
+    /// An item of the wrong length, a name that is not a valid string of the protocol.
     pub fn parse(payload: &[u8]) -> Result<Info, Error> {
         let bad = |why| Error::Malformed { what: "information about an export", why };
         let mut reader = Reader::new(payload);

@@ -17,22 +17,23 @@ use std::fmt::Write as _;
 /// A parsed URI. Its `Display` is the canonical form.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Uri {
-    /// Where the server is.
+    /// The transport of the server.
     pub transport: Transport,
     /// The export's name, decoded; empty for the default one.
     pub export: String,
-    /// What is needed for TLS, when the scheme demands it (`nbds`).
+    /// TLS parameters, if the scheme requires TLS (`nbds`).
     pub tls: Option<TlsParameters>,
 }
 
-/// Where a server is.
+/// The transport of a server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Transport {
     /// TCP.
     Tcp {
-        /// Host name or address, without the brackets of IPv6. Empty in the URI is `localhost`.
+        /// Host name or address, without the brackets of IPv6. An empty one in the URI is
+        /// `localhost`.
         host: String,
-        /// Port, 10809 when the URI has none.
+        /// Port, 10809 if the URI has none.
         port: u16,
     },
     /// A Unix socket.
@@ -42,14 +43,14 @@ pub enum Transport {
     },
     /// A virtual machine socket.
     Vsock {
-        /// Context id, 2 (the host) when the URI has none.
+        /// Context ID, 2 (the host) if the URI has none.
         cid: u32,
-        /// Port, 10809 when the URI has none.
+        /// Port, 10809 if the URI has none.
         port: u32,
     },
 }
 
-/// Parameters that matter only to TLS.
+/// Parameters that only matter to TLS.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct TlsParameters {
     /// User name for PSK, from the authority.
@@ -62,11 +63,11 @@ pub struct TlsParameters {
     pub hostname: Option<String>,
     /// Whether to check the server's certificate.
     pub verify_peer: Option<bool>,
-    /// How both sides prove who they are; without it what the other parameters suggest.
+    /// The authentication method; by default derived from the other parameters.
     pub kind: Option<TlsType>,
 }
 
-/// How the sides of a TLS session prove who they are.
+/// The authentication method of a TLS session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TlsType {
     /// Certificates.
@@ -75,10 +76,10 @@ pub enum TlsType {
     Psk,
 }
 
-/// Schemes that are understood.
+/// Supported schemes.
 pub const SCHEMES: [&str; 6] = ["nbd", "nbds", "nbd+unix", "nbds+unix", "nbd+vsock", "nbds+vsock"];
 
-/// Parameters that are understood, in the order of the canonical form.
+/// Supported parameters, in the order of the canonical form.
 pub const PARAMETERS: [&str; 7] = [
     "socket",
     "tls-certificates",
@@ -89,8 +90,8 @@ pub const PARAMETERS: [&str; 7] = [
     "tls-username",
 ];
 
-/// Whether a text claims to be an NBD URI: one of the known schemes, or that of SSH, and `://`. It
-/// may still not parse.
+/// Whether a text looks like an NBD URI: one of the known schemes, or that of SSH, and `://`. It
+/// may still be invalid.
 pub fn is_uri(text: &str) -> bool {
     text.split_once("://").is_some_and(|(scheme, _)| {
         let scheme = scheme.to_ascii_lowercase();
@@ -99,7 +100,7 @@ pub fn is_uri(text: &str) -> bool {
 }
 
 impl fmt::Display for Uri {
-    /// The canonical form, as libnbd gives it back, but always valid: what must be escaped is.
+    /// The canonical form, as in libnbd, but always valid: special characters are escaped.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.tls.is_some() { "nbds" } else { "nbd" })?;
         f.write_str(match self.transport {
@@ -158,7 +159,7 @@ impl std::str::FromStr for Uri {
     }
 }
 
-/// Why a text is no NBD URI that can be used; one line, with what to write instead.
+/// Why a text is not a usable NBD URI; one line, with what to write instead.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error(String);
 
@@ -170,10 +171,10 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// No characters but the unreserved ones go unescaped.
+/// Escape all characters but the unreserved ones.
 const UNRESERVED: &str = "";
 
-/// Bytes escaped for a URI, but for the unreserved characters of RFC 3986 and those in the second
+/// Bytes escaped for a URI, except the unreserved characters of RFC 3986 and those in the second
 /// field.
 struct Escaped<'a>(&'a [u8], &'static str);
 

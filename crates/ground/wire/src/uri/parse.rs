@@ -1,4 +1,4 @@
-//! The parts of a URI as they are read: scheme, authority, parameters, percent signs.
+//! Parses the parts of a URI: scheme, authority, parameters, percent-encoding.
 
 use std::net::Ipv6Addr;
 
@@ -65,7 +65,8 @@ impl Uri {
             }
             tls.username = Some(user);
         }
-        // The user and parameters of TLS are of no use without it, and harmless: libnbd takes them.
+        // The user and the TLS parameters are useless without TLS, but harmless: libnbd accepts
+        // them.
         Ok(Uri { transport, export, tls: secure.then_some(tls) })
     }
 }
@@ -148,7 +149,7 @@ fn tcp(authority: &str) -> Result<Transport, Error> {
                 return Err(Error(format!("\"{}\" lacks a \"]\"", shown(authority))));
             };
             let address = decode_text("host", host)?;
-            // A zone (fe80::1%eth0, "%25" in a URI) is the resolver's business.
+            // The resolver handles a zone (fe80::1%eth0, "%25" in a URI).
             let numeric = address.split_once('%').map_or(address.as_str(), |(numeric, _)| numeric);
             if numeric.parse::<Ipv6Addr>().is_err() {
                 return Err(Error(format!("\"{}\" is no IPv6 address", shown(&address))));
@@ -184,7 +185,7 @@ fn tcp(authority: &str) -> Result<Transport, Error> {
     {
         return Err(Error(format!("a host name cannot hold {c:?}")));
     }
-    // In brackets only an address was let through, so a colon here came from an escape.
+    // In brackets only addresses are accepted, so a colon here came from an escape.
     if !authority.starts_with('[') && host.contains(':') {
         return Err(Error("a host name cannot hold ':'".to_owned()));
     }
@@ -213,7 +214,7 @@ fn vsock(authority: &str) -> Result<Transport, Error> {
     Ok(Transport::Vsock { cid, port })
 }
 
-/// Digits only: `parse` would take a sign.
+/// Digits only: `parse` would accept a sign.
 fn number<T: std::str::FromStr>(text: &str) -> Option<T> {
     text.bytes().all(|b| b.is_ascii_digit()).then(|| text.parse().ok())?
 }
@@ -280,7 +281,7 @@ fn boolean(name: &str, value: &str) -> Result<bool, Error> {
     }
 }
 
-/// Percent-decodes. Bytes that should have been escaped are taken as they are.
+/// Percent-decodes. Bytes that should have been escaped are kept.
 fn decode(what: &str, text: &str) -> Result<Vec<u8>, Error> {
     let mut out = Vec::with_capacity(text.len());
     let mut bytes = text.bytes();
@@ -319,5 +320,5 @@ fn shown(text: &str) -> String {
     printable(text.as_bytes(), 256)
 }
 
-/// Context id of the host that a virtual machine runs on.
+/// Context ID of the host of a virtual machine.
 const VSOCK_HOST: u32 = 2;

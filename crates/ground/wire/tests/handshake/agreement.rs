@@ -1,4 +1,4 @@
-//! Whatever is offered and wanted, and however the bytes arrive, both sides agree.
+//! Whatever is offered and requested, and however the bytes arrive, both sides agree.
 
 use proptest::prelude::{ProptestConfig, any, prop_assert, prop_assert_eq};
 use proptest::proptest;
@@ -11,7 +11,7 @@ use blockhaul_wire::{BlockSizes, Error, ExportFlags, Headers, Infos, Replies};
 
 use crate::{FLAGS, answer};
 
-/// Bytes on their way, cut by a random sequence.
+/// Bytes in transit, cut by a random sequence.
 struct Pipe {
     bytes: Vec<u8>,
     arrived: usize,
@@ -22,7 +22,7 @@ impl Pipe {
         Pipe { bytes: Vec::new(), arrived: 0 }
     }
 
-    /// What has arrived after some more has.
+    /// The received bytes after some more have arrived.
     fn more(&mut self, cuts: &mut impl Iterator<Item = u8>) -> &[u8] {
         let step = 1 + usize::from(cuts.next().unwrap());
         self.arrived = self.bytes.len().min(self.arrived + step);
@@ -35,7 +35,7 @@ impl Pipe {
     }
 }
 
-/// Runs a negotiation against a server; both results.
+/// Runs a negotiation against a server; returns both results.
 pub(crate) fn negotiate(
     config: Config,
     wants: Wants,
@@ -83,11 +83,11 @@ pub(crate) fn negotiate(
                 assert!(theirs.is_none() || up.bytes.is_empty());
                 return (ours, theirs);
             }
-            // The server closed: whatever was on its way has come.
+            // The server closed: all bytes in transit have arrived.
             (None, Some(None)) if down.bytes.is_empty() => {
                 return (Err(client.closed(&[]).unwrap_err()), None);
             }
-            // The client closed without a word.
+            // The client closed without sending anything.
             (Some(Err(error)), None) if up.bytes.is_empty() => return (Err(error), None),
             (o, t) => (ours, theirs) = (o, t),
         }
@@ -100,7 +100,7 @@ proptest! {
         failure_persistence: None, cases: 1000, ..ProptestConfig::default()
     })]
 
-    /// Whatever is offered and wanted, and however the bytes arrive, both sides agree.
+    /// Whatever is offered and requested, and however the bytes arrive, both sides agree.
     #[test]
     fn both_sides_agree(
         (fixed_newstyle, no_zeroes, structured, extended, meta_contexts) in any::<(bool, bool, bool, bool, bool)>(),
@@ -153,7 +153,7 @@ proptest! {
         prop_assert_eq!(ours.info.flags, theirs.flags);
         prop_assert_eq!((ours.tls, theirs.tls), (want_tls, want_tls));
 
-        // And what they agree on is what it should be.
+        // The result is the expected one.
         let replies = match fixed_newstyle {
             true if extended && want_extended => Replies::Extended,
             true if structured && want_structured => Replies::Structured,

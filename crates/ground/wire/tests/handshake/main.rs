@@ -1,6 +1,6 @@
-//! The two sides of the handshake against each other, and against peers that break the rules.
+//! The two sides of the handshake against each other, and against peers that violate the rules.
 
-// Helpers of tests may panic as tests do.
+// Test helpers may panic like tests.
 #![allow(clippy::unwrap_used)]
 
 mod agreement;
@@ -17,7 +17,7 @@ use blockhaul_wire::{BlockSizes, Context, Error, ExportFlags, ListEntry, OptionC
 
 const FLAGS: ExportFlags = ExportFlags::from_bits(0xded);
 
-/// A server with the exports "a" (all there is to tell) and "b" (nothing but a size); "" is "a".
+/// A server with the exports "a" (with all information) and "b" (only a size); "" is "a".
 fn export(name: &str) -> Result<ExportInfo, Refusal> {
     match name {
         "" | "a" => Ok(ExportInfo {
@@ -43,7 +43,7 @@ fn contexts(queries: &[String], set: bool) -> Vec<Context> {
         .collect()
 }
 
-/// Answers an event as that server would.
+/// Answers an event like that server.
 fn answer(server: &mut Server, event: server::Event, out: &mut Vec<u8>) -> Result<(), Error> {
     match event {
         server::Event::Export { name, .. } => server.answer_export(export(&name), out),
@@ -62,8 +62,8 @@ fn answer(server: &mut Server, event: server::Event, out: &mut Vec<u8>) -> Resul
     }
 }
 
-/// A server and a client that talk at once: sends what `client` has put in `up`, and returns what
-/// the client makes of the answers.
+/// A server and a client that communicate directly: sends what `client` has put in `up`, and
+/// returns the client's result.
 struct Talk {
     server: Server,
     client: Client,

@@ -1,4 +1,5 @@
-//! The usual order of options: with old servers, with a demand for TLS, up to the choice of an export.
+//! The usual sequence of options: with old servers, with required TLS, up to the choice of an
+//! export.
 
 use blockhaul_wire::handshake::Protocol;
 use blockhaul_wire::handshake::negotiation::{End, Negotiation, Step, Wants};
@@ -10,7 +11,7 @@ use crate::{FLAGS, answer, names, option, reply};
 
 #[test]
 fn old_servers_are_spoken_to() {
-    // A fixed newstyle server that knows nothing but EXPORT_NAME.
+    // A fixed newstyle server that supports only EXPORT_NAME.
     let refuse = |option| reply(option, ReplyCode::Error(OptionError::Unsupported), &[]);
     let mut bytes = [&b"NBDMAGICIHAVEOPT"[..], &[0, 1]].concat();
     for option in [OptionCode::ExtendedHeaders, OptionCode::StructuredReply, OptionCode::Go] {
@@ -26,7 +27,7 @@ fn old_servers_are_spoken_to() {
     let Step::Transmission(negotiated) = step else { panic!("{step:?}") };
     assert_eq!((negotiated.info.size, negotiated.replies), (77, Replies::Simple));
     assert!(out.ends_with(b"IHAVEOPT\0\0\0\x01\0\0\0\x04disk"));
-    // The zeroes were not declined, for the server did not offer that.
+    // The zeroes were not declined, as the server did not offer that.
     assert_eq!(out[..4], [0, 0, 0, 1]);
 
     // An oldstyle server.
@@ -57,7 +58,7 @@ fn a_demand_for_tls_is_never_given_up() {
             assert_eq!(out.len(), said);
         }
     }
-    // Refused: the session ends politely, and no other option goes out but that end.
+    // Refused: the session is ended properly, and no other option is sent.
     let errors = [OptionError::Unsupported, OptionError::Policy, OptionError::Invalid];
     for refusal in errors {
         let refused = reply(OptionCode::StartTls, ReplyCode::Error(refusal), &[]);

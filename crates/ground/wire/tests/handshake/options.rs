@@ -1,4 +1,4 @@
-//! Options in any order, and those that the callers of either side must not send.
+//! Options in any order, and options that the callers of either side must not send.
 
 use blockhaul_wire::handshake::client::{self, Handshake as Client};
 use blockhaul_wire::handshake::server::{self, Config, Handshake as Server, Tls};
@@ -61,7 +61,7 @@ fn contexts_are_replaced_and_belong_to_their_export() {
         talk
     };
 
-    // The last selection holds.
+    // The last selection counts.
     let mut one = talk();
     assert_eq!(select(&mut one, "a", query("base:allocation")), ["base:allocation"]);
     assert_eq!(select(&mut one, "a", query("x-test:one")), ["x-test:one"]);
@@ -75,7 +75,7 @@ fn contexts_are_replaced_and_belong_to_their_export() {
     let mut other = talk();
     select(&mut other, "a", query("base:allocation"));
     assert!(go(other, "").is_empty());
-    // For ever the same costs no memory, only options.
+    // Repeated selections use options, but no memory.
     let mut many = talk();
     for _ in 0..limits::OPTIONS - 2 {
         select(&mut many, "a", query("base:allocation"));

@@ -1,4 +1,4 @@
-//! What a server makes of clients that break the rules.
+//! A server's reactions to clients that violate the rules.
 
 use blockhaul_wire::handshake::client;
 use blockhaul_wire::handshake::negotiation::Wants;
@@ -26,7 +26,7 @@ fn replies(mut bytes: &[u8]) -> Vec<(OptionCode, OptionError)> {
 
 type Conversation = (Result<Option<server::Negotiated>, Error>, Vec<(OptionCode, OptionError)>);
 
-/// What a server makes of a client's flags and options, and what it refuses.
+/// A server's reaction to a client's flags and options, and what it refuses.
 fn converse(config: Config, flags: u32, options: &[(u32, &[u8])]) -> Conversation {
     let mut input = flags.to_be_bytes().to_vec();
     for (code, payload) in options {
@@ -58,7 +58,7 @@ fn clients_flags_are_checked() {
     assert!(converse(config, 4, &[]).0.is_err());
     assert!(converse(Config { no_zeroes: false, ..config }, 3, &[]).0.is_err());
     assert!(converse(Config { fixed_newstyle: false, ..config }, 1, &[]).0.is_err());
-    // Without fixed newstyle only EXPORT_NAME is taken.
+    // Without fixed newstyle only EXPORT_NAME is accepted.
     for code in [2, 3, 6, 7, 11, 99] {
         assert!(converse(config, 2, &[(code, &[])]).0.is_err(), "{code}");
     }
@@ -201,7 +201,7 @@ fn block_sizes_can_be_required() {
         out.clear();
         server.receive(&input, &mut out).unwrap();
         server.answer_export(answer(), &mut out).unwrap();
-        // The sizes are told in any case.
+        // The sizes are sent in any case.
         let sizes = [&3u16.to_be_bytes()[..], &512u32.to_be_bytes()].concat();
         assert!(out.windows(sizes.len()).any(|window| window == sizes));
         let (_, event) = server.receive(&[], &mut out).unwrap();
@@ -223,14 +223,14 @@ fn floods_end_the_session() {
     let (result, refusals) = converse(Config::default(), 3, &flood);
     assert!(matches!(result, Err(Error::TooLong { .. })), "{result:?}");
     assert_eq!(refusals.len(), limits::OPTIONS as usize);
-    // Each export of a list earns the client some more, once.
+    // Each listed export allows the client some more options, once.
     let mut flood = vec![(3, &b""[..]); 10];
     flood.resize(limits::OPTIONS as usize + 3 * limits::OPTIONS_PER_EXPORT as usize, (99, b""));
     let (result, refusals) = converse(Config::default(), 3, &flood);
     assert!(matches!(result, Err(Error::TooLong { .. })), "{result:?}");
     let more = 2 * limits::OPTIONS_PER_EXPORT;
     assert_eq!(refusals.len() as u32, limits::OPTIONS + more - 10);
-    // A payload beyond all measure is not even skipped.
+    // An excessive payload is not even skipped.
     let mut out = Vec::new();
     let mut server = Server::new(Config::default(), &mut out);
     let mut input = 3u32.to_be_bytes().to_vec();

@@ -1,4 +1,4 @@
-//! What a client makes of servers that break the rules.
+//! A client's reactions to servers that violate the rules.
 
 use blockhaul_wire::handshake::client::{self, Handshake as Client};
 use blockhaul_wire::handshake::server::Config;
@@ -7,7 +7,7 @@ use blockhaul_wire::{Error, ExportFlags, Infos, OptionCode, OptionError, limits}
 
 use crate::{Talk, reply};
 
-/// What a client makes of a server's bytes, with one option sent after the greeting.
+/// A client's reaction to a server's bytes, with one option sent after the greeting.
 fn hear(
     bytes: &[u8],
     send: impl FnOnce(&mut Client, &mut Vec<u8>) -> Result<(), Error>,
@@ -64,7 +64,7 @@ fn a_servers_replies_are_checked() {
     };
     assert!(matches!(hear(&head.encode(), list), Err(Error::TooLong { .. })));
 
-    // Lists have ends.
+    // Lists are limited.
     let entry = reply(List, ReplyCode::Server, b"\0\0\0\x01a");
     let most = entry.repeat(limits::EXPORTS);
     assert!(hear(&most, list).is_ok());
@@ -91,7 +91,7 @@ fn strange_information_is_tamed() {
     let go = |c: &mut Client, out: &mut Vec<u8>| c.go("a", Infos::ALL, out);
     let info = |bytes: &[u8]| reply(Go, ReplyCode::Info, bytes);
     let bytes = [
-        // Flags that make no sense without structured replies and WRITE_ZEROES.
+        // Flags that are invalid without structured replies and WRITE_ZEROES.
         info(&[&[0, 0][..], &9u64.to_be_bytes(), &[0x18, 0x81]].concat()),
         info(&[0, 3, 0, 0, 0, 3, 0, 0, 0, 4, 0, 0, 0, 5]),
         info(b"\0\x02evil \x1b[2J"),

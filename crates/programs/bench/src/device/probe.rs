@@ -141,7 +141,7 @@ pub(super) async fn measure(stack: &Stack, limits: &Limits) -> Result<Findings> 
 
 type Range = (u64, u64);
 
-/// Where data is: all of the device, if it does not tell.
+/// Where data is: all of the device, if it reports no extents.
 async fn map(device: &dyn Device, time: Duration) -> Result<(Option<Questions>, Vec<Range>)> {
     let facts = device.facts();
     let contexts = facts.context(BASE_ALLOCATION);

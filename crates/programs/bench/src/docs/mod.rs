@@ -51,7 +51,7 @@ pub fn documents(root: &Path) -> Result<Vec<(PathBuf, String)>> {
     Ok(vec![(readme, new), (root.join(DOCUMENT), document(&reports, &settings, &reasons))])
 }
 
-/// Writes what is not up to date; tells which files.
+/// Writes what is not up to date; returns the files.
 pub fn write(root: &Path) -> Result<Vec<PathBuf>> {
     let mut written = Vec::new();
     for (path, text) in documents(root)? {

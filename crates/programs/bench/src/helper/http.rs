@@ -14,7 +14,7 @@ const LINES_MAX: usize = 100;
 /// Clients at a time.
 const CLIENTS_MAX: usize = 1024;
 
-/// Serves the files of a folder on the loopback address until it is killed.
+/// Serves the files of a directory on the loopback address until it is killed.
 pub fn serve(dir: &Path, port: u16) -> Result<()> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port))
         .map_err(|error| Error::new(format!("cannot listen on port {port}: {error}")))?;
@@ -67,7 +67,7 @@ fn client(stream: TcpStream, dir: &Path) -> std::io::Result<()> {
         let mut words = first.split(' ');
         let (method, path) = (words.next().unwrap_or(""), words.next().unwrap_or(""));
         let name = path.trim_start_matches('/');
-        // One folder only: no name leads out of it.
+        // One directory only: no name leads out of it.
         let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
         let good = !name.is_empty() && !name.starts_with('.') && name.chars().all(plain);
         let file = match good {

@@ -87,7 +87,7 @@ impl Job {
             return Err(Error::new(format!("the job failed: {error}")));
         }
         qmp.execute("job-dismiss", json!({ "id": "job" }))?;
-        // A mirror has put the target in the place of the source, where nobody else uses it.
+        // A mirror has put the target in the place of the source, where it has no other user.
         qmp.execute("blockdev-del", json!({ "node-name": "target" }))?;
         Ok(())
     }

@@ -18,7 +18,7 @@ pub(super) struct Histogram {
     longest: u64,
 }
 
-/// Times that so many of a hundred requests did not exceed, in microseconds.
+/// Percentiles of request times, in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Percentiles {
     /// How many were counted.

@@ -15,20 +15,21 @@ use super::histogram::Histogram;
 use super::pattern::Pattern;
 use super::work::{Work, payload};
 
-/// What waits is sent when it is so many bytes, also while there are replies to be looked at.
+/// Queued requests are sent when they reach this many bytes, even while there are replies to
+/// process.
 const SEND_AT: usize = 128 << 10;
-/// Payloads from here on are received into memory of their own, up to so many bytes at a time: little
-/// enough to stay in the processor's cache.
+/// Payloads from this size on are received into separate memory, up to this many bytes at a time:
+/// little enough to stay in the processor's cache.
 const LARGE: usize = 16 << 10;
 const SCRATCH: usize = 256 << 10;
-/// A server that says nothing for so long while requests are in flight hangs.
+/// A server that sends nothing for this long while requests are in flight hangs.
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// What came of a connection.
+/// The result of a connection.
 #[derive(Clone, Debug)]
 pub(super) struct Tally {
     pub(super) requests: u64,
-    /// Of requests that went well.
+    /// Of successful requests.
     pub(super) bytes: u64,
     /// Requests that the server refused, by the name of the error.
     pub(super) errors: BTreeMap<String, u64>,
@@ -38,13 +39,13 @@ pub(super) struct Tally {
 /// When a connection is to end.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Until {
-    /// After so many requests.
+    /// After this many requests.
     Count(u64),
     /// No request is sent from then on.
     Deadline(Instant),
 }
 
-/// Puts load on a connection, and ends it. `number` is its own among all of them.
+/// Puts load on a connection, and ends it. `number` is its number among all of them.
 pub(super) async fn drive(line: Line, work: &Work, number: u64, until: Until) -> Result<Tally> {
     let Line { stream, mut window, queue, negotiated } = line;
     let (headers, replies) = (negotiated.headers, negotiated.replies);
@@ -71,7 +72,7 @@ pub(super) async fn drive(line: Line, work: &Work, number: u64, until: Until) ->
         size: work.size,
         pattern: Pattern::new(work, work.span_of(negotiated.info.size), number),
         until,
-        // Not zeroes, which some servers look for.
+        // Not zeroes, which some servers detect.
         payload: payload(work),
         slots: vec![Slot::default(); work.requests],
         in_flight: 0,
@@ -84,7 +85,7 @@ pub(super) async fn drive(line: Line, work: &Work, number: u64, until: Until) ->
             let text = format!("the server has not answered for {} s", SILENCE.as_secs());
             Err(Error::new(Kind::TimedOut, text))
         }
-        // What could not be sent is why nothing came.
+        // A failed send explains missing replies.
         (Err(_), Some(error)) => Err(Error::system("cannot send", error)),
         (result, _) => result,
     };
@@ -101,13 +102,13 @@ pub(super) async fn drive(line: Line, work: &Work, number: u64, until: Until) ->
     }
 }
 
-/// A socket and what is to be sent, for the task that receives and the one that sends what could not be
-/// sent at once.
+/// A socket and its bytes to send, for the task that receives and the one that sends what could not
+/// be sent at once.
 struct Socket {
     stream: Stream,
     queue: RefCell<SendQueue>,
     to_send: Event,
-    /// The socket takes no more for now; the sender waits for it.
+    /// The socket takes no more now; the sender waits for it.
     blocked: Cell<bool>,
     closing: Cell<bool>,
     broken: RefCell<Option<std::io::Error>>,
@@ -117,7 +118,7 @@ struct Socket {
 }
 
 impl Socket {
-    /// Sends what the socket takes; the rest is the sender's.
+    /// Sends what the socket takes; the sender sends the rest.
     fn send(&self) {
         if self.blocked.get() {
             return;
@@ -177,7 +178,7 @@ impl Socket {
         }
     }
 
-    /// Says goodbye.
+    /// Sends the disconnect request.
     fn close(&self, headers: Headers) {
         let goodbye = request::Header {
             flags: CommandFlags::NONE,
@@ -191,7 +192,7 @@ impl Socket {
         {
             let mut queue = self.queue.borrow_mut();
             queue.head(&encoded);
-            // Only politeness: a failure means that the server has gone first.
+            // Optional: a failure means that the server has disconnected first.
             let _ = queue.send(&self.stream);
             queue.close(&self.stream);
             queue.clear();
@@ -205,12 +206,12 @@ impl Socket {
 /// A request in flight, or a place for one.
 #[derive(Clone, Copy)]
 struct Slot {
-    /// Upper half of the cookie; it differs from that of the slot's last request.
+    /// Upper half of the cookie; it differs from that of the slot's previous request.
     generation: u32,
     busy: bool,
     write: bool,
     sent: Instant,
-    /// Bytes of the answer that have come.
+    /// Received bytes of the reply.
     got: u64,
     error: Option<Errno>,
 }
@@ -309,7 +310,7 @@ impl Lane {
         Ok(())
     }
 
-    /// The slot that a cookie belongs to.
+    /// The slot of a cookie.
     fn find(&self, cookie: u64) -> Result<usize> {
         let index = (cookie & u64::from(u32::MAX)) as usize;
         match self.slots.get(index) {
@@ -318,7 +319,7 @@ impl Lane {
         }
     }
 
-    /// Takes a message; true when it was the last one of its request.
+    /// Processes a message; true if it was the last one of its request.
     async fn take(
         &mut self,
         index: usize,
@@ -362,7 +363,7 @@ impl Lane {
                 Ok(())
             }
             kind if kind.is_error() || kind == ChunkKind::OffsetHole => {
-                // Bounded by the codec.
+                // Limited by the codec.
                 let mut payload = vec![0; chunk.length as usize];
                 let whole = window.payload(stream, &mut payload).await;
                 if !whole.map_err(|error| Error::system("cannot receive", error))? {

@@ -1,8 +1,8 @@
-//! `blockhaul bench load`: keeps an NBD server busy, at less cost than the server, and tells what came
-//! of it. The same requests for the same seed, so that servers can be compared.
+//! `blockhaul bench load`: keeps an NBD server busy, at less cost than the server, and reports the
+//! results. The same seed gives the same requests, so that servers can be compared.
 //!
-//! - `lane`: one connection. `pattern`: where requests go. `histogram`: how long they took.
-//! - `work`: what is asked for. `report`: what is printed.
+//! - `lane`: one connection. `pattern`: request offsets. `histogram`: request times.
+//! - `work`: the kinds of requests. `report`: the output.
 
 mod histogram;
 mod lane;
@@ -144,7 +144,7 @@ impl LoadArgs {
             .map_err(|error| Error::new(format!("cannot start workers: {error}")))?;
         let shared = Arc::new(work.clone());
         let done = runtime.block_on(move || measure(place, shared));
-        // Not on a worker: the server of `[ CMD ]` is awaited here.
+        // Not on a worker: this waits for the server of `[ CMD ]`.
         drop(process);
         let measured = done?;
         let outcome = Outcome::new(name, &work, &measured);

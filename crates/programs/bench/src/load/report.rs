@@ -8,7 +8,7 @@ use super::{Measured, Order, Percentiles, Work};
 use crate::cells::number;
 use crate::error::{Error, Result};
 
-/// All that is told.
+/// The whole report.
 #[derive(Clone, Debug, Serialize)]
 pub struct Outcome {
     /// The server as it was typed.
@@ -35,7 +35,7 @@ pub struct Outcome {
     pub took_s: f64,
     /// Requests that were answered.
     pub requests: u64,
-    /// Bytes of those that went well.
+    /// Bytes of successful requests.
     pub bytes: u64,
     /// Requests in a second.
     pub requests_per_second: f64,

@@ -263,7 +263,7 @@ fn commands_of(acts: &[Act]) -> impl Iterator<Item = &Vec<String>> {
     })
 }
 
-/// The last part of a path, for messages that must not tell where things are.
+/// The last part of a path, for messages that must not contain full paths.
 pub fn base_name(program: &str) -> &str {
     program.rsplit('/').next().unwrap_or(program)
 }

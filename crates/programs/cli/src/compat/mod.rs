@@ -1,12 +1,12 @@
-//! blockhaul in the place of libnbd's programs and of nbdkit: called as `nbdcopy`, `nbdinfo` or `nbdkit`
-//! (a link or a copy), or as `blockhaul compat NAME`, it takes their command lines and keeps to what
-//! scripts read: formats, descriptors, exit statuses. What differs is in docs/coming-from-libnbd.md and
-//! docs/coming-from-nbdkit.md.
+//! blockhaul as a replacement of libnbd's programs and of nbdkit: called as `nbdcopy`, `nbdinfo` or
+//! `nbdkit` (a link or a copy), or as `blockhaul compat NAME`, it accepts their command lines and
+//! keeps what scripts depend on: formats, descriptors, exit statuses. The differences are listed in
+//! docs/coming-from-libnbd.md and docs/coming-from-nbdkit.md.
 //!
-//! - `options`: command lines as getopt_long(3) reads them. `stand_in`: how the programs answer, fail and
-//!   log, and hand words to our own commands.
-//! - `nbdcopy`, `nbdinfo`, `nbdkit`: a program each, put into words of `blockhaul copy`, `blockhaul info`
-//!   and `blockhaul serve`, so that there is one of each.
+//! - `options`: command lines as parsed by getopt_long(3). `stand_in`: output, errors and logs of
+//!   the programs, and the translation to our own commands.
+//! - `nbdcopy`, `nbdinfo`, `nbdkit`: one program each, translated to `blockhaul copy`, `blockhaul
+//!   info` and `blockhaul serve`, so that there is only one implementation of each.
 
 mod nbdcopy;
 mod nbdinfo;
@@ -20,7 +20,7 @@ use std::path::Path;
 use crate::exit::{Outcome, USAGE};
 use crate::out;
 
-/// What `blockhaul compat` takes; the names follow.
+/// The usage of `blockhaul compat`; the names follow.
 const USE: &str = "\
 Take the command line of another program, and answer as it does
 
@@ -28,10 +28,10 @@ Usage: blockhaul compat PROGRAM [ARGUMENT]...
 
 Programs: ";
 
-/// A program that is stood in for.
+/// An emulated program.
 struct Program {
     name: &'static str,
-    /// Runs it with the words behind its name.
+    /// Runs it with the words after its name.
     run: fn(&[OsString]) -> Outcome,
 }
 
@@ -41,8 +41,8 @@ const PROGRAMS: &[Program] = &[
     Program { name: "nbdkit", run: nbdkit::run },
 ];
 
-/// Runs what the command line calls by one of those names and gives the exit status; none if it
-/// does not.
+/// Runs the program that the command line names and returns the exit status; none if it names no
+/// emulated program.
 pub fn run(words: &[OsString]) -> Option<u8> {
     let Some((program, rest)) = called(words) else { return unnamed(words) };
     Some((program.run)(rest).unwrap_or_else(|failure| {
@@ -51,7 +51,7 @@ pub fn run(words: &[OsString]) -> Option<u8> {
     }))
 }
 
-/// The answer to `blockhaul compat` without a program that it knows.
+/// The output of `blockhaul compat` without a known program.
 fn unnamed(words: &[OsString]) -> Option<u8> {
     let [_, compat, rest @ ..] = words else { return None };
     if compat != "compat" {

@@ -72,10 +72,10 @@ This is blockhaul in the place of libnbd's nbdinfo.
 `blockhaul info --help` tells more.
 ";
 
-/// What is asked; only one of them at a time.
+/// Query options; only one at a time is allowed.
 const QUESTIONS: &[&str] = &["can", "cannot", "list", "map", "size", "uri"];
 
-/// Options of which the later one holds.
+/// Options of which the later one counts.
 const OPPOSITES: &[(&str, &str)] = &[("color", "no-color"), ("content", "no-content")];
 
 /// Runs nbdinfo with these words.

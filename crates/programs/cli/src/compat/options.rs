@@ -1,5 +1,5 @@
-//! Command lines as getopt_long(3) reads them: options anywhere among the operands until `--`, long
-//! ones shortened as far as they stay clear, values behind `=` or as the next word.
+//! Command lines as parsed by getopt_long(3): options anywhere among the operands until `--`, long
+//! ones abbreviated if unambiguous, values after `=` or as the next word.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
@@ -13,7 +13,7 @@ pub struct Opt {
     pub short: Option<u8>,
     /// Whether it has a value.
     pub value: Value,
-    /// What it means; several options may mean the same.
+    /// Its meaning; several options may have the same.
     pub means: &'static str,
 }
 
@@ -22,32 +22,32 @@ pub struct Opt {
 pub enum Value {
     /// None.
     No,
-    /// One that must be there.
+    /// A required one.
     Must,
-    /// One that may be there, behind `=`; the short form has none.
+    /// An optional one, after `=`; the short form has none.
     May,
 }
 
-/// An option that means its own name.
+/// An option whose meaning is its own name.
 pub const fn opt(long: &'static str, short: Option<u8>, value: Value) -> Opt {
     Opt { long, short, value, means: long }
 }
 
-/// An option that means what another one means.
+/// An option with the meaning of another one.
 pub const fn alias(long: &'static str, value: Value, means: &'static str) -> Opt {
     Opt { long, short: None, value, means }
 }
 
-/// A command line in its parts.
+/// A parsed command line.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Parts {
-    /// What the options mean and their values, in order.
+    /// The meanings and values of the options, in order.
     pub options: Vec<(&'static str, Option<OsString>)>,
     /// Everything else, in order.
     pub operands: Vec<OsString>,
 }
 
-/// Takes a command line apart; an error says which word cannot be understood.
+/// Parses a command line; an error names the invalid word.
 pub fn parse(table: &[Opt], words: &[OsString]) -> Result<Parts, String> {
     let mut parts = Parts::default();
     let mut words = words.iter();
@@ -82,7 +82,7 @@ pub fn parse(table: &[Opt], words: &[OsString]) -> Result<Parts, String> {
     Ok(parts)
 }
 
-/// A word of short options; the first that takes a value takes the rest of the word, or the next one.
+/// A word of short options; the first one with a value takes the rest of the word, or the next one.
 fn shorts<'a>(
     table: &[Opt],
     letters: &[u8],
@@ -108,7 +108,7 @@ fn shorts<'a>(
     Ok(())
 }
 
-/// The option of this name, or the only one that starts so.
+/// The option of this name, or the only one with this prefix.
 fn find<'a>(table: &'a [Opt], name: &str) -> Result<&'a Opt, String> {
     if let Some(opt) = table.iter().find(|opt| opt.long == name) {
         return Ok(opt);
@@ -124,13 +124,13 @@ fn find<'a>(table: &'a [Opt], name: &str) -> Result<&'a Opt, String> {
     }
 }
 
-/// The long options, one a line, for completion. Those that make these lists are left out.
+/// The long options, one per line, for completion. Omits those that print these lists.
 pub fn long_list(table: &[Opt]) -> String {
     let listed = table.iter().filter(|opt| !HIDDEN.contains(&opt.long));
     listed.map(|opt| format!("--{}\n", opt.long)).collect()
 }
 
-/// The short options, one a line.
+/// The short options, one per line.
 pub fn short_list(table: &[Opt]) -> String {
     let letters = table.iter().filter_map(|opt| opt.short);
     letters.map(|letter| format!("-{}\n", char::from(letter))).collect()
@@ -182,7 +182,7 @@ mod tests {
         }
         assert_eq!(options("-vC4"), [("verbose", None), ("connections", four())]);
         assert_eq!(options("--progress=3"), [("progress", Some("3".into()))]);
-        // What may have a value has it behind = only.
+        // An optional value is only accepted after =.
         assert_eq!(options("-p 3"), [("progress", None)]);
         assert_eq!(options("--progress 3"), [("progress", None)]);
         assert_eq!(options("--connections="), [("connections", Some(String::new()))]);

@@ -1,5 +1,5 @@
-//! What the programs that are stood in for have in common: how they answer, fail and log, and how their
-//! words become a command of our own.
+//! Common parts of the emulated programs: output, errors and logs, and the translation to our own
+//! commands.
 
 use std::ffi::OsString;
 
@@ -10,23 +10,23 @@ use crate::brackets::{self, Groups};
 use crate::exit::{FAILED, Failure, Outcome, joined};
 use crate::out;
 
-/// The version of libnbd whose programs are matched, and which is told to who asks: scripts compare
-/// it to know which options there are.
+/// The version of libnbd whose programs are emulated, and that is printed: scripts compare it to
+/// know which options exist.
 const VERSION: &str = "1.22.2";
 
-/// A failure of a program that knows one status for all of them.
+/// A failure of a program with only one failure status.
 pub(super) fn failure(text: impl Into<String>) -> Failure {
     Failure::new(FAILED, text)
 }
 
-/// Prints what was asked for.
+/// Prints the requested output.
 pub(super) fn answer(text: &str) -> Outcome {
     out::print(text.as_bytes())?;
     Ok(0)
 }
 
-/// Log records under the name that the program is called by, and only where they are asked for: the
-/// originals say nothing of what they get over.
+/// Log records under the name of the emulated program, and only if requested: the originals print
+/// nothing about errors that they recover from.
 struct Logger {
     name: &'static str,
     verbose: bool,
@@ -50,11 +50,11 @@ impl Log for Logger {
 
 /// Starts logging before the command does, which then only sets the level.
 pub(super) fn log_as(name: &'static str, verbose: bool) {
-    // Fails only if it was set before; then that one does.
+    // Fails only if a logger is already set, which is then used.
     let _ = log::set_boxed_logger(Box::new(Logger { name, verbose }));
 }
 
-/// What `--version` prints: the program, and the library that it comes with.
+/// The output of `--version`: the program, and the library that it belongs to.
 pub(super) fn version(name: &str) -> String {
     format!("{name} {VERSION}\nlibnbd {VERSION}\n")
 }

@@ -1,4 +1,4 @@
-//! What the command line asks of one copy, and what in it cannot be meant.
+//! The options of one copy on the command line, and checks for invalid combinations.
 
 use std::os::fd::AsFd as _;
 
@@ -9,12 +9,12 @@ use crate::args;
 use crate::ends::{self, full, same};
 use crate::exit::{self, Failure, plain};
 
-/// What the command line asks of the engine.
+/// The engine's options for a command line.
 pub(super) fn options(args: &args::Copy) -> Options {
     let usual = Options::default();
     Options {
         connections: args.connections.map_or(usual.connections, usize::from),
-        // Who asks for a number gets it.
+        // An explicit number is used as is.
         adaptive_connections: args.connections.is_none(),
         multi_conn: args.multi_conn,
         requests: args.requests.map_or(usual.requests, |n| n as usize),
@@ -29,7 +29,7 @@ pub(super) fn options(args: &args::Copy) -> Options {
         trust_zero: args.trust,
         extents: !args.no_extents,
         zero_all: args.zero_all,
-        // What is read again, and what a manifest says, is about what lasts.
+        // A verification and a manifest are about durable data.
         flush: args.flush || args.verify || args.manifest.is_some(),
         synchronous: args.synchronous,
         segment: args.segment.map_or(blockhaul_engine::SEGMENT, u64::from),
@@ -42,7 +42,7 @@ pub(super) fn options(args: &args::Copy) -> Options {
     }
 }
 
-/// Refuses what cannot be meant, before anything is opened.
+/// Refuses invalid combinations, before anything is opened.
 pub(super) fn check_ends(args: &args::Copy, source: &Spec, target: &Spec) -> Result<(), Failure> {
     let pipes = [source, target].map(|spec| *spec == Spec::Pipe);
     if pipes == [true, true] {

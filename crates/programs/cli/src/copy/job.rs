@@ -1,4 +1,4 @@
-//! One copy of one disk: opens both sides, checks them, has the engine copy, tells what failed.
+//! One copy of one disk: opens both sides, checks them, runs the engine, reports failures.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -22,16 +22,15 @@ use crate::long::{self, Journal};
 use crate::part::Part;
 use crate::{args, devices, out, signals};
 
-/// Most bytes that a file takes in through a pipe of unknown length. With direct I/O it is made as
-/// large and cut to length in the end, and these are tried in order: what large file systems take, and
-/// ext4's limit with blocks of 4096.
+/// Maximum bytes that a file accepts through a pipe of unknown length. With direct I/O it is made
+/// that large and truncated at the end; these are tried in order: the limit of large file systems,
+/// and of ext4 with blocks of 4096.
 const PIPE_SIZES: [u64; 2] = [1 << 60, (16 << 40) - 4096];
 
-/// Shortest run of zeroes, in bytes, for which a hole is made in a file that is written over, where
-/// nothing else is asked for.
+/// Shortest run of zeroes, in bytes, for which a hole is made in an overwritten file, by default.
 const SPARSE_OVER: u32 = 64 << 10;
 
-/// How often a source that is being opened is looked at whether it is wanted still.
+/// Interval of checks whether a source that is being opened is still wanted.
 const LOOK: Duration = Duration::from_millis(200);
 
 /// A copy that is about to run.
@@ -41,8 +40,8 @@ pub(crate) struct Job {
     source_layers: Vec<Arc<dyn Layer>>,
     target: Spec,
     target_layers: Vec<Arc<dyn Layer>>,
-    /// For the journal: layers of source and target that show a part or a form of what is there. With
-    /// one the target is neither emptied nor made larger.
+    /// For the journal: layers of source and target that show a part or a form of existing
+    /// contents. With one the target is neither emptied nor enlarged.
     seen_through: [String; 2],
     pub(crate) options: Options,
     pub(crate) journal: Option<Journal>,
@@ -51,9 +50,9 @@ pub(crate) struct Job {
     verify: bool,
     manifest: Option<ManifestFile>,
     pub(crate) progress: Arc<Progress>,
-    /// What was opened.
+    /// The opened stacks.
     open: Vec<Stack>,
-    /// The source, once it is open and all is checked that can be without the target.
+    /// The source, once it is open and all checks without the target are done.
     first: Option<Stack>,
     /// Both sides, once they are open and checked.
     ready: Option<(Stack, Stack)>,
@@ -63,26 +62,26 @@ pub(crate) struct Job {
     touched: bool,
 }
 
-/// What a copy has done, for people.
+/// The result of a copy, for users.
 pub(crate) struct Report {
     pub(crate) text: String,
-    /// The line that tells the digest.
+    /// The line with the digest.
     digest: Option<String>,
     warnings: Vec<String>,
-    /// How the command ends.
+    /// The exit status of the command.
     pub(crate) status: u8,
 }
 
 impl Report {
-    /// Standard output was closed before the end. As for others who write to a pipe, no word about it,
-    /// and no success either.
+    /// Standard output was closed early. Like other programs that write to a pipe, prints no
+    /// message, but does not report success either.
     fn unread() -> Report {
         let text = "standard output was closed before the end".to_string();
         let status = signals::status(signal_hook::consts::SIGPIPE);
         Report { text, digest: None, warnings: Vec::new(), status }
     }
 
-    /// Tells people, and prints the digest. `disk` is what each line begins with.
+    /// Prints the report and the digest. Each line begins with `disk`.
     pub(crate) fn tell(&self, verbose: bool, disk: &str, to_pipe: bool) -> Result<(), Failure> {
         for warning in &self.warnings {
             let warning = out::one_line(&format!("{disk}warning: {warning}"));
@@ -102,7 +101,7 @@ impl Report {
 }
 
 impl Job {
-    /// What was typed, checked as far as can be without opening anything.
+    /// Parses the arguments, with all checks possible without opening anything.
     pub(crate) fn new(args: &args::Copy, groups: &Groups) -> Result<Job, Failure> {
         let (Some(source), Some(target)) = (&args.source, &args.target) else {
             return Err(Failure::usage("give a source and a target, or --job with a file"));
@@ -152,7 +151,7 @@ impl Job {
         })
     }
 
-    /// Whether the target keeps what it holds: it shows a part or a form of that.
+    /// Whether the target keeps its contents, because it shows a part or a form of them.
     fn target_stays(&self) -> bool {
         !self.seen_through[1].is_empty()
     }
@@ -162,12 +161,12 @@ impl Job {
         (&self.source, &self.target)
     }
 
-    /// Bytes of payloads in flight, at most.
+    /// Maximum bytes of payloads in flight.
     pub(crate) fn memory(&self) -> u64 {
         self.options.memory()
     }
 
-    /// What a copy that was stopped has done, and what to do next.
+    /// The state of a copy that was stopped, and the next step.
     pub(crate) fn stopped(&self) -> &'static str {
         match (self.progress.is_complete(), &self.journal, self.touched) {
             (true, Some(_), _) if self.verify => {
@@ -189,20 +188,20 @@ impl Job {
         }
     }
 
-    /// Whether the target may hold a part of the source.
+    /// Whether the target may contain a part of the source.
     pub(crate) fn has_left_a_part(&self) -> bool {
         self.touched && !self.progress.is_complete()
     }
 
-    /// Opens the source and refuses what can be refused, before the target is touched. For devices, not
-    /// for pipes.
+    /// Opens the source and makes all checks that are possible before the target is touched. For
+    /// devices, not for pipes.
     pub(crate) async fn prepare_source(mut self) -> (Result<(), Failure>, Job) {
         let opened = self.open_first().await;
         let result = opened.map(|source| self.first = Some(source));
         (result, self)
     }
 
-    /// Opens the target, too, and checks it. It still holds what it held.
+    /// Opens and checks the target, too, without changing its contents.
     pub(crate) async fn check_both(mut self) -> (Result<(), Failure>, Job) {
         let opened = self.open_both().await;
         let result = opened.map(|ready| self.ready = Some(ready));
@@ -253,7 +252,7 @@ impl Job {
                 .await;
                 match copied {
                     Ok(summary) => summary,
-                    // Whoever reads has had enough, or has died: only they know.
+                    // The reader has closed the pipe, for a reason that only it knows.
                     Err(error)
                         if error.kind() == Kind::Disconnected && error.request().is_none() =>
                     {
@@ -264,13 +263,13 @@ impl Job {
             }
             _ => return self.between_devices(&pool).await,
         };
-        // Its warnings have been logged as they arose.
+        // Its warnings were already logged.
         let digest = self.digest_line(&summary);
         Ok(Report { text: summary.to_string(), digest, warnings: Vec::new(), status: 0 })
     }
 
-    /// Opens the source. What is refused without looking at the target is refused here: files beside
-    /// the copy that cannot be made, too.
+    /// Opens the source, with all checks that do not need the target, including whether other files
+    /// of the copy can be made.
     async fn open_first(&mut self) -> Result<Stack, Failure> {
         if let Some(Journal { path, restart, .. }) = &self.journal {
             blockhaul_engine::check_journal(path, *restart).map_err(|error| self.failed(&error))?;
@@ -304,7 +303,7 @@ impl Job {
             return Err(Failure::new(exit::OPEN, text));
         }
         if !self.target_is_kept() {
-            // It is emptied next. A part of the source may be in reach where not all of it is.
+            // It is emptied next. A part of the source may be readable if not all of it is.
             let facts = source.device().facts();
             let end = if self.part.is_some() { 0 } else { facts.size };
             let reached = blockhaul_engine::check_source(end, &facts);
@@ -316,12 +315,12 @@ impl Job {
         Ok(source)
     }
 
-    /// Whether an earlier run is gone on with: what it has written stays.
+    /// Whether an earlier run is continued: its writes remain.
     fn goes_on(&self) -> bool {
         self.journal.as_ref().is_some_and(Journal::goes_on)
     }
 
-    /// Whether the target is neither made nor emptied.
+    /// Whether the target is neither created nor emptied.
     fn target_is_kept(&self) -> bool {
         self.goes_on() || self.target_stays() || (self.part.is_some() && self.target_is_there())
     }
@@ -357,11 +356,11 @@ impl Job {
         Ok((source, target))
     }
 
-    /// Makes the target, which is open and checked, what the copy needs. From here on it may not hold
-    /// what it held.
+    /// Prepares the open and checked target for the copy. Its contents may be lost from here on.
     async fn touch(&mut self) -> Result<(), Failure> {
         let Some(preparation) = self.preparation.take() else { return Ok(()) };
-        // Whatever happens from here on: it tells of what is about to be emptied.
+        // Whatever happens from here on: the old journal describes contents that are about to be
+        // lost.
         if let Some(journal) = self.journal.as_ref().filter(|journal| journal.restart) {
             blockhaul_engine::discard_journal(&journal.path)
                 .map_err(|error| self.failed(&error))?;
@@ -372,13 +371,13 @@ impl Job {
         Ok(())
     }
 
-    /// Refuses a source and a target with storage in common, by their files.
+    /// Refuses a source and a target that share storage, by their files.
     fn check_apart(&self, source: &[FileId], target: &[FileId]) -> Result<(), Failure> {
         let shared = blockhaul_backends::shared(source, target);
         let (from, to) = (&self.source, &self.target);
         let text = match shared {
             Shared::Nothing => return Ok(()),
-            // Layers tell which part, and it may be another one.
+            // Layers select the part, and the parts may differ.
             Shared::Part if self.shows_a_part() != [false; 2] => return Ok(()),
             Shared::Part => format!(
                 "source {from} and target {to} overlap: one is on the other: choose another target"
@@ -388,8 +387,8 @@ impl Job {
         Err(Failure::usage(text))
     }
 
-    /// Whether a target that is there may keep its blocks. It is emptied where it is said to be zeroes,
-    /// where there would be many holes to be made, and for a journal, which tells a fresh target.
+    /// Whether an existing target may keep its blocks. It is emptied if it is assumed to be zero,
+    /// if many holes would have to be made, and for a journal, which recognizes a fresh target.
     async fn may_overwrite(&self, source: &Stack) -> bool {
         let options = &self.options;
         let fresh = options.target_is_zero || self.journal.is_some() || self.part.is_some();
@@ -404,7 +403,7 @@ impl Job {
         let mut made = self.manifest_before(&source, pool).await?;
         if let Some(journal) = &self.journal {
             let mut journal = journal.options(&self.source, &self.target);
-            // Who is stopped while it is verified need not copy all again.
+            // After a stop during verification, the copy need not be repeated.
             journal.keep |= self.verify;
             journal.source += &self.seen_through[0];
             journal.target += &self.seen_through[1];
@@ -415,7 +414,7 @@ impl Job {
         let copied =
             blockhaul_engine::copy(&source, &target, &self.options, pool, &self.progress).await;
         let summary = copied.map_err(|error| self.failed(&error))?;
-        // Its warnings have been logged as they arose.
+        // Its warnings were already logged.
         let mut warnings = Vec::new();
         if summary.retried.is_trouble() {
             warnings.push(summary.retried.to_string());
@@ -442,8 +441,8 @@ impl Job {
         Ok(Report { text, digest: self.digest_line(&summary), warnings, status: 0 })
     }
 
-    /// The source's manifest where one is needed. It is made before the copy: what changes meanwhile is
-    /// copied again by a later --since, and never taken for copied.
+    /// The source's manifest, if required. It is made before the copy: later changes are copied
+    /// again by the next --since, and never mistaken for copied.
     async fn manifest_before(
         &mut self,
         source: &Stack,
@@ -460,7 +459,7 @@ impl Job {
         Ok(made)
     }
 
-    /// How long requests took on each side, so that the slow one is seen.
+    /// Request times on each side, to show which one is slow.
     fn times(&self) -> String {
         let mean = |latency: Latency| {
             let requests: u64 = latency.classes.iter().sum();
@@ -476,7 +475,7 @@ impl Job {
         }
     }
 
-    /// As b3sum and others: digest and name.
+    /// Digest and name, like b3sum and others.
     fn digest_line(&self, summary: &Summary) -> Option<String> {
         summary.digest.as_ref().map(|digest| format!("{digest}  {}\n", self.source))
     }
@@ -513,7 +512,7 @@ impl Job {
     async fn open_source(&mut self) -> Result<Stack, Failure> {
         let layers = std::mem::take(&mut self.source_layers);
         let intent = Intent::READ.direct(direct::source(self.direct, &self.source));
-        // It may take long (a passphrase to try, a server that does not answer), and has changed nothing.
+        // It may take long (a passphrase, a server that does not reply), and has changed nothing.
         let mut opening = pin!(self.registry.open(&self.source, layers, intent));
         let opened = loop {
             if let Ok(opened) = blockhaul_io::timeout(LOOK, opening.as_mut()).await {
@@ -539,7 +538,7 @@ impl Job {
         Ok(opened)
     }
 
-    /// A file for a pipe of unknown length, emptied. `input`: the file that the pipe is.
+    /// A file for a pipe of unknown length, emptied. `input`: the file behind the pipe.
     async fn open_growing(&mut self, input: &[FileId]) -> Result<Stack, Failure> {
         let layers = std::mem::take(&mut self.target_layers);
         let mut last = Failure::new(exit::FULL, "no size fits");
@@ -555,7 +554,7 @@ impl Job {
             };
             self.check_apart(input, &stack.device().facts().files)?;
             self.preparation = Some(preparation);
-            // Some file systems refuse a size only when they are asked to make it.
+            // Some file systems refuse a size only when it is set.
             match self.touch().await {
                 Ok(()) => return Ok(stack),
                 Err(failure) => last = failure,
@@ -564,7 +563,7 @@ impl Job {
         Err(last)
     }
 
-    /// Checks that the source has what is to be copied of it.
+    /// Checks that the source has the range to copy.
     fn check_source(&self, from: &Facts) -> Result<(), Failure> {
         if let Some(bitmap) = self.part.missing(from) {
             let text = format!(
@@ -584,7 +583,7 @@ impl Job {
         Ok(())
     }
 
-    /// Checks that the target can take the source before anything is written.
+    /// Checks that the target can hold the source before anything is written.
     fn check_target(&self, source: &Stack, target: &Stack) -> Result<(), Failure> {
         let (from, to) = (source.device().facts(), target.device().facts());
         if !to.can.contains(Can::WRITE) {
@@ -608,7 +607,7 @@ impl Job {
         Ok(())
     }
 
-    /// Which side failed, and what to do.
+    /// The failed side, and a remedy.
     fn failed(&self, error: &Error) -> Failure {
         let text = error.to_string();
         let side = self.side(error, &text);
@@ -629,11 +628,11 @@ impl Job {
 
     /// The side on which an error happened, as its exit status.
     fn side(&self, error: &Error, text: &str) -> Option<u8> {
-        // A file beside the two.
+        // A file besides the two.
         if self.journal.as_ref().is_some_and(|journal| text.contains(&journal.named())) {
             return None;
         }
-        // By name where it tells: a verification reads both sides.
+        // By name, if that is unique: a verification reads both sides.
         let names = |spec: &Spec| {
             let rest = text.strip_prefix(&spec.to_string());
             rest.is_some_and(|rest| rest.starts_with(": "))
@@ -658,7 +657,7 @@ impl Job {
         }
     }
 
-    /// A verification that failed: because the sides differ, or because one cannot be read.
+    /// A failed verification: the sides differ, or one cannot be read.
     fn different(&self, error: &Error) -> Failure {
         if error.kind() == Kind::Io && error.request().is_none() {
             let (source, target) = (&self.source, &self.target);
@@ -676,7 +675,7 @@ fn standard(fd: std::io::Result<OwnedFd>) -> Result<OwnedFd, Failure> {
     })
 }
 
-/// The file or block device that a standard stream is, if it is one.
+/// The file or block device of a standard stream, if it is one.
 fn files_of(fd: impl AsFd) -> Vec<FileId> {
     blockhaul_backends::identity_of(fd).into_iter().collect()
 }
@@ -692,7 +691,7 @@ fn is_file_or_absent(path: &Path) -> bool {
     }
 }
 
-/// Cuts a file to what came through the pipe.
+/// Truncates a file to the length of the pipe's data.
 fn cut(path: &Path, size: u64) -> Result<(), Failure> {
     let file = std::fs::File::options().write(true).open(path);
     file.and_then(|file| file.set_len(size)).map_err(|error| {

@@ -1,4 +1,4 @@
-//! The file of `--manifest`: it is complete or as it was before, and no file of somebody else's.
+//! The file of `--manifest`: written atomically, and never over a foreign file.
 
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read as _, Write as _};
@@ -11,29 +11,28 @@ use blockhaul_engine::Manifest;
 use crate::ends::{self, same_place};
 use crate::exit::{self, Failure, plain};
 
-/// What manifests of all versions begin with.
+/// The first bytes of manifests of all versions.
 const BEGINNING: &[u8] = b"blockhaul manifest ";
 
-/// Where a manifest will be.
+/// A manifest file to be written.
 pub(crate) struct ManifestFile {
     path: PathBuf,
-    /// What will take its place: made before the copy, so that whoever has copied for hours does not
-    /// learn then that it cannot be.
+    /// Its replacement: created before the copy, so that an error is found before hours of copying.
     fresh: Option<(PathBuf, File)>,
 }
 
 impl ManifestFile {
-    /// A manifest at this path; nothing is made yet.
+    /// A manifest at this path; nothing is created yet.
     pub(crate) fn new(path: PathBuf) -> ManifestFile {
         ManifestFile { path, fresh: None }
     }
 
-    /// Refuses a file that holds something else, before anything is emptied.
+    /// Refuses a file with other contents, before anything is emptied.
     pub(crate) fn check(&self) -> Result<(), Failure> {
         match std::fs::metadata(&self.path) {
             Ok(data) if data.is_file() && data.len() > 0 => {}
             Ok(data) if data.is_dir() => return Err(self.failed(ErrorKind::IsADirectory.into())),
-            // A device or a pipe takes what comes. Opening a pipe waits for its other end.
+            // A device or a pipe accepts anything. Opening a pipe waits for its other end.
             Ok(data) if data.file_type().is_char_device() => {
                 let opened = OpenOptions::new().write(true).open(&self.path);
                 let takes = opened.and_then(|file| ends::takes_writes(&file));
@@ -53,7 +52,7 @@ impl ManifestFile {
         }
     }
 
-    /// Begins the file, before the target is touched: it is no side of the copy.
+    /// Creates the file, before the target is touched: it must not be a side of the copy.
     pub(crate) fn begin(&mut self, sides: [&Spec; 2]) -> Result<(), Failure> {
         let own = Spec::Path(self.path.clone());
         if sides.iter().any(|side| same_place(&own, side)) {
@@ -63,7 +62,7 @@ impl ManifestFile {
         if there.as_ref().is_some_and(|data| !data.is_file()) {
             return Ok(());
         }
-        // What a link leads to is replaced, not the link.
+        // The target of a link is replaced, not the link.
         let path = std::fs::canonicalize(&self.path).unwrap_or_else(|_| self.path.clone());
         let mut name = path.clone().into_os_string();
         name.push(format!(".{}.new", std::process::id()));

@@ -1,4 +1,4 @@
-//! `blockhaul copy`: one copy, or those of a `--job`; shows progress, tells what to do where it failed.
+//! `blockhaul copy`: one copy, or those of a `--job`; shows progress, and a remedy after a failure.
 
 mod asked;
 pub(crate) mod job;
@@ -43,7 +43,7 @@ pub fn run(args: &args::Copy, groups: &Groups) -> Outcome {
         true => long::hint(job.ends()).unwrap_or_default(),
         false => String::new(),
     };
-    // Not on a worker: the servers of `[ CMD ]` are awaited here, which end when workers have closed
+    // Not on a worker: this waits for the servers of `[ CMD ]`, which end when workers have closed
     // their connections.
     drop(job);
     session.finish(result.as_ref().is_ok_and(|report| report.status == 0));
@@ -55,7 +55,7 @@ pub fn run(args: &args::Copy, groups: &Groups) -> Outcome {
         Err(_) if session.signal() != 0 => {
             Err(Failure::new(signals::status(session.signal()), stopped).and(&hint))
         }
-        // Who has lost seconds does not mind.
+        // No hint for a loss of a few seconds.
         Err(failure) if started.elapsed() >= long::WORTH_A_JOURNAL => Err(failure.and(&hint)),
         Err(failure) => Err(failure),
     }

@@ -5,14 +5,14 @@ use blockhaul_wire::{ExportFlags, Replies};
 use super::report::{Of, Report};
 use crate::exit::{FAILED, Failure};
 
-/// Something that a device can or is.
+/// A property of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ability {
-    /// True of everything that answers.
+    /// True for everything that answers.
     Always,
     /// Not read-only.
     Write,
-    /// The connection is secured.
+    /// The connection is encrypted.
     Tls,
     /// Structured replies, or extended ones.
     Structured,
@@ -22,7 +22,7 @@ pub enum Ability {
     Flag(ExportFlags),
 }
 
-/// Words as nbdinfo knows them; `-` stands for itself, `_` and, in the first three rows, a blank.
+/// The words of nbdinfo; `-` matches itself, `_` and, in the first three rows, a blank.
 const WORDS: &[(&[&str], bool, Ability)] = &[
     (&["sr", "structured", "structured-reply", "structured-replies"], true, Ability::Structured),
     (&["eh", "extended", "extended-header", "extended-headers"], true, Ability::Extended),
@@ -43,7 +43,7 @@ const WORDS: &[(&[&str], bool, Ability)] = &[
 ];
 
 impl Ability {
-    /// The ability behind a word, in either case.
+    /// Parses a word, case-insensitively.
     pub fn parse(word: &str) -> Result<Ability, Failure> {
         let lower = word.to_ascii_lowercase();
         let (dashes, blanks) = (lower.replace('_', "-"), lower.replace(['_', ' '], "-"));
@@ -58,7 +58,7 @@ impl Ability {
         })
     }
 
-    /// Whether it concerns the server, whatever the export.
+    /// Whether it applies to the server, whatever the export.
     pub fn is_of_the_server(self) -> bool {
         matches!(self, Ability::Always | Ability::Tls | Ability::Structured | Ability::Extended)
     }

@@ -1,4 +1,4 @@
-//! A guess at what a device holds, by the `file` program, as nbdinfo makes it.
+//! A guess at a device's contents, by the `file` program, as in nbdinfo.
 
 use std::fs::File;
 use std::io::{Seek as _, Write as _};
@@ -8,13 +8,14 @@ use std::sync::Arc;
 use blockhaul_block::{Device, DeviceExt as _};
 use blockhaul_catalog::Stack;
 
-/// Bytes of the beginning that are looked at (nbdinfo, info/show.c).
+/// Number of leading bytes to inspect (nbdinfo, info/show.c).
 const LOOKED_AT: u64 = 8192;
 
-/// What the device seems to hold; nothing where it cannot be read or there is no `file` program:
-/// the guess is an extra that must not fail the rest.
+/// The apparent contents of a device; none if it cannot be read or there is no `file` program: a
+/// failure must not affect the rest of the output.
 pub async fn guess(device: Arc<dyn Device>) -> Option<String> {
-    // Fenced, so that a size that is no multiple of the device's blocks is read as far as possible.
+    // Fenced, so that a size that is not a multiple of the device's blocks is read as far as
+    // possible.
     let device = Stack::over(device).device().clone();
     let facts = device.facts();
     let unit = u64::from(facts.block.minimum.max(1));
@@ -32,7 +33,7 @@ fn ask_file(bytes: &[u8]) -> Option<String> {
     file.write_all(bytes).ok()?;
     file.rewind().ok()?;
     let mut command = Command::new("file");
-    // By name, not as a stream: what `file` says of the two differs.
+    // By name, not as a stream: the output of `file` differs.
     command.args(["-b", "-L", "/proc/self/fd/0"]);
     let output = command.stdin(Stdio::from(file)).stderr(Stdio::null()).output().ok()?;
     let text = String::from_utf8_lossy(&output.stdout);

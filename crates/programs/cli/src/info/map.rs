@@ -30,7 +30,7 @@ pub struct Shown {
     pub name: String,
 }
 
-/// States that sums keep apart: contexts in use have a handful; a backing chain may be longer.
+/// Maximum number of states in sums: common contexts have a handful; a backing chain may be longer.
 const STATES_MAX: usize = 1 << 20;
 
 /// Shows the extents of all of the device.
@@ -59,7 +59,7 @@ pub async fn show(
     sink.finish(size, output)
 }
 
-/// Takes runs in order, joins equal neighbours, and shows them.
+/// Takes runs in order, joins adjacent equal ones, and shows them.
 struct Sink {
     context: String,
     format: Format,
@@ -68,7 +68,7 @@ struct Sink {
     last: Option<(u64, u64, u64)>,
     shown: bool,
     totals: BTreeMap<u64, u64>,
-    /// The line that is being made: maps have millions.
+    /// The line being made: maps have millions.
     line: String,
 }
 
@@ -195,10 +195,10 @@ impl Sink {
 
 /// QEMU's context for the depth in a chain of images.
 const ALLOCATION_DEPTH: &str = "qemu:allocation-depth";
-/// Beginning of QEMU's contexts for bitmaps.
+/// Prefix of QEMU's contexts for bitmaps.
 const DIRTY_BITMAP: &str = "qemu:dirty-bitmap:";
 
-/// What a state means, in contexts whose meaning is known.
+/// The meaning of a state, in known contexts.
 fn describe(context: &str, state: u64) -> Option<Cow<'static, str>> {
     let word = match (context, state) {
         (BASE_ALLOCATION, 0) => "data",
@@ -217,7 +217,7 @@ fn describe(context: &str, state: u64) -> Option<Cow<'static, str>> {
 
 const BLANKS: &str = "          ";
 
-/// Appends a number, at the right of so many columns (at most ten) where it is shorter.
+/// Appends a number, right-aligned in `columns` columns (at most ten).
 fn number(line: &mut String, number: u64, columns: usize) {
     let mut digits = itoa::Buffer::new();
     let digits = digits.format(number);
@@ -225,7 +225,7 @@ fn number(line: &mut String, number: u64, columns: usize) {
     line.push_str(digits);
 }
 
-/// A number as C's `%g` prints it: six significant digits, no trailing zeroes.
+/// A number in the format of C's `%g`: six significant digits, no trailing zeroes.
 fn general(number: f64) -> String {
     if number == 0.0 || !number.is_finite() {
         return "0".to_string();

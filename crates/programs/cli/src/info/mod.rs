@@ -1,9 +1,9 @@
-//! `blockhaul info` and `blockhaul map`: what nbdinfo 1.22 prints, to the byte, for exports of NBD
+//! `blockhaul info` and `blockhaul map`: the exact output of nbdinfo 1.22 for exports of NBD
 //! servers; the same facts for all other devices.
 //!
-//! - `subject`: whom to ask: a server's exports, or a device of our own.
+//! - `subject`: what to query: a server's exports, or one of our devices.
 //! - `report`: facts as text and JSON. `map`: extents as text and JSON.
-//! - `ability`: the words of `--can` and `--is`. `content`: a guess at what a device holds.
+//! - `ability`: the words of `--can` and `--is`. `content`: a guess at a device's contents.
 
 mod ability;
 mod content;
@@ -23,7 +23,7 @@ use ability::Ability;
 use map::Format;
 use subject::Subject;
 
-/// The status of `--can` and the like when the answer is no.
+/// The exit status of `--can` and similar options if the answer is no.
 const NO: u8 = 2;
 
 /// Runs `blockhaul info`.
@@ -84,15 +84,15 @@ fn ask(asked: Asked, spec: blockhaul_catalog::Spec) -> Outcome {
         let answered = answer(&subject, asked).await;
         (answered, subject)
     });
-    // Not on a worker: the server of `[ CMD ]` is awaited here, which ends when the worker has closed
-    // its connections.
+    // Not on a worker: this waits for the server of `[ CMD ]`, which ends when the worker has
+    // closed its connections.
     drop(subject);
     let (output, status) = answered?;
     output.finish()?;
     status
 }
 
-/// What is to be printed, and how the command ends after that.
+/// The output, and the exit status after it.
 async fn answer(subject: &Subject, asked: Asked) -> Result<(Output, Outcome), Failure> {
     let mut output = Output::default();
     let Asked { question, json, color, .. } = asked;

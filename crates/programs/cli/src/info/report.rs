@@ -7,23 +7,23 @@ use blockhaul_wire::{ExportFlags, Replies};
 
 use crate::out::one_line;
 
-/// What is known of a server or device.
+/// The facts of a server or device.
 #[derive(Debug)]
 pub struct Report {
-    /// Whose exports they are.
+    /// The owner of the exports.
     pub of: Of,
     /// One export, or all that the server lists.
     pub exports: Vec<Export>,
 }
 
-/// Whose exports they are.
+/// The owner of exports.
 #[derive(Debug)]
 pub enum Of {
     /// An NBD server's.
     Server {
         /// `oldstyle`, `newstyle` or `newstyle-fixed`.
         protocol: &'static str,
-        /// Whether the connection is secured.
+        /// Whether the connection is encrypted.
         tls: bool,
         /// The form of replies.
         replies: Replies,
@@ -32,28 +32,28 @@ pub enum Of {
     Device(String),
 }
 
-/// What is known of an export.
+/// The facts of an export.
 #[derive(Debug, Default)]
 pub struct Export {
     /// Name.
     pub name: String,
-    /// Text for people.
+    /// A text for users.
     pub description: Option<String>,
     /// Size in bytes.
     pub size: u64,
-    /// A guess at what it holds.
+    /// A guess at its contents.
     pub content: Option<String>,
-    /// Where to find it.
+    /// Its URI.
     pub uri: Option<String>,
-    /// Contexts that it has.
+    /// Its contexts.
     pub contexts: Vec<String>,
-    /// What it can.
+    /// Its flags.
     pub flags: ExportFlags,
-    /// Block sizes in bytes, if it tells them: minimum, preferred, maximum.
+    /// Block sizes in bytes, if reported: minimum, preferred, maximum.
     pub block: Option<[u32; 3]>,
 }
 
-/// Flags that are shown, in order, and whether they are coloured.
+/// Flags to show, in order, and whether they are coloured.
 const FLAGS: [(&str, ExportFlags, bool); 11] = [
     ("is_rotational", ExportFlags::ROTATIONAL, false),
     ("is_read_only", ExportFlags::READ_ONLY, false),
@@ -70,7 +70,7 @@ const FLAGS: [(&str, ExportFlags, bool); 11] = [
 
 const BLOCK_SIZES: [&str; 3] = ["block_size_minimum", "block_size_preferred", "block_size_maximum"];
 
-/// Colours as nbdinfo's; empty without.
+/// nbdinfo's colours; empty without.
 pub struct Palette {
     /// The head of an export.
     pub head: &'static str,
@@ -221,7 +221,7 @@ impl Report {
     }
 }
 
-/// A size, and in parentheses how people write it where that is shorter.
+/// A size, with a shorter form in parentheses if there is one.
 fn with_unit(size: u64) -> String {
     let short = format_size(size);
     if short == size.to_string() { short } else { format!("{size} ({short})") }

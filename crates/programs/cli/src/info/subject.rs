@@ -1,4 +1,4 @@
-//! Whom to ask: the exports of an NBD server, or a device of this program.
+//! What to query: the exports of an NBD server, or a device of this program.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,15 +18,15 @@ use super::report::{Export, Of, Report};
 use crate::devices;
 use crate::exit::Failure;
 
-/// Whom to ask.
+/// What to query.
 pub enum Subject {
     /// An NBD server.
     Server(Box<Server>),
     /// A device that this program opens.
     Device {
-        /// What there is to open.
+        /// The registry for opening it.
         registry: Registry,
-        /// What was typed.
+        /// The description as typed.
         spec: Spec,
     },
 }
@@ -34,16 +34,16 @@ pub enum Subject {
 /// An NBD server.
 pub struct Server {
     place: Place,
-    /// The canonical URI; none for servers that were started for this.
+    /// The canonical URI; none for servers that were started for this command.
     uri: Option<Uri>,
-    /// The server, where it was started for this: ends when dropped.
+    /// The server, if it was started for this command: ends on drop.
     process: Option<Arc<ServerProcess>>,
     options: Options,
 }
 
 impl Subject {
-    /// Finds out what was typed; starts the server of a command. Servers are given up after `timeout`
-    /// without a byte.
+    /// Parses the description; starts the server of a command. Connections are dropped after
+    /// `timeout` without a byte.
     pub fn new(spec: Spec, timeout: Duration) -> Result<Subject, Failure> {
         let options = Options { full_info: true, ..devices::connecting(timeout) };
         let registry = devices::registry(timeout);
@@ -92,7 +92,7 @@ impl Subject {
         }
     }
 
-    /// What is known without asking about an export.
+    /// The facts that need no query of an export.
     pub async fn head(&self) -> Result<Report, Failure> {
         let Subject::Server(server) = self else { return self.report(false).await };
         let session = server.session().await?;
@@ -101,7 +101,7 @@ impl Subject {
         Ok(Report { of, exports: Vec::new() })
     }
 
-    /// The facts of all exports; and what failed about some of them.
+    /// The facts of all exports; and the failures of some of them.
     pub async fn list(&self, content: bool) -> Result<(Report, Option<Failure>), Failure> {
         match self {
             Subject::Server(server) => server.list(content).await,
@@ -115,7 +115,7 @@ impl Subject {
             Subject::Server(server) => {
                 let Server { uri, place, options, .. } = &**server;
                 if let Some(uri) = uri {
-                    // As nbdinfo: an address is printed only when somebody is there.
+                    // Like nbdinfo: a URI is printed only if the server answers.
                     let session = OptionSession::connect(place.clone(), options).await;
                     session.map_err(|error| opening(&place.name, &error))?.abort().await;
                     return Ok(canonical(uri));
@@ -128,7 +128,7 @@ impl Subject {
         Err(Failure::new(crate::exit::FAILED, why))
     }
 
-    /// The device, to be asked for extents in a context.
+    /// The device, for extents in a context.
     pub async fn device(&self, context: &str) -> Result<(Arc<dyn Device>, Shown), Failure> {
         let (device, whose) = match self {
             Subject::Server(server) => {
@@ -159,7 +159,7 @@ fn opening(name: &str, error: &Error) -> Failure {
     Failure::opening("device", name, error)
 }
 
-/// A device of this program as an export would show it.
+/// A device of this program in the form of an export.
 fn export_of(facts: &Facts) -> Export {
     let can = facts.can.difference(facts.emulated);
     let mut flags = ExportFlags::HAS_FLAGS
@@ -234,7 +234,7 @@ impl Server {
                 Err(error) => {
                     let text = format!("export {:?}: {error}", entry.name);
                     failed = Some(Failure::new(crate::exit::FAILED, text));
-                    // A refusal concerns one export; whatever else it is ends the session.
+                    // A refusal concerns one export; other errors end the session.
                     if matches!(error.kind(), Kind::Disconnected | Kind::TimedOut | Kind::Io) {
                         break;
                     }
@@ -298,14 +298,14 @@ impl Server {
 fn canonical(uri: &Uri) -> String {
     let mut escaped = 0;
     let upper = |c: char| {
-        // Behind each % that a canonical form holds there are two digits.
+        // In a canonical form each % is followed by two digits.
         escaped = if c == '%' { 2 } else { i32::max(escaped - 1, -1) };
         if escaped >= 0 { c.to_ascii_uppercase() } else { c }
     };
     uri.to_string().chars().map(upper).collect()
 }
 
-/// Contexts of an export; a server that does not tell them has none.
+/// Contexts of an export; none if the server does not list them.
 async fn contexts(session: &mut OptionSession, export: &str) -> Vec<String> {
     let contexts = session.contexts(export).await.unwrap_or_default();
     contexts.into_iter().map(|context| context.name).collect()

@@ -1,7 +1,7 @@
-//! Leaving the terminal once the server is ready.
+//! Goes to the background once the server is ready.
 //!
-//! Without `fork`: the command starts itself again as a child in a session of its own, and waits for
-//! the child's word on a pipe. What the child has to print comes through the pipe, too.
+//! Without `fork`: the command starts itself again as a child in a new session, and waits for the
+//! child's ready message on a pipe. The child's output also comes through the pipe.
 
 use std::ffi::OsString;
 use std::io::Read as _;
@@ -15,9 +15,9 @@ use super::stdio;
 use crate::exit::{FAILED, Failure, Outcome, plain};
 use crate::out;
 
-/// Ends what the child has to print, and says that it is ready.
+/// Ends the child's output, and signals that it is ready.
 const READY: u8 = 0;
-/// Longest text that a child may want to have printed.
+/// Maximum output of a child.
 const TEXT_MAX: u64 = 64 << 10;
 
 /// Starts this program again in the background, and returns when it is ready.
@@ -26,8 +26,8 @@ pub fn start() -> Outcome {
     start_with(words.chain(std::env::args_os().skip(2)), Stdio::null())
 }
 
-/// The same, with these words as arguments. Whatever the child reads from standard input before it is
-/// ready comes from `input`.
+/// The same, with these words as arguments. The child reads standard input from `input` until it is
+/// ready.
 pub fn start_with(words: impl Iterator<Item = OsString>, input: Stdio) -> Outcome {
     let cannot = |error: std::io::Error| {
         let text = format!("cannot go to the background: {}; try --foreground", plain(&error));
@@ -35,7 +35,7 @@ pub fn start_with(words: impl Iterator<Item = OsString>, input: Stdio) -> Outcom
     };
     let (reader, writer) = std::io::pipe().map_err(cannot)?;
     let mut command = Command::new(std::env::current_exe().map_err(cannot)?);
-    // The name in the first word decides which program it stands in for, and that is done already.
+    // The first word decides which program it emulates, and that has already been handled.
     let mut child = command
         .arg0("blockhaul")
         .args(words)
@@ -43,7 +43,7 @@ pub fn start_with(words: impl Iterator<Item = OsString>, input: Stdio) -> Outcom
         .stdout(writer)
         .spawn()
         .map_err(cannot)?;
-    // Only the child holds the writing end now.
+    // Only the child has the write end now.
     drop(command);
     let mut said = Vec::new();
     let mut byte = [0];
@@ -53,7 +53,7 @@ pub fn start_with(words: impl Iterator<Item = OsString>, input: Stdio) -> Outcom
             return match out::print(&said) {
                 Ok(_) => Ok(0),
                 Err(failure) => {
-                    // Who hears of a failure does not look for a server.
+                    // After a failure there must be no server.
                     let _ = kill_process(Pid::from_child(&child), Signal::TERM);
                     child.wait().map_err(cannot)?;
                     Err(failure)
@@ -62,7 +62,7 @@ pub fn start_with(words: impl Iterator<Item = OsString>, input: Stdio) -> Outcom
         }
         said.push(byte[0]);
     }
-    // It ended before it was ready, and has said why.
+    // It ended before it was ready, and has reported why.
     let status = child.wait().map_err(cannot)?;
     Ok(super::command::exit_status(status))
 }
@@ -73,20 +73,20 @@ pub struct Background {
 }
 
 impl Background {
-    /// Nothing to leave: the server stays in the foreground.
+    /// For a server that stays in the foreground.
     pub fn none() -> Background {
         Background { entered: false }
     }
 
     /// Leaves the terminal's session.
     pub fn enter() -> Result<Background, Failure> {
-        // Fails only for a leader of a group, which a fresh child is not.
+        // Fails only for the leader of a process group, which a new child is not.
         let _ = rustix::process::setsid();
         Ok(Background { entered: true })
     }
 
-    /// Prints `text`, says that the server is ready, and lets go of the terminal: standard error stays
-    /// only for a verbose server.
+    /// Prints `text`, signals that the server is ready, and detaches from the terminal: only a
+    /// verbose server keeps standard error.
     pub fn ready(&self, text: &str, verbose: bool) -> Result<(), Failure> {
         if !self.entered {
             return stdio::print(text.as_bytes());

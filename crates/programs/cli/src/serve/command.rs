@@ -1,4 +1,4 @@
-//! `--run`: a shell command that lives as long as the server.
+//! `--run`: a shell command that determines the server's lifetime.
 
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Command, ExitStatus};
@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::stdio;
 use crate::exit::{FAILED, Failure, plain};
 
-/// Time that the command has to end when the server is stopped by a signal.
+/// Time for the command to end when the server is stopped by a signal.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// A running command.
@@ -19,8 +19,8 @@ pub struct Running {
     ended: mpsc::Receiver<u8>,
 }
 
-/// Starts a script with variables set in front of it (nbdkit's, not exported), and calls `ended` with
-/// its exit status.
+/// Starts a script with variables set before it (like nbdkit's, not exported), and calls `ended`
+/// with its exit status.
 pub fn start(
     script: &str,
     variables: &[(&str, String)],
@@ -37,14 +37,14 @@ pub fn start(
     let (input, output) = stdio::original().map_err(cannot)?;
     let mut command = Command::new("/bin/sh");
     command.arg("-c").arg(text).stdin(input).stdout(output);
-    // It is not what a service manager waits for.
+    // Only this program may notify a service manager.
     command.env_remove(super::notify::VARIABLE);
     let mut child = command.spawn().map_err(cannot)?;
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
     let (sender, receiver) = mpsc::channel();
     let wait = move || {
         let status = child.wait().map_or(FAILED, exit_status);
-        // Nobody waits for this but a server that is stopping.
+        // Only a stopping server waits for this.
         let _ = sender.send(status);
         ended(status);
     };
@@ -53,12 +53,12 @@ pub fn start(
 }
 
 impl Running {
-    /// Waits for the end of the command; its exit status. Blocks.
+    /// Waits for the end of the command; returns its exit status. Blocks.
     pub fn wait(self) -> u8 {
         self.ended.recv().unwrap_or(FAILED)
     }
 
-    /// Asks the command to end, and waits a little for it.
+    /// Sends SIGTERM to the command, and waits a little for it.
     pub fn stop(&mut self) {
         if let Some(pid) = self.pid {
             // Fails only if it has just ended.
@@ -69,7 +69,7 @@ impl Running {
     }
 }
 
-/// The status of a command as a shell tells it.
+/// The status of a command in a shell's form.
 pub fn exit_status(status: ExitStatus) -> u8 {
     match (status.code(), status.signal()) {
         (Some(code), _) => u8::try_from(code).unwrap_or(FAILED),
@@ -78,7 +78,7 @@ pub fn exit_status(status: ExitStatus) -> u8 {
     }
 }
 
-/// A word of a shell script that stands for exactly this text.
+/// A word quoted for a shell script.
 pub fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }

@@ -1,5 +1,5 @@
-//! `--control`: the socket by which whoever runs a server looks after it, with `blockhaul ctl`. One JSON
-//! object a line, each answered with one; `docs/serve.md` has them.
+//! `--control`: the socket for managing a running server, with `blockhaul ctl`. One JSON object per
+//! line, each answered with one; `docs/serve.md` documents them.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -28,14 +28,14 @@ use crate::exit::{Failure, OPEN, USAGE, plain};
 
 /// Longer requests end the connection.
 const REQUEST_MAX: usize = 64 << 10;
-/// Peers at a time: a few people and programs.
+/// Maximum number of peers: a few users and programs.
 const PEERS_MAX: usize = 16;
-/// Time after which a peer that says nothing is sent away.
+/// Time after which an idle peer is disconnected.
 const IDLE: Duration = Duration::from_secs(60);
-/// Time for taking an answer.
+/// Maximum time for sending a reply.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Time in which requests in flight have to end before layers are exchanged.
+/// Maximum time for requests in flight to end before layers are exchanged.
 const BARRIER: Duration = Duration::from_secs(30);
 
 /// A control socket that is not served yet.
@@ -45,14 +45,14 @@ pub struct Control {
 }
 
 impl Control {
-    /// Makes the socket, for this user alone. To be called while there are no other threads, which would
-    /// make files with the same mode.
+    /// Makes the socket, for this user only. Call it before there are other threads, whose files
+    /// would get the same mode.
     pub fn bind(path: &Path, cleanup: &Cleanup) -> Result<Control, Failure> {
         let cannot = |why: &str| {
             let text = format!("--control: cannot listen on {}: {why}", path.display());
             Failure::new(OPEN, text)
         };
-        // Absolute, because a server in the background leaves the current directory.
+        // Absolute, because a background server leaves the current directory.
         let path = std::path::absolute(path).map_err(|error| cannot(&plain(&error)))?;
         let mode = rustix::process::umask(Mode::XUSR | Mode::RWXG | Mode::RWXO);
         let bound = Listener::replace_unix(&path);
@@ -67,12 +67,12 @@ impl Control {
         Ok(Control { listener, path })
     }
 
-    /// Gives it to the user that the server is going to be.
+    /// Gives it to the user that the server will run as.
     pub fn give_to(&self, identity: &Identity) -> std::io::Result<()> {
         std::os::unix::fs::chown(&self.path, identity.uid(), Some(identity.gid()))
     }
 
-    /// Serves it until what is returned is dropped.
+    /// Serves it until the returned value is dropped.
     pub fn start(self, operations: &Arc<Operations>) -> Serving {
         let worker = &operations.worker;
         let operations = Arc::downgrade(operations);
@@ -84,18 +84,18 @@ impl Control {
     }
 }
 
-/// What can be asked of a server that runs.
+/// The operations of a running server.
 pub struct Operations {
     pub server: Arc<Server>,
     pub table: Arc<Table>,
     pub stopper: Stopper,
-    /// The worker that waits for clients to leave.
+    /// The worker that waits for clients to disconnect.
     pub worker: Remote,
     pub secured: Secured,
     pub notify: Notify,
 }
 
-/// The operations of a server, for whoever is there before it.
+/// The operations of a server, for code that runs before it.
 #[derive(Clone, Default)]
 pub struct Shared(Arc<Mutex<Weak<Operations>>>);
 
@@ -105,7 +105,7 @@ impl Shared {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = weak;
     }
 
-    /// Does something, if the server is there.
+    /// Runs `work`, if the server exists.
     pub fn with(&self, work: impl FnOnce(&Operations)) {
         let weak = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some(operations) = weak.upgrade() {
@@ -114,36 +114,36 @@ impl Shared {
     }
 }
 
-/// Why a request was not carried out.
+/// Why a request failed.
 struct Refusal {
     kind: &'static str,
     text: String,
 }
 
 impl Refusal {
-    /// The request cannot be understood, or a value is wrong.
+    /// The request is invalid.
     fn usage(text: impl Into<String>) -> Refusal {
         Refusal { kind: "usage", text: text.into() }
     }
 
-    /// It could not be done.
+    /// The operation failed.
     fn failed(text: impl Into<String>) -> Refusal {
         Refusal { kind: "failed", text: text.into() }
     }
 
-    /// The same failure, of a change.
+    /// The same, for a change.
     fn of(failure: Failure) -> Refusal {
         let kind = if failure.status() == USAGE { "usage" } else { "failed" };
         Refusal { kind, text: failure.to_string() }
     }
 
-    /// There is nothing of that name or number.
+    /// There is no object of that name or number.
     fn absent(text: impl Into<String>) -> Refusal {
         Refusal { kind: "absent", text: text.into() }
     }
 }
 
-/// Answers one peer, request by request.
+/// Serves one peer, request by request.
 async fn attend(peer: &Stream, operations: &Weak<Operations>) {
     let mut received = Vec::new();
     let mut heard = Instant::now();
@@ -184,7 +184,7 @@ async fn attend(peer: &Stream, operations: &Weak<Operations>) {
     }
 }
 
-/// A member of a request that must be there.
+/// A required member of a request.
 fn text<'a>(
     command: &str,
     request: &'a Map<String, Value>,
@@ -194,7 +194,7 @@ fn text<'a>(
     found.ok_or_else(|| Refusal::usage(format!("{command}: {name:?} is missing, or no text")))
 }
 
-/// A list of texts; empty where there is none, `None` where it is something else.
+/// A list of texts; empty if missing, `None` if it has another type.
 fn texts(value: Option<&Value>) -> Option<Vec<String>> {
     let Some(value) = value else { return Some(Vec::new()) };
     value.as_array()?.iter().map(|text| text.as_str().map(String::from)).collect()
@@ -222,8 +222,8 @@ async fn say(peer: &Stream, answer: Result<Value, Refusal>) -> std::io::Result<(
 }
 
 impl Operations {
-    /// Carries a request out: here, so that the answer is on its way before what it has started goes on;
-    /// what reads files, on a thread that may block.
+    /// Carries out a request: here, so that the reply is sent before the operations that it starts
+    /// continue; reading of files on a thread that may block.
     async fn answer(
         self: Arc<Self>,
         command: String,
@@ -289,7 +289,7 @@ impl Operations {
         }
     }
 
-    /// Reads what TLS needs again, for clients that come. What was done, or why nothing has changed.
+    /// Reloads the TLS files, for later clients. Returns what was done, or why nothing has changed.
     pub fn reload(&self) -> Result<&'static str, String> {
         if self.secured.is_off() {
             return Ok("there is nothing to read again: TLS is off");
@@ -311,8 +311,8 @@ impl Operations {
         read
     }
 
-    /// Opens another export: `name`, `device` (a text, or the words of a command) and, where they differ from the
-    /// defaults, `description`, `readonly` and `layers`.
+    /// Opens another export: `name`, `device` (a text, or the words of a command) and, if they
+    /// differ from the defaults, `description`, `readonly` and `layers`.
     async fn add_export(&self, request: &Map<String, Value>) -> Result<Value, Refusal> {
         let name = text("export-add", request, "name")?;
         let wrong = |what| Refusal::usage(format!("export-add: {what}"));
@@ -344,7 +344,7 @@ impl Operations {
         Ok(json!({ "done": "added" }))
     }
 
-    /// Removes an export that nobody uses; with `force` also one that clients use.
+    /// Removes an unused export; with `force` also one in use.
     async fn remove_export(&self, request: &Map<String, Value>) -> Result<Value, Refusal> {
         let name = text("export-remove", request, "name")?;
         let force = request.get("force").and_then(Value::as_bool).unwrap_or_default();
@@ -365,7 +365,8 @@ impl Operations {
         Ok(json!({ "done": "removed", "clients": clients }))
     }
 
-    /// Adds `layer` to `export`, or removes it; `seconds` is how long requests in flight may take to end.
+    /// Adds `layer` to `export`, or removes it; `seconds` is the maximum time for requests in
+    /// flight to end.
     async fn change_layers(
         &self,
         command: &str,
@@ -410,8 +411,8 @@ impl Operations {
         found.ok_or_else(|| self.no_export(name))
     }
 
-    /// The layers of an export, and which of them has this name; by `NAME:N` the nth of that name from the
-    /// storage on.
+    /// The layers of an export, and which of them has this name; `NAME:N` selects the nth of that
+    /// name, counted from the storage.
     fn layer(&self, export: &str, layer: &str) -> Result<(Vec<Arc<Adjustable>>, usize), Refusal> {
         let layers = self.export(export)?.layers();
         let (name, place) = match layer.split_once(':') {
@@ -473,7 +474,7 @@ impl Operations {
     }
 }
 
-/// Ends the server when its last client has left. Does not keep what is served open.
+/// Ends the server when its last client has disconnected. Does not keep its exports open.
 async fn end_when_empty(server: Weak<Server>, stopper: Stopper) {
     while let Some(server) = server.upgrade() {
         let changed = server.changed();
@@ -481,7 +482,7 @@ async fn end_when_empty(server: Weak<Server>, stopper: Stopper) {
             return stopper.stop(Stop::Asked);
         }
         drop(server);
-        // Lost when the server has gone, which is seen above.
+        // Lost when the server has ended, which is detected above.
         let _ = changed.await;
     }
 }

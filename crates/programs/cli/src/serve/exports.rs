@@ -1,4 +1,4 @@
-//! What a server serves: its device, and those of `--export NAME=DEVICE`, each with its layers.
+//! The exports of a server: its device, and those of `--export NAME=DEVICE`, each with its layers.
 
 use std::ffi::{OsStr, OsString};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -19,54 +19,54 @@ use crate::brackets::{self, Groups};
 use crate::devices;
 use crate::exit::Failure;
 
-/// What is to be served.
+/// The requested exports.
 pub struct Wanted {
     registry: Registry,
     exports: Vec<One>,
     /// Over each of them.
     layers: Vec<String>,
-    /// The only one is had by whatever name.
+    /// The only export is available under any name.
     any_name: bool,
-    /// Each client gets devices of its own.
+    /// Each client gets separate devices.
     per_client: bool,
-    /// Requests are said.
+    /// Requests are logged.
     trace: bool,
 }
 
-/// An export as it was asked for.
+/// A requested export.
 pub struct One {
     name: String,
     description: String,
     spec: Spec,
     intent: Intent,
-    /// Below those of all.
+    /// Below the common layers.
     layers: Vec<String>,
 }
 
-/// An export that was opened, for a server and for `ctl`.
+/// An open export, for a server and for `ctl`.
 pub struct Running {
     /// Its name.
     pub name: String,
-    /// For people; may be empty.
+    /// For users; may be empty.
     pub description: String,
-    /// As it was asked for.
+    /// Its description as typed.
     pub storage: String,
     /// Clients may write to it.
     pub write: bool,
     /// It has no exports of its own.
     pub single: bool,
-    /// Those that it has, which may say how they are.
+    /// Its own exports, which may report their state.
     pub own: Option<Weak<dyn Exports>>,
-    /// The device, where all clients share it.
+    /// The device, if all clients share it.
     pub shared: Option<Arc<Shared>>,
-    /// What the device consists of: to be closed when no worker needs it any more.
+    /// The stack of the device: to be closed when no worker needs it any more.
     pub stack: Mutex<Option<Stack>>,
     /// Its layers and gates, innermost first.
     pub layers: Mutex<Vec<Arc<Adjustable>>>,
 }
 
 impl Wanted {
-    /// What the command line asks for; nothing is opened yet.
+    /// Parses the command line; nothing is opened yet.
     pub fn new(args: &args::Serve, groups: &Groups, registry: Registry) -> Result<Wanted, Failure> {
         let mut exports = Vec::new();
         let mut name = None;
@@ -120,15 +120,15 @@ impl Wanted {
         Ok(wanted)
     }
 
-    /// What the storage of an export is opened for: under a layer that changes nothing it need not be
-    /// writable, and others may do the same with it at the same time.
+    /// The intent for opening the storage of an export: under a layer that changes nothing it need
+    /// not be writable, and others may use it at the same time.
     fn intent_below(&self, one: &One) -> Intent {
         let mut layers = one.layers.iter().chain(&self.layers);
         let kept = layers.any(|layer| !devices::writes_below(&self.registry, layer));
         if kept { Intent::READ } else { one.intent }
     }
 
-    /// Finds what is wrong with it while the terminal is still there.
+    /// Checks it while the terminal is still available.
     fn check(&self) -> Result<(), Failure> {
         devices::layers(&self.registry, &self.layers)?;
         for (index, one) in self.exports.iter().enumerate() {
@@ -151,12 +151,12 @@ impl Wanted {
         Ok(())
     }
 
-    /// The name that clients use who are told one.
+    /// The name for clients in the URI.
     pub fn name(&self) -> &str {
         self.exports.first().map(|one| one.name.as_str()).unwrap_or_default()
     }
 
-    /// What is served, for people.
+    /// What is served, for users.
     pub fn shown(&self) -> String {
         let all: Vec<_> = self.exports.iter().map(|one| one.spec.to_string()).collect();
         all.join(", ")
@@ -166,7 +166,7 @@ impl Wanted {
         self.exports.len() > 1
     }
 
-    /// Opens one, with its layers and gates.
+    /// Opens an export, with its layers and gates.
     async fn open_one(&self, one: &One) -> Result<(Named, Running), Failure> {
         let configured = self.layers_of(one)?;
         let layers: Vec<_> = match self.trace {
@@ -207,9 +207,9 @@ impl Wanted {
         Ok((storage, running))
     }
 
-    /// The layers and gates of an export, first innermost: its own below those of all. They are made anew for
-    /// each export, because what they keep is about one. The gates of all are left out where there are
-    /// several exports: they judge clients once, before every export.
+    /// The layers and gates of an export, first innermost: its own below the common ones. They are
+    /// made anew for each export, because their state belongs to one. The common gates are omitted
+    /// if there are several exports: they admit clients once, before every export.
     fn layers_of(&self, one: &One) -> Result<Vec<Arc<Adjustable>>, Failure> {
         let mut configured = devices::adjustable(&self.registry, &one.layers)?;
         let outer = devices::adjustable(&self.registry, &self.layers)?;
@@ -218,7 +218,7 @@ impl Wanted {
         Ok(configured)
     }
 
-    /// The exports that the storage has itself, if it has some.
+    /// The exports of the storage itself, if it has any.
     async fn storage_exports(
         &self,
         one: &One,
@@ -226,7 +226,7 @@ impl Wanted {
     ) -> Result<Option<Arc<dyn Exports>>, Failure> {
         let mut over = layers.to_vec();
         if !one.intent.write {
-            // Some layers can be written whatever is below.
+            // Some layers accept writes whatever is below.
             over.push(self.registry.layer("readonly")?);
         }
         let own = self.registry.exports(&one.spec, &over, self.intent_below(one)).await;
@@ -254,16 +254,16 @@ impl Wanted {
         Ok((stack, device))
     }
 
-    /// The device of a stack as clients get it.
+    /// The device of a stack in the form for clients.
     pub fn served(&self, stack: &Stack, write: bool) -> Result<Arc<dyn Device>, Failure> {
         Ok(match write {
             true => stack.device().clone(),
-            // Some backends can be written however they were opened.
+            // Some backends accept writes however they were opened.
             false => devices::readonly(&self.registry, stack.device())?,
         })
     }
 
-    /// How clients get a device: all of them this one, or each one that is opened anew.
+    /// How clients get a device: all of them share this one, or each gets a new one.
     fn device_exports(
         &self,
         one: &One,
@@ -299,7 +299,7 @@ fn gates(layers: &[Arc<Adjustable>]) -> Vec<Arc<dyn Gate>> {
     layers.iter().filter_map(|layer| layer.gate().cloned()).collect()
 }
 
-/// What a device is called where requests are said; none: it says them itself.
+/// The name of a device in trace lines; none: it logs requests itself.
 fn device_name(spec: &Spec) -> Option<&str> {
     match spec {
         // Its filters do.
@@ -315,21 +315,21 @@ fn device_name(spec: &Spec) -> Option<&str> {
     }
 }
 
-/// What a server serves while it runs, with the ways to change it.
+/// The exports of a running server, which can be changed.
 pub struct Table {
     wanted: Wanted,
     exports: Arc<Several>,
     /// In the order in which they were added.
     running: Mutex<Vec<Arc<Running>>>,
-    /// The gates of all, where they stand before the first export alone: they stand before those that are
-    /// added, too.
+    /// The common gates, if they precede the first export: they also apply to exports that are
+    /// added.
     gates: Mutex<Vec<Arc<dyn Gate>>>,
     /// One change at a time.
     changes: Arc<FifoLock>,
 }
 
 impl Table {
-    /// What is wanted; nothing is opened yet.
+    /// For the requested exports; nothing is opened yet.
     pub fn new(wanted: Wanted) -> Result<Table, Failure> {
         Ok(Table {
             wanted,
@@ -340,12 +340,12 @@ impl Table {
         })
     }
 
-    /// What was wanted at the beginning.
+    /// The initially requested exports.
     pub fn wanted(&self) -> &Wanted {
         &self.wanted
     }
 
-    /// What is served now, in its order.
+    /// The current exports, in order.
     pub fn running(&self) -> Vec<Arc<Running>> {
         self.lock().clone()
     }
@@ -354,7 +354,7 @@ impl Table {
         self.running.lock().expect("no panic under this lock")
     }
 
-    /// Opens everything that was wanted. On a worker. What was opened stays here where it fails.
+    /// Opens all requested exports. On a worker. Exports opened before a failure remain here.
     pub async fn open(&self) -> Result<Arc<dyn Exports>, Failure> {
         for one in &self.wanted.exports {
             let (storage, running) = self.wanted.open_one(one).await?;
@@ -371,7 +371,7 @@ impl Table {
         Ok(self.exports.clone())
     }
 
-    /// Opens one more export, for clients that come from now on. On a worker.
+    /// Opens one more export, for later clients. On a worker.
     pub async fn add(&self, one: One) -> Result<(), Failure> {
         let _change = self.changes.lock().await;
         if self.wanted.any_name || self.wanted.per_client {
@@ -391,8 +391,8 @@ impl Table {
         Ok(())
     }
 
-    /// Removes an export. Clients that use it get ESHUTDOWN for all that is not in flight yet; what it has open is
-    /// closed when they have left. `false` where there is none of this name.
+    /// Removes an export. Its clients get ESHUTDOWN for later requests; its devices are closed when
+    /// they have disconnected. `false` if there is none of this name.
     pub async fn remove(&self, name: &str) -> bool {
         let _change = self.changes.lock().await;
         let found = {
@@ -406,7 +406,7 @@ impl Table {
             let error = Error::new(Kind::ShuttingDown, "the export was removed from the server");
             shared.switch().close(error);
         }
-        // Not on a worker: it may wait for a server of its own to end, whose connections workers close.
+        // Not on a worker: it may wait for its own server to end, whose connections workers close.
         let _ = blockhaul_io::offload(move || drop(found)).await;
         true
     }
@@ -431,7 +431,7 @@ impl Table {
         Ok(())
     }
 
-    /// Removes a layer of an export, by its place among its layers and gates.
+    /// Removes a layer of an export, by its index among its layers and gates.
     pub async fn remove_layer(
         &self,
         export: &Running,
@@ -457,7 +457,7 @@ impl Table {
         Ok(())
     }
 
-    /// What can be changed of an export.
+    /// The changeable parts of an export.
     fn changeable<'a>(&self, export: &'a Running) -> Result<(&'a Shared, Stack), Failure> {
         let stack = export.stack.lock().expect("no panic under this lock").clone();
         match (&export.shared, stack) {
@@ -472,8 +472,8 @@ impl Table {
         }
     }
 
-    /// Leads clients to another stack over the same storage, when their requests in flight have ended and what a
-    /// layer kept of their writes is written.
+    /// Moves clients to another stack over the same storage, when their requests in flight have
+    /// ended and the writes held by a layer are written.
     async fn exchange(
         &self,
         shared: &Shared,
@@ -500,19 +500,19 @@ fn not_transparent(name: &str) -> Failure {
 }
 
 impl Running {
-    /// Its layers and gates now, innermost first.
+    /// Its current layers and gates, innermost first.
     pub fn layers(&self) -> Vec<Arc<Adjustable>> {
         self.layers.lock().expect("no panic under this lock").clone()
     }
 
-    /// The device now, where all clients share it.
+    /// The current device, if all clients share it.
     pub fn device(&self) -> Option<Arc<dyn Device>> {
         self.shared.as_ref().map(|shared| shared.switch().device())
     }
 }
 
 impl One {
-    /// An export as the control socket describes it.
+    /// An export in the form of the control socket.
     pub fn described(
         name: &str,
         description: &str,
@@ -547,7 +547,7 @@ impl One {
             Some(None) => return Err(place(&"a device name holds a NUL")),
             Some(Some(words)) => words.to_vec(),
         };
-        // Commands in brackets may stand in there.
+        // It may contain commands in brackets.
         let (words, inner) = brackets::take(words).map_err(|why| place(&why))?;
         let options = ServeExport::try_parse_from(words).map_err(|error| {
             let text = brackets::readable(&error.render().to_string());

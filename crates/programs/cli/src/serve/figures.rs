@@ -1,4 +1,4 @@
-//! The figures of a server, for `--metrics` and `ctl metrics`.
+//! The metrics of a server, for `--metrics` and `ctl metrics`.
 
 use std::sync::{Arc, Weak};
 
@@ -7,7 +7,7 @@ use blockhaul_server::{Exported, Server, Sums};
 
 use crate::metrics::{Figures, Page};
 
-/// The page that tells of this server; empty when it has ended. Does not keep what is served open.
+/// The metrics page of this server; empty when it has ended. Does not keep its exports open.
 pub fn page(server: &Arc<Server>) -> Page {
     let server: Weak<Server> = Arc::downgrade(server);
     Arc::new(move || server.upgrade().map(|server| text(&server.sums())).unwrap_or_default())
@@ -52,7 +52,7 @@ pub fn text(sums: &Sums) -> String {
     figures.finish()
 }
 
-/// What there is for each export. Figures of one name follow each other.
+/// The metrics of each export. Metrics of one name are consecutive.
 fn exports(figures: &mut Figures, sums: &Sums) {
     type Value = fn(&Exported) -> u64;
     let single: [(&str, &str, &str, Value); 3] = [

@@ -1,4 +1,4 @@
-//! `--per-client`: the device is opened anew for each client, and so is as it is then.
+//! `--per-client`: opens the device anew for each client, in its current state.
 
 use std::sync::Arc;
 
@@ -7,22 +7,22 @@ use blockhaul_catalog::{
     Client, Export, Exports, Intent, Layer, Listed, Opening, Registry, Spec, Visit,
 };
 
-/// A device that each client gets a handle of.
+/// A device of which each client gets a new handle.
 #[derive(Clone)]
 pub struct Fresh {
-    /// What can be opened.
+    /// The registry for opening it.
     pub registry: Registry,
-    /// What is opened.
+    /// The device.
     pub spec: Spec,
-    /// With these layers over it, which all clients share.
+    /// The layers over it, which all clients share.
     pub layers: Vec<Arc<dyn Layer>>,
-    /// What for.
+    /// The purpose of opening it.
     pub intent: Intent,
     /// Clients may write.
     pub write: bool,
-    /// Its name, and what it is.
+    /// Its name and description.
     pub listed: Listed,
-    /// It is had by whatever name.
+    /// It is available under any name.
     pub any_name: bool,
 }
 
@@ -40,7 +40,7 @@ impl Fresh {
         if self.write || !device.facts().can.contains(Can::WRITE) {
             return Ok(device);
         }
-        // Some backends can be written however they were opened.
+        // Some backends accept writes however they were opened.
         crate::devices::readonly(&self.registry, &device)
     }
 }

@@ -1,5 +1,5 @@
-//! What the workers do of a server: opening devices and sockets, becoming another user, telling that it is
-//! ready, and the orderly stop.
+//! The workers' part of a server: opens devices and sockets, changes the user, signals readiness,
+//! and stops.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -22,11 +22,11 @@ use crate::exit::{FAILED, Failure, plain};
 use crate::metrics::{self, Address};
 use crate::{out, signals};
 
-/// Time that clients have to read their last replies; waited twice at most, so that they delay a stop
-/// by less than a second.
+/// Time for clients to read their last replies; waited twice at most, so that they delay a stop by
+/// less than a second.
 const PATIENCE: Duration = Duration::from_millis(400);
 
-/// All that the server needs to know once it runs.
+/// Everything that a running server needs.
 pub struct Job {
     pub operations: Shared,
     pub notify: Notify,
@@ -52,7 +52,7 @@ pub struct Job {
 }
 
 impl Job {
-    /// Serves until it is to stop.
+    /// Serves until it is stopped.
     pub async fn serve(&mut self, stopped: blockhaul_io::Ticket<Stop>) -> Result<End, Failure> {
         let exports = self.table.open().await?;
         let label = system::SocketLabel::set(self.selinux_label.as_deref())?;
@@ -113,7 +113,7 @@ impl Job {
             child.stop();
         }
         let held = server.stop(PATIENCE).await;
-        // They hold the server, and with it what is served.
+        // They hold the server, and with it its exports.
         drop((control, metrics, operations));
         alive.into_iter().for_each(blockhaul_io::Task::cancel);
         listening.into_iter().for_each(blockhaul_io::Task::cancel);
@@ -136,14 +136,14 @@ impl Job {
         Ok(End { status, held: true, begun })
     }
 
-    /// Becomes the user of `--user` and `--group`; the sockets go with them.
+    /// Changes to the user of `--user` and `--group`, with the sockets.
     fn change_user(&self) -> Result<(), Failure> {
         let Some(identity) = &self.identity else { return Ok(()) };
         let given = self.control.as_ref().map_or(Ok(()), |control| control.give_to(identity));
         let given = given.and_then(|()| self.listeners.cleanup().give_to(identity));
         let assumed = given.and_then(|()| identity.assume());
         assumed.map_err(|error| cannot_become(identity, &error))?;
-        // The kernel forgets it when the user changes.
+        // The kernel resets it when the user changes.
         if self.exit_with_parent { listen::tie_to_parent() } else { Ok(()) }
     }
 
@@ -162,8 +162,8 @@ impl Job {
         command::start(script, &variables, ended).map(Some)
     }
 
-    /// Serves the client of `--single`, whose end stops the server; what is left may still be on its way
-    /// to standard output.
+    /// Serves the client of `--single`, whose end stops the server; some output may still be in
+    /// transit to standard output.
     fn serve_single(&self, single: Single, server: &Arc<Server>) -> single::Rest {
         let (socket, rest) = single.split();
         let (server, stopper) = (server.clone(), self.stopper.clone());
@@ -174,7 +174,7 @@ impl Job {
         rest
     }
 
-    /// Tells the service manager's watchdog that this worker turns round.
+    /// Notifies the service manager's watchdog that this worker runs.
     fn tell_alive(&self, interval: Duration) -> blockhaul_io::Task<()> {
         let notify = self.notify.clone();
         blockhaul_io::start(async move {
@@ -190,13 +190,13 @@ impl Job {
 pub struct End {
     /// Exit status of the program.
     pub status: u8,
-    /// Devices still hold requests.
+    /// Devices still have requests in flight.
     pub held: bool,
     /// When the stop began.
     pub begun: Instant,
 }
 
-/// Serves figures; says where if that is not known.
+/// Serves metrics; prints the address if it is not known.
 fn serve_figures(address: &Address, server: &Arc<Server>) -> Result<metrics::Server, Failure> {
     let serving = metrics::Server::start(
         address,
@@ -217,7 +217,7 @@ fn cannot_become(identity: &Identity, error: &std::io::Error) -> Failure {
     Failure::new(crate::exit::OPEN, text)
 }
 
-/// What `--print-uri` prints, as nbdkit.
+/// The output of `--print-uri`, like nbdkit's.
 fn for_people(uri: &str) -> String {
     let quoted = command::quoted(uri);
     format!(

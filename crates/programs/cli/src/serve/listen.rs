@@ -1,5 +1,5 @@
-//! Where a server listens: Unix sockets, TCP, vsock, sockets that the service manager passes; what is
-//! made for that is removed in the end.
+//! Where a server listens: Unix sockets, TCP, vsock, sockets from the service manager; what is
+//! created for that is removed on exit.
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _};
@@ -17,16 +17,16 @@ use crate::exit::{FAILED, Failure, USAGE, plain};
 
 /// NBD's port (its document, "Introduction").
 const PORT: u16 = 10809;
-/// The context id by which a machine reaches itself (VMADDR_CID_LOCAL).
+/// The context ID of the machine itself (VMADDR_CID_LOCAL).
 const VSOCK_LOCAL: u32 = 1;
 /// First descriptor of socket activation (sd_listen_fds(3)).
 const FIRST_INHERITED: i32 = 3;
-/// Most sockets that are taken over: more is a mistake in the environment.
+/// Maximum number of inherited sockets: more indicates a wrong environment.
 const INHERITED_MAX: i32 = 16;
 /// Attempts to get one free port for IPv4 and IPv6 together.
 const FREE_PORT_ATTEMPTS: usize = 16;
 
-/// Sockets that the service manager passes to this process (sd_listen_fds(3)); none without it.
+/// Sockets from the service manager (sd_listen_fds(3)); none without it.
 pub fn activation() -> Result<Inherited, Failure> {
     let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<i32>().ok());
     let own = i32::try_from(std::process::id()).ok();
@@ -45,7 +45,7 @@ pub fn activation() -> Result<Inherited, Failure> {
     (FIRST_INHERITED..FIRST_INHERITED + count).map(take).collect()
 }
 
-/// Has the kernel end this process with the one that started it.
+/// Lets the kernel end this process together with its parent.
 pub fn tie_to_parent() -> Result<(), Failure> {
     let signal = rustix::process::Signal::TERM;
     let tied = rustix::process::set_parent_process_death_signal(Some(signal));
@@ -55,18 +55,18 @@ pub fn tie_to_parent() -> Result<(), Failure> {
     })
 }
 
-/// Where a server is to listen.
+/// Where a server should listen.
 pub struct Where {
     inherited: Inherited,
     unix: Vec<PathBuf>,
-    /// Ports, and the addresses on which to open each of them; none for all there are.
+    /// Ports, and the addresses on which to open each of them; none for all.
     ports: Vec<u16>,
     hosts: Vec<String>,
     vsock: Vec<VsockPlace>,
     cleanup: Cleanup,
 }
 
-/// Descriptors of listening sockets that came with the process.
+/// Descriptors of inherited listening sockets.
 pub type Inherited = Vec<OwnedFd>;
 
 /// Where a server listens.
@@ -75,25 +75,25 @@ pub struct Listening {
     pub listeners: Vec<Listener>,
     /// Their addresses.
     pub addresses: Addresses,
-    /// Removes what was made, when dropped.
+    /// Removes what was created, on drop.
     pub cleanup: CleanupOnDrop,
 }
 
-/// Addresses for people and scripts.
+/// Addresses for users and scripts.
 #[derive(Debug, Default)]
 pub struct Addresses {
     /// The first Unix socket.
     pub unix: Option<PathBuf>,
     /// The first host and port of TCP.
     pub tcp: Option<(String, u16)>,
-    /// The first vsock port, and its context id.
+    /// The first vsock port, and its context ID.
     pub vsock: Option<(u32, u32)>,
-    /// Ports that were chosen by the system.
+    /// Ports chosen by the system.
     pub free_ports: Vec<u16>,
 }
 
 impl Where {
-    /// What the options ask for.
+    /// The addresses in the options.
     pub fn new(args: &args::Serve, inherited: Inherited) -> Where {
         let mut unix = args.unix.clone();
         let asked_tcp = !args.port.is_empty() || !args.ip_addr.is_empty();
@@ -110,7 +110,7 @@ impl Where {
         Where { inherited, unix, ports, hosts, vsock, cleanup: Cleanup::default() }
     }
 
-    /// What to call before this process ends in any other way.
+    /// To call before this process ends in any other way.
     pub fn cleanup(&self) -> Cleanup {
         self.cleanup.clone()
     }
@@ -127,7 +127,7 @@ impl Where {
         for path in &self.unix {
             let path = match path.as_os_str() == "-" {
                 true => self.cleanup.private_dir()?.join("s"),
-                // Absolute, because a server in the background leaves the current directory.
+                // Absolute, because a background server leaves the current directory.
                 false => std::path::absolute(path)
                     .map_err(|error| cannot_listen(&path.display().to_string(), &plain(&error)))?,
             };
@@ -175,7 +175,7 @@ impl Where {
     }
 }
 
-/// Listens on all addresses of a host, or on all there are. Says the port.
+/// Listens on all addresses of a host, or on all there are. Returns the port.
 async fn bind_tcp(
     port: u16,
     host: Option<String>,
@@ -202,7 +202,7 @@ async fn bind_tcp(
                 addresses.free_ports.extend((port == 0).then_some(bound));
                 return Ok((listeners, bound));
             }
-            // The port that was free for one family may be taken for the other.
+            // The port that was free for one family may be in use for the other.
             Err((_, error))
                 if port == 0
                     && error.kind() == std::io::ErrorKind::AddrInUse
@@ -229,7 +229,7 @@ async fn bind_tcp(
     Err(cannot_listen("TCP", "no port is free"))
 }
 
-/// Why there is no vsock, and what to do about it.
+/// Why vsock is not available, and a remedy.
 fn why_no_vsock(error: &std::io::Error) -> String {
     let advice = match error.raw_os_error() {
         // EAFNOSUPPORT.
@@ -246,7 +246,7 @@ fn why_no_vsock(error: &std::io::Error) -> String {
     format!("{}{advice}", plain(error))
 }
 
-/// Binds one port on all these addresses. A machine without IPv6 (or IPv4) does with the other.
+/// Binds one port on all these addresses. On a machine without IPv6 (or IPv4) the other suffices.
 fn bind_all(
     addresses: &[IpAddr],
     wanted: u16,
@@ -348,7 +348,7 @@ fn escaped(bytes: &[u8]) -> String {
     text
 }
 
-/// What was made and has to go: sockets and private directories.
+/// What was created and must be removed: sockets and private directories.
 #[derive(Debug, Clone, Default)]
 pub struct Cleanup(Arc<Mutex<Made>>);
 
@@ -361,18 +361,18 @@ struct Made {
 
 impl Cleanup {
     fn with<T>(&self, change: impl FnOnce(&mut Made) -> T) -> T {
-        // A list of paths cannot be half changed.
+        // A list of paths cannot be inconsistent.
         change(&mut self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
     }
 
-    /// Notes a socket that was made.
+    /// Records a socket that was created.
     pub fn remember_socket(&self, path: &Path) {
         if let Ok(data) = std::fs::symlink_metadata(path) {
             self.with(|made| made.sockets.push((path.into(), data.dev(), data.ino())));
         }
     }
 
-    /// A new directory that only this user can enter.
+    /// A new directory accessible only to this user.
     fn private_dir(&self) -> Result<PathBuf, Failure> {
         let base = std::env::temp_dir();
         let cannot = |error: std::io::Error| {
@@ -388,7 +388,7 @@ impl Cleanup {
         Ok(dir)
     }
 
-    /// Gives private directories and what listens in them to the user that the server becomes: it
+    /// Gives private directories and their sockets to the user that the server will run as: it
     /// removes them, and its command connects.
     pub fn give_to(&self, identity: &Identity) -> std::io::Result<()> {
         let give =
@@ -401,7 +401,7 @@ impl Cleanup {
         })
     }
 
-    /// Removes what was made, unless somebody else has put something in its place.
+    /// Removes what was created, unless it has been replaced.
     pub fn clean(&self) {
         let Made { sockets, dirs } = self.with(std::mem::take);
         for (path, device, inode) in sockets {
@@ -418,7 +418,7 @@ impl Cleanup {
     }
 }
 
-/// Cleans up when dropped.
+/// Cleans up on drop.
 pub struct CleanupOnDrop(Cleanup);
 
 impl Drop for CleanupOnDrop {
@@ -427,7 +427,7 @@ impl Drop for CleanupOnDrop {
     }
 }
 
-/// A failure to listen: the arguments are fine, the system refuses.
+/// A failure to listen: the arguments are valid, but the system refuses.
 fn cannot_listen(place: &str, why: &str) -> Failure {
     Failure::new(crate::exit::OPEN, format!("cannot listen on {place}: {why}"))
 }

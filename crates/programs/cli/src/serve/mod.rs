@@ -1,11 +1,11 @@
 //! `blockhaul serve`: exports, listeners, readiness, and the orderly stop.
 //!
-//! - `exports`: what is served. `listen`: Unix, TCP and vsock sockets, sockets from systemd, clean-up.
-//!   `single`: standard input and output. `background`: leaving the terminal. `command`: `--run`.
-//!   `tls`: `--tls`. `control`: `--control`. `stdio`: what plugins see of it. `stop`: why it ends.
-//!   `system`: `--swap` and other wishes. `fresh`: `--per-client`. `trace`: `--trace`. `job`: what the
-//!   workers do of all this, from opening devices to the stop.
-//!   `figures`: `--metrics`. `notify`: what a service manager is told.
+//! - `exports`: the exports. `listen`: Unix, TCP and vsock sockets, sockets from systemd, cleanup.
+//!   `single`: standard input and output. `background`: going to the background. `command`:
+//!   `--run`. `tls`: `--tls`. `control`: `--control`. `stdio`: standard streams of plugins. `stop`:
+//!   why it ends. `system`: `--swap` and similar options. `fresh`: `--per-client`. `trace`:
+//!   `--trace`. `job`: the workers' part of all this, from opening devices to the stop. `figures`:
+//!   `--metrics`. `notify`: messages to a service manager.
 
 mod background;
 mod command;
@@ -46,17 +46,17 @@ use single::Single;
 use stop::{Stop, Stopper};
 use tls::Secured;
 
-/// Time that devices have to close after one has held requests for too long.
+/// Maximum time for devices to close after one has held requests for too long.
 const CLOSING: Duration = Duration::from_secs(1);
-/// How often signals are looked for while devices close.
+/// Interval of checks for signals while devices close.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Starts this program again in the background with these words, and returns when its server is ready.
+/// Restarts this program in the background with these words, and returns when its server is ready.
 pub fn again_in_background(words: &[OsString]) -> Outcome {
     background::start_with(words.iter().cloned(), std::process::Stdio::inherit())
 }
 
-/// Whether the service manager has made the sockets.
+/// Whether the service manager has created the sockets.
 pub fn is_activated() -> bool {
     std::env::var("LISTEN_PID").is_ok_and(|pid| pid == std::process::id().to_string())
 }
@@ -76,8 +76,8 @@ pub fn run(args: &args::Serve, groups: &Groups) -> Outcome {
     serve(args, asked, background, single)
 }
 
-/// What the command line asks for, as far as it can be checked before anything is opened: while the terminal is
-/// still there.
+/// The parsed command line, with all checks possible before anything is opened, while the terminal
+/// is still available.
 struct Asked {
     wanted: Wanted,
     limits: Limits,
@@ -121,7 +121,7 @@ impl Asked {
     }
 }
 
-/// Makes this process the server's: its parent, standard streams and memory.
+/// Sets up this process for the server: its parent, standard streams and memory.
 fn enter(args: &args::Serve) -> Result<(Background, Option<Single>), Failure> {
     if args.exit_with_parent {
         listen::tie_to_parent()?;
@@ -185,16 +185,16 @@ fn serve(
     let serving = caught.until_dropped();
     drop(runtime.remote().spawn(move || async move {
         let outcome = job.serve(stopped).await;
-        // This very function waits for it.
+        // This function waits for it.
         let _ = sender.send((outcome, job.table));
         drop(serving);
     }));
-    // This thread has nothing else to do: one more would rest beside the workers of each server.
+    // This thread has nothing else to do, and an extra one per server would be idle.
     let first = move |signal| stopper.stop(Stop::Signal(signal));
     let removed = cleanup.clone();
     let mut attention = caught.on_stop(first, move || removed.clean());
     if !args.hangup_stops {
-        // What has come of it is in the log.
+        // The result is in the log.
         let hangup = move || operations.with(|operations| drop(operations.reload()));
         attention = attention.on_hangup(Box::new(hangup));
     }
@@ -205,8 +205,8 @@ fn serve(
     finish(outcome, (open, runtime), args.drain_timeout, || attention.look())
 }
 
-/// Closes what was served (`open`), and gives the exit status. A device that holds requests has as long as
-/// `drain` says, from the beginning of the stop on; then the process ends without it.
+/// Closes the exports (`open`), and returns the exit status. A device that holds requests has
+/// `drain`, from the beginning of the stop on; then the process ends without it.
 fn finish(
     outcome: Result<End, Failure>,
     open: impl Send + 'static,
@@ -222,7 +222,7 @@ fn finish(
     };
     let closing = move || {
         drop(open);
-        // Also after a long stop they have time to do what is short.
+        // Even after a long stop they have time for short work.
         crate::plugin::wait_for_end(drain.saturating_sub(begun.elapsed()).max(CLOSING))
     };
     let ended = close(closing, held.then_some(CLOSING), look);
@@ -234,7 +234,7 @@ fn finish(
     std::process::exit(i32::from(if status == 0 { HELD } else { status }))
 }
 
-/// Refuses options that do not go together.
+/// Refuses incompatible options.
 fn fit_together(
     args: &args::Serve,
     tls: &blockhaul_server::Tls,
@@ -254,7 +254,7 @@ fn fit_together(
     Err(Failure::usage(why))
 }
 
-/// What is offered in the handshake.
+/// The features offered in the handshake.
 fn offers(args: &args::Serve) -> Offers {
     let greeted_with = |bit: u16| args.mask_handshake.is_none_or(|mask| mask & bit != 0);
     Offers {
@@ -269,11 +269,12 @@ fn offers(args: &args::Serve) -> Offers {
     }
 }
 
-/// Closes what was served and ends the workers, by `work`; gives up after `limit`, where there is one: devices
-/// that hold requests may never let them go. What the work returned, if it came to its end.
+/// Runs `work`, which closes the exports and ends the workers; gives up after `limit`, if there is
+/// one: devices that hold requests may never release them. Returns the result of the work, if it
+/// has ended.
 ///
-/// Not on a worker: the server of `[ CMD ]` is awaited here, which ends when workers have closed their
-/// connections. Nor on this thread: a second signal ends the program whatever it waits for.
+/// Not on a worker: this waits for the server of `[ CMD ]`, which ends when workers have closed
+/// their connections. Nor on this thread: a second signal must end the program at any time.
 fn close<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
     limit: Option<Duration>,
@@ -281,7 +282,7 @@ fn close<T: Send + 'static>(
 ) -> Option<T> {
     let (sender, closed) = mpsc::channel();
     let closing = std::thread::Builder::new().name("closing".into()).spawn(move || {
-        // Whoever waits may have given up.
+        // The caller may have given up.
         let _ = sender.send(work());
     });
     let begun = Instant::now();
@@ -295,10 +296,10 @@ fn close<T: Send + 'static>(
     None
 }
 
-/// Descriptors that a server needs besides those of its connections: files, workers, listeners.
+/// Descriptors that a server needs besides its connections: files, workers, listeners.
 const OTHER_FILES: u64 = 512;
 
-/// Has the system allow as many descriptors as there may be connections, if it can.
+/// Raises the descriptor limit to the maximum number of connections, if possible.
 fn allow_files(limits: &Limits) {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let needed = limits.connections as u64 + OTHER_FILES;
@@ -307,11 +308,11 @@ fn allow_files(limits: &Limits) {
         return;
     }
     files.current = Some(files.maximum.map_or(needed, |most| most.min(needed)));
-    // Where it cannot, connections are refused when there are none left.
+    // If that fails, connections are refused when there are no descriptors left.
     let _ = setrlimit(Resource::Nofile, files);
 }
 
-/// What clients may cost.
+/// The limits of clients.
 fn limits(args: &args::Serve) -> Result<Limits, Failure> {
     let mut limits = Limits {
         handshake: args.timeout,

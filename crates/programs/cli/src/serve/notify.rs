@@ -1,4 +1,4 @@
-//! What a service manager is told (sd_notify(3)): ready, reloading, stopping, alive.
+//! Messages to a service manager (sd_notify(3)): ready, reloading, stopping, alive.
 
 use std::collections::VecDeque;
 use std::io::ErrorKind;
@@ -14,10 +14,11 @@ use crate::exit::plain;
 /// The variable that names the socket of the service manager. Children must not inherit it.
 pub const VARIABLE: &str = "NOTIFY_SOCKET";
 
-/// Messages that wait for a service manager which does not read; beyond, the oldest but one goes.
+/// Maximum number of messages for a service manager that does not read; beyond, the second oldest
+/// is dropped.
 const WAITING_MAX: usize = 16;
 
-/// The way to the service manager, if there is one.
+/// The connection to the service manager, if there is one.
 #[derive(Clone, Default)]
 pub struct Notify(Option<Arc<Way>>);
 
@@ -26,18 +27,18 @@ struct Way {
     waiting: Mutex<Waiting>,
 }
 
-/// What the service manager has not taken yet.
+/// Messages that the service manager has not received yet.
 #[derive(Default)]
 struct Waiting {
     texts: VecDeque<String>,
-    /// A thread waits until it is taken.
+    /// A thread is sending them.
     sending: bool,
-    /// The log has been told that there is trouble.
+    /// The problem has been logged.
     complained: bool,
 }
 
 impl Notify {
-    /// As the environment says.
+    /// From the environment.
     pub fn new() -> Notify {
         let Some(place) = std::env::var_os(VARIABLE).filter(|place| !place.is_empty()) else {
             return Notify(None);
@@ -63,7 +64,7 @@ impl Notify {
         self.say(&format!("READY=1\nMAINPID={pid}\nSTATUS={}", line(status)));
     }
 
-    /// Files are read again; [`Notify::ready`] follows.
+    /// Files are being reloaded; [`Notify::ready`] follows.
     pub fn reloading(&self) {
         let now = clock_gettime(ClockId::Monotonic);
         let seconds = u64::try_from(now.tv_sec).unwrap_or_default();
@@ -87,7 +88,7 @@ impl Notify {
         self.say(ALIVE);
     }
 
-    /// How often the service manager wants to hear that the server is alive: half of what it waits.
+    /// How often to report that the server is alive: half of the watchdog's timeout.
     pub fn interval(&self) -> Option<Duration> {
         self.0.as_ref()?;
         let number = |name| std::env::var(name).ok()?.parse::<u64>().ok();
@@ -104,19 +105,20 @@ impl Notify {
     }
 }
 
-/// What the watchdog wants to hear.
+/// The watchdog message.
 const ALIVE: &str = "WATCHDOG=1";
 
 impl Way {
-    /// Says it without waiting: a worker must not stand still because nobody reads. What is not taken at
-    /// once is said later, in order: a server that never was ready would be ended.
+    /// Sends a message without waiting: a worker must not block if the service manager does not
+    /// read. What cannot be sent at once is sent later, in order: a server that is never ready
+    /// would be killed.
     fn say(self: &Arc<Self>, text: &str) {
         let mut waiting = self.waiting();
         if waiting.sending {
-            // That it is alive is no news any more when it is heard.
+            // A late watchdog message is useless.
             if text != ALIVE {
                 waiting.texts.push_back(text.to_string());
-                // The first may be that the server is ready.
+                // The first may be the ready message.
                 if waiting.texts.len() > WAITING_MAX {
                     waiting.texts.remove(1);
                 }
@@ -136,7 +138,7 @@ impl Way {
         }
     }
 
-    /// Says what waits, however long that takes.
+    /// Sends the waiting messages, however long that takes.
     fn send_waiting(&self) {
         loop {
             let mut waiting = self.waiting();
@@ -163,7 +165,7 @@ impl Way {
 }
 
 impl Waiting {
-    /// Says so in the log, once until it works again.
+    /// Logs the problem, once until it works again.
     fn complain(&mut self, why: &str) {
         if !std::mem::replace(&mut self.complained, true) {
             log::warn!("cannot tell the service manager anything: {why}");
@@ -202,7 +204,7 @@ mod tests {
             let micros = text.strip_prefix("RELOADING=1\nMONOTONIC_USEC=").unwrap();
             assert!(micros.parse::<u64>().unwrap() > 0, "{text}");
         }
-        // Nobody there is no reason to fail.
+        // Without a service manager, nothing fails.
         Notify::default().ready("x");
     }
 
@@ -221,7 +223,7 @@ mod tests {
         // It would wait here for ever.
         notify.ready("a");
         let waiting = || notify.0.as_ref().unwrap().waiting();
-        // The thread has it.
+        // The thread has taken it.
         while !waiting().texts.is_empty() {
             std::thread::yield_now();
         }

@@ -1,4 +1,4 @@
-//! `--single`: the client at standard input and output, as inetd and ssh have it.
+//! `--single`: the client at standard input and output, as with inetd and ssh.
 
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
@@ -10,20 +10,20 @@ use rustix::stdio::{stdin, stdout};
 
 use crate::exit::{FAILED, Failure, plain};
 
-/// Bytes that are moved at a time where there is no socket.
+/// Bytes moved at a time without a socket.
 const PIECE: usize = 64 << 10;
 
 /// The connection to the client at standard input and output.
 pub struct Single {
     /// The server's end.
     pub socket: OwnedFd,
-    /// Says that everything has gone to standard output, where that is a pipe.
+    /// Signals that everything has been written to standard output, if that is a pipe.
     gone: Option<mpsc::Receiver<()>>,
 }
 
 impl Single {
-    /// Takes standard input and output. One socket (inetd, socketpair) is served as it is, two pipes
-    /// (ssh) by way of a socket.
+    /// Takes standard input and output. A socket (inetd, socketpair) is served directly, two pipes
+    /// (ssh) through a socket.
     pub fn take() -> Result<Single, Failure> {
         let cannot = |error: std::io::Error| {
             let text = format!("cannot serve standard input and output: {}", plain(&error));
@@ -52,7 +52,7 @@ impl Single {
             "stdin",
             Box::new(move || {
                 pump(input, &to_server);
-                // Fails only when the server has closed already.
+                // Fails only if the server has already closed.
                 let _ = to_server.shutdown(std::net::Shutdown::Write);
             }),
         )?;
@@ -62,7 +62,7 @@ impl Single {
                 pump(&from_server, output);
                 // A client that reads no more need not send, either.
                 let _ = from_server.shutdown(std::net::Shutdown::Both);
-                // Nobody waits for this but a server that is stopping.
+                // Only a stopping server waits for this.
                 let _ = sender.send(());
             }),
         )?;
@@ -75,11 +75,12 @@ impl Single {
     }
 }
 
-/// What is still on its way to standard output.
+/// Output still in transit to standard output.
 pub struct Rest(Option<mpsc::Receiver<()>>);
 
 impl Rest {
-    /// Waits until it is gone, for a short time: a client that does not read cannot hold up the end.
+    /// Waits until it is written, for a short time: a client that does not read must not delay the
+    /// end.
     pub fn wait(&self, patience: Duration) {
         if let Some(gone) = &self.0 {
             let _ = gone.recv_timeout(patience);

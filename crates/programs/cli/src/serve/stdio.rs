@@ -1,5 +1,6 @@
-//! Standard input and output of a server with plugins: theirs until they are ready, then kept for the
-//! command of `--run` and for what is printed; plugins see `/dev/null`, and cannot disturb either.
+//! Standard input and output of a server with plugins: plugins may use them until they are ready;
+//! after that they are reserved for the command of `--run` and for output, and plugins see
+//! `/dev/null`.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -12,10 +13,10 @@ use rustix::stdio::{dup2_stdin, dup2_stdout, stdin, stdout};
 use crate::exit::{FAILED, Failure, plain};
 use crate::out;
 
-/// Standard input and output as they came, where they were set aside.
+/// The original standard input and output, once replaced.
 static ASIDE: Mutex<Option<(OwnedFd, OwnedFd)>> = Mutex::new(None);
 
-/// Has plugins lose standard input and output when they are ready.
+/// Detaches plugins from standard input and output when they are ready.
 pub fn guard() {
     crate::plugin_host::when_ready(|| {
         if let Err(error) = set_aside() {
@@ -24,7 +25,7 @@ pub fn guard() {
     });
 }
 
-/// Puts `/dev/null` in their place, once.
+/// Replaces them by `/dev/null`, once.
 fn set_aside() -> std::io::Result<()> {
     let mut aside = ASIDE.lock().unwrap_or_else(PoisonError::into_inner);
     if aside.is_some() {
@@ -46,7 +47,7 @@ pub fn null() -> std::io::Result<File> {
     File::options().read(true).write(true).open("/dev/null")
 }
 
-/// Prints to what was standard output at first.
+/// Prints to the original standard output.
 pub fn print(bytes: &[u8]) -> Result<(), Failure> {
     let aside = ASIDE.lock().unwrap_or_else(PoisonError::into_inner);
     let Some((_, output)) = &*aside else { return out::print(bytes).map(drop) };
@@ -59,7 +60,7 @@ pub fn print(bytes: &[u8]) -> Result<(), Failure> {
     }
 }
 
-/// What a command gets that is started now: what was there at first.
+/// The original streams, for a command that is started now.
 pub fn original() -> std::io::Result<(Stdio, Stdio)> {
     let aside = ASIDE.lock().unwrap_or_else(PoisonError::into_inner);
     match &*aside {
@@ -68,7 +69,7 @@ pub fn original() -> std::io::Result<(Stdio, Stdio)> {
     }
 }
 
-/// Closes what was set aside: nobody needs it any more.
+/// Closes the original streams when they are not needed any more.
 pub fn let_go() {
     *ASIDE.lock().unwrap_or_else(PoisonError::into_inner) = None;
 }

@@ -1,34 +1,34 @@
-//! Why a server stops, and who may stop it.
+//! Why a server stops, and how to stop it.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use blockhaul_io::Completer;
 
-/// Why the server is to stop.
+/// The reason for stopping the server.
 pub enum Stop {
-    /// A signal asked for it.
+    /// A signal.
     Signal(i32),
     /// The command of `--run` has ended with this exit status.
     Command(u8),
-    /// The client of `--single` has left.
+    /// The client of `--single` has disconnected.
     Left,
-    /// A layer or a plugin asked for it: the command of `--run` goes on, as nbdkit's does.
+    /// A layer or a plugin requested it: the command of `--run` continues, as in nbdkit.
     Ended,
-    /// The control socket asked for it, or the last client of a server that accepts no more has left.
+    /// The control socket requested it, or the last client of a draining server has disconnected.
     Asked,
 }
 
-/// Completes the wait for the stop; whoever is first says why.
+/// Stops the server; the first caller sets the reason.
 #[derive(Clone)]
 pub struct Stopper(Arc<Mutex<Option<Completer<Stop>>>>);
 
 impl Stopper {
-    /// Completes this.
+    /// Resolves this.
     pub fn new(completer: Completer<Stop>) -> Stopper {
         Stopper(Arc::new(Mutex::new(Some(completer))))
     }
 
-    /// Stops the server, if nobody has yet.
+    /// Stops the server, unless already stopped.
     pub fn stop(&self, why: Stop) {
         let completer = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(completer) = completer {

@@ -1,4 +1,4 @@
-//! What a server asks of the system for itself: memory that stays, labels of its sockets.
+//! System settings of a server: locked memory, socket labels.
 
 use std::path::Path;
 
@@ -6,11 +6,11 @@ use rustix::mm::MlockAllFlags;
 
 use crate::exit::{FAILED, Failure, plain};
 
-/// Where a thread says how the sockets that it makes are labelled (SELinux).
+/// Sets the label of a thread's new sockets (SELinux).
 const SOCKET_LABEL: &str = "/proc/thread-self/attr/sockcreate";
 
-/// Keeps all memory of this process from being swapped out, now and later: a server whose device is
-/// swap space on the same machine would wait for itself.
+/// Locks all memory of this process, now and later: a server whose device is swap space on the same
+/// machine could deadlock.
 pub fn keep_memory() -> Result<(), Failure> {
     let all = MlockAllFlags::CURRENT | MlockAllFlags::FUTURE;
     rustix::mm::mlockall(all).map_err(|errno| {
@@ -22,7 +22,7 @@ pub fn keep_memory() -> Result<(), Failure> {
     })
 }
 
-/// Sockets that this thread makes have a label, until this is dropped.
+/// New sockets of this thread have a label, until this is dropped.
 pub struct SocketLabel(bool);
 
 impl SocketLabel {
@@ -40,7 +40,7 @@ impl SocketLabel {
 impl Drop for SocketLabel {
     fn drop(&mut self) {
         if self.0 {
-            // An empty label is the policy's own. It was taken away a moment ago where this fails.
+            // An empty label restores the policy's own. If this fails, it was just removed.
             let _ = std::fs::write(Path::new(SOCKET_LABEL), "");
         }
     }

@@ -1,4 +1,4 @@
-//! `--tls` and its companions: what a server brings for TLS, and how clients are told.
+//! `--tls` and related options: the server's credentials, and the parameters for clients.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,19 +9,19 @@ use blockhaul_tls::{Acceptor, Credentials};
 use crate::args::{self, TlsMode};
 use crate::exit::{Failure, OPEN, USAGE};
 
-/// What the options ask for.
+/// The TLS options.
 #[derive(Clone)]
 pub struct Secured {
     mode: TlsMode,
     certificates: Option<PathBuf>,
     keys: Option<PathBuf>,
     verify_peer: bool,
-    /// Folder and file as they were typed, for the command of `--run`.
+    /// Directory and file as typed, for the command of `--run`.
     typed: (Option<PathBuf>, Option<PathBuf>),
 }
 
 impl Secured {
-    /// Checks the options, and makes paths absolute: a server in the background leaves the directory.
+    /// Checks the options, and makes paths absolute: a background server leaves the directory.
     pub fn new(args: &args::ServeTls) -> Result<Secured, Failure> {
         let given = args.tls_certificates.is_some() || args.tls_psk.is_some();
         let given = given || args.tls_verify_peer;
@@ -59,24 +59,24 @@ impl Secured {
         Ok(if self.mode == TlsMode::On { Tls::On(acceptor) } else { Tls::Require(acceptor) })
     }
 
-    /// Whether there is nothing to read again.
+    /// Whether there is nothing to reload.
     pub fn is_off(&self) -> bool {
         self.mode == TlsMode::Off
     }
 
-    /// Whether a URI for clients must demand TLS.
+    /// Whether a URI for clients must require TLS.
     pub fn is_required(&self) -> bool {
         self.mode == TlsMode::Require
     }
 
-    /// Parameters of a URI with which clients on this machine get in, as nbdkit has them.
+    /// URI parameters for clients on this machine, like nbdkit's.
     pub fn parameters(&self) -> Vec<(&'static str, &Path)> {
         let certificates = self.certificates.as_deref().map(|dir| ("tls-certificates", dir));
         let keys = self.keys.as_deref().map(|file| ("tls-psk-file", file));
         certificates.into_iter().chain(keys).collect()
     }
 
-    /// Variables for `--run`, as nbdkit names them.
+    /// Variables for `--run`, with nbdkit's names.
     pub fn variables(&self) -> Vec<(&'static str, String)> {
         let text = |path: &Option<PathBuf>| {
             path.as_ref().map(|path| path.display().to_string()).unwrap_or_default()

@@ -1,12 +1,12 @@
-//! `--trace`: says each request at each layer and at the device, in nbdkit's words.
+//! `--trace`: logs each request at each layer and at the device, in nbdkit's format.
 
 use std::sync::Arc;
 
 use blockhaul_block::{Access, Device, Facts, FileRange, Flags, Op, Pending, Request, Result};
 use blockhaul_catalog::{Adjustable, Layer};
 
-/// Layers with what says requests over the device and over each of them, the last one outermost. `device`: its
-/// name in the lines, if it is to have some. Gates have their lines, too: nbdkit's filters have theirs.
+/// Layers with a logging layer over the device and over each of them, the last one outermost.
+/// `device`: its name in the lines, if it has any. Gates have lines, too, like nbdkit's filters.
 pub fn woven(layers: &[Arc<Adjustable>], device: Option<&str>) -> Vec<Arc<dyn Layer>> {
     let trace = |name: &str| Arc::new(Trace(name.into())) as Arc<dyn Layer>;
     let mut woven: Vec<_> = device.map(trace).into_iter().collect();

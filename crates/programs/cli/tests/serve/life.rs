@@ -187,7 +187,7 @@ fn a_stop_gives_up_what_devices_hold_and_says_so() {
         let begun = Instant::now();
         kill_process(pid(server.id()), Signal::TERM).unwrap();
         if second {
-            // One that comes before the first was heard is the same signal.
+            // One that arrives before the first was handled counts as the same signal.
             while UnixStream::connect(&socket).is_ok() {
                 assert!(begun.elapsed() < LIMIT, "it listens still");
                 std::thread::sleep(Duration::from_millis(5));

@@ -166,7 +166,7 @@ fn several_sockets_of_the_service_manager_and_our_own_are_served_together() {
 
 #[test]
 fn vsock_is_served_where_there_is_any_and_its_absence_is_said() {
-    // A number that nobody else on this machine should use.
+    // A number that no other program on this machine should use.
     let port = (1_000_000 + std::process::id()).to_string();
     let output = blockhaul(&["serve", "--vsock", &port, "memory:1M", "--run", "echo \"$uri\""]);
     let said = text(&output.stderr);

@@ -1,4 +1,4 @@
-//! What a journal's file holds: its header and its records as bytes, and what they say.
+//! The file format of a journal: its header and records as bytes, and their meaning.
 
 use std::fmt::Write as _;
 
@@ -10,24 +10,23 @@ pub(super) const HEADER: usize = 4096;
 /// Bytes of a record.
 pub(super) const RECORD: usize = 32;
 
-/// Bytes of a checksum: of BLAKE3's 32.
+/// Bytes of a checksum (a truncated BLAKE3).
 const CHECK: usize = 16;
 
-/// Longest text that identifies one side; longer ones are replaced by their digest.
+/// Longest text that identifies a side; a longer one is replaced by its digest.
 const TEXT_MAX: usize = 1500;
 
-/// The bit of a record's lane that says that the segment has content. Journals of before have it
-/// nowhere.
+/// The bit of a record's lane that marks a segment with content. Old journals never set it.
 const CONTENT: u32 = 1 << 31;
 
-/// Bits of a record's number that say which segment is the first; the others are the exponent of
-/// their count.
+/// Bits of a record's number that hold the first segment; the others hold the exponent of the
+/// count.
 const NUMBER_BITS: u32 = 58;
 
-/// What is copied where: must be the same when a copy goes on.
+/// What is copied where; must be the same when a copy continues.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Identity {
-    /// Bytes of a segment.
+    /// Segment size in bytes.
     pub(crate) segment: u64,
     /// Where the copy starts and ends in the source.
     pub(crate) range: (u64, u64),
@@ -94,7 +93,7 @@ impl Identity {
         parsed.ok_or_else(damaged)
     }
 
-    /// Why a copy with this identity cannot go on as `now`.
+    /// Why a copy with this identity cannot continue as `now`.
     pub(super) fn differs(&self, now: &Identity) -> Option<String> {
         let mut text = String::new();
         if self.source != now.source || self.source_size != now.source_size {
@@ -123,13 +122,13 @@ impl Identity {
 pub(crate) struct Record {
     /// Number of the first segment in the source.
     pub(crate) segment: u64,
-    /// How many there are: 2 to the power of this.
+    /// Count of segments, as a power of two.
     pub(crate) exponent: u8,
-    /// Number of the flush that made it durable.
+    /// Number of the flush that made them durable.
     pub(crate) batch: u32,
-    /// Who wrote it.
+    /// The lane that wrote them.
     pub(crate) lane: u32,
-    /// Something else than zeroes was written there, as far as the lane knows.
+    /// Something other than zeroes was written there, as far as the lane knows.
     pub(crate) content: bool,
 }
 
@@ -150,7 +149,7 @@ impl Record {
         })
     }
 
-    /// Number of the segment behind the last.
+    /// Number of the segment after the last.
     pub(super) fn end(&self) -> u64 {
         // An exponent has six bits.
         self.segment.saturating_add(1 << self.exponent)
@@ -184,7 +183,7 @@ impl Record {
     }
 }
 
-/// Takes fields off bytes.
+/// Takes fields from the front of a slice.
 struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {
@@ -210,19 +209,19 @@ fn check(body: &[u8], id: &[u8; 16], index: u64) -> [u8; CHECK] {
     check
 }
 
-/// The records of a journal's file, up to the first that does not check.
+/// The records of a journal's file, up to the first with a wrong checksum.
 pub(super) fn recover(bytes: &[u8], id: &[u8; 16]) -> Vec<Record> {
     let records = bytes.get(HEADER..).unwrap_or_default().chunks_exact(RECORD).zip(0..);
     records.map_while(|(record, index)| Record::decode(record, id, index)).collect()
 }
 
-/// What a journal says of earlier runs.
+/// What a journal records of earlier runs.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Recorded {
-    /// Segments that are durable: the first and the one behind the last, ascending, apart.
+    /// Durable segments as ranges: the first and the one after the last; ascending, disjoint.
     pub(crate) segments: Vec<(u64, u64)>,
-    /// Those among them that each lane recorded last, and last of those with content, one by one,
-    /// ascending. Content tells the target from another one, fresh and all zeroes.
+    /// Of those, the segments that each lane recorded last, and the last with content; ascending.
+    /// Content distinguishes the target from another one that is fresh and all zeroes.
     pub(crate) edge: Vec<u64>,
 }
 
@@ -252,7 +251,7 @@ impl Recorded {
                     recorded.segments.push((record.segment, record.end()));
                     recorded.edge.push(record.segment);
                 }
-                // Zeroes: made again sooner than looked at again.
+                // Zeroes: zeroing again is faster than checking.
                 (true, _) => {}
             }
         }
@@ -269,14 +268,14 @@ impl Recorded {
         recorded
     }
 
-    /// The number behind the last of the recorded segments that follow this one, if it is recorded.
+    /// The end of the recorded range that contains this segment, if it is recorded.
     pub(crate) fn reach(&self, segment: u64) -> Option<u64> {
         let behind = self.segments.partition_point(|range| range.0 <= segment);
         let range = self.segments.get(behind.checked_sub(1)?)?;
         (segment < range.1).then_some(range.1)
     }
 
-    /// The first recorded segment behind this one.
+    /// The first recorded segment after this one.
     pub(crate) fn next(&self, segment: u64) -> Option<u64> {
         let behind = self.segments.partition_point(|range| range.0 <= segment);
         self.segments.get(behind).map(|range| range.0)
@@ -324,7 +323,7 @@ mod tests {
             let (bytes, records) = file(&segments);
             prop_assert_eq!(recover(&bytes, &ID), records.clone());
             prop_assert_eq!(Identity::decode(&bytes).unwrap(), (ID, identity()));
-            // Cut anywhere: whole records before the cut.
+            // Cut anywhere: the whole records before the cut remain.
             let cut = cut.index(bytes.len() + 1);
             match Identity::decode(&bytes[..cut]) {
                 Ok(_) => {
@@ -334,7 +333,8 @@ mod tests {
                 }
                 Err(_) => prop_assert!(cut < HEADER),
             }
-            // One bit: in the header a refusal, in a record its end.
+            // One flipped bit: in the header the journal is refused, in a record the records end
+            // there.
             let bit = bit.index(bytes.len() * 8);
             let mut damaged = bytes.clone();
             damaged[bit / 8] ^= 1 << (bit % 8);
@@ -400,7 +400,7 @@ mod tests {
         earlier.push(Record { segment: 0, exponent: 0, batch: 8, lane: 0, content: false });
         let recorded = Recorded::of(&earlier);
         assert_eq!(recorded.segments, [(0, 1), (3, 3 + (1 << 47) + 5)]);
-        // Of the last batch only what is looked at again is relied on.
+        // Of the last batch only what is verified is relied on.
         let recorded = Recorded::of(&records);
         let last = 3 + (1 << 47) + 4;
         assert_eq!((recorded.segments, recorded.edge), (vec![(last, last + 1)], vec![last]));

@@ -1,12 +1,11 @@
 //! The journal of a copy: which segments are durable on the target, so that a copy that was killed
-//! goes on where it was.
+//! can continue.
 //!
-//! An append-only file: a header that says what is copied where, then records of 32 bytes, each with a
-//! checksum over its content, its place and the journal's own random name. A record is written only
-//! after the segment's writes have completed and the connection that wrote them has been flushed
-//! after that, and is itself made durable before the next batch. What follows the first record that
-//! does not check is what a crash has left of the last batch, and is discarded: its segments are
-//! copied again.
+//! An append-only file: a header that describes the copy, then records of 32 bytes, each with a
+//! checksum over its content, its position and the journal's random ID. A record is written only
+//! after the segment's writes have completed and the connection that wrote them has then been
+//! flushed; it is itself made durable before the next batch. Everything from the first record with
+//! a wrong checksum on is a torn batch of a crash and is discarded: its segments are copied again.
 
 mod format;
 
@@ -24,20 +23,20 @@ use rustix::fs::{FlockOperation, flock};
 use self::format::{HEADER, MAGIC, RECORD, Record, recover};
 pub(crate) use self::format::{Identity, Recorded};
 
-/// Where a journal is kept, and what tells the two sides of the copy from others.
+/// Where the journal is, and what identifies the two sides of the copy.
 #[derive(Debug, Clone)]
 pub struct JournalOptions {
-    /// The file. It is made by the first run, read by the next ones and removed after success.
+    /// The file: created by the first run, read by later ones and removed after success.
     pub path: PathBuf,
-    /// Begin anew, whatever the journal says.
+    /// Start over, whatever the journal records.
     pub restart: bool,
-    /// Leave it there after success: whoever asked for it removes it.
+    /// Keep the file after success; the caller removes it.
     pub keep: bool,
-    /// Longest time for which finished segments wait for a flush and their records.
+    /// Maximum time for which finished segments wait for a flush and their records.
     pub interval: Duration,
-    /// What is copied: a name, and whatever changes when it does (inode, time of change).
+    /// The source: a name, and what changes when the source does (inode, modification time).
     pub source: String,
-    /// Where to: a name, and what tells the storage from another under this name (inode).
+    /// The target: a name, and what distinguishes it from other storage of this name (inode).
     pub target: String,
 }
 
@@ -53,12 +52,12 @@ struct Tail {
     file: File,
     /// Records so far.
     count: u64,
-    /// Why nothing more is recorded.
+    /// Why recording has stopped.
     broken: Option<String>,
 }
 
 impl Journal {
-    /// Begins a journal, or goes on with the one that is there. Blocks.
+    /// Creates a journal, or continues the existing one. Blocks.
     pub(crate) fn open(options: &JournalOptions, wanted: &Identity) -> Result<(Journal, Recorded)> {
         let wanted = wanted.clone().shortened();
         let path = &options.path;
@@ -71,7 +70,7 @@ impl Journal {
         }
     }
 
-    /// Bytes of a segment in the journal that is there and is gone on with. Blocks.
+    /// Segment size in bytes of an existing journal that is to be continued. Blocks.
     pub(crate) fn segment_there(options: &JournalOptions) -> Option<u64> {
         let file = there(&options.path).ok().flatten().filter(|_| !options.restart)?;
         let mut header = Vec::with_capacity(HEADER);
@@ -81,7 +80,7 @@ impl Journal {
 
     fn begin(path: &Path, wanted: &Identity) -> Result<Journal> {
         let id = random()?;
-        // Complete or not there: the header gets its name when it is durable.
+        // The file is complete or absent: it is renamed into place when the header is durable.
         let (fresh, mut file) = make_fresh(path, &id)?;
         lock(&file, path)?;
         let made = file
@@ -90,7 +89,7 @@ impl Journal {
             .and_then(|()| std::fs::rename(&fresh, path))
             .and_then(|()| blockhaul_io::sync_folder(path));
         made.map_err(|error| {
-            // A copy that could not begin leaves nothing behind.
+            // A copy that cannot start leaves no file behind.
             let _ = std::fs::remove_file(&fresh);
             failed("write", path, error)
         })?;
@@ -110,7 +109,7 @@ impl Journal {
         let segments = wanted.range.1.div_ceil(wanted.segment);
         let known = records.iter().take_while(|record| record.end() <= segments);
         let records: Vec<_> = known.copied().collect();
-        // The torn tail goes, so that what is appended follows what checks.
+        // Remove the torn tail, so that new records follow valid ones.
         let len = (HEADER + records.len() * RECORD) as u64;
         file.set_len(len).map_err(|error| failed("cut", path, error))?;
         let batch = records.iter().map(|record| record.batch).max().unwrap_or(0);
@@ -124,9 +123,9 @@ impl Journal {
         Journal { path: path.to_owned(), id, batch, file: Arc::new(Mutex::new(tail)) }
     }
 
-    /// Records segments as durable, durably: the first of each range, the one behind its last, and
-    /// whether there is content. An error says why the journal is of no more use; the copy itself need
-    /// not fail.
+    /// Records segments as durable, and makes the records durable: the first of each range, the one
+    /// after its last, and whether there is content. An error says why the journal cannot be used
+    /// any more; the copy itself need not fail.
     pub(crate) async fn append(
         &self,
         lane: u32,
@@ -165,18 +164,18 @@ impl Journal {
         appended.await.unwrap_or_else(|lost| Err(lost.to_string()))
     }
 
-    /// Removes the file: the copy is complete. Blocks.
+    /// Removes the file after the copy is complete. Blocks.
     pub(crate) fn remove(&self) -> std::io::Result<()> {
         std::fs::remove_file(&self.path).and_then(|()| blockhaul_io::sync_folder(&self.path))
     }
 }
 
-/// Finds out whether a journal can be begun under this name, or the one that is there be gone on with.
-/// For who is about to empty a target, and would learn only then that it cannot: nothing is left behind,
-/// and a journal that is there stays as it is. Blocks.
+/// Checks whether a journal can be created under this name, or the existing one continued. For a
+/// caller that is about to empty a target, and would find out too late. Leaves nothing behind, and
+/// does not change an existing journal. Blocks.
 ///
 /// # Errors
-/// What is there is no journal or is in use; or none can be made there.
+/// The existing file is not a journal or is in use, or none can be created there.
 pub fn check_journal(path: &Path, restart: bool) -> Result<()> {
     if let Some(mut old) = there(path)? {
         check_old(&mut old, path)?;
@@ -185,13 +184,13 @@ pub fn check_journal(path: &Path, restart: bool) -> Result<()> {
         }
     }
     let (fresh, mut file) = make_fresh(path, &random()?)?;
-    // As much as a journal begins with: a full disk makes files, but does not fill them.
+    // As much as a new journal writes: a full disk can create files, but not fill them.
     let written = file.write_all(&[0; HEADER]).and_then(|()| file.sync_all());
     let removed = std::fs::remove_file(&fresh);
     written.and(removed).map_err(|error| failed("write", path, error))
 }
 
-/// A file that will be the journal of this name. Its own name until then is nobody else's.
+/// Creates the file that becomes the journal of this name, under a unique name of its own.
 fn make_fresh(path: &Path, id: &[u8; 16]) -> Result<(PathBuf, File)> {
     let mut fresh = path.as_os_str().to_owned();
     fresh.push(format!(".{:08x}.new", u128::from_be_bytes(*id) >> 96));
@@ -210,7 +209,7 @@ fn make_fresh(path: &Path, id: &[u8; 16]) -> Result<(PathBuf, File)> {
     Ok((fresh, file))
 }
 
-/// Refuses somebody else's file, and a journal in use; else it is locked.
+/// Refuses a foreign file and a journal in use; otherwise locks it.
 fn check_old(old: &mut File, path: &Path) -> Result<()> {
     let mut magic = [0; MAGIC.len()];
     if old.read_exact(&mut magic).is_err() || magic != *MAGIC {
@@ -219,9 +218,8 @@ fn check_old(old: &mut File, path: &Path) -> Result<()> {
     lock(old, path)
 }
 
-/// Removes the journal that is there, if there is one: what it recorded does not count any more. For
-/// who is about to empty a target. Somebody else's file is not removed, and a journal in use neither.
-/// Blocks.
+/// Removes the existing journal, if there is one: its records do not count any more. For a caller
+/// that is about to empty a target. Refuses to remove a foreign file or a journal in use. Blocks.
 pub fn discard_journal(path: &Path) -> Result<()> {
     let Some(mut old) = there(path)? else { return Ok(()) };
     check_old(&mut old, path)?;
@@ -229,7 +227,7 @@ pub fn discard_journal(path: &Path) -> Result<()> {
     removed.map_err(|error| failed("remove", path, error))
 }
 
-/// The file that is there. What is no regular file, as a device or a pipe, need not have an end.
+/// Opens the existing file. Anything but a regular file (a device, a pipe) may have no end.
 fn there(path: &Path) -> Result<Option<File>> {
     match std::fs::metadata(path) {
         Ok(data) if data.is_file() || data.is_dir() => {}

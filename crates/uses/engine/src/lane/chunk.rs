@@ -1,5 +1,5 @@
-//! What becomes of one request of a lane: read, looked at, written or zeroed, and carried out again
-//! where that failed and may pass.
+//! One request of a lane: read, check for zeroes, write or zero, and retry after a transient
+//! failure.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -15,32 +15,32 @@ use crate::same_disk::Proof;
 use crate::side::Side;
 use crate::zeroes;
 
-/// Zeroing that took less than this may be four times as long the next time.
+/// If zeroing took less than this, the next piece may be four times as long.
 const QUICK: Duration = Duration::from_secs(1);
 
-/// A request that failed: over which handle, and how.
+/// A failed request: the handle it used, and the error.
 pub(super) struct Failed {
     side: Side,
     generation: u64,
     error: Error,
 }
 
-/// What became of the bytes of a request.
+/// How the bytes of a request were handled.
 #[derive(Debug, Default)]
 pub(super) struct Done {
     data: u64,
     zeroed: u64,
     skipped: u64,
-    /// Of `data`: looked at.
+    /// Of `data`: checked for zeroes.
     seen: u64,
     /// Zeroes that were written as data.
     zeroes: u64,
 }
 
 impl Lane {
-    /// Zeroes a run, which may be nearly the whole device: in pieces that grow while the target is
-    /// quick, so that few are needed, and a copy that is stopped need not wait for long. `known`: it
-    /// need not be done.
+    /// Zeroes a run, which may be nearly the whole device, in pieces that grow while the target is
+    /// fast: few requests are needed, and stopping the copy does not take long. `known`: the target
+    /// is already zero there.
     pub(super) async fn zero_run(
         self: Rc<Self>,
         home: Home,
@@ -75,7 +75,7 @@ impl Lane {
         Ok(())
     }
 
-    /// Has zeroes in the digest.
+    /// Adds zeroes to the digest.
     async fn digest_zeroes(&self, at: u64, len: u64) {
         let Some(streaming) = &self.shared.streaming else { return };
         if !streaming.hashes_zeroes() || len <= self.shared.resolved.request_size {
@@ -91,7 +91,7 @@ impl Lane {
         }
     }
 
-    /// Makes a range of the target read as zeroes, unless it is known that it does.
+    /// Makes a range of the target read as zeroes, unless it is known to do so.
     pub(super) async fn zero(
         &self,
         home: Home,
@@ -173,7 +173,7 @@ impl Lane {
         Ok(())
     }
 
-    /// Zeroes to be written.
+    /// Zeroes to write as data.
     async fn zeroes(&self, len: u64) -> Result<Data, Failed> {
         let generation = self.target.generation();
         let room = self.room(len, true).await;
@@ -182,7 +182,7 @@ impl Lane {
         Ok(buf.into())
     }
 
-    /// Keeps a block of the source, so that it is known again after its connection was lost.
+    /// Stores a block of the source, to recognize the source after a reconnect.
     async fn know_source(&self, at: u64, data: &Data, look: bool) {
         let retries = &self.shared.retries;
         if !self.source.reconnects() || !retries.wants_proof() {
@@ -191,7 +191,7 @@ impl Lane {
         if look {
             retries.keep_proof(at, data.bytes());
         } else if self.shared.resolved.sparse == 0 && self.first {
-            // Nothing is looked at otherwise, and what is on its way in the kernel stays there.
+            // Otherwise the data is not inspected, and what is moved by the kernel stays there.
             let len = data.len().min(Proof::LEN);
             if let Ok(sample) = self.source.device().read(at, len).await {
                 retries.keep_proof(at, sample.bytes());
@@ -210,7 +210,7 @@ impl Lane {
     ) -> Result<(), Failed> {
         let len = data.len() as u64;
         if !look {
-            // Somebody may wait for a proof; else it goes on without a second holder.
+            // A lane may wait for a proof; otherwise do not hold a second reference.
             let sample = self.is_proof_due().then(|| data.clone());
             if sample.is_some()
                 && let Err(error) = data.load()
@@ -240,7 +240,8 @@ impl Lane {
         self.offer_proof(at, &data).await
     }
 
-    /// Writes data and zeroes. Parts go out together; all are awaited, also after an error.
+    /// Writes data and zeroes. The parts are submitted together; all are awaited, also after an
+    /// error.
     async fn write_runs(
         &self,
         home: Home,
@@ -304,7 +305,7 @@ impl Lane {
         }
     }
 
-    /// Changes the target.
+    /// Submits a request that changes the target.
     pub(super) async fn change(&self, home: Home, request: Request) -> Result<(), Failed> {
         let generation = self.target.generation();
         let asked = blockhaul_io::now();
@@ -324,16 +325,16 @@ impl Lane {
         self.target.device().submit(request)
     }
 
-    /// A failure of a request to the target that is none of these.
+    /// A failed request to the target that is not a lost connection or a failed flush.
     pub(super) fn target_failed(&self, generation: u64, error: Error) -> Failed {
         Failed { side: Side::Target, generation, error }
     }
 
-    /// Waits until what failed can be tried again, or tells that it cannot.
+    /// Waits until a failed request can be retried; an error if it cannot.
     pub(super) async fn recover(&self, failed: Failed, attempts: &mut u32) -> Result<()> {
         let Failed { side, generation, error } = failed;
         let end = if side == Side::Source { &self.source } else { &self.target };
-        // Not a part of the future of each request, which seldom needs it.
+        // Boxed, to keep it out of the future of each request, which seldom needs it.
         let recovered = Box::pin(end.recover(error, generation, attempts)).await;
         self.note_doubts();
         self.rest_in_flight().await;
@@ -360,7 +361,7 @@ impl Lane {
         self.first && self.shared.learned.same_disk.wanted() && self.proof_due.get()
     }
 
-    /// Hands out the first block with content that was written, for lanes that must be examined.
+    /// Publishes the first written block with content, to verify further lanes with.
     async fn offer_proof(&self, at: u64, data: &Data) -> Result<(), Failed> {
         if !self.is_proof_due() {
             return Ok(());

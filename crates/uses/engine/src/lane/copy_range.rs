@@ -1,7 +1,7 @@
-//! Ranges between two files that the kernel copies by copy_file_range: always where a server of the
-//! network's file system does it, else where that was found to be faster than reading and writing
-//! (`kernel_copy`). What the kernel refuses or does not copy in full is read and written instead: an error
-//! that matters is met again there, and told.
+//! Ranges between two files that the kernel copies with copy_file_range: always if the server of a
+//! network file system does the work, otherwise if it was measured to be faster than reading and
+//! writing (`kernel_copy`). What the kernel refuses or copies only in part is read and written
+//! instead; a persistent error recurs there and is reported.
 
 use std::rc::Rc;
 
@@ -10,15 +10,15 @@ use super::{Lane, OpenSegment, SAMPLE_EVERY};
 use crate::kernel_copy::Mover;
 use crate::ledger::{Home, Range};
 
-/// Bytes that are copied by one call: a limit on the rate is kept in such steps, and whoever stops a
-/// copy waits for one.
+/// Bytes per call: the step in which a rate limit is applied, and the longest that stopping a copy
+/// has to wait for.
 const STEP: u64 = 16 << 20;
-/// Ranges that are shorter are not worth a thread.
+/// Shorter ranges are not worth a thread.
 const SHORT: u64 = 1 << 20;
 
 impl Lane {
-    /// Copies from the start of a range of a segment, by copy_file_range or to measure that;
-    /// gives where it ended. `None`: nothing was done.
+    /// Copies from the start of a range of a segment with copy_file_range, or to measure it;
+    /// returns the end of the copied part. `None`: nothing was copied.
     pub(super) async fn copy_range(
         self: &Rc<Self>,
         segment: &OpenSegment,
@@ -34,7 +34,7 @@ impl Lane {
         if known.always || remote {
             return self.by_kernel(home, at, piece, STEP).await;
         }
-        // A sample of the bytes is looked at, however they go.
+        // A sample of the bytes is checked for zeroes, whatever copies them.
         if piece.to.len < SHORT || self.looks(segment) || !through_cache(&piece) {
             return None;
         }
@@ -48,7 +48,7 @@ impl Lane {
         let limited = self.shared.resolved.is_limited();
         match known.turn(self.number) {
             Mover::Requests => None,
-            // What a limit holds back tells nothing.
+            // A measurement under a rate limit means nothing.
             Mover::TimeKernel(_) | Mover::TimeRequests(_) if limited => None,
             Mover::Kernel => {
                 let done = self.by_kernel(home, at, piece, unseen).await?;
@@ -77,8 +77,8 @@ impl Lane {
         }
     }
 
-    /// Has the kernel copy up to `most` bytes of what both ends lend at `at`; gives where it ended.
-    /// `None`: it does not, and will not be asked again.
+    /// Has the kernel copy up to `most` bytes of the files of both ends at `at`; returns the end.
+    /// `None`: the kernel refuses, and is not asked again.
     async fn by_kernel(&self, home: Home, at: u64, piece: Piece, most: u64) -> Option<u64> {
         let len = piece.to.len.min(most);
         self.shared.resolved.pace(len, || self.shared.stopped()).await;
@@ -105,7 +105,7 @@ impl Lane {
     }
 }
 
-/// Whether reading and writing would go through the page cache, as copying by the kernel does.
+/// Whether reading and writing would use the page cache, as copying by the kernel does.
 fn through_cache(piece: &Piece) -> bool {
     let (from, to) = (&piece.from, &piece.to);
     let cached = || from.file.cached(from.at, to.len).is_some_and(|cached| cached >= to.len);

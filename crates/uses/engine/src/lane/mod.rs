@@ -1,9 +1,9 @@
 //! Lanes: each takes segments from the plan and moves them from its source handle to its target
 //! handle, with a bounded window of requests in flight.
 //!
-//! What fails and may pass is carried out again, request by request, from a fresh read of the source:
-//! nothing is kept of what was written, so that payloads can stay in the kernel. What becomes of
-//! writes over connections that were lost is in `recheck`.
+//! A transient failure is retried per request, from a fresh read of the source: written data is not
+//! kept, so that payloads can stay in the kernel. `recheck` handles writes over connections that
+//! were lost.
 
 mod chunk;
 mod copy_range;
@@ -30,10 +30,10 @@ use crate::shared::Shared;
 use crate::signals::{PAUSED, WANTED};
 use crate::window::Window;
 
-/// A wait for a segment that is longer than that leaves the devices idle.
+/// A longer wait for a segment leaves the devices idle.
 const IDLE: Duration = Duration::from_millis(5);
 
-/// One request in so many is looked at for zeroes when samples suffice.
+/// One request in this many is checked for zeroes when sampling suffices.
 const SAMPLE_EVERY: u64 = 16;
 
 /// One source handle and one target handle, on one worker.
@@ -42,15 +42,15 @@ pub(crate) struct Lane {
     source: Handle,
     target: Handle,
     takes_parked: bool,
-    /// The target zeroes without being sent zeroes.
+    /// The target can zero without being sent zeroes.
     target_zeroes: bool,
     /// The target reads as zeroes where this run has not written.
     target_is_zero: Cell<bool>,
-    /// The first lane brings the proof by which others are examined.
+    /// The first lane provides the proof that verifies the others.
     first: bool,
-    /// Set while the first lane has not handed out a proof.
+    /// Set until the first lane has published a proof.
     proof_due: Cell<bool>,
-    /// For the journal.
+    /// Lane number, for the journal.
     number: u32,
     pace: Pace,
     load: Load,
@@ -58,16 +58,16 @@ pub(crate) struct Lane {
     safety: Safety,
 }
 
-/// How much a lane has in flight at most.
+/// Limits of what a lane has in flight.
 struct Pace {
     window: RefCell<Window>,
-    /// Holds one of the places for lanes at work.
+    /// Holds one of the places for active lanes.
     placed: Cell<bool>,
     /// Requests that the progress counts for this lane.
     shown: Cell<usize>,
-    /// Bytes of a request, as the window knows it.
+    /// Request size in bytes, as the window knows it.
     size: Cell<u64>,
-    /// Bytes that are zeroed in one request.
+    /// Bytes zeroed per request.
     zero_piece: Cell<u64>,
 }
 
@@ -75,7 +75,7 @@ struct Pace {
 struct Load {
     requests: Cell<usize>,
     bytes: Cell<u64>,
-    /// Of the requests: they wait for the end of a pause.
+    /// Of the requests: those that wait for the end of a pause.
     resting: Cell<usize>,
     changed: Event,
 }
@@ -83,33 +83,33 @@ struct Load {
 /// What a lane works on.
 #[derive(Default)]
 struct Work {
-    /// Segments that are begun; the last one is worked on.
+    /// Segments that are begun; the last one is being worked on.
     open: RefCell<Vec<Rc<OpenSegment>>>,
-    /// Under which requests that start now are counted.
+    /// The flight that requests starting now belong to.
     flight: RefCell<Option<Rc<Flight>>>,
-    /// The number of the last one who began to wait for a range, as far as this lane has looked.
+    /// The number of the newest range request (`want`) that this lane has seen.
     last_want: Cell<u64>,
 }
 
-/// How sure what a lane has written is to last.
+/// How durable a lane's writes are.
 struct Safety {
     ledger: RefCell<Ledger>,
-    /// There is something that a flush would make durable: also zeroes that the target has already,
-    /// which somebody may have made without a flush.
+    /// A flush would make something durable. This includes zeroes that were already on the target,
+    /// which another program may have written without a flush.
     unflushed: Cell<bool>,
     /// A task waits for the next flush, or flushes.
     armed: Cell<bool>,
-    /// No more segments come.
+    /// No more segments follow.
     ending: Cell<bool>,
 }
 
-/// What became of a step in a segment.
+/// The result of a step in a segment.
 enum Stepped {
-    /// The segment goes on.
+    /// The segment continues.
     Further,
     /// All its requests have been started.
     Ended,
-    /// The copy is over.
+    /// The copy has ended.
     Stopped,
 }
 
@@ -121,7 +121,7 @@ impl Lane {
         first: bool,
     ) -> Rc<Lane> {
         let window = Window::new(shared.resolved.requests, !shared.resolved.adaptive);
-        // A new connection of a target without the promise may show another disk.
+        // Without the promise, a new connection to the target may show another disk.
         let promised = target.facts().can.contains(Can::MULTI_CONN);
         let used = shared.retries.any() || shared.durability.journal.is_some();
         let ledger = Ledger::new(used, first && target.reconnects() && !promised);
@@ -158,7 +158,7 @@ impl Lane {
         })
     }
 
-    /// Copies segments until none is left, and ends as is asked.
+    /// Copies segments until none is left, then ends as `ending` says.
     pub(crate) async fn run(self: &Rc<Self>, queue: &Arc<SegmentQueue>, ending: Ending) {
         self.safety.ending.set(false);
         self.target_is_zero.set(self.shared.target_is_zero.load(Ordering::Relaxed));
@@ -179,13 +179,13 @@ impl Lane {
         self.shared.signals.end_work();
     }
 
-    /// Takes segments while there are some.
+    /// Takes segments while there are any.
     async fn take_segments(self: &Rc<Self>, queue: &Arc<SegmentQueue>) {
         self.hold_place();
         let mut used = false;
         while !self.shared.stopped() {
             let asked = blockhaul_io::now();
-            // Who waits starts nothing.
+            // A lane that waits starts no request.
             self.shared.signals.end_work();
             let next = queue.next().await;
             self.shared.signals.begin_work();
@@ -207,21 +207,21 @@ impl Lane {
         }
     }
 
-    /// The lane has a place.
+    /// Marks that the lane holds a place.
     fn hold_place(&self) {
         self.pace.placed.set(true);
         self.shared.progress.set_connections(self.shared.learned.slots.active());
         self.show_requests(self.pace.window.borrow().limit());
     }
 
-    /// Tells how many requests the lane may have in flight.
+    /// Reports how many requests the lane may have in flight.
     fn show_requests(&self, requests: usize) {
         let before = self.pace.shown.replace(requests);
         self.shared.progress.change_requests(before, requests);
     }
 
-    /// Does what a signal asks for: rests while the engine is paused, puts first what somebody waits
-    /// for, and makes place where there are more lanes at work than pay; what is in flight goes on.
+    /// Handles signals: rests while the engine is paused, starts wanted ranges first, and gives up
+    /// its place if more lanes are active than pay. Requests in flight continue.
     async fn attend(self: &Rc<Self>, queue: Option<&Arc<SegmentQueue>>) {
         let (signals, slots) = (&self.shared.signals, &self.shared.learned.slots);
         let is_new = || queue.is_some_and(|queue| queue.newest_want() != self.work.last_want.get());
@@ -244,7 +244,7 @@ impl Lane {
             let entered =
                 slots.enter(|| self.shared.stopped() || signals.is(PAUSED) || is_new()).await;
             if !entered && !self.shared.stopped() {
-                // To look at what is new; then it is given up again.
+                // To see what has changed; the place is given up again afterwards.
                 slots.enter_beyond();
             }
             if !self.shared.stopped() || entered {
@@ -256,17 +256,17 @@ impl Lane {
         }
     }
 
-    /// Starts nothing until the engine is resumed.
+    /// Starts no request until the engine is resumed.
     async fn rest(&self) {
         self.wait_until(|lane| lane.load.requests.get() == lane.load.resting.get()).await;
         self.shared.signals.end_work();
         self.shared.signals.resumed(|| self.shared.stopped()).await;
         self.shared.signals.begin_work();
-        // It was not the setting that held things up.
+        // The delay was not due to the settings.
         self.shared.learned.tuner.disturb();
     }
 
-    /// As [`Lane::rest`], for what is in flight and about to send another request.
+    /// Like [`Lane::rest`], for a request in flight that is about to send another one.
     pub(super) async fn rest_in_flight(&self) {
         if !self.shared.signals.is(PAUSED) {
             return;
@@ -279,7 +279,7 @@ impl Lane {
         self.load.resting.set(self.load.resting.get() - 1);
     }
 
-    /// Puts first, of what is begun, what somebody waits for.
+    /// Of the open segments, starts the ranges first that a caller waits for.
     fn look_at_wants(&self, queue: &Arc<SegmentQueue>) {
         let since = self.work.last_want.replace(queue.newest_want());
         let mut open = self.work.open.borrow_mut();
@@ -291,12 +291,12 @@ impl Lane {
         open.sort_by_key(|segment| segment.is_urgent());
     }
 
-    /// Whether somebody waits for what this lane starts next.
+    /// Whether a caller waits for the range that this lane starts next.
     fn is_urgent(&self) -> bool {
         self.work.open.borrow().last().is_some_and(|segment| segment.is_urgent())
     }
 
-    /// Bytes of a request now.
+    /// Current request size in bytes.
     fn request_size(&self) -> u64 {
         let size = self.shared.learned.tuner.request_size();
         let before = self.pace.size.replace(size);
@@ -306,14 +306,14 @@ impl Lane {
         size
     }
 
-    /// Ends as is asked what was copied before.
+    /// Ends, as `ending` says, what was copied before.
     pub(crate) async fn end(self: &Rc<Self>, ending: Ending) {
         self.shared.signals.begin_work();
         self.finish(ending).await;
         self.shared.signals.end_work();
     }
 
-    /// After the last segment: everything that is out is awaited, and what must last is made to.
+    /// After the last segment: waits for all requests in flight, and makes durable what must be.
     pub(crate) async fn finish(self: &Rc<Self>, ending: Ending) {
         self.safety.ending.set(true);
         self.load.changed.notify();
@@ -323,13 +323,13 @@ impl Lane {
         }
     }
 
-    /// Waits until nothing is in flight.
+    /// Waits until no request is in flight.
     async fn drained(&self) {
         self.wait_or_rest(|lane| lane.load.requests.get() == 0).await;
     }
 
-    /// Begins a segment: what the kernel shares at once is done, the rest is left to [`Lane::work`]. What
-    /// need only be looked at again is.
+    /// Begins a segment: reflinks what the kernel can share, rechecks what only needs that, and
+    /// leaves the rest to [`Lane::work`].
     async fn open(self: &Rc<Self>, segment: Segment, queue: &Arc<SegmentQueue>) {
         if self.shared.signals.is(PAUSED) {
             self.rest().await;
@@ -360,7 +360,7 @@ impl Lane {
         self.work.open.borrow_mut().push(Rc::new(segment));
     }
 
-    /// Starts requests until everything is started that is begun.
+    /// Starts requests until all open segments are started completely.
     async fn work(self: &Rc<Self>, queue: &Arc<SegmentQueue>) {
         loop {
             if self.shared.signals.any() {
@@ -428,9 +428,10 @@ impl Lane {
         }
     }
 
-    /// Starts the first request of a range of a segment; gives where it ends. `None`: the copy is over.
+    /// Starts the first request of a range of a segment; returns its end. `None`: the copy has
+    /// ended.
     async fn request(self: &Rc<Self>, segment: &OpenSegment, (at, stop): Range) -> Option<u64> {
-        // On the grid of the request size, so that requests are aligned.
+        // Aligned to multiples of the request size.
         let size = self.request_size();
         let len = (size - at % size).min(stop - at);
         self.turn(len).await;
@@ -450,21 +451,22 @@ impl Lane {
         Some(at + len)
     }
 
-    /// Starts the account of a segment.
+    /// Starts tracking a segment in the ledger.
     fn begin(&self, range: Range) {
         self.note_doubts();
         self.safety.unflushed.set(true);
         self.safety.ledger.borrow_mut().begin(range);
     }
 
-    /// Ends the account of the segment at `home` when its requests have completed.
+    /// Marks the segment at `home` as complete once its requests have completed.
     fn complete(self: &Rc<Self>, home: Home) {
         if self.safety.ledger.borrow_mut().complete(home) {
             self.arm();
         }
     }
 
-    /// Room for a request. Its worst need is one buffer: it is read into and written from.
+    /// A reservation for a request. It needs at most one buffer: the data is written from the
+    /// buffer it was read into.
     async fn room(&self, len: u64, look: bool) -> Result<Reservation> {
         let (pool, bytes) = (&self.shared.memory.pool, len as usize);
         let room = match &self.shared.memory.late {
@@ -473,7 +475,7 @@ impl Lane {
         };
         match room {
             Ok(room) => {
-                // What nobody looks at may stay in the kernel on its way.
+                // Data that is not inspected may stay in the kernel.
                 let room = room.counted(&self.shared.progress.counters.tally);
                 let stays = !look && self.takes_parked && self.shared.streaming.is_none();
                 Ok(if stays { room.parkable() } else { room })
@@ -485,7 +487,7 @@ impl Lane {
         }
     }
 
-    /// Waits until another request of `len` bytes may be in flight, and is within the limit.
+    /// Waits until another request of `len` bytes may be in flight, within the rate limit.
     async fn turn(&self, len: u64) {
         let resolved = &self.shared.resolved;
         resolved.pace(len, || self.shared.stopped()).await;
@@ -497,7 +499,7 @@ impl Lane {
         .await;
     }
 
-    /// Waits for what is in flight; where all of that rests, until the engine is resumed.
+    /// Waits for requests in flight; if all of them rest, until the engine is resumed.
     async fn wait_or_rest(&self, ready: impl Fn(&Lane) -> bool) {
         let all_rest = |lane: &Lane| {
             let resting = lane.load.resting.get();
@@ -509,7 +511,7 @@ impl Lane {
                 return;
             }
             self.rest().await;
-            // Those that rested go on with what they do.
+            // Requests that rested continue first.
             blockhaul_io::yield_now().await;
         }
     }
@@ -524,7 +526,7 @@ impl Lane {
         }
     }
 
-    /// Starts a request of the segment at `home`. Its future is large: it is made where it stays.
+    /// Starts a request of the segment at `home`. Its future is large, so it is built in place.
     fn start<F>(
         self: &Rc<Self>,
         home: Home,
@@ -538,10 +540,10 @@ impl Lane {
         self.load.bytes.set(self.load.bytes.get() + len);
         self.safety.ledger.borrow_mut().request(home);
         let lane = self.clone();
-        // What somebody waits for has arrived when the last one of these is gone.
+        // When the last one of these is dropped, the wanted range has arrived.
         let flight = self.work.flight.borrow().clone();
         let started = (len > 0).then(|| self.shared.learned.tuner.clock());
-        // Only what fills the window tells how full the path is.
+        // Only requests of full size show how full the path is.
         let full = len == self.pace.size.get();
         drop(blockhaul_io::start(async move {
             if let Err(error) = request(lane.clone()).await {
@@ -576,7 +578,7 @@ impl Lane {
         }
     }
 
-    /// Whether zeroes are looked for in the next request of a segment.
+    /// Whether the next request of a segment is checked for zeroes.
     fn looks(&self, segment: &OpenSegment) -> bool {
         let resolved = &self.shared.resolved;
         resolved.sparse != 0
@@ -586,7 +588,7 @@ impl Lane {
                 || self.found_zeroes_in(segment))
     }
 
-    /// Whether zeroes turned up in a segment, or in the one before.
+    /// Whether zeroes were found in a segment, or in the one before.
     fn found_zeroes_in(&self, segment: &OpenSegment) -> bool {
         let found = &self.shared.learned.zeroes;
         let changes = found.changes();

@@ -1,5 +1,5 @@
-//! The segments that a lane has begun: what of them is left to be started, and which of their requests
-//! somebody waits for.
+//! The segments that a lane has begun: what is left to start, and which of their requests a caller
+//! waits for.
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
@@ -11,7 +11,7 @@ use crate::segment_queue::SegmentQueue;
 use crate::shared::Shared;
 use crate::wants::common;
 
-/// A part of a segment that goes one way.
+/// A part of a segment that takes one route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Piece {
     pub(super) at: u64,
@@ -22,7 +22,7 @@ pub(super) struct Piece {
 /// What comes next in a segment.
 pub(super) enum Next {
     Copy(Piece),
-    /// All has been started that somebody waits for.
+    /// Everything that a caller waits for has been started.
     Arrival(Rc<Arrival>),
     /// Everything has been started.
     End,
@@ -37,19 +37,19 @@ enum Step {
 pub(super) struct OpenSegment {
     pub(super) home: Home,
     end: u64,
-    /// The source told its extents.
+    /// The source reported its extents.
     pub(super) extents_known: bool,
-    /// Requests of the segment so far; what the kernel copied counts as if by requests.
+    /// Number of requests of the segment so far; ranges copied by the kernel count like requests.
     pub(super) requests: Cell<u64>,
-    /// Whether zeroes were found in it, and of how many changes of what was found that is the result.
+    /// Whether zeroes were found in it, and the change counter that this result belongs to.
     pub(super) zeroes: Cell<(u64, bool)>,
-    /// What is left, the next step last.
+    /// Remaining steps, the next one last.
     steps: RefCell<Vec<Step>>,
-    /// Arrivals among the steps.
+    /// Number of arrivals among the steps.
     urgent: Cell<usize>,
-    /// Under which requests that start now are counted.
+    /// The flight that requests starting now belong to.
     flight: RefCell<Rc<Flight>>,
-    /// The flights before, as long as they have requests under way.
+    /// Earlier flights, as long as they have requests in flight.
     flights: RefCell<Vec<Weak<Flight>>>,
 }
 
@@ -83,22 +83,22 @@ impl OpenSegment {
         }
     }
 
-    /// Where it starts and ends.
+    /// Start and end.
     pub(super) fn range(&self) -> Range {
         (self.home.offset(), self.end)
     }
 
-    /// Under which requests that start now are counted.
+    /// The flight that requests starting now belong to.
     pub(super) fn flight(&self) -> Rc<Flight> {
         self.flight.borrow().clone()
     }
 
-    /// Whether it has something left to be started that somebody waits for.
+    /// Whether anything that a caller waits for is left to start.
     pub(super) fn is_urgent(&self) -> bool {
         self.urgent.get() > 0
     }
 
-    /// What comes next. A piece stays until [`OpenSegment::started_to`].
+    /// The next step. A piece remains until [`OpenSegment::started_to`].
     pub(super) fn next(&self) -> Next {
         let mut steps = self.steps.borrow_mut();
         if let Some(Step::Copy(piece)) = steps.last() {
@@ -113,7 +113,7 @@ impl OpenSegment {
         }
     }
 
-    /// The next piece has been started up to here.
+    /// The next piece has been started up to `at`.
     pub(super) fn started_to(&self, at: u64) {
         let mut steps = self.steps.borrow_mut();
         if let Some(Step::Copy(piece)) = steps.last_mut() {
@@ -124,7 +124,7 @@ impl OpenSegment {
         }
     }
 
-    /// The kernel has copied as much as so many requests would.
+    /// The kernel has copied as much as this many requests would.
     pub(super) fn count_moved(&self, requests: u64) {
         self.requests.set(self.requests.get() + requests);
     }
@@ -139,7 +139,7 @@ impl OpenSegment {
         steps.iter().rev().filter_map(data).collect()
     }
 
-    /// Leaves out ranges that are done, which are in order. For a segment of which nothing was started.
+    /// Removes ranges that are done, given in order. For a segment without started requests.
     pub(super) fn leave_out(&self, done: &[Range]) {
         if done.is_empty() {
             return;
@@ -172,14 +172,14 @@ impl OpenSegment {
         *steps = left;
     }
 
-    /// Puts a range before everything else that nobody waits for, and says that somebody waits for it. It
-    /// is widened to whole multiples of the target's grain, so that no two writes share a block.
+    /// Moves a range before everything that no caller waits for, and marks it as wanted. It is
+    /// widened to multiples of the target's block size, so that no two writes share a block.
     pub(super) fn hurry(&self, wanted: Range, queue: &Arc<SegmentQueue>, shared: &Arc<Shared>) {
         let grain = shared.resolved.grain;
         let start = (wanted.0 - wanted.0 % grain).max(self.home.offset());
         let end = wanted.1.checked_next_multiple_of(grain).unwrap_or(self.end).min(self.end);
         let mut steps = self.steps.borrow_mut();
-        // What others wait for goes first, and stays: it may be a part of this.
+        // Other wanted ranges go first, and stay: they may be part of this one.
         let is_arrival = |step: &Step| matches!(step, Step::Arrival(_));
         let last = steps.iter().position(is_arrival).unwrap_or(steps.len());
         let first = steps.split_off(last);
@@ -207,7 +207,7 @@ impl OpenSegment {
         self.urgent.set(self.urgent.get() + 1);
     }
 
-    /// Everything has been started that this is about: it has arrived when all that is under way has
+    /// All requests of this arrival have been started: it arrives when those in flight have
     /// completed.
     pub(super) fn end_flight(&self, arrival: &Rc<Arrival>) {
         let segment = self.flight.borrow().segment.clone();
@@ -229,14 +229,14 @@ fn step_of(at: u64, end: u64, what: What) -> Step {
     Step::Copy(Piece { at, end, what })
 }
 
-/// Requests of a segment that are under way together: each holds it until it has completed.
+/// Requests of a segment that are in flight together; each holds it until it has completed.
 pub(super) struct Flight {
-    /// What has arrived when these have.
+    /// The arrivals that these requests complete.
     arrivals: RefCell<Vec<Rc<Arrival>>>,
     segment: Rc<Written>,
 }
 
-/// A segment that is on the target when the last request drops this.
+/// A segment that is written when the last request drops this.
 struct Written {
     at: u64,
     queue: Arc<SegmentQueue>,
@@ -245,14 +245,14 @@ struct Written {
 
 impl Drop for Written {
     fn drop(&mut self) {
-        // Else requests may have ended without having done anything.
+        // Otherwise requests may have ended without doing anything.
         if !self.shared.stopped() {
             self.queue.written(self.at);
         }
     }
 }
 
-/// A range that is on the target when the last one drops this.
+/// A range that is written when the last reference drops this.
 pub(super) struct Arrival {
     range: Range,
     queue: Arc<SegmentQueue>,

@@ -1,10 +1,10 @@
-//! The end of a lane: makes durable what it wrote, and looks again at what may not have lasted.
+//! The end of a lane: makes its writes durable, and rechecks those that may be lost.
 //!
-//! A connection that is lost takes with it the replies to writes under way, which its server may still
-//! carry out, and perhaps what was written and not flushed. Once a new one stands and everything else
-//! is written, those segments are read back and compared with the source; where reading back proves
-//! too little, they are written again. So are all that no flush covered when a flush failed, on
-//! whatever lane (`flushes`).
+//! A lost connection loses the replies to writes in flight, which its server may still carry out,
+//! and perhaps unflushed writes. Once a new connection is made and everything else is written,
+//! those segments are read back and compared with the source; where reading back proves too little,
+//! they are written again. So are all segments without a flush when a flush failed, on any lane
+//! (`flushes`).
 
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
@@ -19,20 +19,20 @@ use crate::handle::is_lost;
 use crate::ledger::{Home, Range, Suspect};
 use crate::orders::Ending;
 
-/// How often a lane writes again what a failed flush may have lost before it gives up. Writing again
-/// helps where the storage moves bad sectors elsewhere, and where the failure passed; hardly a third time.
+/// How often a lane writes again what a failed flush may have lost. That helps if the storage
+/// remaps bad sectors or the failure was transient; hardly a third time.
 const REWRITES_MAX: u32 = 2;
 
-/// What became of a flush.
+/// The result of a flush.
 struct Flushed {
-    /// What had been written before is durable.
+    /// All earlier writes are durable.
     covers: bool,
-    /// The last failure of the storage on the way.
+    /// The last storage failure before it succeeded.
     failed: Option<Error>,
 }
 
 impl Lane {
-    /// Tells the ledger when the target's connection is another one, and when flushes have failed.
+    /// Updates the ledger if the target's connection is a new one, or if flushes have failed.
     pub(super) fn note_doubts(&self) {
         let generation = self.target.generation();
         let mut ledger = self.safety.ledger.borrow_mut();
@@ -43,15 +43,14 @@ impl Lane {
         if self.shared.learned.one_disk.load(Ordering::Relaxed) {
             ledger.forget_safe();
         }
-        // What the old connection wrote is made durable by flushing the new one only if that is
-        // promised.
+        // Flushing the new connection covers writes of the old one only if that is promised.
         let promised = self.target.facts().can.contains(Can::MULTI_CONN);
         ledger.connected(generation, self.durable() && !promised);
     }
 
-    /// Whether zeroes that the target was seen or said to have are there and last when it is flushed. Not
-    /// after a connection was lost, when another server may show what was there before; nor after a flush
-    /// failed, when they may be in memory only.
+    /// Whether zeroes that the target contained or reported are still there and become durable with
+    /// a flush. Not after a lost connection, when another server may show older data; nor after a
+    /// failed flush, when they may be in memory only.
     pub(super) fn trusts_zeroes(&self) -> bool {
         self.safety.ledger.borrow().failures() == 0 && !self.shared.retries.lost_target()
     }
@@ -65,7 +64,7 @@ impl Lane {
         self.target.facts().can.contains(Can::FLUSH)
     }
 
-    /// Sees to it that what is finished is flushed and recorded in time.
+    /// Starts the timer that flushes and records finished segments.
     pub(super) fn arm(self: &Rc<Self>) {
         let Some(journal) = &self.shared.durability.journal else { return };
         if self.safety.ending.get() || self.safety.armed.replace(true) {
@@ -94,8 +93,8 @@ impl Lane {
         }));
     }
 
-    /// After the last segment: looks again until nothing is suspect, and flushes where `ending` asks for
-    /// it or nothing less can be relied on.
+    /// After the last segment: rechecks until nothing is suspect, and flushes if `ending` asks for
+    /// it or nothing less is reliable.
     pub(super) async fn conclude(self: &Rc<Self>, ending: Ending) -> Result<()> {
         let must_last = match ending {
             Ending::Round => false,
@@ -105,7 +104,7 @@ impl Lane {
         let (mut attempts, mut rounds, mut rewrites) = (0, 0, 0);
         loop {
             if self.shared.stopped() {
-                // What is finished may as well be recorded; the copy has failed in any case.
+                // Record what is finished; the copy has failed in any case.
                 if self.shared.durability.journal.is_some()
                     && self.safety.ledger.borrow().has_finished()
                 {
@@ -121,7 +120,7 @@ impl Lane {
             let records = self.shared.durability.journal.is_some();
             if flush || (records && self.safety.ledger.borrow().has_finished()) {
                 let flushed = self.make_safe(&mut attempts).await?;
-                // Nothing was under way.
+                // No request was in flight.
                 self.safety.unflushed.set(!flushed.covers);
                 rewrites += u32::from(flushed.failed.is_some());
                 if let Some(error) = flushed.failed.filter(|_| rewrites > REWRITES_MAX) {
@@ -131,7 +130,8 @@ impl Lane {
             self.safety.ledger.borrow_mut().join_suspects();
             let suspects = self.safety.ledger.borrow().suspects();
             if suspects == 0 {
-                // Who ends without a flush does not write again what a later failure concerns.
+                // A lane that ends without a flush does not repeat writes that a later failure
+                // concerns.
                 let unproven = ending == Ending::Copy
                     && self.safety.unflushed.get()
                     && !self.shared.durability.flushes.leave()
@@ -159,9 +159,9 @@ impl Lane {
         }
     }
 
-    /// Flushes the target and records what is durable by that. What a failed flush may have lost is
-    /// suspect, of all lanes; the flush after it only finds out whether writing it again makes sense. If
-    /// not, the error ends the copy.
+    /// Flushes the target and records what is durable. After a failed flush, the unflushed segments
+    /// of all lanes are suspect; the flush that follows only finds out whether writing again makes
+    /// sense. If not, the error ends the copy.
     async fn make_safe(&self, attempts: &mut u32) -> Result<Flushed> {
         let mut failed = None;
         loop {
@@ -201,7 +201,7 @@ impl Lane {
         self.shared.durability.flushes.run(failures, flush, is_lost).await
     }
 
-    /// The error of a flush, with what it means and what to do.
+    /// The error of a flush, with its meaning and a remedy.
     pub(super) fn not_durable(&self, error: Error) -> Error {
         if is_lost(&error) {
             return error;
@@ -236,18 +236,18 @@ impl Lane {
         }
     }
 
-    /// Looks again at a segment.
+    /// Rechecks a segment.
     pub(crate) async fn recheck(self: &Rc<Self>, suspect: Suspect) {
         let (start, end) = suspect.range;
         let home = Home::at(start);
         let failures = self.safety.ledger.borrow().failures();
         self.begin(suspect.range);
-        // What has failed since the segment was taken from the ledger concerns it, too.
+        // Failures since the segment was taken from the ledger concern it, too.
         let again = suspect.again || self.safety.ledger.borrow().failures() != failures;
         let sooner = again || self.target_zeroes;
         if end - start > self.shared.resolved.segment && sooner {
-            // Only zeroes come in such lengths: they are made again sooner than looked at again, unless
-            // they would have to be sent.
+            // Only zeroes have such lengths: zeroing again is faster than checking, unless the
+            // zeroes would have to be sent.
             self.turn(0).await;
             self.shared.retries.rewritten.fetch_add(end - start, Ordering::Relaxed);
             self.start(home, 0, move |lane| lane.zero_again(suspect.range));
@@ -331,12 +331,12 @@ impl Lane {
         let zero = data.as_ref().is_none_or(|data| is_zero(data.bytes()));
         match data {
             Some(data) if !zero => self.change(home, Request::write(at, data)).await,
-            // Also where the target was zero before: it may be no longer.
+            // Also if the target was zero before: it may have changed.
             _ => self.zero(home, at, len, false, &mut Done::default()).await,
         }
     }
 
-    /// Whether the target holds this.
+    /// Whether the target contains this data.
     async fn holds(&self, at: u64, len: u64, data: Option<&Data>) -> Result<bool, Failed> {
         let generation = self.target.generation();
         let room = self.shared.memory.checks.reserve(len as usize).await.map_err(|error| {

@@ -1,8 +1,8 @@
-//! Ranges between two files that share their data, where the file system can (reflink).
+//! Ranges between two files that share their data, if the file system supports it (reflink).
 //!
-//! Both ends lend their file for a range (`Device::file_at`). What is refused, for whatever reason, is
-//! copied (`copy_range`), or read and written as usual: an error that matters is met again there, and
-//! told.
+//! Both ends give access to their file for a range (`Device::file_at`). What is refused, for
+//! whatever reason, is copied (`copy_range`), or read and written; a persistent error recurs there
+//! and is reported.
 
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
@@ -22,7 +22,7 @@ pub(super) struct Piece {
 }
 
 impl Lane {
-    /// Has the kernel copy what it can of the data of a segment; gives the ranges that are done, in order.
+    /// Reflinks what it can of the data of a segment; returns the ranges that are done, in order.
     pub(super) async fn reflink_segment(self: &Rc<Self>, segment: &OpenSegment) -> Vec<Range> {
         if !self.shared.learned.kernel_copy.reflink.load(Ordering::Relaxed)
             || !self.kernel_may_copy()
@@ -39,15 +39,15 @@ impl Lane {
         blockhaul_io::offload(move || reflink_all(&shared, pieces)).await.unwrap_or_default()
     }
 
-    /// Whether the kernel may move bytes that nobody sees. Shared space is not allocated for the target
-    /// alone, and whoever asks to look, or for a digest, wants the bytes.
+    /// Whether the kernel may move bytes that are not inspected. Not if the target must be
+    /// allocated (shared space is not its own), nor if all bytes must be checked or hashed.
     pub(super) fn kernel_may_copy(&self) -> bool {
         let resolved = &self.shared.resolved;
         let looks = (resolved.sparse != 0 && !resolved.sampled) || self.shared.streaming.is_some();
         !resolved.allocated && !looks
     }
 
-    /// What both ends lend of a range, from its start on.
+    /// The files of both ends for a range, from its start on.
     pub(super) fn piece(&self, (at, end): Range) -> Option<Piece> {
         let (source, target) = (self.source.device(), self.target.device());
         let mut from = source.file_at(at, end - at, Access::Read)?;
@@ -57,13 +57,13 @@ impl Lane {
         (both > 0).then_some(Piece { at, from, to })
     }
 
-    /// What both ends lend of the data of a segment, in whole blocks.
+    /// The files of both ends for the data of a segment, in whole blocks.
     fn pieces(&self, data: &[Range]) -> Vec<Piece> {
         let (from, to) = (self.source.facts(), self.target.facts());
         let unit = u64::from(from.allocation_unit.max(to.allocation_unit)).max(1);
         let mut pieces = Vec::new();
         for &(at, end) in data {
-            // The last block of a file may be a part.
+            // The last block of a file may be partial.
             let whole = if end == from.size { end } else { end - end % unit };
             let mut start = at.next_multiple_of(unit);
             while start < whole {
@@ -83,7 +83,7 @@ impl Shared {
     }
 }
 
-/// Shares what can be shared, and gives what was. Blocks.
+/// Shares what can be shared, and returns those ranges. Blocks.
 fn reflink_all(shared: &Shared, pieces: Vec<Piece>) -> Vec<Range> {
     let mut done = Vec::new();
     for piece in pieces {

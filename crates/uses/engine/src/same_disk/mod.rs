@@ -1,7 +1,9 @@
-//! Whether further connections see the same disks as the first, where the server does not promise it.
+//! Checks whether further connections see the same disks as the first, if the server does not
+//! promise it.
 //!
-//! Some servers give every connection a disk of its own, or a private copy-on-write. A block with
-//! content that the first lane has written and flushed tells: the others must read it from both ends.
+//! Some servers give every connection its own disk, or a private copy-on-write. The check uses a
+//! block with content that the first lane has written and flushed: the others must read it from
+//! both ends.
 
 mod proof;
 
@@ -16,7 +18,7 @@ use blockhaul_block::Device;
 pub(crate) use self::proof::Proof;
 use crate::segment_queue::SegmentQueue;
 
-/// Where the first lane leaves the proof and others wait for it.
+/// Passes the proof from the first lane to the others.
 #[derive(Default)]
 pub(crate) struct SameDisk {
     wanted: AtomicBool,
@@ -34,12 +36,12 @@ impl SameDisk {
         SameDisk::default()
     }
 
-    /// Whether somebody waits for a proof.
+    /// Whether a lane waits for a proof.
     pub(crate) fn wanted(&self) -> bool {
         self.wanted.load(Ordering::Relaxed)
     }
 
-    /// Hands out the proof, or `None` when there will be none; the first call counts.
+    /// Publishes the proof, or `None` if there will be none; only the first call counts.
     pub(crate) fn settle(&self, proof: Option<Proof>) {
         let mut state = self.state.lock().expect("no panic under this lock");
         if state.settled.is_none() {
@@ -50,13 +52,13 @@ impl SameDisk {
         waiting.into_iter().for_each(Waker::wake);
     }
 
-    /// Another run begins: what was proven over the first connection before may not be there any more.
+    /// Another run begins: the block proven before may have changed.
     pub(crate) fn renew(&self) {
         self.state.lock().expect("no panic under this lock").settled = None;
     }
 
-    /// Reads the proof through further handles. `Err(None)`: the copy ended before; `Err(Some)`: why
-    /// the handles are not to be used.
+    /// Reads the proof through further handles. `Err(None)`: the copy ended first; `Err(Some)`: why
+    /// the handles cannot be used.
     pub(crate) async fn examine(
         &self,
         source: Option<Arc<dyn Device>>,

@@ -1,4 +1,4 @@
-//! A block by which a connection is known: whoever reads it at the same place sees the same disk.
+//! A block that identifies a disk: a connection that reads it at the same place sees the same disk.
 
 use blockhaul_io::is_zero;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ pub(crate) struct Proof {
 }
 
 impl Proof {
-    /// Its bytes: one block of every file system in use.
+    /// Its length: one block of every common file system.
     pub(crate) const LEN: usize = 4096;
 
     /// The first whole block of `bytes` with content, if there is one.
@@ -23,12 +23,12 @@ impl Proof {
         Some(Proof { at: at + start as u64, bytes: bytes[start..start + Proof::LEN].into() })
     }
 
-    /// Where it is.
+    /// Its offset.
     pub(crate) fn at(&self) -> u64 {
         self.at
     }
 
-    /// Whether a device holds the same there.
+    /// Whether a device has the same block there.
     pub(crate) async fn is_on(&self, device: &dyn Device) -> Result<bool> {
         let data = device.read(self.at, self.bytes.len()).await?;
         Ok(data.bytes() == &*self.bytes)

@@ -1,4 +1,4 @@
-//! From a pipe: pieces are cut as they come, and written while the next are read.
+//! From a pipe: data is cut into pieces as it arrives, and written while the next pieces are read.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -19,7 +19,7 @@ use crate::resolved::Resolved;
 use crate::side::Side;
 use crate::zeroes;
 
-/// Copies everything that comes from `fd` to the start of `target`. An error if there is more than
+/// Copies everything that arrives from `fd` to the start of `target`. An error if it is more than
 /// the target holds.
 pub async fn copy_from_pipe(
     fd: OwnedFd,
@@ -48,7 +48,7 @@ pub async fn copy_from_pipe(
         let (buf, ended) = match fill(&pipe, room.into_buf(), progress).await {
             Ok(filled) => filled,
             Err(error) => {
-                // The pipe's error counts; what is on its way is awaited.
+                // The pipe's error is returned; requests in flight are awaited.
                 retries.fail();
                 let _ = window.drain_all().await;
                 return Err(error);
@@ -84,7 +84,7 @@ pub async fn copy_from_pipe(
     finish(device, &resolved, (progress, &retries), at, digest, started).await
 }
 
-/// Requests on their way to the target, oldest first.
+/// Requests in flight to the target, oldest first.
 struct Window {
     out: VecDeque<(u64, Task<Result<()>>)>,
     bytes: u64,
@@ -98,7 +98,7 @@ impl Window {
         Window { out: VecDeque::new(), bytes: 0, requests, queue_size }
     }
 
-    /// Room for another request, when the window allows it.
+    /// A reservation for another request, when the window allows it.
     async fn room(&mut self, pool: &Pool, len: u64) -> Result<blockhaul_io::Reservation> {
         while self.out.len() >= self.requests
             || (self.bytes > 0 && self.bytes + len > self.queue_size)
@@ -123,7 +123,7 @@ impl Window {
         self.bytes -= len;
         let result = task.await;
         if result.is_err() {
-            // The first error counts; what else is out is awaited all the same.
+            // The first error is returned; all other requests in flight are awaited.
             let _ = self.drain_all().await;
         }
         result
@@ -146,7 +146,7 @@ impl Window {
     }
 }
 
-/// Where what comes from a pipe goes.
+/// The target of the data from a pipe.
 struct Target {
     device: Arc<dyn Device>,
     resolved: Resolved,
@@ -195,7 +195,7 @@ impl Target {
                     crate::route_counters::add(&self.progress.counters.seen, seen);
                 }
                 Err(error) => {
-                    // Nothing else is repeated any more.
+                    // Nothing else is retried any more.
                     self.retries.fail();
                     result = result.and(Err(error));
                 }
@@ -205,7 +205,7 @@ impl Target {
         result
     }
 
-    /// Waits for a request, and repeats it while that may help: its bytes are here.
+    /// Waits for a request, and repeats it, with the same bytes, while that may help.
     async fn finish(
         &self,
         mut pending: Pending,
@@ -223,17 +223,17 @@ impl Target {
     }
 }
 
-/// Time between two looks at whether the copy was cancelled, while nothing comes.
+/// Interval of checks for a cancel while no data arrives.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
-/// Reads until the buffer is full, the pipe ends or the copy is cancelled; says whether it has ended. Blocks
-/// a thread of its own.
+/// Reads until the buffer is full, the pipe ends or the copy is cancelled; returns whether the pipe
+/// has ended. Blocks a thread of its own.
 async fn fill(pipe: &File, mut buf: Buf, progress: &Arc<Progress>) -> Result<(Buf, bool)> {
     let (pipe, progress) = (pipe.clone(), progress.clone());
     let filled = blockhaul_io::offload(move || {
         let mut filled = 0;
         while filled < buf.len() {
-            // What cannot be waited for so is read all the same.
+            // What cannot be polled is read all the same.
             if event::poll(&mut [PollFd::new(&pipe, PollFlags::IN)], Some(&LOOK)) == Ok(0) {
                 match progress.is_cancelled() {
                     true => break,

@@ -1,5 +1,5 @@
-//! Copying from and to pipes: what is on the pipe's side is in order and of unknown size; the device's
-//! side has many requests in flight.
+//! Copies from and to pipes: the pipe's side is in order and of unknown size; the device's side has
+//! many requests in flight.
 //!
 //! - `from`: a pipe to a device. `to`: a device to a pipe.
 
@@ -18,7 +18,7 @@ use crate::progress::Progress;
 pub use from::copy_from_pipe;
 pub use to::copy_to_pipe;
 
-/// Room if there is some, or waits for it when nothing of ours could free any.
+/// A reservation if there is space, or waits for it if no request of the caller could free any.
 async fn room_now(pool: &Pool, len: u64, wait: bool) -> Result<Option<blockhaul_io::Reservation>> {
     if let Some(room) = pool.try_reserve(len as usize) {
         return Ok(Some(room));

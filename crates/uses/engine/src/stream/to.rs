@@ -1,4 +1,4 @@
-//! To a pipe: what is data is read ahead, and written when its turn comes.
+//! To a pipe: data is read ahead, and written in order.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -71,16 +71,16 @@ pub async fn copy_to_pipe(
     Ok(summary((progress, &retries), size, digest.map(|digest| digest.finish(size)), started))
 }
 
-/// A read on its way, which gives `None` for a hole.
+/// A read in flight, which returns `None` for a hole.
 struct Reading {
     at: u64,
-    /// The handle that was asked.
+    /// The generation of the handle that it was submitted to.
     generation: u64,
     task: Task<Result<Option<Data>>>,
 }
 
-/// Reads ahead, in order, what is data; zeroes that the source told of are not read. Each piece is
-/// written when its turn comes.
+/// Reads ahead, in order, what is data; zeroes reported by the source are not read. Each piece is
+/// written in its turn.
 async fn write_pieces(
     mut pieces: Pieces,
     source: &Handle,
@@ -90,8 +90,8 @@ async fn write_pieces(
     progress: &Arc<Progress>,
 ) -> Result<()> {
     let mut ahead: VecDeque<(u64, Option<Reading>)> = VecDeque::new();
-    // What is read again has a buffer of its own, and only at its turn: those that come after it hold
-    // the others until then.
+    // Retries have a buffer of their own, and only in their turn: later reads hold the other
+    // buffers until then.
     let spare = Pool::new(Pool::cost(resolved.request_size as usize));
     let mut queued = 0;
     let mut next = pieces.next().await;
@@ -152,7 +152,7 @@ async fn write_pieces(
     Ok(())
 }
 
-/// Reads again what failed in this generation, as often as is allowed.
+/// Repeats a read that failed in this generation, as often as is allowed.
 async fn read_again(
     source: &Handle,
     (mut error, mut generation): (Error, u64),
@@ -171,7 +171,7 @@ async fn read_again(
     }
 }
 
-/// What was read; `None` for a hole.
+/// The data of a reply; `None` for a hole.
 fn content(reply: Reply) -> Option<Data> {
     match reply {
         Reply::Data(data) => Some(data),
@@ -179,7 +179,7 @@ fn content(reply: Reply) -> Option<Data> {
     }
 }
 
-/// Where what was read goes.
+/// The output pipe.
 struct Out<'a> {
     pipe: File,
     digest: Option<&'a mut Hasher>,
@@ -206,12 +206,12 @@ impl Out<'_> {
     }
 }
 
-/// The plan's runs in order, data cut to the size of requests.
+/// The plan's runs in order, with data cut to the request size.
 struct Pieces {
     queue: Arc<SegmentQueue>,
     size: u64,
     at: u64,
-    /// What is left of the present segment, last run first.
+    /// The rest of the current segment, last run first.
     runs: Vec<Run>,
 }
 

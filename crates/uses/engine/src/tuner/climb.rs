@@ -1,40 +1,41 @@
-//! The search for the setting with which a copy is fastest: one step at a time, up and down, measured
-//! before and after. Without clock and threads; `tuner` has both.
+//! The search for the fastest setting of a copy: one step at a time, up and down, measured before
+//! and after. Without clock and threads; `tuner` has both.
 
 use std::time::Duration;
 
-/// Time after which is looked whether requests take long.
+/// Time after which the search checks whether requests take long.
 const WARM_UP: Duration = Duration::from_millis(50);
-/// Requests that take as long on average, or never less than that, make the search begin at once.
+/// If requests take this long on average, or never less than that, the search begins at once.
 const LONG_MEAN: Duration = Duration::from_millis(20);
 const LONG_LEAST: Duration = Duration::from_millis(3);
-/// Time before the first step elsewhere, and after a round of steps without success; doubles.
+/// Time before the first step otherwise, and after a round of steps without success; doubles.
 const REST: Duration = Duration::from_secs(1);
 const REST_MAX: Duration = Duration::from_secs(60);
-/// A measurement lasts as long as so many requests take, within bounds.
+/// A measurement lasts as long as this many requests take, within limits.
 const ROUNDS: u32 = 4;
 const MEASURE_MIN: Duration = Duration::from_millis(50);
 const MEASURE_MAX: Duration = Duration::from_secs(2);
-/// Requests without which a measurement says nothing.
+/// Minimum number of requests for a valid measurement.
 const REQUESTS_MIN: u64 = 24;
-/// Measurements with fewer requests than that before the search rests.
+/// Number of measurements with fewer requests before the search rests.
 const EXTENSIONS: u32 = 10;
-/// Longest wait for a further connection: a handshake's limit, and a little more.
+/// Maximum wait for a further connection: a handshake's limit, and a little more.
 const LANES_WAIT: Duration = Duration::from_secs(11);
-/// A copy that will be over in less time is left alone: there is nothing left to gain by trying.
+/// A copy with less time left is not tuned: there is nothing to gain.
 const LEFT_MIN: f64 = 10.0;
-/// How much faster the copy must become for a step to stay.
+/// How much faster the copy must become for a step to be kept.
 const GAIN: f64 = 1.10;
-/// Local copies that move fewer bytes a second than this wait for something else than memory: requests
-/// so many times as large are tried at once. (qemu-nbd, which hands each request to a thread, is a fifth
-/// faster with 4 MiB than with 512 KiB; nbdkit is slower, and servers of this program are faster anyway.)
+/// Local copies below this rate in bytes per second are not limited by memory: requests this many
+/// times as large are tried at once. (qemu-nbd, which hands each request to a thread, is a fifth
+/// faster with 4 MiB than with 512 KiB; nbdkit is slower, and servers of this program are faster
+/// anyway.)
 const FAST: f64 = 2e9;
 const LEAP: u64 = 8;
-/// A copy that will be over in so many seconds makes no such leap.
+/// A copy with fewer seconds left makes no such leap.
 const LEAP_LEFT: f64 = 1.0;
-/// What a leap must give: larger requests need less processor time, too.
+/// Minimum gain of a leap: larger requests need less processor time, too.
 const LEAP_GAIN: f64 = 1.05;
-/// A step after which so little of the rate is left is taken back before it is measured in full.
+/// A step after which less than this share of the rate is left is undone before a full measurement.
 const COLLAPSED: f64 = 0.5;
 
 /// What is tuned.
@@ -42,18 +43,18 @@ const COLLAPSED: f64 = 0.5;
 pub(crate) struct Setting {
     /// Connections in use.
     pub(crate) lanes: usize,
-    /// Bytes of a request.
+    /// Request size in bytes.
     pub(crate) size: u64,
 }
 
-/// What may be tried; a least that is the most is not tuned.
+/// What may be tried; a setting whose minimum equals its maximum is not tuned.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Bounds {
     pub(crate) lanes: (usize, usize),
-    /// Lanes to begin with where requests take long.
+    /// Lanes to begin with if requests take long.
     pub(crate) usual: usize,
     pub(crate) size: (u64, u64),
-    /// Bytes that requests may pin, all together.
+    /// Maximum bytes that all requests together may pin.
     pub(crate) memory: u64,
 }
 
@@ -66,7 +67,7 @@ impl Bounds {
     }
 }
 
-/// Counters at a moment.
+/// A snapshot of the counters.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Sample {
     pub(crate) at: Duration,
@@ -75,7 +76,7 @@ pub(crate) struct Sample {
     pub(crate) waited: Duration,
     pub(crate) shortest: Duration,
     pub(crate) active: usize,
-    /// Bytes of the source that are not done, data or not.
+    /// Bytes of the source that are left, data or not.
     pub(crate) left: u64,
     pub(crate) disturbed: bool,
 }
@@ -84,8 +85,8 @@ pub(crate) struct Sample {
 enum Step {
     MoreLanes,
     LargerRequests,
-    /// Twice as large may be a step down on the way up: bytes that are looked at by nobody stay in the
-    /// kernel up to a size.
+    /// Twice as large may be slower on the way up: data that is not inspected stays in the kernel
+    /// only up to a size.
     MuchLargerRequests,
     FewerLanes,
     SmallerRequests,
@@ -101,11 +102,11 @@ const STEPS: [Step; 5] = [
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Phase {
-    /// Nothing is measured before the time that is due.
+    /// No measurement until the due time.
     Resting,
-    /// Measures the present setting.
+    /// Measures the current setting.
     Base,
-    /// A step was made and has not come to bear yet.
+    /// A step was made and has no effect yet.
     Settling { since: Duration },
     /// Measures after a step.
     Trying { again: bool },
@@ -117,15 +118,15 @@ pub(crate) struct Climb {
     bounds: Bounds,
     pub(crate) present: Setting,
     phase: Phase,
-    /// When to look again.
+    /// Time of the next check.
     pub(crate) due: Duration,
-    /// Counters when the present measurement began.
+    /// Counters at the start of the current measurement.
     mark: Sample,
     extensions: u32,
     /// The search has begun; before, there may have been one leap.
     begun: bool,
     leapt: bool,
-    /// Bytes a second before the step, and what was set.
+    /// Rate in bytes per second before the step, and its setting.
     base: f64,
     before: Setting,
     /// Index into the steps, and how many of them failed in a row.
@@ -153,7 +154,7 @@ impl Climb {
         }
     }
 
-    /// Whether there is nothing to be tried.
+    /// Whether there is nothing to try.
     pub(crate) fn over(&self) -> bool {
         matches!(self.phase, Phase::Resting | Phase::Base)
             && (0..STEPS.len()).all(|index| self.step(STEPS[index]).is_none())
@@ -208,7 +209,7 @@ impl Climb {
                     (true, false) => self.measure(Phase::Trying { again: true }, now),
                     (true, true) if !self.begun => self.await_begin(now),
                     (true, true) => {
-                        // It stays, and more of the same is tried.
+                        // Keep the step, and try more of the same.
                         (self.base, self.failed, self.rest) = (rate, 0, REST);
                         self.try_next(now);
                     }
@@ -223,7 +224,7 @@ impl Climb {
         let mean = mean.unwrap_or_default();
         let long = now.requests > 0 && (mean >= LONG_MEAN || now.shortest >= LONG_LEAST);
         if !self.begun && !long && now.at < REST {
-            // The first moments are slower than what follows: the measurement has the last word.
+            // The first moments are slower than the rest: the measurement decides.
             let rate = now.moved as f64 / now.at.as_secs_f64();
             match now.requests > 0 && !self.leapt && self.leap(rate, now).is_some() {
                 true => {
@@ -242,13 +243,13 @@ impl Climb {
         self.measure(Phase::Base, now);
     }
 
-    /// Much larger requests, where so many bytes a second are moved that they may pay.
+    /// Much larger requests, if the rate suggests that they may pay.
     fn leap(&self, rate: f64, now: &Sample) -> Option<Setting> {
         let may_pay = rate < FAST && now.left as f64 > rate * LEAP_LEFT;
         self.step(Step::MuchLargerRequests).filter(|_| may_pay)
     }
 
-    /// Leaves everything as it is until the search begins.
+    /// Changes nothing until the search begins.
     fn await_begin(&mut self, now: &Sample) {
         self.phase = Phase::Resting;
         self.due = REST.max(now.at + MEASURE_MIN);
@@ -262,14 +263,14 @@ impl Climb {
         self.mark = *now;
     }
 
-    /// Time that so many requests in a row take.
+    /// Time that this many requests in a row take.
     fn typical(&self, now: &Sample, requests: u32) -> Duration {
         let waited = now.waited.saturating_sub(self.mark.waited);
         let count = u32::try_from(now.requests.saturating_sub(self.mark.requests));
         waited.checked_div(count.unwrap_or(u32::MAX)).unwrap_or(MEASURE_MIN) * requests
     }
 
-    /// Bytes a second since the mark; `None`: the measurement goes on, or is given up.
+    /// Rate in bytes per second since the mark; `None`: the measurement continues, or is given up.
     fn measured(&mut self, now: &Sample) -> Option<f64> {
         let time = (now.at - self.mark.at).as_secs_f64();
         if now.requests - self.mark.requests >= REQUESTS_MIN {
@@ -290,7 +291,7 @@ impl Climb {
         None
     }
 
-    /// Takes back the last step.
+    /// Undoes the last step.
     fn refuse(&mut self, now: &Sample) {
         self.present = self.before;
         if !self.begun {
@@ -315,7 +316,7 @@ impl Climb {
         self.rest = (self.rest * 2).min(REST_MAX);
     }
 
-    /// Makes the next step that is possible.
+    /// Makes the next possible step.
     fn try_next(&mut self, now: &Sample) {
         if (now.left as f64) < self.base * LEFT_MIN {
             return self.take_rest(now);
@@ -331,7 +332,7 @@ impl Climb {
         self.take_rest(now);
     }
 
-    /// Makes a step, which comes to bear after a while.
+    /// Makes a step, which takes effect after a while.
     fn set(&mut self, setting: Setting, now: &Sample) {
         self.before = self.present;
         self.present = setting;
@@ -367,8 +368,9 @@ mod tests {
         memory: 48 << 20,
     };
 
-    /// Runs a search for so many seconds on a server that moves `rate(setting)` bytes a second, with
-    /// requests that take `time`. Gives where it ended and the share of the time spent elsewhere.
+    /// Runs a search for `seconds` on a server with a throughput of `rate(setting)` bytes per
+    /// second and requests that take `time`. Returns the final setting and the share of the time
+    /// spent elsewhere.
     fn settle(
         search: &mut Climb,
         seconds: f64,
@@ -401,7 +403,7 @@ mod tests {
     }
 
     impl Climb {
-        /// The setting that is not just being tried.
+        /// The setting before the current trial.
         fn before_step(&self) -> Setting {
             match self.phase {
                 Phase::Settling { .. } | Phase::Trying { .. } => self.before,
@@ -430,7 +432,7 @@ mod tests {
             let (setting, visited) = settle(&mut search, 0.99, time, |s| rate(s, of_large));
             assert_eq!(setting, expected, "{of_large}: {visited:?}");
             assert!(visited.len() <= 3, "{visited:?}");
-            // What does harm is over soon.
+            // A harmful step is undone soon.
             let back = visited.last().unwrap().0;
             assert!(of_large > 1.0 || back < 0.4, "{of_large}: {visited:?}");
         }

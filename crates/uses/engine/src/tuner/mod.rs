@@ -1,12 +1,12 @@
-//! How many connections are used and how large requests are, learned while copying.
+//! Tunes the number of connections and the request size while copying.
 //!
 //! More is not always faster: some servers answer each call more slowly the more connections there
-//! are, others have a cost per call that only larger requests make up for, or a limit per connection.
-//! So one thing at a time is changed, up and down, and stays changed only where that made the copy
-//! faster by a margin, twice in a row. Local copies begin with what was measured to be the best for
-//! them and are over before the first step; where requests take long, steps begin at once. The steps
-//! are in `climb`; here is what they are measured by and what they change.
-//! How many requests are in flight on each connection is learned apart from this, in `window`.
+//! are, others have a cost per call that only larger requests make up for, or a limit per
+//! connection. So one setting at a time is changed, up and down, and kept only if that made the
+//! copy faster by a margin, twice in a row. Local copies begin with the settings measured to be
+//! best for them and end before the first step; if requests take long, steps begin at once. `climb`
+//! has the steps; this module has the measurements and applies the changes. The number of requests
+//! in flight on each connection is tuned separately, in `window`.
 
 mod climb;
 
@@ -23,13 +23,13 @@ use crate::options::MAX_REQUEST;
 use crate::progress::Progress;
 use crate::resolved::Resolved;
 
-/// Sizes of requests that are tried.
+/// Limits of the request sizes that are tried.
 pub(crate) const SIZE_MIN: u64 = 64 << 10;
 pub(crate) const SIZE_MAX: u64 = 8 << 20;
 // Digests that are computed while copying need whole blocks.
 const _: () = assert!(SIZE_MIN.is_multiple_of(crate::algorithm::BLOCK));
 
-/// What all lanes of a copy share of the search.
+/// State of the search shared by all lanes of a copy.
 pub(crate) struct Tuner {
     started: Instant,
     slots: Arc<LaneSlots>,
@@ -37,16 +37,16 @@ pub(crate) struct Tuner {
     size: AtomicU64,
     moved: AtomicU64,
     requests: AtomicU64,
-    /// Sum of the times of requests, and the shortest, in microseconds.
+    /// Sum of the request times, and the shortest, in microseconds.
     waited: AtomicU64,
     shortest: AtomicU64,
-    /// Microseconds from the start at which somebody looks again.
+    /// Time of the next check, in microseconds from the start.
     next_look: AtomicU64,
     disturbed: AtomicBool,
-    /// A connection could not be had.
+    /// A connection could not be made.
     refused: AtomicBool,
     climb: Mutex<Climb>,
-    /// Nothing is tried at all.
+    /// Nothing is tuned.
     fixed: bool,
 }
 
@@ -77,7 +77,7 @@ impl Tuner {
         };
         let bounds = Bounds { lanes, usual: resolved.connections, size, memory: pool.limit() };
         let climb = Climb::new(begin, bounds);
-        // What a limit holds back tells nothing.
+        // A rate limit makes measurements meaningless.
         let fixed = resolved.is_limited() || climb.over();
         let next = if fixed { u64::MAX } else { micros(climb.due) };
         progress.set_request_size(begin.size);
@@ -98,7 +98,7 @@ impl Tuner {
         }
     }
 
-    /// Bytes of a request now.
+    /// Current request size in bytes.
     pub(crate) fn request_size(&self) -> u64 {
         self.size.load(Ordering::Relaxed)
     }
@@ -122,12 +122,12 @@ impl Tuner {
         }
     }
 
-    /// Lanes had nothing to do: what is measured at the moment says nothing.
+    /// Lanes were idle: the current measurement is void.
     pub(crate) fn disturb(&self) {
         self.disturbed.store(true, Ordering::Relaxed);
     }
 
-    /// A connection beyond those that there are could not be had; true the first time.
+    /// A further connection could not be made; true the first time.
     pub(crate) fn no_more_lanes(&self) -> bool {
         let active = self.slots.active().max(1);
         self.climb.lock().expect("no panic under this lock").no_more_lanes(active);
@@ -143,7 +143,7 @@ impl Tuner {
         }
     }
 
-    /// The end is near: nothing more is tried.
+    /// The end is near: stops tuning.
     pub(crate) fn finish(&self) {
         self.next_look.store(u64::MAX, Ordering::Relaxed);
     }
@@ -155,7 +155,7 @@ impl Tuner {
 
     #[cold]
     fn look(&self, now: Duration) {
-        // Another lane is looking.
+        // Another lane is checking.
         let Ok(mut climb) = self.climb.try_lock() else { return };
         let sample = Sample {
             at: now,
@@ -171,7 +171,7 @@ impl Tuner {
         climb.look(&sample);
         let present = climb.present;
         let next = if climb.over() { u64::MAX } else { micros(climb.due) };
-        // Not where `finish` was called meanwhile.
+        // Not if `finish` was called meanwhile.
         if self.next_look.load(Ordering::Relaxed) != u64::MAX {
             self.next_look.store(next, Ordering::Relaxed);
         }

@@ -1,4 +1,4 @@
-//! Blocks of a device: read once or until it works, and compared.
+//! Blocks of a device: read, with or without retries, and compared.
 
 use std::sync::Arc;
 
@@ -7,12 +7,12 @@ use blockhaul_io::{Data, Pool, Reservation, is_zero};
 
 use crate::handle::Handle;
 
-/// What a side has at a block, `None` if all zero, or why it could not be read and with which of its
-/// handles.
+/// A side's data of a block, `None` if all zero; or the read error and the generation of the handle
+/// that failed.
 pub(super) type Found = Result<Option<Data>, (Error, u64)>;
 
-/// Where two blocks first differ; `None` is all zero, and what one has beyond the other counts as the
-/// same when it is zero.
+/// Where two blocks first differ; `None` is all zero. Bytes beyond the end of the shorter one count
+/// as equal if they are zero.
 pub(super) fn first_difference(one: Option<&Data>, other: Option<&Data>) -> Option<u64> {
     let filled = |bytes: &[u8]| bytes.iter().position(|&byte| byte != 0);
     let found = match (one, other) {
@@ -32,7 +32,7 @@ pub(super) fn first_difference(one: Option<&Data>, other: Option<&Data>) -> Opti
     found.map(|at| at as u64)
 }
 
-/// Reads a block, again where that may help; `None`: all zero.
+/// Reads a block, with retries; `None`: all zero.
 pub(crate) async fn read(end: &Handle, pool: &Pool, at: u64, len: u64) -> Result<Option<Data>> {
     let mut attempts = 0;
     loop {
@@ -44,7 +44,7 @@ pub(crate) async fn read(end: &Handle, pool: &Pool, at: u64, len: u64) -> Result
     }
 }
 
-/// Room for a block; none for nothing.
+/// A reservation for a block; none for length 0.
 pub(super) async fn room(pool: &Pool, len: u64) -> Result<Option<Reservation>> {
     let no_room =
         |error: blockhaul_io::TooLarge| Error::new(Kind::NoMemory, "no buffer").because(error);
@@ -60,7 +60,7 @@ pub(super) async fn find(end: &Handle, room: Reservation, at: u64) -> Found {
     try_read(&end.device(), room, at).await.map_err(|error| (error, generation))
 }
 
-/// Reads a block, in pieces where the device takes no more at once; `None`: all zero.
+/// Reads a block, in pieces if the device's maximum is smaller; `None`: all zero.
 async fn try_read(device: &Arc<dyn Device>, room: Reservation, at: u64) -> Result<Option<Data>> {
     let len = room.len() as u64;
     let facts = device.facts();
@@ -77,7 +77,7 @@ async fn try_read(device: &Arc<dyn Device>, room: Reservation, at: u64) -> Resul
     let mut start = 0;
     while start < len {
         let part = most.min(len - start);
-        // Small, and in sequence: outside of the pool, which this block holds a buffer of.
+        // Small, and in sequence: outside the pool, of which this block already holds a buffer.
         let room = blockhaul_io::Reservation::unpooled(part as usize);
         if let Reply::Data(data) = device.submit(Request::read(at + start, room)).await? {
             whole[start as usize..(start + part) as usize].copy_from_slice(data.bytes());

@@ -1,7 +1,7 @@
-//! Reading one or two devices to the end: verification, manifests, comparison.
+//! Reads one or two devices completely: verification, manifests, comparison.
 //!
-//! What a device says reads as zeroes is not read, and not hashed either: the digests leave out what is
-//! zero, so that the work is that of the data, not of the size.
+//! Ranges that a device reports as zero are neither read nor hashed: the digests leave out zeroes,
+//! so that the cost depends on the data, not on the size.
 
 mod blocks;
 mod units;
@@ -33,26 +33,26 @@ use crate::selection::Selection;
 use crate::side::Side;
 use crate::window::Window;
 
-/// Bytes of a digest block. Part of the digest's definition: do not change.
+/// Size of a digest block in bytes. Part of the digest's definition: do not change.
 const BLOCK: u64 = 256 << 10;
-/// Blocks that one walker has in flight at least: a disk wants a few at a time even where they merely
-/// wait for each other.
+/// Minimum number of blocks a walker has in flight: a disk needs a few at a time even if they
+/// merely wait for each other.
 const IN_FLIGHT: usize = 8;
 
-/// What a verification found to be the same.
+/// The result of a successful verification.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Verified {
     /// Bytes compared, known zeroes included.
     pub bytes: u64,
-    /// Digest of the content, in hexadecimal, as that of a [`Manifest`]; none where only a part was
+    /// Digest of the content, in hexadecimal, like that of a [`Manifest`]; none if only a part was
     /// copied.
     pub digest: Option<String>,
 }
 
-/// Reads `source` and the start of `target` again, as far as the options choose it for a copy, and
-/// compares them. An error of kind `Io` names the first offset that differs. Call it on a worker after
-/// the writes have completed. After a copy that flushes, what the page cache holds of a target that lends
-/// its file is dropped first, so that reads show what the storage has.
+/// Reads `source` and the start of `target` again, as far as the options select them for a copy,
+/// and compares them. An error of kind `Io` names the offset of the first difference. Call it on a
+/// worker after the writes have completed. After a copy that flushes, the page cache of a target
+/// that lends its file is dropped first, so that reads return what is on storage.
 pub async fn verify(
     source: &Stack,
     target: &Stack,
@@ -85,8 +85,8 @@ pub async fn verify(
     Ok(Verified { bytes: progress.snapshot().verified - before, digest })
 }
 
-/// Drops what the page cache holds of these ranges of a target, as far as it lends its file. Pages that
-/// could not be written back are marked as clean by most file systems, and would be read from memory.
+/// Drops the page cache of these ranges of a target, as far as it lends its file. Most file systems
+/// mark pages that could not be written back as clean, and reads would return them from memory.
 async fn drop_cached(target: &Stack, ranges: &[(u64, u64)]) {
     let (device, mut lent) = (target.device(), Vec::new());
     for &(mut at, end) in ranges {
@@ -108,8 +108,8 @@ async fn drop_cached(target: &Stack, ranges: &[(u64, u64)]) {
     }
 }
 
-/// Reads `source`, or the one range that the options choose, and returns the digests of its units.
-/// `like`: units of the same length and the range of this one. Call it on a worker.
+/// Reads `source`, or the one range that the options select, and returns the digests of its units.
+/// `like`: use the unit length and the range of this manifest. Call it on a worker.
 pub async fn manifest(
     source: &Stack,
     like: Option<&Manifest>,
@@ -122,7 +122,7 @@ pub async fn manifest(
     let mut unit = unit_of(facts.size);
     if let Some(like) = like {
         unit = like.unit;
-        // A device that has another size now is digested to its end.
+        // A device that now has another size is digested to its end.
         let end = if like.range.1 == like.size { facts.size } else { like.range.1.min(facts.size) };
         let start = like.range.0.min(end);
         chosen.ranges = (like.range != (0, like.size)).then(|| Arc::from([(start, end - start)]));
@@ -134,14 +134,14 @@ pub async fn manifest(
     Ok(Manifest { size: facts.size, unit, range, units })
 }
 
-/// What is read, and why.
+/// What to read, and why.
 pub(crate) struct Reading<'a> {
     pub(crate) source: &'a Stack,
-    /// Compared with it.
+    /// The device to compare with.
     pub(crate) target: Option<&'a Stack>,
-    /// Digests are wanted of pieces of this many bytes.
+    /// Unit size in bytes of the requested digests.
     pub(crate) unit: Option<u64>,
-    /// Extents that cannot be had are an error.
+    /// A failure to get extents is an error.
     pub(crate) strict: bool,
     pub(crate) selection: Selection,
 }
@@ -149,8 +149,8 @@ pub(crate) struct Reading<'a> {
 type Digests = Vec<(u64, Digest)>;
 
 impl Reading<'_> {
-    /// Reads: the digests of the units of the source that are not all zero, in order, and where the
-    /// two first differ.
+    /// Reads: the digests of the source's units that are not all zero, in order, and the offset of
+    /// the first difference.
     pub(crate) async fn walk(
         self,
         options: &Options,
@@ -175,18 +175,18 @@ impl Reading<'_> {
                 strict: self.strict && options.extents,
                 whole: (self.target.is_none(), true),
                 selection: self.selection,
-                // What is left out counts for a copy only.
+                // Skipped bytes count for a copy only.
                 progress: Arc::new(Progress::new()),
                 ..Making::of(source, SEGMENT, progress)
             },
         ));
-        // A pool for each side, so that whoever has a buffer of one waits for the other only.
+        // A pool for each side, so that a task that holds a buffer of one waits only for the other.
         let half = match self.target {
             Some(_) => (pool.limit() / 2).max(Pool::cost(BLOCK as usize)),
             None => pool.limit(),
         };
         if self.target.is_some() {
-            // What a copy before has left idle is of other sizes and would come on top of the two halves.
+            // Idle buffers of an earlier copy have other sizes and would add to the two halves.
             pool.keep_idle(0);
         }
         let walk = Arc::new(Walk {
@@ -237,14 +237,14 @@ struct Walk {
     units: Mutex<Digests>,
     source_pool: Pool,
     target_pool: Pool,
-    /// Most blocks that a walker has in flight, and whether it always has.
+    /// Maximum number of blocks a walker has in flight, and whether it is fixed.
     window: (usize, bool),
     since: Instant,
     zero_block: Digest,
     progress: Arc<Progress>,
 }
 
-/// A block on its way: where it is, how long, and its digest; `None` is zero.
+/// A block in flight: offset, length, and its digest; `None` is zero.
 type Block = (u64, u64, Option<Task<Result<Option<Digest>>>>);
 
 /// The two sides as a walker sees them, and how many blocks it has in flight.
@@ -265,7 +265,7 @@ impl Walk {
         let window = Rc::new(RefCell::new(Window::new(self.window.0, self.window.1)));
         let ends = Ends { source, target, window };
         while let Some(segment) = self.queue.next().await {
-            // What comes behind a difference is of no interest any more.
+            // Segments after a difference need not be read.
             let behind = segment.at > self.differs_at.load(Ordering::Relaxed);
             if behind || self.retries.stopped() {
                 self.queue.stop();
@@ -280,11 +280,11 @@ impl Walk {
         Ok(())
     }
 
-    /// A handle for one walker: of its own where all are promised to show the same.
+    /// A handle for one walker: a separate one if all are promised to show the same disk.
     async fn end(&self, side: Side, stack: &Stack, first: bool) -> Rc<Handle> {
         let mut device = stack.device().clone();
         if !first && device.facts().can.contains(Can::MULTI_CONN) {
-            // A help, not a need.
+            // Optional: without it, use the first connection.
             match blockhaul_io::timeout(crate::handle::DIAL_MAX, stack.another()).await {
                 Ok(Ok(another)) if crate::handle::differs(stack, &another).is_none() => {
                     device = another;
@@ -313,7 +313,7 @@ impl Walk {
                     break;
                 }
                 if !one && !other {
-                    // All of it at once but for units that have something else, too.
+                    // All at once, except units that also have data.
                     let len = match self.unit {
                         Some(unit) if !at.is_multiple_of(unit) => (unit - at % unit).min(end - at),
                         Some(unit) if end - at > unit => end - at - (end - at) % unit,
@@ -337,7 +337,7 @@ impl Walk {
             }
             at = end;
         }
-        // After an error what is out is awaited, too.
+        // After an error, too, wait for the blocks in flight.
         for block in out {
             result = result.and(self.take(&mut units, block).await);
         }
@@ -357,8 +357,8 @@ impl Walk {
         Ok(())
     }
 
-    /// Compares one block and returns its digest, if it is not zero. `reads`: whether source and target
-    /// may have something there.
+    /// Compares one block and returns its digest, if it is not zero. `reads`: whether source and
+    /// target may have data there.
     async fn block(
         self: Arc<Self>,
         ends: Ends,
@@ -368,7 +368,7 @@ impl Walk {
     ) -> Result<Option<Digest>> {
         let mut attempts = [0; 2];
         let (source, other) = loop {
-            // Nothing is held while an end is repaired.
+            // No buffer is held while a side recovers.
             let (side, (error, generation)) = match self.sides(&ends, at, len, reads).await? {
                 (Ok(one), Ok(other)) => break (one, other),
                 (Err(failed), _) => (0, failed),
@@ -396,11 +396,11 @@ impl Walk {
         len: u64,
         reads: [bool; 2],
     ) -> Result<(Found, Found)> {
-        // What is beyond the end of the target is as good as zeroes.
+        // Beyond its end, the target counts as zero.
         let beside = ends.target.as_ref().map_or(0, |end| end.facts().size.saturating_sub(at));
         let lens = [if reads[0] { len } else { 0 }, if reads[1] { len.min(beside) } else { 0 }];
-        // Always in this order: who waits for room of the target has room of the source, and who has
-        // room of the target waits for none.
+        // Always in this order: a task that waits for a target buffer holds a source buffer, and
+        // one that holds a target buffer waits for none.
         let rooms =
             [room(&self.source_pool, lens[0]).await?, room(&self.target_pool, lens[1]).await?];
         let started = blockhaul_io::now();

@@ -1,15 +1,15 @@
-//! The digests of units, put together from those of their blocks.
+//! The digests of units, computed from those of their blocks.
 
 use super::BLOCK;
 use crate::manifest::Digest;
 
-/// The digests of the units of one segment; nothing where none are wanted.
+/// The digests of the units of one segment; does nothing if none are requested.
 pub(super) struct Units {
-    /// Bytes of a unit.
+    /// Unit size in bytes.
     unit: Option<u64>,
-    /// Digest of a block of zeroes.
+    /// Digest of a zero block.
     zero_block: Digest,
-    /// The unit that has begun, and whether it has something that is not zero.
+    /// The open unit, and whether it has any data.
     open: Option<(u64, blake3::Hasher, bool)>,
     ended: Vec<(u64, Digest)>,
 }
@@ -24,7 +24,7 @@ impl Units {
         let Some(unit) = self.unit else { return };
         let mut start = at;
         while start < at + len {
-            // Several units of zeroes at once.
+            // Skip several units of zeroes at once.
             let whole = (at + len - start) / unit * unit;
             if digest.is_none() && start.is_multiple_of(unit) && whole > 0 {
                 self.end();
@@ -56,7 +56,7 @@ impl Units {
         self.ended
     }
 
-    /// Ends the unit that has begun.
+    /// Ends the open unit.
     fn end(&mut self) {
         if let Some((at, hasher, true)) = self.open.take() {
             self.ended.push((at, hasher.finalize().into()));

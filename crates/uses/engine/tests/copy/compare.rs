@@ -71,7 +71,7 @@ fn a_comparison_finds_the_first_difference_wherever_it_is() {
                 }
             }
             let sizes = (size as u64, changed.len() as u64);
-            // As memory tells its holes: written where there is something.
+            // Like memory, which reports its holes: written only where there is data.
             let mut ends = Vec::new();
             for bytes in [&bytes, &changed] {
                 let model = Model::new(bytes.len() as u64);

@@ -1,4 +1,4 @@
-//! Servers whose connections show one disk, and servers that show each connection another.
+//! Servers whose connections show one disk, and servers that show each connection another disk.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,8 +12,8 @@ use blockhaul_testkit::fault::FaultDevice;
 
 use crate::{on_worker, run, stack};
 
-/// A store whose handles are connections without the multi-conn promise: all on one disk, or each on
-/// a disk of its own.
+/// A store whose handles are connections without the multi-conn promise: all on one disk, or each
+/// on its own.
 struct Connections {
     disks: Vec<Arc<dyn Device>>,
     /// Next disk to hand out; the first handle is disk 0.
@@ -100,8 +100,8 @@ async fn same_on(source: &Stack, disk: &Arc<dyn Device>) -> bool {
     verify(source, &stack(disk.clone()), &options, &pool, &progress).await.is_ok()
 }
 
-/// Copies with a source that takes longer each time, until the further connections had their turn: a
-/// worker that is kept from running has none in a short copy.
+/// Copies from a source that gets slower each time, until the further connections were used: a
+/// worker that does not get to run uses none in a short copy.
 fn slower_and_slower<F: Future<Output = bool> + 'static>(
     copies: impl Fn(Duration) -> F + Send + 'static,
 ) {
@@ -129,7 +129,7 @@ fn connections_that_share_a_disk_are_all_used() {
 #[test]
 fn connections_that_each_have_a_disk_are_found_out() {
     slower_and_slower(|delay| async move {
-        // Only disk 0 is the one to be filled; all others are handed to further connections.
+        // Only disk 0 is to be filled; the others are handed to further connections.
         let disks = disks(2).await;
         let (source, target) = ends(&disks, delay).await;
         let summary =

@@ -1,4 +1,4 @@
-//! What is on the target in the end, and which requests brought it there.
+//! The contents of the target after a copy, and the requests that produced them.
 
 use std::sync::Arc;
 
@@ -69,7 +69,7 @@ fn zeroes_become_zero_requests_and_no_write_overlaps_another() {
         let summary =
             run(&stack(source_of(&bytes, false)), &stack(target.clone()), &options).await.unwrap();
         assert!(target.bytes() == bytes);
-        // The source calls everything data, so the zeroes were found by looking.
+        // The source reports everything as data, so the zeroes were found by checking.
         assert!(summary.data < 2 << 20 && summary.zeroed > 150 << 20, "{summary}");
         let mut ranges: Vec<_> = target
             .seen()

@@ -1,4 +1,4 @@
-//! How a copy goes: errors, cancels, a small pool, a limit on the rate.
+//! The course of a copy: errors, cancels, a small pool, a rate limit.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -102,9 +102,9 @@ fn all_lanes_together_keep_to_the_rate_and_to_its_change() {
         let (source, end) = (stack(source_of(&vec![7; size], false)), stack(target.clone()));
         let summary = run(&source, &end, &options).await.unwrap();
         let seconds = summary.elapsed.as_secs_f64();
-        // Half a second's worth, less what may pass at once.
+        // Half a second's worth, less the burst.
         assert!(seconds > 0.35, "{seconds}");
-        // Unbearably slow at first: that would take weeks.
+        // Very slow at first: that would take weeks.
         rate.set(1, 0);
         drop(blockhaul_io::spawn(async move {
             blockhaul_io::sleep(std::time::Duration::from_millis(150)).await;

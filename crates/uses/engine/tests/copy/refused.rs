@@ -1,4 +1,4 @@
-//! Sources and targets that do not go together are refused before anything is written.
+//! Sources and targets that do not fit together are refused before anything is written.
 
 use std::sync::Arc;
 
@@ -53,7 +53,7 @@ fn tails_that_no_request_reaches_are_refused_before_anything_is_written() {
                 assert!(said.contains(done), "{said}");
                 assert!(target.bytes() == before, "{said}");
             }
-            // What is in reach is copied, to whole blocks and to a part of one.
+            // The reachable part is copied, to whole blocks and to a part of one.
             for len in [whole, whole - 100] {
                 let target = with_tail(size, minimum, 2);
                 let source = source_of(&vec![1; len], true);

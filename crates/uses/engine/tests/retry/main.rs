@@ -1,5 +1,5 @@
-//! Retry and reconnect: connections that die at any moment, servers that lose what was not flushed,
-//! and which errors are tried again.
+//! Retry and reconnect: connections lost at any moment, servers that lose unflushed data, and which
+//! errors are retried.
 #![allow(clippy::unwrap_used)]
 
 mod pipes;
@@ -50,7 +50,7 @@ fn patient() -> Options {
     }
 }
 
-/// The same with as many requests each time, of which one is the last of its connection.
+/// The same with a fixed number of requests, of which one is the last of its connection.
 fn steady() -> Options {
     Options { adaptive_size: false, ..patient() }
 }
@@ -89,7 +89,7 @@ fn a_copy_survives_connections_that_die_at_any_moment() {
             );
             let summary = run(&source, &target, &options).await;
             let summary = summary.unwrap_or_else(|error| panic!("{error}; {told}"));
-            // Also what was carried out late.
+            // Also requests that are carried out late.
             blockhaul_io::sleep(Duration::from_millis(5)).await;
             assert!(target_disk.bytes() == bytes, "{told}");
             let done = summary.data + summary.zeroed + summary.skipped;
@@ -118,7 +118,7 @@ fn the_first_connection_may_die_and_what_it_wrote_is_read_back() {
         assert!(summary.retried.checked > 0 && summary.retried.rewritten > 0, "{summary}");
         assert!(summary.to_string().contains("0 requests and 0 connections of the source"));
         assert_eq!(server.dials.load(Ordering::SeqCst), 1);
-        // The verification begins on the connection that died, and makes its own.
+        // The verification begins on the lost connection, and makes its own.
         let (pool, progress) = (Pool::new(8 << 20), Arc::new(Progress::new()));
         blockhaul_engine::verify(&source, &target, &options, &pool, &progress).await.unwrap();
     });
@@ -172,8 +172,8 @@ fn a_source_that_holds_something_else_after_connecting_again_is_refused() {
     });
 }
 
-/// Copies with this rule on one side, and tells what came of it and how often the request at the
-/// rule's place was sent.
+/// Copies with this rule on one side; returns the result and how often the request at the rule's
+/// place was sent.
 fn with_rule(
     on_source: bool,
     rule: Rule,

@@ -1,4 +1,4 @@
-//! Pipes: reads are repeated, over a new connection too; writes while their connection stands.
+//! Pipes: reads are retried, over a new connection too; writes while their connection works.
 
 use std::io::{Read as _, Write as _};
 
@@ -10,7 +10,7 @@ fn bytes() -> Vec<u8> {
     content(&mut Rng::new(77), 1 << 20)
 }
 
-/// Copies to a pipe, and gives what came out of it.
+/// Copies to a pipe, and returns the output.
 async fn read_out(source: &Stack) -> (Result<Summary>, Vec<u8>) {
     let (mut reader, writer) = std::io::pipe().unwrap();
     let collect = std::thread::spawn(move || {
@@ -18,7 +18,7 @@ async fn read_out(source: &Stack) -> (Result<Summary>, Vec<u8>) {
         reader.read_to_end(&mut all).unwrap();
         all
     });
-    // A few requests fill the pool, which the one that is repeated must not wait for.
+    // A few requests fill the pool; a retry must not wait for them.
     let pool = Pool::new(4 * Pool::cost(16 << 10));
     let progress = Arc::new(Progress::new());
     let result = copy_to_pipe(source, writer.into(), &patient(), &pool, &progress).await;
@@ -28,7 +28,7 @@ async fn read_out(source: &Stack) -> (Result<Summary>, Vec<u8>) {
 
 async fn write_in(target: &Stack) -> Result<Summary> {
     let (reader, mut writer) = std::io::pipe().unwrap();
-    // Where the copy fails, nobody reads the rest.
+    // If the copy fails, nothing reads the rest.
     let feed = std::thread::spawn(move || drop(writer.write_all(&bytes())));
     let pool = Pool::new(4 * Pool::cost(16 << 10));
     let progress = Arc::new(Progress::new());

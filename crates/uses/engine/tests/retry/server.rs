@@ -1,4 +1,4 @@
-//! A server whose connections are cut, and which may lose what was not flushed.
+//! A server whose connections are cut, and which may lose unflushed data.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -13,7 +13,7 @@ use blockhaul_testkit::rng::Rng;
 pub struct Server {
     pub disk: Arc<ModelDevice>,
     pub promise: bool,
-    /// On a cut, what the connection wrote since its last flush is gone, as after a crash.
+    /// On a cut, the connection's unflushed writes are lost, as after a crash.
     pub forgets: bool,
     /// Requests until the next cut, counted down over all connections; a random number follows.
     pub fuse: AtomicU64,
@@ -21,7 +21,7 @@ pub struct Server {
     pub refused_dials: AtomicU64,
     pub dials: AtomicU64,
     pub size_later: Mutex<Option<u64>>,
-    /// What connections show after the first.
+    /// The disk that later connections show.
     pub disk_later: Mutex<Option<Arc<ModelDevice>>>,
     rng: Mutex<Rng>,
 }
@@ -31,7 +31,7 @@ struct Connection {
     server: &'static Server,
     size: u64,
     dead: Arc<AtomicBool>,
-    /// What was there before each write that was not flushed.
+    /// The previous contents of each unflushed write.
     before: Arc<Mutex<Vec<Before>>>,
 }
 
@@ -76,7 +76,7 @@ impl Server {
         Arc::new(Connection { server: self, size, dead: Arc::default(), before: Arc::default() })
     }
 
-    /// Whether the connection that asks is cut now.
+    /// Whether this connection is cut now.
     fn burns(&self) -> bool {
         if self.cuts_left.load(Ordering::SeqCst) == 0 {
             return false;
@@ -166,7 +166,7 @@ impl Device for Connection {
             if !request.kind().changes() || self.server.rng.lock().unwrap().chance(50) {
                 return gone().into();
             }
-            // Carried out late, by the server of a connection that is gone, from its own memory.
+            // Carried out late, by the server of a lost connection, from its own memory.
             let Request { op, at, len, flags } = request;
             let op = match op {
                 Op::Write(data) => Op::Write(blockhaul_io::Data::copy_of(data.bytes())),

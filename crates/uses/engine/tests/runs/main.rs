@@ -1,5 +1,5 @@
-//! One engine that runs plans: over the same connections, paused and resumed, asked for ranges first,
-//! with plans that grow, cancelled; also while connections die.
+//! One engine that runs several plans: over the same connections, paused and resumed, with wanted
+//! ranges, with plans that grow, cancelled; also while connections are lost.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../retry/server.rs"]
@@ -36,7 +36,7 @@ fn filled(size: usize) -> Vec<u8> {
     (0..size).map(|at| (at / 4096 % 251) as u8 + 1).collect()
 }
 
-/// A source whose answers take up to `delay`, and an empty target, both seen.
+/// A source with latency up to `delay`, and an empty target, both observed.
 struct Slow {
     bytes: Vec<u8>,
     source: Arc<FaultDevice>,
@@ -113,7 +113,7 @@ fn two_plans_are_copied_over_the_same_connections() {
         assert_eq!((first.data, first.size), (size, size));
         assert!(target_disk.bytes() == source_disk.bytes());
 
-        // A guest writes, and what it wrote is copied again.
+        // A guest writes, and the changes are copied again.
         source_disk.model().bytes_mut()[MIB as usize..2 * MIB as usize].fill(0x77);
         let plan = engine.empty_plan();
         plan.add(MIB, MIB).unwrap();
@@ -170,7 +170,7 @@ fn nothing_moves_while_the_engine_is_paused() {
             blockhaul_io::sleep(Duration::from_millis(60)).await;
             assert_eq!(moved, (source.seen().len(), target.seen().len(), progress.snapshot()));
             assert!(progress.snapshot().done() < 16 * MIB);
-            // The limit on the rate is another thing.
+            // The rate limit is independent.
             control.set_rate(MIB, 0);
             control.set_rate(0, 0);
             blockhaul_io::sleep(Duration::from_millis(20)).await;
@@ -205,7 +205,7 @@ fn a_paused_engine_can_be_cancelled_and_says_what_was_done() {
         assert_eq!(error.kind(), Kind::ShuttingDown);
         let done = engine.summary();
         assert!(done.data > 0 && done.data < 16 * MIB, "{done}");
-        // It came first, or was not copied any more.
+        // It came first, or was no longer copied.
         let wanted = waiting.await;
         assert!(wanted.is_ok_and(|()| true) || target.bytes()[15 * MIB as usize] == 0xa5);
         let another = engine.plan();
@@ -215,7 +215,7 @@ fn a_paused_engine_can_be_cancelled_and_says_what_was_done() {
 
 #[test]
 fn a_range_that_is_asked_for_arrives_before_the_rest() {
-    // In segments that no lane has taken; and behind in the segment that the only lane is at.
+    // In segments that no lane has taken; and later in the segment of the only lane.
     for segment in [MIB, 64 * MIB] {
         on_worker(move || async move {
             let options = Options { segment, ..narrow() };
@@ -265,7 +265,7 @@ fn a_plan_grows_while_it_runs() {
         let growing = blockhaul_io::spawn(async move {
             more.want(8 * MIB, 2 * MIB).await.unwrap();
             more.want(0, MIB).await.unwrap();
-            // Before what is there, behind it, and a part of a segment.
+            // Before the existing range, after it, and a part of a segment.
             more.add(0, MIB + 4096).unwrap();
             more.add(12 * MIB, 4 * MIB).unwrap();
             more.want(15 * MIB, MIB).await.unwrap();
@@ -379,7 +379,7 @@ fn ranges_arrive_and_plans_grow_while_connections_die() {
                 let ran = engine.run(&plan).await;
                 ran.unwrap_or_else(|error| panic!("{error}; run {number}; {told}"));
                 growing.await;
-                // Also what was carried out late.
+                // Also requests that are carried out late.
                 blockhaul_io::sleep(Duration::from_millis(5)).await;
                 assert!(target_disk.bytes() == source_disk.bytes(), "run {number}; {told}");
                 source_disk.model().bytes_mut().rotate_left(4096);

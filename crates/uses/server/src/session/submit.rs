@@ -1,5 +1,5 @@
-//! From a request to its outcome: carried out by the device on this worker or on an idle one, at once or
-//! by and by.
+//! From a request to its outcome: submitted to the device on this worker or on an idle one,
+//! completed at once or later.
 
 use std::rc::Rc;
 use std::time::Instant;
@@ -10,13 +10,13 @@ use blockhaul_io::Remote;
 use super::{SEND_AT, Session};
 use crate::reply::Asked;
 
-/// Of requests that are answered at once one in so many is timed.
+/// Of requests that complete at once, one in this many is timed.
 const TIMED: u8 = 16;
-/// Writes of so many bytes take much longer than handing them to another worker.
+/// Writes from this length on take much longer than passing them to another worker.
 const LARGE: usize = 128 << 10;
 
 impl Session {
-    /// Has the device carry out a request; the answer is queued when it has.
+    /// Submits a request to the device; the reply is queued when it completes.
     pub(super) fn submit(self: &Rc<Self>, mut asked: Asked, request: Request) {
         let kind = request.kind();
         let timed = self.begin(kind);
@@ -46,7 +46,7 @@ impl Session {
                 let session = self.clone();
                 drop(blockhaul_io::start(async move {
                     let outcome = pending.await;
-                    // What was given up has its answer, and its connection is over.
+                    // A request that was given up has its reply, and its connection has ended.
                     if let Some(time) = session.in_flight.finish(ticket) {
                         session.connection.counters.in_progress(session.in_flight.count());
                         session.server.control.times().took(kind, time, 1);
@@ -60,8 +60,8 @@ impl Session {
         }
     }
 
-    /// Submits a flush or FUA request, unless one has failed before. It succeeds only if no other one of
-    /// the storage fails meanwhile.
+    /// Submits a flush or FUA request, unless one has failed before. It succeeds only if no other
+    /// one of the storage fails meanwhile.
     fn submit_durable(&self, request: Request) -> Result<Outcome, Pending> {
         let (kind, at, len) = (request.kind(), request.at, request.len);
         let name = self.device.facts().name.clone();
@@ -87,8 +87,8 @@ impl Session {
         }
     }
 
-    /// Who carries out a large write while this worker receives the next request: worth it where the
-    /// device writes on the worker itself, more has arrived, and another worker has nothing to do.
+    /// An idle worker for a large write while this one receives the next request: worthwhile if the
+    /// device writes on the worker itself, and more has arrived.
     fn helper(&self) -> Option<Remote> {
         let more = self.writes_at_once.get() && self.stream.has_more();
         more.then(blockhaul_io::idle_worker).flatten()
@@ -103,8 +103,8 @@ impl Session {
         pending
     }
 
-    /// Now, if the next request of this kind is to be timed should it be answered at once: a look at the
-    /// clock costs as much as counting ten requests.
+    /// The current time, if the next request of this kind is to be timed even if it completes at
+    /// once: reading the clock costs as much as counting ten requests.
     fn begin(&self, kind: OpKind) -> Option<Instant> {
         self.untimed[kind as usize].get().is_multiple_of(TIMED).then(blockhaul_io::now)
     }
@@ -114,7 +114,7 @@ impl Session {
         match timed {
             None => untimed.set(untimed.get() + 1),
             Some(begun) => {
-                // The first one stands for itself.
+                // The first one counts only for itself.
                 let count = 1 + u64::from(untimed.get().saturating_sub(1));
                 self.server.control.times().took(kind, blockhaul_io::elapsed(begun), count);
                 untimed.set(1);

@@ -1,4 +1,4 @@
-//! What a connection waits for: its turn, memory, slow clients, the end; and how long.
+//! What a connection waits for, and for how long: its turn, memory, slow clients, the end.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -15,15 +15,15 @@ use crate::in_flight::Place;
 use crate::log_fields::{RequestFields, record};
 use crate::reply;
 
-/// No request is taken up while more than this waits to be sent that is not in buffers of the pool:
-/// heads and texts of replies that a client does not read.
+/// Maximum bytes queued outside the pool's buffers before another request is read: heads and texts
+/// of replies that a client does not read.
 const LOOSE_MAX: u64 = 1 << 20;
-/// Memory that a connection may use whatever others use, as far as there is any.
+/// Memory that a connection may always use, as long as there is any.
 const FAIR_LEAST: u64 = 1 << 20;
 
 impl Session {
-    /// Waits until another request may be taken up. What is returned, where others had to wait as well, is
-    /// kept until it has been.
+    /// Waits until another request may be started. If others had to wait as well, the caller keeps
+    /// the returned place until it has started the request.
     pub(super) async fn wait_for_turn(&self) -> Option<Place> {
         let mut place = None;
         loop {
@@ -32,7 +32,7 @@ impl Session {
             let in_flight = self.in_flight.count();
             let busy = in_flight >= self.limits.requests
                 || (queued > LOOSE_MAX && queued > LOOSE_MAX + self.pool.reserved());
-            // One at a time is always taken up, whatever others do.
+            // One at a time is always allowed.
             let crowded =
                 in_flight > 0 && self.server.all_in_flight.is_full(self.limits.requests_all);
             if !busy && !crowded {
@@ -53,7 +53,7 @@ impl Session {
         }
     }
 
-    /// Whether so much more memory is within what this connection has whatever others use.
+    /// Whether `cost` more bytes are within the memory that this connection may always use.
     fn has_part(&self, own: u64, cost: u64) -> bool {
         if own == 0 || own + cost <= FAIR_LEAST {
             return true;
@@ -62,9 +62,9 @@ impl Session {
         own + cost <= half / self.server.open().max(1) as u64
     }
 
-    /// Waits until so much more memory leaves the others theirs: once half of it is in use, a connection has
-    /// its part of the other half. So those that read nothing cannot hold all of it. Those beyond their part
-    /// wait in the order in which they came.
+    /// Waits until `len` more bytes leave enough to others: once half of the pool is in use, each
+    /// connection is entitled to a share of the other half, so that clients that read nothing
+    /// cannot hold all of it. Those that exceed their share wait in order of arrival.
     async fn wait_until_fair(&self, len: usize) {
         let own = self.pool.reserved();
         let cost = Pool::cost(len);
@@ -91,27 +91,27 @@ impl Session {
     }
 
     pub(super) async fn room(&self, len: u64) -> Result<Reservation, Error> {
-        // Bounded by the payload limit, which has 32 bits.
+        // Limited by the payload limit, which has 32 bits.
         let len = usize::try_from(len).unwrap_or(usize::MAX);
         self.wait_until_fair(len).await;
         if let Some(room) = self.pool.try_reserve(len) {
             return Ok(room);
         }
-        // Those who hold the pool, or stand before it, may take long.
+        // Clients that hold the pool, or wait for it first, may take long.
         if let Some(room) = self.aside.try_reserve(len) {
             return Ok(room);
         }
-        // What waits to be sent holds room.
+        // Queued replies hold memory.
         self.send();
         self.to_send.notify();
-        // Others have it, unless this client's own share is used up.
+        // Others hold the memory, unless this client's own share is exhausted.
         let own = self.pool.reserved() + Pool::cost(len) > self.pool.limit();
         let _starving = (!own).then(|| self.server.starving());
         let room = self.pool.reserve(len).await;
         room.map_err(|error| Error::new(Kind::NoMemory, "no buffer of this size").because(error))
     }
 
-    /// Receives a payload, for which memory is held. A client that takes long to send it is cut when
+    /// Receives a payload, for which memory is held. A client that takes long to send it is cut if
     /// others wait for memory.
     pub(super) async fn patiently<T>(
         &self,
@@ -137,8 +137,8 @@ impl Session {
         }
     }
 
-    /// Waits for the socket. A client that reads nothing for long is cut when others wait for the
-    /// memory that its replies hold, and when it asks for nothing any more.
+    /// Waits for the socket. A client that reads nothing for long is cut if others wait for the
+    /// memory of its replies, or if it has no more requests.
     pub(super) async fn writable(&self) -> std::io::Result<()> {
         let patience = self.limits.stalled;
         if patience.is_zero() {
@@ -162,8 +162,8 @@ impl Session {
         }
     }
 
-    /// Waits until the device has finished all requests and the client has read all replies. When the
-    /// server stops, only for as long as that may take. Whether the device has finished.
+    /// Waits until the device has finished all requests and the client has read all replies; during
+    /// a stop, with a time limit. Returns whether the device has finished.
     pub(super) async fn finish_all(&self) -> bool {
         let mut finished = true;
         let mut reads_until = None;
@@ -196,7 +196,7 @@ impl Session {
                     wait = Some(until - now);
                 }
             }
-            // Either way things are looked at again.
+            // The state is checked again either way.
             let progress = self.progress.wait_after(mark);
             match wait {
                 Some(wait) => _ = blockhaul_io::timeout(wait, progress).await,
@@ -205,7 +205,7 @@ impl Session {
         }
     }
 
-    /// Answers what the device still holds, so that clients know: it may or may not be carried out.
+    /// Answers the requests still in flight at the device; they may or may not be carried out.
     fn give_up(&self) {
         let given_up = self.in_flight.give_up();
         let connection = &self.connection;
@@ -230,7 +230,7 @@ impl Session {
     }
 }
 
-/// What comes first: the output of the one, or `None` for the other. The first one goes on where it was.
+/// The output of `one`, or `None` if `other` completes first. `one` can be continued.
 async fn either<T>(one: impl Future<Output = T> + Unpin, other: impl Future) -> Option<T> {
     let (mut one, mut other) = (one, pin!(other));
     poll_fn(|cx| match pin!(&mut one).poll(cx) {

@@ -58,12 +58,12 @@ fn serve_all(exports: Arc<dyn Exports>, limits: Limits, memory: u64, engine: Eng
     Fixture { server, pool, scratch, runtime }
 }
 
-/// A device of `size` bytes, each telling its place.
+/// A device of `size` bytes, each depending on its offset.
 pub fn device(size: u64, completion: Completion) -> Arc<ModelDevice> {
     ModelDevice::new(Model::new(size).with_content(content(0, size as usize)), completion)
 }
 
-/// What a fresh [`device`] holds at an offset.
+/// The initial contents of a [`device`] at an offset.
 pub fn content(at: u64, len: usize) -> Vec<u8> {
     (at..at + len as u64).map(|at| (at % 251) as u8 + 1).collect()
 }
@@ -80,7 +80,7 @@ impl Fixture {
         client
     }
 
-    /// A client that may also ask for extents.
+    /// A client that may also request extents.
     pub fn client_with_contexts(
         &self,
         replies: Replies,
@@ -94,18 +94,18 @@ impl Fixture {
         (client, ids)
     }
 
-    /// Stops the server; the number of connections that were left.
+    /// Stops the server; returns the number of connections that were left.
     pub fn stop(&self, patience: Duration) -> usize {
         let server = self.server.clone();
         self.runtime.block_on(move || async move { server.stop(patience).await })
     }
 
-    /// Waits until so many connections are open.
+    /// Waits until this many connections are open.
     pub fn wait_for_open(&self, count: usize) {
         wait_until(&format!("{count} connections are open"), || self.server.open() == count);
     }
 
-    /// Other clients are served as if nothing had happened.
+    /// Checks that other clients are still served.
     pub fn is_well(&self) {
         let mut client = self.client(Replies::Structured);
         assert_eq!(client.read(100, 5000).unwrap(), content(100, 5000));

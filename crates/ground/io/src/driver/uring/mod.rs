@@ -1,4 +1,5 @@
-//! The io_uring driver: one ring per worker, readiness by one-shot polls, files by owned operations.
+//! The io_uring driver: one ring per worker, readiness by one-shot polls, files by owned
+//! operations.
 #![expect(unsafe_code, reason = "submission entries carry raw pointers")]
 
 mod fixed;
@@ -15,53 +16,53 @@ use super::api::{Done, Driver, FileOp, Interest, Sleep};
 use super::spin::Spin;
 use crate::sys::Wakeup;
 
-/// Submission entries a turn can collect before it must enter the kernel: several per request in
-/// flight of the connections that one worker carries. Completions get four times that.
+/// Submission entries that a turn can collect before it must enter the kernel: several per request
+/// in flight on the worker's connections. The completion queue has four times as many.
 const ENTRIES: u32 = 512;
 /// `user_data` of the poll on the inbox's wakeup.
 const WAKE: u64 = u64::MAX;
-/// Wait for readiness before the first attempt (IORING_RECVSEND_POLL_FIRST): who receives through
-/// the ring has seen that nothing is there.
+/// Wait for readiness before the first attempt (IORING_RECVSEND_POLL_FIRST): the caller has seen
+/// that there is no data.
 const RECV_POLL_FIRST: u16 = 1;
-/// While so many writes are out, a sleep may take longer than to the first completion: disks finish
-/// writes one by one, and to wake up for each cost a fifth of the time that small direct writes took.
-/// Reads came in groups without that, and cost a tenth more with it.
+/// With this many writes in flight, a sleep may outlast the first completion: disks finish writes
+/// one by one, and waking for each cost a fifth of the time of small direct writes. Reads completed
+/// in groups anyway, and cost a tenth more with it.
 const WRITES_MANY: usize = 16;
-/// The sleep then ends with so many completions: the writes that are out, divided by this ...
+/// The sleep then ends after this many completions: the writes in flight, divided by this ...
 const GATHER_PART: usize = 4;
 /// ... or after this time with the first one, in microseconds.
 const GATHER_USEC: u32 = 50;
-/// `user_data` of operations whose completion says nothing.
+/// `user_data` of operations whose completion is ignored.
 const IGNORE: u64 = u64::MAX - 1;
 
 pub(crate) struct Uring {
     ring: IoUring,
-    /// Memory that the ring has registered.
+    /// Memory registered with the ring.
     fixed: Fixed,
     wakeup: Arc<Wakeup>,
     wake_armed: bool,
-    /// File operations by slot: the kernel may touch their memory until they complete.
+    /// File operations by slot: the kernel may access their memory until they complete.
     ops: Vec<Option<FileOp>>,
     /// Writes among them.
     writes: usize,
-    /// The kernel can wait for some completions for a time, and then for one (Linux 6.12).
+    /// The kernel can wait for several completions with a timeout (Linux 6.12).
     gathers: bool,
     spin: Spin,
-    /// An error of the ring itself that shows before the next turn can report it.
+    /// An error of the ring that the next turn will report.
     failed: Option<io::Error>,
 }
 
-/// Whether a ring with everything that the driver needs can be made here: `Err` says what is missing.
+/// Whether a ring with all required features can be made here: `Err` names what is missing.
 pub fn available() -> io::Result<()> {
     make_ring().map(drop)
 }
 
 fn make_ring() -> io::Result<IoUring> {
-    // Completion work is run when we ask for it, on this thread: fewer interruptions.
+    // Completion work runs when we ask for it, on this thread: fewer interruptions.
     let modern = IoUring::builder()
         .setup_single_issuer()
         .setup_defer_taskrun()
-        // It can be seen from here that there is some: see `Spin`.
+        // Shows that completion work is pending: see `Spin`.
         .setup_taskrun_flag()
         .setup_cqsize(ENTRIES * 4)
         .build(ENTRIES);
@@ -120,22 +121,22 @@ impl Uring {
             if unsafe { self.ring.submission().push(entry) }.is_ok() {
                 return;
             }
-            // The queue is full: hand it to the kernel. EBUSY means that completions have to be
-            // taken first; the completion queue is large enough for that to be short.
+            // The queue is full: submit it. EBUSY means that completions have to be taken first;
+            // the completion queue is large enough for that to be short.
             let submitted = self.ring.submit();
             if let Err(error) = &submitted {
                 log::trace!("io_uring submit: {error}");
                 std::thread::yield_now();
             }
             if let Err(error) = harmless(submitted) {
-                // The operation gets no further than this: it fails with all others.
+                // The operation is not submitted: it fails with all others.
                 self.failed = Some(error);
                 return;
             }
         }
     }
 
-    /// Hands over what was collected and looks for what completes, for a while.
+    /// Submits what was collected and spins for a while.
     fn look(&mut self, sleep: Sleep) -> io::Result<bool> {
         if !self.ring.submission().is_empty() {
             harmless(self.ring.submit())?;
@@ -305,7 +306,7 @@ impl Uring {
     }
 }
 
-/// Errors of a turn that mean: look again.
+/// Errors of a turn that mean: try again.
 fn harmless(result: io::Result<usize>) -> io::Result<()> {
     let harmless = [libc::ETIME, libc::EINTR, libc::EBUSY, libc::EAGAIN];
     match result {
@@ -318,12 +319,13 @@ fn harmless(result: io::Result<usize>) -> io::Result<()> {
 
 impl Drop for Uring {
     fn drop(&mut self) {
-        // The worker ends when no file operation is out, but receives may be; a ring that has failed leaves
-        // anything. The memory must outlive the ring, so it is leaked rather than freed under the kernel.
+        // The worker ends when no file operation is in flight, but receives may be; after a failure
+        // of the ring any operation may be. The memory must outlive the ring, so it is leaked
+        // rather than freed.
         for op in self.ops.drain(..).flatten() {
             if let FileOp::Recv { socket, .. } = &op {
-                // The peer must not wait for a socket that nobody closes. Fails only when the
-                // connection has ended already.
+                // Close the connection for the peer, as the socket leaks. Fails only if the
+                // connection has already ended.
                 let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
             }
             std::mem::forget(op);

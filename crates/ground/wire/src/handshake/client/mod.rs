@@ -10,7 +10,7 @@
 //!     receive ── Transmission
 //! ```
 //!
-//! [`super::negotiation`] runs the usual order of options by itself.
+//! [`super::negotiation`] sends the usual sequence of options.
 
 use super::Protocol;
 use crate::option::{BlockSizes, Context, ListEntry, OptionCode, OptionError};
@@ -23,10 +23,10 @@ pub use machine::Handshake;
 /// What happened.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The next message is `bytes` long at least, counted from the first byte that was not
+    /// The next message is at least `bytes` long, counted from the first byte that was not
     /// consumed. A buffer of [`Handshake::MAX_MESSAGE`] bytes always suffices.
     NeedMore {
-        /// Bytes that must be there before the next call is of use.
+        /// Number of bytes required for the next call.
         bytes: usize,
     },
     /// A newstyle server has greeted; options may be sent. With [`Protocol::Newstyle`] only
@@ -42,17 +42,17 @@ pub enum Event {
     Info(Box<ExportInfo>),
     /// The contexts that LIST_META_CONTEXT found or SET_META_CONTEXT selected.
     Contexts(Vec<Context>),
-    /// The server refused an option; the next may be sent. After [`OptionError::Shutdown`] that must
-    /// be [`Handshake::abort`].
+    /// The server refused an option; the next may be sent. After [`OptionError::Shutdown`] that
+    /// must be [`Handshake::abort`].
     Refused {
         /// The option.
         option: OptionCode,
         /// Why, for programs.
         reason: OptionError,
-        /// Why, for people: escaped for printing, may be empty.
+        /// Why, for users: escaped for printing, may be empty.
         text: String,
     },
-    /// The server took note of [`Handshake::abort`]: close.
+    /// The server has acknowledged [`Handshake::abort`]: close the connection.
     Aborted,
     /// Requests may be sent. From an oldstyle server this is the first event.
     Transmission(Box<Negotiated>),
@@ -63,30 +63,30 @@ pub enum Event {
 pub struct ExportInfo {
     /// Size in bytes.
     pub size: u64,
-    /// What it offers, less what contradicts the session (DF without structured replies, ...).
+    /// Its flags, without those that contradict the session (DF without structured replies, ...).
     pub flags: ExportFlags,
-    /// Its block sizes. Sizes that break the protocol's rules are ignored, as peers do.
+    /// Its block sizes. Sizes that violate the protocol are ignored, as peers do.
     pub block_sizes: Option<BlockSizes>,
-    /// The canonical name, if the server told it.
+    /// The canonical name, if the server sent it.
     pub name: Option<String>,
-    /// Text for people, if the server told it: without control characters.
+    /// A text for users, if the server sent it: without control characters.
     pub description: Option<String>,
 }
 
-/// What the server and this client agreed on.
+/// The result of the negotiation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Negotiated {
-    /// How the server greeted.
+    /// The protocol of the server's greeting.
     pub protocol: Protocol,
     /// Whether TLS is in use.
     pub tls: bool,
-    /// The export's name as it was asked for; empty with oldstyle, which has no names.
+    /// The requested name of the export; empty with oldstyle, which has no names.
     pub export: String,
     /// The form of requests.
     pub headers: Headers,
     /// The form of replies.
     pub replies: Replies,
-    /// The contexts that BLOCK_STATUS tells about; empty: it must not be sent.
+    /// The contexts for BLOCK_STATUS; empty: it must not be sent.
     pub contexts: Vec<Context>,
     /// Size, flags, block sizes and names.
     pub info: ExportInfo,

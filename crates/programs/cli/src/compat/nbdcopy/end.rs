@@ -1,4 +1,4 @@
-//! One side of a copy: what nbdcopy takes a word for, and how `blockhaul copy` is told of it.
+//! One side of a copy: how nbdcopy interprets a word, and its form for `blockhaul copy`.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -11,7 +11,7 @@ use crate::brackets::Groups;
 use crate::compat::stand_in::failure;
 use crate::exit::{Failure, plain};
 
-/// The size of `null:`, as libnbd's nbdcopy has it.
+/// The size of `null:` in libnbd's nbdcopy.
 pub(super) const NULL_SIZE: u64 = i64::MAX as u64;
 /// Which side of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,18 +27,18 @@ pub(super) enum End {
     Null,
     /// Standard input or output.
     Standard,
-    /// Something with a path that is read or written in order.
+    /// A path that is read or written in order.
     Stream(PathBuf),
     /// An NBD URI.
     Server(String),
     /// `[ CMD … ]`.
     Command(Vec<OsString>),
-    /// A file or block device, also one that is not there yet.
+    /// A file or block device, which need not exist yet.
     Storage(PathBuf),
 }
 
 impl End {
-    /// What nbdcopy takes a word for: anything that is no URI is a path, whatever it looks like.
+    /// Interprets a word like nbdcopy: anything that is not a URI is a path.
     pub(super) fn new(word: &OsStr, groups: &Groups, role: Role) -> Result<End, Failure> {
         if let Spec::Command(words) = groups.spec(word)? {
             return Ok(End::Command(words));
@@ -87,7 +87,7 @@ impl End {
         Ok(())
     }
 
-    /// Words of `blockhaul copy`. `unbounded`: as large as anything that may come.
+    /// Words of `blockhaul copy`. `unbounded`: large enough for any input.
     pub(super) fn words(&self, unbounded: bool) -> Vec<OsString> {
         match self {
             End::Null if unbounded => vec![format!("null:{NULL_SIZE}").into()],
@@ -103,10 +103,10 @@ impl End {
     }
 }
 
-/// Standard input as a file of its own.
+/// Standard input as a separate file.
 pub(super) const STDIN: &str = "/proc/self/fd/0";
 
-/// Whether it is a file that can be opened once more: who gave it to us may have had other rights.
+/// Whether it is a file that can be reopened: the parent may have had other permissions.
 fn is_file_to_read(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|data| data.is_file()) && File::open(path).is_ok()
 }
@@ -115,7 +115,7 @@ pub(super) fn is_block_device(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|data| data.file_type().is_block_device())
 }
 
-/// A path, so written that it is taken for nothing else.
+/// A path in a form that cannot be mistaken for anything else.
 fn literal(path: &Path) -> OsString {
     let word = path.as_os_str();
     match Spec::parse(word) {

@@ -1,4 +1,4 @@
-//! What `--verbose` tells of a side, which is asked for that.
+//! The facts of a side that `--verbose` prints, queried for that purpose.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -11,20 +11,20 @@ use blockhaul_wire::uri::{Transport, Uri};
 
 use super::end::{End, NULL_SIZE, STDIN};
 
-/// The preferred block size where the other side tells none.
+/// The preferred block size if the other side reports none.
 const PREFERRED: u64 = 4096;
 
-/// What `--verbose` tells of a side.
+/// The facts of a side that `--verbose` prints.
 pub(super) struct Facts {
     operations: &'static str,
     name: String,
-    /// In bytes; unknown for streams and where nothing answers.
+    /// In bytes; unknown for streams and unreachable servers.
     pub(super) size: Option<u64>,
     preferred: u64,
 }
 
 impl Facts {
-    /// Asks a side. A server of `[ CMD … ]` is started for that and kept in `started`.
+    /// Queries a side. A server of `[ CMD … ]` is started for that and stored in `started`.
     pub(super) fn of(end: &mut End, started: &mut Vec<Arc<ServerProcess>>) -> Facts {
         let known = |operations, name: &str, size| Facts {
             operations,
@@ -51,7 +51,7 @@ impl Facts {
             End::Command(words) => {
                 let name = words.first().map(|word| word.display().to_string());
                 let name = name.unwrap_or_default();
-                // What goes wrong here goes wrong again in the copy, which tells of it.
+                // An error here recurs in the copy, which reports it.
                 let Ok(process) = ServerProcess::start(words) else { return served(name, None) };
                 let socket = process.socket().to_path_buf();
                 let uri = Uri {
@@ -76,7 +76,7 @@ impl Facts {
         let mut text = format!("nbdcopy: {side}: {operations} \"{name}\"\n");
         let size = match self.size {
             Some(size) => format!("{size} ({})", blockhaul_catalog::format_size(size)),
-            // As nbdcopy has it: -1, also seen as a number without sign.
+            // As in nbdcopy: -1, also printed as an unsigned number.
             None => format!("-1 ({})", u64::MAX),
         };
         // Writing to a string does not fail.
@@ -86,7 +86,7 @@ impl Facts {
 }
 
 /// Size and preferred block size of an export, without opening it: the connection ends before
-/// transmission, which servers that serve a single client do not count.
+/// transmission, which servers for a single client do not count.
 fn ask(place: Place) -> Option<(u64, u64)> {
     let config = blockhaul_io::Config { workers: 1, engine: blockhaul_io::Engine::Auto };
     let runtime = blockhaul_io::Runtime::start(&config).ok()?;

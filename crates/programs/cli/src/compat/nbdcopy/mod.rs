@@ -66,7 +66,7 @@ pub fn run(words: &[OsString]) -> Outcome {
     let source = End::new(source, &groups, Role::Source)?;
     let target = End::new(target, &groups, Role::Target)?;
     carry_out(&settings, source, target).map_err(|failure: Failure| match failure.status() {
-        // As a shell sees a program that a signal has ended.
+        // Like a shell for a program that was ended by a signal.
         128.. => failure,
         _ => failure.with_status(FAILED),
     })
@@ -97,8 +97,8 @@ fn carry_out(settings: &Settings, source: End, target: End) -> Outcome {
     let mut words: Vec<OsString> = vec!["blockhaul".into(), "copy".into()];
     words.extend(settings.words(&target));
     words.push("--".into());
-    // Here a copy onto itself is refused, as it is hardly ever meant. nbdcopy lets people do it, so
-    // the target is reached by another way.
+    // Here a copy onto itself is refused, as it is hardly ever intended. nbdcopy allows it, so the
+    // target gets another path.
     let same = matches!((&source, &target), (End::Server(one), End::Server(other)) if one == other);
     words.extend(source.words(false));
     if same {
@@ -123,7 +123,7 @@ fn pour() -> Outcome {
     let copied = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::stdout().lock());
     match copied {
         Ok(_) => Ok(0),
-        // Whoever reads has had enough, or has died: only they know.
+        // The reader has closed the pipe, for a reason that only it knows.
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {
             Ok(signals::status(signal_hook::consts::SIGPIPE))
         }

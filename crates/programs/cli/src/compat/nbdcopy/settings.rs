@@ -1,4 +1,4 @@
-//! The options of nbdcopy, put into those of `blockhaul copy`.
+//! Translates the options of nbdcopy to those of `blockhaul copy`.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -27,11 +27,11 @@ pub(super) const OPTIONS: &[Opt] = &[
     opt("version", Some(b'V'), Value::No),
 ];
 
-/// Connections to each side where none are asked for.
+/// Default number of connections to each side.
 const CONNECTIONS: u32 = 4;
-/// Requests in flight on each connection, at most.
+/// Maximum number of requests in flight on each connection.
 const REQUESTS: u32 = 64;
-/// Options in the words of `blockhaul copy`; of those given twice, the last one.
+/// Options in the form of `blockhaul copy`; the last one of repeated options counts.
 #[derive(Debug, Default)]
 pub(super) struct Settings {
     options: BTreeMap<&'static str, Option<String>>,
@@ -92,7 +92,7 @@ impl Settings {
                 0 => "0".to_string(),
                 _ => power_of_2(512, u32::MAX.into())?.to_string(),
             },
-            // Raised to the size of a request by the copy. More than the bound is no bound at all.
+            // The copy raises it to the request size. More than the maximum is no limit at all.
             "queue-size" => size()?.clamp(1, 64 << 30).to_string(),
             _ => return Err(format!("--{name} takes no value")),
         };
@@ -104,8 +104,8 @@ impl Settings {
         self.options.contains_key(name)
     }
 
-    /// Connections to each side: each has a thread of its own in nbdcopy, so that fewer threads mean
-    /// fewer connections. Unlike there, the number of cores does not.
+    /// Connections to each side: each has its own thread in nbdcopy, so that fewer threads mean
+    /// fewer connections. Unlike there, the number of cores does not matter.
     fn connections(&self) -> u32 {
         let asked = self.connections.unwrap_or(CONNECTIONS);
         match self.threads {
@@ -116,14 +116,14 @@ impl Settings {
 
     pub(super) fn words(&self, target: &End) -> Vec<OsString> {
         let mut options = self.options.clone();
-        // A file is made anew, and nbdcopy allocates all of it then; only what is zeroed is allocated
-        // here.
+        // A file is made anew, and nbdcopy then allocates all of it; here only zeroed ranges are
+        // allocated.
         if self.has("allocated") && matches!(target, End::Storage(path) if !is_block_device(path)) {
             options.remove("destination-is-zero");
         }
         options.insert("connections", Some(self.connections().min(1024).to_string()));
         if options.contains_key("destination-is-zero") {
-            // It takes the user's word.
+            // nbdcopy trusts the user.
             options.insert("trust", None);
         }
         if let Some(requests) = self.requests {
@@ -132,8 +132,8 @@ impl Settings {
         if let Some(threads) = self.threads {
             options.insert("threads", Some(threads.min(1024).to_string()));
         }
-        // nbdcopy looks at all bytes, shows nothing unasked, waits as long as it takes, and ends with
-        // the first error.
+        // nbdcopy checks all bytes, shows nothing unless asked, has no timeouts, and ends with the
+        // first error.
         options.entry("sparse").or_insert_with(|| Some("4096".to_string()));
         options.entry("request-size").or_insert_with(|| Some("262144".to_string()));
         options.insert("segment", Some("128m".to_string()));
@@ -150,7 +150,7 @@ impl Settings {
         options.into_iter().map(word).collect()
     }
 
-    /// What `--verbose` tells of the options.
+    /// The options as printed by `--verbose`.
     pub(super) fn line(&self, piped: bool) -> String {
         let alone = piped || self.has("synchronous");
         let connections = if alone { 1 } else { self.connections() };
@@ -209,7 +209,7 @@ mod tests {
              --threads=2 --timeout=0 --trust --zero-all"
         );
         assert!(words("--progress=3 --progress=4").contains("--progress=4"));
-        // A file that is to be allocated is not taken for zero.
+        // A file that is to be allocated is not assumed to be zero.
         let settings_of = settings("--allocated --destination-is-zero").unwrap();
         let file = settings_of.words(&End::Storage("x".into()));
         assert!(file.iter().all(|word| word != "--destination-is-zero"), "{file:?}");

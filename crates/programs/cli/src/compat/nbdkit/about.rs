@@ -1,4 +1,4 @@
-//! What there is to say: `--help`, `--version`, `--dump-config`, `--dump-plugin`.
+//! Information options: `--help`, `--version`, `--dump-config`, `--dump-plugin`.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use super::line::Line;
 use crate::compat::stand_in::{self, failure};
 use crate::exit::{Failure, Outcome};
 
-/// The version of nbdkit that is followed, which scripts compare.
+/// The emulated version of nbdkit, which scripts compare.
 pub(super) const VERSION: &str = "1.42.3";
 
 const HELP: &str = "\

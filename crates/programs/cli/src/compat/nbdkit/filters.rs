@@ -1,31 +1,31 @@
-//! nbdkit's filters as layers. Where a filter or what is asked of it has no layer that means the same,
-//! the filter itself is hosted, and with it all filters below it.
+//! Maps nbdkit's filters to layers. If there is no layer for a filter or its parameters, the filter
+//! itself is hosted, and with it all filters below it.
 
 use super::line::{Parameter, escaped};
 
-/// A filter that is a layer here, and its parameters.
+/// A filter with an equivalent layer, and its parameters.
 struct Row {
     filter: &'static str,
     layer: &'static str,
     keys: &'static [Key],
 }
 
-/// A parameter of a filter: its name there, its name here, and what becomes of values.
+/// A parameter of a filter: its name there, its name here, and the conversion of its value.
 struct Key(&'static str, &'static str, Convert);
 
 #[derive(Clone, Copy)]
 enum Convert {
-    /// Nothing.
+    /// None.
     Same,
-    /// Values of several are one list.
+    /// Repeated values form one list.
     List,
     /// Bits become bytes.
     Bits,
     /// An absolute path: a server in the background leaves the directory.
     Path,
-    /// A password; one that is asked for or inherited is read before the server goes into the background.
+    /// A password; one that is typed or inherited is read before the server goes to the background.
     Secret,
-    /// nbdkit's words for truth.
+    /// nbdkit's boolean words.
     Switch,
 }
 
@@ -213,8 +213,8 @@ const ROWS: &[Row] = &[
     },
 ];
 
-/// Filters whose layers do the same in another way, which scripts can see: sizes that are told, how often
-/// the plugin is called and opened, what becomes of flags, and of plugins that do not take hints.
+/// Filters whose layers work in a different way that scripts can see: advertised sizes, how often
+/// the plugin is called and opened, the handling of flags, and of plugins without hints.
 const DIFFERENT: &[&str] = &[
     "blocksize",
     "blocksize-policy",
@@ -229,13 +229,13 @@ const DIFFERENT: &[&str] = &[
     "swab",
 ];
 
-/// Whether scripts can tell the layer from the filter.
+/// Whether scripts can distinguish the layer from the filter.
 pub fn differs(filter: &str) -> bool {
     DIFFERENT.contains(&filter)
 }
 
-/// Takes out of the filters what changes nothing: `swab` with words of 8 bits, which nbdkit 1.42 writes from
-/// memory that nothing was put into.
+/// Removes filters that change nothing: `swab` with words of 8 bits, for which nbdkit 1.42 writes
+/// uninitialized memory.
 pub fn drop_idle(filters: &mut Vec<String>, parameters: &mut Vec<Parameter>) {
     let is_bits = |(name, _): &Parameter| name.as_deref() == Some("swab-bits");
     let mut said = parameters.iter().filter(|parameter| is_bits(parameter));
@@ -250,8 +250,8 @@ pub fn drop_idle(filters: &mut Vec<String>, parameters: &mut Vec<Parameter>) {
     }
 }
 
-/// A filter as a layer, in the words of `--layer`, with its parameters taken out of `parameters`.
-/// `None`, and nothing taken: there is no layer that does what is asked for.
+/// A filter as a layer, in the form of `--layer`, with its parameters removed from `parameters`.
+/// `None`, and nothing removed: there is no equivalent layer.
 pub fn layer(
     filter: &str,
     parameters: &mut Vec<Parameter>,
@@ -269,12 +269,12 @@ pub fn layer(
         let value = convert.apply(value)?;
         match options.iter_mut().find(|(name, _)| name == option) {
             Some((_, list)) if matches!(convert, List | Path) => *list += &format!(",{value}"),
-            // What nbdkit makes of it twice is the filter's business.
+            // The filter itself handles repeated parameters.
             Some(_) => return None,
             None => options.push((option, value)),
         }
     }
-    // A parameter of this filter's that the table does not have: the layer does not know it.
+    // A parameter of this filter that is not in the table: the layer does not support it.
     let prefix = format!("{filter}-");
     let own = |(name, _): &Parameter| {
         let name = name.as_deref().unwrap_or_default();
@@ -294,8 +294,8 @@ pub fn layer(
     Some(layer)
 }
 
-/// Parameters of filters that have layers, which those layers do not have and whose names do not tell
-/// whose they are.
+/// Parameters of filters with layers that those layers do not support, and whose names do not show
+/// the filter.
 const OTHERS: &[(&str, &str)] = &[
     ("cow", "cow-on-cache"),
     ("cow", "cow-on-read"),
@@ -310,7 +310,7 @@ const OTHERS: &[(&str, &str)] = &[
 ];
 
 impl Convert {
-    /// The value as layers read it; `None`: they cannot.
+    /// The value in the form for layers; `None`: not possible.
     fn apply(self, value: &str) -> Option<String> {
         match self {
             Same | List => Some(value.to_string()),

@@ -1,4 +1,4 @@
-//! nbdkit's command line: its options, and the words behind them in their parts.
+//! Parses nbdkit's command line: its options, and the words after them.
 
 use std::ffi::{OsStr, OsString};
 use std::net::{IpAddr, ToSocketAddrs as _};
@@ -66,18 +66,18 @@ pub const OPTIONS: &[Opt] = &[
     opt("vsock", None, Value::No),
 ];
 
-/// Marks, as first word, a server that has started itself again to go to the background.
+/// The first word of a server that has restarted itself to go to the background.
 pub const IN_BACKGROUND: &str = "--in-background";
 
-/// A parameter: its key, and its value. No key: the plugin knows what a bare value is.
+/// A parameter: its key, and its value. No key: the plugin interprets the bare value.
 pub type Parameter = (Option<String>, String);
 
-/// What stands in a command line.
+/// A parsed command line.
 #[derive(Debug, Default)]
 pub struct Line {
-    /// What was asked for in place of serving: `help`, `version`, `dump-config` …
+    /// The requested output instead of serving: `help`, `version`, `dump-config` …
     pub ask: Option<&'static str>,
-    /// Options of the server, in words of `blockhaul serve`.
+    /// Options of the server, in the form of `blockhaul serve`.
     pub serve: Vec<OsString>,
     /// Names and paths of filters; the first is outermost.
     pub filters: Vec<String>,
@@ -87,17 +87,17 @@ pub struct Line {
     pub plugin: Option<String>,
     /// Parameters of plugin and filters.
     pub parameters: Vec<Parameter>,
-    /// Where errors go.
+    /// The destination of errors.
     pub log: Log,
-    /// Say what is going on.
+    /// Print more detail.
     pub verbose: bool,
     /// Nothing will be changed.
     pub readonly: bool,
     /// Stay in the foreground.
     pub foreground: bool,
-    /// Threads of a plugin that takes calls in parallel.
+    /// Threads of a plugin with parallel calls.
     pub threads: Option<u32>,
-    /// TLS was spoken of.
+    /// A TLS option was given.
     tls: bool,
     /// Credentials for TLS were given.
     credentials: bool,
@@ -111,7 +111,7 @@ pub struct Line {
     run: bool,
 }
 
-/// Where errors go.
+/// The destination of errors.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Log {
     /// Standard error; syslog for a server in the background.
@@ -132,7 +132,7 @@ enum Family {
 }
 
 impl Line {
-    /// Takes a command line apart; an error says what is wrong with it.
+    /// Parses a command line; an error says what is invalid.
     pub fn parse(words: &[OsString]) -> Result<Line, String> {
         let parts = options::parse(OPTIONS, words)?;
         let mut line = Line::default();
@@ -219,14 +219,14 @@ impl Line {
         Ok(())
     }
 
-    /// An option that is given twice counts once, as getopt_long(3)'s callers have it.
+    /// Adds a flag; a repeated one counts once, as usual with getopt_long(3).
     fn flag(&mut self, word: &str) {
         if !self.serve.iter().any(|there| there == word) {
             self.serve.push(word.into());
         }
     }
 
-    /// An option that is given again has its last value.
+    /// Adds an option with a value; the last one of repeated options counts.
     fn pair(&mut self, name: &str, value: OsString) {
         let mut word = OsString::from(format!("{name}="));
         self.serve.retain(|there| !there.as_bytes().starts_with(word.as_bytes()));
@@ -246,7 +246,7 @@ impl Line {
         Ok(())
     }
 
-    /// Where to listen: in one way only, as nbdkit.
+    /// Where to listen: only one kind, as in nbdkit.
     fn place(&mut self) -> Result<(), String> {
         let ways = [self.unix.is_some(), self.single, self.vsock];
         let tcp = self.port.is_some() || self.address.is_some();
@@ -289,7 +289,7 @@ impl Line {
         Ok(())
     }
 
-    /// nbdkit offers TLS where it has something to offer it with, and requires it when told to.
+    /// Like nbdkit, offers TLS if there are credentials, and requires it on request.
     fn tls_words(&mut self) {
         if !self.tls {
             let offered = self.credentials || blockhaul_tls::usual_certificates().is_some();
@@ -311,7 +311,7 @@ fn log(text: &str) -> Result<Log, String> {
     }
 }
 
-/// A parameter from its word. What stands before `=` is a key if it looks like one.
+/// Parses a parameter. The text before `=` is a key if it looks like one.
 pub fn parameter(word: &str) -> Parameter {
     match word.split_once('=') {
         Some((key, value)) if is_key(key) => (Some(key.into()), value.into()),
@@ -324,7 +324,7 @@ fn is_key(text: &str) -> bool {
         && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
 }
 
-/// A port by its number or by the name that services(5) gives it.
+/// A port by its number or by its name in services(5).
 fn service(port: &str) -> String {
     if port.bytes().all(|byte| byte.is_ascii_digit()) {
         return port.into();
@@ -336,11 +336,11 @@ fn service(port: &str) -> String {
         let number = number.strip_suffix("/tcp")?;
         (name == port || words.any(|alias| alias == port)).then(|| number.to_string())
     });
-    // What it is not is said where ports are read.
+    // The code that reads ports reports invalid ones.
     found.unwrap_or_else(|| port.into())
 }
 
-/// An address of this family, where one is asked for.
+/// An address of this family, if one is requested.
 fn resolved(address: &str, family: Option<Family>) -> Result<String, String> {
     let Some(family) = family else { return Ok(address.into()) };
     let found = (address, 0).to_socket_addrs().map_err(|error| format!("{address}: {error}"))?;
@@ -350,7 +350,7 @@ fn resolved(address: &str, family: Option<Family>) -> Result<String, String> {
     found.find(fits).map(|ip| ip.to_string()).ok_or_else(missing)
 }
 
-/// `text` as part of a device or layer: every byte that means something there is escaped.
+/// `text` as part of a device or layer, with all special bytes escaped.
 pub fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in OsStr::new(text).as_encoded_bytes() {

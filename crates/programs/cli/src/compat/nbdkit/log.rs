@@ -1,4 +1,4 @@
-//! Where a server in nbdkit's place says what is wrong: standard error, the system's log, or nowhere.
+//! The log of a server in nbdkit's place: standard error, the system's log, or none.
 
 use std::os::unix::net::UnixDatagram;
 
@@ -7,17 +7,17 @@ use log::{Level, Metadata, Record};
 use super::line::{Line, Log};
 use crate::out::{self, one_line};
 
-/// The system's log takes datagrams here (syslog(3)).
+/// The socket of the system's log (syslog(3)).
 const SYSLOG: &str = "/dev/log";
 /// Facility daemon, severity error.
 const DAEMON_ERROR: u8 = 3 << 3 | 3;
 
-/// Says what went wrong before there was a server.
+/// Reports an error before there is a server.
 pub fn error(text: &str) {
     out::error(&format!("nbdkit: error: {}\n", one_line(text)));
 }
 
-/// Says something to who asked for much.
+/// Prints a debug message.
 pub fn debug(text: &str) {
     out::error(&format!("nbdkit: debug: {text}\n"));
 }
@@ -56,7 +56,7 @@ impl log::Log for Logger {
     fn flush(&self) {}
 }
 
-/// Says what is in the environment, for `-D nbdkit.environ=1`, as C would write it.
+/// Prints the environment, for `-D nbdkit.environ=1`, in C notation.
 pub fn environment() {
     for (name, value) in std::env::vars_os() {
         let text = escaped(value.as_encoded_bytes());
@@ -64,7 +64,7 @@ pub fn environment() {
     }
 }
 
-/// What cannot be printed, and backslashes, as C writes them.
+/// Escapes unprintable characters and backslashes in C notation.
 fn escaped(bytes: &[u8]) -> String {
     let mut text = String::new();
     for byte in bytes {
@@ -84,17 +84,17 @@ fn escaped(bytes: &[u8]) -> String {
 fn syslog(text: &str) {
     let Ok(socket) = UnixDatagram::unbound() else { return };
     let message = format!("<{DAEMON_ERROR}>nbdkit[{}]: {text}", std::process::id());
-    // Where there is no such log there is nobody to tell.
+    // Without a system log, the message is lost.
     let _ = socket.send_to(message.as_bytes(), SYSLOG);
 }
 
 /// Starts logging before the server does, which then only sets the level.
 pub fn start(line: &Line, in_background: bool) {
     let to = match line.log {
-        // Nobody sees what a server in the background prints, unless it is told to say much.
+        // The output of a background server is not seen, unless it is verbose.
         Log::Usual if in_background && !line.verbose => Log::Syslog,
         to => to,
     };
-    // Fails only if it was set before; then that one does.
+    // Fails only if a logger is already set, which is then used.
     let _ = log::set_boxed_logger(Box::new(Logger { to, verbose: line.verbose }));
 }

@@ -1,8 +1,8 @@
 //! `nbdkit`: its command line, carried out by `blockhaul serve`.
 //!
-//! - `line`: the command line. `plugins`, `filters`: what is a device or a layer here, and what is hosted;
-//!   `natives`: parameters of plugins as options of devices.
-//! - `about`: what there is to say about the program, plugins and filters. `log`: where errors go.
+//! - `line`: the command line. `plugins`, `filters`: which become a device or a layer, and which
+//!   are hosted; `natives`: parameters of plugins as options of devices.
+//! - `about`: information about the program, plugins and filters. `log`: the destination of errors.
 
 mod about;
 mod filters;
@@ -20,12 +20,12 @@ use crate::exit::{FAILED, Failure, Outcome};
 use crate::{devices, serve};
 use line::{IN_BACKGROUND, Line, OPTIONS};
 
-/// Runs nbdkit with these words. What goes wrong is said as nbdkit says it.
+/// Runs nbdkit with these words. Errors have nbdkit's form.
 pub fn run(words: &[OsString]) -> Outcome {
     start(words).or_else(|failure| {
         log::error(&failure.to_string());
         match failure.status() {
-            // As a shell sees a program that a signal has ended.
+            // Like a shell for a program that was ended by a signal.
             status @ 128.. => Ok(status),
             _ => Ok(FAILED),
         }
@@ -70,25 +70,25 @@ fn start(words: &[OsString]) -> Outcome {
     serve::run(&args, &groups)
 }
 
-/// The command line of `blockhaul serve` that does what was asked for.
+/// The equivalent command line of `blockhaul serve`.
 fn serve_words(mut line: Line, in_background: bool) -> Result<Vec<OsString>, Failure> {
     let registry = devices::registry(std::time::Duration::ZERO);
     let known = |layer: &str| registry.layer_or_gate(layer).is_ok();
     let mut words: Vec<OsString> = vec!["blockhaul".into(), "serve".into()];
     words.extend(std::mem::take(&mut line.serve));
-    // Scripts compare flags and words of clients with what nbdkit offers.
+    // Scripts compare flags and error texts of clients with nbdkit's.
     let like_nbdkit =
         ["--any-name", "--no-extended", "--no-block-sizes", "--hangup-stops", "--no-locks"];
     words.extend(like_nbdkit.map(OsString::from));
-    // nbdkit's bound on reads and writes.
+    // nbdkit's limit for reads and writes.
     words.push("--limit=payload=64M".into());
     if line.verbose {
-        // In nbdkit's words.
+        // In nbdkit's format.
         words.push("--trace".into());
     }
     words.push(if in_background { "--in-background" } else { "--foreground" }.into());
-    // The first filter is outermost and the first to be offered parameters. From the first one on that
-    // is hosted all are, since a hosted one calls the next.
+    // The first filter is outermost and the first to be offered parameters. From the first hosted
+    // one on all are hosted, as a hosted one calls the next.
     let mut filters = std::mem::take(&mut line.filters);
     filters::drop_idle(&mut filters, &mut line.parameters);
     let mut layers = Vec::new();
@@ -97,7 +97,7 @@ fn serve_words(mut line: Line, in_background: bool) -> Result<Vec<OsString>, Fai
     for (index, filter) in filters.iter().enumerate() {
         let layer = match flags {
             true => None,
-            // What differs in what scripts see is nbdkit's own where that is installed.
+            // If scripts can see a difference, use nbdkit's own filter, if it is installed.
             false if filters::differs(filter) && installed(filter) => None,
             false => filters::layer(filter, &mut line.parameters, &known),
         };
@@ -108,8 +108,8 @@ fn serve_words(mut line: Line, in_background: bool) -> Result<Vec<OsString>, Fai
         layers.push(layer);
     }
     words.extend(layers.iter().rev().map(|layer| format!("--layer={layer}").into()));
-    // Whether another user may write a file is found out when clients come, by the plugin alone; not so
-    // where it is open already.
+    // Only the plugin checks later, per client, whether another user may write to a file; not if it
+    // is already open.
     let is_user = |word: &OsString| word.as_encoded_bytes().starts_with(b"--user=");
     let is_fd = |(key, _): &line::Parameter| key.as_deref() == Some("fd");
     let as_other = matches!(line.plugin.as_deref(), Some("file" | "split"))

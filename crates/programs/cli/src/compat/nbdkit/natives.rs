@@ -1,4 +1,4 @@
-//! Parameters of nbdkit's plugins as options of the devices that stand in for them.
+//! Translates parameters of nbdkit's plugins to options of the equivalent devices.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -23,7 +23,7 @@ pub fn device(plugin: &str, parameters: &[Parameter]) -> Option<String> {
     }
 }
 
-/// What it is given as one of `data=`, `raw=` and `base64=`, and variables.
+/// Its data, given as one of `data=`, `raw=` and `base64=`, and variables.
 fn data(parameters: &[Parameter]) -> Option<String> {
     let mut options = Vec::new();
     let mut given = 0;
@@ -31,9 +31,9 @@ fn data(parameters: &[Parameter]) -> Option<String> {
     for (key, value) in parameters {
         match key.as_deref().unwrap_or("data") {
             "allocator" if value == "sparse" => {}
-            // The others differ in the memory that they take, and in what they tell of it.
+            // The others use memory differently, and report it.
             "allocator" => return None,
-            // As the plugin: the last one counts.
+            // Like the plugin: the last one counts.
             "size" => size = Some(value),
             key => {
                 given += usize::from(["data", "raw", "base64"].contains(&key));
@@ -42,11 +42,11 @@ fn data(parameters: &[Parameter]) -> Option<String> {
         }
     }
     options.extend(size.map(|size| ("size".to_string(), size)));
-    // What is wrong is the plugin's to say.
+    // The plugin reports errors.
     (given == 1).then(|| spelled("data:", &options))
 }
 
-/// Files; what stands before one counts for it and all that follow.
+/// Files; a setting applies to all files after it.
 fn partitioning(parameters: &[Parameter]) -> Option<String> {
     let mut lists = ["alignment", "mbr-id", "type-guid"].map(|key| (key, Vec::new()));
     let mut now = ["1M", "default", "default"].map(String::from);
@@ -76,13 +76,13 @@ fn partitioning(parameters: &[Parameter]) -> Option<String> {
     Some(spelled("partitioning:", &options))
 }
 
-/// A path that is no description of another device.
+/// A path that cannot be mistaken for a description of another device.
 fn literal(path: &str) -> String {
     let is_path = matches!(Spec::parse(OsStr::new(path)), Ok(Spec::Path(_)));
     if is_path { path.to_string() } else { format!("./{path}") }
 }
 
-/// Options under their names, the last of each; a bare one is `magic`.
+/// Options by name, the last of each; a bare one is `magic`.
 fn last<'a>(parameters: &'a [Parameter], magic: &'a str) -> BTreeMap<&'a str, String> {
     let pairs = parameters.iter();
     pairs.map(|(key, value)| (key.as_deref().unwrap_or(magic), value.clone())).collect()
@@ -94,7 +94,7 @@ fn with(device: &str, options: &BTreeMap<&str, String>) -> String {
     spelled(device, &options)
 }
 
-/// A size and numbers; without a seed the disk is another one each time, as the plugin's.
+/// A size and numbers; without a seed the disk differs each time, as with the plugin.
 fn sparse_random(parameters: &[Parameter]) -> Option<String> {
     let mut options = last(parameters, "size");
     let size = options.remove("size")?;
@@ -120,7 +120,8 @@ fn info(parameters: &[Parameter]) -> Option<String> {
     options.is_empty().then(|| format!("info:{}", escaped(&mode)))
 }
 
-/// Disks made by a command, to which other options are variables. Without one, the plugin has its own.
+/// Disks made by a command, which gets other options as variables. Without one, the plugin has its
+/// default.
 fn made(plugin: &str, parameters: &[Parameter]) -> Option<String> {
     let mut options = last(parameters, "size");
     blockhaul_catalog::parse_size(options.get("size")?).ok()?;
@@ -141,7 +142,7 @@ fn made(plugin: &str, parameters: &[Parameter]) -> Option<String> {
     }
 }
 
-/// A folder once, and a label that is cut as the plugin cuts it.
+/// A single directory, and a label that is cut as in the plugin.
 fn floppy(parameters: &[Parameter]) -> Option<String> {
     let mut options = one_folder(parameters, &["label", "size"])?;
     let dir = options.remove("dir")?;
@@ -150,7 +151,7 @@ fn floppy(parameters: &[Parameter]) -> Option<String> {
     Some(with(&format!("floppy:{}", folder(&dir)?), &options))
 }
 
-/// Folders, which are merged.
+/// Directories, which are merged.
 fn iso(parameters: &[Parameter]) -> Option<String> {
     let (mut folders, mut options) = (Vec::new(), BTreeMap::new());
     for (key, value) in parameters {
@@ -171,7 +172,7 @@ fn linuxdisk(parameters: &[Parameter]) -> Option<String> {
     Some(with(&format!("linuxdisk:{}", folder(&dir)?), &options))
 }
 
-/// Parameters of a plugin that takes one folder, and options that it knows.
+/// Parameters of a plugin that takes one directory, and the options that it supports.
 fn one_folder<'a>(
     parameters: &'a [Parameter],
     known: &[&str],
@@ -183,7 +184,7 @@ fn one_folder<'a>(
     (folders == 1 && all).then_some(options)
 }
 
-/// A folder in a device.
+/// A directory in a device.
 fn folder(path: &str) -> Option<String> {
     (!path.is_empty()).then(|| escaped(path))
 }

@@ -1,5 +1,5 @@
-//! nbdkit's plugins as backends. Where a plugin or what is asked of it has no backend that means the
-//! same, the plugin itself is hosted.
+//! Maps nbdkit's plugins to backends. If there is no backend for a plugin or its parameters, the
+//! plugin itself is hosted.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -9,19 +9,19 @@ use std::path::PathBuf;
 use super::line::{Line, Parameter, escaped};
 use super::natives;
 
-/// Most files that are one disk here.
+/// Maximum number of files of a split disk.
 const SPLIT_MAX: usize = 512;
 
-/// The device behind a plugin's name and parameters, of `blockhaul`'s own; `None`: the plugin is needed.
+/// Our own device for a plugin's name and parameters; `None`: the plugin is needed.
 pub fn native(line: &Line) -> Option<OsString> {
     let name = line.plugin.as_deref()?;
     let parameters = &line.parameters;
     match name {
-        // Its size is 0 where none is given.
+        // Its default size is 0.
         "null" => Some(format!("null:{}", size(parameters, "0")?).into()),
         "memory" => Some(format!("memory:{}", size(parameters, "")?).into()),
         "full" => Some(format!("full:{}", size(parameters, "")?).into()),
-        // The plugins take writes, which they compare or forget.
+        // The plugins accept writes, which they compare or discard.
         "pattern" if line.readonly => Some(format!("pattern:{}", size(parameters, "")?).into()),
         "ones" if line.readonly => Some(format!("ones:{}", size(parameters, "")?).into()),
         "file" => file(line),
@@ -30,7 +30,7 @@ pub fn native(line: &Line) -> Option<OsString> {
     }
 }
 
-/// The preferred block size in bytes that a plugin tells by itself, for what stands in for it.
+/// The preferred block size in bytes that a plugin reports itself, for its replacement.
 pub fn preferred_block(plugin: &str) -> Option<u32> {
     match plugin {
         // Pages of the sparse array behind them.
@@ -49,11 +49,11 @@ fn size(parameters: &[Parameter], otherwise: &str) -> Option<String> {
         [(key, value)] if key.as_deref().is_none_or(|key| key == "size") => value,
         _ => return None,
     };
-    // What is wrong with a size is the plugin's to say.
+    // The plugin reports an invalid size.
     blockhaul_catalog::parse_size(text).ok().map(|_| text.to_string())
 }
 
-/// A file that can be opened as it is to be. A plugin that may not write it serves it read-only.
+/// A file that can be opened as requested. A plugin without write permission serves it read-only.
 fn file(line: &Line) -> Option<OsString> {
     let [(key, path)] = &line.parameters[..] else { return None };
     match key.as_deref() {
@@ -66,14 +66,14 @@ fn file(line: &Line) -> Option<OsString> {
     openable(path, line).map(PathBuf::into_os_string)
 }
 
-/// A file by its absolute path, if it can be opened as it is to be.
+/// A file by its absolute path, if it can be opened as requested.
 fn openable(path: &str, line: &Line) -> Option<PathBuf> {
     let path = std::fs::canonicalize(path).ok()?;
     File::options().read(true).write(!line.readonly).open(&path).ok()?;
     Some(path)
 }
 
-/// Files one behind the other. The plugin of 1.42 ends by SIGSEGV when it is asked for extents of them.
+/// Concatenated files. The plugin of 1.42 crashes with SIGSEGV on extents requests for them.
 fn split(line: &Line) -> Option<OsString> {
     let is_file = |key: &Option<String>| key.as_deref().is_none_or(|key| key == "file");
     let files = &line.parameters;
@@ -89,20 +89,20 @@ fn descriptor_number(number: &str) -> Option<i32> {
     blockhaul_catalog::parse_number(number).ok().filter(|number| *number > 2)
 }
 
-/// An open file or disk that is handed over. What is wrong with it is the plugin's to say.
+/// An open file or disk that was passed in. The plugin reports errors.
 fn descriptor(number: &str) -> Option<OsString> {
     let parsed = descriptor_number(number)?;
     let kind = std::fs::metadata(format!("/proc/self/fd/{parsed}")).ok()?.file_type();
     (kind.is_file() || kind.is_block_device()).then(|| format!("file:?fd={parsed}").into())
 }
 
-/// A folder whose files are chosen by their names, links and disks among them as the plugin has it.
+/// A directory whose files are chosen by name, including links and disks, as in the plugin.
 fn folder(path: &str) -> Option<OsString> {
     let path = std::fs::canonicalize(path).ok().filter(|path| path.is_dir())?;
     Some(format!("dir:{}?links=on", escaped(path.to_str()?)).into())
 }
 
-/// The same, open already.
+/// The same, as an open descriptor.
 fn folder_descriptor(number: &str) -> Option<OsString> {
     let parsed = descriptor_number(number)?;
     let kind = std::fs::metadata(format!("/proc/self/fd/{parsed}")).ok()?.file_type();
@@ -120,10 +120,10 @@ pub fn hosted(line: &Line, filters: &[String]) -> OsString {
         options.push(format!("@debug={}", escaped(&format!("{name}.{flag}={value}"))));
     }
     for (key, value) in &line.parameters {
-        // A bare value with `=` in it stays one, as that is escaped.
+        // A bare value with `=` remains one, as that is escaped.
         let key = key.as_ref().map(|key| format!("{}=", escaped(key))).unwrap_or_default();
         let option = key + &escaped(value);
-        // An empty value without a key is told by its `=`.
+        // An empty value without a key is recognized by its `=`.
         options.push(if option.is_empty() { "=".into() } else { option });
     }
     let plugin = escaped(line.plugin.as_deref().unwrap_or_default());

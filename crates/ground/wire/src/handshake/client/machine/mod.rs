@@ -1,5 +1,5 @@
-//! The state machine of the client's side: what it holds, and what it makes of the bytes that come.
-//! [`options`] has what a client sends, [`waiting`] collects the replies to it.
+//! The state machine of the client's side: its state, and how it processes received bytes.
+//! [`options`] has the options that a client sends, [`waiting`] collects the replies to them.
 
 mod options;
 mod waiting;
@@ -31,7 +31,7 @@ enum State {
     #[default]
     Greeting,
     Idle,
-    /// An option was sent, its last reply has not come.
+    /// An option was sent, and its last reply has not arrived.
     Waiting(Waiting),
     /// EXPORT_NAME was sent with this name.
     ExportName(String),
@@ -43,12 +43,12 @@ impl Handshake {
     /// The longest message of a server in bytes.
     pub const MAX_MESSAGE: usize = OptionReplyHeader::LEN + limits::OPTION_REPLY;
 
-    /// Starts a handshake; the server speaks first.
+    /// Starts a handshake; the server sends first.
     pub fn new() -> Handshake {
         Handshake::default()
     }
 
-    /// How the server greeted, once it has.
+    /// The protocol of the server's greeting, once received.
     pub fn protocol(&self) -> Option<Protocol> {
         self.protocol
     }
@@ -66,9 +66,9 @@ impl Handshake {
         }
     }
 
-    /// Takes what has come, from the first byte that was not consumed before, and appends to `out`
-    /// what is to be sent. Returns the number of bytes that were consumed, and what happened. Bytes
-    /// behind the message that made an event are not consumed.
+    /// Processes received bytes, from the first one that was not consumed before, and appends the
+    /// bytes to send to `out`. Returns the number of bytes consumed, and the event. Bytes after the
+    /// message that caused an event are not consumed.
     ///
     /// # Errors
     /// The connection must be closed.
@@ -115,11 +115,10 @@ impl Handshake {
         }
     }
 
-    /// What it means that the server has closed the connection now; `left` are bytes that came and
-    /// were not consumed.
+    /// The server has closed the connection; `left` are bytes received and not consumed.
     ///
     /// # Errors
-    /// Always one, but after [`Handshake::abort`], where a server may close without an answer.
+    /// Always one, except after [`Handshake::abort`], when a server may close without a reply.
     pub fn closed(&self, left: &[u8]) -> Result<(), Error> {
         let what = match &self.state {
             State::Greeting => {
@@ -140,11 +139,11 @@ impl Handshake {
         Err(Error::Unexpected { what })
     }
 
-    /// After [`Event::StartTls`]: TLS is up, and what comes from now on came through it. What was
-    /// negotiated before is forgotten.
+    /// After [`Event::StartTls`]: TLS is established, and later bytes arrive through it. Resets
+    /// what was negotiated before.
     ///
     /// # Errors
-    /// [`Error::Caller`] when that was not the last event.
+    /// [`Error::Caller`] if that was not the last event.
     pub fn tls_started(&mut self) -> Result<(), Error> {
         let State::AwaitTls = self.state else {
             return Err(Error::Caller { what: "STARTTLS was not accepted" });
@@ -155,7 +154,7 @@ impl Handshake {
     }
 
     fn greeting(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<(usize, Event), Error> {
-        // A wrong byte is told as soon as it comes: who is no NBD server may never send 16 of them.
+        // A wrong byte is reported as soon as it arrives: other servers may never send 16 bytes.
         let is_start = |second: u64| {
             let magic = [magic::INIT_PASSWD.to_be_bytes(), second.to_be_bytes()].concat();
             magic.iter().zip(input).all(|(due, found)| due == found)
@@ -177,7 +176,7 @@ impl Handshake {
                 return Ok((0, Event::NeedMore { bytes }));
             }
             self.protocol = Some(Protocol::Oldstyle);
-            // The upper half is where newstyle has its handshake flags.
+            // In newstyle, the upper half has the handshake flags.
             let flags = ExportFlags::from_bits((flags & 0xffff) as u16);
             let info = ExportInfo::plain(size, self.flags(flags));
             return Ok((bytes, self.transmission(String::new(), info)));
@@ -213,7 +212,7 @@ impl Handshake {
         }
     }
 
-    /// Handles one reply; the event, if it was the last one of its option.
+    /// Processes one reply; returns the event if it was the last one of its option.
     fn reply(&mut self, head: OptionReplyHeader, payload: &[u8]) -> Result<Option<Event>, Error> {
         let State::Waiting(waiting) = &mut self.state else {
             return Err(Error::Caller { what: "no option is under way" });
@@ -300,7 +299,7 @@ impl Handshake {
             _ => Vec::new(),
         };
         Event::Transmission(Box::new(Negotiated {
-            // It has been set by the greeting, without which no state leads here.
+            // The greeting has set it before this state.
             protocol: self.protocol.unwrap_or(Protocol::Oldstyle),
             tls: self.tls,
             export,
@@ -311,7 +310,7 @@ impl Handshake {
         }))
     }
 
-    /// The export's flags, less those that make no sense in this session.
+    /// The export's flags, without those that are invalid in this session.
     fn flags(&self, flags: ExportFlags) -> ExportFlags {
         let mut flags = flags;
         if !flags.contains(ExportFlags::HAS_FLAGS) {
@@ -331,7 +330,7 @@ impl Handshake {
 }
 
 impl ExportInfo {
-    /// What EXPORT_NAME and oldstyle tell.
+    /// The information of EXPORT_NAME and oldstyle.
     fn plain(size: u64, flags: ExportFlags) -> ExportInfo {
         ExportInfo { size, flags, block_sizes: None, name: None, description: None }
     }

@@ -10,36 +10,37 @@ use crate::{Error, Replies, limits};
 use crate::handshake::client::Event;
 
 impl Handshake {
-    /// Asks for the exports: [`Event::Listed`].
+    /// Lists the exports: [`Event::Listed`].
     ///
     /// # Errors
-    /// [`Error::Caller`], for this and all other options: an option is under way, or the server is
-    /// not fixed newstyle, or the handshake is over.
+    /// [`Error::Caller`], for this and all other options: an option is in progress, or the server
+    /// is not fixed newstyle, or the handshake has ended.
     pub fn list(&mut self, out: &mut Vec<u8>) -> Result<(), Error> {
         self.send(OptionCode::List, "", &[], out)
     }
 
-    /// Asks about an export: [`Event::Info`].
+    /// Queries an export: [`Event::Info`].
     ///
     /// # Errors
-    /// As [`Handshake::list`]; a name that is no string of the protocol.
+    /// Like [`Handshake::list`]; a name that is not a valid string of the protocol.
     pub fn info(&mut self, export: &str, wants: Infos, out: &mut Vec<u8>) -> Result<(), Error> {
         self.send_info(OptionCode::Info, export, wants, out)
     }
 
-    /// Chooses an export: [`Event::Transmission`]. Who wants the block sizes must obey them.
+    /// Chooses an export: [`Event::Transmission`]. A client that requests the block sizes must obey
+    /// them.
     ///
     /// # Errors
-    /// As [`Handshake::info`].
+    /// Like [`Handshake::info`].
     pub fn go(&mut self, export: &str, wants: Infos, out: &mut Vec<u8>) -> Result<(), Error> {
         self.send_info(OptionCode::Go, export, wants, out)
     }
 
-    /// Chooses an export the old way, without a refusal other than closing the connection:
-    /// [`Event::Transmission`].
+    /// Chooses an export with EXPORT_NAME, which the server can only refuse by closing the
+    /// connection: [`Event::Transmission`].
     ///
     /// # Errors
-    /// As [`Handshake::info`], but plain newstyle is fine; extended headers were negotiated.
+    /// Like [`Handshake::info`], but plain newstyle is allowed; extended headers were negotiated.
     pub fn export_name(&mut self, export: &str, out: &mut Vec<u8>) -> Result<(), Error> {
         check_string("export name", export)?;
         if !matches!(self.state, State::Idle) {
@@ -53,10 +54,10 @@ impl Handshake {
         Ok(())
     }
 
-    /// Asks for structured replies: [`Event::Accepted`].
+    /// Requests structured replies: [`Event::Accepted`].
     ///
     /// # Errors
-    /// As [`Handshake::list`]; they or extended headers are in use.
+    /// Like [`Handshake::list`]; they or extended headers are in use.
     pub fn structured_replies(&mut self, out: &mut Vec<u8>) -> Result<(), Error> {
         if self.replies != Replies::Simple {
             return Err(Error::Caller { what: "structured replies are in use" });
@@ -64,10 +65,10 @@ impl Handshake {
         self.send(OptionCode::StructuredReply, "", &[], out)
     }
 
-    /// Asks for extended headers, which bring structured replies with them: [`Event::Accepted`].
+    /// Requests extended headers, which include structured replies: [`Event::Accepted`].
     ///
     /// # Errors
-    /// As [`Handshake::list`]; they are in use.
+    /// Like [`Handshake::list`]; they are in use.
     pub fn extended_headers(&mut self, out: &mut Vec<u8>) -> Result<(), Error> {
         if self.replies == Replies::Extended {
             return Err(Error::Caller { what: "extended headers are in use" });
@@ -75,11 +76,12 @@ impl Handshake {
         self.send(OptionCode::ExtendedHeaders, "", &[], out)
     }
 
-    /// Asks which contexts an export has, all or those that match: [`Event::Contexts`], whose
-    /// numbers do not matter. Servers want structured replies first.
+    /// Lists the contexts of an export, all or those that match: [`Event::Contexts`], whose numbers
+    /// are meaningless. Servers require structured replies first.
     ///
     /// # Errors
-    /// As [`Handshake::info`]; a query that is no string of the protocol; too many queries.
+    /// Like [`Handshake::info`]; a query that is not a valid string of the protocol; too many
+    /// queries.
     pub fn list_meta_contexts(
         &mut self,
         export: &str,
@@ -89,11 +91,11 @@ impl Handshake {
         self.send_contexts(OptionCode::ListMetaContext, export, queries, out)
     }
 
-    /// Selects contexts of an export, instead of those selected before: [`Event::Contexts`]. They
-    /// hold when the same export is chosen afterwards.
+    /// Selects contexts of an export, replacing an earlier selection: [`Event::Contexts`]. The
+    /// selection is valid if the same export is chosen afterwards.
     ///
     /// # Errors
-    /// As [`Handshake::list_meta_contexts`]; structured replies are not in use.
+    /// Like [`Handshake::list_meta_contexts`]; structured replies are not in use.
     pub fn set_meta_contexts(
         &mut self,
         export: &str,
@@ -108,10 +110,10 @@ impl Handshake {
         Ok(())
     }
 
-    /// Asks for TLS: [`Event::StartTls`].
+    /// Requests TLS: [`Event::StartTls`].
     ///
     /// # Errors
-    /// As [`Handshake::list`]; TLS is in use.
+    /// Like [`Handshake::list`]; TLS is in use.
     pub fn starttls(&mut self, out: &mut Vec<u8>) -> Result<(), Error> {
         if self.tls {
             return Err(Error::Caller { what: "TLS is in use" });
@@ -119,10 +121,10 @@ impl Handshake {
         self.send(OptionCode::StartTls, "", &[], out)
     }
 
-    /// Ends the session: [`Event::Aborted`], or the server closes without an answer.
+    /// Ends the session: [`Event::Aborted`], or the server closes without a reply.
     ///
     /// # Errors
-    /// As [`Handshake::list`].
+    /// Like [`Handshake::list`].
     pub fn abort(&mut self, out: &mut Vec<u8>) -> Result<(), Error> {
         self.send(OptionCode::Abort, "", &[], out)
     }

@@ -1,11 +1,11 @@
-//! An option that was sent, until its last reply has come.
+//! An option that was sent, until its last reply has arrived.
 
 use crate::option::{
     BlockSizes, Context, Info, ListEntry, OptionCode, OptionReplyHeader, ReplyCode,
 };
 use crate::{Error, ExportFlags, limits};
 
-/// An option under way, and what its replies have told.
+/// An option in progress, and the contents of its replies.
 #[derive(Debug)]
 pub(super) struct Waiting {
     pub(super) code: OptionCode,
@@ -36,7 +36,7 @@ impl Waiting {
         }
     }
 
-    /// Takes a reply that is not the last.
+    /// Processes a reply that is not the last.
     pub(super) fn take(&mut self, head: OptionReplyHeader, payload: &[u8]) -> Result<(), Error> {
         match (self.code, head.code) {
             (OptionCode::List, ReplyCode::Server) => {
@@ -80,7 +80,7 @@ impl Waiting {
     }
 }
 
-/// Checks that a list that holds `held` may grow by one.
+/// Checks that a list of `held` entries may grow by one.
 fn below(what: &'static str, held: usize, max: usize) -> Result<(), Error> {
     if held < max {
         return Ok(());

@@ -1,5 +1,4 @@
-//! What the server's caller answers to the questions of a client: an export, the list of exports,
-//! contexts.
+//! Answers of the server's caller to queries of a client: an export, the list of exports, contexts.
 
 use super::{Handshake, State, sendable};
 use crate::handshake::server::{ExportInfo, Negotiated, Refusal, plain_flags};
@@ -14,13 +13,13 @@ use crate::{ClientFlags, Error, ExportFlags, Headers, Replies, limits, magic};
 use crate::handshake::server::Event;
 
 impl Handshake {
-    /// Answers [`Event::Export`]. When the client chose the export and may have it, the next
+    /// Answers [`Event::Export`]. If the client chose the export and may have it, the next
     /// [`Handshake::receive`] returns [`Event::Transmission`].
     ///
     /// # Errors
-    /// [`Error::CannotRefuse`] when the client used EXPORT_NAME, which has no answer but closing the
-    /// connection. [`Error::Caller`] when nothing was asked, or for names and block sizes that
-    /// break the protocol's rules.
+    /// [`Error::CannotRefuse`] if the client used EXPORT_NAME, which can only be refused by closing
+    /// the connection. [`Error::Caller`] if there was no query, or for names and block sizes that
+    /// violate the protocol.
     pub fn answer_export(
         &mut self,
         answer: Result<ExportInfo, Refusal>,
@@ -78,10 +77,11 @@ impl Handshake {
         Ok(())
     }
 
-    /// Answers [`Event::List`] with the exports, in the order in which clients shall see them.
+    /// Answers [`Event::List`] with the exports, in the order in which clients will see them.
     ///
     /// # Errors
-    /// [`Error::Caller`] when nothing was asked, or for a name that is no string of the protocol.
+    /// [`Error::Caller`] if there was no query, or for a name that is not a valid string of the
+    /// protocol.
     pub fn answer_list(
         &mut self,
         answer: Result<&[ListEntry], Refusal>,
@@ -104,7 +104,7 @@ impl Handshake {
             emit_reply(OptionCode::List, ReplyCode::Server, &payload, out);
         }
         emit_reply(OptionCode::List, ReplyCode::Ack, &[], out);
-        // A client may ask about each of them; asking for the list again earns nothing more.
+        // A client may query each of them; listing again allows nothing more.
         #[expect(clippy::cast_possible_truncation, reason = "bounded by limits::EXPORTS")]
         let listed = entries.len().min(limits::EXPORTS) as u32;
         let allowed = self.config.options.saturating_add(listed * limits::OPTIONS_PER_EXPORT);
@@ -112,12 +112,12 @@ impl Handshake {
         Ok(())
     }
 
-    /// Answers [`Event::MetaContext`] with the contexts that match. Their numbers must differ when
-    /// they are selected, and do not matter when they are listed.
+    /// Answers [`Event::MetaContext`] with the contexts that match. Their numbers must differ if
+    /// they are selected, and are meaningless if they are listed.
     ///
     /// # Errors
-    /// [`Error::Caller`] when nothing was asked, or for a number twice or a name that is no string
-    /// of the protocol.
+    /// [`Error::Caller`] if there was no query, or for a duplicate number or a name that is not a
+    /// valid string of the protocol.
     pub fn answer_contexts(
         &mut self,
         answer: Result<Vec<Context>, Refusal>,
@@ -158,13 +158,13 @@ impl Handshake {
         Ok(())
     }
 
-    /// The export's flags, corrected for what was negotiated.
+    /// The export's flags, adjusted to what was negotiated.
     fn flags(&self, info: &ExportInfo, code: OptionCode, has_contexts: bool) -> ExportFlags {
         let flags = info.flags | ExportFlags::HAS_FLAGS;
         if self.replies == Replies::Simple {
             return plain_flags(flags);
         }
-        // As QEMU does it: with contexts in GO, always in INFO, which may come before them.
+        // Like QEMU: with contexts in GO, always in INFO, which may precede them.
         let payload = self.replies == Replies::Extended
             && self.config.meta_contexts
             && (has_contexts || code == OptionCode::Info);
@@ -191,7 +191,7 @@ impl Handshake {
         if let (true, Some(description)) = (request.wants.description, &info.description) {
             items.push(Info::Description(sendable(description)));
         }
-        // Sizes that differ from the defaults should be told also to who does not ask.
+        // Sizes that differ from the defaults should be sent even if not requested.
         if let Some(sizes) = info.block_sizes
             && (request.wants.block_size || sizes != BlockSizes::DEFAULT)
         {

@@ -1,5 +1,5 @@
-//! The state machine of the server's side: what it holds, and what it makes of the bytes that come.
-//! [`options`] has what becomes of a client's options, [`answers`] what the caller answers to them.
+//! The state machine of the server's side: its state, and how it processes received bytes.
+//! [`options`] handles a client's options, [`answers`] the caller's answers.
 
 mod answers;
 mod options;
@@ -16,10 +16,10 @@ pub struct Handshake {
     config: Config,
     client: ClientFlags,
     tls: bool,
-    /// The client has asked for something without TLS, where that is required.
+    /// The client has requested something without TLS, although it is required.
     turned_away: bool,
     stopping: bool,
-    /// Options that were malformed or out of place, until the caller takes them.
+    /// Malformed or unexpected options, until the caller takes them.
     odd: Vec<(OptionCode, &'static str)>,
     options: u32,
     allowed: u32,
@@ -33,7 +33,7 @@ pub struct Handshake {
 enum State {
     ClientFlags,
     Options,
-    /// Drops what is left of a payload, then answers.
+    /// Skips the rest of a payload, then replies.
     Skip {
         left: u32,
         code: OptionCode,
@@ -80,13 +80,13 @@ impl Handshake {
         }
     }
 
-    /// Takes what has come, from the first byte that was not consumed before, and appends to `out`
-    /// what is to be sent. Returns the number of bytes that were consumed, and what to do.
+    /// Processes received bytes, from the first one that was not consumed before, and appends the
+    /// bytes to send to `out`. Returns the number of bytes consumed, and the event.
     ///
-    /// After an event that wants an answer, the answer must be given before the next call.
+    /// After an event that requires an answer, give the answer before the next call.
     ///
     /// # Errors
-    /// The connection must be closed, when what is in `out` has been sent or without that.
+    /// The connection must be closed, after sending `out` or without.
     pub fn receive(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<(usize, Event), Error> {
         let mut used = 0;
         loop {
@@ -158,10 +158,10 @@ impl Handshake {
         }
     }
 
-    /// After [`Event::StartTls`]: TLS is up, and what comes from now on came through it.
+    /// After [`Event::StartTls`]: TLS is established, and later bytes arrive through it.
     ///
     /// # Errors
-    /// [`Error::Caller`] when that was not the last event.
+    /// [`Error::Caller`] if that was not the last event.
     pub fn tls_started(&mut self) -> Result<(), Error> {
         let State::AwaitTls = self.state else {
             return Err(Error::Caller { what: "STARTTLS was not asked for" });
@@ -171,14 +171,14 @@ impl Handshake {
         Ok(())
     }
 
-    /// Whether the client has asked for something without TLS although that is required, and has not
-    /// started it since.
+    /// Whether the client has requested something without the required TLS, and has not started it
+    /// since.
     pub fn lacks_tls(&self) -> bool {
         self.turned_away && !self.tls
     }
 
-    /// Options that were refused since the last call because no client should send them so, and why. One
-    /// that is only not known is none of them.
+    /// Options refused since the last call because no client should send them like that, and why.
+    /// Merely unknown ones are not included.
     pub fn take_odd(&mut self) -> Vec<(OptionCode, &'static str)> {
         std::mem::take(&mut self.odd)
     }
@@ -189,7 +189,7 @@ impl Handshake {
         }
     }
 
-    /// The server is stopping: options are refused from now on, until the client gets the hint.
+    /// The server is stopping: refuses all options from now on.
     pub fn stop(&mut self) {
         self.stopping = true;
     }
@@ -225,7 +225,7 @@ impl Handshake {
     }
 }
 
-/// Text for people, made a string of the protocol.
+/// Text for users, made a valid string of the protocol.
 fn sendable(text: &str) -> String {
     let text = text.replace('\0', " ");
     String::from_utf8_lossy(cut(text.as_bytes())).into_owned()

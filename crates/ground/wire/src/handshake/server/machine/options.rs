@@ -1,5 +1,5 @@
-//! What becomes of a client's options: which are taken, which make a question for the caller, and
-//! which are refused.
+//! Handles a client's options: which are accepted, which become a query to the caller, and which
+//! are refused.
 
 use super::{Handshake, State};
 use crate::handshake::server::{Event, Tls};
@@ -10,7 +10,7 @@ use crate::option::{
 use crate::{ClientFlags, Error, Replies, limits};
 
 impl Handshake {
-    /// Begins to drop a payload that is too long to be read, or that does not matter (ABORT).
+    /// Starts to skip a payload that is too long, or not needed (ABORT).
     pub(super) fn start_skip(&mut self, head: OptionHeader) -> Result<(), Error> {
         self.begin_option(head.code)?;
         if head.length > limits::OPTION_SKIP {
@@ -41,7 +41,7 @@ impl Handshake {
         None
     }
 
-    /// Why no option of this kind is taken now, whatever it holds.
+    /// Why no option of this kind is accepted now, whatever its payload.
     fn forbidden(&self, code: OptionCode) -> Option<(OptionError, &'static str)> {
         if self.stopping {
             return Some((OptionError::Shutdown, "the server is stopping"));
@@ -68,13 +68,13 @@ impl Handshake {
             });
         }
         if code == OptionCode::SetMetaContext {
-            // It replaces what was selected before, also when it fails.
+            // It replaces the earlier selection, even if it fails.
             self.selected = None;
         }
         Ok(())
     }
 
-    /// Handles one whole option; the event, if the caller must know of it.
+    /// Handles one complete option; returns an event if the caller must handle it.
     pub(super) fn option(
         &mut self,
         code: OptionCode,
@@ -90,7 +90,7 @@ impl Handshake {
                 Handled::Refused(error, text) => (error, text),
             }
         };
-        // Of what ends the connection the caller hears.
+        // The caller gets errors that end the connection.
         if code != OptionCode::ExportName {
             self.note_odd(code, error, text);
         }
@@ -212,7 +212,7 @@ impl Handshake {
 
 const NAME_TOO_LONG: &str = "the export's name is longer than this server takes";
 
-/// What became of an option.
+/// The result of an option.
 enum Handled {
     Event(Event),
     Answered,
