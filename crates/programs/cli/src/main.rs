@@ -44,6 +44,7 @@ mod part;
 mod plugin;
 mod plugin_host;
 mod progress;
+mod ranges;
 mod serve;
 mod session;
 mod signals;

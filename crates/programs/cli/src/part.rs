@@ -15,6 +15,8 @@ use crate::{args, check};
 pub struct Part {
     /// Only this: offset and length.
     range: Option<(u64, u64)>,
+    /// Only these: offsets and lengths, in order.
+    ranges: Option<Arc<[(u64, u64)]>>,
     /// Only what this selects.
     bitmap: Option<Bitmap>,
     /// Only what differs from this manifest.
@@ -38,6 +40,10 @@ impl Part {
             );
             return Err(Failure::usage(text));
         }
+        if args.ranges.is_some() && pipe {
+            let text = "--ranges: a pipe has no gaps: neither side can be one";
+            return Err(Failure::usage(text));
+        }
         if increment && args.destination_is_zero {
             let text = "--destination-is-zero: the target of an increment holds the earlier copy";
             return Err(Failure::usage(text));
@@ -47,7 +53,7 @@ impl Part {
                 format!("--bitmap: {} is no bitmap of changes", blockhaul_block::BASE_ALLOCATION);
             return Err(Failure::usage(text));
         }
-        if args.digest.is_some() && (increment || args.range.is_some()) {
+        if args.digest.is_some() && (increment || args.range.is_some() || args.ranges.is_some()) {
             let text = "--digest is that of a whole disk: use --verify, or --manifest";
             return Err(Failure::usage(text));
         }
@@ -56,7 +62,8 @@ impl Part {
             mask: args.bitmap_flags.unwrap_or(u64::MAX),
         });
         let since = args.since.as_deref().map(read).transpose()?;
-        Ok(Part { range: args.range, bitmap, since })
+        let ranges = args.ranges.as_deref().map(crate::ranges::read).transpose()?;
+        Ok(Part { range: args.range, ranges: ranges.map(Arc::from), bitmap, since })
     }
 
     /// Whether it is an increment of a copy on the target.
@@ -66,12 +73,13 @@ impl Part {
 
     /// Whether the target keeps what is not copied.
     pub fn is_some(&self) -> bool {
-        self.is_increment() || self.range.is_some()
+        self.is_increment() || self.range.is_some() || self.ranges.is_some()
     }
 
-    /// The range and the bitmap, for the engine.
+    /// The ranges and the bitmap, for the engine.
     pub fn set(&self, options: &mut Options) {
-        options.ranges = self.range.map(|range| Arc::from([range]));
+        let range = self.range.map(|range| Arc::from([range]));
+        options.ranges = range.or_else(|| self.ranges.clone());
         options.bitmap = self.bitmap.clone();
     }
 
@@ -79,6 +87,13 @@ impl Part {
     pub fn missing(&self, source: &Facts) -> Option<&str> {
         let context = &self.bitmap.as_ref()?.context;
         source.context(context).is_none().then_some(context)
+    }
+
+    /// Where the last range ends, if there are some.
+    pub fn end(&self) -> u64 {
+        let ranges = self.ranges.as_deref().unwrap_or_default();
+        let last = self.range.or(ranges.last().copied());
+        last.map_or(0, |(at, len)| at.saturating_add(len))
     }
 
     /// Bytes that the target must have for a source of `size` bytes.
@@ -105,9 +120,6 @@ impl Part {
             (start < stop).then(|| (start, stop - start))
         });
         options.ranges = Some(changed.collect());
-        // A segment of the journal must have changed as a whole or not at all.
-        options.segment = options.segment.min(kept.unit());
-        options.spread = false;
         Ok(Some(now))
     }
 

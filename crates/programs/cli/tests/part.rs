@@ -198,6 +198,12 @@ fn a_dirty_bitmap_of_qemu() {
     assert!(std::fs::read(&target).unwrap() == expected);
     let none = [&bitmap[..], &["--bitmap-flags", "2", &uri, text(&target)]].concat();
     assert!(copies(&none).contains(" 0 bytes: "));
+    // A journal is for the ranges that the bitmap has when the copy begins.
+    let journal = scratch.file("journal");
+    let kept = ["--journal", text(&journal), &uri, text(&target)];
+    let said = copies(&[&bitmap[..], &kept].concat());
+    assert!(said.contains(&format!(" {} bytes: ", (1 << 20) + 65536)), "{said}");
+    assert!(std::fs::read(&target).unwrap() == expected);
 
     fails(
         &["--bitmap", "qemu:dirty-bitmap:b1", &uri, text(&target)],
@@ -208,6 +214,100 @@ fn a_dirty_bitmap_of_qemu() {
     fails(&["--bitmap", "base:allocation", &uri, text(&target)], 2, &["no bitmap"]);
     let absent = scratch.file("absent");
     fails(&[&bitmap[..], &[&uri, text(&absent)]].concat(), 3, &["needs the earlier copy"]);
+}
+
+/// The ranges of 64 KiB and a bit, one in each MiB, as JSON lines.
+fn spread(count: u64) -> (Vec<(u64, u64)>, String) {
+    let ranges: Vec<_> = (0..count).map(|number| ((number << 20) + 4099, 70_000)).collect();
+    let lines = ranges.iter().map(|(at, len)| format!("{{\"offset\": {at}, \"length\": {len}}}\n"));
+    let lines = lines.collect();
+    (ranges, lines)
+}
+
+#[test]
+fn the_ranges_of_a_list_and_nothing_else() {
+    let scratch = Scratch::new().unwrap();
+    let [disk, list, fresh] = ["disk", "list", "fresh"].map(|name| scratch.file(name));
+    let size = 4 << 20;
+    let (ranges, lines) = spread(4);
+    std::fs::write(&list, lines).unwrap();
+    std::fs::write(&disk, vec![0xa5; size]).unwrap();
+    let mut expected = vec![0xa5; size];
+    let source = format!("pattern:{size}");
+    for &(at, len) in &ranges {
+        let place = at as usize..(at + len) as usize;
+        expected[place.clone()].copy_from_slice(&pattern(size)[place]);
+    }
+    let args = ["--ranges", text(&list), "--verify"];
+    let said = copies(&[&args[..], &[&source, text(&disk)]].concat());
+    assert!(said.contains(" 280000 bytes: ") && said.contains("verified 280000 bytes"), "{said}");
+    assert!(std::fs::read(&disk).unwrap() == expected);
+    // Where there was nothing, and from standard input.
+    let mut child = Command::new(OURS)
+        .args(["copy", "--ranges", "-", &source, text(&fresh)])
+        .stdin(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut input = child.stdin.take().unwrap();
+    std::io::Write::write_all(&mut input, b"[{\"offset\": 4096, \"length\": 512}]").unwrap();
+    drop(input);
+    assert!(child.wait().unwrap().success());
+    let mut only = vec![0; size];
+    only[4096..4608].copy_from_slice(&pattern(size)[4096..4608]);
+    assert!(std::fs::read(&fresh).unwrap() == only);
+    // What is wrong is refused before the target is touched.
+    let absent = scratch.file("absent");
+    std::fs::write(&list, "{\"offset\": 0, \"length\": 512}\n{\"offset\": 5}\n").unwrap();
+    fails(&["--ranges", text(&list), &source, text(&absent)], 3, &["line 2", "not a range"]);
+    let beyond = format!("[{{\"offset\": {}, \"length\": 513}}]", size - 512);
+    std::fs::write(&list, beyond).unwrap();
+    fails(&["--ranges", text(&list), &source, text(&absent)], 3, &["behind the source"]);
+    fails(&["--ranges", text(&list), &source, "-"], 2, &["a pipe has no gaps"]);
+    fails(&["--ranges", "/nowhere", &source, text(&absent)], 3, &["/nowhere"]);
+    assert!(!absent.exists());
+}
+
+/// Kills a copy when its journal has records.
+fn kill_with_records(args: &[&str], journal: &Path) {
+    let mut child = Command::new(OURS).arg("copy").args(args).spawn().unwrap();
+    let until = std::time::Instant::now() + LIMIT;
+    while std::fs::metadata(journal).map_or(0, |data| data.len()) <= 4096 {
+        assert!(child.try_wait().unwrap().is_none(), "it ended before it was killed");
+        assert!(std::time::Instant::now() < until, "no records");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
+fn ranges_that_share_segments_are_all_there_after_a_kill() {
+    let scratch = Scratch::new().unwrap();
+    let [disk, list, journal] = ["disk", "list", "journal"].map(|name| scratch.file(name));
+    let size = 64 << 20;
+    let (ranges, lines) = spread(64);
+    std::fs::write(&list, lines).unwrap();
+    std::fs::write(&disk, vec![0xa5; size]).unwrap();
+    let mut expected = vec![0xa5; size];
+    for &(at, len) in &ranges {
+        let place = at as usize..(at + len) as usize;
+        expected[place.clone()].copy_from_slice(&pattern(size)[place]);
+    }
+    let source = format!("pattern:{size}");
+    let args = ["--ranges", text(&list), "--journal", text(&journal)];
+    let both = [source.as_str(), text(&disk)];
+    let slow = ["--journal-interval", "50ms", "--rate", "1M", "--request-size", "64k"];
+    kill_with_records(&[&args[..], &slow, &both].concat(), &journal);
+    // Other ranges are another copy.
+    let other = scratch.file("other");
+    std::fs::write(&other, "[{\"offset\": 0, \"length\": 512}, {\"offset\": 9000, \"length\": 1}]")
+        .unwrap();
+    let wrong = ["--ranges", text(&other), "--journal", text(&journal)];
+    fails(&[&wrong[..], &both].concat(), 3, &["other ranges", "--restart"]);
+    let said = copies(&[&args[..], &both].concat());
+    assert!(said.contains("of an earlier run"), "{said}");
+    assert!(std::fs::read(&disk).unwrap() == expected);
+    assert!(!journal.exists());
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! The copy engine: keeps connections and what it learned about them while it runs several plans in
 //! turn.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use blockhaul_block::{Can, Error, Facts, Kind, Result};
@@ -12,7 +12,7 @@ use blockhaul_io::{Pool, Remote};
 use crate::algorithm::Algorithm;
 use crate::extra_lanes::extra_lane;
 use crate::handle::Retries;
-use crate::journal::{Identity, Journal, JournalOptions, Recorded};
+use crate::journal::{Identity, Journal, JournalOptions, Recorded, SelectedParts};
 use crate::kernel_copy::KernelCopy;
 use crate::lane_slots::LaneSlots;
 use crate::ledger::{Range, Suspect};
@@ -81,15 +81,21 @@ impl Engine {
         let started = blockhaul_io::now();
         let sides = Sides { source: source.clone(), target: target.clone() };
         let selection = selected(&sides, options)?;
-        progress.set_total(selection.total());
         let options = as_begun(options).await;
         let resolved = Resolved::new(&options, source.device(), target.device(), pool);
         let retries = Retries::new(&options, progress);
+        // A journal is for the ranges that a bitmap selects when the copy begins.
+        let selection = match &options.journal {
+            Some(_) => selection.into_ranges(&sides.handle(Side::Source, &retries)).await?,
+            None => selection,
+        };
+        progress.set_total(selection.total());
         let opened = match &options.journal {
             None => None,
             Some(journal) => {
                 let identity = identity(journal, &resolved, &selection, &sides, &retries).await?;
-                Some(open_journal(journal, identity).await?)
+                let parts = SelectedParts::new(selection.ranges(), resolved.segment);
+                Some(open_journal(journal, identity, parts).await?)
             }
         };
         let (journal, recorded) = opened.unzip();
@@ -121,7 +127,7 @@ impl Engine {
                         not if the target's machine loses power";
             shared.warn(text.to_string());
         }
-        let earlier = look_at_edge(&shared, &sides, recorded, selection.bounds()).await;
+        let earlier = look_at_edge(&shared, &sides, recorded, selection.ranges()).await;
         let mut engine = Engine {
             shared,
             sides,
@@ -455,10 +461,6 @@ fn selected(sides: &Sides, options: &Options) -> Result<Selection> {
     let end = selection.bounds().1;
     check_source(end, &from)?;
     check_target(end, &to)?;
-    if options.journal.is_some() && options.bitmap.is_some() {
-        let text = "a copy by a bitmap has no journal: the bitmap may say something else next time";
-        return Err(Error::new(Kind::Invalid, text));
-    }
     Ok(selection)
 }
 
@@ -534,15 +536,21 @@ async fn identity(
         sample: crate::sample::digest(sides.handle(Side::Source, retries)).await?,
         source: options.source.clone(),
         target: options.target.clone(),
+        ranges: selection.digest(),
     })
 }
 
-async fn open_journal(options: &JournalOptions, identity: Identity) -> Result<(Keeping, Recorded)> {
+async fn open_journal(
+    options: &JournalOptions,
+    identity: Identity,
+    parts: SelectedParts,
+) -> Result<(Keeping, Recorded)> {
     let wanted = options.clone();
     let opened = blockhaul_io::offload(move || Journal::open(&wanted, &identity)).await;
     let (file, recorded) =
         opened.map_err(|lost| Error::new(Kind::Io, "journal").because(lost))??;
-    Ok((Keeping { file, keep: options.keep, interval: options.interval }, recorded))
+    let (keep, interval, parts) = (options.keep, options.interval, Mutex::new(parts));
+    Ok((Keeping { file, keep, interval, parts }, recorded))
 }
 
 /// Compares the data that earlier runs recorded last. If it differs, none of their records is used.
@@ -550,7 +558,7 @@ async fn look_at_edge(
     shared: &Arc<Shared>,
     sides: &Sides,
     recorded: Recorded,
-    (start, end): Range,
+    ranges: &[Range],
 ) -> Earlier {
     if recorded.segments.is_empty() {
         return Earlier::default();
@@ -559,9 +567,13 @@ async fn look_at_edge(
     let lane = sides.first_lane(shared, false);
     shared.signals.begin_work();
     for number in &recorded.edge {
-        let at = number * segment;
-        let range = (at.max(start), (at + segment).min(end));
-        lane.recheck(Suspect { range, again: false }).await;
+        let (at, end) = (number * segment, (number + 1) * segment);
+        // Only what is copied: the target keeps the rest.
+        let first = ranges.partition_point(|range| range.1 <= at);
+        for range in ranges[first..].iter().take_while(|range| range.0 < end) {
+            let range = (range.0.max(at), range.1.min(end));
+            lane.recheck(Suspect { range, again: false }).await;
+        }
     }
     lane.finish(Ending::Copy).await;
     shared.signals.end_work();

@@ -8,6 +8,9 @@ use crate::extent_feed::ExtentFeed;
 use crate::handle::Handle;
 use crate::options::{Bitmap, Options};
 
+/// Maximum number of ranges of a bitmap that is read before the copy: 64 MiB of them.
+const RANGES_MAX: usize = 1 << 22;
+
 /// The part of a source that is copied.
 #[derive(Debug, Clone)]
 pub(crate) struct Selection {
@@ -78,6 +81,49 @@ impl Selection {
     /// Starts and ends of the ranges that may be copied.
     pub(crate) fn ranges(&self) -> &[(u64, u64)] {
         &self.ranges
+    }
+
+    /// A digest of the ranges; zeroes where there is one range or none.
+    pub(crate) fn digest(&self) -> [u8; 32] {
+        if self.ranges.len() < 2 {
+            return [0; 32];
+        }
+        let mut hasher = blake3::Hasher::new();
+        for (start, end) in &self.ranges {
+            hasher.update(&start.to_be_bytes()).update(&end.to_be_bytes());
+        }
+        hasher.finalize().into()
+    }
+
+    /// The same selection as ranges alone: with a bitmap, those that it selects now.
+    ///
+    /// # Errors
+    /// The bitmap cannot be read, or has more than [`RANGES_MAX`] ranges.
+    pub(crate) async fn into_ranges(self, source: &Rc<Handle>) -> Result<Selection> {
+        if self.bitmap.is_none() {
+            return Ok(self);
+        }
+        let mut choice = self.choice(source)?;
+        let mut found: Vec<(u64, u64)> = Vec::new();
+        for &(start, end) in &self.ranges {
+            let mut at = start;
+            while at < end {
+                let (len, chosen) = choice.look(at, end - at).await?;
+                match found.last_mut() {
+                    Some(last) if chosen && last.1 == at => last.1 = at + len,
+                    _ if chosen => found.push((at, at + len)),
+                    _ => {}
+                }
+                if found.len() > RANGES_MAX {
+                    let text = format!(
+                        "the bitmap selects more than {RANGES_MAX} ranges: copy without a journal"
+                    );
+                    return Err(Error::new(Kind::Invalid, text).on(&source.facts().name));
+                }
+                at += len;
+            }
+        }
+        Ok(Selection { ranges: found, bitmap: None, ..self })
     }
 
     /// Where the first range starts and the last one ends.

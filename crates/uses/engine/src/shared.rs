@@ -10,7 +10,7 @@ use blockhaul_io::Pool;
 
 use crate::flushes::Flushes;
 use crate::handle::Retries;
-use crate::journal::Journal;
+use crate::journal::{Journal, SelectedParts};
 use crate::kernel_copy::KernelCopy;
 use crate::lane_slots::LaneSlots;
 use crate::progress::Progress;
@@ -81,6 +81,7 @@ pub(crate) struct Keeping {
     /// Keep the file after success.
     pub(crate) keep: bool,
     pub(crate) interval: Duration,
+    pub(crate) parts: Mutex<SelectedParts>,
 }
 
 impl Shared {

@@ -120,10 +120,22 @@ pub struct Copy {
           help_heading = "Parts of a disk")]
     pub range: Option<(u64, u64)>,
 
+    /// Copy only the ranges in this list, to the same place on the target, which keeps everything else: JSON
+    /// lines with offset and length, or the output of nbdinfo --map --json (what is clean is left out),
+    /// rbd diff --format json, VMware's QueryChangedDiskAreas, CSI's SnapshotMetadata as JSON, or thin_delta.
+    /// - reads standard input
+    #[arg(long, value_name = "FILE|-", conflicts_with_all = ["range", "bitmap", "since", "manifest"],
+          help_heading = "Parts of a disk")]
+    pub ranges: Option<PathBuf>,
+
     /// Copy only what this bitmap of the source says, as qemu:dirty-bitmap:NAME: a metadata context of
     /// its server. The target must hold the copy that the bitmap was begun with
-    #[arg(long, value_name = "CONTEXT", conflicts_with_all = ["since", "journal"],
-          help_heading = "Parts of a disk")]
+    #[arg(
+        long,
+        value_name = "CONTEXT",
+        conflicts_with = "since",
+        help_heading = "Parts of a disk"
+    )]
     pub bitmap: Option<String>,
 
     /// With --bitmap: copy what has any of these flags set. Without this, what has any flag set

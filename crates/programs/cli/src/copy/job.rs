@@ -573,10 +573,13 @@ impl Job {
             );
             return Err(Failure::new(exit::OPEN, text));
         }
-        if self.part.target_size(from.size) > from.size {
+        if self.part.end() > from.size {
             let text = format!(
-                "cannot copy {} to {}: the range ends behind the source's {} bytes",
-                self.source, self.target, from.size
+                "cannot copy {} to {}: the range ends at {}, behind the source's {} bytes",
+                self.source,
+                self.target,
+                self.part.end(),
+                from.size
             );
             return Err(Failure::new(exit::OPEN, text));
         }

@@ -36,6 +36,8 @@ pub(crate) struct Identity {
     pub(crate) sample: [u8; 32],
     pub(crate) source: String,
     pub(crate) target: String,
+    /// Digest of the ranges that are copied; zeroes for a single range.
+    pub(crate) ranges: [u8; 32],
 }
 
 impl Identity {
@@ -60,6 +62,7 @@ impl Identity {
             bytes.extend((text.len() as u16).to_be_bytes());
             bytes.extend(text.as_bytes());
         }
+        bytes.extend(self.ranges);
         bytes.resize(HEADER - CHECK, 0);
         let check = blake3::hash(&bytes);
         bytes.extend(&check.as_bytes()[..CHECK]);
@@ -84,11 +87,18 @@ impl Identity {
             let (source_size, target_size) = (number()?, number()?);
             let sample = fields.array()?;
             let (source, target) = (fields.text()?, fields.text()?);
-            let range = (start, end);
-            Some((
-                id,
-                Identity { segment, range, source_size, target_size, sample, source, target },
-            ))
+            let (range, ranges) = ((start, end), fields.array()?);
+            let identity = Identity {
+                segment,
+                range,
+                source_size,
+                target_size,
+                sample,
+                source,
+                target,
+                ranges,
+            };
+            Some((id, identity))
         })();
         parsed.ok_or_else(damaged)
     }
@@ -110,6 +120,8 @@ impl Identity {
                 "the target is not the one it was begun with: {} of {} bytes then, {} of {} bytes now",
                 self.target, self.target_size, now.target, now.target_size
             );
+        } else if self.ranges != now.ranges {
+            text = "it was begun with other ranges".into();
         } else if self.segment != now.segment || self.range != now.range {
             text = "it was begun with another range or segment size".into();
         }
@@ -299,6 +311,7 @@ mod tests {
             sample: [7; 32],
             source: "disk.raw inode 5".into(),
             target: "nbd://host/export".into(),
+            ranges: [3; 32],
         }
     }
 

@@ -8,6 +8,7 @@
 //! a wrong checksum on is a torn batch of a crash and is discarded: its segments are copied again.
 
 mod format;
+mod parts;
 
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read as _, Write as _};
@@ -22,6 +23,7 @@ use rustix::fs::{FlockOperation, flock};
 
 use self::format::{HEADER, MAGIC, RECORD, Record, recover};
 pub(crate) use self::format::{Identity, Recorded};
+pub(crate) use self::parts::SelectedParts;
 
 /// Where the journal is, and what identifies the two sides of the copy.
 #[derive(Debug, Clone)]

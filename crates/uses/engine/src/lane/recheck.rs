@@ -220,13 +220,16 @@ impl Lane {
 
     async fn record(&self, batch: &[Range]) {
         let Some(journal) = &self.shared.durability.journal else { return };
-        let size = self.shared.resolved.segment;
         let segments = {
             let mut ledger = self.safety.ledger.borrow_mut();
-            let mut numbered = |range: &Range| {
-                (range.0 / size, range.1.div_ceil(size), ledger.take_content(Home::at(range.0)))
-            };
-            batch.iter().map(&mut numbered).collect()
+            let mut parts = journal.parts.lock().expect("no panic under this lock");
+            let mut segments = Vec::new();
+            for &range in batch {
+                let content = ledger.take_content(Home::at(range.0));
+                let durable = parts.durable(range).into_iter();
+                segments.extend(durable.map(|(first, behind)| (first, behind, content)));
+            }
+            segments
         };
         if let Err(why) = journal.file.append(self.number, segments).await {
             self.shared.warn(format!(
