@@ -279,6 +279,8 @@ EXAMPLES
   Only what changed since the last time, by a bitmap of QEMU's, or without one:
       blockhaul copy --bitmap qemu:dirty-bitmap:b0 nbd://server/disk disk.raw
       blockhaul copy --since monday --manifest tuesday nbd://server/disk disk.raw
+  Only what changed between two snapshots of Ceph:
+      rbd diff --from-snap a --format json p/d@b | blockhaul copy --ranges - /dev/rbd0 disk.raw
   The first 512 bytes of a disk:
       blockhaul copy --range 0:512 nbd://server/disk - | xxd
   Progress for programs, one JSON object a line: done, total (0 while unknown), data, zeroed,
