@@ -575,11 +575,11 @@ impl Job {
         }
         if self.part.end() > from.size {
             let text = format!(
-                "cannot copy {} to {}: the range ends at {}, behind the source's {} bytes",
+                "cannot copy {} to {}: the range ends behind the source's {} bytes, at {}",
                 self.source,
                 self.target,
-                self.part.end(),
-                from.size
+                from.size,
+                self.part.end()
             );
             return Err(Failure::new(exit::OPEN, text));
         }
