@@ -97,7 +97,7 @@ mod tests {
         assert_eq!(parts.durable((90, 250)), [(1, 2)]);
         assert_eq!(parts.durable((30, 40)), [(0, 1)]);
         assert!(parts.durable((30, 40)).is_empty(), "recorded already");
-        assert_eq!(parts.durable((250, 350)), []);
+        assert_eq!(parts.durable((250, 350)), [(3, 4)]);
         assert_eq!(
             parts.durable((200, 300)),
             [(2, 3)],
