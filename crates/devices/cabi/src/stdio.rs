@@ -16,7 +16,7 @@ type Hook = Box<dyn Fn() + Send + Sync>;
 /// Runs once plugins are ready.
 static READY: OnceLock<Hook> = OnceLock::new();
 
-/// Declares standard input and output as a connection: plugins are told not to use them.
+/// Declares standard input and output as a connection: plugins must not use them.
 pub fn stdio_is_a_client() {
     TAKEN.store(true, Ordering::Relaxed);
 }

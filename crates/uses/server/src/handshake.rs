@@ -192,7 +192,7 @@ impl Greeting<'_, '_> {
         talk.handshake.tls_started().map_err(|error| error.to_string().into())
     }
 
-    /// Reserves the connection's place before the client is told that it is served.
+    /// Reserves the connection's place before the client gets the reply that it is served.
     fn settle(&self, export: &Export) -> Result<(), Disconnect> {
         if !self.server.clients.settle(self.connection.id) {
             return Err(Disconnect::Crowded);
