@@ -14,7 +14,7 @@ use blockhaul_block::{
 use blockhaul_catalog::{Backend, Opened, Opening, Target};
 use blockhaul_io::{Data, Reservation};
 
-use crate::{fill, operand};
+use crate::support::{fill, operand};
 
 /// Bytes allocated and freed at once: small enough for sparse disks, large enough that a page's
 /// overhead is small. nbdkit's number, because maps of disks are compared.
@@ -68,13 +68,15 @@ fn with_name(name: String, size: u64) -> Arc<dyn Device> {
     Arc::new(MemoryDevice::new(name, size))
 }
 
-pub(crate) struct MemoryDevice {
+/// Sparse memory that its owner also reads and writes at once, without requests.
+pub struct MemoryDevice {
     facts: Arc<Facts>,
     pages: Arc<Pages>,
 }
 
 impl MemoryDevice {
-    pub(crate) fn new(name: String, size: u64) -> MemoryDevice {
+    /// A zeroed device of `size` bytes, at most 2^63 - 1.
+    pub fn new(name: String, size: u64) -> MemoryDevice {
         let facts = Facts {
             can: Can::all(),
             zeroed: true,
@@ -86,24 +88,23 @@ impl MemoryDevice {
     }
 
     /// Changes the facts of a new device.
-    pub(crate) fn with_facts(mut self, change: impl FnOnce(&mut Facts)) -> MemoryDevice {
+    pub fn with_facts(mut self, change: impl FnOnce(&mut Facts)) -> MemoryDevice {
         change(Arc::make_mut(&mut self.facts));
         self
     }
 
     /// Writes at once, on the calling thread.
-    pub(crate) fn write_now(&self, at: u64, bytes: &[u8]) -> Result<()> {
+    pub fn write_now(&self, at: u64, bytes: &[u8]) -> Result<()> {
         self.pages.write(at, bytes)
     }
 
     /// Zeroes at once, on the calling thread.
-    pub(crate) fn zero_now(&self, at: u64, len: u64) -> Result<()> {
+    pub fn zero_now(&self, at: u64, len: u64) -> Result<()> {
         self.pages.zero(at, len, false)
     }
 
     /// Reads at once, on the calling thread.
-    #[cfg(test)]
-    pub(crate) fn read_now(&self, at: u64, out: &mut [u8]) {
+    pub fn read_now(&self, at: u64, out: &mut [u8]) {
         self.pages.read(at, out);
     }
 }

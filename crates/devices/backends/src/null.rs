@@ -7,7 +7,7 @@ use blockhaul_block::{
 };
 use blockhaul_catalog::{Backend, Opened, Opening, Target};
 
-use crate::operand;
+use crate::support::operand;
 
 /// The backend `null:[SIZE]`.
 pub struct Null;

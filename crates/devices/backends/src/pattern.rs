@@ -9,7 +9,7 @@ use blockhaul_block::{
 };
 use blockhaul_catalog::{Backend, Opened, Opening, Param, ParamKind, Target};
 
-use crate::{fill, operand};
+use crate::support::{fill, operand};
 
 /// The backend `pattern:SIZE`.
 pub struct Pattern;

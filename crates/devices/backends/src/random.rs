@@ -3,8 +3,8 @@
 use blockhaul_block::Result;
 use blockhaul_catalog::{Backend, Opened, Opening, Param, ParamKind, Target};
 
-use crate::ones::computed;
-use crate::operand;
+use crate::support::computed::computed;
+use crate::support::operand;
 
 /// The backend `random:SIZE`.
 pub struct Random;

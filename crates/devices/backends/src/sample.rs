@@ -15,7 +15,7 @@ use blockhaul_block::{
 };
 use blockhaul_catalog::{Backend, Opened, Opening, Param, ParamKind, Target};
 
-use crate::{fill, operand};
+use crate::support::{fill, operand};
 
 /// Minimum run in bytes.
 const BLOCK: u64 = 4096;

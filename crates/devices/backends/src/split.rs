@@ -78,13 +78,13 @@ async fn open(target: &Target) -> Result<Opened> {
 }
 
 /// Whether a description is a bare path.
-pub(crate) fn is_path(description: &str) -> bool {
+pub fn is_path(description: &str) -> bool {
     matches!(Spec::parse(OsStr::new(description)), Ok(Spec::Path(_)))
 }
 
 /// Opens a part of `target` by its own description, with all emulations. `scheme` and `number`
 /// (from 1 on) are for messages; those about files already contain the name.
-pub(crate) async fn part(
+pub async fn part(
     scheme: &str,
     number: usize,
     description: &str,
@@ -101,7 +101,7 @@ pub(crate) async fn part(
 }
 
 /// Opens a file or block device by its path, with all emulations.
-pub(crate) async fn file(path: &str, intent: Intent) -> Result<Arc<dyn Device>> {
+pub async fn file(path: &str, intent: Intent) -> Result<Arc<dyn Device>> {
     let file = Target {
         scheme: String::new(),
         rest: path.into(),
@@ -115,7 +115,7 @@ pub(crate) async fn file(path: &str, intent: Intent) -> Result<Arc<dyn Device>> 
 
 /// Concatenates devices under a name; the result has the abilities that all of them have. `scheme`
 /// is for messages.
-pub(crate) fn join(scheme: &str, name: String, devices: Vec<Arc<dyn Device>>) -> Result<Opened> {
+pub fn join(scheme: &str, name: String, devices: Vec<Arc<dyn Device>>) -> Result<Opened> {
     let mut parts = Vec::with_capacity(devices.len());
     let mut size = 0_u64;
     for device in devices {

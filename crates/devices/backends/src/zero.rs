@@ -6,7 +6,7 @@ use blockhaul_block::{BASE_ALLOCATION, Can, Device, Facts, Result};
 use blockhaul_catalog::{Backend, Opened, Opening, Param, ParamKind, Target};
 
 use crate::null::Nothing;
-use crate::operand;
+use crate::support::operand;
 
 /// The backend `zero:SIZE`.
 pub struct Zero;

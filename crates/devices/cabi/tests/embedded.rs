@@ -31,7 +31,7 @@ async fn serve(device: &str, gate: Option<&str>, socket: &Path) -> Embedded {
     let mut backends = blockhaul_backends::all();
     backends.extend(blockhaul_cabi::all());
     backends.extend(blockhaul_script::all());
-    let gates = blockhaul_layers::gates();
+    let gates = blockhaul_nbdkit_devices::gates::all();
     let registry = Registry { backends, gates, shutdown, ..Registry::default() };
     let spec = Spec::parse(device.as_ref()).unwrap();
     let exports = match registry.exports(&spec, &[], Intent::READ).await.unwrap() {

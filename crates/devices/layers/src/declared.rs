@@ -6,7 +6,7 @@ use blockhaul_block::{Device, Error, Kind, Result};
 use blockhaul_catalog::{Below, Layer, Opening, Param, ParamKind};
 
 /// A layer whose `wrap` is a function.
-pub(crate) fn layer(
+pub fn layer(
     wrap: impl Fn(Arc<dyn Device>) -> Result<Arc<dyn Device>> + Send + Sync + 'static,
 ) -> Result<Arc<dyn Layer>> {
     Ok(Arc::new(Wrap(wrap)))
@@ -24,14 +24,14 @@ where
 }
 
 /// A layer put over a device by a function that also needs the other facts of what is below.
-pub(crate) fn opened(
+pub fn opened(
     open: impl Fn(Below) -> Result<Arc<dyn Device>> + Send + Sync + 'static,
 ) -> Result<Arc<dyn Layer>> {
     Ok(Arc::new(OpenWith { open, keeps_writes: false }))
 }
 
 /// The same for one that holds writes that a flush does not pass on ([`Layer::keeps_writes`]).
-pub(crate) fn opened_keeping(
+pub fn opened_keeping(
     keeps_writes: bool,
     open: impl Fn(Below) -> Result<Arc<dyn Device>> + Send + Sync + 'static,
 ) -> Result<Arc<dyn Layer>> {
@@ -61,12 +61,12 @@ where
 }
 
 /// A parameter without a default.
-pub(crate) const fn param(name: &'static str, kind: ParamKind, doc: &'static str) -> Param {
+pub const fn param(name: &'static str, kind: ParamKind, doc: &'static str) -> Param {
     Param { name, kind, default: None, doc }
 }
 
 /// A parameter with a default.
-pub(crate) const fn param_or(
+pub const fn param_or(
     name: &'static str,
     kind: ParamKind,
     default: &'static str,
@@ -76,6 +76,6 @@ pub(crate) const fn param_or(
 }
 
 /// An invalid value, or one that does not fit the device.
-pub(crate) fn usage(text: impl Into<String>) -> Error {
+pub fn usage(text: impl Into<String>) -> Error {
     Error::new(Kind::Usage, text.into())
 }

@@ -14,22 +14,22 @@ use blockhaul_block::{
 /// Whether the storage has failed a flush or FUA request since it was opened; shared by its
 /// handles.
 #[derive(Default)]
-pub(crate) struct Flushes(FailedFlush);
+pub struct Flushes(FailedFlush);
 
 impl Flushes {
     /// Fails if data may be lost: then no flush and no FUA request may succeed.
-    pub(crate) fn check(&self) -> Result<()> {
+    pub fn check(&self) -> Result<()> {
         self.0.check()
     }
 
     /// Records that data may be lost.
-    pub(crate) fn fail(&self, error: &Error) {
+    pub fn fail(&self, error: &Error) {
         self.0.note(error);
     }
 
     /// Checks the result of a flush or FUA request ([`makes_durable`]). A success counts only if no
     /// other one has failed meanwhile.
-    pub(crate) fn ended<T>(&self, kind: OpKind, outcome: Result<T>) -> Result<T> {
+    pub fn ended<T>(&self, kind: OpKind, outcome: Result<T>) -> Result<T> {
         match outcome {
             Ok(reply) => self.check().map(|()| reply),
             Err(error) => {
@@ -42,7 +42,7 @@ impl Flushes {
     }
 
     /// The device with its flushes and FUA requests checked by this.
-    pub(crate) fn guard(self: &Arc<Flushes>, inner: Arc<dyn Device>) -> Arc<dyn Device> {
+    pub fn guard(self: &Arc<Flushes>, inner: Arc<dyn Device>) -> Arc<dyn Device> {
         if !inner.facts().can.intersects(Can::FLUSH | Can::FUA) {
             return inner;
         }
@@ -51,14 +51,14 @@ impl Flushes {
 }
 
 /// Whether a request makes data durable: a flush, or a change with FUA.
-pub(crate) fn makes_durable(kind: OpKind, flags: Flags) -> bool {
+pub fn makes_durable(kind: OpKind, flags: Flags) -> bool {
     kind == OpKind::Flush || kind.changes() && flags.contains(Flags::FUA)
 }
 
 /// Whether a flush or FUA request with such an error may have lost data. A lost connection has not:
 /// another one to the same storage can flush. Neither has a request that was refused, or that
 /// failed before anything was flushed.
-pub(crate) fn loses_data(kind: OpKind, error: &Error) -> bool {
+pub fn loses_data(kind: OpKind, error: &Error) -> bool {
     let is_refused = matches!(
         error.kind(),
         Kind::ReadOnly | Kind::Invalid | Kind::TooLarge | Kind::Unsupported | Kind::Refused

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use blockhaul_block::{Access, Device, Facts, FileRange, Pending, Request};
 
 /// The device with other facts.
-pub(crate) fn masked(inner: Arc<dyn Device>, change: impl FnOnce(&mut Facts)) -> Arc<dyn Device> {
+pub fn masked(inner: Arc<dyn Device>, change: impl FnOnce(&mut Facts)) -> Arc<dyn Device> {
     let mut facts = Facts::same(&inner.facts());
     change(&mut facts);
     facts.emulated &= facts.can;

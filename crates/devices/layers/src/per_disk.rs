@@ -7,7 +7,7 @@ use blockhaul_block::{Can, Result};
 use blockhaul_catalog::Below;
 
 /// One value for each disk with open handles.
-pub(crate) struct PerDisk<T>(Mutex<HashMap<String, Weak<T>>>);
+pub struct PerDisk<T>(Mutex<HashMap<String, Weak<T>>>);
 
 impl<T> Default for PerDisk<T> {
     fn default() -> PerDisk<T> {
@@ -17,13 +17,13 @@ impl<T> Default for PerDisk<T> {
 
 impl<T> PerDisk<T> {
     /// The value, if a handle to the same storage has it now.
-    pub(crate) fn known(&self, below: &Below) -> Option<Arc<T>> {
+    pub fn known(&self, below: &Below) -> Option<Arc<T>> {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         Self::key(below).and_then(|key| all.get(&key)).and_then(Weak::upgrade)
     }
 
     /// Like [`PerDisk::get`], if handles of the same name are known to show the same disk.
-    pub(crate) fn of_name(&self, below: &Below, make: impl FnOnce() -> T) -> Arc<T> {
+    pub fn of_name(&self, below: &Below, make: impl FnOnce() -> T) -> Arc<T> {
         let key = below.export.as_ref().map_or_else(String::new, |name| format!("/{name}"));
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(value) = all.get(&key).and_then(Weak::upgrade) {
@@ -48,7 +48,7 @@ impl<T> PerDisk<T> {
     ///
     /// Devices opened per client share it only if the name is the same and the device promises that
     /// all of its connections show the same disk; otherwise each client may have its own disk.
-    pub(crate) fn get(&self, below: &Below, make: impl FnOnce() -> Result<T>) -> Result<Arc<T>> {
+    pub fn get(&self, below: &Below, make: impl FnOnce() -> Result<T>) -> Result<Arc<T>> {
         let Some(key) = Self::key(below) else { return make().map(Arc::new) };
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(value) = all.get(&key).and_then(Weak::upgrade) {

@@ -22,7 +22,7 @@ struct Mark<S> {
 
 /// The states of all numbers.
 #[derive(Debug)]
-pub(crate) struct Runs<S> {
+pub struct Runs<S> {
     /// By the position of their first mark; none is empty.
     leaves: BTreeMap<u64, Vec<Mark<S>>>,
     marks: usize,
@@ -36,23 +36,23 @@ impl<S> Default for Runs<S> {
 
 impl<S: Copy + Eq + Default> Runs<S> {
     /// Approximate memory use in bytes.
-    pub(crate) fn memory(&self) -> u64 {
+    pub fn memory(&self) -> u64 {
         self.marks as u64 * size_of::<Mark<S>>() as u64 + self.leaves.len() as u64 * LEAF_COST
     }
 
     /// The state of a number.
-    pub(crate) fn get(&self, at: u64) -> S {
+    pub fn get(&self, at: u64) -> S {
         self.find(at).0
     }
 
     /// The state of `at`, and the first number after it, up to `end`, with another state.
-    pub(crate) fn run(&self, at: u64, end: u64) -> (S, u64) {
+    pub fn run(&self, at: u64, end: u64) -> (S, u64) {
         let (state, next) = self.find(at);
         (state, next.map_or(end, |next| next.min(end)))
     }
 
     /// The runs of a range: start, end, state.
-    pub(crate) fn iter(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, u64, S)> + '_ {
+    pub fn iter(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, u64, S)> + '_ {
         let mut at = start;
         let mut state = self.get(start);
         let mut marks = self.marks_behind(start);
@@ -71,14 +71,14 @@ impl<S: Copy + Eq + Default> Runs<S> {
     }
 
     /// Sets the state of `start..end`.
-    pub(crate) fn set(&mut self, start: u64, end: u64, state: S) {
+    pub fn set(&mut self, start: u64, end: u64, state: S) {
         if start < end && self.run(start, end) != (state, end) {
             self.replace(start, end, iter::once(Mark { at: start, state }));
         }
     }
 
     /// Sets the states of a range: lengths and states, which add up to its length.
-    pub(crate) fn set_all(&mut self, start: u64, end: u64, runs: impl Iterator<Item = (u64, S)>) {
+    pub fn set_all(&mut self, start: u64, end: u64, runs: impl Iterator<Item = (u64, S)>) {
         let mut at = start;
         let marks = runs.map_while(|(len, state)| {
             let mark = Mark { at, state };
@@ -92,7 +92,7 @@ impl<S: Copy + Eq + Default> Runs<S> {
     }
 
     /// Changes the state of each run of a range; `change` gets the run's length and state.
-    pub(crate) fn update(&mut self, start: u64, end: u64, mut change: impl FnMut(u64, S) -> S) {
+    pub fn update(&mut self, start: u64, end: u64, mut change: impl FnMut(u64, S) -> S) {
         if start >= end {
             return;
         }

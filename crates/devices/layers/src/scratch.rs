@@ -12,24 +12,24 @@ const PIECES: u64 = 8;
 
 /// A layer's own memory.
 #[derive(Clone)]
-pub(crate) struct Scratch {
+pub struct Scratch {
     pool: Pool,
     piece: u64,
 }
 
 impl Scratch {
     /// Longest piece in bytes: longer reads cost hardly less per byte.
-    pub(crate) const PIECE: u64 = 256 << 10;
+    pub const PIECE: u64 = 256 << 10;
 
     /// Memory for pieces of at most `piece` bytes.
-    pub(crate) fn new(piece: u64) -> Scratch {
+    pub fn new(piece: u64) -> Scratch {
         // A piece is a request's length: it fits.
         let piece = piece.clamp(1, 1 << 30);
         Scratch { pool: Pool::new(Pool::cost(piece as usize) * PIECES), piece }
     }
 
     /// Memory for use with a device.
-    pub(crate) fn for_device(device: &Arc<dyn Device>) -> Scratch {
+    pub fn for_device(device: &Arc<dyn Device>) -> Scratch {
         let facts = device.facts();
         // A filter below may enforce its advertised sizes, although clients may ignore them.
         let most =
@@ -38,24 +38,19 @@ impl Scratch {
     }
 
     /// The longest piece.
-    pub(crate) fn piece(&self) -> u64 {
+    pub fn piece(&self) -> u64 {
         self.piece
     }
 
     /// Waits for a reservation for a piece.
-    pub(crate) async fn room(&self, len: u64) -> Result<Reservation> {
+    pub async fn room(&self, len: u64) -> Result<Reservation> {
         let len = usize::try_from(len).unwrap_or(usize::MAX);
         let room = self.pool.reserve(len).await;
         room.map_err(|error| Error::new(Kind::NoMemory, "no scratch memory").because(error))
     }
 
     /// Reads a piece; `None` if the device reports it as zero.
-    pub(crate) async fn read(
-        &self,
-        device: &Arc<dyn Device>,
-        at: u64,
-        len: u64,
-    ) -> Result<Option<Data>> {
+    pub async fn read(&self, device: &Arc<dyn Device>, at: u64, len: u64) -> Result<Option<Data>> {
         match device.submit(Request::read(at, self.room(len).await?)).await? {
             Reply::Data(data) => Ok(Some(data)),
             Reply::Hole => Ok(None),
@@ -64,12 +59,7 @@ impl Scratch {
     }
 
     /// Reads into existing memory; false if all of it is zero.
-    pub(crate) async fn fill(
-        &self,
-        device: &Arc<dyn Device>,
-        at: u64,
-        out: &mut [u8],
-    ) -> Result<bool> {
+    pub async fn fill(&self, device: &Arc<dyn Device>, at: u64, out: &mut [u8]) -> Result<bool> {
         let mut found_data = false;
         let mut next = at;
         for part in out.chunks_mut(self.piece as usize) {
@@ -86,7 +76,7 @@ impl Scratch {
     }
 
     /// Whether the device contains these bytes; without bytes, whether it is zero.
-    pub(crate) async fn holds(
+    pub async fn holds(
         &self,
         device: &Arc<dyn Device>,
         at: u64,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockhaul_block::{Can, Device, Result};
-use blockhaul_catalog::{Adjustable, AnyKind, AnyLayer, Layer, Param, Registry, Stack};
+use blockhaul_catalog::{Adjustable, AnyKind, AnyLayer, Layer, LayerKind, Param, Registry, Stack};
 
 use crate::{manual, signals};
 
@@ -22,17 +22,26 @@ pub fn registry_asking(timeout: Duration, min_rate: u64, context: Option<&str>) 
     options.contexts.extend(context.map(str::to_string));
     let mut backends = blockhaul_backends::all();
     backends.extend(blockhaul_client::all(options));
+    backends.extend(blockhaul_nbdkit_devices::devices::all());
     backends.extend(crate::plugin_host::all());
     backends.extend(blockhaul_script::all());
     Registry {
         backends,
-        layers: blockhaul_layers::all(),
-        gates: blockhaul_layers::gates(),
+        layers: layer_kinds(),
+        gates: blockhaul_nbdkit_devices::gates::all(),
         path: blockhaul_backends::PATH_SCHEME,
         command: "command",
         shutdown: signals::shutdown(),
         ..Registry::default()
     }
+}
+
+/// Every kind of layer, by name.
+fn layer_kinds() -> Vec<&'static LayerKind> {
+    let mut kinds = blockhaul_layers::all();
+    kinds.extend(blockhaul_nbdkit_devices::layers::all());
+    kinds.sort_unstable_by_key(|kind| kind.name);
+    kinds
 }
 
 /// The same; nbdkit plugins run in separate processes.
@@ -92,7 +101,7 @@ pub fn writes_below(registry: &Registry, text: &str) -> bool {
 
 /// The names of all layers that show existing contents, for the help.
 pub fn names_over_content() -> String {
-    let all = blockhaul_layers::all();
+    let all = layer_kinds();
     let over: Vec<_> = all.iter().filter(|kind| kind.needs_content).map(|kind| kind.name).collect();
     over.join(", ")
 }

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use blockhaul_block::{Device, Facts, Flags, OpKind, Pending, Request};
-use blockhaul_catalog::{Client, Export, Exports, Listed, Opening, Visit};
+use blockhaul_catalog::{Barrier, Client, Export, Exports, Listed, Opening, Shared, Visit};
 use blockhaul_server::Limits;
 use blockhaul_testkit::model::{Completion, Model, ModelDevice};
 use blockhaul_testkit::peer::Exported;
@@ -295,4 +295,37 @@ fn what_cannot_be_opened_for_its_contexts_is_not_tried_again_for_the_choice_that
     client.select("a", &contexts).unwrap_err();
     client.option(blockhaul_wire::magic::OPT_LIST, &[]).unwrap();
     refused(client.go("a"), 7);
+}
+
+#[test]
+fn a_context_appears_while_a_client_is_connected() {
+    let shared = Shared::new("", "", blockhaul_block::fence(device(SIZE, Completion::Deferred)));
+    let fixture = serve_exports(shared.clone());
+    let names = ["base:allocation", "test:piece"];
+    let (mut before, old) = fixture.client_with_contexts(Replies::Extended, &names);
+    assert_eq!(old.len(), 1, "the other one does not exist yet");
+
+    let mut facts = Model::all_facts(SIZE);
+    facts.contexts.push("test:piece".to_string());
+    let model = Model::with_facts(facts).with_content(content(0, SIZE as usize));
+    let device = blockhaul_block::fence(ModelDevice::new(model, Completion::Deferred));
+    let switch = shared.switch().clone();
+    fixture.runtime.block_on(move || async move {
+        switch
+            .swap(device, Barrier::Within(Duration::from_secs(10)), async || Ok(()))
+            .await
+            .unwrap();
+    });
+
+    let (mut after, new) = fixture.client_with_contexts(Replies::Extended, &names);
+    assert_eq!(new.len(), 2);
+    for (client, ids) in [(&mut before, old), (&mut after, new)] {
+        let request = client.request(Command::BlockStatus, 0, SIZE);
+        let answer = client.ask(&request, &[]).unwrap();
+        assert_eq!(answer.error, 0, "{}", answer.text);
+        let mut answered: Vec<u32> = answer.status.iter().map(|(id, _)| *id).collect();
+        answered.sort_unstable();
+        assert_eq!(answered, ids, "each client gets what it selected");
+        assert_eq!(client.read(100, 5000).unwrap(), content(100, 5000));
+    }
 }

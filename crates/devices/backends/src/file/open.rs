@@ -17,7 +17,7 @@ use super::in_use;
 use super::limits::{self, Nearness, page};
 use super::lock::Lock;
 use super::storage::{Past, Storage};
-use crate::operand;
+use crate::support::operand;
 
 /// Limits in bytes for the preferred block of a file system: a page, and one short request.
 const PREFERRED: (u32, u32) = (4096, 1 << 20);

@@ -26,8 +26,8 @@ use blockhaul_block::{
 use blockhaul_catalog::{Args, Layer, LayerKind, ParamKind};
 use blockhaul_io::Remote;
 
-use crate::background;
 use crate::declared::{opened_keeping, param, param_or, usage};
+use crate::lost_data;
 use crate::per_disk::PerDisk;
 use crate::scratch::Scratch;
 use options::{Mode, Options};
@@ -234,7 +234,7 @@ impl Drop for Handle {
             match handle.flush().await {
                 Ok(_) => {}
                 Err(error) => {
-                    background::lose_data();
+                    lost_data::lose_data();
                     log::error!("cache: what was written is lost: {error}");
                 }
             }
@@ -254,7 +254,7 @@ struct Closing(Option<Arc<Store>>);
 impl Drop for Closing {
     fn drop(&mut self) {
         if self.0.as_ref().is_some_and(|store| store.is_behind()) {
-            background::lose_data();
+            lost_data::lose_data();
             log::error!("cache: the program ended before what was written had gone below");
         }
     }

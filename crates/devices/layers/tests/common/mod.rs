@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use blockhaul_block::{Contexts, Device, DeviceExt, Error, Result};
-use blockhaul_catalog::{Layer, Registry};
+use blockhaul_catalog::{Backend, Layer, LayerKind, Registry};
 use blockhaul_io::{Config, Data, Runtime};
 
 /// Runs a check on a worker.
@@ -16,9 +16,24 @@ where
     runtime.block_on(check);
 }
 
+/// Every layer, those with nbdkit's names, too: all fulfil the same contract.
+pub fn kinds() -> Vec<&'static LayerKind> {
+    let mut kinds = blockhaul_layers::all();
+    kinds.extend(blockhaul_nbdkit_devices::layers::all());
+    kinds.sort_unstable_by_key(|kind| kind.name);
+    kinds
+}
+
+/// Every storage.
+pub fn backends() -> Vec<Arc<dyn Backend>> {
+    let mut backends = blockhaul_backends::all();
+    backends.extend(blockhaul_nbdkit_devices::devices::all());
+    backends
+}
+
 /// The layer of this description.
 pub fn layer(text: &str) -> Result<Arc<dyn Layer>> {
-    Registry { layers: blockhaul_layers::all(), ..Registry::default() }.layer(text)
+    Registry { layers: kinds(), ..Registry::default() }.layer(text)
 }
 
 /// A device under layers, the last one outermost, each over the emulated device below, behind the

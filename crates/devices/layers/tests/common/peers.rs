@@ -14,8 +14,8 @@ use blockhaul_testkit::tools::{among_peers, output};
 /// A file with layers over it, the last one outermost. On a worker.
 pub async fn open(path: &Path, layers: &[&str], intent: Intent) -> Result<Stack> {
     let registry = Registry {
-        backends: blockhaul_backends::all(),
-        layers: blockhaul_layers::all(),
+        backends: crate::common::backends(),
+        layers: crate::common::kinds(),
         path: blockhaul_backends::PATH_SCHEME,
         ..Registry::default()
     };

@@ -3,15 +3,12 @@
 //! keeps what scripts depend on: formats, descriptors, exit statuses. The differences are listed in
 //! docs/coming-from-libnbd.md and docs/coming-from-nbdkit.md.
 //!
-//! - `options`: command lines as parsed by getopt_long(3). `stand_in`: output, errors and logs of
-//!   the programs, and the translation to our own commands.
-//! - `nbdcopy`, `nbdinfo`, `nbdkit`: one program each, translated to `blockhaul copy`, `blockhaul
-//!   info` and `blockhaul serve`, so that there is only one implementation of each.
+//! Crate `blockhaul_command_lines` translates their command lines to ours; here they are run.
 
 mod nbdcopy;
 mod nbdinfo;
 mod nbdkit;
-mod options;
+mod nbdkit_log;
 mod stand_in;
 
 use std::ffi::{OsStr, OsString};

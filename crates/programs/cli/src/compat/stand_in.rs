@@ -10,10 +10,6 @@ use crate::brackets::{self, Groups};
 use crate::exit::{FAILED, Failure, Outcome, joined};
 use crate::out;
 
-/// The version of libnbd whose programs are emulated, and that is printed: scripts compare it to
-/// know which options exist.
-const VERSION: &str = "1.22.2";
-
 /// A failure of a program with only one failure status.
 pub(super) fn failure(text: impl Into<String>) -> Failure {
     Failure::new(FAILED, text)
@@ -52,11 +48,6 @@ impl Log for Logger {
 pub(super) fn log_as(name: &'static str, verbose: bool) {
     // Fails only if a logger is already set, which is then used.
     let _ = log::set_boxed_logger(Box::new(Logger { name, verbose }));
-}
-
-/// The output of `--version`: the program, and the library that it belongs to.
-pub(super) fn version(name: &str) -> String {
-    format!("{name} {VERSION}\nlibnbd {VERSION}\n")
 }
 
 /// Parses words of blockhaul's own command line.

@@ -1,0 +1,47 @@
+//! The command lines of nbdkit, nbdcopy and nbdinfo, translated to those of `blockhaul serve`,
+//! `blockhaul copy` and `blockhaul info`. What scripts depend on is kept: options and their
+//! abbreviations, formats of output, versions.
+//!
+//! Nothing is run here: the program runs the translated words, so that there is only one
+//! implementation of each command. Errors are texts without the name of the program.
+
+pub mod getopt;
+pub mod nbdcopy;
+pub mod nbdinfo;
+pub mod nbdkit;
+
+use std::ffi::OsString;
+
+/// The version of libnbd whose programs are emulated, and that is printed: scripts compare it to
+/// know which options exist.
+const LIBNBD: &str = "1.22.2";
+
+/// The output of `--version`: the program, and the library that it belongs to.
+fn version(name: &str) -> String {
+    format!("{name} {LIBNBD}\nlibnbd {LIBNBD}\n")
+}
+
+/// What a command line asks for.
+#[derive(Debug)]
+pub enum Asked<T> {
+    /// To print this text on standard output.
+    Text(String),
+    /// To run this.
+    Run(T),
+}
+
+/// The output that an option of every program asks for.
+fn common(means: &str, name: &str, help: &str, options: &[getopt::Opt]) -> Option<String> {
+    match means {
+        "help" => Some(help.to_string()),
+        "version" => Some(version(name)),
+        "long-options" => Some(getopt::long_list(options)),
+        "short-options" => Some(getopt::short_list(options)),
+        _ => None,
+    }
+}
+
+/// Words in the form of a command line.
+fn words(texts: &[&str]) -> Vec<OsString> {
+    texts.iter().map(OsString::from).collect()
+}

@@ -1,0 +1,126 @@
+//! The command line of nbdcopy as that of `blockhaul copy`.
+
+mod end;
+mod facts;
+mod settings;
+
+use std::ffi::OsString;
+use std::sync::Arc;
+
+use blockhaul_catalog::brackets;
+use blockhaul_client::ServerProcess;
+
+use self::end::{End, Role};
+use self::facts::Facts;
+use self::settings::{OPTIONS, Settings};
+use crate::{Asked, common, getopt, words};
+
+const HELP: &str = "\
+Copies from and to NBD servers and files.
+
+    nbdcopy [OPTIONS] SOURCE DESTINATION
+
+This is blockhaul in the place of libnbd's nbdcopy.
+
+    SOURCE, DESTINATION     - (a pipe), a file, a block device, an NBD URI, [ CMD ARG... ]
+    DESTINATION             also null:
+
+    --allocated             make no holes
+    -C, --connections=N     connections to each side (4)
+    --destination-is-zero, --target-is-zero
+                            the destination reads as zeroes already
+    --flush                 make the destination durable before ending
+    --no-extents            do not ask the source where its holes are
+    -p, --progress[=FD]     show a bar, or print N/100 to a descriptor
+    --queue-size=SIZE       bytes in flight on each connection (16M)
+    --request-size=SIZE     bytes of a request (256K)
+    -R, --requests=N        requests in flight on each connection, at most (64)
+    -S, --sparse=SIZE       zeroes from this length on become holes; 0 to not look (4K)
+    --synchronous           one request at a time, in order
+    -T, --threads=N         threads, and connections at most; 0 for one per core
+    -v, --verbose           say what is going on
+    -V, --version           the version of nbdcopy that this one follows
+
+`blockhaul copy --help` tells of what else can be done.
+";
+
+/// A copy that nbdcopy's command line asks for.
+#[derive(Debug)]
+pub struct Copy {
+    settings: Settings,
+    source: End,
+    target: End,
+}
+
+/// Parses nbdcopy's command line.
+pub fn parse(line: &[OsString]) -> Result<Asked<Copy>, String> {
+    let (line, groups) = brackets::take(line.to_vec())?;
+    let parts =
+        getopt::parse(OPTIONS, &line).map_err(|text| format!("{text}; see nbdcopy --help"))?;
+    let mut settings = Settings::default();
+    for (means, value) in parts.options {
+        if let Some(text) = common(means, "nbdcopy", HELP, OPTIONS) {
+            return Ok(Asked::Text(text));
+        }
+        settings.set(means, value)?;
+    }
+    let [source, target] = &parts.operands[..] else {
+        return Err("give a SOURCE and a DESTINATION; see nbdcopy --help".to_string());
+    };
+    let source = End::new(source, &groups, Role::Source)?;
+    let target = End::new(target, &groups, Role::Target)?;
+    Ok(Asked::Run(Copy { settings, source, target }))
+}
+
+impl Copy {
+    /// Whether `--verbose` was given.
+    pub fn is_verbose(&self) -> bool {
+        self.settings.has("verbose")
+    }
+
+    /// What `--verbose` prints about both sides before the copy, and the servers of `[ CMD … ]`
+    /// that were started to find it out; the copy uses them, and they end when dropped.
+    pub fn described(&mut self) -> (String, Vec<Arc<ServerProcess>>) {
+        let piped = self.source.is_pipe() || self.target.is_pipe();
+        let mut started = Vec::new();
+        let source = Facts::of(&mut self.source, &mut started);
+        let mut target = Facts::of(&mut self.target, &mut started);
+        if matches!(self.target, End::Storage(_)) {
+            // A file is made as large as the source.
+            target.size = source.size;
+        }
+        let text = source.lines("src") + &target.lines("dst") + &self.settings.line(piped);
+        (text, started)
+    }
+
+    /// Puts streams with a path in the place of standard input and output.
+    pub fn take_places(&mut self) -> Result<(), String> {
+        self.source.take_place(Role::Source)?;
+        self.target.take_place(Role::Target)
+    }
+
+    /// Whether both sides are streams, whose bytes pass in order.
+    pub fn is_stream(&self) -> bool {
+        self.source.is_pipe() && self.target.is_pipe()
+    }
+
+    /// The words of `blockhaul copy`.
+    pub fn words(&self) -> Vec<OsString> {
+        let Copy { settings, source, target } = self;
+        let mut all = words(&["blockhaul", "copy"]);
+        all.extend(settings.words(target));
+        all.push("--".into());
+        all.extend(source.words(false));
+        // blockhaul copy refuses a copy onto itself, as it is hardly ever intended. nbdcopy allows
+        // it, so the target gets another path.
+        match (source, target) {
+            (End::Server(one), End::Server(other)) if one == other => {
+                all.extend(words(&["[", "blockhaul", "serve", "-f"]));
+                all.extend(target.words(false));
+                all.push("]".into());
+            }
+            _ => all.extend(target.words(source.is_pipe())),
+        }
+        all
+    }
+}

@@ -1,0 +1,241 @@
+//! Translates the options of nbdcopy to those of `blockhaul copy`.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+
+use super::end::{End, is_block_device};
+use crate::getopt::{Opt, Value, alias, opt};
+
+pub(super) const OPTIONS: &[Opt] = &[
+    opt("help", None, Value::No),
+    opt("allocated", None, Value::No),
+    opt("connections", Some(b'C'), Value::Must),
+    opt("destination-is-zero", None, Value::No),
+    opt("flush", None, Value::No),
+    opt("long-options", None, Value::No),
+    opt("no-extents", None, Value::No),
+    opt("progress", Some(b'p'), Value::May),
+    opt("queue-size", None, Value::Must),
+    opt("request-size", None, Value::Must),
+    opt("requests", Some(b'R'), Value::Must),
+    opt("short-options", None, Value::No),
+    opt("sparse", Some(b'S'), Value::Must),
+    opt("synchronous", None, Value::No),
+    alias("target-is-zero", Value::No, "destination-is-zero"),
+    opt("threads", Some(b'T'), Value::Must),
+    opt("verbose", Some(b'v'), Value::No),
+    opt("version", Some(b'V'), Value::No),
+];
+
+/// Default number of connections to each side.
+const CONNECTIONS: u32 = 4;
+/// Maximum number of requests in flight on each connection.
+const REQUESTS: u32 = 64;
+/// Options in the form of `blockhaul copy`; the last one of repeated options counts.
+#[derive(Debug, Default)]
+pub(super) struct Settings {
+    options: BTreeMap<&'static str, Option<String>>,
+    connections: Option<u32>,
+    requests: Option<u32>,
+    threads: Option<u32>,
+}
+
+impl Settings {
+    pub(super) fn set(
+        &mut self,
+        name: &'static str,
+        value: Option<OsString>,
+    ) -> Result<(), String> {
+        let Some(value) = value else {
+            self.options.insert(name, None);
+            return Ok(());
+        };
+        let text = value.to_string_lossy().into_owned();
+        let count = || {
+            text.trim().parse::<u32>().map_err(|_| format!("--{name}: {text:?} is not a number"))
+        };
+        let at_least_1 = |count: u32| match count {
+            0 => Err(format!("--{name}: at least 1")),
+            count => Ok(count),
+        };
+        let size = || {
+            blockhaul_catalog::parse_size(&text)
+                .map_err(|error| format!("--{name}: {}", error.text()))
+        };
+        let power_of_2 = |least: u64, most: u64| match size()? {
+            size if size.is_power_of_two() && (least..=most).contains(&size) => Ok(size),
+            _ => Err(format!("--{name}: {text:?} is not a power of 2 from {least} to {most}")),
+        };
+        let value = match name {
+            "connections" => {
+                self.connections = Some(at_least_1(count()?)?);
+                return Ok(());
+            }
+            "requests" => {
+                self.requests = Some(at_least_1(count()?)?);
+                return Ok(());
+            }
+            "threads" => {
+                self.threads = Some(count()?);
+                return Ok(());
+            }
+            "progress" => {
+                let fd = text.parse::<i32>().ok().filter(|fd| *fd >= 0);
+                fd.ok_or_else(|| format!("--progress: {text:?} is not a descriptor"))?.to_string()
+            }
+            "request-size" => power_of_2(
+                blockhaul_engine::MIN_REQUEST.into(),
+                blockhaul_engine::MAX_REQUEST.into(),
+            )?
+            .to_string(),
+            "sparse" => match size()? {
+                0 => "0".to_string(),
+                _ => power_of_2(512, u32::MAX.into())?.to_string(),
+            },
+            // The copy raises it to the request size. More than the maximum is no limit at all.
+            "queue-size" => size()?.clamp(1, 64 << 30).to_string(),
+            _ => return Err(format!("--{name} takes no value")),
+        };
+        self.options.insert(name, Some(value));
+        Ok(())
+    }
+
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.options.contains_key(name)
+    }
+
+    /// Connections to each side: each has its own thread in nbdcopy, so that fewer threads mean
+    /// fewer connections. Unlike there, the number of cores does not matter.
+    fn connections(&self) -> u32 {
+        let asked = self.connections.unwrap_or(CONNECTIONS);
+        match self.threads {
+            None | Some(0) => asked,
+            Some(threads) => asked.min(threads),
+        }
+    }
+
+    pub(super) fn words(&self, target: &End) -> Vec<OsString> {
+        let mut options = self.options.clone();
+        // A file is made anew, and nbdcopy then allocates all of it; here only zeroed ranges are
+        // allocated.
+        if self.has("allocated") && matches!(target, End::Storage(path) if !is_block_device(path)) {
+            options.remove("destination-is-zero");
+        }
+        options.insert("connections", Some(self.connections().min(1024).to_string()));
+        if options.contains_key("destination-is-zero") {
+            // nbdcopy trusts the user.
+            options.insert("trust", None);
+        }
+        if let Some(requests) = self.requests {
+            options.insert("requests", Some(requests.min(65536).to_string()));
+        }
+        if let Some(threads) = self.threads {
+            options.insert("threads", Some(threads.min(1024).to_string()));
+        }
+        // nbdcopy checks all bytes, shows nothing unless asked, has no timeouts, and ends with the
+        // first error.
+        options.entry("sparse").or_insert_with(|| Some("4096".to_string()));
+        options.entry("request-size").or_insert_with(|| Some("262144".to_string()));
+        options.insert("segment", Some("128m".to_string()));
+        options.insert("timeout", Some("0".to_string()));
+        options.insert("retries", Some("0".to_string()));
+        options.insert("zero-all", None);
+        if !self.has("progress") {
+            options.insert("no-progress", None);
+        }
+        let word = |(name, value): (&str, Option<String>)| match value {
+            Some(value) => format!("--{name}={value}").into(),
+            None => format!("--{name}").into(),
+        };
+        options.into_iter().map(word).collect()
+    }
+
+    /// The options as printed by `--verbose`.
+    pub(super) fn line(&self, piped: bool) -> String {
+        let alone = piped || self.has("synchronous");
+        let connections = if alone { 1 } else { self.connections() };
+        let requests = self.requests.unwrap_or(REQUESTS);
+        format!(
+            "nbdcopy: connections={connections} requests={requests} threads={connections} \
+             synchronous={alone}\n"
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::getopt;
+
+    fn settings(text: &str) -> Result<Settings, String> {
+        let words: Vec<OsString> = text.split_whitespace().map(OsString::from).collect();
+        let mut settings = Settings::default();
+        for (name, value) in getopt::parse(OPTIONS, &words)?.options {
+            settings.set(name, value)?;
+        }
+        Ok(settings)
+    }
+
+    fn words(text: &str) -> String {
+        let words: Vec<String> = settings(text)
+            .unwrap()
+            .words(&End::Null)
+            .into_iter()
+            .map(|w| w.into_string().unwrap())
+            .collect();
+        words.join(" ")
+    }
+
+    #[test]
+    fn defaults_are_nbdcopys() {
+        assert_eq!(
+            words(""),
+            "--connections=4 --no-progress --request-size=262144 --retries=0 --segment=128m \
+             --sparse=4096 --timeout=0 --zero-all"
+        );
+        let line = settings("").unwrap().line(false);
+        assert_eq!(line, "nbdcopy: connections=4 requests=64 threads=4 synchronous=false\n");
+    }
+
+    #[test]
+    fn options_become_our_own() {
+        let text = "-C 8 -R5 -T 2 --request-s=64k -S 0 --queue 1m --alloc --target --fl -p --synch";
+        assert_eq!(
+            words(text),
+            "--allocated --connections=2 --destination-is-zero --flush --progress \
+             --queue-size=1048576 --request-size=65536 --requests=5 --retries=0 --segment=128m --sparse=0 --synchronous \
+             --threads=2 --timeout=0 --trust --zero-all"
+        );
+        assert!(words("--progress=3 --progress=4").contains("--progress=4"));
+        // A file that is to be allocated is not assumed to be zero.
+        let settings_of = settings("--allocated --destination-is-zero").unwrap();
+        let file = settings_of.words(&End::Storage("x".into()));
+        assert!(file.iter().all(|word| word != "--destination-is-zero"), "{file:?}");
+        let line = settings("--synchronous -T3").unwrap().line(false);
+        assert_eq!(line, "nbdcopy: connections=1 requests=64 threads=1 synchronous=true\n");
+    }
+
+    #[test]
+    fn wrong_values_are_refused() {
+        let bad = [
+            "-C 0",
+            "-C x",
+            "-C -1",
+            "-R 0",
+            "-T x",
+            "-S 513",
+            "-S 256",
+            "-S 8G",
+            "--request-size=2k",
+            "--request-size=64m",
+            "--request-size=1.5k",
+            "--queue-size=",
+            "--progress=json",
+            "--progress=-1",
+        ];
+        for text in bad {
+            let error = settings(text).unwrap_err();
+            assert!(error.starts_with("--"), "{text}: {error}");
+        }
+    }
+}

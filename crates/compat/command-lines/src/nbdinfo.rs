@@ -1,0 +1,133 @@
+//! The command line of nbdinfo as that of `blockhaul info`.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+
+use blockhaul_catalog::{Spec, brackets};
+
+use crate::getopt::{self, Opt, Value, alias, opt};
+use crate::{Asked, common, words};
+
+/// nbdinfo's options.
+pub const OPTIONS: &[Opt] = &[
+    opt("help", None, Value::No),
+    opt("can", None, Value::Must),
+    opt("cannot", None, Value::Must),
+    alias("can-not", Value::Must, "cannot"),
+    alias("cant", Value::Must, "cannot"),
+    opt("color", None, Value::No),
+    alias("colors", Value::No, "color"),
+    alias("colour", Value::No, "color"),
+    alias("colours", Value::No, "color"),
+    opt("no-color", None, Value::No),
+    alias("no-colors", Value::No, "no-color"),
+    alias("no-colour", Value::No, "no-color"),
+    alias("no-colours", Value::No, "no-color"),
+    opt("content", None, Value::No),
+    opt("no-content", None, Value::No),
+    alias("has", Value::Must, "can"),
+    alias("hasnot", Value::Must, "cannot"),
+    alias("has-not", Value::Must, "cannot"),
+    alias("hasnt", Value::Must, "cannot"),
+    alias("have", Value::Must, "can"),
+    alias("havent", Value::Must, "cannot"),
+    alias("havenot", Value::Must, "cannot"),
+    alias("have-not", Value::Must, "cannot"),
+    alias("is", Value::Must, "can"),
+    alias("isnot", Value::Must, "cannot"),
+    alias("is-not", Value::Must, "cannot"),
+    alias("isnt", Value::Must, "cannot"),
+    opt("json", None, Value::No),
+    opt("list", Some(b'L'), Value::No),
+    opt("long-options", None, Value::No),
+    opt("map", None, Value::May),
+    opt("short-options", None, Value::No),
+    opt("size", None, Value::No),
+    alias("total", Value::No, "totals"),
+    opt("totals", None, Value::No),
+    opt("uri", None, Value::No),
+    opt("version", Some(b'V'), Value::No),
+];
+
+const HELP: &str = "\
+Shows what NBD servers export.
+
+    nbdinfo [OPTIONS] NBD-URI | [ CMD ARG... ]
+
+This is blockhaul in the place of libnbd's nbdinfo.
+
+    --json                  print JSON
+    -L, --list              all exports of the server
+    --size                  only the size in bytes
+    --uri                   only the canonical URI
+    --map[=CONTEXT]         which parts hold data, or what another context tells
+    --totals                with --map: how much there is of each
+    --can X, --is X, --has X, --cannot X, --isnt X, ...
+                            answer by the exit status: 0 for yes, 2 for no
+    --content, --no-content guess what the export holds, or do not
+    --color, --no-color     use colours, or none
+    -V, --version           the version of nbdinfo that this one follows
+
+`blockhaul info --help` tells more.
+";
+
+/// Query options; only one at a time is allowed.
+const QUESTIONS: &[&str] = &["can", "cannot", "list", "map", "size", "uri"];
+
+/// Options of which the later one counts.
+const OPPOSITES: &[(&str, &str)] = &[("color", "no-color"), ("content", "no-content")];
+
+/// The words of `blockhaul info` for these of nbdinfo.
+pub fn translate(line: &[OsString]) -> Result<Asked<Vec<OsString>>, String> {
+    let (line, groups) = brackets::take(line.to_vec())?;
+    let parts =
+        getopt::parse(OPTIONS, &line).map_err(|text| format!("{text}; see nbdinfo --help"))?;
+    let mut settings: BTreeMap<&str, Option<OsString>> = BTreeMap::new();
+    for (means, value) in parts.options {
+        if let Some(text) = common(means, "nbdinfo", HELP, OPTIONS) {
+            return Ok(Asked::Text(text));
+        }
+        for (one, other) in OPPOSITES {
+            if means == *one || means == *other {
+                settings.remove(if means == *one { other } else { one });
+            }
+        }
+        settings.insert(means, value);
+    }
+    let asked: Vec<&&str> = QUESTIONS.iter().filter(|name| settings.contains_key(**name)).collect();
+    if let [one, other, ..] = asked[..] {
+        return Err(format!("--{one} and --{other} exclude each other"));
+    }
+    if settings.contains_key("totals") && !settings.contains_key("map") {
+        return Err("--totals needs --map".to_string());
+    }
+    let [export] = &parts.operands[..] else {
+        return Err("give one NBD URI or one [ CMD ARG... ]; see nbdinfo --help".to_string());
+    };
+    let mut own = words(&["blockhaul", "info"]);
+    for (name, value) in settings {
+        let mut word = OsString::from(format!("--{name}"));
+        if let Some(value) = value {
+            word.push("=");
+            word.push(value);
+        }
+        own.push(word);
+    }
+    own.push("--".into());
+    match groups.spec(export).map_err(|error| error.to_string())? {
+        Spec::Command(command) => {
+            own.push("[".into());
+            own.extend(command);
+            own.push("]".into());
+        }
+        _ if export.to_str().is_some_and(blockhaul_wire::uri::is_uri) => own.push(export.clone()),
+        _ => {
+            return Err(format!(
+                "{} is no NBD URI; those start with nbd:// or nbd+unix:// (blockhaul info takes \
+                 files, too)",
+                export.display()
+            ));
+        }
+    }
+    Ok(Asked::Run(own))
+}

@@ -1,0 +1,228 @@
+//! The command line of nbdkit as that of `blockhaul serve`.
+//!
+//! - `line`: the command line. `plugins`, `filters`: which become a device or a layer, and which
+//!   are hosted; `natives`: parameters of plugins as options of devices.
+
+mod filters;
+mod line;
+mod natives;
+mod plugins;
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+pub use line::{IN_BACKGROUND, Line, Log, OPTIONS, Parameter};
+
+use crate::words;
+
+/// The emulated version of nbdkit, which scripts compare.
+pub const VERSION: &str = "1.42.3";
+
+/// The output of `--help`, without the parts of plugin and filters.
+pub const HELP: &str = "\
+Serves a block device made by a plugin to NBD clients.
+
+    nbdkit [OPTIONS] PLUGIN [[KEY=]VALUE…]
+    nbdkit --dump-config
+    nbdkit PLUGIN --dump-plugin
+
+This is blockhaul in the place of nbdkit.
+
+    -4, --ipv4-only; -6, --ipv6-only
+                            listen on addresses of one family
+    -D, --debug=NAME.FLAG=N set a global variable of a plugin or filter
+    -e, --exportname=NAME   the name in $uri and --print-uri
+    --exit-with-parent      end when the process that started this one ends
+    --filter=FILTER         put a filter over the plugin; the first is outermost
+    -f, --foreground        stay in the foreground
+    -g, --group=GROUP; -u, --user=USER
+                            change to this group and user when listening
+    -i, --ipaddr=ADDR; -p, --port=PORT
+                            listen on TCP
+    --log=stderr|syslog|null
+                            where errors go
+    --mask-handshake=MASK, --no-mc, --no-sr
+                            offer less, for tests of clients
+    -n, --newstyle          greet clients as is usual (default)
+    -o, --oldstyle          greet clients that know no negotiation
+    -P, --pidfile=FILE      write the process id when ready
+    --print-uri             print the URI for clients
+    -r, --readonly          let nobody change anything
+    --run=COMMAND           run a command while serving; it sees $uri, $unixsocket, $port, $exportname
+    --selinux-label=LABEL   label of the sockets that are listened on
+    -s, --single            serve the client at standard input and output
+    --swap                  keep all memory
+    -t, --threads=N         calls of a plugin at the same time
+    --timeout=TIME          what a client has for the handshake
+    --tls=off|on|require, --tls-certificates=DIR, --tls-psk=FILE, --tls-verify-peer
+    -U, --unix=SOCKET       listen on a Unix socket; - for a private one
+    -v, --verbose           say what is going on
+    -V, --version           the version of nbdkit that this one follows
+    --vsock                 listen for virtual machines, on --port
+
+`blockhaul serve --help` tells of what else can be done.
+";
+
+/// What the translation needs to know about the program that runs the words.
+pub struct Host<'a> {
+    /// Whether a layer or gate with these parameters is valid.
+    pub known: &'a dyn Fn(&str) -> bool,
+    /// The folder of nbdkit's plugins.
+    pub plugins: PathBuf,
+    /// The folder of nbdkit's filters.
+    pub filters: PathBuf,
+}
+
+impl Host<'_> {
+    fn installed(&self, filter: &str) -> bool {
+        self.filters.join(format!("nbdkit-{filter}-filter.so")).exists()
+    }
+}
+
+/// The equivalent command line of `blockhaul serve`.
+pub fn serve_words(mut line: Line, in_background: bool, host: &Host<'_>) -> Vec<OsString> {
+    let mut words = words(&["blockhaul", "serve"]);
+    words.extend(std::mem::take(&mut line.serve));
+    // Scripts compare flags and error texts of clients with nbdkit's.
+    let like_nbdkit =
+        ["--any-name", "--no-extended", "--no-block-sizes", "--hangup-stops", "--no-locks"];
+    words.extend(like_nbdkit.map(OsString::from));
+    // nbdkit's limit for reads and writes.
+    words.push("--limit=payload=64M".into());
+    if line.verbose {
+        // In nbdkit's format.
+        words.push("--trace".into());
+    }
+    words.push(if in_background { "--in-background" } else { "--foreground" }.into());
+    // The first filter is outermost and the first to be offered parameters. From the first hosted
+    // one on all are hosted, as a hosted one calls the next.
+    let mut filters = std::mem::take(&mut line.filters);
+    filters::drop_idle(&mut filters, &mut line.parameters);
+    let mut layers = Vec::new();
+    let mut hosted: &[String] = &[];
+    let flags = line.debug.iter().any(|(name, _, _)| name != "nbdkit");
+    for (index, filter) in filters.iter().enumerate() {
+        let layer = match flags {
+            true => None,
+            // If scripts can see a difference, use nbdkit's own filter, if it is installed.
+            false if filters::differs(filter) && host.installed(filter) => None,
+            false => filters::layer(filter, &mut line.parameters, host.known),
+        };
+        let Some(layer) = layer else {
+            hosted = &filters[index..];
+            break;
+        };
+        layers.push(layer);
+    }
+    words.extend(layers.iter().rev().map(|layer| format!("--layer={layer}").into()));
+    // Only the plugin checks later, per client, whether another user may write to a file; not if it
+    // is already open.
+    let is_user = |word: &OsString| word.as_encoded_bytes().starts_with(b"--user=");
+    let is_fd = |(key, _): &line::Parameter| key.as_deref() == Some("fd");
+    let as_other = matches!(line.plugin.as_deref(), Some("file" | "split"))
+        && words.iter().any(is_user)
+        && !line.parameters.iter().any(is_fd);
+    let native = match hosted.is_empty() && !flags && !as_other {
+        true => plugins::native(&line),
+        false => None,
+    };
+    if let (Some(threads), Some(_)) = (line.threads, &native) {
+        words.push(format!("--threads={}", threads.min(65_536)).into());
+    }
+    if let (Some(plugin), Some(_)) = (line.plugin.as_deref(), &native) {
+        if ["file", "split"].contains(&plugin) {
+            // The plugins open their files for each client.
+            words.push("--per-client".into());
+        }
+        if let Some(preferred) = plugins::preferred_block(plugin) {
+            words.push(format!("--preferred-block={preferred}").into());
+        }
+    }
+    words.push("--".into());
+    words.push(native.unwrap_or_else(|| plugins::hosted(&line, hosted)));
+    words
+}
+
+/// The output of `--dump-config`.
+pub fn dump_config(host: &Host<'_>) -> String {
+    let program = std::env::current_exe().unwrap_or_else(|_| "/usr/bin/blockhaul".into());
+    let folder = |path: &Path| path.parent().map(Path::to_path_buf).unwrap_or_default();
+    let bin = folder(&program).display().to_string();
+    let Host { plugins, filters, .. } = host;
+    let lib = folder(&folder(plugins)).display().to_string();
+    let (major, minor) = VERSION.split_once('.').unwrap_or((VERSION, "0"));
+    let minor = minor.split('.').next().unwrap_or("0");
+    let rows: &[(&str, &str)] = &[
+        ("binary", &program.display().to_string()),
+        ("bindir", &bin),
+        ("exit_with_parent", "yes"),
+        ("filterdir", &filters.display().to_string()),
+        ("host_cpu", std::env::consts::ARCH),
+        ("host_os", "linux-gnu"),
+        ("libdir", &lib),
+        ("mandir", "/usr/share/man"),
+        ("max_api_version", "2"),
+        ("name", "nbdkit"),
+        ("plugindir", &plugins.display().to_string()),
+        ("root_tls_certificates_dir", "/etc/pki/nbdkit"),
+        ("run_default_socket", "Unix"),
+        ("sbindir", &bin),
+        ("selinux", "no"),
+        ("soext", "so"),
+        ("sysconfdir", "/etc"),
+        ("timeout_option", "yes"),
+        ("tls", "yes"),
+        ("version", VERSION),
+        ("version_major", major),
+        ("version_minor", minor),
+        ("vsock_option", "yes"),
+        ("zstd", "yes"),
+    ];
+    rows.iter().map(|(key, value)| format!("{key}={value}\n")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn device(text: &str) -> (String, Vec<String>) {
+        let words: Vec<OsString> = text.split_whitespace().map(OsString::from).collect();
+        let known = |layer: &str| ["offset", "readonly"].iter().any(|name| layer.starts_with(name));
+        let folder = PathBuf::from("/no/such/folder");
+        let host = Host { known: &known, plugins: folder.clone(), filters: folder };
+        let words = serve_words(Line::parse(&words).unwrap(), false, &host);
+        let words: Vec<String> =
+            words.into_iter().map(|word| word.into_string().unwrap()).collect();
+        let layers = words.iter().filter_map(|word| word.strip_prefix("--layer="));
+        (words.last().unwrap().clone(), layers.map(str::to_string).collect())
+    }
+
+    #[test]
+    fn what_is_understood_is_native_and_the_rest_is_hosted() {
+        assert_eq!(device("memory 1G").0, "memory:1G");
+        assert_eq!(
+            device("memory size=1G allocator=malloc").0,
+            "nbdkit:memory?size=1G&allocator=malloc"
+        );
+        assert_eq!(device("null").0, "null:0");
+        assert_eq!(device("pattern 1M").0, "nbdkit:pattern?1M");
+        assert_eq!(device("-r pattern 1M").0, "pattern:1M");
+        assert_eq!(device("-t 4 sh script").0, "nbdkit:sh?@threads=4&script");
+        assert_eq!(device("./x.so a=b%").0, "nbdkit:./x.so?a=b%25");
+    }
+
+    #[test]
+    fn filters_are_layers_from_the_outside_as_far_as_they_can_be() {
+        let (device, layers) =
+            device("--filter=offset --filter=readonly memory 1M offset=1k range=2k");
+        assert_eq!(
+            (device.as_str(), layers),
+            ("memory:1M", vec!["readonly".to_string(), "offset?offset=1k&range=2k".to_string()])
+        );
+        let (device, layers) = super::tests::device(
+            "--filter=readonly --filter=what --filter=offset memory 1M offset=1",
+        );
+        assert_eq!(layers, ["readonly"]);
+        assert_eq!(device, "nbdkit:memory?@filter=what&@filter=offset&1M&offset=1");
+    }
+}

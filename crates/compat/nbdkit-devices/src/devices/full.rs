@@ -1,0 +1,66 @@
+//! `full:SIZE`: reads as zeroes, and writes fail for lack of space.
+
+use std::sync::Arc;
+
+use blockhaul_block::{Can, Device, Error, Facts, Kind, Op, Pending, Reply, Request, Result};
+use blockhaul_catalog::{Backend, Opened, Opening, Target};
+
+use blockhaul_backends::support::operand;
+
+/// The backend `full:SIZE`.
+pub struct Full;
+
+impl Backend for Full {
+    fn schemes(&self) -> &'static [&'static str] {
+        &["full"]
+    }
+
+    fn operand(&self) -> &'static str {
+        "SIZE"
+    }
+
+    fn summary(&self) -> &'static str {
+        "zeroes; every write fails for lack of space, to test what clients do then"
+    }
+
+    fn example(&self) -> &'static str {
+        r#"
+blockhaul serve full:64M --run 'blockhaul copy sample:64M "$uri" || echo as it should'
+"#
+    }
+
+    fn open(&self, target: Target) -> Opening<Opened> {
+        Box::pin(std::future::ready(open(&target)))
+    }
+}
+
+fn open(target: &Target) -> Result<Opened> {
+    let size = match target.intent.target_size {
+        Some(wanted) => operand::optional_size(target)?.unwrap_or(wanted),
+        None => operand::size(target)?,
+    };
+    let facts = Facts {
+        can: Can::WRITE | Can::FLUSH | Can::CACHE | Can::MULTI_CONN,
+        ..Facts::new(operand::name(target), size)
+    };
+    Ok(Opened::from(Arc::new(FullDevice(Arc::new(facts))) as Arc<dyn Device>))
+}
+
+struct FullDevice(Arc<Facts>);
+
+impl Device for FullDevice {
+    fn facts(&self) -> Arc<Facts> {
+        self.0.clone()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        match request.op {
+            Op::Read(_) => Pending::ready(Ok(Reply::Hole)),
+            Op::Write(_) | Op::Zero | Op::Trim => {
+                Error::new(Kind::NoSpace, "the device is always full").into()
+            }
+            Op::Flush | Op::Cache => Pending::ready(Ok(Reply::Done)),
+            Op::Extents(_) => Error::new(Kind::Invalid, "the device has no extents").into(),
+        }
+    }
+}

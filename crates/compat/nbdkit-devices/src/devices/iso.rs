@@ -1,0 +1,125 @@
+//! `iso:FOLDER`: a CD with the contents of directories, made by xorriso, genisoimage or mkisofs.
+
+use std::fs::File;
+use std::path::Path;
+use std::process::Command;
+
+use blockhaul_block::{Error, Kind, Result};
+use blockhaul_catalog::{Backend, Intent, Opened, Opening, Param, ParamKind, Target};
+
+use crate::devices::made::{self, Folder};
+use blockhaul_backends::support::{operand, split};
+
+/// Programs that can make it; the first one found is used.
+const PROGRAMS: [&str; 3] = ["xorriso", "genisoimage", "mkisofs"];
+
+/// The backend `iso:FOLDER`.
+pub struct Iso;
+
+impl Backend for Iso {
+    fn schemes(&self) -> &'static [&'static str] {
+        &["iso"]
+    }
+
+    fn operand(&self) -> &'static str {
+        "FOLDER,FOLDER…"
+    }
+
+    fn summary(&self) -> &'static str {
+        "a CD with what is in folders, as xorriso, genisoimage or mkisofs makes it in $TMPDIR or \
+         /var/tmp; a folder whose name has a comma is given as dir=NAME, which can be repeated; \
+         read-only"
+    }
+
+    fn example(&self) -> &'static str {
+        r#"
+mkdir files && echo hello > files/hello.txt
+blockhaul copy 'iso:files?params=-JrT' files.iso
+"#
+    }
+
+    fn params(&self) -> &'static [Param] {
+        const {
+            &[
+                Param {
+                    name: "params",
+                    kind: ParamKind::Text,
+                    default: None,
+                    doc: "Options for the program, as a shell reads them: '-JrT -V \"My disk\"' keeps \
+                          long names.",
+                },
+                Param {
+                    name: "prog",
+                    kind: ParamKind::Text,
+                    default: None,
+                    doc: "The program; without it the first of the three that there is.",
+                },
+            ]
+        }
+    }
+
+    fn takes_others(&self) -> bool {
+        true
+    }
+
+    fn open(&self, target: Target) -> Opening<Opened> {
+        Box::pin(async move {
+            operand::source_only(&target)?;
+            let name = operand::name(&target);
+            let made = blockhaul_io::offload(move || make(&target)).await;
+            let folder = made.map_err(|_| Error::new(Kind::Io, "iso: was not made"))??;
+            let disk = folder.disk();
+            let file = disk.to_str().ok_or_else(|| wrong("the temporary folder is not UTF-8"))?;
+            // The file stays while it is open; the directory is removed.
+            split::join("iso", name, vec![split::file(file, Intent::READ).await?])
+        })
+    }
+}
+
+fn wrong(text: impl std::fmt::Display) -> Error {
+    Error::new(Kind::Usage, format!("iso: {text}"))
+}
+
+fn make(target: &Target) -> Result<Folder> {
+    let mut folders: Vec<&str> =
+        target.text()?.split(',').filter(|folder| !folder.is_empty()).collect();
+    for (key, value) in target.args.others() {
+        match key.as_str() {
+            "dir" => folders.push(value),
+            key => {
+                let text = format!("unknown option {key:?}; known are dir, params, prog");
+                return Err(wrong(text));
+            }
+        }
+    }
+    if folders.is_empty() {
+        return Err(wrong("has no folder: write iso:FOLDER"));
+    }
+    let program = match target.args.text("prog") {
+        Some(program) => program,
+        None => PROGRAMS.into_iter().find(|program| made::have(program)).ok_or_else(|| {
+            let text = format!("none of {} is installed", PROGRAMS.join(", "));
+            Error::new(Kind::NotFound, format!("iso: {text}: install one, or name it with prog="))
+        })?,
+    };
+    let folder = Folder::new()?;
+    let out = File::create_new(folder.disk());
+    let out = out.map_err(|error| Error::system("cannot make the file of the CD", error))?;
+    let mut command = Command::new("/bin/sh");
+    let params = target.args.text("params").unwrap_or_default();
+    // Makes xorriso parse its command line as the others do.
+    let kind = match Path::new(program).file_name().is_some_and(|name| name == "xorriso") {
+        true => "-as mkisofs",
+        false => "",
+    };
+    command.arg("-c").arg(format!("exec \"$0\" {kind} -quiet {params} \"$@\"")).arg(program);
+    for name in folders {
+        // An absolute path cannot be mistaken for an option.
+        let path = std::fs::canonicalize(name);
+        let path =
+            path.map_err(|error| Error::system(format!("cannot open the folder {name}"), error))?;
+        command.arg(path);
+    }
+    made::run(command.stdout(out), program)?;
+    Ok(folder)
+}

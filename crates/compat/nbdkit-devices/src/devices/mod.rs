@@ -1,0 +1,37 @@
+//! Devices that nbdkit has as plugins.
+
+mod data;
+mod fixed;
+mod floppy;
+mod full;
+mod info;
+mod iso;
+mod linuxdisk;
+mod made;
+mod ondemand;
+mod ones;
+mod partitioning;
+mod sparse_random;
+mod table;
+mod tmpdisk;
+
+use std::sync::Arc;
+
+use blockhaul_catalog::Backend;
+
+/// Every device of this crate, for a [`blockhaul_catalog::Registry`].
+pub fn all() -> Vec<Arc<dyn Backend>> {
+    vec![
+        Arc::new(data::Data),
+        Arc::new(ones::Ones),
+        Arc::new(full::Full),
+        Arc::new(partitioning::Partitioning),
+        Arc::new(sparse_random::SparseRandom),
+        Arc::new(info::Info),
+        Arc::new(tmpdisk::Tmpdisk),
+        Arc::new(ondemand::Ondemand),
+        Arc::new(floppy::Floppy),
+        Arc::new(iso::Iso),
+        Arc::new(linuxdisk::Linuxdisk),
+    ]
+}

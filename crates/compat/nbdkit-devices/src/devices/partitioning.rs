@@ -1,0 +1,318 @@
+//! `partitioning:DEVICE,DEVICE…`: a disk with a partition for each file or other device, like
+//! nbdkit's plugin of that name: the same layout and the same partition tables, except for random
+//! GUIDs.
+
+use std::sync::Arc;
+
+use blockhaul_block::{Device, Error, Kind, Result};
+use blockhaul_catalog::{
+    Args, Backend, Opened, Opening, Param, ParamKind, Target, parse_number, parse_size,
+};
+
+use crate::devices::fixed;
+use crate::devices::table::{self, Guid, SECTOR};
+use blockhaul_backends::support::split;
+
+/// Maximum number of files: each needs a descriptor.
+const FILES_MAX: usize = 1000;
+/// Default and maximum alignment of partitions, in bytes.
+const ALIGNMENT: u64 = 1 << 20;
+/// Total size of files from which on a disk needs a GPT: the limit of an MBR, minus gaps.
+const MBR_MAX: u64 = u32::MAX as u64 * SECTOR - 5 * ALIGNMENT;
+/// Maximum number of partitions of an MBR without logical ones.
+const PRIMARY: usize = 4;
+/// Default partition type in an MBR: Linux.
+const LINUX: u8 = 0x83;
+
+/// The backend `partitioning:DEVICE,DEVICE…`.
+pub struct Partitioning;
+
+impl Backend for Partitioning {
+    fn schemes(&self) -> &'static [&'static str] {
+        &["partitioning"]
+    }
+
+    fn operand(&self) -> &'static str {
+        "DEVICE,DEVICE…"
+    }
+
+    fn summary(&self) -> &'static str {
+        "a disk with a partition for each file or other device: paths, or descriptions as on the command \
+         line, in which %3f is a question mark. One that has a comma is given as file=DEVICE, which can be \
+         repeated, with %26 for &; %25 is a percent sign. Options that differ between partitions take a list: \
+         mbr-id=0x83,0x82, whose last value counts for all that follow. The tables cannot be changed"
+    }
+
+    fn example(&self) -> &'static str {
+        r#"
+blockhaul copy sample:8M boot.raw && blockhaul copy sample:64M root.raw
+blockhaul copy 'partitioning:boot.raw,root.raw?partition-type=gpt' disk.raw
+blockhaul copy 'partitioning:boot.raw,zero:1M?file=split:boot.raw%2croot.raw' three.raw
+"#
+    }
+
+    fn params(&self) -> &'static [Param] {
+        const {
+            &[
+                Param {
+                    name: "partition-type",
+                    kind: ParamKind::Choice(&["mbr", "dos", "gpt"]),
+                    default: None,
+                    doc: "Kind of partition table; without it GPT for more than four files or 2 TiB, \
+                          and else MBR.",
+                },
+                Param {
+                    name: "alignment",
+                    kind: ParamKind::Text,
+                    default: Some("1M"),
+                    doc: "Partitions start at multiples of this, 512 to 1M.",
+                },
+                Param {
+                    name: "mbr-id",
+                    kind: ParamKind::Text,
+                    default: Some("default"),
+                    doc: "Type of a partition in an MBR; default is 0x83, Linux.",
+                },
+                Param {
+                    name: "type-guid",
+                    kind: ParamKind::Text,
+                    default: Some("default"),
+                    doc: "Type of a partition in a GPT; default is that of Linux filesystem data.",
+                },
+            ]
+        }
+    }
+
+    fn takes_others(&self) -> bool {
+        true
+    }
+
+    fn open(&self, target: Target) -> Opening<Opened> {
+        Box::pin(async move { open(&target).await })
+    }
+}
+
+/// A file and the settings of its partition.
+struct File {
+    name: String,
+    device: Arc<dyn Device>,
+    size: u64,
+    alignment: u64,
+    id: u8,
+    kind: Guid,
+}
+
+fn wrong(text: impl Into<String>) -> Error {
+    Error::new(Kind::Usage, format!("partitioning: {}", text.into()))
+}
+
+async fn open(target: &Target) -> Result<Opened> {
+    if target.intent.target_size.is_some() {
+        return Err(wrong("cannot be made to fit a copy: copy to a file, or serve it"));
+    }
+    let mut names: Vec<&str> = target.text()?.split(',').filter(|name| !name.is_empty()).collect();
+    for (key, value) in target.args.others() {
+        match key.as_str() {
+            "file" => names.push(value),
+            key => {
+                return Err(wrong(format!(
+                    "unknown option {key:?}; known are file, partition-type, alignment, mbr-id, \
+                     type-guid"
+                )));
+            }
+        }
+    }
+    if names.is_empty() {
+        return Err(wrong("needs files: partitioning:FILE,FILE"));
+    }
+    if names.len() > FILES_MAX {
+        return Err(wrong(format!("more than {FILES_MAX} files")));
+    }
+    let alignments = List::of(&target.args, "alignment", names.len(), alignment)?;
+    let ids = List::of(&target.args, "mbr-id", names.len(), id)?;
+    let kinds = List::of(&target.args, "type-guid", names.len(), kind)?;
+    let mut files = Vec::with_capacity(names.len());
+    for (index, name) in names.into_iter().enumerate() {
+        let device = split::part("partitioning", index + 1, name, target).await?;
+        let size = device.facts().size;
+        if size == 0 {
+            return Err(wrong(format!("{name} is empty, and a partition cannot be")));
+        }
+        files.push(File {
+            name: name.to_string(),
+            device,
+            size,
+            alignment: alignments.at(index),
+            id: ids.at(index),
+            kind: kinds.at(index),
+        });
+    }
+    let total = files.iter().try_fold(0_u64, |sum, file| sum.checked_add(file.size));
+    let small = total.is_some_and(|total| total <= MBR_MAX);
+    let gpt = match target.args.text("partition-type") {
+        Some("gpt") => true,
+        Some(_) if small => false,
+        Some(_) => return Err(wrong("an MBR is limited to 2 TiB: use partition-type=gpt")),
+        None => !small || files.len() > PRIMARY,
+    };
+    let what =
+        if files.iter().all(|file| split::is_path(&file.name)) { "files" } else { "devices" };
+    let name = format!("partitioning of {} {what}", files.len());
+    split::join("partitioning", name, if gpt { with_gpt(files)? } else { with_mbr(files)? })
+}
+
+/// The parts of a disk with a GPT and this device as its only partition, of type Linux.
+pub(crate) fn alone(device: Arc<dyn Device>) -> Result<Vec<Arc<dyn Device>>> {
+    let size = device.facts().size;
+    let (name, kind) = (String::new(), Guid::LINUX);
+    with_gpt(vec![File { name, device, size, alignment: ALIGNMENT, id: LINUX, kind }])
+}
+
+/// Values for partitions, the last one for all that follow.
+struct List<T>(Vec<T>);
+
+impl<T: Copy> List<T> {
+    fn of(args: &Args, name: &str, files: usize, value: fn(&str) -> Result<T>) -> Result<List<T>> {
+        let text = args.text(name).unwrap_or_default();
+        let values: Vec<T> = text.split(',').map(value).collect::<Result<_>>()?;
+        if values.len() > files {
+            let text = format!("{name} has {} values for {files} files", values.len());
+            return Err(wrong(text));
+        }
+        Ok(List(values))
+    }
+
+    fn at(&self, index: usize) -> T {
+        self.0[index.min(self.0.len() - 1)]
+    }
+}
+
+fn alignment(text: &str) -> Result<u64> {
+    let bytes = parse_size(text).map_err(|error| wrong(format!("alignment: {}", error.text())))?;
+    match (SECTOR..=ALIGNMENT).contains(&bytes) && bytes % SECTOR == 0 {
+        true => Ok(bytes),
+        false => Err(wrong(format!("alignment {text} is not a multiple of 512 from 512 to 1M"))),
+    }
+}
+
+fn id(text: &str) -> Result<u8> {
+    if text.eq_ignore_ascii_case("default") {
+        return Ok(LINUX);
+    }
+    parse_number(text)
+        .map_err(|_| wrong(format!("mbr-id {text:?} is not a type: write 0x00 to 0xff")))
+}
+
+fn kind(text: &str) -> Result<Guid> {
+    if text.eq_ignore_ascii_case("default") {
+        return Ok(Guid::LINUX);
+    }
+    Guid::parse(text).ok_or_else(|| wrong(format!("type-guid {text:?} is not a GUID")))
+}
+
+/// A disk being assembled, and its current length.
+#[derive(Default)]
+struct Disk {
+    parts: Vec<Arc<dyn Device>>,
+    size: u64,
+}
+
+impl Disk {
+    fn push(&mut self, device: Arc<dyn Device>) -> Result<()> {
+        let end = self.size.checked_add(device.facts().size);
+        // Leave space for a table after it, and for rounding.
+        let end = end.filter(|&end| end < i64::MAX as u64 - (1 << 30));
+        self.size = end.ok_or_else(|| wrong("the disk is larger than 2^63 - 1 bytes"))?;
+        self.parts.push(device);
+        Ok(())
+    }
+
+    /// Zeroes up to the next multiple.
+    fn align(&mut self, to: u64) -> Result<()> {
+        match self.size.next_multiple_of(to) - self.size {
+            0 => Ok(()),
+            len => self.push(fixed::zeroes("the space between partitions", len)),
+        }
+    }
+
+    /// Adds a partition; returns its first byte, and its end.
+    fn partition(&mut self, file: &File) -> Result<(u64, u64)> {
+        self.align(file.alignment)?;
+        let start = self.size;
+        self.push(file.device.clone())?;
+        let end = self.size;
+        self.align(SECTOR)?;
+        Ok((start, end))
+    }
+}
+
+/// A placeholder for a table that is made when the disk is complete.
+fn later() -> Arc<dyn Device> {
+    table_device(vec![0; SECTOR as usize])
+}
+
+fn table_device(bytes: Vec<u8>) -> Arc<dyn Device> {
+    fixed::bytes("the partition table", bytes)
+}
+
+fn with_gpt(files: Vec<File>) -> Result<Vec<Arc<dyn Device>>> {
+    let (before, behind) = table::gpt_len(files.len());
+    let mut disk = Disk::default();
+    disk.push(fixed::zeroes("the partition table", before))?;
+    let mut entries = Vec::with_capacity(files.len());
+    for (index, file) in files.into_iter().enumerate() {
+        let (start, end) = disk.partition(&file)?;
+        entries.push(table::Entry {
+            kind: file.kind,
+            unique: Guid::random()?,
+            sectors: (start / SECTOR, (end - 1) / SECTOR),
+            bootable: index == 0,
+            name: file.name,
+        });
+    }
+    let (first, second) = table::gpt(&entries, disk.size + behind)?;
+    disk.push(table_device(second))?;
+    disk.parts[0] = table_device(first);
+    Ok(disk.parts)
+}
+
+fn with_mbr(files: Vec<File>) -> Result<Vec<Arc<dyn Device>>> {
+    let mut disk = Disk::default();
+    let mut mbr = table::boot_sector();
+    disk.push(later())?;
+    let logical = if files.len() > PRIMARY { PRIMARY - 1 } else { files.len() };
+    // For each logical partition: the position of its record, among the parts and on the disk, and
+    // its own.
+    let mut records: Vec<(usize, u64, (u64, u64))> = Vec::new();
+    for (index, file) in files.iter().enumerate() {
+        let record = (disk.parts.len(), disk.size);
+        if index >= logical {
+            disk.push(later())?;
+        }
+        let place = disk.partition(file)?;
+        match index < logical {
+            true => table::mbr_entry(&mut mbr, index, file.id, index == 0, sectors(place))?,
+            false => records.push((record.0, record.1, place)),
+        }
+    }
+    if let Some(&(_, extended, _)) = records.first() {
+        table::mbr_extended(&mut mbr, logical, sectors((extended, disk.size)))?;
+        for (index, &(part, at, (start, end))) in records.iter().enumerate() {
+            let mut record = table::boot_sector();
+            let id = files[logical + index].id;
+            table::mbr_entry(&mut record, 0, id, false, sectors((start - at, end - at)))?;
+            if let Some(&(_, next, (_, end))) = records.get(index + 1) {
+                let place = (next - extended, end - extended);
+                table::mbr_extended(&mut record, 1, sectors(place))?;
+            }
+            disk.parts[part] = table_device(record);
+        }
+    }
+    disk.parts[0] = table_device(mbr);
+    Ok(disk.parts)
+}
+
+/// First sector and number of sectors of a range of bytes that starts at a sector.
+fn sectors((start, end): (u64, u64)) -> (u64, u64) {
+    (start / SECTOR, (end - start).div_ceil(SECTOR))
+}

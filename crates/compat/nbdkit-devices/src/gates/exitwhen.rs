@@ -1,0 +1,203 @@
+//! `exitwhen`: stops the server when an external event has happened and all clients have
+//! disconnected.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use blockhaul_block::{Error, Kind, Result};
+use blockhaul_catalog::{Args, Client, Gate, GateKind, ParamKind, Shutdown, parse_number};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::{Guest, Rule, gate};
+use blockhaul_layers::support::{param, param_or, usage};
+
+/// Exit status of a script that reports the event (nbdkit's exitwhen filter).
+const SCRIPT_SAYS_SO: i32 = 88;
+
+/// The gate `exitwhen`.
+pub static EXITWHEN: GateKind = GateKind {
+    name: "exitwhen",
+    summary: "ends the server when something happens and the clients have left",
+    manual: "When one of the events has happened, new clients are sent away, and the server stops, as \
+by SIGTERM, when no client is connected any more. It looks every `exit-when-poll`, and whenever a \
+client comes. Events, each of which may be a list separated by commas: a file is there, a file is gone, \
+the other end of an inherited pipe (a descriptor's number) is closed, a process (its number) is gone. A \
+script, run by /bin/sh, says that the time has come with exit status 88.",
+    example: r#"
+blockhaul serve -U until.sock zero:1G \
+  --layer 'exitwhen?exit-when-file-created=stop&exit-when-poll=1s'
+touch stop
+while test -e until.sock; do sleep 0.1; done
+"#,
+    params: &[
+        param("exit-when-file-created", ParamKind::Text, "Paths of files that are awaited."),
+        param("exit-when-file-deleted", ParamKind::Text, "Paths of files that must stay."),
+        param("exit-when-pipe-closed", ParamKind::Text, "Descriptors of pipes."),
+        param("exit-when-process-exits", ParamKind::Text, "Numbers of processes."),
+        param("exit-when-script", ParamKind::Text, "A shell command."),
+        param_or("exit-when-poll", ParamKind::Duration, "60s", "How often to look."),
+    ],
+    configure,
+};
+
+fn configure(args: &Args, shutdown: &Shutdown) -> Result<Arc<dyn Gate>> {
+    let list = |name: &str| -> Vec<String> {
+        let text = args.text(name).unwrap_or("");
+        text.split(',').filter(|word| !word.is_empty()).map(String::from).collect()
+    };
+    let mut events = Vec::new();
+    let path = |text: &String| std::path::absolute(text).unwrap_or_else(|_| PathBuf::from(text));
+    events.extend(list("exit-when-file-created").iter().map(|text| Event::Created(path(text))));
+    events.extend(list("exit-when-file-deleted").iter().map(|text| Event::Deleted(path(text))));
+    for text in list("exit-when-pipe-closed") {
+        let pipe = parse_number(&text).ok().and_then(blockhaul_os::inherited);
+        events.push(Event::Closed(pipe.ok_or_else(|| {
+            usage(format!("exitwhen: {text:?} is not the number of an inherited descriptor"))
+        })?));
+    }
+    for text in list("exit-when-process-exits") {
+        let wrong = || usage(format!("exitwhen: {text:?} is not the number of a process"));
+        let pid: i32 = parse_number(&text).map_err(|_| wrong())?;
+        let pid = rustix::process::Pid::from_raw(pid).ok_or_else(wrong)?;
+        // A pidfd refers to the same process, even if its number is reused.
+        let gone = |error: rustix::io::Errno| {
+            Error::system(format!("exitwhen: there is no process {text}"), error.into())
+        };
+        let fd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty());
+        events.push(Event::Exited(fd.map_err(gone)?));
+    }
+    events.extend(args.text("exit-when-script").map(|text| Event::Script(text.to_string())));
+    if events.is_empty() {
+        return Err(usage("exitwhen: needs an event, for example exit-when-file-created=PATH"));
+    }
+    let every = args.duration("exit-when-poll").unwrap_or(Duration::from_secs(60));
+    gate(Arc::new(When {
+        events,
+        every: every.max(Duration::from_millis(10)),
+        watched: AtomicBool::new(false),
+        happened: AtomicBool::new(false),
+        inside: AtomicU64::new(0),
+        shutdown: shutdown.clone(),
+    }))
+}
+
+fn watch(rule: &Weak<When>) {
+    // Events before the first client count, too.
+    while let Some(rule) = rule.upgrade() {
+        if rule.look() {
+            if rule.inside.load(Ordering::SeqCst) == 0 {
+                rule.end();
+            }
+            return;
+        }
+        let every = rule.every;
+        drop(rule);
+        std::thread::sleep(every);
+    }
+}
+
+enum Event {
+    Created(PathBuf),
+    Deleted(PathBuf),
+    Closed(std::os::fd::OwnedFd),
+    Exited(std::os::fd::OwnedFd),
+    Script(String),
+}
+
+impl Event {
+    fn happened(&self) -> bool {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let ready = |fd, wanted, seen: PollFlags| {
+            let mut fds = [PollFd::new(fd, wanted)];
+            poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().intersects(seen)
+        };
+        match self {
+            Event::Created(path) => exists(path),
+            Event::Deleted(path) => !exists(path),
+            Event::Closed(fd) => ready(fd, PollFlags::empty(), PollFlags::HUP | PollFlags::ERR),
+            Event::Exited(fd) => ready(fd, PollFlags::IN, PollFlags::IN | PollFlags::HUP),
+            Event::Script(script) => {
+                let mut command = Command::new("/bin/sh");
+                let status = command.arg("-c").arg(script).stdin(Stdio::null()).status();
+                status.is_ok_and(|status| status.code() == Some(SCRIPT_SAYS_SO))
+            }
+        }
+    }
+
+    /// Whether the check may take long.
+    fn is_slow(&self) -> bool {
+        matches!(self, Event::Script(_))
+    }
+}
+
+fn exists(path: &Path) -> bool {
+    path.symlink_metadata().is_ok()
+}
+
+struct When {
+    events: Vec<Event>,
+    /// Interval of checks.
+    every: Duration,
+    /// A thread makes the checks.
+    watched: AtomicBool,
+    happened: AtomicBool,
+    /// Number of connected clients.
+    inside: AtomicU64,
+    shutdown: Shutdown,
+}
+
+impl When {
+    fn end(&self) {
+        self.shutdown.request("exitwhen: the event has happened, and no client is there");
+    }
+
+    fn look(&self) -> bool {
+        self.look_at(|_| true)
+    }
+
+    fn look_at(&self, which: impl Fn(&Event) -> bool) -> bool {
+        if self.happened.load(Ordering::SeqCst) {
+            return true;
+        }
+        let now = self.events.iter().filter(|event| which(event)).any(Event::happened);
+        self.happened.fetch_or(now, Ordering::SeqCst) || now
+    }
+}
+
+impl Rule for When {
+    fn start(self: &Arc<Self>) -> Result<()> {
+        if self.watched.swap(true, Ordering::SeqCst) {
+            return Ok(());
+        }
+        let rule = Arc::downgrade(self);
+        let started = std::thread::Builder::new().name("exitwhen".into());
+        let started = started.spawn(move || watch(&rule));
+        started.map(drop).map_err(|error| Error::system("exitwhen: cannot start a thread", error))
+    }
+
+    fn admit(self: Arc<Self>, _client: &Client) -> Result<Arc<dyn Guest>> {
+        self.inside.fetch_add(1, Ordering::SeqCst);
+        let inside = Arc::new(Inside(self));
+        // Scripts take long: their thread checks them.
+        if inside.0.look_at(|event| !event.is_slow()) {
+            return Err(Error::new(Kind::Refused, "exitwhen: the server is about to end"));
+        }
+        Ok(inside)
+    }
+}
+
+struct Inside(Arc<When>);
+
+impl Guest for Inside {}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        let last = self.0.inside.fetch_sub(1, Ordering::SeqCst) == 1;
+        if last && self.0.look_at(|event| !event.is_slow()) {
+            self.0.end();
+        }
+    }
+}

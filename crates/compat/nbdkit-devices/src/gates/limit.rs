@@ -1,0 +1,54 @@
+//! `limit`: how many clients may be connected at a time.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use blockhaul_block::{Error, Kind, Result};
+use blockhaul_catalog::{Client, GateKind, ParamKind};
+
+use super::{Guest, Rule, gate};
+use blockhaul_layers::support::param_or;
+
+/// The gate `limit`.
+pub static LIMIT: GateKind = GateKind {
+    name: "limit",
+    summary: "bounds how many clients are connected at a time",
+    manual: "Clients beyond `limit` are sent away before anything is said. A client that uses several \
+connections counts as many. 0 is no limit.",
+    example: r#"
+blockhaul serve --layer 'limit?limit=8' sample:64M --run 'blockhaul copy -C 4 "$uri" null:'
+"#,
+    params: &[param_or("limit", ParamKind::Number, "1", "Most connections at a time.")],
+    configure: |args, _| {
+        let most = args.number("limit").filter(|&most| most > 0).unwrap_or(u64::MAX);
+        gate(Arc::new(Limit { most, inside: AtomicU64::new(0) }))
+    },
+};
+
+struct Limit {
+    most: u64,
+    inside: AtomicU64,
+}
+
+impl Rule for Limit {
+    fn admit(self: Arc<Self>, _client: &Client) -> Result<Arc<dyn Guest>> {
+        let more = |inside: u64| (inside < self.most).then_some(inside + 1);
+        match self.inside.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more) {
+            Ok(_) => Ok(Arc::new(Place(self))),
+            Err(_) => Err(Error::new(
+                Kind::Refused,
+                format!("limit: {} clients are connected already", self.most),
+            )),
+        }
+    }
+}
+
+struct Place(Arc<Limit>);
+
+impl Guest for Place {}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.inside.fetch_sub(1, Ordering::SeqCst);
+    }
+}

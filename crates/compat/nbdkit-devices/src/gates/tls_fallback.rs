@@ -1,0 +1,93 @@
+//! `tls-fallback`: clients without TLS get a message instead of the device.
+
+use std::sync::Arc;
+
+use blockhaul_block::{Can, Device, Error, Facts, Kind, Op, Pending, Reply, Request, Result};
+use blockhaul_catalog::{Args, Client, Export, Gate, GateKind, Listed, ParamKind, Sharing};
+
+use super::{Choice, Guest, Rule, gate};
+use blockhaul_layers::support::param_or;
+
+/// The gate `tls-fallback`.
+pub static TLS_FALLBACK: GateKind = GateKind {
+    name: "tls-fallback",
+    summary: "shows clients without TLS a message instead of the device",
+    manual: "For servers with `--tls on`, where TLS is offered and not required: a client that does not \
+use it sees one read-only export of 512 bytes which holds `tlsreadme`, whatever name it asks for, so \
+that nothing goes over the network in the clear and the user learns why.",
+    example: r#"
+blockhaul tls init --psk alice keys.psk
+blockhaul serve --tls on --tls-psk keys.psk --layer tls-fallback memory:64M \
+  --run 'blockhaul info nbd+unix:///?socket=$unixsocket'
+"#,
+    params: &[param_or(
+        "tlsreadme",
+        ParamKind::Text,
+        "This NBD server requires TLS authentication before it will serve useful data.\n",
+        "The message; at most 512 bytes are shown.",
+    )],
+    configure: |args, _| configure(args),
+};
+
+/// Size of the message's device.
+const SIZE: usize = 512;
+
+fn configure(args: &Args) -> Result<Arc<dyn Gate>> {
+    let mut bytes = args.text("tlsreadme").unwrap_or_default().as_bytes().to_vec();
+    bytes.resize(SIZE, 0);
+    let facts = Facts { can: Can::MULTI_CONN, ..Facts::new("tls-fallback", SIZE as u64) };
+    let message = Arc::new(Message { facts: Arc::new(facts), bytes });
+    let device = blockhaul_block::fence(blockhaul_block::emulate::emulate(message));
+    let sharing = Sharing::All(Arc::default());
+    gate(Arc::new(Fallback(Export { name: String::new(), description: None, device, sharing })))
+}
+
+/// The message, under any name.
+struct Fallback(Export);
+
+impl Rule for Fallback {
+    fn admit(self: Arc<Self>, _client: &Client) -> Result<Arc<dyn Guest>> {
+        Ok(self)
+    }
+}
+
+impl Guest for Fallback {
+    fn open(&self, name: &str, tls: bool) -> Result<Choice> {
+        Ok(match tls {
+            true => Choice::Name(name.to_string()),
+            false => Choice::Export(Export { name: name.to_string(), ..self.0.clone() }),
+        })
+    }
+
+    fn list(&self, listed: Vec<Listed>, tls: bool) -> Result<Vec<Listed>> {
+        let message = Listed { name: String::new(), description: String::new() };
+        Ok(if tls { listed } else { vec![message] })
+    }
+
+    fn needs_list(&self, tls: bool) -> bool {
+        tls
+    }
+}
+
+struct Message {
+    facts: Arc<Facts>,
+    bytes: Vec<u8>,
+}
+
+impl Device for Message {
+    fn facts(&self) -> Arc<Facts> {
+        self.facts.clone()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        let Op::Read(room) = request.op else {
+            return Error::new(Kind::Invalid, "only reads are possible here").into();
+        };
+        // The fence has checked the range.
+        let start = usize::try_from(request.at).unwrap_or(SIZE).min(SIZE);
+        let mut buf = room.into_buf();
+        let len = buf.len().min(SIZE - start);
+        buf[..len].copy_from_slice(&self.bytes[start..start + len]);
+        Pending::ready(Ok(Reply::Data(buf.into())))
+    }
+}

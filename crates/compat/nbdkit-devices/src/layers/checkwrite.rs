@@ -1,0 +1,82 @@
+//! `checkwrite`: compares written data with the device's contents.
+
+use std::sync::Arc;
+
+use blockhaul_block::{
+    Can, Device, Error, Facts, Flags, Hints, Kind, Op, Pending, Reply, Request, Result,
+};
+use blockhaul_catalog::{Args, Layer, LayerKind, Param};
+
+use blockhaul_layers::support::Scratch;
+use blockhaul_layers::support::layer;
+
+/// The layer `checkwrite`.
+pub static CHECKWRITE: LayerKind = LayerKind {
+    name: "checkwrite",
+    summary: "compares what is written with what is there, and changes nothing",
+    manual: "A write succeeds if the device holds these bytes already, a zeroing or trim if it holds \
+zeroes; else the request fails (EIO). Nothing is changed, so the device below may be read-only. A copy \
+onto it is a comparison over the network.",
+    example: r#"
+blockhaul copy sample:64M disk.raw
+blockhaul serve --layer checkwrite disk.raw --run 'blockhaul copy sample:64M "$uri"'
+"#,
+    needs_content: true,
+    writes_below: false,
+    transparent: false,
+    params: NONE,
+    changeable: &[],
+    configure: |args| configure(args),
+};
+
+const NONE: &[Param] = &[];
+
+fn configure(_args: &Args) -> Result<Arc<dyn Layer>> {
+    layer(|inner| {
+        let below = inner.facts();
+        // Written data is compared, and nothing is flushed.
+        let kept = Hints::ZEROED | Hints::CLAIMS_ROOM | Hints::IN_FLIGHT | Hints::EXTENTS;
+        let mut facts = Facts::over(&below).keeping(&below, kept);
+        let supplied = Can::CHANGES | Can::FLUSH | Can::MULTI_CONN;
+        facts.emulated |= supplied - facts.can;
+        facts.can |= supplied;
+        facts.can -= Can::FAST_ZERO;
+        // Payloads are read.
+        facts.takes_parked = false;
+        let scratch = Scratch::for_device(&inner);
+        Ok(Arc::new(CheckDevice { inner, facts: Arc::new(facts), scratch }))
+    })
+}
+
+struct CheckDevice {
+    inner: Arc<dyn Device>,
+    facts: Arc<Facts>,
+    scratch: Scratch,
+}
+
+impl Device for CheckDevice {
+    fn facts(&self) -> Arc<Facts> {
+        self.facts.clone()
+    }
+
+    fn submit(&self, mut request: Request) -> Pending {
+        let (at, len) = (request.at, request.len);
+        let bytes = match request.op {
+            Op::Write(data) => Some(data),
+            Op::Zero | Op::Trim => None,
+            Op::Flush => return Pending::ready(Ok(Reply::Done)),
+            op => {
+                request.op = op;
+                request.flags -= Flags::FUA;
+                return self.inner.submit(request);
+            }
+        };
+        let (inner, scratch) = (self.inner.clone(), self.scratch.clone());
+        Pending::start(async move {
+            match scratch.holds(&inner, at, len, bytes.as_ref().map(|data| data.bytes())).await? {
+                true => Ok(Reply::Done),
+                false => Err(Error::new(Kind::Io, "the device holds other bytes")),
+            }
+        })
+    }
+}

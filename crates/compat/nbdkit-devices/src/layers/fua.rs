@@ -1,0 +1,123 @@
+//! `fua`: hides, emulates, forces or drops forced unit access.
+
+use std::sync::Arc;
+
+use blockhaul_block::{
+    Access, Can, Device, Facts, FileRange, Flags, Op, Pending, Reply, Request, Result, emulate,
+};
+use blockhaul_catalog::{Args, Layer, LayerKind, ParamKind};
+
+use blockhaul_layers::support::Flushes;
+use blockhaul_layers::support::PerDisk;
+use blockhaul_layers::support::masked;
+use blockhaul_layers::support::{opened, param_or, usage};
+
+/// The layer `fua`.
+pub static FUA: LayerKind = LayerKind {
+    name: "fua",
+    summary: "says how writes are made durable one by one",
+    manual: "`fuamode=none` tells clients that writes cannot be made durable one by one: they have to \
+flush. `emulate` flushes the device after each such write, even if the device knows better. `native` \
+leaves it to the device and fails at the start if the device cannot. `pass` leaves it to the device, \
+whatever that does. `force` makes every write durable and lets flushes do nothing. `discard` takes the \
+flag and flushes and ignores both: fast, and data is lost if the machine stops.
+
+With `emulate` and `force`, after a flush or a durable write has failed, all later ones fail until the \
+device is opened again.",
+    example: r#"
+blockhaul serve --layer 'fua?fuamode=emulate' memory:64M \
+  --run 'blockhaul info --can fua "$uri"'
+"#,
+    needs_content: false,
+    writes_below: true,
+    transparent: true,
+    params: &[param_or(
+        "fuamode",
+        ParamKind::Choice(&["none", "emulate", "native", "force", "pass", "discard"]),
+        "none",
+        "What becomes of the flag.",
+    )],
+    changeable: &[],
+    configure: |args| configure(args),
+};
+
+enum Mode {
+    /// With the failed-flush state of the device below.
+    Force(Arc<Flushes>),
+    Discard,
+}
+
+fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
+    let mode = args.text("fuamode").unwrap_or("none").to_string();
+    let disks = PerDisk::<Flushes>::default();
+    opened(move |below| {
+        let flushes = disks.get(&below, || Ok(Flushes::default()))?;
+        let inner = below.device;
+        let facts = inner.facts();
+        let writable = facts.can.contains(Can::WRITE);
+        let native = facts.can.contains(Can::FUA) && !facts.emulated.contains(Can::FUA);
+        let able = facts.can.intersects(Can::FUA | Can::FLUSH);
+        match mode.as_str() {
+            _ if !writable => Ok(inner),
+            "none" => Ok(masked(inner, |facts| facts.withheld |= Can::FUA)),
+            "emulate" if able => {
+                let inner = flushes.guard(inner);
+                Ok(emulate::emulate(masked(inner, |f| f.can -= Can::FUA)))
+            }
+            "native" if native => Ok(inner),
+            "pass" => Ok(inner),
+            "force" if able => Ok(forced(flushes.guard(inner), Mode::Force(flushes))),
+            "discard" => Ok(forced(inner, Mode::Discard)),
+            mode => Err(usage(format!(
+                "fua: fuamode={mode} is not possible: {} cannot make writes durable that way",
+                facts.name
+            ))),
+        }
+    })
+}
+
+fn forced(inner: Arc<dyn Device>, mode: Mode) -> Arc<dyn Device> {
+    let mut facts = Facts::same(&inner.facts());
+    facts.can |= Can::FUA | Can::FLUSH;
+    facts.withheld -= Can::FUA | Can::FLUSH;
+    // A durable write needs no flush on any handle.
+    facts.can |= Can::MULTI_CONN;
+    Arc::new(Forced { inner, facts: Arc::new(facts), mode })
+}
+
+struct Forced {
+    inner: Arc<dyn Device>,
+    facts: Arc<Facts>,
+    mode: Mode,
+}
+
+impl Device for Forced {
+    fn facts(&self) -> Arc<Facts> {
+        self.facts.clone()
+    }
+
+    fn submit(&self, mut request: Request) -> Pending {
+        match request.op {
+            Op::Flush => {
+                let is_durable = match &self.mode {
+                    Mode::Force(flushes) => flushes.check(),
+                    Mode::Discard => Ok(()),
+                };
+                return Pending::ready(is_durable.map(|()| Reply::Done));
+            }
+            Op::Write(_) | Op::Zero | Op::Trim => {
+                request.flags.set(Flags::FUA, matches!(self.mode, Mode::Force(_)));
+            }
+            _ => {}
+        }
+        self.inner.submit(request)
+    }
+
+    fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
+        match access {
+            Access::Read => self.inner.file_at(at, len, access),
+            // Writes that bypass the layer would not be durable.
+            Access::Write => None,
+        }
+    }
+}

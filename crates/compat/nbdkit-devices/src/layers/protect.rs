@@ -1,0 +1,100 @@
+//! `protect`: makes ranges read-only.
+
+use std::sync::Arc;
+
+use blockhaul_block::{
+    Access, Device, Error, Facts, FileRange, Kind, Op, Pending, Request, Result,
+};
+use blockhaul_catalog::{Args, Layer, LayerKind, ParamKind};
+
+use crate::layers::ranges::Ranges;
+use blockhaul_layers::support::Scratch;
+use blockhaul_layers::support::{layer, param, usage};
+
+/// The layer `protect`.
+pub static PROTECT: LayerKind = LayerKind {
+    name: "protect",
+    summary: "keeps ranges of the device from being changed",
+    manual: "Writes and zeroes that touch a protected range pass if they would change nothing there: \
+the range is read and compared. Else they fail (EPERM), and nothing of the request is written. Trims \
+that touch a protected range fail. `protect=START-END` counts both ends in; a missing START is the \
+start of the device and a missing END its end; `~START-END` protects everything but the range. Several \
+ranges are separated by commas.",
+    example: r#"
+blockhaul serve --layer 'protect?protect=0-1023' memory:64M \
+  --run 'blockhaul copy random:1M "$uri" || echo the first KiB stays as it is'
+"#,
+    needs_content: true,
+    writes_below: true,
+    transparent: false,
+    params: &[param("protect", ParamKind::Text, "START-END[,START-END …]: the ranges.")],
+    changeable: &[],
+    configure: |args| configure(args),
+};
+
+fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
+    let Some(text) = args.text("protect") else {
+        return Err(usage("protect: needs a range, for example protect=0-511"));
+    };
+    let ranges = Arc::new(Ranges::parse("protect", text)?);
+    layer(move |inner| {
+        let scratch = Scratch::for_device(&inner);
+        Ok(Arc::new(ProtectDevice { inner, ranges: ranges.clone(), scratch }))
+    })
+}
+
+struct ProtectDevice {
+    inner: Arc<dyn Device>,
+    ranges: Arc<Ranges>,
+    scratch: Scratch,
+}
+
+impl Device for ProtectDevice {
+    fn facts(&self) -> Arc<Facts> {
+        self.inner.facts()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        let end = request.end().unwrap_or(u64::MAX);
+        let touched = request.kind().changes() && self.ranges.within(request.at, end).count() > 0;
+        if !touched {
+            return self.inner.submit(request);
+        }
+        if matches!(request.op, Op::Trim) {
+            return refused().into();
+        }
+        let (inner, ranges, scratch) =
+            (self.inner.clone(), self.ranges.clone(), self.scratch.clone());
+        if let Op::Write(data) = &request.op
+            && let Err(error) = data.load()
+        {
+            return Error::system("cannot read what is to be written", error).into();
+        }
+        Pending::start(async move {
+            for (from, to) in ranges.within(request.at, end) {
+                let bytes = match &request.op {
+                    Op::Write(data) => {
+                        let (start, stop) = (from - request.at, to - request.at);
+                        Some(&data.bytes()[start as usize..stop as usize])
+                    }
+                    _ => None,
+                };
+                if !scratch.holds(&inner, from, to - from, bytes).await? {
+                    return Err(refused());
+                }
+            }
+            inner.submit(request).await
+        })
+    }
+
+    fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
+        match access {
+            Access::Read => self.inner.file_at(at, len, access),
+            Access::Write => None,
+        }
+    }
+}
+
+fn refused() -> Error {
+    Error::new(Kind::ReadOnly, "the request would change a protected range")
+}

@@ -1,0 +1,13 @@
+//! What backends of other crates need, too: descriptions, computed reads, devices in a row, and
+//! sparse memory.
+
+pub mod computed;
+pub mod fill;
+pub mod operand;
+
+/// Devices one after the other.
+pub mod split {
+    pub use crate::split::{file, is_path, join, part};
+}
+
+pub use crate::memory::MemoryDevice;

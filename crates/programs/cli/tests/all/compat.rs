@@ -1,0 +1,291 @@
+//! The program called as `nbdcopy` and `nbdinfo`: what scripts read, and the originals' lists.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use blockhaul_testkit::require_peer;
+use blockhaul_testkit::tools::{self, Scratch, text};
+
+const LIMIT: Duration = Duration::from_secs(120);
+const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
+
+/// A directory with the programs by their names.
+struct Place {
+    scratch: Scratch,
+}
+
+impl Place {
+    fn new() -> Place {
+        let scratch = Scratch::new().unwrap();
+        for name in ["nbdcopy", "nbdinfo"] {
+            std::os::unix::fs::symlink(OURS, scratch.file(name)).unwrap();
+        }
+        Place { scratch }
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.scratch.file(name)
+    }
+
+    /// A command in this folder, its words separated by blanks.
+    fn command(&self, line: &str) -> Command {
+        let mut words = line.split_whitespace();
+        let mut command = Command::new(self.file(words.next().unwrap()));
+        command.args(words).current_dir(self.scratch.path()).stdin(Stdio::null());
+        command
+    }
+
+    fn run(&self, line: &str) -> Output {
+        tools::output(&mut self.command(line), LIMIT).unwrap()
+    }
+
+    fn succeed(&self, line: &str) -> Output {
+        let output = self.run(line);
+        assert!(output.status.success(), "{line}: {output:?}");
+        output
+    }
+
+    /// A shell's command in this folder, with the programs first in the search path.
+    fn shell(&self, script: &str) -> Output {
+        let path = format!("{}:{}", self.scratch.path().display(), std::env::var("PATH").unwrap());
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).env("PATH", path).current_dir(self.scratch.path());
+        tools::output(&mut command, LIMIT).unwrap()
+    }
+
+    /// A file of 8 MiB and a bit with some data in it.
+    fn disk(&self, name: &str) -> Vec<u8> {
+        let mut bytes = vec![0; (8 << 20) + 512];
+        for (index, at) in (0..bytes.len()).step_by(300_001).enumerate() {
+            bytes[at] = index as u8 + 1;
+        }
+        let file = fs::File::create(self.file(name)).unwrap();
+        file.set_len(bytes.len() as u64).unwrap();
+        for at in (0..bytes.len()).step_by(300_001) {
+            file.write_all_at(&bytes[at..at + 1], at as u64).unwrap();
+        }
+        bytes
+    }
+}
+
+#[test]
+fn the_lists_and_the_version_are_the_originals() {
+    let place = Place::new();
+    for name in ["nbdcopy", "nbdinfo"] {
+        let original = require_peer!(name);
+        for option in ["--version", "--short-options", "--long-options"] {
+            let theirs = tools::output(original.command().arg(option), LIMIT).unwrap();
+            let ours = place.succeed(&format!("{name} {option}"));
+            let sorted = |bytes: &[u8]| {
+                let mut lines: Vec<String> = text(bytes).lines().map(str::to_owned).collect();
+                lines.sort();
+                lines
+            };
+            assert_eq!(sorted(&ours.stdout), sorted(&theirs.stdout), "{name} {option}");
+        }
+    }
+}
+
+#[test]
+fn files_are_copied_with_options_anywhere() {
+    let place = Place::new();
+    let bytes = place.disk("disk");
+    place.succeed("nbdcopy disk --request-size=64k copy -C 2 --flush -S0");
+    assert_eq!(fs::read(place.file("copy")).unwrap(), bytes);
+    // What looks like a device of blockhaul's is a path to nbdcopy.
+    place.succeed("nbdcopy -- disk memory:1m");
+    assert_eq!(fs::read(place.file("memory:1m")).unwrap(), bytes);
+    place.succeed("nbdcopy memory:1m back");
+    assert_eq!(fs::read(place.file("back")).unwrap(), bytes);
+    assert!(fs::metadata(place.file("back")).unwrap().blocks() * 512 < bytes.len() as u64 / 2);
+    place.succeed("nbdcopy disk --allocated --target-is-zero full");
+    assert!(fs::metadata(place.file("full")).unwrap().blocks() * 512 >= bytes.len() as u64);
+    place.succeed("nbdcopy disk null:");
+    assert!(!place.file("null:").exists());
+    let mut command = Command::new(OURS);
+    command.args(["compat", "nbdcopy", "disk", "third"]).current_dir(place.scratch.path());
+    assert!(tools::output(&mut command, LIMIT).unwrap().status.success());
+    assert_eq!(fs::read(place.file("third")).unwrap(), bytes);
+}
+
+#[test]
+fn pipes_are_copied_in_both_directions() {
+    let place = Place::new();
+    let bytes = place.disk("disk");
+    let cases = [
+        "cat disk | nbdcopy - out",
+        "nbdcopy disk - > out",
+        "nbdcopy - out < disk",
+        "cat disk | nbdcopy - - > out",
+        "mkfifo in; cat disk > in & nbdcopy in out",
+        "mkfifo to; cat to > out & nbdcopy disk to; wait",
+    ];
+    for script in cases {
+        let _ = fs::remove_file(place.file("out"));
+        let output = place.shell(script);
+        assert!(output.status.success(), "{script}: {output:?}");
+        assert!(fs::read(place.file("out")).unwrap() == bytes, "{script}");
+    }
+    for script in
+        ["cat disk | nbdcopy - null:", "nbdcopy /dev/null null:", "nbdcopy disk /dev/null"]
+    {
+        let output = place.shell(script);
+        assert!(output.status.success(), "{script}: {output:?}");
+    }
+}
+
+#[test]
+fn progress_on_a_descriptor_runs_from_0_to_100() {
+    let place = Place::new();
+    place.disk("disk");
+    let output = place.shell("exec 3>progress; nbdcopy --progress=3 disk copy");
+    assert!(output.status.success(), "{output:?}");
+    assert!(output.stderr.is_empty(), "{output:?}");
+    let lines = fs::read_to_string(place.file("progress")).unwrap();
+    let lines: Vec<&str> = lines.lines().collect();
+    assert_eq!((lines.first(), lines.last()), (Some(&"0/100"), Some(&"100/100")), "{lines:?}");
+    assert!(lines.iter().all(|line| line.ends_with("/100")), "{lines:?}");
+    let output = place.shell("nbdcopy -p disk copy");
+    assert!(text(&output.stderr).contains("100%"), "{output:?}");
+}
+
+#[test]
+fn verbose_tells_of_both_sides() {
+    let place = Place::new();
+    place.disk("disk");
+    let said = text(&place.succeed("nbdcopy -v -- [ blockhaul serve -f memory:1M ] null:").stderr);
+    for line in [
+        "nbdcopy: src: nbd_ops \"blockhaul\"",
+        "nbdcopy: src: size=1048576 (1M), preferred block size=",
+        "nbdcopy: dst: null_ops \"null:\"",
+        "nbdcopy: dst: size=9223372036854775807 (9223372036854775807), preferred block size=4096",
+        "nbdcopy: connections=4 requests=64 threads=4 synchronous=false",
+    ] {
+        assert!(said.lines().any(|told| told.starts_with(line)), "{line} in {said}");
+    }
+    let said = text(&place.succeed("nbdcopy -v -C 2 disk -").stderr);
+    for line in [
+        "nbdcopy: src: file_ops \"disk\"\n",
+        "nbdcopy: src: size=8389120 (8389120), preferred",
+        "nbdcopy: dst: pipe_ops \"-\"\n",
+        "nbdcopy: dst: size=-1 (18446744073709551615), preferred",
+        "nbdcopy: connections=1 requests=64 threads=1 synchronous=true\n",
+    ] {
+        assert!(said.contains(line), "{line} in {said}");
+    }
+}
+
+#[test]
+fn failures_end_with_1_and_the_programs_name() {
+    let place = Place::new();
+    place.disk("disk");
+    let cases = [
+        "nbdcopy",
+        "nbdcopy disk",
+        "nbdcopy disk a b",
+        "nbdcopy --what disk a",
+        "nbdcopy -C 0 disk a",
+        "nbdcopy [ false ] a",
+        "nbdcopy no-such a",
+        "nbdcopy null: a",
+        "nbdcopy disk nbd+unix:///?socket=/no/such",
+        "nbdcopy disk disk",
+        "nbdcopy disk [ blockhaul serve -f memory:1M ]",
+        "nbdinfo",
+        "nbdinfo disk",
+        "nbdinfo --list --map nbd://localhost",
+        "nbdinfo nbd+unix:///?socket=/no/such",
+    ];
+    for line in cases {
+        let output = place.run(line);
+        assert_eq!(output.status.code(), Some(1), "{line}: {output:?}");
+        let (name, _) = line.split_once(' ').unwrap_or((line, ""));
+        let said = text(&output.stderr);
+        let own = |told: &str| told.starts_with(&format!("{name}: "));
+        assert!(said.lines().any(own), "{line}: {said}");
+        assert!(output.stdout.is_empty(), "{line}: {output:?}");
+        assert!(!said.contains("panicked"), "{line}: {said}");
+    }
+    // Nothing was made on the way.
+    assert!(!place.file("a").exists());
+}
+
+#[test]
+fn an_export_may_be_copied_onto_itself() {
+    let place = Place::new();
+    let before = place.disk("disk");
+    let output = place.shell(&format!("{OURS} serve disk --run 'nbdcopy \"$uri\" \"$uri\"'"));
+    assert!(output.status.success(), "{output:?}");
+    assert!(fs::read(place.file("disk")).unwrap() == before);
+}
+
+#[test]
+fn nbdinfo_answers_as_info_does() {
+    let place = Place::new();
+    let served = "[ blockhaul serve -f -r memory:1M ]";
+    let output = place.succeed(&format!("nbdinfo --size -- {served}"));
+    assert_eq!(text(&output.stdout), "1048576\n");
+    let output = place.succeed(&format!("nbdinfo {served} --map --tot"));
+    assert_eq!(text(&output.stdout), "   1048576 100.0%   3 hole,zero\n");
+    assert_eq!(place.run(&format!("nbdinfo --can write {served}")).status.code(), Some(2));
+    assert_eq!(place.run(&format!("nbdinfo --cannot write {served}")).status.code(), Some(0));
+    let own = tools::output(
+        Command::new(OURS).args(["info", "--json", "--no-content"]).args(served.split(' ')),
+        LIMIT,
+    );
+    let compat = place.succeed(&format!("nbdinfo --js --content --no-content {served}"));
+    assert_eq!(text(&compat.stdout), text(&own.unwrap().stdout));
+    assert!(!compat.stdout.is_empty());
+}
+
+#[test]
+fn help_is_printed_for_who_asks() {
+    let place = Place::new();
+    for name in ["nbdcopy", "nbdinfo"] {
+        let output = place.succeed(&format!("{name} --help"));
+        let help = text(&output.stdout);
+        assert!(help.contains(name) && output.stderr.is_empty(), "{help}");
+        // Every long option is listed, or an equivalent one.
+        if name == "nbdcopy" {
+            let listed = text(&place.succeed("nbdcopy --long-options").stdout);
+            for option in listed.lines().filter(|option| *option != "--help") {
+                assert!(help.contains(option), "{option}");
+            }
+        }
+    }
+    // A reader that leaves early is not a failure.
+    let mut child = place.command("nbdcopy --help").stdout(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn a_signal_shows_in_the_exit_status() {
+    let place = Place::new();
+    // A source that never ends by itself.
+    let mut command = place.command("nbdcopy - null:");
+    let mut child = command.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let pid = rustix::process::Pid::from_child(&child);
+    // Until it handles the signal, that would end it at once.
+    let handles_it = || {
+        let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
+        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
+        u64::from_str_radix(caught.trim(), 16).unwrap() & (1 << 14) != 0
+    };
+    let deadline = Instant::now() + LIMIT;
+    while !handles_it() {
+        assert!(Instant::now() < deadline);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    // Its input ends only after it has handled the signal, or it would be complete.
+    let said = BufReader::new(child.stderr.take().unwrap()).lines();
+    let mut said = said.map(|line| line.unwrap());
+    assert!(said.any(|line| line.contains("stopping")), "it ended without a word");
+    drop(child.stdin.take());
+    assert_eq!(child.wait().unwrap().code(), Some(128 + 15));
+}

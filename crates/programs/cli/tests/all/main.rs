@@ -1,0 +1,20 @@
+//! Tests of the command.
+#![allow(clippy::unwrap_used, reason = "a test that fails")]
+
+mod backups;
+mod bench;
+mod check;
+mod compat;
+mod copy;
+mod escapes;
+mod examples;
+mod info;
+mod jobs;
+mod killed;
+mod long;
+mod names;
+mod part;
+mod reports;
+mod serve;
+mod service;
+mod targets;

@@ -1,0 +1,396 @@
+//! Copies of parts as processes: ranges, QEMU's dirty bitmaps, and what changed since a manifest; what
+//! is said to read as zeroes; and the memory that a copy takes.
+
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use blockhaul_testkit::image::pattern;
+use blockhaul_testkit::tools::{self, Peer, Scratch, Server};
+
+const LIMIT: Duration = Duration::from_secs(120);
+const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
+
+fn run(args: &[&str]) -> Output {
+    tools::output(Command::new(OURS).args(args), LIMIT).unwrap()
+}
+
+/// What it said on standard error, after success.
+#[track_caller]
+fn copies(args: &[&str]) -> String {
+    let output = run(&[&["copy", "-v"], args].concat());
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{args:?}: {said}");
+    said
+}
+
+#[track_caller]
+fn fails(args: &[&str], status: i32, words: &[&str]) {
+    let output = run(&[&["copy"], args].concat());
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(status), "{args:?}: {said}");
+    assert!(words.iter().all(|word| said.contains(word)), "{args:?}: {words:?} in {said}");
+    assert!(!said.contains("panicked"), "{said}");
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+#[test]
+fn a_range_goes_where_it_was_and_nothing_else_changes() {
+    let scratch = Scratch::new().unwrap();
+    let [disk, journal, manifest] = ["disk", "journal", "manifest"].map(|name| scratch.file(name));
+    let size = 3_000_001;
+    std::fs::write(&disk, vec![0xa5; size]).unwrap();
+    let mut expected = vec![0xa5; size];
+    let (at, len) = (1_000_003, 1 << 20);
+    expected[at..at + len].copy_from_slice(&pattern(size)[at..at + len]);
+    let (source, range) = (format!("pattern:{size}"), format!("{at}:1M"));
+    let args = ["--range", &range, "--verify", "--journal", text(&journal)];
+    let said =
+        copies(&[&args[..], &["--manifest", text(&manifest), &source, text(&disk)]].concat());
+    assert!(
+        said.contains(&format!(" {len} bytes: ")) && said.contains("verified 1048576"),
+        "{said}"
+    );
+    assert!(std::fs::read(&disk).unwrap() == expected);
+    assert!(!journal.exists());
+    // The manifest describes the range.
+    assert!(run(&["verify", text(&disk), text(&manifest)]).status.success());
+    let file = std::fs::File::options().write(true).open(&disk).unwrap();
+    file.write_all_at(b"!", at as u64 - 1).unwrap();
+    assert!(run(&["verify", text(&disk), text(&manifest)]).status.success());
+    file.write_all_at(b"!", at as u64).unwrap();
+    assert_eq!(run(&["verify", text(&disk), text(&manifest)]).status.code(), Some(8));
+    // Where there was nothing, and through a pipe.
+    let fresh = scratch.file("fresh");
+    copies(&["--range", &range, &source, text(&fresh)]);
+    expected[..at].fill(0);
+    expected[at + len..].fill(0);
+    assert!(std::fs::read(&fresh).unwrap() == expected);
+    let output = run(&["copy", "--range", &range, &source, "-"]);
+    assert!(output.stdout == expected[at..at + len]);
+
+    fails(&["--range", "3M:1", &source, text(&disk)], 3, &["range ends behind", "3000001 bytes"]);
+    std::fs::write(&fresh, "small").unwrap();
+    fails(&["--range", &range, &source, text(&fresh)], 3, &["smaller than the end of the range"]);
+    fails(&["--range", "0:1", "-", text(&disk)], 2, &["a pipe has no offsets"]);
+    fails(&["--range", "0:1", "--digest", "blake3", &source, text(&disk)], 2, &["whole disk"]);
+}
+
+#[test]
+fn a_journal_belongs_to_its_range() {
+    let scratch = Scratch::new().unwrap();
+    let [disk, journal] = ["disk", "journal"].map(|name| scratch.file(name));
+    let copy = |range: &str, layer: &str| {
+        let args = [
+            "copy",
+            "-v",
+            "--retries",
+            "0",
+            "--segment",
+            "64k",
+            "--request-size",
+            "16k",
+            "-C",
+            "1",
+        ];
+        let more = ["--range", range, "--journal", text(&journal), "--journal-interval", "1ms"];
+        let ends = ["--target-layer", layer, "pattern:4M", text(&disk)];
+        run(&[&args[..], &more, &ends].concat())
+    };
+    std::fs::write(&disk, vec![1; 4 << 20]).unwrap();
+    // The last request fails: everything before it is recorded.
+    let output = copy("100k:2M", "error?write=100%&at=2M,1M");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && journal.exists(), "{said}");
+    let output = copy("100k:1M", "stats");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && said.contains("another range"), "{said}");
+    let output = copy("100k:2M", "stats");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && said.contains("of an earlier run"), "{said}");
+    let mut expected = vec![1; 4 << 20];
+    let range = 100 << 10..(100 << 10) + (2 << 20);
+    expected[range.clone()].copy_from_slice(&pattern(4 << 20)[range]);
+    assert!(std::fs::read(&disk).unwrap() == expected);
+}
+
+#[test]
+fn what_changed_since_a_manifest() {
+    let scratch = Scratch::new().unwrap();
+    let [source, target, old, new] =
+        ["source", "target", "old", "new"].map(|name| scratch.file(name));
+    let mut bytes = pattern(40 << 20);
+    bytes[8 << 20..16 << 20].fill(0);
+    std::fs::write(&source, &bytes).unwrap();
+    let (from, to) = (text(&source), text(&target));
+    copies(&["--manifest", text(&old), from, to]);
+    // Something new, something that becomes zero, something that was zero.
+    let file = std::fs::File::options().write(true).open(&source).unwrap();
+    file.write_all_at(b"new", 5_000_000).unwrap();
+    file.write_all_at(&vec![0; 2 << 20], 20 << 20).unwrap();
+    file.write_all_at(b"here", 12 << 20).unwrap();
+    // What is the same in the source is not looked at on the target.
+    let mark = std::fs::File::options().write(true).open(&target).unwrap();
+    mark.write_all_at(b"mark", 30 << 20).unwrap();
+    let journal = scratch.file("journal");
+    let args = ["--since", text(&old), "--manifest", text(&new), "--verify"];
+    let said = copies(&[&args[..], &["--journal", text(&journal), from, to]].concat());
+    assert!(said.contains(" 4194304 bytes: "), "{said}");
+    mark.write_all_at(&bytes[30 << 20..(30 << 20) + 4], 30 << 20).unwrap();
+    assert!(std::fs::read(&source).unwrap() == std::fs::read(&target).unwrap());
+    assert!(run(&["verify", to, text(&new)]).status.success());
+    let said = copies(&["--since", text(&new), "--verify", from, to]);
+    assert!(said.contains(" 0 bytes: "), "{said}");
+    // A disk that has grown.
+    for (file, size) in [(&file, 41 << 20), (&mark, 41 << 20)] {
+        file.set_len(size).unwrap();
+    }
+    file.write_all_at(b"more", (41 << 20) - 4).unwrap();
+    copies(&["--since", text(&new), from, to]);
+    assert!(std::fs::read(&source).unwrap() == std::fs::read(&target).unwrap());
+
+    fails(&["--since", "/no/such", from, to], 3, &["manifest /no/such", "No such file"]);
+    fails(&["--since", from, from, to], 3, &["manifest"]);
+    fails(&["--since", text(&new), from, "-"], 2, &["a pipe has no gaps"]);
+    let absent = scratch.file("absent");
+    fails(&["--since", text(&new), from, text(&absent)], 3, &["needs the earlier copy"]);
+    fails(&["--since", text(&new), "--target-is-zero", from, to], 2, &["holds the earlier copy"]);
+}
+
+#[test]
+fn a_dirty_bitmap_of_qemu() {
+    let (Some(nbd), Some(img), Some(io)) =
+        (Peer::require("qemu-nbd"), Peer::require("qemu-img"), Peer::require("qemu-io"))
+    else {
+        return;
+    };
+    let scratch = Scratch::new().unwrap();
+    let [disk, target] = ["disk.qcow2", "target"].map(|name| scratch.file(name));
+    let tool = |peer: &Peer, args: &[&str]| {
+        let output = tools::output(peer.command().args(args), LIMIT).unwrap();
+        assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    };
+    let image = text(&disk);
+    tool(&img, &["create", "-q", "-f", "qcow2", image, "16M"]);
+    tool(&io, &["-f", "qcow2", "-c", "write -P 1 0 16M", image]);
+    tool(&img, &["convert", "-O", "raw", image, text(&target)]);
+    tool(&img, &["bitmap", "--add", image, "b0"]);
+    tool(&io, &["-f", "qcow2", "-c", "write -P 2 1M 64k", "-c", "write -z 5M 1M", image]);
+    let mut expected = vec![1; 16 << 20];
+    expected[1 << 20..(1 << 20) + 65536].fill(2);
+    expected[5 << 20..6 << 20].fill(0);
+    // What is not in the bitmap stays, and is not compared.
+    let mark = std::fs::File::options().write(true).open(&target).unwrap();
+    mark.write_all_at(b"mark", 10 << 20).unwrap();
+    expected[10 << 20..(10 << 20) + 4].copy_from_slice(b"mark");
+    let socket = scratch.socket("qemu");
+    let args = ["-r", "-f", "qcow2", "-B", "b0", "-e", "8", image];
+    let server = Server::qemu_nbd(&nbd, &socket, &args).unwrap();
+    let (uri, bitmap) = (server.uri(""), ["--bitmap", "qemu:dirty-bitmap:b0"]);
+    let said = copies(&[&bitmap[..], &["--verify", &uri, text(&target)]].concat());
+    assert!(said.contains(&format!(" {} bytes: ", (1 << 20) + 65536)), "{said}");
+    assert!(said.contains(&format!("verified {} bytes", (1 << 20) + 65536)), "{said}");
+    assert!(std::fs::read(&target).unwrap() == expected);
+    let none = [&bitmap[..], &["--bitmap-flags", "2", &uri, text(&target)]].concat();
+    assert!(copies(&none).contains(" 0 bytes: "));
+    // A journal is for the ranges that the bitmap has when the copy begins.
+    let journal = scratch.file("journal");
+    let kept = ["--journal", text(&journal), &uri, text(&target)];
+    let said = copies(&[&bitmap[..], &kept].concat());
+    assert!(said.contains(&format!(" {} bytes: ", (1 << 20) + 65536)), "{said}");
+    assert!(std::fs::read(&target).unwrap() == expected);
+
+    fails(
+        &["--bitmap", "qemu:dirty-bitmap:b1", &uri, text(&target)],
+        3,
+        &["no bitmap \"qemu:dirty-bitmap:b1\"", "blockhaul info"],
+    );
+    fails(&[&bitmap[..], &[&uri, "-"]].concat(), 2, &["a pipe has no gaps"]);
+    fails(&["--bitmap", "base:allocation", &uri, text(&target)], 2, &["no bitmap"]);
+    let absent = scratch.file("absent");
+    fails(&[&bitmap[..], &[&uri, text(&absent)]].concat(), 3, &["needs the earlier copy"]);
+}
+
+/// The ranges of 64 KiB and a bit, one in each MiB, as JSON lines.
+fn spread(count: u64) -> (Vec<(u64, u64)>, String) {
+    let ranges: Vec<_> = (0..count).map(|number| ((number << 20) + 4099, 70_000)).collect();
+    let lines = ranges.iter().map(|(at, len)| format!("{{\"offset\": {at}, \"length\": {len}}}\n"));
+    let lines = lines.collect();
+    (ranges, lines)
+}
+
+#[test]
+fn the_ranges_of_a_list_and_nothing_else() {
+    let scratch = Scratch::new().unwrap();
+    let [disk, list, fresh] = ["disk", "list", "fresh"].map(|name| scratch.file(name));
+    let size = 4 << 20;
+    let (ranges, lines) = spread(4);
+    std::fs::write(&list, lines).unwrap();
+    std::fs::write(&disk, vec![0xa5; size]).unwrap();
+    let mut expected = vec![0xa5; size];
+    let source = format!("pattern:{size}");
+    for &(at, len) in &ranges {
+        let place = at as usize..(at + len) as usize;
+        expected[place.clone()].copy_from_slice(&pattern(size)[place]);
+    }
+    let args = ["--ranges", text(&list), "--verify"];
+    let said = copies(&[&args[..], &[&source, text(&disk)]].concat());
+    assert!(said.contains(" 280000 bytes: ") && said.contains("verified 280000 bytes"), "{said}");
+    assert!(std::fs::read(&disk).unwrap() == expected);
+    // Where there was nothing, and from standard input.
+    let mut child = Command::new(OURS)
+        .args(["copy", "--ranges", "-", &source, text(&fresh)])
+        .stdin(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut input = child.stdin.take().unwrap();
+    std::io::Write::write_all(&mut input, b"[{\"offset\": 4096, \"length\": 512}]").unwrap();
+    drop(input);
+    assert!(child.wait().unwrap().success());
+    let mut only = vec![0; size];
+    only[4096..4608].copy_from_slice(&pattern(size)[4096..4608]);
+    assert!(std::fs::read(&fresh).unwrap() == only);
+    // What is wrong is refused before the target is touched.
+    let absent = scratch.file("absent");
+    std::fs::write(&list, "{\"offset\": 0, \"length\": 512}\n{\"offset\": 5}\n").unwrap();
+    fails(&["--ranges", text(&list), &source, text(&absent)], 3, &["line 2", "not a range"]);
+    let beyond = format!("[{{\"offset\": {}, \"length\": 513}}]", size - 512);
+    std::fs::write(&list, beyond).unwrap();
+    fails(&["--ranges", text(&list), &source, text(&absent)], 3, &["behind the source"]);
+    fails(&["--ranges", text(&list), &source, "-"], 2, &["a pipe has no gaps"]);
+    fails(&["--ranges", "/nowhere", &source, text(&absent)], 3, &["/nowhere"]);
+    assert!(!absent.exists());
+}
+
+/// Kills a copy when its journal has records.
+fn kill_with_records(args: &[&str], journal: &Path) {
+    let mut child = Command::new(OURS).arg("copy").args(args).spawn().unwrap();
+    let until = std::time::Instant::now() + LIMIT;
+    while std::fs::metadata(journal).map_or(0, |data| data.len()) <= 4096 {
+        assert!(child.try_wait().unwrap().is_none(), "it ended before it was killed");
+        assert!(std::time::Instant::now() < until, "no records");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
+fn ranges_that_share_segments_are_all_there_after_a_kill() {
+    let scratch = Scratch::new().unwrap();
+    let [disk, list, journal] = ["disk", "list", "journal"].map(|name| scratch.file(name));
+    let size = 64 << 20;
+    let (ranges, lines) = spread(64);
+    std::fs::write(&list, lines).unwrap();
+    std::fs::write(&disk, vec![0xa5; size]).unwrap();
+    let mut expected = vec![0xa5; size];
+    for &(at, len) in &ranges {
+        let place = at as usize..(at + len) as usize;
+        expected[place.clone()].copy_from_slice(&pattern(size)[place]);
+    }
+    let source = format!("pattern:{size}");
+    let args = ["--ranges", text(&list), "--journal", text(&journal)];
+    let both = [source.as_str(), text(&disk)];
+    let slow = ["--journal-interval", "50ms", "--rate", "1M", "--request-size", "64k"];
+    kill_with_records(&[&args[..], &slow, &both].concat(), &journal);
+    // Other ranges are another copy.
+    let other = scratch.file("other");
+    std::fs::write(&other, "[{\"offset\": 0, \"length\": 512}, {\"offset\": 9000, \"length\": 1}]")
+        .unwrap();
+    let wrong = ["--ranges", text(&other), "--journal", text(&journal)];
+    fails(&[&wrong[..], &both].concat(), 1, &["other ranges", "--restart"]);
+    let said = copies(&[&args[..], &both].concat());
+    assert!(said.contains("of an earlier run"), "{said}");
+    assert!(std::fs::read(&disk).unwrap() == expected);
+    assert!(!journal.exists());
+}
+
+#[test]
+fn a_target_that_is_said_to_be_zero_is_looked_at() {
+    let scratch = Scratch::new().unwrap();
+    let disk = scratch.file("disk");
+    let size = 8 << 20;
+    let serve = |name: &str| {
+        let socket = scratch.socket(name);
+        let mut command = Command::new(OURS);
+        command.args(["serve", "-f", "--exit-with-parent", "-U"]).arg(&socket).arg(&disk);
+        Server::start(command, &socket).unwrap()
+    };
+    std::fs::File::create(&disk).unwrap().set_len(size).unwrap();
+    let file = std::fs::File::options().write(true).open(&disk).unwrap();
+    {
+        let server = serve("empty");
+        copies(&["--target-is-zero", "--verify", "pattern:8M?data=64k&hole=64k", &server.uri("")]);
+    }
+    // One block of what is there: found by the extents, wherever it is.
+    file.set_len(0).unwrap();
+    file.set_len(size).unwrap();
+    file.write_all_at(b"something", 5_555_555).unwrap();
+    let server = serve("full");
+    let (uri, source) = (server.uri(""), "pattern:8M?data=64k&hole=64k");
+    fails(&["--target-is-zero", source, &uri], 5, &["something else at offset 55"]);
+    let copied = copies(&["--target-is-zero", "--trust", source, &uri]);
+    assert!(copied.contains("4194304 skipped"), "{copied}");
+    // Without the promise what the target calls zero is left out, and nothing else.
+    copies(&["--verify", source, &uri]);
+}
+
+/// Peak resident memory of a copy in KiB, by the kernel's own mark.
+fn peak(args: &[&str]) -> u64 {
+    // On a busy machine a short one may end before it is looked at.
+    (0..100).find_map(|_| peak_seen(args)).expect("it is seen once")
+}
+
+fn peak_seen(args: &[&str]) -> Option<u64> {
+    let mut command = Command::new(OURS);
+    command.arg("copy").args(args).stderr(std::process::Stdio::null());
+    let mut child = command.spawn().unwrap();
+    // The mark only grows; once the program has ended it is gone.
+    let status = format!("/proc/{}/status", child.id());
+    let mut peak = None;
+    loop {
+        let text = std::fs::read_to_string(&status).unwrap_or_default();
+        let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        match line.and_then(|line| line.trim().trim_end_matches(" kB").parse().ok()) {
+            Some(kib) => peak = Some(kib),
+            None => break,
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let ended = child.wait().unwrap();
+    assert!(ended.success(), "{args:?}: {ended}");
+    peak
+}
+
+/// Most that a copy may take, in KiB.
+const MOST: u64 = 64 << 10;
+
+#[test]
+fn a_copy_needs_little_memory_whatever_it_copies() {
+    for args in [
+        &["zero:16T", "null:"][..],
+        // 10 million extents.
+        &["zero:40G?runs=4k", "null:"],
+        &["[", "blockhaul", "serve", "zero:40G?runs=4k", "]", "null:"],
+        &["pattern:512M?data=4k&hole=4k", "null:"],
+    ] {
+        let peak = peak(args);
+        assert!(peak < MOST, "{args:?}: {peak} KiB");
+    }
+    // A long path: everything that may be in flight is.
+    let scratch = Scratch::new().unwrap();
+    let disk = scratch.file("disk");
+    let args = ["--source-layer", "delay?read=50ms", "--verify", "pattern:120M", text(&disk)];
+    // A delayed sampler sees less than there was, never more.
+    let mut seen = Vec::new();
+    while seen.last().is_none_or(|peak| *peak < 20 << 10) {
+        assert!(seen.len() < 20, "{args:?}: {seen:?} KiB");
+        let peak = peak(&args);
+        assert!(peak < MOST, "{args:?}: {peak} KiB");
+        seen.push(peak);
+    }
+}

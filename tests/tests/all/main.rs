@@ -1,0 +1,41 @@
+//! Tests with the real peers.
+#![allow(clippy::unwrap_used, reason = "a test that fails")]
+
+mod any_copies;
+mod bad_input;
+mod bench;
+mod block_devices;
+mod block_sizes;
+mod compat_nbdkit;
+mod connections;
+mod containers;
+mod control;
+mod copy_matrix;
+mod copy_options;
+mod crowd;
+mod flush_errors;
+mod hosted;
+mod http;
+mod isolated;
+mod layers;
+mod lost_writes;
+mod main_job;
+mod negotiations;
+mod parity;
+mod peers_on_our_server;
+mod plugins;
+mod plugins_all;
+mod plugins_c;
+mod plugins_curl;
+mod plugins_every;
+mod plugins_life;
+mod plugins_ssh;
+mod records;
+mod routes;
+mod scripts;
+mod serve;
+mod service;
+mod slow_servers;
+mod stopped;
+mod tls;
+mod tls_servers;

@@ -1,0 +1,364 @@
+//! The same conversation with two servers.
+
+use blockhaul_testkit::peer::{Answer, Conversation};
+use blockhaul_testkit::rng::Rng;
+use blockhaul_testkit::tools::Server;
+use blockhaul_wire::request::Header;
+use blockhaul_wire::{Command, CommandFlags, Replies, magic};
+
+use super::lines::Line;
+
+/// Contexts that are asked for.
+const CONTEXTS: [&str; 3] = ["base:allocation", "qemu:allocation-depth", "nosuch:context"];
+
+/// Flags of an export that only one server may advertise: whether seeking costs time, and whether
+/// zeroing is tried without writing. nbdkit ends with a failed assertion when a client requests a
+/// fast zero that it did not offer.
+const MAY_DIFFER: u16 = 1 << 4 | 1 << 11;
+
+/// Flags of an export.
+const READ_ONLY: u16 = 1 << 1;
+const FLUSH: u16 = 1 << 2;
+const FUA: u16 = 1 << 3;
+const TRIM: u16 = 1 << 5;
+const ZEROES: u16 = 1 << 6;
+const FAST_ZERO: u16 = 1 << 11;
+
+/// What a client receives before its first request.
+#[derive(Debug, PartialEq, Eq)]
+struct Greeting {
+    flags: u16,
+    /// Kinds and payloads of replies to options, without texts.
+    replies: Vec<(u32, Vec<u8>)>,
+    /// Size.
+    size: u64,
+    /// The rest of the reply to GO.
+    told: Vec<Vec<u8>>,
+    contexts: usize,
+}
+
+impl Greeting {
+    /// The smallest block: some filters refuse smaller ones, and layers above them may or may not help.
+    fn least(&self) -> u64 {
+        let sizes = self.told.iter().find(|told| told.starts_with(&[0, 3]));
+        let least = sizes.and_then(|told| told.get(2..6));
+        least.map_or(1, |least| least.iter().fold(0, |number, byte| number << 8 | u64::from(*byte)))
+    }
+}
+
+/// Opens a connection, asks for facts in all ways.
+fn greet(server: &Server, replies: Replies) -> Result<(Conversation, Greeting, u16), String> {
+    let mut talk = Conversation::connect(server.socket())?;
+    let flags = talk.hello(3)?;
+    talk.negotiate(replies)?;
+    let mut seen = Vec::new();
+    let mut ask = |talk: &mut Conversation, code, payload: &[u8]| -> Result<(), String> {
+        for reply in talk.option(code, payload)? {
+            // Texts of errors are for people.
+            // Those of GO are compared.
+            let payload = match reply.payload {
+                _ if reply.is_error() => Vec::new(),
+                payload if payload.len() == 12 && payload.starts_with(&[0, 0]) => Vec::new(),
+                payload => payload,
+            };
+            seen.push((reply.kind, payload));
+        }
+        Ok(())
+    };
+    let mut list = vec![0; 4];
+    list.extend(0_u32.to_be_bytes());
+    // Without structured replies there are none, says the protocol; nbdkit lists them all the same.
+    if replies != Replies::Simple {
+        ask(&mut talk, magic::OPT_LIST_META_CONTEXT, &list)?;
+    }
+    ask(&mut talk, magic::OPT_INFO, &[0, 0, 0, 0, 0, 1, 0, 3])?;
+    let contexts = match replies {
+        Replies::Simple => 0,
+        _ => talk.select("", &CONTEXTS)?.len(),
+    };
+    let mut told = Vec::new();
+    let mut export = None;
+    for reply in talk.option(magic::OPT_GO, &[0, 0, 0, 0, 0, 1, 0, 3])? {
+        if reply.is_error() {
+            return Err(format!("refused: {:x}", reply.kind));
+        }
+        match reply.payload.as_slice() {
+            [0, 0, size @ .., high, low] if size.len() == 8 => {
+                let size = size.iter().fold(0, |size, byte| size << 8 | u64::from(*byte));
+                export = Some((size, u16::from_be_bytes([*high, *low])));
+            }
+            other => told.push(other.to_vec()),
+        }
+    }
+    told.sort();
+    let (size, of_export) = export.ok_or("no size")?;
+    Ok((talk, Greeting { flags, replies: seen, size, told, contexts }, of_export))
+}
+
+/// Whether a server rejects clients.
+pub fn refuses(server: &Server) -> bool {
+    greet(server, Replies::Structured).is_err()
+}
+
+/// One connection to each, the same requests on both; what is different. False: what is stored need not be
+/// the same any more.
+pub fn compare(
+    ours: &Server,
+    theirs: &Server,
+    line: &Line,
+    rng: &mut Rng,
+    requests: usize,
+) -> Result<bool, String> {
+    let replies = *rng.pick(&[Replies::Structured, Replies::Structured, Replies::Simple]);
+    let (ours_greeted, theirs_greeted) = (greet(ours, replies), greet(theirs, replies));
+    let ((mut ours, our_facts, here), (mut theirs, their_facts, there)) =
+        match (ours_greeted, theirs_greeted) {
+            (Ok(ours), Ok(theirs)) => (ours, theirs),
+            (Err(_), Err(_)) => return Ok(true),
+            (Err(why), _) => return Err(format!("no greeting here: {why}")),
+            (_, Err(why)) => return Err(format!("no greeting there: {why}")),
+        };
+    let may_differ = MAY_DIFFER | line.flags_that_differ();
+    if our_facts != their_facts {
+        return Err(format!("told here: {our_facts:x?}\n     there: {their_facts:x?}"));
+    }
+    if (here ^ there) & !may_differ != 0 {
+        return Err(format!("flags {here:#x} here, {there:#x} there"));
+    }
+    let size = our_facts.size;
+    let loose = line.extents_differ();
+    let both = here & there & !line.withheld();
+    let least = our_facts.least();
+    let mut asked = Vec::new();
+    for _ in 0..requests {
+        let (header, payload) =
+            random(&mut ours, size, replies, both, (least, line.one_extent()), rng);
+        asked.push(header);
+        let (here, there) = (ours.ask(&header, &payload), theirs.ask(&header, &payload));
+        theirs.request(Command::Flush, 0, 0);
+        let (here, there) = match (here, there) {
+            (Ok(here), Ok(there)) => (here, there),
+            // Both have hung up.
+            (Err(_), Err(_)) => return Ok(true),
+            (here, there) => {
+                let of = |answer: &Result<Answer, String>| match answer {
+                    Ok(answer) => format!("error {}", answer.error),
+                    Err(why) => why.clone(),
+                };
+                return Err(format!("{header:?}: {} here, {} there", of(&here), of(&there)));
+            }
+        };
+        differ(&header, &here, &there, faults(&header, size, both), &asked, loose)
+            .map_err(|why| format!("{header:?}: {why}"))?;
+        // How much of what has failed was written is not said.
+        let within = header.offset.saturating_add(header.length) <= size;
+        if header.command == Command::Write && [5, 28].contains(&here.error) && within {
+            return Ok(false);
+        }
+    }
+    // Zeroes are where zeroes are reported.
+    if our_facts.contexts > 0 && size > 0 && !line.stale_extents() {
+        let header = ours.request(Command::BlockStatus, 0, size);
+        let answer = ours.ask(&header, &[])?;
+        theirs.request(Command::Flush, 0, 0);
+        let mut at = 0;
+        for (len, state) in answer.status.iter().flat_map(|(_, runs)| runs) {
+            let len = (*len).min(size - at);
+            let bytes = ours.read(at, len as usize)?;
+            theirs.request(Command::Flush, 0, 0);
+            if state & 2 != 0 && bytes.iter().any(|byte| *byte != 0) {
+                return Err(format!("no zeroes in the {len} bytes at {at}, {state}"));
+            }
+            at += len;
+        }
+    }
+    let mut at = 0;
+    while at < size {
+        let len = (size - at).min(1 << 20);
+        let header = ours.request(Command::Read, at, len);
+        let (here, there) = (ours.ask(&header, &[])?, theirs.ask(&header, &[])?);
+        differ(&header, &here, &there, 0, &asked, loose)
+            .map_err(|why| format!("in the end: {why}"))?;
+        at += len;
+    }
+    ours.end();
+    theirs.end();
+    Ok(true)
+}
+
+/// A request, with its payload.
+fn random(
+    talk: &mut Conversation,
+    size: u64,
+    replies: Replies,
+    both: u16,
+    (least, one_extent): (u64, bool),
+    rng: &mut Rng,
+) -> (Header, Vec<u8>) {
+    let command = match rng.below(20) {
+        0..4 => Command::Read,
+        4..9 => Command::Write,
+        9..12 if both & (ZEROES | READ_ONLY) != 0 => Command::WriteZeroes,
+        9..12 => Command::Write,
+        12 | 13 if both & (TRIM | READ_ONLY) != 0 => Command::Trim,
+        14 if both & FLUSH != 0 => Command::Flush,
+        15 => Command::Cache,
+        16 if rng.chance(10) => Command::Other(rng.between(8, 20) as u16),
+        _ if replies == Replies::Simple && rng.chance(90) => Command::Read,
+        _ => Command::BlockStatus,
+    };
+    let grain = *rng.pick(&[1, 512, 4096, 65536]);
+    let at = match rng.below(20) {
+        0 => size,
+        1 => size.saturating_sub(rng.below(5000)),
+        2 => size + rng.below(5000),
+        3 if rng.chance(20) => u64::MAX - rng.below(5000),
+        _ => rng.below(size) / grain * grain,
+    };
+    let grain = *rng.pick(&[1, 512, 4096, 65536]);
+    let len = match rng.below(20) {
+        0 => rng.below(2),
+        1 | 2 => size.saturating_sub(at),
+        3 => size.saturating_sub(at) + rng.below(2),
+        4 if command != Command::Write && rng.chance(20) => {
+            *rng.pick(&[u64::from(u32::MAX), 1 << 31, 65 << 20, (1 << 32) - 512, (1 << 32) - 65536])
+        }
+        5..8 => rng.below(size),
+        _ => (rng.below(size.min(200_000)) / grain * grain).max(1),
+    };
+    let len = len.min(u64::from(u32::MAX));
+    let (at, len) = match command {
+        Command::Flush => (0, 0),
+        Command::Write if len > 8 << 20 => (at, 1),
+        _ => (at, len),
+    };
+    let (at, len) = (at / least * least, len / least * least);
+    let mut header = talk.request(command, at, len);
+    let flags = match rng.below(20) {
+        0 => 1 << rng.below(16),
+        1 if command == Command::WriteZeroes => rng.below(32) as u16,
+        2..8 if command == Command::WriteZeroes => 1 << 1,
+        8..10 if command == Command::WriteZeroes => 1 << 4,
+        2..5 => 1,
+        5..8 if command == Command::BlockStatus => 1 << 3,
+        5..8 if command == Command::Read && replies != Replies::Simple => 1 << 2,
+        _ => 0,
+    };
+    // What is not offered is not asked for: servers may or may not see it.
+    let mut withheld = 0;
+    withheld |= if both & FUA == 0 { 1 } else { 0 };
+    withheld |= if one_extent { 0 } else { 1 << 3 };
+    withheld |= if both & FAST_ZERO == 0 { 1 << 4 } else { 0 };
+    let flags = flags & !withheld;
+    header.flags = CommandFlags::from_bits(flags);
+    let mut payload = Vec::new();
+    if command == Command::Write {
+        payload = vec![0; len as usize];
+        if rng.chance(80) {
+            rng.fill(&mut payload);
+        }
+    }
+    (header, payload)
+}
+
+/// In how many ways a request is wrong, of those that are told apart by numbers.
+fn faults(header: &Header, size: u64, both: u16) -> usize {
+    let changes = matches!(header.command, Command::Write | Command::WriteZeroes | Command::Trim);
+    let fua = if both & FUA == 0 { 0 } else { 1 };
+    let allowed = match header.command {
+        Command::WriteZeroes => fua | 1 << 1 | 1 << 4,
+        Command::BlockStatus => fua | 1 << 3,
+        Command::Read => fua | 1 << 2,
+        _ => fua,
+    };
+    let beyond = header.offset.checked_add(header.length).is_none_or(|end| end > size);
+    let long = header.command == Command::Read && header.length > 64 << 20;
+    let flags = header.flags.bits() & !allowed != 0;
+    let refused = changes && both & READ_ONLY != 0;
+    [beyond, long, flags, refused].into_iter().filter(|fault| *fault).count()
+}
+
+/// Whether two answers differ where they may not.
+fn differ(
+    header: &Header,
+    here: &Answer,
+    there: &Answer,
+    faults: usize,
+    asked: &[Header],
+    loose: bool,
+) -> Result<(), String> {
+    // What is wrong in two ways is refused for either, and empty changes are wrong in one here, in another
+    // there.
+    if here.error != 0 && there.error != 0 && (faults > 1 || header.length == 0) {
+        return Ok(());
+    }
+    if here.error != there.error {
+        let text = &here.text;
+        return Err(format!("error {} here ({text}), {} there", here.error, there.error));
+    }
+    if here.error != 0 {
+        return Ok(());
+    }
+    if header.command == Command::Read {
+        let len = header.length as usize;
+        let (here, there) = (here.bytes(header.offset, len)?, there.bytes(header.offset, len)?);
+        if let Some(at) = here.iter().zip(&there).position(|(here, there)| here != there) {
+            let place = header.offset + at as u64;
+            let by = changed(asked, place);
+            return Err(format!(
+                "byte {place}: {:02x} here, {:02x} there{by}",
+                here[at], there[at]
+            ));
+        }
+    }
+    if header.command == Command::BlockStatus {
+        if here.status.len() != there.status.len() {
+            return Err(format!("contexts: {:?} here, {:?} there", here.status, there.status));
+        }
+        let one = header.flags.bits() & (1 << 3) != 0;
+        for ((_, here), (_, there)) in here.status.iter().zip(&there.status) {
+            let total = |runs: &[(u64, u64)]| runs.iter().map(|run| run.0).sum::<u64>();
+            if one && (here.len() != 1 || total(here) > header.length) {
+                return Err(format!("one extent was asked for: {here:?}"));
+            }
+            let upto = total(here).min(total(there)).min(header.length);
+            let (ours, theirs) = (joined(here, upto), joined(there, upto));
+            if ours != theirs && !loose {
+                let same = ours.iter().zip(&theirs).take_while(|(ours, theirs)| ours == theirs);
+                let place = header.offset + same.map(|(run, _)| run.0).sum::<u64>();
+                let by = changed(asked, place);
+                return Err(format!("extents at {place}: {ours:?} here, {theirs:?} there{by}"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The last requests that changed what is around a byte.
+fn changed(asked: &[Header], place: u64) -> String {
+    let near = |asked: &&Header| {
+        let end = asked.offset.saturating_add(asked.length);
+        let reads = [Command::Read, Command::BlockStatus, Command::Cache];
+        asked.offset <= place + 4096
+            && place < end.saturating_add(4096)
+            && !reads.contains(&asked.command)
+    };
+    let last: Vec<_> = asked.iter().rev().filter(near).take(4).collect();
+    format!("; the last changes around it: {last:?}")
+}
+
+/// Extents up to a length, with none beside another of the same state.
+fn joined(runs: &[(u64, u64)], upto: u64) -> Vec<(u64, u64)> {
+    let mut left = upto;
+    let mut all: Vec<(u64, u64)> = Vec::new();
+    for (len, state) in runs {
+        let len = (*len).min(left);
+        left -= len;
+        match all.last_mut() {
+            _ if len == 0 => {}
+            Some(last) if last.1 == *state => last.0 += len,
+            _ => all.push((len, *state)),
+        }
+    }
+    all
+}
