@@ -42,7 +42,7 @@ impl ServerProcess {
 
     /// The same, in a directory and a process group of its own: signals from the terminal must not
     /// reach the server, which is needed until this program has finished.
-    pub(crate) fn start_apart(
+    pub fn start_apart(
         words: &[OsString],
         folder: Option<&Path>,
     ) -> Result<Arc<ServerProcess>> {
@@ -91,7 +91,7 @@ impl ServerProcess {
     }
 
     /// Its process ID, valid until [`ServerProcess::ended`].
-    pub(crate) fn id(&self) -> u32 {
+    pub fn id(&self) -> u32 {
         self.child.lock().expect("no panic under this lock").id()
     }
 
@@ -106,7 +106,7 @@ impl ServerProcess {
     }
 
     /// Its exit status, if it has ended.
-    pub(crate) fn status(&self) -> Option<ExitStatus> {
+    pub fn status(&self) -> Option<ExitStatus> {
         let mut child = self.child.lock().expect("no panic under this lock");
         child.try_wait().ok().flatten()
     }

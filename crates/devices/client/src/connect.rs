@@ -96,7 +96,7 @@ pub async fn connect(
 }
 
 /// The same; the device keeps the process of its server alive.
-pub(crate) async fn connect_keeping(
+pub async fn connect_keeping(
     process: Option<Arc<ServerProcess>>,
     name: &str,
     address: &Address,

@@ -8,7 +8,6 @@
 //! - `command`: `[ CMD … ]`, a server started by socket activation.
 //! - `guard`: ends such a server when this program is killed.
 //! - `backends`: the schemes `nbd:`, `nbd+unix:` … and `[ CMD … ]` for the registry.
-//! - `isolated`: a kind of storage in a separate process.
 //! - [`Line`]: a bare connection, for callers that make requests themselves.
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
@@ -17,7 +16,6 @@ mod command;
 mod connect;
 mod device;
 mod guard;
-mod isolated;
 mod line;
 mod link;
 pub mod options;
@@ -26,6 +24,5 @@ mod session;
 
 pub use backends::all;
 pub use command::ServerProcess;
-pub use connect::{Address, Connected, Options, connect};
-pub use isolated::{Again, isolated};
+pub use connect::{Address, Connected, Options, connect, connect_keeping};
 pub use line::Line;

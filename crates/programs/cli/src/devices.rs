@@ -45,10 +45,10 @@ fn layer_kinds() -> Vec<&'static LayerKind> {
 }
 
 /// The same; nbdkit plugins run in separate processes.
-pub fn isolated(mut registry: Registry, again: blockhaul_client::Again) -> Registry {
+pub fn isolated(mut registry: Registry, again: blockhaul_isolated::Again) -> Registry {
     for backend in &mut registry.backends {
         if backend.runs_foreign_code() {
-            *backend = blockhaul_client::isolated(backend.clone(), again);
+            *backend = blockhaul_isolated::isolated(backend.clone(), again);
         }
     }
     registry

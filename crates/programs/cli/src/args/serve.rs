@@ -164,7 +164,7 @@ pub struct Serve {
     /// plugins whose memory is the disk. One that hangs ends by its parameter @watchdog=TIME
     #[arg(long, value_name = "again|once", num_args = 0..=1, require_equals = true,
           default_missing_value = "again", value_parser = isolate)]
-    pub isolate: Option<blockhaul_client::Again>,
+    pub isolate: Option<blockhaul_isolated::Again>,
 
     #[command(flatten)]
     pub tls: ServeTls,
@@ -226,10 +226,10 @@ pub struct Serve {
     pub in_background: bool,
 }
 
-fn isolate(text: &str) -> Result<blockhaul_client::Again, String> {
+fn isolate(text: &str) -> Result<blockhaul_isolated::Again, String> {
     match text {
-        "again" => Ok(blockhaul_client::Again::ForClients),
-        "once" => Ok(blockhaul_client::Again::Never),
+        "again" => Ok(blockhaul_isolated::Again::ForClients),
+        "once" => Ok(blockhaul_isolated::Again::Never),
         _ => Err(format!("{text:?} is neither again nor once")),
     }
 }

@@ -1,7 +1,8 @@
 //! Runs a kind of storage in a separate process: another instance of this program serves it on a
 //! private socket, and this one is its client. A crash ends that process, and is an error here.
 //! Open devices remain broken: unflushed writes may be lost with the process, and their writer must
-//! get the error. Later clients get a new process ([`keeper`]).
+//! get the error. Later clients get a new process (`keeper`).
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 mod keeper;
 
@@ -14,7 +15,7 @@ use blockhaul_catalog::{
     Backend, Client, Export, Exports, Listed, Opened, Opening, Param, Target, Visit,
 };
 
-use crate::connect::{Connected, connect_keeping};
+use blockhaul_client::{Connected, connect_keeping};
 use keeper::{Apart, Keeper};
 
 /// Whether to restart a process that has ended.

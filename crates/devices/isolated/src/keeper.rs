@@ -15,9 +15,8 @@ use blockhaul_io::{Completer, Interest};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::Again;
-use crate::connect::{Address, Options};
-use crate::options::{OptionSession, Place};
-use crate::{ServerProcess, connect};
+use blockhaul_client::options::{OptionSession, Place};
+use blockhaul_client::{Address, Options, ServerProcess};
 
 /// Maximum time until a process has ended once its connections are closed.
 const END: Duration = Duration::from_secs(2);
@@ -346,7 +345,7 @@ pub(super) fn how() -> Options {
         connect_timeout: Duration::ZERO,
         timeout: Duration::ZERO,
         full_info: true,
-        ..connect::Options::default()
+        ..Options::default()
     }
 }
 
