@@ -14,6 +14,7 @@ const CLASSES: usize = LATENCY_BOUNDS.len() + 1;
 
 /// A histogram of times at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
+#[non_exhaustive]
 pub struct Latency {
     /// Requests by time: one class for each of [`LATENCY_BOUNDS`], and one for longer times.
     pub classes: [u64; CLASSES],

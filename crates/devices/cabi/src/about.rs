@@ -9,6 +9,7 @@ use crate::load;
 
 /// The description of a plugin or filter.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct About {
     /// `plugin` or `filter`.
     pub what: &'static str,

@@ -59,6 +59,7 @@ impl Layer for StatsLayer {
 
 /// The counts of one kind of request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct Counts {
     /// Submitted requests.
     pub requests: u64,

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 /// The resource usage of a process that has ended, and of the children that it had waited for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Cost {
     /// Processor time in user mode. The kernel knows the sum of both times to the nanosecond and
     /// divides it between user and system by samples.

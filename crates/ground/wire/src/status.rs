@@ -41,6 +41,7 @@ impl Wanted {
 
 /// The result of an encoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct Encoded {
     /// Number of extents in the chunk.
     pub extents: usize,

@@ -9,6 +9,7 @@ use crate::side::Side;
 
 /// The state of a copy at one moment, beside its bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
+#[non_exhaustive]
 pub struct Meters {
     /// Requests in flight: pieces being read or written.
     pub in_flight: usize,

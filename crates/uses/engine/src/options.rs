@@ -184,6 +184,7 @@ impl Default for Options {
 
 /// The result of a copy.
 #[derive(Debug, Clone, Default)]
+#[non_exhaustive]
 pub struct Summary {
     /// Bytes to copy.
     pub size: u64,
@@ -215,6 +216,7 @@ pub struct Summary {
 
 /// Retries of a copy that succeeded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct Retried {
     /// Repeated requests to the source.
     pub source_requests: u64,

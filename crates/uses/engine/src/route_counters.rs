@@ -8,6 +8,7 @@ use blockhaul_io::{PayloadRoute, RouteCounters};
 
 /// Bytes by route since the copy began. Repeated requests count each time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct Routes {
     /// Not written: already zero on the target.
     pub skip: u64,

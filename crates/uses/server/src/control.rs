@@ -35,6 +35,7 @@ pub struct Client {
 
 /// Counters of a server since it started.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct Sums {
     /// Open connections, including handshakes.
     pub open: usize,

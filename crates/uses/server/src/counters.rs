@@ -13,6 +13,7 @@ const KINDS: usize = OpKind::ALL.len();
 
 /// Requests of a connection, or of several together.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Counts {
     /// Answered requests, in the order of [`OpKind::ALL`].
     pub requests: [u64; KINDS],

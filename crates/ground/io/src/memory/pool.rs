@@ -67,6 +67,7 @@ struct Watcher {
 
 /// The request is larger than the whole pool: waiting would never end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct TooLarge {
     /// Requested bytes, rounded up to a class.
     pub asked: u64,

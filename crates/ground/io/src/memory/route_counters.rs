@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A route of payload bytes other than plain memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum PayloadRoute {
     /// From the page cache to a socket, by splice(2).
     FileToSocket,

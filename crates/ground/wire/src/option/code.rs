@@ -87,6 +87,7 @@ impl fmt::Display for OptionCode {
 
 /// Why an option was refused ("Option reply types", those with bit 31).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum OptionError {
     /// `NBD_REP_ERR_UNSUP`: not known to the server.
     Unsupported,

@@ -493,7 +493,7 @@ fn shown(layer: &Adjustable) -> Value {
 }
 
 fn client(client: &Client) -> Value {
-    let Counts { requests, bytes, errors, in_flight } = client.counts;
+    let Counts { requests, bytes, errors, in_flight, .. } = client.counts;
     let named = |counts: [u64; OpKind::ALL.len()]| {
         let all = OpKind::ALL.into_iter().zip(counts);
         all.map(|(kind, count)| (kind.name().to_string(), json!(count))).collect::<Map<_, _>>()

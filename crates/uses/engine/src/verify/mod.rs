@@ -41,6 +41,7 @@ const IN_FLIGHT: usize = 8;
 
 /// The result of a successful verification.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Verified {
     /// Bytes compared, known zeroes included.
     pub bytes: u64,

@@ -150,6 +150,7 @@ pub struct ExportInfo {
 
 /// A refusal of a client's request.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Refusal {
     /// Why, for programs.
     pub error: OptionError,
