@@ -20,14 +20,15 @@ const PIECES_AT_ONCE: usize = 64;
 pub static BLOCKSIZE: LayerKind = LayerKind {
     name: "blocksize",
     summary: "sets the block sizes that clients see, and splits requests to those of the device",
-    manual: "The server advertises `minimum`, `preferred` and `maximum`. With `error-policy=error` \
-requests that do not keep to minimum and maximum, or to the sizes of a plugin below, are \
-refused (EINVAL); with `allow` they are served.
+    manual:
+        "The server advertises `minimum`, `preferred` and `maximum`. With `error-policy=error`, \
+requests that violate minimum or maximum, or the block sizes of a plugin below, are refused \
+(EINVAL); with `allow` they are served.
 
-`minblock`, `maxdata` and `maxlen` are for the device: it gets reads and writes of whole blocks of \
-`minblock` bytes (parts are read, changed and written back), in pieces of at most `maxdata` bytes, and \
-everything else in pieces of at most `maxlen`, whatever the client sends. What is no whole block at \
-its end is left out.",
+`minblock`, `maxdata` and `maxlen` apply to the device: it gets reads and writes of whole \
+blocks of `minblock` bytes (partial blocks are read, changed and written back), in pieces of \
+at most `maxdata` bytes, and other requests in pieces of at most `maxlen` bytes, whatever the \
+client sends. A partial block at the end of the device is not accessible.",
     example: r#"
 blockhaul serve --layer 'blocksize?minimum=4k&minblock=4k' memory:64M \
   --run 'blockhaul info "$uri"'
@@ -37,7 +38,11 @@ blockhaul serve --layer 'blocksize?minimum=4k&minblock=4k' memory:64M \
     transparent: true,
     params: &[
         param("minimum", ParamKind::Size, "Smallest block to advertise; a power of two, 1 to 64k."),
-        param("preferred", ParamKind::Size, "Preferred block to advertise; a power of two, 512 to 32M."),
+        param(
+            "preferred",
+            ParamKind::Size,
+            "Preferred block to advertise; a power of two, 512 to 32M.",
+        ),
         param("maximum", ParamKind::Size, "Longest read or write to advertise."),
         param_or(
             "error-policy",

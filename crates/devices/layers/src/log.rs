@@ -20,9 +20,9 @@ use crate::out::Out;
 pub static LOG: LayerKind = LayerKind {
     name: "log",
     summary: "reports every request when it begins and when it ends",
-    manual: "One line when a request begins and one when it ends, with its offset, length and \
-     flags, how it ended and how many microseconds it took; the number in front \
-     counts requests over all connections.",
+    manual: "One line when a request begins and one when it ends, with its offset, length and flags, its \
+result and its duration in microseconds. The number at the start of a line counts requests \
+over all connections.",
     example: r#"
 blockhaul serve --layer 'log?file=requests.log' sample:4M --run 'blockhaul checksum "$uri"'
 cat requests.log

@@ -37,7 +37,7 @@ pub fn page(layer: AnyKind) -> String {
     let changeable: Vec<_> = layer.changeable().iter().map(|param| format!("`{param}`")).collect();
     if !changeable.is_empty() {
         let line = format!(
-            "While it runs, `blockhaul ctl SOCKET set EXPORT {name} OPTION=VALUE` changes {}.",
+            "On a running server, `blockhaul ctl SOCKET set EXPORT {name} OPTION=VALUE` changes {}.",
             changeable.join(", ")
         );
         let _ = writeln!(text, "\n{}", wrapped(&line));
@@ -48,9 +48,9 @@ pub fn page(layer: AnyKind) -> String {
 /// The list of all pages.
 pub fn index(layers: &[AnyKind]) -> String {
     let mut text = String::from(
-        "# Layers\n\nA layer stands before a device: `--layer NAME?option=value&…`, several times; the \
-         first is\nnext to the device, the last next to the client. `blockhaul --help` lists their \
-         options too.\nThe example of each page can be pasted as it is, in an empty folder.\n\n| layer | |\n|---|---|\n",
+        "# Layers\n\nA layer changes a device: `--layer NAME?option=value&…`, repeated; the first is next to \
+         the device,\nthe last next to the client. `blockhaul --help` lists their options, too. The \
+         example of each page\nworks unchanged in an empty directory.\n\n| layer | |\n|---|---|\n",
     );
     for layer in layers {
         let name = layer.name();

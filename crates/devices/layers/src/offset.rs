@@ -11,9 +11,9 @@ use blockhaul_catalog::{Args, Layer, LayerKind, Param, ParamKind};
 pub static OFFSET: LayerKind = LayerKind {
     name: "offset",
     summary: "shows a part of the device, for example a partition",
-    manual: "Offsets of clients start at `offset` of the device, and end after `range` bytes. \
-     What does not fit on the device is refused when it is opened. `partition` finds \
-     the place by itself.",
+    manual: "Offset 0 for clients is `offset` on the device, and the part ends after `range` bytes. A part \
+that exceeds the device is refused when it is opened. `partition` finds the place of a \
+partition.",
     example: r#"
 blockhaul copy --source-layer 'offset?offset=1M&range=32M' sample:64M part.raw
 "#,

@@ -13,9 +13,9 @@ pub static PARTITION: LayerKind = LayerKind {
     name: "partition",
     summary: "shows one partition of the disk, by its number",
     manual: "The disk's partition table is read when it is opened: GPT if there is one, else MBR with \
-primary partitions 1 to 4 and logical ones from 5 on. The numbers are those that Linux gives. A \
-partition that reaches beyond the disk is refused, and an extended one, as it only holds others. `partition-sectorsize` is for disks whose sectors \
-are 4096 bytes.",
+primary partitions 1 to 4 and logical ones from 5 on. The numbers are those of Linux. A \
+partition that exceeds the disk is refused, and so is an extended one, which only contains \
+others. `partition-sectorsize` is for disks with sectors of 4096 bytes.",
     example: r#"
 blockhaul copy sample:16M a.raw && blockhaul copy sample:8M b.raw
 blockhaul copy partitioning:a.raw,b.raw disk.raw

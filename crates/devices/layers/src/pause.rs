@@ -15,12 +15,14 @@ use crate::declared::{param, param_or};
 pub static PAUSE: LayerKind = LayerKind {
     name: "pause",
     summary: "holds new requests back while it is paused",
-    manual: "While `paused=on`, new requests wait. `blockhaul ctl SOCKET set EXPORT pause paused=on` is done \
-     when those under way have ended: from then on the device below is quiet, for example to copy \
-     it. `paused=off` resumes.\n\n\
-     `pause-control` names a further Unix socket, which the layer makes and listens on. The byte `p` \
-     pauses, and when the device is quiet the answer is `P`. `r` resumes, and the answer is `R`. \
-     Other bytes are answered with `X`. For example: `printf p | nc -U SOCKET`.",
+    manual:
+        "While `paused=on`, new requests wait. `blockhaul ctl SOCKET set EXPORT pause paused=on` \
+returns when requests in flight are complete: from then on the device below does not change \
+and can, for example, be copied. `paused=off` resumes.
+
+`pause-control` is the path of another Unix socket, which the layer creates and listens on. \
+The byte `p` pauses, and the reply is `P` when no request is in flight. `r` resumes, and the \
+reply is `R`. The reply to other bytes is `X`. For example: `printf p | nc -U SOCKET`.",
     example: r#"
 blockhaul serve --control disk.ctl -e disk --layer pause memory:64M \
   --run 'blockhaul ctl disk.ctl set disk pause paused=on && blockhaul ctl disk.ctl exports'

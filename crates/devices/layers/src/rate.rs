@@ -14,8 +14,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(100);
 pub static RATE: LayerKind = LayerKind {
     name: "rate",
     summary: "limits the bytes per second of reads and writes together",
-    manual: "All connections together read and write at most so many bytes per second; \
-     requests pass in the order in which they came. Zeroes and trims are not counted.",
+    manual: "All connections together read and write at most this many bytes per second; requests pass in \
+the order in which they arrive. Zero and trim requests are not counted.",
     example: r#"
 blockhaul copy --source-layer 'rate?rate=100M' sample:64M null:
 "#,

@@ -11,8 +11,7 @@ use blockhaul_catalog::{Args, Layer, LayerKind};
 pub static READONLY: LayerKind = LayerKind {
     name: "readonly",
     summary: "refuses everything that would change the device",
-    manual: "Clients see a read-only device, and everything that would change \
-     it is refused (EPERM).",
+    manual: "Clients see a read-only device, and every request that would change it is refused (EPERM).",
     example: r#"
 blockhaul serve --layer readonly memory:64M --run 'blockhaul info --is read-only "$uri"'
 "#,

@@ -24,23 +24,23 @@ pub static RETRY: LayerKind = LayerKind {
     name: "retry",
     summary: "opens the device again when a request fails, and tries again",
     manual: "When a request fails, the layer waits `retry-delay` (twice as long each time with \
-`retry-exponential=on`), opens the device below again (a connection is made anew) and tries again, up \
-to `retries` times; then the error is passed on. Requests that fail at the same time share one new \
-connection. Errors that would come again (wrong requests, a full disk, a read-only one) are passed on \
-at once, as are kinds of errors that `errors` does not name. Where there is nothing to open again \
-(memory), requests are just tried again. A device that comes back with another size or fewer abilities \
-is not used.
+`retry-exponential=on`), opens the device below again (which makes a new connection) and \
+repeats the request, up to `retries` times; then the error is passed on. Requests that fail at \
+the same time share one new connection. Errors that would recur (invalid requests, a full \
+disk, a read-only one) are passed on at once, and so are kinds of errors that `errors` does \
+not list. A device that cannot be opened again (memory) only gets the repeated request. A \
+device that has another size or fewer abilities after it was opened again is not used.
 
-A server that has crashed may have lost writes that were not flushed. With `unflushed=fail`, after a new \
-connection all flushes fail if there were such writes; with `trust` it is believed that the \
-server is still the same, as after a lost network connection. With `retry-readonly=on` everything that \
-would change the device is refused once it had to be opened again.
+A server that has crashed may have lost writes without a flush. With `unflushed=fail`, all \
+flushes fail after a new connection if there were such writes; with `trust` the layer assumes \
+that the server is the same, as after a lost network connection. With `retry-readonly=on`, \
+every request that would change the device is refused once it had to be opened again.
 
-A flush, or a write, zeroing or trim that is to be durable (FUA), is tried again only after a lost connection, \
-unlike in nbdkit's filter of this name. One that the storage failed is passed on: the kernel reports data that \
-it could not write once, and the next flush succeeds although the data is gone. After such a failure all \
-flushes and durable writes fail, on all connections, until the last client has gone and the device is opened \
-anew.",
+A flush or a FUA request is repeated only after a lost connection, unlike in nbdkit's filter \
+of this name. A failure of the storage is passed on: the kernel reports a failed writeback \
+once, and the next flush succeeds although the data is lost. After such a failure all flushes \
+and FUA requests fail, on all connections, until the last client has disconnected and the \
+device is opened again.",
     example: r#"
 blockhaul copy --source-layer 'error?error=EIO&read=20%&count=5' \
   --source-layer 'retry?retry-delay=100ms' sample:64M null:

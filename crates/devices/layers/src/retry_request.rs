@@ -15,14 +15,14 @@ use crate::repeat::{ALL_CLASSES, Repeat, classes};
 pub static RETRY_REQUEST: LayerKind = LayerKind {
     name: "retry-request",
     summary: "tries a failed request again, a few times",
-    manual: "For sources that fail now and then but stay connected. Each request is tried up to \
-`retries` times more, `delay` apart; then its error is passed on. Errors that would come again (wrong \
-requests, a full disk, a read-only one) are passed on at once, as are kinds of errors that `errors` \
-does not name. `retry` opens the device again as well.
+    manual: "For sources that fail temporarily but stay connected. Each request is repeated up to `retries` \
+times, `delay` apart; then its error is passed on. Errors that would recur (invalid requests, \
+a full disk, a read-only one) are passed on at once, and so are kinds of errors that `errors` \
+does not list. `retry` also opens the device again.
 
-A flush, or a write, zeroing or trim that is to be durable (FUA), is not tried again, unlike in nbdkit's \
-filter of this name: the kernel reports data that it could not write once, and the next flush succeeds \
-although the data is gone. After one has failed, all later ones fail until the device is opened again.",
+A flush or a FUA request is not repeated, unlike in nbdkit's filter of this name: the kernel \
+reports a failed writeback once, and the next flush succeeds although the data is lost. After \
+one has failed, all later ones fail until the device is opened again.",
     example: r#"
 blockhaul serve --layer 'error?read=20%&count=5' --layer 'retry-request?delay=100ms' \
   sample:64M --run 'blockhaul checksum "$uri"'

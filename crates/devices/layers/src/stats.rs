@@ -14,9 +14,8 @@ use crate::out::Out;
 pub static STATS: LayerKind = LayerKind {
     name: "stats",
     summary: "counts requests, bytes, errors and time, and prints them at the end",
-    manual: "When the device is closed, a table shows for each kind of request how many there \
-     were, how many failed, how many bytes they moved and how long they took on \
-     average and at most.",
+    manual: "When the device is closed, a table shows for each kind of request their number, how many \
+failed, how many bytes they moved, and their average and longest duration.",
     example: r#"
 blockhaul serve --layer stats sample:64M --run 'blockhaul copy "$uri" null:'
 "#,

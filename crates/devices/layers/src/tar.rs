@@ -13,13 +13,14 @@ use crate::per_disk::PerDisk;
 pub static TAR: LayerKind = LayerKind {
     name: "tar",
     summary: "shows a file inside a tar file (an OVA, for example)",
-    manual: "The member whose name is exactly `tar-entry` (as `tar tf` prints it) is looked for once, when \
-the device is first opened, and served where it lies: reads and writes go straight there. Writes change \
-the tar file, but not checksums that other members hold of this one. Names as ustar, GNU tar and pax \
-have them are understood; a member that tar keeps sparse, and one that is no regular file, is refused. A \
-compressed tar file needs `gz` or `xz` below.
+    manual: "The member whose name is exactly `tar-entry` (as `tar tf` prints it) is located once, when the \
+device is first opened, and served in place: reads and writes go directly to the tar file. \
+Writes change the tar file, but not checksums of this member that other members contain. Names \
+in the formats ustar, GNU tar and pax are supported; a sparse member, and one that is not a \
+regular file, is refused. A compressed tar file needs `gz` or `xz` below.
 
-Looking reads the header of each member in turn; `tar-limit` bounds how far into the file it goes.",
+The search reads the header of each member in turn; `tar-limit` limits how far into the file \
+it goes.",
     example: r#"
 blockhaul copy sample:16M disk.raw && tar cf vm.ova disk.raw
 blockhaul copy --verify --source-layer 'tar?tar-entry=disk.raw' vm.ova from-ova.raw

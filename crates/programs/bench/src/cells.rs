@@ -1,6 +1,7 @@
 //! What a cell of a table shows, as text.
 
 use crate::result::{Cell, Metric, State};
+use crate::stats::Summary;
 
 /// Deviations below this many percent are not shown, so that important ones are visible.
 const DEVIATION_SHOWN: f64 = 1.5;
@@ -28,6 +29,15 @@ pub fn number(value: f64) -> String {
     }
 }
 
+/// A median with its deviation: `0.594 ± 3%`.
+pub fn median(summary: &Summary, unit: f64) -> String {
+    let mut text = number(summary.median / unit);
+    if summary.deviation_percent() >= DEVIATION_SHOWN {
+        text.push_str(&format!(" ± {:.0}%", summary.deviation_percent().ceil()));
+    }
+    text
+}
+
 /// What a cell shows: `0.594 ± 3% (1 failed)`, FAILED, or why there is nothing.
 pub fn cell_text(cell: &Cell, metric: Metric) -> String {
     let summary = match cell.state(metric) {
@@ -38,10 +48,7 @@ pub fn cell_text(cell: &Cell, metric: Metric) -> String {
         State::Failed(_) => return "FAILED".to_owned(),
         State::Good(summary) => summary,
     };
-    let mut text = number(summary.median / metric.unit());
-    if summary.deviation_percent() >= DEVIATION_SHOWN {
-        text.push_str(&format!(" ± {:.0}%", summary.deviation_percent().ceil()));
-    }
+    let mut text = median(summary, metric.unit());
     if cell.failed > 0 {
         text.push_str(&format!(" ({} failed)", cell.failed));
     }

@@ -12,9 +12,9 @@ use super::{Choice, Guest, Rule, gate};
 pub static EXITLAST: GateKind = GateKind {
     name: "exitlast",
     summary: "ends the server when the last client has left",
-    manual: "The server stops, as by SIGTERM, when no client is left that has opened a device. Clients \
-that only ask for the list of exports do not count, and before the first one comes the server waits as \
-long as it takes.",
+    manual: "The server stops, as on SIGTERM, when the last client that has opened a device disconnects. \
+Clients that only list exports do not count. The server waits for the first client without a \
+limit.",
     example: r#"
 blockhaul serve -U once.sock --layer exitlast sample:64M && \
   blockhaul copy 'nbd+unix:///?socket=once.sock' null:

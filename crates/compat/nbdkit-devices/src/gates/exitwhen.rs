@@ -21,11 +21,11 @@ const SCRIPT_SAYS_SO: i32 = 88;
 pub static EXITWHEN: GateKind = GateKind {
     name: "exitwhen",
     summary: "ends the server when something happens and the clients have left",
-    manual: "When one of the events has happened, new clients are sent away, and the server stops, as \
-by SIGTERM, when no client is connected any more. It looks every `exit-when-poll`, and whenever a \
-client comes. Events, each of which may be a list separated by commas: a file is there, a file is gone, \
-the other end of an inherited pipe (a descriptor's number) is closed, a process (its number) is gone. A \
-script, run by /bin/sh, says that the time has come with exit status 88.",
+    manual: "After one of the events, new clients are refused, and the server stops, as on SIGTERM, when no \
+client is connected. It checks for events every `exit-when-poll` and whenever a client \
+connects. Each event may be a list separated by commas: a file exists, a file no longer \
+exists, the other end of an inherited pipe (a descriptor number) is closed, a process (its ID) \
+has ended. A script, run by /bin/sh, reports the event by exit status 88.",
     example: r#"
 blockhaul serve -U until.sock zero:1G \
   --layer 'exitwhen?exit-when-file-created=stop&exit-when-poll=1s'

@@ -12,14 +12,15 @@ use blockhaul_layers::support::{param, param_or, usage};
 pub static EXPORTNAME: GateKind = GateKind {
     name: "exportname",
     summary: "sets which export names clients see and may ask for",
-    manual: "`default-export` is what clients get that ask for the empty name. `exportname` is a list \
-of names, separated by commas. With `exportname-strict=on` clients may ask for these names only, and \
-for the empty one if it leads to one of them. `exportname-list` says what a list shows: `keep` what \
-there is, `error` nothing but an error, `empty` nothing, `defaultonly` the default export, `explicit` \
-the names of `exportname`. `exportdesc` replaces descriptions: `keep`, `none` or `fixed:TEXT`.
+    manual: "Clients that request the empty name get `default-export`. `exportname` is a list of names, \
+separated by commas. With `exportname-strict=on`, clients may request only these names, and \
+the empty one if it leads to one of them. `exportname-list` selects the list that clients see: \
+`keep` (unchanged), `error` (refused), `empty`, `defaultonly` (the default export) or \
+`explicit` (the names of `exportname`). `exportdesc` replaces descriptions: `keep`, `none` or \
+`fixed:TEXT`.
 
-An export that is served under one name answers to that name only: names given here must be names that \
-the device below knows.",
+An export that is served under one name has only that name: names given here must be names \
+that the device below knows.",
     example: r#"
 blockhaul serve -e disk memory:1G \
   --layer 'exportname?default-export=disk&exportdesc=fixed:nightly' \

@@ -15,11 +15,12 @@ use blockhaul_layers::support::{param, usage};
 pub static IP: GateKind = GateKind {
     name: "ip",
     summary: "lets clients in or keeps them out by their address",
-    manual: "A client that `allow` matches comes in; else one that `deny` matches is sent away before \
-anything is said; else it comes in. So `deny=all` lets in only whom `allow` names. Both are lists, \
-separated by commas, of: an address (`192.168.0.1`, `::1`), a network (`10.0.0.0/8`, `fd00::/8`), \
-`anyipv4`, `anyipv6`, `anyunix`, `anyvsock`, `any` (or `all`), and for clients on Unix sockets \
-`pid:N`, `uid:N`, `gid:N`, the process, user and group that connected.",
+    manual: "A client that matches `allow` is accepted; otherwise one that matches `deny` is disconnected \
+before the handshake; otherwise it is accepted. So `deny=all` accepts only clients that match \
+`allow`. Both are lists, separated by commas, of: an address (`192.168.0.1`, `::1`), a network \
+(`10.0.0.0/8`, `fd00::/8`), `anyipv4`, `anyipv6`, `anyunix`, `anyvsock`, `any` (or `all`), and \
+for clients on Unix sockets `pid:N`, `uid:N`, `gid:N`: the process, user and group that \
+connected.",
     example: r#"
 blockhaul serve -p 0 --layer 'ip?allow=127.0.0.1,::1,10.0.0.0/8&deny=all' sample:64M \
   --run 'blockhaul info "nbd://localhost:$port"'

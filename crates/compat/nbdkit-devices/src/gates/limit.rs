@@ -13,8 +13,8 @@ use blockhaul_layers::support::param_or;
 pub static LIMIT: GateKind = GateKind {
     name: "limit",
     summary: "bounds how many clients are connected at a time",
-    manual: "Clients beyond `limit` are sent away before anything is said. A client that uses several \
-connections counts as many. 0 is no limit.",
+    manual: "Clients beyond `limit` are disconnected before the handshake. Each connection of a client \
+counts. 0 is no limit.",
     example: r#"
 blockhaul serve --layer 'limit?limit=8' sample:64M --run 'blockhaul copy -C 4 "$uri" null:'
 "#,

@@ -12,9 +12,9 @@ use blockhaul_layers::support::param_or;
 pub static TLS_FALLBACK: GateKind = GateKind {
     name: "tls-fallback",
     summary: "shows clients without TLS a message instead of the device",
-    manual: "For servers with `--tls on`, where TLS is offered and not required: a client that does not \
-use it sees one read-only export of 512 bytes which holds `tlsreadme`, whatever name it asks for, so \
-that nothing goes over the network in the clear and the user learns why.",
+    manual: "For servers with `--tls on`, where TLS is offered and not required: a client that does not use \
+it sees one read-only export of 512 bytes that contains `tlsreadme`, whatever name it \
+requests. So no data is sent without encryption, and the user learns the reason.",
     example: r#"
 blockhaul tls init --psk alice keys.psk
 blockhaul serve --tls on --tls-psk keys.psk --layer tls-fallback memory:64M \

@@ -14,9 +14,9 @@ use blockhaul_layers::support::layer;
 pub static CHECKWRITE: LayerKind = LayerKind {
     name: "checkwrite",
     summary: "compares what is written with what is there, and changes nothing",
-    manual: "A write succeeds if the device holds these bytes already, a zeroing or trim if it holds \
-zeroes; else the request fails (EIO). Nothing is changed, so the device below may be read-only. A copy \
-onto it is a comparison over the network.",
+    manual: "A write succeeds if the device contains the same bytes already, a zero or trim request if it \
+contains zeroes; otherwise the request fails (EIO). Nothing is changed, so the device below \
+may be read-only. A copy to this layer is a comparison over the network.",
     example: r#"
 blockhaul copy sample:64M disk.raw
 blockhaul serve --layer checkwrite disk.raw --run 'blockhaul copy sample:64M "$uri"'

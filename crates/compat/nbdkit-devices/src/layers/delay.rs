@@ -17,10 +17,9 @@ use blockhaul_io::Completer;
 pub static DELAY: LayerKind = LayerKind {
     name: "delay",
     summary: "lets requests wait before they reach the device",
-    manual: "Every request waits so long before it reaches the device, counted from when it \
-     came; requests wait side by side. With `exclusive=on` a request for extents is \
-     alone: all others wait until it is over, as with sources that hold one lock for \
-     both.",
+    manual: "Every request waits this long before it is passed to the device; requests wait in parallel. \
+With `exclusive=on`, all other requests wait while a request for extents is in progress, as \
+with sources that hold one lock for both.",
     example: r#"
 blockhaul copy --source-layer 'delay?read=20ms&extents=20ms' sample:64M null:
 "#,

@@ -20,9 +20,9 @@ const ERRORS: [(&str, Kind); 6] = [
 pub static ERROR: LayerKind = LayerKind {
     name: "error",
     summary: "lets requests fail, all or by share, place and number",
-    manual: "For tests of clients. Requests fail before they reach the device: all of them, \
-     or a share of all or of one kind, or those that touch a place, after the first \
-     `after` and at most `count` times. Which ones fail depends on `seed` alone.",
+    manual: "For tests of clients. Requests fail before they reach the device: all of them, a share of all \
+or of one kind, or those that touch a range; `after` requests pass first, and at most `count` \
+fail. Which requests fail depends only on `seed`.",
     example: r#"
 blockhaul serve --layer 'error?read=20%&count=5' sample:64M \
   --run 'blockhaul copy "$uri" null:'

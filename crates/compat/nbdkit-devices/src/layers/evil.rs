@@ -16,14 +16,16 @@ use blockhaul_layers::support::{layer, param, param_or, usage};
 pub static EVIL: LayerKind = LayerKind {
     name: "evil",
     summary: "reads some bits wrong, to try what notices",
-    manual: "What is written is right; what is read has wrong bits. `evil=stuck-bits`: some bits of the \
-device are stuck, high or low, always the same. `evil=cosmic-rays`: any bit may be flipped whenever it is \
-read. `evil=stuck-wires`: bits at some places of every answer are stuck, wherever it comes from. \
-`evil-probability` is the chance of each bit, as 1e-6, 1%, 1:1000000 or 1/1000000. A stuck bit is read as \
-such with `evil-stuck-probability`.
+    manual: "Written data is stored correctly; data that is read has wrong bits. `evil=stuck-bits`: some \
+bits of the device are stuck, high or low, always the same ones. `evil=cosmic-rays`: each bit \
+may be flipped whenever it is read. `evil=stuck-wires`: bits at certain places of every reply \
+are stuck, whatever its offset. `evil-probability` is the probability for each bit, as 1e-6, \
+1%, 1:1000000 or 1/1000000. `evil-stuck-probability` is the probability that a stuck bit is \
+read as stuck.
 
-With the same `evil-seed` the same bits are stuck, and rays hit the same reads, counted from the start; \
-without one they are others each time. Holes stay as they are, unless `noextents` is below.",
+With the same `evil-seed` the same bits are stuck, and flips affect the same reads, counted \
+from the start; without a seed they differ each time. Holes are not changed unless `noextents` \
+is below.",
     example: r#"
 blockhaul copy sample:64M disk.raw
 blockhaul serve --layer 'evil?evil-probability=1e-6&evil-seed=1' disk.raw \

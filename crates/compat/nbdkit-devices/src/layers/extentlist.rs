@@ -14,11 +14,11 @@ use blockhaul_layers::support::{layer, param, usage};
 pub static EXTENTLIST: LayerKind = LayerKind {
     name: "extentlist",
     summary: "takes extents from a list in a file",
-    manual: "Each line of the file says OFFSET LENGTH TYPE, where TYPE is `hole`, `zero`, \
-`hole,zero` or a number (1 hole, 2 zero, 3 both); without TYPE it is data. Offsets and lengths may \
-have units. Empty lines and lines that start with # are left out. What no line covers is a hole that \
-reads as zeroes; overlapping lines are refused. The list is believed: clients will skip what it calls \
-zero without reading it, and writes do not change it.",
+    manual: "Each line of the file is OFFSET LENGTH TYPE, where TYPE is `hole`, `zero`, `hole,zero` or a \
+number (1 hole, 2 zero, 3 both); without TYPE it is data. Offsets and lengths may have units. \
+Empty lines and lines that start with # are ignored. Ranges that no line covers are holes that \
+read as zeroes; overlapping lines are refused. The list is not checked: clients skip what it \
+calls zero without reading it, and writes do not change it.",
     example: r#"
 printf '0 1M\n32M 1M\n' > extents
 blockhaul serve --layer 'extentlist?extentlist=extents' sample:64M \

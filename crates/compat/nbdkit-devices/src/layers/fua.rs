@@ -16,14 +16,14 @@ use blockhaul_layers::support::{opened, param_or, usage};
 pub static FUA: LayerKind = LayerKind {
     name: "fua",
     summary: "says how writes are made durable one by one",
-    manual: "`fuamode=none` tells clients that writes cannot be made durable one by one: they have to \
-flush. `emulate` flushes the device after each such write, even if the device knows better. `native` \
-leaves it to the device and fails at the start if the device cannot. `pass` leaves it to the device, \
-whatever that does. `force` makes every write durable and lets flushes do nothing. `discard` takes the \
-flag and flushes and ignores both: fast, and data is lost if the machine stops.
+    manual: "`fuamode=none` does not advertise FUA: clients must flush. `emulate` flushes the device after \
+each FUA request, even if the device supports FUA. `native` passes FUA to the device and fails \
+at the start if the device does not support it. `pass` passes it to the device in any case. \
+`force` makes every write durable, and flushes do nothing. `discard` accepts FUA and flushes \
+and ignores both: fast, and data is lost if the machine stops.
 
-With `emulate` and `force`, after a flush or a durable write has failed, all later ones fail until the \
-device is opened again.",
+With `emulate` and `force`, after a flush or a FUA request has failed, all later ones fail \
+until the device is opened again.",
     example: r#"
 blockhaul serve --layer 'fua?fuamode=emulate' memory:64M \
   --run 'blockhaul info --can fua "$uri"'

@@ -17,15 +17,15 @@ use blockhaul_layers::support::{opened, param_or};
 pub static MULTI_CONN: LayerKind = LayerKind {
     name: "multi-conn",
     summary: "says whether a flush on one connection covers the others, or makes it so",
-    manual: "Clients use several connections for one export only where a flush on one covers what the \
-others have written. `mode=auto` makes it so where the device does not do it by itself; `emulate` \
-always. Then a flush flushes every handle that has changed something since its last flush \
-(`track-dirty=on`), or every handle. `plugin` leaves it to the device. `disable` does not \
-advertise it. The last mode advertises it and does nothing else: for devices where each connection \
-writes and flushes only its own part, or nothing need be durable.
+    manual: "Clients use several connections for one export only if a flush on one covers the writes of the \
+others. `mode=auto` ensures that if the device does not; `emulate` ensures it always. A flush \
+then flushes every handle that has changed something since its last flush (`track-dirty=on`), \
+or every handle. `plugin` leaves it to the device. `disable` does not advertise multi-conn. \
+The last mode advertises it and does nothing else: for devices where each connection writes \
+and flushes only its own ranges, or where data need not be durable.
 
-With `auto` and `emulate`, after a flush or a durable write of one handle has failed, those of all handles \
-fail until the device is opened again.",
+With `auto` and `emulate`, after a flush or a FUA request of one handle has failed, those of \
+all handles fail until the device is opened again.",
     example: r#"
 blockhaul serve --layer 'multi-conn?mode=disable' memory:1G \
   --run 'blockhaul info --isnt multi-conn "$uri"'

@@ -13,8 +13,8 @@ use blockhaul_layers::support::{layer, param_or};
 pub static NOCACHE: LayerKind = LayerKind {
     name: "nocache",
     summary: "hides or replaces hints that a range will be read soon",
-    manual: "`cachemode=none` tells clients that there are no such hints. `emulate` reads the range \
-from the device and throws it away, so that a cache below fills. `nop` takes hints and does nothing.",
+    manual: "`cachemode=none` does not advertise hints. `emulate` reads the range from the device and \
+discards it, so that a cache below is filled. `nop` accepts hints and does nothing.",
     example: r#"
 blockhaul serve --layer nocache sample:64M --run 'blockhaul info --cannot cache "$uri"'
 "#,

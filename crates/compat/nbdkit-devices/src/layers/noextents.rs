@@ -10,9 +10,9 @@ use blockhaul_layers::support::masked;
 pub static NOEXTENTS: LayerKind = LayerKind {
     name: "noextents",
     summary: "hides extents: everything counts as data",
-    manual: "For clients that are confused by holes, for sources whose extents are slow to find out \
-or wrong, and to measure what extents gain. `base:allocation` can still be asked for and says that all \
-is data; other contexts are hidden.",
+    manual: "For clients that do not handle holes, for sources whose extents are slow to query or wrong, \
+and to measure the benefit of extents. `base:allocation` is still available and reports \
+everything as data; other contexts are hidden.",
     example: r#"
 blockhaul serve --layer noextents sample:64M --run 'blockhaul map "$uri"'
 "#,

@@ -11,13 +11,13 @@ use blockhaul_layers::support::{layer, param_or};
 pub static NOZERO: LayerKind = LayerKind {
     name: "nozero",
     summary: "hides or replaces the ability to zero without a payload",
-    manual: "`zeromode=none` tells clients that they cannot zero; they have to write zeroes. \
-`emulate` lets them zero and writes zeroes to the device below. `notrim` asks the device to keep what \
-is zeroed allocated. `plugin` leaves zeroing to the device; for use with `fastzeromode`.
+    manual: "`zeromode=none` does not advertise zero requests: clients must write zeroes. `emulate` accepts \
+them and writes zeroes to the device below. `notrim` asks the device to keep zeroed ranges \
+allocated. `plugin` passes zero requests to the device; use it with `fastzeromode`.
 
-`fastzeromode` says what becomes of the flag with which clients ask for zeroing only if it is fast: \
-`none` hides that it is understood, `slow` always answers that it would be slow, `ignore` zeroes as if \
-the flag were not there, `default` leaves it to the device.",
+`fastzeromode` applies to requests that must be fast or fail: `none` does not advertise them, \
+`slow` always fails them, `ignore` zeroes as if the flag were not set, `default` leaves it to \
+the device.",
     example: r#"
 blockhaul serve --layer nozero memory:64M --run 'blockhaul copy sample:64M "$uri"'
 "#,

@@ -15,11 +15,11 @@ use blockhaul_layers::support::{layer, param, usage};
 pub static PROTECT: LayerKind = LayerKind {
     name: "protect",
     summary: "keeps ranges of the device from being changed",
-    manual: "Writes and zeroes that touch a protected range pass if they would change nothing there: \
-the range is read and compared. Else they fail (EPERM), and nothing of the request is written. Trims \
-that touch a protected range fail. `protect=START-END` counts both ends in; a missing START is the \
-start of the device and a missing END its end; `~START-END` protects everything but the range. Several \
-ranges are separated by commas.",
+    manual: "Writes and zero requests that touch a protected range succeed if they would change nothing \
+there: the range is read and compared. Otherwise they fail (EPERM), and nothing of the request \
+is written. Trim requests that touch a protected range fail. `protect=START-END` includes both \
+ends; START defaults to the start of the device and END to its end; `~START-END` protects \
+everything except the range. Several ranges are separated by commas.",
     example: r#"
 blockhaul serve --layer 'protect?protect=0-1023' memory:64M \
   --run 'blockhaul copy random:1M "$uri" || echo the first KiB stays as it is'

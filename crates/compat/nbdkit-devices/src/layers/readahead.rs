@@ -15,11 +15,11 @@ const WINDOW_MIN: u64 = 64 << 10;
 pub static READAHEAD: LayerKind = LayerKind {
     name: "readahead",
     summary: "hints at what a sequential reader will read next",
-    manual: "When reads follow each other, the device below gets cache hints for what comes next: \
-first 64 KiB, then twice as much each time, up to `window`. The device below must do something \
-about hints, as a file does; one without hints is refused (`nocache?cachemode=emulate` makes hints of \
-reads, for devices that cache what is read). Readers that ask for much at a time, as `blockhaul copy` \
-does, gain nothing.",
+    manual: "When reads are sequential, the device below gets cache hints for the following range: first 64 \
+KiB, then twice as much each time, up to `window`. The device below must act on hints, as a \
+file does; one without hints is refused (`nocache?cachemode=emulate` turns hints into reads, \
+for devices that cache what is read). Readers with large requests, such as `blockhaul copy`, \
+do not benefit.",
     example: r#"
 blockhaul copy sample:64M disk.raw
 blockhaul serve --layer 'readahead?window=1M' disk.raw --run 'blockhaul checksum "$uri"'

@@ -18,11 +18,11 @@ const PAUSE: Duration = Duration::from_secs(1);
 pub static SCAN: LayerKind = LayerKind {
     name: "scan",
     summary: "warms up caches below by hinting at the whole device in the background",
-    manual: "While a client is connected, cache hints for the device from its start to its end go to \
-the device below, one after the other, `scan-size` at a time. With `scan-ahead=on` parts that a client \
-has read past are skipped. A round goes on where the last client left, or begins anew with \
-`scan-clock=off`; `scan-forever=on` begins again at the end. The device or a layer below must do \
-something about hints, as for `readahead`.",
+    manual: "While a client is connected, the device below gets cache hints from its start to its end, one \
+after the other, `scan-size` at a time. With `scan-ahead=on`, parts that a client has already \
+read past are skipped. A scan continues where the last client left, or starts again with \
+`scan-clock=off`; `scan-forever=on` starts again at the end. The device or a layer below must \
+act on hints, as for `readahead`.",
     example: r#"
 blockhaul copy sample:64M disk.raw
 blockhaul serve --layer 'scan?scan-size=4M' disk.raw --run 'blockhaul checksum "$uri"'

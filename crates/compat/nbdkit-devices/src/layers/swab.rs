@@ -16,8 +16,8 @@ use blockhaul_layers::support::{layer, param_or};
 pub static SWAB: LayerKind = LayerKind {
     name: "swab",
     summary: "swaps the bytes of every word",
-    manual: "Disks of machines with the other order of bytes. `swab-bits` is the length of a word; 8 \
-changes nothing. Bytes at the end of the device that are no whole word are left out.",
+    manual: "For disks of machines with the other byte order. `swab-bits` is the length of a word; 8 \
+changes nothing. A partial word at the end of the device is not accessible.",
     example: r#"
 printf 1234 > words && blockhaul copy --source-layer 'swab?swab-bits=16' words -
 "#,

@@ -16,10 +16,10 @@ use blockhaul_layers::support::{layer, param, usage};
 pub static TRUNCATE: LayerKind = LayerKind {
     name: "truncate",
     summary: "cuts the device, or makes it larger with zeroes that cannot be written",
-    manual: "First `truncate` sets the size, then `round-up` or `round-down` brings it to a multiple. \
-What lies behind the end of the device below reads as zeroes and is a hole; zeroes may be written \
-there, other bytes are refused (ENOSPC). A file with an odd size can be shown to clients that want \
-whole sectors with `round-up=512`.",
+    manual: "First `truncate` sets the size, then `round-up` or `round-down` makes it a multiple. The range \
+beyond the end of the device below reads as zeroes and is a hole; zeroes may be written there, \
+other bytes are refused (ENOSPC). With `round-up=512`, a file of any size can be served to \
+clients that need whole sectors.",
     example: r#"
 blockhaul serve --layer 'truncate?round-up=1M' sample:1000k \
   --run 'blockhaul info --size "$uri"'

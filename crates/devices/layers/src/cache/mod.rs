@@ -37,28 +37,30 @@ use store::Store;
 pub static CACHE: LayerKind = LayerKind {
     name: "cache",
     summary: "keeps blocks of a slow device in a temporary file",
-    manual: "What is written, hinted at or (with `cache-on-read`) read is kept in a sparse temporary \
-file without a name, in blocks of `cache-min-block-size`, and read from there. All connections see the \
-same. A write of part of a block that is not there reads the block first; requests for a block that is \
-on its way wait for it instead of asking too.
+    manual: "Data that is written, hinted at or (with `cache-on-read`) read is stored in a sparse temporary \
+file without a name, in blocks of `cache-min-block-size`, and read from there. All connections \
+share it. A write to part of a block that is not in the cache reads the block first. Requests \
+for a block that is being read wait for it.
 
-`cache=writeback` answers a write when it is in the cache. A flush carries what has changed to the \
-device below, in the order of its place, and flushes that device; so does the end of the layer, when its \
-last connection closes or the server stops (not when it is killed); if that fails, the log says so and the \
-exit status is 5. A write that is to be durable (FUA) \
-is carried at once. After the device below has failed a flush, all flushes and durable writes fail until it is \
-opened again. `cache=writethrough` answers when the device below has the data. `cache=unsafe` \
-leaves flushes out and writes to the device below only to make room: what has not gone there is lost at \
-the end.
+`cache=writeback` replies to a write when it is in the cache. A flush writes changed blocks to \
+the device below, in order of offset, and flushes that device. So does closing the layer, when \
+its last connection closes or the server stops (not when it is killed); if that fails, the log \
+says so and the exit status is 5. A write with FUA is written back at once. After the device \
+below has failed a flush, all flushes and FUA requests fail until it is opened again. \
+`cache=writethrough` replies when the device below has the data. `cache=unsafe` ignores \
+flushes and writes to the device below only to make room: data that was not written back is \
+lost on exit.
 
-With `cache-max-size` the cache is bounded: when it is fuller than `cache-high-threshold` percent, blocks \
-that were not used for the longest time are dropped (dirty ones after they went below) until it is at \
-`cache-low-threshold` percent; while it is full, requests for other blocks pass it by. The file is made in \
-`dir`, or in the folder that TMPDIR names, or in /var/tmp; its file system must be able to free parts of \
-files, and when it is full writes fail (ENOSPC). The list of blocks takes 32 to 80 bytes of memory for each run \
-of neighbours in one state, and twice that with `cache-max-size`.
+`cache-max-size` limits the cache: above `cache-high-threshold` percent, the least recently \
+used blocks are evicted (changed ones after they were written back) until \
+`cache-low-threshold` percent is reached; while it is full, requests for other blocks bypass \
+it. The file is created in `dir`, or in the directory that TMPDIR names, or in /var/tmp. Its \
+file system must support punching holes; when it is full, writes fail (ENOSPC). The list of \
+blocks takes 32 to 80 bytes of memory for each run of adjacent blocks in the same state, and \
+twice that with `cache-max-size`.
 
-What reaches the device below on another way is not seen. `extents-cache` is for extents.",
+Changes to the device below that bypass the layer are not detected. For extents use \
+`extents-cache`.",
     example: r#"
 blockhaul serve --layer 'delay?read=5ms' --layer 'cache?cache-on-read=true' sample:16M \
   --run 'blockhaul checksum "$uri" && blockhaul checksum "$uri"'

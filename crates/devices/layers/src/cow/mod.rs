@@ -30,14 +30,16 @@ const ZEROES: u64 = Data::ZEROES_MAX as u64;
 pub static COW: LayerKind = LayerKind {
     name: "cow",
     summary: "keeps changes in an overlay; the device below stays as it is",
-    manual: "Everything that is written goes to a temporary file without a name, in blocks of \
-`cow-block-size`, and is gone when the device is closed. All connections see the same changes. The \
-device below may be read-only. Zeroes and trims of whole blocks take no space and are holes; extents of \
-what was not changed are those of the device below. The file is made in `dir`, or in the folder that \
-TMPDIR names, or in /var/tmp; when its file system is full, writes fail (ENOSPC).
+    manual: "Written data goes to a temporary file without a name, in blocks of `cow-block-size`, and is \
+lost when the device is closed. All connections see the same changes. The device below may be \
+read-only. Zero and trim requests for whole blocks take no space and make holes; extents of \
+unchanged ranges are those of the device below. The file is created in `dir`, or in the \
+directory that TMPDIR names, or in /var/tmp; when its file system is full, writes fail \
+(ENOSPC).
 
-The list of changed blocks takes 32 to 80 bytes of memory for each run of neighbours, whatever its length. \
-At most every second block is a run of its own: about 8 MiB for a disk of 16 GiB in blocks of 64 KiB.",
+The list of changed blocks takes 32 to 80 bytes of memory for each run of adjacent blocks, \
+whatever its length. At most every second block is a separate run: about 8 MiB for a disk of \
+16 GiB in blocks of 64 KiB.",
     example: r#"
 blockhaul copy sample:64M disk.raw
 blockhaul serve --layer cow disk.raw --run 'blockhaul copy random:1M "$uri"'

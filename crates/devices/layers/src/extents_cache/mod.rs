@@ -31,16 +31,16 @@ const STALE_MAX: usize = 64;
 pub static EXTENTS_CACHE: LayerKind = LayerKind {
     name: "extents-cache",
     summary: "asks a slow source for its extents once, in bulk, and remembers them",
-    manual: "The first request for extents asks the device below for all extents from there on, in \
-one request, and remembers what is answered; all connections share it. Requests for a range that is \
-being asked for wait for that answer instead of asking too. This is for sources where each such \
-request takes long or holds up reads, whatever its length: VMware's library, disks behind slow \
-networks, files with very many extents.
+    manual: "The first request for extents queries the device below for all extents from its offset on, in \
+one request, and the reply is cached for all connections. Requests for a range that is being \
+queried wait for the reply. Use it for sources where each such request takes long or blocks \
+reads, whatever its length: VMware's library, disks behind slow networks, files with very many \
+extents.
 
-Writes, zeroes and trims through this layer keep what is remembered true. Changes that reach the \
-device on another way (another program, another export without the same layer) are not seen: use it \
-on disks that nobody else changes. When the memory is full, what was not used for the longest time is \
-forgotten and asked for again.",
+Writes, zero and trim requests through this layer update the cache. Changes by other means \
+(another program, another export without this layer) are not detected: use it only if no other \
+program changes the disk. When the memory is full, the least recently used extents are dropped \
+and queried again.",
     example: r#"
 blockhaul copy --source-layer 'delay?extents=50ms' --source-layer extents-cache \
   sample:1G null:

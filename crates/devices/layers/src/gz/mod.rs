@@ -20,14 +20,16 @@ use inflate::Inflater;
 pub static GZ: LayerKind = LayerKind {
     name: "gz",
     summary: "shows what a gzip file holds, at random",
-    manual: "The device below is a gzip file, of one or more members; what is served is its content, \
-read-only. The file is read through once, when it is opened first: that gives the length of its content, \
-checks it, and leaves an index of places from which decoding can go on, without a copy of the content. \
-Reads in order go on where the last one ended; others decode from the next place before.
+    manual: "The device below is a gzip file of one or more members; its content is served read-only. The \
+file is read once when it is first opened: this determines the length of the content, checks \
+it, and makes an index of places from which decompression can start, without a copy of the \
+content. Sequential reads continue where the last one ended; others start at the previous \
+place in the index.
 
-Half of `gz-memory` is for the index, half for content that was decoded last; the larger the content, the \
-farther apart its places (16 MiB hold 180 of them). All connections share both. Content is decoded by one \
-thread at a time: `xz` files of many blocks are better for this.",
+Half of `gz-memory` is for the index, half for content that was decompressed last; the larger \
+the content, the greater the distance between places (16 MiB hold 180 of them). All \
+connections share both. One thread at a time decompresses: `xz` files of many blocks are \
+faster.",
     example: r#"
 blockhaul copy sample:16M - | gzip -1 > disk.raw.gz
 blockhaul copy --verify --source-layer gz disk.raw.gz disk.raw

@@ -33,16 +33,17 @@ pub static LUKS: LayerKind = LayerKind {
     name: "luks",
     summary: "reads and writes what a LUKS1 container holds",
     manual: "The device below is a LUKS container of version 1, as cryptsetup (`--type luks1`) and QEMU \
-(`-f luks`) make them, with AES in mode xts or cbc (plain, plain64, essiv:sha256) or ecb; what is served is \
-what it holds. Version 2 is refused.
+(`-f luks`) make them, with AES in mode xts or cbc (plain, plain64, essiv:sha256) or ecb; its \
+content is served. Version 2 is refused.
 
-The passphrase is opened with the first connection: `passphrase=+FILE` reads the first line of a \
-file, `passphrase=-FD` of a descriptor that was inherited, `passphrase=-` asks for it. A passphrase on the command line is visible in `ps`. A wrong one is reported after all \
-key slots have been tried. The header decides how long that takes: a container with more than \
-`max-iterations` is refused. Clients that open a container at the same time try it one after the other.
+The passphrase is read with the first connection: `passphrase=+FILE` reads the first line of a \
+file, `passphrase=-FD` of an inherited descriptor, `passphrase=-` prompts for it. A passphrase \
+on the command line is visible in `ps`. A wrong one is reported after all key slots have been \
+tried. The time depends on the header: a container with more than `max-iterations` is refused. \
+Clients that open a container at the same time try the passphrase in turn.
 
-Bytes that the container never wrote read as noise. Zeroes are written like other data, trims are left out, \
-and extents are all data.",
+Ranges that were never written read as random bytes. Zeroes are written like other data, trim \
+requests do nothing, and everything is reported as data.",
     example: r#"
 printf secret > key && qemu-img create -f luks --object secret,id=s,file=key \
   -o key-secret=s,iter-time=10 disk.luks 16M

@@ -22,13 +22,16 @@ use index::{Block, Index};
 pub static XZ: LayerKind = LayerKind {
     name: "xz",
     summary: "shows what an xz file holds, at random",
-    manual: "The device below is an xz file; what is served is its content, read-only. Blocks of the file \
-are decoded by themselves, found by its index, and checked; the last `xz-max-depth` are kept for all \
-connections, and a block that several want is decoded once. Memory: the longest block times the depth and \
-twice for each of two that are decoded at a time, each with the dictionary that it names.
+    manual:
+        "The device below is an xz file; its content is served read-only. Blocks of the file are \
+located by its index, decompressed separately, and checked; the last `xz-max-depth` are cached \
+for all connections, and a block that several requests need is decompressed once. Memory: the \
+longest block times the depth, and twice for each of two blocks that are decompressed at a \
+time, each with its dictionary.
 
-Make files for this with small blocks: `xz --block-size=16MiB`; a file of one block is decoded from its \
-start for every part of it. Files with blocks above `xz-max-block` are refused.",
+Make files for this layer with small blocks: `xz --block-size=16MiB`; a file of one block is \
+decompressed from its start for every part of it. Files with blocks above `xz-max-block` are \
+refused.",
     example: r#"
 blockhaul copy sample:16M - | xz -0 --block-size=1MiB > disk.raw.xz
 blockhaul copy --verify --source-layer xz disk.raw.xz disk.raw

@@ -17,8 +17,8 @@ enum Place {
 /// A line for each scenario that has other columns beside ours.
 pub(super) fn table(reports: &[(String, Report)]) -> String {
     let mut out = String::from(
-        "| scenario | rows: blockhaul first, tie, behind | time of the others, blockhaul = 1: middle \
-         row (least to most) |\n|---|---|---|\n",
+        "| scenario | rows in which blockhaul is faster, ties, is slower | time of the others, blockhaul = \
+         1: median row (minimum to maximum) |\n|---|---|---|\n",
     );
     for (_, report) in reports {
         let places: Vec<Place> =
