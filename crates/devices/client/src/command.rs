@@ -42,10 +42,7 @@ impl ServerProcess {
 
     /// The same, in a directory and a process group of its own: signals from the terminal must not
     /// reach the server, which is needed until this program has finished.
-    pub fn start_apart(
-        words: &[OsString],
-        folder: Option<&Path>,
-    ) -> Result<Arc<ServerProcess>> {
+    pub fn start_apart(words: &[OsString], folder: Option<&Path>) -> Result<Arc<ServerProcess>> {
         Self::start_with(words, |command| {
             if let Some(folder) = folder {
                 command.current_dir(folder);
