@@ -65,9 +65,22 @@ pub struct Serve {
     #[arg(long, value_name = "NAME[?key=value&…]")]
     pub layer: Vec<String>,
 
-    /// Stay in the foreground
+    /// Return when ready, and serve in the background
+    ///
+    /// Messages then go to where standard error leads if that is a file, else to syslog.
+    #[arg(
+        long,
+        conflicts_with_all = ["foreground", "run", "single", "exit_with_parent"]
+    )]
+    pub background: bool,
+
+    /// Stay in the foreground, which is the default
     #[arg(short, long, alias = "no-fork")]
     pub foreground: bool,
+
+    /// Do not print what is served, and to whom, when ready
+    #[arg(short, long)]
+    pub quiet: bool,
 
     /// Write the process id to this file when ready
     #[arg(short = 'P', long, alias = "pid-file", value_name = "FILE")]
@@ -104,7 +117,7 @@ pub struct Serve {
     #[arg(long, value_name = "LABEL")]
     pub selinux_label: Option<String>,
 
-    /// End when the process that started this one ends; implies --foreground
+    /// End when the process that started this one ends
     #[arg(long)]
     pub exit_with_parent: bool,
 
@@ -280,8 +293,10 @@ pub struct ServeTls {
 
 pub(super) const EXAMPLES: &str = "\
 EXAMPLES
-  Serve an image to this machine only, in the foreground:
-      blockhaul serve -f -i localhost disk.raw
+  Serve an image to this machine only:
+      blockhaul serve -i localhost disk.raw
+  In the background, until the process with the id in the file is stopped:
+      blockhaul serve --background -P /run/disk.pid -U /run/disk.sock disk.raw
   Copy from a server that lives as long as the copy:
       blockhaul serve sample:2G --run 'nbdcopy \"$uri\" disk.raw'
   To those only who have a key:
