@@ -9,8 +9,10 @@ pub const HELP: &str = "\
 cargo xtask lint
 
 Checks the formatting (cargo fmt), lints (cargo clippy, warnings are errors; the program also without
-its features), builds the documentation (warnings are errors), and makes sure that code which the
-compiler cannot vouch for is in crates/ground/io, crates/ground/os and crates/devices/cabi only.
+its features), builds the documentation (warnings are errors), checks licences, sources and duplicates
+of dependencies (deny.toml; needs cargo-deny, without which it says so), and makes sure that code
+which the compiler cannot vouch for is in crates/ground/io, crates/ground/os and crates/devices/cabi
+only.
 ";
 
 /// The crates that may have unsafe code: the two that call the operating system, and the one that
@@ -30,12 +32,23 @@ pub fn main(args: &[String]) -> Outcome {
     run::show(least.args(["-p", "blockhaul", "--no-default-features", "--", "-D", "warnings"]))?;
     let mut doc = run::cargo("doc");
     run::show(doc.args(["--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings"))?;
+    check_dependencies()?;
     let found = misplaced(&run::workspace())?;
     if found.is_empty() {
         println!("lint: clean; no {WORD} code outside {}", UNSAFE_HOMES.join(" and "));
         return Ok(());
     }
     Err(format!("{WORD} code outside {}:\n  {}", UNSAFE_HOMES.join(" and "), found.join("\n  ")))
+}
+
+/// Checks dependencies by `deny.toml`, except for advisories, which need a network.
+fn check_dependencies() -> Outcome {
+    let version = run::cargo("deny").arg("--version").output();
+    if !version.is_ok_and(|output| output.status.success()) {
+        println!("lint: cargo-deny is not installed: dependencies are not checked");
+        return Ok(());
+    }
+    run::show(run::cargo("deny").args(["check", "bans", "licenses", "sources"]))
 }
 
 /// Places of the word in code, `PATH:LINE`, outside the allowed crates.
