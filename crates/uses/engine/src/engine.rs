@@ -93,7 +93,11 @@ impl Engine {
         let opened = match &options.journal {
             None => None,
             Some(journal) => {
-                let identity = identity(journal, &resolved, &selection, &sides, &retries).await?;
+                // An export may be unreadable where its bitmap is clean.
+                let only = options.bitmap.as_ref().map(|_| selection.ranges());
+                let source = sides.handle(Side::Source, &retries);
+                let sample = crate::sample::digest(source, only).await?;
+                let identity = identity(journal, &resolved, &selection, &sides, sample);
                 let parts = SelectedParts::new(selection.ranges(), resolved.segment);
                 Some(open_journal(journal, identity, parts).await?)
             }
@@ -521,23 +525,23 @@ async fn check_zeroes(sides: &Sides, range: Range, retries: &Arc<Retries>) -> Re
 }
 
 /// What identifies a copy in its journal.
-async fn identity(
+fn identity(
     options: &JournalOptions,
     resolved: &Resolved,
     selection: &Selection,
     sides: &Sides,
-    retries: &Arc<Retries>,
-) -> Result<Identity> {
-    Ok(Identity {
+    sample: [u8; 32],
+) -> Identity {
+    Identity {
         segment: resolved.segment,
         range: selection.bounds(),
         source_size: sides.source.device().facts().size,
         target_size: sides.target.device().facts().size,
-        sample: crate::sample::digest(sides.handle(Side::Source, retries)).await?,
+        sample,
         source: options.source.clone(),
         target: options.target.clone(),
         ranges: selection.digest(),
-    })
+    }
 }
 
 async fn open_journal(
