@@ -324,3 +324,19 @@ fn what_a_bitmap_of_qemu_calls_clean_is_not_asked_about() {
     point.copy(&relay, &target, &[]);
     point.copy(&relay, &target, &["--journal", &journal, "--verify"]);
 }
+
+#[test]
+fn the_overlay_of_qemu_shrinks_while_it_is_copied() {
+    use std::os::unix::fs::MetadataExt as _;
+    let scratch = Scratch::new().unwrap();
+    let Some(point) = PointInTime::begin(&scratch) else { return };
+    let [target, journal] = ["target", "journal"].map(|name| scratch.file(name));
+    let used = || std::fs::metadata(scratch.file("fleece")).unwrap().blocks() * 512;
+    let before = used();
+    let journal = journal.display().to_string();
+    let said = point.copy(&point.socket, &target, &["--discard-source", "--journal", &journal]);
+    let total: usize = point.dirty.iter().map(|range| range.1).sum();
+    assert!(said.contains(&format!("{total} bytes discarded at the source")), "{said}");
+    // The machine has overwritten 4 MiB of data, and a hole, that the bitmap calls dirty.
+    assert!(before > 4 << 20 && used() < 1 << 20, "{before} bytes before, {} now", used());
+}
