@@ -23,9 +23,10 @@ mod link;
 pub mod options;
 mod reply;
 mod session;
+mod upgrade;
 
 pub use backends::all;
 pub use command::ServerProcess;
-pub use connect::{Address, Connected, Options, connect};
+pub use connect::{Address, Connected, HttpAddress, Options, connect};
 pub use isolated::{Again, isolated};
 pub use line::Line;
